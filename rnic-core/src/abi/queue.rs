@@ -1,0 +1,543 @@
+//! Layout of arenas: doorbell pages and the send, receive and completion queues.
+//!
+//! Everything in shared memory is read and written as whole little-endian `u64` words (bulk payload
+//! apart), so an entry is an array of words and its codec shifts and masks: a hostile writer can
+//! make the numbers wrong but never make a Rust value invalid. Entries are copied out, decoded,
+//! and only the copy is used. Spare bits must be zero and are refused by name.
+
+use crate::types::{CompletionOpcode, CompletionStatus};
+
+/// Octets of a queue header: five cache lines, one writer each.
+pub const QUEUE_HEADER_LEN: usize = 320;
+/// Octets of a cache line, the unit that separates writers.
+pub const CACHE_LINE: usize = 64;
+/// First word of every queue header: "RNICQUE1" read as a little-endian number.
+pub const QUEUE_MAGIC: u64 = u64::from_le_bytes(*b"RNICQUE1");
+/// First word of every arena: "RNICARE1".
+pub const ARENA_MAGIC: u64 = u64::from_le_bytes(*b"RNICARE1");
+
+/// Octet offsets in a queue header. The entries follow at [`QUEUE_HEADER_LEN`].
+pub mod queue_header {
+    /// Daemon, once: [`super::QUEUE_MAGIC`].
+    pub const MAGIC: usize = 0;
+    /// Daemon, once: ABI version (bits 0..16), queue kind (16..24), log2 of the capacity (24..32),
+    /// octets per entry (32..64).
+    pub const SHAPE: usize = 8;
+    /// Daemon, once: handle of the CQ or QP (0..32), doorbell index (32..64).
+    pub const OWNER: usize = 16;
+    /// Daemon, when a QP is bound: `u32`, [`super::WORKER_NONE`] before, else the worker whose
+    /// doorbell page is to be rung. Posting before that rings nothing.
+    pub const WORKER: usize = 24;
+    /// Producer's line: `u32` free-running count of entries published. Written by the client in
+    /// SQ and RQ, by the daemon in a CQ (there only a hint: the sequence word decides).
+    pub const PRODUCER: usize = 64;
+    /// Consumer's line: `u32` free-running count of entries given back. Written by the daemon in SQ
+    /// and RQ (`consumed_through`: the slots may be reused), by the client in a CQ.
+    pub const CONSUMER: usize = 128;
+    /// Client's flag line (CQ): `u32` arm state, one of the `ARM_*` values.
+    pub const ARM: usize = 192;
+    /// Client's flag line (CQ): `u32`, 1 while the client polls this CQ without sleeping.
+    pub const CLIENT_SPINS: usize = 200;
+    /// Daemon's flag line: `u64`. In a CQ the set of workers with a QP that waits for a slot
+    /// (`engine_waits_for_space`); in an RQ 1 while a message waits for a receive
+    /// (`engine_waits_for_receive`).
+    pub const ENGINE_WAITS: usize = 256;
+}
+
+/// [`queue_header::WORKER`] of a QP that no worker owns yet.
+pub const WORKER_NONE: u32 = u32::MAX;
+
+/// Not armed: no event is wanted.
+pub const ARM_NONE: u32 = 0;
+/// Armed for the next completion that is solicited or not successful.
+pub const ARM_SOLICITED: u32 = 1;
+/// Armed for the next completion of any kind.
+pub const ARM_NEXT: u32 = 2;
+
+/// What a queue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum QueueKind {
+    /// Send queue of a QP.
+    Send = 1,
+    /// Receive queue of a QP.
+    Receive = 2,
+    /// Completion queue.
+    Completion = 3,
+    /// Shared receive queue.
+    SharedReceive = 4,
+}
+
+/// Shape of one queue, fixed when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct QueueShape {
+    /// Entries; a power of two, at most 2^24.
+    pub capacity: u32,
+    /// Octets per entry, a multiple of 16.
+    pub stride: u32,
+}
+
+impl QueueShape {
+    /// Shape of a send queue for `depth` requests of at most `sges` elements and `inline` octets.
+    pub fn send(depth: u32, sges: u8, inline: u16) -> Self {
+        let body = (usize::from(sges) * SGE_LEN).max(usize::from(inline));
+        let stride = (SEND_HEADER_LEN + body).next_multiple_of(64);
+        QueueShape { capacity: depth.max(1).next_power_of_two(), stride: stride as u32 }
+    }
+
+    /// Shape of a receive queue for `depth` requests of at most `sges` elements.
+    pub fn receive(depth: u32, sges: u8) -> Self {
+        let stride = RECEIVE_HEADER_LEN + usize::from(sges.max(1)) * SGE_LEN;
+        QueueShape {
+            capacity: depth.max(1).next_power_of_two(),
+            stride: stride.next_power_of_two() as u32,
+        }
+    }
+
+    /// Shape of a completion queue for `entries` completions.
+    pub fn completion(entries: u32) -> Self {
+        QueueShape { capacity: entries.max(1).next_power_of_two(), stride: COMPLETION_LEN as u32 }
+    }
+
+    /// Octets of the whole queue, header included.
+    pub fn octets(self) -> usize {
+        QUEUE_HEADER_LEN + self.capacity as usize * self.stride as usize
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Arena and doorbells
+
+/// Octets of a doorbell page and of the arena header: one page each.
+pub const PAGE: usize = 4096;
+/// Offset in the session's first arena of worker `w`'s doorbell page.
+pub const fn doorbell_offset(worker: u32) -> usize {
+    PAGE * (1 + worker as usize)
+}
+
+/// Octet offsets in an arena's first page.
+pub mod arena_header {
+    /// [`super::ARENA_MAGIC`].
+    pub const MAGIC: usize = 0;
+    /// ABI version (0..16), number of doorbell pages that follow (16..32), session id (32..64).
+    pub const SHAPE: usize = 8;
+    /// Engine generation: a random number per start of the daemon.
+    pub const GENERATION: usize = 16;
+    /// Feature bits, see [`super::super::control::Features`].
+    pub const FEATURES: usize = 24;
+}
+
+/// Octet offsets in a doorbell page: one page per (client, worker), shared with nobody else.
+pub mod doorbell {
+    /// Daemon's line: `u32`, 1 while the worker no longer polls this page and wants the eventfd.
+    pub const ENGINE_SLEEPS: usize = 0;
+    /// Client's line: `u64`, bit `i` says that leaf line `i` has a bit set.
+    pub const SUMMARY: usize = 64;
+    /// Client's leaf lines: 512 bits each, bit `n` of the whole for doorbell index `n`.
+    pub const LEAVES: usize = 128;
+    /// Number of leaf lines.
+    pub const LEAF_LINES: usize = 62;
+    /// Number of doorbell indices: the bound on QPs plus CQs of one session.
+    pub const INDICES: u32 = (LEAF_LINES * 512) as u32;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Scatter/gather elements
+
+/// Octets of one element.
+pub const SGE_LEN: usize = 16;
+
+/// One scatter/gather element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sge {
+    /// Address in the region's own terms (`iova`).
+    pub addr: u64,
+    /// Octets.
+    pub length: u32,
+    /// Local key: the region's STag.
+    pub lkey: u32,
+}
+
+impl Sge {
+    /// The element as it stands in a queue.
+    pub fn to_words(self) -> [u64; 2] {
+        [self.addr, u64::from(self.length) | u64::from(self.lkey) << 32]
+    }
+
+    /// Reads an element.
+    pub fn from_words(w: [u64; 2]) -> Self {
+        Sge { addr: w[0], length: w[1] as u32, lkey: (w[1] >> 32) as u32 }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Send queue entries
+
+/// Octets before the elements or inline data of a send queue entry.
+pub const SEND_HEADER_LEN: usize = 64;
+/// [`SEND_HEADER_LEN`] in words.
+pub const SEND_HEADER_WORDS: usize = SEND_HEADER_LEN / 8;
+
+/// Operation of a send request; the first seven numbers are those of `ibv_wr_opcode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SendOpcode {
+    /// RDMA Write.
+    Write = 0,
+    /// Send.
+    Send = 2,
+    /// RDMA Read.
+    Read = 4,
+    /// Invalidate a local STag.
+    LocalInvalidate = 7,
+    /// Bind a memory window.
+    BindWindow = 8,
+    /// Send with Invalidate.
+    SendInvalidate = 9,
+    /// RDMA Read, then invalidate the local sink STag (iWARP).
+    ReadInvalidate = 32,
+}
+
+impl SendOpcode {
+    /// The opcode with this number, if there is one.
+    pub fn from_u8(n: u8) -> Option<Self> {
+        use SendOpcode::*;
+        Some(match n {
+            0 => Write,
+            2 => Send,
+            4 => Read,
+            7 => LocalInvalidate,
+            8 => BindWindow,
+            9 => SendInvalidate,
+            32 => ReadInvalidate,
+            _ => return None,
+        })
+    }
+
+    /// What its completion is called.
+    pub fn completion(self) -> CompletionOpcode {
+        match self {
+            SendOpcode::Write => CompletionOpcode::RdmaWrite,
+            SendOpcode::Send | SendOpcode::SendInvalidate => CompletionOpcode::Send,
+            SendOpcode::Read | SendOpcode::ReadInvalidate => CompletionOpcode::RdmaRead,
+            SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+            SendOpcode::BindWindow => CompletionOpcode::BindMw,
+        }
+    }
+}
+
+bitflags::bitflags! {
+    /// Flags of a send request, with the numbers of `ibv_send_flags`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct SendFlags: u16 {
+        /// Wait for all earlier reads of this QP.
+        const FENCE = 1;
+        /// Write a completion also on success.
+        const SIGNALED = 2;
+        /// Ask for the peer's solicited event.
+        const SOLICITED = 4;
+        /// The data stand in the entry itself.
+        const INLINE = 8;
+    }
+}
+
+/// Header of a send queue entry, decoded. Octets in order: opcode 1, num_sge 1, flags 2,
+/// inline_len 2, spare 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4, params 3 x 8, spare 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendHeader {
+    /// Operation; unknown numbers stay representable and fail the request by name.
+    pub opcode: u8,
+    /// Elements that follow; 0 with inline data.
+    pub num_sge: u8,
+    /// Request flags as written.
+    pub flags: u16,
+    /// Octets of inline data that follow; 0 without [`SendFlags::INLINE`].
+    pub inline_len: u16,
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// Remote tagged offset of Write and Read.
+    pub remote_addr: u64,
+    /// Remote STag of Write and Read.
+    pub rkey: u32,
+    /// STag to invalidate.
+    pub inv_rkey: u32,
+    /// Immediate data, atomic operands or window parameters, by opcode; zero where unused.
+    pub params: [u64; 3],
+    /// Whether every spare bit was zero.
+    pub spare_is_zero: bool,
+}
+
+impl SendHeader {
+    /// The header as it stands in a queue.
+    pub fn to_words(&self) -> [u64; SEND_HEADER_WORDS] {
+        [
+            u64::from(self.opcode)
+                | u64::from(self.num_sge) << 8
+                | u64::from(self.flags) << 16
+                | u64::from(self.inline_len) << 32,
+            self.wr_id,
+            self.remote_addr,
+            u64::from(self.rkey) | u64::from(self.inv_rkey) << 32,
+            self.params[0],
+            self.params[1],
+            self.params[2],
+            0,
+        ]
+    }
+
+    /// Reads a header.
+    pub fn from_words(w: [u64; SEND_HEADER_WORDS]) -> Self {
+        SendHeader {
+            opcode: w[0] as u8,
+            num_sge: (w[0] >> 8) as u8,
+            flags: (w[0] >> 16) as u16,
+            inline_len: (w[0] >> 32) as u16,
+            wr_id: w[1],
+            remote_addr: w[2],
+            rkey: w[3] as u32,
+            inv_rkey: (w[3] >> 32) as u32,
+            params: [w[4], w[5], w[6]],
+            spare_is_zero: w[0] >> 48 == 0 && w[7] == 0,
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Receive queue entries
+
+/// Octets before the elements of a receive queue entry.
+pub const RECEIVE_HEADER_LEN: usize = 16;
+/// [`RECEIVE_HEADER_LEN`] in words.
+pub const RECEIVE_HEADER_WORDS: usize = RECEIVE_HEADER_LEN / 8;
+
+/// Header of a receive queue entry, decoded. Octets in order: num_sge 1, spare 7, wr_id 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveHeader {
+    /// Elements that follow.
+    pub num_sge: u8,
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// Whether every spare bit was zero.
+    pub spare_is_zero: bool,
+}
+
+impl ReceiveHeader {
+    /// The header as it stands in a queue.
+    pub fn to_words(&self) -> [u64; RECEIVE_HEADER_WORDS] {
+        [u64::from(self.num_sge), self.wr_id]
+    }
+
+    /// Reads a header.
+    pub fn from_words(w: [u64; RECEIVE_HEADER_WORDS]) -> Self {
+        ReceiveHeader { num_sge: w[0] as u8, wr_id: w[1], spare_is_zero: w[0] >> 8 == 0 }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Completion queue entries
+
+/// Octets of a completion queue entry.
+pub const COMPLETION_LEN: usize = 64;
+/// [`COMPLETION_LEN`] in words.
+pub const COMPLETION_WORDS: usize = COMPLETION_LEN / 8;
+
+bitflags::bitflags! {
+    /// Flags of a completion.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct CompletionFlags: u16 {
+        /// The peer's message asked for a solicited event.
+        const SOLICITED = 1;
+        /// `imm_or_inv` holds immediate data.
+        const WITH_IMM = 2;
+        /// `imm_or_inv` holds the STag that the message invalidated.
+        const WITH_INV = 4;
+    }
+}
+
+/// A completion queue entry without its sequence word. Octets in order: wr_id 8, byte_len 4, qp 4,
+/// status 1, opcode 1, flags 2, detail 4, imm_or_inv 8, src_qp 4, srq 4, timestamp_ns 8, why_id 8,
+/// spare 4, sequence 4. The sequence of entry `n` (counted from 0) is `n + 1` modulo 2^32; its word
+/// is stored last, with release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cqe {
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// Octets received or read; 0 otherwise.
+    pub byte_len: u32,
+    /// QP the request was posted to.
+    pub qp: u32,
+    /// A [`CompletionStatus`].
+    pub status: u8,
+    /// A [`CompletionOpcode`].
+    pub opcode: u8,
+    /// [`CompletionFlags`].
+    pub flags: u16,
+    /// Terminate code of the failure: layer << 16 | etype << 8 | code; 0 if there is none.
+    pub detail: u32,
+    /// Immediate data or the invalidated STag, as the flags say.
+    pub imm_or_inv: u64,
+    /// Sending QP where that is known; 0 over iWARP.
+    pub src_qp: u32,
+    /// Shared receive queue the receive came from; 0 if none.
+    pub srq: u32,
+    /// When it was written, monotonic nanoseconds; 0 unless the device says it stamps.
+    pub timestamp_ns: u64,
+    /// The *why* record that explains a failure; 0 if there is none.
+    pub why_id: u64,
+}
+
+impl Cqe {
+    /// A completion with status and opcode and everything else zero.
+    pub fn new(qp: u32, wr_id: u64, opcode: CompletionOpcode, status: CompletionStatus) -> Self {
+        Cqe {
+            wr_id,
+            byte_len: 0,
+            qp,
+            status: status as u8,
+            opcode: opcode as u8,
+            flags: 0,
+            detail: 0,
+            imm_or_inv: 0,
+            src_qp: 0,
+            srq: 0,
+            timestamp_ns: 0,
+            why_id: 0,
+        }
+    }
+
+    /// The entry as it stands in a queue under this sequence number.
+    pub fn to_words(&self, sequence: u32) -> [u64; COMPLETION_WORDS] {
+        [
+            self.wr_id,
+            u64::from(self.byte_len) | u64::from(self.qp) << 32,
+            u64::from(self.status)
+                | u64::from(self.opcode) << 8
+                | u64::from(self.flags) << 16
+                | u64::from(self.detail) << 32,
+            self.imm_or_inv,
+            u64::from(self.src_qp) | u64::from(self.srq) << 32,
+            self.timestamp_ns,
+            self.why_id,
+            u64::from(sequence) << 32,
+        ]
+    }
+
+    /// Reads an entry whose sequence has been checked.
+    pub fn from_words(w: [u64; COMPLETION_WORDS]) -> Self {
+        Cqe {
+            wr_id: w[0],
+            byte_len: w[1] as u32,
+            qp: (w[1] >> 32) as u32,
+            status: w[2] as u8,
+            opcode: (w[2] >> 8) as u8,
+            flags: (w[2] >> 16) as u16,
+            detail: (w[2] >> 32) as u32,
+            imm_or_inv: w[3],
+            src_qp: w[4] as u32,
+            srq: (w[4] >> 32) as u32,
+            timestamp_ns: w[5],
+            why_id: w[6],
+        }
+    }
+
+    /// The sequence in an entry's last word.
+    pub fn sequence(last_word: u64) -> u32 {
+        (last_word >> 32) as u32
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Completion channel records
+
+/// Octets of a record on a completion channel.
+pub const CHANNEL_RECORD_LEN: usize = 16;
+
+/// One completion event: handle 4, kind 4 (1 = completion), sequence 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelRecord {
+    /// The CQ that fired.
+    pub cq: u32,
+    /// Counts this CQ's events from 1.
+    pub sequence: u64,
+}
+
+impl ChannelRecord {
+    /// The record as it is sent.
+    pub fn to_bytes(self) -> [u8; CHANNEL_RECORD_LEN] {
+        let mut b = [0; CHANNEL_RECORD_LEN];
+        b[..4].copy_from_slice(&self.cq.to_le_bytes());
+        b[4..8].copy_from_slice(&1u32.to_le_bytes());
+        b[8..].copy_from_slice(&self.sequence.to_le_bytes());
+        b
+    }
+
+    /// Reads a record; `None` if its length or kind is not ours.
+    pub fn from_bytes(b: &[u8]) -> Option<Self> {
+        let b: &[u8; CHANNEL_RECORD_LEN] = b.try_into().ok()?;
+        let word = |r: std::ops::Range<usize>| u32::from_le_bytes(b[r].try_into().unwrap_or([0; 4]));
+        (word(4..8) == 1).then(|| ChannelRecord {
+            cq: word(0..4),
+            sequence: u64::from(word(8..12)) | u64::from(word(12..16)) << 32,
+        })
+    }
+}
+
+const _: () = assert!(QUEUE_HEADER_LEN.is_multiple_of(CACHE_LINE));
+const _: () = assert!(doorbell::LEAVES + doorbell::LEAF_LINES * CACHE_LINE == PAGE);
+const _: () = assert!(SEND_HEADER_WORDS * 8 == SEND_HEADER_LEN);
+const _: () = assert!(COMPLETION_WORDS * 8 == COMPLETION_LEN);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_send_queue_stride_is_128() {
+        assert_eq!(QueueShape::send(16, 4, 64), QueueShape { capacity: 16, stride: 128 });
+        assert_eq!(QueueShape::send(17, 4, 65).stride, 192);
+        assert_eq!(QueueShape::send(17, 4, 65).capacity, 32);
+    }
+
+    #[test]
+    fn send_header_octets_stand_where_the_abi_says() {
+        let h = SendHeader {
+            opcode: SendOpcode::Write as u8,
+            num_sge: 3,
+            flags: 0x0102,
+            inline_len: 0x0405,
+            wr_id: 0x1122_3344_5566_7788,
+            remote_addr: 9,
+            rkey: 0xAABB_CCDD,
+            inv_rkey: 0x0102_0304,
+            params: [1, 2, 3],
+            spare_is_zero: true,
+        };
+        let octets: Vec<u8> = h.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
+        assert_eq!(octets[..8], [0, 3, 0x02, 0x01, 0x05, 0x04, 0, 0]);
+        assert_eq!(octets[8..16], 0x1122_3344_5566_7788u64.to_le_bytes());
+        assert_eq!(octets[24..28], 0xAABB_CCDDu32.to_le_bytes());
+        assert_eq!(octets[28..32], 0x0102_0304u32.to_le_bytes());
+        assert_eq!(SendHeader::from_words(h.to_words()), h);
+        let mut spare = h.to_words();
+        spare[7] = 1;
+        assert!(!SendHeader::from_words(spare).spare_is_zero);
+    }
+
+    #[test]
+    fn completion_sequence_is_the_last_word() {
+        let c = Cqe { byte_len: 7, ..Cqe::new(5, 6, CompletionOpcode::Receive, CompletionStatus::Success) };
+        let w = c.to_words(0xDEAD_BEEF);
+        assert_eq!(Cqe::sequence(w[7]), 0xDEAD_BEEF);
+        assert_eq!(Cqe::from_words(w), c);
+    }
+
+    #[test]
+    fn channel_record_round_trips_and_refuses_other_kinds() {
+        let r = ChannelRecord { cq: 3, sequence: 1 << 40 };
+        assert_eq!(ChannelRecord::from_bytes(&r.to_bytes()), Some(r));
+        let mut other = r.to_bytes();
+        other[4] = 2;
+        assert_eq!(ChannelRecord::from_bytes(&other), None);
+        assert_eq!(ChannelRecord::from_bytes(&other[..15]), None);
+    }
+}

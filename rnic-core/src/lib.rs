@@ -1,0 +1,18 @@
+//! The RNIC itself, without the machine around it.
+//!
+//! This crate holds what the daemon and its clients must agree on ([`types`], [`abi`], [`shm`]),
+//! the iWARP wire formats ([`mpa`], [`ddp`], [`rdmap`]) with their sans-IO state machines
+//! ([`stream`]), the device model ([`device`]) and the [`engine`] in which wire and device meet.
+//! It refuses to know sockets, threads, clocks, users and configuration files: bytes, time and
+//! randomness come in as arguments, so that every layer runs alone in a test or a fuzzer.
+//! `rnicd` drives it; `rnic-client` uses only `types`, `abi` and `shm`.
+
+pub mod abi;
+pub mod ddp;
+pub mod device;
+pub mod engine;
+pub mod mpa;
+pub mod rdmap;
+pub mod shm;
+pub mod stream;
+pub mod types;

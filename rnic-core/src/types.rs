@@ -1,0 +1,285 @@
+//! Words that every layer shares: identifiers, rights, states and results.
+//!
+//! Numbers follow verbs where an application sees them (`ibv_wc_status`, `ibv_access_flags`) and
+//! the RFCs where the wire does. Nothing here does anything; everybody calls it.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
+
+/// Defines `u32` identifiers that must not be mistaken for one another.
+macro_rules! id32 {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub u32);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+    )+};
+}
+
+id32! {
+    /// One client's lease on the device: from Hello to the end of its socket or process.
+    SessionId,
+    /// A protection domain.
+    PdId,
+    /// Memory a client shares with the daemon.
+    SegmentId,
+    /// A memory region: a named range of a segment.
+    MrId,
+    /// A completion queue.
+    CqId,
+    /// A queue pair; the number applications see as `qp_num`.
+    QpId,
+    /// A completion or event channel.
+    ChannelId,
+    /// A bound address, listening or not.
+    ListenerId,
+    /// A connection request that waits for accept or reject.
+    RequestId,
+    /// A shared receive queue.
+    SrqId,
+}
+
+/// A steering tag: names a memory region to the local and the remote RNIC (RFC 5041 section 3).
+///
+/// The low 8 bits are the key an application may advance; 0 and `0xFFFF_FFFF` are never issued.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Stag(pub u32);
+
+impl fmt::Debug for Stag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stag({:#010x})", self.0)
+    }
+}
+
+impl fmt::Display for Stag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}
+
+/// Message sequence number of an untagged queue, from 1, wrapping to 0 (RFC 5041 section 4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Msn(pub u32);
+
+impl Msn {
+    /// The number of a queue's first message.
+    pub const FIRST: Msn = Msn(1);
+
+    /// The number after this one.
+    #[must_use]
+    pub fn next(self) -> Msn {
+        Msn(self.0.wrapping_add(1))
+    }
+}
+
+/// Offset in a tagged buffer, in octets (RFC 5041 section 3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct TaggedOffset(pub u64);
+
+/// Monotonic nanoseconds from an origin the caller chose; the core never reads a clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// The time `d` later, at the end of time at the latest.
+    #[must_use]
+    pub fn after(self, d: std::time::Duration) -> Time {
+        Time(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
+    /// How long after `earlier` this is; zero if it is not.
+    #[must_use]
+    pub fn since(self, earlier: Time) -> std::time::Duration {
+        std::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+bitflags! {
+    /// Rights to a memory region, with the numbers of `ibv_access_flags`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(transparent)]
+    pub struct Access: u32 {
+        /// Local receives and read responses may write.
+        const LOCAL_WRITE = 1;
+        /// The peer may RDMA Write.
+        const REMOTE_WRITE = 2;
+        /// The peer may RDMA Read.
+        const REMOTE_READ = 4;
+        /// The peer may use atomics (refused until they are built).
+        const REMOTE_ATOMIC = 8;
+        /// Windows may be bound to it (refused until they are built).
+        const MW_BIND = 16;
+        /// Remote offsets count from 0 instead of from the region's address.
+        const ZERO_BASED = 32;
+    }
+}
+
+/// Who may use a memory region's STag from the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scope {
+    /// Every QP of the region's protection domain.
+    Pd,
+    /// One QP; only such an STag can be invalidated by its peer (RFC 5040 section 8.1.1).
+    Qp(QpId),
+}
+
+/// QP states as in the RDMA verbs for iWARP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum QpState {
+    /// Not connected; receives may be posted.
+    Idle = 0,
+    /// Connected and ready to send.
+    Rts = 1,
+    /// Disconnecting in order: the send queue runs dry, then the peer's FIN is awaited.
+    Closing = 2,
+    /// A Terminate was sent or received; everything posted has been or is being flushed.
+    Terminate = 3,
+    /// Dead; everything posted is flushed.
+    Error = 4,
+}
+
+/// Outcome of one request, with the numbers of `ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum CompletionStatus {
+    /// Done.
+    Success = 0,
+    /// A local buffer is too short for the message.
+    LocalLength = 1,
+    /// The request was malformed or not allowed in this QP.
+    LocalQpOperation = 2,
+    /// A local key did not cover the range with the right needed.
+    LocalProtection = 4,
+    /// Flushed: the QP left the connected states before this request was done.
+    WrFlush = 5,
+    /// Binding a window failed.
+    MwBind = 6,
+    /// The peer answered a read with something that was not its response.
+    BadResponse = 7,
+    /// A local region was revoked while the request was under way.
+    LocalAccess = 8,
+    /// The peer called the request malformed.
+    RemoteInvalidRequest = 9,
+    /// The peer refused access to its memory.
+    RemoteAccess = 10,
+    /// The peer could not carry the request out.
+    RemoteOperation = 11,
+    /// The connection was lost.
+    TransportRetryExceeded = 12,
+    /// The peer had no receive posted.
+    ReceiverNotReady = 13,
+    /// The peer aborted.
+    RemoteAborted = 16,
+    /// The device failed.
+    Fatal = 19,
+    /// Anything else.
+    General = 21,
+}
+
+impl CompletionStatus {
+    /// The status with this number, if there is one.
+    pub fn from_u8(n: u8) -> Option<Self> {
+        use CompletionStatus::*;
+        Some(match n {
+            0 => Success,
+            1 => LocalLength,
+            2 => LocalQpOperation,
+            4 => LocalProtection,
+            5 => WrFlush,
+            6 => MwBind,
+            7 => BadResponse,
+            8 => LocalAccess,
+            9 => RemoteInvalidRequest,
+            10 => RemoteAccess,
+            11 => RemoteOperation,
+            12 => TransportRetryExceeded,
+            13 => ReceiverNotReady,
+            16 => RemoteAborted,
+            19 => Fatal,
+            21 => General,
+            _ => return None,
+        })
+    }
+}
+
+/// What a completion completed, with the numbers of `ibv_wc_opcode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum CompletionOpcode {
+    /// A Send of any kind.
+    Send = 0,
+    /// An RDMA Write.
+    RdmaWrite = 1,
+    /// An RDMA Read.
+    RdmaRead = 2,
+    /// A window bind.
+    BindMw = 5,
+    /// A local invalidate.
+    LocalInvalidate = 6,
+    /// A receive.
+    Receive = 128,
+}
+
+impl CompletionOpcode {
+    /// The opcode with this number, if there is one.
+    pub fn from_u8(n: u8) -> Option<Self> {
+        use CompletionOpcode::*;
+        Some(match n {
+            0 => Send,
+            1 => RdmaWrite,
+            2 => RdmaRead,
+            5 => BindMw,
+            6 => LocalInvalidate,
+            128 => Receive,
+            _ => return None,
+        })
+    }
+}
+
+/// A Terminate as it was sent or received: layer, error type and code (wire format of RFC 5040
+/// section 4.8). Codes we do not know are shown as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 LLP (MPA).
+    pub layer: u8,
+    /// Error type within the layer, 4 bits.
+    pub etype: u8,
+    /// Error code within the type.
+    pub code: u8,
+}
+
+impl fmt::Display for TerminateCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}/{:x}/{:02x}", self.layer, self.etype, self.code)
+    }
+}
+
+/// Which side sent a Terminate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TerminateOrigin {
+    /// We found the fault.
+    Local,
+    /// The peer did.
+    Peer,
+}
+
+/// The two addresses of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AddressPair {
+    /// Our end.
+    pub local: SocketAddr,
+    /// The other end.
+    pub peer: SocketAddr,
+}
