@@ -1,0 +1,1 @@
+//! DDP (RFC 5041): segment headers.

@@ -1,0 +1,1 @@
+//! The device model: STags, completion queues, queue pair state.

@@ -1,0 +1,1 @@
+//! The engine: the one place where wire and device meet.

@@ -1,0 +1,1 @@
+//! Shared memory: mappings, queues, doorbells and the waits between two processes.

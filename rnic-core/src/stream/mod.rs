@@ -1,0 +1,1 @@
+//! The sans-IO iWARP stream: start-up machines and receive validation.

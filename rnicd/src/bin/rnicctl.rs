@@ -1,0 +1,3 @@
+//! Shows what the daemon knows.
+
+fn main() {}

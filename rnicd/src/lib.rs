@@ -1,0 +1,1 @@
+//! The RNIC daemon: processes and policy around `rnic-core`.
