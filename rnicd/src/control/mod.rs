@@ -1,0 +1,5 @@
+//! The control server.
+
+mod packet;
+mod reaper;
+mod socket;

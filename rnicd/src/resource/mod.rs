@@ -1,0 +1,7 @@
+//! The resource manager.
+
+mod capacity;
+mod extents;
+mod ledger;
+
+pub use capacity::Capacity;
