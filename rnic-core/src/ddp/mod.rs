@@ -9,15 +9,11 @@ use std::fmt;
 
 use crate::types::{Msn, Stag, TaggedOffset};
 
-/// Octets of a tagged header (section 4.2).
-pub const TAGGED_LEN: usize = 14;
-/// Octets of an untagged header (section 4.3).
-pub const UNTAGGED_LEN: usize = 18;
 /// Octets of the longer of the two headers.
-pub const MAX_HEADER_LEN: usize = UNTAGGED_LEN;
+pub const MAX_HEADER_LEN: usize = UntaggedHeader::LEN;
 
 /// Queue numbers that RDMAP uses (RFC 5040 section 3.1.2).
-pub mod queue {
+pub mod qn {
     /// Sends of every kind.
     pub const SEND: u32 = 0;
     /// Read Requests.
@@ -60,7 +56,8 @@ impl<'a> Segment<'a> {
     #[inline]
     pub fn new_checked(octets: &'a [u8]) -> Result<Segment<'a>, TooShort> {
         let control = *octets.first().ok_or(TooShort)?;
-        let header_len = if control & TAGGED != 0 { TAGGED_LEN } else { UNTAGGED_LEN };
+        let header_len =
+            if control & TAGGED != 0 { TaggedHeader::LEN } else { UntaggedHeader::LEN };
         if octets.len() < header_len {
             return Err(TooShort);
         }
@@ -122,7 +119,7 @@ pub struct UntaggedHeader {
     pub rsvd_ulp: u8,
     /// RsvdULP, the other four octets: the STag to invalidate, for the opcodes that do.
     pub inv_stag: Stag,
-    /// QN; see [`queue`] for those RDMAP knows.
+    /// QN; see [`qn`] for those RDMAP knows.
     pub qn: u32,
     /// Message sequence number in the queue.
     pub msn: Msn,
@@ -185,8 +182,8 @@ impl Header {
     #[expect(clippy::len_without_is_empty, reason = "no header is empty")]
     pub fn len(&self) -> usize {
         match self {
-            Header::Tagged(_) => TAGGED_LEN,
-            Header::Untagged(_) => UNTAGGED_LEN,
+            Header::Tagged(_) => TaggedHeader::LEN,
+            Header::Untagged(_) => UntaggedHeader::LEN,
         }
     }
 
@@ -202,30 +199,36 @@ impl Header {
 }
 
 impl TaggedHeader {
+    /// Octets of the header (section 4.2).
+    pub const LEN: usize = 14;
+
     /// Writes the header to the front of `out` and returns its length, 14.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let out = &mut out[..TAGGED_LEN];
+        let out = &mut out[..Self::LEN];
         out[field::CONTROL] = control(TAGGED, self.last, self.dv);
         out[field::RSVD_ULP] = self.rsvd_ulp;
         out[field::STAG].copy_from_slice(&self.stag.0.to_be_bytes());
         out[field::TO].copy_from_slice(&self.to.0.to_be_bytes());
-        TAGGED_LEN
+        Self::LEN
     }
 }
 
 impl UntaggedHeader {
+    /// Octets of the header (section 4.3).
+    pub const LEN: usize = 18;
+
     /// Writes the header to the front of `out` and returns its length, 18.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let out = &mut out[..UNTAGGED_LEN];
+        let out = &mut out[..Self::LEN];
         out[field::CONTROL] = control(0, self.last, self.dv);
         out[field::RSVD_ULP] = self.rsvd_ulp;
         out[field::INV_STAG].copy_from_slice(&self.inv_stag.0.to_be_bytes());
         out[field::QN].copy_from_slice(&self.qn.to_be_bytes());
         out[field::MSN].copy_from_slice(&self.msn.0.to_be_bytes());
         out[field::MO].copy_from_slice(&self.mo.to_be_bytes());
-        UNTAGGED_LEN
+        Self::LEN
     }
 }
 

@@ -98,6 +98,13 @@ impl<'a> Terminate<'a> {
         out
     }
 
+    /// What stands behind the code: segment length, DDP header and Read Request header, as far as
+    /// they are there. For reports.
+    #[must_use]
+    pub fn headers(&self) -> Vec<u8> {
+        self.to_vec().split_off(CONTROL_LEN)
+    }
+
     fn flags(&self) -> u8 {
         let mut flags = 0;
         if self.segment_len.is_some() || self.ddp_header.is_some() {

@@ -6,7 +6,7 @@
 //! the posted buffer of a Send.
 
 use super::Fault;
-use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, queue};
+use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
 use crate::rdmap::{Control, Opcode, READ_REQUEST_LEN, ReadRequest, Terminate, codes};
 use crate::types::{Msn, Stag, TaggedOffset};
 
@@ -25,7 +25,7 @@ pub struct ReadArrival {
     /// What is asked for.
     pub request: ReadRequest,
     /// DDP header of its (last) segment as received.
-    pub header: [u8; ddp::UNTAGGED_LEN],
+    pub header: [u8; UntaggedHeader::LEN],
     /// Length of that segment.
     pub segment_len: u16,
 }
@@ -212,22 +212,22 @@ impl Inbound {
         if header.dv != self.version {
             return Err(Fault::segment(codes::UNTAGGED_VERSION));
         }
-        if header.qn > queue::TERMINATE {
+        if header.qn > qn::TERMINATE {
             return Err(Fault::segment(codes::UNTAGGED_QN));
         }
         let opcode = self.opcode(header.rsvd_ulp)?;
         match (header.qn, opcode) {
             (
-                queue::SEND,
+                qn::SEND,
                 Opcode::Send
                 | Opcode::SendInvalidate
                 | Opcode::SendSolicited
                 | Opcode::SendSolicitedInvalidate,
             ) => self.send(header, opcode, payload),
-            (queue::READ_REQUEST, Opcode::ReadRequest) => {
+            (qn::READ_REQUEST, Opcode::ReadRequest) => {
                 self.read_request(header, payload, ulpdu, ird_free)
             }
-            (queue::TERMINATE, Opcode::Terminate) => Ok(terminate(header, payload)),
+            (qn::TERMINATE, Opcode::Terminate) => Ok(terminate(header, payload)),
             _ => Err(Fault::segment(codes::OPERATION_OPCODE)),
         }
     }
@@ -314,12 +314,12 @@ impl Inbound {
             return Err(Fault::segment(codes::OPERATION_UNSPECIFIED));
         }
         reads.finish();
-        let mut octets = [0; ddp::UNTAGGED_LEN];
-        octets.copy_from_slice(&ulpdu[..ddp::UNTAGGED_LEN]);
+        let mut octets = [0; UntaggedHeader::LEN];
+        octets.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
         Ok(Arrival::ReadRequest(ReadArrival {
             request: ReadRequest::parse(&self.read_header),
             header: octets,
-            segment_len: (ddp::UNTAGGED_LEN + payload.len()) as u16,
+            segment_len: (UntaggedHeader::LEN + payload.len()) as u16,
         }))
     }
 }

@@ -1,7 +1,7 @@
 //! The side that connects: sends a Request, awaits a Reply.
 
 use super::{Negotiated, Options, PrivateDataTooLong, Role, Rtr, RtrKinds, negotiated, stated};
-use crate::ddp::{UntaggedHeader, queue};
+use crate::ddp::{UntaggedHeader, qn};
 use crate::mpa::Framer;
 use crate::mpa::startup::{
     ENHANCED_LEN, Enhanced, Frame, FrameError, Kind, MAX_PRIVATE_DATA, Progress, Repr,
@@ -253,11 +253,11 @@ fn terminate_fpdu(n: &Negotiated, fault: Fault) -> Vec<u8> {
         dv: n.version,
         rsvd_ulp: Control { rv: n.version, opcode: Opcode::Terminate }.octet(),
         inv_stag: Stag(0),
-        qn: queue::TERMINATE,
+        qn: qn::TERMINATE,
         msn: Msn::FIRST,
         mo: 0,
     };
-    let mut ulpdu = vec![0; crate::ddp::UNTAGGED_LEN];
+    let mut ulpdu = vec![0; UntaggedHeader::LEN];
     header.emit(&mut ulpdu);
     ulpdu.extend_from_slice(&payload);
     let mut framer = Framer::new(n.tx_markers, n.crc);

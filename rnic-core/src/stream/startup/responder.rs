@@ -122,14 +122,15 @@ impl Responder {
         }
     }
 
-    /// The application accepts. `ird` and `ord` are its own numbers, the options' if it has none;
-    /// an IRD it does not insist on is raised to what the Initiator wants, up to `ird_limit`.
-    /// The result is the Reply and what is agreed; be ready for FPDUs before the Reply is sent.
+    /// The application accepts. `ird` and `ord` are its own numbers, the options' if it has none,
+    /// cut to their limits; an IRD it does not insist on is raised to what the Initiator wants. The
+    /// result is the Reply and what is agreed; be ready for FPDUs before the Reply is sent.
     pub fn accept(
         &mut self,
         ird: Option<u16>,
         ord: Option<u16>,
         ird_limit: u16,
+        ord_limit: u16,
         private_data: &[u8],
     ) -> Result<(Vec<u8>, Negotiated), ResponderError> {
         let State::Deciding(asked) = &self.state else {
@@ -145,7 +146,7 @@ impl Responder {
             tx_markers: asked.markers,
             rx_markers: self.options.markers || rdmac,
             ird: ird.unwrap_or(self.options.ird).min(ird_limit),
-            ord: ord.unwrap_or(self.options.ord),
+            ord: ord.unwrap_or(self.options.ord).min(ord_limit),
             peer_ird: None,
             peer_ord: None,
             peer_to_peer: false,
