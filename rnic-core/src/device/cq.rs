@@ -175,7 +175,7 @@ impl From<PublishError> for CqFault {
     fn from(e: PublishError) -> Self {
         match e {
             PublishError::Full => CqFault::Full,
-            PublishError::Fault(_) => CqFault::Dead,
+            PublishError::Queue(_) => CqFault::Dead,
         }
     }
 }

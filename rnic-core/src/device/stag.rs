@@ -98,7 +98,8 @@ struct Permutation {
 impl Permutation {
     fn new(seed: [u8; 32]) -> Self {
         // Expand the seed: each round key depends on all 32 octets.
-        let word = |i: usize| u64::from_le_bytes(seed[i * 8..i * 8 + 8].try_into().unwrap_or([0; 8]));
+        let word =
+            |i: usize| u64::from_le_bytes(seed[i * 8..i * 8 + 8].try_into().unwrap_or([0; 8]));
         let mut state = word(0);
         let mut next = |round: usize| {
             for i in 0..4 {

@@ -86,8 +86,7 @@ impl Qp {
     pub(super) fn flush(&mut self, shard: &mut Shard) {
         let accepted = self.accepted();
         if let Some(held) = self.held.take() {
-            let kind = SendOpcode::from_u8(held.header.opcode)
-                .unwrap_or(SendOpcode::Send);
+            let kind = SendOpcode::from_u8(held.header.opcode).unwrap_or(SendOpcode::Send);
             self.slots -= 1;
             self.ledger.push(Entry::new(held.header.wr_id, kind, true));
         }
@@ -154,8 +153,7 @@ impl Qp {
     }
 
     fn flush_receive(&mut self, wr_id: u64, shard: &mut Shard, reserved: bool) {
-        let cqe =
-            Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, CompletionStatus::WrFlush);
+        let cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, CompletionStatus::WrFlush);
         if !reserved {
             self.publish_receive(&cqe, shard);
             return;

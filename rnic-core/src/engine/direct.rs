@@ -11,10 +11,11 @@ use super::place::Trouble;
 use super::qp::Qp;
 use super::schedule::REQUEST_COST;
 use super::{Delivery, Shard};
+use crate::ddp::UntaggedHeader;
 use crate::device::stag::Payload;
 use crate::mpa::MAX_MULPDU;
 use crate::rdmap::{Opcode, Terminate};
-use crate::stream::inbound::SendKind;
+use crate::stream::inbound::{ReadArrival, SendKind};
 use crate::stream::terminate;
 use crate::types::CompletionStatus;
 
@@ -71,7 +72,11 @@ impl Qp {
                 let fault = crate::stream::Fault::segment(crate::rdmap::codes::UNTAGGED_NO_BUFFER);
                 return Outcome::Sink(fault.into());
             }
-            return sunk(peer.read_requested(shard, *request));
+            let mut header = [0; UntaggedHeader::LEN];
+            segment.header.emit(&mut header);
+            let segment_len = (header.len() + segment.len as usize) as u16;
+            let read = ReadArrival { request: *request, header, segment_len };
+            return sunk(peer.read_requested(shard, read));
         }
         let is_send = matches!(message.head, Head::Untagged { .. });
         if is_send {

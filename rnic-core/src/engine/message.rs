@@ -7,11 +7,12 @@
 use arrayvec::ArrayVec;
 
 use crate::abi::queue::Sge;
-use crate::ddp::{Header, TAGGED_LEN, TaggedHeader, UNTAGGED_LEN, UntaggedHeader};
-use crate::device::stag::{LocalFault, Principal, RemoteFault, StagTable, Target};
+use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
+use crate::device::stag::{Principal, StagTable, Target};
 use crate::rdmap::{Control, Opcode, ReadRequest};
 use crate::shm::Mapping;
 use crate::shm::queue::{MAX_SGE, SgeList};
+use crate::stream::ReadArrival;
 use crate::types::{Access, Msn, Stag, TaggedOffset};
 
 /// Memory of one segment.
@@ -36,7 +37,7 @@ pub(super) enum Source {
     /// Inline data in the client's arena.
     Inline { at: usize },
     /// A region the peer named: the response to its read.
-    Region { stag: Stag, to: u64 },
+    Region(ReadArrival),
     /// The message is a Read Request: its octets are this header.
     ReadRequest(ReadRequest),
 }
@@ -65,17 +66,17 @@ pub(super) struct Segment {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GatherFault {
     /// A local element does not resolve.
-    Local(LocalFault),
+    Local,
     /// The region of a read has been revoked since it was checked.
-    Remote(RemoteFault),
+    Revoked,
 }
 
 impl Message {
     /// Cuts the next segment, at most `mulpdu` octets with its header, for DDP version `dv`.
     pub(super) fn next_segment(&self, mulpdu: usize, dv: u8) -> Segment {
         let header_len = match self.head {
-            Head::Tagged { .. } => TAGGED_LEN,
-            Head::Untagged { .. } => UNTAGGED_LEN,
+            Head::Tagged { .. } => TaggedHeader::LEN,
+            Head::Untagged { .. } => UntaggedHeader::LEN,
         };
         let rest = self.total - self.sent;
         // MULPDU is at least 128 (RFC 5044 section 3), so there is room for payload.
@@ -122,11 +123,11 @@ impl Message {
             Source::Inline { at } => {
                 out.push(Target::inline(who, arena, at + self.sent as usize, len as usize));
             }
-            Source::Region { stag, to } => {
-                let to = to.wrapping_add(u64::from(self.sent));
+            Source::Region(ReadArrival { request, .. }) => {
+                let to = request.src_to.0.wrapping_add(u64::from(self.sent));
                 let target = stags
-                    .remote(who, *stag, to, u64::from(len), Access::REMOTE_READ)
-                    .map_err(GatherFault::Remote)?;
+                    .remote(who, request.src_stag, to, u64::from(len), Access::REMOTE_READ)
+                    .map_err(|_| GatherFault::Revoked)?;
                 out.push(target);
             }
             Source::Elements { list, index, offset } => {
@@ -142,7 +143,7 @@ impl Message {
                         out.push(
                             stags
                                 .local(who, sge.lkey, addr, n, false)
-                                .map_err(GatherFault::Local)?,
+                                .map_err(|_| GatherFault::Local)?,
                         );
                     }
                     left -= n;

@@ -238,8 +238,7 @@ impl Engine {
             if let Some(seq) = qp.invalidating.take()
                 && let Some(entry) = qp.ledger.get_mut(seq)
             {
-                entry.progress =
-                    ledger::Progress::Done(crate::types::CompletionStatus::Success);
+                entry.progress = ledger::Progress::Done(crate::types::CompletionStatus::Success);
                 qp.retire(shard);
                 shard.wake(qp);
             }
@@ -388,8 +387,7 @@ impl Engine {
     ) -> Receive {
         self.shard.now = now;
         let mut slab = std::mem::take(&mut self.rx_slab);
-        let outcome =
-            self.with(qp, |qp, shard| qp.receive_tcp(shard, &mut slab, recv));
+        let outcome = self.with(qp, |qp, shard| qp.receive_tcp(shard, &mut slab, recv));
         self.rx_slab = slab;
         outcome.unwrap_or(Receive::Closed)
     }

@@ -5,14 +5,14 @@
 
 use super::complete::Side;
 use super::ledger::Progress;
-use super::qp::{Owed, Phase, Qp, Receiving};
+use super::qp::{Phase, Qp, Receiving};
 use super::{Output, Shard};
 use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::device::stag::{InvalidateFault, Payload, RemoteFault, StagTable};
-use crate::rdmap::{ReadRequest, codes};
+use crate::rdmap::codes;
 use crate::shm::queue::TakeError;
 use crate::stream::inbound::{SendKind, send_fits};
-use crate::stream::{Enclose, Fault};
+use crate::stream::{Enclose, Fault, ReadArrival};
 use crate::types::{Access, CompletionOpcode, CompletionStatus, SessionId, Stag};
 
 /// Why a segment was not carried out.
@@ -147,8 +147,7 @@ impl Qp {
                 }
             }
         }
-        let mut cqe =
-            Cqe::new(self.id.0, receiving.entry.wr_id, CompletionOpcode::Receive, status);
+        let mut cqe = Cqe::new(self.id.0, receiving.entry.wr_id, CompletionOpcode::Receive, status);
         cqe.byte_len = total;
         cqe.flags = flags.bits();
         if flags.contains(CompletionFlags::WITH_INV) {
@@ -162,8 +161,9 @@ impl Qp {
     pub(super) fn read_requested(
         &mut self,
         shard: &mut Shard,
-        request: ReadRequest,
+        arrival: ReadArrival,
     ) -> Result<(), Trouble> {
+        let request = &arrival.request;
         if request.size > 0 {
             let size = u64::from(request.size);
             let who = self.principal();
@@ -172,7 +172,7 @@ impl Qp {
                 .remote(who, request.src_stag, request.src_to.0, size, Access::REMOTE_READ)
                 .map_err(|fault| Fault::read(read_code(fault)))?;
         }
-        self.owed.push_back(Owed(request));
+        self.owed.push_back(arrival);
         shard.wake(self);
         Ok(())
     }
@@ -209,11 +209,8 @@ impl Qp {
             // request it needs no other check.
             let target = stags.local(who, stag.0, read.to, read.size, true);
             let (Ok(_), true) = (target, inside) else {
-                let code = if target.is_err() {
-                    codes::TAGGED_INVALID_STAG
-                } else {
-                    codes::TAGGED_BOUNDS
-                };
+                let code =
+                    if target.is_err() { codes::TAGGED_INVALID_STAG } else { codes::TAGGED_BOUNDS };
                 return Err(Fault::segment(code).into());
             };
             // `inside` bounds len by read.size, a u32.

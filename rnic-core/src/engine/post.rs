@@ -7,11 +7,12 @@
 use super::Shard;
 use super::ledger::{Entry, Progress};
 use super::message::{Head, Message, Source, total_length};
-use super::qp::{OutstandingRead, Owed, Qp};
+use super::qp::{OutstandingRead, Qp};
 use crate::abi::queue::{SendFlags, SendOpcode};
-use crate::ddp::queue;
+use crate::ddp::qn;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 use crate::shm::queue::{SendEntry, TakeError};
+use crate::stream::ReadArrival;
 use crate::types::{CompletionStatus, Msn, Scope, Stag, TaggedOffset};
 
 /// Slots reserved at a time, to spare the CQ's lock.
@@ -185,7 +186,7 @@ impl Qp {
                 let opcode = Opcode::send(solicited, invalidates);
                 let invalidate = Stag(if invalidates { h.inv_rkey } else { 0 });
                 let msn = take(&mut self.send_msn);
-                let head = Head::Untagged { opcode, invalidate, qn: queue::SEND, msn };
+                let head = Head::Untagged { opcode, invalidate, qn: qn::SEND, msn };
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
             SendOpcode::Read | SendOpcode::ReadInvalidate => {
@@ -240,8 +241,12 @@ impl Qp {
             e.progress = Progress::Waiting;
         }
         let msn = take(&mut self.read_msn);
-        let head =
-            Head::Untagged { opcode: Opcode::ReadRequest, invalidate: Stag(0), qn: queue::READ_REQUEST, msn };
+        let head = Head::Untagged {
+            opcode: Opcode::ReadRequest,
+            invalidate: Stag(0),
+            qn: qn::READ_REQUEST,
+            msn,
+        };
         let total = READ_REQUEST_LEN as u32;
         // The ledger entry is done by the response, not by the octets of the request.
         Ok(Message { head, source: Source::ReadRequest(request), total, sent: 0, seq: None })
@@ -293,12 +298,12 @@ fn payload(entry: &SendEntry) -> Result<(Source, u32), CompletionStatus> {
 }
 
 /// The response to a read we owe.
-fn response_to(Owed(r): Owed) -> Message {
-    let head =
-        Head::Tagged { opcode: Opcode::ReadResponse, stag: r.sink_stag, to: r.sink_to.0 };
+fn response_to(owed: ReadArrival) -> Message {
+    let r = owed.request;
+    let head = Head::Tagged { opcode: Opcode::ReadResponse, stag: r.sink_stag, to: r.sink_to.0 };
     let source = match r.size {
         0 => Source::Empty,
-        _ => Source::Region { stag: r.src_stag, to: r.src_to.0 },
+        _ => Source::Region(owed),
     };
     Message { head, source, total: r.size, sent: 0, seq: None }
 }

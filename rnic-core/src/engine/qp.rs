@@ -12,8 +12,8 @@ use super::schedule::Key;
 use super::tcp::TcpLink;
 use crate::device::stag::Principal;
 use crate::device::{Cq, QpShared};
-use crate::rdmap::ReadRequest;
 use crate::shm::queue::{ReceiveConsumer, ReceiveEntry, SendConsumer, SendEntry};
+use crate::stream::ReadArrival;
 use crate::types::{AddressPair, Msn, PdId, QpId, QpState, SessionId, Stag, Time};
 
 /// A queue pair as the resource manager made it, before a worker owns it.
@@ -112,10 +112,6 @@ pub(super) struct OutstandingRead {
     pub invalidate: bool,
 }
 
-/// A read of the peer's that we owe a response to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Owed(pub ReadRequest);
-
 /// A receive that a message is being placed into.
 pub(super) struct Receiving {
     pub entry: ReceiveEntry,
@@ -145,7 +141,8 @@ pub(super) struct Qp {
     /// CQ slots reserved and not yet held by an entry of the ledger.
     pub slots: u32,
     pub message: Option<Message>,
-    pub owed: VecDeque<Owed>,
+    /// Reads of the peer's that we owe responses to.
+    pub owed: VecDeque<ReadArrival>,
     pub reads: VecDeque<OutstandingRead>,
     /// Whether a response goes before the next request: they alternate.
     pub response_next: bool,

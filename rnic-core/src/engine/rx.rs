@@ -61,7 +61,7 @@ impl Qp {
     }
 
     /// Handles every complete FPDU in the partial buffer and then in `octets`.
-    fn consume(&mut self, shard: &mut Shard, mut octets: &mut [u8]) {
+    pub(super) fn consume(&mut self, shard: &mut Shard, mut octets: &mut [u8]) {
         // Complete the FPDU that began earlier, learning its length on the way.
         while let Link::Tcp(tcp) = &mut self.link
             && !tcp.partial.is_empty()
@@ -189,20 +189,15 @@ impl Qp {
                     None => Ok(()),
                 }
             }
-            Arrival::ReadRequest(ReadArrival { request, header, segment_len }) => {
-                match self.read_requested(shard, request) {
-                    Err(Trouble::Fault(fault)) => {
-                        let payload = terminate::build_from_octets(
-                            fault,
-                            segment_len,
-                            &header,
-                            Some(&request),
-                        );
-                        self.terminate(shard, fault.code, Some(payload));
-                        Ok(())
-                    }
-                    other => other,
+            Arrival::ReadRequest(read) => {
+                if let Err(trouble) = self.read_requested(shard, read) {
+                    // The header as a whole, even if it came in several segments.
+                    self.segment_failed(shard, trouble, |fault| {
+                        let ReadArrival { request, header, segment_len } = &read;
+                        terminate::build_from_octets(fault, *segment_len, header, Some(request))
+                    });
                 }
+                Ok(())
             }
             Arrival::ReadRequestPart => Ok(()),
             Arrival::Terminate(t) => {

@@ -130,8 +130,4 @@ impl Sessions {
         });
         polled.is_empty()
     }
-
-    pub(super) fn knows(&self, id: SessionId) -> bool {
-        self.sessions.contains_key(&id)
-    }
 }

@@ -200,8 +200,7 @@ const KEEP_FREE: usize = 16;
 impl Buffers {
     /// Starts an incomplete FPDU with these octets.
     pub(super) fn begin(&mut self, octets: &[u8]) -> Partial {
-        let mut buffer =
-            self.free.pop().unwrap_or_else(|| vec![0; MAX_FPDU].into_boxed_slice());
+        let mut buffer = self.free.pop().unwrap_or_else(|| vec![0; MAX_FPDU].into_boxed_slice());
         buffer[..octets.len()].copy_from_slice(octets);
         Partial { buffer: Some(buffer), len: octets.len() }
     }

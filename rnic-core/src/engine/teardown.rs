@@ -72,7 +72,12 @@ impl Qp {
     }
 
     /// The client wrote an impossible index into one of its queues: that ends its session.
-    pub(super) fn queue_fault(&mut self, shard: &mut Shard, queue: &str, fault: &dyn std::fmt::Display) {
+    pub(super) fn queue_fault(
+        &mut self,
+        shard: &mut Shard,
+        queue: &str,
+        fault: &dyn std::fmt::Display,
+    ) {
         let why = format!("{queue} of QP {}: {fault}", self.id);
         shard.outputs.push_back(Output::Misbehaved { session: self.session, why });
         self.fail_locally(shard, "a queue index is impossible");
@@ -80,7 +85,12 @@ impl Qp {
 
     /// Ends the stream with a Terminate of ours. `payload` is its RDMAP header; none for a Terminate
     /// that encloses nothing.
-    pub(super) fn terminate(&mut self, shard: &mut Shard, code: TerminateCode, payload: Option<Vec<u8>>) {
+    pub(super) fn terminate(
+        &mut self,
+        shard: &mut Shard,
+        code: TerminateCode,
+        payload: Option<Vec<u8>>,
+    ) {
         if self.phase.flushes() {
             return;
         }

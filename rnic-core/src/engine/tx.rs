@@ -18,6 +18,7 @@ use crate::mpa::MAX_FPDU;
 use crate::rdmap::{Control, Opcode, ReadRequest, codes};
 use crate::shm::io::Piece;
 use crate::stream::startup::Rtr;
+use crate::stream::{Fault, terminate};
 use crate::types::{CompletionStatus, Msn, SessionId, Stag, TaggedOffset};
 
 /// Why a segment was not framed.
@@ -173,13 +174,18 @@ impl Qp {
     pub(super) fn gather_failed(&mut self, fault: GatherFault, shard: &mut Shard) {
         let Some(message) = self.message.take() else { return };
         match (fault, &message.source, message.seq) {
-            (GatherFault::Local(_), _, Some(seq)) => {
+            (GatherFault::Local, _, Some(seq)) => {
                 self.request_failed(seq, CompletionStatus::LocalProtection, shard);
             }
-            (GatherFault::Remote(_), Source::Region { .. }, _) => {
+            (GatherFault::Revoked, Source::Region(owed), _) => {
                 // Revoked while the response was being sent (decision D31): the header of the read
                 // goes back, advanced by what was sent.
-                let payload = self.revoked_response(&message);
+                let payload = terminate::build_from_octets(
+                    Fault::read(codes::PROTECTION_INVALID_STAG),
+                    owed.segment_len,
+                    &owed.header,
+                    Some(&owed.request.advanced(message.sent)),
+                );
                 self.terminate(shard, codes::PROTECTION_INVALID_STAG, Some(payload));
             }
             _ => self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None),
@@ -221,7 +227,7 @@ impl Qp {
             Rtr::Send => {
                 let msn = self.send_msn;
                 self.send_msn = msn.next();
-                untagged(Opcode::Send, ddp::queue::SEND, msn)
+                untagged(Opcode::Send, ddp::qn::SEND, msn)
             }
             Rtr::Read => {
                 let msn = self.read_msn;
@@ -235,7 +241,7 @@ impl Qp {
                     received: 0,
                     invalidate: false,
                 });
-                untagged(Opcode::ReadRequest, ddp::queue::READ_REQUEST, msn)
+                untagged(Opcode::ReadRequest, ddp::qn::READ_REQUEST, msn)
             }
         };
         frame_octets(tcp, &header, payload, out)
@@ -248,7 +254,7 @@ impl Qp {
             dv: tcp.dv,
             rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Terminate }.octet(),
             inv_stag: Stag(0),
-            qn: ddp::queue::TERMINATE,
+            qn: ddp::qn::TERMINATE,
             msn: Msn::FIRST,
             mo: 0,
         });
