@@ -1,1 +1,3 @@
 //! The RNIC daemon: processes and policy around `rnic-core`.
+
+pub mod events;
