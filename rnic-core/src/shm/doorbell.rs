@@ -1,0 +1,146 @@
+//! Doorbells: how a client tells a worker which of its rings has something new.
+//!
+//! One page per (client, worker): a bit per doorbell index in the leaf lines, a summary word with a
+//! bit per leaf line, and the worker's word that says it no longer looks. A busy pair exchanges
+//! only these bits; the eventfd is written once per sleep. No page is shared by two clients, so a
+//! client that writes nonsense here costs its own session some look-ups, and a scan visits at most
+//! `LINES_PER_SCAN` leaf lines (512 indices each) before it returns.
+
+use std::sync::Arc;
+
+use super::Mapping;
+use super::queue::QueueError;
+use super::sync::{Ordering, fence};
+use super::window::Window;
+use crate::abi::queue::{PAGE, doorbell, doorbell_offset};
+
+/// The client's side of one doorbell page. Any thread may ring.
+#[derive(Clone, Debug)]
+pub struct DoorbellRinger {
+    page: Window,
+}
+
+impl DoorbellRinger {
+    /// The page of `worker` in the session's first arena.
+    pub fn new(arena: Arc<Mapping>, worker: u32) -> Result<Self, QueueError> {
+        Ok(DoorbellRinger { page: page(arena, worker)? })
+    }
+
+    /// Says that `index` (below `doorbell::INDICES`) has something new, after the producer index or
+    /// whatever else it is was stored. `true`: write the worker's eventfd.
+    ///
+    /// Pairs with [`DoorbellScanner::prepare_sleep`]. Here: set leaf and summary bits, fence, load
+    /// `engine_sleeps`. There: set `engine_sleeps`, fence, look at the summary. One fence is first:
+    /// if ours, the worker finds the summary bit and stays; if theirs, we see that it sleeps. And
+    /// with [`DoorbellScanner::scan`], which clears the summary before the leaf and the leaf before
+    /// it reads any producer index: a bit set too late for one step is found by the next scan.
+    /// Only one of several ringing threads takes `engine_sleeps` back and so writes the eventfd.
+    #[inline]
+    #[must_use = "a worker that sleeps needs its eventfd written"]
+    pub fn ring(&self, index: u32) -> bool {
+        let index = (index % doorbell::INDICES) as usize;
+        let leaf = self.page.u64(doorbell::LEAVES + index / 64 * 8);
+        // Release: whoever takes the bit sees what was stored before. Summary after leaf, so that
+        // whoever takes the summary bit finds the leaf bit.
+        leaf.fetch_or(1 << (index % 64), Ordering::Release);
+        self.page.u64(doorbell::SUMMARY).fetch_or(1 << (index / 512), Ordering::Release);
+        fence(Ordering::SeqCst);
+        let sleeps = self.page.u32(doorbell::ENGINE_SLEEPS);
+        sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::Relaxed) != 0
+    }
+}
+
+/// The worker's side of one doorbell page.
+#[derive(Debug)]
+pub struct DoorbellScanner {
+    page: Window,
+    /// Summary bits taken from the page whose lines have not been visited yet.
+    lines: u64,
+}
+
+impl DoorbellScanner {
+    /// The page of `worker` in the session's first arena.
+    pub fn new(arena: Arc<Mapping>, worker: u32) -> Result<Self, QueueError> {
+        Ok(DoorbellScanner { page: page(arena, worker)?, lines: 0 })
+    }
+
+    /// The other side of the very words that `ringer` rings.
+    #[cfg(all(test, loom))]
+    pub(super) fn sharing(ringer: &DoorbellRinger) -> Self {
+        DoorbellScanner { page: ringer.page.clone(), lines: 0 }
+    }
+
+    /// Calls `rung` for the indices that were rung since the last scan, at most
+    /// `LINES_PER_SCAN` x 512 of them; `false` if there were none. The client may have rung
+    /// without reason, and any index: look it up, then look at its ring.
+    #[inline]
+    pub fn scan(&mut self, rung: impl FnMut(u32)) -> bool {
+        if self.lines == 0 {
+            let summary = self.page.u64(doorbell::SUMMARY);
+            if summary.load(Ordering::Relaxed) == 0 {
+                return false;
+            }
+            // Acquire: the leaf bits set before the summary bits are visible.
+            self.lines = summary.swap(0, Ordering::Acquire) & ALL_LINES;
+        }
+        self.visit(rung)
+    }
+
+    /// Takes the leaf bits of some lines.
+    fn visit(&mut self, mut rung: impl FnMut(u32)) -> bool {
+        let mut any = false;
+        for _ in 0..LINES_PER_SCAN {
+            if self.lines == 0 {
+                break;
+            }
+            let line = self.lines.trailing_zeros();
+            self.lines &= self.lines - 1;
+            let leaves = self.page.words(doorbell::LEAVES + line as usize * 64, 8);
+            for (n, leaf) in (0..).zip(leaves) {
+                if leaf.load(Ordering::Relaxed) == 0 {
+                    continue;
+                }
+                // Acquire: what the client stored before it rang is visible to `rung`.
+                let mut bits = leaf.swap(0, Ordering::Acquire);
+                while bits != 0 {
+                    any = true;
+                    rung(line * 512 + n * 64 + bits.trailing_zeros());
+                    bits &= bits - 1;
+                }
+            }
+        }
+        any
+    }
+
+    /// Before the worker stops looking at this page: asks for the eventfd, then looks once more.
+    /// `false`: somebody rang meanwhile, go on scanning.
+    ///
+    /// The fence argument stands at [`DoorbellRinger::ring`].
+    #[must_use = "the worker may stop scanning only if this is true"]
+    pub fn prepare_sleep(&mut self) -> bool {
+        let sleeps = self.page.u32(doorbell::ENGINE_SLEEPS);
+        sleeps.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if self.lines == 0 && self.page.u64(doorbell::SUMMARY).load(Ordering::Relaxed) == 0 {
+            return true;
+        }
+        self.awake();
+        false
+    }
+
+    /// The worker looks at this page again; the eventfd is not wanted.
+    #[inline]
+    pub fn awake(&mut self) {
+        self.page.u32(doorbell::ENGINE_SLEEPS).store(0, Ordering::Relaxed);
+    }
+}
+
+fn page(arena: Arc<Mapping>, worker: u32) -> Result<Window, QueueError> {
+    let offset = doorbell_offset(worker);
+    Window::new(arena, offset, PAGE).ok_or(QueueError::OutOfRange)
+}
+
+/// Bound on the work of one scan.
+const LINES_PER_SCAN: usize = 4;
+/// Summary bits that stand for a line; the others mean nothing and are dropped.
+const ALL_LINES: u64 = (1 << doorbell::LEAF_LINES) - 1;

@@ -1,0 +1,260 @@
+//! Shared memory as objects: arenas (made by the daemon) and segments (made by the client).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::fault::Registration;
+
+/// A range of memory shared with another process, unmapped when the last owner drops it.
+///
+/// Readable and writable by both sides at any time, so nothing here hands out a reference to its
+/// octets: they are copied in and out (see the methods in this and the `copy` module) or accessed as
+/// atomic words.
+pub struct Mapping {
+    // Dropped before `pages`, in this order: while an address is mapped for us it must never match
+    // the slot of a mapping that is gone.
+    registration: Registration,
+    pages: Pages,
+}
+
+/// The address range itself.
+struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the pointer is to memory that belongs to the mapping, not to a thread; every access to it
+// goes through atomics or through copies that assume concurrent writers anyway.
+unsafe impl Send for Pages {}
+// SAFETY: as above: shared access is what the type is for.
+unsafe impl Sync for Pages {}
+
+impl Mapping {
+    /// Makes an arena of zeroed memory that exists now, not at the first touch: a machine without
+    /// memory refuses here. Nobody can change its size any more. Called by the daemon.
+    pub fn create_arena(name: &str, len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
+        let fd = memfd(name)?;
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, nonzero(len)?)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((Arc::new(Self::map(fd.as_fd(), len)?), fd))
+    }
+
+    /// Maps an arena that the daemon made. A child made by `fork` does not inherit it: two
+    /// processes on one end of a ring would corrupt each other. Called by the client.
+    pub fn map_arena(fd: BorrowedFd<'_>, len: usize) -> io::Result<Arc<Self>> {
+        if rustix::fs::fstat(fd)?.st_size as u64 != nonzero(len)? {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "arena has another size"));
+        }
+        let mapping = Self::map(fd, len)?;
+        mapping.advise(Advice::LinuxDontFork)?;
+        Ok(Arc::new(mapping))
+    }
+
+    /// Makes a segment, its pages populated and charged to this process, ready to be passed to the
+    /// daemon, which seals it. Called by the client.
+    pub fn create_segment(len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
+        let fd = memfd("rnic-segment")?;
+        rustix::fs::ftruncate(&fd, nonzero(len)?)?;
+        let mapping = Self::map(fd.as_fd(), len)?;
+        mapping.advise(Advice::LinuxPopulateWrite)?;
+        Ok((Arc::new(mapping), fd))
+    }
+
+    /// Takes over a segment that a client made, if it can no longer surprise us.
+    ///
+    /// The order matters. Reading the seals is the one question that no descriptor can delay, and
+    /// only a memfd answers it. The mapping comes before `F_SEAL_FUTURE_WRITE`, which would refuse
+    /// it. Size and holes are checked after the seals, because before them the client could still
+    /// change both: `SHRINK`, `GROW` and `FUTURE_WRITE` together refuse truncation, hole punching
+    /// and writing through the descriptor, so that a page that is there stays there and no page is
+    /// ever charged to us. Nothing is touched through the mapping before all checks are done.
+    pub fn adopt_segment(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>, AdoptError> {
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| AdoptError::NotMemfd)?;
+        if seals.contains(SealFlags::SEAL) {
+            return Err(AdoptError::AlreadySealed);
+        }
+        // A memfd of huge pages answers with another magic; its pool can be exhausted under us.
+        let kind = rustix::fs::fstatfs(fd).map_err(AdoptError::os)?.f_type;
+        if kind != TMPFS_MAGIC {
+            return Err(AdoptError::HugePages);
+        }
+        let size = usize::try_from(len).ok().filter(|&n| n != 0 && n <= isize::MAX as usize);
+        let size = size.ok_or(AdoptError::BadLength { len })?;
+        let mapping = Self::map(fd, size).map_err(AdoptError::Map)?;
+        rustix::fs::fcntl_add_seals(
+            fd,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
+        )
+        .map_err(|e| AdoptError::Seal(e.into()))?;
+        let actual = rustix::fs::fstat(fd).map_err(AdoptError::os)?.st_size as u64;
+        if actual != len {
+            return Err(AdoptError::WrongSize { said: len, actual });
+        }
+        let hole = rustix::fs::seek(fd, SeekFrom::Hole(0)).map_err(AdoptError::os)?;
+        if hole != len {
+            return Err(AdoptError::Hole { offset: hole });
+        }
+        Ok(Arc::new(mapping))
+    }
+
+    /// Octets.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.pages.len
+    }
+
+    /// Never: a mapping has at least one octet.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.pages.len == 0
+    }
+
+    /// Whether a page was missing once. What was read since may be zeros instead of the client's
+    /// data: the session is to be ended.
+    #[inline]
+    pub fn is_poisoned(&self) -> bool {
+        self.registration.is_poisoned()
+    }
+
+    /// Where the mapping starts in this process, for a client that registers by its own addresses.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.pages.base.as_ptr() as u64
+    }
+
+    /// The kernel met a missing page on our behalf.
+    pub(super) fn poison(&self) {
+        self.registration.poison();
+    }
+
+    /// Address of `len` octets at `offset`, if they lie within.
+    #[inline]
+    pub(super) fn range(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        if offset > self.pages.len || len > self.pages.len - offset {
+            return None;
+        }
+        // SAFETY: `offset` is at most the length of the mapping, checked above, so the result
+        // points into it or one past its end.
+        Some(unsafe { self.pages.base.as_ptr().add(offset) })
+    }
+
+    /// Maps `len` octets of `fd` for both sides to read and write.
+    pub(super) fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        nonzero(len)?;
+        // SAFETY: the kernel chooses a free address range, so no existing memory is affected.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::Other)?;
+        let pages = Pages { base, len };
+        let registration = Registration::new(base.as_ptr() as usize, len)
+            .ok_or_else(|| io::Error::other("no slot left in the table of shared mappings"))?;
+        Ok(Mapping { registration, pages })
+    }
+
+    fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: the range is our mapping, and neither advice used here changes its contents.
+        unsafe { rustix::mm::madvise(self.pages.base.as_ptr().cast(), self.pages.len, advice) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len` are what `mmap` took and returned, unmapped only here; pointers
+        // derived from them live only in values that hold an `Arc` of the mapping, all gone by now.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl std::fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mapping")
+            .field("base", &self.pages.base)
+            .field("len", &self.pages.len)
+            .field("poisoned", &self.is_poisoned())
+            .finish()
+    }
+}
+
+/// Why a segment was refused. The first three, `Map` apart, are what only a broken or hostile client
+/// sends; each costs at worst that client's session.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// The descriptor is something else: a file, a pipe, a directory, a socket.
+    #[error("the descriptor is not a memfd")]
+    NotMemfd,
+    /// Made without `MFD_ALLOW_SEALING`, or with `F_SEAL_SEAL` already added.
+    #[error("the memfd refuses further seals")]
+    AlreadySealed,
+    /// A memfd of huge pages: not supported.
+    #[error("memfds of huge pages are not supported")]
+    HugePages,
+    /// No address range has this length.
+    #[error("{len} octets is no possible length of a segment")]
+    BadLength {
+        /// The length that was asked for.
+        len: u64,
+    },
+    /// It could not be mapped for reading and writing.
+    #[error("mapping the segment failed: {0}")]
+    Map(#[source] io::Error),
+    /// The seals were refused.
+    #[error("sealing the segment failed: {0}")]
+    Seal(#[source] io::Error),
+    /// The memfd does not have the size that was announced.
+    #[error("the memfd has {actual} octets, {said} were announced")]
+    WrongSize {
+        /// As announced.
+        said: u64,
+        /// As found.
+        actual: u64,
+    },
+    /// A page was never populated: touching it would charge the daemon.
+    #[error("the memfd is not populated at offset {offset}")]
+    Hole {
+        /// Where the first hole starts.
+        offset: u64,
+    },
+    /// The kernel refused to answer a question about the descriptor.
+    #[error("examining the memfd failed: {0}")]
+    Examine(#[source] io::Error),
+}
+
+impl AdoptError {
+    fn os(error: rustix::io::Errno) -> Self {
+        AdoptError::Examine(error.into())
+    }
+}
+
+/// A memfd that can be sealed; never executable where the kernel knows how to say so.
+fn memfd(name: &str) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Before Linux 6.3 the flag is unknown.
+        Err(rustix::io::Errno::INVAL) => Ok(rustix::fs::memfd_create(name, flags)?),
+        other => Ok(other?),
+    }
+}
+
+fn nonzero(len: usize) -> io::Result<u64> {
+    if len == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a mapping cannot be empty"));
+    }
+    Ok(len as u64)
+}
+
+/// `TMPFS_MAGIC` of `linux/magic.h`: what a memfd of ordinary pages lives in.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;

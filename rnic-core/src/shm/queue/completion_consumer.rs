@@ -1,0 +1,102 @@
+//! The client's end of a completion queue.
+
+use super::QueueMemory;
+use crate::abi::queue::{ARM_NONE, COMPLETION_LEN, COMPLETION_WORDS, Cqe, QueueKind, queue_header};
+use crate::shm::sync::{Ordering, fence};
+
+/// Reads completions.
+#[derive(Debug)]
+pub struct CompletionConsumer {
+    queue: QueueMemory,
+    /// Completions read.
+    head: u32,
+    /// Completions the daemon knows we have read.
+    released: u32,
+}
+
+impl CompletionConsumer {
+    /// Of a queue that the daemon just made.
+    pub fn new(queue: QueueMemory) -> Self {
+        Self::starting_at(queue, 0)
+    }
+
+    pub(super) fn starting_at(queue: QueueMemory, index: u32) -> Self {
+        debug_assert_eq!(queue.kind, QueueKind::Completion);
+        CompletionConsumer { queue, head: index, released: index }
+    }
+
+    /// Reads the next completion, if there is one. Its slot stays in use until
+    /// [`release`](Self::release).
+    #[inline]
+    pub fn poll(&mut self) -> Option<Cqe> {
+        if self.is_empty() {
+            return None;
+        }
+        let words = self.queue.window.load_words::<COMPLETION_WORDS>(self.queue.slot(self.head));
+        self.head = self.head.wrapping_add(1);
+        Some(Cqe::from_words(words))
+    }
+
+    /// Whether there is no completion to read.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        let last = self.queue.slot(self.head) + COMPLETION_LEN - 8;
+        // Acquire: pairs with the release in `CompletionProducer`, so the other words are there.
+        let word = self.queue.window.u64(last).load(Ordering::Acquire);
+        Cqe::sequence(word) != self.head.wrapping_add(1)
+    }
+
+    /// Gives the slots of everything read back to the daemon. The result is the set of workers (bit
+    /// `n` for worker `n`) whose doorbell is to be rung for this queue: a QP of theirs waits for a slot.
+    ///
+    /// Pairs with [`CompletionProducer::set_waits`](super::CompletionProducer::set_waits). Here:
+    /// store the consumer index, fence, load `engine_waits_for_space`. There: set it, fence, load the
+    /// consumer index again. One fence is first: if ours, the engine finds the space; if theirs,
+    /// we see who waits. With nothing read since the last call there is no new space to tell of.
+    #[inline]
+    #[must_use = "the workers in this set wait for their doorbell"]
+    pub fn release(&mut self) -> u64 {
+        if self.released == self.head {
+            return 0;
+        }
+        self.released = self.head;
+        // Release: our reads of the slots are done before the daemon may reuse them.
+        self.queue.window.u32(queue_header::CONSUMER).store(self.head, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.queue.window.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
+    }
+
+    /// Asks for one event, for the next completion of any kind (`ARM_NEXT`) or for the next that is
+    /// solicited or failed (`ARM_SOLICITED`), or takes the request back (`ARM_NONE`). The stronger
+    /// of two requests stays. Completions that are there already raise no event: look for them with
+    /// [`is_empty`](Self::is_empty) or [`poll`](Self::poll) *after* this call and before sleeping.
+    ///
+    /// The fence argument stands at
+    /// [`CompletionProducer::take_arm`](super::CompletionProducer::take_arm).
+    #[inline]
+    pub fn arm(&mut self, arm: u32) {
+        let word = self.queue.window.u32(queue_header::ARM);
+        if arm == ARM_NONE {
+            word.store(ARM_NONE, Ordering::Relaxed);
+        } else {
+            word.fetch_max(arm, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// While this is set no event is sent, armed or not. Clear it before the last look that
+    /// precedes a sleep, as with [`arm`](Self::arm), whose fence argument covers it.
+    #[inline]
+    pub fn set_spinning(&mut self, spins: bool) {
+        let word = self.queue.window.u32(queue_header::CLIENT_SPINS);
+        word.store(u32::from(spins), Ordering::Relaxed);
+        if !spins {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// The queue.
+    pub fn queue(&self) -> &QueueMemory {
+        &self.queue
+    }
+}

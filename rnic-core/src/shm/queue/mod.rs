@@ -1,0 +1,355 @@
+//! Send, receive and completion queues: rings in an arena, each with its two ends.
+//!
+//! Every end keeps its own index in private memory. The index of the other side is loaded with
+//! acquire, kept until it is used up, and on the daemon's side refused if it is not within the
+//! ring ([`QueueFault`]): "nothing there" and "nonsense there" are different answers. Entries are
+//! copied out word by word, decoded, and only the copy is judged and used. An end is not shared
+//! between threads; its owner puts a lock around it where needed. These types know the layout of an
+//! entry and nothing of its meaning. The engine uses the daemon's ends ([`SendConsumer`],
+//! [`ReceiveConsumer`], [`CompletionProducer`]), `rnic-client` the others.
+
+mod completion_consumer;
+mod completion_producer;
+mod receive;
+mod ring;
+mod send;
+
+use std::sync::Arc;
+
+pub use completion_consumer::CompletionConsumer;
+pub use completion_producer::{CompletionProducer, PublishError};
+pub use receive::{ReceiveConsumer, ReceiveEntry, ReceiveProducer};
+pub use send::{SendConsumer, SendEntry, SendProducer};
+
+use super::Mapping;
+use super::sync::{Ordering, fence};
+use super::window::Window;
+use crate::abi::ABI_VERSION;
+use crate::abi::queue::{
+    CACHE_LINE, COMPLETION_LEN, QUEUE_HEADER_LEN, QUEUE_MAGIC, QueueKind, QueueShape,
+    RECEIVE_HEADER_LEN, SEND_HEADER_LEN, SGE_LEN, Sge, WORKER_NONE, queue_header,
+};
+
+/// Scatter/gather elements of one request, at most.
+pub const MAX_SGE: usize = 16;
+/// Entries of one queue, at most.
+pub const MAX_CAPACITY: u32 = 1 << 24;
+
+/// A queue's place in its arena, before it is known whose end this process holds.
+#[derive(Clone, Debug)]
+pub struct QueueMemory {
+    window: Window,
+    /// Of the window in its mapping.
+    offset: usize,
+    kind: QueueKind,
+    shape: QueueShape,
+    doorbell: u32,
+}
+
+impl QueueMemory {
+    /// Daemon: makes an empty queue at `offset`, with everything in it zero but its header.
+    /// `doorbell` is the index under which the client rings for it.
+    pub fn format(
+        mapping: Arc<Mapping>,
+        offset: usize,
+        kind: QueueKind,
+        shape: QueueShape,
+        owner: u32,
+        doorbell: u32,
+    ) -> Result<Self, QueueError> {
+        let queue = Self::place(mapping, offset, kind, shape, doorbell)?;
+        queue.window.zero();
+        let owner = u64::from(owner) | u64::from(doorbell) << 32;
+        queue
+            .window
+            .store_words(queue_header::MAGIC, &[QUEUE_MAGIC, shape_word(kind, shape), owner]);
+        queue.window.u32(queue_header::WORKER).store(WORKER_NONE, Ordering::Release);
+        Ok(queue)
+    }
+
+    /// Client: finds the queue that the daemon made at `offset`.
+    pub fn open(
+        mapping: Arc<Mapping>,
+        offset: usize,
+        kind: QueueKind,
+        shape: QueueShape,
+    ) -> Result<Self, QueueError> {
+        let mut queue = Self::place(mapping, offset, kind, shape, 0)?;
+        let [magic, found, owner] = queue.window.load_words(queue_header::MAGIC);
+        if magic != QUEUE_MAGIC {
+            return Err(QueueError::Magic);
+        }
+        if found as u16 != ABI_VERSION {
+            return Err(QueueError::Version { found: found as u16 });
+        }
+        if found != shape_word(kind, shape) {
+            return Err(QueueError::Mismatch);
+        }
+        queue.doorbell = (owner >> 32) as u32;
+        Ok(queue)
+    }
+
+    /// The index to ring for this queue.
+    #[inline]
+    pub fn doorbell(&self) -> u32 {
+        self.doorbell
+    }
+
+    /// Entries and stride.
+    pub fn shape(&self) -> QueueShape {
+        self.shape
+    }
+
+    /// What the queue is for.
+    pub fn kind(&self) -> QueueKind {
+        self.kind
+    }
+
+    /// Daemon: the worker that owns the QP from now on. It scans the ring once after this.
+    ///
+    /// Pairs with [`worker`](Self::worker). Here: store the worker, fence, scan the ring. There:
+    /// publish entries, load the worker and, if there is none, fence and load again. If the client
+    /// still finds none, its fence came first and the scan finds the entries; else it rings.
+    pub fn set_worker(&self, worker: u32) {
+        self.window.u32(queue_header::WORKER).store(worker, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Client, after it published entries: the worker whose doorbell to ring; `None` before the QP
+    /// is bound, when nobody needs to be told. See [`set_worker`](Self::set_worker).
+    #[inline]
+    pub fn worker(&self) -> Option<u32> {
+        let word = self.window.u32(queue_header::WORKER);
+        let mut worker = word.load(Ordering::Acquire);
+        if worker == WORKER_NONE {
+            fence(Ordering::SeqCst);
+            worker = word.load(Ordering::Acquire);
+        }
+        (worker != WORKER_NONE).then_some(worker)
+    }
+
+    /// The arena.
+    #[inline]
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        self.window.mapping()
+    }
+
+    fn place(
+        mapping: Arc<Mapping>,
+        offset: usize,
+        kind: QueueKind,
+        shape: QueueShape,
+        doorbell: u32,
+    ) -> Result<Self, QueueError> {
+        let stride = shape.stride as usize;
+        let stride_fits = match kind {
+            QueueKind::Send => stride >= SEND_HEADER_LEN,
+            QueueKind::Receive | QueueKind::SharedReceive => stride >= RECEIVE_HEADER_LEN,
+            QueueKind::Completion => stride == COMPLETION_LEN,
+        };
+        let capacity_fits = shape.capacity.is_power_of_two() && shape.capacity <= MAX_CAPACITY;
+        if !stride_fits || !capacity_fits || !stride.is_multiple_of(SGE_LEN) || stride > MAX_STRIDE
+        {
+            return Err(QueueError::Shape);
+        }
+        if !offset.is_multiple_of(CACHE_LINE) {
+            return Err(QueueError::Misaligned);
+        }
+        // No overflow: at most 2^24 entries of at most 2^17 octets.
+        let window = Window::new(mapping, offset, shape.octets()).ok_or(QueueError::OutOfRange)?;
+        Ok(QueueMemory { window, offset, kind, shape, doorbell })
+    }
+
+    /// Offset in the window of the entry with this free-running index.
+    #[inline]
+    fn slot(&self, index: u32) -> usize {
+        QUEUE_HEADER_LEN + (index & (self.shape.capacity - 1)) as usize * self.shape.stride as usize
+    }
+}
+
+/// The elements of one request, in place.
+#[derive(Clone, Copy)]
+pub struct SgeList {
+    len: u8,
+    elements: [std::mem::MaybeUninit<Sge>; MAX_SGE],
+}
+
+impl SgeList {
+    /// Without elements.
+    #[inline]
+    pub const fn new() -> Self {
+        SgeList { len: 0, elements: [const { std::mem::MaybeUninit::uninit() }; MAX_SGE] }
+    }
+
+    /// Adds an element; `false` if there are [`MAX_SGE`] already.
+    #[inline]
+    pub fn push(&mut self, sge: Sge) -> bool {
+        let Some(place) = self.elements.get_mut(usize::from(self.len)) else { return false };
+        place.write(sge);
+        self.len += 1;
+        true
+    }
+
+    /// The elements.
+    #[inline]
+    pub fn as_slice(&self) -> &[Sge] {
+        // SAFETY: `push` is the only writer of `len` (at most MAX_SGE) and initialises an element
+        // before it counts it; `MaybeUninit<Sge>` has the layout of `Sge`.
+        unsafe { std::slice::from_raw_parts(self.elements.as_ptr().cast(), usize::from(self.len)) }
+    }
+}
+
+impl Default for SgeList {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::ops::Deref for SgeList {
+    type Target = [Sge];
+
+    #[inline]
+    fn deref(&self) -> &[Sge] {
+        self.as_slice()
+    }
+}
+
+impl std::fmt::Debug for SgeList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.as_slice().fmt(f)
+    }
+}
+
+impl PartialEq for SgeList {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+
+impl Eq for SgeList {}
+
+impl FromIterator<Sge> for SgeList {
+    /// The first [`MAX_SGE`] elements.
+    fn from_iter<I: IntoIterator<Item = Sge>>(elements: I) -> Self {
+        let mut list = SgeList::new();
+        let _all = elements.into_iter().all(|sge| list.push(sge));
+        list
+    }
+}
+
+/// Why a queue cannot be made or found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// Capacity or stride is none that a queue of this kind can have.
+    #[error("no queue of this kind has this capacity and stride")]
+    Shape,
+    /// The queue or doorbell page would not lie within its arena.
+    #[error("the range is outside of the arena")]
+    OutOfRange,
+    /// It would not start on a cache line.
+    #[error("a queue starts at a multiple of {CACHE_LINE} octets")]
+    Misaligned,
+    /// There is no queue.
+    #[error("there is no queue header")]
+    Magic,
+    /// There is a queue of another version.
+    #[error("the queue has ABI version {found}, ours is {ABI_VERSION}")]
+    Version {
+        /// As found.
+        found: u16,
+    },
+    /// There is another queue.
+    #[error("the queue has another kind or shape than announced")]
+    Mismatch,
+}
+
+/// The client broke the contract of a ring: this costs its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueFault {
+    /// The producer claims more entries than the ring has room for, or took some back.
+    #[error("producer index {found} is not within {capacity} entries after {retired}")]
+    Producer {
+        /// As found.
+        found: u32,
+        /// Where the consumer stands.
+        retired: u32,
+        /// Of the ring.
+        capacity: u32,
+    },
+    /// The consumer claims to have read what was not published, or has un-read something.
+    #[error("consumer index {found} is not within {last} to {published}")]
+    Consumer {
+        /// As found.
+        found: u32,
+        /// As accepted before.
+        last: u32,
+        /// Entries published.
+        published: u32,
+    },
+}
+
+/// A published entry that is no valid request. It counts as taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("entry {index} (request {wr_id:#x}): {malformed}")]
+pub struct EntryError {
+    /// Of the entry, free-running.
+    pub index: u32,
+    /// The application's name for the request, as it stands there.
+    pub wr_id: u64,
+    /// The operation as it stands there; 0 in a receive queue.
+    pub opcode: u8,
+    /// What is wrong.
+    pub malformed: Malformed,
+}
+
+/// What can be wrong with an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// A spare bit is set.
+    #[error("a spare bit is set")]
+    SpareBits,
+    /// More elements than the stride or [`MAX_SGE`] allows.
+    #[error("more elements than an entry holds")]
+    TooManyElements,
+    /// More inline data than the stride allows.
+    #[error("more inline data than an entry holds")]
+    InlineTooLong,
+    /// Elements beside inline data, or a length of inline data without its flag.
+    #[error("both elements and inline data")]
+    Mixed,
+}
+
+/// Why nothing was taken although the ring is not empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TakeError {
+    /// The ring itself is broken.
+    #[error(transparent)]
+    Queue(#[from] QueueFault),
+    /// One entry is; it counts as taken.
+    #[error(transparent)]
+    Entry(#[from] EntryError),
+}
+
+/// Why a request was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PushError {
+    /// All entries are in use.
+    #[error("the queue is full")]
+    Full,
+    /// More elements or inline octets than an entry of this queue holds.
+    #[error("the request is longer than an entry of this queue")]
+    TooLong,
+    /// Inline octets without the flag, or elements beside them.
+    #[error("a request has either elements or inline data")]
+    Mixed,
+}
+
+fn shape_word(kind: QueueKind, shape: QueueShape) -> u64 {
+    u64::from(ABI_VERSION)
+        | (kind as u64) << 16
+        | u64::from(shape.capacity.trailing_zeros()) << 24
+        | u64::from(shape.stride) << 32
+}
+
+/// Enough for a header and as much inline data as its 16-bit length can say.
+const MAX_STRIDE: usize = 1 << 17;

@@ -1,0 +1,151 @@
+//! Both ends of a receive queue, shared or not.
+
+use super::ring::{ConsumerRing, ProducerRing};
+use super::{
+    EntryError, MAX_SGE, Malformed, PushError, QueueFault, QueueMemory, SgeList, TakeError,
+};
+use crate::abi::queue::{
+    QueueKind, RECEIVE_HEADER_LEN, RECEIVE_HEADER_WORDS, ReceiveHeader, SGE_LEN, Sge, queue_header,
+};
+use crate::shm::sync::{Ordering, fence};
+
+/// The client's end of a receive queue.
+#[derive(Debug)]
+pub struct ReceiveProducer {
+    ring: ProducerRing,
+}
+
+impl ReceiveProducer {
+    /// Of a queue that the daemon just made.
+    pub fn new(queue: QueueMemory) -> Self {
+        debug_assert!(matches!(queue.kind, QueueKind::Receive | QueueKind::SharedReceive));
+        ReceiveProducer { ring: ProducerRing::new(queue) }
+    }
+
+    /// Requests that can be pushed now.
+    pub fn free(&mut self) -> u32 {
+        self.ring.free()
+    }
+
+    /// The queue.
+    pub fn queue(&self) -> &QueueMemory {
+        &self.ring.queue
+    }
+
+    /// Writes a request into the ring; the daemon sees it after [`publish`](Self::publish).
+    #[inline]
+    pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
+        let room = self.ring.queue.shape.stride as usize - RECEIVE_HEADER_LEN;
+        if sges.len() > MAX_SGE || sges.len() * SGE_LEN > room {
+            return Err(PushError::TooLong);
+        }
+        let slot = self.ring.slot().ok_or(PushError::Full)?;
+        let window = &self.ring.queue.window;
+        // At most MAX_SGE elements, so the count fits.
+        let header = ReceiveHeader { num_sge: sges.len() as u8, wr_id, spare_is_zero: true };
+        window.store_words(slot, &header.to_words());
+        for (n, sge) in sges.iter().enumerate() {
+            window.store_words(slot + RECEIVE_HEADER_LEN + n * SGE_LEN, &sge.to_words());
+        }
+        self.ring.advance();
+        Ok(())
+    }
+
+    /// Shows the daemon everything pushed since the last call. Ring the doorbell afterwards if
+    /// [`waits`](Self::waits) says so.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.ring.publish();
+    }
+
+    /// After [`publish`](Self::publish): whether the engine holds a message that waits for a
+    /// receive, so that the doorbell is to be rung.
+    ///
+    /// Pairs with [`ReceiveConsumer::set_waits`]. Here: publish the entries, fence, load
+    /// `engine_waits_for_receive`. There: set it, fence, look at the ring again. One fence is first: if
+    /// ours, the engine finds the entries; if theirs, we see that it waits.
+    #[inline]
+    #[must_use = "an engine that waits needs its doorbell rung"]
+    pub fn waits(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.ring.queue.window.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed) != 0
+    }
+}
+
+/// A request as it was taken from a receive queue: a private copy, checked only for its form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReceiveEntry {
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// The elements.
+    pub sges: SgeList,
+}
+
+/// The daemon's end of a receive queue. An entry goes back to the client when it is taken.
+#[derive(Debug)]
+pub struct ReceiveConsumer {
+    ring: ConsumerRing,
+}
+
+impl ReceiveConsumer {
+    /// Of a queue that was just made.
+    pub fn new(queue: QueueMemory) -> Self {
+        debug_assert!(matches!(queue.kind, QueueKind::Receive | QueueKind::SharedReceive));
+        ReceiveConsumer { ring: ConsumerRing::new(queue) }
+    }
+
+    /// Requests published and not yet taken.
+    #[inline]
+    pub fn pending(&mut self) -> Result<u32, QueueFault> {
+        self.ring.pending()
+    }
+
+    /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken.
+    #[inline]
+    pub fn take(&mut self) -> Result<Option<ReceiveEntry>, TakeError> {
+        let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
+        let entry = self.copy_out(slot, index);
+        self.ring.retire(1);
+        Ok(Some(entry?))
+    }
+
+    /// The queue.
+    pub fn queue(&self) -> &QueueMemory {
+        &self.ring.queue
+    }
+
+    /// Says whether a message waits for a receive. After setting it, look at
+    /// [`pending`](Self::pending) once more before waiting; clear it when the wait is over.
+    ///
+    /// The fence argument stands at [`ReceiveProducer::waits`].
+    #[inline]
+    pub fn set_waits(&mut self, waits: bool) {
+        let word = self.ring.queue.window.u64(queue_header::ENGINE_WAITS);
+        word.store(u64::from(waits), Ordering::Relaxed);
+        if waits {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    #[inline]
+    fn copy_out(&self, slot: usize, index: u32) -> Result<ReceiveEntry, EntryError> {
+        let queue = &self.ring.queue;
+        let words = queue.window.load_words::<RECEIVE_HEADER_WORDS>(slot);
+        let ReceiveHeader { num_sge, wr_id, spare_is_zero } = ReceiveHeader::from_words(words);
+        let count = usize::from(num_sge);
+        let room = queue.shape.stride as usize - RECEIVE_HEADER_LEN;
+        let refuse = |malformed| Err(EntryError { index, wr_id, opcode: 0, malformed });
+        if !spare_is_zero {
+            return refuse(Malformed::SpareBits);
+        }
+        if count > MAX_SGE || count * SGE_LEN > room {
+            return refuse(Malformed::TooManyElements);
+        }
+        let mut sges = SgeList::new();
+        for n in 0..count {
+            let at = slot + RECEIVE_HEADER_LEN + n * SGE_LEN;
+            sges.push(Sge::from_words(queue.window.load_words(at)));
+        }
+        Ok(ReceiveEntry { wr_id, sges })
+    }
+}

@@ -1,0 +1,6 @@
+//! The atomics of everything that two processes share: `core`'s, or `loom`'s under `cfg(loom)`.
+
+#[cfg(not(loom))]
+pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
