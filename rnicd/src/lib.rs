@@ -1,3 +1,4 @@
 //! The RNIC daemon: processes and policy around `rnic-core`.
 
+pub mod cm;
 pub mod events;
