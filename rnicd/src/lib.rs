@@ -2,3 +2,4 @@
 
 pub mod cm;
 pub mod events;
+pub mod worker;
