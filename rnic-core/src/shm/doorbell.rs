@@ -64,6 +64,12 @@ impl DoorbellScanner {
         Ok(DoorbellScanner { page: page(arena, worker)?, lines: 0 })
     }
 
+    /// The other side of the very words that `ringer` rings.
+    #[cfg(all(test, loom))]
+    pub(super) fn sharing(ringer: &DoorbellRinger) -> Self {
+        DoorbellScanner { page: ringer.page.clone(), lines: 0 }
+    }
+
     /// Calls `rung` for the indices that were rung since the last scan, at most
     /// `LINES_PER_SCAN` x 512 of them; `false` if there were none. The client may have rung
     /// without reason, and any index: look it up, then look at its ring.

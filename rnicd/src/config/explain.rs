@@ -73,6 +73,11 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
     row(
         "engine.drain_deadline",
         Span(engine.drain_deadline).to_string(),
+        "for a Terminate to leave and the peer to close after it",
+    );
+    row(
+        "engine.close_deadline",
+        Span(engine.close_deadline).to_string(),
         "an orderly end that takes longer becomes a reset",
     );
     row(

@@ -66,8 +66,10 @@ pub struct EngineSection {
     pub spins: Field<u32>,
     /// How long an idle worker yields before it sleeps.
     pub yield_for: Field<Span>,
-    /// How long an orderly end may take.
+    /// How long a Terminate may take.
     pub drain_deadline: Field<Span>,
+    /// How long an orderly end may take.
+    pub close_deadline: Field<Span>,
 }
 
 /// `engine.workers`: a number or `"auto"`.

@@ -75,8 +75,10 @@ pub struct Engine {
     pub spins: u32,
     /// How long an idle worker yields before it sleeps; default 50 us.
     pub yield_for: Duration,
-    /// How long an orderly end of a connection may take; default 5 s.
+    /// How long a Terminate may take to leave and the peer to close after it; default 5 s.
     pub drain_deadline: Duration,
+    /// How long an orderly end of a connection may take; default 60 s.
+    pub close_deadline: Duration,
 }
 
 /// `[mpa]`
@@ -207,6 +209,7 @@ impl Default for Engine {
             spins: 100,
             yield_for: Duration::from_micros(50),
             drain_deadline: Duration::from_secs(5),
+            close_deadline: Duration::from_secs(60),
         }
     }
 }
@@ -335,6 +338,7 @@ impl Checker<'_> {
             spins: self.number(s.spins, default.spins, 0..=100_000)?,
             yield_for: self.span(s.yield_for, default.yield_for, Duration::ZERO..=SECOND)?,
             drain_deadline: self.deadline(s.drain_deadline, default.drain_deadline)?,
+            close_deadline: self.deadline(s.close_deadline, default.close_deadline)?,
         })
     }
 

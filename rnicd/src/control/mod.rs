@@ -7,6 +7,7 @@
 //! `rnicd exec` start it.
 
 mod connection;
+mod options;
 mod packet;
 mod reaper;
 mod server;

@@ -11,13 +11,12 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token, Waker};
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{
-    Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal, Reply, ReplyBody,
-};
+use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal, ReplyBody};
 use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
 use super::connection::{Connection, End, Incoming, Stage};
+use super::options;
 use super::reaper::Reaper;
 use super::socket::{ControlSocket, SocketError};
 use crate::cm::ConnectionManager;
@@ -95,23 +94,26 @@ impl Server {
             let interest = Interest::READABLE;
             registry.register(&mut SourceFd(&socket.as_fd().as_raw_fd()), LISTENER, interest)?;
             if let Some(signals) = &signals {
-                registry.register(&mut SourceFd(&signals.as_fd().as_raw_fd()), SIGNALS, interest)?;
+                registry.register(
+                    &mut SourceFd(&signals.as_fd().as_raw_fd()),
+                    SIGNALS,
+                    interest,
+                )?;
             }
             Ok(Arc::new(Waker::new(registry, WAKER)?))
         };
         let waker = registered().map_err(system("cannot register with the poll"))?;
         let clone = registry.try_clone().map_err(system("cannot share the poll"))?;
-        let options = crate::resource::cm_options(&config);
+        let options = options::cm(&config);
         let cm = ConnectionManager::new(clone, FIRST_CM.0, options);
-        let options = crate::resource::worker_options(&config);
+        let options = options::workers(&config);
         let workers = Workers::start(capacity.workers, &options, waker.clone())
             .map_err(system("cannot start workers"))?;
         let reaper = Reaper::start().map_err(system("cannot start the reaper"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();
-        let manager =
-            Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
+        let manager = Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
         tracing::info!(
             socket = %socket.path().display(),
             pid = std::process::id(),
@@ -145,7 +147,8 @@ impl Server {
     pub fn run(mut self) -> io::Result<()> {
         let mut events = mio::Events::with_capacity(256);
         while !self.has_stopped() {
-            match self.poll.poll(&mut events, self.patience()) {
+            let patience = self.patience();
+            match self.poll.poll(&mut events, patience) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 other => other?,
             }
@@ -279,9 +282,8 @@ impl Server {
             self.accept_again = None;
             self.accept(now);
         }
-        let silent = |c: &Connection| {
-            matches!(c.stage, Stage::AwaitHello { deadline } if deadline <= now)
-        };
+        let silent =
+            |c: &Connection| matches!(c.stage, Stage::AwaitHello { deadline } if deadline <= now);
         let silent: Vec<usize> =
             self.connections.iter().filter(|(_, c)| silent(c)).map(|(key, _)| key).collect();
         for key in silent {
@@ -329,9 +331,8 @@ impl Server {
         let both = Interest::READABLE | Interest::WRITABLE;
         let socket = client.as_fd().as_raw_fd();
         let process = client.peer.process.as_raw_fd();
-        let registered = registry
-            .register(&mut SourceFd(&socket), token(SOCKET), both)
-            .and_then(|()| {
+        let registered =
+            registry.register(&mut SourceFd(&socket), token(SOCKET), both).and_then(|()| {
                 registry.register(&mut SourceFd(&process), token(PROCESS), Interest::READABLE)
             });
         match registered {

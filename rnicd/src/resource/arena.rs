@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use rnic_core::abi::ABI_VERSION;
 use rnic_core::abi::control::{NewArena, QueueLocation, Refusal};
-use rnic_core::abi::queue::{ARENA_MAGIC, CACHE_LINE, PAGE, QueueShape, arena_header, doorbell_offset};
+use rnic_core::abi::queue::{
+    ARENA_MAGIC, CACHE_LINE, PAGE, QueueShape, arena_header, doorbell_offset,
+};
 use rnic_core::shm::Mapping;
 use rnic_core::types::SessionId;
 

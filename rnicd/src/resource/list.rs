@@ -76,7 +76,8 @@ impl Manager {
             terminates.sent += self.terminates.sent;
             terminates.received += self.terminates.received;
         }
-        let everybody = |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
+        let everybody =
+            |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
         Given::now(ReplyBody::Status(StatusInfo {
             version: VERSION.to_owned(),
             device: self.config.device.name.clone(),
@@ -103,8 +104,7 @@ impl Manager {
 
     pub(super) fn list(&mut self, id: SessionId, what: ListKind, from: u32) -> Answer {
         let own = (!find(&mut self.sessions, id)?.client.admin).then_some(id);
-        let visible =
-            || self.sessions.values().filter(move |s| own.is_none_or(|own| own == s.id));
+        let visible = || self.sessions.values().filter(move |s| own.is_none_or(|own| own == s.id));
         let (rows, total) = match what {
             ListKind::Clients => {
                 let (rows, total) = page(visible(), from, client_row);
@@ -147,7 +147,8 @@ impl Manager {
                 (Rows::Mrs(rows), total)
             }
             ListKind::Listeners => {
-                let all = visible().flat_map(|s| s.listeners.iter().map(move |(l, o)| (s.id, *l, o)));
+                let all =
+                    visible().flat_map(|s| s.listeners.iter().map(move |(l, o)| (s.id, *l, o)));
                 let cm = &self.cm;
                 let (rows, total) = page(all, from, |(session, listener, o)| {
                     cm.listener(listener).unwrap_or(ListenerRow {

@@ -48,7 +48,7 @@ pub use capacity::Capacity;
 use ledger::{Counts, Kind, Ledger};
 use list::Terminates;
 use memory::MrRequest;
-use numbers::{Doorbells, Handles};
+use numbers::Handles;
 use session::{Client, Session};
 use teardown::Leaving;
 
@@ -329,6 +329,7 @@ impl Manager {
         while let Some(report) = self.workers.poll_report() {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
+                WorkerReport::CqFailed { cq } => self.cq_failed(cq),
             }
         }
         while let Some(ticket) = self.workers.poll_done() {

@@ -130,9 +130,8 @@ impl Manager {
         };
         let qp = QpId(self.handles.qps.allocate(id));
         let (sq, rq) = (places[0], places[1]);
-        let formatted = format(session, &sq, QueueKind::Send, qp.0, doorbell).and_then(|sq| {
-            Ok((sq, format(session, &rq, QueueKind::Receive, qp.0, doorbell)?))
-        });
+        let formatted = format(session, &sq, QueueKind::Send, qp.0, doorbell)
+            .and_then(|sq| Ok((sq, format(session, &rq, QueueKind::Receive, qp.0, doorbell)?)));
         let (sq_memory, rq_memory) = match formatted {
             Ok(both) => both,
             Err(refusal) => {
@@ -213,6 +212,19 @@ impl Manager {
         Given::done()
     }
 
+    /// A dead CQ takes its QPs with it, wherever they are.
+    pub(super) fn cq_failed(&mut self, cq: CqId) {
+        let Some(id) = self.handles.cqs.owner(cq.0) else { return };
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        let uses = |qp: &Qp| qp.send_cq == cq || qp.recv_cq == cq;
+        let users: Vec<QpId> =
+            session.qps.iter().filter(|(_, qp)| uses(qp)).map(|(id, _)| *id).collect();
+        for qp in users {
+            // They exist: they were just listed.
+            let _ = self.qp_to_error(id, qp);
+        }
+    }
+
     /// Gives back what a QP had; no worker knows it any more.
     pub(super) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
@@ -247,7 +259,11 @@ impl Manager {
 type Room = (Vec<Place>, u32, Option<Made>);
 
 /// Finds room for queues, in a new arena if need be.
-fn place(session: &mut Session, ledger: &mut Ledger, shapes: &[QueueShape]) -> Result<Room, Refusal> {
+fn place(
+    session: &mut Session,
+    ledger: &mut Ledger,
+    shapes: &[QueueShape],
+) -> Result<Room, Refusal> {
     let doorbell = session.doorbells.allocate().ok_or_else(|| Refusal::Limit {
         key: "doorbells of a session".to_owned(),
         limit: u64::from(rnic_core::abi::queue::doorbell::INDICES),
