@@ -1,6 +1,9 @@
 //! Loom models of everything here whose memory order is argued in prose: every interleaving, and
 //! every value that a relaxed load may return. The types are those of production, over modelled
 //! words. Each model ends with "nobody sleeps for ever" or "what was seen was whole".
+//!
+//! Loom runs loads in program order, so it cannot show what would happen if a slot were given back
+//! before it was read; the release stores of the consumer indices rest on their comments.
 
 use std::sync::Arc;
 
