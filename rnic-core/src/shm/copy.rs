@@ -62,15 +62,8 @@ impl Mapping {
     #[inline]
     pub fn write_tail_last(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
         let to = self.range(offset, src.len()).ok_or(CopyFault::OutOfRange)?;
-        let (head, tail) = src.split_at(src.len() - tail_len(to, src.len()));
-        let mut word = [0; 8];
-        word[..tail.len()].copy_from_slice(tail);
-        // SAFETY: `to` is valid for `src.len()` octets, of which `head` is the first part; `src` is
-        // private memory, so they cannot overlap.
-        unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len()) };
-        // SAFETY: `head.len()` is at most `src.len()`, and the tail that `tail_len` chose is
-        // naturally aligned and ends where the checked range ends.
-        unsafe { store_tail(to.add(head.len()), word, tail.len()) };
+        // SAFETY: `src` and `to` are both valid for `src.len()` octets.
+        unsafe { move_tail_last(src.as_ptr(), to, src.len()) };
         self.sound()
     }
 
@@ -88,17 +81,14 @@ impl Mapping {
     ) -> Result<(), CopyFault> {
         let from = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
         let to = dst.range(dst_offset, len).ok_or(CopyFault::OutOfRange)?;
-        let tail = if tail_last { tail_len(to, len) } else { 0 };
-        let head = len - tail;
-        let mut word = [0; 8];
-        // SAFETY: `from` is valid for `len` octets and `tail` of them are at `head`; `word` has
-        // room for 8 and `tail` is at most that. Read first, because where the ranges overlap the
-        // next copy may run over it.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(head), word.as_mut_ptr(), tail) };
-        // SAFETY: both are valid for `len` octets, at least `head`; overlap is allowed.
-        unsafe { std::ptr::copy(from, to, head) };
-        // SAFETY: as in `write_tail_last`.
-        unsafe { store_tail(to.add(head), word, tail) };
+        // SAFETY: both are valid for `len` octets (checked by `range`); overlap is allowed.
+        unsafe {
+            if tail_last {
+                move_tail_last(from, to, len);
+            } else {
+                std::ptr::copy(from, to, len);
+            }
+        }
         self.sound()?;
         dst.sound()
     }
@@ -172,24 +162,37 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
     }
 }
 
-/// Stores the first `len` octets of `word` in one piece, after everything stored before.
+/// `memmove`, with the word that `tail_len` chooses stored last and in one piece.
 ///
 /// # Safety
-/// `to` is valid for `len` octets and aligned to `len`, which is 0, 1, 2, 4 or 8.
+/// `from` is valid for reading and `to` for writing `len` octets, both in private or in shared
+/// memory, of which no other part of this process holds an exclusive reference.
 #[inline]
-unsafe fn store_tail(to: *mut u8, word: [u8; 8], len: usize) {
-    fence(Ordering::Release);
-    let value = u64::from_ne_bytes(word);
-    // SAFETY: validity and alignment are this function's own condition, and the memory is shared:
-    // only atomics and raw copies touch it. On a little-endian machine (the only ones this module
-    // builds for) the first octets of a word are its low ones.
+unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
+    let tail = tail_len(to, len);
+    let head = len - tail;
+    // SAFETY: head and tail make up the range that the caller vouches for. The tail of `to` is
+    // aligned to its length, which `tail_len` chose for that; `from` is read unaligned. Only atomics
+    // and raw copies touch shared memory, and any value of an octet is valid.
     unsafe {
-        match len {
-            8 => AtomicU64::from_ptr(to.cast()).store(value, Ordering::Relaxed),
-            4 => AtomicU32::from_ptr(to.cast()).store(value as u32, Ordering::Relaxed),
-            2 => AtomicU16::from_ptr(to.cast()).store(value as u16, Ordering::Relaxed),
-            1 => AtomicU8::from_ptr(to).store(value as u8, Ordering::Relaxed),
-            _ => {}
+        let (source, target) = (from.add(head), to.add(head));
+        // The tail is read first: where the ranges overlap the head may run over it.
+        let word = match tail {
+            8 => source.cast::<u64>().read_unaligned(),
+            4 => u64::from(source.cast::<u32>().read_unaligned()),
+            2 => u64::from(source.cast::<u16>().read_unaligned()),
+            1 => u64::from(source.read()),
+            _ => return,
+        };
+        if head != 0 {
+            std::ptr::copy(from, to, head);
+        }
+        fence(Ordering::Release);
+        match tail {
+            8 => AtomicU64::from_ptr(target.cast()).store(word, Ordering::Relaxed),
+            4 => AtomicU32::from_ptr(target.cast()).store(word as u32, Ordering::Relaxed),
+            2 => AtomicU16::from_ptr(target.cast()).store(word as u16, Ordering::Relaxed),
+            _ => AtomicU8::from_ptr(target).store(word as u8, Ordering::Relaxed),
         }
     }
 }

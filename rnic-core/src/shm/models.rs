@@ -306,3 +306,22 @@ fn loom_parker_against_revocation() {
         assert!(parked || seen, "a worker that may not park has a command to see");
     });
 }
+
+/// A worker never sleeps over a command that nobody acknowledged for it.
+#[test]
+fn loom_parker_against_command() {
+    explore(|_| {
+        let parker = Arc::new(Parker::new());
+        let command = Arc::new(AtomicU32::new(0));
+        let control = thread::spawn({
+            let (parker, command) = (parker.clone(), command.clone());
+            move || {
+                command.store(1, Ordering::Relaxed);
+                parker.is_parked()
+            }
+        });
+        let sleeps = parker.park(|| command.load(Ordering::Relaxed) == 0);
+        let acknowledged = control.join().expect("no panic");
+        assert!(!sleeps || acknowledged);
+    });
+}

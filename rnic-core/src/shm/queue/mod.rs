@@ -190,6 +190,12 @@ impl SgeList {
         true
     }
 
+    /// Removes all elements.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
     /// The elements.
     #[inline]
     pub fn as_slice(&self) -> &[Sge] {

@@ -73,7 +73,7 @@ impl ReceiveProducer {
 }
 
 /// A request as it was taken from a receive queue: a private copy, checked only for its form.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveEntry {
     /// The application's name for the request.
     pub wr_id: u64,
@@ -103,10 +103,18 @@ impl ReceiveConsumer {
     /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken.
     #[inline]
     pub fn take(&mut self) -> Result<Option<ReceiveEntry>, TakeError> {
-        let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
-        let entry = self.copy_out(slot, index);
+        let mut entry = ReceiveEntry::default();
+        Ok(self.take_into(&mut entry)?.then_some(entry))
+    }
+
+    /// Like [`take`](Self::take), into a place the caller has: `false` if there is no request.
+    #[inline]
+    pub fn take_into(&mut self, entry: &mut ReceiveEntry) -> Result<bool, TakeError> {
+        let Some((slot, index)) = self.ring.take()? else { return Ok(false) };
+        let copied = self.copy_out(slot, index, entry);
         self.ring.retire(1);
-        Ok(Some(entry?))
+        copied?;
+        Ok(true)
     }
 
     /// The queue.
@@ -128,7 +136,7 @@ impl ReceiveConsumer {
     }
 
     #[inline]
-    fn copy_out(&self, slot: usize, index: u32) -> Result<ReceiveEntry, EntryError> {
+    fn copy_out(&self, slot: usize, index: u32, to: &mut ReceiveEntry) -> Result<(), EntryError> {
         let queue = &self.ring.queue;
         let words = queue.window.load_words::<RECEIVE_HEADER_WORDS>(slot);
         let ReceiveHeader { num_sge, wr_id, spare_is_zero } = ReceiveHeader::from_words(words);
@@ -141,12 +149,13 @@ impl ReceiveConsumer {
         if count > MAX_SGE || count * SGE_LEN > room {
             return refuse(Malformed::TooManyElements);
         }
-        let mut sges = SgeList::new();
+        to.wr_id = wr_id;
+        to.sges.clear();
         for n in 0..count {
             let at = slot + RECEIVE_HEADER_LEN + n * SGE_LEN;
-            sges.push(Sge::from_words(queue.window.load_words(at)));
+            to.sges.push(Sge::from_words(queue.window.load_words(at)));
         }
-        Ok(ReceiveEntry { wr_id, sges })
+        Ok(())
     }
 }
 

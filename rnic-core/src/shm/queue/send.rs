@@ -92,6 +92,15 @@ pub struct SendEntry {
     pub index: u32,
 }
 
+impl Default for SendEntry {
+    /// No request: a place for [`SendConsumer::take_into`].
+    #[inline]
+    fn default() -> Self {
+        let header = SendHeader::from_words([0; SEND_HEADER_WORDS]);
+        SendEntry { header, sges: SgeList::new(), inline_at: 0, index: 0 }
+    }
+}
+
 /// The daemon's end of a send queue.
 #[derive(Debug)]
 pub struct SendConsumer {
@@ -114,7 +123,15 @@ impl SendConsumer {
     /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken.
     #[inline]
     pub fn take(&mut self) -> Result<Option<SendEntry>, TakeError> {
-        let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
+        let mut entry = SendEntry::default();
+        Ok(self.take_into(&mut entry)?.then_some(entry))
+    }
+
+    /// Like [`take`](Self::take), into a place the caller has: `false` if there is no request. An
+    /// entry is some 350 octets, and moving one takes longer (15 ns) than reading it from the ring.
+    #[inline]
+    pub fn take_into(&mut self, entry: &mut SendEntry) -> Result<bool, TakeError> {
+        let Some((slot, index)) = self.ring.take()? else { return Ok(false) };
         let queue = &self.ring.queue;
         let words = queue.window.load_words::<SEND_HEADER_WORDS>(slot);
         let header = SendHeader::from_words(words);
@@ -123,11 +140,14 @@ impl SendConsumer {
             return Err(EntryError { index, wr_id, opcode, malformed }.into());
         }
         let body = slot + SEND_HEADER_LEN;
-        let mut sges = SgeList::new();
+        entry.sges.clear();
         for n in 0..usize::from(header.num_sge) {
-            sges.push(Sge::from_words(queue.window.load_words(body + n * SGE_LEN)));
+            entry.sges.push(Sge::from_words(queue.window.load_words(body + n * SGE_LEN)));
         }
-        Ok(Some(SendEntry { header, sges, inline_at: queue.offset + body, index }))
+        entry.header = header;
+        entry.inline_at = queue.offset + body;
+        entry.index = index;
+        Ok(true)
     }
 
     /// Gives the oldest `count` taken entries back to the client.
