@@ -69,7 +69,7 @@ impl Qp {
     /// program that waits for events, by [`Context::next_event`](crate::Context::next_event).
     pub fn start_connect(&self, peer: SocketAddr, options: &ConnectOptions) -> Result<(), Error> {
         check_private_data(&options.private_data)?;
-        self.session().events.with(|events| events.renew(self.id));
+        self.forget_last_connection()?;
         self.session().command(RequestBody::Connect {
             qp: self.id,
             peer,
@@ -103,19 +103,25 @@ impl Qp {
     /// then been completed or flushed. Fails with [`Error::TimedOut`] when `timeout` is over
     /// (`None` waits as long as it takes). May be asked again.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<DisconnectReason, Error> {
-        let events = &self.session().events;
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), ends_connection);
-        events
-            .wait(deadline(timeout), |events| events.ended(self.id))?
+        self.session()
+            .await_event(deadline(timeout), |events| events.ended(self.id))?
             .ok_or(Error::TimedOut { what: "the end of the connection" })
+    }
+
+    /// Before a new attempt: drops what the last one left behind, also what has not been read yet,
+    /// so that it is not taken for the outcome of this one.
+    pub(crate) fn forget_last_connection(&self) -> Result<(), Error> {
+        self.session().events.drain()?;
+        self.session().events.with(|events| events.renew(self.id));
+        Ok(())
     }
 
     /// Waits for the decision about an attempt; the caller has claimed it.
     pub(crate) fn settle(&self, timeout: Option<Duration>) -> Result<Connected, Error> {
         let decision = self
             .session()
-            .events
-            .wait(deadline(timeout), |e| e.take(Subject::Qp(self.id), settles_connection))?;
+            .await_event(deadline(timeout), |e| e.take(Subject::Qp(self.id), settles_connection))?;
         match decision {
             Some(Event::Established { addresses, ird, ord, private_data, .. }) => {
                 Ok(Connected { private_data, ird, ord, addresses })

@@ -1,9 +1,9 @@
 //! Connection and asynchronous events, sorted by the object they concern.
 //!
-//! The daemon sends all events of a session on one socket. A thread that blocks for one object
-//! ([`Qp::connect`](crate::Qp::connect), [`Listener::accept_request`](crate::Listener::accept_request))
-//! *claims* that object's events of the awaited kinds; everything else waits, in order of arrival,
-//! for [`Context::next_event`](crate::Context::next_event). What waits is bounded by the number of
+//! The daemon sends all events of a session on one socket. A thread that blocks for one object, as
+//! [`Qp::connect`](crate::Qp::connect) does, *claims* that object's events of the awaited kinds;
+//! everything else waits, in order of arrival, for
+//! [`Context::next_event`](crate::Context::next_event). What waits is bounded by the number of
 //! objects: a new attempt to connect forgets the events of the last one, and an object that is
 //! dropped takes its events along.
 
