@@ -21,8 +21,12 @@ pub mod doorbell;
 pub mod fault;
 pub mod io;
 mod mapping;
+#[cfg(all(test, loom))]
+mod models;
 pub mod parker;
 pub mod queue;
+#[cfg(all(test, not(loom)))]
+mod stress;
 pub mod sync;
 pub mod wait;
 mod window;

@@ -27,7 +27,8 @@ impl Parker {
     /// does, `idle` sees the command. Never do both miss.
     #[must_use = "the worker may sleep only if this is true"]
     pub fn park(&self, idle: impl FnOnce() -> bool) -> bool {
-        self.parked.store(1, Ordering::Relaxed);
+        // Release: what the worker did to memory before it parked is done for whoever sees this.
+        self.parked.store(1, Ordering::Release);
         fence(Ordering::SeqCst);
         if idle() {
             return true;
@@ -52,12 +53,29 @@ impl Parker {
     #[must_use]
     pub fn is_parked(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.parked.load(Ordering::Relaxed) != 0
+        self.parked.load(Ordering::Acquire) != 0
     }
 }
 
 impl Default for Parker {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parked_only_between_a_granted_park_and_unpark() {
+        let parker = Parker::default();
+        assert!(!parker.is_parked());
+        assert!(!parker.park(|| false));
+        assert!(!parker.is_parked());
+        assert!(parker.park(|| parker.is_parked()), "visible while commands are looked for");
+        assert!(parker.is_parked());
+        parker.unpark();
+        assert!(!parker.is_parked());
     }
 }

@@ -110,6 +110,7 @@ mod modelled {
     use super::*;
 
     /// See the module. Clones share their words; a word is used as 32 or as 64 bits, never as both.
+    /// Only the first words exist: models use small rings and low doorbell indices.
     #[derive(Clone, Debug)]
     pub(in super::super) struct Window {
         halves: Arc<[AtomicU32]>,
@@ -124,9 +125,10 @@ mod modelled {
             len: usize,
         ) -> Option<Self> {
             mapping.range(offset, len)?;
+            let count = 0..(len / 8).min(MODELLED_WORDS);
             offset.is_multiple_of(8).then(|| Window {
-                halves: (0..len / 8).map(|_| AtomicU32::new(0)).collect(),
-                words: (0..len / 8).map(|_| AtomicU64::new(0)).collect(),
+                halves: count.clone().map(|_| AtomicU32::new(0)).collect(),
+                words: count.map(|_| AtomicU64::new(0)).collect(),
                 mapping,
             })
         }
@@ -146,4 +148,6 @@ mod modelled {
         /// New words are zero.
         pub(in super::super) fn zero(&self) {}
     }
+
+    const MODELLED_WORDS: usize = 64;
 }

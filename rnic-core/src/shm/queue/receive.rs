@@ -149,3 +149,82 @@ impl ReceiveConsumer {
         Ok(ReceiveEntry { wr_id, sges })
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::abi::queue::{QUEUE_HEADER_LEN, QueueShape};
+    use crate::shm::Mapping;
+
+    const SHAPE: QueueShape = QueueShape { capacity: 2, stride: 64 };
+
+    fn ends(kind: QueueKind) -> (ReceiveProducer, ReceiveConsumer, Arc<Mapping>) {
+        let (arena, _fd) = Mapping::create_arena("test", SHAPE.octets()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), 0, kind, SHAPE, 1, 2).expect("fits");
+        (ReceiveProducer::new(queue.clone()), ReceiveConsumer::new(queue), arena)
+    }
+
+    fn sge(n: u32) -> Sge {
+        Sge { addr: u64::MAX - u64::from(n), length: n, lkey: !n }
+    }
+
+    #[test]
+    fn requests_arrive_in_order_and_make_room_when_taken() {
+        for kind in [QueueKind::Receive, QueueKind::SharedReceive] {
+            let (mut producer, mut consumer, _arena) = ends(kind);
+            for n in 0..20 {
+                let sges = [sge(n), sge(n + 1), sge(n + 2)];
+                producer.push(u64::from(n), &sges[..n as usize % 4]).expect("room");
+                assert_eq!(consumer.take(), Ok(None), "not published");
+                producer.publish();
+                let entry = consumer.take().expect("well-formed").expect("published");
+                assert_eq!(entry.wr_id, u64::from(n));
+                assert_eq!(entry.sges[..], sges[..n as usize % 4]);
+                assert_eq!(producer.free(), 2);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_queue_and_a_request_too_long_are_refused() {
+        let (mut producer, mut consumer, _arena) = ends(QueueKind::Receive);
+        assert_eq!(producer.push(1, &[sge(0); 4]), Err(PushError::TooLong));
+        assert_eq!(producer.push(1, &[sge(0); 17]), Err(PushError::TooLong));
+        assert_eq!(producer.push(1, &[sge(0); 3]), Ok(()));
+        assert_eq!(producer.push(2, &[]), Ok(()));
+        assert_eq!(producer.push(3, &[]), Err(PushError::Full));
+        producer.publish();
+        assert_eq!(consumer.pending(), Ok(2));
+    }
+
+    #[test]
+    fn malformed_entries_are_named_and_count_as_taken() {
+        for (word, malformed) in [
+            (1 << 8, Malformed::SpareBits),
+            (1 << 63, Malformed::SpareBits),
+            (4, Malformed::TooManyElements),
+            (255, Malformed::TooManyElements),
+        ] {
+            let (mut producer, mut consumer, arena) = ends(QueueKind::Receive);
+            producer.push(77, &[]).expect("room");
+            producer.publish();
+            arena.store_u64(QUEUE_HEADER_LEN, word).expect("in range");
+            let error = EntryError { index: 0, wr_id: 77, opcode: 0, malformed };
+            assert_eq!(consumer.take(), Err(error.into()));
+            assert_eq!(consumer.take(), Ok(None));
+            assert_eq!(producer.free(), 2);
+        }
+    }
+
+    #[test]
+    fn a_waiting_engine_is_seen() {
+        let (producer, mut consumer, _arena) = ends(QueueKind::Receive);
+        assert!(!producer.waits());
+        consumer.set_waits(true);
+        assert!(producer.waits());
+        consumer.set_waits(false);
+        assert!(!producer.waits());
+    }
+}

@@ -1,0 +1,308 @@
+//! Loom models of everything here whose memory order is argued in prose: every interleaving, and
+//! every value that a relaxed load may return. The types are those of production, over modelled
+//! words. Each model ends with "nobody sleeps for ever" or "what was seen was whole".
+//!
+//! Loom runs loads in program order, so it cannot show what would happen if a slot were given back
+//! before it was read; the release stores of the consumer indices rest on their comments.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+
+use super::Mapping;
+use super::doorbell::{DoorbellRinger, DoorbellScanner};
+use super::parker::Parker;
+use super::queue::{
+    CompletionConsumer, CompletionProducer, PublishError, PushError, QueueMemory, ReceiveConsumer,
+    ReceiveProducer,
+};
+use crate::abi::queue::{ARM_NEXT, ARM_SOLICITED, Cqe, QueueKind, QueueShape, Sge};
+use crate::types::{CompletionOpcode, CompletionStatus};
+
+/// Explores `model`; the arena only gives the queues a place, their words are loom's.
+fn explore(model: impl Fn(&Arc<Mapping>) + Sync + Send + 'static) {
+    let (arena, _fd) = Mapping::create_arena("model", 16384).expect("a little memory");
+    loom::model(move || model(&arena));
+}
+
+fn queue(arena: &Arc<Mapping>, kind: QueueKind, capacity: u32) -> QueueMemory {
+    let stride = if kind == QueueKind::Completion { 64 } else { 32 };
+    QueueMemory::format(arena.clone(), 0, kind, QueueShape { capacity, stride }, 1, 0)
+        .expect("fits the arena")
+}
+
+fn receives(arena: &Arc<Mapping>, capacity: u32) -> (ReceiveProducer, ReceiveConsumer) {
+    let queue = queue(arena, QueueKind::Receive, capacity);
+    (ReceiveProducer::new(queue.clone()), ReceiveConsumer::new(queue))
+}
+
+fn completions(arena: &Arc<Mapping>, capacity: u32) -> (CompletionProducer, CompletionConsumer) {
+    let queue = queue(arena, QueueKind::Completion, capacity);
+    (CompletionProducer::new(queue.clone()), CompletionConsumer::new(queue))
+}
+
+fn completion(n: u64) -> Cqe {
+    let cqe = Cqe::new(7, n, CompletionOpcode::Send, CompletionStatus::Success);
+    Cqe { why_id: !n, ..cqe }
+}
+
+fn sge(n: u64) -> Sge {
+    Sge { addr: !n, length: n as u32, lkey: 1 }
+}
+
+/// What the client wrote before it published is what the engine takes, in order; a slot is not
+/// written again before the engine is done with it.
+#[test]
+fn loom_ring_publish_and_take() {
+    explore(|arena| {
+        let (mut producer, mut consumer) = receives(arena, 1);
+        let client = thread::spawn(move || {
+            let mut posted = 0;
+            for _ in 0..2 {
+                match producer.push(posted, &[sge(posted)]) {
+                    Ok(()) => {
+                        producer.publish();
+                        posted += 1;
+                    }
+                    Err(error) => assert_eq!(error, PushError::Full),
+                }
+            }
+            posted
+        });
+        let mut taken = 0;
+        let mut take = || {
+            let Some(entry) = consumer.take().expect("an honest client") else { return false };
+            assert_eq!((entry.wr_id, entry.sges[..].to_vec()), (taken, vec![sge(taken)]));
+            taken += 1;
+            true
+        };
+        take();
+        let posted = client.join().expect("no panic");
+        while take() {}
+        assert_eq!(taken, posted);
+    });
+}
+
+/// A completion is seen whole or not at all, and its slot is reused only after it was read.
+#[test]
+fn loom_completion_publish_and_poll() {
+    explore(|arena| {
+        let (mut producer, mut consumer) = completions(arena, 1);
+        let engine = thread::spawn(move || {
+            let mut written = 0;
+            for _ in 0..2 {
+                match producer.publish(&completion(written)) {
+                    Ok(()) => written += 1,
+                    Err(error) => assert_eq!(error, PublishError::Full),
+                }
+            }
+            written
+        });
+        let mut read = 0;
+        let mut poll = || {
+            let Some(cqe) = consumer.poll() else { return false };
+            assert_eq!(cqe, completion(read));
+            read += 1;
+            assert_eq!(consumer.release(), 0, "nobody waits in this model");
+            true
+        };
+        poll();
+        let written = engine.join().expect("no panic");
+        while poll() {}
+        assert_eq!(read, written);
+    });
+}
+
+/// An engine that stalls for a slot is told when the client gives one back.
+#[test]
+fn loom_release_against_engine_waits_for_space() {
+    explore(|arena| {
+        let (mut producer, mut consumer) = completions(arena, 1);
+        producer.publish(&completion(0)).expect("the ring is empty");
+        let engine = thread::spawn(move || {
+            let mut reserve = || producer.reserve().expect("an honest client");
+            if reserve() {
+                return false;
+            }
+            producer.set_waits(3);
+            let stalls = !producer.reserve().expect("an honest client");
+            if !stalls {
+                producer.clear_waits(3);
+            }
+            stalls
+        });
+        assert!(consumer.poll().is_some());
+        let ring = consumer.release();
+        let stalls = engine.join().expect("no panic");
+        assert!(!stalls || ring == 1 << 3);
+    });
+}
+
+/// A client that arms, finds nothing and sleeps gets its event.
+#[test]
+fn loom_arm_against_publish() {
+    for arm in [ARM_NEXT, ARM_SOLICITED] {
+        explore(move |arena| {
+            let (mut producer, mut consumer) = completions(arena, 2);
+            let engine = thread::spawn(move || {
+                producer.publish(&completion(0)).expect("there is room");
+                let first = producer.take_arm(false);
+                producer.publish(&completion(1)).expect("there is room");
+                (first, producer.take_arm(true))
+            });
+            consumer.arm(arm);
+            let sleeps = consumer.is_empty();
+            let (first, second) = engine.join().expect("no panic");
+            assert!(!(first && second), "one arm, one event");
+            assert!(!first || arm == ARM_NEXT, "the first completion is not solicited");
+            assert!(!sleeps || first || second);
+        });
+    }
+}
+
+/// A client that stops spinning, finds nothing and sleeps gets the event it armed for earlier.
+#[test]
+fn loom_stop_spinning_against_publish() {
+    explore(|arena| {
+        let (mut producer, mut consumer) = completions(arena, 1);
+        consumer.set_spinning(true);
+        consumer.arm(ARM_NEXT);
+        let engine = thread::spawn(move || {
+            producer.publish(&completion(0)).expect("there is room");
+            producer.take_arm(false)
+        });
+        consumer.set_spinning(false);
+        let sleeps = consumer.is_empty();
+        let event = engine.join().expect("no panic");
+        assert!(!sleeps || event);
+    });
+}
+
+/// A worker that stops looking at a page is woken by a ring it did not see.
+#[test]
+fn loom_doorbell_ring_against_prepare_sleep() {
+    explore(|arena| {
+        let ringer = DoorbellRinger::new(arena.clone(), 0).expect("fits the arena");
+        let mut scanner = DoorbellScanner::sharing(&ringer);
+        let clients = [3, 70].map(|index| {
+            let ringer = ringer.clone();
+            thread::spawn(move || ringer.ring(index))
+        });
+        let sleeps = scanner.prepare_sleep();
+        let written = clients.map(|client| client.join().expect("no panic"));
+        assert!(!sleeps || written.iter().filter(|&&written| written).count() == 1);
+        let mut rung = Vec::new();
+        scanner.scan(|index| rung.push(index));
+        assert_eq!(rung, [3, 70]);
+    });
+}
+
+/// No ring is lost to a scan under way, and whoever sees the bit sees what was posted before it.
+#[test]
+fn loom_doorbell_ring_against_scan() {
+    for posts in [1, 2] {
+        explore(move |arena| ring_against_scan(arena, posts));
+    }
+}
+
+fn ring_against_scan(arena: &Arc<Mapping>, posts: u32) {
+    let ringer = DoorbellRinger::new(arena.clone(), 0).expect("fits the arena");
+    let mut scanner = DoorbellScanner::sharing(&ringer);
+    let posted = Arc::new(AtomicU32::new(0));
+    let client = thread::spawn({
+        let posted = posted.clone();
+        move || {
+            for n in 1..=posts {
+                posted.store(n, Ordering::Relaxed);
+                assert!(!ringer.ring(5), "nobody sleeps in this model");
+            }
+        }
+    });
+    let mut seen = 0;
+    let mut scan = || {
+        scanner.scan(|index| {
+            assert_eq!(index, 5);
+            seen = posted.load(Ordering::Relaxed);
+            assert_ne!(seen, 0);
+        })
+    };
+    scan();
+    client.join().expect("no panic");
+    scan();
+    assert_eq!(seen, posts);
+}
+
+/// An engine that holds a message for want of a receive is told when one is posted.
+#[test]
+fn loom_receive_post_against_engine_waits_for_receive() {
+    explore(|arena| {
+        let (mut producer, mut consumer) = receives(arena, 2);
+        let client = thread::spawn(move || {
+            producer.push(0, &[]).expect("there is room");
+            producer.publish();
+            producer.waits()
+        });
+        consumer.set_waits(true);
+        let stalls = consumer.pending().expect("an honest client") == 0;
+        let rings = client.join().expect("no panic");
+        assert!(!stalls || rings);
+    });
+}
+
+/// Requests posted while the QP is being bound are found by the scan or rung for.
+#[test]
+fn loom_post_against_bind() {
+    explore(|arena| {
+        let queue = queue(arena, QueueKind::Receive, 2);
+        let mut producer = ReceiveProducer::new(queue.clone());
+        let client = thread::spawn(move || {
+            producer.push(0, &[]).expect("there is room");
+            producer.publish();
+            producer.queue().worker()
+        });
+        queue.set_worker(2);
+        let found = ReceiveConsumer::new(queue).pending().expect("an honest client");
+        match client.join().expect("no panic") {
+            None => assert_eq!(found, 1),
+            Some(worker) => assert_eq!(worker, 2),
+        }
+    });
+}
+
+/// A revocation that was acknowledged for a sleeping worker is in force before that worker touches
+/// memory again, and after what it touched before.
+#[test]
+fn loom_parker_against_revocation() {
+    explore(|_| {
+        let parker = Arc::new(Parker::new());
+        let revoked = Arc::new(AtomicU32::new(0));
+        let memory = Arc::new(UnsafeCell::new(()));
+        let control = thread::spawn({
+            let (parker, revoked, memory) = (parker.clone(), revoked.clone(), memory.clone());
+            move || {
+                revoked.store(1, Ordering::Relaxed);
+                let acknowledged = parker.is_parked();
+                if acknowledged {
+                    // The range goes to somebody else; loom reports an access at the same time.
+                    memory.with_mut(|_| ());
+                }
+                acknowledged
+            }
+        });
+        let is_revoked = || revoked.load(Ordering::Relaxed) != 0;
+        memory.with(|_| ());
+        let parked = parker.park(|| !is_revoked());
+        if parked {
+            parker.unpark();
+        }
+        let seen = is_revoked();
+        if !seen {
+            memory.with(|_| ());
+        }
+        let acknowledged = control.join().expect("no panic");
+        assert!(seen || !acknowledged);
+        assert!(parked || seen, "a worker that may not park has a command to see");
+    });
+}
