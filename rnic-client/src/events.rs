@@ -32,6 +32,7 @@ impl Subject {
             | Event::Rejected { qp, .. }
             | Event::Unreachable { qp, .. }
             | Event::Disconnected { qp, .. }
+            | Event::PeerClosed { qp, .. }
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
             Event::EventsLost { .. } => Subject::Session,

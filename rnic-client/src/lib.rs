@@ -130,3 +130,6 @@ pub use rnic_core::types::{
     PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, Stag, TerminateCode,
     TerminateOrigin,
 };
+
+#[cfg(feature = "programs")]
+pub mod programs;
