@@ -7,7 +7,7 @@ use rnic_core::abi::control::{DisconnectReason, Event, MAX_PRIVATE_DATA, Request
 use rnic_core::types::AddressPair;
 
 use crate::error::Error;
-use crate::events::{Kind, Subject, ends_connection, settles_connection};
+use crate::events::{Ending, Kind, Subject, concerns_end, settles_connection};
 use crate::inbox::deadline;
 use crate::qp::Qp;
 use crate::session::Session;
@@ -89,7 +89,8 @@ impl Qp {
     }
 
     /// Ends the connection in order: what has been posted is sent, then FINs are exchanged
-    /// (`rdma_disconnect(3)`). Returns at once; [`Qp::wait_disconnected`] waits for the end.
+    /// (`rdma_disconnect(3)`). Returns at once; [`Qp::wait_disconnected`] waits for the end, which
+    /// comes when the peer has disconnected as well.
     pub fn disconnect(&self) -> Result<(), Error> {
         self.session().command(RequestBody::Disconnect { qp: self.id, abort: false })
     }
@@ -100,13 +101,25 @@ impl Qp {
     }
 
     /// Waits until the connection has ended, whoever ended it, and says how. Everything posted has
-    /// then been completed or flushed. Fails with [`Error::TimedOut`] when `timeout` is over
-    /// (`None` waits as long as it takes). May be asked again.
+    /// then been completed or flushed. May be asked again.
+    ///
+    /// When the peer has finished sending ([`Event::PeerClosed`]), this disconnects as well, since
+    /// the connection would never end otherwise; what has been posted until then is still sent.
+    /// Fails with [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes).
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<DisconnectReason, Error> {
-        let _claim = Claim::new(self.session(), Subject::Qp(self.id), ends_connection);
-        self.session()
-            .await_event(deadline(timeout), |events| events.ended(self.id))?
-            .ok_or(Error::TimedOut { what: "the end of the connection" })
+        let deadline = deadline(timeout);
+        let _claim = Claim::new(self.session(), Subject::Qp(self.id), concerns_end);
+        loop {
+            match self.session().await_event(deadline, |events| events.ending(self.id))? {
+                Some(Ending::Ended(reason)) => return Ok(reason),
+                Some(Ending::PeerClosed) => match self.disconnect() {
+                    // Refused if it has ended meanwhile: then that is what comes next.
+                    Ok(()) | Err(Error::Refused(_)) => {}
+                    Err(e) => return Err(e),
+                },
+                None => return Err(Error::TimedOut { what: "the end of the connection" }),
+            }
+        }
     }
 
     /// Before a new attempt: drops what the last one left behind, also what has not been read yet,

@@ -205,6 +205,19 @@ fn too_much_private_data_is_refused_before_the_daemon_hears_of_it() {
 }
 
 #[test]
+fn waiting_for_the_end_answers_a_peer_that_has_finished() {
+    let r = rig();
+    r.daemon.event(&Event::PeerClosed { qp: r.qp.id(), context: 0 });
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| r.qp.wait_disconnected(Some(PATIENCE)));
+        r.daemon.await_request(|b| matches!(b, RequestBody::Disconnect { abort: false, .. }));
+        r.daemon.event(&ended(r.qp.id()));
+        assert_eq!(ending.join().unwrap().unwrap(), DisconnectReason::Orderly);
+    });
+    assert_eq!(r.context.next_event(Some(Duration::ZERO)).unwrap(), None);
+}
+
+#[test]
 fn a_refused_connect_waits_for_nothing() {
     let r = rig();
     let refusal = Refusal::NotAllowed { rule: "[[connect]]".into(), what: "127.0.0.1:2".into() };
