@@ -87,7 +87,9 @@ impl Msn {
 pub struct TaggedOffset(pub u64);
 
 /// Monotonic nanoseconds from an origin the caller chose; the core never reads a clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Time(pub u64);
 

@@ -921,6 +921,14 @@ pub enum Event {
         /// How many.
         count: u64,
     },
+    /// The peer has finished sending (FIN between two messages). Receives are flushed; sends go on
+    /// until this side disconnects, and `Disconnected` follows then.
+    PeerClosed {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
 }
 
 /// How a connection ended.

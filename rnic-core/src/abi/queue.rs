@@ -474,7 +474,8 @@ impl ChannelRecord {
     /// Reads a record; `None` if its length or kind is not ours.
     pub fn from_bytes(b: &[u8]) -> Option<Self> {
         let b: &[u8; CHANNEL_RECORD_LEN] = b.try_into().ok()?;
-        let word = |r: std::ops::Range<usize>| u32::from_le_bytes(b[r].try_into().unwrap_or([0; 4]));
+        let word =
+            |r: std::ops::Range<usize>| u32::from_le_bytes(b[r].try_into().unwrap_or([0; 4]));
         (word(4..8) == 1).then(|| ChannelRecord {
             cq: word(0..4),
             sequence: u64::from(word(8..12)) | u64::from(word(12..16)) << 32,
@@ -525,7 +526,10 @@ mod tests {
 
     #[test]
     fn completion_sequence_is_the_last_word() {
-        let c = Cqe { byte_len: 7, ..Cqe::new(5, 6, CompletionOpcode::Receive, CompletionStatus::Success) };
+        let c = Cqe {
+            byte_len: 7,
+            ..Cqe::new(5, 6, CompletionOpcode::Receive, CompletionStatus::Success)
+        };
         let w = c.to_words(0xDEAD_BEEF);
         assert_eq!(Cqe::sequence(w[7]), 0xDEAD_BEEF);
         assert_eq!(Cqe::from_words(w), c);

@@ -1,1 +1,266 @@
 //! DDP (RFC 5041): segment headers.
+//!
+//! Turns the first 14 or 18 octets of a ULPDU into a [`Header`] and back. It knows no buffers and
+//! no messages: what the fields of successive segments must have to do with one another is
+//! checked by [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here but
+//! a segment too short for its header, so that everything else can be reported.
+
+use std::fmt;
+
+use crate::types::{Msn, Stag, TaggedOffset};
+
+/// Octets of the longer of the two headers.
+pub const MAX_HEADER_LEN: usize = UntaggedHeader::LEN;
+
+/// Queue numbers that RDMAP uses (RFC 5040 section 3.1.2).
+pub mod qn {
+    /// Sends of every kind.
+    pub const SEND: u32 = 0;
+    /// Read Requests.
+    pub const READ_REQUEST: u32 = 1;
+    /// The Terminate.
+    pub const TERMINATE: u32 = 2;
+}
+
+const TAGGED: u8 = 0x80;
+const LAST: u8 = 0x40;
+const VERSION: u8 = 0x03;
+
+mod field {
+    use std::ops::Range;
+
+    pub const CONTROL: usize = 0;
+    pub const RSVD_ULP: usize = 1;
+    pub const STAG: Range<usize> = 2..6;
+    pub const TO: Range<usize> = 6..14;
+    pub const INV_STAG: Range<usize> = 2..6;
+    pub const QN: Range<usize> = 6..10;
+    pub const MSN: Range<usize> = 10..14;
+    pub const MO: Range<usize> = 14..18;
+}
+
+/// A segment that ends before its header does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("DDP segment too short for its header")]
+pub struct TooShort;
+
+/// A whole segment, known to be long enough for its header.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    octets: &'a [u8],
+    header_len: usize,
+}
+
+impl<'a> Segment<'a> {
+    /// Accepts a ULPDU that holds at least the header its T bit asks for.
+    #[inline]
+    pub fn new_checked(octets: &'a [u8]) -> Result<Segment<'a>, TooShort> {
+        let control = *octets.first().ok_or(TooShort)?;
+        let header_len =
+            if control & TAGGED != 0 { TaggedHeader::LEN } else { UntaggedHeader::LEN };
+        if octets.len() < header_len {
+            return Err(TooShort);
+        }
+        Ok(Segment { octets, header_len })
+    }
+
+    /// The header as it was received, reserved bits and all.
+    #[inline]
+    #[must_use]
+    pub fn header_octets(&self) -> &'a [u8] {
+        &self.octets[..self.header_len]
+    }
+
+    /// What follows the header.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        &self.octets[self.header_len..]
+    }
+
+    fn control(&self) -> u8 {
+        self.octets[field::CONTROL]
+    }
+
+    fn u32_at(&self, range: std::ops::Range<usize>) -> u32 {
+        let o = &self.octets[range];
+        u32::from_be_bytes([o[0], o[1], o[2], o[3]])
+    }
+
+    fn u64_at(&self, range: std::ops::Range<usize>) -> u64 {
+        let o = &self.octets[range];
+        u64::from_be_bytes([o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]])
+    }
+}
+
+/// Header of a segment that names its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaggedHeader {
+    /// L: the last segment of its message.
+    pub last: bool,
+    /// DV, two bits.
+    pub dv: u8,
+    /// RsvdULP: the RDMAP control octet.
+    pub rsvd_ulp: u8,
+    /// The buffer.
+    pub stag: Stag,
+    /// Where in the buffer the payload goes.
+    pub to: TaggedOffset,
+}
+
+/// Header of a segment for the receiver's next buffer of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UntaggedHeader {
+    /// L: the last segment of its message.
+    pub last: bool,
+    /// DV, two bits.
+    pub dv: u8,
+    /// RsvdULP, first octet: the RDMAP control octet.
+    pub rsvd_ulp: u8,
+    /// RsvdULP, the other four octets: the STag to invalidate, for the opcodes that do.
+    pub inv_stag: Stag,
+    /// QN; see [`qn`] for those RDMAP knows.
+    pub qn: u32,
+    /// Message sequence number in the queue.
+    pub msn: Msn,
+    /// Message offset: where in the message the payload goes, in octets from its start.
+    pub mo: u32,
+}
+
+/// A DDP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Header {
+    /// T = 1.
+    Tagged(TaggedHeader),
+    /// T = 0.
+    Untagged(UntaggedHeader),
+}
+
+impl Header {
+    /// Splits a ULPDU into its header and payload.
+    #[inline]
+    pub fn parse(ulpdu: &[u8]) -> Result<(Header, &[u8]), TooShort> {
+        let segment = Segment::new_checked(ulpdu)?;
+        let control = segment.control();
+        let (last, dv) = (control & LAST != 0, control & VERSION);
+        let rsvd_ulp = segment.octets[field::RSVD_ULP];
+        let header = if control & TAGGED != 0 {
+            Header::Tagged(TaggedHeader {
+                last,
+                dv,
+                rsvd_ulp,
+                stag: Stag(segment.u32_at(field::STAG)),
+                to: TaggedOffset(segment.u64_at(field::TO)),
+            })
+        } else {
+            Header::Untagged(UntaggedHeader {
+                last,
+                dv,
+                rsvd_ulp,
+                inv_stag: Stag(segment.u32_at(field::INV_STAG)),
+                qn: segment.u32_at(field::QN),
+                msn: Msn(segment.u32_at(field::MSN)),
+                mo: segment.u32_at(field::MO),
+            })
+        };
+        Ok((header, segment.payload()))
+    }
+
+    /// Writes the header to the front of `out`, which has room for [`Header::len`] octets, and
+    /// returns that length. Reserved bits are written as 0.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        match self {
+            Header::Tagged(h) => h.emit(out),
+            Header::Untagged(h) => h.emit(out),
+        }
+    }
+
+    /// Octets of the header.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no header is empty")]
+    pub fn len(&self) -> usize {
+        match self {
+            Header::Tagged(_) => TaggedHeader::LEN,
+            Header::Untagged(_) => UntaggedHeader::LEN,
+        }
+    }
+
+    /// The RDMAP control octet.
+    #[inline]
+    #[must_use]
+    pub fn rsvd_ulp(&self) -> u8 {
+        match self {
+            Header::Tagged(h) => h.rsvd_ulp,
+            Header::Untagged(h) => h.rsvd_ulp,
+        }
+    }
+}
+
+impl TaggedHeader {
+    /// Octets of the header (section 4.2).
+    pub const LEN: usize = 14;
+
+    /// Writes the header to the front of `out` and returns its length, 14.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let out = &mut out[..Self::LEN];
+        out[field::CONTROL] = control(TAGGED, self.last, self.dv);
+        out[field::RSVD_ULP] = self.rsvd_ulp;
+        out[field::STAG].copy_from_slice(&self.stag.0.to_be_bytes());
+        out[field::TO].copy_from_slice(&self.to.0.to_be_bytes());
+        Self::LEN
+    }
+}
+
+impl UntaggedHeader {
+    /// Octets of the header (section 4.3).
+    pub const LEN: usize = 18;
+
+    /// Writes the header to the front of `out` and returns its length, 18.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let out = &mut out[..Self::LEN];
+        out[field::CONTROL] = control(0, self.last, self.dv);
+        out[field::RSVD_ULP] = self.rsvd_ulp;
+        out[field::INV_STAG].copy_from_slice(&self.inv_stag.0.to_be_bytes());
+        out[field::QN].copy_from_slice(&self.qn.to_be_bytes());
+        out[field::MSN].copy_from_slice(&self.msn.0.to_be_bytes());
+        out[field::MO].copy_from_slice(&self.mo.to_be_bytes());
+        Self::LEN
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Header::Tagged(h) => h.fmt(f),
+            Header::Untagged(h) => h.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for TaggedHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = if self.last { " last" } else { "" };
+        write!(f, "DDP{} tagged{last} stag {} to {:#x}", self.dv, self.stag, self.to.0)
+    }
+}
+
+impl fmt::Display for UntaggedHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = if self.last { " last" } else { "" };
+        let UntaggedHeader { dv, qn, msn, mo, .. } = self;
+        write!(f, "DDP{dv} untagged{last} qn {qn} msn {} mo {mo}", msn.0)?;
+        if self.inv_stag != Stag(0) {
+            write!(f, " ulp stag {}", self.inv_stag)?;
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn control(tagged: u8, last: bool, dv: u8) -> u8 {
+    tagged | if last { LAST } else { 0 } | dv & VERSION
+}

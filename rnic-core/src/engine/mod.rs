@@ -1,1 +1,559 @@
 //! The engine: the one place where wire and device meet.
+//!
+//! An [`Engine`] owns the queue pairs of one worker for life, a copy of the STag table, and nothing
+//! that waits. The worker tells it what happened (`receive`, `writable`, `scan`, `handle_timeout`),
+//! carries out what it asks for (`next_work`, `transmit`, `poll_output`, `next_timeout`) and passes on
+//! the commands of the resource manager, which are authorised already. It never reads a clock, opens a
+//! socket or blocks, so two engines run back to back in a test under virtual time.
+//!
+//! One file per hop: `post` (send queue to message), `message` (segmentation), `tx` (to TCP), `direct`
+//! (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends).
+
+mod complete;
+mod direct;
+mod ledger;
+mod message;
+mod place;
+mod post;
+mod qp;
+mod rx;
+mod schedule;
+mod session;
+mod tcp;
+mod teardown;
+mod tx;
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSliceMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use qp::QpConfig;
+pub use tcp::{MulpduPolicy, TxBatch};
+
+use crate::abi::control::Event;
+use crate::device::{Cq, StagEntry, StagTable};
+use crate::shm::doorbell::DoorbellScanner;
+use crate::stream::startup::{Negotiated, Role};
+use crate::types::{AddressPair, CqId, QpId, SessionId, Stag, Time};
+use qp::{Link, Phase, Qp};
+use schedule::{Key, QUANTUM, Schedule};
+use session::Sessions;
+use tcp::{Buffers, RX_SLAB, TX_SLAB, TcpLink};
+use teardown::Timers;
+
+/// What an engine is told once.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Number of this worker, which clients' doorbell pages are counted by.
+    pub worker: u32,
+    /// How long a Terminate may take to leave and the peer's FIN to follow it.
+    pub drain_deadline: Duration,
+    /// How long a disconnect may take to finish what was posted and see the peer's FIN.
+    pub close_deadline: Duration,
+    /// How long a responder waits for the first FPDU.
+    pub first_fpdu_deadline: Duration,
+    /// Where MULPDU comes from.
+    pub mulpdu: MulpduPolicy,
+}
+
+/// What the worker carries out for the engine.
+pub enum Output {
+    /// Tell a client.
+    Event {
+        /// Whom.
+        session: SessionId,
+        /// What.
+        event: Event,
+    },
+    /// Send one record on the channel of this CQ.
+    Notify(Arc<Cq>),
+    /// Shut down the sending direction of the QP's socket.
+    ShutdownWrite(QpId),
+    /// Close the QP's socket.
+    Close {
+        /// Whose.
+        qp: QpId,
+        /// Reset the connection instead of closing it in order.
+        reset: bool,
+    },
+    /// Have every worker drop an STag, then call [`Engine::invalidated`].
+    Invalidate {
+        /// The QP that waits for it.
+        qp: QpId,
+        /// The STag.
+        stag: Stag,
+    },
+    /// A CQ died: every QP that uses it, on whatever worker, must go to Error.
+    CqFailed(CqId),
+    /// A client broke the contract: its session must end.
+    Misbehaved {
+        /// Whose.
+        session: SessionId,
+        /// How.
+        why: String,
+    },
+}
+
+/// Work that needs the worker's hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Call [`Engine::transmit`] for this QP.
+    Transmit(QpId),
+}
+
+/// What came of [`Engine::transmit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transmit {
+    /// Nothing was to be sent.
+    Idle,
+    /// Octets were accepted; the QP is scheduled again if it has more.
+    More,
+    /// TCP takes no more: call [`Engine::writable`] when it does.
+    Blocked,
+}
+
+/// What came of [`Engine::receive`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receive {
+    /// Octets were handled; there may be more.
+    Progress,
+    /// Nothing is there.
+    WouldBlock,
+    /// Nothing more will come, or nothing more is wanted.
+    Closed,
+}
+
+/// The engine of one worker.
+pub struct Engine {
+    qps: Vec<Option<Box<Qp>>>,
+    free: Vec<Key>,
+    by_id: HashMap<QpId, Key>,
+    shard: Shard,
+    tx_slab: Box<[u8]>,
+    rx_slab: Box<[u8]>,
+    rung: Vec<Key>,
+}
+
+/// What all QPs of an engine share. It is apart from them so that a QP and this can be borrowed at
+/// the same time.
+struct Shard {
+    worker: u32,
+    now: Time,
+    options: EngineOptions,
+    stags: StagTable,
+    sessions: Sessions,
+    schedule: Schedule,
+    timers: Timers,
+    buffers: Buffers,
+    outputs: VecDeque<Output>,
+    deliveries: VecDeque<(Key, Delivery)>,
+    terminates_sent: u64,
+    terminates_received: u64,
+}
+
+/// What one QP does to another by the direct path besides moving data.
+enum Delivery {
+    Terminate(Vec<u8>),
+    Fin,
+    Reset,
+}
+
+impl Shard {
+    /// Puts a QP into the schedule.
+    fn wake(&mut self, qp: &mut Qp) {
+        if !qp.scheduled {
+            qp.scheduled = true;
+            self.schedule.push(qp.session, qp.key);
+        }
+    }
+
+    fn deliver(&mut self, to: Key, delivery: Delivery) {
+        self.deliveries.push_back((to, delivery));
+    }
+}
+
+impl Engine {
+    /// An engine without sessions.
+    pub fn new(options: EngineOptions) -> Self {
+        Engine {
+            qps: Vec::new(),
+            free: Vec::new(),
+            by_id: HashMap::new(),
+            shard: Shard {
+                worker: options.worker,
+                now: Time(0),
+                options,
+                stags: StagTable::default(),
+                sessions: Sessions::default(),
+                schedule: Schedule::default(),
+                timers: Timers::default(),
+                buffers: Buffers::default(),
+                outputs: VecDeque::new(),
+                deliveries: VecDeque::new(),
+                terminates_sent: 0,
+                terminates_received: 0,
+            },
+            tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
+            rx_slab: vec![0; RX_SLAB].into_boxed_slice(),
+            rung: Vec::new(),
+        }
+    }
+
+    // -----------------------------------------------------------------------------------------
+    // Commands of the resource manager
+
+    /// Starts to serve a session's doorbells.
+    pub fn attach_session(&mut self, session: SessionId, scanner: DoorbellScanner, now: Time) {
+        self.shard.sessions.attach(session, scanner, now);
+    }
+
+    /// Ends a session: its STags are off, its connections are aborted, nothing completes any more.
+    pub fn detach_session(&mut self, session: SessionId, now: Time) {
+        self.shard.now = now;
+        self.shard.stags.revoke_session(session);
+        let gone: Vec<QpId> =
+            self.qps.iter().flatten().filter(|q| q.session == session).map(|q| q.id).collect();
+        for qp in gone {
+            self.destroy(qp, now);
+        }
+        self.shard.sessions.detach(session);
+        self.shard.schedule.drop_session(session);
+    }
+
+    /// Adds a region.
+    pub fn install_stag(&mut self, entry: StagEntry) {
+        self.shard.stags.install(entry);
+    }
+
+    /// Removes a region. When this has returned, no octet of it will be read or written.
+    pub fn revoke_stag(&mut self, stag: Stag) {
+        self.shard.stags.revoke(stag);
+    }
+
+    /// Every worker has dropped the STag that this QP asked to invalidate.
+    pub fn invalidated(&mut self, qp: QpId, now: Time) {
+        self.shard.now = now;
+        self.with(qp, |qp, shard| {
+            if let Some(seq) = qp.invalidating.take()
+                && let Some(entry) = qp.ledger.get_mut(seq)
+            {
+                entry.progress = ledger::Progress::Done(crate::types::CompletionStatus::Success);
+                qp.retire(shard);
+                shard.wake(qp);
+            }
+        });
+    }
+
+    /// Connects a QP by a TCP connection that has been through MPA start-up.
+    pub fn bind_tcp(
+        &mut self,
+        config: Box<QpConfig>,
+        negotiated: Negotiated,
+        addresses: AddressPair,
+        now: Time,
+    ) {
+        self.shard.now = now;
+        let id = config.qp;
+        let link = Box::new(TcpLink::new(&negotiated));
+        self.insert(config, Link::Tcp(link));
+        let Negotiated { role, ird, ord, private_data, mut leftover, .. } = negotiated;
+        self.with(id, |qp, shard| {
+            qp.addresses = Some(addresses);
+            (qp.ird, qp.ord) = (ird, ord);
+            match role {
+                Role::Initiator { .. } => {
+                    qp.enter(Phase::Open);
+                    qp.announce(shard, private_data);
+                }
+                Role::Responder { .. } => {
+                    qp.enter(Phase::Quiet);
+                    let deadline = now.after(shard.options.first_fpdu_deadline);
+                    shard.timers.set(qp, Some(deadline));
+                }
+            }
+            qp.consume(shard, &mut leftover);
+            shard.wake(qp);
+        });
+    }
+
+    /// Connects two QPs with each other by the direct path.
+    pub fn bind_direct(
+        &mut self,
+        active: (Box<QpConfig>, Negotiated, AddressPair),
+        passive: (Box<QpConfig>, Negotiated, AddressPair),
+        now: Time,
+    ) {
+        self.shard.now = now;
+        let ids = [active.0.qp, passive.0.qp];
+        let mut ends = Vec::with_capacity(2);
+        for (config, negotiated, addresses) in [active, passive] {
+            let key = self.insert(config, Link::None);
+            ends.push((key, negotiated, addresses));
+        }
+        let keys = [ends[0].0, ends[1].0];
+        for ((_, negotiated, addresses), (peer, id)) in
+            ends.into_iter().zip([(keys[1], ids[0]), (keys[0], ids[1])])
+        {
+            self.with(id, |qp, shard| {
+                qp.link = Link::Direct(peer);
+                qp.addresses = Some(addresses);
+                (qp.ird, qp.ord) = (negotiated.ird, negotiated.ord);
+                qp.enter(Phase::Open);
+                let private_data = match negotiated.role {
+                    Role::Initiator { .. } => negotiated.private_data,
+                    Role::Responder { .. } => Vec::new(),
+                };
+                qp.announce(shard, private_data);
+                shard.wake(qp);
+            });
+        }
+    }
+
+    /// Takes over a QP that is in Error without ever having been connected, to flush it.
+    pub fn bind_dead(&mut self, config: Box<QpConfig>, now: Time) {
+        self.shard.now = now;
+        let id = config.qp;
+        self.insert(config, Link::None);
+        self.with(id, |qp, shard| {
+            qp.enter(Phase::Dead);
+            qp.flush(shard);
+        });
+    }
+
+    /// Ends a connection, in order or at once.
+    pub fn disconnect(&mut self, qp: QpId, abort: bool, now: Time) {
+        self.shard.now = now;
+        self.with(qp, |qp, shard| qp.disconnect(shard, abort));
+    }
+
+    /// Moves a QP to Error: its connection is aborted, everything posted is flushed.
+    pub fn to_error(&mut self, qp: QpId, now: Time) {
+        self.disconnect(qp, true, now);
+    }
+
+    /// Forgets a QP. Its peer sees the connection end; nothing of it completes any more.
+    pub fn destroy(&mut self, id: QpId, now: Time) {
+        self.shard.now = now;
+        let Some(key) = self.by_id.remove(&id) else { return };
+        let Some(mut qp) = self.qps[key as usize].take() else { return };
+        let shard = &mut self.shard;
+        match &qp.link {
+            Link::Direct(peer) => shard.deliver(*peer, Delivery::Reset),
+            Link::Tcp(_) => shard.outputs.push_back(Output::Close { qp: id, reset: true }),
+            Link::None => {}
+        }
+        shard.timers.set(&mut qp, None);
+        if qp.scheduled {
+            shard.schedule.remove(qp.session, key);
+        }
+        shard.sessions.unroute(qp.session, qp.doorbell, key);
+        // Slots of requests that will never complete must not shrink a CQ that lives on.
+        let held = qp.slots + qp.ledger.len() as u32;
+        qp.send_cq.unreserve(held);
+        self.free.push(key);
+        self.deliver_pending();
+    }
+
+    // -----------------------------------------------------------------------------------------
+    // What happened
+
+    /// Looks at the doorbells of sessions that rang lately; whether any did.
+    pub fn scan(&mut self, now: Time) -> bool {
+        self.shard.now = now;
+        let mut rung = std::mem::take(&mut self.rung);
+        self.shard.sessions.scan(now, &mut rung);
+        let any = !rung.is_empty();
+        for key in rung.drain(..) {
+            if let Some(qp) = self.qps.get_mut(key as usize).and_then(Option::as_mut) {
+                self.shard.wake(qp);
+            }
+        }
+        self.rung = rung;
+        any
+    }
+
+    /// A session's eventfd fired: its doorbells are scanned again.
+    pub fn rang(&mut self, session: SessionId, now: Time) {
+        self.shard.sessions.rang(session, now);
+    }
+
+    /// Reads from a QP's socket by `recv` (an end of stream is `Ok(0)`) and handles what came.
+    pub fn receive(
+        &mut self,
+        qp: QpId,
+        now: Time,
+        recv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> Receive {
+        self.shard.now = now;
+        let mut slab = std::mem::take(&mut self.rx_slab);
+        let outcome = self.with(qp, |qp, shard| qp.receive_tcp(shard, &mut slab, recv));
+        self.rx_slab = slab;
+        outcome.unwrap_or(Receive::Closed)
+    }
+
+    /// Sends what a QP has to send by `send`, one call. `emss` is the connection's effective MSS.
+    pub fn transmit(
+        &mut self,
+        qp: QpId,
+        now: Time,
+        emss: usize,
+        send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
+    ) -> Transmit {
+        self.shard.now = now;
+        let mut slab = std::mem::take(&mut self.tx_slab);
+        let outcome = self.with(qp, |qp, shard| {
+            let outcome = qp.transmit_tcp(shard, &mut slab, emss, send);
+            if outcome == Transmit::More {
+                shard.wake(qp);
+            }
+            outcome
+        });
+        self.tx_slab = slab;
+        outcome.unwrap_or(Transmit::Idle)
+    }
+
+    /// A QP's socket takes octets again.
+    pub fn writable(&mut self, qp: QpId) {
+        self.with(qp, |qp, shard| {
+            if let Link::Tcp(tcp) = &mut qp.link
+                && std::mem::take(&mut tcp.blocked)
+            {
+                shard.wake(qp);
+            }
+        });
+    }
+
+    /// Deadlines up to `now` have passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.shard.now = now;
+        while let Some(key) = self.shard.timers.pop_due(now) {
+            self.with_key(key, |qp, shard| qp.deadline_passed(shard));
+        }
+    }
+
+    // -----------------------------------------------------------------------------------------
+    // What to carry out
+
+    /// The next QP whose turn needs the worker's hands. Turns that do not are taken here.
+    pub fn next_work(&mut self, now: Time) -> Option<Work> {
+        self.shard.now = now;
+        // A bound, so that a busy direct path cannot keep the worker from its sockets.
+        for _ in 0..TURNS_PER_CALL {
+            let key = self.shard.schedule.pop()?;
+            let Some(mut qp) = self.qps.get_mut(key as usize).and_then(Option::take) else {
+                continue;
+            };
+            qp.scheduled = false;
+            qp.deficit = (qp.deficit + QUANTUM).min(QUANTUM);
+            let mut transmit = None;
+            match (&qp.link, qp.phase) {
+                (_, Phase::Dead) | (Link::None, _) => qp.flush(&mut self.shard),
+                (Link::Tcp(tcp), _) => {
+                    // A blocked one waits for `writable`.
+                    if !tcp.blocked {
+                        transmit = Some(Work::Transmit(qp.id));
+                    }
+                    if qp.phase.flushes() {
+                        qp.flush(&mut self.shard);
+                    }
+                }
+                (Link::Direct(peer), _) => {
+                    let peer = *peer;
+                    self.turn_direct(&mut qp, peer);
+                }
+            }
+            self.qps[key as usize] = Some(qp);
+            self.deliver_pending();
+            if transmit.is_some() {
+                return transmit;
+            }
+        }
+        None
+    }
+
+    /// Whether some QP waits for its turn.
+    pub fn has_work(&self) -> bool {
+        !self.shard.schedule.is_empty()
+    }
+
+    /// The next thing to carry out for the engine.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.shard.outputs.pop_front()
+    }
+
+    /// When [`Engine::handle_timeout`] is due.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.shard.timers.next()
+    }
+
+    /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the
+    /// meantime: scan again.
+    pub fn prepare_sleep(&mut self) -> bool {
+        self.shard.sessions.prepare_sleep()
+    }
+
+    /// QPs this engine owns.
+    pub fn qp_count(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Terminates sent and received since the start.
+    pub fn terminates(&self) -> (u64, u64) {
+        (self.shard.terminates_sent, self.shard.terminates_received)
+    }
+
+    // -----------------------------------------------------------------------------------------
+
+    /// One turn of a direct connection.
+    fn turn_direct(&mut self, qp: &mut Box<Qp>, peer_key: Key) {
+        let Some(mut peer) = self.qps.get_mut(peer_key as usize).and_then(Option::take) else {
+            return;
+        };
+        qp.run_direct(&mut peer, &mut self.shard);
+        if qp.deficit <= 0 {
+            self.shard.wake(qp);
+        }
+        self.qps[peer_key as usize] = Some(peer);
+    }
+
+    fn insert(&mut self, config: Box<QpConfig>, link: Link) -> Key {
+        let key = self.free.pop().unwrap_or_else(|| {
+            self.qps.push(None);
+            (self.qps.len() - 1) as Key
+        });
+        let mut qp = Box::new(Qp::new(key, *config));
+        qp.link = link;
+        self.by_id.insert(qp.id, key);
+        self.shard.sessions.route(qp.session, qp.doorbell, key);
+        // Posting rang nothing before this; from now on it does, and the caller scans both rings once.
+        qp.sq.queue().set_worker(self.shard.worker);
+        qp.rq.queue().set_worker(self.shard.worker);
+        self.qps[key as usize] = Some(qp);
+        key
+    }
+
+    fn with<R>(&mut self, id: QpId, f: impl FnOnce(&mut Qp, &mut Shard) -> R) -> Option<R> {
+        let key = *self.by_id.get(&id)?;
+        self.with_key(key, f)
+    }
+
+    fn with_key<R>(&mut self, key: Key, f: impl FnOnce(&mut Qp, &mut Shard) -> R) -> Option<R> {
+        let qp = self.qps.get_mut(key as usize)?.as_mut()?;
+        let result = f(qp, &mut self.shard);
+        self.deliver_pending();
+        Some(result)
+    }
+
+    /// Carries out what QPs did to each other by the direct path.
+    fn deliver_pending(&mut self) {
+        while let Some((key, delivery)) = self.shard.deliveries.pop_front() {
+            if let Some(qp) = self.qps.get_mut(key as usize).and_then(Option::as_mut) {
+                qp.delivered(&mut self.shard, &delivery);
+            }
+        }
+    }
+}
+
+/// Turns of direct connections between two looks at the sockets.
+const TURNS_PER_CALL: usize = 64;

@@ -1,1 +1,133 @@
 //! MPA (RFC 5044): start-up frames, FPDU framing, Markers and CRC.
+//!
+//! Turns ULPDUs into the octets of a TCP stream and back. [`Framer`] is one outgoing half of a
+//! connection, [`Deframer`] one incoming half; both know nothing but their phase in the Marker
+//! interval. What a ULPDU means, where its octets come from or go to, and when anything is sent is
+//! none of their business: the engine's transmit and receive halves call them, and
+//! [`crate::stream::startup`] uses the frames in [`startup`] to negotiate what they are made with.
+
+pub mod deframer;
+pub mod framer;
+pub mod startup;
+
+pub use deframer::Deframer;
+pub use framer::Framer;
+
+/// Distance between the starts of two Markers in the stream, Marker included (section 4.3).
+pub const MARKER_INTERVAL: usize = 512;
+/// Octets of a Marker: two reserved ones, then FPDUPTR.
+pub const MARKER_LEN: usize = 4;
+/// Octets of the ULPDU_Length field.
+pub const LENGTH_LEN: usize = 2;
+/// Octets of the CRC field, present even when CRCs are off.
+pub const CRC_LEN: usize = 4;
+/// Largest ULPDU the length field can tell.
+pub const MAX_ULPDU: usize = 0xFFFF;
+/// Smallest MULPDU (section 3).
+pub const MIN_MULPDU: u16 = 128;
+/// Largest MULPDU, and the largest ULPDU we send (section 3).
+pub const MAX_MULPDU: u16 = 64768;
+/// Most octets one FPDU can take in the stream: the largest ULPDU, its pad and all its Markers.
+pub const MAX_FPDU: usize = {
+    let data = (LENGTH_LEN + MAX_ULPDU).next_multiple_of(4) + CRC_LEN;
+    data + data.div_ceil(MARKER_INTERVAL - MARKER_LEN) * MARKER_LEN
+};
+
+/// The largest ULPDU whose FPDU fits into one TCP segment of `emss` octets at any Marker phase
+/// (section 4.5), clamped to [`MIN_MULPDU`]..=[`MAX_MULPDU`].
+#[must_use]
+pub fn mulpdu(emss: usize, markers: bool) -> u16 {
+    let markers = if markers { MARKER_LEN * emss.div_ceil(MARKER_INTERVAL) } else { 0 };
+    let overhead = LENGTH_LEN + CRC_LEN + markers + emss % 4;
+    let room = emss.saturating_sub(overhead);
+    u16::try_from(room).unwrap_or(MAX_MULPDU).clamp(MIN_MULPDU, MAX_MULPDU)
+}
+
+/// What is wrong with a received FPDU; nothing of it has been handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MpaFault {
+    /// The CRC does not match (error 2).
+    #[error("CRC mismatch")]
+    Crc,
+    /// A Marker disagrees with the ULPDU_Length (error 3).
+    #[error("Marker and ULPDU_Length disagree")]
+    Marker,
+}
+
+/// Octets of length field, ULPDU, pad and CRC field: everything of an FPDU but its Markers.
+/// Always a multiple of 4, so a Marker never splits a length or CRC field.
+const fn unmarked_len(ulpdu_len: usize) -> usize {
+    (LENGTH_LEN + ulpdu_len).next_multiple_of(4) + CRC_LEN
+}
+
+/// Octets from `phase` to the next Marker: 0 if one is due now.
+const fn to_marker(phase: usize) -> usize {
+    (MARKER_INTERVAL - phase) % MARKER_INTERVAL
+}
+
+/// Octets of Markers among `unmarked` other octets that start at `phase`. One due right behind
+/// them belongs to the next FPDU.
+const fn marker_octets(phase: usize, unmarked: usize) -> usize {
+    let behind_first = unmarked.saturating_sub(to_marker(phase));
+    behind_first.div_ceil(MARKER_INTERVAL - MARKER_LEN) * MARKER_LEN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mulpdu_follows_the_formulas() {
+        for (emss, plain, marked) in
+            [(536, 530, 522), (1460, 1454, 1442), (8960, 8954, 8882), (65483, 64768, 64768)]
+        {
+            assert_eq!(mulpdu(emss, false), plain, "EMSS {emss}");
+            assert_eq!(mulpdu(emss, true), marked, "EMSS {emss} with Markers");
+        }
+    }
+
+    #[test]
+    fn mulpdu_is_clamped_for_absurd_segments() {
+        for markers in [false, true] {
+            for emss in [0, 1, 7, 100, 133] {
+                assert_eq!(mulpdu(emss, markers), 128);
+            }
+            assert_eq!(mulpdu(usize::MAX >> 8, markers), 64768);
+        }
+    }
+
+    #[test]
+    fn fpdu_of_mulpdu_fits_the_segment_at_every_phase() {
+        for emss in (134..3000).chain([8960, 16344, 32741, 64000]) {
+            for markers in [false, true] {
+                let ulpdu = usize::from(mulpdu(emss, markers));
+                if ulpdu == usize::from(MIN_MULPDU) {
+                    continue;
+                }
+                for phase in (0..MARKER_INTERVAL).step_by(4) {
+                    let marks = if markers { marker_octets(phase, unmarked_len(ulpdu)) } else { 0 };
+                    assert!(unmarked_len(ulpdu) + marks <= emss, "EMSS {emss} phase {phase}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn marker_count_is_the_number_of_due_positions() {
+        for phase in (0..MARKER_INTERVAL).step_by(4) {
+            for ulpdu in 0..1600 {
+                let unmarked = unmarked_len(ulpdu);
+                let (mut position, mut left, mut markers) = (phase, unmarked, 0);
+                while left > 0 {
+                    if position % MARKER_INTERVAL == 0 {
+                        markers += 1;
+                        position += MARKER_LEN;
+                    }
+                    position += 4;
+                    left -= 4;
+                }
+                assert_eq!(marker_octets(phase, unmarked), markers * MARKER_LEN);
+            }
+        }
+    }
+}

@@ -1,1 +1,182 @@
 //! RDMAP (RFC 5040): opcodes, Read Request and Terminate headers.
+//!
+//! The formats of the third layer and nothing else: which opcode may come where is checked by
+//! [`crate::stream::inbound`], what a request may touch by the device. Opcodes and error codes
+//! that nobody has assigned yet stay representable, so that they can be reported.
+
+pub mod codes;
+mod read_request;
+mod terminate;
+
+use std::fmt;
+
+pub use read_request::{READ_REQUEST_LEN, ReadRequest};
+pub use terminate::{Layout, Terminate, TerminateTooShort};
+
+/// Message types (section 4.1; RFC 7306 section 5 for 8 to B).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Opcode {
+    /// RDMA Write.
+    Write,
+    /// RDMA Read Request.
+    ReadRequest,
+    /// RDMA Read Response.
+    ReadResponse,
+    /// Send.
+    Send,
+    /// Send with Invalidate.
+    SendInvalidate,
+    /// Send with Solicited Event.
+    SendSolicited,
+    /// Send with Solicited Event and Invalidate.
+    SendSolicitedInvalidate,
+    /// Terminate.
+    Terminate,
+    /// Immediate Data (RFC 7306), not served yet.
+    Immediate,
+    /// Immediate Data with Solicited Event (RFC 7306), not served yet.
+    ImmediateSolicited,
+    /// Atomic Request (RFC 7306), not served yet.
+    AtomicRequest,
+    /// Atomic Response (RFC 7306), not served yet.
+    AtomicResponse,
+    /// Anything else in four bits.
+    Unknown(u8),
+}
+
+impl Opcode {
+    /// The opcode in the low four bits.
+    #[inline]
+    #[must_use]
+    pub fn from_bits(bits: u8) -> Opcode {
+        match bits & Control::OPCODE {
+            0 => Opcode::Write,
+            1 => Opcode::ReadRequest,
+            2 => Opcode::ReadResponse,
+            3 => Opcode::Send,
+            4 => Opcode::SendInvalidate,
+            5 => Opcode::SendSolicited,
+            6 => Opcode::SendSolicitedInvalidate,
+            7 => Opcode::Terminate,
+            8 => Opcode::Immediate,
+            9 => Opcode::ImmediateSolicited,
+            10 => Opcode::AtomicRequest,
+            11 => Opcode::AtomicResponse,
+            other => Opcode::Unknown(other),
+        }
+    }
+
+    /// Its number, four bits.
+    #[inline]
+    #[must_use]
+    pub fn bits(self) -> u8 {
+        match self {
+            Opcode::Write => 0,
+            Opcode::ReadRequest => 1,
+            Opcode::ReadResponse => 2,
+            Opcode::Send => 3,
+            Opcode::SendInvalidate => 4,
+            Opcode::SendSolicited => 5,
+            Opcode::SendSolicitedInvalidate => 6,
+            Opcode::Terminate => 7,
+            Opcode::Immediate => 8,
+            Opcode::ImmediateSolicited => 9,
+            Opcode::AtomicRequest => 10,
+            Opcode::AtomicResponse => 11,
+            Opcode::Unknown(bits) => bits & Control::OPCODE,
+        }
+    }
+
+    /// The Send that does this much.
+    #[inline]
+    #[must_use]
+    pub fn send(solicited: bool, invalidate: bool) -> Opcode {
+        match (solicited, invalidate) {
+            (false, false) => Opcode::Send,
+            (false, true) => Opcode::SendInvalidate,
+            (true, false) => Opcode::SendSolicited,
+            (true, true) => Opcode::SendSolicitedInvalidate,
+        }
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Opcode::Write => "RDMA Write",
+            Opcode::ReadRequest => "RDMA Read Request",
+            Opcode::ReadResponse => "RDMA Read Response",
+            Opcode::Send => "Send",
+            Opcode::SendInvalidate => "Send with Invalidate",
+            Opcode::SendSolicited => "Send with SE",
+            Opcode::SendSolicitedInvalidate => "Send with SE and Invalidate",
+            Opcode::Terminate => "Terminate",
+            Opcode::Immediate => "Immediate Data",
+            Opcode::ImmediateSolicited => "Immediate Data with SE",
+            Opcode::AtomicRequest => "Atomic Request",
+            Opcode::AtomicResponse => "Atomic Response",
+            Opcode::Unknown(bits) => return write!(f, "opcode {bits:#x}"),
+        })
+    }
+}
+
+/// The RDMAP control octet, first of DDP's RsvdULP octets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control {
+    /// RV, two bits.
+    pub rv: u8,
+    /// The message type.
+    pub opcode: Opcode,
+}
+
+impl Control {
+    const OPCODE: u8 = 0x0F;
+
+    /// Reads the octet; its two reserved bits are not looked at.
+    #[inline]
+    #[must_use]
+    pub fn parse(octet: u8) -> Control {
+        Control { rv: octet >> 6, opcode: Opcode::from_bits(octet) }
+    }
+
+    /// The octet, reserved bits 0.
+    #[inline]
+    #[must_use]
+    pub fn octet(self) -> u8 {
+        self.rv << 6 | self.opcode.bits()
+    }
+}
+
+impl fmt::Display for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RDMAP{} {}", self.rv, self.opcode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_control_octet_survives_but_for_reserved_bits() {
+        for octet in 0..=255 {
+            let control = Control::parse(octet);
+            assert_eq!(control.octet(), octet & !0x30, "{control}");
+            assert_eq!(Control::parse(control.octet()), control);
+        }
+    }
+
+    #[test]
+    fn unassigned_opcodes_are_shown_as_numbers() {
+        assert_eq!(Control::parse(0x4C).to_string(), "RDMAP1 opcode 0xc");
+        assert_eq!(Control::parse(0x43).to_string(), "RDMAP1 Send");
+    }
+
+    #[test]
+    fn sends_are_named_by_what_they_do() {
+        assert_eq!(Opcode::send(false, false).bits(), 3);
+        assert_eq!(Opcode::send(false, true).bits(), 4);
+        assert_eq!(Opcode::send(true, false).bits(), 5);
+        assert_eq!(Opcode::send(true, true).bits(), 6);
+    }
+}

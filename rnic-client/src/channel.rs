@@ -1,0 +1,150 @@
+//! Completion channels: a descriptor that says which CQ has something new.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rnic_core::abi::control::{ReplyBody, RequestBody};
+use rnic_core::abi::queue::{CHANNEL_RECORD_LEN, ChannelRecord};
+use rnic_core::types::{ChannelId, CqId};
+
+use crate::error::Error;
+use crate::inbox::{Inbox, deadline};
+use crate::session::{Session, unexpected};
+
+/// Where the completion events of one or several CQs arrive (`ibv_create_comp_channel(3)`).
+///
+/// A CQ writes one record when a completion comes after [`Cq::arm`](crate::Cq::arm). Its descriptor
+/// ([`AsFd`]) is readable while records wait in the kernel, for `poll(2)` and its kin. Never read
+/// from it: call [`CompletionChannel::recv`] with a timeout of zero until it returns `None`. A
+/// program that sleeps on the descriptor should not call [`Cq::wait`](crate::Cq::wait) on CQs of
+/// this channel: `wait` reads records for all of them, which then no longer show here.
+///
+/// Clones are the same channel; the daemon destroys it when the last clone and the last CQ on it
+/// have been dropped.
+#[derive(Clone)]
+pub struct CompletionChannel {
+    pub(crate) inner: Arc<ChannelInner>,
+}
+
+pub(crate) struct ChannelInner {
+    pub(crate) session: Arc<Session>,
+    pub(crate) id: ChannelId,
+    inbox: Inbox<Records>,
+}
+
+/// Completion events that have arrived.
+#[derive(Default)]
+struct Records {
+    /// Per CQ of the channel, how many have come: what sleepers in `wait` look at.
+    counts: HashMap<CqId, u64>,
+    /// CQs with an event that `recv` has not returned yet, each once.
+    unread: VecDeque<CqId>,
+}
+
+impl CompletionChannel {
+    pub(crate) fn create(session: &Arc<Session>) -> Result<CompletionChannel, Error> {
+        match session.request_with(RequestBody::CreateChannel, None)? {
+            (ReplyBody::Channel { channel: id }, Some(socket)) => {
+                let records = Records::default();
+                let inbox = Inbox::new(socket, CHANNEL_RECORD_LEN, records, Records::sort);
+                let session = session.clone();
+                Ok(CompletionChannel { inner: Arc::new(ChannelInner { session, id, inbox }) })
+            }
+            (ReplyBody::Channel { .. }, None) => {
+                Err(Error::protocol("a completion channel without its descriptor"))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Its handle in the daemon.
+    pub fn id(&self) -> ChannelId {
+        self.inner.id
+    }
+
+    /// A CQ that had a completion since it was armed, or `None` when `timeout` is over (`None`
+    /// waits as long as it takes); compare `ibv_get_cq_event(3)`. Nothing needs acknowledging.
+    ///
+    /// The caller arms the CQ again and *then* polls it until it is empty, or an event may be lost
+    /// between the two (`ibv_req_notify_cq(3)`). A CQ may be empty when its turn comes.
+    pub fn recv(&self, timeout: Option<Duration>) -> Result<Option<CqId>, Error> {
+        self.inner.inbox.wait(deadline(timeout), |records| records.unread.pop_front())
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.inbox.as_fd()
+    }
+}
+
+impl ChannelInner {
+    /// Starts counting events of a CQ.
+    pub(crate) fn attach(&self, cq: CqId) {
+        self.inbox.with(|records| records.counts.insert(cq, 0));
+    }
+
+    /// Forgets a CQ.
+    pub(crate) fn detach(&self, cq: CqId) {
+        self.inbox.with(|records| {
+            records.counts.remove(&cq);
+            records.unread.retain(|c| *c != cq);
+        });
+    }
+
+    /// Events of this CQ that have been read so far.
+    pub(crate) fn count(&self, cq: CqId) -> u64 {
+        self.inbox.peek(|records| records.count(cq))
+    }
+
+    /// Reads what has already arrived.
+    pub(crate) fn drain(&self) -> Result<(), Error> {
+        self.inbox.drain()
+    }
+
+    /// Sleeps until this CQ has had more than `count` events; `false` if `deadline` came first.
+    pub(crate) fn wait_beyond(
+        &self,
+        cq: CqId,
+        count: u64,
+        deadline: Option<Instant>,
+    ) -> Result<bool, Error> {
+        let more = |records: &mut Records| {
+            let more = records.count(cq) > count;
+            if more {
+                records.unread.retain(|c| *c != cq);
+            }
+            more.then_some(())
+        };
+        Ok(self.inbox.wait(deadline, more)?.is_some())
+    }
+}
+
+impl Drop for ChannelInner {
+    fn drop(&mut self) {
+        // A session that has ended has destroyed it already.
+        let _ = self.session.command(RequestBody::DestroyChannel { channel: self.id });
+    }
+}
+
+impl Records {
+    fn sort(&mut self, packet: &[u8]) -> Result<(), Error> {
+        let record = ChannelRecord::from_bytes(packet)
+            .ok_or_else(|| Error::protocol("a malformed completion channel record"))?;
+        let cq = CqId(record.cq);
+        // The event of a CQ that has been destroyed meanwhile concerns nobody.
+        if let Some(count) = self.counts.get_mut(&cq) {
+            *count += 1;
+            if !self.unread.contains(&cq) {
+                self.unread.push_back(cq);
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&self, cq: CqId) -> u64 {
+        self.counts.get(&cq).copied().unwrap_or(0)
+    }
+}

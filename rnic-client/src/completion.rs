@@ -1,0 +1,126 @@
+//! What a completion queue yields.
+
+use rnic_core::abi::queue::{CompletionFlags, Cqe};
+use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, Stag, TerminateCode};
+
+use crate::error::Error;
+
+/// The outcome of one work request (compare `struct ibv_wc` in `ibv_poll_cq(3)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// Outcome. Unless it is `Success`, only `wr_id`, `qp`, `opcode`, `detail` and `why_id` mean
+    /// anything.
+    pub status: CompletionStatus,
+    /// What kind of request it was.
+    pub opcode: CompletionOpcode,
+    /// QP it was posted to.
+    pub qp: QpId,
+    /// Octets received or read; 0 for other requests.
+    pub byte_len: u32,
+    /// The peer asked for a solicited event with this message (RFC 5040 section 5.4).
+    pub solicited: bool,
+    /// The STag that the peer's message invalidated: a region of ours that is no longer accessible
+    /// (RFC 5040 section 5.3).
+    pub invalidated: Option<Stag>,
+    /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
+    pub detail: Option<TerminateCode>,
+    /// Number of the daemon's *why* record of the failure; 0 if there is none.
+    pub why_id: u64,
+}
+
+impl Completion {
+    /// The completion itself, or its failure as [`Error::Failed`].
+    pub fn ok(self) -> Result<Completion, Error> {
+        match self.status {
+            CompletionStatus::Success => Ok(self),
+            status => Err(Error::Failed {
+                wr_id: self.wr_id,
+                qp: self.qp,
+                opcode: self.opcode,
+                status,
+                detail: self.detail,
+                why_id: self.why_id,
+            }),
+        }
+    }
+
+    /// Reads a queue entry. A status that this library does not know is a general failure.
+    pub(crate) fn from_entry(e: &Cqe) -> Result<Self, Error> {
+        let flags = CompletionFlags::from_bits_retain(e.flags);
+        let Some(opcode) = CompletionOpcode::from_u8(e.opcode) else {
+            return Err(Error::protocol(format!("a completion of unknown opcode {}", e.opcode)));
+        };
+        let status = CompletionStatus::from_u8(e.status).unwrap_or(CompletionStatus::General);
+        Ok(Completion {
+            wr_id: e.wr_id,
+            status,
+            opcode,
+            qp: QpId(e.qp),
+            byte_len: e.byte_len,
+            solicited: flags.contains(CompletionFlags::SOLICITED),
+            invalidated: flags
+                .contains(CompletionFlags::WITH_INV)
+                .then_some(Stag(e.imm_or_inv as u32)),
+            detail: (e.detail != 0).then_some(TerminateCode {
+                layer: (e.detail >> 16) as u8,
+                etype: (e.detail >> 8) as u8,
+                code: e.detail as u8,
+            }),
+            why_id: e.why_id,
+        })
+    }
+}
+
+/// A place for [`Cq::poll`](crate::Cq::poll) to fill: no request, not successful.
+impl Default for Completion {
+    fn default() -> Self {
+        Completion {
+            wr_id: 0,
+            status: CompletionStatus::General,
+            opcode: CompletionOpcode::Send,
+            qp: QpId(0),
+            byte_len: 0,
+            solicited: false,
+            invalidated: None,
+            detail: None,
+            why_id: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_fields_arrive_where_they_belong() {
+        let mut e = Cqe::new(5, 77, CompletionOpcode::Receive, CompletionStatus::Success);
+        e.byte_len = 12;
+        e.flags = (CompletionFlags::SOLICITED | CompletionFlags::WITH_INV).bits();
+        e.imm_or_inv = 0xABCD_EF01;
+        let c = Completion::from_entry(&e).unwrap();
+        assert_eq!((c.wr_id, c.qp, c.byte_len, c.solicited), (77, QpId(5), 12, true));
+        assert_eq!(c.invalidated, Some(Stag(0xABCD_EF01)));
+        assert_eq!(c.ok().unwrap(), c);
+    }
+
+    #[test]
+    fn a_failure_names_its_terminate() {
+        let mut e = Cqe::new(5, 77, CompletionOpcode::RdmaRead, CompletionStatus::RemoteAccess);
+        e.detail = 0x01_01_02;
+        e.why_id = 9;
+        let said = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
+        assert_eq!(said, "RdmaRead 77 of QP 5 failed: RemoteAccess, Terminate 1/1/02 (why 9)");
+    }
+
+    #[test]
+    fn unknown_numbers_are_not_taken_for_success() {
+        let mut e = Cqe::new(5, 77, CompletionOpcode::Send, CompletionStatus::Success);
+        e.status = 200;
+        assert_eq!(Completion::from_entry(&e).unwrap().status, CompletionStatus::General);
+        e.opcode = 99;
+        assert!(matches!(Completion::from_entry(&e), Err(Error::Protocol(_))));
+    }
+}

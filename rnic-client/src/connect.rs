@@ -1,0 +1,164 @@
+//! Connecting and disconnecting queue pairs, blocking or by events.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rnic_core::abi::control::{DisconnectReason, Event, MAX_PRIVATE_DATA, RequestBody};
+use rnic_core::types::AddressPair;
+
+use crate::error::Error;
+use crate::events::{Kind, Subject, ends_connection, settles_connection};
+use crate::inbox::deadline;
+use crate::qp::Qp;
+use crate::session::Session;
+
+/// How to connect (compare `struct rdma_conn_param` of `rdma_connect(3)`).
+#[derive(Clone, Debug)]
+pub struct ConnectOptions {
+    /// Octets for the peer's connection request, at most 512 (RFC 5044 section 7.1); more than 508
+    /// select MPA revision 1, which negotiates no reads (RFC 6581).
+    pub private_data: Vec<u8>,
+    /// Inbound reads to offer; `None` for the device's default.
+    pub ird: Option<u16>,
+    /// Outbound reads wanted; `None` for the device's default.
+    pub ord: Option<u16>,
+    /// Source address, if it matters.
+    pub local: Option<SocketAddr>,
+    /// How long [`Qp::connect`] waits; default 30 s, `None` as long as the daemon's own deadlines
+    /// let it.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        ConnectOptions {
+            private_data: Vec::new(),
+            ird: None,
+            ord: None,
+            local: None,
+            timeout: Some(Duration::from_secs(30)),
+        }
+    }
+}
+
+/// A connection that stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connected {
+    /// Private data of the peer's reply; empty on the accepting side.
+    pub private_data: Vec<u8>,
+    /// Inbound reads in force.
+    pub ird: u16,
+    /// Outbound reads in force.
+    pub ord: u16,
+    /// Both addresses.
+    pub addresses: AddressPair,
+}
+
+impl Qp {
+    /// Connects an Idle QP and waits until the connection stands (`rdma_connect(3)`).
+    ///
+    /// Errors: [`Error::Rejected`] and [`Error::Unreachable`] leave the QP Idle, to be connected
+    /// again. After [`Error::TimedOut`] the attempt has been aborted.
+    pub fn connect(&self, peer: SocketAddr, options: &ConnectOptions) -> Result<Connected, Error> {
+        let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
+        self.start_connect(peer, options)?;
+        self.settle(options.timeout)
+    }
+
+    /// Begins to connect an Idle QP. What comes of it is told by [`Qp::wait_connected`] or, to a
+    /// program that waits for events, by [`Context::next_event`](crate::Context::next_event).
+    pub fn start_connect(&self, peer: SocketAddr, options: &ConnectOptions) -> Result<(), Error> {
+        check_private_data(&options.private_data)?;
+        self.session().events.with(|events| events.renew(self.id));
+        self.session().command(RequestBody::Connect {
+            qp: self.id,
+            peer,
+            local: options.local,
+            ird: options.ird,
+            ord: options.ord,
+            private_data: options.private_data.clone(),
+        })
+    }
+
+    /// Waits until a connection that was begun by [`Qp::start_connect`] or
+    /// [`ConnectionRequest::start_accept`](crate::ConnectionRequest::start_accept) stands or has
+    /// failed; aborts it when `timeout` is over (`None` leaves it to the daemon's deadlines).
+    pub fn wait_connected(&self, timeout: Option<Duration>) -> Result<Connected, Error> {
+        let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
+        self.settle(timeout)
+    }
+
+    /// Ends the connection in order: what has been posted is sent, then FINs are exchanged
+    /// (`rdma_disconnect(3)`). Returns at once; [`Qp::wait_disconnected`] waits for the end.
+    pub fn disconnect(&self) -> Result<(), Error> {
+        self.session().command(RequestBody::Disconnect { qp: self.id, abort: false })
+    }
+
+    /// Ends the connection at once with a reset; what has been posted is flushed.
+    pub fn abort(&self) -> Result<(), Error> {
+        self.session().command(RequestBody::Disconnect { qp: self.id, abort: true })
+    }
+
+    /// Waits until the connection has ended, whoever ended it, and says how. Everything posted has
+    /// then been completed or flushed. Fails with [`Error::TimedOut`] when `timeout` is over
+    /// (`None` waits as long as it takes). May be asked again.
+    pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<DisconnectReason, Error> {
+        let events = &self.session().events;
+        let _claim = Claim::new(self.session(), Subject::Qp(self.id), ends_connection);
+        events
+            .wait(deadline(timeout), |events| events.ended(self.id))?
+            .ok_or(Error::TimedOut { what: "the end of the connection" })
+    }
+
+    /// Waits for the decision about an attempt; the caller has claimed it.
+    pub(crate) fn settle(&self, timeout: Option<Duration>) -> Result<Connected, Error> {
+        let decision = self
+            .session()
+            .events
+            .wait(deadline(timeout), |e| e.take(Subject::Qp(self.id), settles_connection))?;
+        match decision {
+            Some(Event::Established { addresses, ird, ord, private_data, .. }) => {
+                Ok(Connected { private_data, ird, ord, addresses })
+            }
+            Some(Event::Rejected { private_data, .. }) => Err(Error::Rejected { private_data }),
+            Some(Event::Unreachable { reason, .. } | Event::QpFatal { reason, .. }) => {
+                Err(Error::Unreachable { reason })
+            }
+            Some(Event::Disconnected { reason, .. }) => Err(Error::Disconnected(reason)),
+            Some(other) => Err(Error::protocol(format!("{other:?} settles no connection"))),
+            None => {
+                self.abort()?;
+                Err(Error::TimedOut { what: "the connection; it has been aborted" })
+            }
+        }
+    }
+}
+
+/// Events that the calling thread awaits and nobody else shall get.
+pub(crate) struct Claim<'a> {
+    session: &'a Session,
+    subject: Subject,
+    kind: Kind,
+}
+
+impl<'a> Claim<'a> {
+    pub(crate) fn new(session: &'a Session, subject: Subject, kind: Kind) -> Self {
+        session.events.with(|events| events.claim(subject, kind));
+        Claim { session, subject, kind }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.session.events.with(|events| events.unclaim(self.subject, self.kind));
+    }
+}
+
+pub(crate) fn check_private_data(octets: &[u8]) -> Result<(), Error> {
+    match octets.len() {
+        given if given > MAX_PRIVATE_DATA => {
+            Err(Error::PrivateDataTooLong { given, max: MAX_PRIVATE_DATA })
+        }
+        _ => Ok(()),
+    }
+}

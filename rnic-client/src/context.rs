@@ -1,0 +1,201 @@
+//! Opening the device, and what belongs to the whole session.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rnic_core::abi::control::*;
+use rnic_core::types::SessionId;
+
+use crate::channel::CompletionChannel;
+use crate::control::dial;
+use crate::cq::{Cq, CqOptions};
+use crate::error::Error;
+use crate::inbox::deadline;
+use crate::listener::{ConnectionRequest, Listener};
+use crate::paths;
+use crate::pd::Pd;
+use crate::segment::Segment;
+use crate::session::{Session, unexpected};
+
+/// An open device: one session with the daemon (compare `ibv_open_device(3)`).
+///
+/// Clones are the same session. It ends, and the daemon takes back everything made with it, when the
+/// last clone and the last object made with it have been dropped, or when the process ends.
+///
+/// Only the process that opened a context may use it: requests of a forked child fail with
+/// [`Error::AfterFork`], and the queues do not exist in the child's memory at all.
+#[derive(Clone)]
+pub struct Context {
+    session: Arc<Session>,
+}
+
+/// How to open a device.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The daemon's socket. `None` (the default) looks for it: `RNIC_SOCKET` of the environment
+    /// alone if it is set; else, in this order, `$XDG_RUNTIME_DIR/rnicd.sock`, the user's own
+    /// folder `rnicd-UID` under the temporary directory, and `/run/rnicd/rnicd.sock`.
+    pub socket: Option<PathBuf>,
+    /// How long the daemon may take for one reply; default 30 s. A later reply costs the session.
+    pub reply_timeout: Duration,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions { socket: None, reply_timeout: Duration::from_secs(30) }
+    }
+}
+
+impl Context {
+    /// Opens the device that the environment names, see [`OpenOptions::socket`].
+    ///
+    /// Errors: [`Error::NoDaemon`], [`Error::NotAdmitted`].
+    pub fn open() -> Result<Context, Error> {
+        Self::open_with(OpenOptions::default())
+    }
+
+    /// Opens the device behind this socket.
+    pub fn open_at(socket: impl AsRef<Path>) -> Result<Context, Error> {
+        let socket = Some(socket.as_ref().to_path_buf());
+        Self::open_with(OpenOptions { socket, ..OpenOptions::default() })
+    }
+
+    /// Opens a device.
+    pub fn open_with(options: OpenOptions) -> Result<Context, Error> {
+        Self::open_as(options, std::process::id())
+    }
+
+    /// Opens a device for process `owner`, which is this one except in tests of fork.
+    pub(crate) fn open_as(options: OpenOptions, owner: u32) -> Result<Context, Error> {
+        let paths = match options.socket {
+            Some(path) => vec![path],
+            None => paths::candidates(),
+        };
+        let mut tried = Vec::new();
+        for path in paths {
+            match dial(&path, options.reply_timeout) {
+                Ok(socket) => {
+                    let session = Session::open(socket, &path, options.reply_timeout, owner)?;
+                    return Ok(Context { session: Arc::new(session) });
+                }
+                Err(e) => tried.push((path, e)),
+            }
+        }
+        Err(Error::NoDaemon { tried })
+    }
+
+    /// The daemon's number for this session, as `rnicctl clients` shows it.
+    pub fn session(&self) -> SessionId {
+        self.session.id()
+    }
+
+    /// Optional abilities of the daemon.
+    pub fn features(&self) -> Features {
+        self.session.features()
+    }
+
+    /// Identity and limits of the device (compare `ibv_query_device(3)`).
+    pub fn device(&self) -> Result<DeviceAttributes, Error> {
+        match self.session.request(RequestBody::QueryDevice)? {
+            ReplyBody::Device(attributes) => Ok(attributes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Figures of the whole daemon.
+    pub fn status(&self) -> Result<StatusInfo, Error> {
+        match self.session.request(RequestBody::Status)? {
+            ReplyBody::Status(status) => Ok(status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// One page of at most [`PAGE_ROWS`] objects from row `from` on, with the number of all: those
+    /// of this session or, for administrators, of all sessions.
+    pub fn list(&self, what: ListKind, from: u32) -> Result<(Rows, u32), Error> {
+        match self.session.request(RequestBody::List { what, from })? {
+            ReplyBody::Rows { rows, total } => Ok((rows, total)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Opens a protection domain: a private one, or with a name one of the administrator's
+    /// `[[pd]]`, whose regions other sessions' QPs of the same domain may use (`ibv_alloc_pd(3)`).
+    pub fn open_pd(&self, name: Option<&str>) -> Result<Pd, Error> {
+        Pd::open(&self.session, name)
+    }
+
+    /// Makes memory that regions can name: zeroed, populated and shared with the daemon.
+    ///
+    /// `len` is in octets, rounded up to whole pages. The pages are this process's own and count
+    /// against the daemon's `limits.segment_bytes`.
+    pub fn create_segment(&self, len: u64) -> Result<Segment, Error> {
+        Segment::create(&self.session, len)
+    }
+
+    /// Makes a completion channel (compare `ibv_create_comp_channel(3)`).
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::create(&self.session)
+    }
+
+    /// Makes a completion queue of at least `entries` entries (compare `ibv_create_cq(3)`). Without
+    /// a channel it gets one of its own, so that [`Cq::wait`] works either way.
+    pub fn create_cq(
+        &self,
+        entries: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<Cq, Error> {
+        Cq::create(&self.session, &CqOptions { entries, channel, ..CqOptions::default() })
+    }
+
+    /// Makes a completion queue.
+    pub fn create_cq_with(&self, options: &CqOptions<'_>) -> Result<Cq, Error> {
+        Cq::create(&self.session, options)
+    }
+
+    /// Binds an address without listening (compare `rdma_bind_addr(3)`). Port 0 lets the kernel
+    /// choose; [`Listener::local_addr`] tells.
+    pub fn bind(&self, address: SocketAddr) -> Result<Listener, Error> {
+        Listener::bind(&self.session, address)
+    }
+
+    /// Binds an address and listens on it (compare `rdma_listen(3)`). At most `backlog` connection
+    /// requests wait unread or undecided; the daemon rejects more on the wire.
+    pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Listener, Error> {
+        let listener = self.bind(address)?;
+        listener.listen(backlog)?;
+        Ok(listener)
+    }
+
+    /// The next connection or asynchronous event that no blocking call has claimed, or `None` when
+    /// `timeout` is over (`None` waits as long as it takes). Compare `rdma_get_cm_event(3)` and
+    /// `ibv_get_async_event(3)`, whose events come on one stream here.
+    ///
+    /// A call that blocks for an object ([`Qp::connect`](crate::Qp::connect),
+    /// [`Qp::wait_connected`](crate::Qp::wait_connected),
+    /// [`Qp::wait_disconnected`](crate::Qp::wait_disconnected), [`Listener::accept_request`],
+    /// [`ConnectionRequest::accept`]) takes the events it waits for. All others come here, each
+    /// once, in the order in which the daemon sent them.
+    pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<Event>, Error> {
+        self.session.events.wait(deadline(timeout), |events| events.take_any())
+    }
+
+    /// Makes an [`Event::ConnectionRequest`] from [`Context::next_event`] into an object to accept
+    /// or reject; gives any other event back.
+    pub fn connection_request(&self, event: Event) -> Result<ConnectionRequest, Event> {
+        ConnectionRequest::from_event(&self.session, event)
+    }
+
+    /// A descriptor that is readable while events wait in the kernel, for `poll(2)` and its kin.
+    ///
+    /// Never read from it. When it is readable, call [`Context::next_event`] with a timeout of zero
+    /// until it returns `None`. A program that sleeps on it should make no blocking connection calls
+    /// in other threads: those read events for everybody, and what they leave for `next_event` no
+    /// longer shows here.
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.session.events.as_fd()
+    }
+}

@@ -1,0 +1,321 @@
+//! Completion queues: polling, arming, and waiting with as little cost as the wait is long.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
+use rnic_core::abi::queue::{ARM_NEXT, ARM_SOLICITED, QueueKind};
+use rnic_core::shm::queue::CompletionConsumer;
+use rnic_core::shm::wait::{Step, WaitPolicy, Waiter};
+use rnic_core::types::{CqId, Time};
+
+use crate::channel::{ChannelInner, CompletionChannel};
+use crate::completion::Completion;
+use crate::error::Error;
+use crate::events::Subject;
+use crate::inbox::deadline;
+use crate::session::{Session, unexpected};
+
+/// How to make a completion queue.
+#[derive(Clone, Copy)]
+pub struct CqOptions<'a> {
+    /// Entries wanted, rounded up to a power of two; default 128. A CQ needs room for every request
+    /// that can be outstanding on its QPs: send requests hold an entry from the time the daemon
+    /// takes them, a receive that completes without room kills the CQ and its QPs.
+    pub entries: u32,
+    /// Where its completion events go; by default to a channel of its own, for [`Cq::wait`].
+    pub channel: Option<&'a CompletionChannel>,
+    /// Returned in the CQ's asynchronous events.
+    pub context: u64,
+}
+
+impl Default for CqOptions<'_> {
+    fn default() -> Self {
+        CqOptions { entries: 128, channel: None, context: 0 }
+    }
+}
+
+/// Which completions trigger an event once a CQ is armed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arm {
+    /// The next one of any kind.
+    Next,
+    /// The next one that is solicited or not successful.
+    Solicited,
+}
+
+/// A completion queue (`ibv_create_cq(3)`).
+///
+/// Any number of threads may poll and wait; each completion goes to one of them. Clones are the
+/// same queue; the daemon destroys it when the last clone and the last QP that uses it have been
+/// dropped.
+#[derive(Clone)]
+pub struct Cq {
+    pub(crate) inner: Arc<CqInner>,
+}
+
+pub(crate) struct CqInner {
+    pub(crate) session: Arc<Session>,
+    pub(crate) id: CqId,
+    capacity: u32,
+    /// Index to ring when a worker waits for room.
+    doorbell: u32,
+    channel: Arc<ChannelInner>,
+    state: Mutex<CqState>,
+}
+
+struct CqState {
+    consumer: CompletionConsumer,
+    /// Polls since the last completion, to ask now and then whether the daemon is alive.
+    empty_polls: u32,
+    /// Threads in `wait`.
+    waiters: u32,
+    /// The program arms this CQ itself, so somebody else may sleep on its events.
+    armed_by_program: bool,
+    /// A `wait` armed the CQ and then found a completion: an event that nobody awaits may come.
+    stray_event: bool,
+}
+
+impl Cq {
+    pub(crate) fn create(session: &Arc<Session>, options: &CqOptions<'_>) -> Result<Cq, Error> {
+        let channel = match options.channel {
+            Some(channel) if Arc::ptr_eq(&channel.inner.session, session) => channel.inner.clone(),
+            Some(_) => return Err(Error::ForeignObject { what: "the completion channel" }),
+            None => CompletionChannel::create(session)?.inner,
+        };
+        let reply = session.request(RequestBody::CreateCq {
+            entries: options.entries,
+            channel: Some(channel.id),
+            context: options.context,
+        })?;
+        let ReplyBody::Cq { cq: id, queue, .. } = reply else { return Err(unexpected(&reply)) };
+        let memory = session.queue(queue, QueueKind::Completion)?;
+        session.events.with(|events| events.open(Subject::Cq(id)));
+        channel.attach(id);
+        let state = CqState {
+            empty_polls: 0,
+            waiters: 0,
+            armed_by_program: false,
+            stray_event: false,
+            consumer: CompletionConsumer::new(memory.clone()),
+        };
+        let inner = CqInner {
+            session: session.clone(),
+            id,
+            capacity: queue.shape.capacity,
+            doorbell: memory.doorbell(),
+            channel,
+            state: Mutex::new(state),
+        };
+        Ok(Cq { inner: Arc::new(inner) })
+    }
+
+    /// Its handle in the daemon; what [`CompletionChannel::recv`] returns.
+    pub fn id(&self) -> CqId {
+        self.inner.id
+    }
+
+    /// Entries it holds.
+    pub fn capacity(&self) -> u32 {
+        self.inner.capacity
+    }
+
+    /// Takes up to `completions.len()` completions, oldest first, and returns how many
+    /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
+    /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so that
+    /// a program that only polls learns of its end as [`Error::DaemonGone`].
+    pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
+        let mut state = self.inner.state.lock();
+        let n = state.take(completions)?;
+        if n == 0 {
+            state.empty_polls += 1;
+            if state.empty_polls == EMPTY_POLLS_PER_CHECK {
+                state.empty_polls = 0;
+                drop(state);
+                self.inner.session.check_thoroughly()?;
+            }
+            return Ok(0);
+        }
+        state.empty_polls = 0;
+        let stalled = state.consumer.release();
+        drop(state);
+        if stalled != 0 {
+            self.inner.wake(stalled)?;
+        }
+        Ok(n)
+    }
+
+    /// Waits for completions and takes up to `completions.len()` of them; returns 0 only when
+    /// `timeout` is over (`None` waits as long as it takes) or there is no place to put any.
+    ///
+    /// Looks a hundred times in a row, then yields between looks for up to 50 us, then arms the CQ,
+    /// looks once more and sleeps. The event is written by the daemon only while nobody looks. On
+    /// one CPU it never spins.
+    pub fn wait(
+        &self,
+        completions: &mut [Completion],
+        timeout: Option<Duration>,
+    ) -> Result<usize, Error> {
+        if completions.is_empty() {
+            return Ok(0);
+        }
+        let n = self.poll(completions)?;
+        if n > 0 || timeout == Some(Duration::ZERO) {
+            return Ok(n);
+        }
+        let watch = Watch::begin(&self.inner);
+        self.wait_watching(&watch, completions, deadline(timeout))
+    }
+
+    /// Asks for one event on the CQ's channel when the next completion comes
+    /// (`ibv_req_notify_cq(3)`). Completions that are already there trigger nothing: poll after
+    /// arming. An armed CQ stays armed until its event has been sent.
+    pub fn arm(&self, what: Arm) -> Result<(), Error> {
+        self.inner.session.check()?;
+        let mut state = self.inner.state.lock();
+        state.armed_by_program = true;
+        state.consumer.set_spinning(false);
+        state.consumer.arm(match what {
+            Arm::Next => ARM_NEXT,
+            Arm::Solicited => ARM_SOLICITED,
+        });
+        Ok(())
+    }
+
+    /// Changes the context that the CQ's asynchronous events carry.
+    pub fn set_context(&self, context: u64) -> Result<(), Error> {
+        let object = ObjectRef::Cq(self.inner.id);
+        self.inner.session.command(RequestBody::SetContext { object, context })
+    }
+
+    fn wait_watching(
+        &self,
+        watch: &Watch<'_>,
+        completions: &mut [Completion],
+        deadline: Option<Instant>,
+    ) -> Result<usize, Error> {
+        let start = Instant::now();
+        let mut waiter = Waiter::new(watch.cpus, WaitPolicy::default());
+        loop {
+            let now = Instant::now();
+            if deadline.is_some_and(|d| now >= d) {
+                return self.poll(completions);
+            }
+            match waiter.step(time(start, now)) {
+                Step::Spin => std::hint::spin_loop(),
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep => {
+                    let seen = watch.prepare_sleep()?;
+                    let n = self.poll(completions)?;
+                    if n > 0 {
+                        watch.slept_not();
+                        return Ok(n);
+                    }
+                    self.inner.channel.wait_beyond(self.inner.id, seen, deadline)?;
+                    watch.look_again();
+                    waiter.progress(time(start, Instant::now()));
+                }
+            }
+            let n = self.poll(completions)?;
+            if n > 0 {
+                return Ok(n);
+            }
+        }
+    }
+}
+
+impl CqInner {
+    /// Rings the workers that wait for room in this CQ (M11).
+    #[cold]
+    fn wake(&self, workers: u64) -> Result<(), Error> {
+        (0..u64::BITS)
+            .filter(|worker| workers & 1 << worker != 0)
+            .try_for_each(|worker| self.session.ring(worker, self.doorbell))
+    }
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        // A session that has ended has destroyed it already.
+        let _ = self.session.command(RequestBody::DestroyCq { cq: self.id });
+        self.session.events.with(|events| events.close(Subject::Cq(self.id)));
+        self.channel.detach(self.id);
+    }
+}
+
+impl CqState {
+    fn take(&mut self, completions: &mut [Completion]) -> Result<usize, Error> {
+        let mut n = 0;
+        for place in completions {
+            let Some(entry) = self.consumer.poll() else { break };
+            *place = Completion::from_entry(&entry)?;
+            n += 1;
+        }
+        Ok(n)
+    }
+
+    /// Tells the daemon whether it may skip the event because somebody looks. Only if that is the
+    /// one thread that cares: with others asleep on this CQ's events, it may leave with its share
+    /// and let them sleep on.
+    fn publish_spinning(&mut self) {
+        let alone = self.waiters == 1 && !self.armed_by_program;
+        self.consumer.set_spinning(alone);
+    }
+}
+
+/// One thread in `wait`, from the first look to the last.
+struct Watch<'a> {
+    cq: &'a CqInner,
+    cpus: usize,
+}
+
+impl<'a> Watch<'a> {
+    fn begin(cq: &'a CqInner) -> Self {
+        let mut state = cq.state.lock();
+        state.waiters += 1;
+        state.publish_spinning();
+        Watch { cq, cpus: cq.session.cpus() }
+    }
+
+    /// Arms the CQ; the caller looks once more, then sleeps until there were more events than the
+    /// number returned. The number is read before arming, so that the event of this arming is
+    /// beyond it whoever reads it from the channel; and one that a former wait left behind is read
+    /// first, so that unread events do not pile up.
+    fn prepare_sleep(&self) -> Result<u64, Error> {
+        let stray = std::mem::take(&mut self.cq.state.lock().stray_event);
+        if stray {
+            self.cq.channel.drain()?;
+        }
+        let seen = self.cq.channel.count(self.cq.id);
+        let mut state = self.cq.state.lock();
+        // The daemon skips events while this is set: clear it before arming, not after.
+        state.consumer.set_spinning(false);
+        state.consumer.arm(ARM_NEXT);
+        Ok(seen)
+    }
+
+    /// Armed for nothing: a completion came before the sleep.
+    fn slept_not(&self) {
+        self.cq.state.lock().stray_event = true;
+    }
+
+    fn look_again(&self) {
+        self.cq.state.lock().publish_spinning();
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let mut state = self.cq.state.lock();
+        state.waiters -= 1;
+        state.consumer.set_spinning(false);
+    }
+}
+
+fn time(origin: Instant, now: Instant) -> Time {
+    Time(0).after(now.duration_since(origin))
+}
+
+/// Empty polls in a row before the daemon's pulse is taken: some milliseconds of polling.
+const EMPTY_POLLS_PER_CHECK: u32 = 1 << 16;

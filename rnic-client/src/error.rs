@@ -1,0 +1,273 @@
+//! What can go wrong, sorted by whose fault it is.
+//!
+//! Every fallible call of this library returns [`Error`]. A request that was posted and failed
+//! later is no `Error` but a [`Completion`](crate::Completion) with a status;
+//! [`Completion::ok`](crate::Completion::ok) turns one into [`Error::Failed`].
+
+use std::io;
+use std::path::PathBuf;
+
+use rnic_core::abi::control::{DisconnectReason, Refusal};
+use rnic_core::shm;
+use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode};
+
+/// Why a call failed. [`Error::fault`] says whose fault it was.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    // The application's.
+    /// The process has forked since it opened the context; only the opener may use it.
+    #[error("this context was opened by process {owner}; open another one after fork")]
+    AfterFork {
+        /// Process that opened the context.
+        owner: u32,
+    },
+    /// The queue has no room: poll completions, then post again.
+    #[error("the queue is full: its {depth} entries are all outstanding")]
+    QueueFull {
+        /// Requests the queue holds.
+        depth: u32,
+    },
+    /// A request has more elements than its queue takes.
+    #[error("{given} elements, but this queue takes at most {max} per request")]
+    TooManySges {
+        /// Elements of the request.
+        given: usize,
+        /// Elements per request that the queue was made for.
+        max: usize,
+    },
+    /// A request has more inline data than its queue takes.
+    #[error("{given} octets of inline data, but this queue takes at most {max}")]
+    InlineTooLong {
+        /// Octets of the request.
+        given: usize,
+        /// Octets per request that the queue was made for.
+        max: usize,
+    },
+    /// An access outside a segment or region.
+    #[error("offset {offset} + {length} octets is outside of {size} octets")]
+    OutOfRange {
+        /// Octets from the start.
+        offset: u64,
+        /// Octets accessed.
+        length: u64,
+        /// Octets there are.
+        size: u64,
+    },
+    /// An atomic access whose offset in its segment is no multiple of 8.
+    #[error("offset {offset} is not aligned to 8 octets")]
+    Misaligned {
+        /// Octets from the start of the segment.
+        offset: u64,
+    },
+    /// More private data than MPA carries (RFC 5044 section 7.1).
+    #[error("{given} octets of private data, but MPA carries at most {max}")]
+    PrivateDataTooLong {
+        /// Octets given.
+        given: usize,
+        /// Octets MPA carries.
+        max: usize,
+    },
+    /// Objects of two contexts were used together.
+    #[error("{what} belongs to another context")]
+    ForeignObject {
+        /// The object, in words.
+        what: &'static str,
+    },
+
+    // A resource or a right that the daemon refused.
+    /// The daemon refused the request; the refusal names the limit, rule or field.
+    #[error("refused: {0}")]
+    Refused(#[from] Refusal),
+    /// The daemon refused the session.
+    #[error("the daemon at {path} refused this session: {why}", path = path.display())]
+    NotAdmitted {
+        /// Socket of the daemon.
+        path: PathBuf,
+        /// Its reason.
+        why: Admission,
+    },
+
+    // The peer's, or the network's.
+    /// The peer rejected the connection.
+    #[error("the peer rejected the connection ({} octets of private data)", private_data.len())]
+    Rejected {
+        /// Private data of the rejection.
+        private_data: Vec<u8>,
+    },
+    /// No connection came about.
+    #[error("no connection: {reason}")]
+    Unreachable {
+        /// Why, in words.
+        reason: String,
+    },
+    /// The connection ended before it was usable.
+    #[error("the connection ended: {0:?}")]
+    Disconnected(DisconnectReason),
+    /// A posted request completed with an error.
+    #[error("{opcode:?} {wr_id} of QP {qp} failed: {status:?}{}", detail_in_words(detail, *why_id))]
+    Failed {
+        /// The application's name for the request.
+        wr_id: u64,
+        /// QP it was posted to.
+        qp: QpId,
+        /// What kind of request it was.
+        opcode: CompletionOpcode,
+        /// Its outcome.
+        status: CompletionStatus,
+        /// The Terminate that failed it, if one did.
+        detail: Option<TerminateCode>,
+        /// Number of the daemon's *why* record; 0 if there is none.
+        why_id: u64,
+    },
+    /// The time the caller allowed is over.
+    #[error("timed out waiting for {what}")]
+    TimedOut {
+        /// What was awaited.
+        what: &'static str,
+    },
+
+    // The daemon's, or the machine's.
+    /// No daemon answers at any of these sockets.
+    #[error("no RNIC daemon: {}", tried_in_words(tried))]
+    NoDaemon {
+        /// Each socket that was tried, and how it failed.
+        tried: Vec<(PathBuf, io::Error)>,
+    },
+    /// The daemon has ended the session, or has itself ended. Everything the session owned is gone.
+    #[error("the RNIC daemon is gone or has ended this session")]
+    DaemonGone,
+    /// The daemon said something that this library does not understand; a bug of one of them.
+    #[error("the daemon broke the protocol: {0}")]
+    Protocol(String),
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// Why a daemon does not admit a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Admission {
+    /// It speaks another version of the ABI.
+    #[error("it speaks ABI version {daemon}, this library version {ours}")]
+    Version {
+        /// The daemon's version.
+        daemon: u16,
+        /// This library's version.
+        ours: u16,
+    },
+    /// Its limit on sessions is reached.
+    #[error("its limit on sessions (limits.sessions) is reached")]
+    SessionLimit,
+    /// It is stopping.
+    #[error("it is stopping")]
+    Stopping,
+    /// It lacks memory or descriptors.
+    #[error("it lacks memory or descriptors for another session")]
+    Resources,
+    /// This user may not use the device.
+    #[error("this user may not use the device")]
+    NotAllowed,
+}
+
+/// Whose fault an [`Error`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The program's: the call was wrong, and will be wrong again.
+    Application,
+    /// Nobody's: a limit or a rule of the administrator.
+    Refusal,
+    /// The peer's or the network's.
+    Peer,
+    /// The daemon's or the machine's.
+    Daemon,
+}
+
+impl Error {
+    /// Whose fault it was.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Error::AfterFork { .. }
+            | Error::QueueFull { .. }
+            | Error::TooManySges { .. }
+            | Error::InlineTooLong { .. }
+            | Error::OutOfRange { .. }
+            | Error::Misaligned { .. }
+            | Error::PrivateDataTooLong { .. }
+            | Error::ForeignObject { .. } => Fault::Application,
+            Error::Refused(_) | Error::NotAdmitted { .. } => Fault::Refusal,
+            Error::Rejected { .. }
+            | Error::Unreachable { .. }
+            | Error::Disconnected(_)
+            | Error::TimedOut { .. } => Fault::Peer,
+            Error::Failed { status, .. } => match status {
+                CompletionStatus::LocalLength
+                | CompletionStatus::LocalQpOperation
+                | CompletionStatus::LocalProtection
+                | CompletionStatus::LocalAccess
+                | CompletionStatus::MwBind => Fault::Application,
+                CompletionStatus::Fatal => Fault::Daemon,
+                _ => Fault::Peer,
+            },
+            Error::NoDaemon { .. } | Error::DaemonGone | Error::Protocol(_) | Error::Io { .. } => {
+                Fault::Daemon
+            }
+        }
+    }
+
+    pub(crate) fn io(what: &'static str, source: impl Into<io::Error>) -> Self {
+        Error::Io { what, source: source.into() }
+    }
+
+    pub(crate) fn protocol(why: impl Into<String>) -> Self {
+        Error::Protocol(why.into())
+    }
+}
+
+impl From<PostError> for Error {
+    fn from(e: PostError) -> Self {
+        e.source
+    }
+}
+
+/// A batch of which only the first part was posted.
+///
+/// The first `posted` requests stand in the queue and will complete; the next one failed with
+/// `source`, and neither it nor any after it was posted (compare `bad_wr` of `ibv_post_send(3)`).
+#[derive(Debug, thiserror::Error)]
+#[error("request {posted} of the batch was not posted: {source}")]
+pub struct PostError {
+    /// Requests that were posted; also the place of the first one that was not.
+    pub posted: usize,
+    /// What was wrong with the first one that was not.
+    pub source: Error,
+}
+
+/// A copy fault in the terms of the caller's region: `offset` counts from its start.
+pub(crate) fn copy_error(e: shm::CopyFault, offset: u64, length: usize, size: u64) -> Error {
+    match e {
+        shm::CopyFault::OutOfRange => Error::OutOfRange { offset, length: length as u64, size },
+        shm::CopyFault::Misaligned => Error::Misaligned { offset },
+        shm::CopyFault::Poisoned => Error::DaemonGone,
+    }
+}
+
+fn detail_in_words(detail: &Option<TerminateCode>, why_id: u64) -> String {
+    let mut s = String::new();
+    if let Some(code) = detail {
+        s += &format!(", Terminate {code}");
+    }
+    if why_id != 0 {
+        s += &format!(" (why {why_id})");
+    }
+    s
+}
+
+fn tried_in_words(tried: &[(PathBuf, io::Error)]) -> String {
+    let each: Vec<_> = tried.iter().map(|(p, e)| format!("{}: {e}", p.display())).collect();
+    format!("{}; start `rnicd run` or set RNIC_SOCKET", each.join(", "))
+}

@@ -1,0 +1,333 @@
+//! Connection and asynchronous events, sorted by the object they concern.
+//!
+//! The daemon sends all events of a session on one socket. A thread that blocks for one object
+//! ([`Qp::connect`](crate::Qp::connect), [`Listener::accept_request`](crate::Listener::accept_request))
+//! *claims* that object's events of the awaited kinds; everything else waits, in order of arrival,
+//! for [`Context::next_event`](crate::Context::next_event). What waits is bounded by the number of
+//! objects: a new attempt to connect forgets the events of the last one, and an object that is
+//! dropped takes its events along.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use rnic_core::abi::control::{DisconnectReason, Event};
+use rnic_core::types::{CqId, ListenerId, QpId, RequestId};
+
+use crate::error::Error;
+
+/// The object an event concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Subject {
+    Session,
+    Qp(QpId),
+    Cq(CqId),
+    Listener(ListenerId),
+}
+
+impl Subject {
+    pub(crate) fn of(event: &Event) -> Self {
+        match *event {
+            Event::ConnectionRequest { listener, .. }
+            | Event::RequestWithdrawn { listener, .. } => Subject::Listener(listener),
+            Event::Established { qp, .. }
+            | Event::Rejected { qp, .. }
+            | Event::Unreachable { qp, .. }
+            | Event::Disconnected { qp, .. }
+            | Event::PeerClosed { qp, .. }
+            | Event::QpFatal { qp, .. } => Subject::Qp(qp),
+            Event::CqError { cq, .. } => Subject::Cq(cq),
+            Event::EventsLost { .. } => Subject::Session,
+        }
+    }
+}
+
+/// A kind of event that a thread can wait for.
+pub(crate) type Kind = fn(&Event) -> bool;
+
+/// A decision about an attempt to connect or accept.
+pub(crate) fn settles_connection(event: &Event) -> bool {
+    use Event::*;
+    matches!(event, Established { .. } | Rejected { .. } | Unreachable { .. } | QpFatal { .. })
+        || ends_connection(event)
+}
+
+/// The end of a connection.
+pub(crate) fn ends_connection(event: &Event) -> bool {
+    matches!(event, Event::Disconnected { .. })
+}
+
+/// A peer asks to connect.
+pub(crate) fn asks_to_connect(event: &Event) -> bool {
+    matches!(event, Event::ConnectionRequest { .. })
+}
+
+/// Events that nobody has taken yet.
+#[derive(Default)]
+pub(crate) struct Events {
+    /// In order of arrival.
+    waiting: BTreeMap<u64, Event>,
+    /// Order number of the next event.
+    next: u64,
+    /// Objects that exist.
+    subjects: HashMap<Subject, Mail>,
+    /// The program reads events itself, so notices that no blocking call takes are kept too.
+    read_raw: bool,
+}
+
+/// What waits for one object.
+#[derive(Default)]
+struct Mail {
+    /// Order numbers of its events.
+    waiting: VecDeque<u64>,
+    /// Kinds that blocked threads wait for.
+    claims: Vec<Kind>,
+    /// How its last connection ended, if it has.
+    ended: Option<DisconnectReason>,
+}
+
+impl Events {
+    pub(crate) fn new() -> Self {
+        let mut events = Events::default();
+        events.open(Subject::Session);
+        events
+    }
+
+    /// Decodes and sorts one packet of the event socket.
+    pub(crate) fn sort(&mut self, packet: &[u8]) -> Result<(), Error> {
+        let event = postcard::from_bytes(packet)
+            .map_err(|e| Error::protocol(format!("an event did not decode: {e}")))?;
+        self.push(event);
+        Ok(())
+    }
+
+    /// Starts keeping events of an object.
+    pub(crate) fn open(&mut self, subject: Subject) {
+        self.subjects.insert(subject, Mail::default());
+    }
+
+    /// Forgets an object and its events.
+    pub(crate) fn close(&mut self, subject: Subject) {
+        let mail = self.subjects.remove(&subject);
+        for n in mail.into_iter().flat_map(|m| m.waiting) {
+            self.waiting.remove(&n);
+        }
+    }
+
+    /// Forgets what a QP's earlier connection left behind: a new attempt begins.
+    pub(crate) fn renew(&mut self, qp: QpId) {
+        let Some(mail) = self.subjects.get_mut(&Subject::Qp(qp)) else { return };
+        mail.ended = None;
+        let waiting = &mut self.waiting;
+        mail.waiting.retain(|n| match waiting.get(n) {
+            Some(event) if settles_connection(event) => {
+                waiting.remove(n);
+                false
+            }
+            kept => kept.is_some(),
+        });
+    }
+
+    /// Reserves an object's events of this kind for the caller's thread.
+    pub(crate) fn claim(&mut self, subject: Subject, kind: Kind) {
+        if let Some(mail) = self.subjects.get_mut(&subject) {
+            mail.claims.push(kind);
+        }
+    }
+
+    /// Ends one reservation.
+    pub(crate) fn unclaim(&mut self, subject: Subject, kind: Kind) {
+        if let Some(mail) = self.subjects.get_mut(&subject)
+            && let Some(i) = mail.claims.iter().position(|k| std::ptr::fn_addr_eq(*k, kind))
+        {
+            mail.claims.swap_remove(i);
+        }
+    }
+
+    /// The first event of this kind that waits for the object.
+    pub(crate) fn take(&mut self, subject: Subject, kind: Kind) -> Option<Event> {
+        let mail = self.subjects.get_mut(&subject)?;
+        let waiting = &self.waiting;
+        let at = mail.waiting.iter().position(|n| waiting.get(n).is_some_and(kind))?;
+        let n = mail.waiting.remove(at)?;
+        self.waiting.remove(&n)
+    }
+
+    /// The first event that nobody has claimed.
+    pub(crate) fn take_any(&mut self) -> Option<Event> {
+        self.read_raw = true;
+        let (n, subject) = self.waiting.iter().find_map(|(n, event)| {
+            let subject = Subject::of(event);
+            let claims = self.subjects.get(&subject).map_or(&[][..], |m| &m.claims);
+            (!claims.iter().any(|kind| kind(event))).then_some((*n, subject))
+        })?;
+        if let Some(mail) = self.subjects.get_mut(&subject) {
+            mail.waiting.retain(|m| *m != n);
+        }
+        self.waiting.remove(&n)
+    }
+
+    /// How the QP's last connection ended. Takes the event, remembers the reason.
+    pub(crate) fn ended(&mut self, qp: QpId) -> Option<DisconnectReason> {
+        self.take(Subject::Qp(qp), ends_connection);
+        self.subjects.get(&Subject::Qp(qp))?.ended.clone()
+    }
+
+    fn push(&mut self, event: Event) {
+        let subject = Subject::of(&event);
+        // An event of an object that has been dropped meanwhile concerns nobody.
+        let Some(mail) = self.subjects.get_mut(&subject) else { return };
+        match &event {
+            Event::RequestWithdrawn { request, .. } => {
+                let unread = mail
+                    .waiting
+                    .iter()
+                    .position(|n| self.waiting.get(n).is_some_and(|e| asks(e, *request)));
+                if let Some(n) = unread.and_then(|at| mail.waiting.remove(at)) {
+                    // Nobody has seen the request: both vanish.
+                    self.waiting.remove(&n);
+                    return;
+                }
+                // Whoever holds the request learns it from `accept`; only a program that reads
+                // events itself can make use of the notice.
+                if !self.read_raw {
+                    return;
+                }
+            }
+            Event::EventsLost { count } => {
+                let earlier = mail.waiting.front().and_then(|n| self.waiting.get_mut(n));
+                if let Some(Event::EventsLost { count: sum }) = earlier {
+                    *sum = sum.saturating_add(*count);
+                    return;
+                }
+            }
+            Event::Disconnected { reason, .. } => mail.ended = Some(reason.clone()),
+            _ => {}
+        }
+        mail.waiting.push_back(self.next);
+        self.waiting.insert(self.next, event);
+        self.next += 1;
+    }
+}
+
+fn asks(event: &Event, id: RequestId) -> bool {
+    matches!(event, Event::ConnectionRequest { request, .. } if *request == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+
+    use rnic_core::types::AddressPair;
+
+    const QP: QpId = QpId(7);
+    const LISTENER: ListenerId = ListenerId(3);
+
+    fn disconnected() -> Event {
+        Event::Disconnected { qp: QP, context: 0, reason: DisconnectReason::Orderly }
+    }
+
+    fn request(n: u32) -> Event {
+        let any: SocketAddr = ([127, 0, 0, 1], 1).into();
+        Event::ConnectionRequest {
+            listener: LISTENER,
+            context: 0,
+            request: RequestId(n),
+            addresses: AddressPair { local: any, peer: any },
+            peer_ird: None,
+            peer_ord: None,
+            revision: 1,
+            peer_to_peer: false,
+            private_data: vec![],
+        }
+    }
+
+    fn withdrawn(n: u32) -> Event {
+        Event::RequestWithdrawn {
+            listener: LISTENER,
+            context: 0,
+            request: RequestId(n),
+            reason: "gone".into(),
+        }
+    }
+
+    fn events() -> Events {
+        let mut e = Events::new();
+        e.open(Subject::Qp(QP));
+        e.open(Subject::Listener(LISTENER));
+        e
+    }
+
+    #[test]
+    fn raw_events_come_in_order_and_without_claimed_ones() {
+        let mut e = events();
+        e.push(request(1));
+        e.push(disconnected());
+        e.push(request(2));
+        e.claim(Subject::Listener(LISTENER), asks_to_connect);
+        assert_eq!(e.take_any(), Some(disconnected()));
+        assert_eq!(e.take_any(), None);
+        assert_eq!(e.take(Subject::Listener(LISTENER), asks_to_connect), Some(request(1)));
+        e.unclaim(Subject::Listener(LISTENER), asks_to_connect);
+        assert_eq!(e.take_any(), Some(request(2)));
+    }
+
+    #[test]
+    fn a_request_withdrawn_unread_leaves_no_trace() {
+        let mut e = events();
+        e.push(request(1));
+        e.push(request(2));
+        e.push(withdrawn(1));
+        assert_eq!(e.take_any(), Some(request(2)));
+        e.push(withdrawn(2));
+        assert_eq!(e.take_any(), Some(withdrawn(2)));
+    }
+
+    #[test]
+    fn nothing_piles_up_for_a_program_that_reads_no_raw_events() {
+        let mut e = events();
+        for n in 0..1000 {
+            e.push(request(n));
+            assert!(e.take(Subject::Listener(LISTENER), asks_to_connect).is_some());
+            e.push(withdrawn(n));
+            e.push(disconnected());
+            assert_eq!(e.ended(QP), Some(DisconnectReason::Orderly));
+            e.push(Event::EventsLost { count: 1 });
+        }
+        assert_eq!(e.waiting.len(), 1);
+        assert_eq!(e.take_any(), Some(Event::EventsLost { count: 1000 }));
+    }
+
+    #[test]
+    fn the_end_of_a_connection_is_remembered_until_the_next_one() {
+        let mut e = events();
+        e.push(disconnected());
+        assert_eq!(e.take_any(), Some(disconnected()));
+        assert_eq!(e.ended(QP), Some(DisconnectReason::Orderly));
+        assert_eq!(e.ended(QP), Some(DisconnectReason::Orderly));
+        e.renew(QP);
+        assert_eq!(e.ended(QP), None);
+    }
+
+    #[test]
+    fn a_dropped_object_takes_its_events_along() {
+        let mut e = events();
+        e.push(disconnected());
+        e.close(Subject::Qp(QP));
+        e.push(disconnected());
+        assert_eq!(e.take_any(), None);
+        assert!(e.waiting.is_empty());
+    }
+
+    #[test]
+    fn a_new_attempt_forgets_the_last_one() {
+        let mut e = events();
+        e.push(Event::Rejected { qp: QP, context: 0, private_data: vec![] });
+        e.renew(QP);
+        assert_eq!(e.take(Subject::Qp(QP), settles_connection), None);
+    }
+
+    #[test]
+    fn octets_that_are_no_event_are_the_daemons_fault() {
+        assert!(matches!(events().sort(&[0xFF; 9]), Err(Error::Protocol(_))));
+    }
+}

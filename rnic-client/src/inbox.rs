@@ -1,0 +1,191 @@
+//! One socket whose packets several threads await.
+//!
+//! Events of all connections arrive on one socket, and completion events of several CQs on one
+//! channel, while each waiting thread cares for only one of them. Whoever waits first reads for
+//! everybody (there is no background thread): it sleeps in `poll`, sorts each packet into the shared
+//! state and wakes the others to look. When it has what it came for, another one takes its place.
+//! What the packets mean is the business of `sort`; [`crate::events`] and [`crate::channel`] use this.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use crate::error::Error;
+
+/// A socket and the state its packets are sorted into.
+pub(crate) struct Inbox<S> {
+    socket: OwnedFd,
+    /// Puts one packet in its place; an error closes the inbox.
+    sort: fn(&mut S, &[u8]) -> Result<(), Error>,
+    shared: Mutex<Shared<S>>,
+    /// Something was sorted, the reader left, or the socket closed.
+    changed: Condvar,
+}
+
+struct Shared<S> {
+    sorted: S,
+    /// Room for the largest packet.
+    space: Box<[u8]>,
+    /// A thread sleeps on the socket for all.
+    reading: bool,
+    /// The other end is gone, or sent nonsense.
+    closed: bool,
+}
+
+impl<S> Inbox<S> {
+    pub(crate) fn new(
+        socket: OwnedFd,
+        packet: usize,
+        sorted: S,
+        sort: fn(&mut S, &[u8]) -> Result<(), Error>,
+    ) -> Self {
+        let space = vec![0; packet].into();
+        let shared = Mutex::new(Shared { sorted, space, reading: false, closed: false });
+        Inbox { socket, sort, shared, changed: Condvar::new() }
+    }
+
+    /// Waits until `take` finds something, at most until `deadline` (`None`: as long as it takes).
+    /// `Ok(None)` means that the time is over. What was sorted before the other end went away is
+    /// still found.
+    pub(crate) fn wait<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut take: impl FnMut(&mut S) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let mut shared = self.shared.lock();
+        loop {
+            if let Some(found) = take(&mut shared.sorted) {
+                return Ok(Some(found));
+            }
+            if shared.closed {
+                return Err(Error::DaemonGone);
+            }
+            if shared.reading {
+                let timed_out = match deadline {
+                    Some(d) => self.changed.wait_until(&mut shared, d).timed_out(),
+                    None => {
+                        self.changed.wait(&mut shared);
+                        false
+                    }
+                };
+                if timed_out {
+                    return Ok(take(&mut shared.sorted));
+                }
+                continue;
+            }
+            shared.reading = true;
+            drop(shared);
+            let readable = wait_readable(self.socket.as_fd(), deadline);
+            shared = self.shared.lock();
+            shared.reading = false;
+            let outcome = match readable {
+                Ok(true) => self.read_one(&mut shared).map(|_| true),
+                other => other,
+            };
+            self.changed.notify_all();
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => return Ok(take(&mut shared.sorted)),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Sorts what has already arrived, without waiting.
+    pub(crate) fn drain(&self) -> Result<(), Error> {
+        let mut shared = self.shared.lock();
+        while !shared.closed && self.read_one(&mut shared)? {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Looks at the sorted state.
+    pub(crate) fn peek<T>(&self, f: impl FnOnce(&S) -> T) -> T {
+        f(&self.shared.lock().sorted)
+    }
+
+    /// Changes the sorted state and lets all waiters look again.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&mut S) -> T) -> T {
+        let result = f(&mut self.shared.lock().sorted);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Whether the other end is known to be gone; asks the socket.
+    pub(crate) fn is_closed(&self) -> bool {
+        if self.shared.lock().closed {
+            return true;
+        }
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(1..))
+            && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Reads and sorts one packet; `false` if there is none.
+    fn read_one(&self, shared: &mut Shared<S>) -> Result<bool, Error> {
+        let Shared { sorted, space, closed, .. } = shared;
+        loop {
+            return match recv(&self.socket, &mut **space, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Ok(false),
+                Err(Errno::CONNRESET) | Ok((_, 0)) => {
+                    *closed = true;
+                    Ok(true)
+                }
+                Err(e) => {
+                    *closed = true;
+                    Err(Error::io("receiving events", e))
+                }
+                Ok((_, n)) => {
+                    let outcome = match space.get(..n) {
+                        Some(packet) => (self.sort)(sorted, packet),
+                        None => Err(Error::protocol(format!("an event of {n} octets"))),
+                    };
+                    *closed |= outcome.is_err();
+                    outcome.map(|()| true)
+                }
+            };
+        }
+    }
+}
+
+impl<S> AsFd for Inbox<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Sleeps until `fd` is readable or closed; `false` if `deadline` came first.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>, deadline: Option<Instant>) -> Result<bool, Error> {
+    loop {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let timeout = left.map(timespec);
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(0) if left.is_some_and(|d| d <= MAX_SLEEP) => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(e) => return Err(Error::io("waiting for the daemon", e)),
+        }
+    }
+}
+
+/// The instant `timeout` from now; `None` for ever, also if the clock cannot count that far.
+pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|t| Instant::now().checked_add(t))
+}
+
+/// Longest single sleep, so that a timeout always fits a `timespec`.
+const MAX_SLEEP: Duration = Duration::from_secs(1 << 30);
+
+fn timespec(d: Duration) -> Timespec {
+    let d = d.min(MAX_SLEEP);
+    // At most 2^30 seconds and below 10^9 nanoseconds: both fit.
+    Timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) }
+}

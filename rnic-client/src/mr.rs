@@ -1,0 +1,280 @@
+//! Memory regions, and what a peer must know to reach one.
+
+use std::sync::Arc;
+
+use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
+use rnic_core::abi::queue::Sge;
+use rnic_core::shm::CopyFault;
+use rnic_core::types::{Access, MrId, Scope, Stag};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, copy_error};
+use crate::pd::PdInner;
+use crate::segment::{Segment, SegmentInner};
+use crate::session::unexpected;
+
+/// How to register a region.
+#[derive(Clone, Copy, Debug)]
+pub struct MrOptions {
+    /// Rights; default [`Access::LOCAL_WRITE`]. Reading locally is always allowed.
+    pub access: Access,
+    /// Address from which local elements and remote offsets count. `None` (the default): the
+    /// range's address in this process, or 0 with [`Access::ZERO_BASED`].
+    pub iova: Option<u64>,
+    /// Who may use its STag from the wire; default every QP of the domain. Only the STag of a
+    /// region for one QP can be invalidated by that QP's peer (RFC 5040 section 8.1.1).
+    pub scope: Scope,
+}
+
+impl Default for MrOptions {
+    fn default() -> Self {
+        MrOptions { access: Access::LOCAL_WRITE, iova: None, scope: Scope::Pd }
+    }
+}
+
+/// A memory region: a range of a segment with rights and an STag (`ibv_reg_mr(3)`).
+///
+/// With remote rights a peer may change it at any time, so there are no slices of it: octets are
+/// copied in and out, and 8-octet words can be accessed atomically. A copy that runs while a peer
+/// writes sees any mixture of old and new octets. Dropping it deregisters it.
+pub struct Mr {
+    pd: Arc<PdInner>,
+    segment: Arc<SegmentInner>,
+    id: MrId,
+    stag: Stag,
+    /// Octets from the segment's start.
+    offset: u64,
+    len: u64,
+    iova: u64,
+    /// Until it has been deregistered.
+    registered: bool,
+}
+
+impl Mr {
+    pub(crate) fn register(
+        pd: &Arc<PdInner>,
+        segment: &Segment,
+        range: impl std::ops::RangeBounds<u64>,
+        options: &MrOptions,
+    ) -> Result<Mr, Error> {
+        if !Arc::ptr_eq(&pd.session, &segment.inner.session) {
+            return Err(Error::ForeignObject { what: "the segment" });
+        }
+        let (offset, length) = segment.resolve(range)?;
+        let iova = match options.iova {
+            Some(iova) => iova,
+            None if options.access.contains(Access::ZERO_BASED) => 0,
+            // Inside of the mapping, so it cannot overflow.
+            None => segment.inner.mapping.address() + offset,
+        };
+        let body = RequestBody::RegMr {
+            pd: pd.id,
+            source: MrSource::Segment { segment: segment.inner.id, offset },
+            length,
+            iova,
+            access: options.access,
+            scope: options.scope,
+        };
+        match pd.session.request(body)? {
+            ReplyBody::Mr { mr: id, stag } => Ok(Mr {
+                pd: pd.clone(),
+                segment: segment.inner.clone(),
+                id,
+                stag,
+                offset,
+                len: length,
+                iova,
+                registered: true,
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Its handle in the daemon.
+    pub fn id(&self) -> MrId {
+        self.id
+    }
+
+    /// Its STag as local elements name it.
+    pub fn lkey(&self) -> Stag {
+        self.stag
+    }
+
+    /// Its STag as a peer names it; the same number over iWARP.
+    pub fn rkey(&self) -> Stag {
+        self.stag
+    }
+
+    /// Address of its first octet in elements and remote offsets.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// Its octets.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never: a region has at least one octet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The element for `length` octets from `offset` on, for a work request. The daemon checks the
+    /// range when it carries the request out: one outside of the region completes as
+    /// `LocalProtection`.
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: self.iova.wrapping_add(offset), length, lkey: self.stag.0 }
+    }
+
+    /// What a peer must know to read or write this region.
+    pub fn remote(&self) -> RemoteMr {
+        RemoteMr { addr: self.iova, len: self.len, rkey: self.stag }
+    }
+
+    /// Copies octets from `offset` on out of the region.
+    pub fn read_at(&self, offset: u64, octets: &mut [u8]) -> Result<(), Error> {
+        let at = self.at(offset, octets.len())?;
+        self.segment.mapping.read(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+    }
+
+    /// Copies octets into the region from `offset` on.
+    pub fn write_at(&self, offset: u64, octets: &[u8]) -> Result<(), Error> {
+        let at = self.at(offset, octets.len())?;
+        self.segment.mapping.write(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+    }
+
+    /// Sets `length` octets from `offset` on to `octet`.
+    pub fn fill(&self, offset: u64, length: usize, octet: u8) -> Result<(), Error> {
+        let at = self.at(offset, length)?;
+        self.segment.mapping.fill(at, length, octet).map_err(|e| self.fault(e, offset, length))
+    }
+
+    /// Loads the native-endian word at `offset` with acquire: octets that a peer placed before it
+    /// are visible after it. The word must be aligned to 8 octets in the segment.
+    pub fn load_u64(&self, offset: u64) -> Result<u64, Error> {
+        let at = self.word_at(offset)?;
+        self.segment.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
+    }
+
+    /// Stores the native-endian word at `offset` with release: octets written before it are visible
+    /// to whoever sees it. The word must be aligned to 8 octets in the segment.
+    pub fn store_u64(&self, offset: u64, word: u64) -> Result<(), Error> {
+        let at = self.word_at(offset)?;
+        self.segment.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
+    }
+
+    /// Adds to the word at `offset` in one step and returns what it was. Atomic among the threads
+    /// of this process, not against RDMA Writes (`IBV_ATOMIC_NONE`).
+    pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, Error> {
+        let at = self.word_at(offset)?;
+        self.segment.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
+    }
+
+    /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more octet will be read from
+    /// or written to it from the wire.
+    pub fn deregister(mut self) -> Result<(), Error> {
+        self.registered = false;
+        self.pd.session.command(RequestBody::DeregMr { mr: self.id })
+    }
+
+    /// Octets from the segment's start, if the whole access lies inside of the region.
+    fn at(&self, offset: u64, length: usize) -> Result<usize, Error> {
+        match offset.checked_add(length as u64) {
+            // The region lies inside of the mapping, whose length is a usize.
+            Some(end) if end <= self.len => Ok((self.offset + offset) as usize),
+            _ => Err(self.fault(CopyFault::OutOfRange, offset, length)),
+        }
+    }
+
+    fn word_at(&self, offset: u64) -> Result<usize, Error> {
+        match self.at(offset, 8)? {
+            at if at.is_multiple_of(8) => Ok(at),
+            at => Err(Error::Misaligned { offset: at as u64 }),
+        }
+    }
+
+    fn fault(&self, e: CopyFault, offset: u64, length: usize) -> Error {
+        copy_error(e, offset, length, self.len)
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        if self.registered {
+            // A session that has ended has revoked it already.
+            let _ = self.pd.session.command(RequestBody::DeregMr { mr: self.id });
+        }
+    }
+}
+
+/// What a peer must know to read or write a region: usually sent as private data or in a message.
+///
+/// [`RemoteMr::to_bytes`] is the form to send: 20 octets, little-endian, address 8, length 8,
+/// STag 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RemoteMr {
+    /// Tagged offset of its first octet.
+    pub addr: u64,
+    /// Its octets.
+    pub len: u64,
+    /// Its STag.
+    pub rkey: Stag,
+}
+
+/// A place in a peer's memory: target of a Write, source of a Read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteAddr {
+    /// Tagged offset (RFC 5041 section 4.2).
+    pub addr: u64,
+    /// STag.
+    pub rkey: Stag,
+}
+
+impl RemoteMr {
+    /// Octets of the form to send.
+    pub const LEN: usize = 20;
+
+    /// The place `offset` octets from the region's start. The peer's RNIC checks it.
+    pub fn at(&self, offset: u64) -> RemoteAddr {
+        RemoteAddr { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
+    }
+
+    /// The form to send.
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[..8].copy_from_slice(&self.addr.to_le_bytes());
+        b[8..16].copy_from_slice(&self.len.to_le_bytes());
+        b[16..].copy_from_slice(&self.rkey.0.to_le_bytes());
+        b
+    }
+
+    /// Reads the sent form from the start of `octets`; `None` if there are too few.
+    pub fn from_bytes(octets: &[u8]) -> Option<Self> {
+        let (addr, rest) = octets.split_first_chunk()?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let (rkey, _) = rest.split_first_chunk()?;
+        Some(RemoteMr {
+            addr: u64::from_le_bytes(*addr),
+            len: u64::from_le_bytes(*len),
+            rkey: Stag(u32::from_le_bytes(*rkey)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remote_region_octets_stand_where_the_docs_say() {
+        let r = RemoteMr { addr: 0x0102, len: 1 << 40, rkey: Stag(0xAABB_CCDD) };
+        let b = r.to_bytes();
+        assert_eq!(b, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0xDD, 0xCC, 0xBB, 0xAA]);
+        assert_eq!(RemoteMr::from_bytes(&b), Some(r));
+        for n in 0..RemoteMr::LEN {
+            assert_eq!(RemoteMr::from_bytes(&b[..n]), None);
+        }
+        assert_eq!(r.at(2), RemoteAddr { addr: 0x0104, rkey: r.rkey });
+    }
+}

@@ -1,0 +1,77 @@
+//! Protection domains.
+
+use std::sync::Arc;
+
+use rnic_core::abi::control::{ReplyBody, RequestBody};
+use rnic_core::types::{Access, PdId};
+
+use crate::error::Error;
+use crate::mr::{Mr, MrOptions};
+use crate::qp::{Qp, QpOptions};
+use crate::segment::Segment;
+use crate::session::{Session, unexpected};
+
+/// A protection domain: QPs reach only regions of their own one (RFC 5040 section 8.1,
+/// `ibv_alloc_pd(3)`).
+///
+/// Clones are the same domain; the daemon closes it when the last clone and everything made with it
+/// have been dropped.
+#[derive(Clone)]
+pub struct Pd {
+    inner: Arc<PdInner>,
+}
+
+pub(crate) struct PdInner {
+    pub(crate) session: Arc<Session>,
+    pub(crate) id: PdId,
+}
+
+impl Pd {
+    pub(crate) fn open(session: &Arc<Session>, name: Option<&str>) -> Result<Pd, Error> {
+        match session.request(RequestBody::OpenPd { name: name.map(str::to_owned) })? {
+            ReplyBody::Pd { pd: id } => {
+                Ok(Pd { inner: Arc::new(PdInner { session: session.clone(), id }) })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Its handle in the daemon.
+    pub fn id(&self) -> PdId {
+        self.inner.id
+    }
+
+    /// Registers a range of a segment, in octets from its start, with these rights
+    /// (`ibv_reg_mr(3)`). Local elements and remote offsets count from the range's address in this
+    /// process, or from 0 with [`Access::ZERO_BASED`].
+    pub fn reg_mr(
+        &self,
+        segment: &Segment,
+        range: impl std::ops::RangeBounds<u64>,
+        access: Access,
+    ) -> Result<Mr, Error> {
+        Mr::register(&self.inner, segment, range, &MrOptions { access, ..MrOptions::default() })
+    }
+
+    /// Registers a range of a segment with an address of the caller's choice or for one QP.
+    pub fn reg_mr_with(
+        &self,
+        segment: &Segment,
+        range: impl std::ops::RangeBounds<u64>,
+        options: &MrOptions,
+    ) -> Result<Mr, Error> {
+        Mr::register(&self.inner, segment, range, options)
+    }
+
+    /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).
+    pub fn create_qp(&self, options: &QpOptions<'_>) -> Result<Qp, Error> {
+        Qp::create(&self.inner, options)
+    }
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        // A session that has ended has taken the domain along.
+        let _ = self.session.command(RequestBody::ClosePd { pd: self.id });
+    }
+}

@@ -1,0 +1,158 @@
+//! Work requests.
+
+use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_core::types::Stag;
+
+use crate::mr::RemoteAddr;
+
+/// One request for the send queue (`struct ibv_send_wr` of `ibv_post_send(3)`).
+///
+/// Requests start in the order posted. Unless the QP signals all, only those marked
+/// [`signaled`](Self::signaled) and those that fail write a completion. The memory that elements
+/// name belongs to the request until its completion, or that of a later request, has been polled.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    pub(crate) header: SendHeader,
+    pub(crate) data: Data<'a>,
+}
+
+/// Where a request's octets come from or go to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Data<'a> {
+    Elements(&'a [Sge]),
+    Element(Sge),
+    Inline(&'a [u8]),
+}
+
+impl<'a> SendRequest<'a> {
+    /// Sends the elements' octets as one message to the peer's next receive (RFC 5040
+    /// section 5.3).
+    pub fn send(wr_id: u64, elements: &'a [Sge]) -> Self {
+        Self::new(SendOpcode::Send, wr_id, Data::Elements(elements))
+    }
+
+    /// Sends octets that are copied into the queue now, at most the QP's `max_inline`: they need no
+    /// region and may be reused as soon as the request is posted.
+    pub fn send_inline(wr_id: u64, octets: &'a [u8]) -> Self {
+        Self::new(SendOpcode::Send, wr_id, Data::Inline(octets))
+    }
+
+    /// Like [`send`](Self::send), and revokes the peer's region `invalidate`, which must be
+    /// registered for the peer's end of this connection (Send with Invalidate, RFC 5040
+    /// section 5.3).
+    pub fn send_invalidate(wr_id: u64, elements: &'a [Sge], invalidate: Stag) -> Self {
+        let mut request = Self::new(SendOpcode::SendInvalidate, wr_id, Data::Elements(elements));
+        request.header.inv_rkey = invalidate.0;
+        request
+    }
+
+    /// Writes the elements' octets into the peer's memory (RDMA Write, RFC 5040 section 5.1).
+    /// Completes when the octets may be reused; that they have arrived is known only from a later
+    /// message of the peer.
+    pub fn write(wr_id: u64, elements: &'a [Sge], to: RemoteAddr) -> Self {
+        Self::new(SendOpcode::Write, wr_id, Data::Elements(elements)).remote(to)
+    }
+
+    /// Writes octets that are copied into the queue now, at most the QP's `max_inline`.
+    pub fn write_inline(wr_id: u64, octets: &'a [u8], to: RemoteAddr) -> Self {
+        Self::new(SendOpcode::Write, wr_id, Data::Inline(octets)).remote(to)
+    }
+
+    /// Reads from the peer's memory into one element, which iWARP allows no more of (RDMA Read,
+    /// RFC 5040 section 5.2). The element's region needs local write access.
+    pub fn read(wr_id: u64, into: Sge, from: RemoteAddr) -> Self {
+        Self::new(SendOpcode::Read, wr_id, Data::Element(into)).remote(from)
+    }
+
+    /// Like [`read`](Self::read), and revokes the element's own region when the octets have
+    /// arrived (RDMA Read with local invalidate).
+    pub fn read_invalidate(wr_id: u64, into: Sge, from: RemoteAddr) -> Self {
+        let mut request =
+            Self::new(SendOpcode::ReadInvalidate, wr_id, Data::Element(into)).remote(from);
+        request.header.inv_rkey = into.lkey;
+        request
+    }
+
+    /// Revokes one of our own regions when the requests before it are done; as with
+    /// [`Mr::deregister`](crate::Mr::deregister), nothing is placed in it after the completion.
+    pub fn local_invalidate(wr_id: u64, region: Stag) -> Self {
+        let mut request = Self::new(SendOpcode::LocalInvalidate, wr_id, Data::Elements(&[]));
+        request.header.inv_rkey = region.0;
+        request
+    }
+
+    /// Writes a completion also on success.
+    #[must_use]
+    pub fn signaled(self) -> Self {
+        self.flag(SendFlags::SIGNALED)
+    }
+
+    /// Asks for the peer's solicited event; has a meaning for Sends only (RFC 5040 section 5.4).
+    #[must_use]
+    pub fn solicited(self) -> Self {
+        self.flag(SendFlags::SOLICITED)
+    }
+
+    /// Starts only when all earlier reads of this QP are done.
+    #[must_use]
+    pub fn fence(self) -> Self {
+        self.flag(SendFlags::FENCE)
+    }
+
+    /// The application's name for the request.
+    pub fn wr_id(&self) -> u64 {
+        self.header.wr_id
+    }
+
+    fn new(opcode: SendOpcode, wr_id: u64, data: Data<'a>) -> Self {
+        let flags = match data {
+            Data::Inline(_) => SendFlags::INLINE,
+            Data::Elements(_) | Data::Element(_) => SendFlags::empty(),
+        };
+        let header = SendHeader {
+            opcode: opcode as u8,
+            // The ring sets both lengths from the data when the request is posted.
+            num_sge: 0,
+            flags: flags.bits(),
+            inline_len: 0,
+            wr_id,
+            remote_addr: 0,
+            rkey: 0,
+            inv_rkey: 0,
+            params: [0; 3],
+            spare_is_zero: true,
+        };
+        SendRequest { header, data }
+    }
+
+    fn remote(mut self, at: RemoteAddr) -> Self {
+        self.header.remote_addr = at.addr;
+        self.header.rkey = at.rkey.0;
+        self
+    }
+
+    fn flag(mut self, flag: SendFlags) -> Self {
+        self.header.flags |= flag.bits();
+        self
+    }
+}
+
+/// One request for the receive queue (`ibv_post_recv(3)`).
+///
+/// A message fills the elements in order; one that is longer than all of them together ends the
+/// connection (RFC 5041 section 5.1). The memory belongs to the request until its completion has
+/// been polled, and the regions need local write access.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvRequest<'a> {
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// Where the message goes; may be empty for messages of no octets.
+    pub sges: &'a [Sge],
+}
+
+impl<'a> RecvRequest<'a> {
+    /// A receive into these elements.
+    pub fn new(wr_id: u64, sges: &'a [Sge]) -> Self {
+        RecvRequest { wr_id, sges }
+    }
+}

@@ -1,0 +1,181 @@
+//! Completion queues, the daemon's end.
+//!
+//! A CQ may serve QPs of several workers, so its producer sits behind a short lock. The rule that
+//! keeps it honest (mechanism of RFC 5042 section 6.4.3.2): every request taken from a send queue
+//! holds a slot until it is retired, so send completions and flushes always fit; receives reserve
+//! nothing, and a receive completion without a slot is an overflow that kills this CQ and its QPs and
+//! nobody else.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use crate::abi::queue::{ChannelRecord, Cqe};
+use crate::shm::queue::{CompletionProducer, PublishError, QueueMemory};
+use crate::types::{CompletionStatus, CqId, SessionId};
+
+/// A completion queue, shared by the workers whose QPs complete to it.
+pub struct Cq {
+    id: CqId,
+    session: SessionId,
+    doorbell: u32,
+    capacity: u32,
+    /// The application's context, returned in events; written by the control thread.
+    pub context: AtomicU64,
+    /// QPs that use it, counted by the control thread.
+    pub users: AtomicU32,
+    dead: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    producer: CompletionProducer,
+    completions: u64,
+    events: u64,
+}
+
+/// What the caller must do after publishing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an armed client sleeps until its record comes"]
+pub enum Published {
+    /// Nothing.
+    Quiet,
+    /// The CQ was armed for this: send one record on its channel.
+    Notify,
+}
+
+/// Why a completion was not published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CqFault {
+    /// No slot, and the completion held no reservation.
+    Full,
+    /// The client's consumer index is impossible, or the CQ died of that or of an overflow before.
+    Dead,
+}
+
+impl Cq {
+    /// Wraps a formatted queue.
+    pub fn new(id: CqId, session: SessionId, context: u64, queue: QueueMemory) -> Self {
+        Cq {
+            id,
+            session,
+            doorbell: queue.doorbell(),
+            capacity: queue.shape().capacity,
+            context: AtomicU64::new(context),
+            users: AtomicU32::new(0),
+            dead: AtomicBool::new(false),
+            inner: Mutex::new(Inner {
+                producer: CompletionProducer::new(queue),
+                completions: 0,
+                events: 0,
+            }),
+        }
+    }
+
+    /// Its handle.
+    pub fn id(&self) -> CqId {
+        self.id
+    }
+
+    /// Its owner.
+    pub fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// The doorbell index its client rings when it has freed slots somebody waits for.
+    pub fn doorbell(&self) -> u32 {
+        self.doorbell
+    }
+
+    /// Entries.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Whether it has overflowed or was scribbled over.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Relaxed)
+    }
+
+    /// Marks it dead; whether this call was the first to.
+    pub fn kill(&self) -> bool {
+        !self.dead.swap(true, Relaxed)
+    }
+
+    /// Entries unread, entries reserved, entries ever written.
+    pub fn usage(&self) -> (u32, u32, u64) {
+        let inner = self.inner.lock();
+        (inner.producer.unread(), inner.producer.reserved(), inner.completions)
+    }
+
+    /// Reserves up to `wanted` slots; how many were.
+    pub fn reserve(&self, wanted: u32) -> Result<u32, CqFault> {
+        let mut inner = self.inner.lock();
+        let mut got = 0;
+        while got < wanted {
+            match inner.producer.reserve() {
+                Ok(true) => got += 1,
+                Ok(false) => break,
+                Err(_) => return Err(CqFault::Dead),
+            }
+        }
+        Ok(got)
+    }
+
+    /// Gives back reserved slots that will not be used.
+    pub fn unreserve(&self, n: u32) {
+        if n > 0 {
+            self.inner.lock().producer.unreserve(n);
+        }
+    }
+
+    /// Publishes a completion into a reserved slot.
+    pub fn publish_reserved(&self, cqe: &Cqe) -> Published {
+        let mut inner = self.inner.lock();
+        inner.producer.publish_reserved(cqe);
+        inner.published(cqe)
+    }
+
+    /// Publishes a completion that holds no reservation.
+    pub fn publish(&self, cqe: &Cqe) -> Result<Published, CqFault> {
+        let mut inner = self.inner.lock();
+        inner.producer.publish(cqe).map_err(CqFault::from)?;
+        Ok(inner.published(cqe))
+    }
+
+    /// Asks the client to ring `worker` when it has freed slots. The caller must then try again once:
+    /// the slots may have become free before the request was visible.
+    pub fn wait_for_space(&self, worker: u32) {
+        self.inner.lock().producer.set_waits(worker);
+    }
+
+    /// Withdraws [`Cq::wait_for_space`].
+    pub fn stop_waiting(&self, worker: u32) {
+        self.inner.lock().producer.clear_waits(worker);
+    }
+
+    /// The record for one event on its channel.
+    pub fn next_record(&self) -> ChannelRecord {
+        let mut inner = self.inner.lock();
+        inner.events += 1;
+        ChannelRecord { cq: self.id.0, sequence: inner.events }
+    }
+}
+
+impl Inner {
+    fn published(&mut self, cqe: &Cqe) -> Published {
+        self.completions += 1;
+        let solicited = cqe.flags & crate::abi::queue::CompletionFlags::SOLICITED.bits() != 0
+            || cqe.status != CompletionStatus::Success as u8;
+        if self.producer.take_arm(solicited) { Published::Notify } else { Published::Quiet }
+    }
+}
+
+impl From<PublishError> for CqFault {
+    fn from(e: PublishError) -> Self {
+        match e {
+            PublishError::Full => CqFault::Full,
+            PublishError::Queue(_) => CqFault::Dead,
+        }
+    }
+}

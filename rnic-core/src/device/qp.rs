@@ -1,0 +1,98 @@
+//! The face of a queue pair that its worker and the control thread share: state and counters.
+//!
+//! The worker that owns the QP is the only writer of all but the context; readers may see figures of
+//! different instants. Nothing here decides anything.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::abi::control::QpCounters;
+use crate::types::{QpState, TerminateCode, TerminateOrigin};
+
+/// State and counters of one QP.
+#[derive(Default)]
+pub struct QpShared {
+    /// The application's context, returned in events; written by the control thread.
+    pub context: AtomicU64,
+    state: AtomicU8,
+    /// 0 none; else origin (1 local, 2 peer) << 24 | layer << 16 | etype << 8 | code.
+    terminate: AtomicU32,
+    pub(crate) sends_completed: Counter,
+    pub(crate) receives_completed: Counter,
+    pub(crate) bytes_sent: Counter,
+    pub(crate) bytes_received: Counter,
+    pub(crate) segments_sent: Counter,
+    pub(crate) segments_received: Counter,
+    pub(crate) reads_answered: Counter,
+    pub(crate) errors: Counter,
+}
+
+impl QpShared {
+    /// State as last published.
+    pub fn state(&self) -> QpState {
+        match self.state.load(Relaxed) {
+            0 => QpState::Idle,
+            1 => QpState::Rts,
+            2 => QpState::Closing,
+            3 => QpState::Terminate,
+            _ => QpState::Error,
+        }
+    }
+
+    /// Publishes a state: the worker's once a QP is bound, the control thread's before.
+    pub fn set_state(&self, state: QpState) {
+        self.state.store(state as u8, Relaxed);
+    }
+
+    /// The Terminate that ended the connection, if one did.
+    pub fn terminate(&self) -> Option<(TerminateOrigin, TerminateCode)> {
+        let t = self.terminate.load(Relaxed);
+        let origin = match t >> 24 {
+            0 => return None,
+            1 => TerminateOrigin::Local,
+            _ => TerminateOrigin::Peer,
+        };
+        let code = TerminateCode { layer: (t >> 16) as u8, etype: (t >> 8) as u8, code: t as u8 };
+        Some((origin, code))
+    }
+
+    pub(crate) fn set_terminate(&self, origin: TerminateOrigin, code: TerminateCode) {
+        let o = match origin {
+            TerminateOrigin::Local => 1,
+            TerminateOrigin::Peer => 2,
+        };
+        self.terminate.store(o << 24 | terminate_detail(code), Relaxed);
+    }
+
+    /// Counters as of about now.
+    pub fn counters(&self) -> QpCounters {
+        QpCounters {
+            sends_completed: self.sends_completed.value(),
+            receives_completed: self.receives_completed.value(),
+            bytes_sent: self.bytes_sent.value(),
+            bytes_received: self.bytes_received.value(),
+            segments_sent: self.segments_sent.value(),
+            segments_received: self.segments_received.value(),
+            reads_answered: self.reads_answered.value(),
+            errors: self.errors.value(),
+        }
+    }
+}
+
+/// A Terminate code as a completion's `detail` shows it.
+pub(crate) fn terminate_detail(code: TerminateCode) -> u32 {
+    u32::from(code.layer) << 16 | u32::from(code.etype) << 8 | u32::from(code.code)
+}
+
+/// A counter with one writer: a load and a store, no locked instruction.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    fn value(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}

@@ -1,0 +1,509 @@
+//! Steering tags: issuing them, and turning (STag, offset, length) into memory.
+//!
+//! [`StagAllocator`] lives with the resource manager and issues values that a peer cannot guess
+//! (RFC 5042 section 8.1.1); each worker owns a [`StagTable`] as plain data. The only way to memory is
+//! [`StagTable::local`] or [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows
+//! the table, so no check can outlive the next change of the table.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use crate::shm::{CopyFault, Mapping};
+use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
+
+// ---------------------------------------------------------------------------------------------
+// Issuing
+
+/// Issues STags: a keyed permutation of a 24-bit slot number, then an 8-bit key.
+///
+/// Slots are reused first-in first-out and only after [`REUSE_AFTER`] others, with the key advanced; a
+/// slot whose 256 keys are used up is retired. 0 and `0xFFFF_FFFF` are never issued.
+pub struct StagAllocator {
+    permutation: Permutation,
+    fresh: u32,
+    free: VecDeque<FreeSlot>,
+    issued: HashMap<u32, FreeSlot>,
+}
+
+/// Slots that must be free before the one freed first is used again.
+pub const REUSE_AFTER: usize = 4096;
+const SLOTS: u32 = 1 << 24;
+
+#[derive(Clone, Copy)]
+struct FreeSlot {
+    slot: u32,
+    key: u8,
+    keys_left: u16,
+}
+
+/// Every slot is in use or retired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no STag is left")]
+pub struct StagsExhausted;
+
+impl StagAllocator {
+    /// An allocator whose sequence depends on 32 random octets only.
+    pub fn new(seed: [u8; 32]) -> Self {
+        StagAllocator {
+            permutation: Permutation::new(seed),
+            fresh: 0,
+            free: VecDeque::new(),
+            issued: HashMap::new(),
+        }
+    }
+
+    /// Issues an STag that is not in use and was not for a long time.
+    pub fn allocate(&mut self) -> Result<Stag, StagsExhausted> {
+        loop {
+            let mut entry = if self.free.len() > REUSE_AFTER || self.fresh == SLOTS {
+                self.free.pop_front().ok_or(StagsExhausted)?
+            } else {
+                let slot = self.fresh;
+                self.fresh += 1;
+                FreeSlot { slot, key: self.permutation.first_key(slot), keys_left: 256 }
+            };
+            let stag = self.permutation.apply(entry.slot) << 8 | u32::from(entry.key);
+            entry.key = entry.key.wrapping_add(1);
+            entry.keys_left -= 1;
+            if stag == 0 || stag == u32::MAX {
+                self.give_back(entry);
+                continue;
+            }
+            self.issued.insert(stag, entry);
+            return Ok(Stag(stag));
+        }
+    }
+
+    /// Takes back an STag that was issued; anything else is ignored.
+    pub fn release(&mut self, stag: Stag) {
+        if let Some(entry) = self.issued.remove(&stag.0) {
+            self.give_back(entry);
+        }
+    }
+
+    fn give_back(&mut self, entry: FreeSlot) {
+        if entry.keys_left > 0 {
+            self.free.push_back(entry);
+        }
+    }
+}
+
+/// A keyed permutation of 24-bit numbers: a Feistel network of eight rounds over two halves of 12.
+struct Permutation {
+    round_keys: [u64; 8],
+    key_key: u64,
+}
+
+impl Permutation {
+    fn new(seed: [u8; 32]) -> Self {
+        // Expand the seed: each round key depends on all 32 octets.
+        let word =
+            |i: usize| u64::from_le_bytes(seed[i * 8..i * 8 + 8].try_into().unwrap_or([0; 8]));
+        let mut state = word(0);
+        let mut next = |round: usize| {
+            for i in 0..4 {
+                state = mix(state ^ word(i).rotate_left(round as u32 * 7 + 1));
+            }
+            state
+        };
+        Permutation { round_keys: std::array::from_fn(&mut next), key_key: next(8) }
+    }
+
+    fn apply(&self, slot: u32) -> u32 {
+        let (mut l, mut r) = (slot >> 12 & 0xFFF, slot & 0xFFF);
+        for k in self.round_keys {
+            (l, r) = (r, l ^ (mix(k ^ u64::from(r)) as u32 & 0xFFF));
+        }
+        l << 12 | r
+    }
+
+    fn first_key(&self, slot: u32) -> u8 {
+        mix(self.key_key ^ u64::from(slot)) as u8
+    }
+}
+
+/// A bijective mixer with full avalanche (the finaliser of SplitMix64).
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ x >> 31
+}
+
+// ---------------------------------------------------------------------------------------------
+// Resolving
+
+/// A memory region as a worker knows it.
+#[derive(Clone)]
+pub struct StagEntry {
+    /// Its STag.
+    pub stag: Stag,
+    /// The region's handle.
+    pub mr: MrId,
+    /// Owner; only the owner may use it locally.
+    pub session: SessionId,
+    /// Domain.
+    pub pd: PdId,
+    /// Who may use it from the wire.
+    pub scope: Scope,
+    /// Rights.
+    pub access: Access,
+    /// First address, for local elements and remote offsets alike.
+    pub iova: u64,
+    /// Octets; `iova + length` is below 2^64.
+    pub length: u64,
+    /// Memory it names.
+    pub mapping: Arc<Mapping>,
+    /// Octets from the start of the mapping; `offset + length` is within it.
+    pub offset: usize,
+}
+
+/// Why a local key does not serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LocalFault {
+    /// No such key, or it is another session's, domain's or QP's.
+    #[error("no such local key")]
+    InvalidKey,
+    /// The region does not allow local writing.
+    #[error("the region may not be written")]
+    NoRight,
+    /// The range leaves the region.
+    #[error("outside the region")]
+    Bounds,
+}
+
+/// Why a remote STag does not serve a message; the checks of RFC 5041 section 7.1 and RFC 5040
+/// section 7.2, in the order in which they are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteFault {
+    /// No such STag, or it is not enabled.
+    #[error("invalid STag")]
+    InvalidStag,
+    /// Another domain's, or limited to another stream.
+    #[error("STag not associated with this stream")]
+    NotAssociated,
+    /// The region lacks the remote right.
+    #[error("access rights violation")]
+    NoRight,
+    /// Offset plus length reaches 2^64.
+    #[error("tagged offset wraps")]
+    Wrap,
+    /// The range leaves the region.
+    #[error("base or bounds violation")]
+    Bounds,
+}
+
+/// Why an STag cannot be invalidated by the peer (RFC 5040 section 5.3, codes 09 of both types).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InvalidateFault {
+    /// Unknown, or not associated with the stream: a protection error.
+    NotAssociated,
+    /// Associated, but shared by the domain: an operation error.
+    Shared,
+}
+
+/// The identity under which a QP uses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Principal {
+    /// Owner of the QP.
+    pub session: SessionId,
+    /// Its domain.
+    pub pd: PdId,
+    /// The QP.
+    pub qp: QpId,
+}
+
+/// Memory that has been checked. It borrows the table it was checked against.
+#[derive(Clone, Copy)]
+pub struct Target<'t> {
+    mapping: &'t Mapping,
+    offset: usize,
+    len: usize,
+    owner: SessionId,
+}
+
+/// Where a payload comes from: private octets, or checked memory.
+#[derive(Clone, Copy)]
+pub enum Payload<'a> {
+    /// Octets in the daemon's own memory.
+    Octets(&'a [u8]),
+    /// Checked ranges, in order.
+    Gather(&'a [Target<'a>]),
+}
+
+impl Payload<'_> {
+    /// Octets in all.
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Octets(b) => b.len(),
+            Payload::Gather(targets) => targets.iter().map(Target::len).sum(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the octets `from..from + target.len()` of this payload to a target.
+    ///
+    /// With `tail_last` the final octets become visible last: programs poll on them.
+    pub fn place(&self, from: usize, target: Target<'_>, tail_last: bool) -> Result<(), CopyFault> {
+        match self {
+            Payload::Octets(b) => {
+                let b = &b[from..from + target.len];
+                if tail_last {
+                    target.mapping.write_tail_last(target.offset, b)
+                } else {
+                    target.mapping.write(target.offset, b)
+                }
+            }
+            Payload::Gather(sources) => {
+                let (mut skip, mut done) = (from, 0);
+                for s in *sources {
+                    if done == target.len {
+                        break;
+                    }
+                    if skip >= s.len {
+                        skip -= s.len;
+                        continue;
+                    }
+                    let n = (s.len - skip).min(target.len - done);
+                    let last = tail_last && done + n == target.len;
+                    let to = target.offset + done;
+                    s.mapping.copy_to(s.offset + skip, target.mapping, to, n, last)?;
+                    done += n;
+                    skip = 0;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl<'t> Target<'t> {
+    /// Octets it covers.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it covers none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Reads `dst.len()` octets from `from` on; the range must be inside.
+    pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), CopyFault> {
+        debug_assert!(from + dst.len() <= self.len);
+        self.mapping.read(self.offset + from, dst)
+    }
+
+    /// The mapping and the range in it, for gathering system calls.
+    pub fn parts(&self) -> (&'t Mapping, usize, usize) {
+        (self.mapping, self.offset, self.len)
+    }
+
+    /// Inline data of a send queue entry: octets of the client's own arena that the queue's
+    /// [`take`](crate::shm::queue::SendConsumer::take) has bounded.
+    pub(crate) fn inline(who: Principal, mapping: &'t Mapping, offset: usize, len: usize) -> Self {
+        Target { mapping, offset, len, owner: who.session }
+    }
+
+    /// The session whose memory this is: the one to blame when the memory turns out to be gone.
+    pub fn owner(&self) -> SessionId {
+        self.owner
+    }
+}
+
+/// A worker's copy of all STags, as plain data.
+#[derive(Default)]
+pub struct StagTable {
+    entries: HashMap<u32, StagEntry, BuildHasherDefault<StagHasher>>,
+}
+
+impl StagTable {
+    /// Adds or replaces a region.
+    pub fn install(&mut self, entry: StagEntry) {
+        self.entries.insert(entry.stag.0, entry);
+    }
+
+    /// Removes a region; whether it was there.
+    pub fn revoke(&mut self, stag: Stag) -> bool {
+        self.entries.remove(&stag.0).is_some()
+    }
+
+    /// Removes everything a session owns.
+    pub fn revoke_session(&mut self, session: SessionId) {
+        self.entries.retain(|_, e| e.session != session);
+    }
+
+    /// Regions known.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no region is known.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Resolves a local element. `write` asks for the right to write it.
+    pub fn local(
+        &self,
+        who: Principal,
+        lkey: u32,
+        addr: u64,
+        len: u32,
+        write: bool,
+    ) -> Result<Target<'_>, LocalFault> {
+        let e = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
+        if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
+            return Err(LocalFault::InvalidKey);
+        }
+        if write && !e.access.contains(Access::LOCAL_WRITE) {
+            return Err(LocalFault::NoRight);
+        }
+        e.range(addr, u64::from(len)).ok_or(LocalFault::Bounds)
+    }
+
+    /// Resolves a range that a peer names, asking for `right`.
+    pub fn remote(
+        &self,
+        who: Principal,
+        stag: Stag,
+        to: u64,
+        len: u64,
+        right: Access,
+    ) -> Result<Target<'_>, RemoteFault> {
+        let e = self.entries.get(&stag.0).ok_or(RemoteFault::InvalidStag)?;
+        if e.pd != who.pd || !in_scope(e, who.qp) {
+            return Err(RemoteFault::NotAssociated);
+        }
+        if !e.access.contains(right) {
+            return Err(RemoteFault::NoRight);
+        }
+        to.checked_add(len).ok_or(RemoteFault::Wrap)?;
+        e.range(to, len).ok_or(RemoteFault::Bounds)
+    }
+
+    /// Whether the peer of `who` may invalidate `stag` (RFC 5040 section 8.1.1: only if it is limited
+    /// to that stream).
+    pub fn may_invalidate(&self, who: Principal, stag: Stag) -> Result<(), InvalidateFault> {
+        let e = self.entries.get(&stag.0).ok_or(InvalidateFault::NotAssociated)?;
+        match e.scope {
+            Scope::Qp(qp) if qp == who.qp && e.pd == who.pd => Ok(()),
+            Scope::Pd if e.pd == who.pd => Err(InvalidateFault::Shared),
+            _ => Err(InvalidateFault::NotAssociated),
+        }
+    }
+
+    /// Whether `who` may invalidate `stag` itself, and if so, who else may use it.
+    pub fn owned_scope(&self, who: Principal, stag: Stag) -> Option<Scope> {
+        let e = self.entries.get(&stag.0)?;
+        (e.session == who.session && e.pd == who.pd && in_scope(e, who.qp)).then_some(e.scope)
+    }
+}
+
+fn in_scope(e: &StagEntry, qp: QpId) -> bool {
+    match e.scope {
+        Scope::Pd => true,
+        Scope::Qp(only) => only == qp,
+    }
+}
+
+impl StagEntry {
+    fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
+        let from = addr.checked_sub(self.iova)?;
+        if from.checked_add(len)? > self.length {
+            return None;
+        }
+        // from + len <= length, and offset + length lies within the mapping, hence within usize.
+        let offset = self.offset + from as usize;
+        Some(Target { mapping: &self.mapping, offset, len: len as usize, owner: self.session })
+    }
+}
+
+/// STags are a keyed permutation already; one multiplication spreads them over the table's control
+/// bits.
+#[derive(Default)]
+struct StagHasher(u64);
+
+impl Hasher for StagHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u32(u32::from(*b));
+        }
+    }
+
+    fn write_u32(&mut self, n: u32) {
+        self.0 = (self.0.rotate_left(5) ^ u64::from(n)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn permutation_is_one_to_one() {
+        let p = Permutation::new([7; 32]);
+        let mut seen = vec![false; SLOTS as usize];
+        for slot in 0..SLOTS {
+            let x = p.apply(slot) as usize;
+            assert!(!seen[x], "slot {slot} collides");
+            seen[x] = true;
+        }
+    }
+
+    #[test]
+    fn ten_thousand_stags_are_distinct_and_spread() {
+        let mut a = StagAllocator::new([1; 32]);
+        let stags: Vec<u32> = (0..10_000).map(|_| a.allocate().unwrap().0).collect();
+        assert_eq!(stags.iter().collect::<HashSet<_>>().len(), stags.len());
+        for sixteenth in 0..16u32 {
+            let n = stags.iter().filter(|s| **s >> 28 == sixteenth).count();
+            assert!((400..900).contains(&n), "{n} STags begin with {sixteenth:x}");
+        }
+        let steps: HashSet<u32> = stags.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect();
+        assert!(steps.len() > 9_900, "a step repeats");
+    }
+
+    #[test]
+    fn a_freed_stag_comes_back_late_and_never_the_same() {
+        let mut a = StagAllocator::new([2; 32]);
+        let first = a.allocate().unwrap();
+        a.release(first);
+        let mut seen = HashSet::from([first.0]);
+        for _ in 0..3 * REUSE_AFTER {
+            let s = a.allocate().unwrap();
+            assert!(seen.insert(s.0), "{s} was issued twice");
+            a.release(s);
+        }
+        assert!(seen.iter().any(|s| s >> 8 == first.0 >> 8 && *s != first.0), "slot never reused");
+    }
+
+    #[test]
+    fn a_slot_is_retired_when_its_keys_are_used_up() {
+        let mut a = StagAllocator::new([3; 32]);
+        a.give_back(FreeSlot { slot: 5, key: 9, keys_left: 0 });
+        assert!(a.free.is_empty());
+    }
+
+    #[test]
+    fn reserved_values_are_never_issued() {
+        let mut a = StagAllocator::new([4; 32]);
+        let zero = (0..SLOTS).find(|s| a.permutation.apply(*s) == 0).unwrap();
+        for _ in 0..=REUSE_AFTER {
+            a.give_back(FreeSlot { slot: zero, key: 0, keys_left: 1 });
+        }
+        a.fresh = SLOTS;
+        assert_eq!(a.allocate(), Err(StagsExhausted));
+    }
+}

@@ -1,0 +1,172 @@
+//! The direct path: both ends are QPs of this engine, and a segment goes from segment to segment in
+//! one copy.
+//!
+//! The sender produces the very DDP segments it would send over TCP, and hands them, typed, to the
+//! functions that `rx` calls after deframing. Checks, completions, errors and Terminates are therefore
+//! the same by construction; what is missing is MPA, TCP and two copies.
+
+use super::ledger::Progress;
+use super::message::{Gather, GatherFault, Head, Segment, Source};
+use super::place::Trouble;
+use super::qp::Qp;
+use super::schedule::REQUEST_COST;
+use super::{Delivery, Shard};
+use crate::ddp::UntaggedHeader;
+use crate::device::stag::Payload;
+use crate::mpa::MAX_MULPDU;
+use crate::rdmap::{Opcode, Terminate};
+use crate::stream::inbound::{ReadArrival, SendKind};
+use crate::stream::terminate;
+use crate::types::CompletionStatus;
+
+/// What came of a segment.
+enum Outcome {
+    /// Carried out.
+    Done,
+    /// The sender's memory cannot be had.
+    Source(GatherFault),
+    /// The receiver refused it.
+    Sink(Trouble),
+}
+
+impl Qp {
+    /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
+    pub(super) fn run_direct(&mut self, peer: &mut Qp, shard: &mut Shard) {
+        while self.deficit > 0
+            && self.phase.sends()
+            && peer.phase.receives()
+            && self.pick_message(shard)
+        {
+            let Some(message) = &self.message else { break };
+            // Version and segment size are those of a TCP connection inside this machine.
+            let segment = message.next_segment(usize::from(MAX_MULPDU), 1);
+            match self.hand_over(peer, shard, &segment) {
+                Outcome::Done => self.handed_over(&segment),
+                Outcome::Source(fault) => self.gather_failed(fault, shard),
+                Outcome::Sink(trouble) => {
+                    let read = match &message.source {
+                        Source::ReadRequest(request) => Some(*request),
+                        _ => None,
+                    };
+                    // TCP would have taken the message before the peer's Terminate came back.
+                    self.handed_over(&segment);
+                    self.retire(shard);
+                    let len = (segment.header.len() + segment.len as usize) as u16;
+                    peer.segment_failed(shard, trouble, |fault| {
+                        terminate::build_from_header(fault, len, &segment.header, read.as_ref())
+                    });
+                }
+            }
+            self.deficit -= i64::from(segment.len).max(REQUEST_COST);
+        }
+        self.retire(shard);
+        self.return_slots();
+        self.close_if_dry(shard);
+    }
+
+    /// Gathers a segment's memory and places it at the peer.
+    fn hand_over(&self, peer: &mut Qp, shard: &mut Shard, segment: &Segment) -> Outcome {
+        let Some(message) = &self.message else { return Outcome::Done };
+        if let Source::ReadRequest(request) = &message.source {
+            if !peer.read_slot_free() {
+                let fault = crate::stream::Fault::segment(crate::rdmap::codes::UNTAGGED_NO_BUFFER);
+                return Outcome::Sink(fault.into());
+            }
+            let mut header = [0; UntaggedHeader::LEN];
+            segment.header.emit(&mut header);
+            let segment_len = (header.len() + segment.len as usize) as u16;
+            let read = ReadArrival { request: *request, header, segment_len };
+            return sunk(peer.read_requested(shard, read));
+        }
+        let is_send = matches!(message.head, Head::Untagged { .. });
+        if is_send {
+            if !peer.can_receive(shard) {
+                return Outcome::Done;
+            }
+            if let Err(trouble) = peer.take_receive(shard) {
+                return Outcome::Sink(trouble);
+            }
+        }
+        let mut memory = Gather::new();
+        let gathered = message.gather(
+            segment.len,
+            self.principal(),
+            &shard.stags,
+            self.sq.mapping(),
+            &mut memory,
+        );
+        if let Err(fault) = gathered {
+            return Outcome::Source(fault);
+        }
+        let payload = Payload::Gather(&memory);
+        let from = message.sent;
+        let last = segment.last;
+        peer.shared.segments_received.add(1);
+        match message.head {
+            Head::Tagged { opcode: Opcode::Write, stag, to } => {
+                let to = to.wrapping_add(u64::from(from));
+                sunk(peer.place_write(&shard.stags, stag, to, payload, last, false))
+            }
+            Head::Tagged { stag, to, .. } => {
+                let to = to.wrapping_add(u64::from(from));
+                let placed = peer.place_response(&shard.stags, stag, to, payload, last);
+                drop(memory);
+                if placed.is_ok() && last {
+                    peer.finish_read(shard);
+                }
+                sunk(placed)
+            }
+            Head::Untagged { opcode, invalidate, .. } => {
+                let placed = peer.place_send(&shard.stags, from, payload);
+                drop(memory);
+                if placed.is_err() || !last {
+                    return sunk(placed);
+                }
+                let invalidates =
+                    matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
+                let solicited =
+                    matches!(opcode, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate);
+                let kind = SendKind { solicited, invalidate: invalidates.then_some(invalidate) };
+                sunk(peer.deliver_send(shard, kind, message.total))
+            }
+        }
+    }
+
+    /// Notes that a segment has left this QP.
+    fn handed_over(&mut self, segment: &Segment) {
+        let Some(message) = &mut self.message else { return };
+        self.shared.bytes_sent.add(u64::from(segment.len));
+        self.shared.segments_sent.add(1);
+        if message.is_response() && segment.last {
+            self.shared.reads_answered.add(1);
+        }
+        if message.advance(segment.len) {
+            let seq = message.seq;
+            self.message = None;
+            if let Some(entry) = seq.and_then(|seq| self.ledger.get_mut(seq))
+                && entry.progress == Progress::Sending
+            {
+                entry.progress = Progress::Done(CompletionStatus::Success);
+            }
+        }
+    }
+
+    /// Something the peer did to this QP by the direct path.
+    pub(super) fn delivered(&mut self, shard: &mut Shard, delivery: &Delivery) {
+        match delivery {
+            Delivery::Terminate(payload) => match Terminate::parse(payload) {
+                Ok(t) => self.terminate_received(shard, &t),
+                Err(_) => self.lost(shard, "a malformed Terminate"),
+            },
+            Delivery::Fin => self.fin_received(shard),
+            Delivery::Reset => self.lost(shard, "the peer reset the connection"),
+        }
+    }
+}
+
+fn sunk(result: Result<(), Trouble>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Done,
+        Err(trouble) => Outcome::Sink(trouble),
+    }
+}

@@ -1,0 +1,132 @@
+//! Send requests that have been taken from the queue and not yet completed, in posting order.
+//!
+//! RFC 5040 section 5.5 rule 13 and wire.md's completion rules: completions appear in the order in
+//! which the requests were posted, so a Send behind an RDMA Read waits here for the Read. Every entry
+//! holds one reserved CQ slot.
+
+use std::collections::VecDeque;
+
+use crate::abi::queue::SendOpcode;
+use crate::types::{CompletionOpcode, CompletionStatus};
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Its octets are still being produced.
+    Sending,
+    /// All produced; done when TCP has accepted this many octets of the stream.
+    Queued(u64),
+    /// Waits for the peer's response or for other workers.
+    Waiting,
+    /// Done, with this outcome.
+    Done(CompletionStatus),
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub wr_id: u64,
+    pub opcode: CompletionOpcode,
+    pub signaled: bool,
+    pub byte_len: u32,
+    /// Terminate code of a failure, as the completion shows it.
+    pub detail: u32,
+    pub progress: Progress,
+}
+
+impl Entry {
+    pub(super) fn new(wr_id: u64, opcode: SendOpcode, signaled: bool) -> Self {
+        Entry {
+            wr_id,
+            opcode: opcode.completion(),
+            signaled,
+            byte_len: 0,
+            detail: 0,
+            progress: Progress::Sending,
+        }
+    }
+}
+
+/// Requests under way. Sequence numbers count a QP's requests from 0 and never wrap in practice.
+#[derive(Default)]
+pub(super) struct Ledger {
+    base: u64,
+    entries: VecDeque<Entry>,
+}
+
+impl Ledger {
+    pub(super) fn push(&mut self, entry: Entry) -> u64 {
+        self.entries.push_back(entry);
+        self.base + self.entries.len() as u64 - 1
+    }
+
+    /// The entry with this sequence number, unless it has completed.
+    pub(super) fn get_mut(&mut self, seq: u64) -> Option<&mut Entry> {
+        self.entries.get_mut(usize::try_from(seq.checked_sub(self.base)?).ok()?)
+    }
+
+    /// Takes the oldest entry if it is done, given how much TCP has accepted.
+    pub(super) fn pop_done(&mut self, accepted: u64) -> Option<(Entry, CompletionStatus)> {
+        let status = match self.entries.front()?.progress {
+            Progress::Queued(end) if accepted >= end => CompletionStatus::Success,
+            Progress::Done(status) => status,
+            Progress::Queued(_) | Progress::Sending | Progress::Waiting => return None,
+        };
+        self.base += 1;
+        self.entries.pop_front().map(|e| (e, status))
+    }
+
+    /// Marks everything that is not done as flushed.
+    pub(super) fn flush(&mut self, accepted: u64) {
+        for e in &mut self.entries {
+            match e.progress {
+                Progress::Done(_) => {}
+                Progress::Queued(end) if accepted >= end => {}
+                Progress::Queued(_) | Progress::Sending | Progress::Waiting => {
+                    e.progress = Progress::Done(CompletionStatus::WrFlush);
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_send_behind_a_read_completes_after_it() {
+        let mut l = Ledger::default();
+        let read = l.push(Entry::new(1, SendOpcode::Read, true));
+        let send = l.push(Entry::new(2, SendOpcode::Send, true));
+        l.get_mut(read).unwrap().progress = Progress::Waiting;
+        l.get_mut(send).unwrap().progress = Progress::Queued(100);
+        assert!(l.pop_done(1000).is_none());
+        l.get_mut(read).unwrap().progress = Progress::Done(CompletionStatus::Success);
+        assert_eq!(l.pop_done(99).unwrap().0.wr_id, 1);
+        assert!(l.pop_done(99).is_none());
+        assert_eq!(l.pop_done(100).unwrap().0.wr_id, 2);
+        assert!(l.get_mut(read).is_none());
+        assert!(l.is_empty());
+    }
+
+    #[test]
+    fn flush_spares_what_tcp_has_accepted() {
+        let mut l = Ledger::default();
+        for (wr_id, end) in [(1, 10), (2, 20)] {
+            let seq = l.push(Entry::new(wr_id, SendOpcode::Write, true));
+            l.get_mut(seq).unwrap().progress = Progress::Queued(end);
+        }
+        l.flush(10);
+        assert_eq!(l.pop_done(10).unwrap().1, CompletionStatus::Success);
+        assert_eq!(l.pop_done(10).unwrap().1, CompletionStatus::WrFlush);
+    }
+}

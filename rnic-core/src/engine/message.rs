@@ -1,0 +1,185 @@
+//! Outgoing messages and their segmentation (RFC 5041 section 5.2), for both paths alike.
+//!
+//! A [`Message`] knows where its payload is and how much has been sent; [`Message::next_segment`]
+//! cuts the next DDP segment, [`Message::gather`] resolves the memory it covers. What becomes of the
+//! segment, frames on TCP or a call at the other QP, is not known here.
+
+use arrayvec::ArrayVec;
+
+use crate::abi::queue::Sge;
+use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
+use crate::device::stag::{Principal, StagTable, Target};
+use crate::rdmap::{Control, Opcode, ReadRequest};
+use crate::shm::Mapping;
+use crate::shm::queue::{MAX_SGE, SgeList};
+use crate::stream::ReadArrival;
+use crate::types::{Access, Msn, Stag, TaggedOffset};
+
+/// Memory of one segment.
+pub(super) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;
+
+/// What kind of DDP message it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Head {
+    /// To a tagged buffer, from this offset on.
+    Tagged { opcode: Opcode, stag: Stag, to: u64 },
+    /// To an untagged queue.
+    Untagged { opcode: Opcode, invalidate: Stag, qn: u32, msn: Msn },
+}
+
+/// Where the payload comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// Nowhere: a message of no octets.
+    Empty,
+    /// Local elements, with the element and the offset in it that come next.
+    Elements { list: SgeList, index: usize, offset: u32 },
+    /// Inline data in the client's arena.
+    Inline { at: usize },
+    /// A region the peer named: the response to its read.
+    Region(ReadArrival),
+    /// The message is a Read Request: its octets are this header.
+    ReadRequest(ReadRequest),
+}
+
+/// A message being sent.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    pub head: Head,
+    pub source: Source,
+    pub total: u32,
+    pub sent: u32,
+    /// Its request in the ledger; none for responses and what the stream sends of itself.
+    pub seq: Option<u64>,
+}
+
+/// One segment to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub header: Header,
+    /// Payload octets.
+    pub len: u32,
+    pub last: bool,
+}
+
+/// Why a segment's memory could not be had.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum GatherFault {
+    /// A local element does not resolve.
+    Local,
+    /// The region of a read has been revoked since it was checked.
+    Revoked,
+}
+
+impl Message {
+    /// Cuts the next segment, at most `mulpdu` octets with its header, for DDP version `dv`.
+    pub(super) fn next_segment(&self, mulpdu: usize, dv: u8) -> Segment {
+        let header_len = match self.head {
+            Head::Tagged { .. } => TaggedHeader::LEN,
+            Head::Untagged { .. } => UntaggedHeader::LEN,
+        };
+        let rest = self.total - self.sent;
+        // MULPDU is at least 128 (RFC 5044 section 3), so there is room for payload.
+        let len = rest.min((mulpdu - header_len) as u32);
+        let last = len == rest;
+        let control = |opcode| Control { rv: dv, opcode }.octet();
+        let header = match self.head {
+            Head::Tagged { opcode, stag, to } => Header::Tagged(TaggedHeader {
+                last,
+                dv,
+                rsvd_ulp: control(opcode),
+                stag,
+                // The sink checks the range as a whole; a peer's sink offset may wrap here.
+                to: TaggedOffset(to.wrapping_add(u64::from(self.sent))),
+            }),
+            Head::Untagged { opcode, invalidate, qn, msn } => Header::Untagged(UntaggedHeader {
+                last,
+                dv,
+                rsvd_ulp: control(opcode),
+                inv_stag: invalidate,
+                qn,
+                msn,
+                mo: self.sent,
+            }),
+        };
+        Segment { header, len, last }
+    }
+
+    /// Resolves the next `len` octets of the payload. `arena` holds inline data. A
+    /// [`Source::ReadRequest`] has no memory: its octets stand in the message.
+    pub(super) fn gather<'t>(
+        &self,
+        len: u32,
+        who: Principal,
+        stags: &'t StagTable,
+        arena: &'t Mapping,
+        out: &mut Gather<'t>,
+    ) -> Result<(), GatherFault> {
+        if len == 0 {
+            return Ok(());
+        }
+        match &self.source {
+            Source::Empty | Source::ReadRequest(_) => {}
+            Source::Inline { at } => {
+                out.push(Target::inline(who, arena, at + self.sent as usize, len as usize));
+            }
+            Source::Region(ReadArrival { request, .. }) => {
+                let to = request.src_to.0.wrapping_add(u64::from(self.sent));
+                let target = stags
+                    .remote(who, request.src_stag, to, u64::from(len), Access::REMOTE_READ)
+                    .map_err(|_| GatherFault::Revoked)?;
+                out.push(target);
+            }
+            Source::Elements { list, index, offset } => {
+                let mut left = len;
+                let mut skip = *offset;
+                for sge in &list.as_slice()[*index..] {
+                    if left == 0 {
+                        break;
+                    }
+                    let n = (sge.length - skip).min(left);
+                    if n > 0 {
+                        let addr = sge.addr.wrapping_add(u64::from(skip));
+                        out.push(
+                            stags
+                                .local(who, sge.lkey, addr, n, false)
+                                .map_err(|_| GatherFault::Local)?,
+                        );
+                    }
+                    left -= n;
+                    skip = 0;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it answers a read of the peer's.
+    pub(super) fn is_response(&self) -> bool {
+        matches!(self.head, Head::Tagged { opcode: Opcode::ReadResponse, .. })
+    }
+
+    /// Notes that the next `len` octets have been sent; whether that was all.
+    pub(super) fn advance(&mut self, len: u32) -> bool {
+        self.sent += len;
+        if let Source::Elements { list, index, offset } = &mut self.source {
+            let mut left = len;
+            while let Some(sge) = list.as_slice().get(*index) {
+                let n = (sge.length - *offset).min(left);
+                left -= n;
+                *offset += n;
+                if *offset < sge.length {
+                    break;
+                }
+                *index += 1;
+                *offset = 0;
+            }
+        }
+        self.sent == self.total
+    }
+}
+
+/// Total of the elements, if it is a message length at all (below 2^32).
+pub(super) fn total_length(list: &[Sge]) -> Option<u32> {
+    u32::try_from(list.iter().map(|s| u64::from(s.length)).sum::<u64>()).ok()
+}

@@ -1,0 +1,317 @@
+//! What an arriving segment does to memory and queues, whichever path it came by.
+//!
+//! These are the checks of wire.md section 9 that need memory and buffers: steps 9 to 13 and 15. Each
+//! function passes all of them before the first octet is placed.
+
+use super::complete::Side;
+use super::ledger::Progress;
+use super::qp::{Phase, Qp, Receiving};
+use super::{Output, Shard};
+use crate::abi::queue::{CompletionFlags, Cqe};
+use crate::device::stag::{InvalidateFault, Payload, RemoteFault, StagTable};
+use crate::rdmap::codes;
+use crate::shm::queue::TakeError;
+use crate::stream::inbound::{SendKind, send_fits};
+use crate::stream::{Enclose, Fault, ReadArrival};
+use crate::types::{Access, CompletionOpcode, CompletionStatus, SessionId, Stag};
+
+/// Why a segment was not carried out.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Trouble {
+    /// The peer is to blame, or must at least be told.
+    Fault(Fault),
+    /// The memory of this session vanished under the copy: its owner is to blame.
+    Poisoned(SessionId),
+    /// A receive of ours cannot take the message: the owner of the QP is to blame.
+    BadReceive,
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        Trouble::Fault(fault)
+    }
+}
+
+impl Qp {
+    /// An RDMA Write segment with payload (step 9). `last` is the last segment of its message;
+    /// `stag_changed` says that an earlier one named another STag.
+    pub(super) fn place_write(
+        &self,
+        stags: &StagTable,
+        stag: Stag,
+        to: u64,
+        payload: Payload<'_>,
+        last: bool,
+        stag_changed: bool,
+    ) -> Result<(), Trouble> {
+        let len = payload.len();
+        if len == 0 {
+            return Ok(());
+        }
+        let target = stags
+            .remote(self.principal(), stag, to, len as u64, Access::REMOTE_WRITE)
+            .map_err(|fault| Fault::segment(write_code(fault)))?;
+        if stag_changed {
+            return Err(Fault::segment(codes::TAGGED_INVALID_STAG).into());
+        }
+        payload.place(0, target, last).map_err(|_| Trouble::Poisoned(target.owner()))?;
+        self.shared.bytes_received.add(len as u64);
+        Ok(())
+    }
+
+    /// The buffer for a Send: the one in use, or for a new message the next one posted (step 12).
+    pub(super) fn take_receive(&mut self, shard: &mut Shard) -> Result<(), Trouble> {
+        if self.receiving.is_some() {
+            return Ok(());
+        }
+        match self.rq.take() {
+            Ok(Some(entry)) => {
+                let capacity = entry.sges.as_slice().iter().map(|s| u64::from(s.length)).sum();
+                self.receiving = Some(Receiving { entry, capacity });
+                Ok(())
+            }
+            Ok(None) => Err(Fault::segment(codes::UNTAGGED_NO_BUFFER).into()),
+            Err(TakeError::Entry(error)) => {
+                let status = CompletionStatus::LocalQpOperation;
+                let cqe = Cqe::new(self.id.0, error.wr_id, CompletionOpcode::Receive, status);
+                self.publish_receive(&cqe, shard);
+                Err(Trouble::BadReceive)
+            }
+            Err(TakeError::Queue(fault)) => {
+                self.queue_fault(shard, "receive queue", &fault);
+                Err(Trouble::BadReceive)
+            }
+        }
+    }
+
+    /// Places a Send segment into the receive in use (step 12).
+    pub(super) fn place_send(
+        &mut self,
+        stags: &StagTable,
+        mo: u32,
+        payload: Payload<'_>,
+    ) -> Result<(), Trouble> {
+        let Some(receiving) = &self.receiving else { return Ok(()) };
+        let len = payload.len();
+        send_fits(mo, len, receiving.capacity)?;
+        let who = self.principal();
+        let (mut skip, mut from) = (mo, 0);
+        for sge in receiving.entry.sges.as_slice() {
+            if from == len {
+                break;
+            }
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            // At most sge.length, hence a u32.
+            let n = ((sge.length - skip) as usize).min(len - from);
+            let addr = sge.addr.wrapping_add(u64::from(skip));
+            let target = stags
+                .local(who, sge.lkey, addr, n as u32, true)
+                .map_err(|_| Trouble::BadReceive)?;
+            payload.place(from, target, false).map_err(|_| Trouble::Poisoned(target.owner()))?;
+            from += n;
+            skip = 0;
+        }
+        self.shared.bytes_received.add(len as u64);
+        Ok(())
+    }
+
+    /// The last segment of a Send has been placed and the message is whole: invalidate, then deliver
+    /// (step 15; decision D49: the STag is dead before the completion is visible).
+    pub(super) fn deliver_send(
+        &mut self,
+        shard: &mut Shard,
+        kind: SendKind,
+        total: u32,
+    ) -> Result<(), Trouble> {
+        let Some(receiving) = self.receiving.take() else { return Ok(()) };
+        let mut status = CompletionStatus::Success;
+        let mut result = Ok(());
+        let mut flags = CompletionFlags::empty();
+        flags.set(CompletionFlags::SOLICITED, kind.solicited);
+        if let Some(stag) = kind.invalidate {
+            flags |= CompletionFlags::WITH_INV;
+            match shard.stags.may_invalidate(self.principal(), stag) {
+                Ok(()) => {
+                    shard.stags.revoke(stag);
+                }
+                Err(fault) => {
+                    status = CompletionStatus::RemoteInvalidRequest;
+                    flags -= CompletionFlags::WITH_INV;
+                    result = Err(Trouble::Fault(Fault::segment(match fault {
+                        InvalidateFault::NotAssociated => codes::PROTECTION_INVALIDATE,
+                        InvalidateFault::Shared => codes::OPERATION_INVALIDATE,
+                    })));
+                }
+            }
+        }
+        let mut cqe = Cqe::new(self.id.0, receiving.entry.wr_id, CompletionOpcode::Receive, status);
+        cqe.byte_len = total;
+        cqe.flags = flags.bits();
+        if flags.contains(CompletionFlags::WITH_INV) {
+            cqe.imm_or_inv = kind.invalidate.map_or(0, |s| u64::from(s.0));
+        }
+        self.publish_receive(&cqe, shard);
+        result
+    }
+
+    /// A complete Read Request (step 13): checked now, answered in its turn.
+    pub(super) fn read_requested(
+        &mut self,
+        shard: &mut Shard,
+        arrival: ReadArrival,
+    ) -> Result<(), Trouble> {
+        let request = &arrival.request;
+        if request.size > 0 {
+            let size = u64::from(request.size);
+            let who = self.principal();
+            shard
+                .stags
+                .remote(who, request.src_stag, request.src_to.0, size, Access::REMOTE_READ)
+                .map_err(|fault| Fault::read(read_code(fault)))?;
+        }
+        self.owed.push_back(arrival);
+        shard.wake(self);
+        Ok(())
+    }
+
+    /// Whether another read of the peer's may be taken on.
+    pub(super) fn read_slot_free(&self) -> bool {
+        let answering = self.message.as_ref().is_some_and(super::message::Message::is_response);
+        self.owed.len() + usize::from(answering) < usize::from(self.ird)
+    }
+
+    /// A Read Response segment (step 10).
+    pub(super) fn place_response(
+        &mut self,
+        stags: &StagTable,
+        stag: Stag,
+        to: u64,
+        payload: Payload<'_>,
+        last: bool,
+    ) -> Result<(), Trouble> {
+        let who = self.principal();
+        let Some(read) = self.reads.front_mut() else {
+            return Err(Fault::segment(codes::OPERATION_OPCODE).into());
+        };
+        let len = payload.len() as u64;
+        if len > 0 {
+            if stag != read.sink {
+                return Err(Fault::segment(codes::TAGGED_INVALID_STAG).into());
+            }
+            let inside = to
+                .checked_sub(read.to)
+                .and_then(|from| from.checked_add(len))
+                .is_some_and(|end| end <= u64::from(read.size));
+            // The sink must be enabled before its bounds are of interest; within the bounds of the
+            // request it needs no other check.
+            let target = stags.local(who, stag.0, read.to, read.size, true);
+            let (Ok(_), true) = (target, inside) else {
+                let code =
+                    if target.is_err() { codes::TAGGED_INVALID_STAG } else { codes::TAGGED_BOUNDS };
+                return Err(Fault::segment(code).into());
+            };
+            // `inside` bounds len by read.size, a u32.
+            let target = stags
+                .local(who, stag.0, to, len as u32, true)
+                .map_err(|_| Fault::segment(codes::TAGGED_INVALID_STAG))?;
+            let tail_last = last;
+            payload.place(0, target, tail_last).map_err(|_| Trouble::Poisoned(target.owner()))?;
+            // A peer that repeats octets overshoots and is caught at the end.
+            read.received = read.received.saturating_add(len as u32);
+            self.shared.bytes_received.add(len);
+        }
+        if last && read.received != read.size {
+            return Err(Fault::segment(codes::TAGGED_BOUNDS).into());
+        }
+        Ok(())
+    }
+
+    /// The last segment of a Read Response has been placed: the read is done.
+    pub(super) fn finish_read(&mut self, shard: &mut Shard) {
+        let Some(read) = self.reads.pop_front() else { return };
+        let Some(seq) = read.seq else { return };
+        if let Some(entry) = self.ledger.get_mut(seq) {
+            entry.byte_len = read.size;
+            entry.progress = Progress::Done(CompletionStatus::Success);
+        }
+        if read.invalidate
+            && let Err(status) = self.invalidate_locally(read.sink, seq, shard)
+        {
+            self.request_failed(seq, status, shard);
+        }
+        self.retire(shard);
+        // A fence or a full ORD may have held the queue.
+        shard.wake(self);
+    }
+
+    /// Ends the stream for a segment that was not carried out. `build` encloses the segment's
+    /// headers as the fault asks.
+    pub(super) fn segment_failed(
+        &mut self,
+        shard: &mut Shard,
+        trouble: Trouble,
+        build: impl FnOnce(Fault) -> Vec<u8>,
+    ) {
+        match trouble {
+            Trouble::Fault(fault) => {
+                let payload = build(fault);
+                self.terminate(shard, fault.code, Some(payload));
+            }
+            Trouble::Poisoned(owner) => {
+                shard.poisoned(owner);
+                let fault = Fault { code: codes::DDP_LOCAL_CATASTROPHIC, enclose: Enclose::None };
+                self.terminate(shard, fault.code, Some(build(fault)));
+            }
+            Trouble::BadReceive => {
+                if let Some(receiving) = self.receiving.take() {
+                    let status = CompletionStatus::LocalProtection;
+                    let wr_id = receiving.entry.wr_id;
+                    let cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
+                    self.publish_receive(&cqe, shard);
+                }
+                self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
+            }
+        }
+    }
+
+    /// Whether receives can still be completed; a QP whose CQ died must not take messages.
+    pub(super) fn can_receive(&mut self, shard: &mut Shard) -> bool {
+        if self.recv_cq.is_dead() {
+            self.cq_failed(shard, Side::Receive);
+        }
+        matches!(self.phase, Phase::Quiet | Phase::Open | Phase::Closing | Phase::FinSent)
+    }
+}
+
+impl Shard {
+    /// A session's shared memory turned out to have no pages: only its owner can have done that.
+    pub(super) fn poisoned(&mut self, session: SessionId) {
+        let why = "shared memory was truncated under a copy".to_owned();
+        self.outputs.push_back(Output::Misbehaved { session, why });
+    }
+}
+
+/// DDP's words for a Write that may not be placed (RFC 5041 section 7.1; decision D15: it has no code
+/// for a missing right).
+fn write_code(fault: RemoteFault) -> crate::types::TerminateCode {
+    match fault {
+        RemoteFault::InvalidStag | RemoteFault::NoRight => codes::TAGGED_INVALID_STAG,
+        RemoteFault::NotAssociated => codes::TAGGED_STREAM,
+        RemoteFault::Wrap => codes::TAGGED_TO_WRAP,
+        RemoteFault::Bounds => codes::TAGGED_BOUNDS,
+    }
+}
+
+/// RDMAP's words for a Read that may not be answered (RFC 5040 section 7.2).
+fn read_code(fault: RemoteFault) -> crate::types::TerminateCode {
+    match fault {
+        RemoteFault::InvalidStag => codes::PROTECTION_INVALID_STAG,
+        RemoteFault::NotAssociated => codes::PROTECTION_STREAM,
+        RemoteFault::NoRight => codes::PROTECTION_ACCESS,
+        RemoteFault::Wrap => codes::PROTECTION_TO_WRAP,
+        RemoteFault::Bounds => codes::PROTECTION_BOUNDS,
+    }
+}

@@ -1,0 +1,315 @@
+//! From the send queue to an outgoing message: taking requests, checking them, holding them back.
+//!
+//! A request is taken only when a CQ slot is reserved for it. It is validated on the private copy and
+//! refused by status, which ends the QP as verbs demand. Fence, ORD and invalidation hold the queue;
+//! nothing overtakes (RFC 5040 section 5.5).
+
+use super::Shard;
+use super::ledger::{Entry, Progress};
+use super::message::{Head, Message, Source, total_length};
+use super::qp::{OutstandingRead, Qp};
+use crate::abi::queue::{SendFlags, SendOpcode};
+use crate::ddp::qn;
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::shm::queue::{SendEntry, TakeError};
+use crate::stream::ReadArrival;
+use crate::types::{CompletionStatus, Msn, Scope, Stag, TaggedOffset};
+
+/// Slots reserved at a time, to spare the CQ's lock.
+const RESERVE_BATCH: u32 = 32;
+
+impl Qp {
+    /// Makes sure that a message is ready to be segmented; false if there is none to send now.
+    ///
+    /// Read Responses alternate with requests, by message (wire.md section 10).
+    pub(super) fn pick_message(&mut self, shard: &mut Shard) -> bool {
+        if self.message.is_some() {
+            return true;
+        }
+        for _ in 0..2 {
+            let response = self.response_next;
+            self.response_next = !response;
+            if response {
+                if let Some(owed) = self.owed.pop_front() {
+                    self.message = Some(response_to(owed));
+                    return true;
+                }
+            } else if self.next_request(shard) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes requests until one becomes a message; false if none does.
+    fn next_request(&mut self, shard: &mut Shard) -> bool {
+        while self.phase.sends() && self.invalidating.is_none() {
+            let Some(entry) = self.take_request(shard) else { return false };
+            let flags = SendFlags::from_bits_truncate(entry.header.flags);
+            let reads = matches!(
+                SendOpcode::from_u8(entry.header.opcode),
+                Some(SendOpcode::Read | SendOpcode::ReadInvalidate)
+            );
+            let fenced = flags.contains(SendFlags::FENCE) && !self.reads.is_empty();
+            // A QP without a read slot fails its reads (in `begin`) instead of waiting for ever.
+            if fenced || (reads && self.ord > 0 && self.reads.len() >= usize::from(self.ord)) {
+                self.held = Some(entry);
+                return false;
+            }
+            if self.begin(entry, shard) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The next request, with a CQ slot reserved for it.
+    fn take_request(&mut self, shard: &mut Shard) -> Option<SendEntry> {
+        if let Some(held) = self.held.take() {
+            return Some(held);
+        }
+        if self.take_limit == Some(0) {
+            return None;
+        }
+        let pending = match self.sq.pending() {
+            Ok(n) => self.take_limit.map_or(n, |limit| n.min(limit)),
+            Err(fault) => {
+                self.queue_fault(shard, "send queue", &fault);
+                return None;
+            }
+        };
+        if pending == 0 || !self.have_slot(shard, pending) {
+            return None;
+        }
+        if let Some(limit) = &mut self.take_limit {
+            *limit -= 1;
+        }
+        match self.sq.take() {
+            Ok(entry) => entry,
+            Err(TakeError::Entry(error)) => {
+                self.slots -= 1;
+                let seq = self.ledger.push(Entry::new(error.wr_id, SendOpcode::Send, true));
+                self.request_failed(seq, CompletionStatus::LocalQpOperation, shard);
+                None
+            }
+            Err(TakeError::Queue(fault)) => {
+                self.queue_fault(shard, "send queue", &fault);
+                None
+            }
+        }
+    }
+
+    /// Whether a CQ slot is at hand; if not, arranges to be woken when there is one.
+    pub(super) fn have_slot(&mut self, shard: &mut Shard, wanted: u32) -> bool {
+        if self.slots > 0 {
+            return true;
+        }
+        let wanted = wanted.clamp(1, RESERVE_BATCH);
+        // Ask to be woken, then look once more: the pair of the client's `release`.
+        for wait in [false, true] {
+            if wait {
+                self.send_cq.wait_for_space(shard.worker);
+            }
+            match self.send_cq.reserve(wanted) {
+                Ok(0) => {}
+                Ok(n) => {
+                    self.slots = n;
+                    return true;
+                }
+                Err(_) => {
+                    self.cq_failed(shard, super::complete::Side::Send);
+                    return false;
+                }
+            }
+        }
+        shard.sessions.stall(self.session, self.send_cq.doorbell(), self.key);
+        false
+    }
+
+    /// Returns slots that no request holds, at the end of a turn.
+    pub(super) fn return_slots(&mut self) {
+        // A held request keeps the slot it was taken with.
+        let keep = u32::from(self.held.is_some());
+        let spare = self.slots.saturating_sub(keep);
+        if spare > 0 {
+            self.send_cq.unreserve(spare);
+            self.slots -= spare;
+        }
+    }
+
+    /// Starts a request; whether it became a message. Consumes one reserved slot.
+    fn begin(&mut self, entry: SendEntry, shard: &mut Shard) -> bool {
+        let h = &entry.header;
+        let flags = SendFlags::from_bits_truncate(h.flags);
+        let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
+        let opcode = SendOpcode::from_u8(h.opcode);
+        let kind = opcode.unwrap_or(SendOpcode::Send);
+        self.slots -= 1;
+        let seq = self.ledger.push(Entry::new(h.wr_id, kind, signaled));
+        let message = opcode
+            .filter(|_| SendFlags::from_bits(h.flags).is_some())
+            .ok_or(CompletionStatus::LocalQpOperation)
+            .and_then(|opcode| self.message_for(opcode, &entry, seq, shard));
+        match message {
+            Ok(Some(message)) => {
+                self.message = Some(message);
+                true
+            }
+            Ok(None) => false,
+            Err(status) => {
+                self.request_failed(seq, status, shard);
+                false
+            }
+        }
+    }
+
+    /// The message of a request; none if it needs no message.
+    fn message_for(
+        &mut self,
+        opcode: SendOpcode,
+        entry: &SendEntry,
+        seq: u64,
+        shard: &mut Shard,
+    ) -> Result<Option<Message>, CompletionStatus> {
+        let h = &entry.header;
+        let remote = |opcode| Head::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
+        match opcode {
+            SendOpcode::Write => {
+                let (source, total) = payload(entry)?;
+                let head = remote(Opcode::Write);
+                Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
+            }
+            SendOpcode::Send | SendOpcode::SendInvalidate => {
+                let (source, total) = payload(entry)?;
+                let solicited = h.flags & SendFlags::SOLICITED.bits() != 0;
+                let invalidates = opcode == SendOpcode::SendInvalidate;
+                let opcode = Opcode::send(solicited, invalidates);
+                let invalidate = Stag(if invalidates { h.inv_rkey } else { 0 });
+                let msn = take(&mut self.send_msn);
+                let head = Head::Untagged { opcode, invalidate, qn: qn::SEND, msn };
+                Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
+            }
+            SendOpcode::Read | SendOpcode::ReadInvalidate => {
+                self.read_message(opcode == SendOpcode::ReadInvalidate, entry, seq, shard).map(Some)
+            }
+            SendOpcode::LocalInvalidate => {
+                self.invalidate_locally(Stag(h.inv_rkey), seq, shard)?;
+                Ok(None)
+            }
+            // Windows are refused by status until they are built.
+            SendOpcode::BindWindow => Err(CompletionStatus::LocalQpOperation),
+        }
+    }
+
+    /// A Read Request. The sink is one region, as iWARP has it (RFC 5040 section 4.4).
+    fn read_message(
+        &mut self,
+        invalidate: bool,
+        entry: &SendEntry,
+        seq: u64,
+        shard: &Shard,
+    ) -> Result<Message, CompletionStatus> {
+        let h = &entry.header;
+        let sges = entry.sges.as_slice();
+        if sges.len() > 1 || h.inline_len != 0 || self.ord == 0 {
+            return Err(CompletionStatus::LocalQpOperation);
+        }
+        let sink = sges.first().copied().unwrap_or_default();
+        if sink.length > 0 {
+            shard
+                .stags
+                .local(self.principal(), sink.lkey, sink.addr, sink.length, true)
+                .map_err(|_| CompletionStatus::LocalProtection)?;
+        }
+        let read = OutstandingRead {
+            seq: Some(seq),
+            sink: Stag(sink.lkey),
+            to: sink.addr,
+            size: sink.length,
+            received: 0,
+            invalidate,
+        };
+        let request = ReadRequest {
+            sink_stag: read.sink,
+            sink_to: TaggedOffset(read.to),
+            size: read.size,
+            src_stag: Stag(h.rkey),
+            src_to: TaggedOffset(h.remote_addr),
+        };
+        self.reads.push_back(read);
+        if let Some(e) = self.ledger.get_mut(seq) {
+            e.progress = Progress::Waiting;
+        }
+        let msn = take(&mut self.read_msn);
+        let head = Head::Untagged {
+            opcode: Opcode::ReadRequest,
+            invalidate: Stag(0),
+            qn: qn::READ_REQUEST,
+            msn,
+        };
+        let total = READ_REQUEST_LEN as u32;
+        // The ledger entry is done by the response, not by the octets of the request.
+        Ok(Message { head, source: Source::ReadRequest(request), total, sent: 0, seq: None })
+    }
+
+    /// Invalidates an STag of this QP's own. Elsewhere than on this worker it may still be in use, so
+    /// the request and all behind it wait until every worker has dropped it.
+    pub(super) fn invalidate_locally(
+        &mut self,
+        stag: Stag,
+        seq: u64,
+        shard: &mut Shard,
+    ) -> Result<(), CompletionStatus> {
+        let scope = shard
+            .stags
+            .owned_scope(self.principal(), stag)
+            .ok_or(CompletionStatus::LocalProtection)?;
+        let progress = match scope {
+            Scope::Qp(_) => {
+                shard.stags.revoke(stag);
+                Progress::Done(CompletionStatus::Success)
+            }
+            Scope::Pd => {
+                self.invalidating = Some(seq);
+                shard.outputs.push_back(super::Output::Invalidate { qp: self.id, stag });
+                Progress::Waiting
+            }
+        };
+        if let Some(e) = self.ledger.get_mut(seq) {
+            e.progress = progress;
+        }
+        Ok(())
+    }
+}
+
+/// Payload and length of a Send or Write.
+fn payload(entry: &SendEntry) -> Result<(Source, u32), CompletionStatus> {
+    let inline = entry.header.flags & SendFlags::INLINE.bits() != 0;
+    if inline {
+        let len = u32::from(entry.header.inline_len);
+        let source = if len == 0 { Source::Empty } else { Source::Inline { at: entry.inline_at } };
+        return Ok((source, len));
+    }
+    let total = total_length(entry.sges.as_slice()).ok_or(CompletionStatus::LocalLength)?;
+    if total == 0 {
+        return Ok((Source::Empty, 0));
+    }
+    Ok((Source::Elements { list: entry.sges.clone(), index: 0, offset: 0 }, total))
+}
+
+/// The response to a read we owe.
+fn response_to(owed: ReadArrival) -> Message {
+    let r = owed.request;
+    let head = Head::Tagged { opcode: Opcode::ReadResponse, stag: r.sink_stag, to: r.sink_to.0 };
+    let source = match r.size {
+        0 => Source::Empty,
+        _ => Source::Region(owed),
+    };
+    Message { head, source, total: r.size, sent: 0, seq: None }
+}
+
+fn take(msn: &mut Msn) -> Msn {
+    let this = *msn;
+    *msn = this.next();
+    this
+}

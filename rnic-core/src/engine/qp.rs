@@ -1,0 +1,245 @@
+//! One queue pair as its worker owns it: queues, both directions of the stream, and its phase.
+//!
+//! The methods live beside the hop they belong to: `post` takes requests, `tx` and `direct` send,
+//! `rx` and `place` receive, `complete` retires and flushes, `teardown` ends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::ledger::Ledger;
+use super::message::Message;
+use super::schedule::Key;
+use super::tcp::TcpLink;
+use crate::device::stag::Principal;
+use crate::device::{Cq, QpShared};
+use crate::shm::queue::{ReceiveConsumer, ReceiveEntry, SendConsumer, SendEntry};
+use crate::stream::ReadArrival;
+use crate::types::{AddressPair, Msn, PdId, QpId, QpState, SessionId, Stag, Time};
+
+/// A queue pair as the resource manager made it, before a worker owns it.
+pub struct QpConfig {
+    /// Its number.
+    pub qp: QpId,
+    /// Its owner.
+    pub session: SessionId,
+    /// Its domain.
+    pub pd: PdId,
+    /// Its index in the owner's doorbell pages.
+    pub doorbell: u32,
+    /// Engine end of the send queue.
+    pub sq: SendConsumer,
+    /// Engine end of the receive queue.
+    pub rq: ReceiveConsumer,
+    /// Where send completions go.
+    pub send_cq: Arc<Cq>,
+    /// Where receive completions go.
+    pub recv_cq: Arc<Cq>,
+    /// Signal every send request.
+    pub signal_all: bool,
+    /// State and counters.
+    pub shared: Arc<QpShared>,
+}
+
+/// Where a stream is (wire.md sections 7 and 8). What may be sent and what becomes of arriving octets
+/// follows from it alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Responder before its first valid FPDU: receives, sends nothing (RFC 5044 section 7.1.2).
+    Quiet,
+    /// Both directions run.
+    Open,
+    /// The peer has finished; this side may go on sending.
+    HalfClosed,
+    /// The application disconnects: what was posted before runs out, then FIN.
+    Closing,
+    /// FIN sent after everything else; the peer's is awaited.
+    FinSent,
+    /// A Terminate is to be sent; nothing is received any more.
+    Terminating,
+    /// Everything sent; the peer's FIN is awaited and its octets are dropped, so that closing does not
+    /// reset the connection under our Terminate.
+    Draining,
+    /// No stream.
+    Dead,
+}
+
+impl Phase {
+    /// Whether requests and responses may be sent.
+    pub(super) fn sends(self) -> bool {
+        matches!(self, Phase::Open | Phase::HalfClosed | Phase::Closing)
+    }
+
+    /// Whether arriving segments are carried out.
+    pub(super) fn receives(self) -> bool {
+        matches!(self, Phase::Quiet | Phase::Open | Phase::Closing | Phase::FinSent)
+    }
+
+    /// Whether new requests are flushed instead of carried out.
+    pub(super) fn flushes(self) -> bool {
+        matches!(self, Phase::Terminating | Phase::Draining | Phase::Dead)
+    }
+
+    pub(super) fn state(self) -> QpState {
+        match self {
+            Phase::Quiet | Phase::Open => QpState::Rts,
+            Phase::HalfClosed | Phase::Closing | Phase::FinSent => QpState::Closing,
+            Phase::Terminating | Phase::Draining => QpState::Terminate,
+            Phase::Dead => QpState::Error,
+        }
+    }
+}
+
+/// What a QP is connected by.
+pub(super) enum Link {
+    /// Nothing.
+    None,
+    /// A TCP connection.
+    Tcp(Box<TcpLink>),
+    /// Another QP of this engine.
+    Direct(Key),
+}
+
+/// A read of ours that the peer has not answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OutstandingRead {
+    /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
+    pub seq: Option<u64>,
+    pub sink: Stag,
+    pub to: u64,
+    pub size: u32,
+    pub received: u32,
+    /// Invalidate the sink when it is done.
+    pub invalidate: bool,
+}
+
+/// A receive that a message is being placed into.
+pub(super) struct Receiving {
+    pub entry: ReceiveEntry,
+    /// Octets of all its elements.
+    pub capacity: u64,
+}
+
+/// A queue pair.
+pub(super) struct Qp {
+    pub key: Key,
+    pub id: QpId,
+    pub session: SessionId,
+    pub pd: PdId,
+    pub doorbell: u32,
+    pub signal_all: bool,
+    pub shared: Arc<QpShared>,
+    pub addresses: Option<AddressPair>,
+
+    pub sq: SendConsumer,
+    pub rq: ReceiveConsumer,
+    pub send_cq: Arc<Cq>,
+    pub recv_cq: Arc<Cq>,
+
+    /// A request taken from the queue that waits for a fence or for a read slot.
+    pub held: Option<SendEntry>,
+    pub ledger: Ledger,
+    /// CQ slots reserved and not yet held by an entry of the ledger.
+    pub slots: u32,
+    pub message: Option<Message>,
+    /// Reads of the peer's that we owe responses to.
+    pub owed: VecDeque<ReadArrival>,
+    pub reads: VecDeque<OutstandingRead>,
+    /// Whether a response goes before the next request: they alternate.
+    pub response_next: bool,
+    pub ird: u16,
+    pub ord: u16,
+    /// While disconnecting: requests still to be taken.
+    pub take_limit: Option<u32>,
+    /// The request that holds all later ones up until every worker has invalidated its STag.
+    pub invalidating: Option<u64>,
+    /// Number of the next Send, and of the next Read Request, on their untagged queues.
+    pub send_msn: Msn,
+    pub read_msn: Msn,
+
+    pub receiving: Option<Receiving>,
+
+    pub phase: Phase,
+    pub link: Link,
+    /// The peer's FIN has been seen.
+    pub peer_fin: bool,
+    /// The application was told that the connection stands, and must be told how it ends.
+    pub announced: bool,
+    /// Reason for the end, once known: the first one counts.
+    pub end: Option<crate::abi::control::DisconnectReason>,
+    /// Entries remain in the queues that could not be flushed for lack of CQ slots.
+    pub flush_pending: bool,
+
+    pub scheduled: bool,
+    pub deficit: i64,
+    pub deadline: Option<Time>,
+}
+
+impl Qp {
+    pub(super) fn new(key: Key, config: QpConfig) -> Self {
+        Qp {
+            key,
+            id: config.qp,
+            session: config.session,
+            pd: config.pd,
+            doorbell: config.doorbell,
+            signal_all: config.signal_all,
+            shared: config.shared,
+            addresses: None,
+            sq: config.sq,
+            rq: config.rq,
+            send_cq: config.send_cq,
+            recv_cq: config.recv_cq,
+            held: None,
+            ledger: Ledger::default(),
+            slots: 0,
+            message: None,
+            owed: VecDeque::new(),
+            reads: VecDeque::new(),
+            response_next: false,
+            ird: 0,
+            ord: 0,
+            take_limit: None,
+            invalidating: None,
+            send_msn: Msn::FIRST,
+            read_msn: Msn::FIRST,
+            receiving: None,
+            phase: Phase::Dead,
+            link: Link::None,
+            peer_fin: false,
+            announced: false,
+            end: None,
+            flush_pending: false,
+            scheduled: false,
+            deficit: 0,
+            deadline: None,
+        }
+    }
+
+    /// The identity under which it uses memory.
+    pub(super) fn principal(&self) -> Principal {
+        Principal { session: self.session, pd: self.pd, qp: self.id }
+    }
+
+    /// Octets TCP has accepted; without TCP everything counts as accepted.
+    pub(super) fn accepted(&self) -> u64 {
+        match &self.link {
+            Link::Tcp(tcp) => tcp.accepted,
+            Link::None | Link::Direct(_) => u64::MAX,
+        }
+    }
+
+    pub(super) fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.shared.set_state(phase.state());
+    }
+
+    /// Nothing that was posted before the disconnect is left to be sent or answered.
+    pub(super) fn has_run_dry(&self) -> bool {
+        self.take_limit == Some(0)
+            && self.held.is_none()
+            && self.message.is_none()
+            && self.ledger.is_empty()
+            && self.reads.is_empty()
+            && self.owed.is_empty()
+    }
+}

@@ -1,0 +1,219 @@
+//! What a QP keeps per TCP connection, and the buffers of an engine.
+//!
+//! One slab each for sending and receiving serve all QPs; a QP owns memory only for octets that the
+//! kernel has not taken yet and for an FPDU that has not arrived in full. An idle connection owns none.
+
+use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
+use crate::shm::io::Piece;
+use crate::stream::inbound::Inbound;
+use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
+
+/// Octets of the transmit slab: the most that one call hands to TCP.
+pub(super) const TX_SLAB: usize = 256 * 1024 + MAX_FPDU;
+/// Octets of the receive slab.
+pub(super) const RX_SLAB: usize = 512 * 1024;
+/// Octets handed to TCP at once by a QP whose peer reads slowly.
+const MIN_BATCH: usize = 64 * 1024;
+const MAX_BATCH: usize = 256 * 1024;
+
+/// State of one connection.
+pub(super) struct TcpLink {
+    pub framer: Framer,
+    pub deframer: Deframer,
+    pub inbound: Inbound,
+    /// DDP and RDMAP version agreed.
+    pub dv: u8,
+    markers_out: bool,
+    emss: usize,
+    pub mulpdu: usize,
+    /// Octets of FPDUs produced, and of those accepted by TCP.
+    pub framed: u64,
+    pub accepted: u64,
+    /// Octets that TCP did not take, from `tail_at` on.
+    tail: Vec<u8>,
+    tail_at: usize,
+    /// Octets to hand over at once: grows while TCP takes everything, shrinks when it does not.
+    pub batch: usize,
+    /// TCP refused octets; nothing is tried until it is writable.
+    pub blocked: bool,
+    /// First FPDU to send in the peer-to-peer model.
+    pub rtr: Option<Rtr>,
+    /// Kinds of first FPDU that the peer may send which are not messages.
+    pub await_rtr: Option<RtrKinds>,
+    /// Terminate header to be sent.
+    pub terminate: Option<Vec<u8>>,
+    pub fin_sent: bool,
+    /// The FPDU that has not arrived in full.
+    pub partial: Partial,
+}
+
+/// Why `mulpdu` is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MulpduPolicy {
+    /// From the connection's effective MSS.
+    Emss,
+    /// The largest, for peers known to cope; outside the RFC.
+    Max,
+}
+
+impl TcpLink {
+    pub(super) fn new(n: &Negotiated) -> Self {
+        let (rtr, await_rtr) = match &n.role {
+            Role::Initiator { rtr } => (*rtr, None),
+            Role::Responder { await_rtr } => (None, *await_rtr),
+        };
+        TcpLink {
+            framer: Framer::new(n.tx_markers, n.crc),
+            deframer: Deframer::new(n.rx_markers, n.crc),
+            inbound: Inbound::new(n.version),
+            dv: n.version,
+            markers_out: n.tx_markers,
+            emss: 0,
+            mulpdu: usize::from(mulpdu(0, n.tx_markers)),
+            framed: 0,
+            accepted: 0,
+            tail: Vec::new(),
+            tail_at: 0,
+            batch: MAX_BATCH,
+            blocked: false,
+            rtr,
+            await_rtr,
+            terminate: None,
+            fin_sent: false,
+            partial: Partial::default(),
+        }
+    }
+
+    /// Takes over the connection's effective MSS; called between messages (RFC 5044 section 4.5).
+    pub(super) fn set_emss(&mut self, emss: usize, policy: MulpduPolicy) {
+        if emss != self.emss {
+            self.emss = emss;
+            let emss = match policy {
+                MulpduPolicy::Emss => emss,
+                MulpduPolicy::Max => usize::from(u16::MAX),
+            };
+            self.mulpdu = usize::from(mulpdu(emss, self.markers_out));
+        }
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        self.framed != self.accepted
+    }
+
+    pub(super) fn tail(&self) -> &[u8] {
+        &self.tail[self.tail_at..]
+    }
+
+    /// Notes that TCP took `sent` octets of those at hand; `rest` are kept.
+    pub(super) fn took(&mut self, sent: usize, rest: &[u8]) {
+        self.accepted += sent as u64;
+        self.blocked = !rest.is_empty();
+        if rest.is_empty() {
+            self.batch = (self.batch * 2).min(MAX_BATCH);
+        } else {
+            self.batch = (self.batch / 2).max(MIN_BATCH);
+            self.tail.clear();
+            self.tail.extend_from_slice(rest);
+            self.tail_at = 0;
+        }
+    }
+
+    /// Notes that TCP took `sent` octets of the tail.
+    pub(super) fn took_of_tail(&mut self, sent: usize) {
+        self.accepted += sent as u64;
+        self.tail_at += sent;
+        self.blocked = self.tail_at < self.tail.len();
+        if !self.blocked {
+            // An idle connection holds no buffer.
+            self.tail = Vec::new();
+            self.tail_at = 0;
+        }
+    }
+
+    /// Gives up what TCP has not taken.
+    pub(super) fn drop_unsent(&mut self) {
+        self.tail = Vec::new();
+        self.tail_at = 0;
+        self.framed = self.accepted;
+        self.blocked = false;
+    }
+}
+
+/// What one call hands to TCP.
+pub struct TxBatch<'a> {
+    pieces: &'a [Piece<'a>],
+}
+
+impl<'a> TxBatch<'a> {
+    pub(super) fn new(pieces: &'a [Piece<'a>]) -> Self {
+        TxBatch { pieces }
+    }
+
+    /// The pieces, in order, for [`send_pieces`](crate::shm::io::send_pieces).
+    pub fn pieces(&self) -> &[Piece<'a>] {
+        self.pieces
+    }
+}
+
+/// An FPDU of which some octets are still to come.
+#[derive(Default)]
+pub(super) struct Partial {
+    buffer: Option<Box<[u8]>>,
+    len: usize,
+}
+
+impl Partial {
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(super) fn octets(&self) -> &[u8] {
+        self.buffer.as_deref().map_or(&[], |b| &b[..self.len])
+    }
+
+    /// Room for the octets up to a length of `needed`.
+    pub(super) fn window(&mut self, needed: usize) -> &mut [u8] {
+        let len = self.len;
+        self.buffer.as_deref_mut().map_or(&mut [], |b| &mut b[len..needed.max(len)])
+    }
+
+    pub(super) fn grow(&mut self, n: usize) {
+        self.len += n;
+    }
+
+    /// The whole FPDU; afterwards this holds nothing.
+    pub(super) fn take(&mut self) -> Option<(Box<[u8]>, usize)> {
+        let len = std::mem::take(&mut self.len);
+        self.buffer.take().map(|b| (b, len))
+    }
+}
+
+/// Buffers for incomplete FPDUs.
+#[derive(Default)]
+pub(super) struct Buffers {
+    free: Vec<Box<[u8]>>,
+}
+
+/// Free buffers kept at most; more are given back to the allocator.
+const KEEP_FREE: usize = 16;
+
+impl Buffers {
+    /// Starts an incomplete FPDU with these octets.
+    pub(super) fn begin(&mut self, octets: &[u8]) -> Partial {
+        let mut buffer = self.free.pop().unwrap_or_else(|| vec![0; MAX_FPDU].into_boxed_slice());
+        buffer[..octets.len()].copy_from_slice(octets);
+        Partial { buffer: Some(buffer), len: octets.len() }
+    }
+
+    pub(super) fn give(&mut self, mut partial: Partial) {
+        if let Some((buffer, _)) = partial.take() {
+            self.give_buffer(buffer);
+        }
+    }
+
+    pub(super) fn give_buffer(&mut self, buffer: Box<[u8]>) {
+        if self.free.len() < KEEP_FREE {
+            self.free.push(buffer);
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Sending over TCP: messages become FPDUs in the engine's slab, the slab goes to the socket.
+//!
+//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy
+//! (decision D38): an application that scribbles changes its data, never the framing.
+
+use std::convert::Infallible;
+use std::io;
+
+use super::ledger::Progress;
+use super::message::{Gather, GatherFault, Message, Source};
+use super::qp::{Link, OutstandingRead, Phase, Qp};
+use super::schedule::REQUEST_COST;
+use super::tcp::TxBatch;
+use super::{Output, Shard, Transmit};
+use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
+use crate::device::stag::Target;
+use crate::mpa::MAX_FPDU;
+use crate::rdmap::{Control, Opcode, ReadRequest, codes};
+use crate::shm::io::Piece;
+use crate::stream::startup::Rtr;
+use crate::stream::{Fault, terminate};
+use crate::types::{CompletionStatus, Msn, SessionId, Stag, TaggedOffset};
+
+/// Why a segment was not framed.
+enum FrameFault {
+    Gather(GatherFault),
+    /// The memory of this session vanished under the copy.
+    Poisoned(SessionId),
+}
+
+impl Qp {
+    /// One call to the socket: the unsent tail, or as many new FPDUs as this turn allows.
+    pub(super) fn transmit_tcp(
+        &mut self,
+        shard: &mut Shard,
+        slab: &mut [u8],
+        emss: usize,
+        send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
+    ) -> Transmit {
+        let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
+        if self.message.is_none() {
+            tcp.set_emss(emss, shard.options.mulpdu);
+        }
+        let had_tail = !tcp.tail().is_empty();
+        if !had_tail {
+            tcp.blocked = false;
+        }
+        let produced = if had_tail { 0 } else { self.fill(shard, slab) };
+        let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
+        tcp.framed += produced as u64;
+        if had_tail || produced > 0 {
+            let octets = if had_tail { tcp.tail() } else { &slab[..produced] };
+            let sent = match send(&TxBatch::new(&[Piece::Private(octets)])) {
+                Ok(n) => n.min(octets.len()),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
+                Err(e) => {
+                    self.lost(shard, &format!("sending failed: {e}"));
+                    return Transmit::Idle;
+                }
+            };
+            if had_tail {
+                tcp.took_of_tail(sent);
+            } else {
+                tcp.took(sent, &slab[sent..produced]);
+            }
+        }
+        let blocked = tcp.blocked;
+        self.retire(shard);
+        self.after_transmit(shard);
+        if blocked {
+            return Transmit::Blocked;
+        }
+        if had_tail || produced > 0 { Transmit::More } else { Transmit::Idle }
+    }
+
+    /// Produces FPDUs until the turn, the batch or the work ends; octets produced.
+    fn fill(&mut self, shard: &mut Shard, slab: &mut [u8]) -> usize {
+        let mut used = 0;
+        loop {
+            let Link::Tcp(tcp) = &mut self.link else { return used };
+            if used >= tcp.batch || self.deficit <= 0 || slab.len() - used < MAX_FPDU {
+                return used;
+            }
+            let out = &mut slab[used..];
+            if self.phase != Phase::Quiet
+                && let Some(rtr) = tcp.rtr.take()
+            {
+                used += self.frame_rtr(rtr, out);
+                continue;
+            }
+            if self.phase == Phase::Terminating && self.message.is_none() {
+                if let Some(payload) = tcp.terminate.take() {
+                    used += self.frame_terminate(&payload, out);
+                }
+                return used;
+            }
+            if self.phase != Phase::Terminating
+                && (!self.phase.sends() || !self.pick_message(shard))
+            {
+                return used;
+            }
+            match self.frame_segment(shard, out) {
+                Ok(n) => {
+                    self.deficit -= (n as i64).max(REQUEST_COST);
+                    used += n;
+                    self.segment_framed(used);
+                }
+                Err(fault) => self.frame_failed(fault, shard),
+            }
+        }
+    }
+
+    /// Frames the next segment of the message in progress.
+    fn frame_segment(&mut self, shard: &Shard, out: &mut [u8]) -> Result<usize, FrameFault> {
+        let who = self.principal();
+        let (Some(message), Link::Tcp(tcp)) = (&mut self.message, &mut self.link) else {
+            return Ok(0);
+        };
+        let segment = message.next_segment(tcp.mulpdu, tcp.dv);
+        let mut header = [0; ddp::MAX_HEADER_LEN];
+        let header_len = segment.header.emit(&mut header);
+        let len = segment.len as usize;
+        if let Source::ReadRequest(request) = &message.source {
+            let octets = request.emit();
+            let from = message.sent as usize;
+            let n = framed(tcp.framer.frame(out, &header[..header_len], len, |at, block| {
+                block.copy_from_slice(&octets[from + at..from + at + block.len()]);
+                Ok(())
+            }));
+            message.advance(segment.len);
+            return Ok(n);
+        }
+        let mut memory = Gather::new();
+        message
+            .gather(segment.len, who, &shard.stags, self.sq.mapping(), &mut memory)
+            .map_err(FrameFault::Gather)?;
+        let mut reader = Reader { targets: &memory, index: 0, offset: 0 };
+        let n = tcp
+            .framer
+            .frame(out, &header[..header_len], len, |_, block| reader.read(block))
+            .map_err(FrameFault::Poisoned)?;
+        message.advance(segment.len);
+        self.shared.bytes_sent.add(u64::from(segment.len));
+        self.shared.segments_sent.add(1);
+        Ok(n)
+    }
+
+    /// Notes in the ledger that a message has been produced in full. `used` octets of the slab are
+    /// taken, which stand behind everything framed before.
+    fn segment_framed(&mut self, used: usize) {
+        let Link::Tcp(tcp) = &self.link else { return };
+        if self.message.as_ref().is_some_and(|m| m.sent == m.total)
+            && let Some(Message { seq, .. }) = self.message.take()
+            && let Some(entry) = seq.and_then(|seq| self.ledger.get_mut(seq))
+            && entry.progress == Progress::Sending
+        {
+            entry.progress = Progress::Queued(tcp.framed + used as u64);
+        }
+    }
+
+    fn frame_failed(&mut self, fault: FrameFault, shard: &mut Shard) {
+        match fault {
+            FrameFault::Gather(fault) => self.gather_failed(fault, shard),
+            FrameFault::Poisoned(owner) => {
+                shard.poisoned(owner);
+                self.message = None;
+                self.fail_locally(shard, "shared memory vanished");
+            }
+        }
+    }
+
+    /// The memory of the message in progress cannot be had.
+    pub(super) fn gather_failed(&mut self, fault: GatherFault, shard: &mut Shard) {
+        let Some(message) = self.message.take() else { return };
+        match (fault, &message.source, message.seq) {
+            (GatherFault::Local, _, Some(seq)) => {
+                self.request_failed(seq, CompletionStatus::LocalProtection, shard);
+            }
+            (GatherFault::Revoked, Source::Region(owed), _) => {
+                // Revoked while the response was being sent (decision D31): the header of the read
+                // goes back, advanced by what was sent.
+                let payload = terminate::build_from_octets(
+                    Fault::read(codes::PROTECTION_INVALID_STAG),
+                    owed.segment_len,
+                    &owed.header,
+                    Some(&owed.request.advanced(message.sent)),
+                );
+                self.terminate(shard, codes::PROTECTION_INVALID_STAG, Some(payload));
+            }
+            _ => self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None),
+        }
+    }
+
+    /// The first FPDU of a peer-to-peer stream (RFC 6581 section 9).
+    fn frame_rtr(&mut self, rtr: Rtr, out: &mut [u8]) -> usize {
+        let Link::Tcp(tcp) = &mut self.link else { return 0 };
+        let dv = tcp.dv;
+        let untagged = |opcode, qn, msn| {
+            Header::Untagged(UntaggedHeader {
+                last: true,
+                dv,
+                rsvd_ulp: Control { rv: dv, opcode }.octet(),
+                inv_stag: Stag(0),
+                qn,
+                msn,
+                mo: 0,
+            })
+        };
+        let mut payload: &[u8] = &[];
+        let read = ReadRequest {
+            sink_stag: Stag(0),
+            sink_to: TaggedOffset(0),
+            size: 0,
+            src_stag: Stag(0),
+            src_to: TaggedOffset(0),
+        }
+        .emit();
+        let header = match rtr {
+            Rtr::Write => Header::Tagged(TaggedHeader {
+                last: true,
+                dv,
+                rsvd_ulp: Control { rv: dv, opcode: Opcode::Write }.octet(),
+                stag: Stag(0),
+                to: TaggedOffset(0),
+            }),
+            Rtr::Send => {
+                let msn = self.send_msn;
+                self.send_msn = msn.next();
+                untagged(Opcode::Send, ddp::qn::SEND, msn)
+            }
+            Rtr::Read => {
+                let msn = self.read_msn;
+                self.read_msn = msn.next();
+                payload = &read;
+                self.reads.push_back(OutstandingRead {
+                    seq: None,
+                    sink: Stag(0),
+                    to: 0,
+                    size: 0,
+                    received: 0,
+                    invalidate: false,
+                });
+                untagged(Opcode::ReadRequest, ddp::qn::READ_REQUEST, msn)
+            }
+        };
+        frame_octets(tcp, &header, payload, out)
+    }
+
+    fn frame_terminate(&mut self, payload: &[u8], out: &mut [u8]) -> usize {
+        let Link::Tcp(tcp) = &mut self.link else { return 0 };
+        let header = Header::Untagged(UntaggedHeader {
+            last: true,
+            dv: tcp.dv,
+            rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Terminate }.octet(),
+            inv_stag: Stag(0),
+            qn: ddp::qn::TERMINATE,
+            msn: Msn::FIRST,
+            mo: 0,
+        });
+        frame_octets(tcp, &header, payload, out)
+    }
+
+    /// What follows from octets having been accepted: FIN behind a Terminate, FIN behind the last
+    /// message of a disconnect.
+    fn after_transmit(&mut self, shard: &mut Shard) {
+        self.return_slots();
+        self.close_if_dry(shard);
+        if self.phase == Phase::Terminating
+            && self.message.is_none()
+            && let Link::Tcp(tcp) = &mut self.link
+            && tcp.terminate.is_none()
+            && !tcp.has_unsent()
+        {
+            tcp.fin_sent = true;
+            shard.outputs.push_back(Output::ShutdownWrite(self.id));
+            if self.peer_fin {
+                self.finish(shard, false);
+            } else {
+                self.enter(Phase::Draining);
+            }
+        }
+    }
+}
+
+fn frame_octets(
+    tcp: &mut super::tcp::TcpLink,
+    header: &Header,
+    payload: &[u8],
+    out: &mut [u8],
+) -> usize {
+    let mut octets = [0; ddp::MAX_HEADER_LEN];
+    let len = header.emit(&mut octets);
+    framed(tcp.framer.frame(out, &octets[..len], payload.len(), |at, block| {
+        block.copy_from_slice(&payload[at..at + block.len()]);
+        Ok(())
+    }))
+}
+
+fn framed(result: Result<usize, Infallible>) -> usize {
+    match result {
+        Ok(n) => n,
+        Err(never) => match never {},
+    }
+}
+
+/// Reads the memory of a segment from front to back.
+struct Reader<'a, 't> {
+    targets: &'a [Target<'t>],
+    index: usize,
+    offset: usize,
+}
+
+impl Reader<'_, '_> {
+    fn read(&mut self, mut block: &mut [u8]) -> Result<(), SessionId> {
+        while !block.is_empty()
+            && let Some(target) = self.targets.get(self.index)
+        {
+            let n = (target.len() - self.offset).min(block.len());
+            let (now, later) = block.split_at_mut(n);
+            target.read(self.offset, now).map_err(|_| target.owner())?;
+            block = later;
+            self.offset += n;
+            if self.offset == target.len() {
+                self.index += 1;
+                self.offset = 0;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! The outgoing half: ULPDUs become FPDUs (RFC 5044 sections 4.1 to 4.4).
+
+use crc32c::crc32c_append;
+
+use super::{
+    CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MAX_ULPDU, marker_octets, to_marker,
+    unmarked_len,
+};
+
+/// Payload is filled and CRC'd in blocks of about this many octets, so that the CRC reads what
+/// the fill left in the first-level cache. A multiple of 768, the stride of the CRC's three
+/// interleaved lanes.
+pub const BLOCK: usize = 10 * CRC_STRIDE;
+
+/// Octets the CRC consumes per round of its fast loop.
+const CRC_STRIDE: usize = 768;
+
+/// Frames the ULPDUs of one direction of a stream.
+///
+/// Stream position 0 is the octet after the start-up frame sent in that direction.
+#[derive(Debug)]
+pub struct Framer {
+    markers: bool,
+    crc: bool,
+    /// Stream position modulo [`MARKER_INTERVAL`]; a multiple of 4.
+    phase: usize,
+}
+
+impl Framer {
+    /// A framer at the start of Full Operation. `markers` if the peer declared M = 1, `crc` if
+    /// either side declared C = 1.
+    #[must_use]
+    pub fn new(markers: bool, crc: bool) -> Self {
+        Framer { markers, crc, phase: 0 }
+    }
+
+    /// Octets the next FPDU takes in the stream for a ULPDU of `ulpdu_len` octets, Markers included.
+    #[must_use]
+    pub fn fpdu_len(&self, ulpdu_len: usize) -> usize {
+        let unmarked = unmarked_len(ulpdu_len);
+        if self.markers { unmarked + marker_octets(self.phase, unmarked) } else { unmarked }
+    }
+
+    /// Writes the FPDU of one ULPDU to the front of `out` and returns its length.
+    ///
+    /// The ULPDU is `header` followed by `payload_len` octets that `fill(offset, block)` writes,
+    /// `offset` counting from the start of the payload; blocks come in order, are never empty and
+    /// stay about as small as [`BLOCK`]. If `fill` fails, nothing has been framed: the stream position
+    /// is unchanged and `out` holds junk.
+    ///
+    /// # Panics
+    ///
+    /// If `out` is shorter than [`Framer::fpdu_len`] of the ULPDU or the ULPDU longer than
+    /// [`MAX_ULPDU`].
+    pub fn frame<E>(
+        &mut self,
+        out: &mut [u8],
+        header: &[u8],
+        payload_len: usize,
+        mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let ulpdu_len = header.len() + payload_len;
+        assert!(ulpdu_len <= MAX_ULPDU, "a ULPDU of {ulpdu_len} octets cannot be framed");
+        let len = self.fpdu_len(ulpdu_len);
+        let out = &mut out[..len];
+        let length = (ulpdu_len as u16).to_be_bytes();
+        if self.markers {
+            self.frame_marked(out, length, header, payload_len, &mut fill)?;
+            self.phase = (self.phase + len) % MARKER_INTERVAL;
+        } else {
+            self.frame_plain(out, length, header, payload_len, &mut fill)?;
+        }
+        Ok(len)
+    }
+
+    /// What stands before and behind a ULPDU that goes out from where it lies, without a copy:
+    /// the length field, and the pad with the unused CRC field. `None` if CRCs or Markers are on.
+    #[must_use]
+    pub fn bare(&self, ulpdu_len: u16) -> Option<([u8; LENGTH_LEN], &'static [u8])> {
+        if self.markers || self.crc {
+            return None;
+        }
+        let trailer = unmarked_len(usize::from(ulpdu_len)) - LENGTH_LEN - usize::from(ulpdu_len);
+        Some((ulpdu_len.to_be_bytes(), &[0; 3 + CRC_LEN][..trailer]))
+    }
+
+    fn frame_plain<E>(
+        &self,
+        out: &mut [u8],
+        length: [u8; LENGTH_LEN],
+        header: &[u8],
+        payload_len: usize,
+        fill: &mut impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let start = LENGTH_LEN + header.len();
+        out[..LENGTH_LEN].copy_from_slice(&length);
+        out[LENGTH_LEN..start].copy_from_slice(header);
+        let end = start + payload_len;
+        let crc_at = out.len() - CRC_LEN;
+        out[end..].fill(0);
+
+        // The first block ends where the following ones are aligned for the CRC's fast loop.
+        let aligned = out.as_ptr().align_offset(8) % 8;
+        let mut stop = end.min((aligned + BLOCK).max(start + CRC_STRIDE));
+        let (mut at, mut crc, mut summed) = (start, 0, 0);
+        while at < end {
+            fill(at - start, &mut out[at..stop])?;
+            if self.crc && stop < end {
+                crc = crc32c_append(crc, &out[summed..stop]);
+                summed = stop;
+            }
+            at = stop;
+            stop = end.min(stop + BLOCK);
+        }
+        if self.crc {
+            crc = crc32c_append(crc, &out[summed..crc_at]);
+            out[crc_at..].copy_from_slice(&crc.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn frame_marked<E>(
+        &self,
+        out: &mut [u8],
+        length: [u8; LENGTH_LEN],
+        header: &[u8],
+        payload_len: usize,
+        fill: &mut impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let crc_at = out.len() - CRC_LEN;
+        let pad = unmarked_len(header.len() + payload_len)
+            - (LENGTH_LEN + header.len() + payload_len + CRC_LEN);
+        let mut writer = MarkedWriter::new(out, self.phase);
+        writer.put(&length);
+        writer.put(header);
+        let (mut crc, mut summed, mut filled) = (0, 0, 0);
+        while filled < payload_len {
+            let block = writer.block(payload_len - filled);
+            let taken = block.len();
+            fill(filled, block)?;
+            filled += taken;
+            if self.crc && writer.at - summed >= BLOCK {
+                crc = crc32c_append(crc, &writer.out[summed..writer.at]);
+                summed = writer.at;
+            }
+        }
+        writer.put(&[0; 3][..pad]);
+        // A Marker between pad and CRC belongs to this FPDU and to what the CRC covers.
+        writer.put(&[0; CRC_LEN]);
+        debug_assert_eq!(writer.at, writer.out.len());
+        if self.crc {
+            crc = crc32c_append(crc, &out[summed..crc_at]);
+            out[crc_at..].copy_from_slice(&crc.to_le_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// Writes an FPDU and puts Markers where they are due.
+struct MarkedWriter<'o> {
+    out: &'o mut [u8],
+    /// Next octet to write.
+    at: usize,
+    /// Where in `out` the next Marker is due.
+    marker: usize,
+    /// Where in `out` the ULPDU_Length field stands.
+    start: usize,
+}
+
+impl<'o> MarkedWriter<'o> {
+    fn new(out: &'o mut [u8], phase: usize) -> Self {
+        let marker = to_marker(phase);
+        let start = if marker == 0 { MARKER_LEN } else { 0 };
+        MarkedWriter { out, at: 0, marker, start }
+    }
+
+    /// The next at most `wanted` octets up to a Marker, to be written by the caller.
+    fn block(&mut self, wanted: usize) -> &mut [u8] {
+        if self.at == self.marker {
+            // Between FPDUs the pointer is 0; inside it is below 64 Ki + Markers of one FPDU, and
+            // the field holds what fits: no FPDU we send is longer than MAX_MULPDU's.
+            let pointer = self.at.saturating_sub(self.start) as u16;
+            let [high, low] = pointer.to_be_bytes();
+            self.out[self.at..][..MARKER_LEN].copy_from_slice(&[0, 0, high, low]);
+            self.at += MARKER_LEN;
+            self.marker += MARKER_INTERVAL;
+        }
+        let from = self.at;
+        self.at += wanted.min(self.marker - from);
+        &mut self.out[from..self.at]
+    }
+
+    fn put(&mut self, mut octets: &[u8]) {
+        while !octets.is_empty() {
+            let block = self.block(octets.len());
+            let (now, later) = octets.split_at(block.len());
+            block.copy_from_slice(now);
+            octets = later;
+        }
+    }
+}

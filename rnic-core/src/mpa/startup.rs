@@ -1,0 +1,329 @@
+//! Start-up frames (RFC 5044 section 7.1.1) and the enhanced data of RFC 6581 in them.
+//!
+//! One Request, one Reply, plain TCP octets. [`Frame`] is a view of a complete one, [`Repr`] its
+//! meaning; who sends which when, and what follows from it, is [`crate::stream::startup`].
+
+use std::fmt;
+
+use bitflags::bitflags;
+
+/// Octets before the Private Data.
+pub const HEADER_LEN: usize = 20;
+/// Most Private Data a frame can carry.
+pub const MAX_PRIVATE_DATA: usize = 512;
+/// Octets of the Private Data that the enhanced data takes.
+pub const ENHANCED_LEN: usize = 4;
+/// IRD or ORD that says: not negotiated here (RFC 6581 section 9.1).
+pub const NOT_NEGOTIATED: u16 = 0x3FFF;
+
+/// Which of the two frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// From the Initiator.
+    Request,
+    /// From the Responder.
+    Reply,
+}
+
+impl Kind {
+    /// The octets every frame of this kind begins with.
+    #[must_use]
+    pub const fn key(self) -> &'static [u8; 16] {
+        match self {
+            Kind::Request => b"MPA ID Req Frame",
+            Kind::Reply => b"MPA ID Rep Frame",
+        }
+    }
+}
+
+bitflags! {
+    /// Kinds of ready-to-receive message (RFC 6581 section 9.2).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct RtrKinds: u8 {
+        /// A zero-length Send.
+        const SEND = 1;
+        /// A zero-length RDMA Write.
+        const WRITE = 2;
+        /// A zero-length RDMA Read.
+        const READ = 4;
+    }
+}
+
+/// The first four octets of the Private Data if S is set (RFC 6581 section 9.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enhanced {
+    /// A: either side may send first, made possible by an RTR from the Initiator.
+    pub peer_to_peer: bool,
+    /// B, C, D: the RTRs the sender of the frame supports; without meaning if A is clear.
+    pub rtr: RtrKinds,
+    /// Inbound RDMA Reads the sender of the frame can hold, 14 bits, or [`NOT_NEGOTIATED`].
+    pub ird: u16,
+    /// Outbound RDMA Reads it wants to have under way, 14 bits, or [`NOT_NEGOTIATED`].
+    pub ord: u16,
+}
+
+impl Enhanced {
+    const FLAG_A: u16 = 0x8000;
+    const FLAG_B: u16 = 0x4000;
+    const FLAG_C: u16 = 0x8000;
+    const FLAG_D: u16 = 0x4000;
+    const NUMBER: u16 = 0x3FFF;
+
+    /// Reads the four octets; every value means something.
+    #[must_use]
+    pub fn parse(octets: [u8; ENHANCED_LEN]) -> Enhanced {
+        let first = u16::from_be_bytes([octets[0], octets[1]]);
+        let second = u16::from_be_bytes([octets[2], octets[3]]);
+        let mut rtr = RtrKinds::empty();
+        rtr.set(RtrKinds::SEND, first & Self::FLAG_B != 0);
+        rtr.set(RtrKinds::WRITE, second & Self::FLAG_C != 0);
+        rtr.set(RtrKinds::READ, second & Self::FLAG_D != 0);
+        Enhanced {
+            peer_to_peer: first & Self::FLAG_A != 0,
+            rtr,
+            ird: first & Self::NUMBER,
+            ord: second & Self::NUMBER,
+        }
+    }
+
+    /// The four octets. B, C and D are sent as 0 if A is; numbers are cut to 14 bits.
+    #[must_use]
+    pub fn emit(self) -> [u8; ENHANCED_LEN] {
+        let mut first = self.ird & Self::NUMBER;
+        let mut second = self.ord & Self::NUMBER;
+        if self.peer_to_peer {
+            let flag = |kind, flag| if self.rtr.contains(kind) { flag } else { 0 };
+            first |= Self::FLAG_A | flag(RtrKinds::SEND, Self::FLAG_B);
+            second |= flag(RtrKinds::WRITE, Self::FLAG_C) | flag(RtrKinds::READ, Self::FLAG_D);
+        }
+        let ([a, b], [c, d]) = (first.to_be_bytes(), second.to_be_bytes());
+        [a, b, c, d]
+    }
+}
+
+/// Why octets are no start-up frame; each costs the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The key is neither of the two, or differs from it in the octets received so far.
+    #[error("not an MPA start-up frame")]
+    NoKey,
+    /// A frame of the other kind: two Initiators or two Responders met.
+    #[error("an MPA start-up frame of the wrong kind")]
+    WrongKind,
+    /// PD_Length is above [`MAX_PRIVATE_DATA`].
+    #[error("PD_Length {0} is above 512")]
+    PrivateDataTooLong(u16),
+    /// Rev is above what is served.
+    #[error("MPA revision {0} is not served")]
+    Revision(u8),
+    /// S is set, but PD_Length has no room for the enhanced data.
+    #[error("enhanced set-up data announced, but PD_Length is {0}")]
+    NoEnhancedData(u16),
+}
+
+/// What the octets received so far amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress<'a> {
+    /// Nothing wrong yet; the frame ends at this many octets at least.
+    NeedMore(usize),
+    /// A complete frame and the octets behind it.
+    Complete(Frame<'a>, &'a [u8]),
+}
+
+/// A complete start-up frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    octets: &'a [u8],
+}
+
+mod field {
+    use std::ops::{Range, RangeFrom};
+
+    pub const KEY: Range<usize> = 0..16;
+    pub const FLAGS: usize = 16;
+    pub const REVISION: usize = 17;
+    pub const PD_LENGTH: Range<usize> = 18..20;
+    pub const PRIVATE_DATA: RangeFrom<usize> = super::HEADER_LEN..;
+
+    pub const MARKERS: u8 = 0x80;
+    pub const CRC: u8 = 0x40;
+    pub const REJECT: u8 = 0x20;
+    pub const ENHANCED: u8 = 0x10;
+}
+
+impl<'a> Frame<'a> {
+    /// Looks for a frame of `kind` and a revision of at most `max_revision` at the front of
+    /// `octets`. A wrong key is found at its first wrong octet, an impossible PD_Length or
+    /// revision as soon as the header is there.
+    pub fn check(
+        kind: Kind,
+        max_revision: u8,
+        octets: &'a [u8],
+    ) -> Result<Progress<'a>, FrameError> {
+        let key = &octets[..octets.len().min(field::KEY.end)];
+        if !kind.key().starts_with(key) {
+            let other = if kind == Kind::Request { Kind::Reply } else { Kind::Request };
+            let meant_other = other.key().starts_with(key);
+            return Err(if meant_other { FrameError::WrongKind } else { FrameError::NoKey });
+        }
+        if octets.len() < HEADER_LEN {
+            return Ok(Progress::NeedMore(HEADER_LEN));
+        }
+        let frame = Frame { octets };
+        let pd_length = frame.pd_length();
+        if usize::from(pd_length) > MAX_PRIVATE_DATA {
+            return Err(FrameError::PrivateDataTooLong(pd_length));
+        }
+        if frame.revision() > max_revision {
+            return Err(FrameError::Revision(frame.revision()));
+        }
+        if frame.is_enhanced() && usize::from(pd_length) < ENHANCED_LEN {
+            return Err(FrameError::NoEnhancedData(pd_length));
+        }
+        let len = HEADER_LEN + usize::from(pd_length);
+        if octets.len() < len {
+            return Ok(Progress::NeedMore(len));
+        }
+        let (octets, behind) = octets.split_at(len);
+        Ok(Progress::Complete(Frame { octets }, behind))
+    }
+
+    /// M: the sender of this frame wants Markers in what it receives.
+    #[must_use]
+    pub fn markers(&self) -> bool {
+        self.octets[field::FLAGS] & field::MARKERS != 0
+    }
+
+    /// C: the sender of this frame wants CRCs.
+    #[must_use]
+    pub fn crc(&self) -> bool {
+        self.octets[field::FLAGS] & field::CRC != 0
+    }
+
+    /// R: the Responder rejects. Without meaning in a Request.
+    #[must_use]
+    pub fn reject(&self) -> bool {
+        self.octets[field::FLAGS] & field::REJECT != 0
+    }
+
+    /// S: enhanced data leads the Private Data. Below revision 2 the bit is reserved.
+    #[must_use]
+    pub fn is_enhanced(&self) -> bool {
+        self.revision() >= 2 && self.octets[field::FLAGS] & field::ENHANCED != 0
+    }
+
+    /// Rev.
+    #[must_use]
+    pub fn revision(&self) -> u8 {
+        self.octets[field::REVISION]
+    }
+
+    fn pd_length(&self) -> u16 {
+        u16::from_be_bytes([
+            self.octets[field::PD_LENGTH.start],
+            self.octets[field::PD_LENGTH.start + 1],
+        ])
+    }
+
+    /// The Private Data as it stands in the frame, enhanced data included.
+    #[must_use]
+    pub fn private_data(&self) -> &'a [u8] {
+        &self.octets[field::PRIVATE_DATA]
+    }
+}
+
+/// The meaning of a start-up frame. Which kind it is, its place tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repr<'a> {
+    /// M: the sender wants Markers in what it receives.
+    pub markers: bool,
+    /// C: the sender wants CRCs.
+    pub crc: bool,
+    /// R: rejected; in a Request sent as false and not looked at.
+    pub reject: bool,
+    /// Rev.
+    pub revision: u8,
+    /// Enhanced data; S is set if it is there.
+    pub enhanced: Option<Enhanced>,
+    /// The application's Private Data, without the enhanced data.
+    pub private_data: &'a [u8],
+}
+
+impl<'a> Repr<'a> {
+    /// The meaning of a frame.
+    #[must_use]
+    pub fn parse(frame: &Frame<'a>) -> Repr<'a> {
+        let (enhanced, private_data) = match frame.private_data().split_first_chunk() {
+            Some((octets, rest)) if frame.is_enhanced() => (Some(Enhanced::parse(*octets)), rest),
+            _ => (None, frame.private_data()),
+        };
+        Repr {
+            markers: frame.markers(),
+            crc: frame.crc(),
+            reject: frame.reject(),
+            revision: frame.revision(),
+            enhanced,
+            private_data,
+        }
+    }
+
+    /// Octets of the frame.
+    #[must_use]
+    pub fn buffer_len(&self) -> usize {
+        HEADER_LEN + self.pd_length()
+    }
+
+    fn pd_length(&self) -> usize {
+        self.enhanced.map_or(0, |_| ENHANCED_LEN) + self.private_data.len()
+    }
+
+    /// Writes the frame to `out`, which is exactly as long as [`Repr::buffer_len`].
+    pub fn emit(&self, kind: Kind, out: &mut [u8]) {
+        out[field::KEY].copy_from_slice(kind.key());
+        let mut flags = 0;
+        for (set, flag) in [
+            (self.markers, field::MARKERS),
+            (self.crc, field::CRC),
+            (self.reject, field::REJECT),
+            (self.enhanced.is_some(), field::ENHANCED),
+        ] {
+            flags |= if set { flag } else { 0 };
+        }
+        out[field::FLAGS] = flags;
+        out[field::REVISION] = self.revision;
+        out[field::PD_LENGTH].copy_from_slice(&(self.pd_length() as u16).to_be_bytes());
+        let mut private = &mut out[field::PRIVATE_DATA];
+        if let Some(enhanced) = self.enhanced {
+            let (front, rest) = private.split_at_mut(ENHANCED_LEN);
+            front.copy_from_slice(&enhanced.emit());
+            private = rest;
+        }
+        private.copy_from_slice(self.private_data);
+    }
+
+    /// The frame as a buffer of its own.
+    #[must_use]
+    pub fn to_vec(&self, kind: Kind) -> Vec<u8> {
+        let mut out = vec![0; self.buffer_len()];
+        self.emit(kind, &mut out);
+        out
+    }
+}
+
+impl fmt::Display for Repr<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MPA rev {}", self.revision)?;
+        for (set, letter) in [(self.markers, " M"), (self.crc, " C"), (self.reject, " R")] {
+            if set {
+                f.write_str(letter)?;
+            }
+        }
+        if let Some(e) = self.enhanced {
+            write!(f, " S IRD {} ORD {}", e.ird, e.ord)?;
+            if e.peer_to_peer {
+                write!(f, " peer-to-peer {:?}", e.rtr)?;
+            }
+        }
+        write!(f, " private data {}", self.private_data.len())
+    }
+}

@@ -1,0 +1,162 @@
+//! The Terminate header (RFC 5040 section 4.8).
+
+use std::fmt;
+
+use super::{READ_REQUEST_LEN, codes};
+use crate::ddp;
+use crate::types::TerminateCode;
+
+/// Octets before the optional parts.
+const CONTROL_LEN: usize = 4;
+const SEGMENT_LENGTH_LEN: usize = 2;
+
+const LENGTH_VALID: u8 = 0x80;
+const DDP_HEADER: u8 = 0x40;
+const RDMA_HEADER: u8 = 0x20;
+const FLAGS: u8 = LENGTH_VALID | DDP_HEADER | RDMA_HEADER;
+
+/// How the first three octets are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// As RFC 5040 figure 7 has it.
+    Rfc5040,
+    /// As Linux siw writes it on little-endian machines: Layer and EType have changed places, M, D
+    /// and R stand in the lowest bits of the third octet. Only ever received.
+    Siw,
+}
+
+/// A Terminate shorter than its flags say it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("Terminate too short for the headers it announces")]
+pub struct TerminateTooShort;
+
+/// A Terminate's payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terminate<'a> {
+    /// What went wrong.
+    pub code: TerminateCode,
+    /// M: length of the failing DDP segment, header included.
+    pub segment_len: Option<u16>,
+    /// D: the failing segment's DDP header, 14 or 18 octets.
+    pub ddp_header: Option<&'a [u8]>,
+    /// R: the failing Read Request's header.
+    pub read_request: Option<&'a [u8; READ_REQUEST_LEN]>,
+    /// How it was written.
+    pub layout: Layout,
+}
+
+impl<'a> Terminate<'a> {
+    /// Most octets a Terminate takes.
+    pub const MAX_LEN: usize =
+        CONTROL_LEN + SEGMENT_LENGTH_LEN + ddp::MAX_HEADER_LEN + READ_REQUEST_LEN;
+
+    /// Reads a Terminate by its flags, whatever its code; siw's layout is recognised. Octets
+    /// behind the announced headers are not looked at.
+    pub fn parse(octets: &'a [u8]) -> Result<Terminate<'a>, TerminateTooShort> {
+        let (control, rest) = octets.split_first_chunk::<CONTROL_LEN>().ok_or(TerminateTooShort)?;
+        let (code, flags, layout) = read_control(control);
+        let (mut rest, mut segment_len, mut ddp_header) = (rest, None, None);
+        if flags & (LENGTH_VALID | DDP_HEADER) != 0 {
+            let (length, behind) = rest.split_first_chunk().ok_or(TerminateTooShort)?;
+            segment_len = Some(u16::from_be_bytes(*length));
+            rest = behind;
+        }
+        if flags & DDP_HEADER != 0 {
+            let segment = ddp::Segment::new_checked(rest).map_err(|_| TerminateTooShort)?;
+            ddp_header = Some(segment.header_octets());
+            rest = segment.payload();
+        }
+        let read_request = match flags & RDMA_HEADER {
+            0 => None,
+            _ => Some(rest.first_chunk().ok_or(TerminateTooShort)?),
+        };
+        Ok(Terminate { code, segment_len, ddp_header, read_request, layout })
+    }
+
+    /// Octets of the Terminate.
+    #[must_use]
+    pub fn buffer_len(&self) -> usize {
+        let length = if self.flags() & LENGTH_VALID != 0 { SEGMENT_LENGTH_LEN } else { 0 };
+        CONTROL_LEN
+            + length
+            + self.ddp_header.map_or(0, <[u8]>::len)
+            + self.read_request.map_or(0, |r| r.len())
+    }
+
+    /// The Terminate's octets, always laid out as the RFC says. A DDP header implies the length
+    /// field, 0 if none is known.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let TerminateCode { layer, etype, code } = self.code;
+        let mut out = Vec::with_capacity(self.buffer_len());
+        out.extend_from_slice(&[layer << 4 | etype & 0x0F, code, self.flags(), 0]);
+        if self.flags() & LENGTH_VALID != 0 {
+            out.extend_from_slice(&self.segment_len.unwrap_or(0).to_be_bytes());
+        }
+        out.extend_from_slice(self.ddp_header.unwrap_or_default());
+        out.extend_from_slice(self.read_request.map_or(&[][..], |r| r));
+        out
+    }
+
+    /// What stands behind the code: segment length, DDP header and Read Request header, as far as
+    /// they are there. For reports.
+    #[must_use]
+    pub fn headers(&self) -> Vec<u8> {
+        self.to_vec().split_off(CONTROL_LEN)
+    }
+
+    fn flags(&self) -> u8 {
+        let mut flags = 0;
+        if self.segment_len.is_some() || self.ddp_header.is_some() {
+            flags |= LENGTH_VALID;
+        }
+        if self.ddp_header.is_some() {
+            flags |= DDP_HEADER;
+        }
+        if self.read_request.is_some() {
+            flags |= RDMA_HEADER;
+        }
+        flags
+    }
+}
+
+/// Code and flags (as [`FLAGS`]) of a control word in either layout.
+///
+/// It is siw's if the flags are where only siw puts them, or if the code exists only with Layer
+/// and EType exchanged.
+fn read_control(control: &[u8; CONTROL_LEN]) -> (TerminateCode, u8, Layout) {
+    let [first, code, third, _] = *control;
+    let plain = TerminateCode { layer: first >> 4, etype: first & 0x0F, code };
+    let swapped = TerminateCode { layer: plain.etype, etype: plain.layer, code };
+    let (high, low) = (third & FLAGS, third & 0x07);
+    let low_as_high = (low & 1) << 7 | (low & 2) << 5 | (low & 4) << 3;
+    let misplaced = high == 0 && low != 0;
+    let only_swapped = codes::name(plain).is_none() && codes::name(swapped).is_some();
+    match (misplaced, only_swapped) {
+        (true, _) => (swapped, low_as_high, Layout::Siw),
+        (false, true) => (swapped, high, Layout::Siw),
+        (false, false) => (plain, high, Layout::Rfc5040),
+    }
+}
+
+impl fmt::Display for Terminate<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Terminate {}", self.code)?;
+        if let Some(name) = codes::name(self.code) {
+            write!(f, " ({name})")?;
+        }
+        if let Some(len) = self.segment_len {
+            write!(f, ", segment of {len}")?;
+        }
+        if let Some((header, _)) = self.ddp_header.and_then(|h| ddp::Header::parse(h).ok()) {
+            write!(f, ", {header}")?;
+        }
+        if let Some(request) = self.read_request {
+            write!(f, ", {}", super::ReadRequest::parse(request))?;
+        }
+        if self.layout == Layout::Siw {
+            f.write_str(", in siw's layout")?;
+        }
+        Ok(())
+    }
+}

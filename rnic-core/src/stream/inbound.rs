@@ -1,0 +1,351 @@
+//! Receive validation: what every ULPDU must satisfy before anything of it is placed.
+//!
+//! The checks of DDP and RDMAP that need neither memory nor buffers, in the one order in which the
+//! first failure is the one reported (RFC 5041 section 7, RFC 5040 section 7). The engine makes
+//! the others in between: STag and bounds of a Write, the outstanding request of a Read Response,
+//! the posted buffer of a Send.
+
+use super::Fault;
+use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
+use crate::rdmap::{Control, Opcode, READ_REQUEST_LEN, ReadRequest, Terminate, codes};
+use crate::types::{Msn, Stag, TaggedOffset};
+
+/// What a Send does besides delivering its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendKind {
+    /// It asks for the receiver's solicited event.
+    pub solicited: bool,
+    /// It asks for this STag to be invalidated before it is delivered.
+    pub invalidate: Option<Stag>,
+}
+
+/// A complete Read Request, with what a Terminate about it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadArrival {
+    /// What is asked for.
+    pub request: ReadRequest,
+    /// DDP header of its (last) segment as received.
+    pub header: [u8; UntaggedHeader::LEN],
+    /// Length of that segment.
+    pub segment_len: u16,
+}
+
+/// A segment that passed. `P` is where its payload is: in a buffer of ours for the wire, wherever
+/// the direct path has it otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival<'p, P = &'p [u8]> {
+    /// RDMA Write. With no payload, STag and TO are not to be looked at.
+    Write {
+        /// Buffer to place into.
+        stag: Stag,
+        /// Where in it.
+        to: TaggedOffset,
+        /// What to place.
+        payload: P,
+        /// The message ends here.
+        last: bool,
+        /// An earlier segment of the message had another STag: 1/1/00, if every check of the
+        /// STag itself passes.
+        stag_changed: bool,
+    },
+    /// RDMA Read Response. With no payload, STag and TO are not to be looked at.
+    ReadResponse {
+        /// Buffer to place into: the sink of the oldest outstanding Read.
+        stag: Stag,
+        /// Where in it.
+        to: TaggedOffset,
+        /// What to place.
+        payload: P,
+        /// The message ends here.
+        last: bool,
+    },
+    /// A Send of any kind. Check the buffer with [`send_fits`], place, then tell
+    /// [`Inbound::sent_placed`].
+    Send {
+        /// What else it does.
+        kind: SendKind,
+        /// Its message.
+        msn: Msn,
+        /// Where in the message the payload goes.
+        mo: u32,
+        /// What to place.
+        payload: P,
+        /// The message ends here.
+        last: bool,
+        /// The message begins here: it takes the next posted buffer.
+        first_of_message: bool,
+    },
+    /// A complete Read Request.
+    ReadRequest(ReadArrival),
+    /// Part of a Read Request that a peer cut up; the rest is to come.
+    ReadRequestPart,
+    /// The peer ends the stream.
+    Terminate(Terminate<'p>),
+    /// The peer ends the stream with a message that is not understood. Like any Terminate it is
+    /// never answered.
+    MalformedTerminate(MalformedTerminate),
+}
+
+/// What is wrong with a received Terminate; for the local report only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MalformedTerminate {
+    /// Not the first message of queue 2.
+    #[error("Terminate with MSN {0}")]
+    Msn(u32),
+    /// Not one whole segment.
+    #[error("Terminate in more than one segment")]
+    InParts,
+    /// Shorter than 4 octets or than its flags say.
+    #[error("Terminate too short for the headers it announces")]
+    TooShort,
+}
+
+/// A tagged message under way.
+#[derive(Clone, Copy, Debug)]
+struct TaggedMessage {
+    opcode: Opcode,
+    /// STag of its first segment that had payload.
+    stag: Option<Stag>,
+}
+
+/// An untagged queue.
+#[derive(Clone, Copy, Debug)]
+struct Queue {
+    /// The message in progress, or the next one.
+    msn: Msn,
+    /// Opcode of the message in progress.
+    opcode: Option<Opcode>,
+    /// Octets of it received.
+    received: u64,
+    /// One past the highest octet of it received.
+    end: u64,
+}
+
+impl Queue {
+    const NEW: Queue = Queue { msn: Msn::FIRST, opcode: None, received: 0, end: 0 };
+
+    fn place(&mut self, mo: u32, len: usize) {
+        self.received += len as u64;
+        self.end = self.end.max(u64::from(mo) + len as u64);
+    }
+
+    /// The message ended; the next one may begin.
+    fn finish(&mut self) {
+        *self = Queue { msn: self.msn.next(), ..Queue::NEW };
+    }
+}
+
+/// Receive state of one stream.
+///
+/// After a fault or a Terminate the stream receives no more; nothing else may be given to it.
+#[derive(Debug)]
+pub struct Inbound {
+    version: u8,
+    tagged: Option<TaggedMessage>,
+    sends: Queue,
+    reads: Queue,
+    read_header: [u8; READ_REQUEST_LEN],
+}
+
+impl Inbound {
+    /// A stream at its first segment, with the DDP and RDMAP version negotiated (1, or 0 with an
+    /// RDMAC peer).
+    #[must_use]
+    pub fn new(version: u8) -> Inbound {
+        Inbound {
+            version,
+            tagged: None,
+            sends: Queue::NEW,
+            reads: Queue::NEW,
+            read_header: [0; READ_REQUEST_LEN],
+        }
+    }
+
+    /// Validates one ULPDU. `ird_free` says that a slot for another inbound Read is free; it is
+    /// looked at only when a Read Request begins.
+    #[inline]
+    pub fn handle<'p>(&mut self, ulpdu: &'p [u8], ird_free: bool) -> Result<Arrival<'p>, Fault> {
+        match Header::parse(ulpdu) {
+            Ok((Header::Tagged(header), payload)) => self.tagged(header, payload),
+            Ok((Header::Untagged(header), payload)) => {
+                self.untagged(header, payload, ulpdu, ird_free)
+            }
+            Err(ddp::TooShort) => Err(Fault::TOO_SHORT),
+        }
+    }
+
+    #[inline]
+    fn tagged<'p>(
+        &mut self,
+        header: TaggedHeader,
+        payload: &'p [u8],
+    ) -> Result<Arrival<'p>, Fault> {
+        if header.dv != self.version {
+            return Err(Fault::segment(codes::TAGGED_VERSION));
+        }
+        let opcode = self.opcode(header.rsvd_ulp)?;
+        let fits = matches!(opcode, Opcode::Write | Opcode::ReadResponse);
+        let mut message = self.tagged.unwrap_or(TaggedMessage { opcode, stag: None });
+        if !fits || message.opcode != opcode {
+            return Err(Fault::segment(codes::OPERATION_OPCODE));
+        }
+        let TaggedHeader { stag, to, last, .. } = header;
+        let mut stag_changed = false;
+        if !payload.is_empty() {
+            stag_changed = *message.stag.get_or_insert(stag) != stag;
+        }
+        self.tagged = if last { None } else { Some(message) };
+        Ok(match opcode {
+            Opcode::Write => Arrival::Write { stag, to, payload, last, stag_changed },
+            _ => Arrival::ReadResponse { stag, to, payload, last },
+        })
+    }
+
+    #[inline]
+    fn untagged<'p>(
+        &mut self,
+        header: UntaggedHeader,
+        payload: &'p [u8],
+        ulpdu: &'p [u8],
+        ird_free: bool,
+    ) -> Result<Arrival<'p>, Fault> {
+        if header.dv != self.version {
+            return Err(Fault::segment(codes::UNTAGGED_VERSION));
+        }
+        if header.qn > qn::TERMINATE {
+            return Err(Fault::segment(codes::UNTAGGED_QN));
+        }
+        let opcode = self.opcode(header.rsvd_ulp)?;
+        match (header.qn, opcode) {
+            (
+                qn::SEND,
+                Opcode::Send
+                | Opcode::SendInvalidate
+                | Opcode::SendSolicited
+                | Opcode::SendSolicitedInvalidate,
+            ) => self.send(header, opcode, payload),
+            (qn::READ_REQUEST, Opcode::ReadRequest) => {
+                self.read_request(header, payload, ulpdu, ird_free)
+            }
+            (qn::TERMINATE, Opcode::Terminate) => Ok(terminate(header, payload)),
+            _ => Err(Fault::segment(codes::OPERATION_OPCODE)),
+        }
+    }
+
+    /// The opcode, if the RDMAP version is the negotiated one.
+    #[inline]
+    fn opcode(&self, rsvd_ulp: u8) -> Result<Opcode, Fault> {
+        let Control { rv, opcode } = Control::parse(rsvd_ulp);
+        if rv != self.version {
+            return Err(Fault::segment(codes::OPERATION_VERSION));
+        }
+        Ok(opcode)
+    }
+
+    #[inline]
+    fn send<'p>(
+        &mut self,
+        header: UntaggedHeader,
+        opcode: Opcode,
+        payload: &'p [u8],
+    ) -> Result<Arrival<'p>, Fault> {
+        let first_of_message = self.sends.opcode.is_none();
+        if *self.sends.opcode.get_or_insert(opcode) != opcode {
+            return Err(Fault::segment(codes::OPERATION_OPCODE));
+        }
+        if header.msn != self.sends.msn {
+            return Err(Fault::segment(codes::UNTAGGED_MSN));
+        }
+        let UntaggedHeader { msn, mo, last, inv_stag, .. } = header;
+        let solicited = matches!(opcode, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate);
+        let invalidates =
+            matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
+        let kind = SendKind { solicited, invalidate: invalidates.then_some(inv_stag) };
+        Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })
+    }
+
+    /// Notes that a Send segment has been placed. On the last one, checks that the message is
+    /// whole and returns its length.
+    ///
+    /// The order of earlier segments is free, but the last one ends the message and as many octets
+    /// have come as the message is long, so that nothing stale is delivered in a gap.
+    #[inline]
+    pub fn sent_placed(&mut self, mo: u32, len: usize, last: bool) -> Result<Option<u32>, Fault> {
+        let sends = &mut self.sends;
+        sends.place(mo, len);
+        if !last {
+            return Ok(None);
+        }
+        let total = u64::from(mo) + len as u64;
+        let whole = total == sends.end && total == sends.received;
+        sends.finish();
+        // No buffer is longer than 2^32 - 1 octets, so no message that fitted one is either.
+        match u32::try_from(total) {
+            Ok(total) if whole => Ok(Some(total)),
+            _ => Err(Fault::segment(codes::UNTAGGED_MO)),
+        }
+    }
+
+    fn read_request<'p>(
+        &mut self,
+        header: UntaggedHeader,
+        payload: &'p [u8],
+        ulpdu: &'p [u8],
+        ird_free: bool,
+    ) -> Result<Arrival<'p>, Fault> {
+        let reads = &mut self.reads;
+        if header.msn != reads.msn {
+            return Err(Fault::segment(codes::UNTAGGED_MSN));
+        }
+        let begins = reads.opcode.replace(Opcode::ReadRequest).is_none();
+        if begins && !ird_free {
+            return Err(Fault::segment(codes::UNTAGGED_NO_BUFFER));
+        }
+        send_fits(header.mo, payload.len(), READ_REQUEST_LEN as u64)?;
+        // `send_fits` bounds both sums by the length of the header.
+        let from = header.mo as usize;
+        self.read_header[from..from + payload.len()].copy_from_slice(payload);
+        reads.place(header.mo, payload.len());
+        if !header.last {
+            return Ok(Arrival::ReadRequestPart);
+        }
+        let whole = READ_REQUEST_LEN as u64;
+        if from as u64 + payload.len() as u64 != whole || reads.received != whole {
+            return Err(Fault::segment(codes::OPERATION_UNSPECIFIED));
+        }
+        reads.finish();
+        let mut octets = [0; UntaggedHeader::LEN];
+        octets.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
+        Ok(Arrival::ReadRequest(ReadArrival {
+            request: ReadRequest::parse(&self.read_header),
+            header: octets,
+            segment_len: (UntaggedHeader::LEN + payload.len()) as u16,
+        }))
+    }
+}
+
+/// Checks that a segment of an untagged message lies inside the buffer of `buffer_len` octets that
+/// its message was given: its offset first, then its end.
+#[inline]
+pub fn send_fits(mo: u32, len: usize, buffer_len: u64) -> Result<(), Fault> {
+    if u64::from(mo) > buffer_len {
+        return Err(Fault::segment(codes::UNTAGGED_MO));
+    }
+    if u64::from(mo) + len as u64 > buffer_len {
+        return Err(Fault::segment(codes::UNTAGGED_TOO_LONG));
+    }
+    Ok(())
+}
+
+fn terminate<'p>(header: UntaggedHeader, payload: &'p [u8]) -> Arrival<'p> {
+    if header.msn != Msn::FIRST {
+        return Arrival::MalformedTerminate(MalformedTerminate::Msn(header.msn.0));
+    }
+    if header.mo != 0 || !header.last {
+        return Arrival::MalformedTerminate(MalformedTerminate::InParts);
+    }
+    match Terminate::parse(payload) {
+        Ok(terminate) => Arrival::Terminate(terminate),
+        Err(_) => Arrival::MalformedTerminate(MalformedTerminate::TooShort),
+    }
+}

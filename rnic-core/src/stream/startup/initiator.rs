@@ -1,0 +1,269 @@
+//! The side that connects: sends a Request, awaits a Reply.
+
+use super::{Negotiated, Options, PrivateDataTooLong, Role, Rtr, RtrKinds, negotiated, stated};
+use crate::ddp::{UntaggedHeader, qn};
+use crate::mpa::Framer;
+use crate::mpa::startup::{
+    ENHANCED_LEN, Enhanced, Frame, FrameError, Kind, MAX_PRIVATE_DATA, Progress, Repr,
+};
+use crate::rdmap::{Control, Opcode, codes};
+use crate::stream::{Fault, terminate};
+use crate::types::{Msn, Stag};
+
+/// Why no connection came about; the TCP connection is to be closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartupError {
+    /// What came is no Reply.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A revision 0 Reply while permissive RDMAC mode is off, or one that no RDMAC peer sends.
+    #[error("the peer answered with MPA revision 0, which is not served")]
+    Rdmac,
+    /// The peer closed before its Reply was complete.
+    #[error("the peer closed the connection during start-up")]
+    Closed,
+    /// The peer's ORD is above the IRD it was offered (2/0/6).
+    #[error("the peer wants to have {wanted} reads under way, {offered} were offered")]
+    InsufficientIrd {
+        /// The peer's ORD.
+        wanted: u16,
+        /// Our IRD.
+        offered: u16,
+        /// The FPDU that tells the peer.
+        terminate: Vec<u8>,
+    },
+    /// No RTR that both ends support (2/0/7).
+    #[error("no kind of ready-to-receive message in common")]
+    NoMatchingRtr {
+        /// The FPDU that tells the peer.
+        terminate: Vec<u8>,
+    },
+    /// Input after the start-up was over.
+    #[error("start-up is already over")]
+    Over,
+}
+
+impl StartupError {
+    /// Octets to send before the connection is closed in order; mostly none.
+    #[must_use]
+    pub fn farewell(&self) -> &[u8] {
+        match self {
+            StartupError::InsufficientIrd { terminate, .. }
+            | StartupError::NoMatchingRtr { terminate } => terminate,
+            _ => &[],
+        }
+    }
+}
+
+/// What input amounted to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitiatorStep {
+    /// The Reply is not complete.
+    NeedMore,
+    /// Full Operation begins.
+    Accepted(Negotiated),
+    /// The Responder's application said no. The TCP connection is left to the application.
+    Rejected {
+        /// Its reason.
+        private_data: Vec<u8>,
+    },
+}
+
+/// What the end of the peer's stream means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EofVerdict {
+    /// The peer may only know revision 1: try that on a new TCP connection.
+    RetryRevision1,
+    /// The attempt failed.
+    Fail(StartupError),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    AwaitReply,
+    Done,
+}
+
+/// The Initiator's start-up machine.
+#[derive(Debug)]
+pub struct Initiator {
+    options: Options,
+    /// What our Request said, if it was enhanced.
+    asked: Option<Enhanced>,
+    revision: u8,
+    request: Vec<u8>,
+    input: Vec<u8>,
+    state: State,
+}
+
+impl Initiator {
+    /// A machine whose Request carries `private_data`. More than fits beside the enhanced data
+    /// selects revision 1.
+    pub fn new(options: &Options, private_data: &[u8]) -> Result<Initiator, PrivateDataTooLong> {
+        PrivateDataTooLong::check(private_data, false)?;
+        let fits = private_data.len() <= MAX_PRIVATE_DATA - ENHANCED_LEN;
+        let enhanced = options.revision >= 2 && !options.rdmac && fits;
+        let asked = enhanced.then(|| Enhanced {
+            peer_to_peer: options.peer_to_peer,
+            rtr: options.rtr(),
+            ird: stated(options.ird),
+            ord: stated(options.ord),
+        });
+        let revision = if enhanced { 2 } else { 1 };
+        let request = Repr {
+            markers: options.markers,
+            crc: options.crc,
+            reject: false,
+            revision,
+            enhanced: asked,
+            private_data,
+        }
+        .to_vec(Kind::Request);
+        let (options, input, state) = (*options, Vec::new(), State::AwaitReply);
+        Ok(Initiator { options, asked, revision, request, input, state })
+    }
+
+    /// The Request, to be sent first.
+    #[must_use]
+    pub fn request(&self) -> &[u8] {
+        &self.request
+    }
+
+    /// Takes octets the peer sent, however they were cut. Those behind the Reply are kept in
+    /// [`Negotiated::leftover`].
+    pub fn handle_input(&mut self, octets: &[u8]) -> Result<InitiatorStep, StartupError> {
+        match self.state {
+            State::AwaitReply => {
+                self.input.extend_from_slice(octets);
+                let input = std::mem::take(&mut self.input);
+                let step = self.judge(&input);
+                match step {
+                    Ok(InitiatorStep::NeedMore) => self.input = input,
+                    Ok(_) | Err(_) => self.state = State::Done,
+                }
+                step
+            }
+            State::Done => Err(StartupError::Over),
+        }
+    }
+
+    /// The peer's stream ended.
+    pub fn handle_eof(&mut self) -> EofVerdict {
+        match self.state {
+            State::AwaitReply => {
+                self.state = State::Done;
+                if self.revision >= 2 && self.input.is_empty() {
+                    EofVerdict::RetryRevision1
+                } else {
+                    EofVerdict::Fail(StartupError::Closed)
+                }
+            }
+            State::Done => EofVerdict::Fail(StartupError::Over),
+        }
+    }
+
+    fn judge(&self, input: &[u8]) -> Result<InitiatorStep, StartupError> {
+        let (frame, leftover) = match Frame::check(Kind::Reply, self.revision, input)? {
+            Progress::NeedMore(_) => return Ok(InitiatorStep::NeedMore),
+            Progress::Complete(frame, leftover) => (frame, leftover),
+        };
+        let reply = Repr::parse(&frame);
+        let rdmac = reply.revision == 0;
+        // An RDMAC peer always asks for Markers and CRCs; one that does not could not read ours.
+        if rdmac && !(self.options.rdmac && reply.markers && reply.crc) {
+            return Err(StartupError::Rdmac);
+        }
+        if reply.reject {
+            return Ok(InitiatorStep::Rejected { private_data: reply.private_data.to_vec() });
+        }
+        let mut negotiated = Negotiated {
+            role: Role::Initiator { rtr: None },
+            revision: reply.revision,
+            version: if rdmac { 0 } else { 1 },
+            crc: self.options.crc || reply.crc,
+            tx_markers: reply.markers,
+            rx_markers: self.options.markers || rdmac,
+            ird: self.options.ird,
+            ord: self.options.ord,
+            peer_ird: None,
+            peer_ord: None,
+            peer_to_peer: false,
+            private_data: reply.private_data.to_vec(),
+            leftover: leftover.to_vec(),
+        };
+        if let (Some(asked), Some(answer)) = (self.asked, reply.enhanced) {
+            self.apply_enhanced(&mut negotiated, asked, answer)?;
+        }
+        Ok(InitiatorStep::Accepted(negotiated))
+    }
+
+    /// IRD, ORD and RTR (RFC 6581 section 9). A peer that answers without peer-to-peer gets none.
+    fn apply_enhanced(
+        &self,
+        n: &mut Negotiated,
+        asked: Enhanced,
+        answer: Enhanced,
+    ) -> Result<(), StartupError> {
+        n.peer_ird = negotiated(answer.ird);
+        n.peer_ord = negotiated(answer.ord);
+        if let Some(ird) = n.peer_ird {
+            n.ord = asked.ord.min(ird);
+        }
+        if let Some(ord) = n.peer_ord {
+            n.ird = asked.ird;
+            if ord > asked.ird {
+                let terminate = terminate_fpdu(n, Fault::local(codes::LLP_IRD));
+                return Err(StartupError::InsufficientIrd {
+                    wanted: ord,
+                    offered: asked.ird,
+                    terminate,
+                });
+            }
+        }
+        n.peer_to_peer = asked.peer_to_peer && answer.peer_to_peer;
+        if n.peer_to_peer {
+            let Some(rtr) = choose_rtr(asked.rtr & answer.rtr, n) else {
+                let terminate = terminate_fpdu(n, Fault::local(codes::LLP_RTR));
+                return Err(StartupError::NoMatchingRtr { terminate });
+            };
+            n.role = Role::Initiator { rtr: Some(rtr) };
+        }
+        Ok(())
+    }
+}
+
+/// The least disturbing RTR both ends support. A Read needs a slot at the peer.
+fn choose_rtr(common: RtrKinds, n: &Negotiated) -> Option<Rtr> {
+    if common.contains(RtrKinds::WRITE) {
+        Some(Rtr::Write)
+    } else if common.contains(RtrKinds::READ) && n.peer_ird != Some(0) {
+        Some(Rtr::Read)
+    } else if common.contains(RtrKinds::SEND) {
+        Some(Rtr::Send)
+    } else {
+        None
+    }
+}
+
+/// A Terminate as the first and only FPDU of the stream.
+fn terminate_fpdu(n: &Negotiated, fault: Fault) -> Vec<u8> {
+    let payload = terminate::build(fault, &[], None);
+    let header = UntaggedHeader {
+        last: true,
+        dv: n.version,
+        rsvd_ulp: Control { rv: n.version, opcode: Opcode::Terminate }.octet(),
+        inv_stag: Stag(0),
+        qn: qn::TERMINATE,
+        msn: Msn::FIRST,
+        mo: 0,
+    };
+    let mut ulpdu = vec![0; UntaggedHeader::LEN];
+    header.emit(&mut ulpdu);
+    ulpdu.extend_from_slice(&payload);
+    let mut framer = Framer::new(n.tx_markers, n.crc);
+    let mut out = vec![0; framer.fpdu_len(ulpdu.len())];
+    match framer.frame(&mut out, &ulpdu, 0, |_, _| Ok::<_, std::convert::Infallible>(())) {
+        Ok(_) => out,
+        Err(never) => match never {},
+    }
+}

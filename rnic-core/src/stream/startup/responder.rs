@@ -1,0 +1,279 @@
+//! The side that listens: awaits a Request, sends a Reply.
+
+use super::{Negotiated, Options, PrivateDataTooLong, Role, RtrKinds, negotiated, stated};
+use crate::mpa::startup::{Enhanced, Frame, FrameError, Kind, NOT_NEGOTIATED, Progress, Repr};
+
+/// Why no connection came about; the TCP connection is to be closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResponderError {
+    /// What came is no Request.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// A Request of revision 0 while permissive RDMAC mode is off, or one that no RDMAC peer
+    /// sends. It is told so by a rejecting Reply of revision 1.
+    #[error("MPA revision 0 is not served")]
+    Rdmac {
+        /// That Reply.
+        reply: Vec<u8>,
+    },
+    /// Octets behind the Request before it was answered: PD_Length and Private Data disagree.
+    #[error("octets behind the request before it was answered")]
+    OctetsAfterRequest,
+    /// A call in a state that has no use for it.
+    #[error("start-up is not in the state for this")]
+    OutOfTurn,
+    /// Private Data that does not fit the Reply; the decision is still open.
+    #[error(transparent)]
+    PrivateData(#[from] PrivateDataTooLong),
+}
+
+impl ResponderError {
+    /// Octets to send before the connection is closed in order; mostly none.
+    #[must_use]
+    pub fn farewell(&self) -> &[u8] {
+        match self {
+            ResponderError::Rdmac { reply } => reply,
+            _ => &[],
+        }
+    }
+}
+
+/// A valid Request, for the application to decide on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectRequest {
+    /// The Initiator's Private Data.
+    pub private_data: Vec<u8>,
+    /// Inbound Reads it can hold, if it says so.
+    pub peer_ird: Option<u16>,
+    /// Outbound Reads it wants to have under way, if it says so.
+    pub peer_ord: Option<u16>,
+    /// MPA revision of the Request.
+    pub revision: u8,
+    /// It asks for the peer-to-peer model.
+    pub peer_to_peer: bool,
+}
+
+/// What input amounted to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResponderStep {
+    /// The Request is not complete.
+    NeedMore,
+    /// A decision is due.
+    Request(ConnectRequest),
+}
+
+/// What must be remembered of a Request until it is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Asked {
+    markers: bool,
+    crc: bool,
+    revision: u8,
+    enhanced: Option<Enhanced>,
+    private_data: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum State {
+    AwaitRequest { input: Vec<u8> },
+    Deciding(Asked),
+    Done,
+}
+
+/// The Responder's start-up machine.
+#[derive(Debug)]
+pub struct Responder {
+    options: Options,
+    state: State,
+}
+
+impl Responder {
+    /// A machine that awaits a Request.
+    #[must_use]
+    pub fn new(options: &Options) -> Responder {
+        Responder { options: *options, state: State::AwaitRequest { input: Vec::new() } }
+    }
+
+    /// Takes octets the peer sent, however they were cut. Any that follow the Request before the
+    /// Reply is sent are an error.
+    pub fn handle_input(&mut self, octets: &[u8]) -> Result<ResponderStep, ResponderError> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::AwaitRequest { mut input } => {
+                input.extend_from_slice(octets);
+                let Some(asked) = judge(&self.options, &input)? else {
+                    self.state = State::AwaitRequest { input };
+                    return Ok(ResponderStep::NeedMore);
+                };
+                let request = ConnectRequest {
+                    private_data: asked.private_data.clone(),
+                    peer_ird: asked.enhanced.and_then(|e| negotiated(e.ird)),
+                    peer_ord: asked.enhanced.and_then(|e| negotiated(e.ord)),
+                    revision: asked.revision,
+                    peer_to_peer: asked.enhanced.is_some_and(|e| e.peer_to_peer),
+                };
+                self.state = State::Deciding(asked);
+                Ok(ResponderStep::Request(request))
+            }
+            State::Deciding(asked) if octets.is_empty() => {
+                self.state = State::Deciding(asked);
+                Ok(ResponderStep::NeedMore)
+            }
+            State::Deciding(_) => Err(ResponderError::OctetsAfterRequest),
+            State::Done => Err(ResponderError::OutOfTurn),
+        }
+    }
+
+    /// The application accepts. `ird` and `ord` are its own numbers, the options' if it has none,
+    /// cut to their limits; an IRD it does not insist on is raised to what the Initiator wants. The
+    /// result is the Reply and what is agreed; be ready for FPDUs before the Reply is sent.
+    pub fn accept(
+        &mut self,
+        ird: Option<u16>,
+        ord: Option<u16>,
+        ird_limit: u16,
+        ord_limit: u16,
+        private_data: &[u8],
+    ) -> Result<(Vec<u8>, Negotiated), ResponderError> {
+        let State::Deciding(asked) = &self.state else {
+            return Err(ResponderError::OutOfTurn);
+        };
+        PrivateDataTooLong::check(private_data, asked.enhanced.is_some())?;
+        let rdmac = asked.revision == 0;
+        let mut n = Negotiated {
+            role: Role::Responder { await_rtr: None },
+            revision: asked.revision,
+            version: if rdmac { 0 } else { 1 },
+            crc: self.options.crc || asked.crc,
+            tx_markers: asked.markers,
+            rx_markers: self.options.markers || rdmac,
+            ird: ird.unwrap_or(self.options.ird).min(ird_limit),
+            ord: ord.unwrap_or(self.options.ord).min(ord_limit),
+            peer_ird: None,
+            peer_ord: None,
+            peer_to_peer: false,
+            private_data: asked.private_data.clone(),
+            leftover: Vec::new(),
+        };
+        let answer = asked.enhanced.map(|asked| {
+            let raise_to = if ird.is_none() { ird_limit } else { n.ird };
+            agree(&mut n, asked, self.options.rtr(), raise_to, ird_limit)
+        });
+        let reply = Repr {
+            markers: n.rx_markers,
+            crc: self.options.crc || rdmac,
+            reject: false,
+            revision: asked.revision,
+            enhanced: answer,
+            private_data,
+        }
+        .to_vec(Kind::Reply);
+        self.state = State::Done;
+        Ok((reply, n))
+    }
+
+    /// The application rejects. The result is the Reply; the TCP connection is left to the
+    /// application.
+    pub fn reject(&mut self, private_data: &[u8]) -> Result<Vec<u8>, ResponderError> {
+        let State::Deciding(asked) = &self.state else {
+            return Err(ResponderError::OutOfTurn);
+        };
+        PrivateDataTooLong::check(private_data, asked.enhanced.is_some())?;
+        let rdmac = asked.revision == 0;
+        let reply = Repr {
+            markers: self.options.markers || rdmac,
+            crc: self.options.crc || rdmac,
+            reject: true,
+            revision: asked.revision,
+            enhanced: asked.enhanced.map(|asked| Enhanced {
+                peer_to_peer: asked.peer_to_peer,
+                rtr: self.options.rtr(),
+                ird: answer_ird(&asked, self.options.ird),
+                ord: answer_ord(&asked, self.options.ord),
+            }),
+            private_data,
+        }
+        .to_vec(Kind::Reply);
+        self.state = State::Done;
+        Ok(reply)
+    }
+}
+
+/// Reads a Request out of the octets received so far.
+fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderError> {
+    let max_revision = options.revision.clamp(1, 2);
+    let (frame, behind) = match Frame::check(Kind::Request, max_revision, input)? {
+        Progress::NeedMore(_) => return Ok(None),
+        Progress::Complete(frame, behind) => (frame, behind),
+    };
+    let request = Repr::parse(&frame);
+    // An RDMAC peer always asks for Markers and CRCs; one that does not could not read ours.
+    let rdmac = request.markers && request.crc;
+    if request.revision == 0 && !(options.rdmac && rdmac) {
+        let refusal = Repr {
+            markers: options.markers,
+            crc: options.crc,
+            reject: true,
+            revision: 1,
+            enhanced: None,
+            private_data: &[],
+        };
+        return Err(ResponderError::Rdmac { reply: refusal.to_vec(Kind::Reply) });
+    }
+    if !behind.is_empty() {
+        return Err(ResponderError::OctetsAfterRequest);
+    }
+    Ok(Some(Asked {
+        markers: request.markers,
+        crc: request.crc,
+        revision: request.revision,
+        enhanced: request.enhanced,
+        private_data: request.private_data.to_vec(),
+    }))
+}
+
+/// Settles IRD, ORD and RTR against an enhanced Request, and says what the Reply states
+/// (RFC 6581 section 9).
+fn agree(
+    n: &mut Negotiated,
+    asked: Enhanced,
+    rtr: RtrKinds,
+    raise_to: u16,
+    ird_limit: u16,
+) -> Enhanced {
+    n.peer_ird = negotiated(asked.ird);
+    n.peer_ord = negotiated(asked.ord);
+    if let Some(ord) = n.peer_ord {
+        n.ird = n.ird.max(ord.min(raise_to));
+    }
+    if let Some(ird) = n.peer_ird {
+        n.ord = n.ord.min(ird);
+    }
+    n.peer_to_peer = asked.peer_to_peer;
+    let mut ours = rtr;
+    if asked.peer_to_peer {
+        // The Read RTR needs a slot. Without one it cannot be offered, unless it is all there is.
+        if (ours & asked.rtr).contains(RtrKinds::READ) && n.ird == 0 {
+            if ird_limit > 0 {
+                n.ird = 1;
+            } else if ours != RtrKinds::READ {
+                ours.remove(RtrKinds::READ);
+            }
+        }
+        n.role = Role::Responder { await_rtr: Some(ours & asked.rtr) };
+    }
+    Enhanced {
+        peer_to_peer: asked.peer_to_peer,
+        rtr: ours,
+        ird: answer_ird(&asked, n.ird),
+        ord: answer_ord(&asked, n.ord),
+    }
+}
+
+/// Our IRD in a Reply: as unnegotiated as the Initiator's ORD.
+fn answer_ird(asked: &Enhanced, ird: u16) -> u16 {
+    if asked.ord == NOT_NEGOTIATED { NOT_NEGOTIATED } else { stated(ird) }
+}
+
+/// Our ORD in a Reply: as unnegotiated as the Initiator's IRD.
+fn answer_ord(asked: &Enhanced, ord: u16) -> u16 {
+    if asked.ird == NOT_NEGOTIATED { NOT_NEGOTIATED } else { stated(ord) }
+}

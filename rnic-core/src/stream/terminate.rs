@@ -1,0 +1,58 @@
+//! What a Terminate says of a [`Fault`] (RFC 5040 section 4.8).
+//!
+//! Three ways to name the failing segment: its octets as received, its header octets kept for
+//! later, or a typed header where no octets ever existed (the direct path).
+
+use super::{Enclose, Fault};
+use crate::ddp;
+use crate::rdmap::{Layout, READ_REQUEST_LEN, ReadRequest, Terminate};
+
+/// The Terminate's payload for a fault of the ULPDU `failing` (empty if there is none).
+///
+/// `read` takes the place of the Read Request in the ULPDU: for one of several segments, or one
+/// whose response was partly sent ([`ReadRequest::advanced`]).
+#[must_use]
+pub fn build(fault: Fault, failing: &[u8], read: Option<&ReadRequest>) -> Vec<u8> {
+    // A ULPDU cannot be longer than its length field says.
+    let len = u16::try_from(failing.len()).unwrap_or(u16::MAX);
+    let Ok(segment) = ddp::Segment::new_checked(failing) else {
+        let enclose = if fault.enclose == Enclose::None { Enclose::None } else { Enclose::Length };
+        return build_from_octets(Fault { enclose, ..fault }, len, &[], None);
+    };
+    let own = segment.payload().first_chunk::<READ_REQUEST_LEN>().map(ReadRequest::parse);
+    build_from_octets(fault, len, segment.header_octets(), read.or(own.as_ref()))
+}
+
+/// The same for a segment that never was octets.
+#[must_use]
+pub fn build_from_header(
+    fault: Fault,
+    segment_len: u16,
+    header: &ddp::Header,
+    read: Option<&ReadRequest>,
+) -> Vec<u8> {
+    let mut octets = [0; ddp::MAX_HEADER_LEN];
+    let len = header.emit(&mut octets);
+    build_from_octets(fault, segment_len, &octets[..len], read)
+}
+
+/// The same from a DDP header kept as octets and the length of the segment it came with. Without
+/// `read`, a fault that would enclose a Read Request encloses the segment only.
+#[must_use]
+pub fn build_from_octets(
+    fault: Fault,
+    segment_len: u16,
+    header: &[u8],
+    read: Option<&ReadRequest>,
+) -> Vec<u8> {
+    let read = read.filter(|_| fault.enclose == Enclose::SegmentAndRead).map(ReadRequest::emit);
+    let with_header = matches!(fault.enclose, Enclose::Segment | Enclose::SegmentAndRead);
+    Terminate {
+        code: fault.code,
+        segment_len: (fault.enclose != Enclose::None).then_some(segment_len),
+        ddp_header: with_header.then_some(header),
+        read_request: read.as_ref(),
+        layout: Layout::Rfc5040,
+    }
+    .to_vec()
+}
