@@ -56,8 +56,8 @@ impl Mapping {
         self.sound()
     }
 
-    /// Like [`write`](Self::write), but the last octets become visible last: a program that polls on
-    /// the end of its buffer finds the rest in place. The last octets are the longest naturally
+    /// Like [`write`](Self::write), but the last octets become visible last: a program that polls
+    /// on the end of its buffer finds the rest in place. The last octets are the longest naturally
     /// aligned word (8, 4, 2 or 1) at the end of the range, stored in one piece.
     #[inline]
     pub fn write_tail_last(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
@@ -172,8 +172,8 @@ unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
     let tail = tail_len(to, len);
     let head = len - tail;
     // SAFETY: head and tail make up the range that the caller vouches for. The tail of `to` is
-    // aligned to its length, which `tail_len` chose for that; `from` is read unaligned. Only atomics
-    // and raw copies touch shared memory, and any value of an octet is valid.
+    // aligned to its length, which `tail_len` chose for that; `from` is read unaligned. Only
+    // atomics and raw copies touch shared memory, and any value of an octet is valid.
     unsafe {
         let (source, target) = (from.add(head), to.add(head));
         // The tail is read first: where the ranges overlap the head may run over it.

@@ -3,9 +3,9 @@
 //! A client can make a page of its memory unusable (a truncated file, a failed memory bank) at any
 //! instant, also in the middle of our copy. The kernel then sends `SIGBUS` or `SIGSEGV` to the
 //! thread that touched it. The handler looks the address up in a fixed table of mapped ranges. On a
-//! hit it marks the range poisoned, lays an anonymous zero page over the missing one and returns, so
-//! the copy runs to its end; its caller tests the mark and discards the result. Without a hit the
-//! signal takes its default action: such a fault is our bug.
+//! hit it marks the range poisoned, lays an anonymous zero page over the missing one and returns,
+//! so the copy runs to its end; its caller tests the mark and discards the result. Without a hit
+//! the signal takes its default action: such a fault is our bug.
 //!
 //! The table is the one process-wide static of this project. It is made of atomics, nothing in it
 //! is ever locked, and the handler makes one system call, `mmap`.

@@ -47,8 +47,8 @@ pub enum PieceMut<'a> {
 
 /// Sends the pieces in order; how many octets the socket took.
 ///
-/// `InvalidInput`: a piece is not within its mapping, nothing was sent. `EFAULT`: a page of a shared
-/// piece is gone, and the mappings of this call are poisoned (they are all of one session).
+/// `InvalidInput`: a piece is not within its mapping, nothing was sent. `EFAULT`: a page of a
+/// shared piece is gone, and the mappings of this call are poisoned (they are all of one session).
 pub fn send_pieces(fd: impl AsFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
     for piece in pieces.iter().take(MAX_PIECES) {

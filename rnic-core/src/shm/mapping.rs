@@ -13,8 +13,8 @@ use super::fault::Registration;
 /// A range of memory shared with another process, unmapped when the last owner drops it.
 ///
 /// Readable and writable by both sides at any time, so nothing here hands out a reference to its
-/// octets: they are copied in and out (see the methods in this and the `copy` module) or accessed as
-/// atomic words.
+/// octets: they are copied in and out (see the methods in this and the `copy` module) or accessed
+/// as atomic words.
 pub struct Mapping {
     // Dropped before `pages`, in this order: while an address is mapped for us it must never match
     // the slot of a mapping that is gone.
@@ -189,8 +189,8 @@ impl std::fmt::Debug for Mapping {
     }
 }
 
-/// Why a segment was refused. The first three, `Map` apart, are what only a broken or hostile client
-/// sends; each costs at worst that client's session.
+/// Why a segment was refused. Honest clients meet only `Map`, when address space or the table of
+/// mappings is used up; each costs at worst that client's session.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// The descriptor is something else: a file, a pipe, a directory, a socket.

@@ -86,10 +86,11 @@ impl CompletionProducer {
     /// thereby. `solicited_or_error` says whether one of the completions was.
     ///
     /// Pairs with [`CompletionConsumer::arm`](super::CompletionConsumer::arm) and
-    /// [`set_spinning`](super::CompletionConsumer::set_spinning). Here: write the completion, fence,
-    /// load the arm and spin words. There: arm or stop spinning, fence, look for a completion. One
-    /// fence is first: if ours, the client finds the completion; if theirs, we see the arm (or see
-    /// that it no longer spins). While the client spins the arm stays as it is: it will look by itself.
+    /// [`set_spinning`](super::CompletionConsumer::set_spinning). Here: write the completion,
+    /// fence, load the arm and spin words. There: arm or stop spinning, fence, look for a
+    /// completion. One fence is first: if ours, the client finds the completion; if theirs, we see
+    /// the arm (or see that it no longer spins). While the client spins the arm stays as it is: it
+    /// will look by itself.
     #[inline]
     #[must_use = "the client sleeps until its event is sent"]
     pub fn take_arm(&mut self, solicited_or_error: bool) -> bool {
@@ -115,7 +116,8 @@ impl CompletionProducer {
     /// Says that a QP of `worker` (below 64) waits for a slot. Try [`reserve`](Self::reserve) once
     /// more before waiting, and [`clear_waits`](Self::clear_waits) when no QP waits any more.
     ///
-    /// The fence argument stands at [`CompletionConsumer::release`](super::CompletionConsumer::release).
+    /// The fence argument stands at
+    /// [`CompletionConsumer::release`](super::CompletionConsumer::release).
     #[inline]
     pub fn set_waits(&mut self, worker: u32) {
         self.waits().fetch_or(worker_bit(worker), Ordering::Relaxed);
@@ -351,7 +353,8 @@ mod tests {
     }
 
     proptest! {
-        /// published - consumed + reserved <= capacity, and a slot is refused only if that is tight.
+        /// published - consumed + reserved <= capacity, and a slot is refused only if that is
+        /// tight.
         #[test]
         fn completion_queue_agrees_with_an_oracle(
             log in 0..4u32,

@@ -62,8 +62,8 @@ impl ReceiveProducer {
     /// receive, so that the doorbell is to be rung.
     ///
     /// Pairs with [`ReceiveConsumer::set_waits`]. Here: publish the entries, fence, load
-    /// `engine_waits_for_receive`. There: set it, fence, look at the ring again. One fence is first: if
-    /// ours, the engine finds the entries; if theirs, we see that it waits.
+    /// `engine_waits_for_receive`. There: set it, fence, look at the ring again. One fence is
+    /// first: if ours, the engine finds the entries; if theirs, we see that it waits.
     #[inline]
     #[must_use = "an engine that waits needs its doorbell rung"]
     pub fn waits(&self) -> bool {

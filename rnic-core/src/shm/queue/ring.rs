@@ -37,7 +37,8 @@ impl ProducerRing {
         self.room()
     }
 
-    /// The slot to write next, if there is one; it counts once [`advance`](Self::advance) is called.
+    /// The slot to write next, if there is one; it counts once [`advance`](Self::advance) is
+    /// called.
     #[inline]
     pub(super) fn slot(&mut self) -> Option<usize> {
         if self.room() == 0 && self.free() == 0 {
