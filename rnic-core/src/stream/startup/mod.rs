@@ -13,6 +13,8 @@
 
 mod initiator;
 mod responder;
+#[cfg(test)]
+mod tests;
 
 pub use crate::mpa::startup::{FrameError, RtrKinds};
 pub use initiator::{EofVerdict, Initiator, InitiatorStep, StartupError};
