@@ -14,6 +14,8 @@
 mod initiator;
 mod responder;
 #[cfg(test)]
+mod tables;
+#[cfg(test)]
 mod tests;
 
 pub use crate::mpa::startup::{FrameError, RtrKinds};
