@@ -13,6 +13,8 @@ pub mod clock;
 mod command;
 mod connections;
 mod run;
+#[cfg(test)]
+mod tests;
 mod ticket;
 
 use std::collections::{HashMap, VecDeque};
