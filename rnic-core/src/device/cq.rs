@@ -186,6 +186,12 @@ impl Cq {
     }
 }
 
+impl std::fmt::Debug for Cq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cq").field("id", &self.id).field("dead", &self.is_dead()).finish()
+    }
+}
+
 impl Inner {
     fn published(&mut self, cqe: &Cqe) -> Published {
         self.completions += 1;
