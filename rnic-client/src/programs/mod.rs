@@ -1,11 +1,11 @@
-//! What the programs `pingpong`, `rcopy` and `rkv` are made of.
+//! What the programs of this package are made of: `pingpong`, `rcopy`, `rkv`, `rnic-perf`, and the
+//! tour of `rnicd demo`.
 //!
 //! The binaries hold only their command lines; what moves data is here, so that other programs may
 //! use it too ([`rcopy`] copies the file of `rnicd demo`). Everything is written against the public
-//! interface of this library: the modules are examples of it as much as they are tools. They know
-//! nothing of the daemon but what that interface says, and trust the peer in nothing: messages are
-//! parsed in full before they are acted on, and what a connection may allocate is fixed when it is
-//! made.
+//! interface of this library, as in any application. The modules know nothing of the daemon but what
+//! that interface says, and trust the peer in nothing: messages are parsed in full before they are
+//! acted on, and what a connection may allocate is fixed when it is made.
 
 pub mod cli;
 pub mod clients;
@@ -16,3 +16,4 @@ mod messenger;
 pub mod pingpong;
 pub mod rcopy;
 pub mod rkv;
+pub mod tour;
