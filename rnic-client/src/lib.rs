@@ -97,6 +97,8 @@ mod listener;
 mod mr;
 mod paths;
 mod pd;
+#[cfg(feature = "programs")]
+pub mod programs;
 mod qp;
 mod request;
 mod segment;
