@@ -1,3 +1,7 @@
 //! The daemon.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    rnicd::cli::main()
+}

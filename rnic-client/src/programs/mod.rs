@@ -1,6 +1,5 @@
-//! The programs that come with this library, as modules that other programs can call.
-//!
-//! Each is an ordinary user of the crate's public interface. The binaries in `src/bin` do nothing
-//! but call them.
+//! What the programs of this package are made of: `pingpong`, `rcopy`, `rkv`, `rnic-perf`, and the
+//! tour of `rnicd demo`. They use the library as any application would.
 
 pub mod perf;
+pub mod tour;

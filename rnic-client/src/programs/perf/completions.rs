@@ -34,14 +34,7 @@ impl Completions {
         &self.cq
     }
 
-    /// What is there now, perhaps nothing. A failed request is an error.
-    #[inline]
-    pub fn take(&mut self) -> Result<&[Completion], PerfError> {
-        let n = self.cq.poll(&mut self.taken)?;
-        self.checked(n)
-    }
-
-    /// At least one completion.
+    /// At least one completion. A failed request is an error.
     #[inline]
     pub fn next(&mut self) -> Result<&[Completion], PerfError> {
         let n = match self.wait {

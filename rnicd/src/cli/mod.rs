@@ -1,0 +1,150 @@
+//! The command line of `rnicd`.
+//!
+//! Each command is a function from its arguments to an exit code; what it does lives elsewhere.
+//! The binary calls [`main`].
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::{ANNOTATED_DEFAULT, Config, Loopback, explain};
+use crate::control::Server;
+use crate::exec;
+use crate::privilege::{SignalSet, Signals};
+use crate::resource::Capacity;
+
+/// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
+#[derive(Debug, Parser)]
+#[command(name = "rnicd", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon in the foreground until SIGTERM or SIGINT.
+    Run(Run),
+    /// Explain every effective value of a configuration and the memory it may cost.
+    CheckConfig(Configured),
+    /// Print the default configuration, every key with its meaning.
+    PrintConfig,
+    /// Run a program with a daemon of its own, and end both together.
+    Exec(Exec),
+}
+
+#[derive(Debug, Args)]
+struct Configured {
+    /// Configuration file; the built-in default without it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct Run {
+    #[command(flatten)]
+    configured: Configured,
+    /// Control socket; overrides control.socket of the configuration.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct Exec {
+    #[command(flatten)]
+    configured: Configured,
+    /// How queue pairs of this daemon talk to each other; overrides engine.loopback.
+    #[arg(long, value_name = "WAY")]
+    loopback: Option<LoopbackArg>,
+    /// The program and its arguments. RNIC_SOCKET in its environment names the daemon.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LoopbackArg {
+    /// From memory to memory.
+    Direct,
+    /// Over TCP, like strangers.
+    Tcp,
+}
+
+/// Runs the command of this process's arguments.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run(&args),
+        Command::CheckConfig(args) => check_config(&args),
+        Command::PrintConfig => print(ANNOTATED_DEFAULT),
+        Command::Exec(args) => exec(args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("rnicd: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// What a user is told when a command fails.
+type Failure = Box<dyn std::error::Error>;
+
+fn run(args: &Run) -> Result<ExitCode, Failure> {
+    let config = Config::load_or_default(args.configured.config.as_deref())?;
+    start_log(&config);
+    let signals = Signals::take(SignalSet::Daemon)?;
+    Server::start(config, args.socket.as_deref(), Some(signals))?.run()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check_config(args: &Configured) -> Result<ExitCode, Failure> {
+    let config = Config::load_or_default(args.config.as_deref())?;
+    let capacity = Capacity::of_this_process(&config);
+    print(&explain(&config, &capacity))
+}
+
+fn exec(args: Exec) -> Result<ExitCode, Failure> {
+    let mut config = Config::load_or_default(args.configured.config.as_deref())?;
+    match args.loopback {
+        Some(LoopbackArg::Direct) => config.engine.loopback = Loopback::Direct,
+        Some(LoopbackArg::Tcp) => config.engine.loopback = Loopback::Tcp,
+        None => {}
+    }
+    start_log(&config);
+    Ok(exec::run(config, &args.program)?)
+}
+
+fn start_log(config: &Config) {
+    if let Some(problem) = crate::log::start(&config.log) {
+        eprintln!("rnicd: {problem}; using log.level of the configuration");
+    }
+}
+
+/// Writes to standard output; a reader that has had enough is no error.
+fn print(text: &str) -> Result<ExitCode, Failure> {
+    use std::io::{ErrorKind, Write};
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_two_dashes_is_the_program() {
+        let cli = Cli::try_parse_from(["rnicd", "exec", "--loopback", "tcp", "--", "ls", "--help"]);
+        let Ok(Cli { command: Command::Exec(exec) }) = cli else { panic!("{cli:?}") };
+        assert!(matches!(exec.loopback, Some(LoopbackArg::Tcp)));
+        assert_eq!(exec.program, ["ls", "--help"]);
+        assert!(Cli::try_parse_from(["rnicd", "exec"]).is_err());
+    }
+}

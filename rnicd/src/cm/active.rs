@@ -1,0 +1,228 @@
+//! Connecting over TCP: I-idle and I-wait of the start-up state machine.
+//!
+//! A peer that closes without a word may not know revision 2 (RFC 6581 section 9.2): it is tried
+//! once more with revision 1 on a new TCP connection.
+
+use std::io;
+use std::net::TcpStream;
+
+use rnic_core::abi::control::Refusal;
+use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiated, Options};
+use rnic_core::types::{AddressPair, Time};
+
+use super::net::Outgoing;
+use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, system, too_long};
+
+/// A QP's attempt to connect.
+#[derive(Debug)]
+pub(super) struct Active {
+    pub(super) params: ConnectParams,
+    options: Options,
+    initiator: Initiator,
+    stream: TcpStream,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// TCP is on its way.
+    AwaitTcp,
+    /// Our request is on its way or with the peer.
+    AwaitReply(Outgoing),
+}
+
+/// What driving an attempt came to.
+enum Step {
+    /// Nothing for now; the flag says that the phase has just changed.
+    Wait {
+        entered_reply: bool,
+    },
+    Accepted(Box<Negotiated>),
+    Rejected(Vec<u8>),
+    /// Try again as revision 1.
+    Retry,
+    Failed(String),
+    /// As `Failed`, but the peer is to be told so first.
+    Part(Vec<u8>, String),
+}
+
+impl Active {
+    /// What is missing, in words.
+    pub(super) fn awaited(&self) -> &'static str {
+        match self.phase {
+            Phase::AwaitTcp => "no TCP connection before the deadline",
+            Phase::AwaitReply(_) => "no MPA reply before the deadline",
+        }
+    }
+
+    fn drive(&mut self, scratch: &mut [u8]) -> Step {
+        let mut entered_reply = false;
+        if let Phase::AwaitTcp = self.phase {
+            match net::connected(&self.stream) {
+                Ok(false) => return Step::Wait { entered_reply },
+                Ok(true) => {}
+                Err(e) => return Step::Failed(format!("connect: {e}")),
+            }
+            self.phase = Phase::AwaitReply(Outgoing::new(self.initiator.request().to_vec()));
+            entered_reply = true;
+        }
+        if let Phase::AwaitReply(request) = &mut self.phase
+            && let Err(e) = request.send(&self.stream)
+        {
+            return Step::Failed(format!("sending the MPA request: {e}"));
+        }
+        loop {
+            match net::receive(&self.stream, scratch) {
+                Ok(0) => return self.closed(None),
+                Ok(n) => match self.initiator.handle_input(&scratch[..n]) {
+                    Ok(InitiatorStep::NeedMore) => {}
+                    Ok(InitiatorStep::Accepted(negotiated)) => {
+                        return Step::Accepted(Box::new(negotiated));
+                    }
+                    Ok(InitiatorStep::Rejected { private_data }) => {
+                        return Step::Rejected(private_data);
+                    }
+                    Err(e) if e.farewell().is_empty() => return Step::Failed(e.to_string()),
+                    Err(e) => return Step::Part(e.farewell().to_vec(), e.to_string()),
+                },
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Step::Wait { entered_reply };
+                }
+                // A peer that closes before it has read all of our request resets.
+                Err(e) => return self.closed(Some(e)),
+            }
+        }
+    }
+
+    /// Begins again as revision 1; the old connection is closed.
+    fn start_over(&mut self) -> io::Result<()> {
+        self.options.revision = 1;
+        // Revision 1 has room for more private data, so this does not fail.
+        self.initiator =
+            Initiator::new(&self.options, &self.params.private_data).map_err(io::Error::other)?;
+        self.stream = net::start_connect(self.params.local, self.params.peer)??;
+        self.phase = Phase::AwaitTcp;
+        Ok(())
+    }
+
+    fn closed(&mut self, error: Option<io::Error>) -> Step {
+        match (self.initiator.handle_eof(), error) {
+            (EofVerdict::RetryRevision1, _) => Step::Retry,
+            (EofVerdict::Fail(e), None) => Step::Failed(e.to_string()),
+            (EofVerdict::Fail(_), Some(e)) => Step::Failed(format!("before the MPA reply: {e}")),
+        }
+    }
+}
+
+impl ConnectionManager {
+    pub(super) fn connect_tcp(&mut self, params: ConnectParams, now: Time) -> Result<(), Refusal> {
+        let options = self.initiator_options(&params);
+        let initiator = new_initiator(&options, &params.private_data)?;
+        let qp = params.qp;
+        let what = || format!("connect {}", params.peer);
+        let stream = match net::start_connect(params.local, params.peer) {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(e)) => {
+                let reason = format!("connect: {e}");
+                self.events.push_back(CmEvent::Unreachable { qp, reason });
+                return Ok(());
+            }
+            Err(e) => return Err(system(&what(), &e)),
+        };
+        let active = Active { params, options, initiator, stream, phase: Phase::AwaitTcp };
+        let key = self.insert(Slot::Active(Box::new(active)));
+        if let Slot::Active(active) = &self.slots[key].slot
+            && let Err(e) = self.register(key, &active.stream)
+        {
+            let refusal = system(&format!("connect {}", active.params.peer), &e);
+            self.slots.remove(key);
+            return Err(refusal);
+        }
+        self.qps.insert(qp, key);
+        self.set_deadline(key, Some(now.after(self.options.connect_deadline)), false);
+        Ok(())
+    }
+
+    /// The device's options with what this connection wants.
+    pub(super) fn initiator_options(&self, params: &ConnectParams) -> Options {
+        let mut options = self.options.startup;
+        options.ird = params.ird.unwrap_or(options.ird);
+        options.ord = params.ord.unwrap_or(options.ord);
+        options
+    }
+
+    pub(super) fn drive_active(&mut self, key: usize, now: Time) {
+        let Slot::Active(active) = &mut self.slots[key].slot else { return };
+        match active.drive(&mut self.scratch[..]) {
+            Step::Wait { entered_reply: false } => {}
+            Step::Wait { entered_reply: true } => {
+                self.set_deadline(key, Some(now.after(self.options.reply_deadline)), false);
+            }
+            Step::Accepted(negotiated) => self.finish_active(key, negotiated),
+            Step::Rejected(private_data) => {
+                let qp = active.params.qp;
+                self.remove(key);
+                self.events.push_back(CmEvent::Rejected { qp, private_data });
+            }
+            Step::Retry => self.retry(key, now),
+            Step::Failed(reason) => self.fail_active(key, reason),
+            Step::Part(words, reason) => {
+                if let Some(Slot::Active(active)) = self.remove(key) {
+                    let qp = active.params.qp;
+                    self.events.push_back(CmEvent::Unreachable { qp, reason });
+                    self.close_after(active.stream, words, now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn fail_active(&mut self, key: usize, reason: String) {
+        if let Some(Slot::Active(active)) = self.remove(key) {
+            self.events.push_back(CmEvent::Unreachable { qp: active.params.qp, reason });
+        }
+    }
+
+    fn finish_active(&mut self, key: usize, negotiated: Box<Negotiated>) {
+        let Some(Slot::Active(active)) = self.remove(key) else { return };
+        let Active { params, stream, .. } = *active;
+        let local = match stream.local_addr() {
+            Ok(local) => net::canonical(local),
+            Err(e) => {
+                let reason = format!("after the MPA reply: {e}");
+                self.events.push_back(CmEvent::Unreachable { qp: params.qp, reason });
+                return;
+            }
+        };
+        self.deregister(&stream);
+        let addresses = AddressPair { local, peer: net::canonical(params.peer) };
+        self.events.push_back(CmEvent::ConnectedTcp {
+            qp: params.qp,
+            stream,
+            negotiated,
+            addresses,
+        });
+    }
+
+    /// Starts over with revision 1; the slot, and with it the token, stays.
+    fn retry(&mut self, key: usize, now: Time) {
+        let result = match &mut self.slots[key].slot {
+            Slot::Active(active) => active.start_over(),
+            Slot::Listener(_) | Slot::Passive(_) | Slot::Direct(_) | Slot::Closing(_) => return,
+        };
+        let result = result.and_then(|()| match &self.slots[key].slot {
+            Slot::Active(active) => self.register(key, &active.stream),
+            Slot::Listener(_) | Slot::Passive(_) | Slot::Direct(_) | Slot::Closing(_) => Ok(()),
+        });
+        match result {
+            Ok(()) => {
+                self.set_deadline(key, Some(now.after(self.options.connect_deadline)), false);
+            }
+            Err(e) => self.fail_active(key, format!("connect as MPA revision 1: {e}")),
+        }
+    }
+}
+
+/// The start-up machine of a connection, unless its private data cannot be carried.
+pub(super) fn new_initiator(options: &Options, private_data: &[u8]) -> Result<Initiator, Refusal> {
+    Initiator::new(options, private_data).map_err(too_long)
+}

@@ -1,0 +1,211 @@
+//! Connecting to a listener of this same daemon, without a TCP connection.
+//!
+//! Taken only if the destination's port belongs to a listener here that really listens, and its
+//! address is that listener's or, for a wildcard listener, one the kernel calls local. The start-up
+//! frames are made and read by the same machines as over TCP, so that private data, IRD and ORD,
+//! CRC and the kind of first message come out the same.
+
+use std::net::SocketAddr;
+
+use rnic_core::abi::control::Refusal;
+use rnic_core::stream::startup::{
+    Initiator, InitiatorStep, Responder, ResponderError, ResponderStep,
+};
+use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
+
+use super::active::new_initiator;
+use super::passive::request_event;
+use super::{
+    AcceptParams, CmEvent, ConnectParams, ConnectionManager, DirectEnd, Slot, answer_refused, net,
+    system,
+};
+
+/// An undecided request between two QPs of this daemon.
+#[derive(Debug)]
+pub(super) struct Direct {
+    /// Of the end that connects.
+    pub(super) session: SessionId,
+    pub(super) qp: QpId,
+    initiator: Initiator,
+    pub(super) listener: ListenerId,
+    pub(super) request: RequestId,
+    responder: Responder,
+    /// As the connecting end sees them.
+    addresses: AddressPair,
+}
+
+impl ConnectionManager {
+    /// The listener a connect would reach inside this daemon, and the address it would come from.
+    pub(super) fn direct_target(
+        &self,
+        params: &ConnectParams,
+    ) -> Result<Option<(ListenerId, SocketAddr)>, Refusal> {
+        let peer = net::canonical(params.peer);
+        let listening = || {
+            self.listeners.iter().filter(|(_, l)| l.backlog > 0 && l.address.port() == peer.port())
+        };
+        let exact = listening().find(|(_, l)| same_host(l.address, peer));
+        let wildcard = || {
+            listening().find(|(_, l)| {
+                l.address.ip().is_unspecified() && (l.address.is_ipv6() || peer.is_ipv4())
+            })
+        };
+        let Some((listener, _)) = exact.or_else(wildcard) else { return Ok(None) };
+        let source = net::source_if_local(params.local, peer)
+            .map_err(|e| system(&format!("connect {peer}"), &e))?;
+        Ok(source.map(|source| (*listener, source)))
+    }
+
+    /// Brings a request to a listener of this daemon.
+    pub(super) fn connect_direct(
+        &mut self,
+        params: ConnectParams,
+        listener: ListenerId,
+        source: SocketAddr,
+        now: Time,
+    ) -> Result<(), Refusal> {
+        let options = self.initiator_options(&params);
+        let initiator = new_initiator(&options, &params.private_data)?;
+        let mut responder = Responder::new(&self.options.startup);
+        let qp = params.qp;
+        let step = responder.handle_input(initiator.request());
+        let Ok(ResponderStep::Request(request)) = step else {
+            // Only a machine in permissive RDMAC mode is this picky, about itself.
+            let why = step.err().map_or("incomplete MPA request".into(), |e| e.to_string());
+            self.unreachable(qp, why);
+            return Ok(());
+        };
+        let addresses =
+            AddressPair { local: net::canonical(source), peer: net::canonical(params.peer) };
+        let key = self.insert(Slot::Direct(Box::new(Direct {
+            session: params.session,
+            qp,
+            initiator,
+            listener,
+            request: RequestId(0),
+            responder,
+            addresses,
+        })));
+        self.qps.insert(qp, key);
+        if !self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+            // An empty rejection always fits.
+            let _ = self.turn_away_direct(key, &[]);
+            return Ok(());
+        }
+        let id = self.new_request(key);
+        if let Slot::Direct(direct) = &mut self.slots[key].slot {
+            direct.request = id;
+        }
+        if let Some(l) = self.listeners.get_mut(&listener) {
+            l.pending += 1;
+        }
+        let deadline = self.options.reply_deadline.min(self.options.decide_deadline);
+        self.set_deadline(key, Some(now.after(deadline)), false);
+        self.events.push_back(request_event(listener, id, swapped(addresses), request));
+        Ok(())
+    }
+
+    pub(super) fn accept_direct(
+        &mut self,
+        key: usize,
+        params: AcceptParams,
+    ) -> Result<(), Refusal> {
+        let Slot::Direct(direct) = &mut self.slots[key].slot else {
+            return self.undecided(params.request).map(drop);
+        };
+        let limits = (self.options.max_ird, self.options.max_ord);
+        let (reply, of_passive) = direct
+            .responder
+            .accept(params.ird, params.ord, limits.0, limits.1, &params.private_data)
+            .map_err(|e| answer_refused(e, params.request))?;
+        let answer = direct.initiator.handle_input(&reply);
+        if let Some(l) = self.listeners.get_mut(&direct.listener) {
+            l.pending -= 1;
+            l.accepted += 1;
+        }
+        let (qp, addresses) = (direct.qp, direct.addresses);
+        self.remove(key);
+        let reason = match answer {
+            Ok(InitiatorStep::Accepted(of_active)) => {
+                let active = DirectEnd { qp, negotiated: of_active, addresses };
+                let passive = DirectEnd {
+                    qp: params.qp,
+                    negotiated: of_passive,
+                    addresses: swapped(addresses),
+                };
+                self.events.push_back(CmEvent::ConnectedDirect {
+                    active: Box::new(active),
+                    passive: Box::new(passive),
+                });
+                return Ok(());
+            }
+            Ok(InitiatorStep::NeedMore | InitiatorStep::Rejected { .. }) => {
+                "the MPA reply was not understood".to_owned()
+            }
+            Err(e) => e.to_string(),
+        };
+        self.unreachable(qp, reason.clone());
+        self.unreachable(params.qp, reason);
+        Ok(())
+    }
+
+    /// Rejects an undecided request.
+    pub(super) fn reject_direct(
+        &mut self,
+        key: usize,
+        private_data: &[u8],
+    ) -> Result<(), ResponderError> {
+        let Slot::Direct(direct) = &self.slots[key].slot else { return Ok(()) };
+        let listener = direct.listener;
+        self.turn_away_direct(key, private_data)?;
+        if let Some(l) = self.listeners.get_mut(&listener) {
+            l.pending -= 1;
+        }
+        Ok(())
+    }
+
+    fn turn_away_direct(&mut self, key: usize, private_data: &[u8]) -> Result<(), ResponderError> {
+        let Slot::Direct(direct) = &mut self.slots[key].slot else { return Ok(()) };
+        let reply = direct.responder.reject(private_data)?;
+        let answer = direct.initiator.handle_input(&reply);
+        let (qp, listener) = (direct.qp, direct.listener);
+        if let Some(l) = self.listeners.get_mut(&listener) {
+            l.rejected += 1;
+        }
+        self.remove(key);
+        match answer {
+            Ok(InitiatorStep::Rejected { private_data }) => {
+                self.events.push_back(CmEvent::Rejected { qp, private_data });
+            }
+            Ok(InitiatorStep::NeedMore | InitiatorStep::Accepted(_)) => {
+                self.unreachable(qp, "the MPA reply was not understood".into());
+            }
+            Err(e) => self.unreachable(qp, e.to_string()),
+        }
+        Ok(())
+    }
+
+    pub(super) fn expire_direct(&mut self, key: usize) {
+        if let Some(Slot::Direct(direct)) = self.remove(key) {
+            self.withdraw(direct.listener, direct.request, "the deadline passed");
+            self.unreachable(direct.qp, "no answer to the request before the deadline".into());
+        }
+    }
+
+    fn unreachable(&mut self, qp: QpId, reason: String) {
+        self.events.push_back(CmEvent::Unreachable { qp, reason });
+    }
+}
+
+/// Whether two addresses are one host; link-local ones only within one link.
+fn same_host(a: SocketAddr, b: SocketAddr) -> bool {
+    match (a, b) {
+        (SocketAddr::V6(a), SocketAddr::V6(b)) => a.ip() == b.ip() && a.scope_id() == b.scope_id(),
+        _ => a.ip() == b.ip(),
+    }
+}
+
+/// The same connection seen from its other end.
+fn swapped(addresses: AddressPair) -> AddressPair {
+    AddressPair { local: addresses.peer, peer: addresses.local }
+}

@@ -1,0 +1,275 @@
+//! Bound and listening addresses, and what happens when too many knock.
+//!
+//! Connections that say nothing must not keep others out. Those that have not completed a request
+//! are counted, and the oldest gives way when the count or the descriptors run out; if there is none
+//! to give way, one connection is taken with a descriptor kept for that purpose and reset. Neither
+//! spins: a listener that can do nothing for now is tried again a little later.
+
+use std::fs::File;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use mio::Interest;
+use mio::unix::SourceFd;
+use rnic_core::abi::control::{ListenerRow, Refusal};
+use rnic_core::types::{AddressPair, ListenerId, SessionId, Time};
+use rustix::io::Errno;
+use socket2::Socket;
+
+use super::passive::Passive;
+use super::{ConnectionManager, Slot, net, system};
+
+/// A bound address.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) session: SessionId,
+    socket: Socket,
+    pub(super) address: SocketAddr,
+    key: usize,
+    /// Requests that may wait undecided; 0 while only bound.
+    pub(super) backlog: u32,
+    pub(super) pending: u32,
+    pub(super) accepted: u64,
+    pub(super) rejected: u64,
+}
+
+impl Listener {
+    pub(super) fn row(&self, listener: ListenerId) -> ListenerRow {
+        ListenerRow {
+            listener,
+            session: self.session,
+            address: self.address,
+            backlog: self.backlog,
+            pending: self.pending,
+            accepted: self.accepted,
+            rejected: self.rejected,
+        }
+    }
+
+    /// Whether one more request may wait.
+    pub(super) fn has_room(&self) -> bool {
+        self.pending < self.backlog
+    }
+}
+
+impl ConnectionManager {
+    /// Binds an address without listening; returns it with the port the kernel chose.
+    pub fn bind(
+        &mut self,
+        session: SessionId,
+        id: ListenerId,
+        address: SocketAddr,
+    ) -> Result<SocketAddr, Refusal> {
+        // The kernel would allow it until one of the two listens.
+        if address.port() != 0
+            && let Some(other) = self.listeners.values().find(|l| overlaps(l.address, address))
+        {
+            return Err(Refusal::InUse {
+                kind: "address".into(),
+                handle: address.port().into(),
+                by: format!("a listener on {}", other.address),
+            });
+        }
+        let what = || format!("bind {address}");
+        let socket = net::bound(address).map_err(|e| system(&what(), &e))?;
+        let bound = socket.local_addr().map_err(|e| system(&what(), &e))?;
+        let bound = bound.as_socket().unwrap_or(address);
+        let key = self.insert(Slot::Listener(id));
+        let listener = Listener {
+            session,
+            socket,
+            address: bound,
+            key,
+            backlog: 0,
+            pending: 0,
+            accepted: 0,
+            rejected: 0,
+        };
+        self.listeners.insert(id, listener);
+        Ok(bound)
+    }
+
+    /// Listens on a bound address, or changes the backlog of one that listens.
+    pub fn listen(&mut self, id: ListenerId, backlog: u32) -> Result<(), Refusal> {
+        let listener = self.listeners.get_mut(&id).ok_or_else(|| no_listener(id))?;
+        if backlog == 0 {
+            return Err(Refusal::Invalid {
+                field: "backlog".into(),
+                why: "0 would reject every request".into(),
+            });
+        }
+        if listener.backlog == 0 {
+            let token = mio::Token(self.first_token + listener.key);
+            let fd = net::raw(&listener.socket.as_fd());
+            listener
+                .socket
+                .listen(KERNEL_BACKLOG)
+                .and_then(|()| {
+                    self.registry.register(&mut SourceFd(&fd), token, Interest::READABLE)
+                })
+                .map_err(|e| system(&format!("listen on {}", listener.address), &e))?;
+        }
+        listener.backlog = backlog;
+        Ok(())
+    }
+
+    /// Closes a bound address. Undecided requests are rejected; connections without a request end.
+    pub fn close_listener(&mut self, id: ListenerId, now: Time) -> Result<(), Refusal> {
+        let key = self.listeners.get(&id).ok_or_else(|| no_listener(id))?.key;
+        let of_this = |slot: &Slot| match slot {
+            Slot::Passive(p) => p.listener == id && p.qp().is_none(),
+            Slot::Direct(d) => d.listener == id,
+            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) => false,
+        };
+        let keys: Vec<_> =
+            self.slots.iter().filter(|(_, e)| of_this(&e.slot)).map(|(key, _)| key).collect();
+        for key in keys {
+            if self.slots[key].slot.request().is_some() {
+                // An empty rejection always fits.
+                let _ = self.reject_slot(key, &[], now);
+            } else {
+                self.remove(key);
+            }
+        }
+        self.remove(key);
+        self.listeners.remove(&id);
+        Ok(())
+    }
+
+    /// Takes what the kernel has for a listener, a bounded number at a time.
+    pub(super) fn accept_ready(&mut self, id: ListenerId, now: Time) {
+        let Some(key) = self.listeners.get(&id).map(|l| l.key) else { return };
+        self.set_deadline(key, None, false);
+        for _ in 0..ACCEPT_BUDGET {
+            let Some(listener) = self.listeners.get(&id) else { return };
+            match net::accept(&listener.socket) {
+                Ok(stream) => self.admit(id, stream, now),
+                Err(e) => match Errno::from_io_error(&e) {
+                    Some(Errno::AGAIN) => return,
+                    Some(Errno::MFILE | Errno::NFILE) if self.make_room(id, now) => {}
+                    Some(
+                        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::PERM,
+                    ) => {
+                        let later = now.after(ACCEPT_PAUSE);
+                        return self.set_deadline(key, Some(later), false);
+                    }
+                    // accept(2) also reports errors of the connection it would have returned.
+                    _ => {}
+                },
+            }
+        }
+        // More may wait, and no new edge will tell; others get their turn first.
+        self.set_deadline(key, Some(Time(now.0.saturating_add(1))), false);
+    }
+
+    /// Starts start-up on an accepted connection.
+    fn admit(&mut self, id: ListenerId, stream: TcpStream, now: Time) {
+        if self.evictable.len() >= self.options.half_open && self.evict() {
+            self.shedding.note("limits.half_open", self.options.half_open, now);
+        }
+        let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
+            return; // It is gone already.
+        };
+        let Some(listener) = self.listeners.get(&id) else { return };
+        let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
+        let passive = Passive::new(listener.session, id, stream, addresses, &self.options.startup);
+        let key = self.insert(Slot::Passive(Box::new(passive)));
+        let deadline = now.after(self.options.request_deadline);
+        self.set_deadline(key, Some(deadline), true);
+        if let Slot::Passive(passive) = &self.slots[key].slot
+            && self.register(key, &passive.stream).is_err()
+        {
+            self.remove(key);
+        }
+    }
+
+    /// Makes a descriptor free, or sheds one connection; false if neither is possible now.
+    fn make_room(&mut self, id: ListenerId, now: Time) -> bool {
+        let made =
+            self.evict() || self.listeners.get(&id).is_some_and(|l| self.shedding.shed(&l.socket));
+        if made {
+            self.shedding.note("descriptors (RLIMIT_NOFILE)", self.slots.len(), now);
+        }
+        made
+    }
+
+    /// Ends the oldest connection that has not completed a request or waits to close.
+    fn evict(&mut self) -> bool {
+        let Some((_, key)) = self.evictable.first_key_value() else { return false };
+        match self.remove(*key) {
+            Some(Slot::Passive(passive)) => net::reset(passive.stream),
+            Some(Slot::Closing(closing)) => net::reset(closing.into_stream()),
+            Some(Slot::Listener(_) | Slot::Active(_) | Slot::Direct(_)) | None => {}
+        }
+        true
+    }
+}
+
+/// Turns connections away when nothing else helps, and says so without flooding the log.
+#[derive(Debug)]
+pub(super) struct Shedding {
+    /// Held so that there is a descriptor to accept with when there is none.
+    spare: Option<File>,
+    unreported: u64,
+    reported: Option<Time>,
+}
+
+impl Shedding {
+    pub(super) fn new() -> Self {
+        Shedding { spare: open_spare(), unreported: 0, reported: None }
+    }
+
+    /// Accepts one connection with the spare descriptor and resets it.
+    fn shed(&mut self, listener: &Socket) -> bool {
+        if self.spare.take().is_none() {
+            // It was lost to another thread's open; it may be there again.
+            self.spare = open_spare();
+            return false;
+        }
+        let shed = net::accept(listener).map(net::reset).is_ok();
+        self.spare = open_spare();
+        shed
+    }
+
+    fn note(&mut self, limit: &str, value: usize, now: Time) {
+        self.unreported += 1;
+        if self.reported.is_none_or(|at| now.since(at) >= REPORT_PAUSE) {
+            let connections = self.unreported;
+            tracing::warn!(connections, "{limit} = {value} reached: connections turned away");
+            self.reported = Some(now);
+            self.unreported = 0;
+        }
+    }
+}
+
+fn open_spare() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+/// Whether two addresses could not both listen.
+fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
+    let (a_ip, b_ip) = (a.ip(), b.ip());
+    let either_any = a_ip.is_unspecified() || b_ip.is_unspecified();
+    // An IPv6 wildcard takes IPv4 as well.
+    a.port() == b.port()
+        && (a_ip == b_ip
+            || either_any && (a.is_ipv4() == b.is_ipv4() || covers_all(a) || covers_all(b)))
+}
+
+fn covers_all(a: SocketAddr) -> bool {
+    a.is_ipv6() && a.ip().is_unspecified()
+}
+
+pub(super) fn no_listener(id: ListenerId) -> Refusal {
+    Refusal::NoSuchObject { kind: "listener".into(), handle: id.0 }
+}
+
+/// Connections the kernel holds until we take them, which is soon; requests wait with us.
+const KERNEL_BACKLOG: i32 = 1024;
+/// Connections taken from one listener before others have a turn.
+const ACCEPT_BUDGET: usize = 64;
+/// Before a listener that lacks descriptors or memory is tried again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Between two reports of connections turned away.
+const REPORT_PAUSE: Duration = Duration::from_secs(1);

@@ -1,0 +1,529 @@
+//! Connection management: from an address to a connection a worker can drive.
+//!
+//! The [`ConnectionManager`] binds and listens, connects, and carries every TCP connection through
+//! MPA start-up with the state machines of [`rnic_core::stream::startup`]; a connection request is
+//! an object here before any QP is named for it. A connect whose destination is one of this daemon's
+//! own listeners needs no TCP connection: the same machines then exchange their frames in memory, so
+//! that both paths negotiate alike. What comes out are [`CmEvent`]s.
+//!
+//! It refuses to know who may do what, sessions' object tables, and QPs beyond their number; limits
+//! are plain numbers in [`CmOptions`]. It reads no clock and never blocks: the control thread, its
+//! only caller, hands it readiness and time. Every phase has a deadline.
+
+mod active;
+mod deadlines;
+mod direct;
+mod listener;
+mod net;
+mod passive;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use rnic_core::abi::control::{ListenerRow, Refusal};
+use rnic_core::stream::startup::{Negotiated, Options, PrivateDataTooLong, ResponderError};
+use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
+use slab::Slab;
+
+use active::Active;
+use deadlines::Deadlines;
+use direct::Direct;
+use listener::{Listener, Shedding};
+use passive::{Closing, Passive};
+
+/// Numbers the connection manager works within.
+#[derive(Clone, Debug)]
+pub struct CmOptions {
+    /// What to offer and to ask for in MPA start-up; IRD and ORD are the device's defaults.
+    pub startup: Options,
+    /// Most inbound and outbound reads an accepted connection may get.
+    pub max_ird: u16,
+    /// Most outbound reads.
+    pub max_ord: u16,
+    /// Whether connects to this daemon's own listeners stay in memory.
+    pub direct: bool,
+    /// Accepted connections that have not completed a request, or that wait to close. The oldest
+    /// gives way to a new one.
+    pub half_open: usize,
+    /// For a TCP connection to come about.
+    pub connect_deadline: Duration,
+    /// For the peer's reply, once our request is on its way.
+    pub reply_deadline: Duration,
+    /// For a peer's request, once it is connected.
+    pub request_deadline: Duration,
+    /// For the application to accept or reject a request.
+    pub decide_deadline: Duration,
+    /// For the peer to close after a rejection.
+    pub close_deadline: Duration,
+}
+
+/// What a QP is to be connected to, and how.
+#[derive(Clone, Debug)]
+pub struct ConnectParams {
+    /// Owner of the QP.
+    pub session: SessionId,
+    /// The QP.
+    pub qp: QpId,
+    /// Where to.
+    pub peer: SocketAddr,
+    /// From where, if it matters.
+    pub local: Option<SocketAddr>,
+    /// Inbound reads to offer; `None` for the device's default.
+    pub ird: Option<u16>,
+    /// Outbound reads wanted; `None` for the device's default.
+    pub ord: Option<u16>,
+    /// For the peer's application.
+    pub private_data: Vec<u8>,
+}
+
+/// How a connection request is accepted.
+#[derive(Clone, Debug)]
+pub struct AcceptParams {
+    /// The request.
+    pub request: RequestId,
+    /// The QP to connect.
+    pub qp: QpId,
+    /// Inbound reads to offer; `None` for as many as the peer wants, within the maximum.
+    pub ird: Option<u16>,
+    /// Outbound reads wanted; `None` for as many as the peer offers, within the maximum.
+    pub ord: Option<u16>,
+    /// For the peer's application.
+    pub private_data: Vec<u8>,
+}
+
+/// What came of binding, listening, connecting and accepting.
+#[derive(Debug)]
+pub enum CmEvent {
+    /// A peer asks to connect.
+    Request {
+        /// The listener it came to.
+        listener: ListenerId,
+        /// To be accepted or rejected.
+        request: RequestId,
+        /// Addresses.
+        addresses: AddressPair,
+        /// Inbound reads the peer offers, if negotiated.
+        peer_ird: Option<u16>,
+        /// Outbound reads the peer wants, if negotiated.
+        peer_ord: Option<u16>,
+        /// MPA revision of the request.
+        revision: u8,
+        /// Whether the peer asked for the peer-to-peer model.
+        peer_to_peer: bool,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// A request is gone undecided.
+    Withdrawn {
+        /// The listener it came to.
+        listener: ListenerId,
+        /// The request, no longer valid.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// Start-up is done on a TCP connection, as initiator or as responder.
+    ConnectedTcp {
+        /// The QP.
+        qp: QpId,
+        /// The connection, registered nowhere.
+        stream: TcpStream,
+        /// What was agreed.
+        negotiated: Box<Negotiated>,
+        /// Addresses.
+        addresses: AddressPair,
+    },
+    /// Start-up is done between two QPs of this daemon.
+    ConnectedDirect {
+        /// The end that connected.
+        active: Box<DirectEnd>,
+        /// The end that accepted.
+        passive: Box<DirectEnd>,
+    },
+    /// The peer rejected.
+    Rejected {
+        /// The QP that connected.
+        qp: QpId,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// No connection came about.
+    Unreachable {
+        /// The QP that connected or accepted.
+        qp: QpId,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One end of a connection inside this daemon.
+#[derive(Debug)]
+pub struct DirectEnd {
+    /// The QP.
+    pub qp: QpId,
+    /// What was agreed.
+    pub negotiated: Negotiated,
+    /// Addresses as this end sees them.
+    pub addresses: AddressPair,
+}
+
+/// Listeners, connection requests and connections in start-up. See the module's documentation.
+#[derive(Debug)]
+pub struct ConnectionManager {
+    registry: Registry,
+    first_token: usize,
+    options: CmOptions,
+    listeners: HashMap<ListenerId, Listener>,
+    slots: Slab<Entry>,
+    deadlines: Deadlines,
+    /// Slots that give way to newer connections, by age: how many came before.
+    evictable: BTreeMap<u64, usize>,
+    /// Slots ever put there.
+    aged: u64,
+    /// Undecided requests.
+    requests: HashMap<RequestId, usize>,
+    /// QPs that connect or whose acceptance is on its way.
+    qps: HashMap<QpId, usize>,
+    next_request: u32,
+    events: VecDeque<CmEvent>,
+    shedding: Shedding,
+    scratch: Box<[u8; SCRATCH]>,
+}
+
+/// What stands behind one token.
+#[derive(Debug)]
+struct Entry {
+    slot: Slot,
+    deadline: Option<Time>,
+    /// Its key among the evictable, if it is one of them.
+    age: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Listener(ListenerId),
+    Active(Box<Active>),
+    Passive(Box<Passive>),
+    Direct(Box<Direct>),
+    Closing(Closing),
+}
+
+impl ConnectionManager {
+    /// A manager that registers its sockets with `registry` under `first_token` and above.
+    pub fn new(registry: Registry, first_token: usize, options: CmOptions) -> Self {
+        ConnectionManager {
+            registry,
+            first_token,
+            options,
+            listeners: HashMap::new(),
+            slots: Slab::new(),
+            deadlines: Deadlines::default(),
+            evictable: BTreeMap::new(),
+            aged: 0,
+            requests: HashMap::new(),
+            qps: HashMap::new(),
+            next_request: 1,
+            events: VecDeque::new(),
+            shedding: Shedding::new(),
+            scratch: Box::new([0; SCRATCH]),
+        }
+    }
+
+    /// Connects a QP. The outcome is an event, unless our own end already makes it impossible.
+    pub fn connect(&mut self, params: ConnectParams, now: Time) -> Result<(), Refusal> {
+        self.check_idle(params.qp)?;
+        if self.options.direct
+            && let Some((listener, source)) = self.direct_target(&params)?
+        {
+            return self.connect_direct(params, listener, source, now);
+        }
+        self.connect_tcp(params, now)
+    }
+
+    /// Accepts a request: the reply is on its way, an event follows.
+    pub fn accept(&mut self, params: AcceptParams, now: Time) -> Result<(), Refusal> {
+        let key = self.undecided(params.request)?;
+        self.check_idle(params.qp)?;
+        match &self.slots[key].slot {
+            Slot::Direct(_) => self.accept_direct(key, params),
+            _ => self.accept_tcp(key, params, now),
+        }
+    }
+
+    /// Rejects a request.
+    pub fn reject(
+        &mut self,
+        request: RequestId,
+        private_data: &[u8],
+        now: Time,
+    ) -> Result<(), Refusal> {
+        let key = self.undecided(request)?;
+        self.reject_slot(key, private_data, now)
+    }
+
+    /// Gives up connecting or having accepted a QP; no event about it follows.
+    pub fn cancel(&mut self, qp: QpId) {
+        let Some(key) = self.qps.get(&qp).copied() else { return };
+        if let Some(Slot::Direct(direct)) = self.remove(key) {
+            self.withdraw(direct.listener, direct.request, "the initiator gave up");
+        }
+    }
+
+    /// Ends everything a session bound, connects or has accepted; the other ends learn of it, the
+    /// session itself is told nothing.
+    pub fn drop_session(&mut self, session: SessionId, now: Time) {
+        let listeners: Vec<_> = self
+            .listeners
+            .iter()
+            .filter(|(_, l)| l.session == session)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in listeners {
+            // It exists: it was just listed.
+            let _ = self.close_listener(id, now);
+        }
+        let qps: Vec<_> = self
+            .qps
+            .iter()
+            .filter(|(_, key)| {
+                self.slots.get(**key).is_some_and(|e| e.slot.owner() == Some(session))
+            })
+            .map(|(qp, _)| *qp)
+            .collect();
+        for qp in qps {
+            self.cancel(qp);
+        }
+    }
+
+    /// Handles readiness of one of its tokens; false if the token is not one of its own.
+    pub fn handle_ready(
+        &mut self,
+        token: Token,
+        readable: bool,
+        writable: bool,
+        now: Time,
+    ) -> bool {
+        let Some(key) = token.0.checked_sub(self.first_token) else { return false };
+        // A token may be that of a slot emptied or filled anew since the event was collected; then
+        // this finds nothing, or tries a socket in vain.
+        match self.slots.get(key).map(|e| &e.slot) {
+            Some(Slot::Listener(id)) => self.accept_ready(*id, now),
+            Some(Slot::Active(_)) => self.drive_active(key, now),
+            Some(Slot::Passive(_)) => self.drive_passive(key, now),
+            Some(Slot::Closing(_)) if readable || writable => self.drive_closing(key),
+            Some(Slot::Closing(_) | Slot::Direct(_)) | None => {}
+        }
+        true
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.deadlines.first().map(|(at, _)| at)
+    }
+
+    /// Ends what has waited too long.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(key) = self.deadlines.pop_due(now) {
+            let Some(entry) = self.slots.get_mut(key) else { continue };
+            entry.deadline = None;
+            if let Slot::Listener(id) = entry.slot {
+                self.accept_ready(id, now);
+            } else {
+                self.expire(key);
+            }
+        }
+    }
+
+    /// What is to be told to sessions or carried out, oldest first.
+    pub fn poll_event(&mut self) -> Option<CmEvent> {
+        self.events.pop_front()
+    }
+
+    /// Connections in start-up, of either direction, undecided requests included.
+    pub fn half_open(&self) -> usize {
+        self.slots.len() - self.listeners.len()
+    }
+
+    /// A listener as lists show it.
+    pub fn listener(&self, id: ListenerId) -> Option<ListenerRow> {
+        self.listeners.get(&id).map(|l| l.row(id))
+    }
+
+    // --- Slots -------------------------------------------------------------------------------
+
+    fn expire(&mut self, key: usize) {
+        match &self.slots[key].slot {
+            Slot::Active(active) => {
+                let reason = active.awaited().to_owned();
+                self.fail_active(key, reason);
+            }
+            Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
+            Slot::Direct(_) => self.expire_direct(key),
+            Slot::Closing(_) | Slot::Listener(_) => drop(self.remove(key)),
+        }
+    }
+
+    fn insert(&mut self, slot: Slot) -> usize {
+        self.slots.insert(Entry { slot, deadline: None, age: None })
+    }
+
+    /// Empties a slot and forgets its deadline, request and QP. Dropping a stream closes it.
+    fn remove(&mut self, key: usize) -> Option<Slot> {
+        self.set_deadline(key, None, false);
+        let slot = self.slots.try_remove(key)?.slot;
+        if let Some(request) = slot.request() {
+            self.requests.remove(&request);
+        }
+        if let Some(qp) = slot.qp() {
+            self.qps.remove(&qp);
+        }
+        Some(slot)
+    }
+
+    /// Replaces a slot's deadline; an evictable one gives way to new connections.
+    fn set_deadline(&mut self, key: usize, at: Option<Time>, evictable: bool) {
+        let Some(entry) = self.slots.get_mut(key) else { return };
+        if let Some(old) = entry.deadline {
+            self.deadlines.remove(old, key);
+        }
+        if let Some(age) = entry.age.take() {
+            self.evictable.remove(&age);
+        }
+        entry.deadline = at;
+        if evictable {
+            self.aged += 1;
+            entry.age = Some(self.aged);
+            self.evictable.insert(self.aged, key);
+        }
+        if let Some(at) = at {
+            self.deadlines.insert(at, key);
+        }
+    }
+
+    fn register(&self, key: usize, stream: &TcpStream) -> std::io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.registry.register(&mut SourceFd(&net::raw(stream)), self.token(key), interest)
+    }
+
+    /// Takes a stream out of our poll, so that another thread can have it.
+    fn deregister(&self, stream: &TcpStream) {
+        // It is registered; the kernel has no other reason to refuse.
+        let _ = self.registry.deregister(&mut SourceFd(&net::raw(stream)));
+    }
+
+    fn token(&self, key: usize) -> Token {
+        Token(self.first_token + key)
+    }
+
+    fn check_idle(&self, qp: QpId) -> Result<(), Refusal> {
+        if !self.qps.contains_key(&qp) {
+            return Ok(());
+        }
+        Err(Refusal::WrongState {
+            kind: "QP".into(),
+            handle: qp.0,
+            state: "connecting".into(),
+            needs: "Idle".into(),
+        })
+    }
+
+    fn undecided(&self, request: RequestId) -> Result<usize, Refusal> {
+        self.requests.get(&request).copied().ok_or_else(|| Refusal::NoSuchObject {
+            kind: "connection request".into(),
+            handle: request.0,
+        })
+    }
+
+    /// A number no undecided request has.
+    fn new_request(&mut self, key: usize) -> RequestId {
+        loop {
+            let id = RequestId(self.next_request);
+            self.next_request = self.next_request.wrapping_add(1).max(1);
+            if let std::collections::hash_map::Entry::Vacant(v) = self.requests.entry(id) {
+                v.insert(key);
+                return id;
+            }
+        }
+    }
+
+    fn withdraw(&mut self, listener: ListenerId, request: RequestId, reason: &str) {
+        if let Some(l) = self.listeners.get_mut(&listener) {
+            l.pending -= 1;
+        }
+        self.events.push_back(CmEvent::Withdrawn { listener, request, reason: reason.into() });
+    }
+
+    /// Rejects an undecided request, of either path.
+    fn reject_slot(&mut self, key: usize, private_data: &[u8], now: Time) -> Result<(), Refusal> {
+        let slot = &self.slots[key].slot;
+        let request = slot.request().unwrap_or(RequestId(0));
+        let rejected = match slot {
+            Slot::Direct(_) => self.reject_direct(key, private_data),
+            _ => self.reject_tcp(key, private_data, now),
+        };
+        rejected.map_err(|e| answer_refused(e, request))
+    }
+}
+
+impl Slot {
+    fn request(&self) -> Option<RequestId> {
+        match self {
+            Slot::Passive(p) => p.request(),
+            Slot::Direct(d) => Some(d.request),
+            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) => None,
+        }
+    }
+
+    fn qp(&self) -> Option<QpId> {
+        match self {
+            Slot::Active(a) => Some(a.params.qp),
+            Slot::Passive(p) => p.qp(),
+            Slot::Direct(d) => Some(d.qp),
+            Slot::Listener(_) | Slot::Closing(_) => None,
+        }
+    }
+
+    /// The session whose QP is at stake.
+    fn owner(&self) -> Option<SessionId> {
+        match self {
+            Slot::Active(a) => Some(a.params.session),
+            Slot::Passive(p) => Some(p.session),
+            Slot::Direct(d) => Some(d.session),
+            Slot::Listener(_) | Slot::Closing(_) => None,
+        }
+    }
+}
+
+fn too_long(e: PrivateDataTooLong) -> Refusal {
+    Refusal::AboveMaximum {
+        field: "private_data".into(),
+        value: e.len as u64,
+        key: "octets that an MPA frame carries".into(),
+        limit: e.limit as u64,
+    }
+}
+
+/// What to tell an application whose answer the start-up machine did not take.
+fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
+    match e {
+        ResponderError::PrivateData(e) => too_long(e),
+        other => Refusal::WrongState {
+            kind: "connection request".into(),
+            handle: request.0,
+            state: other.to_string(),
+            needs: "undecided".into(),
+        },
+    }
+}
+
+fn system(what: &str, error: &std::io::Error) -> Refusal {
+    Refusal::System { what: what.into(), error: error.to_string() }
+}
+
+/// Octets read at once during start-up: a frame is at most 532.
+const SCRATCH: usize = 2048;

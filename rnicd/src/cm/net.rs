@@ -1,0 +1,158 @@
+//! The few socket calls connection management needs, all non-blocking.
+//!
+//! Flags are given with every call instead of relying on `O_NONBLOCK`: a socket that a client made
+//! shares its file description with the client.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// A TCP socket bound to `address`, not listening.
+pub(super) fn bound(address: SocketAddr) -> io::Result<Socket> {
+    let socket = tcp_socket(address)?;
+    // A restarted server need not wait for its old connections; live listeners still exclude.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// Starts a connection; the result shows when the socket becomes writable. The outer error is about
+/// our end, the inner one says that the peer cannot be reached.
+pub(super) fn start_connect(
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+) -> io::Result<io::Result<TcpStream>> {
+    let socket = tcp_socket(peer)?;
+    if let Some(local) = local {
+        if local.port() != 0 {
+            socket.set_reuse_address(true)?;
+        }
+        socket.bind(&local.into())?;
+    }
+    Ok(match socket.connect(&peer.into()) {
+        Ok(()) => Ok(TcpStream::from(OwnedFd::from(socket))),
+        Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
+            Ok(TcpStream::from(OwnedFd::from(socket)))
+        }
+        Err(e) => Err(e),
+    })
+}
+
+/// Whether a connection that was started stands; `Ok(false)` if it is still on its way.
+pub(super) fn connected(stream: &TcpStream) -> io::Result<bool> {
+    if let Some(e) = stream.take_error()? {
+        return Err(e);
+    }
+    match stream.peer_addr() {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Takes one connection from a listening socket.
+pub(super) fn accept(listener: &Socket) -> io::Result<TcpStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(TcpStream::from(rustix::net::accept_with(listener, flags)?))
+}
+
+/// Reads what is there; `Ok(0)` is the peer's FIN.
+pub(super) fn receive(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match rustix::net::recv(stream, &mut *buffer, RecvFlags::DONTWAIT) {
+            Ok((n, _)) => return Ok(n),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Octets on their way to the peer.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    octets: Vec<u8>,
+    sent: usize,
+}
+
+impl Outgoing {
+    pub(super) fn new(octets: Vec<u8>) -> Self {
+        Outgoing { octets, sent: 0 }
+    }
+
+    /// Sends on; true when everything is with the kernel.
+    pub(super) fn send(&mut self, stream: &TcpStream) -> io::Result<bool> {
+        while let Some(rest @ [_, ..]) = self.octets.get(self.sent..) {
+            match rustix::net::send(stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(n) => self.sent += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Drops a connection with a reset, so that nothing of it lingers in the kernel.
+pub(super) fn reset(stream: TcpStream) {
+    // Failing only means that it ends with a FIN instead.
+    let _ = socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO));
+}
+
+/// The address an application would write: IPv4 seen through an IPv6 socket becomes IPv4 again.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(v4) => SocketAddr::new(IpAddr::V4(v4), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// The address this host would connect to `peer` from, if `peer` is an address of this host.
+///
+/// The kernel is asked, as it would be for a real connection: the route to an own address has that
+/// very address as source. The port is one that was free just now; no connection will hold it.
+pub(super) fn source_if_local(
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+) -> io::Result<Option<SocketAddr>> {
+    let any = if peer.is_ipv4() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    };
+    let probe = UdpSocket::bind((any, 0))?;
+    if probe.connect(peer).is_err() {
+        return Ok(None);
+    }
+    let mut source = probe.local_addr()?;
+    if !peer.ip().is_loopback() && source.ip() != peer.ip() {
+        return Ok(None);
+    }
+    if let Some(wanted) = local.map(canonical) {
+        if wanted.is_ipv4() != peer.is_ipv4() {
+            return Err(io::Error::from(Errno::AFNOSUPPORT));
+        }
+        if !wanted.ip().is_unspecified() {
+            source.set_ip(wanted.ip());
+        }
+        source.set_port(wanted.port());
+    } else {
+        source.set_port(0);
+    }
+    let address = bound(source)?.local_addr()?.as_socket();
+    Ok(address)
+}
+
+fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
+    let kind = Type::STREAM.nonblocking().cloexec();
+    Socket::new(Domain::for_address(address), kind, Some(Protocol::TCP))
+}
+
+/// The descriptor is borrowed for `mio`, which wants a raw one.
+pub(super) fn raw(fd: &impl AsFd) -> std::os::fd::RawFd {
+    std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd())
+}

@@ -1,0 +1,332 @@
+//! Being connected to over TCP: R-wait and R-decide of the start-up state machine, and the orderly
+//! end of a connection that was rejected.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+
+use rnic_core::abi::control::Refusal;
+use rnic_core::stream::startup::{
+    ConnectRequest, Negotiated, Options, Responder, ResponderError, ResponderStep,
+};
+use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
+
+use super::net::Outgoing;
+use super::{AcceptParams, CmEvent, ConnectionManager, Slot, answer_refused, net};
+
+/// A connection that came to a listener.
+#[derive(Debug)]
+pub(super) struct Passive {
+    pub(super) session: SessionId,
+    pub(super) listener: ListenerId,
+    pub(super) stream: TcpStream,
+    addresses: AddressPair,
+    responder: Responder,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The peer's request is not complete.
+    AwaitRequest,
+    /// The application has to decide; an octet from the peer now is one too early.
+    AwaitDecision(RequestId),
+    /// Accepted; the kernel has not taken all of the reply.
+    Replying { qp: QpId, reply: Outgoing, negotiated: Box<Negotiated> },
+}
+
+/// What driving a connection came to.
+enum Step {
+    Wait,
+    Request(ConnectRequest),
+    /// The reply is with the kernel.
+    Replied,
+    Failed(String),
+    /// As `Failed`, but the peer is to be told so first.
+    Answer(Vec<u8>, String),
+}
+
+impl Passive {
+    pub(super) fn new(
+        session: SessionId,
+        listener: ListenerId,
+        stream: TcpStream,
+        addresses: AddressPair,
+        options: &Options,
+    ) -> Self {
+        let responder = Responder::new(options);
+        Passive { session, listener, stream, addresses, responder, phase: Phase::AwaitRequest }
+    }
+
+    pub(super) fn request(&self) -> Option<RequestId> {
+        match self.phase {
+            Phase::AwaitDecision(request) => Some(request),
+            Phase::AwaitRequest | Phase::Replying { .. } => None,
+        }
+    }
+
+    /// The QP that accepted it.
+    pub(super) fn qp(&self) -> Option<QpId> {
+        match self.phase {
+            Phase::Replying { qp, .. } => Some(qp),
+            Phase::AwaitRequest | Phase::AwaitDecision(_) => None,
+        }
+    }
+
+    fn drive(&mut self, scratch: &mut [u8]) -> Step {
+        match &mut self.phase {
+            Phase::AwaitRequest => self.read_request(scratch),
+            Phase::AwaitDecision(_) => match self.quiet() {
+                Ok(()) => Step::Wait,
+                Err(why) => Step::Failed(why),
+            },
+            Phase::Replying { reply, .. } => match reply.send(&self.stream) {
+                Ok(true) => Step::Replied,
+                Ok(false) => Step::Wait,
+                Err(e) => Step::Failed(format!("sending the MPA reply: {e}")),
+            },
+        }
+    }
+
+    fn read_request(&mut self, scratch: &mut [u8]) -> Step {
+        loop {
+            match net::receive(&self.stream, scratch) {
+                Ok(0) => return Step::Failed("the peer closed inside its MPA request".into()),
+                Ok(n) => match self.responder.handle_input(&scratch[..n]) {
+                    Ok(ResponderStep::NeedMore) => {}
+                    Ok(ResponderStep::Request(request)) => {
+                        return match self.quiet() {
+                            Ok(()) => Step::Request(request),
+                            Err(why) => Step::Failed(why),
+                        };
+                    }
+                    Err(e) if e.farewell().is_empty() => return Step::Failed(e.to_string()),
+                    Err(e) => return Step::Answer(e.farewell().to_vec(), e.to_string()),
+                },
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Step::Wait,
+                Err(e) => return Step::Failed(e.to_string()),
+            }
+        }
+    }
+
+    /// Checks that the peer keeps still until it has our reply (RFC 5044 section 7.1.2).
+    fn quiet(&self) -> Result<(), String> {
+        match net::receive(&self.stream, &mut [0; 1]) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(e) => Err(e.to_string()),
+            Ok(0) => Err("the peer closed the connection".into()),
+            Ok(_) => Err("the peer sent octets before it had the MPA reply".into()),
+        }
+    }
+}
+
+impl ConnectionManager {
+    pub(super) fn drive_passive(&mut self, key: usize, now: Time) {
+        let Slot::Passive(passive) = &mut self.slots[key].slot else { return };
+        match passive.drive(&mut self.scratch[..]) {
+            Step::Wait => {}
+            Step::Request(request) => self.announce(key, request, now),
+            Step::Replied => self.finish_passive(key),
+            Step::Failed(why) => self.fail_passive(key, &why),
+            Step::Answer(reply, why) => {
+                tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
+                if let Some(Slot::Passive(passive)) = self.remove(key) {
+                    self.close_after(passive.stream, reply, now);
+                }
+            }
+        }
+    }
+
+    /// Makes a complete request known, if the backlog has room.
+    fn announce(&mut self, key: usize, request: ConnectRequest, now: Time) {
+        let Slot::Passive(passive) = &self.slots[key].slot else { return };
+        let (listener, addresses) = (passive.listener, passive.addresses);
+        if !self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+            // An empty rejection always fits.
+            let _ = self.turn_away(key, &[], now);
+            return;
+        }
+        let id = self.new_request(key);
+        if let Some(l) = self.listeners.get_mut(&listener) {
+            l.pending += 1;
+        }
+        let Slot::Passive(passive) = &mut self.slots[key].slot else { return };
+        passive.phase = Phase::AwaitDecision(id);
+        self.set_deadline(key, Some(now.after(self.options.decide_deadline)), false);
+        self.events.push_back(request_event(listener, id, addresses, request));
+    }
+
+    /// Ends a connection that will not be; what is told depends on how far it got.
+    pub(super) fn fail_passive(&mut self, key: usize, why: &str) {
+        let Some(Slot::Passive(passive)) = self.remove(key) else { return };
+        match passive.phase {
+            Phase::AwaitRequest => {
+                tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
+            }
+            Phase::AwaitDecision(request) => self.withdraw(passive.listener, request, why),
+            Phase::Replying { qp, .. } => {
+                self.events.push_back(CmEvent::Unreachable { qp, reason: why.into() });
+            }
+        }
+    }
+
+    pub(super) fn accept_tcp(
+        &mut self,
+        key: usize,
+        params: AcceptParams,
+        now: Time,
+    ) -> Result<(), Refusal> {
+        let Slot::Passive(passive) = &mut self.slots[key].slot else {
+            return self.undecided(params.request).map(drop);
+        };
+        if let Err(why) = passive.quiet() {
+            // The event of this was under way.
+            self.fail_passive(key, &why);
+            return self.undecided(params.request).map(drop);
+        }
+        let (ird, ord) = (params.ird, params.ord);
+        let limits = (self.options.max_ird, self.options.max_ord);
+        let (reply, negotiated) = passive
+            .responder
+            .accept(ird, ord, limits.0, limits.1, &params.private_data)
+            .map_err(|e| answer_refused(e, params.request))?;
+        passive.phase = Phase::Replying {
+            qp: params.qp,
+            reply: Outgoing::new(reply),
+            negotiated: Box::new(negotiated),
+        };
+        if let Some(l) = self.listeners.get_mut(&passive.listener) {
+            l.pending -= 1;
+            l.accepted += 1;
+        }
+        self.requests.remove(&params.request);
+        self.qps.insert(params.qp, key);
+        self.set_deadline(key, Some(now.after(self.options.reply_deadline)), false);
+        self.drive_passive(key, now);
+        Ok(())
+    }
+
+    fn finish_passive(&mut self, key: usize) {
+        let Some(Slot::Passive(passive)) = self.remove(key) else { return };
+        self.deregister(&passive.stream);
+        if let Phase::Replying { qp, negotiated, .. } = passive.phase {
+            self.events.push_back(CmEvent::ConnectedTcp {
+                qp,
+                stream: passive.stream,
+                negotiated,
+                addresses: passive.addresses,
+            });
+        }
+    }
+
+    /// Rejects an undecided request.
+    pub(super) fn reject_tcp(
+        &mut self,
+        key: usize,
+        private_data: &[u8],
+        now: Time,
+    ) -> Result<(), ResponderError> {
+        let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(()) };
+        let listener = passive.listener;
+        self.turn_away(key, private_data, now)?;
+        if let Some(l) = self.listeners.get_mut(&listener) {
+            l.pending -= 1;
+        }
+        Ok(())
+    }
+
+    /// Sends a rejection and closes when the peer has.
+    fn turn_away(
+        &mut self,
+        key: usize,
+        private_data: &[u8],
+        now: Time,
+    ) -> Result<(), ResponderError> {
+        let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(()) };
+        let reply = passive.responder.reject(private_data)?;
+        if let Some(l) = self.listeners.get_mut(&passive.listener) {
+            l.rejected += 1;
+        }
+        if let Some(Slot::Passive(passive)) = self.remove(key) {
+            self.close_after(passive.stream, reply, now);
+        }
+        Ok(())
+    }
+
+    /// Sends last words on a stream that is still registered, under a slot of its own.
+    pub(super) fn close_after(&mut self, stream: TcpStream, words: Vec<u8>, now: Time) {
+        self.deregister(&stream);
+        let closing = Closing { stream, words: Outgoing::new(words), shut: false, discarded: 0 };
+        let key = self.insert(Slot::Closing(closing));
+        self.set_deadline(key, Some(now.after(self.options.close_deadline)), true);
+        if let Slot::Closing(closing) = &self.slots[key].slot
+            && self.register(key, &closing.stream).is_err()
+        {
+            self.remove(key);
+        } else {
+            self.drive_closing(key);
+        }
+    }
+
+    pub(super) fn drive_closing(&mut self, key: usize) {
+        let Slot::Closing(closing) = &mut self.slots[key].slot else { return };
+        if closing.drive(&mut self.scratch[..]) {
+            self.remove(key);
+        }
+    }
+}
+
+/// A connection that has been refused: its last words are sent, then it waits for the peer's FIN,
+/// because closing with unread octets would reset it and could destroy the words on their way.
+#[derive(Debug)]
+pub(super) struct Closing {
+    stream: TcpStream,
+    words: Outgoing,
+    shut: bool,
+    discarded: usize,
+}
+
+impl Closing {
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    /// True when there is nothing left to do.
+    fn drive(&mut self, scratch: &mut [u8]) -> bool {
+        if !self.shut {
+            match self.words.send(&self.stream) {
+                Ok(true) => self.shut = self.stream.shutdown(Shutdown::Write).is_ok(),
+                Ok(false) => return false,
+                Err(_) => return true,
+            }
+        }
+        while self.shut && self.discarded < DISCARD {
+            match net::receive(&self.stream, scratch) {
+                Ok(n @ 1..) => self.discarded += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+                Ok(0) | Err(_) => return true,
+            }
+        }
+        true
+    }
+}
+
+pub(super) fn request_event(
+    listener: ListenerId,
+    request: RequestId,
+    addresses: AddressPair,
+    of_peer: ConnectRequest,
+) -> CmEvent {
+    CmEvent::Request {
+        listener,
+        request,
+        addresses,
+        peer_ird: of_peer.peer_ird,
+        peer_ord: of_peer.peer_ord,
+        revision: of_peer.revision,
+        peer_to_peer: of_peer.peer_to_peer,
+        private_data: of_peer.private_data,
+    }
+}
+
+/// Octets of a refused peer that are read and thrown away before it is cut off.
+const DISCARD: usize = 64 * 1024;

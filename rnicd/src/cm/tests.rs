@@ -1,0 +1,706 @@
+//! Both ends in one process, and peers that are played by hand octet by octet.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener};
+use std::time::Instant;
+
+use mio::{Events, Poll};
+use rnic_core::stream::startup::{Role, RtrKinds};
+
+use super::*;
+
+const SESSION: SessionId = SessionId(1);
+const OTHER: SessionId = SessionId(2);
+const LISTENER: ListenerId = ListenerId(10);
+const ACTIVE: QpId = QpId(100);
+const PASSIVE: QpId = QpId(200);
+const START: Time = Time(1_000_000_000);
+/// Real time after which a test is stuck.
+const WATCHDOG: Duration = Duration::from_secs(20);
+
+fn options() -> CmOptions {
+    CmOptions {
+        startup: Options {
+            revision: 2,
+            crc: true,
+            markers: false,
+            rdmac: false,
+            peer_to_peer: true,
+            ird: 16,
+            ord: 8,
+            rtr: RtrKinds::all(),
+        },
+        max_ird: 32,
+        max_ord: 32,
+        direct: false,
+        half_open: 5000,
+        connect_deadline: Duration::from_secs(1),
+        reply_deadline: Duration::from_secs(2),
+        request_deadline: Duration::from_secs(3),
+        decide_deadline: Duration::from_secs(4),
+        close_deadline: Duration::from_secs(5),
+    }
+}
+
+/// A connection manager with its poll, under a clock the test moves.
+struct Node {
+    cm: ConnectionManager,
+    poll: Poll,
+    now: Time,
+}
+
+impl Node {
+    fn new(options: CmOptions) -> Self {
+        let poll = Poll::new().expect("epoll");
+        let registry = poll.registry().try_clone().expect("epoll");
+        Node { cm: ConnectionManager::new(registry, 7, options), poll, now: START }
+    }
+
+    fn direct() -> Self {
+        Node::new(CmOptions { direct: true, ..options() })
+    }
+
+    /// Listens on a port of its own choice.
+    fn listen(&mut self, ip: &str, backlog: u32) -> SocketAddr {
+        let address = SocketAddr::new(ip.parse().expect("an address"), 0);
+        let bound = self.cm.bind(SESSION, LISTENER, address).expect("bind");
+        self.cm.listen(LISTENER, backlog).expect("listen");
+        bound
+    }
+
+    fn connect(&mut self, qp: QpId, peer: SocketAddr, private_data: &[u8]) {
+        let params = ConnectParams {
+            session: OTHER,
+            qp,
+            peer,
+            local: None,
+            ird: None,
+            ord: None,
+            private_data: private_data.to_vec(),
+        };
+        self.cm.connect(params, self.now).expect("connect");
+    }
+
+    fn accept(&mut self, request: RequestId, private_data: &[u8]) -> Result<(), Refusal> {
+        let private_data = private_data.to_vec();
+        let params = AcceptParams { request, qp: PASSIVE, ird: None, ord: None, private_data };
+        self.cm.accept(params, self.now)
+    }
+
+    /// Handles what is ready, waiting for it up to `wait`.
+    fn turn(&mut self, wait: Duration) {
+        let mut events = Events::with_capacity(256);
+        self.poll.poll(&mut events, Some(wait)).expect("epoll");
+        for e in &events {
+            assert!(self.cm.handle_ready(e.token(), e.is_readable(), e.is_writable(), self.now));
+        }
+        if self.cm.next_timeout().is_some_and(|at| at <= Time(self.now.0 + 1)) {
+            self.cm.handle_timeout(Time(self.now.0 + 1));
+        }
+    }
+
+    /// Runs until something happens.
+    fn event(&mut self) -> CmEvent {
+        let begun = Instant::now();
+        loop {
+            if let Some(event) = self.cm.poll_event() {
+                return event;
+            }
+            assert!(begun.elapsed() < WATCHDOG, "no event");
+            self.turn(Duration::from_millis(5));
+        }
+    }
+
+    /// Runs until `done`.
+    fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
+        let begun = Instant::now();
+        while !done(self) {
+            assert!(begun.elapsed() < WATCHDOG, "the condition does not come true");
+            self.turn(Duration::from_millis(5));
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now = self.now.after(time);
+        self.cm.handle_timeout(self.now);
+    }
+
+    fn request(&mut self) -> Request {
+        match self.event() {
+            CmEvent::Request {
+                request,
+                addresses,
+                peer_ird,
+                peer_ord,
+                revision,
+                peer_to_peer,
+                private_data,
+                ..
+            } => Request {
+                id: request,
+                addresses,
+                reads: (peer_ird, peer_ord),
+                revision,
+                peer_to_peer,
+                private_data,
+            },
+            other => panic!("no request but {other:?}"),
+        }
+    }
+
+    fn connected(&mut self) -> Connected {
+        match self.event() {
+            CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
+                Connected { qp, stream, negotiated: *negotiated, addresses }
+            }
+            other => panic!("not connected but {other:?}"),
+        }
+    }
+
+    fn unreachable(&mut self) -> String {
+        match self.event() {
+            CmEvent::Unreachable { qp: ACTIVE, reason } => reason,
+            other => panic!("not unreachable but {other:?}"),
+        }
+    }
+
+    fn withdrawn(&mut self, request: RequestId) -> String {
+        match self.event() {
+            CmEvent::Withdrawn { listener: LISTENER, request: r, reason } if r == request => reason,
+            other => panic!("not withdrawn but {other:?}"),
+        }
+    }
+
+    fn row(&self) -> ListenerRow {
+        self.cm.listener(LISTENER).expect("the listener is there")
+    }
+}
+
+struct Request {
+    id: RequestId,
+    addresses: AddressPair,
+    reads: (Option<u16>, Option<u16>),
+    revision: u8,
+    peer_to_peer: bool,
+    private_data: Vec<u8>,
+}
+
+struct Connected {
+    qp: QpId,
+    stream: TcpStream,
+    negotiated: Negotiated,
+    addresses: AddressPair,
+}
+
+/// A start-up frame by hand: wire.md section 2.
+fn frame(reply: bool, flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
+    let mut f = if reply { *b"MPA ID Rep Frame" } else { *b"MPA ID Req Frame" }.to_vec();
+    f.extend([flags, revision]);
+    f.extend((private_data.len() as u16).to_be_bytes());
+    f.extend(private_data);
+    f
+}
+
+fn raw(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("connect");
+    stream.set_read_timeout(Some(WATCHDOG)).expect("timeout");
+    stream
+}
+
+fn raw_listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    let address = listener.local_addr().expect("bound");
+    (listener, address)
+}
+
+/// Takes the next connection while the node runs.
+fn take(listener: &TcpListener, node: &mut Node) -> TcpStream {
+    listener.set_nonblocking(true).expect("flag");
+    let mut taken = None;
+    node.until(|_| {
+        taken = listener.accept().ok();
+        taken.is_some()
+    });
+    let (stream, _) = taken.expect("just taken");
+    stream.set_nonblocking(true).expect("flag");
+    stream
+}
+
+/// Reads exactly this much while the node runs.
+fn read(stream: &mut TcpStream, octets: usize, node: &mut Node) -> Vec<u8> {
+    stream.set_nonblocking(true).expect("flag");
+    let mut all = Vec::new();
+    node.until(|_| {
+        let mut buffer = vec![0; octets - all.len()];
+        if let Ok(n) = stream.read(&mut buffer) {
+            assert_ne!(n, 0, "closed after {} octets", all.len());
+            all.extend(&buffer[..n]);
+        }
+        all.len() == octets
+    });
+    all
+}
+
+/// Waits until the node has closed the connection, in order or with a reset; what came before.
+fn closed(stream: &mut TcpStream, node: &mut Node) -> Vec<u8> {
+    stream.set_nonblocking(true).expect("flag");
+    let mut all = Vec::new();
+    node.until(|_| {
+        let mut buffer = [0; 1024];
+        loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => return true,
+                Ok(n) => all.extend(&buffer[..n]),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return false,
+                Err(_) => return true,
+            }
+        }
+    });
+    all
+}
+
+#[test]
+fn two_ends_connect_over_tcp() {
+    let (mut a, mut b) = (Node::new(options()), Node::new(options()));
+    let address = b.listen("127.0.0.1", 1);
+    a.connect(ACTIVE, address, b"hello");
+    a.turn(Duration::from_millis(100));
+    let request = b.request();
+    assert_eq!(request.private_data, b"hello");
+    assert_eq!(request.reads, (Some(16), Some(8)));
+    assert!(request.peer_to_peer);
+    assert_eq!(b.row().pending, 1);
+    b.accept(request.id, b"welcome").expect("accept");
+    let passive = b.connected();
+    let active = a.connected();
+    assert_eq!((active.qp, passive.qp), (ACTIVE, PASSIVE));
+    assert_eq!(active.negotiated.private_data, b"welcome");
+    assert_eq!((active.negotiated.ird, active.negotiated.ord), (16, 8));
+    assert_eq!((passive.negotiated.ird, passive.negotiated.ord), (16, 8));
+    assert_eq!(active.addresses.local, passive.addresses.peer);
+    assert_eq!(active.addresses.peer, passive.addresses.local);
+    assert_eq!(passive.addresses, request.addresses);
+    assert_eq!((b.row().pending, b.row().accepted), (0, 1));
+    assert_eq!((a.cm.half_open(), b.cm.half_open()), (0, 0));
+    assert_eq!((a.cm.next_timeout(), b.cm.next_timeout()), (None, None));
+    // The streams are ours now and carry octets.
+    (&active.stream).write_all(b"x").expect("write");
+    assert_eq!(read(&mut { passive.stream }, 1, &mut b), b"x");
+}
+
+#[test]
+fn the_direct_path_negotiates_like_tcp_and_opens_no_connection() {
+    let (mut a, mut b) = (Node::new(options()), Node::new(options()));
+    let address = b.listen("127.0.0.1", 1);
+    a.connect(ACTIVE, address, b"hello");
+    a.turn(Duration::from_millis(100));
+    let request = b.request();
+    b.accept(request.id, b"welcome").expect("accept");
+    let (tcp_passive, tcp_active) = (b.connected(), a.connected());
+
+    let mut d = Node::direct();
+    let address = d.listen("127.0.0.1", 1);
+    d.connect(ACTIVE, address, b"hello");
+    let request = d.request();
+    assert_eq!(request.private_data, b"hello");
+    assert_eq!(request.addresses.local, address);
+    d.accept(request.id, b"welcome").expect("accept");
+    let CmEvent::ConnectedDirect { active, passive } = d.event() else { panic!("not direct") };
+    assert_eq!(active.negotiated, tcp_active.negotiated);
+    assert_eq!(passive.negotiated, tcp_passive.negotiated);
+    assert_eq!((active.qp, passive.qp), (ACTIVE, PASSIVE));
+    assert_eq!(active.addresses.local, passive.addresses.peer);
+    assert_eq!(passive.addresses, request.addresses);
+    assert!(matches!(active.negotiated.role, Role::Initiator { rtr: Some(_) }));
+    assert_eq!(d.cm.half_open(), 0);
+}
+
+#[test]
+fn the_direct_path_is_taken_only_if_the_kernel_would_lead_here() {
+    let mut d = Node::direct();
+    let address = d.listen("127.0.0.1", 1);
+    // Another address of this host, to which this listener is not bound.
+    d.connect(ACTIVE, SocketAddr::from(([127, 0, 0, 2], address.port())), &[]);
+    assert!(d.unreachable().contains("refused"));
+
+    // A wildcard takes all of them.
+    let mut w = Node::direct();
+    let port = w.listen("0.0.0.0", 2).port();
+    w.connect(ACTIVE, SocketAddr::from(([127, 0, 0, 2], port)), &[]);
+    let request = w.request();
+    assert_eq!(request.addresses.local, SocketAddr::from(([127, 0, 0, 2], port)));
+    w.accept(request.id, &[]).expect("accept");
+    assert!(matches!(w.event(), CmEvent::ConnectedDirect { .. }));
+
+    // An address that is bound and does not listen takes nobody.
+    let mut b = Node::direct();
+    let bound = b.cm.bind(SESSION, LISTENER, SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
+    b.connect(ACTIVE, bound, &[]);
+    assert!(b.unreachable().contains("refused"));
+}
+
+#[test]
+fn a_rejection_carries_private_data_on_both_paths() {
+    let (mut a, mut b) = (Node::new(options()), Node::new(options()));
+    let address = b.listen("127.0.0.1", 1);
+    a.connect(ACTIVE, address, &[]);
+    a.turn(Duration::from_millis(100));
+    let request = b.request().id;
+    let now = b.now;
+    b.cm.reject(request, b"no", now).expect("reject");
+    assert!(b.cm.reject(request, b"no", now).is_err());
+    match a.event() {
+        CmEvent::Rejected { qp: ACTIVE, private_data } => assert_eq!(private_data, b"no"),
+        other => panic!("{other:?}"),
+    }
+    b.until(|b| b.cm.half_open() == 0);
+    assert_eq!((b.row().pending, b.row().rejected), (0, 1));
+
+    let mut d = Node::direct();
+    let address = d.listen("127.0.0.1", 1);
+    d.connect(ACTIVE, address, &[]);
+    let request = d.request().id;
+    let too_long = d.cm.reject(request, &[0; 509], now);
+    assert!(matches!(too_long, Err(Refusal::AboveMaximum { limit: 508, .. })), "{too_long:?}");
+    d.cm.reject(request, b"no", now).expect("still undecided");
+    assert!(matches!(d.event(), CmEvent::Rejected { private_data, .. } if private_data == b"no"));
+}
+
+#[test]
+fn a_request_may_come_octet_by_octet() {
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    for octet in frame(false, 0x40, 1, b"slow") {
+        peer.write_all(&[octet]).expect("write");
+        b.turn(Duration::from_millis(1));
+    }
+    let request = b.request();
+    assert_eq!((request.revision, request.peer_to_peer), (1, false));
+    assert_eq!((request.private_data.as_slice(), request.reads), (&b"slow"[..], (None, None)));
+    b.accept(request.id, b"fast").expect("accept");
+    assert_eq!(b.connected().negotiated.revision, 1);
+    assert_eq!(read(&mut peer, 24, &mut b), frame(true, 0x40, 1, b"fast"));
+}
+
+#[test]
+fn a_private_data_length_above_512_is_not_waited_for() {
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    let mut header = frame(false, 0x40, 1, &[0; 513]);
+    header.truncate(20);
+    peer.write_all(&header).expect("write");
+    assert_eq!(closed(&mut peer, &mut b), b"");
+    assert_eq!(b.cm.half_open(), 0);
+}
+
+#[test]
+fn what_is_no_request_is_closed_without_a_word() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 4);
+    let mut wrong_key = frame(false, 0x40, 1, &[]);
+    wrong_key[0] ^= 1;
+    let of_a_reply = frame(true, 0x40, 1, &[]);
+    let revision_3 = frame(false, 0x40, 3, &[]);
+    let cut_short = frame(false, 0x40, 1, b"abc")[..21].to_vec();
+    for octets in [wrong_key, of_a_reply, revision_3, cut_short] {
+        let mut peer = raw(address);
+        peer.write_all(&octets).expect("write");
+        peer.shutdown(Shutdown::Write).expect("FIN");
+        assert_eq!(closed(&mut peer, &mut b), b"", "{octets:x?}");
+    }
+    assert!(b.cm.poll_event().is_none());
+    assert_eq!((b.cm.half_open(), b.row().pending), (0, 0));
+}
+
+#[test]
+fn revision_0_is_told_revision_1_and_closed_in_order() {
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    peer.write_all(&frame(false, 0xC0, 0, &[])).expect("write");
+    let reply = closed(&mut peer, &mut b);
+    assert_eq!((reply.len(), &reply[..16], reply[17]), (20, &b"MPA ID Rep Frame"[..], 1));
+    assert_eq!(b.cm.half_open(), 1, "waits for the peer's FIN");
+    drop(peer);
+    b.until(|b| b.cm.half_open() == 0);
+}
+
+#[test]
+fn octets_before_the_reply_withdraw_the_request() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 3);
+    // In one segment with the request.
+    let mut peer = raw(address);
+    let mut octets = frame(false, 0x40, 1, &[]);
+    octets.push(0);
+    peer.write_all(&octets).expect("write");
+    closed(&mut peer, &mut b);
+    assert!(b.cm.poll_event().is_none());
+    // After it.
+    let mut peer = raw(address);
+    peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let request = b.request().id;
+    peer.write_all(&[0]).expect("write");
+    assert!(b.withdrawn(request).contains("before"));
+    assert!(matches!(b.accept(request, &[]), Err(Refusal::NoSuchObject { .. })));
+    // After it, unseen until the moment of accepting.
+    let mut peer = raw(address);
+    peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let request = b.request().id;
+    peer.shutdown(Shutdown::Write).expect("FIN");
+    let begun = Instant::now();
+    while matches!(&b.cm.slots[b.cm.requests[&request]].slot, Slot::Passive(p)
+        if p.stream.peek(&mut [0]).is_err())
+    {
+        assert!(begun.elapsed() < WATCHDOG);
+        std::thread::yield_now();
+    }
+    assert!(matches!(b.accept(request, &[]), Err(Refusal::NoSuchObject { .. })));
+    assert!(b.withdrawn(request).contains("closed"));
+    assert_eq!((b.row().pending, b.row().accepted), (0, 0));
+}
+
+#[test]
+fn a_peer_that_closes_without_a_word_is_tried_as_revision_1() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, b"data");
+    let mut first = take(&listener, &mut a);
+    let request = read(&mut first, 28, &mut a);
+    assert_eq!((request[16] & 0x10, request[17]), (0x10, 2));
+    drop(first);
+    let mut second = take(&listener, &mut a);
+    assert_eq!(read(&mut second, 24, &mut a), frame(false, 0x40, 1, b"data"));
+    let mut reply = frame(true, 0x40, 1, b"fine");
+    reply.extend(b"first FPDU");
+    second.write_all(&reply).expect("write");
+    let active = a.connected();
+    assert_eq!(active.negotiated.revision, 1);
+    assert_eq!(active.negotiated.private_data, b"fine");
+    assert_eq!(active.negotiated.leftover, b"first FPDU");
+    assert_eq!(a.cm.half_open(), 0);
+}
+
+#[test]
+fn a_peer_that_closes_on_revision_1_too_is_unreachable() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, &[]);
+    for _ in 0..2 {
+        // Dropped with the request unread: the peer sees a reset, as it would from some stacks.
+        drop(take(&listener, &mut a));
+    }
+    a.unreachable();
+    assert_eq!(a.cm.half_open(), 0);
+}
+
+#[test]
+fn a_reply_that_is_none_ends_the_attempt() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    for octets in [frame(false, 0x40, 2, &[]), frame(true, 0x40, 9, &[]), vec![0; 20]] {
+        a.connect(ACTIVE, address, &[]);
+        let mut peer = take(&listener, &mut a);
+        peer.write_all(&octets).expect("write");
+        a.unreachable();
+        assert_eq!(a.cm.half_open(), 0);
+    }
+}
+
+#[test]
+fn requests_beyond_the_backlog_are_rejected_on_the_wire() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 2);
+    let mut peers: Vec<_> = (0..2).map(|_| raw(address)).collect();
+    let mut requests = Vec::new();
+    for peer in &mut peers {
+        peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+        requests.push(b.request().id);
+    }
+    let mut third = raw(address);
+    third.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let reply = read(&mut third, 20, &mut b);
+    assert_eq!(reply[16] & 0x20, 0x20);
+    assert!(b.cm.poll_event().is_none());
+    assert_eq!((b.row().pending, b.row().rejected), (2, 1));
+    // A decision makes room.
+    b.accept(requests[0], &[]).expect("accept");
+    b.connected();
+    let mut fourth = raw(address);
+    fourth.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    b.request();
+
+    let mut d = Node::direct();
+    let address = d.listen("127.0.0.1", 1);
+    d.connect(ACTIVE, address, &[]);
+    d.request();
+    d.connect(QpId(101), address, &[]);
+    assert!(matches!(d.event(), CmEvent::Rejected { qp: QpId(101), .. }));
+}
+
+#[test]
+fn every_phase_has_a_deadline() {
+    let tick = Duration::from_nanos(1);
+    // A peer that sends no request.
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 1);
+    let mut silent = raw(address);
+    b.until(|b| b.cm.half_open() == 1);
+    b.pass(options().request_deadline - tick);
+    assert_eq!(b.cm.half_open(), 1);
+    b.pass(tick);
+    assert_eq!(b.cm.half_open(), 0);
+    assert_eq!(closed(&mut silent, &mut b), b"");
+    // An application that does not decide.
+    let mut peer = raw(address);
+    peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let request = b.request().id;
+    b.pass(options().decide_deadline);
+    assert!(b.withdrawn(request).contains("deadline"));
+    assert_eq!((b.row().pending, b.cm.half_open()), (0, 0));
+    // A peer that does not close after it was rejected.
+    let mut peer = raw(address);
+    peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let (request, now) = (b.request().id, b.now);
+    b.cm.reject(request, &[], now).expect("reject");
+    assert_eq!(b.cm.half_open(), 1);
+    b.pass(options().close_deadline);
+    assert_eq!(b.cm.half_open(), 0);
+    // A peer that does not reply.
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, &[]);
+    let _silent = take(&listener, &mut a);
+    a.until(|a| a.cm.next_timeout() == Some(START.after(options().reply_deadline)));
+    a.pass(options().reply_deadline);
+    assert!(a.unreachable().contains("reply"));
+    // TCP that does not come about.
+    a.connect(ACTIVE, address, &[]);
+    a.pass(options().connect_deadline);
+    assert!(a.unreachable().contains("TCP"));
+    // The direct path: the shorter one of reply and decision.
+    let mut d = Node::direct();
+    let address = d.listen("127.0.0.1", 1);
+    d.connect(ACTIVE, address, &[]);
+    let request = d.request().id;
+    d.pass(options().reply_deadline);
+    assert!(d.withdrawn(request).contains("deadline"));
+    d.unreachable();
+    assert_eq!((d.row().pending, d.cm.half_open()), (0, 0));
+}
+
+#[test]
+fn a_thousand_silent_connections_expire_together() {
+    raise_descriptor_limit();
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 1);
+    let mut silent = Vec::new();
+    for n in 1..=1000 {
+        silent.push(raw(address));
+        if n % 100 == 0 {
+            b.until(|b| b.cm.half_open() == n);
+        }
+    }
+    // Others get through meanwhile.
+    let mut peer = raw(address);
+    peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let request = b.request().id;
+    b.accept(request, &[]).expect("accept");
+    b.connected();
+    // Some were accepted a nanosecond later, after others had their turn.
+    b.pass(options().request_deadline + Duration::from_nanos(1));
+    assert_eq!((b.cm.half_open(), b.cm.next_timeout()), (0, None));
+}
+
+#[test]
+fn the_oldest_silent_connection_gives_way() {
+    let mut b = Node::new(CmOptions { half_open: 10, ..options() });
+    let address = b.listen("127.0.0.1", 1);
+    let mut silent = Vec::new();
+    for n in 1..=10 {
+        silent.push(raw(address));
+        b.until(|b| b.cm.half_open() == n);
+    }
+    let mut eleventh = raw(address);
+    closed(&mut silent[0], &mut b);
+    assert_eq!(b.cm.half_open(), 10);
+    eleventh.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    b.request();
+    assert_eq!(b.cm.half_open(), 10);
+}
+
+#[test]
+fn closing_a_listener_rejects_what_is_undecided() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 1);
+    let mut decided_never = raw(address);
+    decided_never.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let request = b.request().id;
+    let mut silent = raw(address);
+    b.until(|b| b.cm.half_open() == 2);
+    let now = b.now;
+    b.cm.close_listener(LISTENER, now).expect("close");
+    assert_eq!(read(&mut decided_never, 20, &mut b)[16] & 0x20, 0x20);
+    assert_eq!(closed(&mut silent, &mut b), b"");
+    assert!(matches!(b.accept(request, &[]), Err(Refusal::NoSuchObject { .. })));
+    assert!(matches!(b.cm.listen(LISTENER, 1), Err(Refusal::NoSuchObject { .. })));
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn the_end_of_a_session_ends_both_its_roles() {
+    let mut d = Node::direct();
+    let address = d.listen("127.0.0.1", 2);
+    d.connect(ACTIVE, address, &[]);
+    let request = d.request().id;
+    let now = d.now;
+    d.cm.drop_session(OTHER, now);
+    assert!(d.withdrawn(request).contains("initiator"));
+    d.connect(ACTIVE, address, &[]);
+    d.request();
+    d.cm.drop_session(SESSION, now);
+    assert!(matches!(d.event(), CmEvent::Rejected { qp: ACTIVE, .. }));
+    assert!(d.cm.listener(LISTENER).is_none());
+    assert_eq!((d.cm.half_open(), d.cm.next_timeout()), (0, None));
+}
+
+#[test]
+fn a_cancelled_attempt_says_nothing_more() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, &[]);
+    let mut peer = take(&listener, &mut a);
+    let again = ConnectParams {
+        session: OTHER,
+        qp: ACTIVE,
+        peer: address,
+        local: None,
+        ird: None,
+        ord: None,
+        private_data: Vec::new(),
+    };
+    let now = a.now;
+    assert!(matches!(a.cm.connect(again, now), Err(Refusal::WrongState { .. })));
+    a.cm.cancel(ACTIVE);
+    closed(&mut peer, &mut a);
+    assert!(a.cm.poll_event().is_none());
+    assert_eq!(a.cm.half_open(), 0);
+}
+
+#[test]
+fn an_address_is_bound_once() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 1);
+    let again = b.cm.bind(SESSION, ListenerId(11), address);
+    assert!(matches!(again, Err(Refusal::InUse { .. })), "{again:?}");
+    let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
+    assert!(b.cm.bind(SESSION, ListenerId(11), any).is_err());
+    let foreign = b.cm.bind(SESSION, ListenerId(11), SocketAddr::from(([192, 0, 2, 1], 0)));
+    assert!(matches!(foreign, Err(Refusal::System { .. })), "{foreign:?}");
+    assert!(matches!(b.cm.listen(LISTENER, 0), Err(Refusal::Invalid { .. })));
+}
+
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("within the maximum");
+}

@@ -1,0 +1,120 @@
+//! Errors that say where: file, line, key and value, found again from an octet offset.
+
+use std::path::{Path, PathBuf};
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read configuration {file}: {error}")]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// A line is wrong.
+    #[error("{file}:{line}: {key} = {value}: {why}")]
+    Value {
+        /// The file.
+        file: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Key with its section, like `limits.qps`.
+        key: String,
+        /// Value as written.
+        value: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A line is not TOML, or names a section that does not exist.
+    #[error("{file}:{line}: {why}")]
+    Line {
+        /// The file.
+        file: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl ConfigError {
+    /// An error about what stands at octet `offset` of `text`.
+    pub fn at(file: &Path, text: &str, offset: usize, why: impl Into<String>) -> Self {
+        let file = file.to_owned();
+        let offset = floor_char_boundary(text, offset);
+        let line = text[..offset].matches('\n').count() + 1;
+        let why = why.into();
+        match assignment_at(text, offset) {
+            Some((key, value)) => ConfigError::Value { file, line, key, value, why },
+            None => ConfigError::Line { file, line, why },
+        }
+    }
+}
+
+/// The assignment that contains `offset`: its key with the section, and its value.
+fn assignment_at(text: &str, offset: usize) -> Option<(String, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let at = text[..offset].matches('\n').count();
+    let mut key_value = None;
+    let mut section = "";
+    for line in lines[..lines.len().min(at + 1)].iter().rev() {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix('[').filter(|_| line.contains(']')) {
+            // A line that starts with a bracket may also continue an array: those have no letters.
+            let name = name.split(']').next().unwrap_or("").trim_start_matches('[').trim();
+            if name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+                section = name;
+                break;
+            }
+        }
+        if key_value.is_none() && !line.starts_with('#') {
+            key_value = line.split_once('=');
+        }
+    }
+    let (key, value) = key_value?;
+    let key = match section {
+        "" => key.trim().to_owned(),
+        section => format!("{section}.{}", key.trim()),
+    };
+    Some((key, without_comment(value).trim().chars().take(60).collect()))
+}
+
+fn without_comment(value: &str) -> &str {
+    let mut quoted = false;
+    for (i, c) in value.char_indices() {
+        match c {
+            '"' => quoted = !quoted,
+            '#' if !quoted => return &value[..i],
+            _ => {}
+        }
+    }
+    value
+}
+
+fn floor_char_boundary(text: &str, offset: usize) -> usize {
+    let mut at = offset.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_assignment_is_found_from_any_octet_of_it() {
+        let text = "a = 1\n[limits]\n# qps = 3\nqps = \"x#y\" # many\nlist = [\n  1,\n]\n[é\n";
+        let find = |needle: &str| assignment_at(text, text.find(needle).unwrap_or(0));
+        let pair = |k: &str, v: &str| Some((k.to_owned(), v.to_owned()));
+        assert_eq!(find("1\n[lim"), pair("a", "1"));
+        assert_eq!(find("x#y"), pair("limits.qps", "\"x#y\""));
+        assert_eq!(find("  1,"), pair("limits.list", "["));
+        for offset in 0..text.len() + 3 {
+            let _ = ConfigError::at(Path::new("f"), text, offset, "").to_string();
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! One client's end of the control socket: from its Hello to its end, one request at a time.
+//!
+//! Length is checked before decoding, and that a descriptor is wanted before one is taken.
+//! Nothing is read while an answer is owed or unread, so a client can neither reorder nor pile up.
+//! The server drives it; it decides nothing about resources.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rnic_core::abi::control::{
+    Hello, HelloReply, MAX_MESSAGE, Refusal, Reply, ReplyBody, Request, RequestBody,
+};
+use rnic_core::types::{SessionId, Time};
+
+use super::packet::{self, Front, Outbox, Outgoing};
+use super::reaper::Reaper;
+use crate::events::EventSender;
+use crate::privilege::Peer;
+
+/// A connected client.
+pub struct Connection {
+    socket: OwnedFd,
+    /// Who it is.
+    pub peer: Peer,
+    /// How far it is.
+    pub stage: Stage,
+    outbox: Outbox,
+    /// Its event channel, once it has a session.
+    pub events: Option<Arc<EventSender>>,
+    /// Whether a packet may wait in the socket.
+    pub readable: bool,
+    /// Whether it stands in the server's queue.
+    pub queued: bool,
+}
+
+/// How far a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Its Hello is awaited.
+    AwaitHello {
+        /// Until then.
+        deadline: Time,
+    },
+    /// A request is awaited.
+    AwaitRequest(SessionId),
+    /// The workers' acknowledgement is awaited, to answer a request.
+    AwaitWorkers {
+        /// Whose.
+        session: SessionId,
+        /// Id of the request.
+        request: u32,
+    },
+}
+
+/// What came from a client.
+#[derive(Debug)]
+pub enum Incoming {
+    /// Nothing to be done now.
+    Nothing,
+    /// Its Hello.
+    Hello(Hello),
+    /// A request, with the memfd that came with it if it carries one.
+    Request(Request, Option<OwnedFd>),
+    /// It is over.
+    End(End),
+}
+
+/// Why a client's session ends.
+#[derive(Debug, thiserror::Error)]
+pub enum End {
+    /// The client closed its socket.
+    #[error("closed by the client")]
+    Closed,
+    /// The client's process is gone, whoever holds its socket now.
+    #[error("the process has exited")]
+    Exited,
+    /// The client broke the protocol of the control socket.
+    #[error("malformed message: {0}")]
+    Malformed(String),
+    /// No Hello came in time.
+    #[error("said nothing")]
+    Silent,
+    /// The client broke the rules of shared memory.
+    #[error("misbehaved: {0}")]
+    Misbehaved(String),
+    /// The socket failed.
+    #[error("control socket: {0}")]
+    Failed(io::Error),
+    /// The daemon stops.
+    #[error("the daemon stops")]
+    Stopping,
+}
+
+impl End {
+    /// Whether the client is to blame.
+    pub fn is_hostile(&self) -> bool {
+        matches!(self, End::Malformed(_) | End::Misbehaved(_) | End::Silent)
+    }
+}
+
+impl Connection {
+    /// A client that has just connected.
+    pub fn new(socket: OwnedFd, peer: Peer, deadline: Time) -> Self {
+        Connection {
+            socket,
+            peer,
+            stage: Stage::AwaitHello { deadline },
+            outbox: Outbox::default(),
+            events: None,
+            readable: true,
+            queued: false,
+        }
+    }
+
+    /// Its session, if it has one.
+    pub fn session(&self) -> Option<SessionId> {
+        match self.stage {
+            Stage::AwaitHello { .. } => None,
+            Stage::AwaitRequest(session) | Stage::AwaitWorkers { session, .. } => Some(session),
+        }
+    }
+
+    /// Takes the next packet, if it may be taken now.
+    pub fn receive(&mut self, buffer: &mut [u8; MAX_MESSAGE], reaper: &Reaper) -> Incoming {
+        let busy = matches!(self.stage, Stage::AwaitWorkers { .. }) || !self.outbox.is_empty();
+        if busy || !self.readable {
+            return Incoming::Nothing;
+        }
+        let front = match packet::peek(self.socket.as_fd(), buffer) {
+            Ok(front) => front,
+            Err(error) => return Incoming::End(End::Failed(error)),
+        };
+        let (len, descriptors) = match front {
+            Front::Empty => {
+                self.readable = false;
+                return Incoming::Nothing;
+            }
+            Front::End => return Incoming::End(End::Closed),
+            Front::Packet { len, descriptors } => (len, descriptors),
+        };
+        let taken = match buffer.get(..len) {
+            Some(octets) => self.decode(octets, descriptors, reaper),
+            None => Err(format!("{len} octets, at most {MAX_MESSAGE} are allowed")),
+        };
+        taken.unwrap_or_else(|why| Incoming::End(End::Malformed(why)))
+    }
+
+    fn decode(
+        &self,
+        octets: &[u8],
+        descriptors: bool,
+        reaper: &Reaper,
+    ) -> Result<Incoming, String> {
+        let incoming = match self.stage {
+            Stage::AwaitHello { .. } => {
+                Incoming::Hello(Hello::from_bytes(octets).ok_or("no Hello of this protocol")?)
+            }
+            _ => Incoming::Request(decode_request(octets)?, None),
+        };
+        let wanted = matches!(
+            &incoming,
+            Incoming::Request(Request { body: RequestBody::AddSegment { .. }, .. }, _)
+        );
+        match (wanted, descriptors, incoming) {
+            (true, true, Incoming::Request(request, _)) => {
+                let memfd = self.take_memfd(reaper)?;
+                Ok(Incoming::Request(request, Some(memfd)))
+            }
+            (true, false, _) => Err("the descriptor of the segment is missing".to_owned()),
+            (false, true, _) => Err("a descriptor that nobody asked for".to_owned()),
+            (_, _, incoming) => {
+                packet::take(self.socket.as_fd()).map_err(|e| e.to_string())?;
+                Ok(incoming)
+            }
+        }
+    }
+
+    /// Takes the front packet with its descriptor, which must be one memfd. The first thing done
+    /// with it is the question for its seals: every other kind of file refuses, and is closed
+    /// where closing may take for ever.
+    fn take_memfd(&self, reaper: &Reaper) -> Result<OwnedFd, String> {
+        let (descriptors, more) =
+            packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
+        let mut memfds = Vec::new();
+        let mut others = 0;
+        for descriptor in descriptors {
+            match rustix::fs::fcntl_get_seals(&descriptor) {
+                Ok(_) => memfds.push(descriptor),
+                Err(_) => {
+                    others += 1;
+                    reaper.close_suspect(descriptor);
+                }
+            }
+        }
+        match (memfds.pop(), memfds.is_empty(), others, more) {
+            (Some(memfd), true, 0, false) => Ok(memfd),
+            (_, _, 0, _) => Err("one descriptor is expected, more came".to_owned()),
+            _ => Err("the descriptor is not a memfd".to_owned()),
+        }
+    }
+
+    /// Answers a Hello.
+    pub fn welcome(&mut self, reply: HelloReply, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let packet = Outgoing { octets: reply.to_bytes().to_vec(), descriptors };
+        self.outbox.send(self.socket.as_fd(), packet)
+    }
+
+    /// Answers a request.
+    pub fn reply(
+        &mut self,
+        id: u32,
+        result: Result<(ReplyBody, Vec<OwnedFd>), Refusal>,
+    ) -> io::Result<()> {
+        let (result, descriptors) = match result {
+            Ok((body, descriptors)) => (Ok(body), descriptors),
+            Err(refusal) => (Err(refusal), Vec::new()),
+        };
+        let packet = Outgoing { octets: encode(Reply { id, result }), descriptors };
+        self.outbox.send(self.socket.as_fd(), packet)
+    }
+
+    /// Sends what waited for the client to read.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.outbox.flush(self.socket.as_fd())
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Reads a request; octets after it are as bad as octets missing.
+fn decode_request(octets: &[u8]) -> Result<Request, String> {
+    match postcard::take_from_bytes::<Request>(octets) {
+        Ok((request, [])) => Ok(request),
+        Ok((_, rest)) => Err(format!("{} octets after the request", rest.len())),
+        Err(error) => Err(format!("no request: {error}")),
+    }
+}
+
+/// A reply's packet. Replies are bounded by their types and by pages; one that is longer all the
+/// same, or that does not encode, becomes a refusal, which is short.
+fn encode(reply: Reply) -> Vec<u8> {
+    let id = reply.id;
+    let encoded = postcard::to_stdvec(&reply).ok().filter(|octets| octets.len() <= MAX_MESSAGE);
+    encoded.unwrap_or_else(|| {
+        tracing::error!(id, "a reply does not fit a message");
+        let refusal = Refusal::System {
+            what: "cannot answer".to_owned(),
+            error: "the reply does not fit a message".to_owned(),
+        };
+        postcard::to_stdvec(&Reply { id, result: Err(refusal) }).unwrap_or_default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::abi::control::{PAGE_ROWS, QpCounters, QpRow, Rows};
+    use rnic_core::types::*;
+
+    use super::*;
+
+    #[test]
+    fn requests_are_read_whole_or_refused_at_every_cut() {
+        let request =
+            Request { id: 300, body: RequestBody::OpenPd { name: Some("shared".to_owned()) } };
+        let octets = postcard::to_stdvec(&request).unwrap_or_default();
+        for cut in 0..octets.len() {
+            assert!(decode_request(&octets[..cut]).is_err(), "cut at {cut}");
+        }
+        assert_eq!(decode_request(&octets), Ok(request));
+        let longer = [octets.as_slice(), &[0]].concat();
+        assert_eq!(decode_request(&longer), Err("1 octets after the request".to_owned()));
+    }
+
+    #[test]
+    fn a_page_of_the_longest_rows_fits_a_message() {
+        let all = u64::MAX;
+        let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
+        let row = QpRow {
+            qp: QpId(u32::MAX),
+            session: SessionId(u32::MAX),
+            pd: PdId(u32::MAX),
+            state: QpState::Error,
+            path: "direct".to_owned(),
+            addresses: Some(AddressPair { local: address, peer: address }),
+            worker: Some(u32::MAX),
+            ird: u16::MAX,
+            ord: u16::MAX,
+            counters: QpCounters {
+                sends_completed: all,
+                receives_completed: all,
+                bytes_sent: all,
+                bytes_received: all,
+                segments_sent: all,
+                segments_received: all,
+                reads_answered: all,
+                errors: all,
+            },
+            terminate: Some((
+                TerminateOrigin::Peer,
+                TerminateCode { layer: 255, etype: 255, code: 255 },
+            )),
+        };
+        let rows = Rows::Qps(vec![row; PAGE_ROWS]);
+        let reply = Reply { id: u32::MAX, result: Ok(ReplyBody::Rows { rows, total: u32::MAX }) };
+        let octets = encode(reply.clone());
+        assert_eq!(postcard::from_bytes::<Reply>(&octets).ok(), Some(reply));
+    }
+}

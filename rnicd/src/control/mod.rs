@@ -1,0 +1,18 @@
+//! The control plane: one thread, one poll, every socket that is not a data connection.
+//!
+//! Clients talk to it over a Unix socket; the kernel says who they are, and a session lasts until
+//! its socket or its process ends. What they ask goes to the [resource manager](crate::resource),
+//! which alone decides; readiness and time go to the connection manager; workers wake it when they
+//! have acknowledged. Nothing here blocks, waits for a client, or moves payload. `rnicd run` and
+//! `rnicd exec` start it.
+
+mod connection;
+mod options;
+mod packet;
+mod reaper;
+mod server;
+mod socket;
+
+pub use reaper::Reaper;
+pub use server::{Server, StartError, Stopper};
+pub use socket::{ControlSocket, SocketError};

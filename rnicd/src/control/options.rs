@@ -1,0 +1,53 @@
+//! The configuration as the connection manager and the workers take it: plain numbers.
+
+use rnic_core::engine::{EngineOptions, MulpduPolicy};
+use rnic_core::shm::wait::WaitPolicy;
+use rnic_core::stream::startup::{Options, RtrKinds};
+
+use crate::cm::CmOptions;
+use crate::config::{Config, Loopback, Mulpdu};
+use crate::worker::WorkerOptions;
+
+/// For the connection manager.
+pub fn cm(config: &Config) -> CmOptions {
+    let (mpa, limits) = (&config.mpa, &config.limits);
+    CmOptions {
+        startup: Options {
+            revision: mpa.revision,
+            crc: mpa.crc,
+            markers: mpa.markers,
+            rdmac: mpa.rdmac,
+            peer_to_peer: mpa.peer_to_peer,
+            ird: limits.ird,
+            ord: limits.ord,
+            rtr: RtrKinds::all(),
+        },
+        max_ird: limits.ird,
+        max_ord: limits.ord,
+        direct: config.engine.loopback == Loopback::Direct,
+        half_open: limits.half_open as usize,
+        connect_deadline: mpa.connect_deadline,
+        reply_deadline: mpa.startup_deadline + mpa.decision_deadline,
+        request_deadline: mpa.startup_deadline,
+        decide_deadline: mpa.decision_deadline,
+        close_deadline: config.engine.close_deadline,
+    }
+}
+
+/// For the workers and their engines.
+pub fn workers(config: &Config) -> WorkerOptions {
+    WorkerOptions {
+        engine: EngineOptions {
+            // Filled in for each worker.
+            worker: 0,
+            drain_deadline: config.engine.drain_deadline,
+            close_deadline: config.engine.close_deadline,
+            first_fpdu_deadline: config.mpa.first_fpdu_deadline,
+            mulpdu: match config.mpa.mulpdu {
+                Mulpdu::Mss => MulpduPolicy::Emss,
+                Mulpdu::Max => MulpduPolicy::Max,
+            },
+        },
+        wait: WaitPolicy { spins: config.engine.spins, yield_for: config.engine.yield_for },
+    }
+}

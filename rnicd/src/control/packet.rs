@@ -1,0 +1,214 @@
+//! One packet of the control socket, without ever blocking and without taking descriptors that
+//! nobody asked for.
+//!
+//! A packet is first looked at without a control buffer: the kernel then says whether descriptors
+//! are attached but hands out none, and what is never installed is never closed by us either,
+//! which could block (a FUSE server decides when `close` returns). Only for a request that
+//! carries a descriptor is there a control buffer.
+
+use std::collections::VecDeque;
+use std::io;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rnic_core::abi::control::MAX_MESSAGE;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+/// What waits at the front of the socket.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Front {
+    /// Nothing yet.
+    Empty,
+    /// A packet of this many octets, of which at most [`MAX_MESSAGE`] are in the buffer.
+    Packet {
+        /// Its length.
+        len: usize,
+        /// Whether descriptors are attached.
+        descriptors: bool,
+    },
+    /// The peer has gone (or sent an empty packet, which is no message).
+    End,
+}
+
+/// Looks at the front packet and leaves it there.
+pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> io::Result<Front> {
+    let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+    let mut none = RecvAncillaryBuffer::new(&mut []);
+    let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut none, flags);
+    match got {
+        Ok(got) if got.bytes == 0 => Ok(Front::End),
+        Ok(got) => Ok(Front::Packet {
+            len: got.bytes,
+            descriptors: got.flags.contains(ReturnFlags::CTRUNC),
+        }),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(Front::Empty),
+        Err(Errno::CONNRESET) => Ok(Front::End),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Takes the front packet away, without its descriptors.
+pub fn take(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut none = RecvAncillaryBuffer::new(&mut []);
+    let flags = RecvFlags::DONTWAIT;
+    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut none, flags)?;
+    Ok(())
+}
+
+/// Takes the front packet away and returns its first descriptors (one, or the few more that the
+/// alignment of the control buffer leaves room for), and whether there were more.
+pub fn take_descriptors(socket: BorrowedFd<'_>) -> io::Result<(Vec<OwnedFd>, bool)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got =
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, flags)?;
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(list) = message {
+            descriptors.extend(list);
+        }
+    }
+    Ok((descriptors, got.flags.contains(ReturnFlags::CTRUNC)))
+}
+
+/// A packet to send.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// Its octets.
+    pub octets: Vec<u8>,
+    /// Descriptors that go with it.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Outgoing {
+    /// Sends it; `false` if the peer must read first.
+    fn send(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+        let borrowed: Vec<BorrowedFd<'_>> = self.descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !borrowed.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+            return Err(io::Error::other("more descriptors than a packet carries"));
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let octets = [IoSlice::new(&self.octets)];
+        match rustix::net::sendmsg(socket, &octets, &mut ancillary, flags) {
+            Ok(_) => Ok(true),
+            // TOOMANYREFS: the peer has left too many descriptors unread; that too passes when
+            // it reads.
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Packets the peer has not had room for. Nothing more is read from a peer while any wait, which
+/// bounds it to the answers of one request.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    waiting: VecDeque<Outgoing>,
+}
+
+impl Outbox {
+    /// Sends `packet`, or keeps it until [`Outbox::flush`].
+    pub fn send(&mut self, socket: BorrowedFd<'_>, packet: Outgoing) -> io::Result<()> {
+        self.waiting.push_back(packet);
+        self.flush(socket)
+    }
+
+    /// Sends what can be sent.
+    pub fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        while let Some(packet) = self.waiting.front() {
+            if !packet.send(socket)? {
+                return Ok(());
+            }
+            self.waiting.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Whether everything has been sent.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+/// Most descriptors of one packet: the Hello reply's arena, channel and one eventfd per worker.
+const MOST_DESCRIPTORS: usize = 80;
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn outgoing(octets: &[u8], descriptors: usize) -> Outgoing {
+        let open = || std::fs::File::open("/dev/null").unwrap_or_else(|e| panic!("{e}")).into();
+        Outgoing {
+            octets: octets.to_vec(),
+            descriptors: (0..descriptors).map(|_| open()).collect(),
+        }
+    }
+
+    #[test]
+    fn looking_tells_length_and_descriptors_without_taking_them() {
+        let (a, b) = pair();
+        let mut buffer = [0; MAX_MESSAGE];
+        assert_eq!(peek(b.as_fd(), &mut buffer).ok(), Some(Front::Empty));
+        let mut outbox = Outbox::default();
+        for n in [0, 1, 5] {
+            assert!(outbox.send(a.as_fd(), outgoing(b"hello", n)).is_ok());
+        }
+        let long = vec![7; MAX_MESSAGE + 100];
+        assert!(outbox.send(a.as_fd(), outgoing(&long, 0)).is_ok());
+        let packet = |len, descriptors| Some(Front::Packet { len, descriptors });
+
+        assert_eq!(peek(b.as_fd(), &mut buffer).ok(), packet(5, false));
+        assert_eq!(&buffer[..5], b"hello");
+        assert!(take(b.as_fd()).is_ok());
+
+        assert_eq!(peek(b.as_fd(), &mut buffer).ok(), packet(5, true));
+        let (descriptors, more) = take_descriptors(b.as_fd()).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((descriptors.len(), more), (1, false));
+
+        assert_eq!(peek(b.as_fd(), &mut buffer).ok(), packet(5, true));
+        let (descriptors, more) = take_descriptors(b.as_fd()).unwrap_or_else(|e| panic!("{e}"));
+        assert!((1..5).contains(&descriptors.len()) && more, "{}", descriptors.len());
+
+        assert_eq!(peek(b.as_fd(), &mut buffer).ok(), packet(MAX_MESSAGE + 100, false));
+        assert!(take(b.as_fd()).is_ok());
+        drop(a);
+        assert_eq!(peek(b.as_fd(), &mut buffer).ok(), Some(Front::End));
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_is_waited_for_without_blocking() {
+        let (a, b) = pair();
+        let mut outbox = Outbox::default();
+        let mut sent = 0;
+        while outbox.is_empty() {
+            assert!(outbox.send(a.as_fd(), outgoing(&[1; 4096], 0)).is_ok());
+            sent += 1;
+        }
+        let mut buffer = [0; MAX_MESSAGE];
+        let mut received = 0;
+        while let Ok(Front::Packet { len, .. }) = peek(b.as_fd(), &mut buffer) {
+            assert_eq!(len, 4096);
+            assert!(take(b.as_fd()).is_ok());
+            received += 1;
+            assert!(outbox.flush(a.as_fd()).is_ok());
+        }
+        assert_eq!(sent, received);
+        assert!(outbox.is_empty());
+    }
+}

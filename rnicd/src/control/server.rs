@@ -1,0 +1,547 @@
+//! The control loop.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Interest, Poll, Token, Waker};
+use rnic_core::abi::ABI_VERSION;
+use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal, ReplyBody};
+use rnic_core::types::{SessionId, Time};
+use slab::Slab;
+
+use super::connection::{Connection, End, Incoming, Stage};
+use super::options;
+use super::reaper::Reaper;
+use super::socket::{ControlSocket, SocketError};
+use crate::cm::ConnectionManager;
+use crate::config::Config;
+use crate::log::Damper;
+use crate::privilege::{Peer, Signals};
+use crate::resource::{Capacity, Given, Manager, Random, Welcome};
+use crate::worker::{Workers, clock};
+
+/// Why the daemon did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The control socket could not be taken.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The operating system refused something else.
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's error.
+        error: io::Error,
+    },
+}
+
+/// The daemon, listening. [`Server::run`] makes it work.
+pub struct Server {
+    poll: Poll,
+    socket: Option<ControlSocket>,
+    signals: Option<Signals>,
+    stop: Stopper,
+    manager: Manager,
+    reaper: Reaper,
+    connections: Slab<Connection>,
+    by_session: HashMap<SessionId, usize>,
+    /// Connections that may have something to read.
+    ready: VecDeque<usize>,
+    /// When to look for clients again after descriptors ran out.
+    accept_again: Option<Time>,
+    hostile: Damper,
+    buffer: Box<[u8; MAX_MESSAGE]>,
+    stopping: Option<Time>,
+}
+
+/// Tells a server from another thread to stop.
+#[derive(Clone)]
+pub struct Stopper {
+    asked: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+}
+
+impl Stopper {
+    /// Asks it to stop in order.
+    pub fn stop(&self) {
+        self.asked.store(true, Ordering::Release);
+        // An eventfd of our own: writing fails only when it rings already.
+        let _ = self.waker.wake();
+    }
+}
+
+impl Server {
+    /// Takes the control socket and starts the workers. Signals are for a server that is told by
+    /// them to stop.
+    pub fn start(
+        config: Config,
+        socket: Option<&Path>,
+        signals: Option<Signals>,
+    ) -> Result<Self, StartError> {
+        let socket = ControlSocket::open(socket, &config.control)?;
+        let capacity = Capacity::of_this_process(&config);
+        rnic_core::shm::fault::install().map_err(system("cannot install the fault handler"))?;
+        let poll = Poll::new().map_err(system("cannot make a poll"))?;
+        let registry = poll.registry();
+        let registered = || -> io::Result<Arc<Waker>> {
+            let interest = Interest::READABLE;
+            registry.register(&mut SourceFd(&socket.as_fd().as_raw_fd()), LISTENER, interest)?;
+            if let Some(signals) = &signals {
+                registry.register(
+                    &mut SourceFd(&signals.as_fd().as_raw_fd()),
+                    SIGNALS,
+                    interest,
+                )?;
+            }
+            Ok(Arc::new(Waker::new(registry, WAKER)?))
+        };
+        let waker = registered().map_err(system("cannot register with the poll"))?;
+        let clone = registry.try_clone().map_err(system("cannot share the poll"))?;
+        let options = options::cm(&config);
+        let cm = ConnectionManager::new(clone, FIRST_CM.0, options);
+        let options = options::workers(&config);
+        let workers = Workers::start(capacity.workers, &options, waker.clone())
+            .map_err(system("cannot start workers"))?;
+        let reaper = Reaper::start().map_err(system("cannot start the reaper"))?;
+        let random = Random::from_system().map_err(system("cannot read random numbers"))?;
+        let count = capacity.workers;
+        let loopback = config.engine.loopback.name();
+        let manager = Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
+        tracing::info!(
+            socket = %socket.path().display(),
+            pid = std::process::id(),
+            workers = count,
+            loopback,
+            "listening"
+        );
+        Ok(Server {
+            poll,
+            socket: Some(socket),
+            signals,
+            stop: Stopper { asked: Arc::default(), waker },
+            manager,
+            reaper,
+            connections: Slab::new(),
+            by_session: HashMap::new(),
+            ready: VecDeque::new(),
+            accept_again: None,
+            hostile: Damper::new(10, Duration::from_secs(60)),
+            buffer: Box::new([0; MAX_MESSAGE]),
+            stopping: None,
+        })
+    }
+
+    /// Something to stop it with.
+    pub fn stopper(&self) -> Stopper {
+        self.stop.clone()
+    }
+
+    /// Works until told to stop.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = mio::Events::with_capacity(256);
+        while !self.has_stopped() {
+            let patience = self.patience();
+            match self.poll.poll(&mut events, patience) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                other => other?,
+            }
+            let now = clock::now();
+            for event in &events {
+                self.handle_ready(event.token(), event, now)?;
+            }
+            if self.stop.asked.load(Ordering::Acquire) {
+                self.begin_stop(now);
+            }
+            self.handle_timeouts(now);
+            self.manager.settle();
+            self.serve(now);
+        }
+        tracing::info!(hostile = self.hostile.total(), "stopped");
+        self.manager.stop();
+        Ok(())
+    }
+
+    fn has_stopped(&self) -> bool {
+        // Sessions that a worker does not let go in time are left to the end of the process.
+        self.stopping.is_some_and(|by| self.manager.sessions() == 0 || clock::now() >= by)
+    }
+
+    /// How long the poll may sleep.
+    fn patience(&mut self) -> Option<Duration> {
+        if !self.ready.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let greeting = self.connections.iter().filter_map(|(_, c)| match c.stage {
+            Stage::AwaitHello { deadline } => Some(deadline),
+            _ => None,
+        });
+        let cm = self.manager.connections().next_timeout();
+        let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).min()?;
+        // Rounded up, so that nothing is due just after waking for nothing.
+        Some(next.since(clock::now()) + Duration::from_millis(1))
+    }
+
+    fn handle_ready(
+        &mut self,
+        token: Token,
+        event: &mio::event::Event,
+        now: Time,
+    ) -> io::Result<()> {
+        match token {
+            LISTENER => self.accept(now),
+            WAKER => {}
+            SIGNALS => self.handle_signals(now)?,
+            Token(n) if n >= FIRST_CM.0 => {
+                let (readable, writable) = (event.is_readable(), event.is_writable());
+                self.manager.connections().handle_ready(token, readable, writable, now);
+            }
+            Token(n) => {
+                let n = n - FIRST_CLIENT;
+                // The client may be another than when the event was collected: everything here
+                // looks before it believes.
+                self.handle_client(n / SOURCES, n % SOURCES, event.is_writable(), now);
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_client(&mut self, key: usize, source: usize, writable: bool, now: Time) {
+        let Some(client) = self.connections.get_mut(key) else { return };
+        match source {
+            SOCKET => {
+                client.readable = true;
+                if writable && let Err(error) = client.flush() {
+                    return self.end(key, End::Failed(error), now);
+                }
+                self.enqueue(key);
+            }
+            PROCESS => {
+                if client.peer.has_exited() {
+                    self.end(key, End::Exited, now);
+                }
+            }
+            _ => {
+                if let Some(events) = &client.events {
+                    // A channel that nobody reads any more is the client's loss.
+                    let _ = events.flush();
+                }
+            }
+        }
+    }
+
+    fn handle_signals(&mut self, now: Time) -> io::Result<()> {
+        let Some(signals) = &self.signals else { return Ok(()) };
+        let mut stop = false;
+        while let Some(signal) = signals.next()? {
+            match signal.number {
+                libc::SIGHUP => tracing::warn!("SIGHUP: reloading is not built yet; ignored"),
+                number => {
+                    tracing::info!(signal = number, "stopping");
+                    stop = true;
+                }
+            }
+        }
+        if stop {
+            match self.stopping {
+                None => self.begin_stop(now),
+                // Asked twice: whoever asks does not want to wait.
+                Some(_) => self.stopping = Some(now),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up path and lock before anything else, then ends every session.
+    fn begin_stop(&mut self, now: Time) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(now.after(STOP_DEADLINE));
+        if let Some(socket) = self.socket.take() {
+            let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
+        }
+        self.accept_again = None;
+        let keys: Vec<usize> = self.connections.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            self.end(key, End::Stopping, now);
+        }
+    }
+
+    fn handle_timeouts(&mut self, now: Time) {
+        if self.manager.connections().next_timeout().is_some_and(|at| at <= now) {
+            self.manager.connections().handle_timeout(now);
+        }
+        if self.accept_again.is_some_and(|at| at <= now) {
+            self.accept_again = None;
+            self.accept(now);
+        }
+        let silent =
+            |c: &Connection| matches!(c.stage, Stage::AwaitHello { deadline } if deadline <= now);
+        let silent: Vec<usize> =
+            self.connections.iter().filter(|(_, c)| silent(c)).map(|(key, _)| key).collect();
+        for key in silent {
+            self.end(key, End::Silent, now);
+        }
+    }
+
+    /// Takes in clients that wait, as long as there are descriptors.
+    fn accept(&mut self, now: Time) {
+        for _ in 0..ACCEPTS {
+            let Some(socket) = &self.socket else { return };
+            let (client, peer) = match socket.accept() {
+                Ok(None) => return,
+                Ok(Some(client)) => match Peer::of(client.as_fd()) {
+                    Ok(peer) => (client, peer),
+                    Err(error) => {
+                        tracing::debug!(%error, "a client was gone before it was known");
+                        continue;
+                    }
+                },
+                Err(error) => {
+                    if let Some(suppressed) = self.hostile.count(Instant::now()) {
+                        tracing::warn!(%error, suppressed, "cannot accept clients for now");
+                    }
+                    self.accept_again = Some(now.after(ACCEPT_PAUSE));
+                    return;
+                }
+            };
+            let same = |c: &Connection| c.session().is_none() && c.peer.uid == peer.uid;
+            let silent = self.connections.iter().filter(|(_, c)| same(c)).count();
+            if silent < SILENT_PER_USER {
+                self.add(Connection::new(client, peer, now.after(HELLO_DEADLINE)));
+            } else if let Some(suppressed) = self.hostile.count(Instant::now()) {
+                tracing::warn!(uid = peer.uid, suppressed, "too many clients without a Hello");
+            }
+        }
+        // More may wait, and the poll reports only what is new.
+        self.accept_again = Some(now);
+    }
+
+    fn add(&mut self, client: Connection) {
+        let entry = self.connections.vacant_entry();
+        let token = |source| Token(FIRST_CLIENT + entry.key() * SOURCES + source);
+        let registry = self.poll.registry();
+        let both = Interest::READABLE | Interest::WRITABLE;
+        let socket = client.as_fd().as_raw_fd();
+        let process = client.peer.process.as_raw_fd();
+        let registered =
+            registry.register(&mut SourceFd(&socket), token(SOCKET), both).and_then(|()| {
+                registry.register(&mut SourceFd(&process), token(PROCESS), Interest::READABLE)
+            });
+        match registered {
+            Ok(()) => {
+                let key = entry.key();
+                entry.insert(client);
+                self.enqueue(key);
+            }
+            Err(error) => tracing::warn!(%error, "cannot watch a client"),
+        }
+    }
+
+    fn enqueue(&mut self, key: usize) {
+        if let Some(client) = self.connections.get_mut(key)
+            && !client.queued
+        {
+            client.queued = true;
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Answers what is due, then carries out a bounded number of requests of each client.
+    fn serve(&mut self, now: Time) {
+        self.settle_clients(now);
+        for _ in 0..self.ready.len() {
+            let Some(key) = self.ready.pop_front() else { return };
+            if let Some(client) = self.connections.get_mut(key) {
+                client.queued = false;
+            }
+            for turn in 0..REQUESTS_PER_TURN {
+                let Some(client) = self.connections.get_mut(key) else { break };
+                match client.receive(&mut self.buffer, &self.reaper) {
+                    Incoming::Nothing => break,
+                    Incoming::Hello(hello) => self.greet(key, hello, now),
+                    Incoming::Request(request, descriptor) => {
+                        let Some(session) = client.session() else { break };
+                        let id = request.id;
+                        // Before the answer, which may be there at once.
+                        client.stage = Stage::AwaitWorkers { session, request: id };
+                        match self.manager.request(session, request.body, descriptor, now) {
+                            Ok(Given::Later) => {}
+                            Ok(Given::Now(body, fds)) => self.answer(session, Ok((body, fds)), now),
+                            Err(refusal) => self.answer(session, Err(refusal), now),
+                        }
+                        self.settle_clients(now);
+                    }
+                    Incoming::End(end) => {
+                        self.end(key, end, now);
+                        break;
+                    }
+                }
+                if turn + 1 == REQUESTS_PER_TURN {
+                    self.enqueue(key);
+                }
+            }
+        }
+    }
+
+    /// Passes on answers that the workers were waited for, and ends sessions that misbehaved.
+    fn settle_clients(&mut self, now: Time) {
+        while let Some((session, result)) = self.manager.poll_answer() {
+            self.answer(session, result, now);
+        }
+        while let Some((session, why)) = self.manager.poll_ended() {
+            if let Some(key) = self.by_session.get(&session) {
+                self.end(*key, End::Misbehaved(why), now);
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        session: SessionId,
+        result: Result<(ReplyBody, Vec<std::os::fd::OwnedFd>), Refusal>,
+        now: Time,
+    ) {
+        let Some(&key) = self.by_session.get(&session) else { return };
+        let Some(client) = self.connections.get_mut(key) else { return };
+        let Stage::AwaitWorkers { request, .. } = client.stage else { return };
+        client.stage = Stage::AwaitRequest(session);
+        match client.reply(request, result) {
+            Ok(()) => self.enqueue(key),
+            Err(error) => self.end(key, ended_by(error), now),
+        }
+    }
+
+    fn greet(&mut self, key: usize, hello: Hello, now: Time) {
+        let Some(client) = self.connections.get_mut(key) else { return };
+        let opened = if self.stopping.is_some() {
+            Err(HelloStatus::Stopping)
+        } else if !(hello.min_version..=hello.max_version).contains(&ABI_VERSION) {
+            Err(HelloStatus::Version)
+        } else {
+            self.manager.open_session(&client.peer)
+        };
+        let (session, Welcome { reply, descriptors, events }) = match opened {
+            Ok(opened) => opened,
+            Err(status) => {
+                tracing::debug!(pid = client.peer.pid, ?status, "turned away");
+                // It is turned away whether or not it hears why.
+                let _ = client.welcome(turned_away(status), Vec::new());
+                self.remove(key);
+                return;
+            }
+        };
+        tracing::debug!(
+            %session,
+            pid = client.peer.pid,
+            uid = client.peer.uid,
+            command = client.peer.command,
+            "session opened"
+        );
+        client.stage = Stage::AwaitRequest(session);
+        let channel = events.as_fd().as_raw_fd();
+        client.events = Some(events);
+        self.by_session.insert(session, key);
+        let token = Token(FIRST_CLIENT + key * SOURCES + EVENTS);
+        let watched =
+            self.poll.registry().register(&mut SourceFd(&channel), token, Interest::WRITABLE);
+        let sent = watched.and_then(|()| client.welcome(reply, descriptors));
+        if let Err(error) = sent {
+            self.end(key, ended_by(error), now);
+        }
+    }
+
+    /// Ends a client and whatever it owned.
+    fn end(&mut self, key: usize, end: End, now: Time) {
+        let Some(client) = self.connections.get_mut(key) else { return };
+        let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
+        if let End::Malformed(why) = &end
+            && session.is_some()
+        {
+            // The id, if there was one, is part of what could not be read.
+            let _ = client.reply(0, Err(Refusal::Malformed { why: why.clone() }));
+        }
+        if end.is_hostile() {
+            self.manager.count_misbehaviour();
+            if let Some(suppressed) = self.hostile.count(Instant::now()) {
+                let command = &client.peer.command;
+                tracing::warn!(pid, uid, command, suppressed, reason = %end, "client ended");
+            }
+        } else {
+            tracing::debug!(pid, uid, reason = %end, "client ended");
+        }
+        self.remove(key);
+        if let Some(session) = session {
+            self.manager.close_session(session, now);
+        }
+    }
+
+    fn remove(&mut self, key: usize) {
+        let Some(client) = self.connections.try_remove(key) else { return };
+        if let Some(session) = client.session() {
+            self.by_session.remove(&session);
+        }
+        let events = client.events.as_ref().map(|e| e.as_fd().as_raw_fd());
+        let sources = [client.as_fd().as_raw_fd(), client.peer.process.as_raw_fd()];
+        for fd in sources.into_iter().chain(events) {
+            // All are registered; workers may hold the event channel a little longer.
+            let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
+        }
+        self.reaper.drop_later(client);
+    }
+}
+
+fn turned_away(status: HelloStatus) -> HelloReply {
+    HelloReply {
+        status: status as u32,
+        version: ABI_VERSION,
+        workers: 0,
+        session: SessionId(0),
+        arena_len: 0,
+        features: 0,
+    }
+}
+
+/// Why a client ends to which nothing can be sent.
+fn ended_by(error: io::Error) -> End {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => End::Closed,
+        _ => End::Failed(error),
+    }
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
+    move |error| StartError::System { what, error }
+}
+
+const LISTENER: Token = Token(0);
+const SIGNALS: Token = Token(1);
+const WAKER: Token = Token(2);
+/// Clients have [`SOURCES`] tokens each from here on.
+const FIRST_CLIENT: usize = 16;
+const SOURCES: usize = 3;
+const SOCKET: usize = 0;
+const PROCESS: usize = 1;
+const EVENTS: usize = 2;
+/// The connection manager's tokens; no slab of clients grows that long.
+const FIRST_CM: Token = Token(1 << 32);
+
+/// How long a client may take for its Hello.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+/// Clients of one user that may be connected without a Hello.
+const SILENT_PER_USER: usize = 64;
+/// Clients taken in before others have their turn.
+const ACCEPTS: usize = 64;
+/// How long to wait for descriptors to become free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Requests of one client before others have their turn.
+const REQUESTS_PER_TURN: usize = 16;
+/// How long sessions may take to end when the daemon stops.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);

@@ -1,0 +1,333 @@
+//! The control socket's place in the file system: which path, who owns it, who may connect.
+//!
+//! A lock file beside the socket decides who owns the path; a socket that is left over is removed
+//! only by the owner of the lock. Both are gone when the [`ControlSocket`] is.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
+};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::config::Control;
+use crate::privilege;
+
+/// Why the daemon could not take its socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Another daemon has it.
+    #[error("{path} belongs to a running daemon (pid {pid}); stop it or choose another --socket")]
+    Taken {
+        /// The socket.
+        path: PathBuf,
+        /// Who has it, as it wrote down itself.
+        pid: String,
+    },
+    /// Something else lies there.
+    #[error("{path} exists and is no socket; remove it or choose another --socket")]
+    NotASocket {
+        /// What lies there.
+        path: PathBuf,
+    },
+    /// The folder in the temp dir is not safe to use.
+    #[error("{path} is not a folder of this user with mode 0700: {why}")]
+    UnsafeFolder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A group of the configuration does not exist.
+    #[error("control.group = {group:?}: no such group")]
+    NoSuchGroup {
+        /// The group as configured.
+        group: String,
+    },
+    /// The operating system refused.
+    #[error("{what} {path}: {error}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+}
+
+/// A listening socket with its path and lock.
+#[derive(Debug)]
+pub struct ControlSocket {
+    socket: OwnedFd,
+    path: PathBuf,
+    lock_path: PathBuf,
+    /// Held for its lock.
+    _lock: File,
+}
+
+impl ControlSocket {
+    /// Takes `path`, or the place that suits whoever runs the daemon, and listens there.
+    pub fn open(path: Option<&Path>, control: &Control) -> Result<Self, SocketError> {
+        let path = match path.or(control.socket.as_deref()) {
+            Some(path) => path.to_owned(),
+            None => default_path()?,
+        };
+        let mut lock_path = path.clone().into_os_string();
+        lock_path.push(".lock");
+        let lock_path = PathBuf::from(lock_path);
+        let lock = take_lock(&path, &lock_path)?;
+        let opened = remove_stale(&path).and_then(|()| listen(&path, control));
+        match opened {
+            Ok(socket) => Ok(ControlSocket { socket, path, lock_path, _lock: lock }),
+            Err(error) => {
+                // Ours to remove: we hold the lock.
+                let _ = std::fs::remove_file(&lock_path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where clients connect.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next client, if one waits.
+    pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.socket, flags) {
+            Ok(client) => Ok(Some(client)),
+            Err(rustix::io::Errno::AGAIN) => Ok(None),
+            Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for ControlSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        // The lock is held until both are gone, so no other daemon's files are removed here. A
+        // file that somebody else removed already is as good as removed.
+        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.lock_path);
+    }
+}
+
+fn default_path() -> Result<PathBuf, SocketError> {
+    if privilege::own_user() == 0 {
+        let folder = Path::new("/run/rnicd");
+        let made = std::fs::DirBuilder::new().mode(0o755).recursive(true).create(folder);
+        made.map_err(system("cannot make folder", folder))?;
+        return Ok(folder.join("rnicd.sock"));
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
+        Some(folder) if folder.is_absolute() => Ok(folder.join("rnicd.sock")),
+        _ => Ok(own_folder(&std::env::temp_dir())?.join("rnicd.sock")),
+    }
+}
+
+/// This user's folder in `temp`, made if it is not there, checked if it is: anybody may write to
+/// the temp dir, so what lies there under our name may be somebody else's.
+fn own_folder(temp: &Path) -> Result<PathBuf, SocketError> {
+    let user = privilege::own_user();
+    let path = temp.join(format!("rnicd-{user}"));
+    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(system("cannot make folder", &path)(error)),
+    }
+    let found = std::fs::symlink_metadata(&path).map_err(system("cannot look at", &path))?;
+    let why = if !found.is_dir() {
+        "it is something else".to_owned()
+    } else if found.uid() != user {
+        format!("it belongs to user {}", found.uid())
+    } else if found.mode() & 0o077 != 0 {
+        format!("its mode is {:04o}", found.mode() & 0o7777)
+    } else {
+        return Ok(path);
+    };
+    Err(SocketError::UnsafeFolder { path, why })
+}
+
+fn take_lock(path: &Path, lock_path: &Path) -> Result<File, SocketError> {
+    loop {
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(lock_path)
+            .map_err(system("cannot open lock file", lock_path))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                let mut pid = String::new();
+                // A lock file we cannot read still says that somebody is there.
+                let _ = lock.take(32).read_to_string(&mut pid);
+                let pid = match pid.trim() {
+                    "" => "unknown".to_owned(),
+                    pid => pid.chars().filter(char::is_ascii_digit).collect(),
+                };
+                return Err(SocketError::Taken { path: path.to_owned(), pid });
+            }
+            Err(error) => return Err(system("cannot lock", lock_path)(error.into())),
+        }
+        // The owner before us removes the file before it lets the lock go: then we hold the lock
+        // of a file that nobody else will find.
+        let same = match (lock.metadata(), std::fs::symlink_metadata(lock_path)) {
+            (Ok(held), Ok(there)) => held.dev() == there.dev() && held.ino() == there.ino(),
+            _ => false,
+        };
+        if same {
+            let write = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
+            write.map_err(system("cannot write lock file", lock_path))?;
+            return Ok(lock);
+        }
+    }
+}
+
+/// Removes the socket of a daemon that is gone. The caller holds the lock.
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => {
+            tracing::info!(path = %path.display(), "removing the socket of a daemon that is gone");
+            std::fs::remove_file(path).map_err(system("cannot remove stale socket", path))
+        }
+        Ok(_) => Err(SocketError::NotASocket { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(system("cannot look at", path)(error)),
+    }
+}
+
+fn listen(path: &Path, control: &Control) -> Result<OwnedFd, SocketError> {
+    let group = match &control.group {
+        None => None,
+        Some(group) => Some(
+            privilege::group_id(group)
+                .ok_or_else(|| SocketError::NoSuchGroup { group: group.clone() })?,
+        ),
+    };
+    let mode = control.mode.unwrap_or(if privilege::own_user() == 0 { 0o660 } else { 0o600 });
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let bound = || -> rustix::io::Result<OwnedFd> {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // The path gets the mode of the unbound socket, less the umask: at no time does it allow
+        // more than it should.
+        fchmod(&socket, Mode::from_raw_mode(mode))?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    };
+    let socket = bound().map_err(|e| system("cannot bind", path)(e.into()))?;
+    let finish = || -> io::Result<()> {
+        if group.is_some() {
+            chown(path, None, group)?;
+        }
+        std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+        Ok(rustix::net::listen(&socket, BACKLOG)?)
+    };
+    finish().map_err(|error| {
+        // Ours, as we hold the lock and have bound it.
+        let _ = std::fs::remove_file(path);
+        system("cannot open to clients", path)(error)
+    })?;
+    Ok(socket)
+}
+
+fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
+    let path = path.to_owned();
+    move |error| SocketError::System { what, path, error }
+}
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn open(path: &Path) -> Result<ControlSocket, SocketError> {
+        ControlSocket::open(Some(path), &Control::default())
+    }
+
+    #[test]
+    fn socket_and_lock_are_gone_after_it() {
+        let dir = folder();
+        let path = dir.path().join("s");
+        let socket = open(&path).unwrap_or_else(|e| panic!("{e}"));
+        let mode = std::fs::metadata(&path).map(|m| m.mode() & 0o777).ok();
+        let expected = if privilege::own_user() == 0 { 0o660 } else { 0o600 };
+        assert_eq!(mode, Some(expected));
+        drop(socket);
+        assert_eq!(std::fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(0));
+    }
+
+    #[test]
+    fn a_second_daemon_is_told_who_has_it() {
+        let dir = folder();
+        let path = dir.path().join("s");
+        let _first = open(&path).unwrap_or_else(|e| panic!("{e}"));
+        let error = open(&path).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced() {
+        let dir = folder();
+        let path = dir.path().join("s");
+        drop(std::os::unix::net::UnixListener::bind(&path));
+        std::fs::write(dir.path().join("s.lock"), "4711\n").unwrap_or_else(|e| panic!("{e}"));
+        assert!(path.exists());
+        assert!(open(&path).is_ok());
+    }
+
+    #[test]
+    fn a_file_in_the_way_is_left_alone() {
+        let dir = folder();
+        let path = dir.path().join("s");
+        std::fs::write(&path, "precious").unwrap_or_else(|e| panic!("{e}"));
+        assert!(matches!(open(&path), Err(SocketError::NotASocket { .. })));
+        assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), Some("precious"));
+        assert!(!dir.path().join("s.lock").exists());
+    }
+
+    #[test]
+    fn an_unknown_group_is_named() {
+        let dir = folder();
+        let control = Control { group: Some("no-such-group".to_owned()), ..Control::default() };
+        let error = ControlSocket::open(Some(&dir.path().join("s")), &control);
+        assert!(error.is_err_and(|e| e.to_string().contains("no-such-group")));
+    }
+
+    #[test]
+    fn a_folder_in_the_temp_dir_is_verified() {
+        let dir = folder();
+        let made = own_folder(dir.path()).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(own_folder(dir.path()).ok(), Some(made.clone()));
+        std::fs::set_permissions(&made, Permissions::from_mode(0o755))
+            .unwrap_or_else(|e| panic!("{e}"));
+        let error = own_folder(dir.path()).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("its mode is 0755"), "{error}");
+        std::fs::remove_dir(&made).unwrap_or_else(|e| panic!("{e}"));
+        std::os::unix::fs::symlink(dir.path(), &made).unwrap_or_else(|e| panic!("{e}"));
+        assert!(matches!(own_folder(dir.path()), Err(SocketError::UnsafeFolder { .. })));
+    }
+}

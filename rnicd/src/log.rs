@@ -1,0 +1,84 @@
+//! Logging to stderr, and a damper for what hostile clients and peers can cause at will.
+//!
+//! Structured fields go through `tracing`; who calls is the binary at its start. [`Damper`] counts
+//! always and speaks seldom: a client that misbehaves a million times costs a few lines a minute.
+
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::Log;
+
+/// Starts logging to stderr at the configured level, unless `RUST_LOG` says otherwise. Returns
+/// what was wrong with `RUST_LOG`, if it was not usable.
+pub fn start(log: &Log) -> Option<String> {
+    let configured = || EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
+    let (filter, problem) = match std::env::var("RUST_LOG") {
+        Ok(text) => match EnvFilter::try_new(&text) {
+            Ok(filter) => (filter, None),
+            Err(error) => (configured(), Some(format!("RUST_LOG={text}: {error}"))),
+        },
+        Err(_) => (configured(), None),
+    };
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    // Fails only if this process logs already, as tests in one process may.
+    let _ = subscriber.try_init();
+    problem
+}
+
+/// Lets a few messages of a kind through per interval and counts the rest.
+#[derive(Debug)]
+pub struct Damper {
+    burst: u32,
+    interval: Duration,
+    began: Option<Instant>,
+    spoken: u32,
+    suppressed: u64,
+    total: u64,
+}
+
+impl Damper {
+    /// `burst` messages per `interval`.
+    pub fn new(burst: u32, interval: Duration) -> Self {
+        Damper { burst, interval, began: None, spoken: 0, suppressed: 0, total: 0 }
+    }
+
+    /// Counts one; whether to log it, and then how many were not logged since the last one.
+    pub fn count(&mut self, now: Instant) -> Option<u64> {
+        self.total += 1;
+        if self.began.is_none_or(|began| now.duration_since(began) >= self.interval) {
+            self.began = Some(now);
+            self.spoken = 0;
+        }
+        if self.spoken < self.burst {
+            self.spoken += 1;
+            return Some(std::mem::take(&mut self.suppressed));
+        }
+        self.suppressed += 1;
+        None
+    }
+
+    /// How many there were in all.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_counted_and_mostly_silent() {
+        let mut damper = Damper::new(2, Duration::from_secs(60));
+        let start = Instant::now();
+        let spoken = (0..1000).filter(|_| damper.count(start).is_some()).count();
+        assert_eq!((spoken, damper.total()), (2, 1000));
+        assert_eq!(damper.count(start + Duration::from_secs(61)), Some(998));
+        assert_eq!(damper.count(start + Duration::from_secs(61)), Some(0));
+        assert_eq!(damper.count(start + Duration::from_secs(62)), None);
+    }
+}

@@ -1,0 +1,32 @@
+//! What the kernel knows about processes: who a peer is, whether it lives, which signals came.
+//!
+//! The one place of the daemon with `unsafe` code, so that a reader can check all of it at once.
+//! It decides nothing: `control` asks who is there, `exec` passes signals on.
+#![allow(unsafe_code)]
+
+mod peer;
+mod signals;
+
+pub use peer::{Peer, group_id, user_id};
+pub use signals::{Signal, SignalSet, Signals, die_of, send_signal};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Raises the soft limit on descriptors to the hard one; returns the limit in force.
+pub fn raise_descriptor_limit() -> u64 {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: maximum, maximum };
+    match setrlimit(Resource::Nofile, raised) {
+        // No limit at all is more than the kernel ever gives.
+        Ok(()) => maximum.unwrap_or(u64::MAX),
+        Err(error) => {
+            tracing::warn!(%error, "could not raise the soft limit on descriptors");
+            current.unwrap_or(u64::MAX)
+        }
+    }
+}
+
+/// The user the daemon runs as.
+pub fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}

@@ -1,0 +1,130 @@
+//! The process at the other end of a Unix socket, as the kernel recorded it at `connect`.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Identity of a peer, and a descriptor that becomes readable when it exits.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its process id in our namespace; 0 if it is not visible there.
+    pub pid: i32,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+    /// Its command name, printable.
+    pub command: String,
+    /// The process itself.
+    pub process: OwnedFd,
+}
+
+impl Peer {
+    /// Asks the kernel who connected `socket`.
+    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let credentials = socket_peercred(socket)?;
+        let process = match peer_pidfd(socket) {
+            Ok(process) => process,
+            // Kernels before 6.5. The pid may have been reused since connect, but only if the
+            // peer is gone already; then the socket's end tells as well.
+            Err(_) => pidfd_open(credentials.pid, PidfdFlags::NONBLOCK)?,
+        };
+        Ok(Peer {
+            pid: credentials.pid.as_raw_nonzero().get(),
+            uid: credentials.uid.as_raw(),
+            gid: credentials.gid.as_raw(),
+            command: command(credentials.pid),
+            process,
+        })
+    }
+
+    /// Whether the process has exited.
+    pub fn has_exited(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let process = self.process.as_fd();
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0)
+    }
+}
+
+/// `SO_PEERPIDFD`: names the process that connected, whatever became of its number.
+fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: getsockopt writes at most `len` octets to `fd`. `fd` is a live local of exactly
+    // that size and alignment, `len` is initialised to its size, and both outlive the call. The
+    // socket is borrowed, so its descriptor is open.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 || fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us (with O_CLOEXEC), nobody else
+    // knows its number, and it is not negative.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The command name of `pid`, without characters that could trouble a terminal.
+fn command(pid: Pid) -> String {
+    let path = format!("/proc/{}/comm", pid.as_raw_nonzero());
+    let raw = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&raw);
+    text.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).take(16).collect()
+}
+
+/// The number of a user given by name or number, from `/etc/passwd`.
+pub fn user_id(name: &str) -> Option<u32> {
+    id_in("/etc/passwd", name)
+}
+
+/// The number of a group given by name or number, from `/etc/group`.
+pub fn group_id(name: &str) -> Option<u32> {
+    id_in("/etc/group", name)
+}
+
+fn id_in(file: &str, name: &str) -> Option<u32> {
+    if let Ok(number) = name.parse() {
+        return Some(number);
+    }
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_socketpair_is_this_process() {
+        let (a, _b) = UnixStream::pair().unwrap_or_else(|e| panic!("{e}"));
+        let peer = Peer::of(a.as_fd()).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(peer.pid, rustix::process::getpid().as_raw_nonzero().get());
+        assert_eq!(peer.uid, super::super::own_user());
+        assert!(!peer.command.is_empty());
+        assert!(!peer.has_exited());
+    }
+
+    #[test]
+    fn users_and_groups_are_found_by_name_and_number() {
+        assert_eq!(user_id("root"), Some(0));
+        assert_eq!(group_id("root"), Some(0));
+        assert_eq!(user_id("1234"), Some(1234));
+        assert_eq!(user_id("no such user"), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! What this process can really give: limits of the configuration met with those of the machine.
+
+use crate::config::Config;
+
+/// Workers and limits in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Worker threads.
+    pub workers: u32,
+    /// Queue pairs of the device: as configured, or what the descriptors allow.
+    pub qps: u32,
+    /// The soft limit on descriptors, after it was raised.
+    pub nofile: u64,
+}
+
+impl Capacity {
+    /// Raises the soft limit on descriptors to the hard one and derives what follows from it.
+    pub fn of_this_process(config: &Config) -> Self {
+        Capacity::derive(config, crate::privilege::raise_descriptor_limit(), cpus())
+    }
+
+    /// What `nofile` descriptors and `cpus` CPUs allow.
+    pub fn derive(config: &Config, nofile: u64, cpus: u32) -> Self {
+        let workers = config.engine.workers.unwrap_or((cpus / 2).max(1));
+        // A connected QP holds one descriptor. A quarter stays for sessions, channels, listeners
+        // and connections in start-up, which fail one by one and by name if that is too little.
+        let room = nofile.saturating_sub(RESERVED) / 4 * 3;
+        let qps = u32::try_from(room)
+            .map_or(config.limits.device.qps, |room| room.min(config.limits.device.qps));
+        Capacity { workers, qps, nofile }
+    }
+
+    /// Where the descriptors come from, in words.
+    pub fn reason(&self) -> String {
+        format!("RLIMIT_NOFILE = {} leaves {} for connections", self.nofile, self.room())
+    }
+
+    /// The key to name when QPs run out: the configured one, or what lowered it.
+    pub fn qps_key(&self, configured: u32) -> String {
+        match self.qps < configured {
+            true => format!("limits.qps (lowered by RLIMIT_NOFILE = {})", self.nofile),
+            false => "limits.qps".to_owned(),
+        }
+    }
+
+    fn room(&self) -> u64 {
+        self.nofile.saturating_sub(RESERVED) / 4 * 3
+    }
+}
+
+/// CPUs this process may run on.
+fn cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+}
+
+/// Descriptors of the daemon itself.
+const RESERVED: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_descriptors_lower_the_queue_pairs_and_say_so() {
+        let config = Config::default();
+        let small = Capacity::derive(&config, 1024, 2);
+        assert_eq!(small.qps, 720);
+        let key = small.qps_key(config.limits.device.qps);
+        assert_eq!(key, "limits.qps (lowered by RLIMIT_NOFILE = 1024)");
+        let large = Capacity::derive(&config, 1 << 20, 2);
+        assert_eq!(large.qps, config.limits.device.qps);
+        assert_eq!(large.qps_key(config.limits.device.qps), "limits.qps");
+        assert_eq!(Capacity::derive(&config, 10, 1).qps, 0);
+        assert_eq!(Capacity::derive(&config, u64::MAX, 1).qps, config.limits.device.qps);
+    }
+
+    #[test]
+    fn workers_are_half_the_cpus_unless_configured() {
+        let mut config = Config::default();
+        assert_eq!(Capacity::derive(&config, 1024, 1).workers, 1);
+        assert_eq!(Capacity::derive(&config, 1024, 9).workers, 4);
+        config.engine.workers = Some(3);
+        assert_eq!(Capacity::derive(&config, 1024, 1).workers, 3);
+    }
+}

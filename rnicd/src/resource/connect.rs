@@ -1,0 +1,284 @@
+//! Addresses, connection requests and connections: who may use which, and what becomes of QPs.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rnic_core::abi::control::{Event, Refusal, ReplyBody};
+use rnic_core::engine::QpConfig;
+use rnic_core::stream::startup::Negotiated;
+use rnic_core::types::*;
+
+use super::ledger::Kind;
+use super::session::{Connection, Listener, Phase, Qp, wrong_state};
+use super::{Answer, Given, Manager, find, refuse};
+use crate::cm::{AcceptParams, CmEvent, ConnectParams, DirectEnd};
+use crate::worker::BindEnd;
+
+impl Manager {
+    pub(super) fn bind(&mut self, id: SessionId, address: SocketAddr, context: u64) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let allowed = &self.config.device.addresses;
+        if !allowed.is_empty() && !allowed.contains(&address.ip()) {
+            return Err(Refusal::NotAllowed {
+                rule: "device.addresses".to_owned(),
+                what: format!("bind {address}"),
+            });
+        }
+        self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
+        let listener = ListenerId(self.handles.listeners.allocate(id));
+        match self.cm.bind(id, listener, address) {
+            Ok(address) => {
+                session.listeners.insert(listener, Listener { context, address });
+                Given::now(ReplyBody::Listener { listener, address })
+            }
+            Err(refusal) => {
+                self.handles.listeners.release(listener.0);
+                self.ledger.credit(&mut session.counts, Kind::Listeners, 1);
+                Err(refusal)
+            }
+        }
+    }
+
+    pub(super) fn listen(&mut self, id: SessionId, listener: ListenerId, backlog: u32) -> Answer {
+        find(&mut self.sessions, id)?.listener(listener)?;
+        let most = u64::from(self.config.limits.backlog);
+        refuse::at_most("backlog", u64::from(backlog), "limits.backlog", most)?;
+        self.cm.listen(listener, backlog)?;
+        Given::done()
+    }
+
+    pub(super) fn close_listener(
+        &mut self,
+        id: SessionId,
+        listener: ListenerId,
+        now: Time,
+    ) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        session.listener(listener)?;
+        self.cm.close_listener(listener, now)?;
+        session.listeners.remove(&listener);
+        session.requests.retain(|_, of| *of != listener);
+        self.handles.listeners.release(listener.0);
+        self.ledger.credit(&mut session.counts, Kind::Listeners, 1);
+        Given::done()
+    }
+
+    pub(super) fn connect(&mut self, id: SessionId, params: ConnectParams, now: Time) -> Answer {
+        self.check_reads(params.ird, params.ord)?;
+        let qp = params.qp;
+        let session = find(&mut self.sessions, id)?;
+        session.qp(qp)?.refuse_unless_idle(qp)?;
+        self.cm.connect(params, now)?;
+        self.hold(id, qp, Phase::Connecting);
+        Given::done()
+    }
+
+    pub(super) fn accept(&mut self, id: SessionId, params: AcceptParams, now: Time) -> Answer {
+        self.check_reads(params.ird, params.ord)?;
+        let (request, qp) = (params.request, params.qp);
+        let session = find(&mut self.sessions, id)?;
+        session.request(request)?;
+        session.qp(qp)?.refuse_unless_idle(qp)?;
+        self.cm.accept(params, now)?;
+        session.requests.remove(&request);
+        self.hold(id, qp, Phase::Accepting);
+        Given::done()
+    }
+
+    pub(super) fn reject(
+        &mut self,
+        id: SessionId,
+        request: RequestId,
+        private_data: &[u8],
+        now: Time,
+    ) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        session.request(request)?;
+        self.cm.reject(request, private_data, now)?;
+        session.requests.remove(&request);
+        Given::done()
+    }
+
+    pub(super) fn disconnect(&mut self, id: SessionId, qp: QpId, abort: bool) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        match object.phase {
+            Phase::Bound(worker) => self.workers.disconnect(worker, qp, abort),
+            Phase::Connecting(_) | Phase::Accepting(_) => {
+                self.cm.cancel(qp);
+                self.unreachable(qp, "given up by this side".to_owned());
+            }
+            Phase::Idle(_) | Phase::Leaving => {
+                let state = object.phase.name();
+                return Err(wrong_state(qp, state, "connecting or connected"));
+            }
+        }
+        Given::done()
+    }
+
+    /// Carries out what the connection manager says.
+    pub(super) fn handle_cm_event(&mut self, event: CmEvent) {
+        match event {
+            CmEvent::Request {
+                listener,
+                request,
+                addresses,
+                peer_ird,
+                peer_ord,
+                revision,
+                peer_to_peer,
+                private_data,
+            } => {
+                let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
+                let Ok(session) = find(&mut self.sessions, owner) else { return };
+                let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+                session.requests.insert(request, listener);
+                session.tell(&Event::ConnectionRequest {
+                    listener,
+                    context,
+                    request,
+                    addresses,
+                    peer_ird,
+                    peer_ord,
+                    revision,
+                    peer_to_peer,
+                    private_data,
+                });
+            }
+            CmEvent::Withdrawn { listener, request, reason } => {
+                let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
+                let Ok(session) = find(&mut self.sessions, owner) else { return };
+                let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+                // Told only of requests it was told about and has not decided.
+                if session.requests.remove(&request).is_some() {
+                    session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
+                }
+            }
+            CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
+                // Without a QP the stream is dropped, which ends the connection.
+                let Some(config) = self.take_connected(qp) else { return };
+                let worker = self.workers.least_loaded();
+                self.connected(qp, worker, "tcp", &negotiated, addresses);
+                let end = BindEnd { config, negotiated: *negotiated, addresses };
+                self.workers.bind_tcp(worker, end, stream);
+            }
+            CmEvent::ConnectedDirect { active, passive } => self.bind_direct(*active, *passive),
+            CmEvent::Rejected { qp, private_data } => {
+                let Some((session, object)) = self.qp_of(qp) else { return };
+                let context = object.shared.context.load(Relaxed);
+                become_idle(object);
+                self.tell(session, &Event::Rejected { qp, context, private_data });
+            }
+            CmEvent::Unreachable { qp, reason } => self.unreachable(qp, reason),
+        }
+    }
+
+    fn bind_direct(&mut self, active: DirectEnd, passive: DirectEnd) {
+        let (a, p) = (self.take_connected(active.qp), self.take_connected(passive.qp));
+        let (active_config, passive_config) = match (a, p) {
+            (Some(a), Some(p)) => (a, p),
+            // The other side has just destroyed its QP: to this one the peer is gone.
+            (Some(config), None) | (None, Some(config)) => {
+                let qp = config.qp;
+                let connects = qp == active.qp;
+                if let Some((_, object)) = self.qp_of(qp) {
+                    object.phase = match connects {
+                        true => Phase::Connecting(config),
+                        false => Phase::Accepting(config),
+                    };
+                }
+                return self.unreachable(qp, "the peer's queue pair is gone".to_owned());
+            }
+            (None, None) => return,
+        };
+        let worker = self.workers.least_loaded();
+        let mut end = |end: DirectEnd, config| {
+            self.connected(end.qp, worker, "direct", &end.negotiated, end.addresses);
+            BindEnd { config, negotiated: end.negotiated, addresses: end.addresses }
+        };
+        let (active, passive) = (end(active, active_config), end(passive, passive_config));
+        self.workers.bind_direct(worker, active, passive);
+    }
+
+    /// No connection came about: a QP that connected is Idle again, one that accepted is dead.
+    fn unreachable(&mut self, qp: QpId, reason: String) {
+        let Some((session, object)) = self.qp_of(qp) else { return };
+        let context = object.shared.context.load(Relaxed);
+        match std::mem::replace(&mut object.phase, Phase::Leaving) {
+            Phase::Accepting(config) => self.bind_dead(session, config),
+            Phase::Connecting(config) => object.phase = Phase::Idle(config),
+            other => {
+                object.phase = other;
+                return;
+            }
+        }
+        self.tell(session, &Event::Unreachable { qp, context, reason });
+    }
+
+    /// Notes that a worker owns a QP from now on.
+    fn connected(
+        &mut self,
+        qp: QpId,
+        worker: u32,
+        path: &'static str,
+        negotiated: &Negotiated,
+        addresses: AddressPair,
+    ) {
+        if let Some((_, object)) = self.qp_of(qp) {
+            object.phase = Phase::Bound(worker);
+            let Negotiated { ird, ord, .. } = *negotiated;
+            object.connection = Some(Connection { path, addresses, ird, ord });
+        }
+    }
+
+    /// The configuration of a QP that connects or accepts.
+    fn take_connected(&mut self, qp: QpId) -> Option<Box<QpConfig>> {
+        let (_, object) = self.qp_of(qp)?;
+        match std::mem::replace(&mut object.phase, Phase::Leaving) {
+            Phase::Connecting(config) | Phase::Accepting(config) => Some(config),
+            other => {
+                object.phase = other;
+                None
+            }
+        }
+    }
+
+    fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {
+        let owner = self.handles.qps.owner(qp.0)?;
+        let object = find(&mut self.sessions, owner).ok()?.qps.get_mut(&qp)?;
+        Some((owner, object))
+    }
+
+    /// Leaves an Idle QP to the connection manager.
+    fn hold(&mut self, id: SessionId, qp: QpId, phase: impl FnOnce(Box<QpConfig>) -> Phase) {
+        if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
+            object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
+                Phase::Idle(config) => phase(config),
+                other => other,
+            };
+        }
+    }
+
+    fn check_reads(&self, ird: Option<u16>, ord: Option<u16>) -> Result<(), Refusal> {
+        let limits = &self.config.limits;
+        for (field, value, key, most) in
+            [("ird", ird, "limits.ird", limits.ird), ("ord", ord, "limits.ord", limits.ord)]
+        {
+            refuse::at_most(field, value.unwrap_or(0).into(), key, most.into())?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, session: SessionId, event: &Event) {
+        if let Ok(session) = find(&mut self.sessions, session) {
+            session.tell(event);
+        }
+    }
+}
+
+/// A rejected QP may try again.
+fn become_idle(object: &mut Qp) {
+    object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
+        Phase::Connecting(config) => Phase::Idle(config),
+        other => other,
+    };
+}

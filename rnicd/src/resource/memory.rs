@@ -1,0 +1,195 @@
+//! Protection domains, segments and memory regions.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
+use rnic_core::device::StagEntry;
+use rnic_core::shm::{AdoptError, Mapping};
+use rnic_core::types::*;
+
+use super::ledger::Kind;
+use super::session::{Mr, Pd, Segment, Session};
+use super::{Answer, Given, Manager, Pending, find, refuse};
+
+/// What a client asks of a new memory region.
+pub struct MrRequest {
+    pub pd: PdId,
+    pub source: MrSource,
+    pub length: u64,
+    pub iova: u64,
+    pub access: Access,
+    pub scope: Scope,
+}
+
+impl Manager {
+    pub(super) fn open_pd(&mut self, id: SessionId, name: Option<&str>) -> Answer {
+        if name.is_some() {
+            return Err(refuse::unsupported("a named protection domain"));
+        }
+        let session = find(&mut self.sessions, id)?;
+        self.ledger.charge(&mut session.counts, Kind::Pds, 1)?;
+        let pd = PdId(self.handles.pds.allocate(id));
+        session.pds.insert(pd, Pd::default());
+        Given::now(ReplyBody::Pd { pd })
+    }
+
+    pub(super) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let object = session.pd(pd)?;
+        if object.mrs + object.qps > 0 {
+            let by = format!("{} MRs and {} QPs", object.mrs, object.qps);
+            return Err(refuse::in_use("PD", pd.0, by));
+        }
+        session.pds.remove(&pd);
+        self.handles.pds.release(pd.0);
+        self.ledger.credit(&mut session.counts, Kind::Pds, 1);
+        Given::done()
+    }
+
+    /// The descriptor has answered `F_GET_SEALS`, so it is safe to use and to close.
+    pub(super) fn add_segment(&mut self, id: SessionId, length: u64, memfd: OwnedFd) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        if length == 0 || !length.is_multiple_of(PAGE) {
+            let why = format!("{length} is no multiple of the page size, {PAGE}");
+            return Err(refuse::invalid("length", why));
+        }
+        self.ledger.charge(&mut session.counts, Kind::Segments, 1)?;
+        if let Err(refusal) = self.ledger.charge(&mut session.counts, Kind::SegmentBytes, length) {
+            self.ledger.credit(&mut session.counts, Kind::Segments, 1);
+            return Err(refusal);
+        }
+        let mapping = match Mapping::adopt_segment(memfd.as_fd(), length) {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                self.ledger.credit(&mut session.counts, Kind::SegmentBytes, length);
+                self.ledger.credit(&mut session.counts, Kind::Segments, 1);
+                return Err(segment_refusal(&error));
+            }
+        };
+        let segment = SegmentId(self.handles.segments.allocate(id));
+        session.segments.insert(segment, Segment { mapping, length, mrs: 0 });
+        Given::now(ReplyBody::Segment { segment })
+    }
+
+    pub(super) fn remove_segment(&mut self, id: SessionId, segment: SegmentId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let mrs = session.segment(segment)?.mrs;
+        if mrs > 0 {
+            return Err(refuse::in_use("segment", segment.0, format!("{mrs} MRs")));
+        }
+        if let Some(object) = session.segments.remove(&segment) {
+            self.ledger.credit(&mut session.counts, Kind::SegmentBytes, object.length);
+            self.ledger.credit(&mut session.counts, Kind::Segments, 1);
+            self.reaper.drop_later(object.mapping);
+        }
+        self.handles.segments.release(segment.0);
+        Given::done()
+    }
+
+    pub(super) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let (segment, offset) = checked_range(session, &request)?;
+        let Segment { mapping, .. } = session.segment(segment)?;
+        let mapping = mapping.clone();
+        self.ledger.charge(&mut session.counts, Kind::Mrs, 1)?;
+        let stag = match self.stags.allocate() {
+            Ok(stag) => stag,
+            Err(error) => {
+                self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
+                return Err(refuse::system("cannot issue an STag", &error));
+            }
+        };
+        let mr = MrId(self.handles.mrs.allocate(id));
+        let MrRequest { pd, length, iova, access, scope, .. } = request;
+        session.pd(pd)?.mrs += 1;
+        session.segment(segment)?.mrs += 1;
+        session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope });
+        let entry =
+            StagEntry { stag, mr, session: id, pd, scope, access, iova, length, mapping, offset };
+        let ticket = self.workers.install_stag(entry);
+        self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
+        Given::later()
+    }
+
+    pub(super) fn dereg_mr(&mut self, id: SessionId, mr: MrId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let stag = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?.stag;
+        let ticket = self.workers.revoke_stag(stag);
+        self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
+        Given::later()
+    }
+
+    /// No worker knows the region any more.
+    pub(super) fn mr_revoked(&mut self, id: SessionId, mr: MrId) {
+        // A session that has ended meanwhile gives everything back itself.
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        let Some(object) = session.mrs.remove(&mr) else { return };
+        if let Some(pd) = session.pds.get_mut(&object.pd) {
+            pd.mrs -= 1;
+        }
+        if let Some(segment) = session.segments.get_mut(&object.segment) {
+            segment.mrs -= 1;
+        }
+        self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
+        self.stags.release(object.stag);
+        self.handles.mrs.release(mr.0);
+        self.answers.push_back((id, Ok((ReplyBody::Done, Vec::new()))));
+    }
+}
+
+/// The segment and the offset in it that the request names, if all of it makes sense.
+fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usize), Refusal> {
+    session.pd(r.pd)?;
+    if let Scope::Qp(qp) = r.scope {
+        let of = session.qp(qp)?.pd;
+        if of != r.pd {
+            let why = format!("QP {qp} belongs to PD {of}, not to PD {}", r.pd);
+            return Err(refuse::invalid("scope", why));
+        }
+    }
+    let MrSource::Segment { segment, offset } = r.source else {
+        return Err(refuse::unsupported("attached memory"));
+    };
+    let len = session.segment(segment)?.length;
+    if r.length == 0 {
+        return Err(refuse::invalid("length", "a region has at least one octet"));
+    }
+    if offset.checked_add(r.length).is_none_or(|end| end > len) {
+        let why = format!("{} octets at {offset} leave the segment of {len}", r.length);
+        return Err(refuse::invalid("length", why));
+    }
+    if r.iova.checked_add(r.length).is_none() {
+        let why = format!("{:#x} plus {} octets wraps", r.iova, r.length);
+        return Err(refuse::invalid("iova", why));
+    }
+    if !Access::all().contains(r.access) {
+        return Err(refuse::invalid("access", format!("{:#x} has unknown bits", r.access.bits())));
+    }
+    for (right, what) in
+        [(Access::REMOTE_ATOMIC, "atomic access"), (Access::MW_BIND, "binding of windows")]
+    {
+        if r.access.contains(right) {
+            return Err(refuse::unsupported(what));
+        }
+    }
+    if r.access.contains(Access::REMOTE_WRITE) && !r.access.contains(Access::LOCAL_WRITE) {
+        return Err(refuse::invalid("access", "REMOTE_WRITE needs LOCAL_WRITE"));
+    }
+    if r.access.contains(Access::ZERO_BASED) && r.iova != 0 {
+        return Err(refuse::invalid("iova", "must be 0 in a zero-based region"));
+    }
+    let offset = usize::try_from(offset).map_err(|_| refuse::invalid("offset", "is too large"))?;
+    Ok((segment, offset))
+}
+
+fn segment_refusal(error: &AdoptError) -> Refusal {
+    match error {
+        AdoptError::Map(_) | AdoptError::Seal(_) | AdoptError::Examine(_) => {
+            refuse::system("cannot use the segment", error)
+        }
+        _ => refuse::invalid("segment", error.to_string()),
+    }
+}
+
+/// Octets of a page on every machine this runs on.
+const PAGE: u64 = rnic_core::abi::queue::PAGE as u64;

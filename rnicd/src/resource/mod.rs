@@ -1,0 +1,406 @@
+//! The resource manager: decides who may have what, alone.
+//!
+//! It owns the sessions' object tables, counts against the limits, allocates handles, STags and
+//! memory for queues, and commands workers and the connection manager, who therefore need not ask
+//! again (RFC 5042's Privileged Resource Manager). Every handle is looked up among the asking
+//! session's own objects. It refuses to know sockets of the control plane, octets of messages and
+//! the protocol. The control thread calls it: [`Manager::request`] for what a client asked,
+//! [`Manager::settle`] when others have something to say, [`Manager::poll_answer`] and
+//! [`Manager::poll_ended`] for what became of it.
+
+mod arena;
+mod capacity;
+mod connect;
+mod extents;
+mod ledger;
+mod list;
+mod memory;
+mod numbers;
+mod queues;
+mod refuse;
+mod session;
+mod teardown;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use rnic_core::abi::ABI_VERSION;
+use rnic_core::abi::control::{
+    Features, HelloReply, HelloStatus, ObjectRef, Refusal, ReplyBody, RequestBody,
+};
+use rnic_core::device::StagAllocator;
+use rnic_core::shm::doorbell::DoorbellScanner;
+use rnic_core::types::*;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
+use crate::config::{Config, Loopback};
+use crate::control::Reaper;
+use crate::events::EventSender;
+use crate::privilege::Peer;
+use crate::worker::{Ticket, WorkerReport, Workers};
+use arena::Arenas;
+pub use capacity::Capacity;
+use ledger::{Counts, Kind, Ledger};
+use list::Terminates;
+use memory::MrRequest;
+use numbers::Handles;
+use session::{Client, Session};
+use teardown::Leaving;
+
+/// What a request came to: something given, or a refusal by name.
+pub type Answer = Result<Given, Refusal>;
+
+/// What a client gets.
+#[derive(Debug)]
+pub enum Given {
+    /// An answer with descriptors that go with it.
+    Now(ReplyBody, Vec<OwnedFd>),
+    /// An answer when the workers are done, from [`Manager::poll_answer`].
+    Later,
+}
+
+impl Given {
+    fn now(body: ReplyBody) -> Answer {
+        Given::with(body, Vec::new())
+    }
+
+    fn with(body: ReplyBody, descriptors: Vec<OwnedFd>) -> Answer {
+        Ok(Given::Now(body, descriptors))
+    }
+
+    fn done() -> Answer {
+        Given::now(ReplyBody::Done)
+    }
+
+    fn later() -> Answer {
+        Ok(Given::Later)
+    }
+}
+
+/// What a new session is told.
+pub struct Welcome {
+    /// The packet.
+    pub reply: HelloReply,
+    /// Descriptors that go with it.
+    pub descriptors: Vec<OwnedFd>,
+    /// Its event channel, to be flushed when the client has read.
+    pub events: Arc<EventSender>,
+}
+
+/// The resource manager. See the module's documentation.
+pub struct Manager {
+    config: Arc<Config>,
+    capacity: Capacity,
+    admins: Vec<u32>,
+    generation: u64,
+    started: Instant,
+    ledger: Ledger,
+    handles: AllHandles,
+    stags: StagAllocator,
+    sessions: BTreeMap<SessionId, Session>,
+    leaving: HashMap<SessionId, Leaving>,
+    workers: Workers,
+    cm: ConnectionManager,
+    reaper: Reaper,
+    pending: HashMap<Ticket, Pending>,
+    answers: VecDeque<(SessionId, Result<(ReplyBody, Vec<OwnedFd>), Refusal>)>,
+    ended: VecDeque<(SessionId, String)>,
+    refusals: u64,
+    misbehaved: u64,
+    terminates: Terminates,
+}
+
+/// Handles of every kind.
+#[derive(Default)]
+struct AllHandles {
+    sessions: Handles,
+    pds: Handles,
+    segments: Handles,
+    mrs: Handles,
+    channels: Handles,
+    cqs: Handles,
+    qps: Handles,
+    listeners: Handles,
+}
+
+/// What waits for the workers.
+enum Pending {
+    RegMr { session: SessionId, mr: MrId, stag: Stag },
+    DeregMr { session: SessionId, mr: MrId },
+    DestroyQp { session: SessionId, qp: QpId },
+    Detach { session: SessionId },
+}
+
+impl Manager {
+    /// A manager without sessions.
+    pub fn new(
+        config: Arc<Config>,
+        capacity: Capacity,
+        workers: Workers,
+        cm: ConnectionManager,
+        reaper: Reaper,
+        random: Random,
+    ) -> Self {
+        let admins = config.control.admins.iter().filter_map(|name| {
+            let id = crate::privilege::user_id(name);
+            if id.is_none() {
+                tracing::warn!(user = name, "control.admins names a user that does not exist");
+            }
+            id
+        });
+        Manager {
+            admins: admins.collect(),
+            generation: random.generation,
+            started: Instant::now(),
+            ledger: Ledger::new(&config.limits, &capacity),
+            handles: AllHandles::default(),
+            stags: StagAllocator::new(random.stag_seed),
+            sessions: BTreeMap::new(),
+            leaving: HashMap::new(),
+            pending: HashMap::new(),
+            answers: VecDeque::new(),
+            ended: VecDeque::new(),
+            refusals: 0,
+            misbehaved: 0,
+            terminates: Terminates::default(),
+            config,
+            capacity,
+            workers,
+            cm,
+            reaper,
+        }
+    }
+
+    /// Starts a session for a client.
+    pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
+        // Those that are being taken down still hold memory and descriptors.
+        if self.sessions.len() + self.leaving.len() >= self.config.limits.sessions as usize {
+            return Err(HelloStatus::SessionLimit);
+        }
+        let mut counts = Counts::default();
+        let arena_len = Arenas::first_length(self.capacity.workers);
+        self.ledger
+            .charge(&mut counts, Kind::ArenaBytes, arena_len as u64)
+            .map_err(|_| HelloStatus::Resources)?;
+        let id = SessionId(self.handles.sessions.allocate(SessionId(0)));
+        match self.prepare_session(id) {
+            Ok((arenas, welcome)) => {
+                let own = peer.uid == 0 || peer.uid == crate::privilege::own_user();
+                let client = Client {
+                    pid: peer.pid,
+                    uid: peer.uid,
+                    command: peer.command.clone(),
+                    admin: own || self.admins.contains(&peer.uid),
+                };
+                let events = welcome.events.clone();
+                self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
+                Ok((id, welcome))
+            }
+            Err(error) => {
+                tracing::warn!(%error, pid = peer.pid, "no resources for another session");
+                self.handles.sessions.release(id.0);
+                self.ledger.credit_all(&mut counts);
+                Err(HelloStatus::Resources)
+            }
+        }
+    }
+
+    fn prepare_session(&mut self, id: SessionId) -> io::Result<(Arenas, Welcome)> {
+        let workers = self.capacity.workers;
+        let features =
+            if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
+        let (arenas, arena) = Arenas::open(id, workers, self.generation, features)?;
+        let first = arenas.first().ok_or(io::ErrorKind::NotFound)?.clone();
+        let (events, channel) = EventSender::pair(self.config.limits.events as usize)?;
+        let events = Arc::new(events);
+        let mut descriptors = vec![arena, channel];
+        let (mut scanners, mut eventfds) = (Vec::new(), Vec::new());
+        for worker in 0..workers {
+            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            eventfds.push(bell.as_fd().try_clone_to_owned()?);
+            descriptors.push(bell);
+            let scanner = DoorbellScanner::new(first.clone(), worker);
+            scanners.push(scanner.map_err(io::Error::other)?);
+        }
+        self.workers.attach_session(id, scanners, eventfds, &events);
+        let reply = HelloReply {
+            status: HelloStatus::Ok as u32,
+            version: ABI_VERSION,
+            // Configuration bounds workers to 64 and the first arena to well below 4 GiB.
+            workers: workers as u16,
+            session: id,
+            arena_len: first.len() as u32,
+            features,
+        };
+        Ok((arenas, Welcome { reply, descriptors, events }))
+    }
+
+    /// Carries out a request. `descriptor` is the one that came with it, already known to be of a
+    /// kind that is safe to use.
+    pub fn request(
+        &mut self,
+        id: SessionId,
+        body: RequestBody,
+        descriptor: Option<OwnedFd>,
+        now: Time,
+    ) -> Answer {
+        let answer = self.dispatch(id, body, descriptor, now);
+        if let Err(refusal) = &answer {
+            self.refusals += 1;
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.refusals += 1;
+            }
+            tracing::debug!(session = %id, %refusal, "refused");
+        }
+        self.settle();
+        answer
+    }
+
+    fn dispatch(
+        &mut self,
+        id: SessionId,
+        body: RequestBody,
+        descriptor: Option<OwnedFd>,
+        now: Time,
+    ) -> Answer {
+        use RequestBody as R;
+        match body {
+            R::QueryDevice => self.device(),
+            R::OpenPd { name } => self.open_pd(id, name.as_deref()),
+            R::ClosePd { pd } => self.close_pd(id, pd),
+            R::AddSegment { length, client_address: _ } => match descriptor {
+                Some(memfd) => self.add_segment(id, length, memfd),
+                None => Err(Refusal::Malformed { why: "AddSegment without a descriptor".into() }),
+            },
+            R::RemoveSegment { segment } => self.remove_segment(id, segment),
+            R::RegMr { pd, source, length, iova, access, scope } => {
+                self.reg_mr(id, MrRequest { pd, source, length, iova, access, scope })
+            }
+            R::DeregMr { mr } => self.dereg_mr(id, mr),
+            R::CreateChannel => self.create_channel(id),
+            R::DestroyChannel { channel } => self.destroy_channel(id, channel),
+            R::CreateCq { entries, channel, context } => {
+                self.create_cq(id, entries, channel, context)
+            }
+            R::DestroyCq { cq } => self.destroy_cq(id, cq),
+            R::CreateQp(request) => self.create_qp(id, &request),
+            R::QpToError { qp } => self.qp_to_error(id, qp),
+            R::DestroyQp { qp } => self.destroy_qp(id, qp),
+            R::QueryQp { qp } => self.query_qp(id, qp),
+            R::Bind { address, context } => self.bind(id, address, context),
+            R::Listen { listener, backlog } => self.listen(id, listener, backlog),
+            R::CloseListener { listener } => self.close_listener(id, listener, now),
+            R::Accept { request, qp, ird, ord, private_data } => {
+                self.accept(id, AcceptParams { request, qp, ird, ord, private_data }, now)
+            }
+            R::Reject { request, private_data } => self.reject(id, request, &private_data, now),
+            R::Connect { qp, peer, local, ird, ord, private_data } => {
+                let session = id;
+                let params = ConnectParams { session, qp, peer, local, ird, ord, private_data };
+                self.connect(id, params, now)
+            }
+            R::Disconnect { qp, abort } => self.disconnect(id, qp, abort),
+            R::SetContext { object, context } => self.set_context(id, object, context),
+            R::Status => self.status(id),
+            R::List { what, from } => self.list(id, what, from),
+        }
+    }
+
+    fn set_context(&mut self, id: SessionId, object: ObjectRef, context: u64) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        match object {
+            ObjectRef::Qp(qp) => session.qp(qp)?.shared.context.store(context, Relaxed),
+            ObjectRef::Cq(cq) => session.cq(cq)?.cq.context.store(context, Relaxed),
+            ObjectRef::Listener(listener) => session.listener(listener)?.context = context,
+        }
+        Given::done()
+    }
+
+    /// Takes in what workers and the connection manager have to say.
+    pub fn settle(&mut self) {
+        while let Some(event) = self.cm.poll_event() {
+            self.handle_cm_event(event);
+        }
+        while let Some(report) = self.workers.poll_report() {
+            match report {
+                WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
+                WorkerReport::CqFailed { cq } => self.cq_failed(cq),
+            }
+        }
+        while let Some(ticket) = self.workers.poll_done() {
+            match self.pending.remove(&ticket) {
+                Some(Pending::RegMr { session, mr, stag }) => {
+                    self.answers.push_back((session, Ok((ReplyBody::Mr { mr, stag }, Vec::new()))));
+                }
+                Some(Pending::DeregMr { session, mr }) => self.mr_revoked(session, mr),
+                Some(Pending::DestroyQp { session, qp }) => {
+                    self.qp_gone(session, qp);
+                    self.answers.push_back((session, Ok((ReplyBody::Done, Vec::new()))));
+                }
+                Some(Pending::Detach { session }) => self.detached(session),
+                None => {}
+            }
+        }
+    }
+
+    /// An answer that was promised for later.
+    pub fn poll_answer(
+        &mut self,
+    ) -> Option<(SessionId, Result<(ReplyBody, Vec<OwnedFd>), Refusal>)> {
+        self.answers.pop_front()
+    }
+
+    /// A session that a worker found misbehaving, and why; it is to be closed.
+    pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
+        self.ended.pop_front()
+    }
+
+    /// Counts a session that was ended for misbehaviour.
+    pub fn count_misbehaviour(&mut self) {
+        self.misbehaved += 1;
+    }
+
+    /// The connection manager, to hand it readiness and time. [`Manager::settle`] is due after.
+    pub fn connections(&mut self) -> &mut ConnectionManager {
+        &mut self.cm
+    }
+
+    fn is_direct(&self) -> bool {
+        self.config.engine.loopback == Loopback::Direct
+    }
+}
+
+/// Randomness of one start of the daemon.
+pub struct Random {
+    /// Told to clients in the arena header.
+    pub generation: u64,
+    /// Which STags are issued in which order.
+    pub stag_seed: [u8; 32],
+}
+
+impl Random {
+    /// From the kernel.
+    pub fn from_system() -> io::Result<Self> {
+        use std::io::Read;
+        let mut octets = [0; 40];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut octets)?;
+        let (generation, seed) = octets.split_at(8);
+        let mut random = Random { generation: 0, stag_seed: [0; 32] };
+        random.generation = generation.iter().fold(0, |n, octet| n << 8 | u64::from(*octet));
+        random.stag_seed.copy_from_slice(seed);
+        Ok(random)
+    }
+}
+
+/// A session that is not being taken down.
+fn find(
+    sessions: &mut BTreeMap<SessionId, Session>,
+    id: SessionId,
+) -> Result<&mut Session, Refusal> {
+    sessions.get_mut(&id).ok_or_else(|| refuse::no_such("session", id.0))
+}

@@ -1,0 +1,225 @@
+//! What one session owns: tables of objects, and nothing that decides about them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rnic_core::abi::control::{Event, Refusal};
+use rnic_core::device::{Cq, QpShared};
+use rnic_core::engine::QpConfig;
+use rnic_core::shm::Mapping;
+use rnic_core::types::*;
+
+use super::arena::{Arenas, Place};
+use super::ledger::Counts;
+use super::numbers::Doorbells;
+use super::refuse;
+use crate::events::{ChannelSender, EventSender};
+
+/// A client's lease on the device.
+pub struct Session {
+    pub id: SessionId,
+    pub client: Client,
+    pub counts: Counts,
+    pub refusals: u64,
+    pub arenas: Arenas,
+    pub doorbells: Doorbells,
+    pub events: Arc<EventSender>,
+    pub pds: BTreeMap<PdId, Pd>,
+    pub segments: BTreeMap<SegmentId, Segment>,
+    pub mrs: BTreeMap<MrId, Mr>,
+    pub channels: BTreeMap<ChannelId, Channel>,
+    pub cqs: BTreeMap<CqId, CqObject>,
+    pub qps: BTreeMap<QpId, Qp>,
+    pub listeners: BTreeMap<ListenerId, Listener>,
+    /// Connection requests told to the client and not decided.
+    pub requests: BTreeMap<RequestId, ListenerId>,
+}
+
+/// Who the client is, as the kernel said when it connected.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub pid: i32,
+    pub uid: u32,
+    pub command: String,
+    /// Whether it may see everybody's objects.
+    pub admin: bool,
+}
+
+/// A protection domain.
+#[derive(Default)]
+pub struct Pd {
+    pub mrs: u32,
+    pub qps: u32,
+}
+
+/// Shared memory.
+pub struct Segment {
+    pub mapping: Arc<Mapping>,
+    pub length: u64,
+    pub mrs: u32,
+}
+
+/// A memory region.
+pub struct Mr {
+    pub pd: PdId,
+    pub segment: SegmentId,
+    pub stag: Stag,
+    pub iova: u64,
+    pub length: u64,
+    pub access: Access,
+    pub scope: Scope,
+}
+
+/// A completion channel.
+pub struct Channel {
+    pub sender: Arc<ChannelSender>,
+    pub cqs: u32,
+}
+
+/// A completion queue.
+pub struct CqObject {
+    pub cq: Arc<Cq>,
+    pub channel: Option<ChannelId>,
+    pub place: Place,
+    pub doorbell: u32,
+}
+
+/// A queue pair.
+pub struct Qp {
+    pub pd: PdId,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    pub shared: Arc<QpShared>,
+    pub sq: Place,
+    pub rq: Place,
+    pub doorbell: u32,
+    pub phase: Phase,
+    /// Known once it has been connected.
+    pub connection: Option<Connection>,
+}
+
+/// Who holds a QP.
+pub enum Phase {
+    /// Nobody: it may connect or accept.
+    Idle(Box<QpConfig>),
+    /// The connection manager, as the side that connects.
+    Connecting(Box<QpConfig>),
+    /// The connection manager, as the side that accepted.
+    Accepting(Box<QpConfig>),
+    /// A worker, for the rest of its life.
+    Bound(u32),
+    /// Nobody any more: it is being destroyed.
+    Leaving,
+}
+
+impl Phase {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Phase::Idle(_) => "Idle",
+            Phase::Connecting(_) => "connecting",
+            Phase::Accepting(_) => "accepting",
+            Phase::Bound(_) => "connected or ended",
+            Phase::Leaving => "being destroyed",
+        }
+    }
+}
+
+/// What was agreed when a QP was connected.
+#[derive(Clone, Copy)]
+pub struct Connection {
+    pub path: &'static str,
+    pub addresses: AddressPair,
+    pub ird: u16,
+    pub ord: u16,
+}
+
+/// A bound address.
+pub struct Listener {
+    pub context: u64,
+    pub address: SocketAddr,
+}
+
+impl Session {
+    pub fn new(
+        id: SessionId,
+        client: Client,
+        counts: Counts,
+        arenas: Arenas,
+        events: Arc<EventSender>,
+    ) -> Self {
+        Session {
+            id,
+            client,
+            counts,
+            refusals: 0,
+            arenas,
+            doorbells: Doorbells::default(),
+            events,
+            pds: BTreeMap::new(),
+            segments: BTreeMap::new(),
+            mrs: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            cqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            requests: BTreeMap::new(),
+        }
+    }
+
+    pub fn pd(&mut self, id: PdId) -> Result<&mut Pd, Refusal> {
+        self.pds.get_mut(&id).ok_or_else(|| refuse::no_such("PD", id.0))
+    }
+
+    pub fn segment(&mut self, id: SegmentId) -> Result<&mut Segment, Refusal> {
+        self.segments.get_mut(&id).ok_or_else(|| refuse::no_such("segment", id.0))
+    }
+
+    pub fn channel(&mut self, id: ChannelId) -> Result<&mut Channel, Refusal> {
+        self.channels.get_mut(&id).ok_or_else(|| refuse::no_such("completion channel", id.0))
+    }
+
+    pub fn cq(&self, id: CqId) -> Result<&CqObject, Refusal> {
+        self.cqs.get(&id).ok_or_else(|| refuse::no_such("CQ", id.0))
+    }
+
+    pub fn qp(&mut self, id: QpId) -> Result<&mut Qp, Refusal> {
+        self.qps.get_mut(&id).ok_or_else(|| refuse::no_such("QP", id.0))
+    }
+
+    pub fn listener(&mut self, id: ListenerId) -> Result<&mut Listener, Refusal> {
+        self.listeners.get_mut(&id).ok_or_else(|| refuse::no_such("listener", id.0))
+    }
+
+    /// Sends an event. What the client does not read is kept and bounded there; whoever watches
+    /// the channel flushes it.
+    pub fn tell(&self, event: &Event) {
+        let _ = self.events.send(event);
+    }
+
+    /// The listener of an undecided request.
+    pub fn request(&self, id: RequestId) -> Result<ListenerId, Refusal> {
+        let found = self.requests.get(&id).copied();
+        found.ok_or_else(|| refuse::no_such("connection request", id.0))
+    }
+}
+
+impl Qp {
+    /// Refuses a QP that has left Idle, naming its state.
+    pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {
+        match self.phase {
+            Phase::Idle(_) => Ok(()),
+            _ => Err(wrong_state(id, self.phase.name(), "Idle")),
+        }
+    }
+}
+
+/// A QP is in the wrong state for what was asked.
+pub fn wrong_state(qp: QpId, state: &str, needs: &str) -> Refusal {
+    Refusal::WrongState {
+        kind: "QP".to_owned(),
+        handle: qp.0,
+        state: state.to_owned(),
+        needs: needs.to_owned(),
+    }
+}

@@ -1,0 +1,67 @@
+//! The end of a session, in an order in which nobody ever uses what is gone.
+//!
+//! 1. Its table is taken out: no command of it is carried out any more, no list shows it.
+//! 2. Its listeners close, its undecided requests and half-open connections are ended.
+//! 3. Every worker drops its STags, aborts its QPs (Terminate if the stream is at a boundary, then
+//!    reset) without completions, and forgets its doorbells: one command, acknowledged by all.
+//! 4. After the last acknowledgement nothing refers to its memory: handles, STags and quota are
+//!    given back, and mappings and descriptors go to the reaper.
+
+use rnic_core::types::*;
+
+use super::session::Session;
+use super::{Manager, Pending};
+
+/// A session between steps 3 and 4.
+pub struct Leaving {
+    session: Session,
+}
+
+impl Manager {
+    /// Ends a session; it is gone when the workers have acknowledged.
+    pub fn close_session(&mut self, id: SessionId, now: Time) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        self.cm.drop_session(id, now);
+        let ticket = self.workers.detach_session(id);
+        for (cq, object) in &session.cqs {
+            if object.channel.is_some() {
+                self.workers.unregister_cq(*cq);
+            }
+        }
+        self.pending.insert(ticket, Pending::Detach { session: id });
+        self.leaving.insert(id, Leaving { session });
+        self.settle();
+    }
+
+    /// Every worker has forgotten the session.
+    pub(super) fn detached(&mut self, id: SessionId) {
+        let Some(Leaving { mut session }) = self.leaving.remove(&id) else { return };
+        for qp in session.qps.values() {
+            self.terminates.count(&qp.shared);
+        }
+        for mr in session.mrs.values() {
+            self.stags.release(mr.stag);
+        }
+        let handles = &mut self.handles;
+        session.pds.keys().for_each(|h| handles.pds.release(h.0));
+        session.segments.keys().for_each(|h| handles.segments.release(h.0));
+        session.mrs.keys().for_each(|h| handles.mrs.release(h.0));
+        session.channels.keys().for_each(|h| handles.channels.release(h.0));
+        session.cqs.keys().for_each(|h| handles.cqs.release(h.0));
+        session.qps.keys().for_each(|h| handles.qps.release(h.0));
+        session.listeners.keys().for_each(|h| handles.listeners.release(h.0));
+        handles.sessions.release(id.0);
+        self.ledger.credit_all(&mut session.counts);
+        self.reaper.drop_later(session);
+    }
+
+    /// Sessions that exist or are being taken down.
+    pub fn sessions(&self) -> usize {
+        self.sessions.len() + self.leaving.len()
+    }
+
+    /// Ends the workers, waiting for them.
+    pub fn stop(self) {
+        self.workers.stop();
+    }
+}

@@ -1,0 +1,102 @@
+//! What the control thread tells a worker. Everything here has been authorised.
+
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rnic_core::device::StagEntry;
+use rnic_core::engine::QpConfig;
+use rnic_core::shm::doorbell::DoorbellScanner;
+use rnic_core::stream::startup::Negotiated;
+use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag};
+
+use super::Ticket;
+use crate::events::{ChannelSender, EventSender};
+
+/// One end of a connection about to be bound.
+pub struct BindEnd {
+    /// The QP.
+    pub config: Box<QpConfig>,
+    /// What start-up agreed on.
+    pub negotiated: Negotiated,
+    /// Addresses as this end sees them.
+    pub addresses: AddressPair,
+}
+
+/// A command with the ticket it answers, if somebody waits.
+pub(super) struct Order {
+    pub(super) ticket: Option<Ticket>,
+    pub(super) command: Command,
+}
+
+pub(super) enum Command {
+    Attach {
+        session: SessionId,
+        scanner: DoorbellScanner,
+        eventfd: OwnedFd,
+        events: Arc<EventSender>,
+    },
+    Detach(SessionId),
+    RegisterCq {
+        cq: CqId,
+        session: SessionId,
+        channel: Arc<ChannelSender>,
+    },
+    UnregisterCq(CqId),
+    InstallStag(StagEntry),
+    RevokeStag(Stag),
+    /// Every worker has dropped the STag that this QP wanted to invalidate.
+    Invalidated(QpId),
+    Barrier,
+    BindTcp {
+        end: BindEnd,
+        stream: TcpStream,
+    },
+    BindDirect {
+        active: BindEnd,
+        passive: BindEnd,
+    },
+    BindDead(Box<QpConfig>),
+    Disconnect {
+        qp: QpId,
+        abort: bool,
+    },
+    ToError(QpId),
+    Destroy(QpId),
+    Stop,
+}
+
+impl Command {
+    /// How a worker that sleeps takes it.
+    pub(super) fn urgency(&self) -> Urgency {
+        match self {
+            Command::InstallStag(_) | Command::Barrier | Command::RegisterCq { .. } => {
+                Urgency::Later
+            }
+            // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
+            // to go all the same.
+            Command::RevokeStag(_) | Command::UnregisterCq(_) => Urgency::Wake,
+            Command::Attach { .. }
+            | Command::Detach(_)
+            | Command::BindTcp { .. }
+            | Command::BindDirect { .. }
+            | Command::BindDead(_)
+            | Command::Disconnect { .. }
+            | Command::ToError(_)
+            | Command::Invalidated(_)
+            | Command::Destroy(_)
+            | Command::Stop => Urgency::Now,
+        }
+    }
+}
+
+/// How a worker that sleeps takes a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// It is as good as done: the worker looks at its commands before anything else.
+    Later,
+    /// As good as done, and the worker is woken.
+    Wake,
+    /// Only the worker can do it: it is woken.
+    Now,
+}

@@ -1,0 +1,282 @@
+//! The descriptors a worker polls, and the sockets of its QPs among them.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use rnic_core::types::{QpId, SessionId, Time};
+use slab::Slab;
+use socket2::SockRef;
+
+use crate::events::{ChannelSender, EventSender, Sent};
+
+/// The worker's own waker.
+pub(super) const WAKER: Token = Token(usize::MAX);
+
+/// Something a worker polls.
+#[derive(Debug)]
+pub(super) enum Polled {
+    /// A QP's connection.
+    Connection(Connection),
+    /// A client's eventfd. Never read: the client shares its flags, and edges are enough.
+    Bell { session: SessionId, eventfd: OwnedFd },
+    /// A client's socket that was full.
+    Sender { session: SessionId, sender: FullSender },
+}
+
+/// A sender that waits for the client to read.
+#[derive(Clone, Debug)]
+pub(super) enum FullSender {
+    Events(Arc<EventSender>),
+    Channel(Arc<ChannelSender>),
+}
+
+impl FullSender {
+    fn fd(&self) -> RawFd {
+        match self {
+            FullSender::Events(s) => s.as_fd().as_raw_fd(),
+            FullSender::Channel(s) => s.as_fd().as_raw_fd(),
+        }
+    }
+
+    fn flush(&self) -> Sent {
+        match self {
+            FullSender::Events(s) => s.flush(),
+            FullSender::Channel(s) => s.flush(),
+        }
+    }
+}
+
+/// The TCP connection of a QP.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) qp: QpId,
+    pub(super) stream: TcpStream,
+    /// In the queue of those to be read: an edge was seen, and no end since.
+    queued: bool,
+    /// The engine wants nothing more from it.
+    pub(super) ended: bool,
+    /// The last send found no room.
+    pub(super) blocked: bool,
+    /// Effective maximum segment size, and when it was asked for.
+    emss: Option<(usize, Time)>,
+}
+
+impl Connection {
+    /// The effective maximum segment size. It changes while the kernel learns about the path, so it
+    /// is asked for again now and then (RFC 5044 section 4.5).
+    pub(super) fn emss(&mut self, now: Time) -> usize {
+        match self.emss {
+            Some((emss, at)) if now.since(at) < EMSS_FOR => emss,
+            earlier => {
+                let known = earlier.map_or(EMSS_DEFAULT, |(emss, _)| emss);
+                let emss = SockRef::from(&self.stream).tcp_mss().map_or(known, |mss| mss as usize);
+                self.emss = Some((emss, now));
+                emss
+            }
+        }
+    }
+}
+
+/// Everything a worker polls besides its waker.
+#[derive(Debug)]
+pub(super) struct Connections {
+    registry: Registry,
+    polled: Slab<Polled>,
+    by_qp: HashMap<QpId, usize>,
+    /// Full senders by descriptor.
+    full: HashMap<RawFd, usize>,
+    /// Connections that may have something to read.
+    readable: VecDeque<usize>,
+    /// Connections that had something lately, newest last: worth a try before sleeping.
+    hot: Vec<usize>,
+}
+
+impl Connections {
+    pub(super) fn new(registry: Registry) -> Self {
+        Connections {
+            registry,
+            polled: Slab::new(),
+            by_qp: HashMap::new(),
+            full: HashMap::new(),
+            readable: VecDeque::new(),
+            hot: Vec::new(),
+        }
+    }
+
+    /// Takes a QP's connection. On error it is closed.
+    pub(super) fn add(&mut self, qp: QpId, stream: TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        // Writable edges come only after a send found no room, so both are asked for once and for
+        // all.
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let fd = stream.as_raw_fd();
+        let connection =
+            Connection { qp, stream, queued: false, ended: false, blocked: false, emss: None };
+        let key = self.register(fd, interest, Polled::Connection(connection))?;
+        self.by_qp.insert(qp, key);
+        Ok(())
+    }
+
+    /// Watches a client's eventfd.
+    pub(super) fn add_bell(&mut self, session: SessionId, eventfd: OwnedFd) -> io::Result<()> {
+        let fd = eventfd.as_raw_fd();
+        self.register(fd, Interest::READABLE, Polled::Bell { session, eventfd }).map(drop)
+    }
+
+    /// Watches a sender that is full, until it is not.
+    pub(super) fn watch(&mut self, session: SessionId, sender: FullSender) {
+        let fd = sender.fd();
+        if self.full.contains_key(&fd) {
+            return;
+        }
+        // If this fails for lack of memory, the next record tries again.
+        let interest = Interest::WRITABLE;
+        if let Ok(key) = self.register(fd, interest, Polled::Sender { session, sender }) {
+            self.full.insert(fd, key);
+        }
+    }
+
+    fn register(&mut self, fd: RawFd, interest: Interest, polled: Polled) -> io::Result<usize> {
+        let slot = self.polled.vacant_entry();
+        let key = slot.key();
+        self.registry.register(&mut SourceFd(&fd), Token(key), interest)?;
+        slot.insert(polled);
+        Ok(key)
+    }
+
+    pub(super) fn polled(&mut self, token: Token) -> Option<&mut Polled> {
+        self.polled.get_mut(token.0)
+    }
+
+    pub(super) fn of_qp(&mut self, qp: QpId) -> Option<&mut Connection> {
+        let key = self.by_qp.get(&qp)?;
+        match self.polled.get_mut(*key) {
+            Some(Polled::Connection(connection)) => Some(connection),
+            _ => None,
+        }
+    }
+
+    /// Notes that a connection may have something to read.
+    pub(super) fn mark_readable(&mut self, token: Token) {
+        if let Some(Polled::Connection(c)) = self.polled.get_mut(token.0)
+            && !c.queued
+            && !c.ended
+        {
+            c.queued = true;
+            self.readable.push_back(token.0);
+        }
+    }
+
+    /// How many connections may have something to read.
+    pub(super) fn readable(&self) -> usize {
+        self.readable.len()
+    }
+
+    /// Takes the connection that has waited longest to be read, `None` if it is gone by now. It is
+    /// not read again before [`mark_readable`](Self::mark_readable).
+    pub(super) fn next_readable(&mut self) -> Option<(Token, &mut Connection)> {
+        let key = self.readable.pop_front()?;
+        // The slot may be empty or hold something else.
+        match self.polled.get_mut(key) {
+            Some(Polled::Connection(c)) if c.queued => {
+                c.queued = false;
+                Some((Token(key), c))
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes that a connection is active, so that it is tried before sleeping.
+    pub(super) fn keep_hot(&mut self, token: Token) {
+        if self.hot.last() == Some(&token.0) {
+            return;
+        }
+        self.hot.retain(|key| *key != token.0);
+        if self.hot.len() == HOT {
+            self.hot.remove(0);
+        }
+        self.hot.push(token.0);
+    }
+
+    /// Has the active connections tried once more.
+    pub(super) fn retry_hot(&mut self) {
+        for at in 0..self.hot.len() {
+            self.mark_readable(Token(self.hot[at]));
+        }
+    }
+
+    /// Forgets which connections were active.
+    pub(super) fn cool(&mut self) {
+        self.hot.clear();
+    }
+
+    /// Flushes a sender that was full, and stops watching it if it is no longer.
+    pub(super) fn flush_sender(&mut self, token: Token) {
+        let Some(Polled::Sender { sender, .. }) = self.polled.get(token.0) else { return };
+        if sender.flush() != Sent::Waiting {
+            self.remove(token.0);
+        }
+    }
+
+    /// Says FIN to a QP's peer.
+    pub(super) fn shutdown(&mut self, qp: QpId) {
+        if let Some(connection) = self.of_qp(qp) {
+            // If it fails the connection is gone, which the next receive shows.
+            let _ = connection.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Closes a QP's connection, in order or with a reset.
+    pub(super) fn close(&mut self, qp: QpId, reset: bool) {
+        let Some(key) = self.by_qp.get(&qp).copied() else { return };
+        if reset && let Some(Polled::Connection(c)) = self.polled.get(key) {
+            // If it fails the connection ends with a FIN instead.
+            let _ = SockRef::from(&c.stream).set_linger(Some(Duration::ZERO));
+        }
+        self.remove(key);
+    }
+
+    /// Forgets the descriptors of a session; its QPs' connections have been closed.
+    pub(super) fn remove_session(&mut self, session: SessionId) {
+        let of_session = |polled: &Polled| match polled {
+            Polled::Bell { session: s, .. } | Polled::Sender { session: s, .. } => *s == session,
+            Polled::Connection(_) => false,
+        };
+        let keys: Vec<_> =
+            self.polled.iter().filter(|(_, p)| of_session(p)).map(|(key, _)| key).collect();
+        for key in keys {
+            self.remove(key);
+        }
+    }
+
+    fn remove(&mut self, key: usize) {
+        let Some(polled) = self.polled.try_remove(key) else { return };
+        let fd = match &polled {
+            Polled::Connection(c) => {
+                self.by_qp.remove(&c.qp);
+                self.hot.retain(|k| *k != key);
+                c.stream.as_raw_fd()
+            }
+            Polled::Bell { eventfd, .. } => eventfd.as_raw_fd(),
+            Polled::Sender { sender, .. } => {
+                self.full.remove(&sender.fd());
+                sender.fd()
+            }
+        };
+        // A client or another thread may hold the same file open, so closing would not be enough.
+        let _ = self.registry.deregister(&mut SourceFd(&fd));
+    }
+}
+
+/// Connections worth a try before sleeping.
+const HOT: usize = 8;
+/// How long an answer about the segment size is good.
+const EMSS_FOR: Duration = Duration::from_millis(20);
+/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section 3.7.1).
+const EMSS_DEFAULT: usize = 536;

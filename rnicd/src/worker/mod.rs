@@ -1,0 +1,339 @@
+//! Workers: the threads that drive the engine.
+//!
+//! Each worker owns an [`Engine`](rnic_core::engine::Engine), the sockets of its QPs and a `mio`
+//! poll; [`Workers`] is the control thread's handle on all of them. A worker never waits for
+//! another thread, and takes what it is told (commands, already authorised) before it does anything
+//! else. Commands with a [`Ticket`] are answered when every worker has carried them out; for one
+//! that sleeps the control thread answers itself. This module knows neither who may do what nor the
+//! protocol: it moves octets between sockets and the engine and carries out what the engine says.
+//! A worker that panics takes the daemon with it, because its state is suspect.
+
+mod clients;
+pub mod clock;
+mod command;
+mod connections;
+mod run;
+#[cfg(test)]
+mod tests;
+mod ticket;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use mio::Waker;
+use rnic_core::device::StagEntry;
+use rnic_core::engine::{EngineOptions, QpConfig};
+use rnic_core::shm::doorbell::DoorbellScanner;
+use rnic_core::shm::parker::Parker;
+use rnic_core::shm::wait::WaitPolicy;
+use rnic_core::types::{CqId, QpId, SessionId, Stag};
+
+use crate::events::{ChannelSender, EventSender};
+pub use command::BindEnd;
+use command::{Command, Order, Urgency};
+use run::Worker;
+pub use ticket::Ticket;
+use ticket::Tickets;
+
+/// How workers work.
+#[derive(Clone, Debug)]
+pub struct WorkerOptions {
+    /// For each worker's engine; the worker's number is filled in.
+    pub engine: EngineOptions,
+    /// When to spin, yield and sleep.
+    pub wait: WaitPolicy,
+}
+
+/// What a worker has to tell the control thread.
+#[derive(Debug)]
+pub enum WorkerReport {
+    /// A client broke the contract of shared memory; its session is to end.
+    Misbehaved {
+        /// Whose.
+        session: SessionId,
+        /// How.
+        why: String,
+    },
+    /// A CQ died: every QP that uses it is to be moved to Error.
+    CqFailed {
+        /// Which.
+        cq: CqId,
+    },
+}
+
+/// All workers, as the control thread sees them.
+#[derive(Debug)]
+pub struct Workers {
+    workers: Vec<Handle>,
+    tickets: Tickets,
+    inbox: Receiver<Report>,
+    reports: VecDeque<WorkerReport>,
+    done: VecDeque<Ticket>,
+    /// Tickets of invalidations a QP waits for, with that QP and its worker.
+    invalidations: HashMap<Ticket, (u32, QpId)>,
+}
+
+/// What a worker sends to the control thread.
+#[derive(Debug)]
+enum Report {
+    /// For the control thread.
+    Public(WorkerReport),
+    /// A QP invalidates an STag that every worker knows.
+    Invalidate { worker: u32, qp: QpId, stag: Stag },
+}
+
+/// One worker, as the control thread sees it.
+#[derive(Debug)]
+struct Handle {
+    orders: Sender<Order>,
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+/// What a worker and the control thread share besides the command queue.
+#[derive(Debug)]
+struct Shared {
+    parker: Parker,
+    waker: Waker,
+    /// The last ticket carried out.
+    carried_out: AtomicU64,
+    /// QPs bound or on their way: the control thread adds, the worker subtracts.
+    load: AtomicU32,
+}
+
+impl Workers {
+    /// Starts `count` workers. `control` is woken when tickets are done or reports are there.
+    pub fn start(count: u32, options: &WorkerOptions, control: Arc<Waker>) -> io::Result<Self> {
+        let (report, inbox) = unbounded();
+        let workers = (0..count)
+            .map(|number| Handle::start(number, options, &control, &report))
+            .collect::<io::Result<_>>()?;
+        Ok(Workers {
+            workers,
+            tickets: Tickets::default(),
+            inbox,
+            reports: VecDeque::new(),
+            done: VecDeque::new(),
+            invalidations: HashMap::new(),
+        })
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.workers.len() as u32
+    }
+
+    /// The worker with the fewest QPs.
+    pub fn least_loaded(&self) -> u32 {
+        let load = |w: &Handle| w.shared.load.load(Ordering::Relaxed);
+        (0..).zip(&self.workers).min_by_key(|(_, w)| load(w)).map_or(0, |(number, _)| number)
+    }
+
+    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker.
+    pub fn attach_session(
+        &mut self,
+        session: SessionId,
+        scanners: Vec<DoorbellScanner>,
+        eventfds: Vec<OwnedFd>,
+        events: &Arc<EventSender>,
+    ) {
+        for ((worker, scanner), eventfd) in self.workers.iter().zip(scanners).zip(eventfds) {
+            let events = Arc::clone(events);
+            worker.send(None, Command::Attach { session, scanner, eventfd, events });
+        }
+    }
+
+    /// Tells every worker where events of a CQ go. To come before the CQ's first QP is bound.
+    pub fn register_cq(&mut self, cq: CqId, session: SessionId, channel: &Arc<ChannelSender>) {
+        for worker in &self.workers {
+            let channel = Arc::clone(channel);
+            worker.send(None, Command::RegisterCq { cq, session, channel });
+        }
+    }
+
+    /// Undoes [`register_cq`](Self::register_cq).
+    pub fn unregister_cq(&mut self, cq: CqId) {
+        for worker in &self.workers {
+            worker.send(None, Command::UnregisterCq(cq));
+        }
+    }
+
+    /// Makes a memory region usable; done when every worker knows it.
+    pub fn install_stag(&mut self, entry: StagEntry) -> Ticket {
+        self.all(|| Command::InstallStag(entry.clone()))
+    }
+
+    /// Withdraws a memory region; when done, no worker touches it any more.
+    pub fn revoke_stag(&mut self, stag: Stag) -> Ticket {
+        self.all(|| Command::RevokeStag(stag))
+    }
+
+    /// Ends all of a session's QPs and forgets it.
+    pub fn detach_session(&mut self, session: SessionId) -> Ticket {
+        self.all(|| Command::Detach(session))
+    }
+
+    /// Done when every worker has carried out all commands given so far.
+    pub fn barrier(&mut self) -> Ticket {
+        self.all(|| Command::Barrier)
+    }
+
+    /// Gives a QP to a worker, with its TCP connection.
+    pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: TcpStream) {
+        self.bind(worker, 1, Command::BindTcp { end, stream });
+    }
+
+    /// Gives two QPs that are connected to each other to a worker.
+    pub fn bind_direct(&mut self, worker: u32, active: BindEnd, passive: BindEnd) {
+        self.bind(worker, 2, Command::BindDirect { active, passive });
+    }
+
+    /// Gives an unconnected QP to a worker, only to flush what is posted to it.
+    pub fn bind_dead(&mut self, worker: u32, config: Box<QpConfig>) {
+        self.bind(worker, 1, Command::BindDead(config));
+    }
+
+    /// Ends a QP's connection.
+    pub fn disconnect(&mut self, worker: u32, qp: QpId, abort: bool) {
+        self.one(worker, None, Command::Disconnect { qp, abort });
+    }
+
+    /// Moves a QP to Error.
+    pub fn to_error(&mut self, worker: u32, qp: QpId) {
+        self.one(worker, None, Command::ToError(qp));
+    }
+
+    /// Destroys a QP; when done, the worker holds nothing of it.
+    pub fn destroy_qp(&mut self, worker: u32, qp: QpId) -> Ticket {
+        let ticket = self.tickets.issue();
+        let waits = self.one(worker, Some(ticket), Command::Destroy(qp));
+        self.tickets.open(ticket, waits.then_some(worker as usize).into_iter().collect());
+        ticket
+    }
+
+    /// A ticket that is done. To be asked after issuing one, because sleeping workers are answered
+    /// for at once, and whenever the control thread is woken.
+    pub fn poll_done(&mut self) -> Option<Ticket> {
+        self.settle();
+        self.done.pop_front()
+    }
+
+    /// What a worker has to tell.
+    pub fn poll_report(&mut self) -> Option<WorkerReport> {
+        self.settle();
+        self.reports.pop_front()
+    }
+
+    /// Ends all connections and waits for the threads.
+    pub fn stop(self) {
+        for worker in &self.workers {
+            worker.send(None, Command::Stop);
+        }
+        for worker in self.workers {
+            // It cannot have panicked: that would have ended the process.
+            let _ = worker.thread.join();
+        }
+    }
+
+    /// Takes in what workers say. Invalidations of STags that all workers know begin and end here:
+    /// every worker drops the STag, then the QP that asked goes on.
+    fn settle(&mut self) {
+        while let Ok(report) = self.inbox.try_recv() {
+            match report {
+                Report::Public(report) => self.reports.push_back(report),
+                Report::Invalidate { worker, qp, stag } => {
+                    let ticket = self.revoke_stag(stag);
+                    self.invalidations.insert(ticket, (worker, qp));
+                }
+            }
+        }
+        loop {
+            let workers = &self.workers;
+            let carried_out = |w: usize| workers[w].shared.carried_out.load(Ordering::Acquire);
+            let Some(ticket) = self.tickets.poll(carried_out) else { return };
+            match self.invalidations.remove(&ticket) {
+                Some((worker, qp)) => {
+                    self.one(worker, None, Command::Invalidated(qp));
+                }
+                None => self.done.push_back(ticket),
+            }
+        }
+    }
+
+    fn bind(&mut self, worker: u32, qps: u32, command: Command) {
+        if let Some(w) = self.workers.get(worker as usize) {
+            w.shared.load.fetch_add(qps, Ordering::Relaxed);
+        }
+        self.one(worker, None, command);
+    }
+
+    /// Sends to one worker; whether it has to answer.
+    fn one(&mut self, worker: u32, ticket: Option<Ticket>, command: Command) -> bool {
+        self.workers.get(worker as usize).is_some_and(|w| w.send(ticket, command))
+    }
+
+    /// Sends to all workers under a new ticket.
+    fn all(&mut self, command: impl Fn() -> Command) -> Ticket {
+        let ticket = self.tickets.issue();
+        let waiting = self.workers.iter().map(|w| w.send(Some(ticket), command()));
+        let waiting = (0..).zip(waiting).filter(|(_, waits)| *waits).map(|(n, _)| n).collect();
+        self.tickets.open(ticket, waiting);
+        ticket
+    }
+}
+
+impl Handle {
+    fn start(
+        number: u32,
+        options: &WorkerOptions,
+        control: &Arc<Waker>,
+        reports: &Sender<Report>,
+    ) -> io::Result<Self> {
+        let poll = mio::Poll::new()?;
+        let waker = Waker::new(poll.registry(), connections::WAKER)?;
+        let shared = Arc::new(Shared {
+            parker: Parker::new(),
+            waker,
+            carried_out: AtomicU64::new(0),
+            load: AtomicU32::new(0),
+        });
+        let (orders, inbox) = unbounded();
+        let worker = Worker::new(
+            number,
+            options,
+            poll,
+            inbox,
+            Arc::clone(&shared),
+            Arc::clone(control),
+            reports.clone(),
+        )?;
+        let thread = std::thread::Builder::new()
+            .name(format!("rnicd-worker-{number}"))
+            .spawn(move || worker.run())?;
+        Ok(Handle { orders, shared, thread })
+    }
+
+    /// Queues a command; whether the worker has to answer for it, rather than being answered for.
+    fn send(&self, ticket: Option<Ticket>, command: Command) -> bool {
+        let urgency = command.urgency();
+        // The receiver lives until the thread has ended, which only `stop` makes it do.
+        let _ = self.orders.send(Order { ticket, command });
+        if !self.shared.parker.is_parked() {
+            return true;
+        }
+        if urgency != Urgency::Later || self.orders.len() > SLEEPER_BACKLOG {
+            // Writing to an eventfd of our own fails only when its counter is full: then it rings.
+            let _ = self.shared.waker.wake();
+        }
+        urgency == Urgency::Now
+    }
+}
+
+/// Commands that may wait for a worker that sleeps.
+const SLEEPER_BACKLOG: usize = 64;

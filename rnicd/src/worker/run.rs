@@ -1,0 +1,368 @@
+//! The life of a worker thread.
+//!
+//! One round: commands, doorbells, sending, receiving, deadlines, and what the engine wants carried
+//! out. After a round without work it spins a little, yields a little, and sleeps (mechanism: the
+//! same `Waiter` as in the client); while it waits it tries the sockets that were active lately
+//! before it asks the kernel about all of them. A sleep ends with a look at the commands before
+//! anything else, because the control thread may have answered for the sleeper.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+use mio::{Events, Poll, Waker};
+use rnic_core::engine::{Engine, EngineOptions, Output, Receive, Transmit, Work};
+use rnic_core::shm::io::send_pieces;
+use rnic_core::shm::wait::{Step, Waiter, cpus};
+use rnic_core::types::Time;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
+
+use super::clients::Clients;
+use super::command::{Command, Order};
+use super::connections::{Connections, Polled, WAKER};
+use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, WorkerReport, clock};
+
+/// One worker, on its own thread.
+pub(super) struct Worker {
+    number: u32,
+    engine: Engine,
+    connections: Connections,
+    clients: Clients,
+    waiter: Waiter,
+    poll: Poll,
+    events: Events,
+    /// When the kernel was last asked what is ready.
+    polled: Time,
+    inbox: Receiver<Order>,
+    shared: Arc<Shared>,
+    control: Arc<Waker>,
+    reports: Sender<Report>,
+    stopping: bool,
+}
+
+impl Worker {
+    pub(super) fn new(
+        number: u32,
+        options: &WorkerOptions,
+        poll: Poll,
+        inbox: Receiver<Order>,
+        shared: Arc<Shared>,
+        control: Arc<Waker>,
+        reports: Sender<Report>,
+    ) -> io::Result<Self> {
+        let engine = EngineOptions { worker: number, ..options.engine.clone() };
+        Ok(Worker {
+            number,
+            engine: Engine::new(engine),
+            connections: Connections::new(poll.registry().try_clone()?),
+            clients: Clients::default(),
+            waiter: Waiter::new(cpus(), options.wait),
+            poll,
+            events: Events::with_capacity(EVENTS),
+            polled: Time(0),
+            inbox,
+            shared,
+            control,
+            reports,
+            stopping: false,
+        })
+    }
+
+    /// Works until it is told to stop.
+    pub(super) fn run(mut self) {
+        let _guard = AbortOnPanic;
+        let mut idle_rounds = 0u32;
+        loop {
+            let now = clock::now();
+            self.obey(now);
+            if self.stopping {
+                return self.end(now);
+            }
+            if self.round(now) {
+                idle_rounds = 0;
+                self.waiter.progress(now);
+                self.look_around(now);
+                continue;
+            }
+            idle_rounds = idle_rounds.wrapping_add(1);
+            match self.waiter.step(now) {
+                Step::Spin => {
+                    if idle_rounds % SPINS_PER_TRY == 1 {
+                        self.connections.retry_hot();
+                    }
+                    std::hint::spin_loop();
+                }
+                Step::Yield => {
+                    self.connections.retry_hot();
+                    self.look_around(now);
+                    std::thread::yield_now();
+                }
+                Step::Sleep => self.sleep(now),
+            }
+        }
+    }
+
+    /// Everything there is to do at one time, a bounded share of it; whether there was anything.
+    fn round(&mut self, now: Time) -> bool {
+        let mut worked = self.engine.scan(now);
+        worked |= self.transmit(now);
+        worked |= self.receive(now);
+        if self.engine.next_timeout().is_some_and(|at| at <= now) {
+            self.engine.handle_timeout(now);
+            worked = true;
+        }
+        self.carry_out();
+        worked
+    }
+
+    /// Whether a command waits: then long work is cut short, so that whoever waits for the
+    /// acknowledgement gets it soon.
+    fn interrupted(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    fn transmit(&mut self, now: Time) -> bool {
+        let mut worked = self.engine.has_work();
+        for _ in 0..TURNS {
+            let Some(Work::Transmit(qp)) = self.engine.next_work(now) else { break };
+            worked = true;
+            // The engine closes a connection by an output, so one without a socket is about to go.
+            if let Some(connection) = self.connections.of_qp(qp) {
+                let emss = connection.emss(now);
+                let stream = &connection.stream;
+                let sent = self
+                    .engine
+                    .transmit(qp, now, emss, |batch| send_pieces(stream, batch.pieces()));
+                connection.blocked = sent == Transmit::Blocked;
+            }
+            if self.interrupted() {
+                break;
+            }
+        }
+        worked
+    }
+
+    /// Reads each connection that may have something once.
+    fn receive(&mut self, now: Time) -> bool {
+        let mut worked = false;
+        for _ in 0..self.connections.readable() {
+            let Some((token, connection)) = self.connections.next_readable() else { continue };
+            let stream = &connection.stream;
+            let received = self.engine.receive(connection.qp, now, |buffers| {
+                let mut no_descriptors = RecvAncillaryBuffer::default();
+                let message = recvmsg(stream, buffers, &mut no_descriptors, RecvFlags::DONTWAIT)?;
+                Ok(message.bytes)
+            });
+            match received {
+                Receive::Progress => {
+                    worked = true;
+                    self.connections.keep_hot(token);
+                    self.connections.mark_readable(token);
+                }
+                Receive::WouldBlock => {}
+                Receive::Closed => {
+                    worked = true;
+                    connection.ended = true;
+                }
+            }
+            if self.interrupted() {
+                break;
+            }
+        }
+        worked
+    }
+
+    /// Carries out what the engine wants.
+    fn carry_out(&mut self) {
+        while let Some(output) = self.engine.poll_output() {
+            match output {
+                Output::Event { session, event } => {
+                    self.clients.tell(session, &event, &mut self.connections);
+                }
+                Output::Notify(cq) => self.clients.notify(cq.id(), &mut self.connections),
+                Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
+                Output::Close { qp, reset } => self.connections.close(qp, reset),
+                Output::Invalidate { qp, stag } => {
+                    self.report(Report::Invalidate { worker: self.number, qp, stag });
+                }
+                Output::CqFailed(cq) => {
+                    self.report(Report::Public(WorkerReport::CqFailed { cq }));
+                }
+                Output::Misbehaved { session, why } => {
+                    self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
+                }
+            }
+        }
+    }
+
+    fn report(&self, report: Report) {
+        // The receiver lives until all threads have ended.
+        let _ = self.reports.send(report);
+        // As with the ticket's wake below: this fails only if it rings already.
+        let _ = self.control.wake();
+    }
+
+    // --- Commands ----------------------------------------------------------------------------
+
+    /// Carries out all commands, then says so.
+    fn obey(&mut self, now: Time) {
+        if self.inbox.is_empty() {
+            return;
+        }
+        let mut last = None;
+        while let Ok(Order { ticket, command }) = self.inbox.try_recv() {
+            last = ticket.or(last);
+            let before = self.engine.qp_count();
+            self.carry(command, now);
+            let gone = before.saturating_sub(self.engine.qp_count());
+            // A count of QPs of one worker fits.
+            self.shared.load.fetch_sub(gone as u32, Ordering::Relaxed);
+        }
+        // Sockets and descriptors of what went must be gone before anybody is told that it is.
+        self.carry_out();
+        if let Some(Ticket(number)) = last {
+            self.shared.carried_out.store(number, Ordering::Release);
+            let _ = self.control.wake();
+        }
+    }
+
+    fn carry(&mut self, command: Command, now: Time) {
+        match command {
+            Command::Attach { session, scanner, eventfd, events } => {
+                self.engine.attach_session(session, scanner, now);
+                self.clients.attach(session, events);
+                if let Err(e) = self.connections.add_bell(session, eventfd) {
+                    let why = format!("its eventfd cannot be polled: {e}");
+                    self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
+                }
+            }
+            Command::Detach(session) => {
+                self.engine.detach_session(session, now);
+                self.carry_out();
+                self.clients.detach(session);
+                self.connections.remove_session(session);
+            }
+            Command::RegisterCq { cq, session, channel } => {
+                self.clients.register_cq(cq, session, channel);
+            }
+            Command::UnregisterCq(cq) => self.clients.unregister_cq(cq),
+            Command::InstallStag(entry) => self.engine.install_stag(entry),
+            Command::RevokeStag(stag) => self.engine.revoke_stag(stag),
+            Command::Invalidated(qp) => self.engine.invalidated(qp, now),
+            Command::Barrier => {}
+            Command::BindTcp { end, stream } => {
+                let BindEnd { config, negotiated, addresses } = end;
+                let qp = config.qp;
+                let added = self.connections.add(qp, stream);
+                self.engine.bind_tcp(config, negotiated, addresses, now);
+                if let Err(e) = added {
+                    tracing::warn!(%qp, "its connection cannot be polled: {e}");
+                    self.engine.to_error(qp, now);
+                }
+            }
+            Command::BindDirect { active, passive } => {
+                let parts = |end: BindEnd| (end.config, end.negotiated, end.addresses);
+                self.engine.bind_direct(parts(active), parts(passive), now);
+            }
+            Command::BindDead(config) => self.engine.bind_dead(config, now),
+            Command::Disconnect { qp, abort } => self.engine.disconnect(qp, abort, now),
+            Command::ToError(qp) => self.engine.to_error(qp, now),
+            Command::Destroy(qp) => self.engine.destroy(qp, now),
+            Command::Stop => self.stopping = true,
+        }
+    }
+
+    /// Ends all sessions.
+    fn end(&mut self, now: Time) {
+        for session in self.clients.sessions() {
+            self.carry(Command::Detach(session), now);
+        }
+    }
+
+    // --- Waiting -----------------------------------------------------------------------------
+
+    /// Asks the kernel what is ready, unless that was a moment ago.
+    fn look_around(&mut self, now: Time) {
+        if now.since(self.polled) >= LOOK_EVERY {
+            self.poll(Some(Duration::ZERO));
+            self.handle_ready(now);
+        }
+    }
+
+    /// Sleeps until a socket, a client, the control thread or a deadline wants something.
+    fn sleep(&mut self, now: Time) {
+        self.connections.cool();
+        if self.engine.has_work() || !self.engine.prepare_sleep() {
+            return;
+        }
+        let timeout = self.engine.next_timeout().map(|at| at.since(now));
+        let inbox = &self.inbox;
+        if !self.shared.parker.park(|| inbox.is_empty()) {
+            return;
+        }
+        self.poll(timeout);
+        self.shared.parker.unpark();
+        let now = clock::now();
+        self.obey(now);
+        self.waiter.progress(now);
+        self.handle_ready(now);
+    }
+
+    fn poll(&mut self, timeout: Option<Duration>) {
+        match self.poll.poll(&mut self.events, timeout) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => self.events.clear(),
+            // The epoll descriptor and the buffer are ours: nothing else is left to go wrong.
+            Err(e) => panic!("epoll: {e}"),
+        }
+    }
+
+    /// Passes on what the kernel said.
+    fn handle_ready(&mut self, now: Time) {
+        self.polled = now;
+        let events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+        for event in &events {
+            let token = event.token();
+            if token == WAKER {
+                continue;
+            }
+            match self.connections.polled(token) {
+                Some(Polled::Connection(connection)) => {
+                    if event.is_writable() && std::mem::take(&mut connection.blocked) {
+                        self.engine.writable(connection.qp);
+                    }
+                    if event.is_readable() || event.is_read_closed() || event.is_error() {
+                        self.connections.mark_readable(token);
+                    }
+                }
+                Some(Polled::Bell { session, .. }) => self.engine.rang(*session, now),
+                Some(Polled::Sender { .. }) => self.connections.flush_sender(token),
+                // Removed since the event was collected.
+                None => {}
+            }
+        }
+        self.events = events;
+    }
+}
+
+/// Ends the process if a worker panics: its state is suspect, and others rely on it.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+/// Readiness events taken at once.
+const EVENTS: usize = 256;
+/// QPs that send in one round.
+const TURNS: usize = 16;
+/// Spins between two tries of the active sockets: a try is a system call.
+const SPINS_PER_TRY: u32 = 16;
+/// How long what the kernel said about readiness is good while there is work.
+const LOOK_EVERY: Duration = Duration::from_micros(20);

@@ -1,0 +1,490 @@
+//! The control socket as a hostile client sees it: what is malformed, foreign, too much or of the
+//! wrong kind is refused by name or ends that session, and nobody else notices.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
+use rnic_core::abi::control::*;
+use rnic_core::types::*;
+use support::*;
+
+/// Few of everything.
+const SMALL: &str = r#"
+[engine]
+workers = 2
+[limits]
+sessions = 64
+cq_entries = 64
+wr_depth = 32
+sge = 4
+inline = "64B"
+ird = 4
+ord = 4
+backlog = 2
+[limits.session]
+pds = 2
+segments = 2
+segment_bytes = "64KiB"
+mrs = 2
+channels = 2
+cqs = 2
+qps = 2
+listeners = 2
+"#;
+
+/// A session of another client that must not notice anything.
+fn bystander(socket: &std::path::PathBuf) -> (Raw, PdId) {
+    let mut raw = Raw::open(socket);
+    let pd = raw.pd();
+    (raw, pd)
+}
+
+#[test]
+fn garbage_instead_of_a_hello_ends_only_that_client() {
+    let daemon = daemon(SMALL);
+    let (mut other, pd) = bystander(&daemon.socket());
+    let hello = Hello { min_version: 1, max_version: 1, features: 0 }.to_bytes();
+    let long = [hello.as_slice(), &[0]].concat();
+    for garbage in [b"x".as_slice(), &[0xFF; HELLO_LEN], &hello[..31], &long, &[7; 65536]] {
+        let raw = Raw::connect(&daemon.socket());
+        raw.send(garbage, &[]);
+        assert!(raw.receive().is_none(), "{} octets were answered", garbage.len());
+    }
+    assert_eq!(other.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+    assert!(other.status().sessions_ended >= 5);
+    daemon.stop().unwrap();
+}
+
+#[test]
+fn versions_that_do_not_meet_are_told_the_daemons() {
+    let daemon = daemon(SMALL);
+    for (min_version, max_version) in [(2, 9), (0, 0), (5, 1)] {
+        let raw = Raw::connect(&daemon.socket());
+        raw.send(&Hello { min_version, max_version, features: 0 }.to_bytes(), &[]);
+        let (octets, descriptors) = raw.receive().unwrap();
+        let reply = HelloReply::from_bytes(&octets).unwrap();
+        assert_eq!((reply.status, reply.version), (HelloStatus::Version as u32, 1));
+        assert!(descriptors.is_empty());
+        assert!(raw.receive().is_none());
+    }
+}
+
+#[test]
+fn malformed_requests_are_named_and_end_the_session() {
+    let daemon = daemon(SMALL);
+    let (mut other, pd) = bystander(&daemon.socket());
+    let whole = Request { id: 1, body: RequestBody::OpenPd { name: Some("x".repeat(40)) } };
+    let whole = postcard::to_stdvec(&whole).unwrap();
+    let trailing = [whole.as_slice(), &[0]].concat();
+    let oversize = vec![0; MAX_MESSAGE + 1];
+    let unknown = [1, 250];
+    let mut cases: Vec<&[u8]> = vec![&trailing, &oversize, &unknown];
+    cases.extend((1..whole.len()).map(|cut| &whole[..cut]));
+    for octets in cases {
+        let raw = Raw::open(&daemon.socket());
+        raw.send(octets, &[]);
+        let reply = raw.reply();
+        assert!(
+            matches!(&reply, Some(Reply { result: Err(Refusal::Malformed { .. }), .. })),
+            "{octets:?}: {reply:?}"
+        );
+        assert!(raw.receive().is_none());
+    }
+    assert_eq!(other.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+}
+
+#[test]
+fn descriptors_nobody_asked_for_end_the_session() {
+    let daemon = daemon(SMALL);
+    let (mut other, pd) = bystander(&daemon.socket());
+    let memfd = memfd(4096);
+    let mut raw = Raw::open(&daemon.socket());
+    raw.ask(RequestBody::OpenPd { name: None }, &[memfd.as_fd()]);
+    assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
+    assert!(raw.receive().is_none());
+
+    let raw = Raw::connect(&daemon.socket());
+    let hello = Hello { min_version: 1, max_version: 1, features: 0 }.to_bytes();
+    raw.send(&hello, &[memfd.as_fd()]);
+    assert!(raw.receive().is_none());
+    assert_eq!(other.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+}
+
+#[test]
+fn a_segment_that_is_not_one_memfd_ends_the_session() {
+    let daemon = daemon(SMALL);
+    let (mut other, pd) = bystander(&daemon.socket());
+    let (pipe, _end) = std::io::pipe().unwrap();
+    let (socket, _peer) = UnixStream::pair().unwrap();
+    let folder: OwnedFd = std::fs::File::open("/").unwrap().into();
+    let device: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let memfd = memfd(4096);
+    let wrong = [
+        vec![],
+        vec![pipe.as_fd()],
+        vec![socket.as_fd()],
+        vec![folder.as_fd()],
+        vec![device.as_fd()],
+        vec![memfd.as_fd(), memfd.as_fd()],
+        vec![memfd.as_fd(), pipe.as_fd()],
+        vec![memfd.as_fd(); 16],
+    ];
+    for descriptors in wrong {
+        let mut raw = Raw::open(&daemon.socket());
+        raw.ask(RequestBody::AddSegment { length: 4096, client_address: 0 }, &descriptors);
+        let reply = raw.reply();
+        assert!(
+            matches!(&reply, Some(Reply { result: Err(Refusal::Malformed { .. }), .. })),
+            "{descriptors:?}: {reply:?}"
+        );
+        assert!(raw.receive().is_none());
+    }
+    assert_eq!(other.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+    assert_eq!(other.status().segments, 0);
+}
+
+#[test]
+fn a_memfd_that_lies_is_refused_and_costs_nothing() {
+    let daemon = daemon(SMALL);
+    let mut raw = Raw::open(&daemon.socket());
+    let sparse = rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&sparse, 8192).unwrap();
+    let honest = memfd(4096);
+    for (memfd, length) in [(&sparse, 8192), (&honest, 8192), (&honest, 4095), (&honest, 0)] {
+        let body = RequestBody::AddSegment { length, client_address: 0 };
+        assert!(raw.call_with(body, &[memfd.as_fd()]).is_err(), "{length}");
+    }
+    let status = raw.status();
+    assert_eq!((status.segments, status.segment_bytes), (0, 0));
+    raw.segment(65536);
+}
+
+#[test]
+fn handles_of_others_are_no_such_object() {
+    let daemon = daemon(SMALL);
+    let mut owner = Raw::open(&daemon.socket());
+    let (pd, cq, channel) = (owner.pd(), owner.cq(8), owner.channel());
+    let segment = owner.segment(4096);
+    let (mr, _) = owner.mr(pd, segment, 4096);
+    let qp = owner.qp(pd, cq);
+    let (listener, _) = owner.listener();
+
+    let mut thief = Raw::open(&daemon.socket());
+    let (own_pd, own_cq) = (thief.pd(), thief.cq(8));
+    let peer = ([127, 0, 0, 1], 1).into();
+    let (ird, ord, private_data) = (None, None, Vec::new());
+    let requests = [
+        RequestBody::ClosePd { pd },
+        RequestBody::RemoveSegment { segment },
+        reg_mr(pd, segment, 1),
+        reg_mr(own_pd, segment, 1),
+        RequestBody::DeregMr { mr },
+        RequestBody::DestroyChannel { channel },
+        RequestBody::CreateCq { entries: 1, channel: Some(channel), context: 0 },
+        RequestBody::DestroyCq { cq },
+        RequestBody::CreateQp(qp_request(pd, own_cq)),
+        RequestBody::CreateQp(qp_request(own_pd, cq)),
+        RequestBody::QpToError { qp },
+        RequestBody::DestroyQp { qp },
+        RequestBody::QueryQp { qp },
+        RequestBody::Listen { listener, backlog: 1 },
+        RequestBody::CloseListener { listener },
+        RequestBody::Accept {
+            request: RequestId(1),
+            qp,
+            ird,
+            ord,
+            private_data: private_data.clone(),
+        },
+        RequestBody::Reject { request: RequestId(1), private_data: private_data.clone() },
+        RequestBody::Connect { qp, peer, local: None, ird, ord, private_data },
+        RequestBody::Disconnect { qp, abort: true },
+        RequestBody::SetContext { object: ObjectRef::Qp(qp), context: 1 },
+        RequestBody::SetContext { object: ObjectRef::Cq(cq), context: 1 },
+        RequestBody::SetContext { object: ObjectRef::Listener(listener), context: 1 },
+    ];
+    for body in requests {
+        let refusal = thief.call(body.clone());
+        assert!(matches!(refusal, Err(Refusal::NoSuchObject { .. })), "{body:?}: {refusal:?}");
+    }
+    assert_eq!(owner.call(RequestBody::DestroyQp { qp }), Ok(ReplyBody::Done));
+    assert_eq!(owner.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
+}
+
+#[test]
+fn each_limit_is_refused_by_its_name() {
+    let daemon = daemon(SMALL);
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, _) = (raw.pd(), raw.pd());
+    let key = |text: String, key: &str| assert!(text.starts_with(key), "{text}");
+    key(raw.refused(RequestBody::OpenPd { name: None }), "limits.session.pds = 2 reached");
+
+    let segment = raw.segment(4096);
+    let too_much = memfd(65536);
+    let body = RequestBody::AddSegment { length: 65536, client_address: 0 };
+    let refusal = raw.call_with(body, &[too_much.as_fd()]).unwrap_err().to_string();
+    key(refusal, "limits.session.segment_bytes = 65536 reached");
+    raw.segment(4096);
+    let body = RequestBody::AddSegment { length: 4096, client_address: 0 };
+    let refusal = raw.call_with(body, &[memfd(4096).as_fd()]).unwrap_err().to_string();
+    key(refusal, "limits.session.segments = 2 reached");
+
+    raw.mr(pd, segment, 4096);
+    raw.mr(pd, segment, 4096);
+    key(raw.refused(reg_mr(pd, segment, 1)), "limits.session.mrs = 2 reached");
+
+    let (_, _) = (raw.channel(), raw.channel());
+    key(raw.refused(RequestBody::CreateChannel), "limits.session.channels = 2 reached");
+
+    let create_cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
+    key(raw.refused(create_cq(65)), "entries = 65 is above limits.cq_entries = 64");
+    let (cq, _) = (raw.cq(64), raw.cq(1));
+    key(raw.refused(create_cq(1)), "limits.session.cqs = 2 reached");
+
+    let with = |change: fn(&mut QpRequest)| {
+        let mut request = qp_request(pd, cq);
+        change(&mut request);
+        RequestBody::CreateQp(request)
+    };
+    key(raw.refused(with(|r| r.sq_depth = 33)), "sq_depth = 33 is above limits.wr_depth = 32");
+    key(raw.refused(with(|r| r.rq_depth = u32::MAX)), "rq_depth = 4294967295 is above");
+    key(raw.refused(with(|r| r.max_send_sge = 5)), "max_send_sge = 5 is above limits.sge = 4");
+    key(raw.refused(with(|r| r.max_recv_sge = 255)), "max_recv_sge = 255 is above limits.sge");
+    key(raw.refused(with(|r| r.max_inline = 65)), "max_inline = 65 is above limits.inline = 64");
+    key(raw.refused(with(|r| r.srq = Some(SrqId(1)))), "a shared receive queue is not supported");
+    let qp = raw.qp(pd, cq);
+    raw.qp(pd, cq);
+    key(raw.refused(with(|_| ())), "limits.session.qps = 2 reached");
+
+    let (listener, address) = raw.listener();
+    raw.listener();
+    let bind = RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 };
+    key(raw.refused(bind), "limits.session.listeners = 2 reached");
+    let listen = RequestBody::Listen { listener, backlog: 3 };
+    key(raw.refused(listen), "backlog = 3 is above limits.backlog = 2");
+    let connect = |ird, ord, len| RequestBody::Connect {
+        qp,
+        peer: address,
+        local: None,
+        ird,
+        ord,
+        private_data: vec![0; len],
+    };
+    key(raw.refused(connect(Some(5), None, 0)), "ird = 5 is above limits.ird = 4");
+    key(raw.refused(connect(None, Some(5), 0)), "ord = 5 is above limits.ord = 4");
+    assert!(raw.call(connect(None, None, MAX_PRIVATE_DATA + 1)).is_err());
+    assert!(raw.status().refusals >= 18);
+}
+
+#[test]
+fn more_sessions_than_allowed_are_turned_away_by_name() {
+    let daemon = daemon("[limits]\nsessions = 3\n");
+    let mut first = Raw::open(&daemon.socket());
+    let _two = (Raw::open(&daemon.socket()), Raw::open(&daemon.socket()));
+    let mut fourth = Raw::connect(&daemon.socket());
+    let (reply, descriptors) = fourth.hello().unwrap();
+    assert_eq!(reply.status, HelloStatus::SessionLimit as u32);
+    assert!(descriptors.is_empty());
+    assert!(fourth.receive().is_none());
+    assert_eq!(first.status().sessions, 3);
+}
+
+#[test]
+fn arena_memory_is_bounded_and_reused() {
+    let daemon = daemon(
+        "[limits]\ncq_entries = 16384\n[limits.session]\narena_bytes = \"1MiB\"\ncqs = 100\n",
+    );
+    let mut raw = Raw::open(&daemon.socket());
+    let create = RequestBody::CreateCq { entries: 16384, channel: None, context: 0 };
+    let refusal = raw.refused(create);
+    assert!(refusal.starts_with("limits.session.arena_bytes = 1048576 reached"), "{refusal}");
+    let before = raw.status().cqs;
+    assert_eq!(before, 0);
+    for _ in 0..100 {
+        let cq = raw.cq(4096);
+        assert_eq!(raw.call(RequestBody::DestroyCq { cq }), Ok(ReplyBody::Done));
+    }
+    assert!(raw.status().arena_bytes <= 1 << 20);
+}
+
+#[test]
+fn objects_in_use_stay() {
+    let daemon = daemon(SMALL);
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, channel) = (raw.pd(), raw.channel());
+    let body = RequestBody::CreateCq { entries: 4, channel: Some(channel), context: 0 };
+    let Ok(ReplyBody::Cq { cq, .. }) = raw.call(body) else { panic!("no CQ") };
+    let segment = raw.segment(4096);
+    let (mr, _) = raw.mr(pd, segment, 4096);
+    let qp = raw.qp(pd, cq);
+    for body in [
+        RequestBody::ClosePd { pd },
+        RequestBody::RemoveSegment { segment },
+        RequestBody::DestroyCq { cq },
+        RequestBody::DestroyChannel { channel },
+    ] {
+        let refusal = raw.call(body);
+        assert!(matches!(refusal, Err(Refusal::InUse { .. })), "{refusal:?}");
+    }
+    for body in [
+        RequestBody::DestroyQp { qp },
+        RequestBody::DestroyCq { cq },
+        RequestBody::DestroyChannel { channel },
+        RequestBody::DeregMr { mr },
+        RequestBody::RemoveSegment { segment },
+        RequestBody::ClosePd { pd },
+    ] {
+        assert_eq!(raw.call(body), Ok(ReplyBody::Done));
+    }
+    let s = raw.status();
+    assert_eq!((s.pds, s.segments, s.segment_bytes, s.mrs, s.cqs, s.qps), (0, 0, 0, 0, 0, 0));
+}
+
+#[test]
+fn requests_sent_at_once_are_answered_in_order() {
+    let daemon = daemon(SMALL);
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, segment) = (raw.pd(), raw.segment(4096));
+    let mut ids = Vec::new();
+    for _ in 0..200 {
+        ids.push(raw.ask(reg_mr(pd, segment, 4096), &[]));
+        ids.push(raw.ask(RequestBody::QueryDevice, &[]));
+        let reply = raw.reply().unwrap();
+        let Ok(ReplyBody::Mr { mr, .. }) = reply.result else { panic!("{reply:?}") };
+        assert_eq!(reply.id, ids.remove(0));
+        ids.push(raw.ask(RequestBody::DeregMr { mr }, &[]));
+        for id in ids.drain(..) {
+            assert_eq!(raw.reply().map(|r| r.id), Some(id));
+        }
+    }
+}
+
+#[test]
+fn the_session_ends_with_its_process_even_if_a_child_holds_the_socket() {
+    let daemon = daemon(SMALL);
+    let mut watcher = Raw::open(&daemon.socket());
+    // The shell connects nothing itself: it hands our socket to a child and exits. What counts is
+    // who connected, so the connecting process must be the one that goes; this test binary is
+    // re-run for that.
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "connect_and_leave_the_socket_to_a_child", "--nocapture"])
+        .env("RNICD_TEST_LEAVE", daemon.socket())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while watcher.status().sessions != 1 {
+        assert!(std::time::Instant::now() < patience, "the session outlives its process");
+        std::thread::yield_now();
+    }
+}
+
+/// Not a test of its own: the other process of the test above.
+#[test]
+fn connect_and_leave_the_socket_to_a_child() {
+    let Some(socket) = std::env::var_os("RNICD_TEST_LEAVE") else { return };
+    let raw = Raw::open(&std::path::PathBuf::from(socket));
+    // The child keeps the socket as its standard input, far longer than the test lasts.
+    let stdin = raw.socket.as_fd().try_clone_to_owned().unwrap();
+    Command::new("sleep").arg("60").stdin(stdin).spawn().unwrap();
+}
+
+#[test]
+fn what_a_client_had_is_free_after_it() {
+    let daemon = daemon(SMALL);
+    let mut watcher = Raw::open(&daemon.socket());
+    for _ in 0..20 {
+        let mut raw = Raw::open(&daemon.socket());
+        let (pd, cq) = (raw.pd(), raw.cq(64));
+        let segment = raw.segment(65536);
+        raw.mr(pd, segment, 65536);
+        raw.qp(pd, cq);
+        let (listener, _) = raw.listener();
+        assert_eq!(raw.call(RequestBody::Listen { listener, backlog: 1 }), Ok(ReplyBody::Done));
+        drop(raw);
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        loop {
+            let s = watcher.status();
+            let left = (s.pds, s.segments, s.segment_bytes, s.mrs, s.cqs, s.qps, s.listeners);
+            if s.sessions == 1 && left == (0, 0, 0, 0, 0, 0, 0) {
+                break;
+            }
+            assert!(std::time::Instant::now() < patience, "{s:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn lists_come_in_pages() {
+    let daemon = daemon("");
+    let mut raw = Raw::open(&daemon.socket());
+    let mut made: Vec<PdId> = Vec::new();
+    let cq = raw.cq(1);
+    let pd = raw.pd();
+    made.push(pd);
+    let mut qps: Vec<QpId> = (0..PAGE_ROWS + 5).map(|_| raw.qp(pd, cq)).collect();
+    qps.sort_unstable();
+    let mut seen = Vec::new();
+    loop {
+        let from = u32::try_from(seen.len()).unwrap();
+        let body = RequestBody::List { what: ListKind::Qps, from };
+        let Ok(ReplyBody::Rows { rows: Rows::Qps(rows), total }) = raw.call(body) else {
+            panic!("no rows")
+        };
+        assert_eq!(total as usize, qps.len());
+        assert!(rows.len() <= PAGE_ROWS);
+        if rows.is_empty() {
+            break;
+        }
+        seen.extend(rows.into_iter().map(|r| r.qp));
+    }
+    assert_eq!(seen, qps);
+    for what in [ListKind::Clients, ListKind::Cqs, ListKind::Mrs, ListKind::Listeners] {
+        assert!(matches!(
+            raw.call(RequestBody::List { what, from: 0 }),
+            Ok(ReplyBody::Rows { .. })
+        ));
+    }
+}
+
+#[test]
+fn regions_that_make_no_sense_are_refused_by_field() {
+    let daemon = daemon(SMALL);
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, other, cq) = (raw.pd(), raw.pd(), raw.cq(1));
+    let segment = raw.segment(8192);
+    let qp = raw.qp(other, cq);
+    let reg = |offset, length, iova, access, scope| RequestBody::RegMr {
+        pd,
+        source: MrSource::Segment { segment, offset },
+        length,
+        iova,
+        access,
+        scope,
+    };
+    let all = Access::LOCAL_WRITE;
+    for (body, start) in [
+        (reg(0, 0, 0, all, Scope::Pd), "length: "),
+        (reg(0, 8193, 0, all, Scope::Pd), "length: "),
+        (reg(8192, 1, 0, all, Scope::Pd), "length: "),
+        (reg(u64::MAX, 2, 0, all, Scope::Pd), "length: "),
+        (reg(0, 2, u64::MAX - 1, all, Scope::Pd), "iova: "),
+        (reg(0, 1, 0, Access::from_bits_retain(1 << 20), Scope::Pd), "access: "),
+        (reg(0, 1, 0, Access::REMOTE_WRITE, Scope::Pd), "access: "),
+        (reg(0, 1, 0, Access::REMOTE_ATOMIC, Scope::Pd), "atomic access is not supported"),
+        (reg(0, 1, 0, Access::MW_BIND, Scope::Pd), "binding of windows is not supported"),
+        (reg(0, 1, 8, Access::ZERO_BASED, Scope::Pd), "iova: "),
+        (reg(0, 1, 0, all, Scope::Qp(qp)), "scope: "),
+        (reg(0, 1, 0, all, Scope::Qp(QpId(4711))), "no QP 4711"),
+    ] {
+        let refusal = raw.refused(body.clone());
+        assert!(refusal.starts_with(start), "{body:?}: {refusal}");
+    }
+    assert_eq!(raw.status().mrs, 0);
+}
