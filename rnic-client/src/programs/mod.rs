@@ -13,6 +13,7 @@ mod fields;
 pub mod latency;
 pub mod link;
 mod messenger;
+pub mod perf;
 pub mod pingpong;
 pub mod rcopy;
 pub mod rkv;
