@@ -70,6 +70,7 @@ impl CompletionChannel {
     /// The caller arms the CQ again and *then* polls it until it is empty, or an event may be lost
     /// between the two (`ibv_req_notify_cq(3)`). A CQ may be empty when its turn comes.
     pub fn recv(&self, timeout: Option<Duration>) -> Result<Option<CqId>, Error> {
+        self.inner.session.check_owner()?;
         self.inner.inbox.wait(deadline(timeout), |records| records.unread.pop_front())
     }
 }

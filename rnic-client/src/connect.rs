@@ -7,7 +7,7 @@ use rnic_core::abi::control::{DisconnectReason, Event, MAX_PRIVATE_DATA, Request
 use rnic_core::types::AddressPair;
 
 use crate::error::Error;
-use crate::events::{Kind, Subject, ends_connection, settles_connection};
+use crate::events::{Ending, Kind, Subject, concerns_end, settles_connection};
 use crate::inbox::deadline;
 use crate::qp::Qp;
 use crate::session::Session;
@@ -69,7 +69,7 @@ impl Qp {
     /// program that waits for events, by [`Context::next_event`](crate::Context::next_event).
     pub fn start_connect(&self, peer: SocketAddr, options: &ConnectOptions) -> Result<(), Error> {
         check_private_data(&options.private_data)?;
-        self.session().events.with(|events| events.renew(self.id));
+        self.forget_last_connection()?;
         self.session().command(RequestBody::Connect {
             qp: self.id,
             peer,
@@ -89,7 +89,8 @@ impl Qp {
     }
 
     /// Ends the connection in order: what has been posted is sent, then FINs are exchanged
-    /// (`rdma_disconnect(3)`). Returns at once; [`Qp::wait_disconnected`] waits for the end.
+    /// (`rdma_disconnect(3)`). Returns at once; [`Qp::wait_disconnected`] waits for the end, which
+    /// comes when the peer has disconnected as well.
     pub fn disconnect(&self) -> Result<(), Error> {
         self.session().command(RequestBody::Disconnect { qp: self.id, abort: false })
     }
@@ -100,22 +101,40 @@ impl Qp {
     }
 
     /// Waits until the connection has ended, whoever ended it, and says how. Everything posted has
-    /// then been completed or flushed. Fails with [`Error::TimedOut`] when `timeout` is over
-    /// (`None` waits as long as it takes). May be asked again.
+    /// then been completed or flushed. May be asked again.
+    ///
+    /// When the peer has finished sending ([`Event::PeerClosed`]), this disconnects as well, since
+    /// the connection would never end otherwise; what has been posted until then is still sent.
+    /// Fails with [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes).
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<DisconnectReason, Error> {
-        let events = &self.session().events;
-        let _claim = Claim::new(self.session(), Subject::Qp(self.id), ends_connection);
-        events
-            .wait(deadline(timeout), |events| events.ended(self.id))?
-            .ok_or(Error::TimedOut { what: "the end of the connection" })
+        let deadline = deadline(timeout);
+        let _claim = Claim::new(self.session(), Subject::Qp(self.id), concerns_end);
+        loop {
+            match self.session().await_event(deadline, |events| events.ending(self.id))? {
+                Some(Ending::Ended(reason)) => return Ok(reason),
+                Some(Ending::PeerClosed) => match self.disconnect() {
+                    // Refused if it has ended meanwhile: then that is what comes next.
+                    Ok(()) | Err(Error::Refused(_)) => {}
+                    Err(e) => return Err(e),
+                },
+                None => return Err(Error::TimedOut { what: "the end of the connection" }),
+            }
+        }
+    }
+
+    /// Before a new attempt: drops what the last one left behind, also what has not been read yet,
+    /// so that it is not taken for the outcome of this one.
+    pub(crate) fn forget_last_connection(&self) -> Result<(), Error> {
+        self.session().events.drain()?;
+        self.session().events.with(|events| events.renew(self.id));
+        Ok(())
     }
 
     /// Waits for the decision about an attempt; the caller has claimed it.
     pub(crate) fn settle(&self, timeout: Option<Duration>) -> Result<Connected, Error> {
         let decision = self
             .session()
-            .events
-            .wait(deadline(timeout), |e| e.take(Subject::Qp(self.id), settles_connection))?;
+            .await_event(deadline(timeout), |e| e.take(Subject::Qp(self.id), settles_connection))?;
         match decision {
             Some(Event::Established { addresses, ird, ord, private_data, .. }) => {
                 Ok(Connected { private_data, ird, ord, addresses })

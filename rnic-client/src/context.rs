@@ -22,8 +22,8 @@ use crate::session::{Session, unexpected};
 
 /// An open device: one session with the daemon (compare `ibv_open_device(3)`).
 ///
-/// Clones are the same session. It ends, and the daemon takes back everything made with it, when the
-/// last clone and the last object made with it have been dropped, or when the process ends.
+/// Clones are the same session. It ends, and the daemon takes back everything made with it, when
+/// the last clone and the last object made with it have been dropped, or when the process ends.
 ///
 /// Only the process that opened a context may use it: requests of a forked child fail with
 /// [`Error::AfterFork`], and the queues do not exist in the child's memory at all.
@@ -180,7 +180,7 @@ impl Context {
     /// [`ConnectionRequest::accept`]) takes the events it waits for. All others come here, each
     /// once, in the order in which the daemon sent them.
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<Event>, Error> {
-        self.session.events.wait(deadline(timeout), |events| events.take_any())
+        self.session.await_event(deadline(timeout), |events| events.take_any())
     }
 
     /// Makes an [`Event::ConnectionRequest`] from [`Context::next_event`] into an object to accept
@@ -192,9 +192,9 @@ impl Context {
     /// A descriptor that is readable while events wait in the kernel, for `poll(2)` and its kin.
     ///
     /// Never read from it. When it is readable, call [`Context::next_event`] with a timeout of zero
-    /// until it returns `None`. A program that sleeps on it should make no blocking connection calls
-    /// in other threads: those read events for everybody, and what they leave for `next_event` no
-    /// longer shows here.
+    /// until it returns `None`. A program that sleeps on it should make no blocking connection
+    /// calls in other threads: those read events for everybody, and what they leave for
+    /// `next_event` no longer shows here.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.session.events.as_fd()
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
-use rnic_core::abi::queue::{ARM_NEXT, ARM_SOLICITED, QueueKind};
+use rnic_core::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
 use rnic_core::shm::queue::CompletionConsumer;
 use rnic_core::shm::wait::{Step, WaitPolicy, Waiter};
 use rnic_core::types::{CqId, Time};
@@ -73,7 +73,7 @@ struct CqState {
     waiters: u32,
     /// The program arms this CQ itself, so somebody else may sleep on its events.
     armed_by_program: bool,
-    /// A `wait` armed the CQ and then found a completion: an event that nobody awaits may come.
+    /// A `wait` armed the CQ and left without the event: it may come when nobody awaits it.
     stray_event: bool,
 }
 
@@ -123,8 +123,8 @@ impl Cq {
 
     /// Takes up to `completions.len()` completions, oldest first, and returns how many
     /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
-    /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so that
-    /// a program that only polls learns of its end as [`Error::DaemonGone`].
+    /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so
+    /// that a program that only polls learns of its end as [`Error::DaemonGone`].
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut state = self.inner.state.lock();
         let n = state.take(completions)?;
@@ -209,10 +209,12 @@ impl Cq {
                     let seen = watch.prepare_sleep()?;
                     let n = self.poll(completions)?;
                     if n > 0 {
-                        watch.slept_not();
+                        watch.left_armed();
                         return Ok(n);
                     }
-                    self.inner.channel.wait_beyond(self.inner.id, seen, deadline)?;
+                    if !self.inner.channel.wait_beyond(self.inner.id, seen, deadline)? {
+                        watch.left_armed();
+                    }
                     watch.look_again();
                     waiter.progress(time(start, Instant::now()));
                 }
@@ -259,8 +261,13 @@ impl CqState {
     /// one thread that cares: with others asleep on this CQ's events, it may leave with its share
     /// and let them sleep on.
     fn publish_spinning(&mut self) {
-        let alone = self.waiters == 1 && !self.armed_by_program;
+        let alone = self.alone();
         self.consumer.set_spinning(alone);
+    }
+
+    /// Whether the calling thread, which is in `wait`, is the only one to care for events.
+    fn alone(&self) -> bool {
+        self.waiters == 1 && !self.armed_by_program
     }
 }
 
@@ -283,6 +290,7 @@ impl<'a> Watch<'a> {
     /// beyond it whoever reads it from the channel; and one that a former wait left behind is read
     /// first, so that unread events do not pile up.
     fn prepare_sleep(&self) -> Result<u64, Error> {
+        self.cq.session.check_owner()?;
         let stray = std::mem::take(&mut self.cq.state.lock().stray_event);
         if stray {
             self.cq.channel.drain()?;
@@ -295,9 +303,14 @@ impl<'a> Watch<'a> {
         Ok(seen)
     }
 
-    /// Armed for nothing: a completion came before the sleep.
-    fn slept_not(&self) {
-        self.cq.state.lock().stray_event = true;
+    /// The sleep is over without the event it armed for. Takes the arm back unless somebody else
+    /// may rely on it; the event may be on its way all the same.
+    fn left_armed(&self) {
+        let mut state = self.cq.state.lock();
+        if state.alone() {
+            state.consumer.arm(ARM_NONE);
+        }
+        state.stray_event = true;
     }
 
     fn look_again(&self) {

@@ -1,9 +1,9 @@
 //! Connection and asynchronous events, sorted by the object they concern.
 //!
-//! The daemon sends all events of a session on one socket. A thread that blocks for one object
-//! ([`Qp::connect`](crate::Qp::connect), [`Listener::accept_request`](crate::Listener::accept_request))
-//! *claims* that object's events of the awaited kinds; everything else waits, in order of arrival,
-//! for [`Context::next_event`](crate::Context::next_event). What waits is bounded by the number of
+//! The daemon sends all events of a session on one socket. A thread that blocks for one object, as
+//! [`Qp::connect`](crate::Qp::connect) does, *claims* that object's events of the awaited kinds;
+//! everything else waits, in order of arrival, for
+//! [`Context::next_event`](crate::Context::next_event). What waits is bounded by the number of
 //! objects: a new attempt to connect forgets the events of the last one, and an object that is
 //! dropped takes its events along.
 
@@ -55,6 +55,11 @@ pub(crate) fn ends_connection(event: &Event) -> bool {
     matches!(event, Event::Disconnected { .. })
 }
 
+/// What concerns the end of a connection: that, and the peer's half of it.
+pub(crate) fn concerns_end(event: &Event) -> bool {
+    matches!(event, Event::PeerClosed { .. }) || ends_connection(event)
+}
+
 /// A peer asks to connect.
 pub(crate) fn asks_to_connect(event: &Event) -> bool {
     matches!(event, Event::ConnectionRequest { .. })
@@ -80,8 +85,19 @@ struct Mail {
     waiting: VecDeque<u64>,
     /// Kinds that blocked threads wait for.
     claims: Vec<Kind>,
-    /// How its last connection ended, if it has.
+    /// The peer has finished sending on the present connection.
+    peer_closed: bool,
+    /// How the last connection ended, if it has.
     ended: Option<DisconnectReason>,
+}
+
+/// How far a connection is from its end.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The peer has finished sending; we have not, as far as is known.
+    PeerClosed,
+    /// It has ended.
+    Ended(DisconnectReason),
 }
 
 impl Events {
@@ -115,10 +131,10 @@ impl Events {
     /// Forgets what a QP's earlier connection left behind: a new attempt begins.
     pub(crate) fn renew(&mut self, qp: QpId) {
         let Some(mail) = self.subjects.get_mut(&Subject::Qp(qp)) else { return };
-        mail.ended = None;
+        (mail.ended, mail.peer_closed) = (None, false);
         let waiting = &mut self.waiting;
         mail.waiting.retain(|n| match waiting.get(n) {
-            Some(event) if settles_connection(event) => {
+            Some(event) if settles_connection(event) || concerns_end(event) => {
                 waiting.remove(n);
                 false
             }
@@ -165,10 +181,15 @@ impl Events {
         self.waiting.remove(&n)
     }
 
-    /// How the QP's last connection ended. Takes the event, remembers the reason.
-    pub(crate) fn ended(&mut self, qp: QpId) -> Option<DisconnectReason> {
-        self.take(Subject::Qp(qp), ends_connection);
-        self.subjects.get(&Subject::Qp(qp))?.ended.clone()
+    /// How the QP's last connection ended, as often as asked; or, once, that its peer has finished.
+    /// Takes the events.
+    pub(crate) fn ending(&mut self, qp: QpId) -> Option<Ending> {
+        while self.take(Subject::Qp(qp), concerns_end).is_some() {}
+        let mail = self.subjects.get_mut(&Subject::Qp(qp))?;
+        if let Some(reason) = &mail.ended {
+            return Some(Ending::Ended(reason.clone()));
+        }
+        std::mem::take(&mut mail.peer_closed).then_some(Ending::PeerClosed)
     }
 
     fn push(&mut self, event: Event) {
@@ -200,6 +221,7 @@ impl Events {
                 }
             }
             Event::Disconnected { reason, .. } => mail.ended = Some(reason.clone()),
+            Event::PeerClosed { .. } => mail.peer_closed = true,
             _ => {}
         }
         mail.waiting.push_back(self.next);
@@ -290,7 +312,7 @@ mod tests {
             assert!(e.take(Subject::Listener(LISTENER), asks_to_connect).is_some());
             e.push(withdrawn(n));
             e.push(disconnected());
-            assert_eq!(e.ended(QP), Some(DisconnectReason::Orderly));
+            assert_eq!(e.ending(QP), Some(Ending::Ended(DisconnectReason::Orderly)));
             e.push(Event::EventsLost { count: 1 });
         }
         assert_eq!(e.waiting.len(), 1);
@@ -302,10 +324,27 @@ mod tests {
         let mut e = events();
         e.push(disconnected());
         assert_eq!(e.take_any(), Some(disconnected()));
-        assert_eq!(e.ended(QP), Some(DisconnectReason::Orderly));
-        assert_eq!(e.ended(QP), Some(DisconnectReason::Orderly));
+        for _ in 0..2 {
+            assert_eq!(e.ending(QP), Some(Ending::Ended(DisconnectReason::Orderly)));
+        }
         e.renew(QP);
-        assert_eq!(e.ended(QP), None);
+        assert_eq!(e.ending(QP), None);
+    }
+
+    #[test]
+    fn that_the_peer_has_finished_is_told_once_and_not_after_the_end() {
+        let peer_closed = || Event::PeerClosed { qp: QP, context: 0 };
+        let mut e = events();
+        e.push(peer_closed());
+        assert_eq!(e.ending(QP), Some(Ending::PeerClosed));
+        assert_eq!(e.ending(QP), None);
+        e.push(peer_closed());
+        e.push(disconnected());
+        assert_eq!(e.ending(QP), Some(Ending::Ended(DisconnectReason::Orderly)));
+        assert!(e.waiting.is_empty());
+        e.push(peer_closed());
+        e.renew(QP);
+        assert_eq!((e.ending(QP), e.take_any()), (None, None));
     }
 
     #[test]

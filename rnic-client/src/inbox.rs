@@ -2,9 +2,10 @@
 //!
 //! Events of all connections arrive on one socket, and completion events of several CQs on one
 //! channel, while each waiting thread cares for only one of them. Whoever waits first reads for
-//! everybody (there is no background thread): it sleeps in `poll`, sorts each packet into the shared
-//! state and wakes the others to look. When it has what it came for, another one takes its place.
-//! What the packets mean is the business of `sort`; [`crate::events`] and [`crate::channel`] use this.
+//! everybody (there is no background thread): it sleeps in `poll`, sorts each packet into the
+//! shared state and wakes the others to look. When it has what it came for, another one takes its
+//! place. What the packets mean is the business of `sort`; [`crate::events`] and
+//! [`crate::channel`] use this.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

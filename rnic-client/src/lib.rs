@@ -2,9 +2,9 @@
 //!
 //! A [`Context`] is one session with the daemon. It makes protection domains ([`Pd`]), shared
 //! memory ([`Segment`]) and regions of it ([`Mr`]), completion queues ([`Cq`]) and queue pairs
-//! ([`Qp`]), and it binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`, so
-//! that their man pages apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer may
-//! be any RNIC that speaks it.
+//! ([`Qp`]), and it binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`,
+//! so that their man pages apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer
+//! may be any RNIC that speaks it.
 //!
 //! # A complete ping-pong
 //!
@@ -97,10 +97,17 @@ mod listener;
 mod mr;
 mod paths;
 mod pd;
+#[cfg(feature = "programs")]
+pub mod programs;
 mod qp;
 mod request;
 mod segment;
 mod session;
+
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod tests;
 
 pub use channel::CompletionChannel;
 pub use completion::Completion;
@@ -125,6 +132,3 @@ pub use rnic_core::types::{
     PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, Stag, TerminateCode,
     TerminateOrigin,
 };
-
-#[cfg(feature = "programs")]
-pub mod programs;

@@ -57,8 +57,7 @@ impl Listener {
         let _claim = Claim::new(&self.session, subject, asks_to_connect);
         let event = self
             .session
-            .events
-            .wait(deadline(timeout), |events| events.take(subject, asks_to_connect))?
+            .await_event(deadline(timeout), |events| events.take(subject, asks_to_connect))?
             .ok_or(Error::TimedOut { what: "a connection request" })?;
         ConnectionRequest::from_event(&self.session, event)
             .map_err(|other| Error::protocol(format!("{other:?} asks for no connection")))
@@ -213,7 +212,7 @@ impl ConnectionRequest {
         if !Arc::ptr_eq(qp.session(), &self.session) {
             return Err(Error::ForeignObject { what: "the QP" });
         }
-        self.session.events.with(|events| events.renew(qp.id));
+        qp.forget_last_connection()?;
         self.session.command(RequestBody::Accept {
             request: self.id,
             qp: qp.id,

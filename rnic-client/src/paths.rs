@@ -30,6 +30,8 @@ fn choose(
     if let Some(path) = named {
         return vec![path];
     }
+    // As the daemon does: a relative folder is a mistake of somebody's.
+    let runtime = runtime.filter(|dir| dir.is_absolute());
     let mut paths: Vec<_> = runtime.into_iter().map(|dir| dir.join(SOCKET_NAME)).collect();
     let own = temporary.join(format!("rnicd-{uid}"));
     if belongs_to(&own, uid) {
@@ -43,7 +45,7 @@ fn choose(
 /// everybody's, so another user could have made a folder of this name, with a daemon of his own.
 fn belongs_to(folder: &Path, uid: u32) -> bool {
     std::fs::symlink_metadata(folder)
-        .is_ok_and(|m| m.is_dir() && m.uid() == uid && m.mode() & 0o777 == 0o700)
+        .is_ok_and(|m| m.is_dir() && m.uid() == uid && m.mode() & 0o077 == 0)
 }
 
 #[cfg(test)]

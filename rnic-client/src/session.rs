@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_core::abi::control::*;
@@ -179,7 +179,18 @@ impl Session {
         self.check()
     }
 
-    fn check_owner(&self) -> Result<(), Error> {
+    /// Waits for what `take` finds among the events, at most until `deadline`.
+    pub(crate) fn await_event<T>(
+        &self,
+        deadline: Option<Instant>,
+        take: impl FnMut(&mut Events) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        self.check_owner()?;
+        self.events.wait(deadline, take)
+    }
+
+    /// Whether this is the process that opened the session: one system call.
+    pub(crate) fn check_owner(&self) -> Result<(), Error> {
         match std::process::id() == self.owner {
             true => Ok(()),
             false => Err(Error::AfterFork { owner: self.owner }),

@@ -2,7 +2,7 @@
 //! end-to-end tests run.
 //!
 //! The guest ([`visit`]) drives. The host ([`host`]) lends a region and two more that only this
-//! connection may use, answers each message with what it saw ([`Sighting`]), and decides nothing, so
+//! connection may use, answers each message with what it saw (a `Sighting`), and decides nothing, so
 //! all verdicts are the guest's.
 
 use std::cell::Cell;
@@ -209,7 +209,7 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
 // ---------------------------------------------------------------------------------------------
 // Guest
 
-/// Visits the host at `address`: every operation, then an error that is meant, then the way out.
+/// Visits the host at `address`: every operation, the way out, then an error that is meant.
 pub fn visit(
     context: &Context,
     address: SocketAddr,
@@ -221,8 +221,8 @@ pub fn visit(
     guest.reads()?;
     guest.invalidates()?;
     guest.batches()?;
-    guest.refused_write(context, address)?;
     guest.leave()?;
+    guest.refused_write(context, address)?;
     Ok(guest.steps)
 }
 

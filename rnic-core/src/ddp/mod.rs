@@ -264,3 +264,92 @@ impl fmt::Display for UntaggedHeader {
 fn control(tagged: u8, last: bool, dv: u8) -> u8 {
     tagged | if last { LAST } else { 0 } | dv & VERSION
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::mpa::tests::hex;
+
+    #[test]
+    fn literal_headers() {
+        let tagged = hex("c140 12345678 00000000 00001000");
+        let header = Header::Tagged(TaggedHeader {
+            last: true,
+            dv: 1,
+            rsvd_ulp: 0x40,
+            stag: Stag(0x1234_5678),
+            to: TaggedOffset(0x1000),
+        });
+        assert_eq!(Header::parse(&tagged), Ok((header, &[][..])));
+        assert_eq!(emitted(&header), tagged);
+        assert_eq!(header.to_string(), "DDP1 tagged last stag 0x12345678 to 0x1000");
+
+        let untagged = hex("0144 deadbeef 00000003 0000000a 000005ca");
+        let header = Header::Untagged(UntaggedHeader {
+            last: false,
+            dv: 1,
+            rsvd_ulp: 0x44,
+            inv_stag: Stag(0xDEAD_BEEF),
+            qn: 3,
+            msn: Msn(10),
+            mo: 1482,
+        });
+        assert_eq!(Header::parse(&untagged), Ok((header, &[][..])));
+        assert_eq!(emitted(&header), untagged);
+        assert_eq!(header.to_string(), "DDP1 untagged qn 3 msn 10 mo 1482 ulp stag 0xdeadbeef");
+    }
+
+    #[test]
+    fn header_cut_at_every_octet_is_too_short() {
+        for (first, len) in [(0xC1, TaggedHeader::LEN), (0x41, UntaggedHeader::LEN)] {
+            let mut octets = vec![0x55; len + 3];
+            octets[0] = first;
+            for cut in 0..len {
+                assert_eq!(Header::parse(&octets[..cut]), Err(TooShort), "{cut} of {len}");
+            }
+            let (header, payload) = Header::parse(&octets).expect("long enough");
+            assert_eq!((header.len(), payload), (len, &[0x55; 3][..]));
+        }
+    }
+
+    #[test]
+    fn reserved_bits_are_ignored_and_kept_only_in_the_octets() {
+        let mut octets = [0x11; 20];
+        octets[0] = 0xFD;
+        let segment = Segment::new_checked(&octets).expect("long enough");
+        assert_eq!(segment.header_octets(), &octets[..14]);
+        let (header, _) = Header::parse(&octets).expect("long enough");
+        assert_eq!(emitted(&header)[0], 0xC1);
+    }
+
+    fn emitted(header: &Header) -> Vec<u8> {
+        let mut out = [0xAA; MAX_HEADER_LEN + 1];
+        let len = header.emit(&mut out);
+        assert_eq!(len, header.len());
+        assert!(out[len..].iter().all(|&junk| junk == 0xAA));
+        out[..len].to_vec()
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_survives(
+            (tagged, last) in any::<(bool, bool)>(),
+            dv in 0u8..4,
+            rsvd_ulp in any::<u8>(),
+            (stag, qn, msn, mo) in any::<(u32, u32, u32, u32)>(),
+            to in any::<u64>(),
+        ) {
+            let (stag, to) = (Stag(stag), TaggedOffset(to));
+            let header = if tagged {
+                Header::Tagged(TaggedHeader { last, dv, rsvd_ulp, stag, to })
+            } else {
+                let msn = Msn(msn);
+                Header::Untagged(UntaggedHeader { last, dv, rsvd_ulp, inv_stag: stag, qn, msn, mo })
+            };
+            let octets = emitted(&header);
+            prop_assert_eq!(Header::parse(&octets), Ok((header, &[][..])));
+        }
+    }
+}

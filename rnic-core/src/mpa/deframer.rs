@@ -28,6 +28,12 @@ impl Deframer {
         Deframer { markers, crc, phase: 0 }
     }
 
+    /// One with Markers and CRCs at some other place in the stream.
+    #[cfg(test)]
+    pub(super) fn at_phase(phase: usize) -> Self {
+        Deframer { markers: true, crc: true, phase }
+    }
+
     /// Octets the FPDU at the front of `have` takes in the stream, Markers included; while `have`
     /// is too short to tell, the octets it takes to tell. The FPDU is complete exactly if `have`
     /// is at least as long as the answer.

@@ -34,6 +34,12 @@ impl Framer {
         Framer { markers, crc, phase: 0 }
     }
 
+    /// One with Markers and CRCs at some other place in the stream.
+    #[cfg(test)]
+    pub(super) fn at_phase(phase: usize) -> Self {
+        Framer { markers: true, crc: true, phase }
+    }
+
     /// Octets the next FPDU takes in the stream for a ULPDU of `ulpdu_len` octets, Markers included.
     #[must_use]
     pub fn fpdu_len(&self, ulpdu_len: usize) -> usize {

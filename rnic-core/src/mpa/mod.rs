@@ -9,6 +9,8 @@
 pub mod deframer;
 pub mod framer;
 pub mod startup;
+#[cfg(test)]
+pub(crate) mod tests;
 
 pub use deframer::Deframer;
 pub use framer::Framer;
@@ -73,7 +75,7 @@ const fn marker_octets(phase: usize, unmarked: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+mod arithmetic {
     use super::*;
 
     #[test]

@@ -327,3 +327,69 @@ impl fmt::Display for Repr<'_> {
         write!(f, " private data {}", self.private_data.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mpa::tests::hex;
+
+    /// A Request as siw sends it when told to ask for peer-to-peer.
+    const REQUEST: &str = "4d504120 49442052 65712046 72616d65 10020004 8004c004";
+
+    #[test]
+    fn literal_request() {
+        let octets = hex(REQUEST);
+        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 2, &octets) else {
+            panic!("a complete Request");
+        };
+        let repr = Repr::parse(&frame);
+        let enhanced =
+            Enhanced { peer_to_peer: true, rtr: RtrKinds::WRITE | RtrKinds::READ, ird: 4, ord: 4 };
+        let expected = Repr {
+            markers: false,
+            crc: false,
+            reject: false,
+            revision: 2,
+            enhanced: Some(enhanced),
+            private_data: &[],
+        };
+        assert_eq!(repr, expected);
+        assert_eq!(repr.to_vec(Kind::Request), octets);
+        assert_eq!(
+            repr.to_string(),
+            "MPA rev 2 S IRD 4 ORD 4 peer-to-peer RtrKinds(WRITE | READ) private data 0"
+        );
+    }
+
+    #[test]
+    fn frame_cut_at_every_octet_says_how_much_is_known_to_come() {
+        let octets = hex(REQUEST);
+        for cut in 0..octets.len() {
+            let known = if cut < HEADER_LEN { HEADER_LEN } else { octets.len() };
+            let progress = Frame::check(Kind::Request, 2, &octets[..cut]);
+            assert_eq!(progress, Ok(Progress::NeedMore(known)), "{cut}");
+        }
+    }
+
+    #[test]
+    fn enhanced_data_of_every_word() {
+        for word in 0..=u16::MAX {
+            let [high, low] = word.to_be_bytes();
+            let first = Enhanced::parse([high, low, 0xC0, 0x07]);
+            assert_eq!((first.ird, first.peer_to_peer), (word & 0x3FFF, word & 0x8000 != 0));
+            assert_eq!(first.rtr.contains(RtrKinds::SEND), word & 0x4000 != 0);
+            let second = Enhanced::parse([0x80, 0x07, high, low]);
+            assert_eq!((second.ord, second.ird), (word & 0x3FFF, 7));
+            assert_eq!(second.rtr.contains(RtrKinds::WRITE), word & 0x8000 != 0);
+            assert_eq!(second.rtr.contains(RtrKinds::READ), word & 0x4000 != 0);
+            assert_eq!(second.emit(), [0x80, 0x07, high, low]);
+        }
+    }
+
+    #[test]
+    fn rtr_kinds_are_sent_as_zero_without_peer_to_peer() {
+        let rtr = RtrKinds::all();
+        let enhanced = Enhanced { peer_to_peer: false, rtr, ird: 1, ord: 2 };
+        assert_eq!(enhanced.emit(), [0, 1, 0, 2]);
+    }
+}

@@ -160,3 +160,104 @@ impl fmt::Display for Terminate<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::mpa::tests::hex;
+
+    const READ: &str = "a1a2a3a4 0000000000000010 00001000 b1b2b3b4 0000000000000020";
+    const UNTAGGED: &str = "4141 00000000 00000001 00000001 00000000";
+
+    #[test]
+    fn every_set_of_headers_survives_and_is_refused_one_octet_short() {
+        let code = codes::PROTECTION_ACCESS;
+        let tagged = hex("c140 12345678 0000000000001000");
+        let untagged = hex(UNTAGGED);
+        let read: [u8; READ_REQUEST_LEN] = hex(READ).try_into().expect("28 octets");
+        for (segment_len, ddp_header, read_request, len) in [
+            (None, None, None, 4),
+            (Some(9), None, None, 6),
+            (Some(60), Some(&tagged[..]), None, 20),
+            (Some(60), Some(&untagged[..]), None, 24),
+            (Some(46), Some(&untagged[..]), Some(&read), 52),
+            (None, None, Some(&read), 32),
+        ] {
+            let layout = Layout::Rfc5040;
+            let repr = Terminate { code, segment_len, ddp_header, read_request, layout };
+            let octets = repr.to_vec();
+            assert_eq!((octets.len(), repr.buffer_len()), (len, len));
+            assert_eq!(Terminate::parse(&octets), Ok(repr));
+            for cut in 0..len {
+                assert_eq!(Terminate::parse(&octets[..cut]), Err(TerminateTooShort), "{cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn layout_of_siw_is_recognised() {
+        for (octets, code, flags) in [
+            ("21020300", codes::UNTAGGED_NO_BUFFER, 2),
+            ("10000700", codes::PROTECTION_INVALID_STAG, 3),
+            ("02020000", codes::LLP_CRC, 0),
+            ("11010300", codes::TAGGED_BOUNDS, 2),
+        ] {
+            let octets = [hex(octets), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
+            let t = Terminate::parse(&octets).expect("as long as can be");
+            assert_eq!((t.code, t.layout), (code, Layout::Siw));
+            assert_eq!(t.segment_len, (flags > 0).then_some(0));
+            assert_eq!(t.ddp_header.map(<[u8]>::to_vec), (flags > 1).then(|| hex(UNTAGGED)));
+            assert_eq!(t.read_request.map(|r| r.to_vec()), (flags > 2).then(|| hex(READ)));
+        }
+    }
+
+    #[test]
+    fn layout_of_the_rfc_is_not_mistaken_for_that_of_siw() {
+        for (octets, code) in [
+            ("1202c000", codes::UNTAGGED_NO_BUFFER),
+            ("0100e000", codes::PROTECTION_INVALID_STAG),
+            ("20020000", codes::LLP_CRC),
+            ("0205c000", codes::OPERATION_VERSION),
+            ("10000000", codes::DDP_LOCAL_CATASTROPHIC),
+        ] {
+            let octets = [hex(octets), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
+            let t = Terminate::parse(&octets).expect("as long as can be");
+            assert_eq!((t.code, t.layout), (code, Layout::Rfc5040));
+        }
+    }
+
+    #[test]
+    fn code_nobody_assigned_is_kept_as_numbers() {
+        let t = Terminate::parse(&[0xF7, 0x33, 0, 0]).expect("four octets");
+        assert_eq!(t.to_string(), "Terminate f/7/33");
+        assert_eq!(t.to_vec(), [0xF7, 0x33, 0, 0]);
+    }
+
+    #[test]
+    fn printed_for_a_human() {
+        let octets = [hex("0102e000 002e"), hex(UNTAGGED), hex(READ)].concat();
+        let t = Terminate::parse(&octets).expect("complete");
+        assert_eq!(
+            t.to_string(),
+            "Terminate 0/1/02 (RDMA protection: access rights violation), segment of 46, \
+             DDP1 untagged last qn 1 msn 1 mo 0, \
+             read 4096 from 0xb1b2b3b4+0x20 to 0xa1a2a3a4+0x10"
+        );
+        assert_eq!(t.headers(), octets[4..]);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_octets_are_parsed_or_refused(octets in prop::collection::vec(any::<u8>(), 0..70)) {
+            if let Ok(t) = Terminate::parse(&octets) {
+                prop_assert!(t.buffer_len() <= Terminate::MAX_LEN);
+                let again = t.to_vec();
+                let reread = Terminate::parse(&again).expect("what we emit is complete");
+                prop_assert_eq!(reread.ddp_header, t.ddp_header);
+                prop_assert_eq!(reread.read_request, t.read_request);
+            }
+        }
+    }
+}

@@ -56,21 +56,14 @@ impl Mapping {
         self.sound()
     }
 
-    /// Like [`write`](Self::write), but the last octets become visible last: a program that polls on
-    /// the end of its buffer finds the rest in place. The last octets are the longest naturally
+    /// Like [`write`](Self::write), but the last octets become visible last: a program that polls
+    /// on the end of its buffer finds the rest in place. The last octets are the longest naturally
     /// aligned word (8, 4, 2 or 1) at the end of the range, stored in one piece.
     #[inline]
     pub fn write_tail_last(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
         let to = self.range(offset, src.len()).ok_or(CopyFault::OutOfRange)?;
-        let (head, tail) = src.split_at(src.len() - tail_len(to, src.len()));
-        let mut word = [0; 8];
-        word[..tail.len()].copy_from_slice(tail);
-        // SAFETY: `to` is valid for `src.len()` octets, of which `head` is the first part; `src` is
-        // private memory, so they cannot overlap.
-        unsafe { std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len()) };
-        // SAFETY: `head.len()` is at most `src.len()`, and the tail that `tail_len` chose is
-        // naturally aligned and ends where the checked range ends.
-        unsafe { store_tail(to.add(head.len()), word, tail.len()) };
+        // SAFETY: `src` and `to` are both valid for `src.len()` octets.
+        unsafe { move_tail_last(src.as_ptr(), to, src.len()) };
         self.sound()
     }
 
@@ -88,17 +81,14 @@ impl Mapping {
     ) -> Result<(), CopyFault> {
         let from = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
         let to = dst.range(dst_offset, len).ok_or(CopyFault::OutOfRange)?;
-        let tail = if tail_last { tail_len(to, len) } else { 0 };
-        let head = len - tail;
-        let mut word = [0; 8];
-        // SAFETY: `from` is valid for `len` octets and `tail` of them are at `head`; `word` has
-        // room for 8 and `tail` is at most that. Read first, because where the ranges overlap the
-        // next copy may run over it.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(head), word.as_mut_ptr(), tail) };
-        // SAFETY: both are valid for `len` octets, at least `head`; overlap is allowed.
-        unsafe { std::ptr::copy(from, to, head) };
-        // SAFETY: as in `write_tail_last`.
-        unsafe { store_tail(to.add(head), word, tail) };
+        // SAFETY: both are valid for `len` octets (checked by `range`); overlap is allowed.
+        unsafe {
+            if tail_last {
+                move_tail_last(from, to, len);
+            } else {
+                std::ptr::copy(from, to, len);
+            }
+        }
         self.sound()?;
         dst.sound()
     }
@@ -172,24 +162,168 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
     }
 }
 
-/// Stores the first `len` octets of `word` in one piece, after everything stored before.
+/// `memmove`, with the word that `tail_len` chooses stored last and in one piece.
 ///
 /// # Safety
-/// `to` is valid for `len` octets and aligned to `len`, which is 0, 1, 2, 4 or 8.
+/// `from` is valid for reading and `to` for writing `len` octets, both in private or in shared
+/// memory, of which no other part of this process holds an exclusive reference.
 #[inline]
-unsafe fn store_tail(to: *mut u8, word: [u8; 8], len: usize) {
-    fence(Ordering::Release);
-    let value = u64::from_ne_bytes(word);
-    // SAFETY: validity and alignment are this function's own condition, and the memory is shared:
-    // only atomics and raw copies touch it. On a little-endian machine (the only ones this module
-    // builds for) the first octets of a word are its low ones.
+unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
+    let tail = tail_len(to, len);
+    let head = len - tail;
+    // SAFETY: head and tail make up the range that the caller vouches for. The tail of `to` is
+    // aligned to its length, which `tail_len` chose for that; `from` is read unaligned. Only
+    // atomics and raw copies touch shared memory, and any value of an octet is valid.
     unsafe {
-        match len {
-            8 => AtomicU64::from_ptr(to.cast()).store(value, Ordering::Relaxed),
-            4 => AtomicU32::from_ptr(to.cast()).store(value as u32, Ordering::Relaxed),
-            2 => AtomicU16::from_ptr(to.cast()).store(value as u16, Ordering::Relaxed),
-            1 => AtomicU8::from_ptr(to).store(value as u8, Ordering::Relaxed),
-            _ => {}
+        let (source, target) = (from.add(head), to.add(head));
+        // The tail is read first: where the ranges overlap the head may run over it.
+        let word = match tail {
+            8 => source.cast::<u64>().read_unaligned(),
+            4 => u64::from(source.cast::<u32>().read_unaligned()),
+            2 => u64::from(source.cast::<u16>().read_unaligned()),
+            1 => u64::from(source.read()),
+            _ => return,
+        };
+        if head != 0 {
+            std::ptr::copy(from, to, head);
         }
+        fence(Ordering::Release);
+        match tail {
+            8 => AtomicU64::from_ptr(target.cast()).store(word, Ordering::Relaxed),
+            4 => AtomicU32::from_ptr(target.cast()).store(word as u32, Ordering::Relaxed),
+            2 => AtomicU16::from_ptr(target.cast()).store(word as u16, Ordering::Relaxed),
+            _ => AtomicU8::from_ptr(target).store(word as u8, Ordering::Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const LEN: usize = 8192;
+
+    fn mapping() -> Arc<Mapping> {
+        let (mapping, _fd) = Mapping::create_segment(LEN).expect("a little memory");
+        let pattern: Vec<u8> = (0..LEN).map(|n| (n % 251) as u8).collect();
+        mapping.write(0, &pattern).expect("in range");
+        mapping
+    }
+
+    fn contents(mapping: &Mapping) -> Vec<u8> {
+        let mut octets = vec![0; mapping.len()];
+        mapping.read(0, &mut octets).expect("in range");
+        octets
+    }
+
+    #[test]
+    fn ranges_are_checked_at_every_edge() {
+        let m = mapping();
+        let far = Err(CopyFault::OutOfRange);
+        for (offset, len, ok) in [
+            (0, LEN, true),
+            (LEN, 0, true),
+            (LEN - 1, 1, true),
+            (LEN - 1, 2, false),
+            (LEN + 1, 0, false),
+            (usize::MAX, 1, false),
+            (usize::MAX, 0, false),
+        ] {
+            let expected = if ok { Ok(()) } else { far };
+            let mut octets = vec![0; len];
+            assert_eq!(m.read(offset, &mut octets), expected);
+            assert_eq!(m.write(offset, &octets), expected);
+            assert_eq!(m.write_tail_last(offset, &octets), expected);
+            assert_eq!(m.fill(offset, len, 0), expected);
+            assert_eq!(m.copy_to(offset, &m, 0, len, true), expected);
+            assert_eq!(m.copy_to(0, &m, offset, len, false), expected);
+        }
+        assert_eq!(m.fill(1, usize::MAX, 0), far);
+        assert_eq!(m.copy_to(1, &m, 0, usize::MAX, false), far);
+    }
+
+    #[test]
+    fn fill_touches_its_range_only() {
+        let m = mapping();
+        let mut expected = contents(&m);
+        m.fill(10, 100, 0xEE).expect("in range");
+        expected[10..110].fill(0xEE);
+        assert_eq!(contents(&m), expected);
+    }
+
+    #[test]
+    fn tail_last_copies_the_same_octets_at_every_length_and_alignment() {
+        for offset in 64..80 {
+            for len in 0..40 {
+                let (m, n) = (mapping(), mapping());
+                let source: Vec<u8> = (0..len).map(|k| 200 - k as u8).collect();
+                let mut expected = contents(&m);
+                expected[offset..offset + len].copy_from_slice(&source);
+                m.write_tail_last(offset, &source).expect("in range");
+                assert_eq!(contents(&m), expected, "write of {len} at {offset}");
+                n.write(1000, &source).expect("in range");
+                expected[1000..1000 + len].copy_from_slice(&source);
+                n.copy_to(1000, &n, offset, len, true).expect("in range");
+                assert_eq!(contents(&n), expected, "copy of {len} to {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_tail_is_the_longest_aligned_word_at_the_end() {
+        let base = 0x1000 as *mut u8;
+        let at = |offset: usize, len| tail_len(base.wrapping_add(offset), len);
+        assert_eq!([at(0, 0), at(0, 1), at(1, 1), at(7, 1)], [0, 1, 1, 1]);
+        assert_eq!([at(0, 2), at(1, 2), at(0, 3), at(1, 3)], [2, 1, 1, 2]);
+        assert_eq!([at(0, 4), at(4, 4), at(2, 4), at(3, 4)], [4, 4, 2, 1]);
+        assert_eq!([at(0, 8), at(4, 8), at(8, 8), at(1, 7)], [8, 4, 8, 4]);
+        assert_eq!([at(0, 64), at(4, 60), at(0, 63), at(0, 62)], [8, 8, 1, 2]);
+    }
+
+    #[test]
+    fn overlapping_copies_within_a_mapping_move() {
+        for tail_last in [false, true] {
+            for (from, to) in [(100, 108), (100, 103), (108, 100), (103, 100), (100, 100)] {
+                let m = mapping();
+                let mut expected = contents(&m);
+                expected.copy_within(from..from + 1000, to);
+                m.copy_to(from, &m, to, 1000, tail_last).expect("in range");
+                assert_eq!(contents(&m), expected, "{from} to {to}, tail last: {tail_last}");
+            }
+        }
+    }
+
+    #[test]
+    fn atomic_words_need_range_and_alignment() {
+        let m = mapping();
+        m.store_u64(8, 5).expect("aligned");
+        assert_eq!(m.load_u64(8), Ok(5));
+        assert_eq!(m.fetch_add_u64(8, u64::MAX), Ok(5));
+        assert_eq!(m.compare_exchange_u64(8, 5, 9), Ok(Err(4)));
+        assert_eq!(m.compare_exchange_u64(8, 4, 9), Ok(Ok(4)));
+        assert_eq!(m.load_u64(8), Ok(9));
+        assert_eq!(m.load_u64(4), Err(CopyFault::Misaligned));
+        assert_eq!(m.load_u64(LEN), Err(CopyFault::OutOfRange));
+        assert_eq!(m.store_u64(LEN - 8, 1), Ok(()));
+    }
+
+    #[test]
+    fn a_poisoned_mapping_fails_every_access() {
+        let (m, other) = (mapping(), mapping());
+        m.poison();
+        let poisoned = Err(CopyFault::Poisoned);
+        assert_eq!(m.read(0, &mut [0]), poisoned);
+        assert_eq!(m.write(0, &[0]), poisoned);
+        assert_eq!(m.write_tail_last(0, &[0]), poisoned);
+        assert_eq!(m.fill(0, 1, 0), poisoned);
+        assert_eq!(m.copy_to(0, &other, 0, 1, false), poisoned);
+        assert_eq!(other.copy_to(0, &m, 0, 1, false), poisoned);
+        assert_eq!(m.load_u64(0), Err(CopyFault::Poisoned));
+        assert_eq!(m.store_u64(0, 0), poisoned);
+        assert_eq!(m.fetch_add_u64(0, 0), Err(CopyFault::Poisoned));
+        assert_eq!(m.compare_exchange_u64(0, 0, 0), Err(CopyFault::Poisoned));
+        assert!(!other.is_poisoned());
     }
 }

@@ -144,3 +144,92 @@ fn page(arena: Arc<Mapping>, worker: u32) -> Result<Window, QueueError> {
 const LINES_PER_SCAN: usize = 4;
 /// Summary bits that stand for a line; the others mean nothing and are dropped.
 const ALL_LINES: u64 = (1 << doorbell::LEAF_LINES) - 1;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn pair() -> (DoorbellRinger, DoorbellScanner, Arc<Mapping>) {
+        let (arena, _fd) = Mapping::create_arena("test", 3 * PAGE).expect("a little memory");
+        let ringer = DoorbellRinger::new(arena.clone(), 1).expect("within the arena");
+        let scanner = DoorbellScanner::new(arena.clone(), 1).expect("within the arena");
+        (ringer, scanner, arena)
+    }
+
+    fn scan(scanner: &mut DoorbellScanner) -> Vec<u32> {
+        let mut rung = Vec::new();
+        assert_eq!(scanner.scan(|index| rung.push(index)), !rung.is_empty());
+        rung
+    }
+
+    #[test]
+    fn every_index_is_found_once() {
+        let (ringer, mut scanner, _arena) = pair();
+        for index in 0..doorbell::INDICES {
+            assert!(!ringer.ring(index));
+            assert!(!ringer.ring(index));
+            assert_eq!(scan(&mut scanner), [index]);
+            assert_eq!(scan(&mut scanner), []);
+        }
+    }
+
+    #[test]
+    fn one_scan_visits_a_bounded_number_of_lines_and_the_next_goes_on() {
+        let (ringer, mut scanner, arena) = pair();
+        let indices: Vec<u32> = (0..62).map(|line| line * 512 + line).collect();
+        for &index in &indices {
+            assert!(!ringer.ring(index));
+        }
+        let mut rung = scan(&mut scanner);
+        assert_eq!(rung.len(), LINES_PER_SCAN);
+        assert!(!scanner.prepare_sleep(), "lines are left");
+        assert!(!ringer.ring(0), "a line that was visited comes after those that were not");
+        while rung.len() < indices.len() {
+            rung.extend(scan(&mut scanner));
+        }
+        assert_eq!(rung, indices);
+        assert_eq!(scan(&mut scanner), [0]);
+        // Whatever the client writes: a scan ends.
+        arena.fill(doorbell_offset(1), PAGE, 0xFF).expect("in range");
+        assert_eq!(scan(&mut scanner).len(), LINES_PER_SCAN * 512);
+    }
+
+    #[test]
+    fn spare_summary_bits_mean_nothing() {
+        let (_ringer, mut scanner, arena) = pair();
+        arena.store_u64(doorbell_offset(1) + doorbell::SUMMARY, 3 << 62).expect("in range");
+        assert!(!scanner.prepare_sleep());
+        assert_eq!(scan(&mut scanner), []);
+        assert!(scanner.prepare_sleep());
+    }
+
+    #[test]
+    fn a_sleeping_worker_is_woken_by_exactly_one_ring() {
+        let (ringer, mut scanner, _arena) = pair();
+        assert!(!ringer.ring(9));
+        assert!(!scanner.prepare_sleep(), "rung before");
+        assert_eq!(scan(&mut scanner), [9]);
+        assert!(scanner.prepare_sleep());
+        assert!(ringer.ring(10));
+        assert!(!ringer.ring(11), "the eventfd is written already");
+        scanner.awake();
+        assert_eq!(scan(&mut scanner), [10, 11]);
+        assert!(scanner.prepare_sleep());
+        scanner.awake();
+        assert!(!ringer.ring(12));
+    }
+
+    #[test]
+    fn an_index_out_of_range_stays_within_the_page() {
+        let (ringer, mut scanner, _arena) = pair();
+        assert!(!ringer.ring(u32::MAX));
+        assert_eq!(scan(&mut scanner), [u32::MAX % doorbell::INDICES]);
+    }
+
+    #[test]
+    fn a_page_outside_of_the_arena_is_refused() {
+        let (_, _, arena) = pair();
+        assert_eq!(DoorbellRinger::new(arena.clone(), 2).err(), Some(QueueError::OutOfRange));
+        assert_eq!(DoorbellScanner::new(arena, u32::MAX).err(), Some(QueueError::OutOfRange));
+    }
+}

@@ -3,9 +3,9 @@
 //! A client can make a page of its memory unusable (a truncated file, a failed memory bank) at any
 //! instant, also in the middle of our copy. The kernel then sends `SIGBUS` or `SIGSEGV` to the
 //! thread that touched it. The handler looks the address up in a fixed table of mapped ranges. On a
-//! hit it marks the range poisoned, lays an anonymous zero page over the missing one and returns, so
-//! the copy runs to its end; its caller tests the mark and discards the result. Without a hit the
-//! signal takes its default action: such a fault is our bug.
+//! hit it marks the range poisoned, lays an anonymous zero page over the missing one and returns,
+//! so the copy runs to its end; its caller tests the mark and discards the result. Without a hit
+//! the signal takes its default action: such a fault is our bug.
 //!
 //! The table is the one process-wide static of this project. It is made of atomics, nothing in it
 //! is ever locked, and the handler makes one system call, `mmap`.
@@ -212,4 +212,185 @@ extern "C" fn on_fault(
     }
     // SAFETY: as above; the interrupted code must find the errno it had.
     unsafe { *libc::__errno_location() = errno };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use rustix::fs::MemfdFlags;
+
+    use super::super::{CopyFault, Mapping};
+    use super::*;
+
+    const LEN: usize = 16 * 4096;
+
+    /// A mapping that `adopt_segment` would have sealed: its owner can still pull it away.
+    fn unsealed() -> (Mapping, OwnedFd) {
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
+        rustix::fs::ftruncate(&fd, LEN as u64).expect("grow");
+        (Mapping::map(fd.as_fd(), LEN).expect("a little memory"), fd)
+    }
+
+    #[test]
+    fn a_copy_from_a_truncated_segment_is_poisoned_and_the_process_lives() {
+        install().expect("handler");
+        let (segment, fd) = unsealed();
+        let (other, _other_fd) = unsealed();
+        segment.fill(0, LEN, 7).expect("still there");
+        rustix::fs::ftruncate(&fd, 4096).expect("shrink");
+        let mut octets = vec![1; LEN];
+        assert_eq!(segment.read(0, &mut octets), Err(CopyFault::Poisoned));
+        assert_eq!(octets[..4096], [7; 4096]);
+        assert_eq!(octets[4096..], [0; LEN - 4096], "zero pages lie where pages are gone");
+        assert!(segment.is_poisoned());
+        assert!(!other.is_poisoned());
+        assert_eq!(other.read(0, &mut octets), Ok(()));
+    }
+
+    #[test]
+    fn a_copy_into_a_truncated_segment_is_poisoned() {
+        install().expect("handler");
+        let (source, _source_fd) = unsealed();
+        for offset in [0, 4095, LEN - 1] {
+            let (segment, fd) = unsealed();
+            rustix::fs::ftruncate(&fd, 0).expect("shrink");
+            assert_eq!(segment.write(offset, &[1]), Err(CopyFault::Poisoned));
+            let (segment, fd) = unsealed();
+            rustix::fs::ftruncate(&fd, 0).expect("shrink");
+            assert_eq!(segment.fill(offset, 1, 1), Err(CopyFault::Poisoned));
+            let (segment, fd) = unsealed();
+            rustix::fs::ftruncate(&fd, 0).expect("shrink");
+            assert_eq!(source.copy_to(0, &segment, 0, LEN, true), Err(CopyFault::Poisoned));
+            assert!(!source.is_poisoned());
+        }
+    }
+
+    #[test]
+    fn the_slot_of_a_poisoned_mapping_is_clean_when_reused() {
+        install().expect("handler");
+        for _ in 0..50 {
+            let (segment, fd) = unsealed();
+            assert!(!segment.is_poisoned());
+            rustix::fs::ftruncate(&fd, 0).expect("shrink");
+            assert_eq!(segment.read(0, &mut [0]), Err(CopyFault::Poisoned));
+        }
+    }
+
+    #[test]
+    fn threads_that_map_and_unmap_do_not_disturb_each_others_faults() {
+        install().expect("handler");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for n in 0..500 {
+                        let (segment, fd) = unsealed();
+                        if n % 2 == 0 {
+                            rustix::fs::ftruncate(&fd, 0).expect("shrink");
+                            assert_eq!(segment.write(4096, &[1]), Err(CopyFault::Poisoned));
+                        } else {
+                            assert_eq!(segment.write(4096, &[1]), Ok(()));
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn table_fills_up_and_empties() {
+        let table: &Table = Box::leak(heap_table());
+        for n in 0..SLOTS {
+            assert_eq!(table.insert((n + 1) * 4096, 4096), Some(n));
+        }
+        assert_eq!(table.insert(4096, 4096), None);
+        let hit = |address| table.find(address).map(|slot| slot.start.load(Ordering::Relaxed));
+        assert_eq!(hit(4095), None);
+        assert_eq!(hit(4096), Some(4096));
+        assert_eq!(hit(8191), Some(4096));
+        assert_eq!(hit(SLOTS * 4096 + 4095), Some(SLOTS * 4096));
+        assert_eq!(hit((SLOTS + 1) * 4096), None);
+        table.remove(1000);
+        assert_eq!(hit(1001 * 4096), None);
+        assert_eq!(table.insert(1 << 40, 1), Some(1000));
+        assert_eq!(hit(1 << 40), Some(1 << 40));
+        assert_eq!(hit((1 << 40) + 1), None);
+    }
+
+    /// A table made in place: two megabytes are too much for a test's stack.
+    fn heap_table() -> Box<Table> {
+        let mut table = Box::<Table>::new_uninit();
+        // SAFETY: `Table::new` is all zeros but for `page`, zeros are valid for all its atomics,
+        // and `page` is used only by `absorb`, which these tests do not call on it.
+        unsafe {
+            table.as_mut_ptr().write_bytes(0, 1);
+            table.assume_init()
+        }
+    }
+
+    /// Runs one of the `child_` tests below in a process of its own; the signal that ended it.
+    fn signal_that_ends(child: &str) -> Option<i32> {
+        let program = std::env::current_exe().expect("our own path");
+        let status = Command::new(program)
+            .args(["--exact", &format!("shm::fault::tests::{child}"), "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .expect("our own program")
+            .status;
+        status.signal()
+    }
+
+    #[test]
+    fn a_fault_outside_of_shared_memory_takes_its_default_action() {
+        assert_eq!(signal_that_ends("child_faults_elsewhere"), Some(libc::SIGBUS));
+        assert_eq!(signal_that_ends("child_touches_an_unmapped_segment"), Some(libc::SIGSEGV));
+    }
+
+    #[test]
+    fn a_signal_that_somebody_sends_takes_its_default_action() {
+        assert_eq!(signal_that_ends("child_sends_itself_a_signal"), Some(libc::SIGSEGV));
+    }
+
+    #[test]
+    fn child_faults_elsewhere() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        install().expect("handler");
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
+        rustix::fs::ftruncate(&fd, 4096).expect("grow");
+        let (flags, protection) = (rustix::mm::MapFlags::SHARED, rustix::mm::ProtFlags::READ);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, flags, &fd, 0) };
+        rustix::fs::ftruncate(&fd, 0).expect("shrink");
+        // SAFETY: mapped above and aligned; that the page is gone ends this process, as intended.
+        unsafe { at.expect("a little memory").cast::<u8>().read_volatile() };
+    }
+
+    #[test]
+    fn child_touches_an_unmapped_segment() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        install().expect("handler");
+        let (segment, _fd) = unsealed();
+        let at = segment.address() as *const u8;
+        drop(segment);
+        // SAFETY: deliberately none: the address is no longer mapped, which ends this process.
+        unsafe { at.read_volatile() };
+    }
+
+    #[test]
+    fn child_sends_itself_a_signal() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        install().expect("handler");
+        // SAFETY: sending oneself a signal has no conditions.
+        unsafe { libc::raise(libc::SIGSEGV) };
+    }
+
+    const CHILD: &str = "RNIC_FAULT_TEST_CHILD";
 }

@@ -47,8 +47,8 @@ pub enum PieceMut<'a> {
 
 /// Sends the pieces in order; how many octets the socket took.
 ///
-/// `InvalidInput`: a piece is not within its mapping, nothing was sent. `EFAULT`: a page of a shared
-/// piece is gone, and the mappings of this call are poisoned (they are all of one session).
+/// `InvalidInput`: a piece is not within its mapping, nothing was sent. `EFAULT`: a page of a
+/// shared piece is gone, and the mappings of this call are poisoned (they are all of one session).
 pub fn send_pieces(fd: impl AsFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
     for piece in pieces.iter().take(MAX_PIECES) {
@@ -146,3 +146,122 @@ impl Vectors {
 }
 
 const FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::CopyFault;
+    use super::*;
+
+    fn segment() -> std::sync::Arc<Mapping> {
+        Mapping::create_segment(8192).expect("a little memory").0
+    }
+
+    fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
+        let mut octets = vec![0; len];
+        mapping.read(offset, &mut octets).expect("in range");
+        octets
+    }
+
+    #[test]
+    fn pieces_are_sent_in_order() {
+        let (a, mut b) = UnixStream::pair().expect("socket pair");
+        let m = segment();
+        m.write(4090, b"from shared memory").expect("in range");
+        let pieces = [
+            Piece::Private(b"head, "),
+            Piece::Shared { mapping: &m, offset: 4090, len: 18 },
+            Piece::Private(b""),
+            Piece::Private(b", tail"),
+        ];
+        assert_eq!(send_pieces(&a, &pieces).expect("room in the socket"), 30);
+        let mut octets = [0; 30];
+        b.read_exact(&mut octets).expect("it was sent");
+        assert_eq!(&octets, b"head, from shared memory, tail");
+    }
+
+    #[test]
+    fn pieces_are_filled_in_order_and_the_end_is_zero() {
+        let (mut a, b) = UnixStream::pair().expect("socket pair");
+        let m = segment();
+        a.write_all(b"payloadheader").expect("room in the socket");
+        let mut header = [0; 8];
+        let mut pieces = [
+            PieceMut::Shared { mapping: &m, offset: 4093, len: 7 },
+            PieceMut::Private(&mut header),
+        ];
+        assert_eq!(recv_pieces(&b, &mut pieces).expect("it was sent"), 13);
+        assert_eq!(contents(&m, 4093, 7), b"payload");
+        assert_eq!(&header, b"header\0\0");
+        let mut pieces = [PieceMut::Private(&mut header)];
+        let error = recv_pieces(&b, &mut pieces).expect_err("a blocking socket, and it is empty");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(a);
+        let mut pieces = [PieceMut::Private(&mut header)];
+        assert_eq!(recv_pieces(&b, &mut pieces).expect("end of stream"), 0);
+    }
+
+    /// Also the socket's own flags do not matter: these are blocking ones.
+    #[test]
+    fn a_full_socket_would_block_and_a_closed_one_does_not_signal() {
+        let (a, b) = UnixStream::pair().expect("socket pair");
+        let block = vec![0; 1 << 16];
+        let error = loop {
+            if let Err(error) = send_pieces(&a, &[Piece::Private(&block)]) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(b);
+        let error = send_pieces(&a, &[Piece::Private(&block)]).expect_err("closed");
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_range_outside_of_its_mapping_sends_and_receives_nothing() {
+        let (a, b) = UnixStream::pair().expect("socket pair");
+        let m = segment();
+        let bad = Piece::Shared { mapping: &m, offset: 8000, len: 193 };
+        let error = send_pieces(&a, &[Piece::Private(b"x"), bad]).expect_err("out of range");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let mut bad = [PieceMut::Shared { mapping: &m, offset: usize::MAX, len: 2 }];
+        let error = recv_pieces(&b, &mut bad).expect_err("out of range");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let error = recv_pieces(&b, &mut [PieceMut::Private(&mut [0])]).expect_err("nothing sent");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn pieces_beyond_the_limit_are_left_for_the_next_call() {
+        let (a, _b) = UnixStream::pair().expect("socket pair");
+        let pieces = [Piece::Private(b"x"); MAX_PIECES + 10];
+        assert_eq!(send_pieces(&a, &pieces).expect("room in the socket"), MAX_PIECES);
+    }
+
+    #[test]
+    fn a_page_that_is_gone_poisons_the_mapping() {
+        let (a, mut b) = UnixStream::pair().expect("socket pair");
+        let gone = || {
+            let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC)?;
+            rustix::fs::ftruncate(&fd, 4096)?;
+            let mapping = Mapping::map(fd.as_fd(), 4096)?;
+            rustix::fs::ftruncate(&fd, 0)?;
+            io::Result::Ok(mapping)
+        };
+        let m = gone().expect("a little memory");
+        let piece = Piece::Shared { mapping: &m, offset: 0, len: 100 };
+        let error = send_pieces(&a, &[piece]).expect_err("no page");
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        assert!(m.is_poisoned());
+        let m = gone().expect("a little memory");
+        b.write_all(b"data").expect("room in the socket");
+        let piece = PieceMut::Shared { mapping: &m, offset: 0, len: 100 };
+        let error = recv_pieces(&a, &mut [piece]).expect_err("no page");
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        super::super::fault::install().expect("handler");
+        assert_eq!(m.write(0, &[1]), Err(CopyFault::Poisoned));
+    }
+}

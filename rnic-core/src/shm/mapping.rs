@@ -13,8 +13,8 @@ use super::fault::Registration;
 /// A range of memory shared with another process, unmapped when the last owner drops it.
 ///
 /// Readable and writable by both sides at any time, so nothing here hands out a reference to its
-/// octets: they are copied in and out (see the methods in this and the `copy` module) or accessed as
-/// atomic words.
+/// octets: they are copied in and out (see the methods in this and the `copy` module) or accessed
+/// as atomic words.
 pub struct Mapping {
     // Dropped before `pages`, in this order: while an address is mapped for us it must never match
     // the slot of a mapping that is gone.
@@ -189,8 +189,8 @@ impl std::fmt::Debug for Mapping {
     }
 }
 
-/// Why a segment was refused. The first three, `Map` apart, are what only a broken or hostile client
-/// sends; each costs at worst that client's session.
+/// Why a segment was refused. Honest clients meet only `Map`, when address space or the table of
+/// mappings is used up; each costs at worst that client's session.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// The descriptor is something else: a file, a pipe, a directory, a socket.
@@ -258,3 +258,150 @@ fn nonzero(len: usize) -> io::Result<u64> {
 
 /// `TMPFS_MAGIC` of `linux/magic.h`: what a memfd of ordinary pages lives in.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+
+    use super::*;
+
+    const LEN: usize = 3 * 4096;
+
+    /// A memfd of `len` octets with every page there.
+    fn populated(len: usize) -> OwnedFd {
+        let mut file = File::from(memfd("test").expect("memfd"));
+        file.write_all(&vec![1; len]).expect("a little memory");
+        file.into()
+    }
+
+    fn refusal(fd: impl AsFd, len: usize) -> AdoptError {
+        Mapping::adopt_segment(fd.as_fd(), len as u64).expect_err("must be refused")
+    }
+
+    #[test]
+    fn segment_of_a_client_is_adopted_and_shared() {
+        let (client, fd) = Mapping::create_segment(LEN).expect("a little memory");
+        let daemon = Mapping::adopt_segment(fd.as_fd(), LEN as u64).expect("an honest segment");
+        client.write(5000, b"both see it").expect("in range");
+        let mut seen = [0; 11];
+        daemon.read(5000, &mut seen).expect("in range");
+        assert_eq!(&seen, b"both see it");
+        assert_eq!(daemon.len(), LEN);
+        assert_ne!(daemon.address(), client.address());
+        assert!(!daemon.is_empty() && !daemon.is_poisoned());
+        assert!(format!("{daemon:?}").contains("12288"));
+    }
+
+    #[test]
+    fn length_need_not_be_whole_pages() {
+        let (_client, fd) = Mapping::create_segment(4097).expect("a little memory");
+        let daemon = Mapping::adopt_segment(fd.as_fd(), 4097).expect("an honest segment");
+        assert!(daemon.write(4096, &[1]).is_ok());
+        assert!(daemon.write(4097, &[1]).is_err());
+    }
+
+    #[test]
+    fn adopted_segment_can_be_neither_resized_nor_punched_nor_written_through_its_descriptor() {
+        let (_client, fd) = Mapping::create_segment(LEN).expect("a little memory");
+        Mapping::adopt_segment(fd.as_fd(), LEN as u64).expect("an honest segment");
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let refused = Err(rustix::io::Errno::PERM);
+        assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096), refused);
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), refused);
+        assert_eq!(rustix::fs::ftruncate(&fd, 2 * LEN as u64), refused);
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(rustix::io::Errno::PERM));
+        assert_eq!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE), refused);
+        assert!(Mapping::map(fd.as_fd(), LEN).is_err(), "no new writable mapping");
+    }
+
+    #[test]
+    fn unpopulated_segment_is_refused_with_the_offset_of_the_hole() {
+        let fd = memfd("test").expect("memfd");
+        rustix::fs::ftruncate(&fd, LEN as u64).expect("grow");
+        assert!(matches!(refusal(&fd, LEN), AdoptError::Hole { offset: 0 }));
+        let fd = populated(2 * 4096);
+        rustix::fs::ftruncate(&fd, LEN as u64).expect("grow");
+        assert!(matches!(refusal(&fd, LEN), AdoptError::Hole { offset: 8192 }));
+    }
+
+    #[test]
+    fn segment_of_another_size_is_refused_before_anything_is_touched() {
+        for size in [LEN - 4096, LEN + 4096] {
+            let error = refusal(populated(size), LEN);
+            let AdoptError::WrongSize { said, actual } = error else { panic!("{error:?}") };
+            assert_eq!((said, actual), (LEN as u64, size as u64));
+        }
+        assert!(matches!(refusal(populated(LEN), 0), AdoptError::BadLength { len: 0 }));
+        let fd = populated(LEN);
+        let error = Mapping::adopt_segment(fd.as_fd(), u64::MAX).expect_err("absurd");
+        assert!(matches!(error, AdoptError::BadLength { len: u64::MAX }));
+        let error = Mapping::adopt_segment(fd.as_fd(), 1 << 62).expect_err("absurd");
+        assert!(matches!(error, AdoptError::Map(_)));
+    }
+
+    #[test]
+    fn memfd_that_takes_no_seals_is_refused() {
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
+        assert!(matches!(refusal(&fd, LEN), AdoptError::AlreadySealed));
+        let fd = populated(LEN);
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SEAL).expect("seal");
+        assert!(matches!(refusal(&fd, LEN), AdoptError::AlreadySealed));
+    }
+
+    #[test]
+    fn segment_sealed_against_writing_cannot_be_mapped() {
+        let fd = populated(LEN);
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).expect("seal");
+        assert!(matches!(refusal(&fd, LEN), AdoptError::Map(_)));
+    }
+
+    #[test]
+    fn other_kinds_of_descriptors_are_refused() {
+        let (pipe, _end) = rustix::pipe::pipe().expect("pipe");
+        assert!(matches!(refusal(pipe, LEN), AdoptError::NotMemfd));
+        let directory = File::open("/").expect("directory");
+        assert!(matches!(
+            refusal(directory, LEN),
+            AdoptError::NotMemfd | AdoptError::AlreadySealed
+        ));
+        let program = std::env::current_exe().expect("our own path");
+        let file = File::open(program).expect("our own program");
+        assert!(matches!(refusal(file, LEN), AdoptError::NotMemfd | AdoptError::AlreadySealed));
+        let null = File::options().read(true).write(true).open("/dev/zero").expect("/dev/zero");
+        assert!(matches!(refusal(null, LEN), AdoptError::NotMemfd));
+    }
+
+    #[test]
+    fn segment_of_huge_pages_is_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // A kernel built without huge pages cannot offend.
+        if let Ok(fd) = rustix::fs::memfd_create("test", flags) {
+            assert!(matches!(refusal(fd, 2 << 20), AdoptError::HugePages));
+        }
+    }
+
+    #[test]
+    fn arena_has_a_fixed_size_and_is_zero() {
+        let (daemon, fd) = Mapping::create_arena("test", LEN).expect("a little memory");
+        let client = Mapping::map_arena(fd.as_fd(), LEN).expect("the daemon's arena");
+        let mut octets = [1; LEN];
+        client.read(0, &mut octets).expect("in range");
+        assert_eq!(octets, [0; LEN]);
+        client.write(100, &[7]).expect("in range");
+        daemon.read(100, &mut octets[..1]).expect("in range");
+        assert_eq!(octets[0], 7);
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+        assert!(rustix::fs::ftruncate(&fd, 1 << 20).is_err());
+        assert!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).is_err());
+    }
+
+    #[test]
+    fn arena_of_another_size_and_empty_memory_are_refused() {
+        let (_daemon, fd) = Mapping::create_arena("test", LEN).expect("a little memory");
+        assert!(Mapping::map_arena(fd.as_fd(), LEN + 4096).is_err());
+        assert!(Mapping::map_arena(fd.as_fd(), 0).is_err());
+        assert!(Mapping::create_arena("test", 0).is_err());
+        assert!(Mapping::create_segment(0).is_err());
+    }
+}

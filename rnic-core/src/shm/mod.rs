@@ -10,8 +10,12 @@
 //! `rnic-client` the client's.
 //!
 //! The algorithms that need an argument about memory order (rings, arm and re-check, doorbells,
-//! parking) run over [`sync`]'s atomics through [`window::Window`], so that `loom` drives the very
-//! code that runs in production: `RUSTFLAGS="--cfg loom" cargo test -p rnic-core --lib --release loom_`.
+//! parking) run over [`sync`]'s atomics through `window::Window`, so that `loom` drives the very
+//! code that runs in production:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p rnic-core --lib --release loom_
+//! ```
 
 // The one place in this crate where unsafe code may live.
 #![allow(unsafe_code)]

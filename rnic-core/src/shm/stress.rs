@@ -1,1 +1,184 @@
+//! A million sleeps and wakes through real shared memory: the daemon's end over one mapping of a
+//! memfd, the client's end over another, a thread each. Whoever finds nothing sleeps until it is
+//! woken; a lost event is a sleep that only the watchdog ends.
 
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::Mapping;
+use super::doorbell::{DoorbellRinger, DoorbellScanner};
+use super::queue::{
+    CompletionConsumer, CompletionProducer, QueueMemory, ReceiveConsumer, ReceiveProducer,
+    SendConsumer, SendProducer,
+};
+use crate::abi::queue::{
+    ARM_NEXT, Cqe, PAGE, QueueKind, QueueShape, SendHeader, SendOpcode, doorbell_offset,
+};
+use crate::types::{CompletionOpcode, CompletionStatus};
+
+const CYCLES: u64 = 1_000_000;
+/// Far beyond what a million cycles take on a busy machine.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// What a sleeper waits on: an eventfd or a channel record, in production.
+fn bell() -> (Sender<()>, impl Fn(&str)) {
+    let (ring, wait): (Sender<()>, Receiver<()>) = channel();
+    (ring, move |who: &str| {
+        assert!(wait.recv_timeout(WATCHDOG).is_ok(), "{who} sleeps for ever");
+    })
+}
+
+/// One arena, mapped twice.
+fn arena() -> (Arc<Mapping>, Arc<Mapping>) {
+    let len = doorbell_offset(1) + 4 * PAGE;
+    let (daemon, fd) = Mapping::create_arena("test", len).expect("a little memory");
+    let client = Mapping::map_arena(fd.as_fd(), len).expect("the daemon's arena");
+    (daemon, client)
+}
+
+fn queue(kind: QueueKind, shape: QueueShape) -> (QueueMemory, QueueMemory) {
+    let (daemon, client) = arena();
+    let offset = doorbell_offset(1);
+    let made = QueueMemory::format(daemon, offset, kind, shape, 1, 5).expect("fits");
+    (made, QueueMemory::open(client, offset, kind, shape).expect("just made"))
+}
+
+/// The client arms, looks and sleeps; the engine stalls for slots.
+#[test]
+fn a_million_completions_lose_neither_an_event_nor_a_slot() {
+    let (daemon, client) = queue(QueueKind::Completion, QueueShape::completion(8));
+    let (event, wait_for_event) = bell();
+    let (space, wait_for_space) = bell();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut producer = CompletionProducer::new(daemon);
+            for n in 0..CYCLES {
+                while !producer.reserve().expect("an honest client") {
+                    producer.set_waits(1);
+                    if producer.reserve().expect("an honest client") {
+                        producer.clear_waits(1);
+                        break;
+                    }
+                    wait_for_space("the engine");
+                    producer.clear_waits(1);
+                }
+                let cqe = Cqe::new(1, n, CompletionOpcode::Send, CompletionStatus::Success);
+                producer.publish_reserved(&cqe);
+                if producer.take_arm(false) {
+                    event.send(()).expect("the client waits for all of them");
+                }
+            }
+        });
+        let mut consumer = CompletionConsumer::new(client);
+        let mut read = 0;
+        while read < CYCLES {
+            consumer.arm(ARM_NEXT);
+            if consumer.is_empty() {
+                wait_for_event("the client");
+            }
+            while let Some(cqe) = consumer.poll() {
+                assert_eq!(cqe.wr_id, read);
+                read += 1;
+                if consumer.release() != 0 {
+                    // The engine may be done already, and no longer listen.
+                    let _ = space.send(());
+                }
+            }
+        }
+    });
+}
+
+/// The client posts and rings; the worker stops looking whenever it finds nothing.
+#[test]
+fn a_million_posts_lose_no_doorbell() {
+    let (daemon_arena, client_arena) = arena();
+    let shape = QueueShape::send(8, 0, 0);
+    let offset = doorbell_offset(1);
+    let daemon = QueueMemory::format(daemon_arena.clone(), offset, QueueKind::Send, shape, 1, 700);
+    let daemon = daemon.expect("fits");
+    let client = QueueMemory::open(client_arena.clone(), offset, QueueKind::Send, shape);
+    let client = client.expect("just made");
+    let mut scanner = DoorbellScanner::new(daemon_arena, 0).expect("within the arena");
+    let ringer = DoorbellRinger::new(client_arena, 0).expect("within the arena");
+    daemon.set_worker(0);
+    let (eventfd, wait_for_eventfd) = bell();
+    let (space, wait_for_space) = bell();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut consumer = SendConsumer::new(daemon);
+            let mut taken = 0;
+            while taken < CYCLES {
+                scanner.scan(|index| {
+                    assert_eq!(index, 700);
+                    while let Some(entry) = consumer.take().expect("an honest client") {
+                        assert_eq!(entry.header.wr_id, taken);
+                        taken += 1;
+                        consumer.retire(1);
+                        // The client may be done posting, and no longer listen.
+                        let _ = space.send(());
+                    }
+                });
+                if taken < CYCLES && scanner.prepare_sleep() {
+                    wait_for_eventfd("the worker");
+                    scanner.awake();
+                }
+            }
+        });
+        let mut producer = SendProducer::new(client);
+        let mut header = SendHeader::from_words([0; 8]);
+        header.opcode = SendOpcode::Send as u8;
+        for wr_id in 0..CYCLES {
+            header.wr_id = wr_id;
+            while producer.push(&header, &[], &[]).is_err() {
+                wait_for_space("the client");
+            }
+            producer.publish();
+            let worker = producer.queue().worker();
+            assert_eq!(worker, Some(0));
+            if ringer.ring(producer.queue().doorbell()) {
+                eventfd.send(()).expect("the worker waits for all of them");
+            }
+        }
+    });
+}
+
+/// The engine waits for each receive; the client rings only when told to.
+#[test]
+fn a_million_receives_lose_no_waiting_message() {
+    let (daemon, client) = queue(QueueKind::Receive, QueueShape::receive(8, 1));
+    let (doorbell, wait_for_doorbell) = bell();
+    let (space, wait_for_space) = bell();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut consumer = ReceiveConsumer::new(daemon);
+            for wr_id in 0..CYCLES {
+                let entry = loop {
+                    if let Some(entry) = consumer.take().expect("an honest client") {
+                        break entry;
+                    }
+                    consumer.set_waits(true);
+                    if consumer.pending().expect("an honest client") == 0 {
+                        wait_for_doorbell("the engine");
+                    }
+                    consumer.set_waits(false);
+                };
+                assert_eq!(entry.wr_id, wr_id);
+                // The client may be done posting, and no longer listen.
+                let _ = space.send(());
+            }
+        });
+        let mut producer = ReceiveProducer::new(client);
+        for wr_id in 0..CYCLES {
+            while producer.push(wr_id, &[]).is_err() {
+                wait_for_space("the client");
+            }
+            producer.publish();
+            if producer.waits() {
+                // The engine may have found the last one by itself.
+                let _ = doorbell.send(());
+            }
+        }
+    });
+}

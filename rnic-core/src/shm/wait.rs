@@ -77,3 +77,46 @@ impl Waiter {
 pub fn cpus() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count().max(1) as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(spins: u32, micros: u64) -> WaitPolicy {
+        WaitPolicy { spins, yield_for: Duration::from_micros(micros) }
+    }
+
+    fn steps(waiter: &mut Waiter, from: u64, count: u64) -> Vec<Step> {
+        (0..count).map(|n| waiter.step(Time(from + n * 1000))).collect()
+    }
+
+    #[test]
+    fn spins_then_yields_then_sleeps() {
+        use Step::{Sleep, Spin, Yield};
+        let mut waiter = Waiter::new(2, policy(2, 4));
+        waiter.progress(Time(7000));
+        let expected = [Spin, Spin, Yield, Yield, Sleep, Sleep];
+        assert_eq!(steps(&mut waiter, 7000, 6), expected);
+        waiter.progress(Time(50_000));
+        assert_eq!(steps(&mut waiter, 50_000, 6), expected);
+    }
+
+    #[test]
+    fn one_cpu_never_spins() {
+        let mut waiter = Waiter::new(1, WaitPolicy::default());
+        waiter.progress(Time(0));
+        assert!(!steps(&mut waiter, 0, 200).contains(&Step::Spin));
+    }
+
+    #[test]
+    fn a_policy_without_patience_sleeps_at_once() {
+        let mut waiter = Waiter::new(8, policy(0, 0));
+        waiter.progress(Time(5));
+        assert_eq!(waiter.step(Time(5)), Step::Sleep);
+    }
+
+    #[test]
+    fn there_is_a_cpu_to_run_on() {
+        assert!(cpus() >= 1);
+    }
+}

@@ -1,7 +1,7 @@
 //! A checked range of a mapping whose words are atomics: what queues and doorbells are made of.
 //!
-//! Under `cfg(loom)` the words live on the heap as `loom`'s atomics instead, so that everything above
-//! this file runs unchanged in a model.
+//! Under `cfg(loom)` the words live on the heap as `loom`'s atomics instead, so that everything
+//! above this file runs unchanged in a model.
 
 use std::sync::Arc;
 
@@ -58,7 +58,8 @@ mod real {
     unsafe impl Sync for Window {}
 
     impl Window {
-        /// `len` octets at `offset`, if they lie within the mapping and `offset` is a multiple of 8.
+        /// `len` octets at `offset`, if they lie within the mapping and `offset` is a multiple of
+        /// 8.
         pub(in super::super) fn new(
             mapping: Arc<Mapping>,
             offset: usize,

@@ -349,3 +349,6 @@ fn terminate<'p>(header: UntaggedHeader, payload: &'p [u8]) -> Arrival<'p> {
         Err(_) => Arrival::MalformedTerminate(MalformedTerminate::TooShort),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,8 @@
 pub mod inbound;
 pub mod startup;
 pub mod terminate;
+#[cfg(test)]
+mod vectors;
 
 pub use inbound::{Arrival, Inbound, ReadArrival, SendKind};
 pub use startup::{Negotiated, Role, Rtr};

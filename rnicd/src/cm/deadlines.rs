@@ -31,8 +31,4 @@ impl Deadlines {
             slot
         })
     }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
 }

@@ -196,8 +196,8 @@ impl ConnectionManager {
 
     /// Ends the oldest connection that has not completed a request or waits to close.
     fn evict(&mut self) -> bool {
-        let Some((_, key)) = self.evictable.first() else { return false };
-        match self.remove(key) {
+        let Some((_, key)) = self.evictable.first_key_value() else { return false };
+        match self.remove(*key) {
             Some(Slot::Passive(passive)) => net::reset(passive.stream),
             Some(Slot::Closing(closing)) => net::reset(closing.into_stream()),
             Some(Slot::Listener(_) | Slot::Active(_) | Slot::Direct(_)) | None => {}

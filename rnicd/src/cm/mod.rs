@@ -19,7 +19,7 @@ mod passive;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -181,8 +181,10 @@ pub struct ConnectionManager {
     listeners: HashMap<ListenerId, Listener>,
     slots: Slab<Entry>,
     deadlines: Deadlines,
-    /// Slots that give way to newer connections, oldest deadline first.
-    evictable: Deadlines,
+    /// Slots that give way to newer connections, by age: how many came before.
+    evictable: BTreeMap<u64, usize>,
+    /// Slots ever put there.
+    aged: u64,
     /// Undecided requests.
     requests: HashMap<RequestId, usize>,
     /// QPs that connect or whose acceptance is on its way.
@@ -198,6 +200,8 @@ pub struct ConnectionManager {
 struct Entry {
     slot: Slot,
     deadline: Option<Time>,
+    /// Its key among the evictable, if it is one of them.
+    age: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -219,7 +223,8 @@ impl ConnectionManager {
             listeners: HashMap::new(),
             slots: Slab::new(),
             deadlines: Deadlines::default(),
-            evictable: Deadlines::default(),
+            evictable: BTreeMap::new(),
+            aged: 0,
             requests: HashMap::new(),
             qps: HashMap::new(),
             next_request: 1,
@@ -364,7 +369,7 @@ impl ConnectionManager {
     }
 
     fn insert(&mut self, slot: Slot) -> usize {
-        self.slots.insert(Entry { slot, deadline: None })
+        self.slots.insert(Entry { slot, deadline: None, age: None })
     }
 
     /// Empties a slot and forgets its deadline, request and QP. Dropping a stream closes it.
@@ -385,14 +390,18 @@ impl ConnectionManager {
         let Some(entry) = self.slots.get_mut(key) else { return };
         if let Some(old) = entry.deadline {
             self.deadlines.remove(old, key);
-            self.evictable.remove(old, key);
+        }
+        if let Some(age) = entry.age.take() {
+            self.evictable.remove(&age);
         }
         entry.deadline = at;
+        if evictable {
+            self.aged += 1;
+            entry.age = Some(self.aged);
+            self.evictable.insert(self.aged, key);
+        }
         if let Some(at) = at {
             self.deadlines.insert(at, key);
-            if evictable {
-                self.evictable.insert(at, key);
-            }
         }
     }
 

@@ -132,7 +132,10 @@ pub(super) fn source_if_local(
     if !peer.ip().is_loopback() && source.ip() != peer.ip() {
         return Ok(None);
     }
-    if let Some(wanted) = local {
+    if let Some(wanted) = local.map(canonical) {
+        if wanted.is_ipv4() != peer.is_ipv4() {
+            return Err(io::Error::from(Errno::AFNOSUPPORT));
+        }
         if !wanted.ip().is_unspecified() {
             source.set_ip(wanted.ip());
         }

@@ -619,7 +619,6 @@ fn the_oldest_silent_connection_gives_way() {
     for n in 1..=10 {
         silent.push(raw(address));
         b.until(|b| b.cm.half_open() == n);
-        b.now = Time(b.now.0 + 1);
     }
     let mut eleventh = raw(address);
     closed(&mut silent[0], &mut b);

@@ -47,12 +47,14 @@ impl CompletionConsumer {
     }
 
     /// Gives the slots of everything read back to the daemon. The result is the set of workers (bit
-    /// `n` for worker `n`) whose doorbell is to be rung for this queue: a QP of theirs waits for a slot.
+    /// `n` for worker `n`) whose doorbell is to be rung for this queue: a QP of theirs waits for a
+    /// slot.
     ///
     /// Pairs with [`CompletionProducer::set_waits`](super::CompletionProducer::set_waits). Here:
-    /// store the consumer index, fence, load `engine_waits_for_space`. There: set it, fence, load the
-    /// consumer index again. One fence is first: if ours, the engine finds the space; if theirs,
-    /// we see who waits. With nothing read since the last call there is no new space to tell of.
+    /// store the consumer index, fence, load `engine_waits_for_space`. There: set it, fence, load
+    /// the consumer index again. One fence is first: if ours, the engine finds the space; if
+    /// theirs, we see who waits. With nothing read since the last call there is no new space to
+    /// tell of.
     #[inline]
     #[must_use = "the workers in this set wait for their doorbell"]
     pub fn release(&mut self) -> u64 {

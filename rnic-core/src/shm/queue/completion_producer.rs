@@ -86,10 +86,11 @@ impl CompletionProducer {
     /// thereby. `solicited_or_error` says whether one of the completions was.
     ///
     /// Pairs with [`CompletionConsumer::arm`](super::CompletionConsumer::arm) and
-    /// [`set_spinning`](super::CompletionConsumer::set_spinning). Here: write the completion, fence,
-    /// load the arm and spin words. There: arm or stop spinning, fence, look for a completion. One
-    /// fence is first: if ours, the client finds the completion; if theirs, we see the arm (or see
-    /// that it no longer spins). While the client spins the arm stays as it is: it will look by itself.
+    /// [`set_spinning`](super::CompletionConsumer::set_spinning). Here: write the completion,
+    /// fence, load the arm and spin words. There: arm or stop spinning, fence, look for a
+    /// completion. One fence is first: if ours, the client finds the completion; if theirs, we see
+    /// the arm (or see that it no longer spins). While the client spins the arm stays as it is: it
+    /// will look by itself.
     #[inline]
     #[must_use = "the client sleeps until its event is sent"]
     pub fn take_arm(&mut self, solicited_or_error: bool) -> bool {
@@ -115,7 +116,8 @@ impl CompletionProducer {
     /// Says that a QP of `worker` (below 64) waits for a slot. Try [`reserve`](Self::reserve) once
     /// more before waiting, and [`clear_waits`](Self::clear_waits) when no QP waits any more.
     ///
-    /// The fence argument stands at [`CompletionConsumer::release`](super::CompletionConsumer::release).
+    /// The fence argument stands at
+    /// [`CompletionConsumer::release`](super::CompletionConsumer::release).
     #[inline]
     pub fn set_waits(&mut self, worker: u32) {
         self.waits().fetch_or(worker_bit(worker), Ordering::Relaxed);
@@ -191,3 +193,241 @@ fn worker_bit(worker: u32) -> u64 {
 }
 
 const _: () = assert!(ARM_NONE < ARM_SOLICITED && ARM_SOLICITED < ARM_NEXT);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::super::CompletionConsumer;
+    use super::*;
+    use crate::abi::queue::{COMPLETION_LEN, QueueShape};
+    use crate::shm::Mapping;
+    use crate::types::{CompletionOpcode, CompletionStatus};
+
+    /// Both ends of a queue that looks as if `index` completions had passed through it.
+    fn ends(capacity: u32, index: u32) -> (CompletionProducer, CompletionConsumer, Arc<Mapping>) {
+        let shape = QueueShape { capacity, stride: COMPLETION_LEN as u32 };
+        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Completion, shape, 0, 0)
+            .expect("fits");
+        queue.window.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
+        for slot in 0..capacity {
+            let last = queue.slot(slot) + COMPLETION_LEN - 8;
+            queue.window.u64(last).store(u64::from(index) << 32, Ordering::Relaxed);
+        }
+        let producer = CompletionProducer::starting_at(queue.clone(), index);
+        (producer, CompletionConsumer::starting_at(queue, index), arena)
+    }
+
+    fn cqe(n: u64) -> Cqe {
+        let cqe = Cqe::new(3, n, CompletionOpcode::Receive, CompletionStatus::Success);
+        Cqe { byte_len: n as u32, flags: 5, imm_or_inv: !n, why_id: n << 32, ..cqe }
+    }
+
+    #[test]
+    fn completions_are_read_once_in_order_across_the_wrap() {
+        for start in [0, u32::MAX - 3, u32::MAX] {
+            let (mut producer, mut consumer, _arena) = ends(2, start);
+            for n in 0..10 {
+                assert!(consumer.is_empty());
+                producer.publish(&cqe(n)).expect("room");
+                assert!(!consumer.is_empty());
+                assert_eq!(consumer.poll(), Some(cqe(n)));
+                assert_eq!(consumer.poll(), None);
+                assert_eq!(consumer.release(), 0);
+                assert_eq!(producer.unread(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_reserved_slot_is_kept_from_others() {
+        let (mut producer, mut consumer, _arena) = ends(2, 0);
+        assert_eq!(producer.reserve(), Ok(true));
+        producer.publish(&cqe(1)).expect("one slot is left");
+        assert_eq!(producer.publish(&cqe(2)), Err(PublishError::Full));
+        assert_eq!(producer.reserve(), Ok(false));
+        assert_eq!((producer.reserved(), producer.unread()), (1, 1));
+        producer.publish_reserved(&cqe(3));
+        assert_eq!((producer.reserved(), producer.unread()), (0, 2));
+        assert_eq!([consumer.poll(), consumer.poll()], [Some(cqe(1)), Some(cqe(3))]);
+        assert_eq!(producer.reserve(), Ok(false), "read and not released");
+        assert_eq!(consumer.release(), 0);
+        assert_eq!(producer.reserve(), Ok(true));
+        producer.unreserve(1);
+        assert_eq!(producer.reserved(), 0);
+    }
+
+    #[test]
+    fn a_consumer_index_beyond_what_was_published_or_backwards_is_refused() {
+        for start in [0, 9, u32::MAX - 1] {
+            let (mut producer, mut consumer, arena) = ends(2, start);
+            let set = |index: u32| {
+                arena.store_u64(queue_header::CONSUMER, u64::from(index)).expect("in range");
+            };
+            producer.publish(&cqe(0)).expect("room");
+            producer.publish(&cqe(1)).expect("room");
+            let fault = |found, last, published| QueueFault::Consumer { found, last, published };
+            let after = |n: u32| start.wrapping_add(n);
+            set(after(3));
+            assert_eq!(producer.reserve(), Err(fault(after(3), start, after(2))));
+            assert_eq!(producer.unread(), 2, "shown as it was");
+            assert!(consumer.poll().is_some());
+            set(after(1));
+            assert_eq!(producer.reserve(), Ok(true));
+            set(start);
+            let went_back = fault(start, after(1), after(2));
+            assert_eq!(producer.reserve(), Err(went_back));
+            assert_eq!(producer.publish(&cqe(2)), Err(went_back.into()));
+            producer.publish_reserved(&cqe(2));
+        }
+    }
+
+    #[test]
+    fn events_are_for_what_was_armed_and_only_once() {
+        let (mut producer, mut consumer, _arena) = ends(2, 0);
+        assert!(!producer.take_arm(true));
+        consumer.arm(ARM_SOLICITED);
+        assert!(!producer.take_arm(false));
+        assert!(producer.take_arm(true));
+        assert!(!producer.take_arm(true));
+        consumer.arm(ARM_NEXT);
+        consumer.arm(ARM_SOLICITED);
+        assert!(producer.take_arm(false), "the stronger request stays");
+        consumer.arm(ARM_NEXT);
+        consumer.arm(ARM_NONE);
+        assert!(!producer.take_arm(true));
+    }
+
+    #[test]
+    fn a_spinning_client_gets_no_event_and_stays_armed() {
+        let (mut producer, mut consumer, _arena) = ends(2, 0);
+        consumer.set_spinning(true);
+        consumer.arm(ARM_NEXT);
+        assert!(producer.client_spins());
+        assert!(!producer.take_arm(true));
+        consumer.set_spinning(false);
+        assert!(producer.take_arm(true));
+    }
+
+    #[test]
+    fn an_arm_word_full_of_nonsense_fires_once() {
+        let (mut producer, _consumer, arena) = ends(2, 0);
+        arena.store_u64(queue_header::ARM, 0xDEAD_BEEF).expect("in range");
+        assert!(producer.take_arm(false));
+        assert!(!producer.take_arm(true));
+    }
+
+    #[test]
+    fn release_names_the_workers_that_wait() {
+        let (mut producer, mut consumer, _arena) = ends(2, 0);
+        producer.set_waits(0);
+        producer.set_waits(63);
+        assert_eq!(consumer.release(), 0, "nothing was read");
+        producer.publish(&cqe(0)).expect("room");
+        producer.publish(&cqe(1)).expect("room");
+        assert!(consumer.poll().is_some());
+        assert_eq!(consumer.release(), 1 | 1 << 63);
+        producer.clear_waits(0);
+        assert!(consumer.poll().is_some());
+        assert_eq!(consumer.release(), 1 << 63);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Reserve,
+        Unreserve,
+        PublishReserved,
+        Publish,
+        Poll,
+        Release,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        use Op::*;
+        let plain = [Reserve, Unreserve, PublishReserved, Publish, Poll, Release];
+        prop::sample::select(plain.to_vec())
+    }
+
+    proptest! {
+        /// published - consumed + reserved <= capacity, and a slot is refused only if that is
+        /// tight.
+        #[test]
+        fn completion_queue_agrees_with_an_oracle(
+            log in 0..4u32,
+            start in prop_oneof![Just(0), any::<u32>(), u32::MAX - 20..=u32::MAX],
+            ops in prop::collection::vec(op(), 0..300),
+        ) {
+            let capacity = 1u32 << log;
+            let (mut producer, mut consumer, _arena) = ends(capacity, start);
+            let mut unread = VecDeque::new();
+            let (mut read, mut reserved, mut next) = (0, 0, 0);
+            for op in ops {
+                let room = (unread.len() as u32) + read + reserved < capacity;
+                match op {
+                    Op::Reserve => {
+                        prop_assert_eq!(producer.reserve(), Ok(room));
+                        reserved += u32::from(room);
+                    }
+                    Op::Unreserve if reserved > 0 => {
+                        producer.unreserve(1);
+                        reserved -= 1;
+                    }
+                    Op::PublishReserved if reserved > 0 => {
+                        producer.publish_reserved(&cqe(next));
+                        reserved -= 1;
+                        unread.push_back(next);
+                        next += 1;
+                    }
+                    Op::Unreserve | Op::PublishReserved => {}
+                    Op::Publish => {
+                        let expected = if room { Ok(()) } else { Err(PublishError::Full) };
+                        prop_assert_eq!(producer.publish(&cqe(next)), expected);
+                        if room {
+                            unread.push_back(next);
+                            next += 1;
+                        }
+                    }
+                    Op::Poll => {
+                        let expected = unread.pop_front();
+                        read += u32::from(expected.is_some());
+                        prop_assert_eq!(consumer.poll(), expected.map(cqe));
+                    }
+                    Op::Release => {
+                        prop_assert_eq!(consumer.release(), 0);
+                        read = 0;
+                    }
+                }
+                prop_assert!(unread.len() as u32 + read + reserved <= capacity);
+                prop_assert_eq!(producer.reserved(), reserved);
+                prop_assert_eq!(producer.unread(), unread.len() as u32 + read);
+                prop_assert_eq!(consumer.is_empty(), unread.is_empty());
+            }
+        }
+
+        /// Whatever the client writes into its index: no panic, and no slot too many is written.
+        #[test]
+        fn a_hostile_consumer_index_never_breaks_the_invariant(
+            start in any::<u32>(),
+            steps in prop::collection::vec((any::<u32>(), any::<bool>()), 0..60),
+        ) {
+            let (mut producer, _consumer, arena) = ends(4, start);
+            for (index, reserve) in steps {
+                let hostile = start.wrapping_add(index % 16).wrapping_sub(4);
+                arena.store_u64(queue_header::CONSUMER, u64::from(hostile)).expect("in range");
+                if reserve {
+                    if producer.reserve() == Ok(true) {
+                        producer.publish_reserved(&cqe(0));
+                    }
+                } else {
+                    let _full_or_fault = producer.publish(&cqe(0));
+                }
+                prop_assert!(producer.claimed() <= 4);
+                prop_assert!(producer.unread() <= 4);
+            }
+        }
+    }
+}

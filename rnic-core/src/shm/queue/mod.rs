@@ -190,6 +190,12 @@ impl SgeList {
         true
     }
 
+    /// Removes all elements.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
     /// The elements.
     #[inline]
     pub fn as_slice(&self) -> &[Sge] {
@@ -353,3 +359,112 @@ fn shape_word(kind: QueueKind, shape: QueueShape) -> u64 {
 
 /// Enough for a header and as much inline data as its 16-bit length can say.
 const MAX_STRIDE: usize = 1 << 17;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const SHAPE: QueueShape = QueueShape { capacity: 4, stride: 64 };
+
+    fn arena() -> Arc<Mapping> {
+        let (arena, _fd) = Mapping::create_arena("test", 1 << 16).expect("a little memory");
+        arena
+    }
+
+    #[test]
+    fn a_queue_that_was_made_can_be_found() {
+        let arena = arena();
+        arena.fill(0, arena.len(), 0xFF).expect("in range");
+        let made = QueueMemory::format(arena.clone(), 640, QueueKind::Completion, SHAPE, 7, 9)
+            .expect("fits");
+        let found = QueueMemory::open(arena.clone(), 640, QueueKind::Completion, SHAPE)
+            .expect("it is there");
+        assert_eq!((made.doorbell(), found.doorbell()), (9, 9));
+        assert_eq!((found.shape(), found.kind()), (SHAPE, QueueKind::Completion));
+        assert_eq!(found.mapping().address(), arena.address());
+        let mut octets = vec![0; SHAPE.octets() + 2];
+        arena.read(639, &mut octets).expect("in range");
+        assert_eq!((octets[0], octets[octets.len() - 1]), (0xFF, 0xFF), "neighbours are intact");
+        assert!(octets[1 + 64..octets.len() - 1].iter().all(|&octet| octet == 0));
+    }
+
+    #[test]
+    fn no_worker_until_one_is_set() {
+        let queue = QueueMemory::format(arena(), 0, QueueKind::Send, SHAPE, 1, 2).expect("fits");
+        assert_eq!(queue.worker(), None);
+        queue.set_worker(0);
+        assert_eq!(queue.worker(), Some(0));
+    }
+
+    #[test]
+    fn shapes_that_no_queue_can_have_are_refused() {
+        let arena = arena();
+        let format = |kind, capacity, stride| {
+            let shape = QueueShape { capacity, stride };
+            QueueMemory::format(arena.clone(), 0, kind, shape, 0, 0).err()
+        };
+        use QueueKind::{Completion, Receive, Send, SharedReceive};
+        for (kind, capacity, stride) in [
+            (Send, 0, 64),
+            (Send, 3, 64),
+            (Send, 1 << 25, 64),
+            (Send, 4, 48),
+            (Send, 4, 72),
+            (Send, 4, 0),
+            (Send, 4, 1 << 18),
+            (Receive, 4, 0),
+            (SharedReceive, 4, 8),
+            (Completion, 4, 128),
+            (Completion, 4, 48),
+        ] {
+            assert_eq!(format(kind, capacity, stride), Some(QueueError::Shape));
+        }
+        assert_eq!(format(Send, MAX_CAPACITY, 64), Some(QueueError::OutOfRange));
+        assert_eq!(format(Receive, 4, 16), None);
+    }
+
+    #[test]
+    fn places_outside_of_the_arena_or_between_lines_are_refused() {
+        let arena = arena();
+        let format =
+            |offset| QueueMemory::format(arena.clone(), offset, QueueKind::Send, SHAPE, 0, 0).err();
+        let last = arena.len() - SHAPE.octets();
+        assert_eq!(format(last), None);
+        assert_eq!(format(last + 64), Some(QueueError::OutOfRange));
+        assert_eq!(format(usize::MAX & !63), Some(QueueError::OutOfRange));
+        assert_eq!(format(32), Some(QueueError::Misaligned));
+    }
+
+    #[test]
+    fn anything_but_the_announced_queue_is_refused() {
+        let arena = arena();
+        let open = |kind, shape| QueueMemory::open(arena.clone(), 0, kind, shape).err();
+        assert_eq!(open(QueueKind::Send, SHAPE), Some(QueueError::Magic));
+        QueueMemory::format(arena.clone(), 0, QueueKind::Send, SHAPE, 0, 0).expect("fits");
+        assert_eq!(open(QueueKind::Send, SHAPE), None);
+        assert_eq!(open(QueueKind::Receive, SHAPE), Some(QueueError::Mismatch));
+        let other = QueueShape { capacity: 8, ..SHAPE };
+        assert_eq!(open(QueueKind::Send, other), Some(QueueError::Mismatch));
+        let shape = arena.load_u64(queue_header::SHAPE).expect("in range");
+        arena.store_u64(queue_header::SHAPE, shape + 1).expect("in range");
+        let newer = ABI_VERSION + 1;
+        assert_eq!(open(QueueKind::Send, SHAPE), Some(QueueError::Version { found: newer }));
+    }
+
+    #[test]
+    fn a_list_holds_sixteen_elements() {
+        let sge = |n: u32| Sge { addr: 1, length: n, lkey: 2 };
+        let mut list = SgeList::default();
+        assert!(list.is_empty());
+        for n in 0..16 {
+            assert!(list.push(sge(n)));
+        }
+        assert!(!list.push(sge(16)));
+        assert_eq!(list.len(), 16);
+        assert_eq!(list, (0..20).map(sge).collect());
+        assert_eq!(
+            format!("{:?}", (0..1).map(sge).collect::<SgeList>()),
+            format!("{:?}", [sge(0)])
+        );
+    }
+}

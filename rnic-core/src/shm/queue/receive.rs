@@ -62,8 +62,8 @@ impl ReceiveProducer {
     /// receive, so that the doorbell is to be rung.
     ///
     /// Pairs with [`ReceiveConsumer::set_waits`]. Here: publish the entries, fence, load
-    /// `engine_waits_for_receive`. There: set it, fence, look at the ring again. One fence is first: if
-    /// ours, the engine finds the entries; if theirs, we see that it waits.
+    /// `engine_waits_for_receive`. There: set it, fence, look at the ring again. One fence is
+    /// first: if ours, the engine finds the entries; if theirs, we see that it waits.
     #[inline]
     #[must_use = "an engine that waits needs its doorbell rung"]
     pub fn waits(&self) -> bool {
@@ -73,7 +73,7 @@ impl ReceiveProducer {
 }
 
 /// A request as it was taken from a receive queue: a private copy, checked only for its form.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveEntry {
     /// The application's name for the request.
     pub wr_id: u64,
@@ -103,10 +103,18 @@ impl ReceiveConsumer {
     /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken.
     #[inline]
     pub fn take(&mut self) -> Result<Option<ReceiveEntry>, TakeError> {
-        let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
-        let entry = self.copy_out(slot, index);
+        let mut entry = ReceiveEntry::default();
+        Ok(self.take_into(&mut entry)?.then_some(entry))
+    }
+
+    /// Like [`take`](Self::take), into a place the caller has: `false` if there is no request.
+    #[inline]
+    pub fn take_into(&mut self, entry: &mut ReceiveEntry) -> Result<bool, TakeError> {
+        let Some((slot, index)) = self.ring.take()? else { return Ok(false) };
+        let copied = self.copy_out(slot, index, entry);
         self.ring.retire(1);
-        Ok(Some(entry?))
+        copied?;
+        Ok(true)
     }
 
     /// The queue.
@@ -128,7 +136,7 @@ impl ReceiveConsumer {
     }
 
     #[inline]
-    fn copy_out(&self, slot: usize, index: u32) -> Result<ReceiveEntry, EntryError> {
+    fn copy_out(&self, slot: usize, index: u32, to: &mut ReceiveEntry) -> Result<(), EntryError> {
         let queue = &self.ring.queue;
         let words = queue.window.load_words::<RECEIVE_HEADER_WORDS>(slot);
         let ReceiveHeader { num_sge, wr_id, spare_is_zero } = ReceiveHeader::from_words(words);
@@ -141,11 +149,91 @@ impl ReceiveConsumer {
         if count > MAX_SGE || count * SGE_LEN > room {
             return refuse(Malformed::TooManyElements);
         }
-        let mut sges = SgeList::new();
+        to.wr_id = wr_id;
+        to.sges.clear();
         for n in 0..count {
             let at = slot + RECEIVE_HEADER_LEN + n * SGE_LEN;
-            sges.push(Sge::from_words(queue.window.load_words(at)));
+            to.sges.push(Sge::from_words(queue.window.load_words(at)));
         }
-        Ok(ReceiveEntry { wr_id, sges })
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::abi::queue::{QUEUE_HEADER_LEN, QueueShape};
+    use crate::shm::Mapping;
+
+    const SHAPE: QueueShape = QueueShape { capacity: 2, stride: 64 };
+
+    fn ends(kind: QueueKind) -> (ReceiveProducer, ReceiveConsumer, Arc<Mapping>) {
+        let (arena, _fd) = Mapping::create_arena("test", SHAPE.octets()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), 0, kind, SHAPE, 1, 2).expect("fits");
+        (ReceiveProducer::new(queue.clone()), ReceiveConsumer::new(queue), arena)
+    }
+
+    fn sge(n: u32) -> Sge {
+        Sge { addr: u64::MAX - u64::from(n), length: n, lkey: !n }
+    }
+
+    #[test]
+    fn requests_arrive_in_order_and_make_room_when_taken() {
+        for kind in [QueueKind::Receive, QueueKind::SharedReceive] {
+            let (mut producer, mut consumer, _arena) = ends(kind);
+            for n in 0..20 {
+                let sges = [sge(n), sge(n + 1), sge(n + 2)];
+                producer.push(u64::from(n), &sges[..n as usize % 4]).expect("room");
+                assert_eq!(consumer.take(), Ok(None), "not published");
+                producer.publish();
+                let entry = consumer.take().expect("well-formed").expect("published");
+                assert_eq!(entry.wr_id, u64::from(n));
+                assert_eq!(entry.sges[..], sges[..n as usize % 4]);
+                assert_eq!(producer.free(), 2);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_queue_and_a_request_too_long_are_refused() {
+        let (mut producer, mut consumer, _arena) = ends(QueueKind::Receive);
+        assert_eq!(producer.push(1, &[sge(0); 4]), Err(PushError::TooLong));
+        assert_eq!(producer.push(1, &[sge(0); 17]), Err(PushError::TooLong));
+        assert_eq!(producer.push(1, &[sge(0); 3]), Ok(()));
+        assert_eq!(producer.push(2, &[]), Ok(()));
+        assert_eq!(producer.push(3, &[]), Err(PushError::Full));
+        producer.publish();
+        assert_eq!(consumer.pending(), Ok(2));
+    }
+
+    #[test]
+    fn malformed_entries_are_named_and_count_as_taken() {
+        for (word, malformed) in [
+            (1 << 8, Malformed::SpareBits),
+            (1 << 63, Malformed::SpareBits),
+            (4, Malformed::TooManyElements),
+            (255, Malformed::TooManyElements),
+        ] {
+            let (mut producer, mut consumer, arena) = ends(QueueKind::Receive);
+            producer.push(77, &[]).expect("room");
+            producer.publish();
+            arena.store_u64(QUEUE_HEADER_LEN, word).expect("in range");
+            let error = EntryError { index: 0, wr_id: 77, opcode: 0, malformed };
+            assert_eq!(consumer.take(), Err(error.into()));
+            assert_eq!(consumer.take(), Ok(None));
+            assert_eq!(producer.free(), 2);
+        }
+    }
+
+    #[test]
+    fn a_waiting_engine_is_seen() {
+        let (producer, mut consumer, _arena) = ends(QueueKind::Receive);
+        assert!(!producer.waits());
+        consumer.set_waits(true);
+        assert!(producer.waits());
+        consumer.set_waits(false);
+        assert!(!producer.waits());
     }
 }

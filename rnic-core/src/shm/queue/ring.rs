@@ -37,7 +37,8 @@ impl ProducerRing {
         self.room()
     }
 
-    /// The slot to write next, if there is one; it counts once [`advance`](Self::advance) is called.
+    /// The slot to write next, if there is one; it counts once [`advance`](Self::advance) is
+    /// called.
     #[inline]
     pub(super) fn slot(&mut self) -> Option<usize> {
         if self.room() == 0 && self.free() == 0 {
@@ -97,6 +98,12 @@ impl ConsumerRing {
         Ok(self.seen.wrapping_sub(self.head))
     }
 
+    /// The same by a fresh look.
+    pub(super) fn look(&mut self) -> Result<u32, QueueFault> {
+        self.refresh()?;
+        Ok(self.seen.wrapping_sub(self.head))
+    }
+
     /// Slot and index of the next entry, which is taken thereby.
     #[inline]
     pub(super) fn take(&mut self) -> Result<Option<(usize, u32)>, QueueFault> {
@@ -134,5 +141,173 @@ impl ConsumerRing {
         }
         self.seen = found;
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::abi::queue::{QueueKind, QueueShape};
+    use crate::shm::Mapping;
+    use crate::shm::sync::AtomicU32;
+
+    fn rings(capacity: u32, index: u32) -> (ProducerRing, ConsumerRing) {
+        let shape = QueueShape { capacity, stride: 16 };
+        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let queue = QueueMemory::format(arena, 0, QueueKind::Receive, shape, 0, 0).expect("fits");
+        for word in [queue_header::PRODUCER, queue_header::CONSUMER] {
+            queue.window.u32(word).store(index, Ordering::Relaxed);
+        }
+        let producer = ProducerRing::starting_at(queue.clone(), index);
+        (producer, ConsumerRing::starting_at(queue, index))
+    }
+
+    fn producer_index(ring: &ConsumerRing) -> &AtomicU32 {
+        ring.queue.window.u32(queue_header::PRODUCER)
+    }
+
+    #[test]
+    fn an_index_more_than_a_ring_ahead_is_refused() {
+        for start in [0, 100, u32::MAX - 1, u32::MAX] {
+            let (_, mut consumer) = rings(4, start);
+            producer_index(&consumer).store(start.wrapping_add(5), Ordering::Relaxed);
+            let found = start.wrapping_add(5);
+            let fault = QueueFault::Producer { found, retired: start, capacity: 4 };
+            assert_eq!(consumer.pending(), Err(fault));
+            assert_eq!(consumer.take(), Err(fault));
+            producer_index(&consumer).store(start.wrapping_add(4), Ordering::Relaxed);
+            assert_eq!(consumer.pending(), Ok(4));
+        }
+    }
+
+    #[test]
+    fn entries_not_yet_given_back_count_against_the_ring() {
+        let (_, mut consumer) = rings(4, 7);
+        producer_index(&consumer).store(11, Ordering::Relaxed);
+        for _ in 0..4 {
+            assert!(consumer.take().expect("honest so far").is_some());
+        }
+        consumer.retire(1);
+        producer_index(&consumer).store(13, Ordering::Relaxed);
+        let fault = QueueFault::Producer { found: 13, retired: 8, capacity: 4 };
+        assert_eq!(consumer.pending(), Err(fault));
+        producer_index(&consumer).store(12, Ordering::Relaxed);
+        assert_eq!(consumer.pending(), Ok(1));
+    }
+
+    #[test]
+    fn an_index_that_goes_back_is_refused() {
+        for start in [0, 100, u32::MAX] {
+            let (_, mut consumer) = rings(4, start);
+            producer_index(&consumer).store(start.wrapping_add(2), Ordering::Relaxed);
+            assert!(consumer.take().expect("honest so far").is_some());
+            assert!(consumer.take().expect("honest so far").is_some());
+            consumer.retire(2);
+            producer_index(&consumer).store(start.wrapping_add(1), Ordering::Relaxed);
+            assert!(matches!(consumer.pending(), Err(QueueFault::Producer { .. })));
+        }
+    }
+
+    #[test]
+    fn a_nonsensical_consumer_index_never_makes_room() {
+        let (mut producer, consumer) = rings(4, 0);
+        let index = consumer.queue.window.u32(queue_header::CONSUMER);
+        for nonsense in [1, 5, u32::MAX - 3, 1 << 31] {
+            index.store(nonsense, Ordering::Relaxed);
+            assert!(producer.free() <= 4);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push,
+        Publish,
+        Take,
+        Retire(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => Just(Op::Push),
+            2 => Just(Op::Publish),
+            4 => Just(Op::Take),
+            2 => (0..4u32).prop_map(Op::Retire),
+        ]
+    }
+
+    proptest! {
+        /// Against three queues of numbers: written, published, taken.
+        #[test]
+        fn rings_agree_with_an_oracle(
+            log in 0..4u32,
+            start in prop_oneof![Just(0), any::<u32>(), u32::MAX - 20..=u32::MAX],
+            ops in prop::collection::vec(op(), 0..300),
+        ) {
+            let capacity = 1u32 << log;
+            let (mut producer, mut consumer) = rings(capacity, start);
+            let (mut written, mut published) = (VecDeque::new(), VecDeque::new());
+            let (mut next, mut taken) = (0u64, 0u32);
+            for op in ops {
+                let used = (written.len() + published.len()) as u32 + taken;
+                match op {
+                    Op::Push => {
+                        let slot = producer.slot();
+                        prop_assert_eq!(slot.is_some(), used < capacity);
+                        if let Some(slot) = slot {
+                            producer.queue.window.store_words(slot, &[next, !next]);
+                            producer.advance();
+                            written.push_back(next);
+                            next += 1;
+                        }
+                    }
+                    Op::Publish => {
+                        producer.publish();
+                        published.append(&mut written);
+                    }
+                    Op::Take => {
+                        let got = consumer.take().expect("an honest client");
+                        let words = got.map(|(slot, _)| consumer.queue.window.load_words(slot));
+                        let expected = published.pop_front();
+                        taken += u32::from(expected.is_some());
+                        prop_assert_eq!(words, expected.map(|n| [n, !n]));
+                    }
+                    Op::Retire(count) => {
+                        let count = count.min(taken);
+                        consumer.retire(count);
+                        taken -= count;
+                    }
+                }
+                let used = (written.len() + published.len()) as u32 + taken;
+                prop_assert_eq!(producer.free(), capacity - used);
+                prop_assert_eq!(consumer.outstanding(), taken);
+                let pending = consumer.pending().expect("an honest client");
+                prop_assert_eq!(pending == 0, published.is_empty());
+                prop_assert!(pending as usize <= published.len());
+            }
+        }
+
+        /// Whatever the client writes into its index: no panic, and never more than a ring.
+        #[test]
+        fn a_hostile_index_yields_a_fault_or_at_most_a_ring(
+            start in any::<u32>(),
+            indices in prop::collection::vec(any::<u32>().prop_map(|n| n % 12), 0..40),
+        ) {
+            let (_, mut consumer) = rings(8, start);
+            for index in indices {
+                let hostile = start.wrapping_add(index).wrapping_sub(2);
+                producer_index(&consumer).store(hostile, Ordering::Relaxed);
+                if let Ok(pending) = consumer.pending() {
+                    prop_assert!(pending + consumer.outstanding() <= 8);
+                }
+                let _taken = consumer.take();
+                if index % 3 == 0 {
+                    consumer.retire(consumer.outstanding());
+                }
+            }
+        }
     }
 }

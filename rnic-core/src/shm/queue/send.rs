@@ -79,7 +79,7 @@ impl SendProducer {
 }
 
 /// A request as it was taken from a send queue: a private copy, checked only for its form.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendEntry {
     /// The header.
     pub header: SendHeader,
@@ -90,6 +90,15 @@ pub struct SendEntry {
     pub inline_at: usize,
     /// Free-running index of the entry.
     pub index: u32,
+}
+
+impl Default for SendEntry {
+    /// No request: a place for [`SendConsumer::take_into`].
+    #[inline]
+    fn default() -> Self {
+        let header = SendHeader::from_words([0; SEND_HEADER_WORDS]);
+        SendEntry { header, sges: SgeList::new(), inline_at: 0, index: 0 }
+    }
 }
 
 /// The daemon's end of a send queue.
@@ -111,10 +120,23 @@ impl SendConsumer {
         self.ring.pending()
     }
 
+    /// The same by a fresh look: everything published up to now is counted.
+    pub fn look(&mut self) -> Result<u32, QueueFault> {
+        self.ring.look()
+    }
+
     /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken.
     #[inline]
     pub fn take(&mut self) -> Result<Option<SendEntry>, TakeError> {
-        let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
+        let mut entry = SendEntry::default();
+        Ok(self.take_into(&mut entry)?.then_some(entry))
+    }
+
+    /// Like [`take`](Self::take), into a place the caller has: `false` if there is no request. An
+    /// entry is some 350 octets, and moving one takes longer (15 ns) than reading it from the ring.
+    #[inline]
+    pub fn take_into(&mut self, entry: &mut SendEntry) -> Result<bool, TakeError> {
+        let Some((slot, index)) = self.ring.take()? else { return Ok(false) };
         let queue = &self.ring.queue;
         let words = queue.window.load_words::<SEND_HEADER_WORDS>(slot);
         let header = SendHeader::from_words(words);
@@ -123,11 +145,14 @@ impl SendConsumer {
             return Err(EntryError { index, wr_id, opcode, malformed }.into());
         }
         let body = slot + SEND_HEADER_LEN;
-        let mut sges = SgeList::new();
+        entry.sges.clear();
         for n in 0..usize::from(header.num_sge) {
-            sges.push(Sge::from_words(queue.window.load_words(body + n * SGE_LEN)));
+            entry.sges.push(Sge::from_words(queue.window.load_words(body + n * SGE_LEN)));
         }
-        Ok(Some(SendEntry { header, sges, inline_at: queue.offset + body, index }))
+        entry.header = header;
+        entry.inline_at = queue.offset + body;
+        entry.index = index;
+        Ok(true)
     }
 
     /// Gives the oldest `count` taken entries back to the client.
@@ -170,5 +195,142 @@ fn malformed(header: &SendHeader, stride: usize) -> Option<Malformed> {
         Some(Malformed::Mixed)
     } else {
         None
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::abi::queue::{QUEUE_HEADER_LEN, QueueShape, SendOpcode};
+
+    const AT: usize = 4096;
+    const SHAPE: QueueShape = QueueShape { capacity: 4, stride: 128 };
+
+    fn ends(shape: QueueShape) -> (SendProducer, SendConsumer, Arc<Mapping>) {
+        let (arena, _fd) =
+            Mapping::create_arena("test", AT + shape.octets()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), AT, QueueKind::Send, shape, 1, 2);
+        let queue = queue.expect("fits");
+        (SendProducer::new(queue.clone()), SendConsumer::new(queue), arena)
+    }
+
+    fn header(flags: SendFlags) -> SendHeader {
+        SendHeader {
+            opcode: SendOpcode::Write as u8,
+            num_sge: 0,
+            flags: flags.bits(),
+            inline_len: 0,
+            wr_id: 0x1234,
+            remote_addr: 5,
+            rkey: 6,
+            inv_rkey: 7,
+            params: [8, 9, 10],
+            spare_is_zero: true,
+        }
+    }
+
+    fn sge(n: u32) -> Sge {
+        Sge { addr: u64::MAX - u64::from(n), length: n, lkey: !n }
+    }
+
+    #[test]
+    fn a_request_arrives_as_it_was_posted() {
+        let (mut producer, mut consumer, _arena) = ends(SHAPE);
+        let sges = [sge(1), sge(2), sge(3), sge(4)];
+        producer.push(&header(SendFlags::SIGNALED), &sges, &[]).expect("room");
+        assert_eq!(consumer.pending(), Ok(0), "not published");
+        assert_eq!(consumer.take(), Ok(None));
+        producer.publish();
+        assert_eq!(consumer.pending(), Ok(1));
+        let entry = consumer.take().expect("well-formed").expect("published");
+        assert_eq!(entry.header, SendHeader { num_sge: 4, ..header(SendFlags::SIGNALED) });
+        assert_eq!(entry.sges[..], sges);
+        assert_eq!(entry.index, 0);
+        assert_eq!((consumer.outstanding(), producer.free()), (1, 3));
+        consumer.retire(1);
+        assert_eq!((consumer.outstanding(), producer.free()), (0, 4));
+    }
+
+    #[test]
+    fn inline_octets_are_where_the_entry_says() {
+        let (mut producer, mut consumer, _arena) = ends(SHAPE);
+        for len in [0, 1, 7, 8, 9, 63, 64] {
+            let octets: Vec<u8> = (1..=len).collect();
+            producer.push(&header(SendFlags::INLINE), &[], &octets).expect("room");
+            producer.publish();
+            let entry = consumer.take().expect("well-formed").expect("published");
+            assert_eq!(usize::from(entry.header.inline_len), octets.len());
+            let mut copy = vec![0; octets.len()];
+            consumer.mapping().read(entry.inline_at, &mut copy).expect("in range");
+            assert_eq!(copy, octets);
+            consumer.retire(1);
+        }
+    }
+
+    #[test]
+    fn a_full_queue_and_a_request_too_long_are_refused_and_nothing_is_written() {
+        let (mut producer, mut consumer, _arena) = ends(SHAPE);
+        let plain = header(SendFlags::empty());
+        assert_eq!(producer.push(&plain, &[sge(0); 5], &[]), Err(PushError::TooLong));
+        assert_eq!(producer.push(&plain, &[], &[1]), Err(PushError::Mixed));
+        let inline = header(SendFlags::INLINE);
+        assert_eq!(producer.push(&inline, &[], &[0; 65]), Err(PushError::TooLong));
+        assert_eq!(producer.push(&inline, &[sge(0)], &[1]), Err(PushError::Mixed));
+        for _ in 0..4 {
+            producer.push(&plain, &[], &[]).expect("room");
+        }
+        assert_eq!(producer.push(&plain, &[], &[]), Err(PushError::Full));
+        producer.publish();
+        assert_eq!(consumer.pending(), Ok(4));
+        let wide = QueueShape { capacity: 1, stride: 64 + 17 * 16 };
+        let (mut producer, _consumer, _arena) = ends(wide);
+        assert_eq!(producer.push(&plain, &[sge(0); 17], &[]), Err(PushError::TooLong));
+        assert_eq!(producer.push(&plain, &[sge(0); 16], &[]), Ok(()));
+    }
+
+    #[test]
+    fn malformed_entries_are_named_and_count_as_taken() {
+        let wide = QueueShape { capacity: 4, stride: 64 + 32 * 16 };
+        let fence = header(SendFlags::FENCE).to_words();
+        let inline = header(SendFlags::INLINE).to_words();
+        let set = |mut words: [u64; 8], word: usize, bits: u64| {
+            words[word] |= bits;
+            words
+        };
+        for (shape, words, malformed) in [
+            (SHAPE, set(fence, 0, 1 << 48), Malformed::SpareBits),
+            (SHAPE, set(fence, 0, 1 << 63), Malformed::SpareBits),
+            (SHAPE, set(fence, 7, 1), Malformed::SpareBits),
+            (SHAPE, set(fence, 0, 5 << 8), Malformed::TooManyElements),
+            (SHAPE, set(fence, 0, 255 << 8), Malformed::TooManyElements),
+            (wide, set(fence, 0, 17 << 8), Malformed::TooManyElements),
+            (SHAPE, set(inline, 0, 65 << 32), Malformed::InlineTooLong),
+            (SHAPE, set(inline, 0, 0xFFFF << 32), Malformed::InlineTooLong),
+            (SHAPE, set(inline, 0, 1 << 8), Malformed::Mixed),
+            (SHAPE, set(fence, 0, 1 << 32), Malformed::Mixed),
+        ] {
+            let (mut producer, mut consumer, arena) = ends(shape);
+            producer.push(&header(SendFlags::empty()), &[], &[]).expect("room");
+            producer.push(&header(SendFlags::empty()), &[], &[]).expect("room");
+            producer.publish();
+            for (n, word) in words.iter().enumerate() {
+                arena.store_u64(AT + QUEUE_HEADER_LEN + n * 8, *word).expect("in range");
+            }
+            let error = consumer.take().expect_err("malformed");
+            let (wr_id, opcode) = (0x1234, SendOpcode::Write as u8);
+            assert_eq!(error, EntryError { index: 0, wr_id, opcode, malformed }.into());
+            assert_eq!(consumer.outstanding(), 1);
+            let next = consumer.take().expect("well-formed").expect("published");
+            assert_eq!(next.index, 1);
+        }
+    }
+
+    #[test]
+    fn an_unknown_opcode_is_not_the_rings_business() {
+        let (mut producer, mut consumer, _arena) = ends(SHAPE);
+        let odd = SendHeader { opcode: 99, flags: 0xFFF0, ..header(SendFlags::empty()) };
+        producer.push(&odd, &[], &[]).expect("room");
+        producer.publish();
+        assert_eq!(consumer.take().expect("well-formed").expect("published").header, odd);
     }
 }

@@ -79,7 +79,7 @@ pub enum EofVerdict {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     AwaitReply,
     Done,
 }
@@ -160,6 +160,11 @@ impl Initiator {
             }
             State::Done => EofVerdict::Fail(StartupError::Over),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn state(&self) -> State {
+        self.state
     }
 
     fn judge(&self, input: &[u8]) -> Result<InitiatorStep, StartupError> {

@@ -13,6 +13,10 @@
 
 mod initiator;
 mod responder;
+#[cfg(test)]
+mod tables;
+#[cfg(test)]
+mod tests;
 
 pub use crate::mpa::startup::{FrameError, RtrKinds};
 pub use initiator::{EofVerdict, Initiator, InitiatorStep, StartupError};

@@ -195,6 +195,15 @@ impl Responder {
         self.state = State::Done;
         Ok(reply)
     }
+
+    #[cfg(test)]
+    pub(super) fn state(&self) -> &'static str {
+        match self.state {
+            State::AwaitRequest { .. } => "AwaitRequest",
+            State::Deciding(_) => "Deciding",
+            State::Done => "Done",
+        }
+    }
 }
 
 /// Reads a Request out of the octets received so far.

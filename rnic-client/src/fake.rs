@@ -1,0 +1,393 @@
+//! The daemon's end of everything, in the same process: for tests of the client alone.
+//!
+//! A thread plays the control protocol on a real socket, with real arenas and rings; tests drive
+//! the daemon's ends of the rings and write the events. It decides nothing: every request is
+//! granted and recorded unless the test has said what to answer instead.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Mutex, MutexGuard};
+use rnic_core::abi::ABI_VERSION;
+use rnic_core::abi::control::*;
+use rnic_core::abi::queue::{
+    ARM_NONE, ChannelRecord, Cqe, QueueKind, QueueShape, doorbell_offset, queue_header,
+};
+use rnic_core::shm::Mapping;
+use rnic_core::shm::doorbell::DoorbellScanner;
+use rnic_core::shm::queue::{CompletionProducer, QueueMemory, ReceiveConsumer, SendConsumer};
+use rnic_core::types::*;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::*;
+
+use crate::{Context, OpenOptions};
+
+pub(crate) const WORKERS: u32 = 2;
+const ARENA_LEN: usize = 256 * 1024;
+
+/// What the fake does with the next request instead of granting it.
+pub(crate) enum Answer {
+    Refuse(Refusal),
+    /// Closes every socket without a reply.
+    HangUp,
+    /// Says nothing.
+    Silence,
+    /// These octets as a reply.
+    Octets(Vec<u8>),
+    /// A reply to another request.
+    WrongId,
+}
+
+pub(crate) struct FakeDaemon {
+    folder: tempfile::TempDir,
+    device: Arc<Mutex<Device>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Everything the daemon's side of one session has.
+pub(crate) struct Device {
+    /// Answer to Hello.
+    pub(crate) hello: HelloReply,
+    /// Answers to the next requests.
+    pub(crate) script: VecDeque<Answer>,
+    /// Requests so far.
+    pub(crate) requests: Vec<RequestBody>,
+    pub(crate) qps: HashMap<QpId, FakeQp>,
+    pub(crate) cqs: HashMap<CqId, FakeCq>,
+    pub(crate) segments: HashMap<SegmentId, Arc<Mapping>>,
+    pub(crate) scanners: Vec<DoorbellScanner>,
+    eventfds: Vec<OwnedFd>,
+    channels: HashMap<ChannelId, OwnedFd>,
+    events: Option<OwnedFd>,
+    /// The arena queues are placed in, its number, and octets in use.
+    arena: Option<(u32, Arc<Mapping>, usize)>,
+    /// Places the next queue in an arena of its own.
+    pub(crate) next_in_new_arena: bool,
+    last_handle: u32,
+}
+
+pub(crate) struct FakeQp {
+    pub(crate) sq: SendConsumer,
+    pub(crate) rq: ReceiveConsumer,
+}
+
+pub(crate) struct FakeCq {
+    pub(crate) producer: CompletionProducer,
+    /// Where its arm word is.
+    arm_at: usize,
+    channel: Option<ChannelId>,
+    fired: u64,
+}
+
+impl FakeDaemon {
+    pub(crate) fn start() -> Self {
+        Self::answering(HelloStatus::Ok, ABI_VERSION)
+    }
+
+    /// One that answers Hello like this.
+    pub(crate) fn answering(status: HelloStatus, version: u16) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        bind(&listener, &SocketAddrUnix::new(folder.path().join("rnicd.sock")).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let hello = HelloReply {
+            status: status as u32,
+            version,
+            workers: WORKERS as u16,
+            session: SessionId(42),
+            arena_len: ARENA_LEN as u32,
+            features: Features::DIRECT_PATH.bits(),
+        };
+        let device = Arc::new(Mutex::new(Device {
+            hello,
+            script: VecDeque::new(),
+            requests: Vec::new(),
+            qps: HashMap::new(),
+            cqs: HashMap::new(),
+            segments: HashMap::new(),
+            scanners: Vec::new(),
+            eventfds: Vec::new(),
+            channels: HashMap::new(),
+            events: None,
+            arena: None,
+            next_in_new_arena: false,
+            last_handle: 0,
+        }));
+        let thread = std::thread::spawn({
+            let device = device.clone();
+            move || {
+                let socket = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+                serve(&socket, &device);
+            }
+        });
+        FakeDaemon { folder, device, thread: Some(thread) }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("rnicd.sock")
+    }
+
+    /// A context on it; the fake serves one.
+    pub(crate) fn open(&self) -> Context {
+        Context::open_with(self.options()).unwrap()
+    }
+
+    pub(crate) fn options(&self) -> OpenOptions {
+        OpenOptions { socket: Some(self.socket()), ..OpenOptions::default() }
+    }
+
+    pub(crate) fn device(&self) -> MutexGuard<'_, Device> {
+        self.device.lock()
+    }
+
+    pub(crate) fn answer_next(&self, answer: Answer) {
+        self.device().script.push_back(answer);
+    }
+
+    /// Waits until the last request has this property, and returns how many there were.
+    pub(crate) fn await_request(&self, is: impl Fn(&RequestBody) -> bool) -> usize {
+        super::tests::until("a request", || {
+            let device = self.device();
+            device.requests.iter().position(&is)
+        })
+    }
+
+    pub(crate) fn event(&self, event: &Event) {
+        let packet = postcard::to_stdvec(event).unwrap();
+        let device = self.device();
+        send(device.events.as_ref().unwrap(), &packet, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// Every socket of the session closes, as when the daemon is killed.
+    pub(crate) fn hang_up(&self) {
+        self.device().hang_up();
+    }
+
+    /// Waits for the end of the session.
+    pub(crate) fn join(&mut self) {
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+impl Device {
+    /// Writes a completion as an engine does: publish, then an event if one is wanted.
+    pub(crate) fn complete(&mut self, cq: CqId, entry: &Cqe) {
+        let fake = self.cqs.get_mut(&cq).unwrap();
+        fake.producer.publish(entry).unwrap();
+        if fake.producer.take_arm(true) {
+            self.fire(cq);
+        }
+    }
+
+    /// Sends a completion channel record.
+    pub(crate) fn fire(&mut self, cq: CqId) {
+        let fake = self.cqs.get_mut(&cq).unwrap();
+        fake.fired += 1;
+        let record = ChannelRecord { cq: cq.0, sequence: fake.fired };
+        let channel = &self.channels[&fake.channel.unwrap()];
+        send(channel, &record.to_bytes(), SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// How often the eventfd of a worker was written since the last look.
+    pub(crate) fn wakes(&mut self, worker: u32) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.eventfds[worker as usize], &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(rustix::io::Errno::AGAIN) => 0,
+            Err(e) => panic!("eventfd: {e}"),
+        }
+    }
+
+    /// Doorbell indices rung for a worker since the last look.
+    pub(crate) fn rung(&mut self, worker: u32) -> Vec<u32> {
+        let mut indices = Vec::new();
+        self.scanners[worker as usize].scan(|n| indices.push(n));
+        indices
+    }
+
+    /// Whether a CQ is armed; it stays as it is.
+    pub(crate) fn armed(&self, cq: CqId) -> bool {
+        let fake = &self.cqs[&cq];
+        let word = fake.producer.queue().mapping().load_u64(fake.arm_at).unwrap();
+        word as u32 != ARM_NONE
+    }
+
+    fn hang_up(&mut self) {
+        self.events = None;
+        self.channels.clear();
+    }
+
+    fn handle(&mut self) -> u32 {
+        self.last_handle += 1;
+        self.last_handle
+    }
+
+    /// Makes a queue; the descriptor is that of a new arena.
+    fn place(
+        &mut self,
+        kind: QueueKind,
+        shape: QueueShape,
+        owner: u32,
+        fd: &mut Option<(NewArena, OwnedFd)>,
+    ) -> (QueueMemory, QueueLocation) {
+        if std::mem::take(&mut self.next_in_new_arena) {
+            let (mapping, new) = Mapping::create_arena("fake", ARENA_LEN).unwrap();
+            let arena = self.arena.as_ref().unwrap().0 + 1;
+            self.arena = Some((arena, mapping, 0));
+            *fd = Some((NewArena { arena, length: ARENA_LEN as u32 }, new));
+        }
+        let (arena, mapping, used) = self.arena.as_mut().unwrap();
+        let offset = *used;
+        *used += shape.octets().next_multiple_of(64);
+        let memory =
+            QueueMemory::format(mapping.clone(), offset, kind, shape, owner, owner % 1024).unwrap();
+        (memory, QueueLocation { arena: *arena, offset: offset as u32, shape })
+    }
+
+    /// Grants a request; descriptors go with the reply.
+    fn grant(&mut self, body: &RequestBody, passed: Option<OwnedFd>) -> (ReplyBody, Vec<OwnedFd>) {
+        let mut fd = None;
+        let reply = match body {
+            RequestBody::OpenPd { .. } => ReplyBody::Pd { pd: PdId(self.handle()) },
+            RequestBody::AddSegment { length, .. } => {
+                let segment = SegmentId(self.handle());
+                let mapping = Mapping::adopt_segment(passed.unwrap().as_fd(), *length).unwrap();
+                self.segments.insert(segment, mapping);
+                ReplyBody::Segment { segment }
+            }
+            RequestBody::RegMr { .. } => {
+                let n = self.handle();
+                ReplyBody::Mr { mr: MrId(n), stag: Stag(n << 8 | 0xAB) }
+            }
+            RequestBody::CreateChannel => {
+                let channel = ChannelId(self.handle());
+                let (ours, theirs) = pair();
+                self.channels.insert(channel, ours);
+                return (ReplyBody::Channel { channel }, vec![theirs]);
+            }
+            RequestBody::CreateCq { entries, channel, .. } => {
+                let cq = CqId(self.handle());
+                let shape = QueueShape::completion(*entries);
+                let (memory, queue) = self.place(QueueKind::Completion, shape, cq.0, &mut fd);
+                let fake = FakeCq {
+                    producer: CompletionProducer::new(memory),
+                    arm_at: queue.offset as usize + queue_header::ARM,
+                    channel: *channel,
+                    fired: 0,
+                };
+                self.cqs.insert(cq, fake);
+                ReplyBody::Cq { cq, queue, new_arena: fd.as_ref().map(|(new, _)| *new) }
+            }
+            RequestBody::CreateQp(request) => {
+                let qp = QpId(self.handle());
+                let shape =
+                    QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
+                let (send, sq) = self.place(QueueKind::Send, shape, qp.0, &mut fd);
+                let shape = QueueShape::receive(request.rq_depth, request.max_recv_sge);
+                let (receive, rq) = self.place(QueueKind::Receive, shape, qp.0, &mut fd);
+                let fake =
+                    FakeQp { sq: SendConsumer::new(send), rq: ReceiveConsumer::new(receive) };
+                self.qps.insert(qp, fake);
+                ReplyBody::Qp { qp, sq, rq, new_arena: fd.as_ref().map(|(new, _)| *new) }
+            }
+            RequestBody::Bind { address, .. } => {
+                let mut address = *address;
+                address.set_port(7471);
+                ReplyBody::Listener { listener: ListenerId(self.handle()), address }
+            }
+            _ => ReplyBody::Done,
+        };
+        (reply, fd.into_iter().map(|(_, fd)| fd).collect())
+    }
+}
+
+/// Plays one session until the client hangs up or the script says so.
+fn serve(socket: &OwnedFd, device: &Mutex<Device>) {
+    let Some((hello, _)) = receive(socket) else { return };
+    assert!(Hello::from_bytes(&hello).is_some());
+    if !welcome(socket, &mut device.lock()) {
+        return;
+    }
+    while let Some((packet, passed)) = receive(socket) {
+        let request: Request = postcard::from_bytes(&packet).unwrap();
+        let mut device = device.lock();
+        device.requests.push(request.body.clone());
+        let mut id = request.id;
+        let (result, descriptors) = match device.script.pop_front() {
+            None => {
+                let (reply, descriptors) = device.grant(&request.body, passed);
+                (Ok(reply), descriptors)
+            }
+            Some(Answer::Refuse(refusal)) => (Err(refusal), vec![]),
+            Some(Answer::HangUp) => break,
+            Some(Answer::Silence) => continue,
+            Some(Answer::Octets(octets)) => {
+                transmit(socket, &octets, &[]);
+                continue;
+            }
+            Some(Answer::WrongId) => {
+                id += 1;
+                (Ok(ReplyBody::Done), vec![])
+            }
+        };
+        transmit(socket, &postcard::to_stdvec(&Reply { id, result }).unwrap(), &descriptors);
+    }
+    device.lock().hang_up();
+}
+
+fn welcome(socket: &OwnedFd, device: &mut Device) -> bool {
+    let reply = device.hello;
+    if reply.status != HelloStatus::Ok as u32 {
+        transmit(socket, &reply.to_bytes(), &[]);
+        return false;
+    }
+    let (arena, arena_fd) = Mapping::create_arena("fake", ARENA_LEN).unwrap();
+    let (ours, events) = pair();
+    let mut descriptors = vec![arena_fd, events];
+    for worker in 0..WORKERS {
+        device.scanners.push(DoorbellScanner::new(arena.clone(), worker).unwrap());
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        descriptors.push(fd.try_clone().unwrap());
+        device.eventfds.push(fd);
+    }
+    device.events = Some(ours);
+    device.arena = Some((0, arena, doorbell_offset(WORKERS)));
+    transmit(socket, &reply.to_bytes(), &descriptors);
+    true
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Option<OwnedFd>)> {
+    let mut packet = vec![0; MAX_MESSAGE];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut packet)];
+    let n = recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC).ok()?.bytes;
+    let passed = ancillary.drain().find_map(|m| match m {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    packet.truncate(n);
+    (n > 0).then_some((packet, passed))
+}
+
+fn transmit(socket: &OwnedFd, packet: &[u8], descriptors: &[OwnedFd]) {
+    let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    // A client that has given up is no fault of the fake's.
+    let _ = sendmsg(socket, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL);
+}

@@ -1,0 +1,268 @@
+//! Connection events and the threads that wait for them.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use rnic_core::abi::control::{Event, RequestBody};
+
+use super::{PATIENCE, Rig, rig};
+use crate::fake::Answer;
+use crate::*;
+
+fn addresses() -> AddressPair {
+    AddressPair { local: ([127, 0, 0, 1], 1).into(), peer: ([127, 0, 0, 1], 2).into() }
+}
+
+fn peer() -> SocketAddr {
+    addresses().peer
+}
+
+fn established(qp: QpId, ird: u16) -> Event {
+    let private_data = qp.0.to_le_bytes().to_vec();
+    Event::Established { qp, context: 0, addresses: addresses(), ird, ord: 4, private_data }
+}
+
+fn asks(listener: ListenerId, request: u32) -> Event {
+    Event::ConnectionRequest {
+        listener,
+        context: 0,
+        request: RequestId(request),
+        addresses: addresses(),
+        peer_ird: Some(3),
+        peer_ord: Some(4),
+        revision: 2,
+        peer_to_peer: true,
+        private_data: vec![request as u8],
+    }
+}
+
+fn ended(qp: QpId) -> Event {
+    Event::Disconnected { qp, context: 0, reason: DisconnectReason::Orderly }
+}
+
+fn connect_asked(r: &Rig, qp: QpId) {
+    r.daemon.await_request(|b| matches!(b, RequestBody::Connect { qp: q, .. } if *q == qp));
+}
+
+#[test]
+fn each_of_several_threads_gets_its_own_outcome() {
+    let r = rig();
+    let qps: Vec<_> = (0..4).map(|_| r.pd.create_qp(&QpOptions::new(&r.cq)).unwrap()).collect();
+    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 8).unwrap();
+    thread::scope(|scope| {
+        let connecting: Vec<_> = qps
+            .iter()
+            .map(|qp| scope.spawn(|| qp.connect(peer(), &ConnectOptions::default())))
+            .collect();
+        let accepting = scope.spawn(|| listener.accept_request(Some(PATIENCE)));
+        let ending = scope.spawn(|| r.qp.wait_disconnected(Some(PATIENCE)));
+        let reading = scope.spawn(|| r.context.next_event(Some(PATIENCE)));
+        for qp in &qps {
+            connect_asked(&r, qp.id());
+        }
+        // In another order than they were asked for.
+        r.daemon.event(&Event::Unreachable { qp: qps[3].id(), context: 0, reason: "R".into() });
+        r.daemon.event(&asks(listener.id(), 77));
+        r.daemon.event(&Event::Rejected { qp: qps[2].id(), context: 0, private_data: vec![9] });
+        r.daemon.event(&ended(r.qp.id()));
+        r.daemon.event(&established(qps[1].id(), 8));
+        r.daemon.event(&Event::CqError { cq: r.cq.id(), context: 1 });
+        r.daemon.event(&established(qps[0].id(), 7));
+        let mut outcomes = connecting.into_iter().map(|t| t.join().unwrap());
+        for (n, ird) in [(0, 7), (1, 8)] {
+            let connected = outcomes.next().unwrap().unwrap();
+            assert_eq!((connected.ird, connected.ord, connected.addresses), (ird, 4, addresses()));
+            assert_eq!(connected.private_data, qps[n].id().0.to_le_bytes());
+        }
+        let rejected = outcomes.next().unwrap().unwrap_err();
+        assert_eq!(rejected.fault(), Fault::Peer);
+        assert!(matches!(rejected, Error::Rejected { private_data } if private_data == [9]));
+        let failed = outcomes.next().unwrap().unwrap_err();
+        assert!(matches!(failed, Error::Unreachable { reason } if reason == "R"));
+        let request = accepting.join().unwrap().unwrap();
+        assert_eq!((request.id(), request.private_data()), (RequestId(77), &[77][..]));
+        assert_eq!(
+            (request.peer(), request.peer_ird(), request.peer_ord()),
+            (peer(), Some(3), Some(4))
+        );
+        assert_eq!((request.revision(), request.peer_to_peer()), (2, true));
+        assert_eq!(ending.join().unwrap().unwrap(), DisconnectReason::Orderly);
+        let event = reading.join().unwrap().unwrap();
+        assert_eq!(event, Some(Event::CqError { cq: r.cq.id(), context: 1 }));
+    });
+    // Nothing is left over.
+    assert_eq!(r.context.next_event(Some(Duration::ZERO)).unwrap(), None);
+}
+
+#[test]
+fn a_connection_can_be_made_by_events_alone() {
+    let r = rig();
+    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 8).unwrap();
+    r.daemon.event(&asks(listener.id(), 5));
+    let event = r.context.next_event(None).unwrap().unwrap();
+    let request = r.context.connection_request(event).ok().unwrap();
+    assert_eq!(request.listener(), listener.id());
+    request.start_accept(&r.qp, &AcceptOptions::default()).unwrap();
+    r.daemon.event(&established(r.qp.id(), 1));
+    let event = r.context.next_event(None).unwrap().unwrap();
+    let event = r.context.connection_request(event).err().unwrap();
+    assert_eq!(event, established(r.qp.id(), 1));
+    r.daemon.event(&ended(r.qp.id()));
+    assert_eq!(r.context.next_event(None).unwrap(), Some(ended(r.qp.id())));
+    assert_eq!(r.qp.wait_disconnected(None).unwrap(), DisconnectReason::Orderly);
+}
+
+#[test]
+fn accepting_waits_until_the_connection_stands() {
+    let r = rig();
+    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 8).unwrap();
+    r.daemon.event(&asks(listener.id(), 5));
+    let request = listener.accept_request(None).unwrap();
+    let options = AcceptOptions { private_data: vec![1, 2], ..AcceptOptions::default() };
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| request.accept(&r.qp, &options));
+        r.daemon.await_request(
+            |b| matches!(b, RequestBody::Accept { private_data, .. } if *private_data == [1, 2]),
+        );
+        r.daemon.event(&established(r.qp.id(), 1));
+        assert_eq!(accepting.join().unwrap().unwrap().ird, 1);
+    });
+    let device = r.daemon.device();
+    assert!(!device.requests.iter().any(|b| matches!(b, RequestBody::Reject { .. })));
+    drop(device);
+}
+
+#[test]
+fn a_peer_that_never_begins_ends_the_accept() {
+    let r = rig();
+    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 8).unwrap();
+    r.daemon.event(&asks(listener.id(), 5));
+    r.daemon.event(&ended(r.qp.id()));
+    let request = listener.accept_request(None).unwrap();
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| request.accept(&r.qp, &AcceptOptions::default()));
+        r.daemon.await_request(|b| matches!(b, RequestBody::Accept { .. }));
+        let reason = DisconnectReason::Lost { why: "reset".into() };
+        r.daemon.event(&Event::Disconnected { qp: r.qp.id(), context: 0, reason });
+        let error = accepting.join().unwrap().unwrap_err();
+        // The end of an earlier connection of this QP is not mistaken for that of this one.
+        assert!(matches!(error, Error::Disconnected(DisconnectReason::Lost { .. })), "{error}");
+    });
+}
+
+#[test]
+fn a_request_left_undecided_is_rejected() {
+    let r = rig();
+    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 8).unwrap();
+    r.daemon.event(&asks(listener.id(), 5));
+    r.daemon.event(&asks(listener.id(), 6));
+    r.daemon.event(&asks(listener.id(), 7));
+    drop(listener.accept_request(None).unwrap());
+    listener.accept_request(None).unwrap().reject(b"no").unwrap();
+    let request = listener.accept_request(None).unwrap();
+    let gone = Refusal::NoSuchObject { kind: "request".into(), handle: 7 };
+    r.daemon.answer_next(Answer::Refuse(gone));
+    let error = request.accept(&r.qp, &AcceptOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::NoSuchObject { .. })));
+    let device = r.daemon.device();
+    let rejected = device.requests.iter().filter_map(|b| match b {
+        RequestBody::Reject { request, private_data } => Some((request.0, private_data.clone())),
+        _ => None,
+    });
+    assert_eq!(rejected.collect::<Vec<_>>(), [(5, vec![]), (6, b"no".to_vec()), (7, vec![])]);
+    drop(device);
+}
+
+#[test]
+fn an_attempt_that_takes_too_long_is_aborted() {
+    let r = rig();
+    let options =
+        ConnectOptions { timeout: Some(Duration::from_millis(20)), ..ConnectOptions::default() };
+    let error = r.qp.connect(peer(), &options).unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }));
+    r.daemon.await_request(|b| matches!(b, RequestBody::Disconnect { abort: true, .. }));
+}
+
+#[test]
+fn waiting_without_result_ends_in_time() {
+    let r = rig();
+    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 8).unwrap();
+    let short = Some(Duration::from_millis(5));
+    assert!(matches!(listener.accept_request(short), Err(Error::TimedOut { .. })));
+    assert!(matches!(r.qp.wait_disconnected(short), Err(Error::TimedOut { .. })));
+    assert_eq!(r.context.next_event(short).unwrap(), None);
+}
+
+#[test]
+fn too_much_private_data_is_refused_before_the_daemon_hears_of_it() {
+    let r = rig();
+    let options = ConnectOptions { private_data: vec![0; 513], ..ConnectOptions::default() };
+    let before = r.daemon.device().requests.len();
+    let error = r.qp.connect(peer(), &options).unwrap_err();
+    assert!(matches!(error, Error::PrivateDataTooLong { given: 513, max: 512 }));
+    assert_eq!(r.daemon.device().requests.len(), before);
+}
+
+#[test]
+fn waiting_for_the_end_answers_a_peer_that_has_finished() {
+    let r = rig();
+    r.daemon.event(&Event::PeerClosed { qp: r.qp.id(), context: 0 });
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| r.qp.wait_disconnected(Some(PATIENCE)));
+        r.daemon.await_request(|b| matches!(b, RequestBody::Disconnect { abort: false, .. }));
+        r.daemon.event(&ended(r.qp.id()));
+        assert_eq!(ending.join().unwrap().unwrap(), DisconnectReason::Orderly);
+    });
+    assert_eq!(r.context.next_event(Some(Duration::ZERO)).unwrap(), None);
+}
+
+#[test]
+fn a_refused_connect_waits_for_nothing() {
+    let r = rig();
+    let refusal = Refusal::NotAllowed { rule: "[[connect]]".into(), what: "127.0.0.1:2".into() };
+    r.daemon.answer_next(Answer::Refuse(refusal));
+    let error = r.qp.connect(peer(), &ConnectOptions::default()).unwrap_err();
+    assert_eq!(error.to_string(), "refused: not allowed by [[connect]]: 127.0.0.1:2");
+}
+
+#[test]
+fn threads_that_wait_for_events_learn_that_the_daemon_is_gone() {
+    let r = rig();
+    let listener = r.context.listen(([127, 0, 0, 1], 0).into(), 8).unwrap();
+    thread::scope(|scope| {
+        let a = scope.spawn(|| listener.accept_request(None).err());
+        let b = scope.spawn(|| r.qp.wait_disconnected(None).err());
+        let c = scope.spawn(|| r.qp.connect(peer(), &ConnectOptions::default()).err());
+        connect_asked(&r, r.qp.id());
+        r.daemon.hang_up();
+        for thread in [a, b, c] {
+            assert!(matches!(thread.join().unwrap(), Some(Error::DaemonGone)));
+        }
+    });
+}
+
+#[test]
+fn contexts_and_teardown_are_asked_of_the_daemon() {
+    let r = rig();
+    r.qp.set_context(5).unwrap();
+    r.cq.set_context(6).unwrap();
+    let listener = r.context.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    listener.set_context(7).unwrap();
+    r.qp.disconnect().unwrap();
+    r.qp.abort().unwrap();
+    r.qp.to_error().unwrap();
+    let device = r.daemon.device();
+    let contexts = device.requests.iter().filter_map(|b| match b {
+        RequestBody::SetContext { context, .. } => Some(*context),
+        _ => None,
+    });
+    assert_eq!(contexts.collect::<Vec<_>>(), [5, 6, 7]);
+    let aborts = device.requests.iter().filter_map(|b| match b {
+        RequestBody::Disconnect { abort, .. } => Some(*abort),
+        _ => None,
+    });
+    assert_eq!(aborts.collect::<Vec<_>>(), [false, true]);
+    assert!(matches!(device.requests.last(), Some(RequestBody::QpToError { .. })));
+    drop(device);
+}

@@ -1,0 +1,51 @@
+//! The library against a daemon in the same process ([`crate::fake`]).
+
+mod connections;
+mod data;
+mod session;
+mod waiting;
+
+use std::time::{Duration, Instant};
+
+use crate::fake::FakeDaemon;
+use crate::*;
+
+/// Long enough for any machine; only a test that fails waits for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Looks again and again, letting other threads run, until there is something.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "no {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A daemon with a context, a PD, a CQ and a QP, which most tests need.
+struct Rig {
+    daemon: FakeDaemon,
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+}
+
+fn rig() -> Rig {
+    let daemon = FakeDaemon::start();
+    let context = daemon.open();
+    let pd = context.open_pd(None).unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let options = QpOptions {
+        sq_depth: 4,
+        rq_depth: 4,
+        max_send_sge: 2,
+        max_recv_sge: 2,
+        ..QpOptions::new(&cq)
+    };
+    let qp = pd.create_qp(&options).unwrap();
+    Rig { daemon, context, pd, cq, qp }
+}

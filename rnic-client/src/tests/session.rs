@@ -1,0 +1,273 @@
+//! Hello, requests and replies, the end of the daemon, and fork.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rnic_core::abi::ABI_VERSION;
+use rnic_core::abi::control::{Event, HelloStatus, MrSource, RequestBody};
+
+use super::{PATIENCE, rig};
+use crate::fake::{Answer, FakeDaemon};
+use crate::*;
+
+fn limit() -> Refusal {
+    Refusal::Limit { key: "limits.mrs".into(), limit: 64, used: 64, wanted: 1 }
+}
+
+#[test]
+fn another_abi_version_is_refused_by_both_numbers() {
+    let daemon = FakeDaemon::answering(HelloStatus::Version, 9);
+    let error = Context::open_with(daemon.options()).err().unwrap();
+    assert!(matches!(
+        error,
+        Error::NotAdmitted { why: Admission::Version { daemon: 9, ours: ABI_VERSION }, .. }
+    ));
+    assert!(error.to_string().contains("it speaks ABI version 9"));
+}
+
+#[test]
+fn a_daemon_that_welcomes_us_in_another_version_is_not_believed() {
+    let daemon = FakeDaemon::answering(HelloStatus::Ok, ABI_VERSION + 1);
+    let error = Context::open_with(daemon.options()).err().unwrap();
+    assert!(matches!(error, Error::NotAdmitted { why: Admission::Version { .. }, .. }));
+}
+
+#[test]
+fn the_session_limit_is_named() {
+    let daemon = FakeDaemon::answering(HelloStatus::SessionLimit, ABI_VERSION);
+    let error = Context::open_with(daemon.options()).err().unwrap();
+    assert_eq!(error.fault(), Fault::Refusal);
+    assert!(error.to_string().ends_with("its limit on sessions (limits.sessions) is reached"));
+}
+
+#[test]
+fn without_a_daemon_every_socket_tried_is_named() {
+    let error = Context::open_at("/nonexistent/rnicd.sock").err().unwrap();
+    assert_eq!(error.fault(), Fault::Daemon);
+    assert!(error.to_string().starts_with("no RNIC daemon: /nonexistent/rnicd.sock: "), "{error}");
+}
+
+#[test]
+fn a_refusal_names_limit_value_and_key_and_costs_nothing_else() {
+    let r = rig();
+    let segment = r.context.create_segment(1).unwrap();
+    r.daemon.answer_next(Answer::Refuse(limit()));
+    let error = r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).err().unwrap();
+    assert_eq!(error.to_string(), "refused: limits.mrs = 64 reached (asked for 1 more, 64 in use)");
+    assert!(r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).is_ok());
+}
+
+#[test]
+fn a_daemon_that_dies_in_the_middle_of_a_request_is_gone_for_everything() {
+    let r = rig();
+    r.daemon.answer_next(Answer::HangUp);
+    assert!(matches!(r.context.status(), Err(Error::DaemonGone)));
+    assert!(matches!(r.context.status(), Err(Error::DaemonGone)));
+    let error = r.qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap_err();
+    assert!(matches!(error, PostError { posted: 0, source: Error::DaemonGone }));
+    assert!(matches!(r.context.next_event(None), Err(Error::DaemonGone)));
+}
+
+#[test]
+fn a_program_that_only_polls_learns_that_the_daemon_is_gone() {
+    let r = rig();
+    r.daemon.hang_up();
+    let mut completions = [Completion::default(); 4];
+    let error = super::until("error", || r.cq.poll(&mut completions).err());
+    assert!(matches!(error, Error::DaemonGone));
+}
+
+#[test]
+fn a_reply_that_does_not_come_costs_the_session() {
+    let daemon = FakeDaemon::start();
+    let reply_timeout = Duration::from_millis(50);
+    let context = Context::open_with(OpenOptions { reply_timeout, ..daemon.options() }).unwrap();
+    daemon.answer_next(Answer::Silence);
+    assert!(matches!(context.status(), Err(Error::TimedOut { .. })));
+    assert!(matches!(context.status(), Err(Error::DaemonGone)));
+}
+
+#[test]
+fn replies_that_make_no_sense_are_the_daemons_fault() {
+    for answer in [Answer::Octets(vec![0xFF; 40]), Answer::WrongId] {
+        let daemon = FakeDaemon::start();
+        let context = daemon.open();
+        daemon.answer_next(answer);
+        let error = context.status().err().unwrap();
+        assert!(matches!(error, Error::Protocol(_)), "{error}");
+        assert!(matches!(context.status(), Err(Error::DaemonGone)));
+    }
+}
+
+#[test]
+fn an_answer_to_another_question_is_the_daemons_fault() {
+    let daemon = FakeDaemon::start();
+    let context = daemon.open();
+    // The fake says Done to what it does not know.
+    assert!(matches!(context.status(), Err(Error::Protocol(_))));
+    assert!(context.open_pd(None).is_ok());
+}
+
+#[test]
+fn a_forked_child_is_refused_and_does_not_disturb_its_parent() {
+    let daemon = FakeDaemon::start();
+    let parent = std::process::id() + 1;
+    let context = Context::open_as(daemon.options(), parent).unwrap();
+    let error = context.open_pd(None).err().unwrap();
+    assert!(matches!(error, Error::AfterFork { owner } if owner == parent));
+    assert!(matches!(context.create_segment(1).err(), Some(Error::AfterFork { .. })));
+    let timeout = Some(Duration::ZERO);
+    assert!(matches!(context.next_event(timeout), Err(Error::AfterFork { .. })));
+    assert!(daemon.device().requests.is_empty());
+}
+
+#[test]
+fn descriptors_are_closed_on_exec() {
+    let r = rig();
+    let channel = r.context.create_completion_channel().unwrap();
+    for fd in [r.context.event_fd(), channel.as_fd()] {
+        let flags = rustix::io::fcntl_getfd(fd).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}
+
+#[test]
+fn a_segment_is_whole_pages_shared_with_the_daemon() {
+    let r = rig();
+    let segment = r.context.create_segment(5000).unwrap();
+    assert_eq!(segment.len(), 8192);
+    let region = r.pd.reg_mr(&segment, 4096..4196, Access::LOCAL_WRITE).unwrap();
+    region.write_at(98, b"ab").unwrap();
+    let theirs = r.daemon.device().segments[&segment.id()].clone();
+    let mut octets = [0; 2];
+    theirs.read(4096 + 98, &mut octets).unwrap();
+    assert_eq!(&octets, b"ab");
+    theirs.write(4096, &7u64.to_ne_bytes()).unwrap();
+    assert_eq!(region.load_u64(0).unwrap(), 7);
+    assert_eq!(region.fetch_add_u64(0, 3).unwrap(), 7);
+    region.store_u64(8, 5).unwrap();
+    region.fill(16, 1, 9).unwrap();
+    let mut octets = [0; 17];
+    region.read_at(0, &mut octets).unwrap();
+    assert_eq!((octets[0], octets[8], octets[16]), (10, 5, 9));
+}
+
+#[test]
+fn accesses_outside_of_a_region_are_refused_though_the_segment_goes_on() {
+    let r = rig();
+    let segment = r.context.create_segment(4096).unwrap();
+    let region = r.pd.reg_mr(&segment, 4..100, Access::LOCAL_WRITE).unwrap();
+    let mut octet = [0];
+    assert!(region.read_at(95, &mut octet).is_ok());
+    for offset in [96, 4095, u64::MAX] {
+        let error = region.read_at(offset, &mut octet).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { size: 96, .. }), "{error}");
+        assert!(region.write_at(offset, &octet).is_err());
+        assert!(region.fill(offset, 1, 0).is_err());
+        assert!(region.load_u64(offset).is_err());
+    }
+    assert!(matches!(region.load_u64(0), Err(Error::Misaligned { offset: 4 })));
+    assert!(region.load_u64(4).is_ok());
+    assert!(matches!(
+        r.pd.reg_mr(&segment, 0..4097, Access::LOCAL_WRITE).err(),
+        Some(Error::OutOfRange { offset: 0, length: 4097, size: 4096 })
+    ));
+}
+
+#[test]
+fn regions_count_from_where_they_were_told_to() {
+    let r = rig();
+    let segment = r.context.create_segment(4096).unwrap();
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let plain = r.pd.reg_mr(&segment, 64.., rights).unwrap();
+    let zero = r.pd.reg_mr(&segment, 64.., rights | Access::ZERO_BASED).unwrap();
+    let options = MrOptions { iova: Some(1 << 40), scope: Scope::Qp(r.qp.id()), access: rights };
+    let chosen = r.pd.reg_mr_with(&segment, 64.., &options).unwrap();
+    assert_eq!((zero.iova(), chosen.iova(), plain.len()), (0, 1 << 40, 4032));
+    assert_eq!(chosen.sge(8, 16), Sge { addr: (1 << 40) + 8, length: 16, lkey: chosen.lkey().0 });
+    assert_eq!(chosen.remote().at(8), RemoteAddr { addr: (1 << 40) + 8, rkey: chosen.rkey() });
+    let device = r.daemon.device();
+    let last = device.requests.last().unwrap();
+    let RequestBody::RegMr { source, length: 4032, iova: 0x100_0000_0000, scope, .. } = last else {
+        panic!("{last:?}");
+    };
+    assert_eq!(*source, MrSource::Segment { segment: segment.id(), offset: 64 });
+    assert_eq!(*scope, Scope::Qp(r.qp.id()));
+    let client_address = device.requests.iter().find_map(|r| match r {
+        RequestBody::AddSegment { client_address, .. } => Some(*client_address),
+        _ => None,
+    });
+    assert_eq!(client_address, Some(plain.iova() - 64));
+    drop(device);
+}
+
+#[test]
+fn a_queue_in_a_new_arena_is_found() {
+    let r = rig();
+    r.daemon.device().next_in_new_arena = true;
+    let qp = r.pd.create_qp(&QpOptions::new(&r.cq)).unwrap();
+    qp.post_send(&[SendRequest::send_inline(5, b"hello")]).unwrap();
+    let mut device = r.daemon.device();
+    let fake = device.qps.get_mut(&qp.id()).unwrap();
+    assert_eq!(fake.sq.take().unwrap().unwrap().header.wr_id, 5);
+    drop(device);
+}
+
+#[test]
+fn objects_are_destroyed_in_an_order_that_the_daemon_accepts() {
+    let mut r = rig();
+    let segment = r.context.create_segment(1).unwrap();
+    let region = r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let listener = r.context.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    assert_eq!(listener.local_addr().port(), 7471);
+    r.daemon.device().requests.clear();
+    // Parents first: what uses them keeps them alive.
+    drop((r.context, r.pd, r.cq, segment));
+    assert!(r.daemon.device().requests.is_empty());
+    drop((r.qp, region, listener));
+    r.daemon.join();
+    use RequestBody::*;
+    let place =
+        |is: &dyn Fn(&RequestBody) -> bool| r.daemon.device().requests.iter().position(is).unwrap();
+    let qp = place(&|r| matches!(r, DestroyQp { .. }));
+    let cq = place(&|r| matches!(r, DestroyCq { .. }));
+    let channel = place(&|r| matches!(r, DestroyChannel { .. }));
+    let mr = place(&|r| matches!(r, DeregMr { .. }));
+    let segment = place(&|r| matches!(r, RemoveSegment { .. }));
+    let pd = place(&|r| matches!(r, ClosePd { .. }));
+    place(&|r| matches!(r, CloseListener { .. }));
+    assert!(qp < cq && cq < channel && mr < segment && qp < pd && mr < pd);
+    assert_eq!(r.daemon.device().requests.len(), 7);
+}
+
+#[test]
+fn deregistering_tells_the_daemon_once() {
+    let r = rig();
+    let segment = r.context.create_segment(1).unwrap();
+    let region = r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    region.deregister().unwrap();
+    let device = r.daemon.device();
+    let times = device.requests.iter().filter(|r| matches!(r, RequestBody::DeregMr { .. }));
+    assert_eq!(times.count(), 1);
+    drop(device);
+}
+
+#[test]
+fn objects_of_two_contexts_do_not_mix() {
+    let (a, b) = (rig(), rig());
+    let segment = b.context.create_segment(1).unwrap();
+    let channel = b.context.create_completion_channel().unwrap();
+    let foreign = |e: Option<Error>| assert!(matches!(e, Some(Error::ForeignObject { .. })));
+    foreign(a.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).err());
+    foreign(a.context.create_cq(1, Some(&channel)).err());
+    foreign(a.pd.create_qp(&QpOptions::new(&b.cq)).err());
+}
+
+#[test]
+fn events_of_objects_reach_a_program_that_reads_them() {
+    let r = rig();
+    let error = Event::CqError { cq: r.cq.id(), context: 3 };
+    r.daemon.event(&error);
+    assert_eq!(r.context.next_event(Some(PATIENCE)).unwrap(), Some(error));
+    assert_eq!(r.context.next_event(Some(Duration::ZERO)).unwrap(), None);
+}

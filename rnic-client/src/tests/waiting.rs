@@ -1,0 +1,225 @@
+//! Sleeping for completions: arming, records, and several sleepers.
+
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rnic_core::abi::queue::Cqe;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{PATIENCE, Rig, rig, until};
+use crate::*;
+
+fn entry(wr_id: u64) -> Cqe {
+    Cqe::new(1, wr_id, CompletionOpcode::Send, CompletionStatus::Success)
+}
+
+fn armed(r: &Rig, cq: &Cq) -> bool {
+    r.daemon.device().armed(cq.id())
+}
+
+fn spins(r: &Rig, cq: &Cq) -> bool {
+    r.daemon.device().cqs[&cq.id()].producer.client_spins()
+}
+
+/// Whether a thread of this process sleeps in a system call.
+fn sleeps(tid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.starts_with('S')
+}
+
+/// Waits in a thread of its own, which tells its id and then its completions.
+fn waiter(
+    cq: &Cq,
+    timeout: Option<Duration>,
+) -> (i32, thread::JoinHandle<Result<Vec<u64>, Error>>) {
+    let (tell, told) = mpsc::channel();
+    let cq = cq.clone();
+    let thread = thread::spawn(move || {
+        tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+        let mut completions = [Completion::default(); 4];
+        let n = cq.wait(&mut completions, timeout)?;
+        Ok(completions[..n].iter().map(|c| c.wr_id).collect())
+    });
+    (told.recv().unwrap(), thread)
+}
+
+fn asleep(r: &Rig, cq: &Cq, tid: i32) {
+    until("sleep", || (armed(r, cq) && sleeps(tid)).then_some(()));
+}
+
+#[test]
+fn a_sleeper_is_woken_by_the_record_of_its_completion() {
+    let r = rig();
+    for wr_id in 0..20 {
+        let (tid, thread) = waiter(&r.cq, Some(PATIENCE));
+        asleep(&r, &r.cq, tid);
+        assert!(!spins(&r, &r.cq));
+        r.daemon.device().complete(r.cq.id(), &entry(wr_id));
+        assert_eq!(thread.join().unwrap().unwrap(), [wr_id]);
+    }
+}
+
+#[test]
+fn a_wait_that_finds_something_arms_nothing() {
+    let r = rig();
+    r.daemon.device().complete(r.cq.id(), &entry(1));
+    let mut completions = [Completion::default(); 4];
+    assert_eq!(r.cq.wait(&mut completions, None).unwrap(), 1);
+    assert!(!armed(&r, &r.cq));
+    assert_eq!(r.cq.wait(&mut [], None).unwrap(), 0);
+}
+
+#[test]
+fn a_wait_ends_empty_when_its_time_is_over_and_takes_its_arm_back() {
+    let r = rig();
+    let mut completions = [Completion::default(); 4];
+    let start = Instant::now();
+    let timeout = Duration::from_millis(20);
+    assert_eq!(r.cq.wait(&mut completions, Some(timeout)).unwrap(), 0);
+    assert!(start.elapsed() >= timeout);
+    assert!(!armed(&r, &r.cq) && !spins(&r, &r.cq));
+    assert_eq!(r.cq.wait(&mut completions, Some(Duration::ZERO)).unwrap(), 0);
+}
+
+#[test]
+fn while_it_looks_the_daemon_may_skip_the_event() {
+    let r = rig();
+    let mut seen = false;
+    // The window is some 50 us long; look at many of them.
+    let deadline = Instant::now() + PATIENCE;
+    while !seen && Instant::now() < deadline {
+        let (_, thread) = waiter(&r.cq, Some(Duration::from_micros(40)));
+        while !thread.is_finished() {
+            seen |= spins(&r, &r.cq);
+        }
+        thread.join().unwrap().unwrap();
+    }
+    assert!(seen);
+    assert!(!spins(&r, &r.cq));
+}
+
+#[test]
+fn two_sleepers_on_one_cq_both_get_their_share() {
+    let r = rig();
+    let (first, a) = waiter(&r.cq, Some(PATIENCE));
+    asleep(&r, &r.cq, first);
+    let (second, b) = waiter(&r.cq, Some(PATIENCE));
+    asleep(&r, &r.cq, second);
+    r.daemon.device().complete(r.cq.id(), &entry(1));
+    until("waiter to return", || (a.is_finished() || b.is_finished()).then_some(()));
+    let left = if a.is_finished() { second } else { first };
+    asleep(&r, &r.cq, left);
+    r.daemon.device().complete(r.cq.id(), &entry(2));
+    let mut got = [a, b].map(|t| t.join().unwrap().unwrap());
+    got.sort();
+    assert_eq!(got, [vec![1], vec![2]]);
+}
+
+#[test]
+fn sleepers_on_two_cqs_of_one_channel_do_not_disturb_each_other() {
+    let r = rig();
+    let channel = r.context.create_completion_channel().unwrap();
+    let cqs = [(); 2].map(|()| r.context.create_cq(4, Some(&channel)).unwrap());
+    // The first sleeper reads for both.
+    let (first, a) = waiter(&cqs[0], Some(PATIENCE));
+    asleep(&r, &cqs[0], first);
+    let (second, b) = waiter(&cqs[1], Some(PATIENCE));
+    asleep(&r, &cqs[1], second);
+    r.daemon.device().complete(cqs[1].id(), &entry(2));
+    assert_eq!(b.join().unwrap().unwrap(), [2]);
+    assert!(!a.is_finished());
+    // And when the reader leaves first, the other one takes over.
+    let (second, b) = waiter(&cqs[1], Some(PATIENCE));
+    asleep(&r, &cqs[1], second);
+    r.daemon.device().complete(cqs[0].id(), &entry(1));
+    assert_eq!(a.join().unwrap().unwrap(), [1]);
+    r.daemon.device().complete(cqs[1].id(), &entry(3));
+    assert_eq!(b.join().unwrap().unwrap(), [3]);
+}
+
+#[test]
+fn a_channel_says_which_cq_fired_and_its_descriptor_when() {
+    let r = rig();
+    let channel = r.context.create_completion_channel().unwrap();
+    let cqs = [(); 2].map(|()| r.context.create_cq(4, Some(&channel)).unwrap());
+    let readable = || {
+        let mut fds = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    };
+    r.daemon.device().complete(cqs[0].id(), &entry(1));
+    assert!(!readable(), "nobody asked");
+    cqs[0].arm(Arm::Next).unwrap();
+    cqs[1].arm(Arm::Solicited).unwrap();
+    r.daemon.device().complete(cqs[1].id(), &entry(2));
+    r.daemon.device().complete(cqs[0].id(), &entry(3));
+    assert!(readable());
+    assert_eq!(channel.recv(None).unwrap(), Some(cqs[1].id()));
+    assert_eq!(channel.recv(None).unwrap(), Some(cqs[0].id()));
+    assert!(!readable());
+    assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
+    // Its events were one-shot.
+    r.daemon.device().complete(cqs[0].id(), &entry(4));
+    assert!(!readable());
+}
+
+#[test]
+fn a_stray_event_wakes_nobody_for_good() {
+    let r = rig();
+    let (tid, thread) = waiter(&r.cq, Some(PATIENCE));
+    asleep(&r, &r.cq, tid);
+    r.daemon.device().fire(r.cq.id());
+    asleep(&r, &r.cq, tid);
+    r.daemon.device().complete(r.cq.id(), &entry(1));
+    assert_eq!(thread.join().unwrap().unwrap(), [1]);
+}
+
+#[test]
+fn sleepers_learn_that_the_daemon_is_gone() {
+    let r = rig();
+    let channel = r.context.create_completion_channel().unwrap();
+    let (tid, thread) = waiter(&r.cq, None);
+    asleep(&r, &r.cq, tid);
+    let receiver = thread::spawn(move || channel.recv(None));
+    r.daemon.hang_up();
+    assert!(matches!(thread.join().unwrap(), Err(Error::DaemonGone)));
+    assert!(matches!(receiver.join().unwrap(), Err(Error::DaemonGone)));
+}
+
+/// The arm race: a daemon that completes as fast as it is asked, against a client that sleeps
+/// whenever it can. None may be lost and nobody may sleep for ever.
+#[test]
+fn no_completion_is_lost_between_looking_and_sleeping() {
+    let r = rig();
+    const COUNT: u64 = 20_000;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..COUNT {
+                // Room for it, or the producer says full.
+                until("room", || {
+                    let device = r.daemon.device();
+                    (device.cqs[&r.cq.id()].producer.unread() < 16).then_some(())
+                });
+                r.daemon.device().complete(r.cq.id(), &entry(n));
+                if n % 64 == 0 {
+                    // Let it fall asleep now and then.
+                    until("poll", || {
+                        let device = r.daemon.device();
+                        (device.cqs[&r.cq.id()].producer.unread() == 0).then_some(())
+                    });
+                }
+            }
+        });
+        let mut next = 0;
+        let mut completions = [Completion::default(); 3];
+        while next < COUNT {
+            let n = r.cq.wait(&mut completions, Some(PATIENCE)).unwrap();
+            assert!(n > 0, "lost after {next}");
+            for c in &completions[..n] {
+                assert_eq!(c.wr_id, next);
+                next += 1;
+            }
+        }
+    });
+}

@@ -1,0 +1,464 @@
+//! Each receive check alone, and which of two wins.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::stream::{Enclose, terminate};
+use crate::types::TerminateCode;
+
+const LAST: u8 = 0x41;
+const MORE: u8 = 0x01;
+
+/// An untagged segment.
+fn untagged(control: u8, op: u8, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
+    let mut out = vec![control, op, 0xDE, 0xAD, 0xBE, 0xEF];
+    out.extend([qn, msn, mo].into_iter().flat_map(u32::to_be_bytes));
+    out.extend_from_slice(payload);
+    out
+}
+
+/// A tagged segment.
+fn tagged(control: u8, op: u8, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
+    let mut out = vec![control | 0x80, op];
+    out.extend(stag.to_be_bytes());
+    out.extend(to.to_be_bytes());
+    out.extend_from_slice(payload);
+    out
+}
+
+fn send(control: u8, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
+    untagged(control, 0x43, qn::SEND, msn, mo, payload)
+}
+
+fn read(control: u8, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
+    untagged(control, 0x41, qn::READ_REQUEST, msn, mo, payload)
+}
+
+/// The fault a fresh stream finds in a segment.
+fn fault_of(ulpdu: &[u8]) -> Option<Fault> {
+    Inbound::new(1).handle(ulpdu, true).err()
+}
+
+fn code_of(ulpdu: &[u8]) -> Option<TerminateCode> {
+    fault_of(ulpdu).map(|f| f.code)
+}
+
+/// Gives a Send segment to the stream as the engine would, with a large buffer posted.
+fn place(inbound: &mut Inbound, ulpdu: &[u8]) -> Result<Option<u32>, Fault> {
+    match inbound.handle(ulpdu, true)? {
+        Arrival::Send { mo, payload, last, .. } => {
+            send_fits(mo, payload.len(), 1 << 20)?;
+            inbound.sent_placed(mo, payload.len(), last)
+        }
+        other => panic!("not a Send: {other:?}"),
+    }
+}
+
+#[test]
+fn segments_of_three_in_any_order_but_the_last_are_one_message() {
+    let mut inbound = Inbound::new(1);
+    assert_eq!(place(&mut inbound, &send(MORE, 1, 10, &[0; 20])), Ok(None));
+    assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0; 10])), Ok(None));
+    assert_eq!(place(&mut inbound, &send(LAST, 1, 30, &[0; 5])), Ok(Some(35)));
+    assert_eq!(place(&mut inbound, &send(LAST, 2, 0, &[0; 7])), Ok(Some(7)));
+}
+
+#[test]
+fn last_segment_that_is_not_the_highest_is_an_invalid_mo() {
+    let mut inbound = Inbound::new(1);
+    assert_eq!(place(&mut inbound, &send(MORE, 1, 10, &[0; 20])), Ok(None));
+    let result = place(&mut inbound, &send(LAST, 1, 0, &[0; 10]));
+    assert_eq!(result, Err(Fault::segment(codes::UNTAGGED_MO)));
+}
+
+#[test]
+fn gap_or_overlap_in_a_message_is_an_invalid_mo() {
+    for (mo, len) in [(0, 9), (0, 11), (1, 9), (0, 0)] {
+        let mut inbound = Inbound::new(1);
+        assert_eq!(place(&mut inbound, &send(MORE, 1, mo, &vec![0; len])), Ok(None));
+        let result = place(&mut inbound, &send(LAST, 1, 10, &[0; 5]));
+        assert_eq!(result, Err(Fault::segment(codes::UNTAGGED_MO)), "{mo} {len}");
+    }
+}
+
+#[test]
+fn sends_start_at_msn_one_and_count_alone() {
+    for msn in [0, 2, 3, u32::MAX] {
+        assert_eq!(code_of(&send(LAST, msn, 0, &[])), Some(codes::UNTAGGED_MSN), "{msn}");
+        assert_eq!(code_of(&read(LAST, msn, 0, &[0; 28])), Some(codes::UNTAGGED_MSN), "{msn}");
+    }
+    let mut inbound = Inbound::new(1);
+    for msn in 1..=3 {
+        assert_eq!(place(&mut inbound, &send(LAST, msn, 0, &[])), Ok(Some(0)));
+    }
+    let first_read = inbound.handle(&read(LAST, 1, 0, &[0; 28]), true).map(drop);
+    assert_eq!(first_read, Ok(()));
+    let other_read = inbound.handle(&read(LAST, 4, 0, &[0; 28]), true).map(drop);
+    assert_eq!(other_read, Err(Fault::segment(codes::UNTAGGED_MSN)));
+}
+
+#[test]
+fn msn_wraps_to_zero() {
+    let mut inbound = Inbound::new(1);
+    inbound.sends.msn = Msn(u32::MAX);
+    inbound.reads.msn = Msn(u32::MAX);
+    for msn in [u32::MAX, 0, 1] {
+        assert_eq!(place(&mut inbound, &send(LAST, msn, 0, &[1])), Ok(Some(1)));
+        assert_eq!(inbound.handle(&read(LAST, msn, 0, &[0; 28]), true).map(drop), Ok(()));
+    }
+}
+
+#[test]
+fn next_message_before_the_last_segment_is_an_invalid_msn() {
+    let mut inbound = Inbound::new(1);
+    assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0; 4])), Ok(None));
+    let result = place(&mut inbound, &send(LAST, 2, 0, &[0; 4]));
+    assert_eq!(result, Err(Fault::segment(codes::UNTAGGED_MSN)));
+}
+
+#[test]
+fn send_takes_a_buffer_with_its_first_segment_only() {
+    let mut inbound = Inbound::new(1);
+    for (control, mo, expected) in [(MORE, 0, true), (MORE, 4, false), (LAST, 8, false)] {
+        let ulpdu = send(control, 1, mo, &[0; 4]);
+        let Ok(Arrival::Send { first_of_message, .. }) = inbound.handle(&ulpdu, true) else {
+            panic!("a valid Send");
+        };
+        assert_eq!(first_of_message, expected);
+        assert!(inbound.sent_placed(mo, 4, control == LAST).is_ok());
+    }
+}
+
+#[test]
+fn offset_and_end_of_a_send_are_held_against_its_buffer_in_that_order() {
+    assert_eq!(send_fits(0, 0, 0), Ok(()));
+    assert_eq!(send_fits(10, 0, 10), Ok(()));
+    assert_eq!(send_fits(4, 6, 10), Ok(()));
+    assert_eq!(send_fits(11, 0, 10), Err(Fault::segment(codes::UNTAGGED_MO)));
+    assert_eq!(send_fits(11, 100, 10), Err(Fault::segment(codes::UNTAGGED_MO)));
+    assert_eq!(send_fits(4, 7, 10), Err(Fault::segment(codes::UNTAGGED_TOO_LONG)));
+    let wide = u64::from(u32::MAX);
+    assert_eq!(send_fits(u32::MAX, 1, wide), Err(Fault::segment(codes::UNTAGGED_TOO_LONG)));
+}
+
+#[test]
+fn zero_length_write_to_a_made_up_stag_is_no_error() {
+    let ulpdu = tagged(LAST, 0x40, 0x6666_6666, u64::MAX, &[]);
+    let arrival = Inbound::new(1).handle(&ulpdu, false).map(|a| match a {
+        Arrival::Write { payload, last, stag_changed, .. } => (payload.len(), last, stag_changed),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(arrival, Ok((0, true, false)));
+}
+
+#[test]
+fn stag_that_changes_inside_a_write_is_marked_but_for_empty_segments() {
+    let mut inbound = Inbound::new(1);
+    let mut changed = |control, stag, payload: &[u8]| match inbound
+        .handle(&tagged(control, 0x40, stag, 0, payload), true)
+    {
+        Ok(Arrival::Write { stag_changed, .. }) => stag_changed,
+        other => panic!("{other:?}"),
+    };
+    assert!(!changed(MORE, 9, &[]));
+    assert!(!changed(MORE, 1, &[0]));
+    assert!(!changed(MORE, 2, &[]));
+    assert!(!changed(MORE, 1, &[0]));
+    assert!(changed(MORE, 2, &[0]));
+    assert!(!changed(LAST, 1, &[0]));
+    assert!(!changed(LAST, 2, &[0]));
+}
+
+#[test]
+fn ddp_version_that_was_not_negotiated() {
+    for version in [0, 1] {
+        let op = version << 6;
+        for dv in 0..4 {
+            let untagged = untagged(0x40 | dv, op | 3, 0, 1, 0, &[]);
+            let tagged = tagged(0x40 | dv, op, 1, 0, &[]);
+            let codes = [&untagged, &tagged]
+                .map(|u| Inbound::new(version).handle(u, true).err().map(|f| f.code));
+            let expected = [codes::UNTAGGED_VERSION, codes::TAGGED_VERSION];
+            assert_eq!(codes, expected.map(|c| (dv != version).then_some(c)), "DV {dv}");
+        }
+    }
+}
+
+#[test]
+fn ddp_version_that_changes_in_mid_stream() {
+    let mut inbound = Inbound::new(1);
+    assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0])), Ok(None));
+    let result = place(&mut inbound, &send(0x42, 1, 1, &[0]));
+    assert_eq!(result, Err(Fault::segment(codes::UNTAGGED_VERSION)));
+}
+
+#[test]
+fn reserved_bits_are_accepted() {
+    assert_eq!(code_of(&untagged(0x7D, 0x73, 0, 1, 0, &[])), None);
+    assert_eq!(code_of(&tagged(0x7D, 0x70, 1, 0, &[])), None);
+}
+
+#[test]
+fn segment_shorter_than_its_header() {
+    for first in [0x41, 0xC1] {
+        let header = if first == 0x41 { 18 } else { 14 };
+        for len in 0..header {
+            let mut ulpdu = vec![0x43; len];
+            if let Some(octet) = ulpdu.first_mut() {
+                *octet = first;
+            }
+            assert_eq!(fault_of(&ulpdu), Some(Fault::TOO_SHORT), "{len} of {header}");
+            let [high, low] = (len as u16).to_be_bytes();
+            let told = terminate::build(Fault::TOO_SHORT, &ulpdu, None);
+            assert_eq!(told, [0x02, 0xFF, 0x80, 0, high, low]);
+        }
+    }
+}
+
+#[test]
+fn rdmap_version_that_was_not_negotiated() {
+    for rv in [0, 2, 3] {
+        let op = rv << 6;
+        for ulpdu in [untagged(LAST, op | 3, 0, 1, 0, &[]), tagged(LAST, op, 1, 0, &[])] {
+            assert_eq!(fault_of(&ulpdu), Some(Fault::segment(codes::OPERATION_VERSION)));
+        }
+    }
+}
+
+#[test]
+fn every_opcode_with_every_buffer_model_and_queue() {
+    for op in 0..16u8 {
+        let octet = 0x40 | op;
+        let code = code_of(&tagged(LAST, octet, 1, 0, &[]));
+        let expected = (!matches!(op, 0 | 2)).then_some(codes::OPERATION_OPCODE);
+        assert_eq!(code, expected, "tagged {op}");
+
+        for queue in [0, 1, 2, 3, u32::MAX] {
+            let code = code_of(&untagged(LAST, octet, queue, 1, 0, &[0; 28]));
+            let legal = matches!((queue, op), (0, 3..=6) | (1, 1) | (2, 7));
+            let expected = match queue {
+                _ if legal => None,
+                0..=2 => Some(codes::OPERATION_OPCODE),
+                _ => Some(codes::UNTAGGED_QN),
+            };
+            assert_eq!(code, expected, "untagged {op} queue {queue}");
+        }
+    }
+}
+
+#[test]
+fn opcode_may_not_change_inside_a_message() {
+    let mut inbound = Inbound::new(1);
+    assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0])), Ok(None));
+    let result = place(&mut inbound, &untagged(LAST, 0x45, 0, 1, 1, &[0]));
+    assert_eq!(result, Err(Fault::segment(codes::OPERATION_OPCODE)));
+
+    let mut inbound = Inbound::new(1);
+    assert!(inbound.handle(&tagged(MORE, 0x40, 1, 0, &[0]), true).is_ok());
+    let response = tagged(LAST, 0x42, 1, 1, &[0]);
+    let result = inbound.handle(&response, true);
+    assert_eq!(result.err(), Some(Fault::segment(codes::OPERATION_OPCODE)));
+}
+
+#[test]
+fn tagged_and_untagged_messages_may_alternate_by_segment() {
+    let mut inbound = Inbound::new(1);
+    assert_eq!(place(&mut inbound, &send(MORE, 1, 0, &[0; 3])), Ok(None));
+    assert!(inbound.handle(&tagged(MORE, 0x40, 1, 0, &[0]), true).is_ok());
+    assert!(inbound.handle(&read(LAST, 1, 0, &[0; 28]), true).is_ok());
+    assert_eq!(place(&mut inbound, &send(LAST, 1, 3, &[0; 3])), Ok(Some(6)));
+    assert!(inbound.handle(&tagged(LAST, 0x40, 1, 1, &[0]), true).is_ok());
+    assert!(inbound.handle(&tagged(LAST, 0x42, 1, 1, &[0]), true).is_ok());
+}
+
+#[test]
+fn read_request_without_a_free_slot() {
+    let request = read(LAST, 1, 0, &[0; 28]);
+    let result = Inbound::new(1).handle(&request, false);
+    assert_eq!(result, Err(Fault::segment(codes::UNTAGGED_NO_BUFFER)));
+}
+
+#[test]
+fn read_request_in_parts_is_put_together_and_takes_one_slot() {
+    let whole: Vec<u8> = (0..28).collect();
+    let mut inbound = Inbound::new(1);
+    let part = read(MORE, 1, 12, &whole[12..20]);
+    assert_eq!(inbound.handle(&part, true), Ok(Arrival::ReadRequestPart));
+    let part = read(MORE, 1, 0, &whole[..12]);
+    assert_eq!(inbound.handle(&part, false), Ok(Arrival::ReadRequestPart));
+    let last = read(LAST, 1, 20, &whole[20..]);
+    let mut header = [0; 18];
+    header.copy_from_slice(&last[..18]);
+    let mut octets = [0; 28];
+    octets.copy_from_slice(&whole);
+    let request = ReadRequest::parse(&octets);
+    let expected = ReadArrival { request, header, segment_len: 26 };
+    assert_eq!(inbound.handle(&last, false), Ok(Arrival::ReadRequest(expected)));
+    assert!(inbound.handle(&read(LAST, 2, 0, &whole), true).is_ok());
+}
+
+#[test]
+fn read_request_of_the_wrong_size() {
+    for (mo, len, code) in [
+        (29, 0, codes::UNTAGGED_MO),
+        (u32::MAX, 1, codes::UNTAGGED_MO),
+        (0, 29, codes::UNTAGGED_TOO_LONG),
+        (28, 1, codes::UNTAGGED_TOO_LONG),
+        (0, 27, codes::OPERATION_UNSPECIFIED),
+        (1, 27, codes::OPERATION_UNSPECIFIED),
+        (0, 0, codes::OPERATION_UNSPECIFIED),
+    ] {
+        let fault = fault_of(&read(LAST, 1, mo, &vec![0; len]));
+        assert_eq!(fault, Some(Fault::segment(code)), "MO {mo}, {len} octets");
+    }
+}
+
+#[test]
+fn read_request_errors_give_back_exactly_its_headers() {
+    let header: Vec<u8> = (0..28).map(|i| 0xE0 + i / 4).collect();
+    let mut ulpdu = read(LAST, 1, 0, &header);
+    ulpdu[0] |= 0x3C;
+    let Ok(Arrival::ReadRequest(arrival)) = Inbound::new(1).handle(&ulpdu, true) else {
+        panic!("a valid Read Request");
+    };
+    for code in [
+        codes::PROTECTION_INVALID_STAG,
+        codes::PROTECTION_BOUNDS,
+        codes::PROTECTION_ACCESS,
+        codes::PROTECTION_STREAM,
+        codes::PROTECTION_TO_WRAP,
+    ] {
+        let mut expected = vec![0x01, code.code, 0xE0, 0x00, 0x00, 46];
+        expected.extend_from_slice(&ulpdu);
+        assert_eq!(terminate::build(Fault::read(code), &ulpdu, None), expected);
+        let ReadArrival { request, header, segment_len } = &arrival;
+        let later =
+            terminate::build_from_octets(Fault::read(code), *segment_len, header, Some(request));
+        assert_eq!(later, expected);
+    }
+}
+
+#[test]
+fn partly_answered_read_is_given_back_advanced() {
+    let ulpdu = read(LAST, 1, 0, &[0, 0, 0, 1].repeat(7));
+    let Ok(Arrival::ReadRequest(arrival)) = Inbound::new(1).handle(&ulpdu, true) else {
+        panic!("a valid Read Request");
+    };
+    let fault = Fault::read(codes::PROTECTION_INVALID_STAG);
+    let rest = ReadRequest { size: 1_000, ..arrival.request }.advanced(600);
+    let told = terminate::build_from_octets(fault, 46, &arrival.header, Some(&rest));
+    let t = Terminate::parse(&told).expect("what we build is complete");
+    assert_eq!(t.ddp_header, Some(&ulpdu[..18]));
+    let told = t.read_request.map(ReadRequest::parse).expect("R is set");
+    assert_eq!(told, rest);
+    assert_eq!((told.size, told.sink_to.0), (400, arrival.request.sink_to.0 + 600));
+}
+
+#[test]
+fn typed_header_and_octets_say_the_same() {
+    for ulpdu in [send(LAST, 7, 100, &[0; 9]), tagged(MORE, 0x40, 5, 77, &[0; 30])] {
+        let (header, _) = Header::parse(&ulpdu).expect("long enough");
+        for enclose in [Enclose::None, Enclose::Length, Enclose::Segment, Enclose::SegmentAndRead] {
+            let fault = Fault { code: codes::TAGGED_BOUNDS, enclose };
+            let read = ReadRequest::parse(&[3; 28]);
+            let typed =
+                terminate::build_from_header(fault, ulpdu.len() as u16, &header, Some(&read));
+            assert_eq!(typed, terminate::build(fault, &ulpdu, Some(&read)));
+        }
+    }
+}
+
+#[test]
+fn terminate_that_is_not_understood_is_still_a_terminate() {
+    let whole = [0x20, 0x02, 0, 0];
+    for (ulpdu, expected) in [
+        (untagged(LAST, 0x47, 2, 2, 0, &whole), MalformedTerminate::Msn(2)),
+        (untagged(LAST, 0x47, 2, 0, 0, &whole), MalformedTerminate::Msn(0)),
+        (untagged(LAST, 0x47, 2, 1, 4, &whole), MalformedTerminate::InParts),
+        (untagged(MORE, 0x47, 2, 1, 0, &whole), MalformedTerminate::InParts),
+        (untagged(LAST, 0x47, 2, 1, 0, &[0x20, 0x02, 0]), MalformedTerminate::TooShort),
+        (untagged(LAST, 0x47, 2, 1, 0, &[0x12, 0x02, 0xC0, 0]), MalformedTerminate::TooShort),
+    ] {
+        let arrival = Inbound::new(1).handle(&ulpdu, true);
+        assert_eq!(arrival, Ok(Arrival::MalformedTerminate(expected)));
+    }
+}
+
+#[test]
+fn first_failed_check_is_the_one_reported() {
+    // Each segment fails this check and every later one.
+    let bad_everything = untagged(0x42, 0x8F, 9, 9, 9, &[0; 99]);
+    assert_eq!(code_of(&bad_everything), Some(codes::UNTAGGED_VERSION));
+    let bad_queue = untagged(LAST, 0x8F, 9, 9, 9, &[0; 99]);
+    assert_eq!(code_of(&bad_queue), Some(codes::UNTAGGED_QN));
+    let bad_version = untagged(LAST, 0x8F, 1, 9, 9, &[0; 99]);
+    assert_eq!(code_of(&bad_version), Some(codes::OPERATION_VERSION));
+    let bad_opcode = untagged(LAST, 0x4F, 1, 9, 9, &[0; 99]);
+    assert_eq!(code_of(&bad_opcode), Some(codes::OPERATION_OPCODE));
+    let bad_msn = read(LAST, 9, 99, &[0; 99]);
+    assert_eq!(
+        Inbound::new(1).handle(&bad_msn, false).err().map(|f| f.code),
+        Some(codes::UNTAGGED_MSN)
+    );
+    let no_slot = read(LAST, 1, 99, &[0; 99]);
+    let code = Inbound::new(1).handle(&no_slot, false).err().map(|f| f.code);
+    assert_eq!(code, Some(codes::UNTAGGED_NO_BUFFER));
+    let bad_offset = read(LAST, 1, 99, &[0; 99]);
+    assert_eq!(code_of(&bad_offset), Some(codes::UNTAGGED_MO));
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_segments_are_accepted_or_refused(
+        ulpdus in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 1..20),
+        version in 0u8..2,
+    ) {
+        let mut inbound = Inbound::new(version);
+        for mut ulpdu in ulpdus {
+            // Steer past the version checks, or nothing behind them would ever be reached.
+            if let [control, op, ..] = &mut ulpdu[..] {
+                *control = *control & 0xC0 | version;
+                *op = *op & 0x07 | version << 6;
+            }
+            match inbound.handle(&ulpdu, true) {
+                Ok(Arrival::Send { mo, payload, last, .. }) => {
+                    prop_assert!(inbound.sent_placed(mo, payload.len(), last).is_ok() || last);
+                }
+                Ok(_) => {}
+                Err(fault) => {
+                    let told = terminate::build(fault, &ulpdu, None);
+                    prop_assert!(Terminate::parse(&told).is_ok());
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_cut_of_a_send_in_any_order_is_whole_exactly_at_its_end(
+        cuts in prop::collection::btree_set(1u32..5000, 0..12),
+        shuffle in any::<prop::sample::Index>(),
+        missing in any::<Option<prop::sample::Index>>(),
+    ) {
+        let mut edges: Vec<u32> = cuts.into_iter().collect();
+        edges.insert(0, 0);
+        edges.push(5000);
+        let mut pieces: Vec<_> = edges.windows(2).map(|w| (w[0], w[1] - w[0])).collect();
+        let last = pieces.pop().expect("two edges make a piece");
+        if !pieces.is_empty() {
+            let middle = shuffle.index(pieces.len());
+            pieces.rotate_left(middle);
+        }
+        let lacks = missing.filter(|_| !pieces.is_empty()).map(|i| pieces.remove(i.index(pieces.len())));
+        let mut inbound = Inbound::new(1);
+        for (mo, len) in pieces {
+            prop_assert_eq!(place(&mut inbound, &send(MORE, 1, mo, &vec![0; len as usize])), Ok(None));
+        }
+        let end = place(&mut inbound, &send(LAST, 1, last.0, &vec![0; last.1 as usize]));
+        let expected = match lacks {
+            None => Ok(Some(5000)),
+            Some(_) => Err(Fault::segment(codes::UNTAGGED_MO)),
+        };
+        prop_assert_eq!(end, expected);
+    }
+}

@@ -1,0 +1,529 @@
+//! The two machines against each other and against literal frames.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::mpa::Deframer;
+use crate::mpa::startup::{Enhanced, HEADER_LEN, Kind, Repr};
+use crate::mpa::tests::{hex, pattern};
+use crate::rdmap::{Terminate, codes};
+use crate::stream::{Arrival, Inbound};
+
+pub(super) const OPTIONS: Options = Options {
+    revision: 2,
+    crc: true,
+    markers: false,
+    rdmac: false,
+    peer_to_peer: true,
+    ird: 16,
+    ord: 8,
+    rtr: RtrKinds::all(),
+};
+
+const REVISION_1: Options = Options { revision: 1, ..OPTIONS };
+
+pub(super) const REQUEST: &str = "4d504120 49442052 65712046 72616d65";
+pub(super) const REPLY: &str = "4d504120 49442052 65702046 72616d65";
+
+pub(super) fn frame(key: &str, rest: &str) -> Vec<u8> {
+    [hex(key), hex(rest)].concat()
+}
+
+fn responder_with(options: &Options, request: &[u8]) -> (Responder, ConnectRequest) {
+    let mut responder = Responder::new(options);
+    match responder.handle_input(request) {
+        Ok(ResponderStep::Request(request)) => (responder, request),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn accept(options: &Options, request: &[u8]) -> (Vec<u8>, Negotiated) {
+    responder_with(options, request).0.accept(None, None, 64, 64, &[]).expect("undecided")
+}
+
+pub(super) fn accepted(initiator: &mut Initiator, reply: &[u8]) -> Negotiated {
+    match initiator.handle_input(reply) {
+        Ok(InitiatorStep::Accepted(negotiated)) => negotiated,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs both machines; what each end has in the end.
+fn connect(active: &Options, passive: &Options) -> (Negotiated, Negotiated) {
+    let mut initiator = Initiator::new(active, &[]).expect("no private data");
+    let (reply, of_passive) = accept(passive, initiator.request());
+    (accepted(&mut initiator, &reply), of_passive)
+}
+
+/// An enhanced frame made by hand.
+fn enhanced(kind: Kind, enhanced: Enhanced) -> Vec<u8> {
+    Repr {
+        markers: false,
+        crc: true,
+        reject: false,
+        revision: 2,
+        enhanced: Some(enhanced),
+        private_data: &[],
+    }
+    .to_vec(kind)
+}
+
+const PLAIN: Enhanced = Enhanced { peer_to_peer: false, rtr: RtrKinds::empty(), ird: 4, ord: 4 };
+
+#[test]
+fn frames_arrive_one_octet_at_a_time() {
+    let mut initiator = Initiator::new(&OPTIONS, b"hello").expect("short");
+    let mut responder = Responder::new(&OPTIONS);
+    let request = initiator.request().to_vec();
+    let (last, earlier) = request.split_last().expect("not empty");
+    for octet in earlier {
+        assert_eq!(responder.handle_input(&[*octet]), Ok(ResponderStep::NeedMore));
+    }
+    match responder.handle_input(&[*last]) {
+        Ok(ResponderStep::Request(request)) => assert_eq!(request.private_data, b"hello"),
+        other => panic!("{other:?}"),
+    }
+    let (reply, _) = responder.accept(None, None, 64, 64, b"welcome").expect("undecided");
+    let (last, earlier) = reply.split_last().expect("not empty");
+    for octet in earlier {
+        assert_eq!(initiator.handle_input(&[*octet]), Ok(InitiatorStep::NeedMore));
+    }
+    assert_eq!(accepted(&mut initiator, &[*last]).private_data, b"welcome");
+}
+
+#[test]
+fn pd_length_of_513_is_refused_from_the_header_alone() {
+    let header = frame(REQUEST, "40010201");
+    assert_eq!(header.len(), HEADER_LEN);
+    let error = Responder::new(&OPTIONS).handle_input(&header);
+    assert_eq!(error, Err(FrameError::PrivateDataTooLong(513).into()));
+    let mut initiator = Initiator::new(&OPTIONS, &[]).expect("short");
+    let error = initiator.handle_input(&frame(REPLY, "40010201"));
+    assert_eq!(error, Err(FrameError::PrivateDataTooLong(513).into()));
+}
+
+#[test]
+fn private_data_of_every_border_length_in_both_directions() {
+    for options in [OPTIONS, REVISION_1] {
+        for len in [0, 1, 507, 508, 509, 511, 512] {
+            let data = pattern(len);
+            let mut initiator = Initiator::new(&options, &data).expect("at most 512");
+            let revision = initiator.request()[17];
+            assert_eq!(revision, if len > 508 { 1 } else { options.revision });
+            let (mut responder, request) = responder_with(&options, initiator.request());
+            assert_eq!(request.private_data, data);
+            match responder.accept(None, None, 64, 64, &data) {
+                Ok((reply, of_passive)) => {
+                    assert_eq!(of_passive.private_data, data);
+                    assert_eq!(accepted(&mut initiator, &reply).private_data, data);
+                }
+                Err(error) => {
+                    let too_long = PrivateDataTooLong { len, limit: 508 };
+                    assert_eq!((error, revision), (too_long.into(), 2));
+                }
+            }
+            let mut initiator = Initiator::new(&options, &[]).expect("short");
+            let (mut responder, _) = responder_with(&options, initiator.request());
+            if let Ok(reply) = responder.reject(&data) {
+                let step = initiator.handle_input(&reply);
+                assert_eq!(step, Ok(InitiatorStep::Rejected { private_data: data }));
+            } else {
+                assert!(len > 508 && options.revision == 2);
+            }
+        }
+    }
+    let too_long = PrivateDataTooLong { len: 513, limit: 512 };
+    assert_eq!(Initiator::new(&OPTIONS, &[0; 513]).err(), Some(too_long));
+}
+
+#[test]
+fn private_data_too_long_for_the_reply_leaves_the_decision_open() {
+    let (mut responder, _) = responder_with(&REVISION_1, &frame(REQUEST, "40010000"));
+    assert!(responder.accept(None, None, 64, 64, &[0; 513]).is_err());
+    assert!(responder.reject(&[0; 513]).is_err());
+    assert!(responder.accept(None, None, 64, 64, &[0; 512]).is_ok());
+}
+
+#[test]
+fn two_initiators_notice() {
+    let mut one = Initiator::new(&OPTIONS, &[]).expect("short");
+    let two = Initiator::new(&OPTIONS, &[]).expect("short");
+    assert_eq!(one.handle_input(two.request()), Err(FrameError::WrongKind.into()));
+}
+
+#[test]
+fn key_is_refused_at_its_first_wrong_octet() {
+    for at in 0..16 {
+        let mut octets = hex(REQUEST);
+        octets[at] ^= 0x20;
+        octets.truncate(at + 1);
+        let mut responder = Responder::new(&OPTIONS);
+        assert_eq!(responder.handle_input(&octets), Err(FrameError::NoKey.into()), "{at}");
+    }
+    let error = Responder::new(&OPTIONS).handle_input(b"GET / HTTP/1.1\r\n");
+    assert_eq!(error, Err(FrameError::NoKey.into()));
+}
+
+#[test]
+fn reserved_bits_and_r_of_a_request_are_not_looked_at() {
+    let (_, n) = accept(&OPTIONS, &frame(REQUEST, "7f010000"));
+    assert_eq!((n.revision, n.version, n.peer_to_peer), (1, 1, false));
+    assert!(n.crc && !n.tx_markers);
+}
+
+#[test]
+fn octets_behind_the_request_end_it_without_a_reply() {
+    let mut octets = frame(REQUEST, "40010000");
+    octets.extend(hex("000ec140"));
+    let error = Responder::new(&OPTIONS).handle_input(&octets).err();
+    assert_eq!(error, Some(ResponderError::OctetsAfterRequest));
+    assert_eq!(error.as_ref().map(ResponderError::farewell), Some(&[][..]));
+
+    let (mut responder, _) = responder_with(&OPTIONS, &octets[..20]);
+    assert_eq!(responder.handle_input(&[0]), Err(ResponderError::OctetsAfterRequest));
+    assert!(responder.accept(None, None, 64, 64, &[]).is_err());
+}
+
+#[test]
+fn octets_behind_the_reply_are_kept() {
+    let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
+    let n = accepted(&mut initiator, &frame(REPLY, "40010003 010203 000ec140"));
+    assert_eq!((n.private_data, n.leftover), (vec![1, 2, 3], hex("000ec140")));
+}
+
+#[test]
+fn revisions_of_a_request() {
+    let revision_2_plain = accept(&OPTIONS, &frame(REQUEST, "40020000")).0;
+    assert_eq!(revision_2_plain, frame(REPLY, "40020000"));
+    let revision_1 = accept(&OPTIONS, &frame(REQUEST, "50010004 80048004"));
+    assert_eq!(revision_1.0, frame(REPLY, "40010000"));
+    assert_eq!(revision_1.1.private_data, hex("80048004"));
+    for revision in [3, 255] {
+        let request = frame(REQUEST, &format!("40{revision:02x}0000"));
+        let error = Responder::new(&OPTIONS).handle_input(&request);
+        assert_eq!(error, Err(FrameError::Revision(revision).into()));
+    }
+    let error = Responder::new(&REVISION_1).handle_input(&frame(REQUEST, "50020004 00040004"));
+    assert_eq!(error, Err(FrameError::Revision(2).into()));
+    let error = Responder::new(&OPTIONS).handle_input(&frame(REQUEST, "50020003"));
+    assert_eq!(error, Err(FrameError::NoEnhancedData(3).into()));
+}
+
+#[test]
+fn revision_0_is_answered_with_revision_1_and_closed() {
+    for request in ["c0000000", "00000000"] {
+        let error = Responder::new(&OPTIONS).handle_input(&frame(REQUEST, request)).err();
+        let reply = frame(REPLY, "60010000");
+        assert_eq!(error.as_ref().map(ResponderError::farewell), Some(&reply[..]));
+    }
+    let mut initiator = Initiator::new(&OPTIONS, &[]).expect("short");
+    assert_eq!(initiator.handle_input(&frame(REPLY, "c0000000")), Err(StartupError::Rdmac));
+}
+
+#[test]
+fn permissive_mode_talks_to_an_rdmac_peer() {
+    let options = Options { rdmac: true, crc: false, ..OPTIONS };
+    let (reply, n) = accept(&options, &frame(REQUEST, "c0000001 77"));
+    assert_eq!(reply, frame(REPLY, "c0000000"));
+    assert_eq!((n.revision, n.version, n.private_data.as_slice()), (0, 0, &[0x77][..]));
+    assert!(n.crc && n.tx_markers && n.rx_markers);
+
+    let mut initiator = Initiator::new(&options, &[]).expect("short");
+    assert_eq!(initiator.request(), frame(REQUEST, "00010000"));
+    let n = accepted(&mut initiator, &frame(REPLY, "c0000000"));
+    assert_eq!((n.revision, n.version), (0, 0));
+    assert!(n.crc && n.tx_markers && n.rx_markers);
+
+    // siw started with revision 0 is no RDMAC peer: it could not read our Markers.
+    let error = Responder::new(&options).handle_input(&frame(REQUEST, "00000000"));
+    assert!(matches!(error, Err(ResponderError::Rdmac { .. })));
+    let mut initiator = Initiator::new(&options, &[]).expect("short");
+    assert_eq!(initiator.handle_input(&frame(REPLY, "40000000")), Err(StartupError::Rdmac));
+}
+
+#[test]
+fn crc_is_on_unless_both_ends_want_it_off() {
+    for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (a, p) =
+            connect(&Options { crc: active, ..OPTIONS }, &Options { crc: passive, ..OPTIONS });
+        assert_eq!((a.crc, p.crc), (active || passive, active || passive));
+    }
+}
+
+#[test]
+fn markers_go_to_the_end_that_wants_them() {
+    for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (a, p) = connect(
+            &Options { markers: active, ..OPTIONS },
+            &Options { markers: passive, ..OPTIONS },
+        );
+        assert_eq!((a.rx_markers, p.tx_markers), (active, active));
+        assert_eq!((a.tx_markers, p.rx_markers), (passive, passive));
+    }
+}
+
+#[test]
+fn reads_are_bounded_by_both_ends() {
+    let passive = Options { ird: 3, ord: 100, ..OPTIONS };
+    let (a, p) = connect(&Options { ird: 5, ord: 7, ..OPTIONS }, &passive);
+    assert_eq!((a.ird, a.ord, p.ird, p.ord), (5, 7, 7, 5));
+    assert_eq!((a.peer_ird, a.peer_ord), (Some(7), Some(5)));
+    assert_eq!((p.peer_ird, p.peer_ord), (Some(5), Some(7)));
+}
+
+#[test]
+fn ird_the_application_insists_on_is_not_raised() {
+    let mut initiator = Initiator::new(&Options { ord: 9, ..OPTIONS }, &[]).expect("short");
+    let (mut responder, request) = responder_with(&OPTIONS, initiator.request());
+    assert_eq!((request.peer_ird, request.peer_ord), (Some(16), Some(9)));
+    let (reply, p) = responder.accept(Some(2), Some(1), 64, 64, &[]).expect("undecided");
+    let a = accepted(&mut initiator, &reply);
+    assert_eq!((p.ird, p.ord, a.ird, a.ord), (2, 1, 16, 2));
+}
+
+#[test]
+fn ird_and_ord_of_a_responder_stay_inside_their_limits() {
+    let request = enhanced(Kind::Request, Enhanced { ird: 200, ord: 200, ..PLAIN });
+    let (mut responder, _) = responder_with(&OPTIONS, &request);
+    let (_, n) = responder.accept(None, Some(150), 32, 24, &[]).expect("undecided");
+    assert_eq!((n.ird, n.ord), (32, 24));
+}
+
+#[test]
+fn revision_1_leaves_reads_to_the_local_values() {
+    let (a, p) = connect(&REVISION_1, &OPTIONS);
+    assert_eq!((a.ird, a.ord, p.ird, p.ord), (16, 8, 16, 8));
+    assert_eq!((a.peer_ird, a.peer_ord, p.peer_ird, p.peer_ord), (None, None, None, None));
+}
+
+#[test]
+fn reads_that_are_not_negotiated_are_answered_in_kind() {
+    let request = enhanced(Kind::Request, Enhanced { ird: 0x3FFF, ord: 0x3FFF, ..PLAIN });
+    let (reply, n) = accept(&OPTIONS, &request);
+    assert_eq!(reply[20..24], hex("3fff3fff"));
+    assert_eq!((n.ird, n.ord, n.peer_ird, n.peer_ord), (16, 8, None, None));
+
+    let request = enhanced(Kind::Request, Enhanced { ord: 0x3FFF, ..PLAIN });
+    let (reply, n) = accept(&OPTIONS, &request);
+    assert_eq!(reply[20..24], hex("3fff0004"));
+    assert_eq!((n.ird, n.ord), (16, 4));
+
+    let mut initiator =
+        Initiator::new(&Options { peer_to_peer: false, ..OPTIONS }, &[]).expect("short");
+    let reply = enhanced(Kind::Reply, Enhanced { ird: 0x3FFF, ord: 0x3FFF, ..PLAIN });
+    let n = accepted(&mut initiator, &reply);
+    assert_eq!((n.ird, n.ord, n.peer_ird), (16, 8, None));
+}
+
+#[test]
+fn local_values_never_read_as_not_negotiated() {
+    let many = Options { ird: u16::MAX, ord: 0x3FFF, ..OPTIONS };
+    let initiator = Initiator::new(&many, &[]).expect("short");
+    let (_, request) = responder_with(&OPTIONS, initiator.request());
+    assert_eq!((request.peer_ird, request.peer_ord), (Some(0x3FFE), Some(0x3FFE)));
+}
+
+#[test]
+fn reply_that_wants_more_reads_than_offered_is_told_so() {
+    let options = Options { peer_to_peer: false, ..OPTIONS };
+    let mut initiator = Initiator::new(&options, &[]).expect("short");
+    let reply = enhanced(Kind::Reply, Enhanced { ord: 17, ..PLAIN });
+    let error = initiator.handle_input(&reply).expect_err("17 is above 16");
+    assert!(matches!(error, StartupError::InsufficientIrd { wanted: 17, offered: 16, .. }));
+    assert_eq!(terminate_in(error.farewell()), codes::LLP_IRD);
+}
+
+/// The code of the Terminate that an Initiator sends as its only FPDU.
+fn terminate_in(farewell: &[u8]) -> crate::types::TerminateCode {
+    let mut fpdu = farewell.to_vec();
+    let mut deframer = Deframer::new(false, true);
+    assert_eq!(deframer.needed(&fpdu), fpdu.len());
+    let ulpdu = deframer.take(&mut fpdu).expect("what we framed is valid");
+    match Inbound::new(1).handle(ulpdu, true) {
+        Ok(Arrival::Terminate(Terminate { code, .. })) => code,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ready_to_receive_is_the_least_disturbing_kind_in_common() {
+    let kinds = |bits| RtrKinds::from_bits_truncate(bits);
+    for active in 1..8 {
+        for passive in 1..8 {
+            let mut initiator =
+                Initiator::new(&Options { rtr: kinds(active), ..OPTIONS }, &[]).expect("short");
+            let options = Options { rtr: kinds(passive), ..OPTIONS };
+            let (reply, p) = accept(&options, initiator.request());
+            let common = kinds(active & passive);
+            assert_eq!(p.role, Role::Responder { await_rtr: Some(common) });
+            let best = [
+                (RtrKinds::WRITE, Rtr::Write),
+                (RtrKinds::READ, Rtr::Read),
+                (RtrKinds::SEND, Rtr::Send),
+            ]
+            .into_iter()
+            .find(|(kind, _)| common.contains(*kind));
+            match (initiator.handle_input(&reply), best) {
+                (Ok(InitiatorStep::Accepted(n)), Some((_, rtr))) => {
+                    assert_eq!(n.role, Role::Initiator { rtr: Some(rtr) });
+                    assert!(n.peer_to_peer && p.peer_to_peer);
+                }
+                (Err(error), None) => {
+                    assert_eq!(terminate_in(error.farewell()), codes::LLP_RTR);
+                }
+                other => panic!("{active} {passive}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn ready_to_receive_by_read_raises_an_ird_of_zero() {
+    let only_read = Options { rtr: RtrKinds::READ, ird: 0, ord: 0, ..OPTIONS };
+    let (a, p) = connect(&only_read, &only_read);
+    assert_eq!((a.role, p.ird), (Role::Initiator { rtr: Some(Rtr::Read) }, 1));
+
+    let request = Initiator::new(&Options { ord: 0, ..OPTIONS }, &[]).expect("short");
+    let (mut responder, _) = responder_with(&OPTIONS, request.request());
+    let (_, p) = responder.accept(Some(0), None, 0, 64, &[]).expect("undecided");
+    let await_rtr = Some(RtrKinds::WRITE | RtrKinds::SEND);
+    assert_eq!((p.ird, p.role), (0, Role::Responder { await_rtr }));
+}
+
+#[test]
+fn client_server_model_has_no_ready_to_receive() {
+    let (a, p) = connect(&Options { peer_to_peer: false, ..OPTIONS }, &OPTIONS);
+    assert_eq!(a.role, Role::Initiator { rtr: None });
+    assert_eq!(p.role, Role::Responder { await_rtr: None });
+    assert!(!a.peer_to_peer && !p.peer_to_peer);
+}
+
+#[test]
+fn reply_without_enhanced_data_settles_for_less() {
+    for reply in ["40010000", "40020000"] {
+        let mut initiator = Initiator::new(&OPTIONS, &[]).expect("short");
+        let n = accepted(&mut initiator, &frame(REPLY, reply));
+        assert_eq!((n.role, n.ird, n.ord), (Role::Initiator { rtr: None }, 16, 8));
+        assert!(!n.peer_to_peer);
+    }
+    let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
+    let error = initiator.handle_input(&frame(REPLY, "50020004 00040004"));
+    assert_eq!(error, Err(FrameError::Revision(2).into()));
+}
+
+#[test]
+fn frames_as_siw_sends_them() {
+    // Recorded: siw as Initiator with peer-to-peer, and its own answer to that.
+    let request = frame(REQUEST, "10020004 8004c004");
+    let reply = frame(REPLY, "10020014 80048004 000056355d8ec00038d3c40000010000");
+    let (mut responder, asked) = responder_with(&Options { crc: false, ..OPTIONS }, &request);
+    assert!(asked.peer_to_peer);
+    assert_eq!((asked.peer_ird, asked.peer_ord, asked.revision), (Some(4), Some(4), 2));
+    let (ours, n) = responder.accept(None, None, 64, 64, &[]).expect("undecided");
+    assert_eq!(ours, frame(REPLY, "10020004 c010c004"));
+    assert!(!n.crc);
+
+    let options = Options { crc: false, ird: 4, ord: 4, ..OPTIONS };
+    let mut initiator = Initiator::new(&options, &[]).expect("short");
+    assert_eq!(initiator.request(), frame(REQUEST, "10020004 c004c004"));
+    let n = accepted(&mut initiator, &reply);
+    assert_eq!((n.role, n.ird, n.ord), (Role::Initiator { rtr: Some(Rtr::Write) }, 4, 4));
+    assert_eq!(n.private_data.len(), 16);
+}
+
+#[test]
+fn end_of_stream_without_a_reply_suggests_revision_1() {
+    for (options, heard, retry) in
+        [(OPTIONS, &[][..], true), (OPTIONS, &b"MPA ID"[..], false), (REVISION_1, &[][..], false)]
+    {
+        let mut initiator = Initiator::new(&options, &[]).expect("short");
+        assert_eq!(initiator.handle_input(heard), Ok(InitiatorStep::NeedMore));
+        let expected = match retry {
+            true => EofVerdict::RetryRevision1,
+            false => EofVerdict::Fail(StartupError::Closed),
+        };
+        assert_eq!(initiator.handle_eof(), expected);
+    }
+}
+
+fn any_options() -> impl Strategy<Value = Options> {
+    let flags = any::<(bool, bool, bool, bool)>();
+    (1u8..=2, flags, any::<u16>(), any::<u16>(), 0u8..8).prop_map(
+        |(revision, (crc, markers, rdmac, peer_to_peer), ird, ord, rtr)| {
+            let rtr = RtrKinds::from_bits_truncate(rtr);
+            Options { revision, crc, markers, rdmac, peer_to_peer, ird, ord, rtr }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn any_two_ends_agree_or_say_why_not(
+        active in any_options(),
+        passive in any_options(),
+        (ird, ord) in any::<(Option<u16>, Option<u16>)>(),
+        (ird_limit, ord_limit) in any::<(u16, u16)>(),
+        data in prop::collection::vec(any::<u8>(), 0..=508),
+    ) {
+        let mut initiator = Initiator::new(&active, &data).expect("at most 512");
+        let mut responder = Responder::new(&passive);
+        let request = match responder.handle_input(initiator.request()) {
+            Ok(ResponderStep::Request(request)) => request,
+            Err(ResponderError::Frame(FrameError::Revision(2))) if passive.revision == 1 => return Ok(()),
+            other => return Err(TestCaseError::fail(format!("{other:?}"))),
+        };
+        prop_assert_eq!(&request.private_data, &data);
+        let (reply, p) = responder.accept(ird, ord, ird_limit, ord_limit, &data).expect("fits");
+        prop_assert!(p.ird <= ird_limit && p.ord <= ord_limit);
+        match initiator.handle_input(&reply) {
+            Ok(InitiatorStep::Accepted(a)) => {
+                prop_assert_eq!((a.crc, a.version, a.revision), (p.crc, p.version, p.revision));
+                prop_assert_eq!((a.tx_markers, a.rx_markers), (p.rx_markers, p.tx_markers));
+                prop_assert_eq!(a.peer_to_peer, p.peer_to_peer);
+                prop_assert_eq!(&a.private_data, &data);
+                if a.revision == 2 {
+                    prop_assert!(a.ord <= p.ird && p.ord <= a.ird);
+                }
+            }
+            Err(error) => prop_assert!(!error.farewell().is_empty()),
+            other => return Err(TestCaseError::fail(format!("{other:?}"))),
+        }
+    }
+
+    #[test]
+    fn any_frame_survives_into_junk(
+        (markers, crc, reject) in any::<(bool, bool, bool)>(),
+        revision: u8,
+        words in any::<Option<[u8; 4]>>(),
+        data in prop::collection::vec(any::<u8>(), 0..=508),
+    ) {
+        let enhanced = words.filter(|_| revision >= 2).map(Enhanced::parse);
+        // Without A the RTR bits mean nothing and are not sent.
+        let enhanced = enhanced.map(|e| match e.peer_to_peer {
+            true => e,
+            false => Enhanced { rtr: RtrKinds::empty(), ..e },
+        });
+        let repr = Repr { markers, crc, reject, revision, enhanced, private_data: &data };
+        let mut octets = vec![0xAA; repr.buffer_len()];
+        repr.emit(Kind::Reply, &mut octets);
+        let frame = crate::mpa::startup::Frame::check(Kind::Reply, 255, &octets);
+        let Ok(crate::mpa::startup::Progress::Complete(frame, &[])) = frame else {
+            return Err(TestCaseError::fail(format!("{frame:?}")));
+        };
+        prop_assert_eq!(Repr::parse(&frame), repr);
+    }
+
+    #[test]
+    fn arbitrary_octets_behind_a_key_are_no_reason_to_panic(
+        octets in prop::collection::vec(any::<u8>(), 0..600),
+        rdmac: bool,
+    ) {
+        let options = Options { rdmac, ..OPTIONS };
+        let mut responder = Responder::new(&options);
+        if let Ok(ResponderStep::Request(_)) = responder.handle_input(&[hex(REQUEST), octets.clone()].concat()) {
+            let _ = responder.accept(None, None, 64, 64, &[]);
+        }
+        let mut initiator = Initiator::new(&options, &[]).expect("short");
+        let _ = initiator.handle_input(&[hex(REPLY), octets].concat());
+    }
+}

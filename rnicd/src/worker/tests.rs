@@ -1,0 +1,608 @@
+//! Workers with real sockets, queues and clients, all in this process.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Poll, Token};
+use rnic_core::abi::control::{DisconnectReason, Event, MAX_MESSAGE};
+use rnic_core::abi::queue::{
+    ARM_NEXT, CHANNEL_RECORD_LEN, ChannelRecord, Cqe, PAGE, QueueKind, QueueShape, SendFlags,
+    SendHeader, SendOpcode, Sge, doorbell_offset,
+};
+use rnic_core::device::{Cq, QpShared};
+use rnic_core::engine::MulpduPolicy;
+use rnic_core::shm::Mapping;
+use rnic_core::shm::doorbell::DoorbellRinger;
+use rnic_core::shm::queue::{
+    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
+};
+use rnic_core::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
+use rnic_core::types::{
+    Access, AddressPair, CompletionStatus, MrId, PdId, QpState, Scope, TerminateOrigin,
+};
+
+use super::*;
+
+const PD: PdId = PdId(1);
+const ARENA: usize = 1 << 20;
+const SEGMENT: usize = 4 << 20;
+/// Real time after which a test is stuck.
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+/// Spins until `done` with the processor left to others.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < WATCHDOG, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Workers and the control thread's end of them.
+struct Rig {
+    workers: Workers,
+    control: Poll,
+}
+
+impl Rig {
+    fn start(count: u32) -> Self {
+        let options = WorkerOptions {
+            engine: EngineOptions {
+                worker: 0,
+                drain_deadline: Duration::from_secs(5),
+                close_deadline: Duration::from_secs(5),
+                first_fpdu_deadline: Duration::from_secs(5),
+                mulpdu: MulpduPolicy::Emss,
+            },
+            wait: WaitPolicy::default(),
+        };
+        let control = Poll::new().expect("epoll");
+        let waker = Arc::new(Waker::new(control.registry(), Token(0)).expect("eventfd"));
+        let workers = Workers::start(count, &options, waker).expect("threads");
+        Rig { workers, control }
+    }
+
+    /// Waits for a ticket as the control thread does: asks, then sleeps until it is woken.
+    fn done(&mut self, ticket: Ticket) {
+        while self.workers.poll_done() != Some(ticket) {
+            self.woken();
+        }
+    }
+
+    fn woken(&mut self) {
+        let mut events = Events::with_capacity(4);
+        self.control.poll(&mut events, Some(WATCHDOG)).expect("epoll");
+        assert!(!events.is_empty(), "the control thread was not woken");
+    }
+
+    fn is_parked(&self, worker: usize) -> bool {
+        self.workers.workers[worker].shared.parker.is_parked()
+    }
+
+    fn wait_parked(&self) {
+        for worker in 0..self.workers.workers.len() {
+            until("the worker sleeps", || self.is_parked(worker));
+        }
+    }
+
+    fn carried_out(&self, worker: usize) -> u64 {
+        self.workers.workers[worker].shared.carried_out.load(Ordering::Acquire)
+    }
+
+    fn waiting_orders(&self, worker: usize) -> usize {
+        self.workers.workers[worker].orders.len()
+    }
+}
+
+/// A client: its arena, its memory, and the far ends of its descriptors.
+struct Client {
+    session: SessionId,
+    arena: Arc<Mapping>,
+    used: usize,
+    ringers: Vec<DoorbellRinger>,
+    bells: Vec<OwnedFd>,
+    events: OwnedFd,
+    memory: Arc<Mapping>,
+    stag: Stag,
+    indices: u32,
+}
+
+impl Client {
+    fn attach(session: u32, rig: &mut Rig) -> Self {
+        let workers = rig.workers.count();
+        let (arena, _fd) = Mapping::create_arena("rnic-test", ARENA).expect("memfd");
+        let (memory, _fd) = Mapping::create_segment(SEGMENT).expect("memfd");
+        let scanner = |w| DoorbellScanner::new(Arc::clone(&arena), w).expect("a page of the arena");
+        let ringer = |w| DoorbellRinger::new(Arc::clone(&arena), w).expect("a page of the arena");
+        let bell = |_| {
+            let flags = rustix::event::EventfdFlags::CLOEXEC;
+            rustix::event::eventfd(0, flags).expect("eventfd")
+        };
+        let bells: Vec<OwnedFd> = (0..workers).map(bell).collect();
+        let theirs = bells.iter().map(|b| b.try_clone().expect("dup")).collect();
+        let (sender, events) = EventSender::pair(16).expect("socket pair");
+        let session = SessionId(session);
+        let scanners = (0..workers).map(scanner).collect();
+        rig.workers.attach_session(session, scanners, theirs, &Arc::new(sender));
+        let mut client = Client {
+            session,
+            used: doorbell_offset(workers),
+            ringers: (0..workers).map(ringer).collect(),
+            bells,
+            events,
+            memory,
+            stag: Stag(session.0 << 8),
+            arena,
+            indices: 0,
+        };
+        client.used = client.used.next_multiple_of(PAGE);
+        let ticket = rig.workers.install_stag(client.region());
+        rig.done(ticket);
+        client
+    }
+
+    /// All of its memory as a region that anybody in the domain may use.
+    fn region(&self) -> StagEntry {
+        StagEntry {
+            stag: self.stag,
+            mr: MrId(1),
+            session: self.session,
+            pd: PD,
+            scope: Scope::Pd,
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            iova: 0,
+            length: SEGMENT as u64,
+            mapping: Arc::clone(&self.memory),
+            offset: 0,
+        }
+    }
+
+    fn queue(&mut self, kind: QueueKind, shape: QueueShape, doorbell: u32) -> [QueueMemory; 2] {
+        let at = self.used;
+        self.used = (at + shape.octets()).next_multiple_of(PAGE);
+        let arena = || Arc::clone(&self.arena);
+        let ours =
+            QueueMemory::format(arena(), at, kind, shape, 0, doorbell).expect("in the arena");
+        [ours, QueueMemory::open(arena(), at, kind, shape).expect("just formatted")]
+    }
+
+    fn make_qp(&mut self, id: u32) -> (Qp, Box<QpConfig>) {
+        let (cq_index, index) = (self.indices, self.indices + 1);
+        self.indices += 2;
+        let [cq, cq_client] =
+            self.queue(QueueKind::Completion, QueueShape::completion(64), cq_index);
+        let [sq, sq_client] = self.queue(QueueKind::Send, QueueShape::send(16, 2, 64), index);
+        let [rq, rq_client] = self.queue(QueueKind::Receive, QueueShape::receive(16, 2), index);
+        let cq = Arc::new(Cq::new(CqId(id + 1000), self.session, 0, cq));
+        let shared = Arc::new(QpShared::default());
+        let config = QpConfig {
+            qp: QpId(id),
+            session: self.session,
+            pd: PD,
+            doorbell: index,
+            sq: SendConsumer::new(sq),
+            rq: ReceiveConsumer::new(rq),
+            send_cq: Arc::clone(&cq),
+            recv_cq: cq,
+            signal_all: true,
+            shared: Arc::clone(&shared),
+        };
+        let qp = Qp {
+            id: QpId(id),
+            index,
+            sq: SendProducer::new(sq_client),
+            rq: ReceiveProducer::new(rq_client),
+            cq: CompletionConsumer::new(cq_client),
+            shared,
+        };
+        (qp, Box::new(config))
+    }
+
+    fn sge(&self, at: u64, length: u32) -> Sge {
+        Sge { addr: at, length, lkey: self.stag.0 }
+    }
+
+    fn post(&self, qp: &mut Qp, header: &SendHeader, sges: &[Sge]) {
+        qp.sq.push(header, sges, &[]).expect("room");
+        qp.sq.publish();
+        let Some(worker) = qp.sq.queue().worker() else { return };
+        if self.ringers[worker as usize].ring(qp.index) {
+            rustix::io::write(&self.bells[worker as usize], &1u64.to_ne_bytes()).expect("bell");
+        }
+    }
+
+    fn post_receive(&self, qp: &mut Qp, wr_id: u64, at: u64, length: u32) {
+        qp.rq.push(wr_id, &[self.sge(at, length)]).expect("room");
+        qp.rq.publish();
+    }
+
+    /// The next event, waiting for it.
+    fn event(&self) -> Event {
+        let mut found = None;
+        until("an event", || {
+            let mut buffer = [0; MAX_MESSAGE];
+            let flags = rustix::net::RecvFlags::DONTWAIT;
+            if let Ok((n, _)) = rustix::net::recv(&self.events, &mut buffer, flags) {
+                found = Some(postcard::from_bytes(&buffer[..n]).expect("an event"));
+            }
+            found.is_some()
+        });
+        found.expect("just found")
+    }
+}
+
+struct Qp {
+    id: QpId,
+    index: u32,
+    sq: SendProducer,
+    rq: ReceiveProducer,
+    cq: CompletionConsumer,
+    shared: Arc<QpShared>,
+}
+
+impl Qp {
+    fn completion(&mut self) -> Cqe {
+        let mut found = None;
+        until("a completion", || {
+            found = self.cq.poll();
+            found.is_some()
+        });
+        assert_eq!(self.cq.release(), 0, "64 entries are enough for 16 requests each way");
+        found.expect("just found")
+    }
+
+    fn completes(&mut self, wr_id: u64) {
+        let cqe = self.completion();
+        assert_eq!((cqe.wr_id, cqe.status), (wr_id, CompletionStatus::Success as u8));
+    }
+}
+
+fn header(opcode: SendOpcode, wr_id: u64) -> SendHeader {
+    SendHeader {
+        opcode: opcode as u8,
+        num_sge: 0,
+        flags: SendFlags::SIGNALED.bits(),
+        inline_len: 0,
+        wr_id,
+        remote_addr: 0,
+        rkey: 0,
+        inv_rkey: 0,
+        params: [0; 3],
+        spare_is_zero: true,
+    }
+}
+
+fn write_to(client: &Client, wr_id: u64, at: u64) -> SendHeader {
+    SendHeader { remote_addr: at, rkey: client.stag.0, ..header(SendOpcode::Write, wr_id) }
+}
+
+/// What start-up agrees on in the peer-to-peer model.
+fn negotiated(role: Role) -> Negotiated {
+    Negotiated {
+        role,
+        revision: 2,
+        version: 1,
+        crc: true,
+        tx_markers: false,
+        rx_markers: false,
+        ird: 8,
+        ord: 8,
+        peer_ird: Some(8),
+        peer_ord: Some(8),
+        peer_to_peer: true,
+        private_data: b"hello".to_vec(),
+        leftover: Vec::new(),
+    }
+}
+
+fn end(config: Box<QpConfig>, role: Role) -> BindEnd {
+    let address = |port| std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let addresses = AddressPair { local: address(1), peer: address(2) };
+    BindEnd { config, negotiated: negotiated(role), addresses }
+}
+
+const INITIATOR: Role = Role::Initiator { rtr: Some(Rtr::Write) };
+const RESPONDER: Role = Role::Responder { await_rtr: Some(RtrKinds::WRITE) };
+
+/// Two QPs connected by TCP, on the first and the last worker.
+fn connect_tcp(rig: &mut Rig, a: Box<QpConfig>, b: Box<QpConfig>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    let active = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
+    let (passive, _) = listener.accept().expect("accept");
+    rig.workers.bind_tcp(0, end(a, INITIATOR), active);
+    let last = rig.workers.count() - 1;
+    rig.workers.bind_tcp(last, end(b, RESPONDER), passive);
+}
+
+fn expect_established(client: &Client, qp: QpId) {
+    match client.event() {
+        Event::Established { qp: q, .. } => assert_eq!(q, qp),
+        other => panic!("not established but {other:?}"),
+    }
+}
+
+#[test]
+fn workers_start_and_stop() {
+    for count in [1, 3] {
+        let rig = Rig::start(count);
+        assert_eq!(rig.workers.count(), count);
+        rig.workers.stop();
+    }
+}
+
+#[test]
+fn sleeping_workers_are_answered_for() {
+    let mut rig = Rig::start(3);
+    let client = Client::attach(1, &mut rig);
+    // A wake for an earlier command may still be on its way to a worker that is parked, so not every
+    // round finds all of them asleep; that one does shows that nobody had to wake up for it.
+    until("a barrier that no worker has carried out is done", || {
+        rig.wait_parked();
+        let ticket = rig.workers.barrier();
+        let at_once = rig.workers.poll_done() == Some(ticket);
+        let asleep = (0..3).all(|worker| rig.carried_out(worker) < ticket.0);
+        if !at_once {
+            rig.done(ticket);
+        }
+        at_once && asleep
+    });
+    let ticket = rig.workers.revoke_stag(client.stag);
+    rig.done(ticket);
+    rig.workers.stop();
+}
+
+#[test]
+fn a_revoked_mapping_is_let_go_by_sleepers_too() {
+    let mut rig = Rig::start(2);
+    let client = Client::attach(1, &mut rig);
+    rig.wait_parked();
+    let ticket = rig.workers.revoke_stag(client.stag);
+    rig.done(ticket);
+    until("only the client holds the memory", || Arc::strong_count(&client.memory) == 1);
+    rig.workers.stop();
+}
+
+#[test]
+fn commands_for_a_sleeper_are_bounded() {
+    let mut rig = Rig::start(1);
+    let client = Client::attach(1, &mut rig);
+    for n in 0..10 * SLEEPER_BACKLOG as u32 {
+        rig.wait_parked();
+        let stag = Stag(0x1000_0000 + n);
+        let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
+        rig.done(ticket);
+        until("few enough wait", || rig.waiting_orders(0) <= SLEEPER_BACKLOG);
+    }
+    rig.workers.stop();
+}
+
+#[test]
+fn busy_workers_answer_while_traffic_runs() {
+    let mut rig = Rig::start(3);
+    let mut client = Client::attach(1, &mut rig);
+    let (mut a, a_config) = client.make_qp(1);
+    let (_b, b_config) = client.make_qp(2);
+    rig.workers.bind_direct(1, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    expect_established(&client, QpId(1));
+    let mut posted = 0;
+    for n in 0..200 {
+        while a.sq.free() > 0 {
+            let write = write_to(&client, posted, 2 << 20);
+            client.post(&mut a, &write, &[client.sge(0, 1 << 20)]);
+            posted += 1;
+        }
+        let stag = Stag(0x2000_0000 + n);
+        let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
+        rig.done(ticket);
+        let ticket = rig.workers.revoke_stag(stag);
+        rig.done(ticket);
+        while let Some(cqe) = a.cq.poll() {
+            assert_eq!(cqe.status, CompletionStatus::Success as u8);
+        }
+        assert_eq!(a.cq.release(), 0, "64 entries are enough for 16 requests");
+    }
+    rig.workers.stop();
+}
+
+#[test]
+fn a_direct_connection_carries_messages_and_notifies() {
+    let mut rig = Rig::start(1);
+    let mut client = Client::attach(1, &mut rig);
+    let (mut a, a_config) = client.make_qp(1);
+    let (mut b, b_config) = client.make_qp(2);
+    let (channel, channel_client) = ChannelSender::pair().expect("socket pair");
+    let b_cq = b_config.recv_cq.id();
+    rig.workers.register_cq(b_cq, client.session, &Arc::new(channel));
+    // Posted before anybody owns the QP: rings nothing, is found when it is bound.
+    client.post_receive(&mut b, 7, 4096, 100);
+    assert_eq!(b.sq.queue().worker(), None);
+    b.cq.arm(ARM_NEXT);
+    rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    expect_established(&client, a.id);
+    expect_established(&client, b.id);
+    client.memory.write(0, b"message").expect("in range");
+    client.post(&mut a, &header(SendOpcode::Send, 1), &[client.sge(0, 7)]);
+    a.completes(1);
+    let received = b.completion();
+    assert_eq!((received.wr_id, received.byte_len), (7, 7));
+    let mut octets = [0; 7];
+    client.memory.read(4096, &mut octets).expect("in range");
+    assert_eq!(&octets, b"message");
+    let mut record = [0; CHANNEL_RECORD_LEN];
+    let (n, _) = rustix::net::recv(&channel_client, &mut record, rustix::net::RecvFlags::empty())
+        .expect("a record");
+    let fired = ChannelRecord { cq: b_cq.0, sequence: 1 };
+    assert_eq!(ChannelRecord::from_bytes(&record[..n]), Some(fired));
+    rig.workers.stop();
+}
+
+#[test]
+fn a_tcp_connection_carries_more_than_the_socket_holds() {
+    let mut rig = Rig::start(2);
+    let mut one = Client::attach(1, &mut rig);
+    let mut two = Client::attach(2, &mut rig);
+    let (mut a, a_config) = one.make_qp(1);
+    let (mut b, b_config) = two.make_qp(2);
+    connect_tcp(&mut rig, a_config, b_config);
+    expect_established(&one, a.id);
+    expect_established(&two, b.id);
+    let pattern: Vec<u8> = (0..SEGMENT).map(|n| (n / 7) as u8).collect();
+    one.memory.write(0, &pattern).expect("in range");
+    for round in 0..8 {
+        one.post(&mut a, &write_to(&two, round, 0), &[one.sge(0, SEGMENT as u32)]);
+    }
+    for round in 0..8 {
+        a.completes(round);
+    }
+    // Both clients have been silent long enough for the workers to sleep: bells wake them.
+    rig.wait_parked();
+    two.post_receive(&mut b, 5, 0, 64);
+    one.post(&mut a, &header(SendOpcode::Send, 9), &[one.sge(0, 16)]);
+    b.completes(5);
+    a.completes(9);
+    let mut arrived = vec![0; SEGMENT];
+    two.memory.read(0, &mut arrived).expect("in range");
+    assert!(arrived == pattern);
+    // Back the other way, by Read.
+    let read = SendHeader { rkey: one.stag.0, ..header(SendOpcode::Read, 6) };
+    two.post(&mut b, &read, &[two.sge(1 << 20, 1 << 20)]);
+    b.completes(6);
+    two.memory.read(1 << 20, &mut arrived[..1 << 20]).expect("in range");
+    assert!(arrived[..1 << 20] == pattern[..1 << 20]);
+    rig.workers.stop();
+}
+
+#[test]
+fn disconnecting_is_orderly_on_both_sides() {
+    let mut rig = Rig::start(2);
+    let mut one = Client::attach(1, &mut rig);
+    let mut two = Client::attach(2, &mut rig);
+    let (a, a_config) = one.make_qp(1);
+    let (b, b_config) = two.make_qp(2);
+    connect_tcp(&mut rig, a_config, b_config);
+    expect_established(&one, a.id);
+    expect_established(&two, b.id);
+    rig.workers.disconnect(0, a.id, false);
+    assert!(matches!(two.event(), Event::PeerClosed { qp, .. } if qp == b.id));
+    rig.workers.disconnect(1, b.id, false);
+    for client in [&one, &two] {
+        match client.event() {
+            Event::Disconnected { reason, .. } => assert_eq!(reason, DisconnectReason::Orderly),
+            other => panic!("not disconnected but {other:?}"),
+        }
+    }
+    for (worker, qp) in [(0, a.id), (1, b.id)] {
+        let ticket = rig.workers.destroy_qp(worker, qp);
+        rig.done(ticket);
+    }
+    assert!(rig.workers.workers.iter().all(|w| w.shared.load.load(Ordering::Relaxed) == 0));
+    rig.workers.stop();
+}
+
+#[test]
+fn a_write_to_memory_nobody_registered_terminates_both_ends() {
+    let mut rig = Rig::start(2);
+    let mut one = Client::attach(1, &mut rig);
+    let mut two = Client::attach(2, &mut rig);
+    let (mut a, a_config) = one.make_qp(1);
+    let (b, b_config) = two.make_qp(2);
+    connect_tcp(&mut rig, a_config, b_config);
+    expect_established(&one, a.id);
+    expect_established(&two, b.id);
+    let stray = SendHeader { rkey: 0x7777_7700, ..header(SendOpcode::Write, 1) };
+    one.post(&mut a, &stray, &[one.sge(0, 8)]);
+    for (client, of) in [(&one, TerminateOrigin::Peer), (&two, TerminateOrigin::Local)] {
+        match client.event() {
+            Event::Disconnected { reason: DisconnectReason::Terminate { origin, .. }, .. } => {
+                assert_eq!(origin, of);
+            }
+            other => panic!("no Terminate but {other:?}"),
+        }
+    }
+    until("both are dead", || {
+        [&a, &b].iter().all(|q| matches!(q.shared.state(), QpState::Error | QpState::Terminate))
+    });
+    rig.workers.stop();
+}
+
+#[test]
+fn the_end_of_a_session_lets_everything_of_it_go() {
+    let mut rig = Rig::start(3);
+    let mut one = Client::attach(1, &mut rig);
+    let mut two = Client::attach(2, &mut rig);
+    let (a, a_config) = one.make_qp(1);
+    let (b, b_config) = two.make_qp(2);
+    connect_tcp(&mut rig, a_config, b_config);
+    expect_established(&one, a.id);
+    expect_established(&two, b.id);
+    assert_eq!(rig.workers.least_loaded(), 1);
+    drop(a);
+    let ticket = rig.workers.detach_session(one.session);
+    rig.done(ticket);
+    one.ringers.clear();
+    // Nothing but this test holds the memory of the session.
+    assert_eq!((Arc::strong_count(&one.arena), Arc::strong_count(&one.memory)), (1, 1));
+    match two.event() {
+        Event::Disconnected { qp, .. } => assert_eq!(qp, b.id),
+        other => panic!("not disconnected but {other:?}"),
+    }
+    rig.workers.stop();
+}
+
+#[test]
+fn an_invalidation_waits_for_all_workers() {
+    let mut rig = Rig::start(3);
+    let mut client = Client::attach(1, &mut rig);
+    let (mut a, a_config) = client.make_qp(1);
+    let (_b, b_config) = client.make_qp(2);
+    rig.workers.bind_direct(2, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    expect_established(&client, a.id);
+    let stag = Stag(0x3000_0000);
+    let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
+    rig.done(ticket);
+    let invalidate = SendHeader { inv_rkey: stag.0, ..header(SendOpcode::LocalInvalidate, 3) };
+    client.post(&mut a, &invalidate, &[]);
+    let begun = Instant::now();
+    let completed = loop {
+        // What the control thread does whenever it is woken.
+        assert_eq!(rig.workers.poll_done(), None);
+        assert!(rig.workers.poll_report().is_none());
+        if let Some(cqe) = a.cq.poll() {
+            break cqe;
+        }
+        assert!(begun.elapsed() < WATCHDOG, "never invalidated");
+        std::thread::yield_now();
+    };
+    assert_eq!((completed.wr_id, completed.status), (3, CompletionStatus::Success as u8));
+    rig.workers.stop();
+}
+
+#[test]
+fn a_client_that_scribbles_over_an_index_is_reported() {
+    let mut rig = Rig::start(1);
+    let mut client = Client::attach(1, &mut rig);
+    let (a, a_config) = client.make_qp(1);
+    let (_b, b_config) = client.make_qp(2);
+    let producer = a_config.sq.queue().clone();
+    rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    expect_established(&client, a.id);
+    // Find the producer index by its queue's place: the second queue made, after the CQ's page.
+    let cq = QueueShape::completion(64).octets().next_multiple_of(PAGE);
+    let at = doorbell_offset(1).next_multiple_of(PAGE) + cq;
+    assert_eq!(producer.kind(), QueueKind::Send);
+    let index = at + rnic_core::abi::queue::queue_header::PRODUCER;
+    client.arena.write(index, &0x7FFF_FFFFu32.to_le_bytes()).expect("in range");
+    if client.ringers[0].ring(a.index) {
+        rustix::io::write(&client.bells[0], &1u64.to_ne_bytes()).expect("bell");
+    }
+    let report = loop {
+        if let Some(report) = rig.workers.poll_report() {
+            break report;
+        }
+        rig.woken();
+    };
+    assert!(
+        matches!(report, WorkerReport::Misbehaved { session, .. } if session == client.session)
+    );
+    rig.workers.stop();
+}

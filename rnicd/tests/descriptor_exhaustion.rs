@@ -1,0 +1,145 @@
+//! Connection management without descriptors. Alone in its process, because it lowers the limit.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Poll};
+use rnic_core::stream::startup::{Options, RtrKinds};
+use rnic_core::types::{ListenerId, SessionId, Time};
+use rnicd::cm::{CmEvent, CmOptions, ConnectionManager};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const NOW: Time = Time(1_000_000_000);
+const WATCHDOG: Duration = Duration::from_secs(20);
+const LISTENER: ListenerId = ListenerId(1);
+/// Descriptors left for accepted connections.
+const LEFT: u64 = 10;
+const PEERS: usize = 40;
+
+fn options() -> CmOptions {
+    let minute = Duration::from_secs(60);
+    CmOptions {
+        startup: Options {
+            revision: 2,
+            crc: true,
+            markers: false,
+            rdmac: false,
+            peer_to_peer: true,
+            ird: 16,
+            ord: 16,
+            rtr: RtrKinds::all(),
+        },
+        max_ird: 16,
+        max_ord: 16,
+        direct: false,
+        half_open: 1000,
+        connect_deadline: minute,
+        reply_deadline: minute,
+        request_deadline: minute,
+        decide_deadline: minute,
+        close_deadline: minute,
+    }
+}
+
+struct Node {
+    poll: Poll,
+    cm: ConnectionManager,
+    requests: usize,
+}
+
+impl Node {
+    fn turn(&mut self) {
+        let mut events = Events::with_capacity(64);
+        self.poll.poll(&mut events, Some(Duration::from_millis(5))).expect("epoll");
+        for e in &events {
+            self.cm.handle_ready(e.token(), e.is_readable(), e.is_writable(), NOW);
+        }
+        // A listener that has taken its share goes on a nanosecond later.
+        let next = Time(NOW.0 + 1);
+        if self.cm.next_timeout().is_some_and(|at| at <= next) {
+            self.cm.handle_timeout(next);
+        }
+        while let Some(event) = self.cm.poll_event() {
+            assert!(matches!(event, CmEvent::Request { .. }), "{event:?}");
+            self.requests += 1;
+        }
+    }
+
+    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+        let begun = Instant::now();
+        while !done(self) {
+            assert!(begun.elapsed() < WATCHDOG, "never: {what}");
+            self.turn();
+        }
+    }
+}
+
+fn peer(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("the kernel has room");
+    stream.set_nonblocking(true).expect("flag");
+    stream
+}
+
+/// Whether the daemon has ended the connection.
+fn is_over(mut stream: &TcpStream) -> bool {
+    match stream.read(&mut [0; 64]) {
+        Ok(n) => n == 0,
+        Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}
+
+fn set_limit(current: u64) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).expect("below it");
+}
+
+fn open_descriptors() -> u64 {
+    // One more for the listing itself.
+    std::fs::read_dir("/proc/self/fd").expect("proc").count() as u64 - 1
+}
+
+/// A request by hand: MPA revision 1 with CRC.
+fn request() -> Vec<u8> {
+    let mut frame = b"MPA ID Req Frame".to_vec();
+    frame.extend([0x40, 1, 0, 0]);
+    frame
+}
+
+#[test]
+fn silent_connections_give_way_and_undecided_ones_are_kept() {
+    let before = getrlimit(Resource::Nofile).current.expect("a soft limit");
+    let poll = Poll::new().expect("epoll");
+    let registry = poll.registry().try_clone().expect("epoll");
+    let mut node = Node { poll, cm: ConnectionManager::new(registry, 0, options()), requests: 0 };
+    let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+    let address = node.cm.bind(SessionId(1), LISTENER, any_port).expect("bind");
+    node.cm.listen(LISTENER, 1000).expect("listen");
+
+    // Silent ones: the oldest give way, the newest stay.
+    let silent: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
+    set_limit(open_descriptors() + LEFT);
+    let kept = LEFT as usize;
+    node.until("the oldest are over", |_| silent[..PEERS - kept].iter().all(is_over));
+    assert_eq!(node.cm.half_open(), kept);
+    assert!(!silent[PEERS - kept..].iter().any(is_over));
+
+    // Those that wait for a decision do not give way to newcomers, which are turned away instead.
+    for mut stream in &silent[PEERS - kept..] {
+        stream.write_all(&request()).expect("write");
+    }
+    node.until("all are requests", |n| n.requests == kept);
+    set_limit(before);
+    let late: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
+    // All of these were open before the limit came down, so no descriptor is left for accepting.
+    set_limit(open_descriptors());
+    node.until("all are turned away", |_| late.iter().all(is_over));
+    assert_eq!(node.cm.half_open(), kept);
+    assert!(!silent[PEERS - kept..].iter().any(is_over));
+
+    // With descriptors, life goes on.
+    set_limit(before);
+    let mut last = peer(address);
+    last.write_all(&request()).expect("write");
+    node.until("one more request", |n| n.requests == kept + 1);
+}

@@ -1,0 +1,159 @@
+//! A child process whose output is read line by line, with a deadline on everything.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+/// How long anything may take that should take a moment.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A child process. Dropping it kills it if it is still alive.
+pub struct Process {
+    name: String,
+    child: Child,
+    lines: Receiver<String>,
+    seen: Vec<String>,
+}
+
+impl Process {
+    /// Starts a command; its standard output and error are collected.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be started.
+    pub fn start(mut command: Command) -> Self {
+        let name = command.get_program().to_string_lossy().rsplit('/').next().unwrap_or("").to_owned();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        let (sender, lines) = channel();
+        let outputs: [Option<Box<dyn std::io::Read + Send>>; 2] = [
+            child.stdout.take().map(|o| Box::new(o) as _),
+            child.stderr.take().map(|o| Box::new(o) as _),
+        ];
+        for output in outputs.into_iter().flatten() {
+            let sender = sender.clone();
+            // Ends when the child and whatever inherited its output have closed it.
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    if sender.send(line).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Process { name, child, lines, seen: Vec::new() }
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line that contains `text` and returns what follows it.
+    ///
+    /// # Panics
+    ///
+    /// If none comes before the deadline or before the process ends.
+    pub fn line_after(&mut self, text: &str) -> String {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if let Some((_, rest)) = line.split_once(text) {
+                        return rest.trim().to_owned();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => self.fail(&format!("no line with {text:?}")),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.fail(&format!("ended without a line with {text:?}"));
+                }
+            }
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            // A process that has ended in the meantime is what most signals are for.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// Waits for the end; its status and everything it printed.
+    ///
+    /// # Panics
+    ///
+    /// If it does not end before the deadline.
+    pub fn finish(mut self) -> (ExitStatus, Vec<String>) {
+        let status = self.wait();
+        while let Ok(line) = self.lines.recv_timeout(DEADLINE) {
+            self.seen.push(line);
+        }
+        (status, std::mem::take(&mut self.seen))
+    }
+
+    /// Waits for the end and insists on success; everything it printed.
+    ///
+    /// # Panics
+    ///
+    /// If it fails or does not end before the deadline.
+    pub fn succeed(self) -> Vec<String> {
+        let name = self.name.clone();
+        let (status, lines) = self.finish();
+        assert!(status.success(), "{name}: {status}\n{}", lines.join("\n"));
+        lines
+    }
+
+    /// Kills it (`SIGKILL`) and waits for its end.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let status = self.wait();
+        assert!(status.signal().is_some() || status.code().is_some());
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + DEADLINE;
+        // A pidfd becomes readable when the process ends: no polling, no missed end.
+        let pid = rustix::process::Pid::from_child(&self.child);
+        if let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = rustix::event::Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            let mut fds = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+            if rustix::event::poll(&mut fds, Some(&timeout)) == Ok(0) {
+                self.fail("still running at the deadline");
+            }
+        }
+        match self.child.wait() {
+            Ok(status) => status,
+            Err(e) => self.fail(&format!("cannot be waited for: {e}")),
+        }
+    }
+
+    fn fail(&mut self, what: &str) -> ! {
+        let _ = self.child.kill();
+        while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(200)) {
+            self.seen.push(line);
+        }
+        panic!("{}: {what}; it printed:\n{}", self.name, self.seen.join("\n"));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
