@@ -132,6 +132,3 @@ pub use rnic_core::types::{
     PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, Stag, TerminateCode,
     TerminateOrigin,
 };
-
-#[cfg(feature = "programs")]
-pub mod programs;
