@@ -362,7 +362,7 @@ mod tests {
             ("rate --qps 10 --active 11", "--active"),
             ("rate --op send --qps 2", "--op send"),
             ("bw --rounds 0", "--rounds"),
-            ("bw --seconds -1", "--seconds"),
+            ("bw --seconds 0", "--seconds"),
             ("bw --seconds 1 --iters 5", "--iters"),
             ("bw --frobnicate", "--frobnicate"),
             ("bw --op fly", "fly"),

@@ -410,7 +410,7 @@ mod tests {
             "RDMA Write 1 MiB, depth 16, working set 64 MiB: tcp path, one daemon\n\
              \x20 GB/s            median  lowest  highest  ratio    goal\n\
              \x20 RDMA Write        3.04    2.94     3.15\n\
-             \x20 raw TCP stream    4.05    3.98     4.19   0.75  ≥ 0.75     met\n\
+             \x20 raw TCP stream    4.05    3.98     4.19  0.750  ≥ 0.75     met\n\
              \x20 memcpy            9.44   0.105     9.44  0.322   ≥ 0.9  missed\n"
         );
     }
