@@ -342,6 +342,7 @@ fn what(kind: Kind, spec: &Spec, subject: Subject) -> String {
         (Subject::Tcp, Kind::Lat) => "raw TCP ping-pong".to_owned(),
         (Subject::Tcp, Kind::Rate) => "raw TCP, a write per message".to_owned(),
         (Subject::Tcp, _) => "raw TCP stream".to_owned(),
+        (Subject::TcpApart, _) => "raw TCP on two CPUs".to_owned(),
         (Subject::Memcpy, _) => "memcpy".to_owned(),
     }
 }
