@@ -162,8 +162,6 @@ struct Shard {
     awakened: Vec<Key>,
     /// CQs that died, with QPs of this engine still to be ended.
     dead_cqs: Vec<CqId>,
-    terminates_sent: u64,
-    terminates_received: u64,
 }
 
 /// What one QP does to another by the direct path besides moving data.
@@ -207,8 +205,6 @@ impl Engine {
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
                 dead_cqs: Vec::new(),
-                terminates_sent: 0,
-                terminates_received: 0,
             },
             tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
             rx_slab: vec![0; RX_SLAB].into_boxed_slice(),
@@ -506,11 +502,6 @@ impl Engine {
     /// QPs this engine owns.
     pub fn qp_count(&self) -> usize {
         self.by_id.len()
-    }
-
-    /// Terminates sent and received since the start.
-    pub fn terminates(&self) -> (u64, u64) {
-        (self.shard.terminates_sent, self.shard.terminates_received)
     }
 
     // -----------------------------------------------------------------------------------------

@@ -104,7 +104,6 @@ impl Qp {
             code,
             headers,
         });
-        shard.terminates_sent += 1;
         // Before its first valid FPDU a responder may send nothing, not even this (RFC 5044 7.1.2).
         let mute = self.phase == Phase::Quiet;
         let mut next = Phase::Dead;
@@ -144,7 +143,6 @@ impl Qp {
             code: t.code,
             headers: t.to_vec().split_off(4),
         });
-        shard.terminates_received += 1;
         // If it blames a read of ours, that request carries the blame; the rest is flushed.
         if let Some(seq) = self.blamed_read(t).and_then(|read| read.seq) {
             let status = match (t.code.layer, t.code.etype) {

@@ -40,6 +40,8 @@ pub(super) struct Wiring {
     pub direct: bool,
     pub a: Options,
     pub b: Options,
+    /// Both ends take the other for an RDMAC peer.
+    pub rdmac: bool,
 }
 
 impl Wiring {
@@ -58,7 +60,7 @@ impl Wiring {
             ord: 4,
             rtr: RtrKinds::WRITE,
         };
-        Wiring { direct: false, a: options, b: options }
+        Wiring { direct: false, a: options, b: options, rdmac: false }
     }
 
     /// Direct, and TCP in every framing.
@@ -96,9 +98,15 @@ impl Wiring {
         assert!(matches!(step, ResponderStep::Request(_)));
         let (reply, passive) =
             responder.accept(None, None, self.b.ird, self.b.ord, b"from b").unwrap();
-        let InitiatorStep::Accepted(active) = initiator.handle_input(&reply).unwrap() else {
+        let InitiatorStep::Accepted(mut active) = initiator.handle_input(&reply).unwrap() else {
             panic!("not accepted")
         };
+        let mut passive = passive;
+        if self.rdmac {
+            for n in [&mut active, &mut passive] {
+                (n.version, n.crc, n.tx_markers, n.rx_markers) = (0, true, true, true);
+            }
+        }
         (active, passive)
     }
 }
@@ -230,6 +238,14 @@ impl World {
         w
     }
 
+    /// A connected initiator against a scripted peer that sent nothing yet.
+    pub fn raw() -> (Self, Raw) {
+        let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+        let (mut w, raw) = World::against_raw(true, options, options);
+        assert_eq!(w.events(A), ["established 4/4"]);
+        (w, raw)
+    }
+
     /// One QP against a scripted peer. `options.0` is the QP's end, which takes this role.
     pub fn against_raw(initiator: bool, ours: Options, theirs: Options) -> (Self, Raw) {
         let mut w = World::new(&[1]);
@@ -248,9 +264,10 @@ impl World {
         theirs: Options,
     ) -> Raw {
         let (n, peer) = if initiator {
-            Wiring { direct: false, a: ours, b: theirs }.negotiate()
+            Wiring { a: ours, b: theirs, ..Wiring::tcp() }.negotiate()
         } else {
-            let (active, passive) = Wiring { direct: false, a: theirs, b: ours }.negotiate();
+            let wiring = Wiring { a: theirs, b: ours, ..Wiring::tcp() };
+            let (active, passive) = wiring.negotiate();
             (passive, active)
         };
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
@@ -271,7 +288,7 @@ impl World {
     }
 
     pub fn app(&mut self, host: usize) -> usize {
-        let (arena, _fd) = Mapping::create_arena("test", 1 << 20).unwrap();
+        let (arena, _fd) = Mapping::create_arena("test", 256 << 10).unwrap();
         let session = SessionId(self.id());
         let pd = PdId(self.id());
         let mut ringers = Vec::new();
