@@ -449,8 +449,12 @@ impl Engine {
     /// The next QP whose turn needs the worker's hands. Turns that do not are taken here.
     pub fn next_work(&mut self, now: Time) -> Option<Work> {
         self.shard.now = now;
-        // A bound, so that a busy direct path cannot keep the worker from its sockets.
+        // Bounds, so that a busy direct path cannot keep the worker from its sockets and commands.
+        let mut budget = DIRECT_BUDGET;
         for _ in 0..TURNS_PER_CALL {
+            if budget <= 0 {
+                return None;
+            }
             let key = self.shard.schedule.pop()?;
             let Some(mut qp) = self.qps.get_mut(key as usize).and_then(Option::take) else {
                 continue;
@@ -465,8 +469,9 @@ impl Engine {
                 Link::Tcp(tcp) if tcp.blocked => {}
                 Link::Tcp(_) => transmit = Some(Work::Transmit(qp.id)),
                 Link::Direct(peer) => {
-                    let peer = *peer;
+                    let (peer, before) = (*peer, qp.deficit);
                     self.turn_direct(&mut qp, peer);
+                    budget -= before - qp.deficit;
                 }
             }
             self.qps[key as usize] = Some(qp);
@@ -571,5 +576,6 @@ impl Engine {
     }
 }
 
-/// Turns of direct connections between two looks at the sockets.
+/// Turns of direct connections between two looks at the sockets, and octets moved in them.
 const TURNS_PER_CALL: usize = 64;
+const DIRECT_BUDGET: i64 = 4 * QUANTUM;

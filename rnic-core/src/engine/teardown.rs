@@ -187,9 +187,6 @@ impl Qp {
             Phase::Dead | Phase::Terminating | Phase::Draining => {}
             _ if abort => {
                 self.end.get_or_insert(DisconnectReason::Aborted);
-                if let Link::Direct(peer) = self.link {
-                    shard.deliver(peer, Delivery::Reset);
-                }
                 self.finish(shard, true);
             }
             Phase::Closing | Phase::FinSent => {}
@@ -312,9 +309,14 @@ impl Qp {
         self.enter(Phase::Dead);
         shard.timers.set(self, None);
         self.flush(shard);
-        if let Link::Tcp(tcp) = &mut self.link {
-            shard.buffers.give(std::mem::take(&mut tcp.partial));
-            shard.outputs.push_back(Output::Close { qp: self.id, reset });
+        match &mut self.link {
+            Link::None => {}
+            Link::Direct(peer) if reset => shard.deliver(*peer, Delivery::Reset),
+            Link::Direct(_) => {}
+            Link::Tcp(tcp) => {
+                shard.buffers.give(std::mem::take(&mut tcp.partial));
+                shard.outputs.push_back(Output::Close { qp: self.id, reset });
+            }
         }
         self.link = Link::None;
         if self.flush_pending {

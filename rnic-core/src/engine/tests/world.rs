@@ -179,6 +179,8 @@ pub(super) struct World {
     pub invalidations: Vec<(usize, QpId, Stag)>,
     pub answer_invalidations: bool,
     pub emss: usize,
+    /// Octets that came behind the next MPA reply.
+    pub leftover: Vec<u8>,
     stags: StagAllocator,
     next_id: u32,
 }
@@ -208,6 +210,7 @@ impl World {
             invalidations: Vec::new(),
             answer_invalidations: true,
             emss: 1460,
+            leftover: Vec::new(),
             stags: StagAllocator::new([9; 32]),
             next_id: 100,
         }
@@ -263,7 +266,7 @@ impl World {
         ours: Options,
         theirs: Options,
     ) -> Raw {
-        let (n, peer) = if initiator {
+        let (mut n, peer) = if initiator {
             Wiring { a: ours, b: theirs, ..Wiring::tcp() }.negotiate()
         } else {
             let wiring = Wiring { a: theirs, b: ours, ..Wiring::tcp() };
@@ -275,6 +278,7 @@ impl World {
         let link = self.links.len();
         self.links.push(Link::new(End::Qp { engine, qp: id }, End::Raw));
         let config = self.take_config(qp, engine);
+        n.leftover = std::mem::take(&mut self.leftover);
         self.engines[engine].bind_tcp(config, n, addresses(false), self.now);
         self.settle();
         Raw::new(link, &peer)
@@ -592,8 +596,7 @@ impl World {
     pub fn advance(&mut self, by: Duration) {
         let until = self.now.after(by);
         loop {
-            let due = self.engines.iter().filter_map(Engine::next_timeout).min();
-            match due {
+            match self.next_timeout() {
                 Some(at) if at <= until => self.now = at.max(self.now),
                 _ => break,
             }
@@ -604,6 +607,10 @@ impl World {
         }
         self.now = self.now.max(until);
         self.settle();
+    }
+
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.engines.iter().filter_map(Engine::next_timeout).min()
     }
 
     /// One round of every worker; whether anything happened.
