@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
 use rnic_client::Context;
 use rnic_client::programs::tour;
-use rnic_tests::DEADLINE;
+use rnic_tests::{DEADLINE, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -23,6 +25,25 @@ enum Part {
         /// Address to listen on.
         #[arg(default_value = "127.0.0.1:0")]
         address: SocketAddr,
+    },
+    /// Serves checksummed traffic to visitors until its standard input closes; prints the address
+    /// it listens on and how each connection ended.
+    Serve {
+        /// Address to listen on.
+        #[arg(default_value = "127.0.0.1:0")]
+        address: SocketAddr,
+    },
+    /// Exchanges checksummed traffic with a server, until its standard input closes or for a
+    /// number of rounds; prints when it has begun and how many rounds there were.
+    Traffic {
+        /// The server's address.
+        address: SocketAddr,
+        /// Seed of data and sizes.
+        #[arg(default_value_t = 1)]
+        seed: u64,
+        /// Rounds; 0 for as many as there is time for.
+        #[arg(default_value_t = 0)]
+        rounds: u64,
     },
     /// Goes on a tour of every operation.
     Visit {
@@ -41,13 +62,48 @@ fn main() -> ExitCode {
     }
 }
 
-fn play(part: Part) -> Result<(), Box<dyn std::error::Error>> {
+/// Returns when whoever started this actor wants it to end, or is gone.
+fn wait_for_release() {
+    // Whatever the error, there is nobody left to wait for.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+}
+
+fn play(part: Part) -> Result<(), traffic::Failure> {
     let context = Context::open()?;
     match part {
         Part::Host { guests, address } => {
             let listener = context.listen(address, 16)?;
             println!("listening on {}", listener.local_addr());
             tour::host(&context, &listener, guests, DEADLINE)?;
+        }
+        Part::Serve { address } => {
+            let listener = context.listen(address, 64)?;
+            println!("listening on {}", listener.local_addr());
+            std::thread::spawn(move || {
+                let said = |line: String| println!("{line}");
+                if let Err(e) = traffic::host(&context, &listener, u32::MAX, DEADLINE, said) {
+                    println!("serving ended: {e}");
+                }
+            });
+            wait_for_release();
+        }
+        Part::Traffic { address, seed, rounds } => {
+            let released = Arc::new(AtomicBool::new(false));
+            let release = released.clone();
+            std::thread::spawn(move || {
+                wait_for_release();
+                release.store(true, Ordering::Relaxed);
+            });
+            let done = traffic::visit(&context, address, seed, DEADLINE, |round| {
+                if round == 1 {
+                    println!("under way");
+                }
+                match rounds {
+                    0 => round < 1 || !released.load(Ordering::Relaxed),
+                    n => round < n,
+                }
+            });
+            println!("{} rounds", done?);
         }
         Part::Visit { address } => {
             for step in tour::visit(&context, address, DEADLINE)? {
