@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
-use rnic_client::Context;
 use rnic_client::programs::tour;
+use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, QpOptions};
 use rnic_tests::{DEADLINE, traffic};
 
 #[derive(Parser)]
@@ -45,6 +45,8 @@ enum Part {
         #[arg(default_value_t = 0)]
         rounds: u64,
     },
+    /// Makes and destroys objects until it is killed; prints when it has begun.
+    Churn,
     /// Goes on a tour of every operation.
     Visit {
         /// The host's address.
@@ -105,6 +107,22 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             });
             println!("{} rounds", done?);
         }
+        Part::Churn => loop {
+            let pd = context.open_pd(None)?;
+            let segment = context.create_segment(65536)?;
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let regions = (0..8).map(|_| pd.reg_mr(&segment, .., access));
+            let regions = regions.collect::<Result<Vec<_>, _>>()?;
+            let cq = context.create_cq(16, None)?;
+            let qp = pd.create_qp(&QpOptions::new(&cq))?;
+            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            let guest = pd.create_qp(&QpOptions::new(&cq))?;
+            guest.start_connect(listener.local_addr(), &ConnectOptions::default())?;
+            let request = listener.accept_request(Some(DEADLINE))?;
+            request.accept(&qp, &AcceptOptions::default())?;
+            println!("under way");
+            drop(regions);
+        },
         Part::Visit { address } => {
             for step in tour::visit(&context, address, DEADLINE)? {
                 println!("{}: {}", step.name, step.detail);
