@@ -3,6 +3,8 @@
 //! Each command is a function from its arguments to an exit code; what it does lives elsewhere.
 //! The binary calls [`main`].
 
+pub mod table;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
