@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 
 use crate::abi::queue::{ChannelRecord, Cqe};
-use crate::shm::queue::{CompletionProducer, PublishError, QueueMemory};
+use crate::shm::queue::{CompletionProducer, PublishError, QueueFault, QueueMemory};
 use crate::types::{CompletionStatus, CqId, SessionId};
 
 /// A completion queue, shared by the workers whose QPs complete to it.
@@ -30,6 +30,8 @@ pub struct Cq {
 
 struct Inner {
     producer: CompletionProducer,
+    /// Workers that asked to be told of free slots, by bit; what the client sees is a copy.
+    waiting: u64,
     completions: u64,
     events: u64,
 }
@@ -49,8 +51,10 @@ pub enum Published {
 pub enum CqFault {
     /// No slot, and the completion held no reservation.
     Full,
-    /// The client's consumer index is impossible, or the CQ died of that or of an overflow before.
+    /// The CQ died before, of an overflow or of what its client wrote.
     Dead,
+    /// The client's consumer index is impossible.
+    Scribbled(QueueFault),
 }
 
 impl Cq {
@@ -66,6 +70,7 @@ impl Cq {
             dead: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 producer: CompletionProducer::new(queue),
+                waiting: 0,
                 completions: 0,
                 events: 0,
             }),
@@ -110,23 +115,34 @@ impl Cq {
 
     /// Reserves up to `wanted` slots; how many were.
     pub fn reserve(&self, wanted: u32) -> Result<u32, CqFault> {
+        if self.is_dead() {
+            return Err(CqFault::Dead);
+        }
         let mut inner = self.inner.lock();
         let mut got = 0;
         while got < wanted {
             match inner.producer.reserve() {
                 Ok(true) => got += 1,
                 Ok(false) => break,
-                Err(_) => return Err(CqFault::Dead),
+                Err(fault) => {
+                    inner.producer.unreserve(got);
+                    return Err(CqFault::Scribbled(fault));
+                }
             }
         }
         Ok(got)
     }
 
-    /// Gives back reserved slots that will not be used.
-    pub fn unreserve(&self, n: u32) {
-        if n > 0 {
-            self.inner.lock().producer.unreserve(n);
+    /// Gives back reserved slots that will not be used. The result is the set of workers (by bit)
+    /// with a QP that waits for one: the client knows nothing of these slots and will not ring.
+    #[must_use = "the workers in this set wait to be told"]
+    pub fn unreserve(&self, n: u32) -> u64 {
+        if n == 0 {
+            return 0;
         }
+        let mut inner = self.inner.lock();
+        inner.producer.unreserve(n);
+        inner.waiting
     }
 
     /// Publishes a completion into a reserved slot.
@@ -138,20 +154,28 @@ impl Cq {
 
     /// Publishes a completion that holds no reservation.
     pub fn publish(&self, cqe: &Cqe) -> Result<Published, CqFault> {
+        if self.is_dead() {
+            return Err(CqFault::Dead);
+        }
         let mut inner = self.inner.lock();
         inner.producer.publish(cqe).map_err(CqFault::from)?;
         Ok(inner.published(cqe))
     }
 
-    /// Asks the client to ring `worker` when it has freed slots. The caller must then try again once:
-    /// the slots may have become free before the request was visible.
+    /// Asks the client to ring `worker` when it has freed slots, and other workers to tell it when
+    /// they have. The caller must then try again once: the slots may have become free before the
+    /// request was visible.
     pub fn wait_for_space(&self, worker: u32) {
-        self.inner.lock().producer.set_waits(worker);
+        let mut inner = self.inner.lock();
+        inner.waiting |= 1 << (worker % u64::BITS);
+        inner.producer.set_waits(worker);
     }
 
     /// Withdraws [`Cq::wait_for_space`].
     pub fn stop_waiting(&self, worker: u32) {
-        self.inner.lock().producer.clear_waits(worker);
+        let mut inner = self.inner.lock();
+        inner.waiting &= !(1 << (worker % u64::BITS));
+        inner.producer.clear_waits(worker);
     }
 
     /// The record for one event on its channel.
@@ -159,6 +183,12 @@ impl Cq {
         let mut inner = self.inner.lock();
         inner.events += 1;
         ChannelRecord { cq: self.id.0, sequence: inner.events }
+    }
+}
+
+impl std::fmt::Debug for Cq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cq").field("id", &self.id).field("dead", &self.is_dead()).finish()
     }
 }
 
@@ -175,7 +205,7 @@ impl From<PublishError> for CqFault {
     fn from(e: PublishError) -> Self {
         match e {
             PublishError::Full => CqFault::Full,
-            PublishError::Queue(_) => CqFault::Dead,
+            PublishError::Queue(fault) => CqFault::Scribbled(fault),
         }
     }
 }

@@ -248,16 +248,18 @@ impl Payload<'_> {
 
     /// Copies the octets `from..from + target.len()` of this payload to a target.
     ///
-    /// With `tail_last` the final octets become visible last: programs poll on them.
-    pub fn place(&self, from: usize, target: Target<'_>, tail_last: bool) -> Result<(), CopyFault> {
+    /// With `tail_last` the final octets become visible last: programs poll on them. On failure the
+    /// pages of the session that is returned were gone.
+    pub fn place(&self, from: usize, target: Target<'_>, tail_last: bool) -> Result<(), SessionId> {
         match self {
             Payload::Octets(b) => {
                 let b = &b[from..from + target.len];
-                if tail_last {
+                let written = if tail_last {
                     target.mapping.write_tail_last(target.offset, b)
                 } else {
                     target.mapping.write(target.offset, b)
-                }
+                };
+                written.map_err(|_| target.owner)
             }
             Payload::Gather(sources) => {
                 let (mut skip, mut done) = (from, 0);
@@ -272,7 +274,9 @@ impl Payload<'_> {
                     let n = (s.len - skip).min(target.len - done);
                     let last = tail_last && done + n == target.len;
                     let to = target.offset + done;
-                    s.mapping.copy_to(s.offset + skip, target.mapping, to, n, last)?;
+                    s.mapping.copy_to(s.offset + skip, target.mapping, to, n, last).map_err(
+                        |_| if s.mapping.is_poisoned() { s.owner } else { target.owner },
+                    )?;
                     done += n;
                     skip = 0;
                 }
@@ -286,6 +290,16 @@ impl<'t> Target<'t> {
     /// Octets it covers.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// `len` octets of it from `from` on, if they are inside.
+    pub fn part(&self, from: u64, len: usize) -> Option<Target<'t>> {
+        let from = usize::try_from(from).ok()?;
+        (len <= self.len.checked_sub(from)?).then(|| Target {
+            offset: self.offset + from,
+            len,
+            ..*self
+        })
     }
 
     /// Whether it covers none.

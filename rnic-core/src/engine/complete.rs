@@ -1,7 +1,7 @@
 //! Completions: retiring requests in order, completing receives, flushing what will never be done.
 
 use super::ledger::Entry;
-use super::qp::Qp;
+use super::qp::{Phase, Qp};
 use super::{Output, Shard};
 use crate::abi::control::Event;
 use crate::abi::queue::{Cqe, SendOpcode};
@@ -11,6 +11,9 @@ use crate::shm::queue::TakeError;
 use crate::types::{CompletionOpcode, CompletionStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// What the owner of a QP is told when that happens.
+pub(super) const CQ_IS_DEAD: &str = "its completion queue is dead";
 
 /// Which of a QP's two completion queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +45,7 @@ impl Qp {
         if retired > 0 {
             self.sq.retire(retired);
         }
-        if silent > 0 {
-            self.send_cq.unreserve(silent);
-        }
+        shard.unreserve(&self.send_cq, silent);
     }
 
     fn publish_send(&mut self, cqe: &Cqe, shard: &mut Shard) {
@@ -62,12 +63,12 @@ impl Qp {
         self.shared.receives_completed.add(1);
         match self.recv_cq.publish(cqe) {
             Ok(published) => notify(published, &self.recv_cq, shard),
-            Err(CqFault::Full | CqFault::Dead) => self.cq_failed(shard, Side::Receive),
+            Err(fault) => self.cq_failed(shard, Side::Receive, fault),
         }
     }
 
-    /// A completion queue of this QP is dead: say so once, and end the QP.
-    pub(super) fn cq_failed(&mut self, shard: &mut Shard, side: Side) {
+    /// A completion queue of this QP is dead: say so once, and end its QPs.
+    pub(super) fn cq_failed(&mut self, shard: &mut Shard, side: Side, fault: CqFault) {
         let cq = match side {
             Side::Send => &self.send_cq,
             Side::Receive => &self.recv_cq,
@@ -77,8 +78,13 @@ impl Qp {
             let event = Event::CqError { cq: cq.id(), context };
             shard.outputs.push_back(Output::Event { session: cq.session(), event });
             shard.outputs.push_back(Output::CqFailed(cq.id()));
+            shard.dead_cqs.push(cq.id());
+            if let CqFault::Scribbled(fault) = fault {
+                let why = format!("completion queue {}: {fault}", cq.id());
+                shard.outputs.push_back(Output::Misbehaved { session: cq.session(), why });
+            }
         }
-        self.fail_locally(shard, "its completion queue is dead");
+        self.fail_locally(shard, CQ_IS_DEAD);
     }
 
     /// Flushes everything that was posted and is not done. What finds no CQ slot stays in its queue
@@ -93,16 +99,28 @@ impl Qp {
         self.ledger.flush(accepted);
         self.reads.clear();
         self.owed.clear();
-        self.invalidating = None;
+        self.invalidating.clear();
         self.take_limit = None;
         self.retire(shard);
+        self.flush_pending = false;
         self.flush_posted(shard);
         self.flush_receives(shard);
+        if self.phase == Phase::Dead && !self.flush_pending {
+            self.say_how_it_ended(shard);
+        }
+    }
+
+    /// Goes on with a flush that found no CQ slot.
+    pub(super) fn resume_flush(&mut self, shard: &mut Shard) {
+        if self.phase.flushes() {
+            self.flush(shard);
+        } else if std::mem::take(&mut self.flush_pending) {
+            self.flush_receives(shard);
+        }
     }
 
     /// Flushes requests still in the send queue.
     fn flush_posted(&mut self, shard: &mut Shard) {
-        self.flush_pending = false;
         while !self.send_cq.is_dead() {
             let pending = self.sq.pending().unwrap_or(0);
             if pending == 0 {
@@ -118,7 +136,10 @@ impl Qp {
                     let opcode = SendOpcode::from_u8(e.header.opcode);
                     (e.header.wr_id, opcode.map_or(CompletionOpcode::Send, |o| o.completion()))
                 }
-                Err(TakeError::Entry(e)) => (e.wr_id, CompletionOpcode::Send),
+                Err(TakeError::Entry(e)) => {
+                    let opcode = SendOpcode::from_u8(e.opcode);
+                    (e.wr_id, opcode.map_or(CompletionOpcode::Send, |o| o.completion()))
+                }
                 Err(TakeError::Queue(_)) => break,
             };
             self.slots -= 1;
@@ -127,40 +148,35 @@ impl Qp {
             let cqe = Cqe::new(self.id.0, wr_id, opcode, CompletionStatus::WrFlush);
             self.publish_send(&cqe, shard);
         }
-        self.return_slots();
+        self.return_slots(shard);
     }
 
     /// Flushes the receive that is being filled and those still in the receive queue.
     pub(super) fn flush_receives(&mut self, shard: &mut Shard) {
-        if let Some(receiving) = self.receiving.take() {
-            self.flush_receive(receiving.entry.wr_id, shard, false);
-        }
-        while !self.recv_cq.is_dead() && self.rq.pending().is_ok_and(|n| n > 0) {
+        while !self.recv_cq.is_dead()
+            && (self.receiving.is_some() || self.rq.pending().is_ok_and(|n| n > 0))
+        {
             if !self.receive_slot(shard) {
                 self.flush_pending = true;
                 break;
             }
-            let wr_id = match self.rq.take() {
-                Ok(None) | Err(TakeError::Queue(_)) => {
-                    self.recv_cq.unreserve(1);
-                    break;
-                }
-                Ok(Some(e)) => e.wr_id,
-                Err(TakeError::Entry(e)) => e.wr_id,
+            let wr_id = match self.receiving.take() {
+                Some(receiving) => receiving.entry.wr_id,
+                None => match self.rq.take() {
+                    Ok(None) | Err(TakeError::Queue(_)) => {
+                        shard.unreserve(&self.recv_cq, 1);
+                        break;
+                    }
+                    Ok(Some(e)) => e.wr_id,
+                    Err(TakeError::Entry(e)) => e.wr_id,
+                },
             };
-            self.flush_receive(wr_id, shard, true);
+            let status = CompletionStatus::WrFlush;
+            let cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
+            self.shared.receives_completed.add(1);
+            self.shared.errors.add(1);
+            notify(self.recv_cq.publish_reserved(&cqe), &self.recv_cq, shard);
         }
-    }
-
-    fn flush_receive(&mut self, wr_id: u64, shard: &mut Shard, reserved: bool) {
-        let cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, CompletionStatus::WrFlush);
-        if !reserved {
-            self.publish_receive(&cqe, shard);
-            return;
-        }
-        self.shared.receives_completed.add(1);
-        self.shared.errors.add(1);
-        notify(self.recv_cq.publish_reserved(&cqe), &self.recv_cq, shard);
     }
 
     /// Reserves a slot for a flushed receive, or arranges to be woken when there is one.
@@ -172,14 +188,37 @@ impl Qp {
             match self.recv_cq.reserve(1) {
                 Ok(0) => {}
                 Ok(_) => return true,
-                Err(_) => {
-                    self.cq_failed(shard, Side::Receive);
+                Err(fault) => {
+                    self.cq_failed(shard, Side::Receive, fault);
                     return false;
                 }
             }
         }
-        shard.sessions.stall(self.session, self.recv_cq.doorbell(), self.key);
+        shard.sessions.stall(self.session, &self.recv_cq, self.key);
         false
+    }
+}
+
+impl Shard {
+    /// Gives slots back, and tells those who wait for some.
+    pub(super) fn unreserve(&mut self, cq: &Arc<Cq>, n: u32) {
+        let waiting = cq.unreserve(n);
+        if waiting == 0 {
+            return;
+        }
+        let ours = 1 << (self.worker % u64::BITS);
+        if waiting & ours != 0 {
+            self.space_freed(cq);
+        }
+        if waiting & !ours != 0 {
+            let cq = cq.clone();
+            self.outputs.push_back(Output::SpaceFreed { cq, workers: waiting & !ours });
+        }
+    }
+
+    /// Wakes the QPs that wait for a slot of a CQ.
+    pub(super) fn space_freed(&mut self, cq: &Cq) {
+        self.sessions.unstall(cq, self.worker, &mut self.awakened);
     }
 }
 

@@ -32,6 +32,7 @@ enum Outcome {
 impl Qp {
     /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
     pub(super) fn run_direct(&mut self, peer: &mut Qp, shard: &mut Shard) {
+        let done = Progress::Done(CompletionStatus::Success);
         while self.deficit > 0
             && self.phase.sends()
             && peer.phase.receives()
@@ -41,7 +42,7 @@ impl Qp {
             // Version and segment size are those of a TCP connection inside this machine.
             let segment = message.next_segment(usize::from(MAX_MULPDU), 1);
             match self.hand_over(peer, shard, &segment) {
-                Outcome::Done => self.handed_over(&segment),
+                Outcome::Done => self.segment_left(segment.len, done),
                 Outcome::Source(fault) => self.gather_failed(fault, shard),
                 Outcome::Sink(trouble) => {
                     let read = match &message.source {
@@ -49,7 +50,7 @@ impl Qp {
                         _ => None,
                     };
                     // TCP would have taken the message before the peer's Terminate came back.
-                    self.handed_over(&segment);
+                    self.segment_left(segment.len, done);
                     self.retire(shard);
                     let len = (segment.header.len() + segment.len as usize) as u16;
                     peer.segment_failed(shard, trouble, |fault| {
@@ -60,7 +61,7 @@ impl Qp {
             self.deficit -= i64::from(segment.len).max(REQUEST_COST);
         }
         self.retire(shard);
-        self.return_slots();
+        self.return_slots(shard);
         self.close_if_dry(shard);
     }
 
@@ -76,6 +77,7 @@ impl Qp {
             segment.header.emit(&mut header);
             let segment_len = (header.len() + segment.len as usize) as u16;
             let read = ReadArrival { request: *request, header, segment_len };
+            peer.shared.segments_received.add(1);
             return sunk(peer.read_requested(shard, read));
         }
         let is_send = matches!(message.head, Head::Untagged { .. });
@@ -93,6 +95,7 @@ impl Qp {
             self.principal(),
             &shard.stags,
             self.sq.mapping(),
+            self.elements.as_slice(),
             &mut memory,
         );
         if let Err(fault) = gathered {
@@ -128,25 +131,6 @@ impl Qp {
                     matches!(opcode, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate);
                 let kind = SendKind { solicited, invalidate: invalidates.then_some(invalidate) };
                 sunk(peer.deliver_send(shard, kind, message.total))
-            }
-        }
-    }
-
-    /// Notes that a segment has left this QP.
-    fn handed_over(&mut self, segment: &Segment) {
-        let Some(message) = &mut self.message else { return };
-        self.shared.bytes_sent.add(u64::from(segment.len));
-        self.shared.segments_sent.add(1);
-        if message.is_response() && segment.last {
-            self.shared.reads_answered.add(1);
-        }
-        if message.advance(segment.len) {
-            let seq = message.seq;
-            self.message = None;
-            if let Some(entry) = seq.and_then(|seq| self.ledger.get_mut(seq))
-                && entry.progress == Progress::Sending
-            {
-                entry.progress = Progress::Done(CompletionStatus::Success);
             }
         }
     }

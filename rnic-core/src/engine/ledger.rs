@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 
 use crate::abi::queue::SendOpcode;
-use crate::types::{CompletionOpcode, CompletionStatus};
+use crate::device::qp::terminate_detail;
+use crate::types::{CompletionOpcode, CompletionStatus, TerminateCode};
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,16 @@ impl Ledger {
     /// The entry with this sequence number, unless it has completed.
     pub(super) fn get_mut(&mut self, seq: u64) -> Option<&mut Entry> {
         self.entries.get_mut(usize::try_from(seq.checked_sub(self.base)?).ok()?)
+    }
+
+    /// Ends a request in error; what is done already stays as it is.
+    pub(super) fn fail(&mut self, seq: u64, status: CompletionStatus, code: Option<TerminateCode>) {
+        if let Some(entry) = self.get_mut(seq)
+            && !matches!(entry.progress, Progress::Done(_))
+        {
+            entry.progress = Progress::Done(status);
+            entry.detail = code.map_or(0, terminate_detail);
+        }
     }
 
     /// Takes the oldest entry if it is done, given how much TCP has accepted.

@@ -11,7 +11,7 @@ use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::device::stag::{Principal, StagTable, Target};
 use crate::rdmap::{Control, Opcode, ReadRequest};
 use crate::shm::Mapping;
-use crate::shm::queue::{MAX_SGE, SgeList};
+use crate::shm::queue::MAX_SGE;
 use crate::stream::ReadArrival;
 use crate::types::{Access, Msn, Stag, TaggedOffset};
 
@@ -28,12 +28,14 @@ pub(super) enum Head {
 }
 
 /// Where the payload comes from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     /// Nowhere: a message of no octets.
     Empty,
-    /// Local elements, with the element and the offset in it that come next.
-    Elements { list: SgeList, index: usize, offset: u32 },
+    /// One local element.
+    Element(Sge),
+    /// Several, in the QP's own list, with the element and the offset in it that come next.
+    Elements { index: usize, offset: u32 },
     /// Inline data in the client's arena.
     Inline { at: usize },
     /// A region the peer named: the response to its read.
@@ -42,7 +44,7 @@ pub(super) enum Source {
     ReadRequest(ReadRequest),
 }
 
-/// A message being sent.
+/// A message being sent. It is made for every request, so it stays small.
 #[derive(Clone, Debug)]
 pub(super) struct Message {
     pub head: Head,
@@ -105,14 +107,16 @@ impl Message {
         Segment { header, len, last }
     }
 
-    /// Resolves the next `len` octets of the payload. `arena` holds inline data. A
-    /// [`Source::ReadRequest`] has no memory: its octets stand in the message.
+    /// Resolves the next `len` octets of the payload. `arena` holds inline data, `list` the elements
+    /// of [`Source::Elements`]. A [`Source::ReadRequest`] has no memory: its octets stand in the
+    /// message.
     pub(super) fn gather<'t>(
         &self,
         len: u32,
         who: Principal,
         stags: &'t StagTable,
         arena: &'t Mapping,
+        list: &[Sge],
         out: &mut Gather<'t>,
     ) -> Result<(), GatherFault> {
         if len == 0 {
@@ -130,10 +134,15 @@ impl Message {
                     .map_err(|_| GatherFault::Revoked)?;
                 out.push(target);
             }
-            Source::Elements { list, index, offset } => {
+            Source::Element(sge) => {
+                let addr = sge.addr.wrapping_add(u64::from(self.sent));
+                let target = stags.local(who, sge.lkey, addr, len, false);
+                out.push(target.map_err(|_| GatherFault::Local)?);
+            }
+            Source::Elements { index, offset } => {
                 let mut left = len;
                 let mut skip = *offset;
-                for sge in &list.as_slice()[*index..] {
+                for sge in list.get(*index..).unwrap_or_default() {
                     if left == 0 {
                         break;
                     }
@@ -159,12 +168,13 @@ impl Message {
         matches!(self.head, Head::Tagged { opcode: Opcode::ReadResponse, .. })
     }
 
-    /// Notes that the next `len` octets have been sent; whether that was all.
-    pub(super) fn advance(&mut self, len: u32) -> bool {
+    /// Notes that the next `len` octets have been sent; whether that was all. `list` as in
+    /// [`Message::gather`].
+    pub(super) fn advance(&mut self, len: u32, list: &[Sge]) -> bool {
         self.sent += len;
-        if let Source::Elements { list, index, offset } = &mut self.source {
+        if let Source::Elements { index, offset } = &mut self.source {
             let mut left = len;
-            while let Some(sge) = list.as_slice().get(*index) {
+            while let Some(sge) = list.get(*index) {
                 let n = (sge.length - *offset).min(left);
                 left -= n;
                 *offset += n;

@@ -21,6 +21,8 @@ mod schedule;
 mod session;
 mod tcp;
 mod teardown;
+#[cfg(test)]
+mod tests;
 mod tx;
 
 use std::collections::{HashMap, VecDeque};
@@ -84,8 +86,16 @@ pub enum Output {
         /// The STag.
         stag: Stag,
     },
-    /// A CQ died: every QP that uses it, on whatever worker, must go to Error.
+    /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
     CqFailed(CqId),
+    /// Slots of a CQ have become free, by no doing of its client: call [`Engine::space_freed`] on
+    /// these workers (bit `n` for worker `n`), which have QPs that wait for one.
+    SpaceFreed {
+        /// The CQ.
+        cq: Arc<Cq>,
+        /// The workers.
+        workers: u64,
+    },
     /// A client broke the contract: its session must end.
     Misbehaved {
         /// Whose.
@@ -148,8 +158,10 @@ struct Shard {
     buffers: Buffers,
     outputs: VecDeque<Output>,
     deliveries: VecDeque<(Key, Delivery)>,
-    terminates_sent: u64,
-    terminates_received: u64,
+    /// QPs that waited for a CQ slot and may try again.
+    awakened: Vec<Key>,
+    /// CQs that died, with QPs of this engine still to be ended.
+    dead_cqs: Vec<CqId>,
 }
 
 /// What one QP does to another by the direct path besides moving data.
@@ -191,8 +203,8 @@ impl Engine {
                 buffers: Buffers::default(),
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
-                terminates_sent: 0,
-                terminates_received: 0,
+                awakened: Vec::new(),
+                dead_cqs: Vec::new(),
             },
             tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
             rx_slab: vec![0; RX_SLAB].into_boxed_slice(),
@@ -231,18 +243,17 @@ impl Engine {
         self.shard.stags.revoke(stag);
     }
 
-    /// Every worker has dropped the STag that this QP asked to invalidate.
+    /// Every worker has dropped the STag that this QP asked to invalidate; it asks for one at a time.
     pub fn invalidated(&mut self, qp: QpId, now: Time) {
         self.shard.now = now;
-        self.with(qp, |qp, shard| {
-            if let Some(seq) = qp.invalidating.take()
-                && let Some(entry) = qp.ledger.get_mut(seq)
-            {
-                entry.progress = ledger::Progress::Done(crate::types::CompletionStatus::Success);
-                qp.retire(shard);
-                shard.wake(qp);
-            }
-        });
+        self.with(qp, |qp, shard| qp.invalidated(shard));
+    }
+
+    /// Another worker has freed slots of a CQ ([`Output::SpaceFreed`]).
+    pub fn space_freed(&mut self, cq: &Cq, now: Time) {
+        self.shard.now = now;
+        self.shard.space_freed(cq);
+        self.deliver_pending();
     }
 
     /// Connects a QP by a TCP connection that has been through MPA start-up.
@@ -256,7 +267,7 @@ impl Engine {
         self.shard.now = now;
         let id = config.qp;
         let link = Box::new(TcpLink::new(&negotiated));
-        self.insert(config, Link::Tcp(link));
+        self.insert(*config, Link::Tcp(link));
         let Negotiated { role, ird, ord, private_data, mut leftover, .. } = negotiated;
         self.with(id, |qp, shard| {
             qp.addresses = Some(addresses);
@@ -288,7 +299,7 @@ impl Engine {
         let ids = [active.0.qp, passive.0.qp];
         let mut ends = Vec::with_capacity(2);
         for (config, negotiated, addresses) in [active, passive] {
-            let key = self.insert(config, Link::None);
+            let key = self.insert(*config, Link::None);
             ends.push((key, negotiated, addresses));
         }
         let keys = [ends[0].0, ends[1].0];
@@ -314,7 +325,7 @@ impl Engine {
     pub fn bind_dead(&mut self, config: Box<QpConfig>, now: Time) {
         self.shard.now = now;
         let id = config.qp;
-        self.insert(config, Link::None);
+        self.insert(*config, Link::None);
         self.with(id, |qp, shard| {
             qp.enter(Phase::Dead);
             qp.flush(shard);
@@ -347,10 +358,10 @@ impl Engine {
         if qp.scheduled {
             shard.schedule.remove(qp.session, key);
         }
-        shard.sessions.unroute(qp.session, qp.doorbell, key);
+        shard.sessions.unroute(qp.session, qp.doorbell, [&qp.send_cq, &qp.recv_cq], key);
         // Slots of requests that will never complete must not shrink a CQ that lives on.
         let held = qp.slots + qp.ledger.len() as u32;
-        qp.send_cq.unreserve(held);
+        shard.unreserve(&qp.send_cq, held);
         self.free.push(key);
         self.deliver_pending();
     }
@@ -362,7 +373,7 @@ impl Engine {
     pub fn scan(&mut self, now: Time) -> bool {
         self.shard.now = now;
         let mut rung = std::mem::take(&mut self.rung);
-        self.shard.sessions.scan(now, &mut rung);
+        self.shard.sessions.scan(now, self.shard.worker, &mut rung);
         let any = !rung.is_empty();
         for key in rung.drain(..) {
             if let Some(qp) = self.qps.get_mut(key as usize).and_then(Option::as_mut) {
@@ -438,8 +449,12 @@ impl Engine {
     /// The next QP whose turn needs the worker's hands. Turns that do not are taken here.
     pub fn next_work(&mut self, now: Time) -> Option<Work> {
         self.shard.now = now;
-        // A bound, so that a busy direct path cannot keep the worker from its sockets.
+        // Bounds, so that a busy direct path cannot keep the worker from its sockets and commands.
+        let mut budget = DIRECT_BUDGET;
         for _ in 0..TURNS_PER_CALL {
+            if budget <= 0 {
+                return None;
+            }
             let key = self.shard.schedule.pop()?;
             let Some(mut qp) = self.qps.get_mut(key as usize).and_then(Option::take) else {
                 continue;
@@ -447,20 +462,16 @@ impl Engine {
             qp.scheduled = false;
             qp.deficit = (qp.deficit + QUANTUM).min(QUANTUM);
             let mut transmit = None;
-            match (&qp.link, qp.phase) {
-                (_, Phase::Dead) | (Link::None, _) => qp.flush(&mut self.shard),
-                (Link::Tcp(tcp), _) => {
-                    // A blocked one waits for `writable`.
-                    if !tcp.blocked {
-                        transmit = Some(Work::Transmit(qp.id));
-                    }
-                    if qp.phase.flushes() {
-                        qp.flush(&mut self.shard);
-                    }
-                }
-                (Link::Direct(peer), _) => {
-                    let peer = *peer;
+            qp.resume_flush(&mut self.shard);
+            match &qp.link {
+                Link::None => {}
+                // A blocked one waits for `writable`.
+                Link::Tcp(tcp) if tcp.blocked => {}
+                Link::Tcp(_) => transmit = Some(Work::Transmit(qp.id)),
+                Link::Direct(peer) => {
+                    let (peer, before) = (*peer, qp.deficit);
                     self.turn_direct(&mut qp, peer);
+                    budget -= before - qp.deficit;
                 }
             }
             self.qps[key as usize] = Some(qp);
@@ -498,11 +509,6 @@ impl Engine {
         self.by_id.len()
     }
 
-    /// Terminates sent and received since the start.
-    pub fn terminates(&self) -> (u64, u64) {
-        (self.shard.terminates_sent, self.shard.terminates_received)
-    }
-
     // -----------------------------------------------------------------------------------------
 
     /// One turn of a direct connection.
@@ -517,12 +523,12 @@ impl Engine {
         self.qps[peer_key as usize] = Some(peer);
     }
 
-    fn insert(&mut self, config: Box<QpConfig>, link: Link) -> Key {
+    fn insert(&mut self, config: QpConfig, link: Link) -> Key {
         let key = self.free.pop().unwrap_or_else(|| {
             self.qps.push(None);
             (self.qps.len() - 1) as Key
         });
-        let mut qp = Box::new(Qp::new(key, *config));
+        let mut qp = Box::new(Qp::new(key, config));
         qp.link = link;
         self.by_id.insert(qp.id, key);
         self.shard.sessions.route(qp.session, qp.doorbell, key);
@@ -545,15 +551,31 @@ impl Engine {
         Some(result)
     }
 
-    /// Carries out what QPs did to each other by the direct path.
+    /// Carries out what QPs did to each other: by the direct path, or by way of a CQ they share.
     fn deliver_pending(&mut self) {
-        while let Some((key, delivery)) = self.shard.deliveries.pop_front() {
-            if let Some(qp) = self.qps.get_mut(key as usize).and_then(Option::as_mut) {
-                qp.delivered(&mut self.shard, &delivery);
+        let Engine { qps, shard, .. } = self;
+        loop {
+            if let Some((key, delivery)) = shard.deliveries.pop_front() {
+                if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
+                    qp.delivered(shard, &delivery);
+                }
+            } else if let Some(key) = shard.awakened.pop() {
+                if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
+                    shard.wake(qp);
+                }
+            } else if let Some(cq) = shard.dead_cqs.pop() {
+                for qp in qps.iter_mut().flatten() {
+                    if qp.send_cq.id() == cq || qp.recv_cq.id() == cq {
+                        qp.fail_locally(shard, complete::CQ_IS_DEAD);
+                    }
+                }
+            } else {
+                return;
             }
         }
     }
 }
 
-/// Turns of direct connections between two looks at the sockets.
+/// Turns of direct connections between two looks at the sockets, and octets moved in them.
 const TURNS_PER_CALL: usize = 64;
+const DIRECT_BUDGET: i64 = 4 * QUANTUM;

@@ -4,10 +4,13 @@
 //! function passes all of them before the first octet is placed.
 
 use super::complete::Side;
-use super::ledger::Progress;
-use super::qp::{Phase, Qp, Receiving};
+use super::ledger::{Ledger, Progress};
+use super::message::Gather;
+use super::qp::{Qp, Receiving};
 use super::{Output, Shard};
 use crate::abi::queue::{CompletionFlags, Cqe};
+use crate::device::cq::CqFault;
+use crate::device::qp::terminate_detail;
 use crate::device::stag::{InvalidateFault, Payload, RemoteFault, StagTable};
 use crate::rdmap::codes;
 use crate::shm::queue::TakeError;
@@ -54,7 +57,7 @@ impl Qp {
         if stag_changed {
             return Err(Fault::segment(codes::TAGGED_INVALID_STAG).into());
         }
-        payload.place(0, target, last).map_err(|_| Trouble::Poisoned(target.owner()))?;
+        payload.place(0, target, last).map_err(Trouble::Poisoned)?;
         self.shared.bytes_received.add(len as u64);
         Ok(())
     }
@@ -95,6 +98,7 @@ impl Qp {
         let len = payload.len();
         send_fits(mo, len, receiving.capacity)?;
         let who = self.principal();
+        let mut targets = Gather::new();
         let (mut skip, mut from) = (mo, 0);
         for sge in receiving.entry.sges.as_slice() {
             if from == len {
@@ -110,9 +114,14 @@ impl Qp {
             let target = stags
                 .local(who, sge.lkey, addr, n as u32, true)
                 .map_err(|_| Trouble::BadReceive)?;
-            payload.place(from, target, false).map_err(|_| Trouble::Poisoned(target.owner()))?;
+            targets.push(target);
             from += n;
             skip = 0;
+        }
+        let mut from = 0;
+        for target in targets {
+            payload.place(from, target, false).map_err(Trouble::Poisoned)?;
+            from += target.len();
         }
         self.shared.bytes_received.add(len as u64);
         Ok(())
@@ -196,35 +205,34 @@ impl Qp {
         let Some(read) = self.reads.front_mut() else {
             return Err(Fault::segment(codes::OPERATION_OPCODE).into());
         };
-        let len = payload.len() as u64;
+        let len = payload.len();
+        let seq = read.seq;
+        let refuse = |ledger: &mut Ledger, status, code| {
+            if let Some(seq) = seq {
+                ledger.fail(seq, status, Some(code));
+            }
+            Err(Fault::segment(code).into())
+        };
+        let (bad, gone) = (CompletionStatus::BadResponse, CompletionStatus::LocalAccess);
         if len > 0 {
             if stag != read.sink {
-                return Err(Fault::segment(codes::TAGGED_INVALID_STAG).into());
+                return refuse(&mut self.ledger, bad, codes::TAGGED_INVALID_STAG);
             }
-            let inside = to
-                .checked_sub(read.to)
-                .and_then(|from| from.checked_add(len))
-                .is_some_and(|end| end <= u64::from(read.size));
-            // The sink must be enabled before its bounds are of interest; within the bounds of the
-            // request it needs no other check.
-            let target = stags.local(who, stag.0, read.to, read.size, true);
-            let (Ok(_), true) = (target, inside) else {
-                let code =
-                    if target.is_err() { codes::TAGGED_INVALID_STAG } else { codes::TAGGED_BOUNDS };
-                return Err(Fault::segment(code).into());
+            // The sink must still be enabled before its bounds are of interest.
+            let Ok(sink) = stags.local(who, stag.0, read.to, read.size, true) else {
+                return refuse(&mut self.ledger, gone, codes::TAGGED_INVALID_STAG);
             };
-            // `inside` bounds len by read.size, a u32.
-            let target = stags
-                .local(who, stag.0, to, len as u32, true)
-                .map_err(|_| Fault::segment(codes::TAGGED_INVALID_STAG))?;
-            let tail_last = last;
-            payload.place(0, target, tail_last).map_err(|_| Trouble::Poisoned(target.owner()))?;
-            // A peer that repeats octets overshoots and is caught at the end.
+            let Some(target) = to.checked_sub(read.to).and_then(|from| sink.part(from, len)) else {
+                return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
+            };
+            payload.place(0, target, last).map_err(Trouble::Poisoned)?;
+            // A peer that repeats octets overshoots and is caught at the end. A segment is at most
+            // 64 KiB.
             read.received = read.received.saturating_add(len as u32);
-            self.shared.bytes_received.add(len);
+            self.shared.bytes_received.add(len as u64);
         }
         if last && read.received != read.size {
-            return Err(Fault::segment(codes::TAGGED_BOUNDS).into());
+            return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
         }
         Ok(())
     }
@@ -257,6 +265,15 @@ impl Qp {
     ) {
         match trouble {
             Trouble::Fault(fault) => {
+                if fault.code == codes::UNTAGGED_TOO_LONG
+                    && let Some(receiving) = self.receiving.take()
+                {
+                    let status = CompletionStatus::LocalLength;
+                    let wr_id = receiving.entry.wr_id;
+                    let mut cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
+                    cqe.detail = terminate_detail(fault.code);
+                    self.publish_receive(&cqe, shard);
+                }
                 let payload = build(fault);
                 self.terminate(shard, fault.code, Some(payload));
             }
@@ -280,9 +297,9 @@ impl Qp {
     /// Whether receives can still be completed; a QP whose CQ died must not take messages.
     pub(super) fn can_receive(&mut self, shard: &mut Shard) -> bool {
         if self.recv_cq.is_dead() {
-            self.cq_failed(shard, Side::Receive);
+            self.cq_failed(shard, Side::Receive, CqFault::Dead);
         }
-        matches!(self.phase, Phase::Quiet | Phase::Open | Phase::Closing | Phase::FinSent)
+        self.phase.receives()
     }
 }
 

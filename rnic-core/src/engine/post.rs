@@ -4,19 +4,23 @@
 //! refused by status, which ends the QP as verbs demand. Fence, ORD and invalidation hold the queue;
 //! nothing overtakes (RFC 5040 section 5.5).
 
-use super::Shard;
+use super::complete::Side;
 use super::ledger::{Entry, Progress};
 use super::message::{Head, Message, Source, total_length};
 use super::qp::{OutstandingRead, Qp};
+use super::{Output, Shard};
 use crate::abi::queue::{SendFlags, SendOpcode};
-use crate::ddp::qn;
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::ddp::{UntaggedHeader, qn};
+use crate::mpa::MIN_MULPDU;
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, codes};
 use crate::shm::queue::{SendEntry, TakeError};
 use crate::stream::ReadArrival;
 use crate::types::{CompletionStatus, Msn, Scope, Stag, TaggedOffset};
 
 /// Slots reserved at a time, to spare the CQ's lock.
 const RESERVE_BATCH: u32 = 32;
+/// Octets of payload that fit the smallest segment.
+const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - UntaggedHeader::LEN as u32;
 
 impl Qp {
     /// Makes sure that a message is ready to be segmented; false if there is none to send now.
@@ -43,7 +47,7 @@ impl Qp {
 
     /// Takes requests until one becomes a message; false if none does.
     fn next_request(&mut self, shard: &mut Shard) -> bool {
-        while self.phase.sends() && self.invalidating.is_none() {
+        while self.phase.sends() && self.invalidating.is_empty() {
             let Some(entry) = self.take_request(shard) else { return false };
             let flags = SendFlags::from_bits_truncate(entry.header.flags);
             let reads = matches!(
@@ -56,7 +60,7 @@ impl Qp {
                 self.held = Some(entry);
                 return false;
             }
-            if self.begin(entry, shard) {
+            if self.begin(&entry, shard) {
                 return true;
             }
         }
@@ -88,7 +92,8 @@ impl Qp {
             Ok(entry) => entry,
             Err(TakeError::Entry(error)) => {
                 self.slots -= 1;
-                let seq = self.ledger.push(Entry::new(error.wr_id, SendOpcode::Send, true));
+                let kind = SendOpcode::from_u8(error.opcode).unwrap_or(SendOpcode::Send);
+                let seq = self.ledger.push(Entry::new(error.wr_id, kind, true));
                 self.request_failed(seq, CompletionStatus::LocalQpOperation, shard);
                 None
             }
@@ -116,29 +121,27 @@ impl Qp {
                     self.slots = n;
                     return true;
                 }
-                Err(_) => {
-                    self.cq_failed(shard, super::complete::Side::Send);
+                Err(fault) => {
+                    self.cq_failed(shard, Side::Send, fault);
                     return false;
                 }
             }
         }
-        shard.sessions.stall(self.session, self.send_cq.doorbell(), self.key);
+        shard.sessions.stall(self.session, &self.send_cq, self.key);
         false
     }
 
     /// Returns slots that no request holds, at the end of a turn.
-    pub(super) fn return_slots(&mut self) {
+    pub(super) fn return_slots(&mut self, shard: &mut Shard) {
         // A held request keeps the slot it was taken with.
         let keep = u32::from(self.held.is_some());
         let spare = self.slots.saturating_sub(keep);
-        if spare > 0 {
-            self.send_cq.unreserve(spare);
-            self.slots -= spare;
-        }
+        self.slots -= spare;
+        shard.unreserve(&self.send_cq, spare);
     }
 
     /// Starts a request; whether it became a message. Consumes one reserved slot.
-    fn begin(&mut self, entry: SendEntry, shard: &mut Shard) -> bool {
+    fn begin(&mut self, entry: &SendEntry, shard: &mut Shard) -> bool {
         let h = &entry.header;
         let flags = SendFlags::from_bits_truncate(h.flags);
         let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
@@ -146,10 +149,11 @@ impl Qp {
         let kind = opcode.unwrap_or(SendOpcode::Send);
         self.slots -= 1;
         let seq = self.ledger.push(Entry::new(h.wr_id, kind, signaled));
+        // No operation has parameters yet.
         let message = opcode
-            .filter(|_| SendFlags::from_bits(h.flags).is_some())
+            .filter(|_| SendFlags::from_bits(h.flags).is_some() && h.params == [0; 3])
             .ok_or(CompletionStatus::LocalQpOperation)
-            .and_then(|opcode| self.message_for(opcode, &entry, seq, shard));
+            .and_then(|opcode| self.message_for(opcode, entry, seq, shard));
         match message {
             Ok(Some(message)) => {
                 self.message = Some(message);
@@ -175,12 +179,12 @@ impl Qp {
         let remote = |opcode| Head::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
         match opcode {
             SendOpcode::Write => {
-                let (source, total) = payload(entry)?;
+                let (source, total) = self.payload(entry, shard)?;
                 let head = remote(Opcode::Write);
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
             SendOpcode::Send | SendOpcode::SendInvalidate => {
-                let (source, total) = payload(entry)?;
+                let (source, total) = self.payload(entry, shard)?;
                 let solicited = h.flags & SendFlags::SOLICITED.bits() != 0;
                 let invalidates = opcode == SendOpcode::SendInvalidate;
                 let opcode = Opcode::send(solicited, invalidates);
@@ -190,7 +194,7 @@ impl Qp {
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
             SendOpcode::Read | SendOpcode::ReadInvalidate => {
-                self.read_message(opcode == SendOpcode::ReadInvalidate, entry, seq, shard).map(Some)
+                self.read_message(opcode == SendOpcode::ReadInvalidate, entry, seq, shard)
             }
             SendOpcode::LocalInvalidate => {
                 self.invalidate_locally(Stag(h.inv_rkey), seq, shard)?;
@@ -208,7 +212,7 @@ impl Qp {
         entry: &SendEntry,
         seq: u64,
         shard: &Shard,
-    ) -> Result<Message, CompletionStatus> {
+    ) -> Result<Option<Message>, CompletionStatus> {
         let h = &entry.header;
         let sges = entry.sges.as_slice();
         if sges.len() > 1 || h.inline_len != 0 || self.ord == 0 {
@@ -220,6 +224,11 @@ impl Qp {
                 .stags
                 .local(self.principal(), sink.lkey, sink.addr, sink.length, true)
                 .map_err(|_| CompletionStatus::LocalProtection)?;
+        }
+        if self.peer_fin {
+            // No response can come any more (decision D37); the stream goes on without it.
+            self.ledger.fail(seq, CompletionStatus::RemoteAborted, Some(codes::LLP_CLOSED));
+            return Ok(None);
         }
         let read = OutstandingRead {
             seq: Some(seq),
@@ -249,7 +258,42 @@ impl Qp {
         };
         let total = READ_REQUEST_LEN as u32;
         // The ledger entry is done by the response, not by the octets of the request.
-        Ok(Message { head, source: Source::ReadRequest(request), total, sent: 0, seq: None })
+        let source = Source::ReadRequest(request);
+        Ok(Some(Message { head, source, total, sent: 0, seq: None }))
+    }
+
+    /// Payload and length of a Send or Write.
+    fn payload(
+        &mut self,
+        entry: &SendEntry,
+        shard: &Shard,
+    ) -> Result<(Source, u32), CompletionStatus> {
+        if entry.header.flags & SendFlags::INLINE.bits() != 0 {
+            let len = u32::from(entry.header.inline_len);
+            let source =
+                if len == 0 { Source::Empty } else { Source::Inline { at: entry.inline_at } };
+            return Ok((source, len));
+        }
+        let list = entry.sges.as_slice();
+        let total = total_length(list).ok_or(CompletionStatus::LocalLength)?;
+        if total > SURELY_ONE_SEGMENT {
+            // All of it is checked before any of it leaves; one segment is when it is gathered.
+            for sge in list.iter().filter(|sge| sge.length > 0) {
+                shard
+                    .stags
+                    .local(self.principal(), sge.lkey, sge.addr, sge.length, false)
+                    .map_err(|_| CompletionStatus::LocalProtection)?;
+            }
+        }
+        let source = match list {
+            _ if total == 0 => Source::Empty,
+            [one] => Source::Element(*one),
+            _ => {
+                self.elements = entry.sges;
+                Source::Elements { index: 0, offset: 0 }
+            }
+        };
+        Ok((source, total))
     }
 
     /// Invalidates an STag of this QP's own. Elsewhere than on this worker it may still be in use, so
@@ -270,8 +314,10 @@ impl Qp {
                 Progress::Done(CompletionStatus::Success)
             }
             Scope::Pd => {
-                self.invalidating = Some(seq);
-                shard.outputs.push_back(super::Output::Invalidate { qp: self.id, stag });
+                self.invalidating.push_back((seq, stag));
+                if self.invalidating.len() == 1 {
+                    self.ask_to_invalidate(shard);
+                }
                 Progress::Waiting
             }
         };
@@ -280,21 +326,23 @@ impl Qp {
         }
         Ok(())
     }
-}
 
-/// Payload and length of a Send or Write.
-fn payload(entry: &SendEntry) -> Result<(Source, u32), CompletionStatus> {
-    let inline = entry.header.flags & SendFlags::INLINE.bits() != 0;
-    if inline {
-        let len = u32::from(entry.header.inline_len);
-        let source = if len == 0 { Source::Empty } else { Source::Inline { at: entry.inline_at } };
-        return Ok((source, len));
+    fn ask_to_invalidate(&self, shard: &mut Shard) {
+        if let Some((_, stag)) = self.invalidating.front() {
+            shard.outputs.push_back(Output::Invalidate { qp: self.id, stag: *stag });
+        }
     }
-    let total = total_length(entry.sges.as_slice()).ok_or(CompletionStatus::LocalLength)?;
-    if total == 0 {
-        return Ok((Source::Empty, 0));
+
+    /// Every worker has dropped the STag at the head of the list.
+    pub(super) fn invalidated(&mut self, shard: &mut Shard) {
+        let Some((seq, _)) = self.invalidating.pop_front() else { return };
+        if let Some(entry) = self.ledger.get_mut(seq) {
+            entry.progress = Progress::Done(CompletionStatus::Success);
+        }
+        self.ask_to_invalidate(shard);
+        self.retire(shard);
+        shard.wake(self);
     }
-    Ok((Source::Elements { list: entry.sges.clone(), index: 0, offset: 0 }, total))
 }
 
 /// The response to a read we owe.

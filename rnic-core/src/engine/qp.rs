@@ -12,7 +12,7 @@ use super::schedule::Key;
 use super::tcp::TcpLink;
 use crate::device::stag::Principal;
 use crate::device::{Cq, QpShared};
-use crate::shm::queue::{ReceiveConsumer, ReceiveEntry, SendConsumer, SendEntry};
+use crate::shm::queue::{ReceiveConsumer, ReceiveEntry, SendConsumer, SendEntry, SgeList};
 use crate::stream::ReadArrival;
 use crate::types::{AddressPair, Msn, PdId, QpId, QpState, SessionId, Stag, Time};
 
@@ -141,6 +141,8 @@ pub(super) struct Qp {
     /// CQ slots reserved and not yet held by an entry of the ledger.
     pub slots: u32,
     pub message: Option<Message>,
+    /// Elements of that message, if it has several.
+    pub elements: SgeList,
     /// Reads of the peer's that we owe responses to.
     pub owed: VecDeque<ReadArrival>,
     pub reads: VecDeque<OutstandingRead>,
@@ -150,8 +152,9 @@ pub(super) struct Qp {
     pub ord: u16,
     /// While disconnecting: requests still to be taken.
     pub take_limit: Option<u32>,
-    /// The request that holds all later ones up until every worker has invalidated its STag.
-    pub invalidating: Option<u64>,
+    /// Requests that hold all later ones up until every worker has dropped their STags. The first
+    /// has been asked for.
+    pub invalidating: VecDeque<(u64, Stag)>,
     /// Number of the next Send, and of the next Read Request, on their untagged queues.
     pub send_msn: Msn,
     pub read_msn: Msn,
@@ -193,13 +196,14 @@ impl Qp {
             ledger: Ledger::default(),
             slots: 0,
             message: None,
+            elements: SgeList::new(),
             owed: VecDeque::new(),
             reads: VecDeque::new(),
             response_next: false,
             ird: 0,
             ord: 0,
             take_limit: None,
-            invalidating: None,
+            invalidating: VecDeque::new(),
             send_msn: Msn::FIRST,
             read_msn: Msn::FIRST,
             receiving: None,

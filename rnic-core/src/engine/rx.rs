@@ -174,7 +174,9 @@ impl Qp {
             Arrival::Send { kind, mo, payload, last, first_of_message, .. } => {
                 // The first FPDU may be no message but the peer's sign that it is ready.
                 let sign = tcp.await_rtr.take().is_some_and(|k| k.contains(RtrKinds::SEND));
-                if first && sign && first_of_message && last && mo == 0 && payload.is_empty() {
+                let plain = !kind.solicited && kind.invalidate.is_none();
+                let whole = first_of_message && last && mo == 0 && payload.is_empty();
+                if first && sign && plain && whole {
                     tcp.inbound.sent_placed(0, 0, true)?;
                     return Ok(());
                 }

@@ -3,11 +3,13 @@
 //! A session that rang lately is polled; one that has been silent for [`POLL_FOR`] is told to use its
 //! eventfd and is not looked at again until that fires. So a thousand idle clients cost nothing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::schedule::Key;
 use crate::abi::queue::doorbell;
+use crate::device::Cq;
 use crate::shm::doorbell::DoorbellScanner;
 use crate::types::{SessionId, Time};
 
@@ -20,9 +22,23 @@ struct Session {
     /// QP by doorbell index.
     targets: Vec<Option<Key>>,
     /// QPs that wait for room in the CQ with this doorbell index.
-    stalled: HashMap<u32, Vec<Key>>,
+    stalled: HashMap<u32, Stalled>,
     /// When it rang last, while it is polled.
     rang: Option<Time>,
+}
+
+/// A CQ without room.
+struct Stalled {
+    cq: Arc<Cq>,
+    qps: BTreeSet<Key>,
+}
+
+impl Stalled {
+    /// Its QPs may try again; those that fail will ask again to be woken.
+    fn release(self, worker: u32, ready: &mut Vec<Key>) {
+        self.cq.stop_waiting(worker);
+        ready.extend(self.qps);
+    }
 }
 
 /// All sessions attached to this worker.
@@ -58,25 +74,34 @@ impl Sessions {
         }
     }
 
-    /// Forgets a QP.
-    pub(super) fn unroute(&mut self, id: SessionId, index: u32, key: Key) {
+    /// Forgets a QP, with the CQs it may wait for.
+    pub(super) fn unroute(&mut self, id: SessionId, index: u32, cqs: [&Cq; 2], key: Key) {
         if let Some(s) = self.sessions.get_mut(&id) {
             if let Some(t) = s.targets.get_mut(index as usize) {
                 *t = None;
             }
-            for waiting in s.stalled.values_mut() {
-                waiting.retain(|k| *k != key);
+            for cq in cqs {
+                if let Some(stalled) = s.stalled.get_mut(&cq.doorbell()) {
+                    stalled.qps.remove(&key);
+                }
             }
         }
     }
 
-    /// Remembers that a QP waits for room in the CQ with doorbell index `cq`.
-    pub(super) fn stall(&mut self, id: SessionId, cq: u32, key: Key) {
+    /// Remembers that a QP waits for room in a CQ.
+    pub(super) fn stall(&mut self, id: SessionId, cq: &Arc<Cq>, key: Key) {
         if let Some(s) = self.sessions.get_mut(&id) {
-            let waiting = s.stalled.entry(cq).or_default();
-            if !waiting.contains(&key) {
-                waiting.push(key);
-            }
+            let new = || Stalled { cq: cq.clone(), qps: BTreeSet::new() };
+            s.stalled.entry(cq.doorbell()).or_insert_with(new).qps.insert(key);
+        }
+    }
+
+    /// A CQ has room again, by no doing of its client.
+    pub(super) fn unstall(&mut self, cq: &Cq, worker: u32, ready: &mut Vec<Key>) {
+        if let Some(stalled) =
+            self.sessions.get_mut(&cq.session()).and_then(|s| s.stalled.remove(&cq.doorbell()))
+        {
+            stalled.release(worker, ready);
         }
     }
 
@@ -92,7 +117,7 @@ impl Sessions {
     }
 
     /// Collects the QPs that rang, or whose CQ has room again, into `ready`.
-    pub(super) fn scan(&mut self, now: Time, ready: &mut Vec<Key>) {
+    pub(super) fn scan(&mut self, now: Time, worker: u32, ready: &mut Vec<Key>) {
         let Sessions { sessions, polled } = self;
         polled.retain(|id| {
             let Some(s) = sessions.get_mut(id) else { return false };
@@ -100,8 +125,8 @@ impl Sessions {
             let any = scanner.scan(|index| {
                 if let Some(Some(key)) = targets.get(index as usize) {
                     ready.push(*key);
-                } else if let Some(waiting) = stalled.remove(&index) {
-                    ready.extend(waiting);
+                } else if let Some(stalled) = stalled.remove(&index) {
+                    stalled.release(worker, ready);
                 }
             });
             if any {

@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::ledger::Progress;
 use super::message::Head;
-use super::qp::{Link, Phase, Qp};
+use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::Key;
 use super::{Delivery, Output, Shard};
 use crate::abi::control::{DisconnectReason, Event};
-use crate::device::qp::terminate_detail;
+use crate::ddp;
 use crate::rdmap::{Terminate, codes};
 use crate::stream::{Fault, terminate};
 use crate::types::{CompletionStatus, TerminateCode, TerminateOrigin, Time};
@@ -55,11 +55,13 @@ impl Qp {
         }
         self.message = None;
         self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
+        // If the stream was ending already, the request completes all the same.
+        self.retire(shard);
     }
 
     /// Something of this side, not the peer's doing, makes the QP useless.
     pub(super) fn fail_locally(&mut self, shard: &mut Shard, why: &str) {
-        if self.phase == Phase::Dead {
+        if self.phase.flushes() {
             return;
         }
         let event = Event::QpFatal {
@@ -67,8 +69,8 @@ impl Qp {
             context: self.shared.context.load(Relaxed),
             reason: why.to_owned(),
         };
-        self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
         shard.outputs.push_back(Output::Event { session: self.session, event });
+        self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
     }
 
     /// The client wrote an impossible index into one of its queues: that ends its session.
@@ -102,7 +104,6 @@ impl Qp {
             code,
             headers,
         });
-        shard.terminates_sent += 1;
         // Before its first valid FPDU a responder may send nothing, not even this (RFC 5044 7.1.2).
         let mute = self.phase == Phase::Quiet;
         let mut next = Phase::Dead;
@@ -142,31 +143,41 @@ impl Qp {
             code: t.code,
             headers: t.to_vec().split_off(4),
         });
-        shard.terminates_received += 1;
         // If it blames a read of ours, that request carries the blame; the rest is flushed.
-        if t.read_request.is_some()
-            && let Some(seq) = self.reads.front().and_then(|r| r.seq)
-            && let Some(entry) = self.ledger.get_mut(seq)
-        {
+        if let Some(seq) = self.blamed_read(t).and_then(|read| read.seq) {
             let status = match (t.code.layer, t.code.etype) {
                 (0, 1) => CompletionStatus::RemoteAccess,
                 _ => CompletionStatus::RemoteOperation,
             };
-            entry.progress = Progress::Done(status);
-            entry.detail = terminate_detail(t.code);
+            self.ledger.fail(seq, status, Some(t.code));
         }
         self.message = None;
         match &mut self.link {
             Link::None | Link::Direct(_) => self.finish(shard, false),
             Link::Tcp(tcp) => {
                 tcp.drop_unsent();
-                tcp.fin_sent = true;
-                shard.outputs.push_back(Output::ShutdownWrite(self.id));
+                if !std::mem::replace(&mut tcp.fin_sent, true) {
+                    shard.outputs.push_back(Output::ShutdownWrite(self.id));
+                }
                 self.enter(Phase::Draining);
                 let deadline = shard.now.after(shard.options.drain_deadline);
                 shard.timers.set(self, Some(deadline));
                 self.flush(shard);
             }
+        }
+    }
+
+    /// The read that a Terminate is about: it says by its headers which of several.
+    fn blamed_read(&self, t: &Terminate<'_>) -> Option<OutstandingRead> {
+        t.read_request?;
+        let Some(header) = t.ddp_header else { return self.reads.front().copied() };
+        match ddp::Header::parse(header) {
+            Ok((ddp::Header::Untagged(h), _)) if h.qn == ddp::qn::READ_REQUEST => {
+                // The oldest read outstanding; as many as there are have been numbered since.
+                let oldest = self.read_msn.0.wrapping_sub(self.reads.len() as u32);
+                self.reads.get(h.msn.0.wrapping_sub(oldest) as usize).copied()
+            }
+            _ => None,
         }
     }
 
@@ -176,15 +187,12 @@ impl Qp {
             Phase::Dead | Phase::Terminating | Phase::Draining => {}
             _ if abort => {
                 self.end.get_or_insert(DisconnectReason::Aborted);
-                if let Link::Direct(peer) = self.link {
-                    shard.deliver(peer, Delivery::Reset);
-                }
                 self.finish(shard, true);
             }
             Phase::Closing | Phase::FinSent => {}
             Phase::Quiet | Phase::Open | Phase::HalfClosed => {
                 // What is in the queue now is sent; what is posted later is flushed.
-                self.take_limit = Some(self.sq.pending().unwrap_or(0));
+                self.take_limit = Some(self.sq.look().unwrap_or(0));
                 if self.phase == Phase::Quiet {
                     // Nothing may be sent yet, so nothing can run dry in order.
                     self.end.get_or_insert(DisconnectReason::Aborted);
@@ -263,11 +271,8 @@ impl Qp {
 
     /// No response can come any more (decision D37): the reads fail, later requests go on.
     fn fail_reads(&mut self) {
-        for read in std::mem::take(&mut self.reads) {
-            if let Some(entry) = read.seq.and_then(|seq| self.ledger.get_mut(seq)) {
-                entry.progress = Progress::Done(CompletionStatus::RemoteAborted);
-                entry.detail = terminate_detail(codes::LLP_CLOSED);
-            }
+        for seq in std::mem::take(&mut self.reads).into_iter().filter_map(|read| read.seq) {
+            self.ledger.fail(seq, CompletionStatus::RemoteAborted, Some(codes::LLP_CLOSED));
         }
     }
 
@@ -289,11 +294,13 @@ impl Qp {
                 self.lost(shard, "the peer did not close before the deadline");
             }
             Phase::Terminating | Phase::Draining => self.finish(shard, true),
-            Phase::Open | Phase::HalfClosed | Phase::Dead => {}
+            // The last completions have found no room; their owner is told all the same.
+            Phase::Dead => self.say_how_it_ended(shard),
+            Phase::Open | Phase::HalfClosed => {}
         }
     }
 
-    /// The stream is gone: flush, close the socket, and say how it ended, in this order.
+    /// The stream is gone: flush, close the socket, and say how it ended when all is flushed.
     pub(super) fn finish(&mut self, shard: &mut Shard, reset: bool) {
         if self.phase == Phase::Dead {
             return;
@@ -302,11 +309,25 @@ impl Qp {
         self.enter(Phase::Dead);
         shard.timers.set(self, None);
         self.flush(shard);
-        if let Link::Tcp(tcp) = &mut self.link {
-            shard.buffers.give(std::mem::take(&mut tcp.partial));
-            shard.outputs.push_back(Output::Close { qp: self.id, reset });
+        match &mut self.link {
+            Link::None => {}
+            Link::Direct(peer) if reset => shard.deliver(*peer, Delivery::Reset),
+            Link::Direct(_) => {}
+            Link::Tcp(tcp) => {
+                shard.buffers.give(std::mem::take(&mut tcp.partial));
+                shard.outputs.push_back(Output::Close { qp: self.id, reset });
+            }
         }
         self.link = Link::None;
+        if self.flush_pending {
+            let deadline = shard.now.after(shard.options.close_deadline);
+            shard.timers.set(self, Some(deadline));
+        }
+    }
+
+    /// Tells the owner of a dead QP how its stream ended, once.
+    pub(super) fn say_how_it_ended(&mut self, shard: &mut Shard) {
+        shard.timers.set(self, None);
         if std::mem::take(&mut self.announced) {
             let event = Event::Disconnected {
                 qp: self.id,

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::io;
 
 use super::ledger::Progress;
-use super::message::{Gather, GatherFault, Message, Source};
+use super::message::{Gather, GatherFault, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::REQUEST_COST;
 use super::tcp::TxBatch;
@@ -45,15 +45,19 @@ impl Qp {
         if !had_tail {
             tcp.blocked = false;
         }
-        let produced = if had_tail { 0 } else { self.fill(shard, slab) };
+        let (produced, more) = if had_tail { (0, true) } else { self.fill(shard, slab) };
         let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
         tcp.framed += produced as u64;
+        let mut interrupted = false;
         if had_tail || produced > 0 {
             let octets = if had_tail { tcp.tail() } else { &slab[..produced] };
             let sent = match send(&TxBatch::new(&[Piece::Private(octets)])) {
                 Ok(n) => n.min(octets.len()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                    interrupted = true;
+                    0
+                }
                 Err(e) => {
                     self.lost(shard, &format!("sending failed: {e}"));
                     return Transmit::Idle;
@@ -64,6 +68,8 @@ impl Qp {
             } else {
                 tcp.took(sent, &slab[sent..produced]);
             }
+            // Nobody will say that it is writable if it was not asked.
+            tcp.blocked &= !interrupted;
         }
         let blocked = tcp.blocked;
         self.retire(shard);
@@ -71,51 +77,54 @@ impl Qp {
         if blocked {
             return Transmit::Blocked;
         }
-        if had_tail || produced > 0 { Transmit::More } else { Transmit::Idle }
+        if more || interrupted { Transmit::More } else { Transmit::Idle }
     }
 
-    /// Produces FPDUs until the turn, the batch or the work ends; octets produced.
-    fn fill(&mut self, shard: &mut Shard, slab: &mut [u8]) -> usize {
+    /// Produces FPDUs until the turn, the batch or the work ends: octets produced, and whether there
+    /// may be more work.
+    fn fill(&mut self, shard: &mut Shard, slab: &mut [u8]) -> (usize, bool) {
         let mut used = 0;
         loop {
-            let Link::Tcp(tcp) = &mut self.link else { return used };
+            let Link::Tcp(tcp) = &mut self.link else { return (used, false) };
             if used >= tcp.batch || self.deficit <= 0 || slab.len() - used < MAX_FPDU {
-                return used;
+                return (used, true);
             }
             let out = &mut slab[used..];
-            if self.phase != Phase::Quiet
+            let terminating = self.phase == Phase::Terminating;
+            if (self.phase.sends() || terminating)
                 && let Some(rtr) = tcp.rtr.take()
             {
                 used += self.frame_rtr(rtr, out);
                 continue;
             }
-            if self.phase == Phase::Terminating && self.message.is_none() {
+            if terminating && self.message.is_none() {
                 if let Some(payload) = tcp.terminate.take() {
                     used += self.frame_terminate(&payload, out);
                 }
-                return used;
+                return (used, false);
             }
-            if self.phase != Phase::Terminating
-                && (!self.phase.sends() || !self.pick_message(shard))
-            {
-                return used;
+            if !terminating && (!self.phase.sends() || !self.pick_message(shard)) {
+                return (used, false);
             }
             match self.frame_segment(shard, out) {
-                Ok(n) => {
+                Ok((n, len)) => {
                     self.deficit -= (n as i64).max(REQUEST_COST);
                     used += n;
-                    self.segment_framed(used);
+                    let Link::Tcp(tcp) = &self.link else { return (used, false) };
+                    // What was framed before, and what stands in the slab.
+                    let end = tcp.framed + used as u64;
+                    self.segment_left(len, Progress::Queued(end));
                 }
                 Err(fault) => self.frame_failed(fault, shard),
             }
         }
     }
 
-    /// Frames the next segment of the message in progress.
-    fn frame_segment(&mut self, shard: &Shard, out: &mut [u8]) -> Result<usize, FrameFault> {
+    /// Frames the next segment of the message in progress: octets of the FPDU and of its payload.
+    fn frame_segment(&mut self, shard: &Shard, out: &mut [u8]) -> Result<(usize, u32), FrameFault> {
         let who = self.principal();
         let (Some(message), Link::Tcp(tcp)) = (&mut self.message, &mut self.link) else {
-            return Ok(0);
+            return Ok((0, 0));
         };
         let segment = message.next_segment(tcp.mulpdu, tcp.dv);
         let mut header = [0; ddp::MAX_HEADER_LEN];
@@ -128,35 +137,41 @@ impl Qp {
                 block.copy_from_slice(&octets[from + at..from + at + block.len()]);
                 Ok(())
             }));
-            message.advance(segment.len);
-            return Ok(n);
+            return Ok((n, segment.len));
         }
         let mut memory = Gather::new();
+        let (arena, list) = (self.sq.mapping(), self.elements.as_slice());
         message
-            .gather(segment.len, who, &shard.stags, self.sq.mapping(), &mut memory)
+            .gather(segment.len, who, &shard.stags, arena, list, &mut memory)
             .map_err(FrameFault::Gather)?;
         let mut reader = Reader { targets: &memory, index: 0, offset: 0 };
         let n = tcp
             .framer
             .frame(out, &header[..header_len], len, |_, block| reader.read(block))
             .map_err(FrameFault::Poisoned)?;
-        message.advance(segment.len);
-        self.shared.bytes_sent.add(u64::from(segment.len));
-        self.shared.segments_sent.add(1);
-        Ok(n)
+        Ok((n, segment.len))
     }
 
-    /// Notes in the ledger that a message has been produced in full. `used` octets of the slab are
-    /// taken, which stand behind everything framed before.
-    fn segment_framed(&mut self, used: usize) {
-        let Link::Tcp(tcp) = &self.link else { return };
-        if self.message.as_ref().is_some_and(|m| m.sent == m.total)
-            && let Some(Message { seq, .. }) = self.message.take()
-            && let Some(entry) = seq.and_then(|seq| self.ledger.get_mut(seq))
+    /// A segment with `len` octets of payload has left, by either path. With the last one of a
+    /// message, its request becomes `progress`.
+    pub(super) fn segment_left(&mut self, len: u32, progress: Progress) {
+        let Some(message) = &mut self.message else { return };
+        self.shared.segments_sent.add(1);
+        if !matches!(message.source, Source::ReadRequest(_)) {
+            self.shared.bytes_sent.add(u64::from(len));
+        }
+        if !message.advance(len, self.elements.as_slice()) {
+            return;
+        }
+        if message.is_response() {
+            self.shared.reads_answered.add(1);
+        }
+        if let Some(entry) = message.seq.and_then(|seq| self.ledger.get_mut(seq))
             && entry.progress == Progress::Sending
         {
-            entry.progress = Progress::Queued(tcp.framed + used as u64);
+            entry.progress = progress;
         }
+        self.message = None;
     }
 
     fn frame_failed(&mut self, fault: FrameFault, shard: &mut Shard) {
@@ -264,7 +279,7 @@ impl Qp {
     /// What follows from octets having been accepted: FIN behind a Terminate, FIN behind the last
     /// message of a disconnect.
     fn after_transmit(&mut self, shard: &mut Shard) {
-        self.return_slots();
+        self.return_slots(shard);
         self.close_if_dry(shard);
         if self.phase == Phase::Terminating
             && self.message.is_none()

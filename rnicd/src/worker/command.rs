@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::StagEntry;
+use rnic_core::device::{Cq, StagEntry};
 use rnic_core::engine::QpConfig;
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
@@ -47,6 +47,8 @@ pub(super) enum Command {
     RevokeStag(Stag),
     /// Every worker has dropped the STag that this QP wanted to invalidate.
     Invalidated(QpId),
+    /// Another worker has freed slots of this CQ, for which QPs of this one wait.
+    SpaceFreed(Arc<Cq>),
     Barrier,
     BindTcp {
         end: BindEnd,
@@ -84,6 +86,7 @@ impl Command {
             | Command::Disconnect { .. }
             | Command::ToError(_)
             | Command::Invalidated(_)
+            | Command::SpaceFreed(_)
             | Command::Destroy(_)
             | Command::Stop => Urgency::Now,
         }

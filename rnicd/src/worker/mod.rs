@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::StagEntry;
+use rnic_core::device::{Cq, StagEntry};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -86,6 +86,8 @@ enum Report {
     Public(WorkerReport),
     /// A QP invalidates an STag that every worker knows.
     Invalidate { worker: u32, qp: QpId, stag: Stag },
+    /// Slots of a CQ are free again; these other workers (by bit) wait for some.
+    SpaceFreed { cq: Arc<Cq>, workers: u64 },
 }
 
 /// One worker, as the control thread sees it.
@@ -250,6 +252,11 @@ impl Workers {
                 Report::Invalidate { worker, qp, stag } => {
                     let ticket = self.revoke_stag(stag);
                     self.invalidations.insert(ticket, (worker, qp));
+                }
+                Report::SpaceFreed { cq, workers } => {
+                    for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
+                        self.one(worker, None, Command::SpaceFreed(cq.clone()));
+                    }
                 }
             }
         }

@@ -187,6 +187,9 @@ impl Worker {
                 Output::Invalidate { qp, stag } => {
                     self.report(Report::Invalidate { worker: self.number, qp, stag });
                 }
+                Output::SpaceFreed { cq, workers } => {
+                    self.report(Report::SpaceFreed { cq, workers });
+                }
                 Output::CqFailed(cq) => {
                     self.report(Report::Public(WorkerReport::CqFailed { cq }));
                 }
@@ -251,6 +254,7 @@ impl Worker {
             Command::InstallStag(entry) => self.engine.install_stag(entry),
             Command::RevokeStag(stag) => self.engine.revoke_stag(stag),
             Command::Invalidated(qp) => self.engine.invalidated(qp, now),
+            Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
             Command::Barrier => {}
             Command::BindTcp { end, stream } => {
                 let BindEnd { config, negotiated, addresses } = end;

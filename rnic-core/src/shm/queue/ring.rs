@@ -98,6 +98,12 @@ impl ConsumerRing {
         Ok(self.seen.wrapping_sub(self.head))
     }
 
+    /// The same by a fresh look.
+    pub(super) fn look(&mut self) -> Result<u32, QueueFault> {
+        self.refresh()?;
+        Ok(self.seen.wrapping_sub(self.head))
+    }
+
     /// Slot and index of the next entry, which is taken thereby.
     #[inline]
     pub(super) fn take(&mut self) -> Result<Option<(usize, u32)>, QueueFault> {

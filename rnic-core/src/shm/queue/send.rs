@@ -120,6 +120,11 @@ impl SendConsumer {
         self.ring.pending()
     }
 
+    /// The same by a fresh look: everything published up to now is counted.
+    pub fn look(&mut self) -> Result<u32, QueueFault> {
+        self.ring.look()
+    }
+
     /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken.
     #[inline]
     pub fn take(&mut self) -> Result<Option<SendEntry>, TakeError> {

@@ -1,0 +1,17 @@
+//! The engine, run: two of them back to back under virtual time, one with both ends of a direct
+//! connection, or one against a scripted peer.
+//!
+//! `world` is the machine around the engines (clients with their rings, workers, sockets), `link` a
+//! TCP connection that can cut, delay, block and reset, `raw` a peer made of octets, `requests` the
+//! words in which tests post. The other files are scenarios, one subject each; they read as
+//! transcripts of what was posted and what came of it.
+
+mod endings;
+mod framing;
+mod link;
+mod operations;
+mod ordering;
+mod raw;
+mod refusals;
+mod requests;
+mod world;

@@ -1,0 +1,181 @@
+//! Every operation, over both paths and every framing.
+
+use super::requests::{Wr, pattern};
+use super::world::{A, B, Wiring, World};
+use crate::abi::queue::SendFlags;
+use crate::types::{Access, QpState};
+
+#[test]
+fn write_places_octets_and_completes_at_the_source_only() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let octets = from.pattern(1);
+        w.post(A, &[Wr::write(1, &[from.sge(10..50)], &to, 3)]);
+        assert_eq!(w.completions(A), ["1 RdmaWrite"], "{wiring:?}");
+        assert_eq!(w.completions(B), [""; 0]);
+        let mut expected = vec![0; 100];
+        expected[3..43].copy_from_slice(&octets[10..50]);
+        assert_eq!(to.octets(), expected, "{wiring:?}");
+    }
+}
+
+#[test]
+fn send_fills_the_posted_receive() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let octets = from.pattern(1);
+        w.recv(B, 7, &[to.sge(0..60)]);
+        w.post(A, &[Wr::send(1, &[from.sge(0..40)])]);
+        assert_eq!(w.completions(A), ["1 Send"]);
+        assert_eq!(w.completions(B), ["7 Receive 40"], "{wiring:?}");
+        assert_eq!(to.octets()[..40], octets[..40]);
+        assert_eq!(to.octets()[40..], [0; 60]);
+    }
+}
+
+#[test]
+fn read_fetches_octets() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (sink, from) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        let octets = from.pattern(1);
+        w.post(A, &[Wr::read(1, sink.sge(20..70), &from, 5)]);
+        assert_eq!(w.completions(A), ["1 RdmaRead 50"], "{wiring:?}");
+        assert_eq!(sink.octets()[20..70], octets[5..55]);
+        assert_eq!(sink.octets()[..20], [0; 20]);
+        assert_eq!(w.qps[B].shared.counters().reads_answered, 1);
+    }
+}
+
+#[test]
+fn messages_of_many_segments() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let len = 300_000;
+        let (a, b) = (w.any_mr(A, len), w.any_mr(B, len));
+        let octets = a.pattern(1);
+        w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        assert_eq!(b.octets(), octets, "{wiring:?}");
+        b.fill(0);
+        w.recv(B, 9, &[b.sge(0..100_000), b.sge(100_000..len)]);
+        w.post(
+            A,
+            &[Wr::send(2, &[a.sge(0..1), a.sge(1..1), a.sge(1..70_000), a.sge(70_000..len)])],
+        );
+        assert_eq!(w.completions(B), ["9 Receive 300000"]);
+        assert_eq!(b.octets(), octets);
+        a.fill(0);
+        w.post(A, &[Wr::read(3, a.all(), &b, 0)]);
+        assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send", "3 RdmaRead 300000"]);
+        assert_eq!(a.octets(), octets, "{wiring:?}");
+    }
+}
+
+#[test]
+fn zero_length_forms() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let garbage = w.any_mr(B, 1);
+        let mut nowhere = garbage.clone();
+        nowhere.stag.0 ^= 0x5A5A_0000;
+        w.recv(B, 7, &[]);
+        w.recv(B, 8, &[garbage.all()]);
+        w.post(
+            A,
+            &[
+                Wr::write(1, &[], &nowhere, 77),
+                Wr::send(2, &[]),
+                Wr::read(3, garbage.sge(0..0), &nowhere, 1 << 60),
+                Wr::send(4, &[]).inline(&[]),
+                Wr::write(5, &[garbage.sge(0..0)], &nowhere, 0),
+            ],
+        );
+        let expected = ["1 RdmaWrite", "2 Send", "3 RdmaRead", "4 Send", "5 RdmaWrite"];
+        assert_eq!(w.completions(A), expected, "{wiring:?}");
+        assert_eq!(w.completions(B), ["7 Receive", "8 Receive"]);
+        assert_eq!(w.state(A), QpState::Rts);
+        assert_eq!(w.state(B), QpState::Rts);
+    }
+}
+
+#[test]
+fn inline_data_needs_no_region() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let to = w.any_mr(B, 64);
+        let octets = pattern(64, 3);
+        w.recv(B, 7, &[to.all()]);
+        w.post(A, &[Wr::send(1, &[]).inline(&octets), Wr::write(2, &[], &to, 60).inline(b"tail")]);
+        assert_eq!(w.completions(A), ["1 Send", "2 RdmaWrite"]);
+        assert_eq!(w.completions(B), ["7 Receive 64"]);
+        assert_eq!(to.octets()[..60], octets[..60]);
+        assert_eq!(&to.octets()[60..], b"tail");
+    }
+}
+
+#[test]
+fn solicited_and_invalidating_sends_say_so() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let window = w.own_mr(B, 10, Access::REMOTE_WRITE);
+        for n in 0..3 {
+            w.recv(B, n, &[]);
+        }
+        w.post(
+            A,
+            &[
+                Wr::send(1, &[]).with(SendFlags::SOLICITED),
+                Wr::send_invalidate(2, &[], window.stag),
+            ],
+        );
+        let invalidated = format!("1 Receive invalidated {:#x}", window.stag.0);
+        assert_eq!(w.completions(B), ["0 Receive solicited".to_owned(), invalidated]);
+        w.post(A, &[Wr::write(3, &[], &window, 0).inline(b"x")]);
+        assert_eq!(window.octets(), [0; 10], "{wiring:?}");
+        assert_eq!(w.state(A), QpState::Error);
+    }
+}
+
+#[test]
+fn unsignaled_requests_complete_in_silence_and_give_their_slots_back() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let to = w.any_mr(B, 8);
+        for round in 0..10 {
+            let mut batch: Vec<Wr> = (0..31)
+                .map(|n| Wr::write(n, &[], &to, 0).inline(&[n as u8; 8]).unsignaled())
+                .collect();
+            batch.push(Wr::write(round, &[], &to, 0).inline(&[round as u8; 8]));
+            w.post(A, &batch);
+            assert_eq!(w.completions(A), [format!("{round} RdmaWrite")], "{wiring:?}");
+        }
+        assert_eq!(to.octets(), [9; 8]);
+        let (unread, reserved, written) = w.apps[0].cqs[0].cq.usage();
+        assert_eq!((unread, reserved, written), (0, 0, 10));
+    }
+}
+
+#[test]
+fn a_batch_arrives_in_order() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let to = w.any_mr(B, 1000);
+        for n in 0..16 {
+            w.recv(B, 100 + n, &[to.sge(0..10)]);
+        }
+        let batch: Vec<Wr> =
+            (0..16).map(|n| Wr::send(n, &[]).inline(&[n as u8; 10][..n as usize % 10])).collect();
+        w.post(A, &batch);
+        let sent: Vec<_> = (0..16).map(|n| format!("{n} Send")).collect();
+        assert_eq!(w.completions(A), sent);
+        let received: Vec<_> = (0..16)
+            .map(|n| match n % 10 {
+                0 => format!("{} Receive", 100 + n),
+                len => format!("{} Receive {len}", 100 + n),
+            })
+            .collect();
+        assert_eq!(w.completions(B), received, "{wiring:?}");
+    }
+}

@@ -1,0 +1,200 @@
+//! Words in which tests post requests and name memory, and in which results are compared.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::abi::control::{DisconnectReason, Event};
+use crate::abi::queue::{CompletionFlags, Cqe, SendFlags, SendHeader, SendOpcode, Sge};
+use crate::shm::Mapping;
+use crate::types::{CompletionOpcode, CompletionStatus, Stag, TerminateCode, TerminateOrigin};
+
+/// A memory region of a test.
+#[derive(Clone)]
+pub(super) struct Mr {
+    pub stag: Stag,
+    pub iova: u64,
+    pub len: usize,
+    pub mapping: Arc<Mapping>,
+}
+
+impl Mr {
+    /// A local element for this range of the region.
+    pub fn sge(&self, range: Range<usize>) -> Sge {
+        Sge {
+            addr: self.iova + range.start as u64,
+            length: (range.end - range.start) as u32,
+            lkey: self.stag.0,
+        }
+    }
+
+    pub fn all(&self) -> Sge {
+        self.sge(0..self.len)
+    }
+
+    pub fn octets(&self) -> Vec<u8> {
+        let mut octets = vec![0; self.len];
+        self.mapping.read(0, &mut octets).unwrap();
+        octets
+    }
+
+    pub fn set(&self, octets: &[u8]) {
+        self.mapping.write(0, octets).unwrap();
+    }
+
+    pub fn fill(&self, octet: u8) {
+        self.mapping.fill(0, self.len, octet).unwrap();
+    }
+
+    /// Octets that differ everywhere and from those of other seeds.
+    pub fn pattern(&self, seed: u8) -> Vec<u8> {
+        let octets = pattern(self.len, seed);
+        self.set(&octets);
+        octets
+    }
+}
+
+pub(super) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(2654435761).to_be_bytes()[1] ^ seed).collect()
+}
+
+/// A send request.
+#[derive(Clone, Debug)]
+pub(super) struct Wr {
+    pub header: SendHeader,
+    pub sges: Vec<Sge>,
+    pub inline: Vec<u8>,
+}
+
+impl Wr {
+    pub fn new(opcode: SendOpcode, wr_id: u64, sges: &[Sge]) -> Self {
+        Wr {
+            header: SendHeader {
+                opcode: opcode as u8,
+                num_sge: 0,
+                flags: SendFlags::SIGNALED.bits(),
+                inline_len: 0,
+                wr_id,
+                remote_addr: 0,
+                rkey: 0,
+                inv_rkey: 0,
+                params: [0; 3],
+                spare_is_zero: true,
+            },
+            sges: sges.to_vec(),
+            inline: Vec::new(),
+        }
+    }
+
+    pub fn send(wr_id: u64, sges: &[Sge]) -> Self {
+        Wr::new(SendOpcode::Send, wr_id, sges)
+    }
+
+    pub fn send_invalidate(wr_id: u64, sges: &[Sge], stag: Stag) -> Self {
+        let mut wr = Wr::new(SendOpcode::SendInvalidate, wr_id, sges);
+        wr.header.inv_rkey = stag.0;
+        wr
+    }
+
+    pub fn write(wr_id: u64, sges: &[Sge], to: &Mr, at: u64) -> Self {
+        Wr::new(SendOpcode::Write, wr_id, sges).remote(to.stag, to.iova.wrapping_add(at))
+    }
+
+    pub fn read(wr_id: u64, sink: Sge, from: &Mr, at: u64) -> Self {
+        Wr::new(SendOpcode::Read, wr_id, &[sink]).remote(from.stag, from.iova.wrapping_add(at))
+    }
+
+    pub fn read_invalidate(wr_id: u64, sink: Sge, from: &Mr, at: u64) -> Self {
+        let mut wr = Wr::read(wr_id, sink, from, at);
+        wr.header.opcode = SendOpcode::ReadInvalidate as u8;
+        wr
+    }
+
+    pub fn local_invalidate(wr_id: u64, stag: Stag) -> Self {
+        let mut wr = Wr::new(SendOpcode::LocalInvalidate, wr_id, &[]);
+        wr.header.inv_rkey = stag.0;
+        wr
+    }
+
+    pub fn remote(mut self, stag: Stag, to: u64) -> Self {
+        self.header.rkey = stag.0;
+        self.header.remote_addr = to;
+        self
+    }
+
+    pub fn with(mut self, flags: SendFlags) -> Self {
+        self.header.flags |= flags.bits();
+        self
+    }
+
+    pub fn unsignaled(mut self) -> Self {
+        self.header.flags &= !SendFlags::SIGNALED.bits();
+        self
+    }
+
+    pub fn inline(mut self, octets: &[u8]) -> Self {
+        self.inline = octets.to_vec();
+        self.sges.clear();
+        self.with(SendFlags::INLINE)
+    }
+}
+
+/// A completion in words: request, operation, status unless it is success, and what else is set.
+pub(super) fn completion(cqe: &Cqe) -> String {
+    let mut s = format!("{}", cqe.wr_id);
+    match CompletionOpcode::from_u8(cqe.opcode) {
+        Some(o) => s += &format!(" {o:?}"),
+        None => s += &format!(" opcode {}", cqe.opcode),
+    }
+    match CompletionStatus::from_u8(cqe.status) {
+        Some(CompletionStatus::Success) => {}
+        Some(st) => s += &format!(" {st:?}"),
+        None => s += &format!(" status {}", cqe.status),
+    }
+    if cqe.byte_len != 0 {
+        s += &format!(" {}", cqe.byte_len);
+    }
+    let flags = CompletionFlags::from_bits_retain(cqe.flags);
+    if flags.contains(CompletionFlags::SOLICITED) {
+        s += " solicited";
+    }
+    if flags.contains(CompletionFlags::WITH_INV) {
+        s += &format!(" invalidated {:#x}", cqe.imm_or_inv);
+    }
+    if cqe.detail != 0 {
+        let d = cqe.detail;
+        s += &format!(" {:x}/{:x}/{:02x}", d >> 16, d >> 8 & 0xFF, d & 0xFF);
+    }
+    s
+}
+
+/// An event in words.
+pub(super) fn event(event: &Event) -> String {
+    match event {
+        Event::Established { ird, ord, .. } => format!("established {ird}/{ord}"),
+        Event::Disconnected { reason, .. } => match reason {
+            DisconnectReason::Orderly => "disconnected".to_owned(),
+            DisconnectReason::Aborted => "aborted".to_owned(),
+            DisconnectReason::Lost { why } => format!("lost: {why}"),
+            DisconnectReason::Terminate { origin, code, headers } => {
+                terminated(*origin, *code, headers)
+            }
+        },
+        Event::PeerClosed { .. } => "peer closed".to_owned(),
+        Event::CqError { .. } => "CQ error".to_owned(),
+        Event::QpFatal { reason, .. } => format!("fatal: {reason}"),
+        Event::Unreachable { reason, .. } => format!("unreachable: {reason}"),
+        other => format!("{other:?}"),
+    }
+}
+
+fn terminated(origin: TerminateOrigin, code: TerminateCode, headers: &[u8]) -> String {
+    let mut s = match origin {
+        TerminateOrigin::Local => format!("terminated {code}"),
+        TerminateOrigin::Peer => format!("terminated by peer {code}"),
+    };
+    if !headers.is_empty() {
+        s += " ";
+        s.extend(headers.iter().map(|b| format!("{b:02x}")));
+    }
+    s
+}

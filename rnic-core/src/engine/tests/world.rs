@@ -1,0 +1,757 @@
+//! Engines with everything around them: clients, workers, sockets and a clock that stands still
+//! until it is moved.
+//!
+//! A client is the real one as far as shared memory goes: its rings, doorbells and completion
+//! queues are those of `shm`, over an arena that both sides hold in this process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::link::{End, Link};
+use super::raw::Raw;
+use super::requests::{Mr, Wr, completion, event};
+use crate::abi::control::Event;
+use crate::abi::queue::{PAGE, QueueKind, QueueShape, Sge};
+use crate::device::{Cq, QpShared, StagAllocator, StagEntry};
+use crate::engine::{
+    Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Transmit, Work,
+};
+use crate::shm::Mapping;
+use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
+use crate::shm::io::Piece;
+use crate::shm::queue::{
+    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
+};
+use crate::stream::Negotiated;
+use crate::stream::startup::{
+    Initiator, InitiatorStep, Options, Responder, ResponderStep, RtrKinds,
+};
+use crate::types::{
+    Access, AddressPair, CqId, MrId, PdId, QpId, QpState, Scope, SessionId, Stag, Time,
+};
+
+/// The ends of the connection that most tests are about.
+pub(super) const A: usize = 0;
+pub(super) const B: usize = 1;
+
+/// How two QPs are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wiring {
+    pub direct: bool,
+    pub a: Options,
+    pub b: Options,
+    /// Both ends take the other for an RDMAC peer.
+    pub rdmac: bool,
+}
+
+impl Wiring {
+    pub fn direct() -> Self {
+        Wiring { direct: true, ..Wiring::tcp() }
+    }
+
+    pub fn tcp() -> Self {
+        let options = Options {
+            revision: 2,
+            crc: true,
+            markers: false,
+            rdmac: false,
+            peer_to_peer: true,
+            ird: 4,
+            ord: 4,
+            rtr: RtrKinds::WRITE,
+        };
+        Wiring { direct: false, a: options, b: options, rdmac: false }
+    }
+
+    /// Direct, and TCP in every framing.
+    pub fn all() -> Vec<Wiring> {
+        let mut all = vec![Wiring::direct()];
+        for (crc, m_a, m_b) in [
+            (true, false, false),
+            (false, false, false),
+            (true, true, false),
+            (true, false, true),
+            (false, true, true),
+        ] {
+            let mut w = Wiring::tcp();
+            (w.a.crc, w.b.crc, w.a.markers, w.b.markers) = (crc, crc, m_a, m_b);
+            all.push(w);
+        }
+        all
+    }
+
+    pub fn both() -> [Wiring; 2] {
+        [Wiring::direct(), Wiring::tcp()]
+    }
+
+    pub fn with(mut self, change: impl Fn(&mut Options)) -> Self {
+        change(&mut self.a);
+        change(&mut self.b);
+        self
+    }
+
+    /// What start-up makes of it.
+    pub fn negotiate(&self) -> (Negotiated, Negotiated) {
+        let mut initiator = Initiator::new(&self.a, b"from a").unwrap();
+        let mut responder = Responder::new(&self.b);
+        let step = responder.handle_input(initiator.request()).unwrap();
+        assert!(matches!(step, ResponderStep::Request(_)));
+        let (reply, passive) =
+            responder.accept(None, None, self.b.ird, self.b.ord, b"from b").unwrap();
+        let InitiatorStep::Accepted(mut active) = initiator.handle_input(&reply).unwrap() else {
+            panic!("not accepted")
+        };
+        let mut passive = passive;
+        if self.rdmac {
+            for n in [&mut active, &mut passive] {
+                (n.version, n.crc, n.tx_markers, n.rx_markers) = (0, true, true, true);
+            }
+        }
+        (active, passive)
+    }
+}
+
+/// A session and its memory.
+pub(super) struct App {
+    pub session: SessionId,
+    pub pd: PdId,
+    pub host: usize,
+    pub arena: Arc<Mapping>,
+    next_offset: usize,
+    next_doorbell: u32,
+    /// One per worker of the host, with that worker's engine.
+    ringers: Vec<(usize, DoorbellRinger)>,
+    pub cqs: Vec<CqEnd>,
+    pub events: Vec<Event>,
+    /// CQs whose channel had a record, in order.
+    pub notified: Vec<CqId>,
+}
+
+/// A completion queue, both ends of it.
+pub(super) struct CqEnd {
+    pub cq: Arc<Cq>,
+    pub consumer: CompletionConsumer,
+}
+
+/// A queue pair, seen by its client.
+pub(super) struct QpEnd {
+    pub app: usize,
+    pub id: QpId,
+    pub sq: SendProducer,
+    pub rq: ReceiveProducer,
+    pub send_cq: usize,
+    pub recv_cq: usize,
+    pub shared: Arc<QpShared>,
+    pub doorbell: u32,
+    /// The engine it was bound to.
+    pub engine: usize,
+    config: Option<Box<QpConfig>>,
+}
+
+/// What a QP is made like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QpShape {
+    pub sq: u32,
+    pub rq: u32,
+    pub sges: u8,
+    pub inline: u16,
+    pub signal_all: bool,
+}
+
+impl Default for QpShape {
+    fn default() -> Self {
+        QpShape { sq: 32, rq: 32, sges: 4, inline: 64, signal_all: false }
+    }
+}
+
+/// Everything.
+pub(super) struct World {
+    pub now: Time,
+    pub engines: Vec<Engine>,
+    /// Engines by host: the workers of one daemon.
+    hosts: Vec<Vec<usize>>,
+    pub apps: Vec<App>,
+    pub qps: Vec<QpEnd>,
+    pub links: Vec<Link>,
+    pub misbehaved: Vec<(SessionId, String)>,
+    pub failed_cqs: Vec<CqId>,
+    /// Invalidations nobody has answered yet.
+    pub invalidations: Vec<(usize, QpId, Stag)>,
+    pub answer_invalidations: bool,
+    pub emss: usize,
+    /// Octets that came behind the next MPA reply.
+    pub leftover: Vec<u8>,
+    stags: StagAllocator,
+    next_id: u32,
+}
+
+impl World {
+    /// Hosts with so many workers each.
+    pub fn new(workers: &[u32]) -> Self {
+        let mut engines = Vec::new();
+        let mut hosts = Vec::new();
+        for n in workers {
+            let mut of_host = Vec::new();
+            for worker in 0..*n {
+                of_host.push(engines.len());
+                engines.push(Engine::new(options(worker)));
+            }
+            hosts.push(of_host);
+        }
+        World {
+            now: Time(1_000_000_000),
+            engines,
+            hosts,
+            apps: Vec::new(),
+            qps: Vec::new(),
+            links: Vec::new(),
+            misbehaved: Vec::new(),
+            failed_cqs: Vec::new(),
+            invalidations: Vec::new(),
+            answer_invalidations: true,
+            emss: 1460,
+            leftover: Vec::new(),
+            stags: StagAllocator::new([9; 32]),
+            next_id: 100,
+        }
+    }
+
+    /// Two apps with a QP each, connected: on one host by the direct path, else on two by TCP.
+    pub fn pair(wiring: Wiring) -> Self {
+        Self::pair_with(wiring, QpShape::default(), 128)
+    }
+
+    pub fn pair_with(wiring: Wiring, shape: QpShape, cq_entries: u32) -> Self {
+        let mut w = if wiring.direct { World::new(&[1]) } else { World::new(&[1, 1]) };
+        for host in [0, w.hosts.len() - 1] {
+            let app = w.app(host);
+            let cq = w.cq(app, cq_entries);
+            w.qp(app, cq, cq, shape);
+        }
+        w.connect(A, B, wiring);
+        w.settle();
+        w
+    }
+
+    /// A pair whose start-up events have been read.
+    pub fn connected(wiring: Wiring) -> Self {
+        let mut w = World::pair(wiring);
+        assert_eq!(w.events(A), ["established 4/4"]);
+        assert_eq!(w.events(B), ["established 4/4"]);
+        w
+    }
+
+    /// A connected initiator against a scripted peer that sent nothing yet.
+    pub fn raw() -> (Self, Raw) {
+        let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+        let (mut w, raw) = World::against_raw(true, options, options);
+        assert_eq!(w.events(A), ["established 4/4"]);
+        (w, raw)
+    }
+
+    /// One QP against a scripted peer. `options.0` is the QP's end, which takes this role.
+    pub fn against_raw(initiator: bool, ours: Options, theirs: Options) -> (Self, Raw) {
+        let mut w = World::new(&[1]);
+        let app = w.app(0);
+        let cq = w.cq(app, 128);
+        let qp = w.qp(app, cq, cq, QpShape::default());
+        let raw = w.connect_raw(qp, initiator, ours, theirs);
+        (w, raw)
+    }
+
+    pub fn connect_raw(
+        &mut self,
+        qp: usize,
+        initiator: bool,
+        ours: Options,
+        theirs: Options,
+    ) -> Raw {
+        let (mut n, peer) = if initiator {
+            Wiring { a: ours, b: theirs, ..Wiring::tcp() }.negotiate()
+        } else {
+            let wiring = Wiring { a: theirs, b: ours, ..Wiring::tcp() };
+            let (active, passive) = wiring.negotiate();
+            (passive, active)
+        };
+        let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
+        let id = self.qps[qp].id;
+        let link = self.links.len();
+        self.links.push(Link::new(End::Qp { engine, qp: id }, End::Raw));
+        let config = self.take_config(qp, engine);
+        n.leftover = std::mem::take(&mut self.leftover);
+        self.engines[engine].bind_tcp(config, n, addresses(false), self.now);
+        self.settle();
+        Raw::new(link, &peer)
+    }
+
+    // --- Objects -----------------------------------------------------------------------------
+
+    pub fn id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    pub fn app(&mut self, host: usize) -> usize {
+        let (arena, _fd) = Mapping::create_arena("test", 256 << 10).unwrap();
+        let session = SessionId(self.id());
+        let pd = PdId(self.id());
+        let mut ringers = Vec::new();
+        for (worker, engine) in (0..).zip(self.hosts[host].clone()) {
+            let scanner = DoorbellScanner::new(arena.clone(), worker).unwrap();
+            self.engines[engine].attach_session(session, scanner, self.now);
+            ringers.push((engine, DoorbellRinger::new(arena.clone(), worker).unwrap()));
+        }
+        self.apps.push(App {
+            session,
+            pd,
+            host,
+            arena,
+            next_offset: PAGE * 8,
+            next_doorbell: 1,
+            ringers,
+            cqs: Vec::new(),
+            events: Vec::new(),
+            notified: Vec::new(),
+        });
+        self.apps.len() - 1
+    }
+
+    fn queue(&mut self, app: usize, kind: QueueKind, shape: QueueShape, owner: u32) -> QueueMemory {
+        let app = &mut self.apps[app];
+        let offset = app.next_offset;
+        app.next_offset += shape.octets().next_multiple_of(64);
+        let doorbell = app.next_doorbell;
+        QueueMemory::format(app.arena.clone(), offset, kind, shape, owner, doorbell).unwrap()
+    }
+
+    fn client_end(&self, app: usize, queue: &QueueMemory, offset: usize) -> QueueMemory {
+        let arena = self.apps[app].arena.clone();
+        QueueMemory::open(arena, offset, queue.kind(), queue.shape()).unwrap()
+    }
+
+    pub fn cq(&mut self, app: usize, entries: u32) -> usize {
+        let id = CqId(self.id());
+        let offset = self.apps[app].next_offset;
+        let shape = QueueShape::completion(entries);
+        let queue = self.queue(app, QueueKind::Completion, shape, id.0);
+        let consumer = CompletionConsumer::new(self.client_end(app, &queue, offset));
+        self.apps[app].next_doorbell += 1;
+        let cq = Arc::new(Cq::new(id, self.apps[app].session, 7, queue));
+        self.apps[app].cqs.push(CqEnd { cq, consumer });
+        self.apps[app].cqs.len() - 1
+    }
+
+    pub fn qp(&mut self, app: usize, send_cq: usize, recv_cq: usize, shape: QpShape) -> usize {
+        let id = QpId(self.id());
+        let at = self.apps[app].next_offset;
+        let sq_shape = QueueShape::send(shape.sq, shape.sges, shape.inline);
+        let sq = self.queue(app, QueueKind::Send, sq_shape, id.0);
+        let sq_end = self.client_end(app, &sq, at);
+        let at = self.apps[app].next_offset;
+        let rq_shape = QueueShape::receive(shape.rq, shape.sges);
+        let rq = self.queue(app, QueueKind::Receive, rq_shape, id.0);
+        let rq_end = self.client_end(app, &rq, at);
+        let doorbell = self.apps[app].next_doorbell;
+        self.apps[app].next_doorbell += 1;
+        let shared = Arc::new(QpShared::default());
+        let a = &self.apps[app];
+        let config = QpConfig {
+            qp: id,
+            session: a.session,
+            pd: a.pd,
+            doorbell,
+            sq: SendConsumer::new(sq),
+            rq: ReceiveConsumer::new(rq),
+            send_cq: a.cqs[send_cq].cq.clone(),
+            recv_cq: a.cqs[recv_cq].cq.clone(),
+            signal_all: shape.signal_all,
+            shared: shared.clone(),
+        };
+        self.qps.push(QpEnd {
+            app,
+            id,
+            sq: SendProducer::new(sq_end),
+            rq: ReceiveProducer::new(rq_end),
+            send_cq,
+            recv_cq,
+            shared,
+            doorbell,
+            engine: usize::MAX,
+            config: Some(Box::new(config)),
+        });
+        self.qps.len() - 1
+    }
+
+    /// A region of its own memory, addressed from somewhere in the middle of the address space.
+    pub fn mr(&mut self, qp: usize, len: usize, access: Access) -> Mr {
+        let iova = 0x7000_0000_0000 + u64::from(self.next_id) * 0x10_0000;
+        self.mr_at(qp, len, access, Scope::Pd, iova)
+    }
+
+    /// A region that anybody may do anything with.
+    pub fn any_mr(&mut self, qp: usize, len: usize) -> Mr {
+        self.mr(qp, len, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)
+    }
+
+    pub fn own_mr(&mut self, qp: usize, len: usize, access: Access) -> Mr {
+        let scope = Scope::Qp(self.qps[qp].id);
+        self.mr_at(qp, len, access, scope, 0x1000)
+    }
+
+    pub fn mr_at(&mut self, qp: usize, len: usize, access: Access, scope: Scope, iova: u64) -> Mr {
+        let (mapping, _fd) = Mapping::create_arena("mr", len.max(1)).unwrap();
+        self.mr_over(qp, mapping, len, access, scope, iova)
+    }
+
+    pub fn mr_over(
+        &mut self,
+        qp: usize,
+        mapping: Arc<Mapping>,
+        len: usize,
+        access: Access,
+        scope: Scope,
+        iova: u64,
+    ) -> Mr {
+        let stag = self.stags.allocate().unwrap();
+        let app = &self.apps[self.qps[qp].app];
+        let entry = StagEntry {
+            stag,
+            mr: MrId(self.next_id + 1),
+            session: app.session,
+            pd: app.pd,
+            scope,
+            access,
+            iova,
+            length: len as u64,
+            mapping: mapping.clone(),
+            offset: 0,
+        };
+        for engine in &self.hosts[app.host] {
+            self.engines[*engine].install_stag(entry.clone());
+        }
+        self.id();
+        Mr { stag, iova, len, mapping }
+    }
+
+    pub fn revoke(&mut self, qp: usize, stag: Stag) {
+        for engine in &self.hosts[self.apps[self.qps[qp].app].host] {
+            self.engines[*engine].revoke_stag(stag);
+        }
+    }
+
+    // --- Connecting --------------------------------------------------------------------------
+
+    fn take_config(&mut self, qp: usize, engine: usize) -> Box<QpConfig> {
+        self.qps[qp].engine = engine;
+        self.qps[qp].config.take().unwrap()
+    }
+
+    /// Connects two QPs, each on the first worker of its host.
+    pub fn connect(&mut self, a: usize, b: usize, wiring: Wiring) {
+        self.connect_on(a, 0, b, 0, wiring);
+    }
+
+    /// The same on these workers.
+    pub fn connect_on(&mut self, a: usize, a_on: usize, b: usize, b_on: usize, wiring: Wiring) {
+        let (active, passive) = wiring.negotiate();
+        let engine_of = |w: &World, qp: usize, on: usize| w.hosts[w.apps[w.qps[qp].app].host][on];
+        let (on_a, on_b) = (engine_of(self, a, a_on), engine_of(self, b, b_on));
+        let (ca, cb) = (self.take_config(a, on_a), self.take_config(b, on_b));
+        let now = self.now;
+        if wiring.direct {
+            assert_eq!(on_a, on_b, "the direct path is within one worker");
+            self.engines[on_a].bind_direct(
+                (ca, active, addresses(false)),
+                (cb, passive, addresses(true)),
+                now,
+            );
+            return;
+        }
+        let end = |engine, qp: usize, w: &World| End::Qp { engine, qp: w.qps[qp].id };
+        self.links.push(Link::new(end(on_a, a, self), end(on_b, b, self)));
+        self.engines[on_b].bind_tcp(cb, passive, addresses(true), now);
+        self.engines[on_a].bind_tcp(ca, active, addresses(false), now);
+    }
+
+    /// Hands over a QP that was moved to Error before it was connected.
+    pub fn bind_dead(&mut self, qp: usize) {
+        let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
+        let config = self.take_config(qp, engine);
+        self.engines[engine].bind_dead(config, self.now);
+        self.settle();
+    }
+
+    pub fn disconnect(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].disconnect(id, false, self.now);
+        self.settle();
+    }
+
+    pub fn abort(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].disconnect(id, true, self.now);
+        self.settle();
+    }
+
+    pub fn destroy(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].destroy(id, self.now);
+        self.settle();
+    }
+
+    pub fn state(&self, qp: usize) -> QpState {
+        self.qps[qp].shared.state()
+    }
+
+    // --- What clients do ---------------------------------------------------------------------
+
+    /// Posts requests with one doorbell, and lets everything run.
+    pub fn post(&mut self, qp: usize, requests: &[Wr]) {
+        self.push(qp, requests);
+        self.settle();
+    }
+
+    /// Posts requests with one doorbell.
+    pub fn push(&mut self, qp: usize, requests: &[Wr]) {
+        let q = &mut self.qps[qp];
+        for wr in requests {
+            q.sq.push(&wr.header, &wr.sges, &wr.inline).unwrap();
+        }
+        q.sq.publish();
+        if let Some(worker) = q.sq.queue().worker() {
+            let (app, index) = (q.app, q.doorbell);
+            self.ring(app, worker, index);
+        }
+    }
+
+    pub fn ring(&mut self, app: usize, worker: u32, index: u32) {
+        let (engine, ringer) = &self.apps[app].ringers[worker as usize];
+        if ringer.ring(index) {
+            let session = self.apps[app].session;
+            self.engines[*engine].rang(session, self.now);
+        }
+    }
+
+    /// Posts a receive.
+    pub fn recv(&mut self, qp: usize, wr_id: u64, sges: &[Sge]) {
+        let rq = &mut self.qps[qp].rq;
+        rq.push(wr_id, sges).unwrap();
+        rq.publish();
+        assert!(!rq.waits(), "nothing of the engine waits for receives");
+    }
+
+    /// Reads a completion queue and gives the slots back.
+    pub fn poll_cq(&mut self, app: usize, cq: usize, most: usize) -> Vec<String> {
+        let end = &mut self.apps[app].cqs[cq];
+        let mut found = Vec::new();
+        while found.len() < most
+            && let Some(cqe) = end.consumer.poll()
+        {
+            found.push(completion(&cqe));
+        }
+        let waiting = end.consumer.release();
+        let index = end.cq.doorbell();
+        for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
+            self.ring(app, worker, index);
+        }
+        found
+    }
+
+    /// Completions of a QP's queues, those of the send queue's CQ first.
+    pub fn completions(&mut self, qp: usize) -> Vec<String> {
+        let QpEnd { app, send_cq, recv_cq, .. } = self.qps[qp];
+        let mut found = self.poll_cq(app, send_cq, usize::MAX);
+        if recv_cq != send_cq {
+            found.extend(self.poll_cq(app, recv_cq, usize::MAX));
+        }
+        found
+    }
+
+    /// Events of a QP's session since the last call.
+    pub fn events(&mut self, qp: usize) -> Vec<String> {
+        let app = self.qps[qp].app;
+        self.apps[app].events.drain(..).map(|e| event(&e)).collect()
+    }
+
+    // --- What workers do ---------------------------------------------------------------------
+
+    /// Lets everything run that needs no time, or only the time of octets under way.
+    pub fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            if self.round() {
+                continue;
+            }
+            let arrivals = self.links.iter().flat_map(|l| &l.pipes);
+            let Some(at) =
+                arrivals.filter_map(|p| p.next_arrival()).filter(|t| *t > self.now).min()
+            else {
+                return;
+            };
+            self.now = at;
+        }
+        panic!("does not settle");
+    }
+
+    /// Lets time pass.
+    pub fn advance(&mut self, by: Duration) {
+        let until = self.now.after(by);
+        loop {
+            match self.next_timeout() {
+                Some(at) if at <= until => self.now = at.max(self.now),
+                _ => break,
+            }
+            for engine in &mut self.engines {
+                engine.handle_timeout(self.now);
+            }
+            self.settle();
+        }
+        self.now = self.now.max(until);
+        self.settle();
+    }
+
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.engines.iter().filter_map(Engine::next_timeout).min()
+    }
+
+    /// One round of every worker; whether anything happened.
+    pub fn round(&mut self) -> bool {
+        let mut worked = false;
+        for engine in 0..self.engines.len() {
+            worked |= self.engines[engine].scan(self.now);
+            for _ in 0..16 {
+                worked |= self.engines[engine].has_work();
+                let Some(Work::Transmit(qp)) = self.engines[engine].next_work(self.now) else {
+                    break;
+                };
+                self.transmit(engine, qp);
+            }
+            worked |= self.carry_out(engine);
+        }
+        for link in 0..self.links.len() {
+            for end in 0..2 {
+                worked |= self.serve(link, end);
+            }
+        }
+        worked
+    }
+
+    /// The link and end of a QP's socket, unless it is closed.
+    pub fn link_of(&self, engine: usize, qp: QpId) -> Option<(usize, usize)> {
+        let wanted = End::Qp { engine, qp };
+        (0..self.links.len())
+            .find_map(|l| self.links[l].ends.iter().position(|e| *e == wanted).map(|end| (l, end)))
+    }
+
+    fn transmit(&mut self, engine: usize, qp: QpId) {
+        let (now, emss) = (self.now, self.emss);
+        let Some((l, end)) = self.link_of(engine, qp) else { return };
+        let link = &mut self.links[l];
+        let sent = self.engines[engine].transmit(qp, now, emss, |batch| {
+            let mut octets = Vec::new();
+            for piece in batch.pieces() {
+                match piece {
+                    Piece::Private(p) => octets.extend_from_slice(p),
+                    Piece::Shared { mapping, offset, len } => {
+                        let from = octets.len();
+                        octets.resize(from + len, 0);
+                        mapping.read(*offset, &mut octets[from..]).unwrap();
+                    }
+                }
+            }
+            link.send(end, &octets, now)
+        });
+        if sent != Transmit::Blocked {
+            self.links[l].pipes[end].blocked = false;
+        }
+    }
+
+    /// Readable and writable sockets.
+    fn serve(&mut self, link: usize, end: usize) -> bool {
+        let now = self.now;
+        let End::Qp { engine, qp } = self.links[link].ends[end] else { return false };
+        let mut worked = false;
+        let out = &mut self.links[link].pipes[end];
+        if out.blocked && out.has_room() {
+            out.blocked = false;
+            self.engines[engine].writable(qp);
+            worked = true;
+        }
+        let inbound = &mut self.links[link].pipes[1 - end];
+        if inbound.is_readable(now) {
+            let received = self.engines[engine].receive(qp, now, |buffers| {
+                let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut b[..]).collect();
+                inbound.recv(&mut into, now)
+            });
+            worked |= received != Receive::WouldBlock;
+            worked |= self.carry_out(engine);
+        }
+        worked
+    }
+
+    /// Carries out what an engine wants.
+    pub fn carry_out(&mut self, engine: usize) -> bool {
+        let mut worked = false;
+        while let Some(output) = self.engines[engine].poll_output() {
+            worked = true;
+            match output {
+                Output::Event { session, event } => {
+                    let app = self.apps.iter_mut().find(|a| a.session == session).unwrap();
+                    app.events.push(event);
+                }
+                Output::Notify(cq) => {
+                    let app = self.apps.iter_mut().find(|a| a.session == cq.session()).unwrap();
+                    app.notified.push(cq.id());
+                }
+                Output::ShutdownWrite(qp) => {
+                    let (l, end) = self.link_of(engine, qp).expect("shut down after closing");
+                    self.links[l].pipes[end].finish(self.now);
+                }
+                Output::Close { qp, reset } => {
+                    let (l, end) = self.link_of(engine, qp).expect("closed twice");
+                    self.links[l].close(end, reset, self.now);
+                }
+                Output::Invalidate { qp, stag } => self.invalidations.push((engine, qp, stag)),
+                Output::CqFailed(cq) => self.failed_cqs.push(cq),
+                Output::SpaceFreed { cq, workers } => {
+                    let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+                    for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
+                        self.engines[host[worker]].space_freed(&cq, self.now);
+                    }
+                }
+                Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
+            }
+        }
+        if self.answer_invalidations && !self.invalidations.is_empty() {
+            self.answer();
+            worked = true;
+        }
+        worked
+    }
+
+    /// Has every worker drop what was asked to be invalidated, then says so.
+    pub fn answer(&mut self) {
+        for (engine, qp, stag) in std::mem::take(&mut self.invalidations) {
+            let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+            for other in host {
+                self.engines[other].revoke_stag(stag);
+            }
+            self.engines[engine].invalidated(qp, self.now);
+        }
+    }
+}
+
+pub(super) fn options(worker: u32) -> EngineOptions {
+    EngineOptions {
+        worker,
+        drain_deadline: Duration::from_secs(5),
+        close_deadline: Duration::from_secs(10),
+        first_fpdu_deadline: Duration::from_secs(3),
+        mulpdu: MulpduPolicy::Emss,
+    }
+}
+
+fn addresses(passive: bool) -> AddressPair {
+    let a = "192.0.2.1:1000".parse().unwrap();
+    let b = "192.0.2.2:4791".parse().unwrap();
+    if passive { AddressPair { local: b, peer: a } } else { AddressPair { local: a, peer: b } }
+}
