@@ -127,6 +127,13 @@ pub(super) struct App {
     pub notified: Vec<CqId>,
 }
 
+impl App {
+    /// Where in the arena the next queue will stand.
+    pub fn next_offset(&self) -> usize {
+        self.next_offset
+    }
+}
+
 /// A completion queue, both ends of it.
 pub(super) struct CqEnd {
     pub cq: Arc<Cq>,
@@ -579,6 +586,10 @@ impl World {
     pub fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if self.round() {
+                continue;
+            }
+            // Workers go to sleep over it, if nobody rang meanwhile.
+            if self.engines.iter_mut().any(|e| e.has_work() || !e.prepare_sleep()) {
                 continue;
             }
             let arrivals = self.links.iter().flat_map(|l| &l.pipes);
