@@ -3,6 +3,7 @@
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr, pattern};
 use super::world::{A, B, Wiring, World};
+use crate::abi::queue::Sge;
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
@@ -533,6 +534,17 @@ fn invalidation_by_the_peer() {
                 "{what}: it was still there"
             );
         }
+    }
+}
+
+#[test]
+fn a_send_that_cannot_be_gathered_never_reaches_the_peer() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        // There is no receive either, but nobody gets to know.
+        w.post(A, &[Wr::send(1, &[Sge { addr: 0, length: 1, lkey: 3 }])]);
+        assert_eq!(w.completions(A), ["1 Send LocalProtection"], "{wiring:?}");
+        assert_eq!(w.events(B), ["terminated by peer 0/0/00"]);
     }
 }
 
