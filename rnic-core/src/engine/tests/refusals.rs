@@ -281,7 +281,8 @@ fn parts_of_a_send_in_any_order_but_whole() {
     assert_eq!(&to.octets(), b"0123456789\0\0");
 
     // The last is not the highest; a gap; an overlap; beyond the buffer.
-    let bad: &[(&[(u32, &[u8])], &str)] = &[
+    type Parts = &'static [(u32, &'static [u8])];
+    let bad: &[(Parts, &str)] = &[
         (&[(4, b"4567"), (0, b"0123")], "1/2/04"),
         (&[(0, b"0123"), (5, b"5")], "1/2/04"),
         (&[(0, b"0123"), (2, b"234567")], "1/2/04"),

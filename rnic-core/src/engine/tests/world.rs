@@ -186,6 +186,8 @@ pub(super) struct World {
     pub invalidations: Vec<(usize, QpId, Stag)>,
     pub answer_invalidations: bool,
     pub emss: usize,
+    /// Octets given to sockets straight from shared memory.
+    pub shared_octets: usize,
     /// Octets that came behind the next MPA reply.
     pub leftover: Vec<u8>,
     stags: StagAllocator,
@@ -217,6 +219,7 @@ impl World {
             invalidations: Vec::new(),
             answer_invalidations: true,
             emss: 1460,
+            shared_octets: 0,
             leftover: Vec::new(),
             stags: StagAllocator::new([9; 32]),
             next_id: 100,
@@ -653,10 +656,11 @@ impl World {
             .find_map(|l| self.links[l].ends.iter().position(|e| *e == wanted).map(|end| (l, end)))
     }
 
-    fn transmit(&mut self, engine: usize, qp: QpId) {
+    pub fn transmit(&mut self, engine: usize, qp: QpId) {
         let (now, emss) = (self.now, self.emss);
         let Some((l, end)) = self.link_of(engine, qp) else { return };
         let link = &mut self.links[l];
+        let mut shared_octets = 0;
         let sent = self.engines[engine].transmit(qp, now, emss, |batch| {
             let mut octets = Vec::new();
             for piece in batch.pieces() {
@@ -665,12 +669,17 @@ impl World {
                     Piece::Shared { mapping, offset, len } => {
                         let from = octets.len();
                         octets.resize(from + len, 0);
-                        mapping.read(*offset, &mut octets[from..]).unwrap();
+                        shared_octets += len;
+                        // As `send_pieces` does it.
+                        if mapping.read(*offset, &mut octets[from..]).is_err() {
+                            return Err(std::io::Error::from_raw_os_error(libc::EFAULT));
+                        }
                     }
                 }
             }
             link.send(end, &octets, now)
         });
+        self.shared_octets += shared_octets;
         if sent != Transmit::Blocked {
             self.links[l].pipes[end].blocked = false;
         }
