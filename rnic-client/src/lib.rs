@@ -97,6 +97,8 @@ mod listener;
 mod mr;
 mod paths;
 mod pd;
+#[cfg(feature = "programs")]
+pub mod programs;
 mod qp;
 mod request;
 mod segment;
@@ -130,6 +132,3 @@ pub use rnic_core::types::{
     PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, Stag, TerminateCode,
     TerminateOrigin,
 };
-
-#[cfg(feature = "programs")]
-pub mod programs;

@@ -115,10 +115,10 @@ fn run_child(
         let error = io::ErrorKind::InvalidInput.into();
         return Err(ExecError::System { what: "no program was given", error });
     };
-    let mut child = Command::new(name)
-        .args(args)
-        .env("RNIC_SOCKET", daemon.socket())
-        .spawn()
+    let mut command = Command::new(name);
+    command.args(args).env("RNIC_SOCKET", daemon.socket());
+    let mut child = signals
+        .spawn(&mut command)
         .map_err(|error| ExecError::Spawn { program: name.clone(), error })?;
     let waited = wait(&mut child, signals);
     waited.map_err(system("cannot wait for the program"))

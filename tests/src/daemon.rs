@@ -2,19 +2,19 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
+use rnic_client::{Context, StatusInfo};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::process::Process;
+use crate::process::{DEADLINE, Process};
 
 /// Where this package's binaries are; only the tests know (`env!("CARGO_BIN_EXE_...")`).
 #[derive(Clone, Copy)]
 pub struct Binaries {
     /// The daemon.
     pub rnicd: &'static str,
-    /// The control tool.
-    pub rnicctl: &'static str,
     /// A client.
     pub actor: &'static str,
 }
@@ -25,10 +25,22 @@ macro_rules! binaries {
     () => {
         $crate::daemon::Binaries {
             rnicd: env!("CARGO_BIN_EXE_rnicd-under-test"),
-            rnicctl: env!("CARGO_BIN_EXE_rnicctl-under-test"),
             actor: env!("CARGO_BIN_EXE_actor"),
         }
     };
+}
+
+/// What the kernel holds for a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// Open descriptors.
+    pub descriptors: usize,
+    /// Mappings of memory that clients share.
+    pub mappings: usize,
+    /// Resident memory in KiB.
+    pub resident: usize,
+    /// Threads.
+    pub threads: usize,
 }
 
 /// A running daemon with a directory of its own.
@@ -53,7 +65,7 @@ impl Daemon {
         let mut command = Command::new(binaries.rnicd);
         command.arg("run").arg("--config").arg(&file).arg("--socket").arg(&socket);
         let mut process = Process::start(command);
-        process.line_after("serving");
+        process.line_after("listening");
         Daemon { binaries, process: Some(process), dir, socket }
     }
 
@@ -79,17 +91,61 @@ impl Daemon {
         Process::start(command)
     }
 
-    /// What `rnicctl ARGS --json` says.
+    /// Figures of the daemon, asked by a session of its own, which they count.
     ///
     /// # Panics
     ///
-    /// If it fails or prints no JSON.
-    pub fn ctl(&self, args: &[&str]) -> serde_json::Value {
-        let mut command = Command::new(self.binaries.rnicctl);
-        command.env("RNIC_SOCKET", &self.socket).args(args).arg("--json");
-        let lines = Process::start(command).succeed();
-        serde_json::from_str(&lines.join("\n"))
-            .unwrap_or_else(|e| panic!("rnicctl {args:?}: {e}\n{}", lines.join("\n")))
+    /// If the daemon does not answer.
+    pub fn status(&self) -> StatusInfo {
+        let context = Context::open_at(&self.socket).expect("the daemon answers");
+        context.status().expect("the daemon answers")
+    }
+
+    /// Asks for the status until `settled` is content with it.
+    ///
+    /// # Panics
+    ///
+    /// If it never is.
+    pub fn settles(&self, what: &str, settled: impl Fn(&StatusInfo) -> bool) -> StatusInfo {
+        let deadline = Instant::now() + DEADLINE;
+        let context = Context::open_at(&self.socket).expect("the daemon answers");
+        loop {
+            let status = context.status().expect("the daemon answers");
+            if settled(&status) {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "not {what} at the deadline: {status:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until no session but the asking one and nothing of any session is left.
+    pub fn is_empty(&self) -> StatusInfo {
+        self.settles("empty", |s| {
+            let objects = [s.pds, s.segments, s.mrs, s.cqs, s.qps, s.listeners, s.half_open];
+            s.sessions == 1 && objects == [0; 7] && s.segment_bytes == 0
+        })
+    }
+
+    /// What the kernel holds for the daemon.
+    ///
+    /// # Panics
+    ///
+    /// If it is gone.
+    pub fn footprint(&self) -> Footprint {
+        let proc = PathBuf::from(format!("/proc/{}", self.pid()));
+        let read = |name| std::fs::read_to_string(proc.join(name)).expect("the daemon lives");
+        let status = read("status");
+        let number = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key)).unwrap_or_default();
+            line.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        Footprint {
+            descriptors: std::fs::read_dir(proc.join("fd")).expect("the daemon lives").count(),
+            mappings: read("maps").lines().filter(|l| l.contains("memfd:")).count(),
+            resident: number("VmRSS:"),
+            threads: number("Threads:"),
+        }
     }
 
     /// Stops it with `SIGTERM` and insists on an orderly end; what it printed.

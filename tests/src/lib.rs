@@ -6,6 +6,9 @@
 
 pub mod daemon;
 pub mod process;
+pub mod raw;
+pub mod traffic;
+pub mod wire;
 
 pub use daemon::Daemon;
 pub use process::{DEADLINE, Process};

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -15,18 +15,22 @@ pub struct Process {
     child: Child,
     lines: Receiver<String>,
     seen: Vec<String>,
+    /// Its standard input, which tells an actor to go on as long as it is open.
+    input: Option<ChildStdin>,
 }
 
 impl Process {
-    /// Starts a command; its standard output and error are collected.
+    /// Starts a command; its standard output and error are collected. Its standard input stays
+    /// open until [`Process::release`].
     ///
     /// # Panics
     ///
     /// If it cannot be started.
     pub fn start(mut command: Command) -> Self {
-        let name = command.get_program().to_string_lossy().rsplit('/').next().unwrap_or("").to_owned();
+        let name =
+            command.get_program().to_string_lossy().rsplit('/').next().unwrap_or("").to_owned();
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -47,7 +51,8 @@ impl Process {
                 }
             });
         }
-        Process { name, child, lines, seen: Vec::new() }
+        let input = child.stdin.take();
+        Process { name, child, lines, seen: Vec::new(), input }
     }
 
     /// Process id.
@@ -77,6 +82,16 @@ impl Process {
                 }
             }
         }
+    }
+
+    /// Closes its standard input: it is to come to an end.
+    pub fn release(&mut self) {
+        self.input = None;
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
     }
 
     /// Sends a signal.

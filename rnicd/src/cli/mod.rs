@@ -3,14 +3,17 @@
 //! Each command is a function from its arguments to an exit code; what it does lives elsewhere.
 //! The binary calls [`main`].
 
+pub mod table;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{ANNOTATED_DEFAULT, Config, Loopback, explain};
+use crate::config::{ANNOTATED_DEFAULT, Config, Loopback, Size, explain};
 use crate::control::Server;
+use crate::demo;
 use crate::exec;
 use crate::privilege::{SignalSet, Signals};
 use crate::resource::Capacity;
@@ -33,6 +36,11 @@ enum Command {
     PrintConfig,
     /// Run a program with a daemon of its own, and end both together.
     Exec(Exec),
+    /// See RDMA happen: every operation between two processes, a file copied, figures.
+    Demo(Demo),
+    /// A child process of the demo.
+    #[command(hide = true, subcommand)]
+    DemoPart(demo::parts::Part),
 }
 
 #[derive(Debug, Args)]
@@ -63,6 +71,15 @@ struct Exec {
     program: Vec<OsString>,
 }
 
+#[derive(Debug, Args)]
+struct Demo {
+    /// File to copy; one is made without it.
+    file: Option<PathBuf>,
+    /// Size of the file that is made.
+    #[arg(long, default_value = "256MiB", conflicts_with = "file", value_parser = Size::parse)]
+    size: Size,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LoopbackArg {
     /// From memory to memory.
@@ -78,6 +95,8 @@ pub fn main() -> ExitCode {
         Command::CheckConfig(args) => check_config(&args),
         Command::PrintConfig => print(ANNOTATED_DEFAULT),
         Command::Exec(args) => exec(args),
+        Command::Demo(args) => show(args),
+        Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         eprintln!("rnicd: {error}");
@@ -111,6 +130,14 @@ fn exec(args: Exec) -> Result<ExitCode, Failure> {
     }
     start_log(&config);
     Ok(exec::run(config, &args.program)?)
+}
+
+fn show(args: Demo) -> Result<ExitCode, Failure> {
+    let cargo = match args.file {
+        Some(path) => demo::Cargo::File(path),
+        None => demo::Cargo::Made(args.size.0),
+    };
+    Ok(demo::run(&cargo)?)
 }
 
 fn start_log(config: &Config) {

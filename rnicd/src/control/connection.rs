@@ -220,6 +220,20 @@ impl Connection {
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
+    /// Names what was malformed, as the last thing this client is told.
+    pub fn complain(&mut self, why: String) {
+        // Closing a socket with unread packets would take the complaint back from the peer. One
+        // that keeps sending is not worth more.
+        for _ in 0..UNREAD_DROPPED {
+            if packet::take(self.socket.as_fd()).is_err() {
+                break;
+            }
+        }
+        // The id, if there was one, is part of what could not be read; and who has gone already
+        // need not be told.
+        let _ = self.reply(0, Err(Refusal::Malformed { why }));
+    }
+
     /// Sends what waited for the client to read.
     pub fn flush(&mut self) -> io::Result<()> {
         self.outbox.flush(self.socket.as_fd())
@@ -231,6 +245,9 @@ impl AsFd for Connection {
         self.socket.as_fd()
     }
 }
+
+/// Packets of a client that are dropped before it is told why its session ends.
+const UNREAD_DROPPED: u32 = 64;
 
 /// Reads a request; octets after it are as bad as octets missing.
 fn decode_request(octets: &[u8]) -> Result<Request, String> {

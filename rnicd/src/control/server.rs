@@ -465,8 +465,7 @@ impl Server {
         if let End::Malformed(why) = &end
             && session.is_some()
         {
-            // The id, if there was one, is part of what could not be read.
-            let _ = client.reply(0, Err(Refusal::Malformed { why: why.clone() }));
+            client.complain(why.clone());
         }
         if end.is_hostile() {
             self.manager.count_misbehaviour();

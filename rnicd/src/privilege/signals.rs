@@ -3,6 +3,8 @@
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
 
 /// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +43,10 @@ impl SignalSet {
 }
 
 /// A `signalfd`. While it is open, its signals do nothing else to this process.
-#[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
+    /// The mask before, which children are to have.
+    before: libc::sigset_t,
 }
 
 impl Signals {
@@ -51,11 +54,11 @@ impl Signals {
     /// inherit the mask, and one without it would take the signals instead.
     pub fn take(set: SignalSet) -> io::Result<Self> {
         let mask = mask(set.numbers());
-        // SAFETY: `mask` is an initialised signal set that lives through the call; a null old set
-        // is allowed. Blocking signals touches no memory of ours.
-        let error = unsafe {
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, std::ptr::null_mut())
-        };
+        let mut before = self::mask(&[]);
+        // SAFETY: `mask` and `before` are initialised signal sets that live through the call.
+        // Blocking signals touches no other memory of ours.
+        let error =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, &raw mut before) };
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
         }
@@ -66,7 +69,28 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
-        Ok(Signals { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(Signals { fd: unsafe { OwnedFd::from_raw_fd(fd) }, before })
+    }
+
+    /// Starts a program that gets its signals as if we had never taken them.
+    pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        let before = self.before;
+        let restore = move || {
+            // SAFETY: `before` is an initialised set owned by this closure; a null old set is
+            // allowed.
+            let error = unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
+            };
+            match error {
+                0 => Ok(()),
+                error => Err(io::Error::from_raw_os_error(error)),
+            }
+        };
+        // SAFETY: the closure runs between fork and exec of a process with threads, where only
+        // async-signal-safe functions may be called: it calls pthread_sigmask, which is, and
+        // neither allocates nor locks (an io::Error from a number does neither).
+        unsafe { command.pre_exec(restore) };
+        command.spawn()
     }
 
     /// The next signal that has arrived, if there is one.
@@ -103,7 +127,7 @@ impl AsFd for Signals {
 }
 
 /// Sends a signal to a child that has not been waited for.
-pub fn send_signal(child: &std::process::Child, signal: i32) -> io::Result<()> {
+pub fn send_signal(child: &Child, signal: i32) -> io::Result<()> {
     let pid = i32::try_from(child.id()).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: kill touches no memory. The child has not been reaped, so its number is still its.
     match unsafe { libc::kill(pid, signal) } {

@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
-use rnic_client::Context;
 use rnic_client::programs::tour;
-use rnic_tests::DEADLINE;
+use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, QpOptions};
+use rnic_tests::{DEADLINE, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -24,6 +26,27 @@ enum Part {
         #[arg(default_value = "127.0.0.1:0")]
         address: SocketAddr,
     },
+    /// Serves checksummed traffic to visitors until its standard input closes; prints the address
+    /// it listens on and how each connection ended.
+    Serve {
+        /// Address to listen on.
+        #[arg(default_value = "127.0.0.1:0")]
+        address: SocketAddr,
+    },
+    /// Exchanges checksummed traffic with a server, until its standard input closes or for a
+    /// number of rounds; prints when it has begun and how many rounds there were.
+    Traffic {
+        /// The server's address.
+        address: SocketAddr,
+        /// Seed of data and sizes.
+        #[arg(default_value_t = 1)]
+        seed: u64,
+        /// Rounds; 0 for as many as there is time for.
+        #[arg(default_value_t = 0)]
+        rounds: u64,
+    },
+    /// Makes and destroys objects until it is killed; prints when it has begun.
+    Churn,
     /// Goes on a tour of every operation.
     Visit {
         /// The host's address.
@@ -41,7 +64,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn play(part: Part) -> Result<(), Box<dyn std::error::Error>> {
+/// Returns when whoever started this actor wants it to end, or is gone.
+fn wait_for_release() {
+    // Whatever the error, there is nobody left to wait for.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+}
+
+fn play(part: Part) -> Result<(), traffic::Failure> {
     let context = Context::open()?;
     match part {
         Part::Host { guests, address } => {
@@ -49,6 +78,51 @@ fn play(part: Part) -> Result<(), Box<dyn std::error::Error>> {
             println!("listening on {}", listener.local_addr());
             tour::host(&context, &listener, guests, DEADLINE)?;
         }
+        Part::Serve { address } => {
+            let listener = context.listen(address, 64)?;
+            println!("listening on {}", listener.local_addr());
+            std::thread::spawn(move || {
+                let said = |line: String| println!("{line}");
+                if let Err(e) = traffic::host(&context, &listener, u32::MAX, DEADLINE, said) {
+                    println!("serving ended: {e}");
+                }
+            });
+            wait_for_release();
+        }
+        Part::Traffic { address, seed, rounds } => {
+            let released = Arc::new(AtomicBool::new(false));
+            let release = released.clone();
+            std::thread::spawn(move || {
+                wait_for_release();
+                release.store(true, Ordering::Relaxed);
+            });
+            let done = traffic::visit(&context, address, seed, DEADLINE, |round| {
+                if round == 1 {
+                    println!("under way");
+                }
+                match rounds {
+                    0 => round < 1 || !released.load(Ordering::Relaxed),
+                    n => round < n,
+                }
+            });
+            println!("{} rounds", done?);
+        }
+        Part::Churn => loop {
+            let pd = context.open_pd(None)?;
+            let segment = context.create_segment(65536)?;
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let regions = (0..8).map(|_| pd.reg_mr(&segment, .., access));
+            let regions = regions.collect::<Result<Vec<_>, _>>()?;
+            let cq = context.create_cq(16, None)?;
+            let qp = pd.create_qp(&QpOptions::new(&cq))?;
+            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            let guest = pd.create_qp(&QpOptions::new(&cq))?;
+            guest.start_connect(listener.local_addr(), &ConnectOptions::default())?;
+            let request = listener.accept_request(Some(DEADLINE))?;
+            request.accept(&qp, &AcceptOptions::default())?;
+            println!("under way");
+            drop(regions);
+        },
         Part::Visit { address } => {
             for step in tour::visit(&context, address, DEADLINE)? {
                 println!("{}: {}", step.name, step.detail);

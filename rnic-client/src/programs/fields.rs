@@ -1,0 +1,50 @@
+//! Reading the little-endian fields of messages that a peer sent.
+
+/// What is left to read of a message. Each method takes one field off the front; `None` means that
+/// the message is too short.
+pub(crate) struct Fields<'a>(pub &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        self.chunk::<1>().map(|b| b[0])
+    }
+
+    pub(crate) fn u16(&mut self) -> Option<u16> {
+        self.chunk().map(u16::from_le_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.chunk().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.chunk().map(u64::from_le_bytes)
+    }
+
+    pub(crate) fn chunk<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (chunk, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*chunk)
+    }
+
+    pub(crate) fn octets(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (octets, rest) = self.0.split_at_checked(n)?;
+        self.0 = rest;
+        Some(octets)
+    }
+
+    /// Everything that is left.
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Whether these constant octets come next; takes them.
+    pub(crate) fn expect(&mut self, octets: &[u8]) -> Option<()> {
+        (self.octets(octets.len())? == octets).then_some(())
+    }
+
+    /// The end of the message, with nothing behind it.
+    pub(crate) fn end(self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+}

@@ -1,0 +1,35 @@
+//! `rnic-perf`: how fast the RNIC is, beside what the machine could do at best.
+//!
+//! A run has two processes, the driver and a peer that it starts, each with its own session of a
+//! daemon. They measure bandwidth, latency or message rate of an operation and in the same run, in
+//! turn and round by round, raw TCP between the same two processes and memcpy of the same working
+//! set: figures of one machine at one time, whose ratios mean something. This refuses to know how a
+//! daemon works: all it uses is this crate's public interface, the daemon's entries in `/proc`, and
+//! the `rnicd` binary for private daemons. The binary `rnic-perf` calls [`main`], `rnicd demo` calls
+//! [`quick`] and, in its second process, [`serve`].
+//!
+//! One file per part: [`spec`](self) what is measured, `end` the RDMA ends, `raw` TCP and memcpy,
+//! `peer` the second process, `bench` the rounds, `report` what is told of them, `all` the table of
+//! design goals.
+
+mod all;
+mod bench;
+mod cli;
+mod completions;
+mod daemon;
+mod end;
+mod error;
+mod machine;
+mod peer;
+mod quick;
+mod raw;
+mod report;
+mod spec;
+mod stats;
+mod table;
+mod talk;
+
+pub use cli::main;
+pub use error::PerfError;
+pub use peer::serve;
+pub use quick::{Quick, QuickOptions, quick};

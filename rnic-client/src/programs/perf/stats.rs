@@ -1,0 +1,187 @@
+//! Medians and percentiles.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// One figure per round, in the order measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Series {
+    /// The figures.
+    pub rounds: Vec<f64>,
+}
+
+impl Series {
+    /// Adds the figure of a round.
+    pub fn push(&mut self, figure: f64) {
+        self.rounds.push(figure);
+    }
+
+    /// The middle one, or the mean of the middle two; `None` before the first round.
+    pub fn median(&self) -> Option<f64> {
+        let mut sorted = self.rounds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() {
+            0 => None,
+            n if n % 2 == 1 => Some(sorted[middle]),
+            _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+        }
+    }
+
+    /// The smallest.
+    pub fn lowest(&self) -> Option<f64> {
+        self.rounds.iter().copied().min_by(f64::total_cmp)
+    }
+
+    /// The largest.
+    pub fn highest(&self) -> Option<f64> {
+        self.rounds.iter().copied().max_by(f64::total_cmp)
+    }
+}
+
+/// Times of single operations, to three digits.
+#[derive(Clone)]
+pub struct Times {
+    nanoseconds: Histogram<u64>,
+}
+
+/// What is told of many times, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// How many times were taken.
+    pub count: u64,
+    /// Mean.
+    pub mean_us: f64,
+    /// Half of them are below.
+    pub p50_us: f64,
+    /// One in a hundred is above.
+    pub p99_us: f64,
+    /// One in a thousand is above.
+    pub p999_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+impl Percentiles {
+    /// All times multiplied.
+    #[must_use]
+    pub fn scaled(self, by: f64) -> Self {
+        Percentiles {
+            count: self.count,
+            mean_us: self.mean_us * by,
+            p50_us: self.p50_us * by,
+            p99_us: self.p99_us * by,
+            p999_us: self.p999_us * by,
+            max_us: self.max_us * by,
+        }
+    }
+}
+
+impl Times {
+    /// None yet.
+    pub fn new() -> Self {
+        let nanoseconds = Histogram::new_with_bounds(1, LONGEST_NS, 3);
+        // Fails only for bounds in the wrong order or more than five digits.
+        Times { nanoseconds: nanoseconds.expect("constant bounds and digits") }
+    }
+
+    /// Adds a time; one beyond a minute counts as a minute.
+    #[inline]
+    pub fn record(&mut self, time: Duration) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.saturating_record(ns.clamp(1, LONGEST_NS));
+    }
+
+    /// Adds all of another's.
+    pub fn add(&mut self, other: &Times) {
+        // Fails only if a value of one is out of the other's bounds, which are the same.
+        self.nanoseconds.add(&other.nanoseconds).expect("histograms of the same bounds");
+    }
+
+    /// What there is to tell.
+    pub fn percentiles(&self) -> Percentiles {
+        let at = |q| self.nanoseconds.value_at_quantile(q) as f64 / 1e3;
+        if self.nanoseconds.is_empty() {
+            return Percentiles::default();
+        }
+        Percentiles {
+            count: self.nanoseconds.len(),
+            mean_us: self.nanoseconds.mean() / 1e3,
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            p999_us: at(0.999),
+            max_us: self.nanoseconds.max() as f64 / 1e3,
+        }
+    }
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Times::new()
+    }
+}
+
+/// A minute.
+const LONGEST_NS: u64 = 60_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(rounds: &[f64]) -> Series {
+        Series { rounds: rounds.to_vec() }
+    }
+
+    #[test]
+    fn median_of_an_odd_and_an_even_number_of_rounds() {
+        assert_eq!(series(&[]).median(), None);
+        assert_eq!(series(&[3.0]).median(), Some(3.0));
+        assert_eq!(series(&[9.0, 1.0, 2.0]).median(), Some(2.0));
+        assert_eq!(series(&[9.0, 1.0, 2.0, 4.0]).median(), Some(3.0));
+    }
+
+    #[test]
+    fn one_bad_round_of_five_does_not_move_the_median_far() {
+        let s = series(&[10.0, 11.0, 0.1, 10.5, 10.2]);
+        assert_eq!(s.median(), Some(10.2));
+        assert_eq!((s.lowest(), s.highest()), (Some(0.1), Some(11.0)));
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_times() {
+        let mut times = Times::new();
+        for us in 1..=1000 {
+            times.record(Duration::from_micros(us));
+        }
+        let p = times.percentiles();
+        let close = |a: f64, b: f64| (a - b).abs() <= b * 0.002;
+        assert_eq!(p.count, 1000);
+        assert!(close(p.mean_us, 500.5), "{p:?}");
+        assert!(close(p.p50_us, 500.0), "{p:?}");
+        assert!(close(p.p99_us, 990.0), "{p:?}");
+        assert!(close(p.p999_us, 999.0), "{p:?}");
+        assert!(close(p.max_us, 1000.0), "{p:?}");
+    }
+
+    #[test]
+    fn times_beyond_all_bounds_are_kept_as_the_longest() {
+        let mut times = Times::new();
+        times.record(Duration::ZERO);
+        times.record(Duration::MAX);
+        let p = times.percentiles();
+        assert_eq!(p.count, 2);
+        assert!(p.max_us >= 60e6 * 0.999, "{p:?}");
+    }
+
+    #[test]
+    fn added_times_count_together() {
+        let (mut a, mut b) = (Times::new(), Times::new());
+        a.record(Duration::from_micros(10));
+        b.record(Duration::from_micros(30));
+        a.add(&b);
+        assert_eq!(a.percentiles().count, 2);
+        assert_eq!(Times::new().percentiles(), Percentiles::default());
+    }
+}

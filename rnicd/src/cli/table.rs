@@ -1,0 +1,267 @@
+//! Tables of `rnicctl`: columns as wide as their widest cell, numbers to the right.
+
+use std::fmt;
+
+use rnic_core::abi::control::{Rows, StatusInfo};
+use rnic_core::types::{Access, Scope, TerminateOrigin};
+
+use crate::config::Size;
+
+/// Rows of cells under a head.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    head: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0).max(self.head.len());
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            let head = self.head.get(column).map_or(0, |h| h.len());
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0).max(head)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let numeric = |column: usize| {
+            self.rows
+                .iter()
+                .filter_map(|row| row.get(column))
+                .all(|cell| cell == "-" || cell.chars().all(|c| c.is_ascii_digit()))
+                && !self.head.is_empty()
+        };
+        let numeric: Vec<bool> = (0..columns).map(numeric).collect();
+        let line = |cells: &mut dyn Iterator<Item = &str>| {
+            let mut line = String::new();
+            for (column, cell) in cells.enumerate() {
+                let (width, fill) = (widths[column], widths[column] - cell.chars().count());
+                let cell = match numeric[column] {
+                    true => format!("{}{cell}", " ".repeat(fill)),
+                    false => format!("{cell:<width$}"),
+                };
+                line.push_str(&cell);
+                line.push_str("  ");
+            }
+            line.trim_end().to_owned()
+        };
+        let mut lines = Vec::new();
+        if !self.head.is_empty() {
+            lines.push(line(&mut self.head.iter().copied()));
+        }
+        for row in &self.rows {
+            lines.push(line(&mut row.iter().map(String::as_str)));
+        }
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+/// Figures of the daemon, one a line.
+pub fn of_status(s: &StatusInfo) -> Table {
+    let rows = [
+        ("device", s.device.clone()),
+        ("version", s.version.clone()),
+        ("pid", s.pid.to_string()),
+        ("uptime", format!("{} s", s.uptime_s)),
+        ("workers", s.workers.to_string()),
+        ("loopback", s.loopback.clone()),
+        ("sessions", s.sessions.to_string()),
+        ("protection domains", s.pds.to_string()),
+        ("segments", format!("{} ({})", s.segments, Size(s.segment_bytes))),
+        ("memory regions", s.mrs.to_string()),
+        ("completion queues", s.cqs.to_string()),
+        ("queue pairs", s.qps.to_string()),
+        ("listeners", s.listeners.to_string()),
+        ("connections in start-up", s.half_open.to_string()),
+        ("queue memory", Size(s.arena_bytes).to_string()),
+        ("requests refused", s.refusals.to_string()),
+        ("sessions ended for misbehaviour", s.sessions_ended.to_string()),
+        ("terminates sent", s.terminates_sent.to_string()),
+        ("terminates received", s.terminates_received.to_string()),
+    ];
+    let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
+    Table { head: Vec::new(), rows }
+}
+
+/// A list of objects.
+pub fn of_rows(rows: &Rows) -> Table {
+    match rows {
+        Rows::Clients(rows) => Table {
+            head: vec![
+                "SESSION", "PID", "UID", "COMMAND", "QPS", "CQS", "MRS", "SHARED", "QUEUES",
+                "REFUSED",
+            ],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![
+                        r.session.to_string(),
+                        r.pid.to_string(),
+                        r.uid.to_string(),
+                        r.command.clone(),
+                        r.qps.to_string(),
+                        r.cqs.to_string(),
+                        r.mrs.to_string(),
+                        Size(r.segment_bytes).to_string(),
+                        Size(r.arena_bytes).to_string(),
+                        r.refusals.to_string(),
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Qps(rows) => Table {
+            head: vec![
+                "QP",
+                "SESSION",
+                "PD",
+                "STATE",
+                "PATH",
+                "LOCAL",
+                "PEER",
+                "WORKER",
+                "IRD",
+                "ORD",
+                "SENDS",
+                "RECEIVES",
+                "SENT",
+                "PLACED",
+                "READS",
+                "ERRORS",
+                "TERMINATE",
+            ],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    let c = &r.counters;
+                    vec![
+                        r.qp.to_string(),
+                        r.session.to_string(),
+                        r.pd.to_string(),
+                        format!("{:?}", r.state),
+                        r.path.clone(),
+                        or_dash(r.addresses.map(|a| a.local)),
+                        or_dash(r.addresses.map(|a| a.peer)),
+                        or_dash(r.worker),
+                        r.ird.to_string(),
+                        r.ord.to_string(),
+                        c.sends_completed.to_string(),
+                        c.receives_completed.to_string(),
+                        c.bytes_sent.to_string(),
+                        c.bytes_received.to_string(),
+                        c.reads_answered.to_string(),
+                        c.errors.to_string(),
+                        or_dash(r.terminate.map(|(origin, code)| match origin {
+                            TerminateOrigin::Local => format!("sent {code}"),
+                            TerminateOrigin::Peer => format!("received {code}"),
+                        })),
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Cqs(rows) => Table {
+            head: vec![
+                "CQ",
+                "SESSION",
+                "ENTRIES",
+                "UNREAD",
+                "RESERVED",
+                "QPS",
+                "COMPLETIONS",
+                "STATE",
+            ],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![
+                        r.cq.to_string(),
+                        r.session.to_string(),
+                        r.capacity.to_string(),
+                        r.unread.to_string(),
+                        r.reserved.to_string(),
+                        r.qps.to_string(),
+                        r.completions.to_string(),
+                        if r.overflowed { "dead" } else { "alive" }.to_owned(),
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Mrs(rows) => Table {
+            head: vec!["MR", "SESSION", "PD", "SEGMENT", "IOVA", "LENGTH", "ACCESS", "SCOPE"],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![
+                        r.mr.to_string(),
+                        r.session.to_string(),
+                        r.pd.to_string(),
+                        or_dash(r.segment),
+                        format!("{:#x}", r.iova),
+                        r.length.to_string(),
+                        rights(r.access),
+                        match r.scope {
+                            Scope::Pd => "PD".to_owned(),
+                            Scope::Qp(qp) => format!("QP {qp}"),
+                        },
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Listeners(rows) => Table {
+            head: vec![
+                "LISTENER", "SESSION", "ADDRESS", "BACKLOG", "PENDING", "ACCEPTED", "REJECTED",
+            ],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![
+                        r.listener.to_string(),
+                        r.session.to_string(),
+                        r.address.to_string(),
+                        if r.backlog == 0 { "bound".to_owned() } else { r.backlog.to_string() },
+                        r.pending.to_string(),
+                        r.accepted.to_string(),
+                        r.rejected.to_string(),
+                    ]
+                })
+                .collect(),
+        },
+    }
+}
+
+fn or_dash(value: Option<impl fmt::Display>) -> String {
+    value.map_or("-".to_owned(), |v| v.to_string())
+}
+
+fn rights(access: Access) -> String {
+    let names = [
+        (Access::LOCAL_WRITE, "local-write"),
+        (Access::REMOTE_WRITE, "remote-write"),
+        (Access::REMOTE_READ, "remote-read"),
+        (Access::ZERO_BASED, "zero-based"),
+    ];
+    let held: Vec<&str> =
+        names.iter().filter(|(right, _)| access.contains(*right)).map(|(_, name)| *name).collect();
+    if held.is_empty() { "local-read".to_owned() } else { held.join(",") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_numbers_stand_to_the_right() {
+        let table = Table {
+            head: vec!["QP", "STATE", "SENT"],
+            rows: vec![
+                vec!["7".into(), "Rts".into(), "12345".into()],
+                vec!["12".into(), "Error".into(), "-".into()],
+            ],
+        };
+        assert_eq!(table.to_string(), "QP  STATE   SENT\n 7  Rts    12345\n12  Error      -");
+    }
+
+    #[test]
+    fn an_empty_list_is_its_head() {
+        let table = of_rows(&Rows::Cqs(Vec::new()));
+        assert!(table.to_string().starts_with("CQ  SESSION  ENTRIES"));
+    }
+}

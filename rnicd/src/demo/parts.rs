@@ -1,0 +1,107 @@
+//! What the demo's child processes do. They are ordinary clients: `rnic-client` and nothing else.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Subcommand;
+use rnic_client::Context;
+use rnic_client::programs::{perf, rcopy, tour};
+
+/// A part of the demo, played by a child process.
+#[derive(Debug, Subcommand)]
+pub enum Part {
+    /// Hosts a tour of all operations.
+    Host,
+    /// Goes on it.
+    Visit {
+        /// The host.
+        address: SocketAddr,
+    },
+    /// Receives a file.
+    Receive {
+        /// Where to.
+        folder: PathBuf,
+    },
+    /// Sends a file.
+    Send {
+        /// The file.
+        file: PathBuf,
+        /// The receiver.
+        address: SocketAddr,
+    },
+    /// Measures this path, raw TCP and memcpy.
+    Measure,
+    /// The other end of `measure`.
+    MeasurePeer,
+}
+
+/// Plays a part: one line per result, `kind TAB rest`.
+pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
+    if let Part::MeasurePeer = part {
+        return Ok(perf::serve(None)?);
+    }
+    if let Part::Measure = part {
+        let mut peer = Command::new("/proc/self/exe");
+        peer.args(["demo-part", "measure-peer"]);
+        for figure in figures(&perf::quick(perf::QuickOptions { socket: None, peer })?) {
+            println!("figure\t{figure}");
+        }
+        return Ok(());
+    }
+    let context = Context::open()?;
+    match part {
+        Part::Measure | Part::MeasurePeer => {}
+        Part::Host => {
+            let listener = context.listen(ANYWHERE.into(), 16)?;
+            println!("address\t{}", listener.local_addr());
+            tour::host(&context, &listener, 1, PATIENCE)?;
+        }
+        Part::Visit { address } => {
+            for step in tour::visit(&context, *address, PATIENCE)? {
+                println!("{}\t{}\t{}", step.name, step.detail, step.took.as_micros());
+            }
+        }
+        Part::Receive { folder } => {
+            let listener = context.listen(ANYWHERE.into(), 1)?;
+            println!("address\t{}", listener.local_addr());
+            let options = rcopy::ReceiveOptions::default();
+            let report =
+                rcopy::serve_one(&context, &listener, folder, &options, Some(PATIENCE), |_, _| {})?;
+            println!("received\t{}\t{}\t{}", report.bytes, report.sha256, report.seconds);
+        }
+        Part::Send { file, address } => {
+            let options = rcopy::SendOptions::default();
+            let report = rcopy::send_file(&context, file, *address, &options, |_| {})?;
+            println!("sent\t{}\t{}\t{}", report.bytes, report.sha256, report.seconds);
+        }
+    }
+    Ok(())
+}
+
+/// What was measured, for people.
+fn figures(q: &perf::Quick) -> Vec<String> {
+    let bandwidth = |name: &str, octets_per_second: f64| {
+        format!(
+            "{name:<28} {:>6.2} GB/s   {:.2} x raw TCP   {:.2} x memcpy",
+            octets_per_second / 1e9,
+            octets_per_second / q.tcp_bandwidth,
+            octets_per_second / q.memcpy_bandwidth,
+        )
+    };
+    let latency = |name: &str, us: f64| format!("{name:<28} {us:>6.2} us");
+    let (ours, tcp) = (q.latency.as_secs_f64() * 1e6, q.tcp_latency.as_secs_f64() * 1e6);
+    vec![
+        bandwidth("RDMA Write, 1 MiB", q.write_bandwidth),
+        bandwidth("RDMA Read, 1 MiB", q.read_bandwidth),
+        bandwidth("raw TCP stream, 1 MiB", q.tcp_bandwidth),
+        bandwidth("memcpy, 1 MiB", q.memcpy_bandwidth),
+        format!("{}   {:.2} x raw TCP", latency("Send there, 8 octets, polled", ours), ours / tcp),
+        latency("raw TCP there, 8 octets", tcp),
+    ]
+}
+
+const ANYWHERE: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,208 @@
+//! The binaries as a shell sees them: exit codes, signals, sockets and what is left behind.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+fn rnicd() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rnicd"));
+    command.env_remove("RUST_LOG").env_remove("RNIC_SOCKET").stdin(Stdio::null());
+    command
+}
+
+fn rnicctl(socket: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rnicctl"))
+        .args(args)
+        .arg("--socket")
+        .arg(socket)
+        .output()
+        .unwrap()
+}
+
+fn text(octets: &[u8]) -> String {
+    String::from_utf8_lossy(octets).into_owned()
+}
+
+/// A running daemon, killed if the test fails.
+struct Daemon(Child);
+
+impl Daemon {
+    /// Starts one and waits until it says that it listens.
+    fn start(socket: &Path) -> Daemon {
+        let mut child =
+            rnicd().arg("run").arg("--socket").arg(socket).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let line = lines.find(|l| l.as_ref().is_ok_and(|l| l.contains("listening")));
+        assert!(line.is_some(), "the daemon ended");
+        // Somebody must go on reading, or the daemon would lose its standard error.
+        std::thread::spawn(move || lines.for_each(drop));
+        Daemon(child)
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn sigterm_and_sigint_stop_in_order_and_leave_nothing() {
+    for signal in ["TERM", "INT"] {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let mut daemon = Daemon::start(&socket);
+        assert!(rnicctl(&socket, &["status"]).status.success());
+        daemon.signal("HUP");
+        assert!(rnicctl(&socket, &["status"]).status.success(), "SIGHUP ended it");
+        daemon.signal(signal);
+        assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_second_daemon_names_the_first_and_a_killed_one_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let mut first = Daemon::start(&socket);
+    let second = rnicd().arg("run").arg("--socket").arg(&socket).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let said = text(&second.stderr);
+    assert!(said.contains(&format!("pid {}", first.0.id())), "{said}");
+    assert!(rnicctl(&socket, &["status"]).status.success());
+    first.0.kill().unwrap();
+    first.0.wait().unwrap();
+    assert!(socket.exists());
+    let _third = Daemon::start(&socket);
+    assert!(rnicctl(&socket, &["status"]).status.success());
+}
+
+#[test]
+fn rnicctl_shows_tables_and_json_and_says_when_nobody_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let alone = rnicctl(&socket, &["status"]);
+    assert_eq!(alone.status.code(), Some(3));
+    assert!(text(&alone.stderr).contains(&socket.display().to_string()));
+    let _daemon = Daemon::start(&socket);
+    for what in ["status", "clients", "qps", "cqs", "mrs", "listeners"] {
+        let table = rnicctl(&socket, &[what]);
+        assert!(table.status.success() && !table.stdout.is_empty(), "{what}");
+        let json = rnicctl(&socket, &[what, "--json"]);
+        let parsed: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert!(parsed.is_object() || parsed.is_array(), "{what}");
+    }
+    let clients = text(&rnicctl(&socket, &["clients"]).stdout);
+    assert!(clients.starts_with("SESSION"), "{clients}");
+    assert!(clients.contains("rnicctl"), "{clients}");
+    assert_eq!(rnicctl(&socket, &["nonsense"]).status.code(), Some(2));
+}
+
+#[test]
+fn exec_passes_exit_codes_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for code in [0, 1, 42] {
+        let script = format!("test -S \"$RNIC_SOCKET\" || exit 99; exit {code}");
+        let status = rnicd()
+            .args(["exec", "--", "sh", "-c", &script])
+            .env("TMPDIR", dir.path())
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(code));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn exec_dies_as_the_program_died_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11)] {
+        let script = format!("kill -s {name} $$");
+        let status = rnicd()
+            .args(["exec", "--", "sh", "-c", &script])
+            .env("TMPDIR", dir.path())
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(number), "{name}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn exec_passes_signals_on() {
+    // Not SIGINT: where it is ignored from the start, as in a background job, no shell traps it.
+    for signal in ["TERM", "USR1", "USR2"] {
+        let script = format!("sleep 600 & trap 'kill $!; exit 7' {signal}; echo ready; wait");
+        let mut child = rnicd()
+            .args(["exec", "--", "sh", "-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(7), "{signal}");
+    }
+}
+
+#[test]
+fn exec_gives_the_program_the_loopback_it_asked_for() {
+    for way in ["tcp", "direct"] {
+        let output = rnicd()
+            .args(["exec", "--loopback", way, "--", env!("CARGO_BIN_EXE_rnicctl"), "status"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let line = text(&output.stdout);
+        let line = line.lines().find(|l| l.starts_with("loopback")).unwrap();
+        assert!(line.ends_with(way), "{line}");
+    }
+}
+
+#[test]
+fn exec_names_a_program_that_is_not_there() {
+    let output = rnicd().args(["exec", "--", "/no/such/program"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("/no/such/program"));
+}
+
+#[test]
+fn configurations_are_printed_checked_and_refused_by_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rnicd.toml");
+    let printed = rnicd().arg("print-config").output().unwrap();
+    assert!(printed.status.success());
+    std::fs::write(&file, &printed.stdout).unwrap();
+    let checked = rnicd().args(["check-config", "--config"]).arg(&file).output().unwrap();
+    assert!(checked.status.success(), "{}", text(&checked.stderr));
+    let said = text(&checked.stdout);
+    assert!(said.contains("limits.session.qps") && said.contains("Worst case"), "{said}");
+
+    std::fs::write(&file, "[limits]\nqqs = 4\n").unwrap();
+    for command in ["check-config", "run"] {
+        let refused = rnicd().args([command, "--config"]).arg(&file).output().unwrap();
+        assert_eq!(refused.status.code(), Some(1));
+        let said = text(&refused.stderr);
+        assert!(said.contains(&format!("{}:2: limits.qqs = 4", file.display())), "{said}");
+    }
+}
+
+#[test]
+fn output_to_a_reader_that_has_gone_is_no_error() {
+    let mut child = rnicd().arg("print-config").stdout(Stdio::piped()).spawn().unwrap();
+    let mut first = [0];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

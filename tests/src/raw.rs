@@ -1,0 +1,167 @@
+//! A client that speaks the control socket by hand, so that nothing the library checks stands
+//! between a test and the daemon, and that keeps every descriptor it is given.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rnic_core::abi::ABI_VERSION;
+use rnic_core::abi::control::*;
+use rnic_core::shm::Mapping;
+use rnic_core::types::*;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// A session spoken by hand.
+pub struct Raw {
+    /// The control socket.
+    pub socket: OwnedFd,
+    /// Its first arena's mapping, once there is a session.
+    pub arenas: Vec<Arc<Mapping>>,
+    /// Descriptors that came: arenas, event channel, eventfds, completion channels.
+    pub descriptors: Vec<OwnedFd>,
+    /// Workers of the daemon.
+    pub workers: u16,
+    next: u32,
+}
+
+/// A packet's octets and descriptors, or nothing at the end of the session.
+pub type Packet = Option<(Vec<u8>, Vec<OwnedFd>)>;
+
+impl Raw {
+    /// Connects and says nothing. `None` if the daemon is not there or does not answer.
+    pub fn connect(path: &Path) -> Option<Raw> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .ok()?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+        let which = rustix::net::sockopt::Timeout::Recv;
+        // A watchdog, so that a daemon that does not answer fails a test and does not hang it.
+        rustix::net::sockopt::set_socket_timeout(&socket, which, Some(Duration::from_secs(30)))
+            .ok()?;
+        let (arenas, descriptors) = (Vec::new(), Vec::new());
+        Some(Raw { socket, arenas, descriptors, workers: 0, next: 1 })
+    }
+
+    /// Connects and opens a session.
+    pub fn open(path: &Path) -> Option<Raw> {
+        let mut raw = Raw::connect(path)?;
+        let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
+        raw.send(&hello.to_bytes(), &[]);
+        let (octets, descriptors) = raw.receive()?;
+        let reply = HelloReply::from_bytes(&octets)?;
+        if reply.status != HelloStatus::Ok as u32 {
+            return None;
+        }
+        raw.workers = reply.workers;
+        let arena = descriptors.first()?.as_fd();
+        raw.arenas.push(Mapping::map_arena(arena, reply.arena_len as usize).ok()?);
+        raw.descriptors = descriptors;
+        Some(raw)
+    }
+
+    /// Sends a packet; whether the daemon was there to take it is seen when receiving.
+    pub fn send(&self, octets: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let octets = [IoSlice::new(octets)];
+        // Without waiting: a hostile client may have filled the socket itself.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = rustix::net::sendmsg(&self.socket, &octets, &mut ancillary, flags);
+    }
+
+    /// Receives a packet; `None` at the end of the session or of patience.
+    pub fn receive(&self) -> Packet {
+        let mut octets = vec![0; MAX_MESSAGE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut octets)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags).ok()?;
+        if got.bytes == 0 {
+            return None;
+        }
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(list) = message {
+                descriptors.extend(list);
+            }
+        }
+        octets.truncate(got.bytes);
+        Some((octets, descriptors))
+    }
+
+    /// Sends a request and returns its id.
+    pub fn ask(&mut self, body: RequestBody, descriptors: &[BorrowedFd<'_>]) -> u32 {
+        let id = self.next;
+        self.next += 1;
+        let octets = postcard::to_stdvec(&Request { id, body }).expect("requests encode");
+        self.send(&octets, descriptors);
+        id
+    }
+
+    /// Asks; the answer, or nothing if the session has ended.
+    pub fn call(
+        &mut self,
+        body: RequestBody,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Option<Result<ReplyBody, Refusal>> {
+        let id = self.ask(body, descriptors);
+        loop {
+            let (octets, descriptors) = self.receive()?;
+            let reply: Reply = postcard::from_bytes(&octets).ok()?;
+            if let Ok(
+                ReplyBody::Cq { new_arena: Some(new), .. }
+                | ReplyBody::Qp { new_arena: Some(new), .. },
+            ) = &reply.result
+                && let Some(fd) = descriptors.first()
+                && let Ok(mapping) = Mapping::map_arena(fd.as_fd(), new.length as usize)
+            {
+                self.arenas.push(mapping);
+            }
+            self.descriptors.extend(descriptors);
+            if reply.id == id {
+                return Some(reply.result);
+            }
+        }
+    }
+}
+
+/// A request for a QP of modest size.
+pub fn qp_request(pd: PdId, cq: CqId) -> QpRequest {
+    QpRequest {
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        sq_depth: 16,
+        rq_depth: 16,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline: 64,
+        signal_all: false,
+        context: 0,
+    }
+}
+
+/// A populated memfd as the library would share it.
+pub fn memfd(length: usize) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memfd = memfd_create("test", flags).expect("a memfd");
+    let zeros = vec![0; length];
+    let mut written = 0;
+    while written < length {
+        written += rustix::io::write(&memfd, &zeros[written..]).expect("memory");
+    }
+    memfd
+}

@@ -1,0 +1,234 @@
+//! Checksummed traffic between two client processes: every octet that arrives is compared.
+//!
+//! A guest connects to a host and then, round by round, writes a piece of a seeded pattern
+//! somewhere into the host's region, tells it by a Send what it should find there, waits for the
+//! host's verdict, and reads the piece back. Whatever else goes on at the daemon, no round may fail.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, ConnectionRequest,
+    Context, Cq, DisconnectReason, Listener, Mr, Pd, Qp, QpOptions, RecvRequest, RemoteMr,
+    SendRequest,
+};
+
+/// What a failed round says.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Octets of the host's region.
+pub const REGION: usize = 256 * 1024;
+/// Octets of a claim: where, how many, their CRC, and the round.
+const CLAIM: usize = 24;
+/// Claims that may wait unread.
+const CLAIMS: u64 = 4;
+
+/// A small generator of test data and choices; the same seed yields the same sequence.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator for this seed.
+    pub fn new(seed: u64) -> Self {
+        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// The next word (xorshift64*).
+    pub fn word(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        (self.word() >> 11) % n
+    }
+
+    /// Fills octets.
+    pub fn fill(&mut self, octets: &mut [u8]) {
+        for chunk in octets.chunks_mut(8) {
+            let word = self.word().to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+}
+
+/// One end: memory and a QP with room for claims.
+struct End {
+    qp: Qp,
+    cq: Cq,
+    claims: Mr,
+    patience: Duration,
+}
+
+impl End {
+    fn new(context: &Context, pd: &Pd, patience: Duration) -> Result<Self, Failure> {
+        let cq = context.create_cq(64, None)?;
+        let qp = pd.create_qp(&QpOptions::new(&cq))?;
+        let segment = context.create_segment(4096)?;
+        let claims = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let end = End { qp, cq, claims, patience };
+        (0..CLAIMS).try_for_each(|slot| end.post_receive(slot))?;
+        Ok(end)
+    }
+
+    fn post_receive(&self, slot: u64) -> Result<(), Failure> {
+        let sges = [self.claims.sge(slot * CLAIM as u64, CLAIM as u32)];
+        Ok(self.qp.post_recv(&[RecvRequest::new(slot, &sges)])?)
+    }
+
+    /// The next completion, which must be a success.
+    fn completion(&self) -> Result<Completion, Failure> {
+        let mut one = [Completion::default()];
+        match self.cq.wait(&mut one, Some(self.patience))? {
+            0 => Err("no completion in time".into()),
+            _ => Ok(one[0].ok()?),
+        }
+    }
+
+    /// The claim of a receive completion, whose buffer is posted again.
+    fn claim(&self, completion: &Completion) -> Result<[u64; 3], Failure> {
+        if completion.byte_len as usize != CLAIM {
+            return Err(format!("a claim of {} octets", completion.byte_len).into());
+        }
+        let mut octets = [0; CLAIM];
+        self.claims.read_at(completion.wr_id * CLAIM as u64, &mut octets)?;
+        self.post_receive(completion.wr_id)?;
+        let mut words = [0; 3];
+        for (word, octets) in words.iter_mut().zip(octets.chunks_exact(8)) {
+            *word = u64::from_le_bytes(octets.try_into()?);
+        }
+        Ok(words)
+    }
+}
+
+/// Receives `guests` guests, each on a thread of its own, and says how each connection ended.
+pub fn host(
+    context: &Context,
+    listener: &Listener,
+    guests: u32,
+    patience: Duration,
+    said: impl Fn(String) + Sync,
+) -> Result<(), Failure> {
+    std::thread::scope(|scope| {
+        for _ in 0..guests {
+            let request = listener.accept_request(None)?;
+            let said = &said;
+            scope.spawn(move || match host_one(context, request, patience) {
+                Ok((rounds, end)) => said(format!("ended after {rounds} rounds: {end}")),
+                Err(e) => said(format!("failed: {e}")),
+            });
+        }
+        Ok(())
+    })
+}
+
+/// Serves one guest until its connection ends, which is no failure; how many rounds, and the end.
+fn host_one(
+    context: &Context,
+    request: ConnectionRequest,
+    patience: Duration,
+) -> Result<(u64, String), Failure> {
+    let pd = context.open_pd(None)?;
+    let segment = context.create_segment(REGION as u64)?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let region = pd.reg_mr(&segment, .., access)?;
+    let end = End::new(context, &pd, patience)?;
+    let private_data = region.remote().to_bytes().to_vec();
+    let options = AcceptOptions { private_data, ..AcceptOptions::default() };
+    let mut rounds = 0;
+    let verdict = (|| -> Result<(), Failure> {
+        request.accept(&end.qp, &options)?;
+        loop {
+            let completion = end.completion()?;
+            if completion.opcode != CompletionOpcode::Receive {
+                continue;
+            }
+            let [place, crc, round] = end.claim(&completion)?;
+            let (offset, len) = (place >> 32, place as u32 as usize);
+            let mut found = vec![0; len];
+            region.read_at(offset, &mut found)?;
+            let right = u64::from(crc32c::crc32c(&found)) == crc;
+            let answer = [round.to_le_bytes(), u64::from(right).to_le_bytes(), [0; 8]].concat();
+            end.qp.post_send(&[SendRequest::send_inline(round, &answer).signaled()])?;
+            if !right {
+                return Err(format!("CORRUPTED: {len} octets at {offset} of round {round}").into());
+            }
+            rounds += 1;
+        }
+    })();
+    let why = verdict.err().map_or_else(String::new, |e| e.to_string());
+    if why.contains("CORRUPTED") {
+        return Err(why.into());
+    }
+    match end.qp.wait_disconnected(Some(patience)) {
+        Ok(reason) => Ok((rounds, format!("{reason:?}"))),
+        Err(e) => Err(format!("{why}; then {e}").into()),
+    }
+}
+
+/// Visits a host for as many rounds as `go_on` allows; how many there were.
+pub fn visit(
+    context: &Context,
+    host: SocketAddr,
+    seed: u64,
+    patience: Duration,
+    mut go_on: impl FnMut(u64) -> bool,
+) -> Result<u64, Failure> {
+    let pd = context.open_pd(None)?;
+    let segment = context.create_segment(2 * REGION as u64)?;
+    let source = pd.reg_mr(&segment, ..REGION as u64, Access::empty())?;
+    let sink = pd.reg_mr(&segment, REGION as u64.., Access::LOCAL_WRITE)?;
+    let end = End::new(context, &pd, patience)?;
+    let options = ConnectOptions { timeout: Some(patience), ..ConnectOptions::default() };
+    let connected = end.qp.connect(host, &options)?;
+    let region = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
+    let mut rng = Rng::new(seed);
+    let mut octets = vec![0; REGION];
+    let mut rounds = 0;
+    while go_on(rounds) {
+        let most = if rng.below(16) == 0 { REGION } else { 8192 };
+        let len = 1 + rng.below(most as u64) as usize;
+        let offset = rng.below((REGION - len + 1) as u64);
+        let data = &mut octets[..len];
+        rng.fill(data);
+        source.write_at(0, data)?;
+        let crc = u64::from(crc32c::crc32c(data));
+        let place = offset << 32 | len as u64;
+        let claim = [place.to_le_bytes(), crc.to_le_bytes(), rounds.to_le_bytes()].concat();
+        let sges = [source.sge(0, len as u32)];
+        end.qp.post_send(&[
+            SendRequest::write(1, &sges, region.at(offset)),
+            SendRequest::send_inline(2, &claim),
+            SendRequest::read(3, sink.sge(0, len as u32), region.at(offset)).signaled(),
+        ])?;
+        let (mut judged, mut read) = (false, false);
+        while !(judged && read) {
+            let completion = end.completion()?;
+            match completion.opcode {
+                CompletionOpcode::Receive => {
+                    let [round, right, _] = end.claim(&completion)?;
+                    if (round, right) != (rounds, 1) {
+                        return Err(format!("the host found round {round} wrong").into());
+                    }
+                    judged = true;
+                }
+                CompletionOpcode::RdmaRead => read = true,
+                other => return Err(format!("unexpected completion of {other:?}").into()),
+            }
+        }
+        let mut found = vec![0; len];
+        sink.read_at(0, &mut found)?;
+        if found != *data {
+            return Err(format!("CORRUPTED: {len} octets read from {offset} differ").into());
+        }
+        rounds += 1;
+    }
+    end.qp.disconnect()?;
+    match end.qp.wait_disconnected(Some(patience))? {
+        DisconnectReason::Orderly => Ok(rounds),
+        other => Err(format!("ended by {other:?}").into()),
+    }
+}

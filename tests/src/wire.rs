@@ -1,0 +1,122 @@
+//! A peer that speaks TCP and nothing else: frames made by hand, so that a test can get any of
+//! their octets wrong. It shares no code with the daemon.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use crate::DEADLINE;
+
+/// MPA start-up: key, flags, revision, length of private data (RFC 5044 section 7.1.1).
+pub fn request(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
+    let mut frame = b"MPA ID Req Frame".to_vec();
+    frame.extend([flags, revision]);
+    frame.extend((private_data.len() as u16).to_be_bytes());
+    frame.extend(private_data);
+    frame
+}
+
+/// CRCs wanted (flag of a start-up frame).
+pub const CRC: u8 = 0x40;
+
+/// An FPDU without Markers around a ULPDU (RFC 5044 section 4).
+pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
+    let mut octets = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    octets.extend(ulpdu);
+    octets.resize(octets.len().next_multiple_of(4), 0);
+    let crc = crc32c::crc32c(&octets);
+    octets.extend(crc.to_le_bytes());
+    octets
+}
+
+/// A last tagged segment: RDMA Write is opcode 0.
+pub fn tagged(opcode: u8, stag: u32, offset: u64, payload: &[u8]) -> Vec<u8> {
+    let mut ulpdu = vec![0xC1, 0x40 | opcode];
+    ulpdu.extend(stag.to_be_bytes());
+    ulpdu.extend(offset.to_be_bytes());
+    ulpdu.extend(payload);
+    ulpdu
+}
+
+/// A last untagged segment: Send is opcode 3 on queue 0.
+pub fn untagged(opcode: u8, queue: u32, number: u32, payload: &[u8]) -> Vec<u8> {
+    let mut ulpdu = vec![0x41, 0x40 | opcode, 0, 0, 0, 0];
+    for word in [queue, number, 0] {
+        ulpdu.extend(word.to_be_bytes());
+    }
+    ulpdu.extend(payload);
+    ulpdu
+}
+
+/// What a daemon said before it closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It closed in order after these octets.
+    Fin(Vec<u8>),
+    /// It reset the connection, losing these octets or not.
+    Reset(Vec<u8>),
+    /// It neither closed nor said more within the deadline.
+    Silence(Vec<u8>),
+}
+
+/// Connects; everything after it has a deadline.
+pub fn dial(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("a daemon that listens");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+    stream.set_write_timeout(Some(DEADLINE)).expect("a deadline");
+    stream.set_nodelay(true).expect("a TCP socket");
+    stream
+}
+
+/// Reads exactly `n` octets.
+pub fn exactly(stream: &mut TcpStream, n: usize) -> Vec<u8> {
+    let mut octets = vec![0; n];
+    stream.read_exact(&mut octets).expect("octets of the daemon");
+    octets
+}
+
+/// Reads the Reply frame; its octets.
+pub fn reply(stream: &mut TcpStream) -> Vec<u8> {
+    let mut frame = exactly(stream, 20);
+    assert_eq!(&frame[..16], b"MPA ID Rep Frame");
+    let private = usize::from(u16::from_be_bytes([frame[18], frame[19]]));
+    frame.extend(exactly(stream, private));
+    frame
+}
+
+/// Sends what the daemon takes of these octets.
+pub fn say(stream: &mut TcpStream, octets: &[u8]) {
+    // A daemon that has hung up meanwhile is what some tests are for; it shows when reading.
+    let _ = stream.write_all(octets);
+}
+
+/// Everything up to the end of the connection.
+pub fn ending(stream: &mut TcpStream) -> Ending {
+    let mut octets = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ending::Fin(octets),
+            Ok(n) => octets.extend(&buffer[..n]),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Ending::Silence(octets);
+            }
+            Err(_) => return Ending::Reset(octets),
+        }
+    }
+}
+
+/// Layer, type and code of the Terminate at the end of these FPDUs, if there is one
+/// (RFC 5040 section 4.8).
+pub fn terminate(mut octets: &[u8]) -> Option<[u8; 3]> {
+    let mut last = None;
+    while octets.len() >= 2 {
+        let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
+        let ulpdu = octets.get(2..2 + len)?;
+        let whole = (2 + len).next_multiple_of(4) + 4;
+        let is_terminate = ulpdu.len() >= 22 && ulpdu[0] & 0x80 == 0 && ulpdu[1] & 0x0F == 7;
+        last = is_terminate.then(|| [ulpdu[18] >> 4, ulpdu[18] & 15, ulpdu[19]]);
+        octets = octets.get(whole..)?;
+    }
+    last
+}

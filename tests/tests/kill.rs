@@ -1,0 +1,217 @@
+//! Clients and daemons killed in the middle of checksummed traffic: nothing of a client is left,
+//! its partner learns it in clear words, and the others go on.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rnic_client::{Access, Context, Error, QpOptions, SendRequest};
+use rnic_tests::daemon::Footprint;
+use rnic_tests::traffic::Rng;
+use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+
+fn rounds() -> u64 {
+    if std::env::var_os("RNIC_TEST_LONG").is_some() { 500 } else { 40 }
+}
+
+/// Waits until the daemon holds no more than this of what the kernel counts. Descriptors and
+/// mappings are given back on the daemon's own time, a moment after the counts of objects.
+fn shrinks_to(daemon: &Daemon, start: Footprint) -> Footprint {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        daemon.is_empty();
+        let now = daemon.footprint();
+        if (now.descriptors, now.mappings) == (start.descriptors, start.mappings) {
+            return now;
+        }
+        assert!(Instant::now() < deadline, "{now:?} is left of {start:?}");
+    }
+}
+
+/// Kills visitors and servers at random moments of their traffic.
+fn killed_in_the_middle(config: &str, seed: u64) {
+    let daemon = Daemon::start(binaries!(), config);
+    daemon.is_empty();
+    let mut start = daemon.footprint();
+    let mut rng = Rng::new(seed);
+    let (mut partners_told, mut under_way) = (0, 0);
+    for round in 0..rounds() {
+        let mut server = daemon.actor(&["serve"]);
+        let address = server.line_after("listening on ");
+        let visitors = 1 + rng.below(2);
+        let mut visitors: Vec<Process> =
+            (0..visitors).map(|v| daemon.actor(&["traffic", &address, &v.to_string()])).collect();
+        if round % 3 != 0 {
+            visitors[0].line_after("under way");
+            under_way += 1;
+        }
+        // The moment is what is random here; nothing depends on its length.
+        std::thread::sleep(Duration::from_micros(rng.below(50_000)));
+        if round % 2 == 0 {
+            visitors.drain(..).for_each(Process::kill);
+            if round % 3 != 0 {
+                let end = server.line_after("ended after ");
+                assert!(end.contains("Lost") || end.contains("Terminate"), "{end}");
+                partners_told += 1;
+            }
+            server.kill();
+        } else {
+            server.kill();
+            for visitor in visitors {
+                let (status, lines) = visitor.finish();
+                assert!(!status.success(), "{lines:?}");
+                let told = lines.iter().find(|l| l.starts_with("actor: "));
+                let told = told.unwrap_or_else(|| panic!("{lines:?}"));
+                assert!(!told.contains("CORRUPTED") && !told.contains("in time"), "{told}");
+                partners_told += 1;
+            }
+        }
+        if round == 7 {
+            // What the daemon keeps for reuse, it has by now.
+            let settled = shrinks_to(&daemon, start);
+            start.resident = settled.resident;
+        }
+    }
+    assert!(partners_told > rounds() / 2 && under_way > rounds() / 2);
+    let end = shrinks_to(&daemon, start);
+    assert_eq!(end.threads, start.threads);
+    assert!(end.resident <= start.resident + 1024, "{start:?} has become {end:?}");
+    assert_eq!(daemon.status().sessions_ended, 0, "being killed is no misbehaviour");
+}
+
+#[test]
+fn clients_killed_on_the_direct_path_leave_nothing() {
+    killed_in_the_middle("[engine]\nworkers = 3\n", 1);
+}
+
+#[test]
+fn clients_killed_on_the_tcp_path_leave_nothing() {
+    killed_in_the_middle("[engine]\nworkers = 3\nloopback = \"tcp\"\n", 2);
+}
+
+#[test]
+fn clients_killed_with_one_worker_leave_nothing() {
+    killed_in_the_middle("[engine]\nworkers = 1\n", 3);
+}
+
+/// Kills a client while it makes and destroys objects as fast as it can, so that the kill meets
+/// requests on their way through the workers.
+#[test]
+fn clients_killed_while_making_objects_leave_nothing() {
+    let daemon = Daemon::start(binaries!(), "[engine]\nworkers = 3\n");
+    daemon.is_empty();
+    let mut start = daemon.footprint();
+    let mut rng = Rng::new(4);
+    for round in 0..rounds() {
+        let mut makers: Vec<Process> = (0..2).map(|_| daemon.actor(&["churn"])).collect();
+        makers.iter_mut().for_each(|m| drop(m.line_after("under way")));
+        std::thread::sleep(Duration::from_micros(rng.below(10_000)));
+        makers.into_iter().for_each(Process::kill);
+        if round == 7 {
+            start.resident = shrinks_to(&daemon, start).resident;
+        }
+    }
+    let end = shrinks_to(&daemon, start);
+    assert!(end.resident <= start.resident + 1024, "{start:?} has become {end:?}");
+}
+
+#[test]
+fn a_killed_daemon_is_noticed_by_those_who_wait_and_those_who_poll() {
+    let daemon = Daemon::start(binaries!(), "");
+    let mut server = daemon.actor(&["serve"]);
+    let address = server.line_after("listening on ");
+    let mut visitor = daemon.actor(&["traffic", &address]);
+    visitor.line_after("under way");
+
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let pd = context.open_pd(None).unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+    let listener = context.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
+    let gone = |e: Error| assert!(matches!(e, Error::DaemonGone), "{e}");
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| gone(cq.wait(&mut [Default::default()], Some(DEADLINE)).unwrap_err()));
+        scope.spawn(|| gone(listener.accept_request(Some(DEADLINE)).err().unwrap()));
+        scope.spawn(|| gone(context.next_event(Some(DEADLINE)).unwrap_err()));
+        scope.spawn(|| {
+            let mut none = [Default::default()];
+            let e = loop {
+                if let Err(e) = cq.poll(&mut none) {
+                    break e;
+                }
+            };
+            gone(e);
+        });
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    });
+    gone(context.status().unwrap_err());
+    gone(qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap_err().source);
+    gone(context.create_segment(4096).err().unwrap());
+    assert!(began.elapsed() < Duration::from_secs(20));
+    daemon.kill();
+    for actor in [server, visitor] {
+        let mut actor = actor;
+        actor.release();
+        let (_, lines) = actor.finish();
+        assert!(lines.iter().any(|l| l.contains("daemon is gone")), "{lines:?}");
+    }
+}
+
+#[test]
+fn a_killed_daemon_s_socket_is_taken_over() {
+    let daemon = Daemon::start(binaries!(), "");
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let run = || {
+        let mut command = Command::new(binaries!().rnicd);
+        command.arg("run").arg("--socket").arg(&socket);
+        let mut process = Process::start(command);
+        process.line_after("listening");
+        process
+    };
+    run().kill();
+    assert!(socket.exists());
+    let second = run();
+    Context::open_at(&socket).unwrap().status().unwrap();
+    second.signal(rustix::process::Signal::TERM);
+    second.succeed();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    drop(daemon);
+}
+
+/// A client that is killed with requests posted whose octets it will never see leave: the other
+/// end of a Read is told, and what was being copied is let go.
+#[test]
+fn a_partner_with_reads_outstanding_is_told() {
+    for loopback in ["direct", "tcp"] {
+        let daemon = Daemon::start(binaries!(), &format!("[engine]\nloopback = \"{loopback}\"\n"));
+        let mut server = daemon.actor(&["serve"]);
+        let address = server.line_after("listening on ");
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(1024, None).unwrap();
+        let options = QpOptions { sq_depth: 512, ..QpOptions::new(&cq) };
+        let qp = pd.create_qp(&options).unwrap();
+        let connected = qp.connect(address.parse().unwrap(), &Default::default()).unwrap();
+        let region = rnic_client::RemoteMr::from_bytes(&connected.private_data).unwrap();
+        let segment = context.create_segment(region.len).unwrap();
+        let sink = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let read = SendRequest::read(9, sink.sge(0, region.len as u32), region.at(0)).signaled();
+        qp.post_send(&[read; 512]).unwrap();
+        server.kill();
+        let mut completions = 0;
+        let mut failed = 0;
+        while completions < 512 {
+            let mut some = [Default::default(); 64];
+            let n = cq.wait(&mut some, Some(DEADLINE)).unwrap();
+            assert_ne!(n, 0, "{loopback}: {completions} of 512 completed");
+            failed +=
+                some[..n].iter().filter(|c: &&rnic_client::Completion| c.ok().is_err()).count();
+            completions += n;
+        }
+        assert!(failed > 0, "{loopback}");
+        let end = qp.wait_disconnected(Some(DEADLINE)).unwrap();
+        assert_ne!(end, rnic_client::DisconnectReason::Orderly, "{loopback}");
+    }
+}

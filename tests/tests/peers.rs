@@ -1,0 +1,496 @@
+//! Scripted TCP peers: whatever octets come, the one who sent them is told, memory stays as it was,
+//! and nobody else notices.
+
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Error,
+    Listener, Mr, Pd, Qp, QpOptions, RecvRequest, TerminateCode, TerminateOrigin,
+};
+use rnic_tests::traffic::Rng;
+use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, untagged};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+
+/// What the target's region holds as long as nobody has written to it.
+const UNTOUCHED: u8 = 0xA5;
+/// Octets of the region.
+const LEN: usize = 4096;
+
+/// A client whose region is aimed at, and a listener for those who aim.
+struct Target {
+    listener: Listener,
+    region: Mr,
+    inbox: Mr,
+    pd: Pd,
+    cq: Cq,
+    _context: Context,
+}
+
+impl Target {
+    fn new(daemon: &Daemon) -> Self {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let segment = context.create_segment(LEN as u64).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let region = pd.reg_mr(&segment, .., access).unwrap();
+        region.fill(0, LEN, UNTOUCHED).unwrap();
+        let inbox = context.create_segment(4096).unwrap();
+        let inbox = pd.reg_mr(&inbox, .., Access::LOCAL_WRITE).unwrap();
+        let cq = context.create_cq(256, None).unwrap();
+        let listener = context.listen("127.0.0.1:0".parse().unwrap(), 64).unwrap();
+        Target { listener, region, inbox, pd, cq, _context: context }
+    }
+
+    /// A peer whose request has been accepted with a QP that has two receives.
+    fn connected(&self) -> (TcpStream, Qp) {
+        let mut peer = wire::dial(self.listener.local_addr());
+        wire::say(&mut peer, &wire::request(CRC, 1, b""));
+        let qp = self.accept();
+        wire::reply(&mut peer);
+        (peer, qp)
+    }
+
+    fn accept(&self) -> Qp {
+        let request = self.listener.accept_request(Some(DEADLINE)).unwrap();
+        let qp = self.pd.create_qp(&QpOptions::new(&self.cq)).unwrap();
+        let sges = [self.inbox.sge(0, 64)];
+        qp.post_recv(&[RecvRequest::new(1, &sges), RecvRequest::new(2, &sges)]).unwrap();
+        request.start_accept(&qp, &AcceptOptions::default()).unwrap();
+        qp
+    }
+
+    /// A peer whose first message has arrived.
+    fn open(&self) -> (TcpStream, Qp) {
+        let (mut peer, qp) = self.connected();
+        wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
+        qp.wait_connected(Some(DEADLINE)).unwrap();
+        (peer, qp)
+    }
+
+    fn write(&self, offset: u64, payload: &[u8]) -> Vec<u8> {
+        tagged(0, self.region.rkey().0, self.region.iova() + offset, payload)
+    }
+
+    fn memory(&self) -> Vec<u8> {
+        let mut octets = vec![0; LEN];
+        self.region.read_at(0, &mut octets).unwrap();
+        octets
+    }
+
+    fn is_untouched(&self) -> bool {
+        self.memory().iter().all(|octet| *octet == UNTOUCHED)
+    }
+
+    /// Completions of the receives of a connection that is gone: all of them, each flushed.
+    fn flushed(&self, n: usize) {
+        let mut seen = 0;
+        while seen < n {
+            let mut some = [Completion::default(); 16];
+            let taken = self.cq.wait(&mut some, Some(DEADLINE)).unwrap();
+            assert_ne!(taken, 0, "{seen} of {n} receives were flushed");
+            for completion in &some[..taken] {
+                assert_eq!(completion.status, CompletionStatus::WrFlush, "{completion:?}");
+            }
+            seen += taken;
+        }
+    }
+}
+
+/// Two processes whose traffic nobody may disturb.
+struct Bystanders {
+    server: Process,
+    visitor: Process,
+}
+
+impl Bystanders {
+    fn start(daemon: &Daemon) -> Self {
+        let mut server = daemon.actor(&["serve"]);
+        let address = server.line_after("listening on ");
+        let mut visitor = daemon.actor(&["traffic", &address, "7"]);
+        visitor.line_after("under way");
+        Bystanders { server, visitor }
+    }
+
+    fn were_not_disturbed(self) {
+        let Bystanders { mut server, mut visitor } = self;
+        visitor.release();
+        let lines = visitor.succeed();
+        let rounds = lines.iter().find_map(|l| l.strip_suffix(" rounds"));
+        assert!(rounds.is_some_and(|n| n.parse::<u64>().unwrap() > 1), "{lines:?}");
+        server.line_after("ended after ");
+        server.release();
+        server.succeed();
+    }
+}
+
+fn tcp_daemon() -> Daemon {
+    Daemon::start(binaries!(), "[engine]\nworkers = 2\nloopback = \"tcp\"\n")
+}
+
+/// What came back, as a Terminate before an orderly end.
+fn terminated(peer: &mut TcpStream) -> [u8; 3] {
+    match wire::ending(peer) {
+        Ending::Fin(octets) => {
+            wire::terminate(&octets).unwrap_or_else(|| panic!("no Terminate in {octets:02x?}"))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn local_end(qp: &Qp) -> DisconnectReason {
+    qp.wait_disconnected(Some(DEADLINE)).unwrap()
+}
+
+#[test]
+fn a_corrupted_octet_anywhere_leaves_memory_alone_and_is_terminated() {
+    let daemon = tcp_daemon();
+    let bystanders = Bystanders::start(&daemon);
+    let target = Target::new(&daemon);
+    let good = fpdu(&target.write(8, b"eleven chars"));
+    // Octets 0 and 1 are the length: a wrong one is a frame that never ends or ends elsewhere.
+    for at in 2..good.len() {
+        let (mut peer, qp) = target.open();
+        let mut bad = good.clone();
+        bad[at] ^= 1 << (at % 8);
+        // More behind it, which must be read and thrown away: unread octets would make the
+        // kernel reset the connection and the Terminate be lost.
+        wire::say(&mut peer, &[bad, good.clone(), good.clone()].concat());
+        assert_eq!(terminated(&mut peer), [2, 0, 2], "octet {at}");
+        drop(peer);
+        match local_end(&qp) {
+            DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
+                assert_eq!(code, TerminateCode { layer: 2, etype: 0, code: 2 });
+            }
+            other => panic!("octet {at}: {other:?}"),
+        }
+        assert!(target.is_untouched(), "octet {at}");
+        target.flushed(2);
+    }
+    // The same octets uncorrupted do arrive.
+    let (mut peer, qp) = target.open();
+    wire::say(&mut peer, &[good, fpdu(&untagged(3, 0, 1, b"there"))].concat());
+    let mut one = [Completion::default()];
+    assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+    assert_eq!(&target.memory()[8..20], b"eleven chars");
+    drop((peer, qp));
+    bystanders.were_not_disturbed();
+}
+
+#[test]
+fn a_wrong_length_never_places_anything() {
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let good = fpdu(&target.write(0, b"payload"));
+    for length in (0..64).chain([0x7FFF, 0xFFFF]) {
+        if length == usize::from(u16::from_be_bytes([good[0], good[1]])) {
+            continue;
+        }
+        let (mut peer, qp) = target.open();
+        let mut bad = good.clone();
+        bad[..2].copy_from_slice(&(length as u16).to_be_bytes());
+        wire::say(&mut peer, &bad);
+        peer.shutdown(Shutdown::Write).unwrap();
+        // Either the frame seemed whole (2/0/2) or the connection ended inside of it (2/0/1).
+        let code = terminated(&mut peer);
+        assert!([[2, 0, 2], [2, 0, 1]].contains(&code), "length {length}: {code:?}");
+        drop(peer);
+        local_end(&qp);
+        assert!(target.is_untouched(), "length {length}");
+        target.flushed(2);
+    }
+}
+
+#[test]
+fn a_fin_at_every_position_of_a_message_is_no_more_than_an_end() {
+    let daemon = tcp_daemon();
+    let bystanders = Bystanders::start(&daemon);
+    let target = Target::new(&daemon);
+    let good = fpdu(&target.write(100, b"eleven chars"));
+    for cut in 0..good.len() {
+        let (mut peer, qp) = target.open();
+        wire::say(&mut peer, &good[..cut]);
+        peer.shutdown(Shutdown::Write).unwrap();
+        if cut == 0 {
+            // Between messages: an orderly end, if this side wants it too.
+            assert_eq!(local_end(&qp), DisconnectReason::Orderly);
+            assert_eq!(wire::ending(&mut peer), Ending::Fin(vec![]));
+        } else {
+            assert_eq!(terminated(&mut peer), [2, 0, 1], "cut at {cut}");
+            assert!(matches!(local_end(&qp), DisconnectReason::Lost { .. }), "cut at {cut}");
+        }
+        assert!(target.is_untouched(), "cut at {cut}");
+        target.flushed(2);
+    }
+    bystanders.were_not_disturbed();
+}
+
+#[test]
+fn start_up_and_messages_may_come_octet_by_octet() {
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let mut peer = wire::dial(target.listener.local_addr());
+    let request = wire::request(CRC, 1, b"private");
+    for octet in &request {
+        wire::say(&mut peer, &[*octet]);
+    }
+    let qp = target.accept();
+    wire::reply(&mut peer);
+    let message = [fpdu(&target.write(3, b"drop by drop")), fpdu(&untagged(3, 0, 1, b"hello"))];
+    for octet in message.concat() {
+        wire::say(&mut peer, &[octet]);
+    }
+    let mut one = [Completion::default()];
+    assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+    assert_eq!((one[0].status, one[0].byte_len), (CompletionStatus::Success, 5));
+    assert_eq!(&target.memory()[3..15], b"drop by drop");
+    drop((peer, qp));
+}
+
+#[test]
+fn a_fin_at_every_position_of_the_request_is_an_end_without_a_word() {
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let request = wire::request(CRC, 1, b"data");
+    for cut in 0..request.len() {
+        let mut peer = wire::dial(target.listener.local_addr());
+        wire::say(&mut peer, &request[..cut]);
+        peer.shutdown(Shutdown::Write).unwrap();
+        match wire::ending(&mut peer) {
+            Ending::Fin(said) | Ending::Reset(said) => assert_eq!(said, [], "cut at {cut}"),
+            other => panic!("cut at {cut}: {other:?}"),
+        }
+    }
+    daemon.settles("without half-open connections", |s| s.half_open == 0);
+    let (peer, qp) = target.open();
+    drop((peer, qp));
+}
+
+#[test]
+fn each_violation_has_its_terminate() {
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let stag = target.region.rkey().0;
+    let base = target.region.iova();
+    let end = base + LEN as u64;
+    let read = |src: u32, from: u64, size: u32| {
+        let mut header = 1u32.to_be_bytes().to_vec();
+        header.extend(0u64.to_be_bytes());
+        header.extend(size.to_be_bytes());
+        header.extend(src.to_be_bytes());
+        header.extend(from.to_be_bytes());
+        untagged(1, 1, 1, &header)
+    };
+    let version = |mut ulpdu: Vec<u8>, octet: usize, bits: u8| {
+        ulpdu[octet] = ulpdu[octet] & !bits | bits & 0x82;
+        ulpdu
+    };
+    let cases: Vec<(&str, Vec<u8>, [u8; 3])> = vec![
+        ("unknown STag", tagged(0, stag ^ 0x5555_5500, base, b"x"), [1, 1, 0]),
+        ("beyond the region", target.write(LEN as u64 - 1, b"xy"), [1, 1, 1]),
+        ("before the region", tagged(0, stag, base - 1, b"xy"), [1, 1, 1]),
+        ("offset wraps", tagged(0, stag, u64::MAX, b"xy"), [1, 1, 3]),
+        ("end of address space", tagged(0, stag, u64::MAX - 1, b"xy"), [1, 1, 3]),
+        ("DDP version, tagged", version(target.write(0, b"x"), 0, 3), [1, 1, 4]),
+        ("DDP version, untagged", version(untagged(3, 0, 1, b"x"), 0, 3), [1, 2, 6]),
+        ("RDMAP version", version(untagged(3, 0, 1, b"x"), 1, 0xC0), [0, 2, 5]),
+        ("queue number", untagged(3, 9, 1, b"x"), [1, 2, 1]),
+        ("message number", untagged(3, 0, 2, b"x"), [1, 2, 3]),
+        ("unknown opcode", untagged(12, 0, 1, b"x"), [0, 2, 6]),
+        ("opcode of another queue", untagged(3, 1, 1, b"x"), [0, 2, 6]),
+        ("tagged Send", tagged(3, stag, base, b"x"), [0, 2, 6]),
+        ("response to no read", tagged(2, stag, base, b"x"), [0, 2, 6]),
+        ("too long for the receive", untagged(3, 0, 1, &[0; 65]), [1, 2, 5]),
+        ("too short for a header", vec![0x41, 0x43, 0, 0], [0, 2, 0xFF]),
+        ("read of an unknown STag", read(stag ^ 0x5555_5500, base, 1), [0, 1, 0]),
+        ("read without the right", read(stag, base, 1), [0, 1, 2]),
+        (
+            "invalidate of another's STag",
+            {
+                let mut ulpdu = untagged(4, 0, 1, b"");
+                ulpdu[2..6].copy_from_slice(&stag.to_be_bytes());
+                ulpdu
+            },
+            [0, 2, 9],
+        ),
+    ];
+    assert_eq!(end - base, LEN as u64);
+    for (name, ulpdu, code) in cases {
+        let (mut peer, qp) = target.open();
+        // Whatever else is under way behind it does not matter any more.
+        wire::say(&mut peer, &[fpdu(&ulpdu), fpdu(&target.write(0, b"late"))].concat());
+        assert_eq!(terminated(&mut peer), code, "{name}");
+        drop(peer);
+        assert!(matches!(local_end(&qp), DisconnectReason::Terminate { .. }), "{name}");
+        assert!(target.is_untouched(), "{name}");
+        drop(qp);
+        let mut some = [Completion::default(); 16];
+        while target.cq.poll(&mut some).unwrap() > 0 {}
+    }
+}
+
+#[test]
+fn no_receive_is_a_terminate_and_so_is_the_end_of_a_message_that_has_none() {
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let (mut peer, qp) = target.open();
+    let sends: Vec<u8> = (1..=3).flat_map(|n| fpdu(&untagged(3, 0, n, b"hello"))).collect();
+    wire::say(&mut peer, &sends);
+    assert_eq!(terminated(&mut peer), [1, 2, 2]);
+    drop(peer);
+    assert!(matches!(local_end(&qp), DisconnectReason::Terminate { .. }));
+}
+
+#[test]
+fn a_terminate_of_the_peer_is_reported_and_not_answered() {
+    let daemon = tcp_daemon();
+    let target = Target::new(&daemon);
+    let (mut peer, qp) = target.open();
+    wire::say(&mut peer, &fpdu(&untagged(7, 2, 1, &[0x11, 0x02, 0, 0])));
+    assert_eq!(wire::ending(&mut peer), Ending::Fin(vec![]));
+    peer.shutdown(Shutdown::Write).unwrap();
+    match local_end(&qp) {
+        DisconnectReason::Terminate { origin: TerminateOrigin::Peer, code, .. } => {
+            assert_eq!(code, TerminateCode { layer: 1, etype: 1, code: 2 });
+        }
+        other => panic!("{other:?}"),
+    }
+    target.flushed(2);
+}
+
+#[test]
+fn random_octets_in_every_phase_harm_only_their_sender() {
+    let daemon = tcp_daemon();
+    let bystanders = Bystanders::start(&daemon);
+    let target = Target::new(&daemon);
+    let mut rng = Rng::new(11);
+    let rounds = if std::env::var_os("RNIC_TEST_LONG").is_some() { 20_000 } else { 300 };
+    for round in 0..rounds {
+        let mut noise = vec![0; 1 + rng.below(600) as usize];
+        rng.fill(&mut noise);
+        match round % 4 {
+            // Instead of a request, or at some place of a good one.
+            0 => {
+                let mut peer = wire::dial(target.listener.local_addr());
+                let request = wire::request(CRC, 1, b"some private data");
+                let keep = rng.below(16) as usize;
+                wire::say(&mut peer, &[&request[..keep], &noise[..]].concat());
+                peer.shutdown(Shutdown::Write).unwrap();
+                assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
+            }
+            // Before the first message, after it, and well framed.
+            phase => {
+                let (mut peer, qp) = if phase == 1 { target.connected() } else { target.open() };
+                if phase == 3 {
+                    noise = fpdu(&noise);
+                }
+                wire::say(&mut peer, &noise);
+                peer.shutdown(Shutdown::Write).unwrap();
+                let said = wire::ending(&mut peer);
+                assert!(!matches!(said, Ending::Silence(_)), "{said:?} to {noise:02x?}");
+                drop(peer);
+                // A connection that never stood is unreachable, and has no other end.
+                match qp.wait_connected(Some(DEADLINE)) {
+                    Ok(_) if phase == 1 => drop(local_end(&qp)),
+                    Err(Error::Unreachable { .. }) if phase == 1 => {}
+                    Err(Error::Disconnected(_)) if phase != 1 => {}
+                    other => panic!("{other:?} after {noise:02x?}"),
+                }
+                drop(qp);
+                let mut some = [Completion::default(); 16];
+                while target.cq.poll(&mut some).unwrap() > 0 {}
+            }
+        }
+        assert!(target.is_untouched(), "round {round}: {noise:02x?}");
+    }
+    bystanders.were_not_disturbed();
+}
+
+#[test]
+fn a_thousand_silent_connections_are_in_nobodys_way() {
+    let config = "[engine]\nworkers = 2\n[mpa]\nstartup_deadline = \"2s\"\n";
+    let daemon = Daemon::start(binaries!(), config);
+    let bystanders = Bystanders::start(&daemon);
+    let target = Target::new(&daemon);
+    let before = daemon.footprint().resident;
+    let silent: Vec<TcpStream> =
+        (0..1000).map(|_| wire::dial(target.listener.local_addr())).collect();
+    let status = daemon.settles("aware of all", |s| s.half_open >= 900);
+    assert!(status.half_open <= 1024, "{status:?}");
+    let grown = daemon.footprint().resident.saturating_sub(before);
+    assert!(grown < 1000 * 8, "{grown} KiB for 1000 silent connections");
+    // One that does speak is served while they are silent.
+    let (peer, qp) = target.open();
+    drop((peer, qp));
+    daemon.settles("rid of them", |s| s.half_open == 0);
+    for mut stream in silent {
+        assert!(!matches!(wire::ending(&mut stream), Ending::Silence(_)));
+    }
+    bystanders.were_not_disturbed();
+}
+
+#[test]
+fn a_peer_that_begins_and_never_goes_on_is_given_up() {
+    let config = "[engine]\nworkers = 1\n[mpa]\nfirst_fpdu_deadline = \"100ms\"\n";
+    let daemon = Daemon::start(binaries!(), config);
+    let target = Target::new(&daemon);
+    let (mut peer, qp) = target.connected();
+    let began = Instant::now();
+    let e = qp.wait_connected(Some(DEADLINE)).unwrap_err();
+    assert!(matches!(e, Error::Disconnected(_) | Error::Unreachable { .. }), "{e}");
+    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(!matches!(wire::ending(&mut peer), Ending::Silence(_)));
+}
+
+#[test]
+fn an_initiator_survives_any_reply() {
+    let daemon = tcp_daemon();
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let pd = context.open_pd(None).unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: SocketAddr = server.local_addr().unwrap();
+    let mut rng = Rng::new(5);
+    let mut replies: Vec<Vec<u8>> = vec![
+        vec![],
+        b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
+        // A request where a reply belongs, a reply that is too long, one of revision 0 and 9.
+        wire::request(CRC, 1, b""),
+        [&b"MPA ID Rep Frame\x40\x01"[..], &[0xFF, 0xFF], &[0; 600]].concat(),
+        b"MPA ID Rep Frame\x40\x00\x00\x00".to_vec(),
+        b"MPA ID Rep Frame\x40\x09\x00\x00".to_vec(),
+        // Rejected.
+        b"MPA ID Rep Frame\x60\x02\x00\x03no!".to_vec(),
+    ];
+    for n in 1..40 {
+        let mut noise = b"MPA ID Rep Frame".to_vec();
+        noise.resize(16 + n, 0);
+        rng.fill(&mut noise[16..]);
+        replies.push(noise);
+    }
+    for reply in replies {
+        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+        qp.start_connect(address, &Default::default()).unwrap();
+        let (mut stream, _) = server.accept().unwrap();
+        wire::say(&mut stream, &reply);
+        stream.shutdown(Shutdown::Write).unwrap();
+        drop(stream);
+        // A peer that closes without a reply is asked again with revision 1.
+        if reply.is_empty() {
+            drop(server.accept().unwrap());
+        }
+        let outcome = qp.wait_connected(Some(DEADLINE));
+        match (&outcome, &reply[..]) {
+            (Err(Error::Rejected { private_data }), [.., b'n', b'o', b'!']) => {
+                assert_eq!(private_data, b"no!");
+            }
+            (_, [.., b'n', b'o', b'!']) => panic!("{outcome:?}"),
+            // Some noise is a reply: then the connection ends at once.
+            (Ok(_), _) => {
+                local_end(&qp);
+            }
+            (Err(Error::TimedOut { .. }), _) => panic!("{reply:02x?} was waited for"),
+            (Err(_), _) => {}
+        }
+    }
+}
