@@ -80,13 +80,8 @@ impl Qp {
             return sunk(peer.read_requested(shard, read));
         }
         let is_send = matches!(message.head, Head::Untagged { .. });
-        if is_send {
-            if !peer.can_receive(shard) {
-                return Outcome::Done;
-            }
-            if let Err(trouble) = peer.take_receive(shard) {
-                return Outcome::Sink(trouble);
-            }
+        if is_send && !peer.can_receive(shard) {
+            return Outcome::Done;
         }
         let mut memory = Gather::new();
         let gathered = message.gather(
@@ -119,7 +114,9 @@ impl Qp {
                 sunk(placed)
             }
             Head::Untagged { opcode, invalidate, .. } => {
-                let placed = peer.place_send(&shard.stags, from, payload);
+                // Only now: a segment that cannot be gathered never reaches the peer.
+                let placed =
+                    peer.take_receive().and_then(|()| peer.place_send(&shard.stags, from, payload));
                 drop(memory);
                 if placed.is_err() || !last {
                     return sunk(placed);
