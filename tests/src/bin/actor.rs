@@ -1,14 +1,14 @@
 //! A client process of a test: plays the part its arguments name, through `rnic-client` alone.
 
 use std::net::SocketAddr;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, QpOptions};
-use rnic_tests::{DEADLINE, traffic};
+use rnic_tests::{DEADLINE, Process, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -47,6 +47,8 @@ enum Part {
     },
     /// Makes and destroys objects until it is killed; prints when it has begun.
     Churn,
+    /// Visits a host in a process of its own.
+    Duet,
     /// Goes on a tour of every operation.
     Visit {
         /// The host's address.
@@ -123,6 +125,14 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             println!("under way");
             drop(regions);
         },
+        Part::Duet => {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["host", "1"]);
+            let mut host = Process::start(command);
+            let address = host.line_after("listening on ").parse()?;
+            tour::visit(&context, address, DEADLINE)?;
+            host.succeed();
+        }
         Part::Visit { address } => {
             for step in tour::visit(&context, address, DEADLINE)? {
                 println!("{}: {}", step.name, step.detail);
