@@ -162,8 +162,6 @@ struct Shard {
     awakened: Vec<Key>,
     /// CQs that died, with QPs of this engine still to be ended.
     dead_cqs: Vec<CqId>,
-    terminates_sent: u64,
-    terminates_received: u64,
 }
 
 /// What one QP does to another by the direct path besides moving data.
@@ -207,8 +205,6 @@ impl Engine {
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
                 dead_cqs: Vec::new(),
-                terminates_sent: 0,
-                terminates_received: 0,
             },
             tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
             rx_slab: vec![0; RX_SLAB].into_boxed_slice(),
@@ -453,8 +449,12 @@ impl Engine {
     /// The next QP whose turn needs the worker's hands. Turns that do not are taken here.
     pub fn next_work(&mut self, now: Time) -> Option<Work> {
         self.shard.now = now;
-        // A bound, so that a busy direct path cannot keep the worker from its sockets.
+        // Bounds, so that a busy direct path cannot keep the worker from its sockets and commands.
+        let mut budget = DIRECT_BUDGET;
         for _ in 0..TURNS_PER_CALL {
+            if budget <= 0 {
+                return None;
+            }
             let key = self.shard.schedule.pop()?;
             let Some(mut qp) = self.qps.get_mut(key as usize).and_then(Option::take) else {
                 continue;
@@ -469,8 +469,9 @@ impl Engine {
                 Link::Tcp(tcp) if tcp.blocked => {}
                 Link::Tcp(_) => transmit = Some(Work::Transmit(qp.id)),
                 Link::Direct(peer) => {
-                    let peer = *peer;
+                    let (peer, before) = (*peer, qp.deficit);
                     self.turn_direct(&mut qp, peer);
+                    budget -= before - qp.deficit;
                 }
             }
             self.qps[key as usize] = Some(qp);
@@ -506,11 +507,6 @@ impl Engine {
     /// QPs this engine owns.
     pub fn qp_count(&self) -> usize {
         self.by_id.len()
-    }
-
-    /// Terminates sent and received since the start.
-    pub fn terminates(&self) -> (u64, u64) {
-        (self.shard.terminates_sent, self.shard.terminates_received)
     }
 
     // -----------------------------------------------------------------------------------------
@@ -580,5 +576,6 @@ impl Engine {
     }
 }
 
-/// Turns of direct connections between two looks at the sockets.
+/// Turns of direct connections between two looks at the sockets, and octets moved in them.
 const TURNS_PER_CALL: usize = 64;
+const DIRECT_BUDGET: i64 = 4 * QUANTUM;

@@ -130,6 +130,12 @@ impl TcpLink {
         }
     }
 
+    /// Whether nothing is kept, as while the connection is idle.
+    #[cfg(test)]
+    pub(super) fn holds_no_buffer(&self) -> bool {
+        self.tail.capacity() == 0 && self.partial.buffer.is_none()
+    }
+
     /// Gives up what TCP has not taken.
     pub(super) fn drop_unsent(&mut self) {
         self.tail = Vec::new();

@@ -104,7 +104,6 @@ impl Qp {
             code,
             headers,
         });
-        shard.terminates_sent += 1;
         // Before its first valid FPDU a responder may send nothing, not even this (RFC 5044 7.1.2).
         let mute = self.phase == Phase::Quiet;
         let mut next = Phase::Dead;
@@ -144,7 +143,6 @@ impl Qp {
             code: t.code,
             headers: t.to_vec().split_off(4),
         });
-        shard.terminates_received += 1;
         // If it blames a read of ours, that request carries the blame; the rest is flushed.
         if let Some(seq) = self.blamed_read(t).and_then(|read| read.seq) {
             let status = match (t.code.layer, t.code.etype) {
@@ -189,9 +187,6 @@ impl Qp {
             Phase::Dead | Phase::Terminating | Phase::Draining => {}
             _ if abort => {
                 self.end.get_or_insert(DisconnectReason::Aborted);
-                if let Link::Direct(peer) = self.link {
-                    shard.deliver(peer, Delivery::Reset);
-                }
                 self.finish(shard, true);
             }
             Phase::Closing | Phase::FinSent => {}
@@ -314,9 +309,14 @@ impl Qp {
         self.enter(Phase::Dead);
         shard.timers.set(self, None);
         self.flush(shard);
-        if let Link::Tcp(tcp) = &mut self.link {
-            shard.buffers.give(std::mem::take(&mut tcp.partial));
-            shard.outputs.push_back(Output::Close { qp: self.id, reset });
+        match &mut self.link {
+            Link::None => {}
+            Link::Direct(peer) if reset => shard.deliver(*peer, Delivery::Reset),
+            Link::Direct(_) => {}
+            Link::Tcp(tcp) => {
+                shard.buffers.give(std::mem::take(&mut tcp.partial));
+                shard.outputs.push_back(Output::Close { qp: self.id, reset });
+            }
         }
         self.link = Link::None;
         if self.flush_pending {

@@ -93,6 +93,7 @@ fn measure(
         let mut ends = site.open()?;
         let subjects: &[Subject] = match kind {
             Kind::Bw => &[Subject::Rdma, Subject::Tcp, Subject::Memcpy],
+            Kind::Lat => &[Subject::Rdma, Subject::Tcp, Subject::TcpApart],
             _ => &[Subject::Rdma, Subject::Tcp],
         };
         let mut bench = Bench::new(&ends.context, &mut ends.peer, spec, subjects)?;

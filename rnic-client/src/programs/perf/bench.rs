@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
+use super::machine::Pin;
 use super::peer::{Peer, unexpected};
 use super::raw::{Memcpy, RawEnd};
 use super::spec::Spec;
@@ -19,6 +20,8 @@ pub enum Subject {
     Rdma,
     /// The same messages over a TCP connection of the two processes.
     Tcp,
+    /// The same with each process held on a CPU of its own.
+    TcpApart,
     /// The same octets copied in the driver.
     Memcpy,
 }
@@ -95,7 +98,7 @@ impl<'a> Bench<'a> {
             other => return Err(unexpected(&other)),
         };
         peer.await_reply(&Reply::Done)?;
-        if !subjects.contains(&Subject::Tcp) {
+        if !subjects.iter().any(|s| matches!(s, Subject::Tcp | Subject::TcpApart)) {
             return Ok((end, remote, None));
         }
         peer.command(&Command::RawLink { spec: spec.clone() })?;
@@ -191,7 +194,8 @@ impl<'a> Bench<'a> {
     ) -> Result<Duration, PerfError> {
         let ran = match subject {
             Subject::Rdma => self.run_rdma(count, times),
-            Subject::Tcp => self.run_tcp(count, times),
+            Subject::Tcp => self.run_tcp(count, false, times),
+            Subject::TcpApart => self.run_tcp(count, true, times),
             Subject::Memcpy => match &mut self.memcpy {
                 Some(memcpy) => return Ok(memcpy.run(count)),
                 None => return Err(not_prepared()),
@@ -208,9 +212,15 @@ impl<'a> Bench<'a> {
         Ok(elapsed)
     }
 
-    fn run_tcp(&mut self, count: u64, times: &mut Times) -> Result<Duration, PerfError> {
+    fn run_tcp(
+        &mut self,
+        count: u64,
+        apart: bool,
+        times: &mut Times,
+    ) -> Result<Duration, PerfError> {
         let Some(raw) = &mut self.raw else { return Err(not_prepared()) };
-        self.peer.command(&Command::Tcp { count })?;
+        let _pin = if apart { Some(Pin::first()?) } else { None };
+        self.peer.command(&Command::Tcp { count, apart })?;
         self.peer.await_reply(&Reply::Ready)?;
         let elapsed = raw.drive(count, times)?;
         self.peer.await_reply(&Reply::Done)?;

@@ -190,7 +190,7 @@ struct Run {
 
 impl Run {
     fn new(what: What) -> Result<Run, PerfError> {
-        use Subject::{Memcpy, Rdma, Tcp};
+        use Subject::{Memcpy, Rdma, Tcp, TcpApart};
         let (kind, specs, subjects, common): (_, Vec<Spec>, _, _) = match what {
             What::Bw { op, size, depth, batch, working_set, common } => {
                 let batch = batch.unwrap_or((depth / 4).max(1));
@@ -200,7 +200,7 @@ impl Run {
             What::Lat { op, size, event, common } => {
                 let wait = if event { Wait::Event } else { Wait::Polled };
                 let spec = |op| Spec { wait, ..Spec::new(op, Flow::PingPong, size) };
-                (Kind::Lat, op.into_iter().map(spec).collect(), vec![Rdma, Tcp], common)
+                (Kind::Lat, op.into_iter().map(spec).collect(), vec![Rdma, Tcp, TcpApart], common)
             }
             What::Rate { op, size, depth, batch, qps, active, common } => {
                 let active = active.unwrap_or(qps);
@@ -362,7 +362,7 @@ mod tests {
             ("rate --qps 10 --active 11", "--active"),
             ("rate --op send --qps 2", "--op send"),
             ("bw --rounds 0", "--rounds"),
-            ("bw --seconds -1", "--seconds"),
+            ("bw --seconds 0", "--seconds"),
             ("bw --seconds 1 --iters 5", "--iters"),
             ("bw --frobnicate", "--frobnicate"),
             ("bw --op fly", "fly"),

@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio};
 
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
+use super::machine::Pin;
 use super::raw::RawEnd;
 use super::spec::Spec;
 use super::talk::{Command, Reply, hear, say};
@@ -129,8 +130,9 @@ fn obey(context: &Context) -> Result<(), PerfError> {
                 say(&mut output, &Reply::Ready)?;
                 End::follow(end, remote, count)?;
             }
-            Command::Tcp { count } => {
+            Command::Tcp { count, apart } => {
                 let end = tcp.as_mut().ok_or_else(|| unexpected(&"Tcp"))?;
+                let _pin = if apart { Some(Pin::last()?) } else { None };
                 say(&mut output, &Reply::Ready)?;
                 RawEnd::follow(end, count)?;
             }

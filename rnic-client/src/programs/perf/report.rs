@@ -342,6 +342,7 @@ fn what(kind: Kind, spec: &Spec, subject: Subject) -> String {
         (Subject::Tcp, Kind::Lat) => "raw TCP ping-pong".to_owned(),
         (Subject::Tcp, Kind::Rate) => "raw TCP, a write per message".to_owned(),
         (Subject::Tcp, _) => "raw TCP stream".to_owned(),
+        (Subject::TcpApart, _) => "raw TCP on two CPUs".to_owned(),
         (Subject::Memcpy, _) => "memcpy".to_owned(),
     }
 }
@@ -410,7 +411,7 @@ mod tests {
             "RDMA Write 1 MiB, depth 16, working set 64 MiB: tcp path, one daemon\n\
              \x20 GB/s            median  lowest  highest  ratio    goal\n\
              \x20 RDMA Write        3.04    2.94     3.15\n\
-             \x20 raw TCP stream    4.05    3.98     4.19   0.75  ≥ 0.75     met\n\
+             \x20 raw TCP stream    4.05    3.98     4.19  0.750  ≥ 0.75     met\n\
              \x20 memcpy            9.44   0.105     9.44  0.322   ≥ 0.9  missed\n"
         );
     }

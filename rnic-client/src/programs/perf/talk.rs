@@ -37,6 +37,8 @@ pub enum Command {
     Tcp {
         /// Messages, or round trips.
         count: u64,
+        /// On another CPU than the driver.
+        apart: bool,
     },
 }
 

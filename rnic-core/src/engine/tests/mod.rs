@@ -6,8 +6,12 @@
 //! words in which tests post. The other files are scenarios, one subject each; they read as
 //! transcripts of what was posted and what came of it.
 
+mod endings;
+mod framing;
 mod link;
 mod operations;
+mod ordering;
 mod raw;
+mod refusals;
 mod requests;
 mod world;

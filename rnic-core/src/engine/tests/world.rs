@@ -40,6 +40,8 @@ pub(super) struct Wiring {
     pub direct: bool,
     pub a: Options,
     pub b: Options,
+    /// Both ends take the other for an RDMAC peer.
+    pub rdmac: bool,
 }
 
 impl Wiring {
@@ -58,7 +60,7 @@ impl Wiring {
             ord: 4,
             rtr: RtrKinds::WRITE,
         };
-        Wiring { direct: false, a: options, b: options }
+        Wiring { direct: false, a: options, b: options, rdmac: false }
     }
 
     /// Direct, and TCP in every framing.
@@ -96,9 +98,15 @@ impl Wiring {
         assert!(matches!(step, ResponderStep::Request(_)));
         let (reply, passive) =
             responder.accept(None, None, self.b.ird, self.b.ord, b"from b").unwrap();
-        let InitiatorStep::Accepted(active) = initiator.handle_input(&reply).unwrap() else {
+        let InitiatorStep::Accepted(mut active) = initiator.handle_input(&reply).unwrap() else {
             panic!("not accepted")
         };
+        let mut passive = passive;
+        if self.rdmac {
+            for n in [&mut active, &mut passive] {
+                (n.version, n.crc, n.tx_markers, n.rx_markers) = (0, true, true, true);
+            }
+        }
         (active, passive)
     }
 }
@@ -171,6 +179,8 @@ pub(super) struct World {
     pub invalidations: Vec<(usize, QpId, Stag)>,
     pub answer_invalidations: bool,
     pub emss: usize,
+    /// Octets that came behind the next MPA reply.
+    pub leftover: Vec<u8>,
     stags: StagAllocator,
     next_id: u32,
 }
@@ -200,6 +210,7 @@ impl World {
             invalidations: Vec::new(),
             answer_invalidations: true,
             emss: 1460,
+            leftover: Vec::new(),
             stags: StagAllocator::new([9; 32]),
             next_id: 100,
         }
@@ -230,6 +241,14 @@ impl World {
         w
     }
 
+    /// A connected initiator against a scripted peer that sent nothing yet.
+    pub fn raw() -> (Self, Raw) {
+        let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+        let (mut w, raw) = World::against_raw(true, options, options);
+        assert_eq!(w.events(A), ["established 4/4"]);
+        (w, raw)
+    }
+
     /// One QP against a scripted peer. `options.0` is the QP's end, which takes this role.
     pub fn against_raw(initiator: bool, ours: Options, theirs: Options) -> (Self, Raw) {
         let mut w = World::new(&[1]);
@@ -247,10 +266,11 @@ impl World {
         ours: Options,
         theirs: Options,
     ) -> Raw {
-        let (n, peer) = if initiator {
-            Wiring { direct: false, a: ours, b: theirs }.negotiate()
+        let (mut n, peer) = if initiator {
+            Wiring { a: ours, b: theirs, ..Wiring::tcp() }.negotiate()
         } else {
-            let (active, passive) = Wiring { direct: false, a: theirs, b: ours }.negotiate();
+            let wiring = Wiring { a: theirs, b: ours, ..Wiring::tcp() };
+            let (active, passive) = wiring.negotiate();
             (passive, active)
         };
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
@@ -258,6 +278,7 @@ impl World {
         let link = self.links.len();
         self.links.push(Link::new(End::Qp { engine, qp: id }, End::Raw));
         let config = self.take_config(qp, engine);
+        n.leftover = std::mem::take(&mut self.leftover);
         self.engines[engine].bind_tcp(config, n, addresses(false), self.now);
         self.settle();
         Raw::new(link, &peer)
@@ -271,7 +292,7 @@ impl World {
     }
 
     pub fn app(&mut self, host: usize) -> usize {
-        let (arena, _fd) = Mapping::create_arena("test", 1 << 20).unwrap();
+        let (arena, _fd) = Mapping::create_arena("test", 256 << 10).unwrap();
         let session = SessionId(self.id());
         let pd = PdId(self.id());
         let mut ringers = Vec::new();
@@ -575,8 +596,7 @@ impl World {
     pub fn advance(&mut self, by: Duration) {
         let until = self.now.after(by);
         loop {
-            let due = self.engines.iter().filter_map(Engine::next_timeout).min();
-            match due {
+            match self.next_timeout() {
                 Some(at) if at <= until => self.now = at.max(self.now),
                 _ => break,
             }
@@ -587,6 +607,10 @@ impl World {
         }
         self.now = self.now.max(until);
         self.settle();
+    }
+
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.engines.iter().filter_map(Engine::next_timeout).min()
     }
 
     /// One round of every worker; whether anything happened.

@@ -1,0 +1,626 @@
+//! How connections begin and, mostly, how they end (wire.md sections 7 and 8).
+
+use std::time::Duration;
+
+use super::raw::{Raw, ulpdu};
+use super::requests::Wr;
+use super::world::{A, B, Wiring, World};
+use crate::abi::control::Event;
+use crate::ddp::{Header, qn};
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::stream::startup::{Options, RtrKinds};
+use crate::types::{Access, QpState, Stag, TaggedOffset};
+
+fn plain() -> Options {
+    Wiring::tcp().with(|o| o.peer_to_peer = false).a
+}
+
+fn responder() -> (World, Raw) {
+    World::against_raw(false, plain(), plain())
+}
+
+// --- The first FPDU ------------------------------------------------------------------------------
+
+#[test]
+fn a_responder_is_silent_until_the_first_fpdu() {
+    // Decisions test 7; RFC 5044 section 7.1.2.
+    let (mut w, mut raw) = responder();
+    let any = w.any_mr(A, 1);
+    w.post(A, &[Wr::send(1, &[]), Wr::write(2, &[], &any, 0), Wr::send(3, &[])]);
+    w.advance(Duration::from_secs(1));
+    assert_eq!(raw.segments(&mut w), []);
+    assert_eq!(w.events(A), [""; 0], "nothing is established yet");
+    raw.write(&mut w, Stag(0), 0, b"");
+    assert_eq!(raw.segments(&mut w).len(), 3);
+    assert_eq!(w.events(A), ["established 4/4"]);
+    assert_eq!(w.completions(A), ["1 Send", "2 RdmaWrite", "3 Send"]);
+    w.advance(Duration::from_secs(60));
+    assert_eq!(w.state(A), QpState::Rts, "the deadline is off");
+}
+
+#[test]
+fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
+    let (mut w, mut raw) = responder();
+    w.recv(A, 1, &[]);
+    let mut octets = raw.fpdu(&ulpdu(&raw.tagged(Opcode::Write, Stag(0), 0, true), b""));
+    octets[5] ^= 1;
+    raw.octets(&mut w, &octets);
+    raw.collect(&mut w);
+    assert!(raw.reset && raw.segments(&mut w).is_empty());
+    assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
+    let event = &w.events(A)[0];
+    assert!(event.starts_with("unreachable: the first FPDU failed: 2/0/02"), "{event}");
+
+    // Valid for MPA, refused by RDMAP: that one may be said (decision D10).
+    let (mut w, mut raw) = responder();
+    raw.write(&mut w, Stag(5), 0, b"x");
+    assert_eq!(raw.expect_terminate(&mut w).0, "1/1/00");
+    assert!(w.events(A)[0].starts_with("established"));
+}
+
+#[test]
+fn a_responder_does_not_wait_for_ever() {
+    let (mut w, mut raw) = responder();
+    w.advance(Duration::from_millis(2999));
+    assert_eq!(w.state(A), QpState::Rts);
+    w.advance(Duration::from_millis(2));
+    assert_eq!(w.state(A), QpState::Error);
+    raw.collect(&mut w);
+    assert!(raw.reset);
+    let expected = "unreachable: the peer sent no FPDU before the deadline";
+    assert_eq!(w.events(A), [expected]);
+}
+
+#[test]
+fn a_quiet_responder_that_is_disconnected_or_left() {
+    for how in ["disconnect", "abort", "fin", "reset", "cq"] {
+        let (mut w, mut raw) = responder();
+        w.post(A, &[Wr::send(1, &[])]);
+        match how {
+            "disconnect" => w.disconnect(A),
+            "abort" => w.abort(A),
+            "fin" => raw.finish(&mut w),
+            "reset" => raw.reset(&mut w),
+            _ => {
+                w.apps[0].cqs[0].cq.kill();
+                w.post(A, &[Wr::send(2, &[])]);
+                continue;
+            }
+        }
+        assert_eq!(w.completions(A), ["1 Send WrFlush"], "{how}");
+        assert_eq!(w.state(A), QpState::Error);
+        assert!(raw.segments(&mut w).is_empty());
+        assert!(w.events(A)[0].starts_with("unreachable"), "{how}");
+    }
+}
+
+#[test]
+fn every_kind_of_ready_to_receive() {
+    for (kind, opcode) in [
+        (RtrKinds::WRITE, Opcode::Write),
+        (RtrKinds::READ, Opcode::ReadRequest),
+        (RtrKinds::SEND, Opcode::Send),
+    ] {
+        // Between two engines: no buffer is consumed, no completion appears, counting goes on.
+        let wiring = Wiring::tcp().with(|o| o.rtr = kind);
+        let mut w = World::connected(wiring);
+        let (a, b) = (w.any_mr(A, 4), w.any_mr(B, 4));
+        b.set(b"data");
+        w.recv(B, 1, &[]);
+        w.recv(B, 2, &[]);
+        w.post(B, &[Wr::write(9, &[], &a, 0).inline(b"b")]);
+        w.post(A, &[Wr::send(3, &[]), Wr::read(4, a.all(), &b, 0), Wr::send(5, &[])]);
+        assert_eq!(w.completions(A), ["3 Send", "4 RdmaRead 4", "5 Send"], "{kind:?}");
+        assert_eq!(w.completions(B), ["9 RdmaWrite", "1 Receive", "2 Receive"]);
+
+        // As initiator: it is the first thing sent, before anything that was posted.
+        let options = Wiring::tcp().with(|o| o.rtr = kind).a;
+        let mut w = World::new(&[1]);
+        let app = w.app(0);
+        let cq = w.cq(app, 64);
+        let qp = w.qp(app, cq, cq, Default::default());
+        w.push(qp, &[Wr::send(1, &[])]);
+        let mut raw = w.connect_raw(qp, true, options, options);
+        let sent = raw.segments(&mut w);
+        assert_eq!([sent[0].opcode(), sent[1].opcode()], [opcode, Opcode::Send]);
+        let Header::Untagged(send) = sent[1].header else { panic!("{sent:?}") };
+        assert_eq!(send.msn.0, if kind == RtrKinds::SEND { 2 } else { 1 });
+        assert_eq!(w.completions(qp), ["1 Send"]);
+        if kind == RtrKinds::READ {
+            // Its response is awaited like any other, and completes nothing.
+            raw.response(&mut w, Stag(0), 0, b"", true);
+            assert_eq!(w.completions(qp), [""; 0]);
+        }
+        assert_eq!(w.state(qp), QpState::Rts);
+    }
+}
+
+#[test]
+fn a_send_is_absorbed_only_as_the_agreed_first_fpdu() {
+    let p2p = |rtr| Wiring::tcp().with(|o| o.rtr = rtr).a;
+    // Agreed, and first: absorbed without a receive; the next one needs one.
+    let (mut w, mut raw) = World::against_raw(false, p2p(RtrKinds::SEND), p2p(RtrKinds::SEND));
+    raw.send(&mut w, 1, b"");
+    assert_eq!(w.events(A), ["established 4/4"]);
+    raw.send(&mut w, 2, b"");
+    assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
+    // Not agreed, not empty, or not plain: a message like any other.
+    let cases: [(RtrKinds, Opcode, &[u8]); 3] = [
+        (RtrKinds::WRITE, Opcode::Send, b""),
+        (RtrKinds::SEND, Opcode::Send, b"x"),
+        (RtrKinds::SEND, Opcode::SendSolicited, b""),
+    ];
+    for (rtr, opcode, payload) in cases {
+        let (mut w, mut raw) = World::against_raw(false, p2p(rtr), p2p(rtr));
+        let to = w.any_mr(A, 1);
+        w.recv(A, 1, &[to.all()]);
+        raw.segment(&mut w, raw.untagged(opcode, qn::SEND, 1, 0, true), payload);
+        assert_eq!(w.completions(A).len(), 1, "{rtr:?} {opcode:?}");
+    }
+}
+
+#[test]
+fn octets_behind_the_reply_are_the_first_fpdus() {
+    let options = plain();
+    let mut w = World::new(&[1]);
+    let app = w.app(0);
+    let cq = w.cq(app, 64);
+    let qp = w.qp(app, cq, cq, Default::default());
+    w.recv(qp, 1, &[]);
+    w.recv(qp, 2, &[]);
+    let mut early = Raw::new(0, &Wiring { a: options, b: options, ..Wiring::tcp() }.negotiate().1);
+    let mut octets = early.fpdu(&ulpdu(&early.untagged(Opcode::Send, 0, 1, 0, true), b""));
+    octets.extend(early.fpdu(&ulpdu(&early.untagged(Opcode::Send, 0, 2, 0, true), b"")));
+    let later = octets.split_off(30);
+    w.leftover = octets;
+    let mut raw = w.connect_raw(qp, true, options, options);
+    raw.octets(&mut w, &later);
+    assert_eq!(w.completions(qp), ["1 Receive", "2 Receive"]);
+}
+
+// --- In order ------------------------------------------------------------------------------------
+
+#[test]
+fn disconnect_finishes_what_was_posted() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (a, b) = (w.any_mr(A, 3000), w.any_mr(B, 3000));
+        let octets = a.pattern(5);
+        w.recv(B, 7, &[]);
+        w.recv(B, 8, &[]);
+        w.recv(A, 9, &[]);
+        w.push(A, &[Wr::write(1, &[a.all()], &b, 0), Wr::read(2, a.sge(0..10), &b, 0)]);
+        w.push(A, &[Wr::send(3, &[])]);
+        w.disconnect(A);
+        assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaRead 10", "3 Send"], "{wiring:?}");
+        assert_eq!(w.completions(B), ["7 Receive", "8 Receive WrFlush"]);
+        assert_eq!(b.octets(), octets);
+        assert_eq!(w.events(A), [""; 0]);
+        assert_eq!(w.events(B), ["peer closed"]);
+        assert_eq!([w.state(A), w.state(B)], [QpState::Closing, QpState::Closing]);
+        // What is posted now is too late on the one side, and goes through on the other.
+        w.post(A, &[Wr::send(4, &[])]);
+        w.post(B, &[Wr::write(5, &[b.sge(0..1)], &a, 0), Wr::send(6, &[])]);
+        assert_eq!(w.completions(B), ["5 RdmaWrite", "6 Send"]);
+        assert_eq!(w.completions(A), ["9 Receive"]);
+        w.disconnect(B);
+        assert_eq!(w.completions(A), ["4 Send WrFlush"]);
+        assert_eq!(w.events(A), ["disconnected"], "{wiring:?}");
+        assert_eq!(w.events(B), ["disconnected"]);
+        assert_eq!([w.state(A), w.state(B)], [QpState::Error, QpState::Error]);
+    }
+}
+
+#[test]
+fn disconnect_sends_all_that_was_posted_however_little_the_engine_had_seen() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        for n in 0..8 {
+            w.recv(B, n, &[]);
+        }
+        w.push(A, &[Wr::send(0, &[])]);
+        w.settle();
+        // Seen one by one, with the queue looked at in between.
+        for n in 1..4 {
+            w.push(A, &[Wr::send(n, &[])]);
+        }
+        w.round();
+        for n in 4..8 {
+            w.push(A, &[Wr::send(n, &[])]);
+        }
+        w.disconnect(A);
+        let sent: Vec<_> = (0..8).map(|n| format!("{n} Send")).collect();
+        assert_eq!(w.completions(A), sent, "{wiring:?}");
+    }
+}
+
+#[test]
+fn both_disconnect_at_once() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (a, b) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        w.recv(A, 1, &[]);
+        w.recv(B, 1, &[]);
+        w.push(A, &[Wr::send(2, &[]), Wr::read(3, a.all(), &b, 0)]);
+        w.push(B, &[Wr::send(2, &[])]);
+        let (ea, eb) = (w.qps[A].engine, w.qps[B].engine);
+        let (ida, idb, now) = (w.qps[A].id, w.qps[B].id, w.now);
+        w.engines[ea].disconnect(ida, false, now);
+        w.engines[eb].disconnect(idb, false, now);
+        w.settle();
+        assert_eq!(w.events(A), ["disconnected"], "{wiring:?}");
+        assert_eq!(w.events(B), ["disconnected"]);
+        let log = w.completions(A);
+        assert_eq!(log.len(), 3, "{log:?}");
+        assert!(log.contains(&"2 Send".to_owned()));
+        assert_eq!(w.completions(B).len(), 2);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_close_is_not_waited_for() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.disconnect(A);
+        w.advance(Duration::from_secs(11));
+        assert_eq!(w.events(A), ["lost: the peer did not close before the deadline"]);
+        assert_eq!(w.events(B)[0], "peer closed");
+        assert_eq!(w.state(B), QpState::Error, "{wiring:?}");
+    }
+}
+
+#[test]
+fn fin_fails_outstanding_reads_and_later_ones_at_once() {
+    // Decision D37.
+    let (mut w, mut raw) = World::raw();
+    let (sink, source) = (w.any_mr(A, 10), w.any_mr(A, 1));
+    w.recv(A, 8, &[]);
+    let batch = [Wr::read(1, sink.all(), &source, 0), Wr::send(2, &[])];
+    w.post(A, &batch);
+    raw.finish(&mut w);
+    let failed = "RdmaRead RemoteAborted 2/0/01";
+    assert_eq!(
+        w.completions(A),
+        [format!("1 {failed}"), "2 Send".into(), "8 Receive WrFlush".into()]
+    );
+    assert_eq!(w.events(A), ["peer closed"]);
+    let batch = [Wr::read(3, sink.all(), &source, 0), Wr::send(4, &[])];
+    w.post(A, &batch);
+    assert_eq!(w.completions(A), [format!("3 {failed}"), "4 Send".into()]);
+    w.disconnect(A);
+    assert_eq!(w.events(A), ["disconnected"]);
+    assert!(raw.is_closed(&w));
+}
+
+#[test]
+fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
+    // Decisions test 19 and D11: at every octet of an FPDU.
+    let (w, mut raw) = World::raw();
+    let octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"abc"));
+    drop(w);
+    for cut in 1..octets.len() {
+        let (mut w, mut raw) = World::raw();
+        let (to, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
+        w.recv(A, 1, &[to.all()]);
+        w.post(A, &[Wr::read(2, sink.all(), &sink, 0)]);
+        assert_eq!(raw.segments(&mut w).len(), 1);
+        raw.octets(&mut w, &octets[..cut]);
+        raw.finish(&mut w);
+        assert_eq!(raw.expect_terminate(&mut w), ("2/0/01".to_owned(), vec![]));
+        assert_eq!(w.completions(A), ["2 RdmaRead WrFlush", "1 Receive WrFlush"]);
+        assert_eq!(to.octets(), [0; 8]);
+        assert_eq!(w.events(A), ["lost: the peer closed inside a message"]);
+        assert_eq!(w.state(A), QpState::Error);
+        assert!(raw.is_closed(&w));
+    }
+}
+
+// --- Terminates ----------------------------------------------------------------------------------
+
+#[test]
+fn one_terminate_then_fin_then_nothing() {
+    // Decisions test 38: with a full send queue, and a peer with much unread.
+    let (mut w, mut raw) = World::raw();
+    let (any, sink) = (w.any_mr(A, 40_000), w.any_mr(A, 10));
+    w.links[0].pipes[0].window = 3000;
+    let mut batch = vec![Wr::write(1, &[any.all()], &any, 0)];
+    batch.extend((2..20).map(|n| Wr::send(n, &[any.sge(0..500)])));
+    batch.push(Wr::read(20, sink.all(), &any, 0));
+    w.post(A, &batch);
+    // Twice at fault, and much more behind it.
+    let mut octets = Vec::new();
+    let header = raw.tagged(Opcode::Write, Stag(99), 0, true);
+    for _ in 0..1000 {
+        octets.extend(raw.fpdu(&ulpdu(&header, &[7; 900])));
+    }
+    raw.octets(&mut w, &octets);
+    w.links[0].pipes[0].window = 1 << 20;
+    w.settle();
+    let segments = raw.segments(&mut w);
+    let terminates = segments.iter().filter(|s| s.opcode() == Opcode::Terminate).count();
+    assert_eq!(terminates, 1);
+    assert_eq!(segments.last().unwrap().opcode(), Opcode::Terminate);
+    assert!(raw.fin && !raw.reset);
+    let log = w.completions(A);
+    assert_eq!(log.len(), 20);
+    assert!(log.iter().all(|c| c.ends_with("WrFlush")), "{log:?}");
+    assert_eq!(w.state(A), QpState::Terminate);
+    assert_eq!(w.events(A), [""; 0]);
+    raw.finish(&mut w);
+    assert!(w.events(A)[0].starts_with("terminated 1/1/00"));
+    assert!(raw.is_closed(&w));
+}
+
+#[test]
+fn terminates_that_cross() {
+    let mut w = World::connected(Wiring::tcp());
+    for pipe in &mut w.links[0].pipes {
+        pipe.latency = 1_000_000;
+    }
+    let (a, b) = (w.any_mr(A, 1), w.any_mr(B, 1));
+    w.revoke(A, a.stag);
+    w.revoke(B, b.stag);
+    w.recv(A, 7, &[]);
+    w.recv(B, 7, &[]);
+    w.push(A, &[Wr::write(1, &[], &b, 0).inline(b"x")]);
+    w.push(B, &[Wr::write(1, &[], &a, 0).inline(b"x")]);
+    w.settle();
+    for end in [A, B] {
+        assert_eq!(w.completions(end), ["1 RdmaWrite", "7 Receive WrFlush"]);
+        let events = w.events(end);
+        assert_eq!(events.len(), 1);
+        assert!(events[0].starts_with("terminated 1/1/00"), "{events:?}");
+        assert_eq!(w.state(end), QpState::Error);
+    }
+}
+
+#[test]
+fn a_received_terminate_is_reported_and_never_answered() {
+    let (mut w, mut raw) = World::raw();
+    w.recv(A, 1, &[]);
+    raw.terminate(
+        &mut w,
+        &[0x12, 0x05, 0xC0, 0, 0, 99, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
+    );
+    raw.collect(&mut w);
+    assert!(raw.fin);
+    assert_eq!(raw.segments(&mut w), []);
+    assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
+    raw.send(&mut w, 9, b"more");
+    assert_eq!(raw.segments(&mut w), []);
+    raw.finish(&mut w);
+    let headers = "0063414300000000000000000000000100000000";
+    assert_eq!(w.events(A), [format!("terminated by peer 1/2/05 {headers}")]);
+    // An unknown code, and siw's layout, are reported as what they are.
+    for (octets, words) in [
+        (&[0xEE, 0x77, 0, 0][..], "terminated by peer e/e/77"),
+        (&[0x20, 0x02, 0, 0], "terminated by peer 2/0/02"),
+    ] {
+        let (mut w, mut raw) = World::raw();
+        raw.terminate(&mut w, octets);
+        raw.finish(&mut w);
+        assert_eq!(w.events(A), [words]);
+    }
+}
+
+#[test]
+fn a_peer_that_never_closes_after_a_terminate_is_closed() {
+    let (mut w, mut raw) = World::raw();
+    raw.write(&mut w, Stag(1), 0, b"x");
+    raw.expect_terminate(&mut w);
+    w.advance(Duration::from_secs(4));
+    assert!(!raw.is_closed(&w));
+    w.advance(Duration::from_secs(2));
+    assert!(raw.is_closed(&w));
+    assert_eq!(w.state(A), QpState::Error);
+    // Nor one that takes nothing.
+    let (mut w, mut raw) = World::raw();
+    w.links[0].pipes[0].window = 0;
+    raw.write(&mut w, Stag(1), 0, b"x");
+    w.advance(Duration::from_secs(6));
+    assert!(raw.is_closed(&w));
+    assert!(w.events(A)[0].starts_with("terminated 1/1/00"));
+}
+
+#[test]
+fn the_read_that_a_terminate_names_carries_the_blame() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let (sink, good, bad) = (w.any_mr(A, 30), w.any_mr(B, 10), w.mr(B, 10, Access::empty()));
+        w.post(A, &[Wr::read(1, sink.sge(0..10), &bad, 0)]);
+        assert_eq!(w.completions(A), ["1 RdmaRead RemoteAccess 0/1/02"], "{wiring:?}");
+        let mut w = World::connected(wiring);
+        let (sink2, _) = (w.any_mr(A, 30), ());
+        let (good2, bad2) = (w.any_mr(B, 10), w.mr(B, 10, Access::empty()));
+        drop((sink, good));
+        w.push(
+            A,
+            &[
+                Wr::read(1, sink2.sge(0..10), &good2, 0),
+                Wr::read(2, sink2.sge(10..20), &bad2, 0),
+                Wr::read(3, sink2.sge(20..30), &good2, 0),
+            ],
+        );
+        w.settle();
+        let log = w.completions(A);
+        assert_eq!(log[1], "2 RdmaRead RemoteAccess 0/1/02", "{log:?}");
+        assert_eq!(log[2], "3 RdmaRead WrFlush");
+    }
+}
+
+#[test]
+fn a_long_tagged_message_is_cut_by_a_terminate_and_an_untagged_one_is_not() {
+    for untagged in [false, true] {
+        let (mut w, mut raw) = World::raw();
+        let any = w.any_mr(A, 60_000);
+        w.links[0].pipes[0].window = 4000;
+        // More than one batch, so that the message is under way when the fault comes.
+        for engine in &mut w.engines {
+            for qp in engine.qps.iter_mut().flatten() {
+                let crate::engine::qp::Link::Tcp(tcp) = &mut qp.link else { panic!() };
+                tcp.batch = 1;
+            }
+        }
+        let wr =
+            if untagged { Wr::send(1, &[any.all()]) } else { Wr::write(1, &[any.all()], &any, 0) };
+        w.post(A, &[wr]);
+        raw.write(&mut w, Stag(1), 0, b"x");
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        let segments = raw.segments(&mut w);
+        let (terminate, rest) = segments.split_last().unwrap();
+        assert_eq!(terminate.opcode(), Opcode::Terminate);
+        let octets: usize = rest.iter().map(|s| s.payload.len()).sum();
+        assert_eq!(octets == 60_000, untagged, "{octets}");
+        assert_eq!(w.completions(A).len(), 1);
+    }
+}
+
+// --- At once -------------------------------------------------------------------------------------
+
+#[test]
+fn abort_flushes_here_and_is_a_loss_there() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        w.recv(A, 1, &[]);
+        w.recv(B, 2, &[]);
+        w.push(A, &[Wr::send(3, &[])]);
+        w.abort(A);
+        assert_eq!(w.completions(A), ["3 Send WrFlush", "1 Receive WrFlush"]);
+        assert_eq!(w.completions(B), ["2 Receive WrFlush"]);
+        assert_eq!(w.events(A), ["aborted"]);
+        assert!(w.events(B)[0].starts_with("lost: "), "{wiring:?}");
+        // Later requests are flushed as they come.
+        w.post(A, &[Wr::send(4, &[]).unsignaled(), Wr::send(5, &[])]);
+        assert_eq!(w.completions(A), ["4 Send WrFlush", "5 Send WrFlush"]);
+        // Ending it again says nothing new.
+        w.abort(A);
+        w.disconnect(B);
+        assert_eq!(w.events(A), [""; 0]);
+        assert_eq!(w.events(B), [""; 0]);
+    }
+}
+
+#[test]
+fn destroy_completes_nothing_and_frees_its_slots() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        if !wiring.direct {
+            w.links[0].pipes[0].window = 0;
+        }
+        let (sink, from) = (w.any_mr(A, 10), w.any_mr(B, 10));
+        let reads: Vec<Wr> = (0..9).map(|n| Wr::read(n, sink.all(), &from, 0)).collect();
+        w.recv(A, 1, &[]);
+        w.push(A, &reads);
+        w.round();
+        w.completions(A);
+        w.destroy(A);
+        assert_eq!(w.completions(A).len(), 0);
+        assert_eq!(w.apps[0].cqs[0].cq.usage().1, 0, "slots are reserved by nobody");
+        assert_eq!(w.events(A), [""; 0]);
+        assert!(w.events(B)[0].starts_with("lost: "), "{wiring:?}");
+        assert_eq!(w.engines[0].qp_count(), usize::from(wiring.direct));
+        // Its doorbell may ring on.
+        let (app, bell) = (w.qps[A].app, w.qps[A].doorbell);
+        w.ring(app, 0, bell);
+        w.settle();
+    }
+}
+
+#[test]
+fn detaching_a_session_takes_everything_of_it() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (a, b) = (w.any_mr(A, 10), w.any_mr(B, 10));
+        w.recv(B, 1, &[]);
+        w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        let (session, engine, now) = (w.apps[0].session, w.qps[A].engine, w.now);
+        w.engines[engine].detach_session(session, now);
+        w.settle();
+        assert!(w.events(B)[0].starts_with("lost: "));
+        assert_eq!(w.completions(B), ["1 Receive WrFlush"]);
+        let stags = &w.engines[engine].shard.stags;
+        assert_eq!(
+            stags.len(),
+            usize::from(wiring.direct),
+            "only the other session's region is left"
+        );
+    }
+}
+
+#[test]
+fn a_reset_or_a_failing_socket_is_a_loss() {
+    let (mut w, mut raw) = World::raw();
+    w.recv(A, 1, &[]);
+    raw.reset(&mut w);
+    assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
+    assert!(w.events(A)[0].starts_with("lost: receiving failed"));
+    assert_eq!(w.next_timeout(), None);
+
+    let (mut w, raw) = World::raw();
+    w.links[raw.link].pipes[0].finish(crate::types::Time(0));
+    w.post(A, &[Wr::send(1, &[])]);
+    assert_eq!(w.completions(A), ["1 Send WrFlush"]);
+    assert!(w.events(A)[0].starts_with("lost: sending failed"));
+}
+
+#[test]
+fn a_qp_in_error_before_it_was_connected_is_flushed() {
+    let mut w = World::new(&[1]);
+    let app = w.app(0);
+    let cq = w.cq(app, 16);
+    let qp = w.qp(app, cq, cq, Default::default());
+    w.recv(qp, 1, &[]);
+    w.push(qp, &[Wr::send(2, &[])]);
+    w.bind_dead(qp);
+    assert_eq!(w.completions(qp), ["2 Send WrFlush", "1 Receive WrFlush"]);
+    w.post(qp, &[Wr::send(3, &[])]);
+    assert_eq!(w.completions(qp), ["3 Send WrFlush"]);
+    assert_eq!(w.events(qp), [""; 0]);
+}
+
+#[test]
+fn established_precedes_completions_and_disconnected_follows_the_flush() {
+    for wiring in Wiring::all() {
+        let mut w = World::pair(wiring);
+        assert!(matches!(w.apps[0].events[0], Event::Established { .. }));
+        w.recv(B, 1, &[]);
+        w.abort(A);
+        let is_end = |e: &Event| matches!(e, Event::Disconnected { .. });
+        assert!(w.apps[1].events.iter().any(is_end));
+        assert_eq!(w.completions(B), ["1 Receive WrFlush"]);
+    }
+}
+
+#[test]
+fn an_interrupted_call_is_tried_again() {
+    let (mut w, mut raw) = World::raw();
+    w.push(A, &[Wr::send(1, &[])]);
+    let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+    w.engines[engine].scan(now);
+    assert!(w.engines[engine].next_work(now).is_some());
+    let interrupted = || Err(std::io::ErrorKind::Interrupted.into());
+    let sent = w.engines[engine].transmit(id, now, 1460, |_| interrupted());
+    assert_eq!(sent, crate::engine::Transmit::More);
+    let received = w.engines[engine].receive(id, now, |_| interrupted());
+    assert_eq!(received, crate::engine::Receive::Progress);
+    w.settle();
+    assert_eq!(raw.segments(&mut w).len(), 1);
+    assert_eq!(w.completions(A), ["1 Send"]);
+}
+
+#[test]
+fn a_responder_in_peer_to_peer_answers_a_read_that_came_first() {
+    let options = Wiring::tcp().with(|o| o.rtr = RtrKinds::READ).a;
+    let (mut w, mut raw) = World::against_raw(false, options, options);
+    let nothing = ReadRequest {
+        sink_stag: Stag(3),
+        sink_to: TaggedOffset(4),
+        size: 0,
+        src_stag: Stag(0),
+        src_to: TaggedOffset(0),
+    };
+    raw.read(&mut w, 1, &nothing);
+    let sent = raw.segments(&mut w);
+    assert_eq!(sent[0].header, raw.tagged(Opcode::ReadResponse, Stag(3), 4, true));
+}

@@ -1,0 +1,184 @@
+//! The stream, however it is cut, delayed or refused.
+
+use super::link::Cuts;
+use super::requests::Wr;
+use super::world::{A, B, Wiring, World};
+use crate::abi::queue::SendFlags;
+
+/// A bit of everything each way; what came of it, and how many octets each end sent.
+fn exchange(wiring: Wiring, arrange: impl Fn(&mut World)) -> (Vec<String>, [u64; 2]) {
+    let mut w = World::pair(wiring);
+    arrange(&mut w);
+    let (a, b) = (w.any_mr(A, 700), w.any_mr(B, 700));
+    let octets = a.pattern(7);
+    w.recv(B, 50, &[b.sge(100..105), b.sge(105..300)]);
+    w.recv(B, 51, &[]);
+    w.recv(A, 52, &[a.sge(690..700)]);
+    w.push(
+        A,
+        &[
+            Wr::write(1, &[a.sge(0..100)], &b, 0),
+            Wr::send(2, &[a.sge(100..300)]),
+            Wr::read(3, a.sge(600..650), &b, 300),
+            Wr::send(4, &[]).with(SendFlags::SOLICITED),
+            Wr::write(5, &[a.sge(300..600)], &b, 400),
+        ],
+    );
+    b.mapping.write(300, &[0xAB; 50]).unwrap();
+    w.push(B, &[Wr::send(6, &[]).inline(b"answer"), Wr::write(7, &[], &a, 650).inline(b"w")]);
+    w.settle();
+    let mut log = w.completions(A);
+    log.extend(w.completions(B));
+    let got = b.octets();
+    assert_eq!(got[..300], octets[..300], "{wiring:?}");
+    assert_eq!(got[400..700], octets[300..600]);
+    assert_eq!(a.octets()[600..650], [0xAB; 50]);
+    assert_eq!(&a.octets()[690..696], b"answer");
+    assert_eq!(a.octets()[650], b'w');
+    (log, [w.links[0].pipes[0].sent, w.links[0].pipes[1].sent])
+}
+
+const DONE: [&str; 10] = [
+    "52 Receive 6",
+    "1 RdmaWrite",
+    "2 Send",
+    "3 RdmaRead 50",
+    "4 Send",
+    "5 RdmaWrite",
+    "50 Receive 200",
+    "51 Receive solicited",
+    "6 Send",
+    "7 RdmaWrite",
+];
+
+fn assert_done(mut log: Vec<String>, what: &str) {
+    let mut expected: Vec<String> = DONE.iter().map(|s| (*s).to_owned()).collect();
+    // How the two ends' completions interleave depends on the cuts; each queue's own order is fixed.
+    for queue in [["1 ", "2 ", "3 ", "4 ", "5 "].as_slice(), &["50", "51"], &["6 ", "7 "]] {
+        let of = |l: &[String]| -> Vec<String> {
+            l.iter().filter(|c| queue.iter().any(|q| c.starts_with(q))).cloned().collect()
+        };
+        assert_eq!(of(&log), of(&expected), "{what}");
+    }
+    log.sort();
+    expected.sort();
+    assert_eq!(log, expected, "{what}");
+}
+
+fn framings() -> Vec<Wiring> {
+    let mut all: Vec<Wiring> = Wiring::all().into_iter().filter(|w| !w.direct).collect();
+    all.push(Wiring { rdmac: true, ..Wiring::tcp() });
+    all
+}
+
+#[test]
+fn a_stream_cut_at_every_octet_means_the_same() {
+    for wiring in framings() {
+        let (_, sent) = exchange(wiring, |_| ());
+        for direction in 0..2 {
+            for at in 0..=sent[direction] {
+                let (log, _) = exchange(wiring, |w| {
+                    w.links[0].pipes[direction].cuts = Cuts::At(at);
+                });
+                assert_done(log, &format!("cut {direction} at {at}: {wiring:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn octet_by_octet_and_at_random() {
+    for wiring in framings() {
+        let ways =
+            [Cuts::Every(1), Cuts::Every(3), Cuts::Random(1), Cuts::Random(2), Cuts::Random(3)];
+        for cuts in ways {
+            let (log, _) = exchange(wiring, |w| {
+                for pipe in &mut w.links[0].pipes {
+                    pipe.cuts = cuts.clone();
+                    pipe.latency = 1000;
+                }
+            });
+            assert_done(log, &format!("{cuts:?}: {wiring:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_refuses_octets_anywhere_loses_none() {
+    for wiring in framings() {
+        let (_, sent) = exchange(wiring, |_| ());
+        for direction in 0..2 {
+            for at in 1..=sent[direction] {
+                let (log, _) = exchange(wiring, |w| {
+                    w.links[0].pipes[direction].takes = Cuts::At(at);
+                });
+                assert_done(log, &format!("{direction} takes until {at}: {wiring:?}"));
+            }
+        }
+        for window in [1, 5, 64, 1000] {
+            let (log, _) = exchange(wiring, |w| {
+                for pipe in &mut w.links[0].pipes {
+                    pipe.window = window;
+                    pipe.latency = 100;
+                }
+            });
+            assert_done(log, &format!("window {window}: {wiring:?}"));
+        }
+    }
+}
+
+#[test]
+fn every_send_length_around_the_marker_interval() {
+    let mut wirings = framings();
+    wirings.push(Wiring::direct());
+    for wiring in wirings {
+        let mut w = World::pair(wiring);
+        let (a, b) = (w.any_mr(A, 1100), w.any_mr(B, 1101));
+        let octets = a.pattern(3);
+        for len in 0..=1100 {
+            b.fill(0xEE);
+            w.recv(B, 1, &[b.all()]);
+            w.post(A, &[Wr::send(2, &[a.sge(0..len)])]);
+            let got = b.octets();
+            assert_eq!(got[..len], octets[..len], "{len} octets: {wiring:?}");
+            assert_eq!(got[len], 0xEE);
+            assert_eq!(w.completions(B).len(), 1);
+            assert_eq!(w.completions(A), ["2 Send"]);
+        }
+    }
+}
+
+#[test]
+fn no_fpdu_is_longer_than_the_segment_size_and_a_smaller_one_is_obeyed() {
+    for (markers, emss) in [(false, 536), (true, 536), (false, 8960), (true, 1460)] {
+        let mut w = World::pair(Wiring::tcp().with(|o| o.markers = markers));
+        let (a, b) = (w.any_mr(A, 40_000), w.any_mr(B, 40_000));
+        let octets = a.pattern(3);
+        for emss in [emss, 300, 1200] {
+            w.emss = emss;
+            b.fill(0);
+            let before = w.qps[A].shared.counters().segments_sent;
+            w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+            assert_eq!(b.octets(), octets);
+            let segments = (w.qps[A].shared.counters().segments_sent - before) as usize;
+            let most = usize::from(crate::mpa::mulpdu(emss, markers)) - 14;
+            assert_eq!(segments, 40_000_usize.div_ceil(most), "EMSS {emss}");
+        }
+    }
+}
+
+#[test]
+fn an_idle_connection_holds_no_buffers() {
+    let mut w = World::pair(Wiring::tcp());
+    let (a, b) = (w.any_mr(A, 5000), w.any_mr(B, 5000));
+    w.links[0].pipes[0].cuts = Cuts::Every(7);
+    w.links[0].pipes[0].takes = Cuts::Every(11);
+    w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+    assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+    for engine in &w.engines {
+        for qp in engine.qps.iter().flatten() {
+            let crate::engine::qp::Link::Tcp(tcp) = &qp.link else { panic!("no TCP") };
+            assert!(tcp.holds_no_buffer());
+        }
+    }
+}

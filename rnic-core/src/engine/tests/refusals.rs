@@ -1,0 +1,591 @@
+//! What the peer may not do, and the exact words in which it is told.
+
+use super::raw::{Raw, ulpdu};
+use super::requests::{Mr, Wr, pattern};
+use super::world::{A, B, Wiring, World};
+use crate::ddp::{Header, qn};
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
+
+/// What a Terminate encloses of a segment: length and DDP header.
+fn enclosed(header: &Header, payload: usize) -> Vec<u8> {
+    let octets = ulpdu(header, &[]);
+    let len = (octets.len() + payload) as u16;
+    [&len.to_be_bytes()[..], &octets].concat()
+}
+
+fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
+    ReadRequest {
+        sink_stag: Stag(0xA1A2_A3A4),
+        sink_to: TaggedOffset(0x10),
+        size,
+        src_stag: from.stag,
+        src_to: TaggedOffset(from.iova.wrapping_add(at)),
+    }
+}
+
+#[test]
+fn writes_outside_of_a_region() {
+    // RFC 5041 section 7.1; decisions D15, D16.
+    let top = u64::MAX - 99;
+    let cases: &[(u64, i64, usize, Option<&str>)] = &[
+        (0x1000, 0, 100, None),
+        (0x1000, 99, 1, None),
+        (0x1000, 100, 0, None),
+        (0x1000, -1, 1, Some("1/1/01")),
+        (0x1000, 100, 1, Some("1/1/01")),
+        (0x1000, 1, 100, Some("1/1/01")),
+        (top - 1, 0, 100, None),
+        (top - 1, 1, 100, Some("1/1/03")),
+        (top - 1, 6, 100, Some("1/1/03")),
+        (0, -1, 2, Some("1/1/03")),
+    ];
+    for (iova, at, len, code) in cases {
+        let (mut w, mut raw) = World::raw();
+        let to = w.mr_at(A, 100, Access::REMOTE_WRITE, Scope::Pd, *iova);
+        to.fill(0xEE);
+        let offset = iova.wrapping_add_signed(*at);
+        let payload = pattern(*len, 1);
+        raw.write(&mut w, to.stag, offset, &payload);
+        match code {
+            None => {
+                assert_eq!(to.octets()[*at as usize..][..*len], payload);
+                assert_eq!(w.state(A), QpState::Rts);
+                assert_eq!(raw.segments(&mut w), []);
+            }
+            Some(code) => {
+                let header = raw.tagged(Opcode::Write, to.stag, offset, true);
+                let expected = ((*code).to_owned(), enclosed(&header, *len));
+                assert_eq!(raw.expect_terminate(&mut w), expected, "{at} {len}");
+                assert_eq!(to.octets(), [0xEE; 100]);
+                assert_eq!(w.state(A), QpState::Terminate);
+                raw.close(&mut w);
+                assert_eq!(w.state(A), QpState::Error);
+                assert!(w.events(A)[0].starts_with(&format!("terminated {code}")));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failing_segment_leaves_the_earlier_ones_placed() {
+    let (mut w, mut raw) = World::raw();
+    let to = w.mr(A, 10, Access::REMOTE_WRITE);
+    raw.segment(&mut w, raw.tagged(Opcode::Write, to.stag, to.iova, false), b"12345");
+    raw.segment(&mut w, raw.tagged(Opcode::Write, to.stag, to.iova + 5, true), b"678901");
+    assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01");
+    assert_eq!(&to.octets(), b"12345\0\0\0\0\0");
+}
+
+#[test]
+fn writes_to_what_is_not_theirs() {
+    let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
+    for (what, code) in [
+        ("unknown", "1/1/00"),
+        ("read-only", "1/1/00"),
+        ("revoked", "1/1/00"),
+        ("another domain's", "1/1/02"),
+        ("another stream's", "1/1/02"),
+        ("changed inside the message", "1/1/00"),
+    ] {
+        let (mut w, mut raw) = World::raw();
+        let stranger_app = w.app(0);
+        let cq = w.cq(stranger_app, 16);
+        let stranger = w.qp(stranger_app, cq, cq, Default::default());
+        let own_cq = w.cq(0, 16);
+        let sibling = w.qp(0, own_cq, own_cq, Default::default());
+        let mine = w.mr(A, 10, Access::REMOTE_WRITE);
+        let to = match what {
+            "read-only" => w.mr(A, 10, all),
+            "another domain's" => w.mr(stranger, 10, Access::REMOTE_WRITE),
+            "another stream's" => w.own_mr(sibling, 10, Access::REMOTE_WRITE),
+            _ => w.mr(A, 10, Access::REMOTE_WRITE),
+        };
+        let mut stag = to.stag;
+        match what {
+            "unknown" => stag.0 ^= 0x0F0F_0F00,
+            "revoked" => w.revoke(A, stag),
+            "changed inside the message" => {
+                let header = raw.tagged(Opcode::Write, mine.stag, mine.iova, false);
+                raw.segment(&mut w, header, b"x");
+            }
+            _ => {}
+        }
+        raw.write(&mut w, stag, to.iova, b"evil");
+        let header = raw.tagged(Opcode::Write, stag, to.iova, true);
+        assert_eq!(raw.expect_terminate(&mut w), (code.to_owned(), enclosed(&header, 4)), "{what}");
+        assert_eq!(to.octets(), [0; 10], "{what}");
+    }
+}
+
+#[test]
+fn a_zero_length_write_names_nothing() {
+    let (mut w, mut raw) = World::raw();
+    raw.write(&mut w, Stag(0), u64::MAX, b"");
+    assert_eq!(w.state(A), QpState::Rts);
+    assert_eq!(w.completions(A), [""; 0]);
+}
+
+#[test]
+fn read_requests_that_may_not_be_answered_return_both_headers() {
+    for (what, code) in [
+        ("unknown", "0/1/00"),
+        ("revoked", "0/1/00"),
+        ("below", "0/1/01"),
+        ("above", "0/1/01"),
+        ("not for reading", "0/1/02"),
+        ("another domain's", "0/1/03"),
+        ("wrapping", "0/1/04"),
+    ] {
+        let (mut w, mut raw) = World::raw();
+        let stranger_app = w.app(0);
+        let cq = w.cq(stranger_app, 16);
+        let stranger = w.qp(stranger_app, cq, cq, Default::default());
+        let from = match what {
+            "not for reading" => w.mr(A, 100, Access::REMOTE_WRITE | Access::LOCAL_WRITE),
+            "another domain's" => w.mr(stranger, 100, Access::REMOTE_READ),
+            _ => w.mr(A, 100, Access::REMOTE_READ),
+        };
+        let mut request = read_of(&from, 0, 100);
+        match what {
+            "unknown" => request.src_stag.0 ^= 0x0F0F_0F00,
+            "revoked" => w.revoke(A, from.stag),
+            "below" => request = read_of(&from, u64::MAX, 100),
+            "above" => request = read_of(&from, 1, 100),
+            "wrapping" => request.src_to.0 = u64::MAX - 99,
+            _ => {}
+        }
+        raw.read(&mut w, 1, &request);
+        let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
+        let mut expected = enclosed(&header, 28);
+        assert_eq!(expected[..2], [0, 46]);
+        expected.extend(request.emit());
+        assert_eq!(raw.expect_terminate(&mut w), (code.to_owned(), expected), "{what}");
+    }
+}
+
+#[test]
+fn a_read_of_nothing_is_answered_whatever_it_names() {
+    let (mut w, mut raw) = World::raw();
+    let request = ReadRequest {
+        sink_stag: Stag(77),
+        sink_to: TaggedOffset(5),
+        size: 0,
+        src_stag: Stag(0xFFFF_FFFF),
+        src_to: TaggedOffset(u64::MAX),
+    };
+    raw.read(&mut w, 1, &request);
+    let answer = raw.segments(&mut w);
+    assert_eq!(answer.len(), 1);
+    assert_eq!(answer[0].header, raw.tagged(Opcode::ReadResponse, Stag(77), 5, true));
+    assert_eq!(answer[0].payload, b"");
+}
+
+#[test]
+fn a_response_goes_where_the_request_says_even_across_the_top() {
+    let (mut w, mut raw) = World::raw();
+    w.emss = 200;
+    let from = w.mr(A, 400, Access::REMOTE_READ);
+    let octets = from.pattern(1);
+    let request = ReadRequest { sink_to: TaggedOffset(u64::MAX - 9), ..read_of(&from, 0, 400) };
+    raw.read(&mut w, 1, &request);
+    let mut got = Vec::new();
+    for segment in raw.segments(&mut w) {
+        let Header::Tagged(h) = segment.header else { panic!("{segment:?}") };
+        assert_eq!(h.to.0, (u64::MAX - 9).wrapping_add(got.len() as u64));
+        assert_eq!(h.stag, request.sink_stag);
+        got.extend(segment.payload);
+        assert_eq!(h.last, got.len() == 400);
+    }
+    assert_eq!(got, octets);
+}
+
+#[test]
+fn more_reads_than_agreed() {
+    let (mut w, mut raw) = World::raw();
+    let from = w.mr(A, 100, Access::REMOTE_READ);
+    // The socket takes nothing, so no read is done when the next one comes.
+    w.links[0].pipes[0].window = 0;
+    // Four fit, and one whose response is being sent counts; so the fifth is one too many.
+    for msn in 1..=4 {
+        raw.read(&mut w, msn, &read_of(&from, 0, 100));
+        assert_eq!(w.state(A), QpState::Rts);
+    }
+    let mut msn = 5;
+    while w.state(A) == QpState::Rts && msn < 20 {
+        raw.read(&mut w, msn, &read_of(&from, 0, 100));
+        msn += 1;
+    }
+    w.links[0].pipes[0].window = 1 << 20;
+    w.settle();
+    let segments = raw.segments(&mut w);
+    let terminate = segments.last().unwrap();
+    assert_eq!(terminate.opcode(), Opcode::Terminate);
+    let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, msn - 1, 0, true);
+    let expected = [&[0x12, 2, 0xC0, 0][..], &enclosed(&header, 28)].concat();
+    assert_eq!(terminate.payload, expected, "1/2/02 with M and D");
+}
+
+#[test]
+fn sends_without_a_receive_or_too_long_for_it() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.post(A, &[Wr::send(1, &[]).inline(b"x")]);
+        assert_eq!(w.completions(A), ["1 Send"]);
+        let header = "0013414300000000000000000000000100000000";
+        assert_eq!(w.events(A), [format!("terminated by peer 1/2/02 {header}")]);
+        assert!(w.events(B)[0].starts_with("terminated 1/2/02"));
+
+        let mut w = World::connected(wiring);
+        let to = w.any_mr(B, 20);
+        w.recv(B, 7, &[to.sge(0..4), to.sge(10..14)]);
+        w.recv(B, 8, &[to.sge(0..4), to.sge(10..14)]);
+        w.recv(B, 9, &[to.all()]);
+        w.post(A, &[Wr::send(1, &[]).inline(b"12345678")]);
+        assert_eq!(&to.octets()[..4], b"1234");
+        assert_eq!(&to.octets()[10..14], b"5678");
+        to.fill(0);
+        w.post(A, &[Wr::send(2, &[]).inline(b"123456789")]);
+        assert_eq!(to.octets(), [0; 20], "{wiring:?}");
+        let flushed = ["7 Receive 8", "8 Receive LocalLength 1/2/05", "9 Receive WrFlush"];
+        assert_eq!(w.completions(B), flushed);
+        assert!(w.events(A)[0].starts_with("terminated by peer 1/2/05"));
+    }
+}
+
+#[test]
+fn a_receive_that_names_bad_memory_is_its_owners_fault() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let (good, read_only) = (w.any_mr(B, 10), w.mr(B, 10, Access::REMOTE_READ));
+        w.recv(B, 7, &[good.sge(0..5), read_only.all()]);
+        w.post(A, &[Wr::send(1, &[]).inline(b"0123456789")]);
+        assert_eq!(w.completions(B), ["7 Receive LocalProtection"]);
+        assert_eq!(w.events(A), ["terminated by peer 0/0/00"]);
+        assert_eq!(w.events(B), ["terminated 0/0/00"]);
+        assert_eq!(good.octets(), [0; 10], "nothing is placed unless all can be");
+    }
+}
+
+#[test]
+fn parts_of_a_send_in_any_order_but_whole() {
+    let send = |raw: &Raw, mo, last| raw.untagged(Opcode::Send, qn::SEND, 1, mo, last);
+    let (mut w, mut raw) = World::raw();
+    let to = w.any_mr(A, 12);
+    w.recv(A, 7, &[to.sge(0..5), to.sge(5..12)]);
+    raw.segment(&mut w, send(&raw, 4, false), b"4567");
+    raw.segment(&mut w, send(&raw, 0, false), b"0123");
+    raw.segment(&mut w, send(&raw, 8, true), b"89");
+    assert_eq!(w.completions(A), ["7 Receive 10"]);
+    assert_eq!(&to.octets(), b"0123456789\0\0");
+
+    // The last is not the highest; a gap; an overlap; beyond the buffer.
+    let bad: &[(&[(u32, &[u8])], &str)] = &[
+        (&[(4, b"4567"), (0, b"0123")], "1/2/04"),
+        (&[(0, b"0123"), (5, b"5")], "1/2/04"),
+        (&[(0, b"0123"), (2, b"234567")], "1/2/04"),
+        (&[(13, b"")], "1/2/04"),
+        (&[(0, b"0123"), (12, b"x")], "1/2/05"),
+    ];
+    for (parts, code) in bad {
+        let (mut w, mut raw) = World::raw();
+        let to = w.any_mr(A, 12);
+        w.recv(A, 7, &[to.all()]);
+        for (n, (mo, octets)) in (1..).zip(*parts) {
+            raw.segment(&mut w, send(&raw, *mo, n == parts.len()), octets);
+        }
+        assert_eq!(raw.expect_terminate(&mut w).0, *code, "{parts:?}");
+        assert!(w.completions(A)[0].starts_with("7 Receive "), "completes once, in error");
+    }
+}
+
+#[test]
+fn responses_that_were_not_asked_for() {
+    // Decision D29: (STag or none for the sink's, offset, octets, last), then what comes of them.
+    type Part = (Option<u32>, i64, usize, bool);
+    let cases: &[(&[Part], &str)] = &[
+        (&[(Some(0x77), 0, 10, true)], "1/1/00"),
+        (&[(None, -1, 10, true)], "1/1/01"),
+        (&[(None, 1, 10, true)], "1/1/01"),
+        (&[(None, 0, 11, true)], "1/1/01"),
+        (&[(None, 0, 9, true)], "1/1/01"),
+        (&[(None, 0, 5, false), (None, 0, 5, false), (None, 5, 5, true)], "1/1/01"),
+        (&[(None, 0, 0, true)], "1/1/01"),
+        (&[(None, 0, 10, true), (None, 0, 10, true)], "0/2/06"),
+    ];
+    for (parts, code) in cases {
+        let (mut w, mut raw) = World::raw();
+        let (sink, source) = (w.any_mr(A, 30), w.any_mr(A, 1));
+        w.post(A, &[Wr::read(1, sink.sge(10..20), &source, 0)]);
+        assert_eq!(raw.segments(&mut w).len(), 1);
+        for (stag, at, len, last) in *parts {
+            let stag = stag.map_or(sink.stag, Stag);
+            let to = (sink.iova + 10).wrapping_add_signed(*at);
+            raw.response(&mut w, stag, to, &vec![0xAB; *len], *last);
+        }
+        assert_eq!(raw.expect_terminate(&mut w).0, *code, "{parts:?}");
+        assert_eq!(sink.octets()[..10], [0; 10]);
+        assert_eq!(sink.octets()[20..], [0; 10]);
+        match *code {
+            "0/2/06" => assert_eq!(w.completions(A), ["1 RdmaRead 10"]),
+            code => assert_eq!(w.completions(A), [format!("1 RdmaRead BadResponse {code}")]),
+        }
+    }
+    let (mut w, mut raw) = World::raw();
+    raw.response(&mut w, Stag(1), 0, b"", true);
+    assert_eq!(raw.expect_terminate(&mut w).0, "0/2/06");
+}
+
+#[test]
+fn every_opcode_queue_and_version() {
+    // RFC 5040 sections 4.1 and 7, wire.md section 9 steps 5 to 8.
+    for opcode in 0..16u8 {
+        for tagged in [true, false] {
+            for queue in [0, 1, 2, 3, u32::MAX] {
+                for (dv, rv) in [(1, 1), (0, 1), (2, 1), (3, 1), (1, 0), (1, 2), (1, 3)] {
+                    if tagged && queue != 0 {
+                        continue;
+                    }
+                    let (mut w, mut raw) = World::raw();
+                    w.recv(A, 1, &[]);
+                    let opcode = Opcode::from_bits(opcode);
+                    let mut octets = if tagged {
+                        ulpdu(&raw.tagged(opcode, Stag(0), 0, true), b"")
+                    } else {
+                        ulpdu(&raw.untagged(opcode, queue, 1, 0, true), b"")
+                    };
+                    // Reserved bits are set, and not looked at.
+                    octets[0] = octets[0] & !3 | dv | 0x3C;
+                    octets[1] = octets[1] & 0x0F | rv << 6 | 0x30;
+                    let reads = opcode == Opcode::ReadRequest && queue == 1;
+                    if reads {
+                        octets.extend([0; 28]);
+                    }
+                    raw.ulpdu(&mut w, &octets);
+                    let send = matches!(
+                        opcode,
+                        Opcode::Send
+                            | Opcode::SendSolicited
+                            | Opcode::SendInvalidate
+                            | Opcode::SendSolicitedInvalidate
+                    );
+                    let invalidates =
+                        matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
+                    let code = match (tagged, queue) {
+                        (true, _) if dv != 1 => "1/1/04",
+                        (false, _) if dv != 1 => "1/2/06",
+                        (false, 3..) => "1/2/01",
+                        _ if rv != 1 => "0/2/05",
+                        (true, _) if opcode == Opcode::Write => "",
+                        (true, _) => "0/2/06",
+                        (false, 0) if invalidates => "0/1/09",
+                        (false, 0) if send => "",
+                        (false, 1) if reads => "",
+                        // A Terminate of no octets: lost, and not answered.
+                        (false, 2) if opcode == Opcode::Terminate => {
+                            assert_eq!(raw.segments(&mut w), []);
+                            assert_eq!(w.state(A), QpState::Error);
+                            continue;
+                        }
+                        _ => "0/2/06",
+                    };
+                    if code.is_empty() {
+                        assert_eq!(w.state(A), QpState::Rts, "{opcode:?} {queue}");
+                    } else {
+                        assert_eq!(raw.expect_terminate(&mut w).0, code, "{opcode:?} {queue}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_too_short_for_their_header() {
+    for len in [0, 1, 13, 17] {
+        let (mut w, mut raw) = World::raw();
+        let mut octets = vec![0; len];
+        if let Some(first) = octets.first_mut() {
+            *first = if len == 13 { 0xC1 } else { 0x41 };
+        }
+        raw.ulpdu(&mut w, &octets);
+        let expected = ("0/2/ff".to_owned(), (len as u16).to_be_bytes().to_vec());
+        let (code, headers) = raw.expect_terminate(&mut w);
+        assert_eq!((code.to_lowercase(), headers), expected, "{len}");
+    }
+}
+
+#[test]
+fn message_numbers_are_counted_per_queue() {
+    let (mut w, mut raw) = World::raw();
+    for n in 0..3 {
+        w.recv(A, n, &[]);
+    }
+    raw.send(&mut w, 1, b"");
+    raw.read(&mut w, 1, &ReadRequest::parse(&[0; 28]));
+    raw.send(&mut w, 2, b"");
+    assert_eq!(raw.segments(&mut w).len(), 1);
+    raw.send(&mut w, 4, b"");
+    let header = raw.untagged(Opcode::Send, qn::SEND, 4, 0, true);
+    assert_eq!(raw.expect_terminate(&mut w), ("1/2/03".to_owned(), enclosed(&header, 0)));
+    assert_eq!(w.completions(A), ["0 Receive", "1 Receive", "2 Receive WrFlush"]);
+}
+
+#[test]
+fn a_flipped_bit_places_nothing_and_ends_the_stream() {
+    let (mut w, mut raw) = World::raw();
+    let to = w.mr(A, 8, Access::REMOTE_WRITE);
+    let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
+    let fpdu = raw.fpdu(&ulpdu(&header, b"evil"));
+    for octet in 2..fpdu.len() {
+        for bit in [0, 3, 7] {
+            let (mut w, mut raw) = World::raw();
+            let to = w.mr(A, 8, Access::REMOTE_WRITE);
+            let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
+            let mut octets = raw.fpdu(&ulpdu(&header, b"evil"));
+            octets[octet] ^= 1 << bit;
+            // A valid one follows in the same segment.
+            octets.extend(raw.fpdu(&ulpdu(&header, b"also")));
+            raw.octets(&mut w, &octets);
+            assert_eq!(raw.expect_terminate(&mut w), ("2/0/02".to_owned(), vec![]));
+            assert_eq!(to.octets(), [0; 8]);
+        }
+    }
+}
+
+#[test]
+fn markers_are_checked_behind_the_crc() {
+    for (octet, xor, code) in [(0, 0xFF, ""), (1, 0xFF, ""), (3, 0x03, ""), (3, 0x04, "2/0/03")] {
+        let options = Wiring::tcp().with(|o| (o.peer_to_peer, o.markers) = (false, true)).a;
+        let (mut w, mut raw) = World::against_raw(true, options, options);
+        w.recv(A, 1, &[]);
+        let mut octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b""));
+        octets[octet] ^= xor;
+        let end = octets.len() - 4;
+        let crc = crc32c::crc32c(&octets[..end]);
+        octets[end..].copy_from_slice(&crc.to_le_bytes());
+        raw.octets(&mut w, &octets);
+        if code.is_empty() {
+            assert_eq!(w.completions(A), ["1 Receive"]);
+        } else {
+            assert_eq!(raw.expect_terminate(&mut w), (code.to_owned(), vec![]));
+        }
+    }
+}
+
+#[test]
+fn atomics_and_immediates_are_not_served() {
+    for (opcode, queue) in
+        [(Opcode::Immediate, 0), (Opcode::ImmediateSolicited, 0), (Opcode::AtomicRequest, 1)]
+    {
+        let (mut w, mut raw) = World::raw();
+        w.recv(A, 1, &[]);
+        raw.segment(&mut w, raw.untagged(opcode, queue, 1, 0, true), &[0; 52]);
+        assert_eq!(raw.expect_terminate(&mut w).0, "0/2/06");
+    }
+}
+
+#[test]
+fn read_requests_in_parts() {
+    let (mut w, mut raw) = World::raw();
+    let from = w.mr(A, 100, Access::REMOTE_READ);
+    let octets = from.pattern(1);
+    let request = read_of(&from, 0, 100).emit();
+    let header = |raw: &Raw, mo, last| raw.untagged(Opcode::ReadRequest, 1, 1, mo, last);
+    raw.segment(&mut w, header(&raw, 0, false), &request[..10]);
+    assert_eq!(raw.segments(&mut w), []);
+    raw.segment(&mut w, header(&raw, 10, true), &request[10..]);
+    assert_eq!(raw.segments(&mut w)[0].payload, octets);
+}
+
+#[test]
+fn invalidation_by_the_peer() {
+    for wiring in Wiring::both() {
+        // An STag of this stream.
+        let mut w = World::connected(wiring);
+        let own = w.own_mr(B, 10, Access::REMOTE_WRITE);
+        w.recv(B, 1, &[]);
+        w.post(A, &[Wr::send_invalidate(1, &[], own.stag)]);
+        assert_eq!(w.completions(B), [format!("1 Receive invalidated {:#x}", own.stag.0)]);
+
+        // A domain's, another stream's, and none at all: refused, and they go on working.
+        for (what, code) in [("domain", "0/2/09"), ("sibling", "0/1/09"), ("none", "0/1/09")] {
+            let mut w = World::connected(wiring);
+            let app = w.qps[B].app;
+            let cq = w.cq(app, 8);
+            let sibling = w.qp(app, cq, cq, Default::default());
+            let mr = match what {
+                "domain" => w.any_mr(B, 10),
+                _ => w.own_mr(sibling, 10, Access::LOCAL_WRITE),
+            };
+            let stag = if what == "none" { Stag(5) } else { mr.stag };
+            w.recv(B, 1, &[]);
+            w.post(A, &[Wr::send_invalidate(1, &[], stag)]);
+            assert_eq!(w.completions(B), ["1 Receive RemoteInvalidRequest"]);
+            let event = &w.events(A)[0];
+            assert!(event.starts_with(&format!("terminated by peer {code} 00124144")), "{event}");
+            let engine = w.qps[B].engine;
+            let known = w.engines[engine].shard.stags.len();
+            w.revoke(B, mr.stag);
+            assert_eq!(
+                w.engines[engine].shard.stags.len(),
+                known - 1,
+                "{what}: it was still there"
+            );
+        }
+    }
+}
+
+#[test]
+fn local_requests_that_cannot_be() {
+    for wiring in Wiring::both() {
+        for (what, status) in [
+            ("lkey", "LocalProtection"),
+            ("range", "LocalProtection"),
+            ("long range", "LocalProtection"),
+            ("sink right", "LocalProtection"),
+            ("flags", "LocalQpOperation"),
+            ("params", "LocalQpOperation"),
+            ("two sinks", "LocalQpOperation"),
+            ("window", "LocalQpOperation"),
+            ("opcode", "LocalQpOperation"),
+        ] {
+            let mut w = World::connected(wiring);
+            let (a, b) = (w.any_mr(A, 2000), w.any_mr(B, 2000));
+            let read_only = w.mr(A, 10, Access::empty());
+            b.fill(0xEE);
+            let mut wr = Wr::write(1, &[a.sge(0..4)], &b, 0);
+            match what {
+                "lkey" => wr.sges[0].lkey ^= 0x0F0F_0000,
+                "range" => wr.sges[0].addr += 1997,
+                "long range" => wr.sges = vec![a.sge(0..1500), a.sge(1990..2001)],
+                "sink right" => wr = Wr::read(1, read_only.all(), &b, 0),
+                "flags" => wr.header.flags |= 0x100,
+                "params" => wr.header.params[1] = 1,
+                "two sinks" => {
+                    wr = Wr::read(1, a.sge(0..4), &b, 0);
+                    wr.sges.push(a.sge(4..8));
+                }
+                "window" => wr.header.opcode = 8,
+                _ => wr.header.opcode = 99,
+            }
+            w.recv(A, 5, &[]);
+            w.post(A, &[wr, Wr::write(2, &[a.sge(0..4)], &b, 0)]);
+            let name = match what {
+                "sink right" | "two sinks" => "RdmaRead",
+                "window" => "BindMw",
+                "opcode" => "Send",
+                _ => "RdmaWrite",
+            };
+            let expected = [
+                format!("1 {name} {status}"),
+                "2 RdmaWrite WrFlush".into(),
+                "5 Receive WrFlush".into(),
+            ];
+            assert_eq!(w.completions(A), expected, "{what} {wiring:?}");
+            assert_eq!(w.events(B), ["terminated by peer 0/0/00"]);
+            assert_eq!(w.events(A), ["terminated 0/0/00"]);
+            assert_eq!(b.octets(), vec![0xEE; 2000], "nothing of it left: {what}");
+        }
+    }
+}
