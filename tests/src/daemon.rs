@@ -30,6 +30,12 @@ macro_rules! binaries {
     };
 }
 
+/// Whether there is nothing but the session that asks.
+fn nothing_left(s: &StatusInfo) -> bool {
+    let objects = [s.pds, s.segments, s.mrs, s.cqs, s.qps, s.listeners, s.half_open];
+    s.sessions == 1 && objects == [0; 7] && s.segment_bytes == 0
+}
+
 /// What the kernel holds for a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
@@ -121,13 +127,48 @@ impl Daemon {
 
     /// Waits until no session but the asking one and nothing of any session is left.
     pub fn is_empty(&self) -> StatusInfo {
-        self.settles("empty", |s| {
-            let objects = [s.pds, s.segments, s.mrs, s.cqs, s.qps, s.listeners, s.half_open];
-            s.sessions == 1 && objects == [0; 7] && s.segment_bytes == 0
-        })
+        self.settles("empty", nothing_left)
     }
 
-    /// What the kernel holds for the daemon.
+    /// What the kernel holds for the daemon when it has nothing but one session that asks.
+    ///
+    /// # Panics
+    ///
+    /// If it does not get there.
+    pub fn at_rest(&self) -> Footprint {
+        let context = Context::open_at(&self.socket).expect("the daemon answers");
+        let deadline = Instant::now() + DEADLINE;
+        let mut last = None;
+        loop {
+            let status = context.status().expect("the daemon answers");
+            let now = self.footprint();
+            // Sockets and mappings go a moment after the session that had them.
+            if nothing_left(&status) && last == Some((now.descriptors, now.mappings)) {
+                return now;
+            }
+            last = Some((now.descriptors, now.mappings));
+            assert!(Instant::now() < deadline, "{now:?}, {status:?}");
+        }
+    }
+
+    /// Waits until it is at rest and holds no more descriptors and mappings than at the start; what
+    /// it holds then.
+    ///
+    /// # Panics
+    ///
+    /// If it keeps something.
+    pub fn shrinks_to(&self, start: Footprint) -> Footprint {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let now = self.at_rest();
+            if (now.descriptors, now.mappings) == (start.descriptors, start.mappings) {
+                return now;
+            }
+            assert!(Instant::now() < deadline, "{now:?} is left of {start:?}");
+        }
+    }
+
+    /// What the kernel holds for the daemon now.
     ///
     /// # Panics
     ///

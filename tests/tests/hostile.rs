@@ -12,8 +12,7 @@ fn seconds() -> String {
 
 fn attack(config: &str, seeds: [u64; 2]) {
     let daemon = Daemon::start(binaries!(), config);
-    daemon.is_empty();
-    let start = daemon.footprint();
+    let start = daemon.at_rest();
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
     let mut visitor = daemon.actor(&["traffic", &address, "9"]);
@@ -36,10 +35,9 @@ fn attack(config: &str, seeds: [u64; 2]) {
     server.release();
     let (status, lines) = server.finish();
     assert!(status.success() && !lines.iter().any(|l| l.contains("CORRUPTED")), "{lines:?}");
-    let status = daemon.is_empty();
-    assert!(status.sessions_ended > 0, "{status:?}");
-    let end = daemon.footprint();
-    assert_eq!((end.mappings, end.threads), (start.mappings, start.threads));
+    let end = daemon.shrinks_to(start);
+    assert!(daemon.status().sessions_ended > 0);
+    assert_eq!(end.threads, start.threads);
     assert!(end.resident < start.resident + 16 * 1024, "{start:?} has become {end:?}");
     let said = daemon.stop();
     // It says what happened without being made to fill a disk.

@@ -5,7 +5,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rnic_client::{Access, Context, Error, QpOptions, SendRequest};
-use rnic_tests::daemon::Footprint;
 use rnic_tests::traffic::Rng;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 
@@ -13,25 +12,10 @@ fn rounds() -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { 500 } else { 40 }
 }
 
-/// Waits until the daemon holds no more than this of what the kernel counts. Descriptors and
-/// mappings are given back on the daemon's own time, a moment after the counts of objects.
-fn shrinks_to(daemon: &Daemon, start: Footprint) -> Footprint {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        daemon.is_empty();
-        let now = daemon.footprint();
-        if (now.descriptors, now.mappings) == (start.descriptors, start.mappings) {
-            return now;
-        }
-        assert!(Instant::now() < deadline, "{now:?} is left of {start:?}");
-    }
-}
-
 /// Kills visitors and servers at random moments of their traffic.
 fn killed_in_the_middle(config: &str, seed: u64) {
     let daemon = Daemon::start(binaries!(), config);
-    daemon.is_empty();
-    let mut start = daemon.footprint();
+    let mut start = daemon.at_rest();
     let mut rng = Rng::new(seed);
     let (mut partners_told, mut under_way) = (0, 0);
     for round in 0..rounds() {
@@ -67,12 +51,12 @@ fn killed_in_the_middle(config: &str, seed: u64) {
         }
         if round == 7 {
             // What the daemon keeps for reuse, it has by now.
-            let settled = shrinks_to(&daemon, start);
+            let settled = daemon.shrinks_to(start);
             start.resident = settled.resident;
         }
     }
     assert!(partners_told > rounds() / 2 && under_way > rounds() / 2);
-    let end = shrinks_to(&daemon, start);
+    let end = daemon.shrinks_to(start);
     assert_eq!(end.threads, start.threads);
     assert!(end.resident <= start.resident + 1024, "{start:?} has become {end:?}");
     assert_eq!(daemon.status().sessions_ended, 0, "being killed is no misbehaviour");
@@ -98,8 +82,7 @@ fn clients_killed_with_one_worker_leave_nothing() {
 #[test]
 fn clients_killed_while_making_objects_leave_nothing() {
     let daemon = Daemon::start(binaries!(), "[engine]\nworkers = 3\n");
-    daemon.is_empty();
-    let mut start = daemon.footprint();
+    let mut start = daemon.at_rest();
     let mut rng = Rng::new(4);
     for round in 0..rounds() {
         let mut makers: Vec<Process> = (0..2).map(|_| daemon.actor(&["churn"])).collect();
@@ -107,10 +90,10 @@ fn clients_killed_while_making_objects_leave_nothing() {
         std::thread::sleep(Duration::from_micros(rng.below(10_000)));
         makers.into_iter().for_each(Process::kill);
         if round == 7 {
-            start.resident = shrinks_to(&daemon, start).resident;
+            start.resident = daemon.shrinks_to(start).resident;
         }
     }
-    let end = shrinks_to(&daemon, start);
+    let end = daemon.shrinks_to(start);
     assert!(end.resident <= start.resident + 1024, "{start:?} has become {end:?}");
 }
 

@@ -13,6 +13,6 @@ mod reaper;
 mod server;
 mod socket;
 
-pub use reaper::Reaper;
+pub use reaper::{Reaper, Receipt};
 pub use server::{Server, StartError, Stopper};
 pub use socket::{ControlSocket, SocketError};

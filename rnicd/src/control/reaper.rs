@@ -7,31 +7,64 @@
 use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_channel::{Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use mio::Waker;
 
 /// Where things go to be dropped.
 #[derive(Clone, Debug)]
 pub struct Reaper {
-    ours: Sender<Box<dyn Any + Send>>,
+    ours: Sender<(Box<dyn Any + Send>, Option<Receipt>)>,
     suspect: Sender<OwnedFd>,
+    gone: Receiver<Receipt>,
+    last: Arc<AtomicU64>,
 }
 
+/// Names a thing whose end is of interest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Receipt(u64);
+
 impl Reaper {
-    /// Starts both threads.
-    pub fn start() -> io::Result<Self> {
-        let (ours, ours_in) = unbounded::<Box<dyn Any + Send>>();
+    /// Starts both threads. `control` is woken when something with a receipt is gone.
+    pub fn start(control: Arc<Waker>) -> io::Result<Self> {
+        let (ours, ours_in) = unbounded::<(Box<dyn Any + Send>, _)>();
         let (suspect, suspect_in) = unbounded::<OwnedFd>();
+        let (gone_out, gone) = unbounded();
         let builder = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        builder("reaper").spawn(move || ours_in.iter().for_each(drop))?;
+        builder("reaper").spawn(move || {
+            for (thing, receipt) in ours_in {
+                drop(thing);
+                if let Some(receipt) = receipt {
+                    // Nobody who asked is left when the daemon ends.
+                    let _ = gone_out.send(receipt);
+                    let _ = control.wake();
+                }
+            }
+        })?;
         builder("reaper-suspect").spawn(move || suspect_in.iter().for_each(drop))?;
-        Ok(Reaper { ours, suspect })
+        Ok(Reaper { ours, suspect, gone, last: Arc::default() })
     }
 
     /// Drops something of ours: mappings, buffers, sockets.
     pub fn drop_later(&self, thing: impl Any + Send) {
         // If the thread is gone the thing comes back in the error and is dropped here.
-        let _ = self.ours.send(Box::new(thing));
+        let _ = self.ours.send((Box::new(thing), None));
+    }
+
+    /// Drops something of ours that counts against a limit until it is gone, which
+    /// [`Reaper::poll_gone`] tells: a client must not be able to outrun the unmapping of what it
+    /// gave back.
+    pub fn drop_counted(&self, thing: impl Any + Send) -> Receipt {
+        let receipt = Receipt(self.last.fetch_add(1, Ordering::Relaxed));
+        let _ = self.ours.send((Box::new(thing), Some(receipt)));
+        receipt
+    }
+
+    /// Something that is gone.
+    pub fn poll_gone(&self) -> Option<Receipt> {
+        self.gone.try_recv().ok()
     }
 
     /// Closes a descriptor that a client made and that is not of a known kind.

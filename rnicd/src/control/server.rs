@@ -109,7 +109,7 @@ impl Server {
         let options = options::workers(&config);
         let workers = Workers::start(capacity.workers, &options, waker.clone())
             .map_err(system("cannot start workers"))?;
-        let reaper = Reaper::start().map_err(system("cannot start the reaper"))?;
+        let reaper = Reaper::start(waker.clone()).map_err(system("cannot start the reaper"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();

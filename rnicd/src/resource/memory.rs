@@ -9,7 +9,7 @@ use rnic_core::types::*;
 
 use super::ledger::Kind;
 use super::session::{Mr, Pd, Segment, Session};
-use super::{Answer, Given, Manager, Pending, find, refuse};
+use super::{Answer, Dropping, Given, Manager, Pending, find, refuse};
 
 /// What a client asks of a new memory region.
 pub struct MrRequest {
@@ -77,13 +77,22 @@ impl Manager {
         if mrs > 0 {
             return Err(refuse::in_use("segment", segment.0, format!("{mrs} MRs")));
         }
-        if let Some(object) = session.segments.remove(&segment) {
-            self.ledger.credit(&mut session.counts, Kind::SegmentBytes, object.length);
-            self.ledger.credit(&mut session.counts, Kind::Segments, 1);
-            self.reaper.drop_later(object.mapping);
-        }
+        let Some(Segment { mapping, length, .. }) = session.segments.remove(&segment) else {
+            return Given::done();
+        };
         self.handles.segments.release(segment.0);
-        Given::done()
+        let receipt = self.reaper.drop_counted(mapping);
+        self.dropping.insert(receipt, Dropping::Segment { session: id, length });
+        Given::later()
+    }
+
+    /// A segment has been unmapped.
+    pub(super) fn segment_gone(&mut self, id: SessionId, length: u64) {
+        // A session that has ended meanwhile is credited with everything at once.
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        self.ledger.credit(&mut session.counts, Kind::SegmentBytes, length);
+        self.ledger.credit(&mut session.counts, Kind::Segments, 1);
+        self.answers.push_back((id, ReplyBody::Done.into()));
     }
 
     pub(super) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {

@@ -39,7 +39,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
 use crate::config::{Config, Loopback};
-use crate::control::Reaper;
+use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
 use crate::privilege::Peer;
 use crate::worker::{Ticket, WorkerReport, Workers};
@@ -123,6 +123,8 @@ pub struct Manager {
     cm: ConnectionManager,
     reaper: Reaper,
     pending: HashMap<Ticket, Pending>,
+    /// What the reaper has yet to drop, and still counts.
+    dropping: HashMap<Receipt, Dropping>,
     answers: VecDeque<(SessionId, Granted)>,
     ended: VecDeque<(SessionId, String)>,
     refusals: u64,
@@ -149,6 +151,14 @@ enum Pending {
     DeregMr { session: SessionId, mr: MrId },
     DestroyQp { session: SessionId, qp: QpId },
     Detach { session: SessionId },
+}
+
+/// What counts until the reaper has dropped it.
+enum Dropping {
+    /// All that a session that has ended was charged.
+    Session(Counts),
+    /// A segment whose owner waits for the answer.
+    Segment { session: SessionId, length: u64 },
 }
 
 impl Manager {
@@ -178,6 +188,7 @@ impl Manager {
             sessions: BTreeMap::new(),
             leaving: HashMap::new(),
             pending: HashMap::new(),
+            dropping: HashMap::new(),
             answers: VecDeque::new(),
             ended: VecDeque::new(),
             refusals: 0,
@@ -194,7 +205,9 @@ impl Manager {
     /// Starts a session for a client.
     pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
         // Those that are being taken down still hold memory and descriptors.
-        if self.sessions.len() + self.leaving.len() >= self.config.limits.sessions as usize {
+        if self.sessions.len() + self.leaving.len() + self.dropping_sessions()
+            >= self.config.limits.sessions as usize
+        {
             return Err(HelloStatus::SessionLimit);
         }
         let mut counts = Counts::default();
@@ -361,6 +374,17 @@ impl Manager {
                 None => {}
             }
         }
+        while let Some(receipt) = self.reaper.poll_gone() {
+            match self.dropping.remove(&receipt) {
+                Some(Dropping::Session(mut counts)) => self.ledger.credit_all(&mut counts),
+                Some(Dropping::Segment { session, length }) => self.segment_gone(session, length),
+                None => {}
+            }
+        }
+    }
+
+    fn dropping_sessions(&self) -> usize {
+        self.dropping.values().filter(|d| matches!(d, Dropping::Session(_))).count()
     }
 
     /// An answer that was promised for later.

@@ -4,13 +4,14 @@
 //! 2. Its listeners close, its undecided requests and half-open connections are ended.
 //! 3. Every worker drops its STags, aborts its QPs (Terminate if the stream is at a boundary, then
 //!    reset) without completions, and forgets its doorbells: one command, acknowledged by all.
-//! 4. After the last acknowledgement nothing refers to its memory: handles, STags and quota are
-//!    given back, and mappings and descriptors go to the reaper.
+//! 4. After the last acknowledgement nothing refers to its memory: handles and STags are given
+//!    back, and mappings and descriptors go to the reaper.
+//! 5. When the reaper has dropped them, quota is given back.
 
 use rnic_core::types::*;
 
 use super::session::Session;
-use super::{Manager, Pending};
+use super::{Dropping, Manager, Pending};
 
 /// A session between steps 3 and 4.
 pub struct Leaving {
@@ -51,8 +52,9 @@ impl Manager {
         session.qps.keys().for_each(|h| handles.qps.release(h.0));
         session.listeners.keys().for_each(|h| handles.listeners.release(h.0));
         handles.sessions.release(id.0);
-        self.ledger.credit_all(&mut session.counts);
-        self.reaper.drop_later(session);
+        let counts = std::mem::take(&mut session.counts);
+        let receipt = self.reaper.drop_counted(session);
+        self.dropping.insert(receipt, Dropping::Session(counts));
     }
 
     /// Sessions that exist or are being taken down.

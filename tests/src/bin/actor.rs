@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
-use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, QpOptions};
-use rnic_tests::{DEADLINE, Process, hostile, traffic};
+use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
+use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -49,6 +49,18 @@ enum Part {
     },
     /// Makes and destroys objects until it is killed; prints when it has begun.
     Churn,
+    /// Lets others write into a region until its standard input closes; prints its address.
+    Sink,
+    /// Posts small Writes in batches as fast as they are taken; prints how many calls of `read`
+    /// and `write` that cost.
+    Burst {
+        /// The sink's address.
+        address: SocketAddr,
+        /// Writes.
+        posts: u64,
+    },
+    /// Prints how many sessions it may see.
+    Clients,
     /// Breaks every rule for a number of seconds; prints how many sessions that took.
     Attack {
         /// Seed of its choices.
@@ -129,6 +141,19 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
                 }
             });
             println!("{} rounds", done?);
+        }
+        Part::Sink => {
+            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            println!("listening on {}", listener.local_addr());
+            let (qp, region) = burst::accept(&context, &listener)?;
+            wait_for_release();
+            drop((qp, region));
+        }
+        Part::Burst { address, posts } => {
+            println!("calls: {}", burst::post(&context, address, posts)?);
+        }
+        Part::Clients => {
+            println!("{} clients", context.list(ListKind::Clients, 0)?.1);
         }
         Part::Churn => loop {
             let pd = context.open_pd(None)?;

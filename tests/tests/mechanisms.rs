@@ -1,0 +1,415 @@
+//! Tests that a toy would fail: system calls per post, what the direct path is made of, when
+//! memory is out of reach, and events that must not get lost.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rnic_client::{
+    AcceptOptions, Access, Arm, Completion, CompletionChannel, CompletionStatus, ConnectOptions,
+    Context, Cq, Listener, Mr, Pd, Qp, QpOptions, RecvRequest, SendRequest,
+};
+use rnic_tests::traffic::Rng;
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+fn long(short: u64, long: u64) -> u64 {
+    if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
+}
+
+fn daemon(workers: u32, loopback: &str) -> Daemon {
+    let config = format!("[engine]\nworkers = {workers}\nloopback = \"{loopback}\"\n");
+    Daemon::start(binaries!(), &config)
+}
+
+/// A session with a domain.
+struct Side {
+    context: Context,
+    pd: Pd,
+}
+
+impl Side {
+    fn new(daemon: &Daemon) -> Self {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        Side { context, pd }
+    }
+
+    fn listener(&self) -> Listener {
+        self.context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap()
+    }
+
+    fn cq(&self) -> Cq {
+        self.context.create_cq(256, None).unwrap()
+    }
+
+    fn region(&self, len: u64, access: Access) -> Mr {
+        let segment = self.context.create_segment(len).unwrap();
+        self.pd.reg_mr(&segment, .., access).unwrap()
+    }
+
+    fn qp(&self, cq: &Cq) -> Qp {
+        self.pd.create_qp(&QpOptions { sq_depth: 128, ..QpOptions::new(cq) }).unwrap()
+    }
+}
+
+fn join(listener: &Listener, active: &Qp, passive: &Qp) {
+    active.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    request.accept(passive, &AcceptOptions::default()).unwrap();
+    active.wait_connected(Some(DEADLINE)).unwrap();
+}
+
+/// Calls of `read`, `write` and their kin that a process has made, which includes every ringing of
+/// an eventfd.
+fn calls(pid: &str) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
+    let number = |key: &str| {
+        let line = io.lines().find_map(|l| l.strip_prefix(key)).unwrap();
+        line.trim().parse::<u64>().unwrap()
+    };
+    number("syscr:") + number("syscw:")
+}
+
+#[test]
+fn a_busy_batch_rings_no_bell_for_most_of_its_posts() {
+    for loopback in ["direct", "tcp"] {
+        let daemon = daemon(1, loopback);
+        let posts = long(100_000, 1_000_000);
+        let mut host = daemon.actor(&["sink"]);
+        let address = host.line_after("listening on ");
+        let pid = daemon.pid().to_string();
+        let before = calls(&pid);
+        let mut burst = daemon.actor(&["burst", &address, &posts.to_string()]);
+        let client: u64 = burst.line_after("calls: ").parse().unwrap();
+        let daemon_calls = calls(&pid) - before;
+        burst.succeed();
+        host.release();
+        host.succeed();
+        assert!(client < posts / 100, "{loopback}: {client} calls for {posts} posts");
+        assert!(daemon_calls < posts / 100, "{loopback}: {daemon_calls} for {posts} posts");
+    }
+}
+
+/// Established TCP connections of this machine with this port at either end.
+fn connections(port: u16) -> usize {
+    let port = format!(":{port:04X}");
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let is_one = |line: &&str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let ends = [fields.next(), fields.next()].map(|f| f.unwrap_or("").ends_with(&port));
+        fields.next() == Some("01") && ends.contains(&true)
+    };
+    table.lines().filter(is_one).count()
+}
+
+#[test]
+fn the_direct_path_has_no_socket_and_copies_each_octet_once() {
+    for (loopback, sockets) in [("direct", 0), ("tcp", 2)] {
+        let daemon = daemon(2, loopback);
+        let (a, b) = (Side::new(&daemon), Side::new(&daemon));
+        let (cq_a, cq_b) = (a.cq(), b.cq());
+        let (qp_a, qp_b) = (a.qp(&cq_a), b.qp(&cq_b));
+        let listener = b.listener();
+        join(&listener, &qp_a, &qp_b);
+        assert_eq!(connections(listener.local_addr().port()), sockets, "{loopback}");
+        let row = qp_a.query().unwrap();
+        assert_eq!(row.path, loopback);
+        assert_eq!(row.addresses.unwrap().peer, listener.local_addr());
+        let before = (row.counters, qp_b.query().unwrap().counters);
+        let source = a.region(1 << 20, Access::empty());
+        let sink = b.region(1 << 20, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let sges = [source.sge(0, 1 << 20)];
+        let write = SendRequest::write(1, &sges, sink.remote().at(0));
+        qp_a.post_send(&[write, write, write.signaled()]).unwrap();
+        // A Send behind the Writes: when it is there, they are placed.
+        qp_b.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+        qp_a.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+        one(&cq_a);
+        one(&cq_b);
+        let after = (qp_a.query().unwrap().counters, qp_b.query().unwrap().counters);
+        assert_eq!(after.0.bytes_sent - before.0.bytes_sent, 3 << 20, "{loopback}");
+        assert_eq!(after.1.bytes_received - before.1.bytes_received, 3 << 20, "{loopback}");
+    }
+}
+
+fn one(cq: &Cq) -> Completion {
+    let mut one = [Completion::default()];
+    assert_eq!(cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+    one[0].ok().unwrap()
+}
+
+/// Octets of a Write under which a region is revoked: several steps of a copy.
+const WRITE: u32 = 192 * 1024;
+
+/// Regions are revoked while two QPs write into them as fast as they can. Once a revocation is
+/// answered the memory is the owner's: what he then puts there stays.
+fn revocation(workers: u32, loopback: &str, times: u64) {
+    let daemon = daemon(workers, loopback);
+    let (owner, writer) = (Side::new(&daemon), Side::new(&daemon));
+    let segment = owner.context.create_segment(WRITE.into()).unwrap();
+    // The owner's own view, which is never revoked.
+    let view = owner.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let source = writer.region(WRITE.into(), Access::empty());
+    source.fill(0, WRITE as usize, 0x11).unwrap();
+    let listener = owner.listener();
+    let (owner_cq, writer_cq) = (owner.cq(), writer.cq());
+    let mut rng = Rng::new(workers.into());
+    let mut found = vec![0; WRITE as usize];
+    for n in 0..times {
+        view.fill(0, WRITE as usize, 0).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let region = owner.pd.reg_mr(&segment, .., access).unwrap();
+        let pairs: Vec<(Qp, Qp)> = (0..2)
+            .map(|_| {
+                let pair = (writer.qp(&writer_cq), owner.qp(&owner_cq));
+                join(&listener, &pair.0, &pair.1);
+                pair
+            })
+            .collect();
+        let sges = [source.sge(0, WRITE)];
+        let write = SendRequest::write(n, &sges, region.remote().at(0)).signaled();
+        for (qp, _) in &pairs {
+            qp.post_send(&[write; 100]).unwrap();
+        }
+        // Until writing is under way at a place of chance.
+        let at = rng.below(u64::from(WRITE) / 8) * 8;
+        let began = Instant::now();
+        while view.load_u64(at).unwrap() == 0 {
+            assert!(began.elapsed() < DEADLINE, "nothing was written");
+            std::hint::spin_loop();
+        }
+        region.deregister().unwrap();
+        view.fill(0, WRITE as usize, 0x22).unwrap();
+        let mut completions = 0;
+        let mut failed = 0;
+        while completions < 200 {
+            let mut some = [Completion::default(); 64];
+            let taken = writer_cq.wait(&mut some, Some(DEADLINE)).unwrap();
+            assert_ne!(taken, 0, "round {n}: {completions} of 200 completions");
+            failed +=
+                some[..taken].iter().filter(|c| c.status != CompletionStatus::Success).count();
+            completions += taken;
+        }
+        for (qp, _) in &pairs {
+            // All were written before the revocation, or the rest was refused.
+            if failed > 0 && qp.query().unwrap().terminate.is_some() {
+                qp.wait_disconnected(Some(DEADLINE)).unwrap();
+            }
+        }
+        view.read_at(0, &mut found).unwrap();
+        let late = found.iter().filter(|octet| **octet != 0x22).count();
+        assert_eq!(late, 0, "round {n}: {late} octets came after the revocation was answered");
+    }
+}
+
+#[test]
+fn nothing_lands_after_a_revocation_on_the_direct_path() {
+    revocation(3, "direct", long(600, 50_000));
+}
+
+#[test]
+fn nothing_lands_after_a_revocation_with_one_worker() {
+    revocation(1, "direct", long(200, 10_000));
+}
+
+#[test]
+fn nothing_lands_after_a_revocation_on_the_tcp_path() {
+    revocation(3, "tcp", long(200, 40_000));
+}
+
+/// One player of an event-driven ping-pong: arms, polls, and sleeps only if there was nothing.
+struct Player {
+    qp: Qp,
+    cq: Cq,
+    channel: CompletionChannel,
+    slept: u64,
+}
+
+impl Player {
+    fn new(side: &Side) -> Self {
+        let channel = side.context.create_completion_channel().unwrap();
+        let cq = side.context.create_cq(64, Some(&channel)).unwrap();
+        let qp = side.pd.create_qp(&QpOptions::new(&cq)).unwrap();
+        qp.post_recv(&[RecvRequest::new(0, &[]); 4]).unwrap();
+        Player { qp, cq, channel, slept: 0 }
+    }
+
+    /// Waits for the ball; returns false at the end of patience.
+    fn catch(&mut self, rng: &mut Rng) -> bool {
+        let mut one = [Completion::default()];
+        loop {
+            self.cq.arm(Arm::Next).unwrap();
+            // So that the ball meets every instruction between arming and sleeping.
+            for _ in 0..rng.below(200) {
+                std::hint::spin_loop();
+            }
+            if self.cq.poll(&mut one).unwrap() == 1 {
+                one[0].ok().unwrap();
+                self.qp.post_recv(&[RecvRequest::new(0, &[])]).unwrap();
+                return true;
+            }
+            self.slept += 1;
+            if self.channel.recv(Some(Duration::from_secs(20))).unwrap().is_none() {
+                return false;
+            }
+        }
+    }
+
+    fn throw(&self) {
+        self.qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+    }
+}
+
+fn no_event_is_lost(workers: u32, loopback: &str, balls: u64) {
+    let daemon = daemon(workers, loopback);
+    let (a, b) = (Side::new(&daemon), Side::new(&daemon));
+    let (mut first, mut second) = (Player::new(&a), Player::new(&b));
+    let listener = b.listener();
+    join(&listener, &first.qp, &second.qp);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rng = Rng::new(1);
+            for n in 0..balls {
+                first.throw();
+                assert!(first.catch(&mut rng), "ball {n} of {balls} was lost on its way back");
+            }
+        });
+        scope.spawn(|| {
+            let mut rng = Rng::new(2);
+            for n in 0..balls {
+                assert!(second.catch(&mut rng), "ball {n} of {balls} was lost");
+                second.throw();
+            }
+        });
+    });
+    assert!(first.slept + second.slept > balls / 10, "nobody ever slept");
+}
+
+#[test]
+fn no_event_is_lost_with_one_worker() {
+    no_event_is_lost(1, "direct", long(50_000, 1_000_000));
+}
+
+#[test]
+fn no_event_is_lost_with_three_workers() {
+    no_event_is_lost(3, "direct", long(50_000, 1_000_000));
+}
+
+#[test]
+fn no_event_is_lost_over_tcp() {
+    no_event_is_lost(2, "tcp", long(20_000, 1_000_000));
+}
+
+#[test]
+fn a_removed_segment_is_unmapped_when_the_answer_comes() {
+    let daemon = daemon(1, "direct");
+    let side = Side::new(&daemon);
+    let before = daemon.footprint().mappings;
+    for n in 0..20 {
+        let segments: Vec<_> =
+            (0..20).map(|_| side.context.create_segment(1 << 20).unwrap()).collect();
+        assert_eq!(daemon.footprint().mappings, before + 20);
+        drop(segments);
+        assert_eq!(daemon.footprint().mappings, before, "round {n}");
+    }
+    // The same for sessions: one counts, with its memory, until that is gone.
+    let limited = Daemon::start(binaries!(), "[limits]\nsegments = 20\n");
+    let other = Side::new(&limited);
+    for round in 0..20 {
+        let crowd = Side::new(&limited);
+        let segments: Vec<_> =
+            (0..20).map_while(|_| crowd.context.create_segment(1 << 20).ok()).collect();
+        let mapped = limited.footprint().mappings;
+        // 20 segments, and arenas of the two that are here and the one that is leaving.
+        assert!(mapped <= 20 + 3, "round {round}: {mapped} mappings");
+        drop(segments);
+    }
+    other.context.status().unwrap();
+}
+
+/// Half round trips of an undisturbed ping-pong beside regions that come and go, only when there
+/// is time to measure: a shared machine says little in a second.
+#[test]
+fn revocations_do_not_slow_others_down() {
+    if long(0, 1) == 0 {
+        return;
+    }
+    let daemon = daemon(3, "direct");
+    let (a, b) = (Side::new(&daemon), Side::new(&daemon));
+    let (cq_a, cq_b) = (a.cq(), b.cq());
+    let (qp_a, qp_b) = (a.qp(&cq_a), b.qp(&cq_b));
+    let listener = b.listener();
+    join(&listener, &qp_a, &qp_b);
+    let p99 = |rounds: usize| {
+        let mut times: Vec<Duration> = (0..rounds)
+            .map(|_| {
+                let began = Instant::now();
+                for (from, to, cq) in [(&qp_a, &qp_b, &cq_b), (&qp_b, &qp_a, &cq_a)] {
+                    to.post_recv(&[RecvRequest::new(0, &[])]).unwrap();
+                    from.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+                    one(cq);
+                }
+                began.elapsed()
+            })
+            .collect();
+        times.sort();
+        times[rounds * 99 / 100]
+    };
+    p99(10_000);
+    let alone = p99(100_000);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let beside = std::thread::scope(|scope| {
+        let side = Side::new(&daemon);
+        let stop = &stop;
+        scope.spawn(move || {
+            let segment = side.context.create_segment(1 << 20).unwrap();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                drop(side.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap());
+            }
+        });
+        let beside = p99(100_000);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        beside
+    });
+    assert!(beside < alone * 3, "{alone:?} alone, {beside:?} beside revocations");
+}
+
+/// Clients of other users, and one in user and network namespaces of its own. Only root can become
+/// somebody else, so this says so and does nothing otherwise.
+#[test]
+fn clients_may_be_of_any_user_and_namespace() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::getuid().is_root() {
+        eprintln!("not root: clients of other users are not tested");
+        return;
+    }
+    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
+    let dir = daemon.dir();
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // Where others can run it.
+    let actor = dir.join("actor");
+    std::fs::copy(binaries!().actor, &actor).unwrap();
+    let actor = actor.to_str().unwrap();
+    let run = |wrapper: &[&str], part: &[&str]| {
+        let mut command = std::process::Command::new(wrapper[0]);
+        command.env("RNIC_SOCKET", daemon.socket()).args(&wrapper[1..]).arg(actor).args(part);
+        rnic_tests::Process::start(command)
+    };
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let contained = ["unshare", "--user", "--map-root-user", "--net"];
+    for (host, guest) in [(&nobody[..], &["env"][..]), (&["env"], &nobody), (&["env"], &contained)]
+    {
+        let mut hosting = run(host, &["host", "1"]);
+        let address = hosting.line_after("listening on ");
+        address.parse::<SocketAddr>().unwrap();
+        run(guest, &["visit", &address]).succeed();
+        hosting.succeed();
+    }
+    // Everybody sees his own, administrators all.
+    let mine = Context::open_at(daemon.socket()).unwrap();
+    let counted = run(&nobody, &["clients"]).succeed();
+    assert_eq!(counted, ["1 clients"]);
+    let counted = run(&["env"], &["clients"]).succeed();
+    assert_eq!(counted, ["2 clients"]);
+    drop(mine);
+    daemon.is_empty();
+}

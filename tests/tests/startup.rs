@@ -1,0 +1,287 @@
+//! MPA start-up against scripted peers: who may speak first and how the initiator shows that it is
+//! ready (RFC 6581), and Markers as the peer asked for them (RFC 5044 section 4.3).
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, ConnectOptions, Context, Cq, Error, Pd, Qp, QpOptions,
+    RecvRequest, SendRequest,
+};
+use rnic_tests::traffic::Rng;
+use rnic_tests::wire::{self, CRC, fpdu, tagged, untagged};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+/// Enhanced data follows (flag of a start-up frame of revision 2).
+const ENHANCED: u8 = 0x10;
+/// Markers wanted.
+const MARKERS: u8 = 0x80;
+/// Peer-to-peer model, and the three ways to be ready: Send, Write, Read.
+const PEER_TO_PEER: u16 = 0x8000;
+const BY_SEND: u16 = 0x4000;
+const BY_WRITE: u16 = 0x8000;
+const BY_READ: u16 = 0x4000;
+
+/// IRD and ORD with their flags, as a start-up frame carries them.
+fn enhanced(ird: u16, ord: u16) -> Vec<u8> {
+    [ird.to_be_bytes(), ord.to_be_bytes()].concat()
+}
+
+fn reply(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
+    let mut frame = wire::request(flags, revision, private_data);
+    frame[..16].copy_from_slice(b"MPA ID Rep Frame");
+    frame
+}
+
+/// A client of a daemon, and a socket for the peer that it connects to.
+struct Client {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    peer: TcpListener,
+    _daemon: Daemon,
+}
+
+impl Client {
+    fn new(config: &str) -> Self {
+        let daemon = Daemon::start(binaries!(), config);
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(64, None).unwrap();
+        let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+        Client { context, pd, cq, peer, _daemon: daemon }
+    }
+
+    fn qp(&self) -> Qp {
+        let qp = self.pd.create_qp(&QpOptions::new(&self.cq)).unwrap();
+        qp.post_recv(&[RecvRequest::new(1, &[]); 2]).unwrap();
+        qp
+    }
+
+    /// Connects; the peer has read the request, whose flags, revision and private data these are.
+    fn connecting(&self, qp: &Qp) -> (TcpStream, u8, u8, Vec<u8>) {
+        let address: SocketAddr = self.peer.local_addr().unwrap();
+        let options = ConnectOptions { private_data: b"me".into(), ..Default::default() };
+        qp.start_connect(address, &options).unwrap();
+        let (mut stream, _) = self.peer.accept().unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let frame = wire::exactly(&mut stream, 20);
+        assert_eq!(&frame[..16], b"MPA ID Req Frame");
+        let private = usize::from(u16::from_be_bytes([frame[18], frame[19]]));
+        let private = wire::exactly(&mut stream, private);
+        (stream, frame[16], frame[17], private)
+    }
+
+    fn next(&self) -> Completion {
+        let mut one = [Completion::default()];
+        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+        one[0].ok().unwrap()
+    }
+}
+
+/// Reads one FPDU without Markers; its ULPDU.
+fn ulpdu(stream: &mut TcpStream) -> Vec<u8> {
+    let length = wire::exactly(stream, 2);
+    let len = usize::from(u16::from_be_bytes([length[0], length[1]]));
+    let rest = wire::exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2);
+    assert_eq!(fpdu(&rest[..len]), [&length[..], &rest[..]].concat());
+    rest[..len].to_vec()
+}
+
+#[test]
+fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
+    let client = Client::new("");
+    // The first octet of a Read Request, a Write, a Send; and the Reply that asks for it.
+    let ways: [(&str, u16, u16, &dyn Fn(&[u8]) -> bool); 4] = [
+        ("Write", 0, BY_WRITE, &|u| u == tagged(0, 0, 0, b"") || u[..2] == [0xC1, 0x40]),
+        ("Read", 0, BY_READ, &|u| u[..2] == [0x41, 0x41] && u.len() == 46 && u[30..34] == [0; 4]),
+        ("Send", BY_SEND, 0, &|u| u == untagged(3, 0, 1, b"")),
+        ("any", BY_SEND, BY_WRITE | BY_READ, &|u| u[..2] == [0xC1, 0x40] && u.len() == 14),
+    ];
+    for (way, in_ird, in_ord, is_it) in ways {
+        let qp = client.qp();
+        let (mut peer, flags, revision, private) = client.connecting(&qp);
+        assert_eq!((flags & (CRC | ENHANCED | MARKERS), revision), (CRC | ENHANCED, 2));
+        let (ird, ord) = (u16::from_be_bytes([private[0], private[1]]), [private[2], private[3]]);
+        assert_eq!(ird & (PEER_TO_PEER | BY_SEND), PEER_TO_PEER | BY_SEND);
+        assert_eq!(u16::from_be_bytes(ord) & (BY_WRITE | BY_READ), BY_WRITE | BY_READ);
+        assert_eq!(&private[4..], b"me");
+        let agreed = enhanced(PEER_TO_PEER | in_ird | 4, in_ord | 4);
+        wire::say(&mut peer, &reply(CRC | ENHANCED, 2, &agreed));
+        let connected = qp.wait_connected(Some(DEADLINE)).unwrap();
+        assert_eq!((connected.ird >= 4, connected.ord), (true, 4), "{way}");
+        // What shows that it is ready comes before all else, without having been asked for.
+        let first = ulpdu(&mut peer);
+        assert!(is_it(&first), "{way}: {first:02x?}");
+        if way == "Read" {
+            // It is answered like any other, and completes nothing at the other end.
+            let (stag, to) = (&first[18..22], &first[22..30]);
+            let stag = u32::from_be_bytes(stag.try_into().unwrap());
+            let to = u64::from_be_bytes(to.try_into().unwrap());
+            wire::say(&mut peer, &fpdu(&tagged(2, stag, to, b"")));
+        }
+        qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
+        assert_eq!(client.next().wr_id, 9, "{way}");
+        let number = if way == "Send" { 2 } else { 1 };
+        assert_eq!(ulpdu(&mut peer), untagged(3, 0, number, b"now"), "{way}");
+        drop(qp);
+    }
+}
+
+#[test]
+fn an_initiator_that_cannot_do_what_the_responder_needs_says_so() {
+    let client = Client::new("");
+    let qp = client.qp();
+    let (mut peer, ..) = client.connecting(&qp);
+    // Peer-to-peer, but ready in no way at all (RFC 6581 section 9: Terminate 2/0/7).
+    wire::say(&mut peer, &reply(CRC | ENHANCED, 2, &enhanced(PEER_TO_PEER | 4, 4)));
+    let mut said = Vec::new();
+    let e = qp.wait_connected(Some(DEADLINE)).unwrap_err();
+    assert!(matches!(e, Error::Unreachable { .. }), "{e}");
+    // It closes after this side has.
+    peer.shutdown(std::net::Shutdown::Write).unwrap();
+    peer.read_to_end(&mut said).unwrap();
+    assert_eq!(wire::terminate(&said), Some([2, 0, 7]), "{said:02x?}");
+}
+
+#[test]
+fn a_responder_may_speak_first_when_the_initiator_is_ready() {
+    let client = Client::new("");
+    let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+    let read = {
+        let mut header = vec![0; 28];
+        header[..4].copy_from_slice(&7u32.to_be_bytes());
+        untagged(1, 1, 1, &header)
+    };
+    let ways = [
+        ("Write", tagged(0, 0, 0, b""), 0, BY_WRITE),
+        ("Read", read, 0, BY_READ),
+        ("Send", untagged(3, 0, 1, b""), BY_SEND, 0),
+    ];
+    for (way, ready, in_ird, in_ord) in ways {
+        let mut peer = wire::dial(listener.local_addr());
+        let wants = enhanced(PEER_TO_PEER | in_ird | 2, in_ord | 2);
+        wire::say(&mut peer, &wire::request(CRC | ENHANCED, 2, &wants));
+        let request = listener.accept_request(Some(DEADLINE)).unwrap();
+        assert!(request.peer_to_peer() && request.revision() == 2);
+        let qp = client.qp();
+        // Posted before anything has come: it must wait for the initiator.
+        qp.post_send(&[SendRequest::send_inline(9, b"hello").signaled()]).unwrap();
+        request.start_accept(&qp, &AcceptOptions::default()).unwrap();
+        let frame = wire::reply(&mut peer);
+        assert_eq!((frame[16] & (CRC | ENHANCED), frame[17]), (CRC | ENHANCED, 2));
+        let (ird, ord) = (
+            u16::from_be_bytes([frame[20], frame[21]]),
+            u16::from_be_bytes([frame[22], frame[23]]),
+        );
+        assert_eq!(ird & PEER_TO_PEER, PEER_TO_PEER);
+        assert!(ird & in_ird == in_ird && ord & in_ord == in_ord, "{way}: {ird:04x} {ord:04x}");
+        peer.set_nonblocking(true).unwrap();
+        let early = peer.peek(&mut [0]).unwrap_err();
+        assert_eq!(early.kind(), std::io::ErrorKind::WouldBlock, "{way}");
+        peer.set_nonblocking(false).unwrap();
+        wire::say(&mut peer, &fpdu(&ready));
+        qp.wait_connected(Some(DEADLINE)).unwrap();
+        assert_eq!(client.next().wr_id, 9, "{way}");
+        let mut messages = vec![ulpdu(&mut peer)];
+        if way == "Read" {
+            messages.push(ulpdu(&mut peer));
+            assert!(messages.contains(&tagged(2, 7, 0, b"")), "{messages:02x?}");
+        }
+        assert!(messages.contains(&untagged(3, 0, 1, b"hello")), "{way}: {messages:02x?}");
+        // A Send that only shows readiness takes no receive: the next one does.
+        let number = if way == "Send" { 2 } else { 1 };
+        wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"")));
+        assert_eq!(client.next().wr_id, 1, "{way}");
+        drop(qp);
+    }
+}
+
+/// Takes Markers out of a stream whose first octet is at position 0, checking each; the FPDUs.
+fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
+    let mut fpdus = Vec::new();
+    let mut at = 0;
+    while at < stream.len() {
+        // A Marker between FPDUs belongs to the one behind it, whose CRC begins with it.
+        let (mut covered, mut bare) = (Vec::new(), Vec::new());
+        let begin = at + if at % 512 == 0 { 4 } else { 0 };
+        let mut whole = usize::MAX;
+        while bare.len() < whole {
+            if at.is_multiple_of(512) {
+                let marker = &stream[at..at + 4];
+                let back = usize::from(u16::from_be_bytes([marker[2], marker[3]]));
+                let expected = if at < begin { 0 } else { at - begin };
+                assert_eq!((&marker[..2], back), (&[0, 0][..], expected), "Marker at {at}");
+                covered.extend(marker);
+                at += 4;
+                continue;
+            }
+            covered.push(stream[at]);
+            bare.push(stream[at]);
+            at += 1;
+            if bare.len() == 2 {
+                let len = usize::from(u16::from_be_bytes([bare[0], bare[1]]));
+                whole = (2 + len).next_multiple_of(4) + 4;
+            }
+        }
+        let crc = covered.split_off(covered.len() - 4);
+        assert_eq!(crc, crc32c::crc32c(&covered).to_le_bytes(), "CRC before {at}");
+        let len = usize::from(u16::from_be_bytes([bare[0], bare[1]]));
+        fpdus.push(bare[2..2 + len].to_vec());
+    }
+    fpdus
+}
+
+#[test]
+fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
+    for config in ["[mpa]\nmulpdu = \"mss\"\n", "[mpa]\nmulpdu = \"max\"\n"] {
+        let client = Client::new(config);
+        let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let segment = client.context.create_segment(65536).unwrap();
+        let source = client.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let mut rng = Rng::new(3);
+        let mut data = vec![0; 65536];
+        rng.fill(&mut data);
+        source.write_at(0, &data).unwrap();
+        let mut peer = wire::dial(listener.local_addr());
+        wire::say(&mut peer, &wire::request(CRC | MARKERS, 1, b""));
+        let request = listener.accept_request(Some(DEADLINE)).unwrap();
+        let qp = client.qp();
+        request.start_accept(&qp, &AcceptOptions::default()).unwrap();
+        wire::reply(&mut peer);
+        // The daemon wants none: its peer sends none.
+        wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
+        qp.wait_connected(Some(DEADLINE)).unwrap();
+        // Every length up to two Markers' distance moves the phase by another step.
+        let lengths: Vec<u32> = (0..1100).chain([1460, 8960, 40_000]).collect();
+        let sender = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut octets = Vec::new();
+                peer.read_to_end(&mut octets).unwrap();
+                octets
+            });
+            for (n, len) in lengths.iter().enumerate() {
+                let sges = [source.sge(0, *len)];
+                qp.post_send(&[SendRequest::send(n as u64, &sges).signaled()]).unwrap();
+                assert_eq!(client.next().wr_id, n as u64);
+            }
+            qp.disconnect().unwrap();
+            reader.join().unwrap()
+        });
+        let mut messages: Vec<Vec<u8>> = Vec::new();
+        let mut under_way = Vec::new();
+        for ulpdu in without_markers(&sender) {
+            assert_eq!(ulpdu[1], 0x43);
+            let offset = u32::from_be_bytes(ulpdu[14..18].try_into().unwrap());
+            assert_eq!(offset as usize, under_way.len());
+            under_way.extend(&ulpdu[18..]);
+            if ulpdu[0] & 0x40 != 0 {
+                messages.push(std::mem::take(&mut under_way));
+            }
+        }
+        assert_eq!(messages.len(), lengths.len());
+        for (message, len) in messages.iter().zip(lengths) {
+            assert!(message[..] == data[..len as usize], "message of {len} octets");
+        }
+    }
+}
