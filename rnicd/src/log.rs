@@ -23,6 +23,8 @@ pub fn start(log: &Log) -> Option<String> {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // A line that cannot be written is lost: saying so on the same stream would panic.
+        .log_internal_errors(false)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
     // Fails only if this process logs already, as tests in one process may.
     let _ = subscriber.try_init();

@@ -5,6 +5,7 @@
 //! printed. Dropping a [`Daemon`] stops it in order and fails the test if it left anything behind.
 
 pub mod daemon;
+pub mod hostile;
 pub mod process;
 pub mod raw;
 pub mod traffic;

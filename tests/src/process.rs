@@ -107,8 +107,17 @@ impl Process {
     /// # Panics
     ///
     /// If it does not end before the deadline.
-    pub fn finish(mut self) -> (ExitStatus, Vec<String>) {
-        let status = self.wait();
+    pub fn finish(self) -> (ExitStatus, Vec<String>) {
+        self.finish_within(DEADLINE.as_secs())
+    }
+
+    /// As [`Process::finish`], with a deadline of so many seconds.
+    ///
+    /// # Panics
+    ///
+    /// If it does not end before the deadline.
+    pub fn finish_within(mut self, seconds: u64) -> (ExitStatus, Vec<String>) {
+        let status = self.wait(Duration::from_secs(seconds));
         while let Ok(line) = self.lines.recv_timeout(DEADLINE) {
             self.seen.push(line);
         }
@@ -130,12 +139,12 @@ impl Process {
     /// Kills it (`SIGKILL`) and waits for its end.
     pub fn kill(mut self) {
         let _ = self.child.kill();
-        let status = self.wait();
+        let status = self.wait(DEADLINE);
         assert!(status.signal().is_some() || status.code().is_some());
     }
 
-    fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + DEADLINE;
+    fn wait(&mut self, patience: Duration) -> ExitStatus {
+        let deadline = Instant::now() + patience;
         // A pidfd becomes readable when the process ends: no polling, no missed end.
         let pid = rustix::process::Pid::from_child(&self.child);
         if let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {

@@ -79,17 +79,23 @@ impl Raw {
         let _ = rustix::net::sendmsg(&self.socket, &octets, &mut ancillary, flags);
     }
 
-    /// Receives a packet; `None` at the end of the session or of patience.
+    /// Receives a packet; `None` at the end of the session.
+    ///
+    /// # Panics
+    ///
+    /// If the daemon neither answers nor hangs up.
     pub fn receive(&self) -> Packet {
         let mut octets = vec![0; MAX_MESSAGE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut octets)];
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags).ok()?;
-        if got.bytes == 0 {
-            return None;
-        }
+        let got = match rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
+            Ok(got) if got.bytes == 0 => return None,
+            Ok(got) => got,
+            Err(rustix::io::Errno::AGAIN) => panic!("the daemon does not answer"),
+            Err(_) => return None,
+        };
         let mut descriptors = Vec::new();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(list) = message {

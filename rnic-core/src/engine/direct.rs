@@ -11,9 +11,8 @@ use super::place::Trouble;
 use super::qp::Qp;
 use super::schedule::REQUEST_COST;
 use super::{Delivery, Shard};
-use crate::ddp::UntaggedHeader;
+use crate::ddp::{TaggedHeader, UntaggedHeader};
 use crate::device::stag::Payload;
-use crate::mpa::MAX_MULPDU;
 use crate::rdmap::{Opcode, Terminate};
 use crate::stream::inbound::{ReadArrival, SendKind};
 use crate::stream::terminate;
@@ -40,7 +39,7 @@ impl Qp {
         {
             let Some(message) = &self.message else { break };
             // Version and segment size are those of a TCP connection inside this machine.
-            let segment = message.next_segment(usize::from(MAX_MULPDU), 1);
+            let segment = message.next_segment(SEGMENT, 1);
             match self.hand_over(peer, shard, &segment) {
                 Outcome::Done => self.segment_left(segment.len, done),
                 Outcome::Source(fault) => self.gather_failed(fault, shard),
@@ -144,6 +143,10 @@ impl Qp {
         }
     }
 }
+
+/// Octets of a segment, header included: a tagged one carries whole pages, which the copy likes, and a
+/// step is short enough for the revocation that may wait for it.
+const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 
 fn sunk(result: Result<(), Trouble>) -> Outcome {
     match result {

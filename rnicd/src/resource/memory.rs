@@ -133,7 +133,7 @@ impl Manager {
         self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
         self.stags.release(object.stag);
         self.handles.mrs.release(mr.0);
-        self.answers.push_back((id, Ok((ReplyBody::Done, Vec::new()))));
+        self.answers.push_back((id, ReplyBody::Done.into()));
     }
 }
 

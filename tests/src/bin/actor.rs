@@ -1,14 +1,16 @@
 //! A client process of a test: plays the part its arguments name, through `rnic-client` alone.
 
 use std::net::SocketAddr;
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, QpOptions};
-use rnic_tests::{DEADLINE, traffic};
+use rnic_tests::{DEADLINE, Process, hostile, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -47,6 +49,17 @@ enum Part {
     },
     /// Makes and destroys objects until it is killed; prints when it has begun.
     Churn,
+    /// Breaks every rule for a number of seconds; prints how many sessions that took.
+    Attack {
+        /// Seed of its choices.
+        seed: u64,
+        /// Seconds.
+        seconds: u64,
+        /// Somebody to connect to.
+        victim: Option<SocketAddr>,
+    },
+    /// Visits a host in a process of its own.
+    Duet,
     /// Goes on a tour of every operation.
     Visit {
         /// The host's address.
@@ -71,8 +84,18 @@ fn wait_for_release() {
 }
 
 fn play(part: Part) -> Result<(), traffic::Failure> {
+    if let Part::Attack { seed, seconds, victim } = part {
+        let socket = std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?;
+        let (socket, time) = (Path::new(&socket), Duration::from_secs(seconds));
+        let sessions = hostile::attack(socket, seed, time, victim);
+        println!("{sessions} sessions");
+        // In the middle of a session it becomes a program that knows nothing of it.
+        return Err(hostile::exec_in_a_session(socket, seed, &mut Command::new("true")).into());
+    }
     let context = Context::open()?;
     match part {
+        // Done above, without the library.
+        Part::Attack { .. } => {}
         Part::Host { guests, address } => {
             let listener = context.listen(address, 16)?;
             println!("listening on {}", listener.local_addr());
@@ -123,6 +146,14 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             println!("under way");
             drop(regions);
         },
+        Part::Duet => {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["host", "1"]);
+            let mut host = Process::start(command);
+            let address = host.line_after("listening on ").parse()?;
+            tour::visit(&context, address, DEADLINE)?;
+            host.succeed();
+        }
         Part::Visit { address } => {
             for step in tour::visit(&context, address, DEADLINE)? {
                 println!("{}: {}", step.name, step.detail);

@@ -1,0 +1,548 @@
+//! A client that obeys nothing: it opens sessions, makes real objects with real traffic, and then
+//! does to everything it was given whatever a process can do to it.
+//!
+//! Choices come from a seed. Whatever happens to its sessions is fine; that the daemon stops
+//! answering is the only failure.
+
+use std::io::{Seek, SeekFrom, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rnic_core::abi::control::*;
+use rnic_core::abi::queue::{
+    PAGE, QUEUE_HEADER_LEN, SendHeader, SendOpcode, Sge, doorbell, doorbell_offset, queue_header,
+};
+use rnic_core::shm::doorbell::DoorbellRinger;
+use rnic_core::types::*;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{FallocateFlags, MemfdFlags, OFlags};
+use rustix::io::FdFlags;
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::raw::{Raw, memfd, qp_request};
+use crate::traffic::Rng;
+
+/// Octets of a segment.
+const SEGMENT: usize = 64 * 1024;
+
+/// Opens sessions and misuses them for a while; how many there were.
+pub fn attack(socket: &Path, seed: u64, time: Duration, victim: Option<SocketAddr>) -> u64 {
+    let end = Instant::now() + time;
+    let mut rng = Rng::new(seed);
+    let mut sessions = 0;
+    while Instant::now() < end {
+        let Some(mut session) = Session::open(socket, victim, &mut rng) else { continue };
+        sessions += 1;
+        for _ in 0..1 + rng.below(60) {
+            if session.misbehave(&mut rng).is_none() {
+                break;
+            }
+        }
+        session.leave(&mut rng);
+    }
+    sessions
+}
+
+/// A session with everything it was given.
+struct Session {
+    raw: Raw,
+    events: OwnedFd,
+    pd: PdId,
+    cqs: Vec<CqId>,
+    qps: Vec<QpId>,
+    listener: Option<ListenerId>,
+    regions: Vec<(MrId, Stag)>,
+    segment: SegmentId,
+    memory: OwnedFd,
+    queues: Vec<QueueLocation>,
+    /// Producer indices of the queues, as honest as they begin.
+    produced: Vec<u32>,
+}
+
+impl Session {
+    /// A session with two QPs that are connected to each other, or to a victim.
+    fn open(socket: &Path, victim: Option<SocketAddr>, rng: &mut Rng) -> Option<Self> {
+        let mut raw = Raw::open(socket)?;
+        let events = raw.descriptors.get(1)?.try_clone().ok()?;
+        let memory = memfd(SEGMENT);
+        let body = RequestBody::AddSegment { length: SEGMENT as u64, client_address: 0 };
+        let Ok(ReplyBody::Segment { segment }) = raw.call(body, &[memory.as_fd()])? else {
+            return None;
+        };
+        let Ok(ReplyBody::Pd { pd }) = raw.call(RequestBody::OpenPd { name: None }, &[])? else {
+            return None;
+        };
+        let mut session = Session {
+            raw,
+            events,
+            pd,
+            cqs: Vec::new(),
+            qps: Vec::new(),
+            listener: None,
+            regions: Vec::new(),
+            segment,
+            memory,
+            queues: Vec::new(),
+            produced: Vec::new(),
+        };
+        for _ in 0..2 {
+            session.make_cq(rng)?;
+            session.make_region(rng)?;
+        }
+        for _ in 0..2 + rng.below(3) {
+            session.make_qp(rng)?;
+        }
+        session.connect_some(victim)?;
+        Some(session)
+    }
+
+    fn make_cq(&mut self, rng: &mut Rng) -> Option<()> {
+        let channel = match self.raw.call(RequestBody::CreateChannel, &[])? {
+            Ok(ReplyBody::Channel { channel }) if rng.below(2) == 0 => Some(channel),
+            _ => None,
+        };
+        let entries = 1 << rng.below(7);
+        let body = RequestBody::CreateCq { entries, channel, context: rng.word() };
+        if let Ok(ReplyBody::Cq { cq, queue, .. }) = self.raw.call(body, &[])? {
+            self.cqs.push(cq);
+            self.add_queue(queue);
+        }
+        Some(())
+    }
+
+    fn make_qp(&mut self, rng: &mut Rng) -> Option<()> {
+        let mut request = qp_request(self.pd, pick(&self.cqs, rng)?);
+        request.recv_cq = pick(&self.cqs, rng)?;
+        request.signal_all = rng.below(2) == 0;
+        if let Ok(ReplyBody::Qp { qp, sq, rq, .. }) =
+            self.raw.call(RequestBody::CreateQp(request), &[])?
+        {
+            self.qps.push(qp);
+            self.add_queue(sq);
+            self.add_queue(rq);
+        }
+        Some(())
+    }
+
+    fn make_region(&mut self, rng: &mut Rng) -> Option<()> {
+        let scope = match pick(&self.qps, rng) {
+            Some(qp) if rng.below(2) == 0 => Scope::Qp(qp),
+            _ => Scope::Pd,
+        };
+        let offset = rng.below(SEGMENT as u64);
+        let body = RequestBody::RegMr {
+            pd: self.pd,
+            source: MrSource::Segment { segment: self.segment, offset },
+            length: SEGMENT as u64 - offset,
+            iova: 0x1000,
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            scope,
+        };
+        if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.call(body, &[])? {
+            self.regions.push((mr, stag));
+        }
+        Some(())
+    }
+
+    fn add_queue(&mut self, queue: QueueLocation) {
+        self.queues.push(queue);
+        self.produced.push(0);
+    }
+
+    /// Connects QP 0 to QP 1 by a listener of its own, and QP 2 to the victim.
+    fn connect_some(&mut self, victim: Option<SocketAddr>) -> Option<()> {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let bind = RequestBody::Bind { address, context: 1 };
+        let Ok(ReplyBody::Listener { listener, address }) = self.raw.call(bind, &[])? else {
+            return Some(());
+        };
+        self.listener = Some(listener);
+        let _ = self.raw.call(RequestBody::Listen { listener, backlog: 4 }, &[])?;
+        for (qp, peer) in self.qps.clone().into_iter().zip([Some(address), None, victim]) {
+            if let Some(peer) = peer {
+                let (local, ird, ord, private_data) = (None, None, None, Vec::new());
+                let body = RequestBody::Connect { qp, peer, local, ird, ord, private_data };
+                let _ = self.raw.call(body, &[])?;
+            }
+        }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline {
+            if let Some(Event::ConnectionRequest { request, .. }) = self.event() {
+                let qp = *self.qps.get(1)?;
+                let (ird, ord, private_data) = (None, None, Vec::new());
+                let body = RequestBody::Accept { request, qp, ird, ord, private_data };
+                let _ = self.raw.call(body, &[])?;
+                return Some(());
+            }
+        }
+        Some(())
+    }
+
+    fn event(&self) -> Option<Event> {
+        let mut octets = [0; MAX_MESSAGE];
+        let (n, _) = rustix::net::recv(&self.events, &mut octets[..], RecvFlags::DONTWAIT).ok()?;
+        postcard::from_bytes(&octets[..n]).ok()
+    }
+
+    /// Does one thing a client should not; `None` when the session has ended.
+    fn misbehave(&mut self, rng: &mut Rng) -> Option<()> {
+        match rng.below(20) {
+            0 => self.scribble_anywhere(rng),
+            1..=3 => self.scribble_header(rng),
+            4..=9 => self.post(rng),
+            10 => self.scribble_doorbells(rng),
+            11 => self.abuse_descriptors(rng),
+            12 => self.send_noise(rng)?,
+            13 => self.send_descriptors(rng)?,
+            14 => self.shrink_memory(rng),
+            15..=17 => self.ask_something(rng)?,
+            18 => {
+                self.make_region(rng)?;
+                if let Some((mr, _)) = self.regions.pop() {
+                    let _ = self.raw.call(RequestBody::DeregMr { mr }, &[])?;
+                }
+            }
+            _ => {
+                self.make_qp(rng)?;
+                self.make_cq(rng)?;
+            }
+        }
+        Some(())
+    }
+
+    fn scribble_anywhere(&self, rng: &mut Rng) {
+        for arena in &self.raw.arenas {
+            for _ in 0..1 + rng.below(64) {
+                let at = rng.below(arena.len() as u64 / 8) as usize * 8;
+                let _ = arena.store_u64(at, odd_word(rng));
+            }
+            // Every page once.
+            if rng.below(8) == 0 {
+                for page in 0..arena.len() / PAGE {
+                    let at = page * PAGE + rng.below(PAGE as u64 / 8) as usize * 8;
+                    let _ = arena.store_u64(at, odd_word(rng));
+                }
+            }
+        }
+    }
+
+    fn scribble_header(&self, rng: &mut Rng) {
+        let Some(queue) = pick(&self.queues, rng) else { return };
+        let Some(arena) = self.raw.arenas.get(queue.arena as usize) else { return };
+        let words = [
+            queue_header::MAGIC,
+            queue_header::SHAPE,
+            queue_header::OWNER,
+            queue_header::WORKER,
+            queue_header::PRODUCER,
+            queue_header::CONSUMER,
+            queue_header::ARM,
+            queue_header::CLIENT_SPINS,
+            queue_header::ENGINE_WAITS,
+        ];
+        let at = queue.offset as usize + words[rng.below(words.len() as u64) as usize];
+        let old = arena.load_u64(at).unwrap_or(0);
+        let word = match rng.below(4) {
+            0 => odd_word(rng),
+            1 => old.wrapping_add(rng.below(64)),
+            2 => old.wrapping_sub(rng.below(64)),
+            _ => rng.below(4),
+        };
+        let _ = arena.store_u64(at, word);
+        self.ring(rng);
+    }
+
+    /// Posts something that looks like a request, properly published.
+    fn post(&mut self, rng: &mut Rng) {
+        let n = rng.below(self.queues.len() as u64) as usize;
+        let queue = self.queues[n];
+        let Some(arena) = self.raw.arenas.get(queue.arena as usize) else { return };
+        for _ in 0..1 + rng.below(24) {
+            let index = self.produced[n];
+            self.produced[n] = index.wrapping_add(1);
+            let slot = (index & (queue.shape.capacity - 1)) * queue.shape.stride;
+            let at = queue.offset as usize + QUEUE_HEADER_LEN + slot as usize;
+            let stag = |rng: &mut Rng| pick(&self.regions, rng).map_or(7, |(_, stag)| stag.0);
+            let opcodes = [
+                SendOpcode::Write,
+                SendOpcode::Send,
+                SendOpcode::Read,
+                SendOpcode::LocalInvalidate,
+                SendOpcode::SendInvalidate,
+                SendOpcode::ReadInvalidate,
+                SendOpcode::BindWindow,
+            ];
+            let header = SendHeader {
+                opcode: match rng.below(16) {
+                    0 => rng.word() as u8,
+                    n => opcodes[n as usize % opcodes.len()] as u8,
+                },
+                num_sge: rng.below(3) as u8,
+                flags: rng.below(16) as u16,
+                inline_len: rng.below(70) as u16,
+                wr_id: rng.word(),
+                remote_addr: 0x1000 + rng.below(SEGMENT as u64),
+                rkey: stag(rng),
+                inv_rkey: stag(rng),
+                params: [0; 3],
+                spare_is_zero: true,
+            };
+            let words = match rng.below(16) {
+                0 => std::array::from_fn(|_| rng.word()),
+                _ => header.to_words(),
+            };
+            for (i, word) in words.into_iter().enumerate() {
+                let _ = arena.store_u64(at + i * 8, word);
+            }
+            for i in 0..2 {
+                let length = rng.below(SEGMENT as u64) as u32;
+                let sge = Sge { addr: 0x1000 + rng.below(4096), length, lkey: stag(rng) };
+                for (j, word) in sge.to_words().into_iter().enumerate() {
+                    let _ = arena.store_u64(at + 64 + i * 16 + j * 8, word);
+                }
+            }
+        }
+        let producer = queue.offset as usize + queue_header::PRODUCER;
+        let _ = arena.store_u64(producer, u64::from(self.produced[n]));
+        self.ring(rng);
+    }
+
+    /// Rings many doorbells and all the eventfds.
+    fn ring(&self, rng: &mut Rng) {
+        let Some(arena) = self.raw.arenas.first() else { return };
+        for worker in 0..u32::from(self.raw.workers) {
+            if let Ok(ringer) = DoorbellRinger::new(arena.clone(), worker) {
+                for index in 0..16 {
+                    let _ = ringer.ring(index);
+                }
+                let _ = ringer.ring(rng.below(u64::from(doorbell::INDICES)) as u32);
+            }
+            if let Some(eventfd) = self.raw.descriptors.get(2 + worker as usize)
+                && takes_octets(eventfd)
+            {
+                let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    fn scribble_doorbells(&self, rng: &mut Rng) {
+        let Some(arena) = self.raw.arenas.first() else { return };
+        let worker = rng.below(u64::from(self.raw.workers)) as u32;
+        for _ in 0..1 + rng.below(128) {
+            let at = doorbell_offset(worker) + rng.below(PAGE as u64 / 8) as usize * 8;
+            let _ = arena.store_u64(at, odd_word(rng));
+        }
+        let _ = arena.store_u64(doorbell_offset(worker) + doorbell::SUMMARY, u64::MAX);
+        self.ring(rng);
+    }
+
+    /// Makes every descriptor block, fills it, and shuts or closes some.
+    fn abuse_descriptors(&mut self, rng: &mut Rng) {
+        for fd in &self.raw.descriptors {
+            if let Ok(flags) = rustix::fs::fcntl_getfl(fd) {
+                // Full first, while writing does not block ourselves.
+                let _ = rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK);
+                let _ = rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes());
+                for _ in 0..300 {
+                    let all = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                    if rustix::net::send(fd, &[0xEE; 1024], all).is_err() {
+                        break;
+                    }
+                }
+                let _ = rustix::fs::fcntl_setfl(fd, flags - OFlags::NONBLOCK);
+            }
+            if rng.below(6) == 0 {
+                let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+            }
+        }
+        if rng.below(3) == 0 {
+            let n = rng.below(self.raw.descriptors.len() as u64) as usize;
+            drop(self.raw.descriptors.swap_remove(n));
+        }
+        if let Ok(same) = self.raw.socket.try_clone()
+            && rng.below(4) == 0
+        {
+            self.raw.socket = same;
+        }
+    }
+
+    fn send_noise(&mut self, rng: &mut Rng) -> Option<()> {
+        let mut octets = match rng.below(3) {
+            0 => vec![0; rng.below(MAX_MESSAGE as u64 * 2) as usize],
+            _ => postcard::to_stdvec(&Request { id: 1, body: RequestBody::Status }).ok()?,
+        };
+        match rng.below(3) {
+            0 => rng.fill(&mut octets),
+            1 => octets.push(rng.word() as u8),
+            _ => {
+                if let Some(octet) = octets.first_mut() {
+                    *octet = rng.word() as u8;
+                }
+            }
+        }
+        self.raw.send(&octets, &[]);
+        // Whether it was noise to the daemon shows with the next question.
+        self.raw.call(RequestBody::Status, &[]).map(drop)
+    }
+
+    /// Passes something that is no segment, or no longer one.
+    fn send_descriptors(&mut self, rng: &mut Rng) -> Option<()> {
+        let sealed = rustix::fs::memfd_create("sealed", MemfdFlags::CLOEXEC).ok();
+        let odd: Option<OwnedFd> = match rng.below(12) {
+            0 => rustix::pipe::pipe().ok().map(|(read, _)| read),
+            1 => rustix::pipe::pipe().ok().map(|(_, write)| write),
+            2 => open("/tmp"),
+            3 => open("/proc/self/mem"),
+            4 => open("/proc/self/exe"),
+            5 => open("/dev/zero"),
+            6 => self.raw.socket.try_clone().ok(),
+            7 => self.events.try_clone().ok(),
+            8 => sealed,
+            9 => self.raw.descriptors.first().and_then(|fd| fd.try_clone().ok()),
+            10 => self.memory.try_clone().ok(),
+            _ => Some(memfd(PAGE)),
+        };
+        let odd = odd?;
+        let many: Vec<BorrowedFd<'_>> = (0..1 + rng.below(3)).map(|_| odd.as_fd()).collect();
+        let length = [0, PAGE as u64, SEGMENT as u64, u64::MAX][rng.below(4) as usize];
+        let body = match rng.below(4) {
+            0 => RequestBody::Status,
+            _ => RequestBody::AddSegment { length, client_address: rng.word() },
+        };
+        self.raw.call(body, &many).map(drop)
+    }
+
+    /// Takes memory away that it has shared, or is just about to share.
+    fn shrink_memory(&mut self, rng: &mut Rng) {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for fd in self.raw.descriptors.iter().take(1).chain([&self.memory]) {
+            let _ = rustix::fs::ftruncate(fd, 0);
+            let at = rng.below(16) * PAGE as u64;
+            let _ = rustix::fs::fallocate(fd, punch, at, PAGE as u64 * (1 + rng.below(8)));
+        }
+        let fresh = memfd(SEGMENT);
+        std::thread::scope(|scope| {
+            let thief = fresh.try_clone();
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    if let Ok(fd) = &thief {
+                        let _ = rustix::fs::fallocate(fd, punch, 0, PAGE as u64);
+                        let _ = rustix::fs::ftruncate(fd, 0);
+                        let _ = rustix::fs::ftruncate(fd, SEGMENT as u64);
+                    }
+                }
+            });
+            let body = RequestBody::AddSegment { length: SEGMENT as u64, client_address: 0 };
+            if let Some(Ok(ReplyBody::Segment { segment })) = self.raw.call(body, &[fresh.as_fd()])
+            {
+                self.segment = segment;
+            }
+        });
+    }
+
+    /// Asks for things in any order, about objects of its own and of others.
+    fn ask_something(&mut self, rng: &mut Rng) -> Option<()> {
+        let any = |rng: &mut Rng| rng.below(24) as u32;
+        let qp = match rng.below(3) {
+            0 => QpId(any(rng)),
+            _ => pick(&self.qps, rng)?,
+        };
+        let body = match rng.below(14) {
+            0 => RequestBody::DestroyQp { qp },
+            1 => RequestBody::QpToError { qp },
+            2 => RequestBody::Disconnect { qp, abort: rng.below(2) == 0 },
+            3 => RequestBody::QueryQp { qp },
+            4 => RequestBody::DestroyCq { cq: CqId(any(rng)) },
+            5 => RequestBody::DeregMr { mr: MrId(any(rng)) },
+            6 => RequestBody::RemoveSegment { segment: SegmentId(any(rng)) },
+            7 => RequestBody::ClosePd { pd: PdId(any(rng)) },
+            8 => RequestBody::DestroyChannel { channel: ChannelId(any(rng)) },
+            9 => RequestBody::CloseListener { listener: ListenerId(any(rng)) },
+            10 => RequestBody::Reject { request: RequestId(any(rng)), private_data: vec![1] },
+            11 => RequestBody::SetContext { object: ObjectRef::Qp(qp), context: rng.word() },
+            12 => RequestBody::List { what: ListKind::Qps, from: any(rng) },
+            _ => {
+                let peer = SocketAddr::from(([127, 0, 0, 1], 1 + rng.below(65_000) as u16));
+                let (local, ird, ord, private_data) = (None, Some(9), None, vec![3; 100]);
+                RequestBody::Connect { qp, peer, local, ird, ord, private_data }
+            }
+        };
+        let _ = self.raw.call(body, &[])?;
+        Some(())
+    }
+
+    /// Ends the session in one of several ways.
+    fn leave(self, rng: &mut Rng) {
+        match rng.below(8) {
+            // To a child that holds everything for a moment longer.
+            0 => {
+                let all = self.raw.descriptors.iter().chain([&self.raw.socket, &self.memory]);
+                for fd in all {
+                    let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
+                }
+                if let Ok(mut child) = Command::new("sleep").arg("0.01").spawn() {
+                    drop(self);
+                    let _ = child.wait();
+                }
+            }
+            // With an unread answer and one still to come.
+            1 => {
+                let Session { mut raw, .. } = self;
+                raw.ask(RequestBody::Status, &[]);
+                raw.ask(RequestBody::OpenPd { name: None }, &[]);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Becomes another program in the middle of a session, with everything open.
+///
+/// # Errors
+///
+/// That of `exec`: it does not return otherwise.
+pub fn exec_in_a_session(socket: &Path, seed: u64, then: &mut Command) -> std::io::Error {
+    let mut rng = Rng::new(seed);
+    if let Some(mut session) = Session::open(socket, None, &mut rng) {
+        session.post(&mut rng);
+        for fd in session.raw.descriptors.iter().chain([&session.raw.socket]) {
+            let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
+        }
+        return then.exec();
+    }
+    std::io::Error::other("no session")
+}
+
+fn pick<T: Copy>(of: &[T], rng: &mut Rng) -> Option<T> {
+    of.get(rng.below(of.len().max(1) as u64) as usize).copied()
+}
+
+/// A word as an attacker would choose it.
+fn odd_word(rng: &mut Rng) -> u64 {
+    match rng.below(6) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => rng.below(256),
+        3 => 1 << rng.below(64),
+        4 => rng.below(1 << 32) << 32 | rng.below(1 << 32),
+        _ => rng.word(),
+    }
+}
+
+/// Whether writing does not block: it may have been filled and made to block.
+fn takes_octets(fd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    rustix::event::poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+        && fds[0].revents() == PollFlags::OUT
+}
+
+fn open(path: &str) -> Option<OwnedFd> {
+    let mut file = std::fs::File::open(path).ok()?;
+    // Positions are shared as well.
+    let _ = file.seek(SeekFrom::Start(7)).and_then(|_| file.flush());
+    Some(file.into())
+}
