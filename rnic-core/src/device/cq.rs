@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use crate::abi::queue::{ChannelRecord, Cqe};
+use crate::abi::queue::{ChannelRecord, CompletionFlags, Cqe};
 use crate::shm::queue::{CompletionProducer, PublishError, QueueFault, QueueMemory};
 use crate::types::{CompletionStatus, CqId, SessionId};
 
@@ -145,11 +145,13 @@ impl Cq {
         inner.waiting
     }
 
-    /// Publishes a completion into a reserved slot.
-    pub fn publish_reserved(&self, cqe: &Cqe) -> Published {
+    /// Publishes completions into reserved slots; an armed client gets one event for all of them.
+    pub fn publish_reserved(&self, cqes: &[Cqe]) -> Published {
         let mut inner = self.inner.lock();
-        inner.producer.publish_reserved(cqe);
-        inner.published(cqe)
+        for cqe in cqes {
+            inner.producer.publish_reserved(cqe);
+        }
+        inner.published(cqes)
     }
 
     /// Publishes a completion that holds no reservation.
@@ -159,7 +161,7 @@ impl Cq {
         }
         let mut inner = self.inner.lock();
         inner.producer.publish(cqe).map_err(CqFault::from)?;
-        Ok(inner.published(cqe))
+        Ok(inner.published(std::slice::from_ref(cqe)))
     }
 
     /// Asks the client to ring `worker` when it has freed slots, and other workers to tell it when
@@ -193,10 +195,12 @@ impl std::fmt::Debug for Cq {
 }
 
 impl Inner {
-    fn published(&mut self, cqe: &Cqe) -> Published {
-        self.completions += 1;
-        let solicited = cqe.flags & crate::abi::queue::CompletionFlags::SOLICITED.bits() != 0
-            || cqe.status != CompletionStatus::Success as u8;
+    fn published(&mut self, cqes: &[Cqe]) -> Published {
+        self.completions += cqes.len() as u64;
+        let solicited = cqes.iter().any(|cqe| {
+            cqe.flags & CompletionFlags::SOLICITED.bits() != 0
+                || cqe.status != CompletionStatus::Success as u8
+        });
         if self.producer.take_arm(solicited) { Published::Notify } else { Published::Quiet }
     }
 }

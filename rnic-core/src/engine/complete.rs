@@ -1,5 +1,7 @@
 //! Completions: retiring requests in order, completing receives, flushing what will never be done.
 
+use arrayvec::ArrayVec;
+
 use super::ledger::Entry;
 use super::qp::{Phase, Qp};
 use super::{Output, Shard};
@@ -12,7 +14,9 @@ use crate::types::{CompletionOpcode, CompletionStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What the owner of a QP is told when that happens.
+/// Completions published under one lock and with one look at the arm.
+const PUBLISH_BATCH: usize = 32;
+/// What the owner of a QP is told when its completion queue dies.
 pub(super) const CQ_IS_DEAD: &str = "its completion queue is dead";
 
 /// Which of a QP's two completion queues.
@@ -26,33 +30,36 @@ impl Qp {
     /// Completes the requests at the head of the ledger that are done.
     pub(super) fn retire(&mut self, shard: &mut Shard) {
         let accepted = self.accepted();
-        let (mut retired, mut silent) = (0, 0);
-        while let Some((entry, status)) = self.ledger.pop_done(accepted) {
-            retired += 1;
-            self.shared.sends_completed.add(1);
-            if status == CompletionStatus::Success && !entry.signaled {
-                silent += 1;
-                continue;
+        let mut silent = 0;
+        let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
+        loop {
+            let mut retired = 0;
+            while !cqes.is_full()
+                && let Some((entry, status)) = self.ledger.pop_done(accepted)
+            {
+                retired += 1;
+                if status == CompletionStatus::Success && !entry.signaled {
+                    silent += 1;
+                    continue;
+                }
+                let mut cqe = Cqe::new(self.id.0, entry.wr_id, entry.opcode, status);
+                cqe.byte_len = entry.byte_len;
+                cqe.detail = entry.detail;
+                self.shared.errors.add(u64::from(status != CompletionStatus::Success));
+                cqes.push(cqe);
             }
+            if retired == 0 {
+                break;
+            }
+            self.shared.sends_completed.add(u64::from(retired));
             // The ring slots come back first: who sees the completion may post again at once.
             self.sq.retire(retired);
-            retired = 0;
-            let mut cqe = Cqe::new(self.id.0, entry.wr_id, entry.opcode, status);
-            cqe.byte_len = entry.byte_len;
-            cqe.detail = entry.detail;
-            self.publish_send(&cqe, shard);
-        }
-        if retired > 0 {
-            self.sq.retire(retired);
+            if !cqes.is_empty() {
+                notify(self.send_cq.publish_reserved(&cqes), &self.send_cq, shard);
+                cqes.clear();
+            }
         }
         shard.unreserve(&self.send_cq, silent);
-    }
-
-    fn publish_send(&mut self, cqe: &Cqe, shard: &mut Shard) {
-        if cqe.status != CompletionStatus::Success as u8 {
-            self.shared.errors.add(1);
-        }
-        notify(self.send_cq.publish_reserved(cqe), &self.send_cq, shard);
     }
 
     /// Completes a receive. Receives hold no slot: without one the CQ overflows.
@@ -145,8 +152,9 @@ impl Qp {
             self.slots -= 1;
             self.sq.retire(1);
             self.shared.sends_completed.add(1);
+            self.shared.errors.add(1);
             let cqe = Cqe::new(self.id.0, wr_id, opcode, CompletionStatus::WrFlush);
-            self.publish_send(&cqe, shard);
+            notify(self.send_cq.publish_reserved(&[cqe]), &self.send_cq, shard);
         }
         self.return_slots(shard);
     }
@@ -175,7 +183,7 @@ impl Qp {
             let cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
             self.shared.receives_completed.add(1);
             self.shared.errors.add(1);
-            notify(self.recv_cq.publish_reserved(&cqe), &self.recv_cq, shard);
+            notify(self.recv_cq.publish_reserved(&[cqe]), &self.recv_cq, shard);
         }
     }
 

@@ -193,3 +193,5 @@ impl Message {
 pub(super) fn total_length(list: &[Sge]) -> Option<u32> {
     u32::try_from(list.iter().map(|s| u64::from(s.length)).sum::<u64>()).ok()
 }
+
+const _: () = assert!(size_of::<Message>() <= 128);

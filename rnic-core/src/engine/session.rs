@@ -125,7 +125,9 @@ impl Sessions {
             let any = scanner.scan(|index| {
                 if let Some(Some(key)) = targets.get(index as usize) {
                     ready.push(*key);
-                } else if let Some(stalled) = stalled.remove(&index) {
+                } else if !stalled.is_empty()
+                    && let Some(stalled) = stalled.remove(&index)
+                {
                     stalled.release(worker, ready);
                 }
             });

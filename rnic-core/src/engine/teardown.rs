@@ -341,7 +341,9 @@ impl Qp {
             // Accepted, but the first FPDU never came.
             let reason = match end {
                 DisconnectReason::Lost { why } => why.clone(),
-                other => format!("{other:?}"),
+                DisconnectReason::Terminate { code, .. } => format!("terminated: {code}"),
+                DisconnectReason::Aborted => "ended by this side".to_owned(),
+                DisconnectReason::Orderly => "closed".to_owned(),
             };
             let context = self.shared.context.load(Relaxed);
             let event = Event::Unreachable { qp: self.id, context, reason };

@@ -1,0 +1,76 @@
+//! A client that writes any words over its arena, between two others that notice nothing.
+#![no_main]
+
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use rnic_core::abi::queue::{SendFlags, SendHeader};
+use rnic_core::stream::startup::Role;
+use rnic_core::types::{QpState, Stag};
+use rnic_fuzz::{IOVA, Input, QP_BELL, World, negotiated, stag};
+
+fuzz_target!(|data: &[u8]| {
+    let mut input = Input(data);
+    // 0 and 1 are honest; 2 is not, and connected by TCP or to 3.
+    let mut w = World::new(4);
+    w.bind_direct(0, 1);
+    if input.u8() & 1 == 0 {
+        w.bind_tcp(2, negotiated(Role::Initiator { rtr: None }, true, false));
+    } else {
+        w.bind_direct(2, 3);
+    }
+    let words = w.clients[2].used / 8;
+    while !input.is_empty() {
+        match input.u8() % 8 {
+            // One word anywhere, or a small number there.
+            0 | 1 => {
+                let at = usize::from(input.u16()) % words;
+                let word = input.u64();
+                w.clients[2].arena.store_u64(at * 8, word).expect("inside");
+            }
+            2 => {
+                let at = usize::from(input.u16()) % words;
+                let word = u64::from(input.u8());
+                w.clients[2].arena.store_u64(at * 8, word).expect("inside");
+            }
+            3 | 4 => w.clients[2].post(&mut input, 3, 2),
+            5 => {
+                let bell = u32::from(input.u16());
+                w.ring(2, bell);
+            }
+            6 => {
+                w.ring(2, QP_BELL);
+                w.settle();
+            }
+            _ => {
+                while w.clients[2].cq.poll().is_some() && input.u8() != 0 {}
+                let _ = w.clients[2].cq.release();
+                w.engine.revoke_stag(Stag(stag(2).0 + u32::from(input.u8()) % 8));
+            }
+        }
+    }
+    w.settle();
+    w.advance(Duration::from_secs(3));
+    // The honest pair is as it was.
+    assert_eq!(w.clients[0].shared.state(), QpState::Rts);
+    let header = SendHeader {
+        opcode: 0,
+        num_sge: 0,
+        flags: (SendFlags::INLINE | SendFlags::SIGNALED).bits(),
+        inline_len: 0,
+        wr_id: 7,
+        remote_addr: IOVA,
+        rkey: stag(1).0,
+        inv_rkey: 0,
+        params: [0; 3],
+        spare_is_zero: true,
+    };
+    w.clients[0].sq.push(&header, &[], b"honestly").expect("room");
+    w.clients[0].sq.publish();
+    w.ring(0, QP_BELL);
+    w.settle();
+    assert_eq!(w.clients[0].cq.poll().map(|c| (c.wr_id, c.status)), Some((7, 0)));
+    let mut octets = [0; 8];
+    w.clients[1].memory.read(0, &mut octets).expect("inside");
+    assert_eq!(&octets, b"honestly");
+});

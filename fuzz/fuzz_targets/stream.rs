@@ -1,0 +1,123 @@
+//! A connected QP with requests of its own, and a peer that sends anything, cut anyhow.
+#![no_main]
+
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use rnic_core::abi::queue::Sge;
+use rnic_core::ddp::{Header, TaggedHeader, UntaggedHeader};
+use rnic_core::mpa::Framer;
+use rnic_core::mpa::startup::RtrKinds;
+use rnic_core::stream::startup::Role;
+use rnic_core::types::{Msn, QpState, Stag, TaggedOffset};
+use rnic_fuzz::{IOVA, Input, REGION, World, negotiated, stag};
+
+fuzz_target!(|data: &[u8]| {
+    let mut input = Input(data);
+    let bits = input.u8();
+    let role = match bits & 3 {
+        0 => Role::Initiator { rtr: None },
+        1 => Role::Responder { await_rtr: None },
+        _ => Role::Responder { await_rtr: Some(RtrKinds::all()) },
+    };
+    let markers = bits & 4 != 0;
+    let mut w = World::new(1);
+    w.bind_tcp(0, negotiated(role, false, markers));
+    let mut framer = Framer::new(markers, false);
+    let qp = w.clients[0].qp;
+    for n in 0..6 {
+        let sge = Sge { addr: IOVA + n * 64, length: 64, lkey: stag(0).0 };
+        w.clients[0].rq.push(n, &[sge]).expect("eight fit");
+    }
+    w.clients[0].rq.publish();
+    while !input.is_empty() {
+        match input.u8() % 8 {
+            // Anything at all.
+            0 => {
+                let n = usize::from(input.u8());
+                let octets = input.take(n);
+                w.receive(qp, octets);
+            }
+            // Segments that are almost right.
+            1..=3 => {
+                let header = header(&mut input);
+                let mut ulpdu = vec![0; 18];
+                let len = header.emit(&mut ulpdu);
+                ulpdu.truncate(len);
+                let n = usize::from(input.u8());
+                ulpdu.extend_from_slice(input.take(n));
+                let mut out = vec![0; framer.fpdu_len(ulpdu.len())];
+                let framed = framer.frame(&mut out, &ulpdu, 0, |_, _| Ok::<_, ()>(()));
+                assert_eq!(framed, Ok(out.len()));
+                let cut = usize::from(input.u8()).min(out.len());
+                w.receive(qp, &out[..cut]);
+                w.receive(qp, &out[cut..]);
+            }
+            4 | 5 => {
+                w.clients[0].post(&mut input, 0, 0);
+                w.ring(0, rnic_fuzz::QP_BELL);
+                w.settle();
+            }
+            6 => {
+                while w.clients[0].cq.poll().is_some() {}
+                if w.clients[0].cq.release() != 0 {
+                    w.ring(0, rnic_fuzz::CQ_BELL);
+                }
+                w.settle();
+            }
+            _ => match input.u8() % 5 {
+                0 => w.engine.revoke_stag(Stag(stag(0).0 + u32::from(input.u8()) % 3)),
+                1 => w.engine.disconnect(qp, false, w.now),
+                2 => {
+                    w.engine.receive(qp, w.now, |_| Ok(0));
+                }
+                3 => w.transmit(qp, usize::from(input.u8())),
+                _ => w.engine.writable(qp),
+            },
+        }
+        let (unread, reserved, _) = w.clients[0].shared_cq.usage();
+        assert!(unread + reserved <= 16);
+    }
+    // Whatever happened, it ends, within the deadlines.
+    w.engine.disconnect(qp, false, w.now);
+    for _ in 0..4 {
+        while w.clients[0].cq.poll().is_some() {}
+        if w.clients[0].cq.release() != 0 {
+            w.ring(0, rnic_fuzz::CQ_BELL);
+        }
+        w.settle();
+        w.advance(Duration::from_secs(2));
+    }
+    assert_eq!(w.clients[0].shared.state(), QpState::Error);
+    assert!(w.closed);
+    assert_eq!(w.clients[0].shared_cq.usage().1, 0, "no slot is held for ever");
+});
+
+/// A header whose fields are mostly what they should be.
+fn header(input: &mut Input<'_>) -> Header {
+    let bits = input.u8();
+    let (last, dv) = (bits & 1 != 0, if bits & 0x80 == 0 { 1 } else { bits >> 5 & 3 });
+    let rsvd_ulp = input.u8() % 16 | 0x40;
+    let near = |input: &mut Input<'_>| match input.u8() % 4 {
+        0 => u64::from(input.u16()),
+        n => u64::from(n) * 64,
+    };
+    if bits & 2 != 0 {
+        let stag = Stag(stag(0).0 + u32::from(input.u8()) % 4);
+        let to = match input.u8() {
+            0 => input.u64(),
+            n => IOVA + u64::from(n) * 16 % REGION as u64,
+        };
+        Header::Tagged(TaggedHeader { last, dv, rsvd_ulp, stag, to: TaggedOffset(to) })
+    } else {
+        Header::Untagged(UntaggedHeader {
+            last,
+            dv,
+            rsvd_ulp,
+            inv_stag: Stag(stag(0).0 + u32::from(input.u8()) % 3),
+            qn: u32::from(input.u8()) % 4,
+            msn: Msn(u32::from(input.u8()) % 8),
+            mo: if bits & 4 != 0 { 0 } else { near(input) as u32 },
+        })
+    }
+}

@@ -1,0 +1,324 @@
+//! What the fuzz targets share: an input read piece by piece, and an engine with a client.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge};
+use rnic_core::device::{Cq, QpShared, StagEntry};
+use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Work};
+use rnic_core::shm::Mapping;
+use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
+use rnic_core::shm::io::Piece;
+use rnic_core::shm::queue::{
+    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
+};
+use rnic_core::stream::startup::{Negotiated, Role};
+use rnic_core::types::{Access, AddressPair, CqId, MrId, PdId, QpId, Scope, SessionId, Stag, Time};
+
+/// Reads an input from front to back; at its end everything is 0.
+pub struct Input<'a>(pub &'a [u8]);
+
+impl<'a> Input<'a> {
+    /// The next octets, fewer at the end.
+    pub fn take(&mut self, n: usize) -> &'a [u8] {
+        let (now, later) = self.0.split_at(n.min(self.0.len()));
+        self.0 = later;
+        now
+    }
+
+    pub fn u8(&mut self) -> u8 {
+        self.take(1).first().copied().unwrap_or(0)
+    }
+
+    pub fn u16(&mut self) -> u16 {
+        u16::from(self.u8()) << 8 | u16::from(self.u8())
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        (0..8).fold(0, |n, _| n << 8 | u64::from(self.u8()))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// STag of the region of client `n` that allows everything; the next two are limited to its QP, and
+/// for local use.
+pub fn stag(n: u32) -> Stag {
+    Stag(0x1000 * (n + 1))
+}
+
+/// First address and octets of every region.
+pub const IOVA: u64 = 0x10_000;
+pub const REGION: usize = 4096;
+const ARENA: usize = 256 << 10;
+
+/// A client with one QP.
+pub struct Client {
+    pub session: SessionId,
+    pub qp: QpId,
+    pub arena: Arc<Mapping>,
+    pub memory: Arc<Mapping>,
+    pub sq: SendProducer,
+    pub rq: ReceiveProducer,
+    pub cq: CompletionConsumer,
+    pub shared_cq: Arc<Cq>,
+    pub shared: Arc<QpShared>,
+    pub ringer: DoorbellRinger,
+    /// Octets of the arena in use.
+    pub used: usize,
+    config: Option<Box<QpConfig>>,
+}
+
+/// Doorbell indices of a client's CQ and QP.
+pub const CQ_BELL: u32 = 1;
+pub const QP_BELL: u32 = 2;
+
+/// One engine and its clients.
+pub struct World {
+    pub engine: Engine,
+    pub clients: Vec<Client>,
+    pub now: Time,
+    /// Whether a socket was closed, and how much was sent to it.
+    pub closed: bool,
+    pub sent: u64,
+}
+
+impl World {
+    pub fn new(clients: u32) -> Self {
+        let options = EngineOptions {
+            worker: 0,
+            drain_deadline: Duration::from_secs(1),
+            close_deadline: Duration::from_secs(1),
+            first_fpdu_deadline: Duration::from_secs(1),
+            mulpdu: MulpduPolicy::Emss,
+        };
+        let mut engine = Engine::new(options);
+        let now = Time(1);
+        let clients = (0..clients).map(|n| Client::new(n, &mut engine, now)).collect();
+        World { engine, clients, now, closed: false, sent: 0 }
+    }
+
+    pub fn bind_tcp(&mut self, n: usize, negotiated: Negotiated) {
+        let config = self.clients[n].config.take().expect("bound once");
+        self.engine.bind_tcp(config, negotiated, addresses(), self.now);
+        self.settle();
+    }
+
+    pub fn bind_direct(&mut self, a: usize, b: usize) {
+        let end = |w: &mut World, n: usize, role| {
+            let config = w.clients[n].config.take().expect("bound once");
+            (config, negotiated(role, false, false), addresses())
+        };
+        let active = end(self, a, Role::Initiator { rtr: None });
+        let passive = end(self, b, Role::Responder { await_rtr: None });
+        self.engine.bind_direct(active, passive, self.now);
+        self.settle();
+    }
+
+    /// Lets the engine do what it wants, for a bounded number of turns.
+    pub fn settle(&mut self) {
+        for _ in 0..200 {
+            let mut worked = self.engine.scan(self.now);
+            worked |= self.engine.has_work();
+            if let Some(Work::Transmit(qp)) = self.engine.next_work(self.now) {
+                self.transmit(qp, usize::MAX);
+            }
+            self.carry_out();
+            if !worked {
+                break;
+            }
+        }
+    }
+
+    /// One call to a socket that takes at most `most` octets.
+    pub fn transmit(&mut self, qp: QpId, most: usize) {
+        let sent = &mut self.sent;
+        self.engine.transmit(qp, self.now, 1460, |batch| {
+            let len = |p: &Piece<'_>| match p {
+                Piece::Private(octets) => octets.len(),
+                Piece::Shared { len, .. } => *len,
+            };
+            let n = batch.pieces().iter().map(len).sum::<usize>().min(most);
+            *sent += n as u64;
+            if n == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(n) }
+        });
+    }
+
+    pub fn carry_out(&mut self) {
+        while let Some(output) = self.engine.poll_output() {
+            match output {
+                Output::Close { .. } => self.closed = true,
+                Output::Invalidate { qp, stag } => {
+                    self.engine.revoke_stag(stag);
+                    self.engine.invalidated(qp, self.now);
+                }
+                Output::Misbehaved { session, .. } => {
+                    self.engine.detach_session(session, self.now);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Hands octets to a QP as its socket would.
+    pub fn receive(&mut self, qp: QpId, octets: &[u8]) {
+        let mut left = octets;
+        while !left.is_empty() {
+            let before = left.len();
+            self.engine.receive(qp, self.now, |buffers| {
+                let mut n = 0;
+                for buffer in buffers {
+                    let (now, later) = left.split_at(left.len().min(buffer.len()));
+                    buffer[..now.len()].copy_from_slice(now);
+                    left = later;
+                    n += now.len();
+                }
+                Ok(n)
+            });
+            self.carry_out();
+            if left.len() == before {
+                break;
+            }
+        }
+        self.settle();
+    }
+
+    pub fn ring(&mut self, n: usize, index: u32) {
+        if self.clients[n].ringer.ring(index) {
+            let session = self.clients[n].session;
+            self.engine.rang(session, self.now);
+        }
+    }
+
+    pub fn advance(&mut self, by: Duration) {
+        self.now = self.now.after(by);
+        self.engine.handle_timeout(self.now);
+        self.settle();
+    }
+}
+
+impl Client {
+    fn new(n: u32, engine: &mut Engine, now: Time) -> Self {
+        let (arena, _fd) = Mapping::create_arena("fuzz", ARENA).expect("memory");
+        let (memory, _fd) = Mapping::create_arena("fuzz-region", REGION).expect("memory");
+        let (session, qp, pd) = (SessionId(n + 1), QpId(100 + n), PdId(n + 1));
+        let scanner = DoorbellScanner::new(arena.clone(), 0).expect("inside the arena");
+        engine.attach_session(session, scanner, now);
+        let mut used = PAGE * 2;
+        let mut queue = |kind, shape: QueueShape, bell| {
+            let offset = used;
+            used += shape.octets().next_multiple_of(64);
+            let make = |m: &Arc<Mapping>| {
+                QueueMemory::format(m.clone(), offset, kind, shape, n, bell).expect("fits")
+            };
+            let queue = make(&arena);
+            let open = QueueMemory::open(arena.clone(), offset, kind, shape).expect("just made");
+            (queue, open)
+        };
+        let (cq, cq_end) = queue(QueueKind::Completion, QueueShape::completion(16), CQ_BELL);
+        let (sq, sq_end) = queue(QueueKind::Send, QueueShape::send(8, 4, 64), QP_BELL);
+        let (rq, rq_end) = queue(QueueKind::Receive, QueueShape::receive(8, 2), QP_BELL);
+        let shared_cq = Arc::new(Cq::new(CqId(200 + n), session, 0, cq));
+        for (k, scope, access) in [
+            (0, Scope::Pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ),
+            (1, Scope::Qp(qp), Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ),
+            (2, Scope::Pd, Access::LOCAL_WRITE),
+        ] {
+            engine.install_stag(StagEntry {
+                stag: Stag(stag(n).0 + k),
+                mr: MrId(n),
+                session,
+                pd,
+                scope,
+                access,
+                iova: IOVA,
+                length: REGION as u64,
+                mapping: memory.clone(),
+                offset: 0,
+            });
+        }
+        let shared = Arc::new(QpShared::default());
+        let config = QpConfig {
+            qp,
+            session,
+            pd,
+            doorbell: QP_BELL,
+            sq: SendConsumer::new(sq),
+            rq: ReceiveConsumer::new(rq),
+            send_cq: shared_cq.clone(),
+            recv_cq: shared_cq.clone(),
+            signal_all: false,
+            shared: shared.clone(),
+        };
+        Client {
+            session,
+            qp,
+            ringer: DoorbellRinger::new(arena.clone(), 0).expect("inside the arena"),
+            arena,
+            memory,
+            sq: SendProducer::new(sq_end),
+            rq: ReceiveProducer::new(rq_end),
+            cq: CompletionConsumer::new(cq_end),
+            shared_cq,
+            shared,
+            used,
+            config: Some(Box::new(config)),
+        }
+    }
+
+    /// A request as an input has it, with names that mostly exist.
+    pub fn post(&mut self, input: &mut Input<'_>, peer: u32, own: u32) {
+        let opcodes = [0, 2, 4, 7, 9, 32, input.u8()];
+        let opcode = opcodes[usize::from(input.u8()) % opcodes.len()];
+        let key = u32::from(input.u8()) % 4;
+        let header = SendHeader {
+            opcode,
+            num_sge: 0,
+            flags: u16::from(input.u8()) & 0x7 | 2,
+            inline_len: 0,
+            wr_id: 1,
+            remote_addr: IOVA + u64::from(input.u16()) % (REGION as u64 + 64),
+            rkey: stag(peer).0 + key,
+            inv_rkey: stag(if opcode == 9 { peer } else { own }).0 + key,
+            params: [0; 3],
+            spare_is_zero: true,
+        };
+        let sges: Vec<Sge> = (0..input.u8() % 3)
+            .map(|_| Sge {
+                addr: IOVA + u64::from(input.u16()) % (REGION as u64),
+                length: u32::from(input.u16()) % 3000,
+                lkey: stag(own).0 + u32::from(input.u8()) % 3,
+            })
+            .collect();
+        // A full queue is no finding.
+        let _ = self.sq.push(&header, &sges, &[]);
+        self.sq.publish();
+    }
+}
+
+fn addresses() -> AddressPair {
+    let at = ([127, 0, 0, 1], 4791).into();
+    AddressPair { local: at, peer: at }
+}
+
+/// What start-up might have agreed on.
+pub fn negotiated(role: Role, crc: bool, markers: bool) -> Negotiated {
+    Negotiated {
+        role,
+        revision: 2,
+        version: 1,
+        crc,
+        tx_markers: markers,
+        rx_markers: markers,
+        ird: 2,
+        ord: 2,
+        peer_ird: None,
+        peer_ord: None,
+        peer_to_peer: false,
+        private_data: Vec::new(),
+        leftover: Vec::new(),
+    }
+}
