@@ -151,7 +151,7 @@ impl Cq {
     ///
     /// Looks a hundred times in a row, then yields between looks for up to 50 us, then arms the CQ,
     /// looks once more and sleeps. The event is written by the daemon only while nobody looks. On
-    /// one CPU it never spins.
+    /// fewer than four CPUs nobody spins: they would keep the daemon from running.
     pub fn wait(
         &self,
         completions: &mut [Completion],

@@ -96,11 +96,24 @@ impl<S> Inbox<S> {
         }
     }
 
-    /// Sorts what has already arrived, without waiting.
+    /// Sorts what has already arrived, without waiting for more.
+    ///
+    /// While another thread sleeps on the socket, what has arrived is left for that one to read:
+    /// taken from under it, a packet that it waits for would not wake it any more.
     pub(crate) fn drain(&self) -> Result<(), Error> {
         let mut shared = self.shared.lock();
-        while !shared.closed && self.read_one(&mut shared)? {
-            self.changed.notify_all();
+        while !shared.closed {
+            if !shared.reading {
+                if !self.read_one(&mut shared)? {
+                    break;
+                }
+                self.changed.notify_all();
+            } else if wait_readable(self.socket.as_fd(), Some(Instant::now()))? {
+                // The reader has been woken by the same packet, and says when it has sorted it.
+                self.changed.wait(&mut shared);
+            } else {
+                break;
+            }
         }
         Ok(())
     }
@@ -189,4 +202,41 @@ fn timespec(d: Duration) -> Timespec {
     let d = d.min(MAX_SLEEP);
     // At most 2^30 seconds and below 10^9 nanoseconds: both fit.
     Timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
+    #[test]
+    fn draining_leaves_nobody_asleep() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        let sort = |sorted: &mut Vec<u8>, packet: &[u8]| {
+            sorted.extend(packet);
+            Ok(())
+        };
+        let inbox = Arc::new(Inbox::new(ours, 1, Vec::new(), sort));
+        let (done, finished) = channel();
+        for round in 0..2000_u32 {
+            let (inbox_of_waiter, done) = (inbox.clone(), done.clone());
+            let waiter = std::thread::spawn(move || {
+                let found = inbox_of_waiter.wait(None, |sorted| sorted.pop());
+                done.send(found.unwrap().is_some()).unwrap();
+            });
+            while !inbox.shared.lock().reading {
+                std::thread::yield_now();
+            }
+            send(&theirs, &[7], SendFlags::empty()).unwrap();
+            inbox.drain().unwrap();
+            let woken = finished.recv_timeout(Duration::from_secs(20));
+            assert_eq!(woken, Ok(true), "round {round}");
+            waiter.join().unwrap();
+        }
+    }
 }

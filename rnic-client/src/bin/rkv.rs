@@ -186,9 +186,9 @@ impl Connection {
 impl Get {
     fn run(self) -> Result<(), Failure> {
         let mut client = self.connection.open()?;
-        let found = client.get(self.key.as_bytes())?;
+        let found = client.get(self.key.as_bytes());
         client.close();
-        match found {
+        match found? {
             Some(found) => std::io::stdout()
                 .write_all(&found.value)
                 .map_err(|source| Failure::Io { what: "writing the value", source }),
@@ -210,9 +210,9 @@ impl Put {
                 .read_to_end(&mut value)
                 .map_err(|source| Failure::Io { what: "reading the value", source })?;
         }
-        let version = client.put(self.key.as_bytes(), &value)?;
+        let version = client.put(self.key.as_bytes(), &value);
         client.close();
-        println!("stored {} octets, version {version}", value.len());
+        println!("stored {} octets, version {}", value.len(), version?);
         Ok(())
     }
 }
@@ -220,9 +220,9 @@ impl Put {
 impl Del {
     fn run(self) -> Result<(), Failure> {
         let mut client = self.connection.open()?;
-        let there = client.delete(self.key.as_bytes())?;
+        let there = client.delete(self.key.as_bytes());
         client.close();
-        match there {
+        match there? {
             true => Ok(()),
             false => Err(Failure::Absent { key: self.key, server: self.connection.server }),
         }

@@ -6,6 +6,8 @@
 //! `rnicd` and `rnic-client` both use it, `docs/abi.md` explains it.
 
 pub mod control;
+#[cfg(test)]
+mod golden;
 pub mod queue;
 
 /// Version of everything in this module. A client and a daemon that share no version part in Hello.

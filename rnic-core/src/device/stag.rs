@@ -463,7 +463,122 @@ impl Hasher for StagHasher {
 mod tests {
     use std::collections::HashSet;
 
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// What a region is, as a set of octets; everything else follows.
+    #[derive(Clone, Debug)]
+    struct Plain {
+        session: u32,
+        pd: u32,
+        only: Option<u32>,
+        access: Access,
+        iova: u64,
+        length: u64,
+    }
+
+    impl Plain {
+        /// Whether the octets `at..at + len` are all its own, one by one as integers without end.
+        fn holds(&self, at: u64, len: u64) -> bool {
+            let (at, len) = (u128::from(at), u128::from(len));
+            let (from, to) =
+                (u128::from(self.iova), u128::from(self.iova) + u128::from(self.length));
+            at >= from && at + len <= to
+        }
+    }
+
+    fn plain() -> impl Strategy<Value = Plain> {
+        let iova = prop_oneof![Just(0), 0u64..300, (u64::MAX - 300)..u64::MAX - 100, any::<u64>()];
+        (0u32..2, 0u32..2, prop::option::of(0u32..3), 0u32..64, iova, 0u64..100).prop_map(
+            |(session, pd, only, access, iova, length)| Plain {
+                session,
+                pd,
+                only,
+                access: Access::from_bits_truncate(access),
+                iova,
+                length: length.min(u64::MAX - iova),
+            },
+        )
+    }
+
+    proptest! {
+        /// Every answer of the table against the plain set of octets.
+        #[test]
+        fn resolving_agrees_with_sets_of_octets(
+            regions in prop::collection::vec(plain(), 1..6),
+            asks in prop::collection::vec(
+                (0usize..8, 0u32..2, 0u32..2, 0u32..3, any::<i8>(), prop_oneof![
+                    0u64..120, Just(u64::from(u32::MAX)), 0u64..=u64::from(u32::MAX)]), 1..40),
+        ) {
+            let (mapping, _fd) = Mapping::create_arena("oracle", 4096).unwrap();
+            let mut table = StagTable::default();
+            for (n, p) in (1u32..).zip(&regions) {
+                table.install(StagEntry {
+                    stag: Stag(n << 8),
+                    mr: MrId(n),
+                    session: SessionId(p.session),
+                    pd: PdId(p.pd),
+                    scope: p.only.map_or(Scope::Pd, |q| Scope::Qp(QpId(q))),
+                    access: p.access,
+                    iova: p.iova,
+                    length: p.length,
+                    mapping: mapping.clone(),
+                    offset: n as usize * 200,
+                });
+            }
+            for (n, session, pd, qp, shift, len) in asks {
+                let who = Principal { session: SessionId(session), pd: PdId(pd), qp: QpId(qp) };
+                let stag = Stag((n as u32 + 1) << 8);
+                let region = regions.get(n);
+                let base = region.map_or(0, |r| r.iova);
+                let at = base.wrapping_add_signed(i64::from(shift));
+                let scoped = |r: &Plain| r.pd == pd && r.only.is_none_or(|only| only == qp);
+                for right in [Access::REMOTE_READ, Access::REMOTE_WRITE] {
+                    let expected = match region {
+                        None => Err(RemoteFault::InvalidStag),
+                        Some(r) if !scoped(r) => Err(RemoteFault::NotAssociated),
+                        Some(r) if !r.access.contains(right) => Err(RemoteFault::NoRight),
+                        Some(_) if u128::from(at) + u128::from(len) >= 1 << 64 =>
+                            Err(RemoteFault::Wrap),
+                        Some(r) if !r.holds(at, len) => Err(RemoteFault::Bounds),
+                        Some(r) => Ok((n + 1) * 200 + (at - r.iova) as usize),
+                    };
+                    let found = table.remote(who, stag, at, len, right);
+                    prop_assert_eq!(found.map(|t| t.offset), expected);
+                    if let Ok(t) = found {
+                        prop_assert_eq!(t.len() as u64, len);
+                        prop_assert!(t.part(1, t.len()).is_none());
+                        prop_assert!(t.part(u64::MAX, 0).is_none());
+                        prop_assert_eq!(t.part(0, t.len()).map(|p| p.offset), Some(t.offset));
+                    }
+                }
+                for write in [false, true] {
+                    let short = len as u32;
+                    let expected = match region {
+                        Some(r) if r.session == session && scoped(r) => {
+                            if write && !r.access.contains(Access::LOCAL_WRITE) {
+                                Err(LocalFault::NoRight)
+                            } else if r.holds(at, u64::from(short)) {
+                                Ok((n + 1) * 200 + (at - r.iova) as usize)
+                            } else {
+                                Err(LocalFault::Bounds)
+                            }
+                        }
+                        _ => Err(LocalFault::InvalidKey),
+                    };
+                    let found = table.local(who, stag.0, at, short, write);
+                    prop_assert_eq!(found.map(|t| t.offset), expected);
+                }
+                let expected = match region {
+                    Some(r) if r.pd == pd && r.only == Some(qp) => Ok(()),
+                    Some(r) if r.pd == pd && r.only.is_none() => Err(InvalidateFault::Shared),
+                    _ => Err(InvalidateFault::NotAssociated),
+                };
+                prop_assert_eq!(table.may_invalidate(who, stag), expected);
+            }
+        }
+    }
 
     #[test]
     fn permutation_is_one_to_one() {

@@ -11,9 +11,8 @@ use super::place::Trouble;
 use super::qp::Qp;
 use super::schedule::REQUEST_COST;
 use super::{Delivery, Shard};
-use crate::ddp::UntaggedHeader;
+use crate::ddp::{TaggedHeader, UntaggedHeader};
 use crate::device::stag::Payload;
-use crate::mpa::MAX_MULPDU;
 use crate::rdmap::{Opcode, Terminate};
 use crate::stream::inbound::{ReadArrival, SendKind};
 use crate::stream::terminate;
@@ -40,7 +39,7 @@ impl Qp {
         {
             let Some(message) = &self.message else { break };
             // Version and segment size are those of a TCP connection inside this machine.
-            let segment = message.next_segment(usize::from(MAX_MULPDU), 1);
+            let segment = message.next_segment(SEGMENT, 1);
             match self.hand_over(peer, shard, &segment) {
                 Outcome::Done => self.segment_left(segment.len, done),
                 Outcome::Source(fault) => self.gather_failed(fault, shard),
@@ -81,13 +80,8 @@ impl Qp {
             return sunk(peer.read_requested(shard, read));
         }
         let is_send = matches!(message.head, Head::Untagged { .. });
-        if is_send {
-            if !peer.can_receive(shard) {
-                return Outcome::Done;
-            }
-            if let Err(trouble) = peer.take_receive(shard) {
-                return Outcome::Sink(trouble);
-            }
+        if is_send && !peer.can_receive(shard) {
+            return Outcome::Done;
         }
         let mut memory = Gather::new();
         let gathered = message.gather(
@@ -120,7 +114,9 @@ impl Qp {
                 sunk(placed)
             }
             Head::Untagged { opcode, invalidate, .. } => {
-                let placed = peer.place_send(&shard.stags, from, payload);
+                // Only now: a segment that cannot be gathered never reaches the peer.
+                let placed =
+                    peer.take_receive().and_then(|()| peer.place_send(&shard.stags, from, payload));
                 drop(memory);
                 if placed.is_err() || !last {
                     return sunk(placed);
@@ -147,6 +143,10 @@ impl Qp {
         }
     }
 }
+
+/// Octets of a segment, header included: a tagged one carries whole pages, which the copy likes, and a
+/// step is short enough for the revocation that may wait for it.
+const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 
 fn sunk(result: Result<(), Trouble>) -> Outcome {
     match result {

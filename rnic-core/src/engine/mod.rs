@@ -6,9 +6,10 @@
 //! the commands of the resource manager, which are authorised already. It never reads a clock, opens a
 //! socket or blocks, so two engines run back to back in a test under virtual time.
 //!
-//! One file per hop: `post` (send queue to message), `message` (segmentation), `tx` (to TCP), `direct`
-//! (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends).
+//! One file per hop: `post` (send queue to message), `message` (segmentation), `tx` (to TCP; `bare`
+//! without a copy), `direct` (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends).
 
+mod bare;
 mod complete;
 mod direct;
 mod ledger;
@@ -257,6 +258,7 @@ impl Engine {
     }
 
     /// Connects a QP by a TCP connection that has been through MPA start-up.
+    #[expect(clippy::boxed_local, reason = "it travels boxed, because commands are moved often")]
     pub fn bind_tcp(
         &mut self,
         config: Box<QpConfig>,
@@ -322,6 +324,7 @@ impl Engine {
     }
 
     /// Takes over a QP that is in Error without ever having been connected, to flush it.
+    #[expect(clippy::boxed_local, reason = "as for the others")]
     pub fn bind_dead(&mut self, config: Box<QpConfig>, now: Time) {
         self.shard.now = now;
         let id = config.qp;

@@ -13,7 +13,7 @@ use crate::device::cq::CqFault;
 use crate::device::qp::terminate_detail;
 use crate::device::stag::{InvalidateFault, Payload, RemoteFault, StagTable};
 use crate::rdmap::codes;
-use crate::shm::queue::TakeError;
+use crate::shm::queue::{QueueFault, TakeError};
 use crate::stream::inbound::{SendKind, send_fits};
 use crate::stream::{Enclose, Fault, ReadArrival};
 use crate::types::{Access, CompletionOpcode, CompletionStatus, SessionId, Stag};
@@ -27,6 +27,10 @@ pub(super) enum Trouble {
     Poisoned(SessionId),
     /// A receive of ours cannot take the message: the owner of the QP is to blame.
     BadReceive,
+    /// The next receive of ours, with this name, is none.
+    MalformedReceive(u64),
+    /// The receive queue itself is nonsense.
+    BadQueue(QueueFault),
 }
 
 impl From<Fault> for Trouble {
@@ -63,7 +67,7 @@ impl Qp {
     }
 
     /// The buffer for a Send: the one in use, or for a new message the next one posted (step 12).
-    pub(super) fn take_receive(&mut self, shard: &mut Shard) -> Result<(), Trouble> {
+    pub(super) fn take_receive(&mut self) -> Result<(), Trouble> {
         if self.receiving.is_some() {
             return Ok(());
         }
@@ -74,16 +78,8 @@ impl Qp {
                 Ok(())
             }
             Ok(None) => Err(Fault::segment(codes::UNTAGGED_NO_BUFFER).into()),
-            Err(TakeError::Entry(error)) => {
-                let status = CompletionStatus::LocalQpOperation;
-                let cqe = Cqe::new(self.id.0, error.wr_id, CompletionOpcode::Receive, status);
-                self.publish_receive(&cqe, shard);
-                Err(Trouble::BadReceive)
-            }
-            Err(TakeError::Queue(fault)) => {
-                self.queue_fault(shard, "receive queue", &fault);
-                Err(Trouble::BadReceive)
-            }
+            Err(TakeError::Entry(error)) => Err(Trouble::MalformedReceive(error.wr_id)),
+            Err(TakeError::Queue(fault)) => Err(Trouble::BadQueue(fault)),
         }
     }
 
@@ -268,11 +264,8 @@ impl Qp {
                 if fault.code == codes::UNTAGGED_TOO_LONG
                     && let Some(receiving) = self.receiving.take()
                 {
-                    let status = CompletionStatus::LocalLength;
-                    let wr_id = receiving.entry.wr_id;
-                    let mut cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
-                    cqe.detail = terminate_detail(fault.code);
-                    self.publish_receive(&cqe, shard);
+                    let (wr_id, status) = (receiving.entry.wr_id, CompletionStatus::LocalLength);
+                    self.receive_failed(shard, wr_id, status, terminate_detail(fault.code));
                 }
                 let payload = build(fault);
                 self.terminate(shard, fault.code, Some(payload));
@@ -284,14 +277,30 @@ impl Qp {
             }
             Trouble::BadReceive => {
                 if let Some(receiving) = self.receiving.take() {
-                    let status = CompletionStatus::LocalProtection;
-                    let wr_id = receiving.entry.wr_id;
-                    let cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
-                    self.publish_receive(&cqe, shard);
+                    let (wr_id, status) =
+                        (receiving.entry.wr_id, CompletionStatus::LocalProtection);
+                    self.receive_failed(shard, wr_id, status, 0);
                 }
                 self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
             }
+            Trouble::MalformedReceive(wr_id) => {
+                self.receive_failed(shard, wr_id, CompletionStatus::LocalQpOperation, 0);
+                self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
+            }
+            Trouble::BadQueue(fault) => self.queue_fault(shard, "receive queue", &fault),
         }
+    }
+
+    fn receive_failed(
+        &mut self,
+        shard: &mut Shard,
+        wr_id: u64,
+        status: CompletionStatus,
+        detail: u32,
+    ) {
+        let mut cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
+        cqe.detail = detail;
+        self.publish_receive(&cqe, shard);
     }
 
     /// Whether receives can still be completed; a QP whose CQ died must not take messages.

@@ -183,7 +183,7 @@ impl Qp {
                 if !self.can_receive(shard) {
                     return Ok(());
                 }
-                self.take_receive(shard)?;
+                self.take_receive()?;
                 self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
                 let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
                 match tcp.inbound.sent_placed(mo, payload.len(), last)? {

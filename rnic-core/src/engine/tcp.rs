@@ -118,6 +118,12 @@ impl TcpLink {
         }
     }
 
+    /// Notes that TCP took all that was begun and no more.
+    pub(super) fn refused(&mut self) {
+        self.blocked = true;
+        self.batch = (self.batch / 2).max(MIN_BATCH);
+    }
+
     /// Notes that TCP took `sent` octets of the tail.
     pub(super) fn took_of_tail(&mut self, sent: usize) {
         self.accepted += sent as u64;

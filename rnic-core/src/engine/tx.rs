@@ -1,11 +1,13 @@
 //! Sending over TCP: messages become FPDUs in the engine's slab, the slab goes to the socket.
 //!
 //! Application memory is read exactly once, into the slab, where the CRC is computed over the copy
-//! (decision D38): an application that scribbles changes its data, never the framing.
+//! (decision D38): an application that scribbles changes its data, never the framing. Long messages
+//! without CRCs and Markers take the way of `bare` instead.
 
 use std::convert::Infallible;
 use std::io;
 
+use super::bare::BareFault;
 use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
@@ -45,13 +47,40 @@ impl Qp {
         if !had_tail {
             tcp.blocked = false;
         }
-        let (produced, more) = if had_tail { (0, true) } else { self.fill(shard, slab) };
+        let (produced, mut more) = if had_tail { (0, true) } else { self.fill(shard, slab) };
+        let bare = !had_tail && self.goes_bare();
         let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
         tcp.framed += produced as u64;
-        let mut interrupted = false;
-        if had_tail || produced > 0 {
+        if bare {
+            match self.transmit_bare(shard, &slab[..produced], send) {
+                Ok(()) => more = true,
+                Err(BareFault::Interrupted) => {
+                    self.keep(&slab[..produced]);
+                    more = true;
+                }
+                Err(BareFault::Gather(fault)) => {
+                    self.keep(&slab[..produced]);
+                    more = true;
+                    self.gather_failed(fault, shard);
+                }
+                Err(BareFault::Poisoned(owner)) => {
+                    // What is left goes out of private memory now, and was not refused.
+                    if let Link::Tcp(tcp) = &mut self.link {
+                        tcp.blocked = false;
+                    }
+                    more = true;
+                    self.memory_vanished(owner, shard);
+                }
+                Err(BareFault::Socket(e)) => {
+                    self.lost(shard, &format!("sending failed: {e}"));
+                    return Transmit::Idle;
+                }
+            }
+        } else if had_tail || produced > 0 {
             let octets = if had_tail { tcp.tail() } else { &slab[..produced] };
-            let sent = match send(&TxBatch::new(&[Piece::Private(octets)])) {
+            let result = send(&TxBatch::new(&[Piece::Private(octets)]));
+            let mut interrupted = false;
+            let sent = match result {
                 Ok(n) => n.min(octets.len()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {
@@ -70,14 +99,24 @@ impl Qp {
             }
             // Nobody will say that it is writable if it was not asked.
             tcp.blocked &= !interrupted;
+            more |= interrupted;
         }
-        let blocked = tcp.blocked;
+        let blocked = matches!(&self.link, Link::Tcp(tcp) if tcp.blocked);
         self.retire(shard);
         self.after_transmit(shard);
-        if blocked {
-            return Transmit::Blocked;
+        match (blocked, more) {
+            (true, _) => Transmit::Blocked,
+            (false, true) => Transmit::More,
+            (false, false) => Transmit::Idle,
         }
-        if more || interrupted { Transmit::More } else { Transmit::Idle }
+    }
+
+    /// Keeps octets that TCP was not asked to take.
+    fn keep(&mut self, framed: &[u8]) {
+        if let Link::Tcp(tcp) = &mut self.link {
+            tcp.took(0, framed);
+            tcp.blocked = false;
+        }
     }
 
     /// Produces FPDUs until the turn, the batch or the work ends: octets produced, and whether there
@@ -105,6 +144,9 @@ impl Qp {
             }
             if !terminating && (!self.phase.sends() || !self.pick_message(shard)) {
                 return (used, false);
+            }
+            if self.goes_bare() {
+                return (used, true);
             }
             match self.frame_segment(shard, out) {
                 Ok((n, len)) => {
@@ -177,12 +219,14 @@ impl Qp {
     fn frame_failed(&mut self, fault: FrameFault, shard: &mut Shard) {
         match fault {
             FrameFault::Gather(fault) => self.gather_failed(fault, shard),
-            FrameFault::Poisoned(owner) => {
-                shard.poisoned(owner);
-                self.message = None;
-                self.fail_locally(shard, "shared memory vanished");
-            }
+            FrameFault::Poisoned(owner) => self.memory_vanished(owner, shard),
         }
+    }
+
+    fn memory_vanished(&mut self, owner: SessionId, shard: &mut Shard) {
+        shard.poisoned(owner);
+        self.message = None;
+        self.fail_locally(shard, "shared memory vanished");
     }
 
     /// The memory of the message in progress cannot be had.

@@ -15,7 +15,10 @@ impl Size {
         let (number, unit) = split(text)?;
         let factor = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, f)| *f);
         let factor = factor.ok_or_else(|| {
-            format!("{text:?} has no known unit; sizes are written like \"64MiB\" (B, KiB, MiB, GiB, TiB)")
+            format!(
+                "{text:?} has no known unit; sizes are written like \"64MiB\" \
+                 (B, KiB, MiB, GiB, TiB)"
+            )
         })?;
         number.checked_mul(factor).map(Size).ok_or_else(|| format!("{text:?} is too large"))
     }

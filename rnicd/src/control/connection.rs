@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rnic_core::abi::control::{
-    Hello, HelloReply, MAX_MESSAGE, Refusal, Reply, ReplyBody, Request, RequestBody,
+    Hello, HelloReply, MAX_MESSAGE, Refusal, Reply, Request, RequestBody,
 };
 use rnic_core::types::{SessionId, Time};
 
@@ -17,6 +17,7 @@ use super::packet::{self, Front, Outbox, Outgoing};
 use super::reaper::Reaper;
 use crate::events::EventSender;
 use crate::privilege::Peer;
+use crate::resource::Granted;
 
 /// A connected client.
 pub struct Connection {
@@ -34,7 +35,8 @@ pub struct Connection {
     pub queued: bool,
 }
 
-/// How far a client is.
+/// How far a client is: what is awaited.
+#[expect(clippy::enum_variant_names, reason = "states say what is awaited")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Its Hello is awaited.
@@ -207,13 +209,9 @@ impl Connection {
     }
 
     /// Answers a request.
-    pub fn reply(
-        &mut self,
-        id: u32,
-        result: Result<(ReplyBody, Vec<OwnedFd>), Refusal>,
-    ) -> io::Result<()> {
+    pub fn reply(&mut self, id: u32, result: Result<Granted, Refusal>) -> io::Result<()> {
         let (result, descriptors) = match result {
-            Ok((body, descriptors)) => (Ok(body), descriptors),
+            Ok(Granted { body, descriptors }) => (Ok(body), descriptors),
             Err(refusal) => (Err(refusal), Vec::new()),
         };
         let packet = Outgoing { octets: encode(Reply { id, result }), descriptors };
@@ -275,7 +273,7 @@ fn encode(reply: Reply) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::abi::control::{PAGE_ROWS, QpCounters, QpRow, Rows};
+    use rnic_core::abi::control::{PAGE_ROWS, QpCounters, QpRow, ReplyBody, Rows};
     use rnic_core::types::*;
 
     use super::*;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token, Waker};
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal, ReplyBody};
+use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal};
 use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
@@ -23,7 +23,7 @@ use crate::cm::ConnectionManager;
 use crate::config::Config;
 use crate::log::Damper;
 use crate::privilege::{Peer, Signals};
-use crate::resource::{Capacity, Given, Manager, Random, Welcome};
+use crate::resource::{Capacity, Given, Granted, Manager, Random, Welcome};
 use crate::worker::{Workers, clock};
 
 /// Why the daemon did not start.
@@ -374,7 +374,7 @@ impl Server {
                         client.stage = Stage::AwaitWorkers { session, request: id };
                         match self.manager.request(session, request.body, descriptor, now) {
                             Ok(Given::Later) => {}
-                            Ok(Given::Now(body, fds)) => self.answer(session, Ok((body, fds)), now),
+                            Ok(Given::Now(granted)) => self.answer(session, Ok(*granted), now),
                             Err(refusal) => self.answer(session, Err(refusal), now),
                         }
                         self.settle_clients(now);
@@ -393,8 +393,8 @@ impl Server {
 
     /// Passes on answers that the workers were waited for, and ends sessions that misbehaved.
     fn settle_clients(&mut self, now: Time) {
-        while let Some((session, result)) = self.manager.poll_answer() {
-            self.answer(session, result, now);
+        while let Some((session, granted)) = self.manager.poll_answer() {
+            self.answer(session, Ok(granted), now);
         }
         while let Some((session, why)) = self.manager.poll_ended() {
             if let Some(key) = self.by_session.get(&session) {
@@ -403,12 +403,7 @@ impl Server {
         }
     }
 
-    fn answer(
-        &mut self,
-        session: SessionId,
-        result: Result<(ReplyBody, Vec<std::os::fd::OwnedFd>), Refusal>,
-        now: Time,
-    ) {
+    fn answer(&mut self, session: SessionId, result: Result<Granted, Refusal>, now: Time) {
         let Some(&key) = self.by_session.get(&session) else { return };
         let Some(client) = self.connections.get_mut(key) else { return };
         let Stage::AwaitWorkers { request, .. } = client.stage else { return };

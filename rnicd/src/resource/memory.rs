@@ -92,7 +92,7 @@ impl Manager {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         self.ledger.credit(&mut session.counts, Kind::SegmentBytes, length);
         self.ledger.credit(&mut session.counts, Kind::Segments, 1);
-        self.answers.push_back((id, Ok((ReplyBody::Done, Vec::new()))));
+        self.answers.push_back((id, ReplyBody::Done.into()));
     }
 
     pub(super) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
@@ -142,7 +142,7 @@ impl Manager {
         self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
         self.stags.release(object.stag);
         self.handles.mrs.release(mr.0);
-        self.answers.push_back((id, Ok((ReplyBody::Done, Vec::new()))));
+        self.answers.push_back((id, ReplyBody::Done.into()));
     }
 }
 

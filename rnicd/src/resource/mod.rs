@@ -55,11 +55,26 @@ use teardown::Leaving;
 /// What a request came to: something given, or a refusal by name.
 pub type Answer = Result<Given, Refusal>;
 
-/// What a client gets.
+/// An answer with the descriptors that go with it.
+#[derive(Debug)]
+pub struct Granted {
+    /// What was done.
+    pub body: ReplyBody,
+    /// In the order in which the message names them.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl From<ReplyBody> for Granted {
+    fn from(body: ReplyBody) -> Self {
+        Granted { body, descriptors: Vec::new() }
+    }
+}
+
+/// What a client gets, and when.
 #[derive(Debug)]
 pub enum Given {
-    /// An answer with descriptors that go with it.
-    Now(ReplyBody, Vec<OwnedFd>),
+    /// It, at once.
+    Now(Box<Granted>),
     /// An answer when the workers are done, from [`Manager::poll_answer`].
     Later,
 }
@@ -70,7 +85,7 @@ impl Given {
     }
 
     fn with(body: ReplyBody, descriptors: Vec<OwnedFd>) -> Answer {
-        Ok(Given::Now(body, descriptors))
+        Ok(Given::Now(Box::new(Granted { body, descriptors })))
     }
 
     fn done() -> Answer {
@@ -110,7 +125,7 @@ pub struct Manager {
     pending: HashMap<Ticket, Pending>,
     /// What the reaper has yet to drop, and still counts.
     dropping: HashMap<Receipt, Dropping>,
-    answers: VecDeque<(SessionId, Result<(ReplyBody, Vec<OwnedFd>), Refusal>)>,
+    answers: VecDeque<(SessionId, Granted)>,
     ended: VecDeque<(SessionId, String)>,
     refusals: u64,
     misbehaved: u64,
@@ -348,12 +363,12 @@ impl Manager {
         while let Some(ticket) = self.workers.poll_done() {
             match self.pending.remove(&ticket) {
                 Some(Pending::RegMr { session, mr, stag }) => {
-                    self.answers.push_back((session, Ok((ReplyBody::Mr { mr, stag }, Vec::new()))));
+                    self.answers.push_back((session, ReplyBody::Mr { mr, stag }.into()));
                 }
                 Some(Pending::DeregMr { session, mr }) => self.mr_revoked(session, mr),
                 Some(Pending::DestroyQp { session, qp }) => {
                     self.qp_gone(session, qp);
-                    self.answers.push_back((session, Ok((ReplyBody::Done, Vec::new()))));
+                    self.answers.push_back((session, ReplyBody::Done.into()));
                 }
                 Some(Pending::Detach { session }) => self.detached(session),
                 None => {}
@@ -373,9 +388,7 @@ impl Manager {
     }
 
     /// An answer that was promised for later.
-    pub fn poll_answer(
-        &mut self,
-    ) -> Option<(SessionId, Result<(ReplyBody, Vec<OwnedFd>), Refusal>)> {
+    pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
         self.answers.pop_front()
     }
 

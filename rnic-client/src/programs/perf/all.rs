@@ -150,8 +150,9 @@ fn many_qps(
         Figure::new(what, "ns", measured.count, series)
     };
     let qps = many_spec.qps * per_connection;
-    let row = |title: String, kind, figures, outcome| Row {
-        title,
+    let row = |subject: String, kind, figures, outcome| Row {
+        subject,
+        manner: String::new(),
         kind,
         path: path.clone(),
         daemons: words.to_owned(),
@@ -186,7 +187,7 @@ fn many_qps(
             Kind::Daemon,
             vec![
                 Figure::single("time", "ms", idle.0),
-                Figure::single("thread switches", "times", idle.1),
+                Figure::single("thread switches", "", idle.1),
             ],
             Outcome::new("thread switches", idle.0, "ms", Some(Goal::AtMost(0.0))),
         ),
@@ -247,7 +248,7 @@ fn words(setup: Setup, daemons: u32) -> String {
     let crc = if setup.crc { "on" } else { "off" };
     match (setup.loopback_tcp, daemons) {
         (false, _) => "one daemon".to_owned(),
-        (true, 1) => format!("one daemon with loopback = \"tcp\", CRC {crc}"),
+        (true, 1) => format!("one daemon, CRC {crc}"),
         (true, n) => format!("{n} daemons, CRC {crc}"),
     }
 }

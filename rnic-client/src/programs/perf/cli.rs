@@ -12,6 +12,7 @@ use super::all::{AllOptions, all};
 use super::bench::{Amount, Bench, Subject};
 use super::daemon;
 use super::error::PerfError;
+use super::machine::Machine;
 use super::peer::{Peer, open, serve};
 use super::report::{Goal, Kind, Report, Row, daemon_in_words};
 use super::spec::{Flow, Op, Spec, Wait};
@@ -220,6 +221,7 @@ impl Run {
 
     fn measure(&self) -> Result<bool, PerfError> {
         let Common { socket, peer_socket, iters, rounds } = &self.common;
+        let machine = Machine::this();
         let amount = iters.map_or(Amount::Time(rounds.seconds), Amount::Messages);
         let context = open(socket.as_deref())?;
         let status = context.status()?;
@@ -240,7 +242,7 @@ impl Run {
             rows.push(Row::new(self.kind, spec, bench.path(), &daemons, &measured, &goals));
         }
         line.finish_and_clear();
-        print(&Report::new(rounds.rounds, rows), rounds.json, Report::render)?;
+        print(&Report::new(machine, rounds.rounds, rows), rounds.json, Report::render)?;
         Ok(true)
     }
 }
@@ -272,12 +274,13 @@ pub fn goals(kind: Kind, spec: &Spec, path: &str) -> Vec<(Subject, Goal)> {
 fn run_all(rnicd: Option<PathBuf>, qps: u32, rounds: &Rounds) -> Result<bool, PerfError> {
     let line = progress_line();
     let rnicd = daemon::find(rnicd)?;
+    let machine = Machine::this();
     let amount = Amount::Time(rounds.seconds);
     let options = AllOptions { rnicd: &rnicd, qps, amount, rounds: rounds.rounds };
     let rows = all(&options, &mut |what| line.set_message(what.to_owned()))?;
     line.finish_and_clear();
     let complete = rows.iter().all(|row| row.failure.is_none());
-    print(&Report::new(rounds.rounds, rows), rounds.json, |report| {
+    print(&Report::new(machine, rounds.rounds, rows), rounds.json, |report| {
         report.render() + "\n" + &report.render_summary()
     })?;
     Ok(complete)

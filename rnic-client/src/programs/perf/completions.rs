@@ -96,11 +96,7 @@ fn look<T>(
     cpus: usize,
     mut find: impl FnMut() -> Result<Option<T>, PerfError>,
 ) -> Result<T, PerfError> {
-    // Driver, peer and worker all look at once. Where each has a CPU, looks in a row are fastest;
-    // where they share, each look that finds nothing keeps the one from running that has the
-    // message: measured on two CPUs, 1.3 us with yields alone and 8 to 15 us with 100 looks.
-    let spins = if cpus >= LOOKERS { WaitPolicy::default().spins } else { 0 };
-    let policy = WaitPolicy { yield_for: PATIENCE, spins };
+    let policy = WaitPolicy { yield_for: PATIENCE, ..WaitPolicy::default() };
     let mut waiter = Waiter::new(cpus, policy);
     let start = Instant::now();
     loop {
@@ -121,7 +117,5 @@ fn stuck(what: &'static str) -> PerfError {
 
 /// Completions taken at once.
 const TAKE: usize = 64;
-/// Driver, peer, and a worker of each one's daemon.
-const LOOKERS: usize = 4;
 /// How long nothing may happen.
 const PATIENCE: Duration = Duration::from_secs(20);

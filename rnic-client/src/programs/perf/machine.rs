@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::error::PerfError;
 
 /// The machine that the figures are of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
     /// CPUs this process may use.
     pub cpus: usize,
@@ -18,11 +18,17 @@ pub struct Machine {
     pub model: String,
     /// Release of the kernel; empty if unknown.
     pub kernel: String,
+    /// Part of the CPUs that others used shortly before the first measurement, 0 to 1.
+    pub busy: f64,
 }
 
 impl Machine {
-    /// This one.
+    /// This one. Watches it for a moment, in which nothing of ours should run.
     pub fn this() -> Self {
+        let before = cpu_times();
+        std::thread::sleep(MOMENT);
+        let busy = busy(before, cpu_times());
+
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -30,6 +36,7 @@ impl Machine {
             cpus: cpus(),
             model: model.unwrap_or_default().trim_start_matches([' ', '\t', ':']).to_owned(),
             kernel: kernel.trim().to_owned(),
+            busy,
         }
     }
 }
@@ -105,6 +112,26 @@ pub fn tick() -> Duration {
     Duration::from_secs(1) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100)
 }
 
+/// Ticks of all CPUs since boot, idle ones and all; zeros if unknown.
+fn cpu_times() -> (u64, u64) {
+    all_cpu_ticks(&fs::read_to_string("/proc/stat").unwrap_or_default()).unwrap_or_default()
+}
+
+/// The first line of `/proc/stat`: fields 4 and 5 are idle and waiting for a disk, which is idle,
+/// too; from field 9 on, time of guests that is counted elsewhere.
+fn all_cpu_ticks(stat: &str) -> Option<(u64, u64)> {
+    let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().take(8);
+    let ticks = fields.map(str::parse).collect::<Result<Vec<u64>, _>>().ok()?;
+    let idle = ticks.get(3)?.checked_add(*ticks.get(4)?)?;
+    Some((idle, ticks.iter().sum()))
+}
+
+fn busy(before: (u64, u64), after: (u64, u64)) -> f64 {
+    let idle = after.0.saturating_sub(before.0) as f64;
+    let all = after.1.saturating_sub(before.1).max(1) as f64;
+    (1.0 - idle / all).clamp(0.0, 1.0)
+}
+
 fn read(pid: u32, file: &str) -> Result<String, PerfError> {
     fs::read_to_string(format!("/proc/{pid}/{file}"))
         .map_err(PerfError::io("reading the daemon's /proc entries"))
@@ -136,6 +163,9 @@ fn context_switches(status: &str) -> u64 {
     status.lines().filter_map(number).sum()
 }
 
+/// How long others are watched: some 60 ticks of two CPUs.
+const MOMENT: Duration = Duration::from_millis(300);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +179,9 @@ mod tests {
         let stat = "42 (a) b) c) S 1 42 42 0 -1 4194560 100 0 0 0 31 11 0 0 20 0 1 0 100 0 0";
         assert_eq!(cpu_ticks(stat), Some(42));
         assert_eq!(cpu_ticks("42 (a) S 1"), None);
+        let all = "cpu  100 0 50 800 40 5 5 0 0 0\ncpu0 1 2 3\n";
+        assert_eq!(all_cpu_ticks(all), Some((840, 1000)));
+        assert!((busy((840, 1000), (890, 1100)) - 0.5).abs() < 1e-9);
         let status = "Name:\ta\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t5\n";
         assert_eq!(context_switches(status), 12);
     }

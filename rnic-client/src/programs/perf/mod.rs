@@ -8,7 +8,7 @@
 //! the `rnicd` binary for private daemons. The binary `rnic-perf` calls [`main`], `rnicd demo` calls
 //! [`quick`] and, in its second process, [`serve`].
 //!
-//! One file per part: [`spec`](self) what is measured, `end` the RDMA ends, `raw` TCP and memcpy,
+//! One file per part: `spec` what is measured, `end` the RDMA ends, `raw` TCP and memcpy,
 //! `peer` the second process, `bench` the rounds, `report` what is told of them, `all` the table of
 //! design goals.
 

@@ -4,6 +4,7 @@ use std::io::{BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio};
+use std::time::{Duration, Instant};
 
 use super::end::{End, RemoteMemory, Role};
 use super::error::PerfError;
@@ -65,6 +66,13 @@ impl Peer {
     /// After a failure on this side: ends the peer and adds what it has to say of it.
     pub fn explain(&mut self, failure: PerfError) -> PerfError {
         self.commands = None;
+        // It may be about to end by itself, with a reason that a signal of ours would hide.
+        let start = Instant::now();
+        let mut ended = None;
+        while ended.is_none() && start.elapsed() < GRACE {
+            ended = self.child.try_wait().ok().flatten();
+            std::thread::sleep(LOOK);
+        }
         let _ = self.child.kill();
         loop {
             match hear(&mut self.replies) {
@@ -72,8 +80,12 @@ impl Peer {
                     return PerfError::Peer(format!("{why} (on this side: {failure})"));
                 }
                 Ok(Some(_)) => {}
-                Ok(None) | Err(_) => return failure,
+                Ok(None) | Err(_) => break,
             }
+        }
+        match ended.filter(|status| !status.success()) {
+            Some(status) => PerfError::Peer(format!("ended with {status} ({failure})")),
+            None => failure,
         }
     }
 }
@@ -168,6 +180,10 @@ fn raw_link(spec: Spec, output: &mut impl Write) -> Result<RawEnd, PerfError> {
 
 /// Any port.
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// How long a peer may take to end after a failure on this side.
+const GRACE: Duration = Duration::from_millis(200);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(5);
 /// Connections come one at a time.
 const BACKLOG: u32 = 8;
 
@@ -204,6 +220,8 @@ mod tests {
         peer.await_reply(&Reply::Ready).unwrap();
         let said = peer.explain(stuck()).to_string();
         assert_eq!(said, "the peer process: flushed (on this side: no completion for 20 s)");
+        let said = shell("kill -9 $$").explain(stuck()).to_string();
+        assert!(said.contains("signal: 9") && said.contains("no completion"), "{said}");
         assert_eq!(shell("exit 0").explain(stuck()).to_string(), stuck().to_string());
     }
 }

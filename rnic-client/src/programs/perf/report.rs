@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::bench::{Measured, Subject};
 use super::machine::Machine;
-use super::spec::{Flow, Op, Spec, Wait};
+use super::spec::{Op, Spec, Wait};
 use super::stats::{Percentiles, Series};
 use super::table::{Table, digits, octets};
 use crate::StatusInfo;
@@ -44,7 +44,9 @@ pub enum Kind {
 #[derive(Debug, Serialize)]
 pub struct Row {
     /// What was measured, in words.
-    pub title: String,
+    pub subject: String,
+    /// How, in words.
+    pub manner: String,
     /// What kind of figures it has.
     pub kind: Kind,
     /// The path of the connections: `direct` or `tcp`; empty if there was none.
@@ -177,7 +179,8 @@ impl Row {
             }
         }
         Row {
-            title: title(kind, spec),
+            subject: subject(kind, spec),
+            manner: manner(kind, spec),
             kind,
             path: path.to_owned(),
             daemons: daemons.to_owned(),
@@ -189,9 +192,10 @@ impl Row {
     }
 
     /// A measurement that could not be made.
-    pub fn failed(title: String, kind: Kind, daemons: &str, why: String) -> Self {
+    pub fn failed(subject: String, kind: Kind, daemons: &str, why: String) -> Self {
         Row {
-            title,
+            subject,
+            manner: String::new(),
             kind,
             path: String::new(),
             daemons: daemons.to_owned(),
@@ -204,7 +208,7 @@ impl Row {
 
     /// The row as a table of its own, with a line above it.
     pub fn render(&self) -> String {
-        let mut text = format!("{}: {}\n", self.title, self.place());
+        let mut text = format!("{}{}: {}\n", self.subject, self.manner, self.place());
         if let Some(why) = &self.failure {
             return text + "  not measured: " + why + "\n";
         }
@@ -230,13 +234,16 @@ impl Row {
                 Some(t) => {
                     cells.extend([t.mean_us, t.p50_us, t.p99_us, t.p999_us, t.max_us].map(digits))
                 }
+                None if figure.series.rounds.len() < 2 => cells.extend(["".into(), "".into()]),
                 None => cells.extend(
                     [figure.series.lowest(), figure.series.highest()]
                         .map(|x| x.map_or_else(String::new, digits)),
                 ),
             }
-            // The first figure is what the others are yardsticks for.
-            if let Some(outcome) = n.checked_sub(1).and_then(|n| self.outcomes.get(n)) {
+            // The first figure is what the others are yardsticks for; one about the daemon is
+            // judged itself.
+            let judged = if self.kind == Kind::Daemon { Some(n) } else { n.checked_sub(1) };
+            if let Some(outcome) = judged.and_then(|n| self.outcomes.get(n)) {
                 cells.push(outcome.value_in_words());
                 cells.push(outcome.goal.map_or_else(String::new, |g| g.to_string()));
                 cells.push(outcome.verdict().to_owned());
@@ -257,9 +264,9 @@ impl Row {
 }
 
 impl Report {
-    /// A report of this machine.
-    pub fn new(rounds: u32, rows: Vec<Row>) -> Self {
-        Report { version: env!("CARGO_PKG_VERSION"), machine: Machine::this(), rounds, rows }
+    /// A report of what was measured on this machine.
+    pub fn new(machine: Machine, rounds: u32, rows: Vec<Row>) -> Self {
+        Report { version: env!("CARGO_PKG_VERSION"), machine, rounds, rows }
     }
 
     /// The machine, and each row as a table.
@@ -268,17 +275,20 @@ impl Report {
         format!("{}\n\n{}", self.head(), rows.join("\n"))
     }
 
-    /// All rows as one table, a line for each outcome.
+    /// All rows as one table, a line for each outcome that has a goal.
     pub fn render_summary(&self) -> String {
         let mut table =
             Table::new(&["what", "measured", "yardstick", "ratio or figure", "goal", ""]);
         for row in &self.rows {
-            let what = format!("{}, {}", row.title, row.place());
+            let what = format!("{}, {}", row.subject, row.place());
             if let Some(why) = &row.failure {
                 table.row(vec![what.clone(), "not measured".to_owned()]);
                 table.row(vec![format!("    {why}")]);
             }
-            for (n, outcome) in row.outcomes.iter().enumerate() {
+            let judged = |(n, outcome): &(usize, &Outcome)| {
+                outcome.goal.is_some() || *n == 0 && row.outcomes.iter().all(|o| o.goal.is_none())
+            };
+            for (n, outcome) in row.outcomes.iter().enumerate().filter(judged) {
                 let of = |figure: Option<&Figure>| {
                     figure.map_or_else(String::new, |f| format!("{} {}", digits(f.median), f.unit))
                 };
@@ -297,13 +307,18 @@ impl Report {
     }
 
     fn head(&self) -> String {
-        let Machine { cpus, model, kernel } = &self.machine;
+        let Machine { cpus, model, kernel, busy } = &self.machine;
         let rounds = self.rounds;
-        format!(
+        let mut head = format!(
             "rnic-perf {} on {cpus} CPUs ({model}), Linux {kernel}; medians of {rounds} rounds, \
              measured in turn",
             self.version
-        )
+        );
+        if *busy > NOTICED {
+            let percent = busy * 100.0;
+            head += &format!("\nOther programs used {percent:.0} % of the CPUs: expect noise.");
+        }
+        head
     }
 }
 
@@ -312,6 +327,9 @@ pub fn daemon_in_words(status: &StatusInfo) -> String {
     let StatusInfo { version, pid, workers, loopback, .. } = status;
     format!("rnicd {version} (pid {pid}, workers {workers}, loopback {loopback})")
 }
+
+/// Use of the CPUs by others that is worth a warning.
+const NOTICED: f64 = 0.05;
 
 fn figure(kind: Kind, spec: &Spec, measured: &Measured) -> Figure {
     let (unit, series) = match kind {
@@ -347,27 +365,32 @@ fn what(kind: Kind, spec: &Spec, subject: Subject) -> String {
     }
 }
 
-fn title(kind: Kind, spec: &Spec) -> String {
-    let Spec { op, size, depth, batch, qps, active, .. } = spec;
-    let message = format!("{op} {}", octets(u64::from(*size)));
+fn subject(kind: Kind, spec: &Spec) -> String {
+    let message = format!("{} {}", spec.op, octets(u64::from(spec.size)));
     let waits = match spec.wait {
         Wait::Polled => ", polled",
         Wait::Event => ", event-driven",
         Wait::Adaptive => "",
     };
+    match kind {
+        Kind::Lat if spec.op == Op::Read => format!("{message}, there and back{waits}"),
+        Kind::Lat => format!("{message}, half round trip{waits}"),
+        Kind::Rate | Kind::Cost => format!("{message} in batches of {}", spec.batch),
+        Kind::Bw | Kind::Daemon => message,
+    }
+}
+
+fn manner(kind: Kind, spec: &Spec) -> String {
+    let Spec { depth, qps, active, .. } = spec;
     let many = match qps {
         1 => String::new(),
         _ => format!(", {qps} QPs of which {active} active"),
     };
-    match (kind, spec.flow) {
-        (Kind::Lat, _) if *op == Op::Read => format!("{message}, there and back{waits}"),
-        (Kind::Lat, _) | (_, Flow::PingPong) => format!("{message}, half round trip{waits}"),
-        (Kind::Bw, _) => {
-            let set = octets(spec.working_set());
-            format!("{message}, depth {depth}, working set {set}{many}")
-        }
-        (Kind::Rate | Kind::Cost | Kind::Daemon, _) => {
-            format!("{message}, batches of {batch}, depth {depth}{many}")
+    match kind {
+        Kind::Lat | Kind::Daemon => String::new(),
+        Kind::Rate | Kind::Cost => format!(", depth {depth}{many}"),
+        Kind::Bw => {
+            format!(", depth {depth}, working set {}{many}", octets(spec.working_set()))
         }
     }
 }
@@ -377,6 +400,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::programs::perf::spec::Flow;
     use crate::programs::perf::stats::Times;
 
     fn measured(subject: Subject, rates: &[f64]) -> Measured {
@@ -432,7 +456,7 @@ mod tests {
 
     #[test]
     fn json_has_every_figure_and_parameter() {
-        let report = Report::new(3, vec![bandwidth()]);
+        let report = Report::new(Machine::this(), 3, vec![bandwidth()]);
         let json = serde_json::to_value(&report).unwrap();
         let row = &json["rows"][0];
         assert_eq!(row["kind"], "bw");
@@ -447,7 +471,7 @@ mod tests {
     fn what_was_not_measured_says_why() {
         let why = "refused: limits.qps = 5 reached".to_owned();
         let row = Row::failed("10,000 QPs".to_owned(), Kind::Daemon, "one daemon", why);
-        let report = Report::new(5, vec![row, bandwidth()]);
+        let report = Report::new(Machine::this(), 5, vec![row, bandwidth()]);
         for text in [report.render(), report.render_summary()] {
             assert!(text.contains("limits.qps = 5"), "{text}");
             assert!(text.contains("Linux"), "{text}");

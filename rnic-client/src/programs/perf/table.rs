@@ -54,6 +54,7 @@ fn len(cell: &str) -> usize {
 /// Three significant digits, at most three of them behind the point: `0.123`, `12.3`, `1234`.
 pub fn digits(x: f64) -> String {
     match x.abs() {
+        0.0 => "0".to_owned(),
         a if a >= 99.95 => format!("{x:.0}"),
         a if a >= 9.995 => format!("{x:.1}"),
         a if a >= 0.9995 => format!("{x:.2}"),
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn figures_have_three_digits() {
         for (x, said) in [
-            (0.0, "0.000"),
+            (0.0, "0"),
             (0.12345, "0.123"),
             (0.9999, "1.00"),
             (1.2345, "1.23"),

@@ -212,10 +212,12 @@ impl CopyError {
             CopyError::Write { source, .. } => Some(format!("cannot write it: {}", source.kind())),
             CopyError::NotRegular { .. } => Some("it is no regular file".to_owned()),
             CopyError::Changed { how, .. } => Some(format!("the file {how} while it was copied")),
-            CopyError::Name(_)
-            | CopyError::Refused { .. }
-            | CopyError::Digest { .. }
-            | CopyError::Protocol { .. } => Some(self.to_string()),
+            CopyError::Name(e) => Some(e.to_string()),
+            CopyError::Refused { name, why, .. } => Some(format!("{name:?} is refused: {why}")),
+            CopyError::Digest { sent, arrived, .. } => {
+                Some(format!("SHA-256 {sent} was sent, but {arrived} arrived"))
+            }
+            CopyError::Protocol { why, .. } => Some(format!("broken protocol: {why}")),
         }
     }
 }

@@ -62,7 +62,10 @@ impl Bench {
     ) -> Result<BenchReport, KvError> {
         let mut first = Client::connect(context, self.server, self.patience)?;
         for key in 0..self.keys {
-            first.put(&name(key), &self.paint(key, 0))?;
+            if let Err(e) = first.put(&name(key), &self.paint(key, 0)) {
+                first.close();
+                return Err(e);
+            }
         }
         let mut clients = vec![first];
         for _ in 1..self.connections {
@@ -71,16 +74,16 @@ impl Bench {
         let stop = AtomicBool::new(false);
         let puts = AtomicU64::new(1);
         let start = Instant::now();
-        let outcomes: Vec<Result<BenchReport, KvError>> = std::thread::scope(|scope| {
+        let outcomes: Vec<(Result<BenchReport, KvError>, Client)> = std::thread::scope(|scope| {
             let threads: Vec<_> = clients
                 .into_iter()
                 .zip(1..)
-                .map(|(client, seed)| {
+                .map(|(mut client, seed)| {
                     let (stop, puts) = (&stop, &puts);
                     scope.spawn(move || {
-                        let outcome = self.one(client, seed, start, stop, puts);
+                        let outcome = self.one(&mut client, seed, start, stop, puts);
                         stop.fetch_or(outcome.is_err(), Ordering::Relaxed);
-                        outcome
+                        (outcome, client)
                     })
                 })
                 .collect();
@@ -94,19 +97,30 @@ impl Bench {
                 .collect()
         });
         let mut sum = BenchReport { elapsed: start.elapsed(), ..BenchReport::default() };
-        for outcome in outcomes {
-            let one = outcome?;
-            sum.torn += one.torn;
+        let mut failure = None;
+        for (outcome, client) in outcomes {
+            sum.torn += client.torn();
+            client.close();
+            let one = match outcome {
+                Ok(one) => one,
+                Err(e) => {
+                    failure.get_or_insert(e);
+                    continue;
+                }
+            };
             sum.gets.add(&one.gets);
             sum.puts.add(&one.puts);
         }
-        Ok(sum)
+        match failure {
+            Some(e) => Err(e),
+            None => Ok(sum),
+        }
     }
 
     /// One connection's share.
     fn one(
         &self,
-        mut client: Client,
+        client: &mut Client,
         seed: u64,
         start: Instant,
         stop: &AtomicBool,
@@ -131,8 +145,6 @@ impl Bench {
             operations.latencies.record(now.duration_since(then));
             operations.octets += u64::from(self.value);
         }
-        report.torn = client.torn();
-        client.close();
         Ok(report)
     }
 

@@ -75,8 +75,8 @@ fn framings() -> Vec<Wiring> {
 fn a_stream_cut_at_every_octet_means_the_same() {
     for wiring in framings() {
         let (_, sent) = exchange(wiring, |_| ());
-        for direction in 0..2 {
-            for at in 0..=sent[direction] {
+        for (direction, sent) in sent.into_iter().enumerate() {
+            for at in 0..=sent {
                 let (log, _) = exchange(wiring, |w| {
                     w.links[0].pipes[direction].cuts = Cuts::At(at);
                 });
@@ -107,8 +107,8 @@ fn octet_by_octet_and_at_random() {
 fn a_socket_that_refuses_octets_anywhere_loses_none() {
     for wiring in framings() {
         let (_, sent) = exchange(wiring, |_| ());
-        for direction in 0..2 {
-            for at in 1..=sent[direction] {
+        for (direction, sent) in sent.into_iter().enumerate() {
+            for at in 1..=sent {
                 let (log, _) = exchange(wiring, |w| {
                     w.links[0].pipes[direction].takes = Cuts::At(at);
                 });

@@ -122,11 +122,6 @@ impl Pipe {
         self.fin.get_or_insert(Time(now.0 + self.latency));
     }
 
-    /// Whether the sender has finished.
-    pub fn is_finished(&self) -> bool {
-        self.fin.is_some()
-    }
-
     /// Drops what is under way and fails the receiver's next call.
     pub fn reset(&mut self) {
         self.chunks.clear();

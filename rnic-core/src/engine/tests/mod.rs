@@ -6,12 +6,17 @@
 //! words in which tests post. The other files are scenarios, one subject each; they read as
 //! transcripts of what was posted and what came of it.
 
+mod bare;
+mod differential;
 mod endings;
 mod framing;
 mod link;
+mod model;
 mod operations;
 mod ordering;
+mod queues;
 mod raw;
 mod refusals;
 mod requests;
+mod revocation;
 mod world;

@@ -3,6 +3,7 @@
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr, pattern};
 use super::world::{A, B, Wiring, World};
+use crate::abi::queue::Sge;
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
@@ -280,7 +281,8 @@ fn parts_of_a_send_in_any_order_but_whole() {
     assert_eq!(&to.octets(), b"0123456789\0\0");
 
     // The last is not the highest; a gap; an overlap; beyond the buffer.
-    let bad: &[(&[(u32, &[u8])], &str)] = &[
+    type Parts = &'static [(u32, &'static [u8])];
+    let bad: &[(Parts, &str)] = &[
         (&[(4, b"4567"), (0, b"0123")], "1/2/04"),
         (&[(0, b"0123"), (5, b"5")], "1/2/04"),
         (&[(0, b"0123"), (2, b"234567")], "1/2/04"),
@@ -533,6 +535,17 @@ fn invalidation_by_the_peer() {
                 "{what}: it was still there"
             );
         }
+    }
+}
+
+#[test]
+fn a_send_that_cannot_be_gathered_never_reaches_the_peer() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        // There is no receive either, but nobody gets to know.
+        w.post(A, &[Wr::send(1, &[Sge { addr: 0, length: 1, lkey: 3 }])]);
+        assert_eq!(w.completions(A), ["1 Send LocalProtection"], "{wiring:?}");
+        assert_eq!(w.events(B), ["terminated by peer 0/0/00"]);
     }
 }
 

@@ -127,6 +127,13 @@ pub(super) struct App {
     pub notified: Vec<CqId>,
 }
 
+impl App {
+    /// Where in the arena the next queue will stand.
+    pub fn next_offset(&self) -> usize {
+        self.next_offset
+    }
+}
+
 /// A completion queue, both ends of it.
 pub(super) struct CqEnd {
     pub cq: Arc<Cq>,
@@ -179,6 +186,8 @@ pub(super) struct World {
     pub invalidations: Vec<(usize, QpId, Stag)>,
     pub answer_invalidations: bool,
     pub emss: usize,
+    /// Octets given to sockets straight from shared memory.
+    pub shared_octets: usize,
     /// Octets that came behind the next MPA reply.
     pub leftover: Vec<u8>,
     stags: StagAllocator,
@@ -210,6 +219,7 @@ impl World {
             invalidations: Vec::new(),
             answer_invalidations: true,
             emss: 1460,
+            shared_octets: 0,
             leftover: Vec::new(),
             stags: StagAllocator::new([9; 32]),
             next_id: 100,
@@ -581,6 +591,10 @@ impl World {
             if self.round() {
                 continue;
             }
+            // Workers go to sleep over it, if nobody rang meanwhile.
+            if self.engines.iter_mut().any(|e| e.has_work() || !e.prepare_sleep()) {
+                continue;
+            }
             let arrivals = self.links.iter().flat_map(|l| &l.pipes);
             let Some(at) =
                 arrivals.filter_map(|p| p.next_arrival()).filter(|t| *t > self.now).min()
@@ -642,10 +656,11 @@ impl World {
             .find_map(|l| self.links[l].ends.iter().position(|e| *e == wanted).map(|end| (l, end)))
     }
 
-    fn transmit(&mut self, engine: usize, qp: QpId) {
+    pub fn transmit(&mut self, engine: usize, qp: QpId) {
         let (now, emss) = (self.now, self.emss);
         let Some((l, end)) = self.link_of(engine, qp) else { return };
         let link = &mut self.links[l];
+        let mut shared_octets = 0;
         let sent = self.engines[engine].transmit(qp, now, emss, |batch| {
             let mut octets = Vec::new();
             for piece in batch.pieces() {
@@ -654,12 +669,17 @@ impl World {
                     Piece::Shared { mapping, offset, len } => {
                         let from = octets.len();
                         octets.resize(from + len, 0);
-                        mapping.read(*offset, &mut octets[from..]).unwrap();
+                        shared_octets += len;
+                        // As `send_pieces` does it.
+                        if mapping.read(*offset, &mut octets[from..]).is_err() {
+                            return Err(std::io::Error::from_raw_os_error(libc::EFAULT));
+                        }
                     }
                 }
             }
             link.send(end, &octets, now)
         });
+        self.shared_octets += shared_octets;
         if sent != Transmit::Blocked {
             self.links[l].pipes[end].blocked = false;
         }

@@ -1,0 +1,402 @@
+//! The octets of every control message and event: a released encoding never changes.
+//!
+//! Each list holds one value per variant, in order. A new variant is appended here as it is there;
+//! a line that has to change means that an older client would misread the daemon.
+
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use super::control::*;
+use super::queue::QueueShape;
+use crate::types::*;
+
+/// Compares each value with its octets in hexadecimal, and checks that the enum's variants (the first
+/// octet of the encoding after `skip` others) are all there, in order.
+fn check<T: Serialize + std::fmt::Debug>(skip: usize, golden: &[(T, &str)]) {
+    for (n, (value, octets)) in golden.iter().enumerate() {
+        let encoded = postcard::to_stdvec(value).unwrap();
+        let hex: String = encoded.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(hex, *octets, "{value:?}");
+        assert_eq!(usize::from(encoded[skip]), n, "{value:?} is out of order");
+    }
+}
+
+fn v4() -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, 7], 7471))
+}
+
+fn v6() -> SocketAddr {
+    SocketAddr::from(([0x2001, 0xDB8, 0, 0, 0, 0, 0, 1], 4791))
+}
+
+fn pair() -> AddressPair {
+    AddressPair { local: v4(), peer: v6() }
+}
+
+fn location() -> QueueLocation {
+    QueueLocation { arena: 1, offset: 4096, shape: QueueShape { capacity: 16, stride: 128 } }
+}
+
+#[test]
+fn requests() {
+    let request = |body| Request { id: 300, body };
+    let qp = QpId(300);
+    check(
+        2,
+        &[
+            (request(RequestBody::QueryDevice), "ac0200"),
+            (
+                request(RequestBody::OpenPd { name: Some("shared".into()) }),
+                "ac02010106736861726564",
+            ),
+            (request(RequestBody::ClosePd { pd: PdId(7) }), "ac020207"),
+            (
+                request(RequestBody::AddSegment { length: 1 << 20, client_address: 1 << 46 }),
+                "ac020380804080808080808010",
+            ),
+            (request(RequestBody::RemoveSegment { segment: SegmentId(5) }), "ac020405"),
+            (
+                request(RequestBody::RegMr {
+                    pd: PdId(7),
+                    source: MrSource::Segment { segment: SegmentId(5), offset: 4096 },
+                    length: 8192,
+                    iova: 1 << 40,
+                    access: Access::LOCAL_WRITE | Access::REMOTE_READ,
+                    scope: Scope::Qp(qp),
+                }),
+                "ac0205070005802080408080808080200501ac02",
+            ),
+            (request(RequestBody::DeregMr { mr: MrId(9) }), "ac020609"),
+            (request(RequestBody::CreateChannel), "ac0207"),
+            (request(RequestBody::DestroyChannel { channel: ChannelId(4) }), "ac020804"),
+            (
+                request(RequestBody::CreateCq {
+                    entries: 1000,
+                    channel: Some(ChannelId(4)),
+                    context: u64::MAX,
+                }),
+                "ac0209e8070104ffffffffffffffffff01",
+            ),
+            (request(RequestBody::DestroyCq { cq: CqId(3) }), "ac020a03"),
+            (
+                request(RequestBody::CreateQp(QpRequest {
+                    pd: PdId(7),
+                    send_cq: CqId(3),
+                    recv_cq: CqId(2),
+                    srq: None,
+                    sq_depth: 128,
+                    rq_depth: 64,
+                    max_send_sge: 4,
+                    max_recv_sge: 3,
+                    max_inline: 200,
+                    signal_all: true,
+                    context: 17,
+                })),
+                "ac020b070302008001400403c8010111",
+            ),
+            (request(RequestBody::QpToError { qp }), "ac020cac02"),
+            (request(RequestBody::DestroyQp { qp }), "ac020dac02"),
+            (request(RequestBody::QueryQp { qp }), "ac020eac02"),
+            (
+                request(RequestBody::Bind { address: v6(), context: 6 }),
+                "ac020f0120010db8000000000000000000000001b72506",
+            ),
+            (request(RequestBody::Listen { listener: ListenerId(8), backlog: 16 }), "ac02100810"),
+            (request(RequestBody::CloseListener { listener: ListenerId(8) }), "ac021108"),
+            (
+                request(RequestBody::Accept {
+                    request: RequestId(11),
+                    qp,
+                    ird: Some(16),
+                    ord: None,
+                    private_data: vec![1, 2, 3],
+                }),
+                "ac02120bac0201100003010203",
+            ),
+            (
+                request(RequestBody::Reject { request: RequestId(11), private_data: vec![] }),
+                "ac02130b00",
+            ),
+            (
+                request(RequestBody::Connect {
+                    qp,
+                    peer: v4(),
+                    local: Some(v6()),
+                    ird: None,
+                    ord: Some(8),
+                    private_data: vec![0xFF],
+                }),
+                "ac0214ac0200c0000207af3a010120010db8000000000000000000000001b72500010801ff",
+            ),
+            (request(RequestBody::Disconnect { qp, abort: true }), "ac0215ac0201"),
+            (
+                request(RequestBody::SetContext { object: ObjectRef::Cq(CqId(3)), context: 5 }),
+                "ac0216010305",
+            ),
+            (request(RequestBody::Status), "ac0217"),
+            (request(RequestBody::List { what: ListKind::Mrs, from: 32 }), "ac02180320"),
+        ],
+    );
+}
+
+#[test]
+fn replies() {
+    let reply = |body| Reply { id: 1, result: Ok(body) };
+    let qp_row = QpRow {
+        qp: QpId(1),
+        session: SessionId(2),
+        pd: PdId(3),
+        state: QpState::Closing,
+        path: "tcp".into(),
+        addresses: Some(pair()),
+        worker: Some(0),
+        ird: 4,
+        ord: 5,
+        counters: QpCounters { sends_completed: 6, errors: 7, ..QpCounters::default() },
+        terminate: Some((TerminateOrigin::Peer, TerminateCode { layer: 1, etype: 2, code: 3 })),
+    };
+    let rows = Rows::Listeners(vec![ListenerRow {
+        listener: ListenerId(1),
+        session: SessionId(2),
+        address: v4(),
+        backlog: 3,
+        pending: 4,
+        accepted: 5,
+        rejected: 6,
+    }]);
+    check(
+        2,
+        &[
+            (reply(ReplyBody::Done), "010000"),
+            (
+                reply(ReplyBody::Device(DeviceAttributes {
+                    name: "rnicd0".into(),
+                    version: "0.1.0".into(),
+                    max_qps: 1,
+                    max_wr_depth: 2,
+                    max_sge: 3,
+                    max_inline: 4,
+                    max_cqs: 5,
+                    max_cq_entries: 6,
+                    max_mrs: 7,
+                    max_segment_bytes: 8,
+                    max_pds: 9,
+                    max_ird: 10,
+                    max_ord: 11,
+                    direct_path: true,
+                })),
+                "01000106726e6963643005302e312e300102030405060708090a0b01",
+            ),
+            (reply(ReplyBody::Pd { pd: PdId(1) }), "01000201"),
+            (reply(ReplyBody::Segment { segment: SegmentId(2) }), "01000302"),
+            (reply(ReplyBody::Mr { mr: MrId(3), stag: Stag(0x1234_5678) }), "01000403f8acd19101"),
+            (reply(ReplyBody::Channel { channel: ChannelId(4) }), "01000504"),
+            (
+                reply(ReplyBody::Cq {
+                    cq: CqId(5),
+                    queue: location(),
+                    new_arena: Some(NewArena { arena: 1, length: 1 << 20 }),
+                }),
+                "010006050180201080010101808040",
+            ),
+            (
+                reply(ReplyBody::Qp {
+                    qp: QpId(6),
+                    sq: location(),
+                    rq: location(),
+                    new_arena: None,
+                }),
+                "0100070601802010800101802010800100",
+            ),
+            (
+                reply(ReplyBody::QpInfo(qp_row)),
+                "01000801020302037463700100c0000207af3a0120010db8000000000000000000000001b7250100040506000000000000070101010203",
+            ),
+            (
+                reply(ReplyBody::Listener { listener: ListenerId(7), address: v4() }),
+                "0100090700c0000207af3a",
+            ),
+            (
+                reply(ReplyBody::Status(StatusInfo {
+                    version: "0.1.0".into(),
+                    device: "rnicd0".into(),
+                    pid: 1000,
+                    loopback: "direct".into(),
+                    arena_bytes: 1 << 30,
+                    terminates_received: 1,
+                    ..StatusInfo::default()
+                })),
+                "01000a05302e312e3006726e69636430e807000006646972656374000000000000000000808080800400000001",
+            ),
+            (reply(ReplyBody::Rows { rows, total: 33 }), "01000b0401010200c0000207af3a0304050621"),
+        ],
+    );
+}
+
+#[test]
+fn rows() {
+    let client = ClientRow {
+        session: SessionId(1),
+        pid: 1000,
+        uid: 1001,
+        command: "rcopy".into(),
+        qps: 1,
+        cqs: 2,
+        mrs: 3,
+        segment_bytes: 4096,
+        arena_bytes: 65536,
+        refusals: 5,
+    };
+    let cq = CqRow {
+        cq: CqId(1),
+        session: SessionId(2),
+        capacity: 16,
+        unread: 3,
+        reserved: 4,
+        qps: 5,
+        completions: 6,
+        overflowed: true,
+    };
+    let mr = MrRow {
+        mr: MrId(1),
+        session: SessionId(2),
+        pd: PdId(3),
+        segment: Some(SegmentId(4)),
+        iova: 5,
+        length: 6,
+        access: Access::all(),
+        scope: Scope::Pd,
+    };
+    check(
+        0,
+        &[
+            (Rows::Clients(vec![client]), "000101d00fe9070572636f7079010203802080800405"),
+            (Rows::Qps(vec![]), "0100"),
+            (Rows::Cqs(vec![cq]), "02010102100304050601"),
+            (Rows::Mrs(vec![mr]), "0301010203010405063f00"),
+            (Rows::Listeners(vec![]), "0400"),
+        ],
+    );
+}
+
+#[test]
+fn refusals() {
+    let limit = Refusal::Limit { key: "limits.qps".into(), limit: 64, used: 64, wanted: 1 };
+    let above = Refusal::AboveMaximum {
+        field: "sq_depth".into(),
+        value: 1 << 20,
+        key: "limits.wr_depth".into(),
+        limit: 16384,
+    };
+    check(
+        0,
+        &[
+            (limit, "000a6c696d6974732e717073404001"),
+            (above, "010873715f64657074688080400f6c696d6974732e77725f6465707468808001"),
+            (Refusal::Invalid { field: "length".into(), why: "0".into() }, "02066c656e6774680130"),
+            (Refusal::NoSuchObject { kind: "QP".into(), handle: 9 }, "0302515009"),
+            (
+                Refusal::InUse { kind: "CQ".into(), handle: 1, by: "QP 2".into() },
+                "04024351010451502032",
+            ),
+            (
+                Refusal::WrongState {
+                    kind: "QP".into(),
+                    handle: 1,
+                    state: "Error".into(),
+                    needs: "Idle".into(),
+                },
+                "0502515001054572726f720449646c65",
+            ),
+            (
+                Refusal::NotAllowed { rule: "device.addresses".into(), what: "bind".into() },
+                "06106465766963652e6164647265737365730462696e64",
+            ),
+            (Refusal::Unsupported { what: "srq".into() }, "0703737271"),
+            (
+                Refusal::System { what: "bind".into(), error: "in use".into() },
+                "080462696e6406696e20757365",
+            ),
+            (Refusal::Malformed { why: "short".into() }, "090573686f7274"),
+        ],
+    );
+    let refused: Result<ReplyBody, Refusal> = Err(Refusal::Unsupported { what: "srq".into() });
+    let encoded = postcard::to_stdvec(&Reply { id: 2, result: refused }).unwrap();
+    assert_eq!(encoded, [2, 1, 7, 3, b's', b'r', b'q']);
+}
+
+#[test]
+fn events() {
+    let (qp, context) = (QpId(6), 1 << 63);
+    let ended = |reason| Event::Disconnected { qp, context: 0, reason };
+    check(
+        0,
+        &[
+            (
+                Event::ConnectionRequest {
+                    listener: ListenerId(1),
+                    context,
+                    request: RequestId(2),
+                    addresses: pair(),
+                    peer_ird: Some(16),
+                    peer_ord: None,
+                    revision: 2,
+                    peer_to_peer: true,
+                    private_data: vec![0xAB; 3],
+                },
+                "0001808080808080808080010200c0000207af3a0120010db8000000000000000000000001b725011000020103ababab",
+            ),
+            (
+                Event::RequestWithdrawn {
+                    listener: ListenerId(1),
+                    context,
+                    request: RequestId(2),
+                    reason: "gone".into(),
+                },
+                "0101808080808080808080010204676f6e65",
+            ),
+            (
+                Event::Established {
+                    qp,
+                    context,
+                    addresses: pair(),
+                    ird: 1,
+                    ord: 2,
+                    private_data: vec![],
+                },
+                "02068080808080808080800100c0000207af3a0120010db8000000000000000000000001b725010200",
+            ),
+            (
+                Event::Rejected { qp, context, private_data: vec![1] },
+                "0306808080808080808080010101",
+            ),
+            (
+                Event::Unreachable { qp, context, reason: "refused".into() },
+                "0406808080808080808080010772656675736564",
+            ),
+            (ended(DisconnectReason::Orderly), "05060000"),
+            (Event::CqError { cq: CqId(3), context }, "060380808080808080808001"),
+            (
+                Event::QpFatal { qp, context, reason: "dead".into() },
+                "0706808080808080808080010464656164",
+            ),
+            (Event::EventsLost { count: 300 }, "08ac02"),
+            (Event::PeerClosed { qp, context }, "090680808080808080808001"),
+        ],
+    );
+    let code = TerminateCode { layer: 0, etype: 1, code: 2 };
+    let origin = TerminateOrigin::Local;
+    check(
+        3,
+        &[
+            (ended(DisconnectReason::Orderly), "05060000"),
+            (
+                ended(DisconnectReason::Terminate { origin, code, headers: vec![9, 8] }),
+                "0506000100000102020908",
+            ),
+            (ended(DisconnectReason::Lost { why: "reset".into() }), "05060002057265736574"),
+            (ended(DisconnectReason::Aborted), "05060003"),
+        ],
+    );
+}

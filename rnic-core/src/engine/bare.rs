@@ -1,0 +1,239 @@
+//! Sending without a copy: with neither CRCs nor Markers nothing of the payload is computed, so it
+//! goes to TCP from where it lies.
+//!
+//! A call to the socket takes what `tx` has framed so far, then FPDUs of one long message, each with
+//! its headers from here and its payload from shared memory. A message is advanced only by the FPDUs
+//! of which TCP took something; if one was taken in part, its rest is copied at once, because the
+//! memory may be revoked as soon as this call returns.
+
+use std::io;
+
+use arrayvec::ArrayVec;
+
+use super::Shard;
+use super::ledger::Progress;
+use super::message::{Gather, GatherFault, Message, Source};
+use super::qp::{Link, Phase, Qp};
+use super::tcp::TxBatch;
+use crate::ddp;
+use crate::device::stag::Target;
+use crate::mpa::LENGTH_LEN;
+use crate::shm::io::{MAX_PIECES, Piece};
+use crate::shm::queue::MAX_SGE;
+use crate::types::SessionId;
+
+/// Octets of a message from which on two more pieces per FPDU cost less than a copy.
+const WORTH_IT: u32 = 16 * 1024;
+/// FPDUs of one call.
+const MAX_FPDUS: usize = 64;
+
+/// An FPDU to be sent, but for its payload.
+struct Fpdu {
+    head: [u8; LENGTH_LEN + ddp::MAX_HEADER_LEN],
+    head_len: usize,
+    trailer: &'static [u8],
+    /// Its targets are the next so many.
+    targets: usize,
+    payload: u32,
+}
+
+impl Fpdu {
+    fn octets(&self) -> usize {
+        self.head_len + self.payload as usize + self.trailer.len()
+    }
+}
+
+/// What TCP took.
+struct Taken {
+    /// Octets of this call.
+    octets: usize,
+    /// Payload and all octets of each FPDU of which it took something.
+    begun: ArrayVec<(u32, usize), MAX_FPDUS>,
+    /// What is missing of the last of them, or of what was framed before.
+    rest: Vec<u8>,
+    /// TCP would have taken less than it was given.
+    short: bool,
+    /// The owner of memory that was gone.
+    poisoned: Option<SessionId>,
+}
+
+/// Why nothing was sent.
+pub(super) enum BareFault {
+    Gather(GatherFault),
+    Poisoned(SessionId),
+    Interrupted,
+    Socket(io::Error),
+}
+
+impl Qp {
+    /// Whether the message in progress is sent this way.
+    pub(super) fn goes_bare(&self) -> bool {
+        let (Link::Tcp(tcp), Some(message)) = (&self.link, &self.message) else { return false };
+        tcp.framer.bare(0).is_some()
+            && message.total - message.sent >= WORTH_IT
+            && self.deficit > 0
+            && (self.phase.sends() || self.phase == Phase::Terminating)
+            && !matches!(message.source, Source::Inline { .. } | Source::ReadRequest(_))
+    }
+
+    /// One call to the socket: `framed`, then FPDUs of the message in progress.
+    pub(super) fn transmit_bare(
+        &mut self,
+        shard: &mut Shard,
+        framed: &[u8],
+        send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
+    ) -> Result<(), BareFault> {
+        let taken = self.send_bare(shard, framed, send)?;
+        let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
+        let mut end = tcp.framed;
+        tcp.framed += taken.begun.iter().map(|(_, octets)| *octets as u64).sum::<u64>();
+        tcp.took(taken.octets, &taken.rest);
+        if taken.short && taken.rest.is_empty() {
+            tcp.refused();
+        }
+        for (payload, octets) in taken.begun {
+            end += octets as u64;
+            self.deficit -= octets as i64;
+            self.segment_left(payload, Progress::Queued(end));
+        }
+        match taken.poisoned {
+            Some(owner) => Err(BareFault::Poisoned(owner)),
+            None => Ok(()),
+        }
+    }
+
+    fn send_bare(
+        &self,
+        shard: &Shard,
+        framed: &[u8],
+        send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
+    ) -> Result<Taken, BareFault> {
+        let mut targets = ArrayVec::<Target<'_>, MAX_PIECES>::new();
+        let mut fpdus = ArrayVec::<Fpdu, MAX_FPDUS>::new();
+        self.plan(shard, framed.len(), &mut fpdus, &mut targets).map_err(BareFault::Gather)?;
+
+        let mut pieces = ArrayVec::<Piece<'_>, MAX_PIECES>::new();
+        if !framed.is_empty() {
+            pieces.push(Piece::Private(framed));
+        }
+        let mut next = targets.iter();
+        for fpdu in &fpdus {
+            pieces.push(Piece::Private(&fpdu.head[..fpdu.head_len]));
+            pieces.extend(next.by_ref().take(fpdu.targets).map(|target| {
+                let (mapping, offset, len) = target.parts();
+                Piece::Shared { mapping, offset, len }
+            }));
+            pieces.push(Piece::Private(fpdu.trailer));
+        }
+        let total = framed.len() + fpdus.iter().map(Fpdu::octets).sum::<usize>();
+        let poisoned =
+            || targets.iter().find(|t| t.parts().0.is_poisoned()).map(|target| target.owner());
+        let octets = match send(&TxBatch::new(&pieces)) {
+            Ok(n) => n.min(total),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                return Err(BareFault::Interrupted);
+            }
+            // The kernel met a page that is gone, before it took anything.
+            Err(_) if poisoned().is_some() => 0,
+            Err(e) => return Err(BareFault::Socket(e)),
+        };
+
+        let mut begun = ArrayVec::new();
+        // Where in this call the last FPDU that was begun ends.
+        let mut end = framed.len();
+        for fpdu in fpdus.iter().take_while(|_| octets > 0) {
+            if end >= octets {
+                break;
+            }
+            end += fpdu.octets();
+            begun.push((fpdu.payload, fpdu.octets()));
+        }
+        let rest = copy_out(&pieces, octets, end);
+        Ok(Taken { octets, begun, rest, short: octets < total, poisoned: poisoned() })
+    }
+
+    /// Cuts FPDUs off a copy of the message in progress.
+    fn plan<'t>(
+        &'t self,
+        shard: &'t Shard,
+        framed: usize,
+        fpdus: &mut ArrayVec<Fpdu, MAX_FPDUS>,
+        targets: &mut ArrayVec<Target<'t>, MAX_PIECES>,
+    ) -> Result<(), GatherFault> {
+        let (Link::Tcp(tcp), Some(message)) = (&self.link, &self.message) else { return Ok(()) };
+        let (who, list) = (self.principal(), self.elements.as_slice());
+        let mut message: Message = message.clone();
+        let mut octets = framed;
+        // Of the pieces of this call, one is what was framed before.
+        let mut pieces = 1;
+        loop {
+            let segment = message.next_segment(tcp.mulpdu, tcp.dv);
+            let mut memory = Gather::new();
+            let gathered = message.gather(
+                segment.len,
+                who,
+                &shard.stags,
+                // Messages with inline data do not come here.
+                self.sq.mapping(),
+                list,
+                &mut memory,
+            );
+            match gathered {
+                Ok(()) => {}
+                // What is before it can go; the next call will meet the fault first.
+                Err(_) if !fpdus.is_empty() => return Ok(()),
+                Err(fault) => return Err(fault),
+            }
+            let mut head = [0; LENGTH_LEN + ddp::MAX_HEADER_LEN];
+            let header_len = segment.header.emit(&mut head[LENGTH_LEN..]);
+            let ulpdu_len = header_len + segment.len as usize;
+            // At most MULPDU, a u16.
+            let Some((length, trailer)) = tcp.framer.bare(ulpdu_len as u16) else { return Ok(()) };
+            head[..LENGTH_LEN].copy_from_slice(&length);
+            let fpdu = Fpdu {
+                head,
+                head_len: LENGTH_LEN + header_len,
+                trailer,
+                targets: memory.len(),
+                payload: segment.len,
+            };
+            octets += fpdu.octets();
+            pieces += memory.len() + 2;
+            targets.extend(memory);
+            fpdus.push(fpdu);
+            let done = message.advance(segment.len, list);
+            let room = pieces + MAX_SGE + 2 <= MAX_PIECES && !fpdus.is_full();
+            if done || !room || octets >= tcp.batch || octets as i64 >= self.deficit {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The octets `from..to` of the pieces. Where memory is gone, zeros keep the framing.
+fn copy_out(pieces: &[Piece<'_>], from: usize, to: usize) -> Vec<u8> {
+    let mut out = vec![0; to.saturating_sub(from)];
+    let mut at = 0;
+    for piece in pieces {
+        let len = match piece {
+            Piece::Private(octets) => octets.len(),
+            Piece::Shared { len, .. } => *len,
+        };
+        let (start, end) = (from.clamp(at, at + len), to.clamp(at, at + len));
+        if start < end {
+            let into = &mut out[start - from..end - from];
+            match piece {
+                Piece::Private(octets) => into.copy_from_slice(&octets[start - at..end - at]),
+                Piece::Shared { mapping, offset, .. } => {
+                    // A failure poisons the mapping, which the caller looks at.
+                    if mapping.read(offset + (start - at), into).is_err() {
+                        into.fill(0);
+                    }
+                }
+            }
+        }
+        at += len;
+    }
+    out
+}

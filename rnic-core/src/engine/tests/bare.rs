@@ -1,0 +1,146 @@
+//! Sending from where the payload lies: refused at every octet, revoked, vanished.
+
+use super::link::Cuts;
+use super::requests::Wr;
+use super::world::{A, B, Wiring, World};
+use crate::shm::Mapping;
+use crate::types::{Access, QpState, Scope};
+
+fn bare() -> Wiring {
+    Wiring::tcp().with(|o| o.crc = false)
+}
+
+/// Small and long messages each way; what they left, checked.
+fn exchange(arrange: impl Fn(&mut World)) -> u64 {
+    let mut w = World::pair(bare());
+    w.emss = 9000;
+    arrange(&mut w);
+    let (a, b) = (w.any_mr(A, 40_000), w.any_mr(B, 40_000));
+    let (pa, pb) = (a.pattern(1), b.pattern(2));
+    let (sink, to) = (w.any_mr(A, 20_000), w.any_mr(B, 70_000));
+    w.recv(B, 7, &[to.sge(40_000..69_000)]);
+    w.push(
+        A,
+        &[
+            Wr::write(1, &[], &to, 69_990).inline(b"front"),
+            Wr::write(2, &[a.sge(0..20_001), a.sge(0..0), a.sge(20_001..40_000)], &to, 0),
+            Wr::read(3, sink.all(), &b, 11),
+            Wr::send(4, &[a.sge(3..29_000)]),
+            Wr::write(5, &[], &to, 69_995).inline(b"back!"),
+        ],
+    );
+    w.settle();
+    let sent = ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20000", "4 Send", "5 RdmaWrite"];
+    assert_eq!(w.completions(A), sent);
+    assert_eq!(w.completions(B), ["7 Receive 28997"]);
+    let got = to.octets();
+    assert_eq!(got[..40_000], pa);
+    assert_eq!(got[40_000..68_997], pa[3..29_000]);
+    assert_eq!(&got[69_990..], b"frontback!");
+    assert_eq!(sink.octets(), pb[11..20_011]);
+    w.links[0].pipes[0].sent
+}
+
+#[test]
+fn refused_at_any_octet_nothing_is_lost_or_doubled() {
+    let total = exchange(|_| ());
+    // Every octet around the heads and tails of FPDUs, and some in between.
+    for at in (1..total).filter(|at| at % 9000 < 60 || at % 9000 > 8940 || at % 131 == 0) {
+        exchange(|w| w.links[0].pipes[0].takes = Cuts::At(at));
+    }
+    for seed in 0..40 {
+        exchange(|w| {
+            for pipe in &mut w.links[0].pipes {
+                pipe.takes = Cuts::Random(seed);
+                pipe.cuts = Cuts::Random(seed + 100);
+            }
+        });
+    }
+    for window in [1, 100, 8999, 9000, 9001, 30_000] {
+        exchange(|w| {
+            for pipe in &mut w.links[0].pipes {
+                pipe.window = window;
+                pipe.latency = 10;
+            }
+        });
+    }
+}
+
+#[test]
+fn the_payload_is_not_copied_when_tcp_takes_it() {
+    let mut w = World::connected(bare());
+    w.emss = 65483;
+    let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
+    let octets = a.pattern(1);
+    w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+    assert_eq!(b.octets(), octets);
+    assert_eq!(w.shared_octets, 1 << 20);
+    // With a CRC or Markers everything is.
+    for wiring in [Wiring::tcp(), bare().with(|o| o.markers = true)] {
+        let mut w = World::connected(wiring);
+        let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
+        w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        assert_eq!(w.shared_octets, 0);
+    }
+}
+
+#[test]
+fn memory_revoked_after_a_short_call_is_not_read_again() {
+    for at in [1, 2, 16, 17, 5000, 8999, 9000, 9001, 20_000] {
+        let mut w = World::pair(bare());
+        w.emss = 9000;
+        let (a, b) = (w.any_mr(A, 60_000), w.any_mr(B, 60_000));
+        let octets = a.pattern(1);
+        let rtr = w.links[0].pipes[0].sent;
+        w.links[0].pipes[0].takes = Cuts::At(rtr + at);
+        w.links[0].pipes[0].window = at as usize;
+        w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        // One call; then the memory goes and is scribbled over.
+        let (engine, now) = (w.qps[A].engine, w.now);
+        w.engines[engine].scan(now);
+        let Some(crate::engine::Work::Transmit(qp)) = w.engines[engine].next_work(now) else {
+            panic!("nothing to send")
+        };
+        w.transmit(engine, qp);
+        w.revoke(A, a.stag);
+        a.fill(0xEE);
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        assert_eq!(w.completions(A), ["1 RdmaWrite LocalProtection"]);
+        assert!(w.events(B)[1].starts_with("terminated by peer 0/0/00"), "framing is intact");
+        let got = b.octets();
+        let whole = got.iter().zip(&octets).take_while(|(g, o)| g == o).count();
+        assert!(got[whole..].iter().all(|o| *o == 0), "nothing of 0xEE at {at}");
+    }
+}
+
+#[test]
+fn memory_that_vanishes_costs_its_owner_only() {
+    crate::shm::fault::install().unwrap();
+    for response in [false, true] {
+        let mut w = World::pair(bare());
+        w.emss = 9000;
+        w.events(A);
+        let owner = if response { B } else { A };
+        let (mapping, fd) = Mapping::create_segment(65536).unwrap();
+        let bad = w.mr_over(owner, mapping, 65536, Access::all(), Scope::Pd, 0x10_0000);
+        let good = w.any_mr(1 - owner, 65536);
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        // What was framed before it arrives all the same.
+        let to = w.any_mr(1 - owner, 4);
+        w.push(owner, &[Wr::write(9, &[], &to, 0).inline(b"last")]);
+        let wr = if response {
+            Wr::read(1, good.all(), &bad, 0)
+        } else {
+            Wr::write(1, &[bad.all()], &good, 0)
+        };
+        w.post(A, &[wr]);
+        assert_eq!(&to.octets(), b"last");
+        let events = w.events(1 - owner);
+        assert!(events.last().unwrap().starts_with("terminated by peer 0/0/00"), "{events:?}");
+        assert!(w.misbehaved.iter().all(|(s, _)| *s == w.apps[owner].session));
+        assert!(!w.misbehaved.is_empty());
+        assert_eq!([w.state(A), w.state(B)], [QpState::Error, QpState::Error]);
+        assert_eq!(good.octets(), vec![0; 65536]);
+    }
+}

@@ -1,0 +1,270 @@
+//! A model of two connected QPs, simple enough to be believed: what each request does to memory,
+//! what it completes as, and what ends the stream.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use crate::types::Access;
+
+/// Regions of each end, by number: everything allowed, remotely readable, one QP's, no remote
+/// right, revoked from the start.
+pub(super) const REGIONS: usize = 5;
+pub(super) const REGION_LEN: usize = 200;
+/// The region that is limited to its end's QP.
+pub(super) const OWN: usize = 2;
+pub(super) const REVOKED: usize = 4;
+
+pub(super) fn rights(region: usize) -> Access {
+    match region {
+        1 => Access::REMOTE_READ,
+        3 => Access::LOCAL_WRITE,
+        _ => Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+    }
+}
+
+/// A range of a region, perhaps not inside of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub region: usize,
+    pub at: usize,
+}
+
+impl Place {
+    fn range(self, len: usize) -> std::ops::Range<usize> {
+        self.at..self.at + len
+    }
+}
+
+/// What an end does.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Receive { at: usize, len: usize },
+    Write { from: Place, to: Place, len: usize, inline: bool },
+    Send { from: Place, len: usize, inline: bool, solicited: bool, invalidate: Option<usize> },
+    Read { sink: Place, from: Place, len: usize, invalidate: bool },
+    LocalInvalidate { region: usize },
+}
+
+/// Ops that may fail in every way.
+pub(super) fn any_op() -> impl Strategy<Value = (usize, Op)> {
+    let region = prop_oneof![6 => Just(0usize), 1 => Just(1), 3 => Just(OWN), 1 => Just(3),
+        1 => Just(REVOKED)];
+    let place = (region.clone(), prop_oneof![12 => 0usize..100, 1 => 100usize..REGION_LEN + 2])
+        .prop_map(|(region, at)| Place { region, at });
+    let len = prop_oneof![1 => Just(0usize), 8 => 1usize..60, 1 => 60usize..100];
+    let op = prop_oneof![
+        6 => (0usize..100, 0usize..100).prop_map(|(at, len)| Op::Receive { at, len }),
+        4 => (place.clone(), place.clone(), len.clone(), any::<bool>())
+            .prop_map(|(from, to, len, inline)| Op::Write { from, to, len, inline }),
+        4 => (place.clone(), len.clone(), any::<bool>(), any::<bool>(),
+              prop_oneof![8 => Just(None), 1 => region.clone().prop_map(Some)])
+            .prop_map(|(from, len, inline, solicited, invalidate)| {
+                Op::Send { from, len, inline, solicited, invalidate }
+            }),
+        4 => (place.clone(), place, len, prop_oneof![9 => Just(false), 1 => Just(true)])
+            .prop_map(|(sink, from, len, invalidate)| Op::Read { sink, from, len, invalidate }),
+        1 => region.prop_map(|region| Op::LocalInvalidate { region }),
+    ];
+    (0usize..2, op)
+}
+
+/// Ops whose outcome does not depend on what else is under way: sources are regions nobody writes
+/// to, and nothing fails.
+pub(super) fn safe_op() -> impl Strategy<Value = (usize, Op)> {
+    let source = (0usize..100).prop_map(|at| Place { region: 1, at });
+    let len = prop_oneof![1 => Just(0usize), 8 => 1usize..100];
+    let op = prop_oneof![
+        3 => (source.clone(), 0usize..100, len.clone(), any::<bool>()).prop_map(
+            |(from, at, len, inline)| Op::Write {
+                from, to: Place { region: OWN, at }, len, inline: inline && len <= 60 }),
+        3 => (source.clone(), len.clone(), any::<bool>(), any::<bool>()).prop_map(
+            |(from, len, inline, solicited)| Op::Send {
+                from, len, inline: inline && len <= 60, solicited, invalidate: None }),
+        3 => (source, 0usize..100, len).prop_map(|(from, at, len)| Op::Read {
+                sink: Place { region: 3, at }, from, len, invalidate: false }),
+    ];
+    (0usize..2, op)
+}
+
+/// Both ends.
+pub(super) struct Model {
+    pub memory: [[Vec<u8>; REGIONS]; 2],
+    enabled: [[bool; REGIONS]; 2],
+    receives: [VecDeque<(u64, usize, usize)>; 2],
+    /// Completions not yet looked at.
+    pub completions: [Vec<String>; 2],
+    /// Who terminated the stream, and how.
+    pub ended: Option<(usize, &'static str)>,
+}
+
+impl Model {
+    pub fn new(memory: [[Vec<u8>; REGIONS]; 2]) -> Self {
+        let mut enabled = [[true; REGIONS]; 2];
+        enabled[0][REVOKED] = false;
+        enabled[1][REVOKED] = false;
+        Model {
+            memory,
+            enabled,
+            receives: Default::default(),
+            completions: Default::default(),
+            ended: None,
+        }
+    }
+
+    pub fn apply(&mut self, me: usize, id: u64, op: &Op) {
+        let peer = 1 - me;
+        let name = match op {
+            Op::Receive { at, len } => {
+                self.receives[me].push_back((id, *at, *len));
+                return;
+            }
+            Op::Write { .. } => "RdmaWrite",
+            Op::Send { .. } => "Send",
+            Op::Read { .. } => "RdmaRead",
+            Op::LocalInvalidate { .. } => "LocalInvalidate",
+        };
+        if self.ended.is_some() {
+            self.completions[me].push(format!("{id} {name} WrFlush"));
+            return;
+        }
+        if !self.is_local_valid(me, op) {
+            self.completions[me].push(format!("{id} {name} LocalProtection"));
+            return self.end(me, "0/0/00");
+        }
+        match op {
+            Op::Receive { .. } => {}
+            Op::Write { from, to, len, .. } => {
+                self.completions[me].push(format!("{id} RdmaWrite"));
+                match self.remote(peer, *to, *len, Access::REMOTE_WRITE) {
+                    Ok(()) => {
+                        let octets = self.octets(me, *from, *len);
+                        self.put(peer, *to, &octets);
+                    }
+                    Err(Why::Bounds) => self.end(peer, "1/1/01"),
+                    Err(Why::Gone | Why::Right) => self.end(peer, "1/1/00"),
+                }
+            }
+            Op::Send { from, len, solicited, invalidate, .. } => {
+                self.completions[me].push(format!("{id} Send"));
+                let octets = self.octets(me, *from, *len);
+                self.deliver(peer, &octets, *solicited, *invalidate);
+            }
+            Op::Read { sink, from, len, invalidate } => {
+                let code = match self.remote(peer, *from, *len, Access::REMOTE_READ) {
+                    Ok(()) => {
+                        let octets = self.octets(peer, *from, *len);
+                        self.put(me, *sink, &octets);
+                        if *invalidate {
+                            if !self.enabled[me][sink.region] {
+                                self.completions[me].push(format!("{id} RdmaRead LocalProtection"));
+                                return self.end(me, "0/0/00");
+                            }
+                            self.enabled[me][sink.region] = false;
+                        }
+                        self.completions[me].push(format!("{id} RdmaRead{}", spaced(*len)));
+                        return;
+                    }
+                    Err(Why::Gone) => "0/1/00",
+                    Err(Why::Right) => "0/1/02",
+                    Err(Why::Bounds) => "0/1/01",
+                };
+                self.completions[me].push(format!("{id} RdmaRead RemoteAccess {code}"));
+                self.end(peer, code);
+            }
+            Op::LocalInvalidate { region } => {
+                self.enabled[me][*region] = false;
+                self.completions[me].push(format!("{id} LocalInvalidate"));
+            }
+        }
+    }
+
+    fn deliver(&mut self, to: usize, octets: &[u8], solicited: bool, invalidate: Option<usize>) {
+        let Some((id, at, room)) = self.receives[to].pop_front() else {
+            return self.end(to, "1/2/02");
+        };
+        if octets.len() > room {
+            self.completions[to].push(format!("{id} Receive LocalLength 1/2/05"));
+            return self.end(to, "1/2/05");
+        }
+        if !octets.is_empty() && !self.enabled[to][0] {
+            self.completions[to].push(format!("{id} Receive LocalProtection"));
+            return self.end(to, "0/0/00");
+        }
+        self.put(to, Place { region: 0, at }, octets);
+        let len = spaced(octets.len());
+        let solicited = if solicited { " solicited" } else { "" };
+        match invalidate {
+            None => self.completions[to].push(format!("{id} Receive{len}{solicited}")),
+            Some(OWN) if self.enabled[to][OWN] => {
+                self.enabled[to][OWN] = false;
+                self.completions[to].push(format!("{id} Receive{len}{solicited} invalidated OWN"));
+            }
+            Some(region) => {
+                let code = if self.enabled[to][region] { "0/2/09" } else { "0/1/09" };
+                let refused = format!("{id} Receive RemoteInvalidRequest{len}{solicited}");
+                self.completions[to].push(refused);
+                self.end(to, code);
+            }
+        }
+    }
+
+    fn is_local_valid(&self, me: usize, op: &Op) -> bool {
+        let inside = |p: &Place, len: usize| {
+            len == 0 || self.enabled[me][p.region] && p.at + len <= REGION_LEN
+        };
+        match op {
+            Op::Write { inline: true, .. } | Op::Send { inline: true, .. } => true,
+            Op::Write { from, len, .. } | Op::Send { from, len, .. } => inside(from, *len),
+            Op::Read { sink, len, .. } => {
+                *len == 0 || inside(sink, *len) && rights(sink.region).contains(Access::LOCAL_WRITE)
+            }
+            Op::LocalInvalidate { region } => self.enabled[me][*region],
+            Op::Receive { .. } => true,
+        }
+    }
+
+    fn remote(&self, owner: usize, place: Place, len: usize, right: Access) -> Result<(), Why> {
+        if len == 0 {
+            Ok(())
+        } else if !self.enabled[owner][place.region] {
+            Err(Why::Gone)
+        } else if !rights(place.region).contains(right) {
+            Err(Why::Right)
+        } else if place.at + len > REGION_LEN {
+            Err(Why::Bounds)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Octets of a place; what inline data is made of may lie beyond its region.
+    pub fn octets(&self, of: usize, place: Place, len: usize) -> Vec<u8> {
+        let region = &self.memory[of][place.region];
+        place.range(len).map(|at| region.get(at).copied().unwrap_or(0xEE)).collect()
+    }
+
+    fn put(&mut self, of: usize, place: Place, octets: &[u8]) {
+        if !octets.is_empty() {
+            self.memory[of][place.region][place.range(octets.len())].copy_from_slice(octets);
+        }
+    }
+
+    fn end(&mut self, by: usize, code: &'static str) {
+        self.ended = Some((by, code));
+        for (receives, completions) in self.receives.iter_mut().zip(&mut self.completions) {
+            let flushed = receives.drain(..).map(|(id, ..)| format!("{id} Receive WrFlush"));
+            completions.extend(flushed);
+        }
+    }
+}
+
+enum Why {
+    Gone,
+    Right,
+    Bounds,
+}
+
+fn spaced(len: usize) -> String {
+    if len == 0 { String::new() } else { format!(" {len}") }
+}

@@ -1,0 +1,451 @@
+//! Completion queues that fill, and clients that write nonsense.
+
+use super::requests::Wr;
+use super::world::{A, B, QpShape, Wiring, World};
+use crate::abi::queue::{
+    ARM_NEXT, ARM_SOLICITED, QUEUE_HEADER_LEN, SendFlags, Sge, doorbell, doorbell_offset,
+    queue_header,
+};
+use crate::types::{QpState, Time};
+
+/// A pair whose A completes its sends to a CQ of so many entries, its receives to another.
+fn with_small_cq(wiring: Wiring, send_entries: u32, recv_entries: u32) -> World {
+    let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+    let a = w.app(0);
+    let b = w.app(usize::from(!wiring.direct));
+    let (send, recv) = (w.cq(a, send_entries), w.cq(a, recv_entries));
+    let cq_b = w.cq(b, 256);
+    w.qp(a, send, recv, QpShape::default());
+    w.qp(b, cq_b, cq_b, QpShape { rq: 128, sq: 128, ..QpShape::default() });
+    w.connect(A, B, wiring);
+    w.settle();
+    w.events(A);
+    w.events(B);
+    w
+}
+
+#[test]
+fn a_full_cq_holds_the_send_queue_until_the_client_reads() {
+    for wiring in Wiring::both() {
+        let mut w = with_small_cq(wiring, 4, 64);
+        let to = w.any_mr(B, 1);
+        let batch: Vec<Wr> =
+            (0..20).map(|n| Wr::write(n, &[], &to, 0).inline(&[n as u8])).collect();
+        w.post(A, &batch);
+        let mut next = 0;
+        while next < 20 {
+            assert_eq!(to.octets(), [(next + 3).min(19) as u8], "four at a time");
+            // Long enough for the worker to have gone to sleep over it.
+            w.advance(std::time::Duration::from_millis(10));
+            let found = w.poll_cq(0, 0, 4);
+            assert_eq!(found.len(), 4);
+            for c in found {
+                assert_eq!(c, format!("{next} RdmaWrite"));
+                next += 1;
+            }
+            w.settle();
+        }
+        assert_eq!(w.apps[0].cqs[0].cq.usage(), (0, 0, 20));
+        // Nobody waits any more: the client need not ring.
+        w.post(A, &[Wr::write(1, &[], &to, 0)]);
+        assert!(w.apps[0].cqs[0].consumer.poll().is_some());
+        assert_eq!(w.apps[0].cqs[0].consumer.release(), 0);
+    }
+}
+
+#[test]
+fn slots_that_others_give_back_wake_who_waits_for_them() {
+    // Two QPs on one CQ; the first holds all slots with unsignaled requests, of which the client
+    // never learns. On one worker, and on two.
+    for on in [0, 1] {
+        let mut w = World::new(&[2, 1]);
+        let (a, b) = (w.app(0), w.app(1));
+        let cq = w.cq(a, 8);
+        let cq_b = w.cq(b, 64);
+        for _ in 0..2 {
+            w.qp(a, cq, cq, QpShape::default());
+            w.qp(b, cq_b, cq_b, QpShape::default());
+        }
+        w.connect_on(0, 0, 1, 0, Wiring::tcp());
+        w.connect_on(2, on, 3, 0, Wiring::tcp());
+        w.settle();
+        let (one, other) = (w.any_mr(1, 1), w.any_mr(3, 1));
+        w.links[0].pipes[0].window = 0;
+        let silent: Vec<Wr> =
+            (0..8).map(|n| Wr::write(n, &[], &one, 0).inline(b"x").unsignaled()).collect();
+        w.post(0, &silent);
+        assert_eq!(w.apps[0].cqs[0].cq.usage().1, 8);
+        w.post(2, &[Wr::write(9, &[], &other, 0).inline(b"y")]);
+        assert_eq!(other.octets(), [0], "no slot");
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        assert_eq!(w.completions(0), ["9 RdmaWrite"], "worker {on}");
+        assert_eq!(other.octets(), *b"y");
+        assert_eq!(w.apps[0].cqs[0].cq.usage(), (0, 0, 1));
+    }
+}
+
+#[test]
+fn a_destroyed_qp_gives_its_slots_to_who_waits() {
+    let mut w = World::new(&[2, 1]);
+    let (a, b) = (w.app(0), w.app(1));
+    let (cq, cq_b) = (w.cq(a, 4), w.cq(b, 64));
+    for _ in 0..2 {
+        w.qp(a, cq, cq, QpShape::default());
+        w.qp(b, cq_b, cq_b, QpShape::default());
+    }
+    w.connect_on(0, 0, 1, 0, Wiring::tcp());
+    w.connect_on(2, 1, 3, 0, Wiring::tcp());
+    w.settle();
+    let to = w.any_mr(3, 1);
+    w.links[0].pipes[0].window = 0;
+    w.post(0, &(0..4).map(|n| Wr::write(n, &[], &to, 0)).collect::<Vec<_>>());
+    w.post(2, &[Wr::write(9, &[], &to, 0).inline(b"y")]);
+    assert_eq!(to.octets(), [0]);
+    w.destroy(0);
+    assert_eq!(to.octets(), *b"y");
+}
+
+#[test]
+fn a_receive_without_a_slot_kills_its_cq_and_no_other() {
+    for wiring in Wiring::both() {
+        let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+        let a = w.app(0);
+        let b = w.app(usize::from(!wiring.direct));
+        let (tiny, roomy) = (w.cq(a, 2), w.cq(a, 64));
+        let cq_b = w.cq(b, 64);
+        // Three connections: one overflows, one shares its CQ, one does not.
+        for (send, recv) in [(roomy, tiny), (tiny, roomy), (roomy, roomy)] {
+            w.qp(a, send, recv, QpShape::default());
+            w.qp(b, cq_b, cq_b, QpShape::default());
+        }
+        for n in [0, 2, 4] {
+            w.connect(n, n + 1, wiring);
+        }
+        w.settle();
+        w.events(0);
+        w.events(1);
+        for n in 0..4 {
+            w.recv(0, n, &[]);
+        }
+        w.post(1, &(0..3).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
+        let events = w.events(0);
+        assert_eq!(events.iter().filter(|e| *e == "CQ error").count(), 1, "{events:?}");
+        let fatal = "fatal: its completion queue is dead";
+        assert_eq!(events.iter().filter(|e| *e == fatal).count(), 2, "{events:?}");
+        let ended = events.iter().filter(|e| *e == "terminated 0/0/00").count();
+        assert_eq!(ended, 2, "{events:?} {wiring:?}");
+        assert_eq!(w.failed_cqs.len(), 1);
+        assert!(w.misbehaved.is_empty());
+        assert_eq!(
+            [w.state(0), w.state(2), w.state(4)],
+            [QpState::Error, QpState::Error, QpState::Rts]
+        );
+        assert_eq!(w.poll_cq(0, tiny, 99), ["0 Receive", "1 Receive"]);
+        w.post(4, &[Wr::write(8, &[], &nobodys(), 0)]);
+        assert!(w.poll_cq(0, roomy, 99).contains(&"8 RdmaWrite".to_owned()), "the third lives on");
+        // What is posted to the dead one stays where it is.
+        w.post(2, &[Wr::send(1, &[])]);
+        assert_eq!(w.poll_cq(0, tiny, 99), [""; 0]);
+    }
+}
+
+/// A region nobody looks at: for zero-length requests.
+fn nobodys() -> super::requests::Mr {
+    let (mapping, _fd) = crate::shm::Mapping::create_arena("none", 1).unwrap();
+    super::requests::Mr { stag: crate::types::Stag(1), iova: 0, len: 0, mapping }
+}
+
+#[test]
+fn a_flush_waits_for_room_and_goes_on_and_then_says_goodbye() {
+    for wiring in Wiring::both() {
+        let mut w = with_small_cq(wiring, 4, 4);
+        for n in 100..110 {
+            w.recv(A, n, &[]);
+        }
+        w.abort(A);
+        w.push(A, &(0..10).map(|n| Wr::send(n, &[])).collect::<Vec<_>>());
+        w.settle();
+        assert_eq!(w.events(A), [""; 0], "its flush is not done");
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        while sends.len() < 10 || receives.len() < 10 {
+            let (s, r) = (w.poll_cq(0, 0, 3), w.poll_cq(0, 1, 2));
+            assert!(!s.is_empty() || !r.is_empty(), "{sends:?} {receives:?}");
+            sends.extend(s);
+            receives.extend(r);
+            w.settle();
+        }
+        assert_eq!(sends, (0..10).map(|n| format!("{n} Send WrFlush")).collect::<Vec<_>>());
+        let flushed = (100..110).map(|n| format!("{n} Receive WrFlush")).collect::<Vec<_>>();
+        assert_eq!(receives, flushed);
+        assert_eq!(w.events(A), ["aborted"]);
+        assert!(w.failed_cqs.is_empty(), "a flush never overflows");
+        assert_eq!(w.next_timeout(), None);
+    }
+}
+
+#[test]
+fn goodbye_does_not_wait_for_ever() {
+    for wiring in Wiring::both() {
+        let mut w = with_small_cq(wiring, 4, 4);
+        for n in 0..10 {
+            w.recv(A, n, &[]);
+        }
+        w.abort(A);
+        assert_eq!(w.events(A), [""; 0]);
+        w.advance(std::time::Duration::from_secs(11));
+        assert_eq!(w.events(A), ["aborted"]);
+        assert_eq!(w.poll_cq(0, 1, 99).len(), 4);
+        w.settle();
+        assert_eq!(w.poll_cq(0, 1, 99).len(), 4, "the flush goes on");
+        assert_eq!(w.events(A), [""; 0]);
+    }
+}
+
+#[test]
+fn a_half_filled_receive_is_flushed_without_overflow() {
+    let (mut w, mut raw) = World::raw();
+    let app = w.app(0);
+    let (send, recv) = (w.cq(app, 8), w.cq(app, 1));
+    let qp = w.qp(app, send, recv, QpShape::default());
+    let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+    let mut second = w.connect_raw(qp, true, options, options);
+    let to = w.any_mr(qp, 10);
+    w.recv(qp, 1, &[]);
+    w.recv(qp, 2, &[to.all()]);
+    second.send(&mut w, 1, b"");
+    let header = second.untagged(crate::rdmap::Opcode::Send, 0, 2, 0, false);
+    second.segment(&mut w, header, b"half");
+    second.finish(&mut w);
+    assert!(w.failed_cqs.is_empty());
+    assert_eq!(w.poll_cq(app, recv, 9), ["1 Receive"]);
+    w.settle();
+    assert_eq!(w.poll_cq(app, recv, 9), ["2 Receive WrFlush"]);
+    raw.collect(&mut w);
+}
+
+#[test]
+fn events_are_sent_when_armed_and_only_then() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let to = w.any_mr(B, 1);
+        let id = w.apps[1].cqs[0].cq.id();
+        let mut next = 0;
+        let mut send = |w: &mut World, flags: SendFlags| {
+            next += 1;
+            w.recv(B, next, &[to.all()]);
+            w.post(A, &[Wr::send(next, &[]).with(flags)]);
+            std::mem::take(&mut w.apps[1].notified)
+        };
+        assert_eq!(send(&mut w, SendFlags::empty()), []);
+        w.apps[1].cqs[0].consumer.arm(ARM_NEXT);
+        assert_eq!(send(&mut w, SendFlags::empty()), [id]);
+        assert_eq!(send(&mut w, SendFlags::empty()), [], "one event per arm");
+        w.apps[1].cqs[0].consumer.arm(ARM_SOLICITED);
+        assert_eq!(send(&mut w, SendFlags::empty()), []);
+        assert_eq!(send(&mut w, SendFlags::SOLICITED), [id]);
+        w.apps[1].cqs[0].consumer.arm(ARM_SOLICITED);
+        w.recv(B, 99, &[]);
+        w.abort(B);
+        assert_eq!(w.apps[1].notified, [id], "a failure counts as solicited");
+    }
+}
+
+// --- Nonsense in shared memory -------------------------------------------------------------------
+
+fn poke(w: &World, app: usize, at: usize, word: u64) {
+    w.apps[app].arena.store_u64(at, word).unwrap();
+}
+
+/// Where in its arena the queue is that follows everything made before `make`.
+fn offset_of_next(w: &World, app: usize) -> usize {
+    w.apps[app].next_offset()
+}
+
+#[test]
+fn impossible_indices_end_the_session() {
+    for wiring in Wiring::both() {
+        for queue in ["sq", "rq", "cq"] {
+            let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+            let a = w.app(0);
+            let b = w.app(usize::from(!wiring.direct));
+            let at_cq = offset_of_next(&w, a);
+            let cq = w.cq(a, 4);
+            let at_sq = offset_of_next(&w, a);
+            let shape = QpShape::default();
+            let cq_b = w.cq(b, 64);
+            w.qp(a, cq, cq, shape);
+            let at_rq = at_sq
+                + crate::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline)
+                    .octets()
+                    .next_multiple_of(64);
+            w.qp(b, cq_b, cq_b, shape);
+            w.connect(A, B, wiring);
+            w.settle();
+            w.events(A);
+            w.events(B);
+            match queue {
+                "sq" => poke(&w, a, at_sq + queue_header::PRODUCER, 1000),
+                "rq" => poke(&w, a, at_rq + queue_header::PRODUCER, u64::from(u32::MAX)),
+                _ => poke(&w, a, at_cq + queue_header::CONSUMER, 77),
+            }
+            let (app, bell) = (w.qps[A].app, w.qps[A].doorbell);
+            if queue == "cq" {
+                let batch: Vec<Wr> = (0..8).map(|n| Wr::send(n, &[])).collect();
+                for n in 0..8 {
+                    w.recv(B, n, &[]);
+                }
+                w.push(A, &batch);
+            }
+            if queue == "rq" {
+                w.push(B, &[Wr::send(1, &[])]);
+            }
+            w.ring(app, 0, bell);
+            w.settle();
+            assert_eq!(w.misbehaved.len(), 1, "{queue}: {:?}", w.misbehaved);
+            assert_eq!(w.misbehaved[0].0, w.apps[0].session);
+            assert_eq!(w.state(A), QpState::Error, "{queue} {wiring:?}");
+            let at_b = w.events(B);
+            assert_eq!(at_b, ["terminated by peer 0/0/00"], "{queue}");
+            assert_eq!(w.state(B), QpState::Error);
+            // It rings on and on, and is not reported on and on.
+            for _ in 0..3 {
+                w.ring(app, 0, bell);
+                w.settle();
+            }
+            assert_eq!(w.misbehaved.len(), 1);
+        }
+    }
+}
+
+#[test]
+fn malformed_entries_fail_by_name() {
+    for wiring in Wiring::both() {
+        for (word, value) in [
+            (0, 1 << 48),
+            (7, 1),
+            (0, 17 << 8),
+            (0, 5 << 8),
+            (0, u64::from(SendFlags::INLINE.bits()) << 16 | 100 << 32),
+            (0, 7 << 32),
+        ] {
+            let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+            let a = w.app(0);
+            let b = w.app(usize::from(!wiring.direct));
+            let (cq, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+            let at = offset_of_next(&w, a) + QUEUE_HEADER_LEN;
+            w.qp(a, cq, cq, QpShape::default());
+            w.qp(b, cq_b, cq_b, QpShape::default());
+            w.connect(A, B, wiring);
+            w.settle();
+            w.events(A);
+            let q = &mut w.qps[A];
+            let wr = Wr::send(3, &[]);
+            q.sq.push(&wr.header, &[], &[]).unwrap();
+            let old = w.apps[a].arena.load_u64(at + word * 8).unwrap();
+            poke(&w, a, at + word * 8, old | value);
+            w.push(A, &[Wr::send(4, &[])]);
+            w.settle();
+            let expected = ["3 Send LocalQpOperation", "4 Send WrFlush"];
+            assert_eq!(w.completions(A), expected, "{word} {value:#x}");
+            assert!(w.misbehaved.is_empty(), "this costs the QP, not the session");
+        }
+    }
+}
+
+#[test]
+fn a_malformed_receive_fails_by_name() {
+    for wiring in Wiring::both() {
+        let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+        let a = w.app(0);
+        let b = w.app(usize::from(!wiring.direct));
+        let (cq, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+        w.qp(a, cq, cq, QpShape::default());
+        let before = offset_of_next(&w, b);
+        let shape = QpShape::default();
+        w.qp(b, cq_b, cq_b, shape);
+        let sq = crate::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline);
+        let at = before + sq.octets().next_multiple_of(64) + QUEUE_HEADER_LEN;
+        w.connect(A, B, wiring);
+        w.settle();
+        w.events(A);
+        w.recv(B, 5, &[]);
+        w.recv(B, 6, &[]);
+        poke(&w, b, at, 1 << 9);
+        w.post(A, &[Wr::send(1, &[])]);
+        assert_eq!(w.completions(B), ["5 Receive LocalQpOperation", "6 Receive WrFlush"]);
+        assert_eq!(w.events(A), ["terminated by peer 0/0/00"]);
+    }
+}
+
+#[test]
+fn every_doorbell_may_ring() {
+    let mut w = World::connected(Wiring::direct());
+    for index in (0..doorbell::INDICES).step_by(7).chain([doorbell::INDICES - 1]) {
+        w.ring(0, 0, index);
+        w.round();
+    }
+    poke(&w, 0, doorbell_offset(0) + doorbell::SUMMARY, u64::MAX);
+    w.settle();
+    let to = w.any_mr(B, 1);
+    w.post(A, &[Wr::write(1, &[], &to, 0)]);
+    assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+}
+
+#[test]
+fn elements_from_nowhere_and_everywhere() {
+    for wiring in Wiring::both() {
+        for sge in [
+            Sge { addr: u64::MAX, length: u32::MAX, lkey: 0 },
+            Sge { addr: 0, length: u32::MAX, lkey: u32::MAX },
+            Sge { addr: u64::MAX - 3, length: 8, lkey: 1 },
+        ] {
+            let mut w = World::connected(wiring);
+            let to = w.any_mr(B, 1);
+            let list = [sge, sge, sge, sge];
+            let status = match sge.length {
+                u32::MAX => "LocalLength",
+                _ => "LocalProtection",
+            };
+            w.post(A, &[Wr::write(1, &list, &to, 0)]);
+            assert_eq!(w.completions(A), [format!("1 RdmaWrite {status}")]);
+            let mut w = World::connected(wiring);
+            w.recv(B, 2, &list);
+            w.post(A, &[Wr::send(1, &[]).inline(b"x")]);
+            assert_eq!(w.completions(B), ["2 Receive LocalProtection"]);
+        }
+    }
+}
+
+#[test]
+fn memory_that_vanishes_costs_its_owner_only() {
+    crate::shm::fault::install().unwrap();
+    for wiring in Wiring::both() {
+        for side in ["source", "sink"] {
+            let mut w = World::connected(wiring);
+            let all = crate::types::Access::all();
+            let owner = if side == "source" { A } else { B };
+            let (mapping, fd) = crate::shm::Mapping::create_segment(8192).unwrap();
+            let scope = crate::types::Scope::Pd;
+            let bad = w.mr_over(owner, mapping, 8192, all, scope, 0x10_0000);
+            let good = w.any_mr(1 - owner, 8192);
+            rustix::fs::ftruncate(&fd, 0).unwrap();
+            let (from, to) = if side == "source" { (&bad, &good) } else { (&good, &bad) };
+            w.post(A, &[Wr::write(1, &[from.all()], to, 0)]);
+            assert_eq!(w.misbehaved.len(), 1, "{side} {wiring:?}");
+            assert_eq!(w.misbehaved[0].0, w.apps[owner].session, "{side} {wiring:?}");
+            assert_eq!([w.state(A), w.state(B)], [QpState::Error, QpState::Error]);
+        }
+    }
+}
+
+#[test]
+fn the_clock_may_stand_still_or_jump() {
+    let mut w = World::connected(Wiring::tcp());
+    let to = w.any_mr(B, 1);
+    for now in [Time(0), Time(u64::MAX), Time(5)] {
+        w.now = now;
+        w.post(A, &[Wr::write(1, &[], &to, 0)]);
+        assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+    }
+}

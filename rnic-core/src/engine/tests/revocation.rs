@@ -1,0 +1,287 @@
+//! Memory that is taken away: by its owner, by a request, by the peer, in the middle of things.
+
+use super::raw::ulpdu;
+use super::requests::Wr;
+use super::world::{A, B, QpShape, Wiring, World};
+use crate::ddp::Header;
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::types::{Access, QpState, Stag, TaggedOffset};
+
+/// Keeps each call to the socket to one segment, so that messages are seen under way.
+fn one_segment_at_a_time(w: &mut World) {
+    for qp in w.engines.iter_mut().flat_map(|e| &mut e.qps).flatten() {
+        if let crate::engine::qp::Link::Tcp(tcp) = &mut qp.link {
+            tcp.batch = 1;
+        }
+    }
+}
+
+#[test]
+fn a_response_under_way_stops_at_a_segment_boundary() {
+    // Decision D31, RFC 5040 section 4.8: the header goes back advanced by what was sent.
+    let (mut w, mut raw) = World::raw();
+    one_segment_at_a_time(&mut w);
+    let from = w.mr(A, 10_000, Access::REMOTE_READ);
+    w.links[0].pipes[0].window = 3000;
+    let request = ReadRequest {
+        sink_stag: Stag(0xA1A2_A3A4),
+        sink_to: TaggedOffset(0x10),
+        size: 10_000,
+        src_stag: from.stag,
+        src_to: TaggedOffset(from.iova),
+    };
+    raw.read(&mut w, 1, &request);
+    w.revoke(A, from.stag);
+    w.links[0].pipes[0].window = 1 << 20;
+    w.settle();
+    let segments = raw.segments(&mut w);
+    let (last, sent) = segments.split_last().unwrap();
+    let octets: usize = sent.iter().map(|s| s.payload.len()).sum();
+    assert!(octets > 0 && octets < 10_000, "{octets}");
+    assert_eq!(last.opcode(), Opcode::Terminate);
+    let t = crate::rdmap::Terminate::parse(&last.payload).unwrap();
+    assert_eq!(t.code.to_string(), "0/1/00");
+    let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
+    assert_eq!(t.ddp_header, Some(&ulpdu(&header, &[])[..]));
+    assert_eq!(ReadRequest::parse(t.read_request.unwrap()), request.advanced(octets as u32));
+    assert!(raw.fin);
+}
+
+#[test]
+fn a_source_revoked_under_way_ends_the_request() {
+    let (mut w, mut raw) = World::raw();
+    one_segment_at_a_time(&mut w);
+    let from = w.any_mr(A, 10_000);
+    w.links[0].pipes[0].window = 3000;
+    w.post(A, &[Wr::write(1, &[from.all()], &from, 0)]);
+    w.revoke(A, from.stag);
+    w.links[0].pipes[0].window = 1 << 20;
+    w.settle();
+    let segments = raw.segments(&mut w);
+    assert!(segments.len() < 8);
+    assert_eq!(segments.last().unwrap().payload, [0, 0, 0, 0], "Terminate 0/0/00, no headers");
+    assert_eq!(w.completions(A), ["1 RdmaWrite LocalProtection"]);
+}
+
+#[test]
+fn a_sink_revoked_while_its_read_is_out() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        if !wiring.direct {
+            w.links[0].pipes[0].latency = 1_000_000;
+        }
+        let (sink, from) = (w.any_mr(A, 10), w.any_mr(B, 10));
+        w.push(A, &[Wr::read(1, sink.all(), &from, 0)]);
+        if wiring.direct {
+            // Only the request has gone over.
+            let now = w.now;
+            w.engines[0].scan(now);
+            let key = w.engines[0].by_id[&w.qps[A].id];
+            assert_eq!(w.engines[0].shard.schedule.pop(), Some(key));
+            let mut a = w.engines[0].qps[key as usize].take().unwrap();
+            a.scheduled = false;
+            a.deficit = 1;
+            let peer = w.engines[0].by_id[&w.qps[B].id];
+            w.engines[0].turn_direct(&mut a, peer);
+            w.engines[0].qps[key as usize] = Some(a);
+        } else {
+            w.round();
+        }
+        w.revoke(A, sink.stag);
+        w.settle();
+        assert_eq!(w.completions(A), ["1 RdmaRead LocalAccess 1/1/00"], "{wiring:?}");
+        assert_eq!(sink.octets(), [0; 10]);
+        assert!(w.events(B)[0].starts_with("terminated by peer 1/1/00"));
+    }
+}
+
+#[test]
+fn nothing_changes_behind_a_revocation() {
+    // Decisions test 37: at every point of a stream of Writes.
+    for wiring in Wiring::both() {
+        for rounds in 0..12 {
+            let mut w = World::connected(wiring);
+            one_segment_at_a_time(&mut w);
+            let (from, to) = (w.any_mr(A, 50_000), w.any_mr(B, 50_000));
+            from.fill(0xAB);
+            w.push(A, &[Wr::write(1, &[from.all()], &to, 0), Wr::write(2, &[from.all()], &to, 0)]);
+            for _ in 0..rounds {
+                w.round();
+            }
+            w.revoke(B, to.stag);
+            to.fill(0);
+            w.settle();
+            assert_eq!(to.octets(), vec![0; 50_000], "after {rounds} rounds");
+        }
+    }
+}
+
+#[test]
+fn local_invalidate_of_a_qps_own_region_is_done_at_once() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let own = w.own_mr(A, 10, Access::REMOTE_WRITE);
+        w.post(A, &[Wr::local_invalidate(1, own.stag), Wr::send(2, &[])]);
+        assert_eq!(w.completions(A)[0], "1 LocalInvalidate");
+        let mut w = World::connected(wiring);
+        let own = w.own_mr(A, 10, Access::REMOTE_WRITE);
+        w.post(A, &[Wr::local_invalidate(1, own.stag)]);
+        w.post(B, &[Wr::write(2, &[], &own, 0).inline(b"x")]);
+        assert!(w.events(B)[1..].is_empty() && w.events(A)[0].starts_with("terminated 1/1/00"));
+        // Twice, or what is not its own: refused.
+        for what in ["twice", "unknown", "foreign"] {
+            let mut w = World::connected(wiring);
+            let stag = match what {
+                "twice" => {
+                    let own = w.own_mr(A, 10, Access::REMOTE_WRITE);
+                    w.post(A, &[Wr::local_invalidate(1, own.stag)]);
+                    w.completions(A);
+                    own.stag
+                }
+                "unknown" => Stag(7),
+                _ => w.any_mr(B, 1).stag,
+            };
+            w.post(A, &[Wr::local_invalidate(2, stag)]);
+            assert_eq!(w.completions(A), ["2 LocalInvalidate LocalProtection"], "{what}");
+        }
+    }
+}
+
+#[test]
+fn local_invalidate_of_a_domains_region_waits_for_every_worker() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.answer_invalidations = false;
+        let (shared, second) = (w.any_mr(A, 10), w.any_mr(A, 10));
+        w.recv(B, 7, &[]);
+        w.post(
+            A,
+            &[
+                Wr::local_invalidate(1, shared.stag),
+                Wr::local_invalidate(2, second.stag),
+                Wr::send(3, &[]),
+            ],
+        );
+        assert_eq!(w.completions(A), [""; 0]);
+        assert_eq!(w.completions(B), [""; 0], "nothing overtakes it");
+        assert_eq!(w.invalidations.len(), 1);
+        assert_eq!(w.invalidations[0].2, shared.stag);
+        w.answer();
+        w.settle();
+        assert_eq!(w.completions(A), ["1 LocalInvalidate"]);
+        assert_eq!(w.invalidations[0].2, second.stag);
+        w.answer();
+        w.settle();
+        assert_eq!(w.completions(A), ["2 LocalInvalidate", "3 Send"], "{wiring:?}");
+        assert_eq!(w.completions(B), ["7 Receive"]);
+        // An answer that comes after the end is of no consequence.
+        let third = w.any_mr(A, 10);
+        w.post(A, &[Wr::local_invalidate(4, third.stag)]);
+        w.abort(A);
+        assert_eq!(w.completions(A), ["4 LocalInvalidate WrFlush"]);
+        w.answer();
+        w.settle();
+        assert_eq!(w.completions(A), [""; 0]);
+    }
+}
+
+#[test]
+fn read_with_invalidate_leaves_a_dead_sink() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let own = w.own_mr(A, 10, Access::LOCAL_WRITE | Access::REMOTE_READ);
+        let shared = w.any_mr(A, 10);
+        let from = w.any_mr(B, 10);
+        let octets = from.pattern(1);
+        w.post(
+            A,
+            &[
+                Wr::read_invalidate(1, own.all(), &from, 0),
+                Wr::read_invalidate(2, shared.all(), &from, 0),
+            ],
+        );
+        assert_eq!(w.completions(A), ["1 RdmaRead 10", "2 RdmaRead 10"], "{wiring:?}");
+        assert_eq!([own.octets(), shared.octets()], [octets.clone(), octets]);
+        w.post(B, &[Wr::read(3, from.all(), &shared, 0)]);
+        assert_eq!(w.completions(B), ["3 RdmaRead RemoteAccess 0/1/00"]);
+    }
+}
+
+#[test]
+fn invalidations_that_overlap_are_all_answered() {
+    // A read with invalidate that ends while a local invalidate is being answered.
+    let (mut w, mut raw) = World::raw();
+    w.answer_invalidations = false;
+    let (sink, other, source) = (w.any_mr(A, 1), w.any_mr(A, 1), w.any_mr(A, 1));
+    w.post(
+        A,
+        &[Wr::read_invalidate(1, sink.all(), &source, 0), Wr::local_invalidate(2, other.stag)],
+    );
+    assert_eq!(w.invalidations.len(), 1);
+    raw.response(&mut w, sink.stag, sink.iova, b"x", true);
+    assert_eq!(w.completions(A), [""; 0]);
+    w.answer();
+    w.settle();
+    assert_eq!(w.completions(A), [""; 0], "the read is first, and its sink not gone yet");
+    w.answer();
+    w.settle();
+    assert_eq!(w.completions(A), ["1 RdmaRead 1", "2 LocalInvalidate"]);
+    assert_eq!(w.engines[0].shard.stags.len(), 1);
+}
+
+#[test]
+fn an_stag_of_one_qp_serves_no_other() {
+    let mut w = World::new(&[1]);
+    let (a, b) = (w.app(0), w.app(0));
+    let (cq_a, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+    for _ in 0..2 {
+        w.qp(a, cq_a, cq_a, QpShape::default());
+        w.qp(b, cq_b, cq_b, QpShape::default());
+    }
+    w.connect(0, 1, Wiring::direct());
+    w.connect(2, 3, Wiring::direct());
+    w.settle();
+    let own = w.own_mr(1, 10, Access::all());
+    let to = w.any_mr(0, 10);
+    // By the right stream; as a local key of the wrong one; by the wrong stream.
+    w.post(0, &[Wr::write(1, &[], &own, 0).inline(b"x")]);
+    assert_eq!(w.completions(0), ["1 RdmaWrite"]);
+    w.post(3, &[Wr::write(2, &[own.all()], &to, 0)]);
+    assert_eq!(w.completions(3), ["2 RdmaWrite LocalProtection"]);
+    assert_eq!(w.state(2), QpState::Error);
+    let mut w2 = World::new(&[1]);
+    let (a, b) = (w2.app(0), w2.app(0));
+    let (cq_a, cq_b) = (w2.cq(a, 64), w2.cq(b, 64));
+    for _ in 0..2 {
+        w2.qp(a, cq_a, cq_a, QpShape::default());
+        w2.qp(b, cq_b, cq_b, QpShape::default());
+    }
+    w2.connect(0, 1, Wiring::direct());
+    w2.connect(2, 3, Wiring::direct());
+    w2.settle();
+    w2.events(0);
+    let own = w2.own_mr(1, 10, Access::all());
+    w2.post(2, &[Wr::write(1, &[], &own, 0).inline(b"x")]);
+    assert!(w2.events(2)[0].starts_with("terminated by peer 1/1/02"));
+    assert_eq!(own.octets(), [0; 10]);
+}
+
+#[test]
+fn a_header_that_failed_is_a_tagged_one() {
+    // The Terminate about a Write encloses 14 octets, whichever path the Write took.
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let to = w.mr(B, 10, Access::REMOTE_READ);
+        w.post(A, &[Wr::write(1, &[], &to, 3).inline(b"abc")]);
+        let header = Header::Tagged(crate::ddp::TaggedHeader {
+            last: true,
+            dv: 1,
+            rsvd_ulp: 0x40,
+            stag: to.stag,
+            to: TaggedOffset(to.iova + 3),
+        });
+        let octets = ulpdu(&header, &[]);
+        let hex: String = octets.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(w.events(A), [format!("terminated by peer 1/1/00 0011{hex}")], "{wiring:?}");
+    }
+}
