@@ -61,6 +61,19 @@ struct Session {
     queues: Vec<QueueLocation>,
     /// Producer indices of the queues, as honest as they begin.
     produced: Vec<u32>,
+    style: Style,
+}
+
+/// What a session is out for. One that breaks every rule is ended at once; the more it keeps, the
+/// further it gets.
+#[derive(Clone, Copy)]
+enum Style {
+    /// Everything.
+    Vandal,
+    /// Well-formed control messages, nonsense in shared memory.
+    Scribbler,
+    /// Well-formed queues, too: only what they say makes no sense.
+    Liar,
 }
 
 impl Session {
@@ -88,6 +101,7 @@ impl Session {
             memory,
             queues: Vec::new(),
             produced: Vec::new(),
+            style: [Style::Vandal, Style::Scribbler, Style::Liar][rng.below(3) as usize],
         };
         for _ in 0..2 {
             session.make_cq(rng)?;
@@ -190,7 +204,12 @@ impl Session {
 
     /// Does one thing a client should not; `None` when the session has ended.
     fn misbehave(&mut self, rng: &mut Rng) -> Option<()> {
-        match rng.below(20) {
+        let deed = match self.style {
+            Style::Vandal => rng.below(20),
+            Style::Scribbler => [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18][rng.below(11) as usize],
+            Style::Liar => 4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15][rng.below(11) as usize],
+        };
+        match deed {
             0 => self.scribble_anywhere(rng),
             1..=3 => self.scribble_header(rng),
             4..=9 => self.post(rng),
@@ -359,7 +378,7 @@ impl Session {
                 let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
             }
         }
-        if rng.below(3) == 0 {
+        if rng.below(3) == 0 && !self.raw.descriptors.is_empty() {
             let n = rng.below(self.raw.descriptors.len() as u64) as usize;
             drop(self.raw.descriptors.swap_remove(n));
         }
@@ -497,6 +516,28 @@ impl Session {
             }
             _ => {}
         }
+    }
+}
+
+/// A session with traffic and descriptors that it has filled, made to block, or closed, and now
+/// does nothing.
+pub fn linger(socket: &Path, seed: u64) -> Option<impl Drop> {
+    let mut rng = Rng::new(seed);
+    let mut session = Session::open(socket, None, &mut rng)?;
+    for _ in 0..3 {
+        session.post(&mut rng);
+        session.scribble_doorbells(&mut rng);
+        session.abuse_descriptors(&mut rng);
+    }
+    Some(Lingering(session))
+}
+
+struct Lingering(Session);
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        // Its socket has been kept until here.
+        self.0.raw.descriptors.clear();
     }
 }
 

@@ -1,6 +1,8 @@
 //! Clients that obey nothing, beside clients whose every octet is checked.
 
-use rnic_tests::{Daemon, Process, binaries};
+use std::time::Duration;
+
+use rnic_tests::{Daemon, Process, binaries, hostile};
 
 /// Seconds of each attack: two attackers on two daemons at once are enough for two cores.
 fn seconds() -> String {
@@ -53,4 +55,34 @@ fn beside_the_direct_path_with_three_workers() {
 #[test]
 fn beside_tcp_with_one_worker() {
     attack("[engine]\nworkers = 1\nloopback = \"tcp\"\n", [3, 4]);
+}
+
+/// Clock ticks of CPU time that the daemon has used.
+fn ticks(daemon: &Daemon) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
+    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
+    fields.map(|n| n.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn sessions_left_in_ruins_cost_no_cpu() {
+    for config in ["[engine]\nworkers = 2\n", "[engine]\nloopback = \"tcp\"\n"] {
+        let daemon = Daemon::start(binaries!(), config);
+        let lingering: Vec<_> =
+            (0..20).filter_map(|seed| hostile::linger(daemon.socket(), seed)).collect();
+        assert!(lingering.len() > 10);
+        daemon.status();
+        // A worker that spins uses nearly all of the time, whatever else runs on this machine.
+        let window = Duration::from_millis(500);
+        let used = (0..4)
+            .map(|_| {
+                let before = ticks(&daemon);
+                std::thread::sleep(window);
+                ticks(&daemon) - before
+            })
+            .min();
+        assert!(used.unwrap() <= 5, "{used:?} ticks of CPU time in {window:?}");
+        drop(lingering);
+        daemon.is_empty();
+    }
 }
