@@ -73,6 +73,13 @@ pub enum Output {
     Notify(Arc<Cq>),
     /// Shut down the sending direction of the QP's socket.
     ShutdownWrite(QpId),
+    /// Hand these last octets to the QP's socket if it takes them at once; `Close` follows.
+    Farewell {
+        /// Whose.
+        qp: QpId,
+        /// A whole Terminate.
+        octets: Vec<u8>,
+    },
     /// Close the QP's socket.
     Close {
         /// Whose.
@@ -346,16 +353,26 @@ impl Engine {
         self.disconnect(qp, true, now);
     }
 
-    /// Forgets a QP. Its peer sees the connection end; nothing of it completes any more.
+    /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;
+    /// nothing of it completes any more.
     pub fn destroy(&mut self, id: QpId, now: Time) {
         self.shard.now = now;
         let Some(key) = self.by_id.remove(&id) else { return };
         let Some(mut qp) = self.qps[key as usize].take() else { return };
         let shard = &mut self.shard;
-        match &qp.link {
-            Link::Direct(peer) => shard.deliver(*peer, Delivery::Reset),
-            Link::Tcp(_) => shard.outputs.push_back(Output::Close { qp: id, reset: true }),
-            Link::None => {}
+        let farewell = qp.farewell();
+        let reset = farewell.is_none();
+        match (&qp.link, farewell) {
+            (Link::Direct(peer), Some(payload)) => {
+                shard.deliver(*peer, Delivery::Terminate(payload));
+            }
+            (Link::Direct(peer), None) => shard.deliver(*peer, Delivery::Reset),
+            (Link::Tcp(_), farewell) => {
+                let last = farewell.map(|octets| Output::Farewell { qp: id, octets });
+                shard.outputs.extend(last);
+                shard.outputs.push_back(Output::Close { qp: id, reset });
+            }
+            (Link::None, _) => {}
         }
         shard.timers.set(&mut qp, None);
         if qp.scheduled {

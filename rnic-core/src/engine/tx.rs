@@ -320,6 +320,29 @@ impl Qp {
         frame_octets(tcp, &header, payload, out)
     }
 
+    /// The Terminate with which a QP leaves that is destroyed while connected: an FPDU, or for the
+    /// direct path its payload. None where it would not stand between two messages, or where
+    /// nothing may be sent.
+    pub(super) fn farewell(&mut self) -> Option<Vec<u8>> {
+        let inside = self.message.as_ref().is_some_and(|m| m.sent > 0);
+        if !self.phase.sends() || inside {
+            return None;
+        }
+        let fault = Fault::local(codes::RDMA_LOCAL_CATASTROPHIC);
+        let payload = terminate::build(fault, &[], None);
+        match &self.link {
+            Link::None => None,
+            Link::Direct(_) => Some(payload),
+            Link::Tcp(tcp) if tcp.has_unsent() || tcp.rtr.is_some() => None,
+            Link::Tcp(_) => {
+                let mut octets = vec![0; FAREWELL_LEN];
+                let len = self.frame_terminate(&payload, &mut octets);
+                octets.truncate(len);
+                Some(octets)
+            }
+        }
+    }
+
     /// What follows from octets having been accepted: FIN behind a Terminate, FIN behind the last
     /// message of a disconnect.
     fn after_transmit(&mut self, shard: &mut Shard) {
@@ -341,6 +364,9 @@ impl Qp {
         }
     }
 }
+
+/// Room for a Terminate that encloses nothing, Markers included.
+const FAREWELL_LEN: usize = 64;
 
 fn frame_octets(
     tcp: &mut super::tcp::TcpLink,

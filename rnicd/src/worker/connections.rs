@@ -11,6 +11,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use rnic_core::types::{QpId, SessionId, Time};
 use slab::Slab;
+use rustix::net::SendFlags;
 use socket2::SockRef;
 
 use crate::events::{ChannelSender, EventSender, Sent};
@@ -229,6 +230,15 @@ impl Connections {
         if let Some(connection) = self.of_qp(qp) {
             // If it fails the connection is gone, which the next receive shows.
             let _ = connection.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Sends a QP's last octets, if its connection takes them now.
+    pub(super) fn farewell(&mut self, qp: QpId, octets: &[u8]) {
+        if let Some(connection) = self.of_qp(qp) {
+            // A peer that does not read is not waited for.
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            let _ = rustix::net::send(&connection.stream, octets, flags);
         }
     }
 

@@ -183,6 +183,7 @@ impl Worker {
                 }
                 Output::Notify(cq) => self.clients.notify(cq.id(), &mut self.connections),
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
+                Output::Farewell { qp, octets } => self.connections.farewell(qp, &octets),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
                 Output::Invalidate { qp, stag } => {
                     self.report(Report::Invalidate { worker: self.number, qp, stag });

@@ -726,6 +726,10 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("shut down after closing");
                     self.links[l].pipes[end].finish(self.now);
                 }
+                Output::Farewell { qp, octets } => {
+                    let (l, end) = self.link_of(engine, qp).expect("farewell after closing");
+                    let _ = self.links[l].send(end, &octets, self.now);
+                }
                 Output::Close { qp, reset } => {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");
                     self.links[l].close(end, reset, self.now);
