@@ -33,6 +33,9 @@ fn reply(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// Whether a ULPDU is what was agreed upon.
+type IsIt = fn(&[u8]) -> bool;
+
 /// A client of a daemon, and a socket for the peer that it connects to.
 struct Client {
     context: Context,
@@ -92,11 +95,11 @@ fn ulpdu(stream: &mut TcpStream) -> Vec<u8> {
 fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
     let client = Client::new("");
     // The first octet of a Read Request, a Write, a Send; and the Reply that asks for it.
-    let ways: [(&str, u16, u16, &dyn Fn(&[u8]) -> bool); 4] = [
-        ("Write", 0, BY_WRITE, &|u| u == tagged(0, 0, 0, b"") || u[..2] == [0xC1, 0x40]),
-        ("Read", 0, BY_READ, &|u| u[..2] == [0x41, 0x41] && u.len() == 46 && u[30..34] == [0; 4]),
-        ("Send", BY_SEND, 0, &|u| u == untagged(3, 0, 1, b"")),
-        ("any", BY_SEND, BY_WRITE | BY_READ, &|u| u[..2] == [0xC1, 0x40] && u.len() == 14),
+    let ways: [(&str, u16, u16, IsIt); 4] = [
+        ("Write", 0, BY_WRITE, |u| u == tagged(0, 0, 0, b"") || u[..2] == [0xC1, 0x40]),
+        ("Read", 0, BY_READ, |u| u[..2] == [0x41, 0x41] && u.len() == 46 && u[30..34] == [0; 4]),
+        ("Send", BY_SEND, 0, |u| u == untagged(3, 0, 1, b"")),
+        ("any", BY_SEND, BY_WRITE | BY_READ, |u| u[..2] == [0xC1, 0x40] && u.len() == 14),
     ];
     for (way, in_ird, in_ord, is_it) in ways {
         let qp = client.qp();
@@ -210,7 +213,7 @@ fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
             if at.is_multiple_of(512) {
                 let marker = &stream[at..at + 4];
                 let back = usize::from(u16::from_be_bytes([marker[2], marker[3]]));
-                let expected = if at < begin { 0 } else { at - begin };
+                let expected = at.saturating_sub(begin);
                 assert_eq!((&marker[..2], back), (&[0, 0][..], expected), "Marker at {at}");
                 covered.extend(marker);
                 at += 4;
