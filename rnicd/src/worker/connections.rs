@@ -10,8 +10,8 @@ use std::time::Duration;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use rnic_core::types::{QpId, SessionId, Time};
-use slab::Slab;
 use rustix::net::SendFlags;
+use slab::Slab;
 use socket2::SockRef;
 
 use crate::events::{ChannelSender, EventSender, Sent};
