@@ -204,12 +204,15 @@ impl Qp {
             fpdus.push(fpdu);
             let done = message.advance(segment.len, list);
             let room = pieces + MAX_SGE + 2 <= MAX_PIECES && !fpdus.is_full();
-            if done || !room || octets >= tcp.batch || octets as i64 >= self.deficit {
+            if done || !room || octets >= BATCHES * tcp.batch || octets as i64 >= self.deficit {
                 return Ok(());
             }
         }
     }
 }
+
+/// Nothing is copied here, so a call may take as much as several with copies.
+const BATCHES: usize = 4;
 
 /// The octets `from..to` of the pieces. Where memory is gone, zeros keep the framing.
 fn copy_out(pieces: &[Piece<'_>], from: usize, to: usize) -> Vec<u8> {
