@@ -1,0 +1,136 @@
+//! Connection and asynchronous events.
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::*;
+
+/// A connection or asynchronous event. `context` is the one last set for the object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// A peer asks to connect.
+    ConnectionRequest {
+        /// The listener it came to.
+        listener: ListenerId,
+        /// The listener's context.
+        context: u64,
+        /// To be accepted or rejected.
+        request: RequestId,
+        /// Addresses.
+        addresses: AddressPair,
+        /// Inbound reads the peer offers: the most our ORD may be; `None` if not negotiated.
+        peer_ird: Option<u16>,
+        /// Outbound reads the peer wants: what our IRD should be; `None` if not negotiated.
+        peer_ord: Option<u16>,
+        /// MPA revision of the request.
+        revision: u8,
+        /// Whether the peer asked for the peer-to-peer model.
+        peer_to_peer: bool,
+        /// The peer's private data.
+        private_data: Vec<u8>,
+    },
+    /// A connection request is gone: the peer gave up before it was decided.
+    RequestWithdrawn {
+        /// The listener it came to.
+        listener: ListenerId,
+        /// The listener's context.
+        context: u64,
+        /// The request, no longer valid.
+        request: RequestId,
+        /// Why.
+        reason: String,
+    },
+    /// The connection stands; precedes its first completion.
+    Established {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Addresses.
+        addresses: AddressPair,
+        /// Inbound reads in force.
+        ird: u16,
+        /// Outbound reads in force.
+        ord: u16,
+        /// Private data of the peer's reply; empty on the accepting side.
+        private_data: Vec<u8>,
+    },
+    /// The peer rejected the connection. The QP is Idle again.
+    Rejected {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Private data of the rejection.
+        private_data: Vec<u8>,
+    },
+    /// No connection came about. The QP is Idle again if it connected, in Error if it accepted.
+    Unreachable {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Why, in words.
+        reason: String,
+    },
+    /// The connection has ended; follows its flush completions.
+    Disconnected {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// How.
+        reason: DisconnectReason,
+    },
+    /// A completion queue is dead: it overflowed, or its memory was scribbled over.
+    CqError {
+        /// Which.
+        cq: CqId,
+        /// The CQ's context.
+        context: u64,
+    },
+    /// A QP went to Error for a reason other than its connection.
+    QpFatal {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Events were dropped because nobody read them.
+    EventsLost {
+        /// How many.
+        count: u64,
+    },
+    /// The peer has finished sending (FIN between two messages). Receives are flushed; sends go on
+    /// until this side disconnects, and `Disconnected` follows then.
+    PeerClosed {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
+}
+
+/// How a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DisconnectReason {
+    /// In order, after a FIN each way.
+    Orderly,
+    /// By a Terminate, ours or the peer's.
+    Terminate {
+        /// Who sent it.
+        origin: TerminateOrigin,
+        /// What it said.
+        code: TerminateCode,
+        /// The headers it enclosed, as on the wire (at most 48 octets).
+        headers: Vec<u8>,
+    },
+    /// The TCP connection was lost.
+    Lost {
+        /// Why, in words.
+        why: String,
+    },
+    /// This side aborted it.
+    Aborted,
+}

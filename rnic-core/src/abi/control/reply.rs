@@ -1,0 +1,141 @@
+//! What the daemon answers.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::listing::{QpRow, Rows, StatusInfo};
+use super::refusal::Refusal;
+use crate::abi::queue::QueueShape;
+use crate::types::*;
+
+/// Answer to one request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// Id of the request.
+    pub id: u32,
+    /// What was done, or why not.
+    pub result: Result<ReplyBody, Refusal>,
+}
+
+/// Where a queue stands. With `new_arena` set, the reply carries that arena's descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueLocation {
+    /// Arena number; the one that came with Hello is 0.
+    pub arena: u32,
+    /// Octets from its start to the queue header.
+    pub offset: u32,
+    /// Shape as granted.
+    pub shape: QueueShape,
+}
+
+/// An arena that the client has not mapped yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewArena {
+    /// Its number.
+    pub arena: u32,
+    /// Its octets.
+    pub length: u32,
+}
+
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReplyBody {
+    /// Nothing to say.
+    Done,
+    /// The device.
+    Device(DeviceAttributes),
+    /// A protection domain was opened.
+    Pd {
+        /// Its handle.
+        pd: PdId,
+    },
+    /// A segment was mapped.
+    Segment {
+        /// Its handle.
+        segment: SegmentId,
+    },
+    /// A region was registered.
+    Mr {
+        /// Its handle.
+        mr: MrId,
+        /// Its STag: local and remote key alike.
+        stag: Stag,
+    },
+    /// A completion channel was made; its descriptor is with this reply.
+    Channel {
+        /// Its handle.
+        channel: ChannelId,
+    },
+    /// A completion queue was made.
+    Cq {
+        /// Its handle.
+        cq: CqId,
+        /// Where it is.
+        queue: QueueLocation,
+        /// The descriptor with this reply, if there is one.
+        new_arena: Option<NewArena>,
+    },
+    /// A queue pair was made.
+    Qp {
+        /// Its handle and number.
+        qp: QpId,
+        /// Its send queue.
+        sq: QueueLocation,
+        /// Its receive queue.
+        rq: QueueLocation,
+        /// The descriptor with this reply, if there is one.
+        new_arena: Option<NewArena>,
+    },
+    /// State and counters of a QP.
+    QpInfo(QpRow),
+    /// An address was bound.
+    Listener {
+        /// Its handle.
+        listener: ListenerId,
+        /// The address with the port that was chosen.
+        address: SocketAddr,
+    },
+    /// Whole-daemon figures.
+    Status(StatusInfo),
+    /// A page of objects.
+    Rows {
+        /// The rows.
+        rows: Rows,
+        /// How many there are in all.
+        total: u32,
+    },
+}
+
+/// What the device is and allows this session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceAttributes {
+    /// Name from the configuration.
+    pub name: String,
+    /// Version of the daemon.
+    pub version: String,
+    /// Most queue pairs.
+    pub max_qps: u32,
+    /// Most outstanding requests per queue.
+    pub max_wr_depth: u32,
+    /// Most elements per request.
+    pub max_sge: u8,
+    /// Most inline octets per request.
+    pub max_inline: u16,
+    /// Most completion queues.
+    pub max_cqs: u32,
+    /// Most entries per completion queue.
+    pub max_cq_entries: u32,
+    /// Most memory regions.
+    pub max_mrs: u32,
+    /// Most shared memory, in octets.
+    pub max_segment_bytes: u64,
+    /// Most protection domains.
+    pub max_pds: u32,
+    /// Most inbound reads per QP.
+    pub max_ird: u16,
+    /// Most outbound reads per QP.
+    pub max_ord: u16,
+    /// Whether connections inside this daemon take the direct path.
+    pub direct_path: bool,
+}

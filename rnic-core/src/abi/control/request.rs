@@ -1,0 +1,250 @@
+//! What a client asks.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::*;
+
+/// One request. Ids are the client's; the reply repeats them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Echoed in the reply.
+    pub id: u32,
+    /// What is asked.
+    pub body: RequestBody,
+}
+
+/// What a client may ask. Every handle is looked up among that session's own objects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RequestBody {
+    /// Identity and limits of the device. Answer: [`ReplyBody::Device`].
+    QueryDevice,
+    /// Opens a protection domain, private or named by the administrator. Answer: `Pd`.
+    OpenPd {
+        /// A `[[pd]]` of the configuration; `None` for a private one.
+        name: Option<String>,
+    },
+    /// Closes a protection domain that nothing uses any more. Answer: `Done`.
+    ClosePd {
+        /// Which.
+        pd: PdId,
+    },
+    /// Shares memory. Descriptor: a populated memfd without `F_SEAL_SEAL`. Answer: `Segment`.
+    AddSegment {
+        /// Octets; must equal the memfd's size and be a multiple of the page size.
+        length: u64,
+        /// Where the client mapped it (for addresses in its own terms).
+        client_address: u64,
+    },
+    /// Withdraws shared memory that no region names any more. Answer: `Done`.
+    RemoveSegment {
+        /// Which.
+        segment: SegmentId,
+    },
+    /// Registers a memory region; answered when every worker knows it. Answer: `Mr`.
+    RegMr {
+        /// Domain the region belongs to.
+        pd: PdId,
+        /// Memory the region names.
+        source: MrSource,
+        /// Octets, at least 1.
+        length: u64,
+        /// Address that local elements and remote offsets count from; 0 if zero-based.
+        iova: u64,
+        /// Rights.
+        access: Access,
+        /// Who may use its STag from the wire.
+        scope: Scope,
+    },
+    /// Deregisters; when answered, nothing more will be read from or written to it. Answer: `Done`.
+    DeregMr {
+        /// Which.
+        mr: MrId,
+    },
+    /// Makes a completion channel. Answer: `Channel`, with its descriptor.
+    CreateChannel,
+    /// Destroys a completion channel that no CQ uses. Answer: `Done`.
+    DestroyChannel {
+        /// Which.
+        channel: ChannelId,
+    },
+    /// Makes a completion queue. Answer: `Cq`.
+    CreateCq {
+        /// Entries wanted, at least 1; rounded up to a power of two.
+        entries: u32,
+        /// Channel its events go to.
+        channel: Option<ChannelId>,
+        /// The application's context, returned in asynchronous events.
+        context: u64,
+    },
+    /// Destroys a completion queue that no QP uses. Answer: `Done`.
+    DestroyCq {
+        /// Which.
+        cq: CqId,
+    },
+    /// Makes a queue pair in state Idle. Answer: `Qp`.
+    CreateQp(QpRequest),
+    /// Moves a QP to Error: everything posted is flushed. Answer: `Done`.
+    QpToError {
+        /// Which.
+        qp: QpId,
+    },
+    /// Destroys a QP, ending its connection; nothing posted completes any more. Answer: `Done`.
+    DestroyQp {
+        /// Which.
+        qp: QpId,
+    },
+    /// State and counters of a QP. Answer: `QpInfo`.
+    QueryQp {
+        /// Which.
+        qp: QpId,
+    },
+    /// Binds an address without listening. Answer: `Listener`.
+    Bind {
+        /// Address; port 0 lets the kernel choose.
+        address: SocketAddr,
+        /// The application's context, returned in events.
+        context: u64,
+    },
+    /// Listens on a bound address. Answer: `Done`.
+    Listen {
+        /// Which.
+        listener: ListenerId,
+        /// Connection requests that may wait unread or undecided.
+        backlog: u32,
+    },
+    /// Closes a bound address; undecided requests are rejected on the wire. Answer: `Done`.
+    CloseListener {
+        /// Which.
+        listener: ListenerId,
+    },
+    /// Accepts a connection request with an Idle QP. Answer: `Done`, then events.
+    Accept {
+        /// Which.
+        request: RequestId,
+        /// The QP to connect.
+        qp: QpId,
+        /// Inbound reads to offer; `None` for as many as requested, within limits.
+        ird: Option<u16>,
+        /// Outbound reads wanted; `None` for as many as the peer offers, within limits.
+        ord: Option<u16>,
+        /// At most [`MAX_PRIVATE_DATA`] octets, 4 fewer with RFC 6581.
+        private_data: Vec<u8>,
+    },
+    /// Rejects a connection request. Answer: `Done`.
+    Reject {
+        /// Which.
+        request: RequestId,
+        /// At most [`MAX_PRIVATE_DATA`] octets, 4 fewer with RFC 6581.
+        private_data: Vec<u8>,
+    },
+    /// Connects an Idle QP. Answer: `Done`, then events.
+    Connect {
+        /// The QP to connect.
+        qp: QpId,
+        /// Where to.
+        peer: SocketAddr,
+        /// Source address, if it matters.
+        local: Option<SocketAddr>,
+        /// Inbound reads to offer; `None` for the device's default.
+        ird: Option<u16>,
+        /// Outbound reads wanted; `None` for the device's default.
+        ord: Option<u16>,
+        /// At most [`MAX_PRIVATE_DATA`] octets; more than 508 selects MPA revision 1.
+        private_data: Vec<u8>,
+    },
+    /// Ends a QP's connection: in order, or at once with a reset. Answer: `Done`, then events.
+    Disconnect {
+        /// Which.
+        qp: QpId,
+        /// Reset instead of finishing what was posted.
+        abort: bool,
+    },
+    /// Changes the context that events of an object carry. Answer: `Done`.
+    SetContext {
+        /// Which.
+        object: ObjectRef,
+        /// The new context.
+        context: u64,
+    },
+    /// Whole-daemon figures. Answer: `Status`.
+    Status,
+    /// A page of objects, of this session or, for administrators, of all. Answer: `Rows`.
+    List {
+        /// What to list.
+        what: ListKind,
+        /// Rows to skip.
+        from: u32,
+    },
+}
+
+/// Parameters of a queue pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpRequest {
+    /// Domain whose regions it may use.
+    pub pd: PdId,
+    /// Where send queue completions go.
+    pub send_cq: CqId,
+    /// Where receive completions go.
+    pub recv_cq: CqId,
+    /// Shared receive queue (refused until built).
+    pub srq: Option<SrqId>,
+    /// Send requests outstanding, rounded up to a power of two.
+    pub sq_depth: u32,
+    /// Receives outstanding, rounded up to a power of two.
+    pub rq_depth: u32,
+    /// Elements per send request.
+    pub max_send_sge: u8,
+    /// Elements per receive.
+    pub max_recv_sge: u8,
+    /// Octets of inline data per send request.
+    pub max_inline: u16,
+    /// Signal every send request.
+    pub signal_all: bool,
+    /// The application's context, returned in events.
+    pub context: u64,
+}
+
+/// Memory a region names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MrSource {
+    /// A range of a segment.
+    Segment {
+        /// Which.
+        segment: SegmentId,
+        /// Octets from its start.
+        offset: u64,
+    },
+    /// The client's own address space (refused until built).
+    Attached {
+        /// Address in the client.
+        address: u64,
+    },
+}
+
+/// An object with a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectRef {
+    /// A queue pair.
+    Qp(QpId),
+    /// A completion queue.
+    Cq(CqId),
+    /// A bound address.
+    Listener(ListenerId),
+}
+
+/// What `List` lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ListKind {
+    /// Sessions.
+    Clients,
+    /// Queue pairs.
+    Qps,
+    /// Completion queues.
+    Cqs,
+    /// Memory regions.
+    Mrs,
+    /// Bound addresses.
+    Listeners,
+}
