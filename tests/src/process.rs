@@ -9,6 +9,15 @@ use std::time::{Duration, Instant};
 /// How long anything may take that should take a moment.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Lets this process have as many descriptors as its hard limit allows; the soft limit of a plain
+/// user is often 1024.
+pub fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: maximum, maximum };
+    setrlimit(Resource::Nofile, raised).expect("the hard limit is allowed");
+}
+
 /// A child process. Dropping it kills it if it is still alive.
 pub struct Process {
     name: String,

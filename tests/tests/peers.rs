@@ -410,6 +410,7 @@ fn random_octets_in_every_phase_harm_only_their_sender() {
 
 #[test]
 fn a_thousand_silent_connections_are_in_nobodys_way() {
+    rnic_tests::process::raise_descriptor_limit();
     let config = "[engine]\nworkers = 2\n[mpa]\nstartup_deadline = \"2s\"\n";
     let daemon = Daemon::start(binaries!(), config);
     let bystanders = Bystanders::start(&daemon);
