@@ -52,7 +52,7 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         "engine.workers",
         capacity.workers.to_string(),
         match engine.workers {
-            None => "threads that move data: half the CPUs of the affinity mask",
+            None => "threads that move data, derived from the CPUs of the affinity mask",
             Some(_) => "threads that move data",
         },
     );

@@ -67,7 +67,7 @@ pub struct Control {
 /// `[engine]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// Worker threads; `None` (the default) for half the CPUs, at least one.
+    /// Worker threads; `None` (the default) derives them from the CPUs.
     pub workers: Option<u32>,
     /// How QPs of this daemon talk to each other; default direct.
     pub loopback: Loopback,
