@@ -18,7 +18,7 @@ pub struct Request {
 /// What a client may ask. Every handle is looked up among that session's own objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// Identity and limits of the device. Answer: [`ReplyBody::Device`].
+    /// Identity and limits of the device. Answer: [`ReplyBody::Device`](super::ReplyBody::Device).
     QueryDevice,
     /// Opens a protection domain, private or named by the administrator. Answer: `Pd`.
     OpenPd {
@@ -129,14 +129,14 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for as many as the peer offers, within limits.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`] octets, 4 fewer with RFC 6581.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets, 4 fewer with RFC 6581.
         private_data: Vec<u8>,
     },
     /// Rejects a connection request. Answer: `Done`.
     Reject {
         /// Which.
         request: RequestId,
-        /// At most [`MAX_PRIVATE_DATA`] octets, 4 fewer with RFC 6581.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets, 4 fewer with RFC 6581.
         private_data: Vec<u8>,
     },
     /// Connects an Idle QP. Answer: `Done`, then events.
@@ -151,7 +151,7 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for the device's default.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`] octets; more than 508 selects MPA revision 1.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets; more than 508 selects MPA revision 1.
         private_data: Vec<u8>,
     },
     /// Ends a QP's connection: in order, or at once with a reset. Answer: `Done`, then events.
