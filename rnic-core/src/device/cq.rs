@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use crate::abi::queue::{ChannelRecord, CompletionFlags, Cqe};
+use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::shm::queue::{CompletionProducer, PublishError, QueueFault, QueueMemory};
 use crate::types::{CompletionStatus, CqId, SessionId};
 
@@ -33,7 +33,6 @@ struct Inner {
     /// Workers that asked to be told of free slots, by bit; what the client sees is a copy.
     waiting: u64,
     completions: u64,
-    events: u64,
 }
 
 /// What the caller must do after publishing.
@@ -72,7 +71,6 @@ impl Cq {
                 producer: CompletionProducer::new(queue),
                 waiting: 0,
                 completions: 0,
-                events: 0,
             }),
         }
     }
@@ -178,13 +176,6 @@ impl Cq {
         let mut inner = self.inner.lock();
         inner.waiting &= !(1 << (worker % u64::BITS));
         inner.producer.clear_waits(worker);
-    }
-
-    /// The record for one event on its channel.
-    pub fn next_record(&self) -> ChannelRecord {
-        let mut inner = self.inner.lock();
-        inner.events += 1;
-        ChannelRecord { cq: self.id.0, sequence: inner.events }
     }
 }
 

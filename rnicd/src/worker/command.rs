@@ -49,7 +49,6 @@ pub(super) enum Command {
     Invalidated(QpId),
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
     SpaceFreed(Arc<Cq>),
-    Barrier,
     BindTcp {
         end: BindEnd,
         stream: TcpStream,
@@ -72,9 +71,7 @@ impl Command {
     /// How a worker that sleeps takes it.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
-            Command::InstallStag(_) | Command::Barrier | Command::RegisterCq { .. } => {
-                Urgency::Later
-            }
+            Command::InstallStag(_) | Command::RegisterCq { .. } => Urgency::Later,
             // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
             // to go all the same.
             Command::RevokeStag(_) | Command::UnregisterCq(_) => Urgency::Wake,

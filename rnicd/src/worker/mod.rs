@@ -181,11 +181,6 @@ impl Workers {
         self.all(|| Command::Detach(session))
     }
 
-    /// Done when every worker has carried out all commands given so far.
-    pub fn barrier(&mut self) -> Ticket {
-        self.all(|| Command::Barrier)
-    }
-
     /// Gives a QP to a worker, with its TCP connection.
     pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: TcpStream) {
         self.bind(worker, 1, Command::BindTcp { end, stream });

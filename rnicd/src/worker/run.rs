@@ -256,7 +256,6 @@ impl Worker {
             Command::RevokeStag(stag) => self.engine.revoke_stag(stag),
             Command::Invalidated(qp) => self.engine.invalidated(qp, now),
             Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
-            Command::Barrier => {}
             Command::BindTcp { end, stream } => {
                 let BindEnd { config, negotiated, addresses } = end;
                 let qp = config.qp;

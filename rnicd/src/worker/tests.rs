@@ -336,9 +336,9 @@ fn sleeping_workers_are_answered_for() {
     let client = Client::attach(1, &mut rig);
     // A wake for an earlier command may still be on its way to a worker that is parked, so not every
     // round finds all of them asleep; that one does shows that nobody had to wake up for it.
-    until("a barrier that no worker has carried out is done", || {
+    until("a region that no worker has installed yet is answered for", || {
         rig.wait_parked();
-        let ticket = rig.workers.barrier();
+        let ticket = rig.workers.install_stag(client.region());
         let at_once = rig.workers.poll_done() == Some(ticket);
         let asleep = (0..3).all(|worker| rig.carried_out(worker) < ticket.0);
         if !at_once {
