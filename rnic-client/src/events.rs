@@ -34,8 +34,13 @@ impl Subject {
             | Event::Disconnected { qp, .. }
             | Event::PeerClosed { qp, .. }
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
+            Event::LastReceive { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
-            Event::EventsLost { .. } => Subject::Session,
+            // No object of its own yet.
+            Event::SrqLimit { .. } | Event::SrqError { .. } | Event::SrqUnfair { .. } => {
+                Subject::Session
+            }
+            Event::EventsLost { .. } | Event::Detached { .. } => Subject::Session,
         }
     }
 }

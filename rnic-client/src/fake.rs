@@ -337,7 +337,11 @@ fn serve(socket: &OwnedFd, device: &Mutex<Device>) {
                 (Ok(ReplyBody::Done), vec![])
             }
         };
-        transmit(socket, &postcard::to_stdvec(&Reply { id, result }).unwrap(), &descriptors);
+        transmit(
+            socket,
+            &postcard::to_stdvec(&Reply { id, result, why_id: 0 }).unwrap(),
+            &descriptors,
+        );
     }
     device.lock().hang_up();
 }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
 use rnic_core::abi::queue::QueueKind;
 use rnic_core::shm::queue::{PushError, QueueMemory, ReceiveProducer, SendProducer};
-use rnic_core::types::QpId;
+use rnic_core::types::{NoReceive, QpId};
 
 use crate::cq::Cq;
 use crate::error::{Error, PostError};
@@ -103,6 +103,7 @@ impl Qp {
             max_recv_sge: options.max_recv_sge,
             max_inline: options.max_inline,
             signal_all: options.signal_all,
+            no_receive: NoReceive::Terminate,
             context: options.context,
         }))?;
         let ReplyBody::Qp { qp: id, sq, rq, .. } = reply else { return Err(unexpected(&reply)) };

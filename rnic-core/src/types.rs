@@ -46,6 +46,8 @@ id32! {
     RequestId,
     /// A shared receive queue.
     SrqId,
+    /// A memory window.
+    MwId,
 }
 
 /// A steering tag: names a memory region to the local and the remote RNIC (RFC 5041 section 3).
@@ -120,7 +122,7 @@ bitflags! {
         const REMOTE_READ = 4;
         /// The peer may use atomics (refused until they are built).
         const REMOTE_ATOMIC = 8;
-        /// Windows may be bound to it (refused until they are built).
+        /// Memory windows may be bound to it.
         const MW_BIND = 16;
         /// Remote offsets count from 0 instead of from the region's address.
         const ZERO_BASED = 32;
@@ -134,6 +136,29 @@ pub enum Scope {
     Pd,
     /// One QP; only such an STag can be invalidated by its peer (RFC 5040 section 8.1.1).
     Qp(QpId),
+}
+
+/// What a memory window may be bound by and who may use it then (the two types of
+/// `ibv_alloc_mw(3)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum WindowKind {
+    /// Bound by any QP of its domain, used by every QP of its domain.
+    Type1,
+    /// Bound by one QP with a key of the application's choice, used by that QP only; its peer may
+    /// invalidate it.
+    Type2,
+}
+
+/// What becomes of a Send that finds no receive posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum NoReceive {
+    /// The stream is terminated with DDP code 1/2/02, as RFC 5041 section 7.1 has it.
+    Terminate,
+    /// The stream is held until a receive is posted, but at most so many milliseconds.
+    Hold {
+        /// Longest wait; 0 for the device's default.
+        deadline_ms: u32,
+    },
 }
 
 /// QP states as in the RDMA verbs for iWARP.

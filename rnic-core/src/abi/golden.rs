@@ -38,6 +38,36 @@ fn location() -> QueueLocation {
     QueueLocation { arena: 1, offset: 4096, shape: QueueShape { capacity: 16, stride: 128 } }
 }
 
+fn srq_row() -> SrqRow {
+    SrqRow {
+        srq: SrqId(1),
+        session: SessionId(2),
+        pd: PdId(3),
+        capacity: 512,
+        posted: 5,
+        taken: 6,
+        limit: 7,
+        qps: 8,
+    }
+}
+
+fn why() -> WhyRecord {
+    WhyRecord {
+        id: 1,
+        time_ms: 2,
+        session: SessionId(3),
+        what: WhyKind::Completion { wr_id: 4, status: CompletionStatus::RemoteAccess },
+        rule: "r".into(),
+        text: "t".into(),
+        qp: Some(QpId(5)),
+        pd: Some(PdId(6)),
+        stag: Some(Stag(7)),
+        offset: Some(8),
+        length: Some(9),
+        addresses: Some(pair()),
+    }
+}
+
 #[test]
 fn requests() {
     let request = |body| Request { id: 300, body };
@@ -91,9 +121,10 @@ fn requests() {
                     max_recv_sge: 3,
                     max_inline: 200,
                     signal_all: true,
+                    no_receive: NoReceive::Hold { deadline_ms: 5 },
                     context: 17,
                 })),
-                "ac020b070302008001400403c8010111",
+                "ac020b070302008001400403c80101010511",
             ),
             (request(RequestBody::QpToError { qp }), "ac020cac02"),
             (request(RequestBody::DestroyQp { qp }), "ac020dac02"),
@@ -136,17 +167,50 @@ fn requests() {
             ),
             (request(RequestBody::Status), "ac0217"),
             (request(RequestBody::List { what: ListKind::Mrs, from: 32 }), "ac02180320"),
+            (
+                request(RequestBody::AllocWindow { pd: PdId(7), kind: WindowKind::Type2 }),
+                "ac02190701",
+            ),
+            (request(RequestBody::DeallocWindow { window: MwId(6) }), "ac021a06"),
+            (
+                request(RequestBody::CreateSrq(SrqRequest {
+                    pd: PdId(7),
+                    depth: 300,
+                    max_sge: 2,
+                    limit: 4,
+                    context: 5,
+                })),
+                "ac021b07ac02020405",
+            ),
+            (request(RequestBody::ArmSrq { srq: SrqId(3), limit: 300 }), "ac021c03ac02"),
+            (request(RequestBody::QuerySrq { srq: SrqId(3) }), "ac021d03"),
+            (request(RequestBody::DestroySrq { srq: SrqId(3) }), "ac021e03"),
+            (request(RequestBody::AttachMemory), "ac021f"),
+            (
+                request(RequestBody::ConnectOver {
+                    qp,
+                    ird: Some(1),
+                    ord: None,
+                    private_data: vec![7],
+                }),
+                "ac0220ac020101000107",
+            ),
+            (request(RequestBody::ServeOver { context: 9 }), "ac022109"),
+            (request(RequestBody::AdminDisconnect { qp }), "ac0222ac02"),
+            (request(RequestBody::Drain { on: true }), "ac022301"),
+            (request(RequestBody::Why { id: 1 << 40 }), "ac0224808080808020"),
         ],
     );
 }
 
 #[test]
 fn replies() {
-    let reply = |body| Reply { id: 1, result: Ok(body) };
+    let reply = |body| Reply { id: 1, result: Ok(body), why_id: 0 };
     let qp_row = QpRow {
         qp: QpId(1),
         session: SessionId(2),
         pd: PdId(3),
+        srq: Some(SrqId(4)),
         state: QpState::Closing,
         path: "tcp".into(),
         addresses: Some(pair()),
@@ -168,7 +232,7 @@ fn replies() {
     check(
         2,
         &[
-            (reply(ReplyBody::Done), "010000"),
+            (reply(ReplyBody::Done), "01000000"),
             (
                 reply(ReplyBody::Device(DeviceAttributes {
                     name: "rnicd0".into(),
@@ -185,20 +249,23 @@ fn replies() {
                     max_ird: 10,
                     max_ord: 11,
                     direct_path: true,
+                    max_windows: 12,
+                    max_srqs: 13,
+                    attached_memory: true,
                 })),
-                "01000106726e6963643005302e312e300102030405060708090a0b01",
+                "01000106726e6963643005302e312e300102030405060708090a0b010c0d0100",
             ),
-            (reply(ReplyBody::Pd { pd: PdId(1) }), "01000201"),
-            (reply(ReplyBody::Segment { segment: SegmentId(2) }), "01000302"),
-            (reply(ReplyBody::Mr { mr: MrId(3), stag: Stag(0x1234_5678) }), "01000403f8acd19101"),
-            (reply(ReplyBody::Channel { channel: ChannelId(4) }), "01000504"),
+            (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
+            (reply(ReplyBody::Segment { segment: SegmentId(2) }), "0100030200"),
+            (reply(ReplyBody::Mr { mr: MrId(3), stag: Stag(0x1234_5678) }), "01000403f8acd1910100"),
+            (reply(ReplyBody::Channel { channel: ChannelId(4) }), "0100050400"),
             (
                 reply(ReplyBody::Cq {
                     cq: CqId(5),
                     queue: location(),
                     new_arena: Some(NewArena { arena: 1, length: 1 << 20 }),
                 }),
-                "010006050180201080010101808040",
+                "01000605018020108001010180804000",
             ),
             (
                 reply(ReplyBody::Qp {
@@ -207,15 +274,15 @@ fn replies() {
                     rq: location(),
                     new_arena: None,
                 }),
-                "0100070601802010800101802010800100",
+                "010007060180201080010180201080010000",
             ),
             (
                 reply(ReplyBody::QpInfo(qp_row)),
-                "01000801020302037463700100c0000207af3a0120010db8000000000000000000000001b7250100040506000000000000070101010203",
+                "010008010203010402037463700100c0000207af3a0120010db8000000000000000000000001b725010004050600000000000007010101020300",
             ),
             (
                 reply(ReplyBody::Listener { listener: ListenerId(7), address: v4() }),
-                "0100090700c0000207af3a",
+                "0100090700c0000207af3a00",
             ),
             (
                 reply(ReplyBody::Status(StatusInfo {
@@ -227,9 +294,21 @@ fn replies() {
                     terminates_received: 1,
                     ..StatusInfo::default()
                 })),
-                "01000a05302e312e3006726e69636430e807000006646972656374000000000000000000808080800400000001",
+                "01000a05302e312e3006726e69636430e80700000664697265637400000000000000000000008080808004000000010000",
             ),
-            (reply(ReplyBody::Rows { rows, total: 33 }), "01000b0401010200c0000207af3a0304050621"),
+            (
+                reply(ReplyBody::Rows { rows, total: 33 }),
+                "01000b0401010200c0000207af3a030405062100",
+            ),
+            (
+                reply(ReplyBody::Window { window: MwId(1), stag: Stag(0x1234_5678) }),
+                "01000c01f8acd1910100",
+            ),
+            (
+                reply(ReplyBody::Srq { srq: SrqId(2), queue: location(), new_arena: None }),
+                "01000d020180201080010000",
+            ),
+            (reply(ReplyBody::SrqInfo(srq_row())), "01000e01020380040506070800"),
         ],
     );
 }
@@ -276,6 +355,67 @@ fn rows() {
             (Rows::Cqs(vec![cq]), "02010102100304050601"),
             (Rows::Mrs(vec![mr]), "0301010203010405063f00"),
             (Rows::Listeners(vec![]), "0400"),
+            (Rows::Srqs(vec![srq_row()]), "0501010203800405060708"),
+            (
+                Rows::Windows(vec![WindowRow {
+                    window: MwId(1),
+                    session: SessionId(2),
+                    pd: PdId(3),
+                    kind: WindowKind::Type1,
+                    stag: Stag(0x100),
+                    mr: Some(MrId(4)),
+                }]),
+                "06010102030080020104",
+            ),
+            (
+                Rows::Pds(vec![PdRow {
+                    pd: PdId(1),
+                    name: Some("shared".into()),
+                    session: None,
+                    sessions: 2,
+                    mrs: 3,
+                    qps: 4,
+                }]),
+                "070101010673686172656400020304",
+            ),
+            (
+                Rows::Limits(vec![LimitRow {
+                    key: "limits.qps".into(),
+                    scope: "device".into(),
+                    limit: 64,
+                    used: 3,
+                }]),
+                "08010a6c696d6974732e717073066465766963654003",
+            ),
+            (
+                Rows::Whys(vec![why()]),
+                "090101020301040901720174010501060107010801090100c0000207af3a0120010db8000000000000000000000001b725",
+            ),
+            (
+                Rows::Events(vec![EventRecord {
+                    sequence: 1,
+                    time_ms: 2,
+                    session: Some(SessionId(3)),
+                    kind: "reloaded".into(),
+                    text: "x".into(),
+                }]),
+                "0a01010201030872656c6f616465640178",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn why_kinds() {
+    let code = TerminateCode { layer: 1, etype: 2, code: 3 };
+    check(
+        0,
+        &[
+            (WhyKind::Refused, "00"),
+            (WhyKind::Completion { wr_id: 1, status: CompletionStatus::WrFlush }, "010104"),
+            (WhyKind::Terminate { origin: TerminateOrigin::Peer, code }, "0201010203"),
+            (WhyKind::Lost, "03"),
+            (WhyKind::Ended, "04"),
         ],
     );
 }
@@ -319,11 +459,12 @@ fn refusals() {
                 "080462696e6406696e20757365",
             ),
             (Refusal::Malformed { why: "short".into() }, "090573686f7274"),
+            (Refusal::Draining, "0a"),
         ],
     );
     let refused: Result<ReplyBody, Refusal> = Err(Refusal::Unsupported { what: "srq".into() });
-    let encoded = postcard::to_stdvec(&Reply { id: 2, result: refused }).unwrap();
-    assert_eq!(encoded, [2, 1, 7, 3, b's', b'r', b'q']);
+    let encoded = postcard::to_stdvec(&Reply { id: 2, result: refused, why_id: 300 }).unwrap();
+    assert_eq!(encoded, [2, 1, 7, 3, b's', b'r', b'q', 0xAC, 2]);
 }
 
 #[test]
@@ -383,6 +524,14 @@ fn events() {
             ),
             (Event::EventsLost { count: 300 }, "08ac02"),
             (Event::PeerClosed { qp, context }, "090680808080808080808001"),
+            (Event::SrqLimit { srq: SrqId(3), context }, "0a0380808080808080808001"),
+            (Event::SrqError { srq: SrqId(3), context }, "0b0380808080808080808001"),
+            (
+                Event::SrqUnfair { srq: SrqId(3), context, qp, taken: 200, window: 256 },
+                "0c038080808080808080800106c8018002",
+            ),
+            (Event::LastReceive { qp, context }, "0d0680808080808080808001"),
+            (Event::Detached { reason: "exec".into() }, "0e0465786563"),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

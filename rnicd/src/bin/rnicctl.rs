@@ -40,6 +40,10 @@ enum What {
     Mrs,
     /// Bound addresses.
     Listeners,
+    /// Shared receive queues.
+    Srqs,
+    /// Memory windows.
+    Windows,
 }
 
 fn main() -> ExitCode {
@@ -71,6 +75,8 @@ fn show(cli: &Cli) -> Result<(), Box<dyn std::error::Error>> {
         What::Cqs => ListKind::Cqs,
         What::Mrs => ListKind::Mrs,
         What::Listeners => ListKind::Listeners,
+        What::Srqs => ListKind::Srqs,
+        What::Windows => ListKind::Windows,
     };
     let rows = all_rows(&context, kind)?;
     let table = of_rows(&rows);
@@ -80,6 +86,12 @@ fn show(cli: &Cli) -> Result<(), Box<dyn std::error::Error>> {
         Rows::Cqs(rows) => print(cli.json, rows, &table),
         Rows::Mrs(rows) => print(cli.json, rows, &table),
         Rows::Listeners(rows) => print(cli.json, rows, &table),
+        Rows::Srqs(rows) => print(cli.json, rows, &table),
+        Rows::Windows(rows) => print(cli.json, rows, &table),
+        Rows::Pds(rows) => print(cli.json, rows, &table),
+        Rows::Limits(rows) => print(cli.json, rows, &table),
+        Rows::Whys(rows) => print(cli.json, rows, &table),
+        Rows::Events(rows) => print(cli.json, rows, &table),
     }
 }
 
@@ -98,6 +110,12 @@ fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
             (Rows::Cqs(all), Rows::Cqs(page)) => all.extend(page),
             (Rows::Mrs(all), Rows::Mrs(page)) => all.extend(page),
             (Rows::Listeners(all), Rows::Listeners(page)) => all.extend(page),
+            (Rows::Srqs(all), Rows::Srqs(page)) => all.extend(page),
+            (Rows::Windows(all), Rows::Windows(page)) => all.extend(page),
+            (Rows::Pds(all), Rows::Pds(page)) => all.extend(page),
+            (Rows::Limits(all), Rows::Limits(page)) => all.extend(page),
+            (Rows::Whys(all), Rows::Whys(page)) => all.extend(page),
+            (Rows::Events(all), Rows::Events(page)) => all.extend(page),
             // A daemon that answers with other rows than asked for has nothing more to say.
             _ => return Ok(all),
         }
@@ -111,6 +129,12 @@ fn len(rows: &Rows) -> usize {
         Rows::Cqs(rows) => rows.len(),
         Rows::Mrs(rows) => rows.len(),
         Rows::Listeners(rows) => rows.len(),
+        Rows::Srqs(rows) => rows.len(),
+        Rows::Windows(rows) => rows.len(),
+        Rows::Pds(rows) => rows.len(),
+        Rows::Limits(rows) => rows.len(),
+        Rows::Whys(rows) => rows.len(),
+        Rows::Events(rows) => rows.len(),
     }
 }
 

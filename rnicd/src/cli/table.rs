@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use rnic_core::abi::control::{Rows, StatusInfo};
-use rnic_core::types::{Access, Scope, TerminateOrigin};
+use rnic_core::abi::control::{Rows, StatusInfo, WhyKind};
+use rnic_core::types::{Access, Scope, TerminateOrigin, WindowKind};
 
 use crate::config::Size;
 
@@ -224,6 +224,107 @@ pub fn of_rows(rows: &Rows) -> Table {
                 })
                 .collect(),
         },
+        Rows::Srqs(rows) => Table {
+            head: vec!["SRQ", "SESSION", "PD", "CAPACITY", "POSTED", "TAKEN", "LIMIT", "QPS"],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![
+                        r.srq.to_string(),
+                        r.session.to_string(),
+                        r.pd.to_string(),
+                        r.capacity.to_string(),
+                        r.posted.to_string(),
+                        r.taken.to_string(),
+                        or_dash((r.limit > 0).then_some(r.limit)),
+                        r.qps.to_string(),
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Windows(rows) => Table {
+            head: vec!["WINDOW", "SESSION", "PD", "TYPE", "STAG", "MR"],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    let kind = match r.kind {
+                        WindowKind::Type1 => "1",
+                        WindowKind::Type2 => "2",
+                    };
+                    vec![
+                        r.window.to_string(),
+                        r.session.to_string(),
+                        r.pd.to_string(),
+                        kind.to_owned(),
+                        r.stag.to_string(),
+                        or_dash(r.mr),
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Pds(rows) => Table {
+            head: vec!["PD", "NAME", "SESSION", "SESSIONS", "MRS", "QPS"],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![
+                        r.pd.to_string(),
+                        or_dash(r.name.as_ref()),
+                        or_dash(r.session),
+                        r.sessions.to_string(),
+                        r.mrs.to_string(),
+                        r.qps.to_string(),
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Limits(rows) => Table {
+            head: vec!["KEY", "WHOSE", "LIMIT", "USED"],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![r.key.clone(), r.scope.clone(), r.limit.to_string(), r.used.to_string()]
+                })
+                .collect(),
+        },
+        Rows::Whys(rows) => Table {
+            head: vec!["WHY", "SESSION", "QP", "WHAT", "RULE", "TEXT"],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    vec![
+                        r.id.to_string(),
+                        r.session.to_string(),
+                        or_dash(r.qp),
+                        happened(&r.what),
+                        r.rule.clone(),
+                        r.text.clone(),
+                    ]
+                })
+                .collect(),
+        },
+        Rows::Events(rows) => Table {
+            head: vec!["EVENT", "SESSION", "KIND", "TEXT"],
+            rows: rows
+                .iter()
+                .map(|r| {
+                    let sequence = r.sequence.to_string();
+                    vec![sequence, or_dash(r.session), r.kind.clone(), r.text.clone()]
+                })
+                .collect(),
+        },
+    }
+}
+
+/// What a *why* record explains, in a few words.
+fn happened(what: &WhyKind) -> String {
+    match what {
+        WhyKind::Refused => "refused".to_owned(),
+        WhyKind::Completion { wr_id, status } => format!("{status:?} of {wr_id}"),
+        WhyKind::Terminate { origin: TerminateOrigin::Local, code } => format!("sent {code}"),
+        WhyKind::Terminate { origin: TerminateOrigin::Peer, code } => format!("received {code}"),
+        WhyKind::Lost => "connection lost".to_owned(),
+        WhyKind::Ended => "session ended".to_owned(),
     }
 }
 

@@ -214,7 +214,7 @@ impl Connection {
             Ok(Granted { body, descriptors }) => (Ok(body), descriptors),
             Err(refusal) => (Err(refusal), Vec::new()),
         };
-        let packet = Outgoing { octets: encode(Reply { id, result }), descriptors };
+        let packet = Outgoing { octets: encode(Reply { id, result, why_id: 0 }), descriptors };
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
@@ -267,7 +267,7 @@ fn encode(reply: Reply) -> Vec<u8> {
             what: "cannot answer".to_owned(),
             error: "the reply does not fit a message".to_owned(),
         };
-        postcard::to_stdvec(&Reply { id, result: Err(refusal) }).unwrap_or_default()
+        postcard::to_stdvec(&Reply { id, result: Err(refusal), why_id: 0 }).unwrap_or_default()
     })
 }
 
@@ -296,6 +296,7 @@ mod tests {
         let all = u64::MAX;
         let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
         let row = QpRow {
+            srq: Some(SrqId(u32::MAX)),
             qp: QpId(u32::MAX),
             session: SessionId(u32::MAX),
             pd: PdId(u32::MAX),
@@ -321,7 +322,11 @@ mod tests {
             )),
         };
         let rows = Rows::Qps(vec![row; PAGE_ROWS]);
-        let reply = Reply { id: u32::MAX, result: Ok(ReplyBody::Rows { rows, total: u32::MAX }) };
+        let reply = Reply {
+            id: u32::MAX,
+            result: Ok(ReplyBody::Rows { rows, total: u32::MAX }),
+            why_id: 0,
+        };
         let octets = encode(reply.clone());
         assert_eq!(postcard::from_bytes::<Reply>(&octets).ok(), Some(reply));
     }

@@ -48,6 +48,9 @@ impl Manager {
             max_ird: limits.ird,
             max_ord: limits.ord,
             direct_path: self.is_direct(),
+            max_windows: 0,
+            max_srqs: 0,
+            attached_memory: false,
         }))
     }
 
@@ -92,6 +95,8 @@ impl Manager {
             mrs: count(Kind::Mrs),
             cqs: count(Kind::Cqs),
             qps: count(Kind::Qps),
+            windows: 0,
+            srqs: 0,
             listeners: count(Kind::Listeners),
             half_open: everybody(self.cm.half_open()),
             arena_bytes: counts.of(Kind::ArenaBytes),
@@ -99,6 +104,7 @@ impl Manager {
             sessions_ended: own.map_or(self.misbehaved, |_| 0),
             terminates_sent: terminates.sent,
             terminates_received: terminates.received,
+            draining: false,
         }))
     }
 
@@ -163,6 +169,14 @@ impl Manager {
                 });
                 (Rows::Listeners(rows), total)
             }
+            ListKind::Srqs
+            | ListKind::Windows
+            | ListKind::Pds
+            | ListKind::Limits
+            | ListKind::Whys
+            | ListKind::Events => {
+                return Err(Refusal::Unsupported { what: format!("a list of {what:?}") });
+            }
         };
         Given::now(ReplyBody::Rows { rows, total })
     }
@@ -203,6 +217,7 @@ fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         qp,
         session,
         pd: object.pd,
+        srq: None,
         state: object.shared.state(),
         path: connection.map_or("none", |c| c.path).to_owned(),
         addresses: connection.map(|c| c.addresses),

@@ -336,6 +336,20 @@ impl Manager {
             R::SetContext { object, context } => self.set_context(id, object, context),
             R::Status => self.status(id),
             R::List { what, from } => self.list(id, what, from),
+            R::AllocWindow { .. } | R::DeallocWindow { .. } => {
+                Err(refuse::unsupported("a memory window"))
+            }
+            R::CreateSrq(_) | R::ArmSrq { .. } | R::QuerySrq { .. } | R::DestroySrq { .. } => {
+                Err(refuse::unsupported("a shared receive queue"))
+            }
+            R::AttachMemory => Err(refuse::unsupported("attached memory")),
+            R::ConnectOver { .. } | R::ServeOver { .. } => {
+                Err(refuse::unsupported("a client's own socket"))
+            }
+            R::AdminDisconnect { .. } | R::Drain { .. } => {
+                Err(refuse::unsupported("administration"))
+            }
+            R::Why { .. } => Err(refuse::unsupported("why")),
         }
     }
 
@@ -345,6 +359,7 @@ impl Manager {
             ObjectRef::Qp(qp) => session.qp(qp)?.shared.context.store(context, Relaxed),
             ObjectRef::Cq(cq) => session.cq(cq)?.cq.context.store(context, Relaxed),
             ObjectRef::Listener(listener) => session.listener(listener)?.context = context,
+            ObjectRef::Srq(_) => return Err(refuse::unsupported("a shared receive queue")),
         }
         Given::done()
     }

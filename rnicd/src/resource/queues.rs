@@ -326,6 +326,9 @@ fn told(made: Option<Made>) -> (Option<NewArena>, Vec<std::os::fd::OwnedFd>) {
 }
 
 fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
+    if r.no_receive != NoReceive::Terminate {
+        return Err(refuse::unsupported("holding a stream without a receive"));
+    }
     if r.srq.is_some() {
         return Err(refuse::unsupported("a shared receive queue"));
     }

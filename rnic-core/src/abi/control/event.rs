@@ -110,6 +110,48 @@ pub enum Event {
         /// The QP's context.
         context: u64,
     },
+    /// Fewer receives are posted to a shared receive queue than its limit says; the limit is
+    /// disarmed.
+    SrqLimit {
+        /// Which.
+        srq: SrqId,
+        /// Its context.
+        context: u64,
+    },
+    /// A shared receive queue is dead: its memory was scribbled over. Its QPs go to Error.
+    SrqError {
+        /// Which.
+        srq: SrqId,
+        /// Its context.
+        context: u64,
+    },
+    /// One QP has used up more than its fair share of a shared receive queue's receives (RFC 5040
+    /// section 8.1.2, RFC 5042 section 6.4.2): of the last `window` that were taken, `taken` by it.
+    SrqUnfair {
+        /// Which.
+        srq: SrqId,
+        /// Its context.
+        context: u64,
+        /// The QP whose peer takes so many.
+        qp: QpId,
+        /// Receives it took.
+        taken: u32,
+        /// Receives that all QPs took in the same time.
+        window: u32,
+    },
+    /// A QP in Error has taken its last receive from its shared receive queue.
+    LastReceive {
+        /// Which.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
+    /// The attached address space is gone (by `exec`, or because copies did not return); its
+    /// regions are revoked.
+    Detached {
+        /// Why, in words.
+        reason: String,
+    },
 }
 
 /// How a connection ended.

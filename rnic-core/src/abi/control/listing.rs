@@ -35,6 +35,10 @@ pub struct StatusInfo {
     pub cqs: u32,
     /// Queue pairs.
     pub qps: u32,
+    /// Memory windows.
+    pub windows: u32,
+    /// Shared receive queues.
+    pub srqs: u32,
     /// Bound addresses.
     pub listeners: u32,
     /// Connections in MPA start-up.
@@ -49,6 +53,8 @@ pub struct StatusInfo {
     pub terminates_sent: u64,
     /// Terminates received since start.
     pub terminates_received: u64,
+    /// Whether an administrator has it refuse everything new.
+    pub draining: bool,
 }
 
 /// Rows of one list.
@@ -64,6 +70,18 @@ pub enum Rows {
     Mrs(Vec<MrRow>),
     /// Bound addresses.
     Listeners(Vec<ListenerRow>),
+    /// Shared receive queues.
+    Srqs(Vec<SrqRow>),
+    /// Memory windows.
+    Windows(Vec<WindowRow>),
+    /// Protection domains.
+    Pds(Vec<PdRow>),
+    /// Limits.
+    Limits(Vec<LimitRow>),
+    /// *Why* records.
+    Whys(Vec<WhyRecord>),
+    /// Notable happenings.
+    Events(Vec<EventRecord>),
 }
 
 /// A session.
@@ -100,6 +118,8 @@ pub struct QpRow {
     pub session: SessionId,
     /// Its domain.
     pub pd: PdId,
+    /// Shared receive queue it takes receives from.
+    pub srq: Option<SrqId>,
     /// Its state.
     pub state: QpState,
     /// "none", "direct" or "tcp".
@@ -169,7 +189,7 @@ pub struct MrRow {
     pub session: SessionId,
     /// Its domain.
     pub pd: PdId,
-    /// Its segment.
+    /// Its segment; none if it names the client's own address space.
     pub segment: Option<SegmentId>,
     /// First address.
     pub iova: u64,
@@ -198,4 +218,141 @@ pub struct ListenerRow {
     pub accepted: u64,
     /// Requests rejected so far.
     pub rejected: u64,
+}
+
+/// A shared receive queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SrqRow {
+    /// Its handle.
+    pub srq: SrqId,
+    /// Its owner.
+    pub session: SessionId,
+    /// Its domain.
+    pub pd: PdId,
+    /// Entries.
+    pub capacity: u32,
+    /// Receives posted and not yet taken.
+    pub posted: u32,
+    /// Receives taken since it was made.
+    pub taken: u64,
+    /// Armed limit; 0 if none.
+    pub limit: u32,
+    /// QPs that use it.
+    pub qps: u32,
+}
+
+/// A memory window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowRow {
+    /// Its handle.
+    pub window: MwId,
+    /// Its owner.
+    pub session: SessionId,
+    /// Its domain.
+    pub pd: PdId,
+    /// Its type.
+    pub kind: WindowKind,
+    /// Its STag as it was last bound, or as it was made.
+    pub stag: Stag,
+    /// The region it is bound to.
+    pub mr: Option<MrId>,
+}
+
+/// A protection domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PdRow {
+    /// Its handle.
+    pub pd: PdId,
+    /// Its name in the configuration; none for a private one.
+    pub name: Option<String>,
+    /// Its owner, if it is private.
+    pub session: Option<SessionId>,
+    /// Sessions that have it open.
+    pub sessions: u32,
+    /// Memory regions in it.
+    pub mrs: u32,
+    /// Queue pairs in it.
+    pub qps: u32,
+}
+
+/// A limit and how much of it is in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitRow {
+    /// Configuration key, for instance `limits.user.qps`.
+    pub key: String,
+    /// Whose use is counted: "device", "user 1000", "session 7", "pd shared".
+    pub scope: String,
+    /// Effective value.
+    pub limit: u64,
+    /// In use.
+    pub used: u64,
+}
+
+/// Why something was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WhyRecord {
+    /// Its number, never used twice by one daemon.
+    pub id: u64,
+    /// When, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// Whose request, completion or stream it was.
+    pub session: SessionId,
+    /// What happened.
+    pub what: WhyKind,
+    /// The rule that decided: a configuration key, or an RFC section with its words.
+    pub rule: String,
+    /// A sentence for people, with the numbers.
+    pub text: String,
+    /// The QP concerned.
+    pub qp: Option<QpId>,
+    /// The domain it acted for.
+    pub pd: Option<PdId>,
+    /// The STag or local key concerned.
+    pub stag: Option<Stag>,
+    /// Tagged offset or address that was asked for.
+    pub offset: Option<u64>,
+    /// Octets that were asked for.
+    pub length: Option<u64>,
+    /// Addresses of the connection.
+    pub addresses: Option<AddressPair>,
+}
+
+/// What a *why* record explains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WhyKind {
+    /// A request on the control socket was refused.
+    Refused,
+    /// A completion with an error; flushes name the record of what caused them.
+    Completion {
+        /// The application's name for the request.
+        wr_id: u64,
+        /// Its status.
+        status: CompletionStatus,
+    },
+    /// A stream was ended by a Terminate.
+    Terminate {
+        /// Who sent it.
+        origin: TerminateOrigin,
+        /// What it said.
+        code: TerminateCode,
+    },
+    /// A stream ended otherwise: a reset, a lost connection, a failed start-up.
+    Lost,
+    /// A session was ended for misbehaviour.
+    Ended,
+}
+
+/// A notable happening in the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// Counts from 1.
+    pub sequence: u64,
+    /// When, in milliseconds since 1970.
+    pub time_ms: u64,
+    /// The session concerned.
+    pub session: Option<SessionId>,
+    /// What kind: "session_opened", "limit_reached", "srq_unfair", "reloaded", ...
+    pub kind: String,
+    /// A sentence for people.
+    pub text: String,
 }

@@ -16,10 +16,13 @@ mod request;
 
 pub use event::{DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
-pub use listing::{ClientRow, CqRow, ListenerRow, MrRow, QpCounters, QpRow, Rows, StatusInfo};
+pub use listing::{
+    ClientRow, CqRow, EventRecord, LimitRow, ListenerRow, MrRow, PdRow, QpCounters, QpRow, Rows,
+    SrqRow, StatusInfo, WhyKind, WhyRecord, WindowRow,
+};
 pub use refusal::Refusal;
 pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};
-pub use request::{ListKind, MrSource, ObjectRef, QpRequest, Request, RequestBody};
+pub use request::{ListKind, MrSource, ObjectRef, QpRequest, Request, RequestBody, SrqRequest};
 
 /// Largest control or event message, in octets.
 pub const MAX_MESSAGE: usize = 8192;

@@ -95,4 +95,7 @@ pub enum Refusal {
         /// What is wrong.
         why: String,
     },
+    /// An administrator has the daemon refuse everything new.
+    #[error("the daemon is draining: nothing new is taken (`rnicctl drain off` ends that)")]
+    Draining,
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::listing::{QpRow, Rows, StatusInfo};
+use super::listing::{QpRow, Rows, SrqRow, StatusInfo};
 use super::refusal::Refusal;
 use crate::abi::queue::QueueShape;
 use crate::types::*;
@@ -16,6 +16,8 @@ pub struct Reply {
     pub id: u32,
     /// What was done, or why not.
     pub result: Result<ReplyBody, Refusal>,
+    /// The *why* record of a refusal; 0 if there is none.
+    pub why_id: u64,
 }
 
 /// Where a queue stands. With `new_arena` set, the reply carries that arena's descriptor.
@@ -105,6 +107,24 @@ pub enum ReplyBody {
         /// How many there are in all.
         total: u32,
     },
+    /// A window was made.
+    Window {
+        /// Its handle.
+        window: MwId,
+        /// Its first STag, which gives access to nothing until the window is bound.
+        stag: Stag,
+    },
+    /// A shared receive queue was made.
+    Srq {
+        /// Its handle.
+        srq: SrqId,
+        /// Where it is.
+        queue: QueueLocation,
+        /// The descriptor with this reply, if there is one.
+        new_arena: Option<NewArena>,
+    },
+    /// State and counters of a shared receive queue.
+    SrqInfo(SrqRow),
 }
 
 /// What the device is and allows this session.
@@ -138,4 +158,10 @@ pub struct DeviceAttributes {
     pub max_ord: u16,
     /// Whether connections inside this daemon take the direct path.
     pub direct_path: bool,
+    /// Most memory windows.
+    pub max_windows: u32,
+    /// Most shared receive queues.
+    pub max_srqs: u32,
+    /// Whether this session may attach its own address space.
+    pub attached_memory: bool,
 }

@@ -177,6 +177,79 @@ pub enum RequestBody {
         /// Rows to skip.
         from: u32,
     },
+    /// Makes a memory window that is bound to nothing yet. Answer: `Window`.
+    AllocWindow {
+        /// Domain it belongs to.
+        pd: PdId,
+        /// Who may bind and use it.
+        kind: WindowKind,
+    },
+    /// Takes a window back; when answered, nothing can be reached through it. Answer: `Done`.
+    DeallocWindow {
+        /// Which.
+        window: MwId,
+    },
+    /// Makes a shared receive queue. Answer: `Srq`.
+    CreateSrq(SrqRequest),
+    /// Arms the limit event of a shared receive queue: it is sent once, when fewer receives than
+    /// this are posted; 0 disarms. Answer: `Done`.
+    ArmSrq {
+        /// Which.
+        srq: SrqId,
+        /// Receives.
+        limit: u32,
+    },
+    /// State and counters of a shared receive queue. Answer: `SrqInfo`.
+    QuerySrq {
+        /// Which.
+        srq: SrqId,
+    },
+    /// Destroys a shared receive queue that no QP uses. Answer: `Done`.
+    DestroySrq {
+        /// Which.
+        srq: SrqId,
+    },
+    /// Lets regions name the client's own address space. Descriptor: the client's `/proc/self/mem`,
+    /// open for reading and writing. Once per session. Answer: `Done`.
+    AttachMemory,
+    /// Connects an Idle QP over a TCP connection that the client made, whose peer expects an MPA
+    /// Request next. Descriptor: the socket. If the negotiation is rejected the daemon lets go of
+    /// it, having read nothing beyond the MPA Reply. Answer: `Done`, then events.
+    ConnectOver {
+        /// The QP to connect.
+        qp: QpId,
+        /// Inbound reads to offer; `None` for the device's default.
+        ird: Option<u16>,
+        /// Outbound reads wanted; `None` for the device's default.
+        ord: Option<u16>,
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets; more than 508 selects MPA revision 1.
+        private_data: Vec<u8>,
+    },
+    /// Waits for an MPA Request on a TCP connection that the client made. Descriptor: the socket.
+    /// The request comes as `ConnectionRequest` of the listener in the answer, which serves this
+    /// one connection. If it is rejected, the daemon sends the MPA Reply and lets go of the socket.
+    /// Answer: `Listener`.
+    ServeOver {
+        /// The application's context, returned in events.
+        context: u64,
+    },
+    /// Administrators: ends a QP's connection, whoever owns it, with a Terminate or a reset.
+    /// Answer: `Done`.
+    AdminDisconnect {
+        /// Which.
+        qp: QpId,
+    },
+    /// Administrators: refuse new sessions, objects and connections, or take them again. What
+    /// exists goes on. Answer: `Done`.
+    Drain {
+        /// Whether to refuse.
+        on: bool,
+    },
+    /// One *why* record. Answer: `Rows` with at most that one.
+    Why {
+        /// Its number, from a refusal, a completion or a list.
+        id: u64,
+    },
 }
 
 /// Parameters of a queue pair.
@@ -188,7 +261,7 @@ pub struct QpRequest {
     pub send_cq: CqId,
     /// Where receive completions go.
     pub recv_cq: CqId,
-    /// Shared receive queue (refused until built).
+    /// Shared receive queue to take receives from; `rq_depth` is of no account then.
     pub srq: Option<SrqId>,
     /// Send requests outstanding, rounded up to a power of two.
     pub sq_depth: u32,
@@ -202,6 +275,23 @@ pub struct QpRequest {
     pub max_inline: u16,
     /// Signal every send request.
     pub signal_all: bool,
+    /// What becomes of a Send that finds no receive.
+    pub no_receive: NoReceive,
+    /// The application's context, returned in events.
+    pub context: u64,
+}
+
+/// Parameters of a shared receive queue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SrqRequest {
+    /// Domain whose regions and QPs it serves.
+    pub pd: PdId,
+    /// Receives outstanding, rounded up to a power of two.
+    pub depth: u32,
+    /// Elements per receive.
+    pub max_sge: u8,
+    /// Limit event, as of `ArmSrq`; 0 for none.
+    pub limit: u32,
     /// The application's context, returned in events.
     pub context: u64,
 }
@@ -216,7 +306,7 @@ pub enum MrSource {
         /// Octets from its start.
         offset: u64,
     },
-    /// The client's own address space (refused until built).
+    /// The client's own address space, after `AttachMemory`.
     Attached {
         /// Address in the client.
         address: u64,
@@ -232,6 +322,8 @@ pub enum ObjectRef {
     Cq(CqId),
     /// A bound address.
     Listener(ListenerId),
+    /// A shared receive queue.
+    Srq(SrqId),
 }
 
 /// What `List` lists.
@@ -247,4 +339,16 @@ pub enum ListKind {
     Mrs,
     /// Bound addresses.
     Listeners,
+    /// Shared receive queues.
+    Srqs,
+    /// Memory windows.
+    Windows,
+    /// Protection domains.
+    Pds,
+    /// Limits and how much of each is in use.
+    Limits,
+    /// *Why* records, newest first.
+    Whys,
+    /// Notable happenings, newest first.
+    Events,
 }
