@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge};
-use rnic_core::device::{Cq, QpShared, StagEntry};
+use rnic_core::device::{Cq, Memory, QpShared, StagEntry};
 use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Work};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
@@ -236,8 +236,7 @@ impl Client {
                 access,
                 iova: IOVA,
                 length: REGION as u64,
-                mapping: memory.clone(),
-                offset: 0,
+                memory: Memory::Segment { mapping: memory.clone(), offset: 0 },
             });
         }
         let shared = Arc::new(QpShared::default());

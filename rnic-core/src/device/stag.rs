@@ -7,9 +7,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 
-use crate::shm::{CopyFault, Mapping};
+use super::memory::{Memory, Target};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
 // ---------------------------------------------------------------------------------------------
@@ -153,10 +152,8 @@ pub struct StagEntry {
     pub iova: u64,
     /// Octets; `iova + length` is below 2^64.
     pub length: u64,
-    /// Memory it names.
-    pub mapping: Arc<Mapping>,
-    /// Octets from the start of the mapping; `offset + length` is within it.
-    pub offset: usize,
+    /// Memory it names, `length` octets.
+    pub memory: Memory,
 }
 
 /// Why a local key does not serve a request.
@@ -212,122 +209,6 @@ pub struct Principal {
     pub pd: PdId,
     /// The QP.
     pub qp: QpId,
-}
-
-/// Memory that has been checked. It borrows the table it was checked against.
-#[derive(Clone, Copy)]
-pub struct Target<'t> {
-    mapping: &'t Mapping,
-    offset: usize,
-    len: usize,
-    owner: SessionId,
-}
-
-/// Where a payload comes from: private octets, or checked memory.
-#[derive(Clone, Copy)]
-pub enum Payload<'a> {
-    /// Octets in the daemon's own memory.
-    Octets(&'a [u8]),
-    /// Checked ranges, in order.
-    Gather(&'a [Target<'a>]),
-}
-
-impl Payload<'_> {
-    /// Octets in all.
-    pub fn len(&self) -> usize {
-        match self {
-            Payload::Octets(b) => b.len(),
-            Payload::Gather(targets) => targets.iter().map(Target::len).sum(),
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies the octets `from..from + target.len()` of this payload to a target.
-    ///
-    /// With `tail_last` the final octets become visible last: programs poll on them. On failure the
-    /// pages of the session that is returned were gone.
-    pub fn place(&self, from: usize, target: Target<'_>, tail_last: bool) -> Result<(), SessionId> {
-        match self {
-            Payload::Octets(b) => {
-                let b = &b[from..from + target.len];
-                let written = if tail_last {
-                    target.mapping.write_tail_last(target.offset, b)
-                } else {
-                    target.mapping.write(target.offset, b)
-                };
-                written.map_err(|_| target.owner)
-            }
-            Payload::Gather(sources) => {
-                let (mut skip, mut done) = (from, 0);
-                for s in *sources {
-                    if done == target.len {
-                        break;
-                    }
-                    if skip >= s.len {
-                        skip -= s.len;
-                        continue;
-                    }
-                    let n = (s.len - skip).min(target.len - done);
-                    let last = tail_last && done + n == target.len;
-                    let to = target.offset + done;
-                    s.mapping.copy_to(s.offset + skip, target.mapping, to, n, last).map_err(
-                        |_| if s.mapping.is_poisoned() { s.owner } else { target.owner },
-                    )?;
-                    done += n;
-                    skip = 0;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-impl<'t> Target<'t> {
-    /// Octets it covers.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// `len` octets of it from `from` on, if they are inside.
-    pub fn part(&self, from: u64, len: usize) -> Option<Target<'t>> {
-        let from = usize::try_from(from).ok()?;
-        (len <= self.len.checked_sub(from)?).then(|| Target {
-            offset: self.offset + from,
-            len,
-            ..*self
-        })
-    }
-
-    /// Whether it covers none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Reads `dst.len()` octets from `from` on; the range must be inside.
-    pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), CopyFault> {
-        debug_assert!(from + dst.len() <= self.len);
-        self.mapping.read(self.offset + from, dst)
-    }
-
-    /// The mapping and the range in it, for gathering system calls.
-    pub fn parts(&self) -> (&'t Mapping, usize, usize) {
-        (self.mapping, self.offset, self.len)
-    }
-
-    /// Inline data of a send queue entry: octets of the client's own arena that the queue's
-    /// [`take`](crate::shm::queue::SendConsumer::take) has bounded.
-    pub(crate) fn inline(who: Principal, mapping: &'t Mapping, offset: usize, len: usize) -> Self {
-        Target { mapping, offset, len, owner: who.session }
-    }
-
-    /// The session whose memory this is: the one to blame when the memory turns out to be gone.
-    pub fn owner(&self) -> SessionId {
-        self.owner
-    }
 }
 
 /// A worker's copy of all STags, as plain data.
@@ -432,9 +313,8 @@ impl StagEntry {
         if from.checked_add(len)? > self.length {
             return None;
         }
-        // from + len <= length, and offset + length lies within the mapping, hence within usize.
-        let offset = self.offset + from as usize;
-        Some(Target { mapping: &self.mapping, offset, len: len as usize, owner: self.session })
+        // from + len <= length, which is the length of a piece of memory, hence a usize.
+        Some(self.memory.target(from, len as usize, self.session))
     }
 }
 
@@ -466,6 +346,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::shm::Mapping;
 
     /// What a region is, as a set of octets; everything else follows.
     #[derive(Clone, Debug)]
@@ -523,8 +404,10 @@ mod tests {
                     access: p.access,
                     iova: p.iova,
                     length: p.length,
-                    mapping: mapping.clone(),
-                    offset: n as usize * 200,
+                    memory: Memory::Segment {
+                        mapping: mapping.clone(),
+                        offset: n as usize * 200,
+                    },
                 });
             }
             for (n, session, pd, qp, shift, len) in asks {
@@ -545,12 +428,12 @@ mod tests {
                         Some(r) => Ok((n + 1) * 200 + (at - r.iova) as usize),
                     };
                     let found = table.remote(who, stag, at, len, right);
-                    prop_assert_eq!(found.map(|t| t.offset), expected);
+                    prop_assert_eq!(found.map(|t| t.parts().1), expected);
                     if let Ok(t) = found {
                         prop_assert_eq!(t.len() as u64, len);
                         prop_assert!(t.part(1, t.len()).is_none());
                         prop_assert!(t.part(u64::MAX, 0).is_none());
-                        prop_assert_eq!(t.part(0, t.len()).map(|p| p.offset), Some(t.offset));
+                        prop_assert_eq!(t.part(0, t.len()).map(|p| p.parts().1), Some(t.parts().1));
                     }
                 }
                 for write in [false, true] {
@@ -568,7 +451,7 @@ mod tests {
                         _ => Err(LocalFault::InvalidKey),
                     };
                     let found = table.local(who, stag.0, at, short, write);
-                    prop_assert_eq!(found.map(|t| t.offset), expected);
+                    prop_assert_eq!(found.map(|t| t.parts().1), expected);
                 }
                 let expected = match region {
                     Some(r) if r.pd == pd && r.only == Some(qp) => Ok(()),

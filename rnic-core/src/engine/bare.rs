@@ -16,11 +16,10 @@ use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, Phase, Qp};
 use super::tcp::TxBatch;
 use crate::ddp;
-use crate::device::stag::Target;
+use crate::device::memory::{MemoryFault, Target, Unreachable};
 use crate::mpa::LENGTH_LEN;
 use crate::shm::io::{MAX_PIECES, Piece};
 use crate::shm::queue::MAX_SGE;
-use crate::types::SessionId;
 
 /// Octets of a message from which on two more pieces per FPDU cost less than a copy.
 const WORTH_IT: u32 = 16 * 1024;
@@ -53,14 +52,14 @@ struct Taken {
     rest: Vec<u8>,
     /// TCP would have taken less than it was given.
     short: bool,
-    /// The owner of memory that was gone.
-    poisoned: Option<SessionId>,
+    /// Memory that was gone.
+    gone: Option<MemoryFault>,
 }
 
 /// Why nothing was sent.
 pub(super) enum BareFault {
     Gather(GatherFault),
-    Poisoned(SessionId),
+    Memory(MemoryFault),
     Interrupted,
     Socket(io::Error),
 }
@@ -96,8 +95,8 @@ impl Qp {
             self.deficit -= octets as i64;
             self.segment_left(payload, Progress::Queued(end));
         }
-        match taken.poisoned {
-            Some(owner) => Err(BareFault::Poisoned(owner)),
+        match taken.gone {
+            Some(fault) => Err(BareFault::Memory(fault)),
             None => Ok(()),
         }
     }
@@ -126,8 +125,10 @@ impl Qp {
             pieces.push(Piece::Private(fpdu.trailer));
         }
         let total = framed.len() + fpdus.iter().map(Fpdu::octets).sum::<usize>();
-        let poisoned =
-            || targets.iter().find(|t| t.parts().0.is_poisoned()).map(|target| target.owner());
+        let gone = || {
+            let target = targets.iter().find(|t| t.parts().0.is_poisoned())?;
+            Some(target.fault(Unreachable::Truncated))
+        };
         let octets = match send(&TxBatch::new(&pieces)) {
             Ok(n) => n.min(total),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
@@ -135,7 +136,7 @@ impl Qp {
                 return Err(BareFault::Interrupted);
             }
             // The kernel met a page that is gone, before it took anything.
-            Err(_) if poisoned().is_some() => 0,
+            Err(_) if gone().is_some() => 0,
             Err(e) => return Err(BareFault::Socket(e)),
         };
 
@@ -150,7 +151,7 @@ impl Qp {
             begun.push((fpdu.payload, fpdu.octets()));
         }
         let rest = copy_out(&pieces, octets, end);
-        Ok(Taken { octets, begun, rest, short: octets < total, poisoned: poisoned() })
+        Ok(Taken { octets, begun, rest, short: octets < total, gone: gone() })
     }
 
     /// Cuts FPDUs off a copy of the message in progress.

@@ -12,7 +12,7 @@ use super::qp::Qp;
 use super::schedule::REQUEST_COST;
 use super::{Delivery, Shard};
 use crate::ddp::{TaggedHeader, UntaggedHeader};
-use crate::device::stag::Payload;
+use crate::device::memory::Payload;
 use crate::rdmap::{Opcode, Terminate};
 use crate::stream::inbound::{ReadArrival, SendKind};
 use crate::stream::terminate;

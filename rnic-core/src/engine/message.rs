@@ -8,7 +8,8 @@ use arrayvec::ArrayVec;
 
 use crate::abi::queue::Sge;
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
-use crate::device::stag::{Principal, StagTable, Target};
+use crate::device::memory::Target;
+use crate::device::stag::{Principal, StagTable};
 use crate::rdmap::{Control, Opcode, ReadRequest};
 use crate::shm::Mapping;
 use crate::shm::queue::MAX_SGE;
@@ -125,7 +126,7 @@ impl Message {
         match &self.source {
             Source::Empty | Source::ReadRequest(_) => {}
             Source::Inline { at } => {
-                out.push(Target::inline(who, arena, at + self.sent as usize, len as usize));
+                out.push(Target::inline(who.session, arena, at + self.sent as usize, len as usize));
             }
             Source::Region(ReadArrival { request, .. }) => {
                 let to = request.src_to.0.wrapping_add(u64::from(self.sent));

@@ -10,21 +10,22 @@ use super::qp::{Qp, Receiving};
 use super::{Output, Shard};
 use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::device::cq::CqFault;
+use crate::device::memory::{MemoryFault, Payload, Unreachable};
 use crate::device::qp::terminate_detail;
-use crate::device::stag::{InvalidateFault, Payload, RemoteFault, StagTable};
+use crate::device::stag::{InvalidateFault, RemoteFault, StagTable};
 use crate::rdmap::codes;
 use crate::shm::queue::{QueueFault, TakeError};
 use crate::stream::inbound::{SendKind, send_fits};
 use crate::stream::{Enclose, Fault, ReadArrival};
-use crate::types::{Access, CompletionOpcode, CompletionStatus, SessionId, Stag};
+use crate::types::{Access, CompletionOpcode, CompletionStatus, Stag};
 
 /// Why a segment was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     /// The peer is to blame, or must at least be told.
     Fault(Fault),
-    /// The memory of this session vanished under the copy: its owner is to blame.
-    Poisoned(SessionId),
+    /// The memory could not be reached: its owner is to blame.
+    Memory(MemoryFault),
     /// A receive of ours cannot take the message: the owner of the QP is to blame.
     BadReceive,
     /// The next receive of ours, with this name, is none.
@@ -61,7 +62,7 @@ impl Qp {
         if stag_changed {
             return Err(Fault::segment(codes::TAGGED_INVALID_STAG).into());
         }
-        payload.place(0, target, last).map_err(Trouble::Poisoned)?;
+        payload.place(0, target, last).map_err(Trouble::Memory)?;
         self.shared.bytes_received.add(len as u64);
         Ok(())
     }
@@ -116,7 +117,7 @@ impl Qp {
         }
         let mut from = 0;
         for target in targets {
-            payload.place(from, target, false).map_err(Trouble::Poisoned)?;
+            payload.place(from, target, false).map_err(Trouble::Memory)?;
             from += target.len();
         }
         self.shared.bytes_received.add(len as u64);
@@ -221,7 +222,7 @@ impl Qp {
             let Some(target) = to.checked_sub(read.to).and_then(|from| sink.part(from, len)) else {
                 return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
             };
-            payload.place(0, target, last).map_err(Trouble::Poisoned)?;
+            payload.place(0, target, last).map_err(Trouble::Memory)?;
             // A peer that repeats octets overshoots and is caught at the end. A segment is at most
             // 64 KiB.
             read.received = read.received.saturating_add(len as u32);
@@ -270,8 +271,8 @@ impl Qp {
                 let payload = build(fault);
                 self.terminate(shard, fault.code, Some(payload));
             }
-            Trouble::Poisoned(owner) => {
-                shard.poisoned(owner);
+            Trouble::Memory(fault) => {
+                shard.unreachable(fault);
                 let fault = Fault { code: codes::DDP_LOCAL_CATASTROPHIC, enclose: Enclose::None };
                 self.terminate(shard, fault.code, Some(build(fault)));
             }
@@ -313,10 +314,14 @@ impl Qp {
 }
 
 impl Shard {
-    /// A session's shared memory turned out to have no pages: only its owner can have done that.
-    pub(super) fn poisoned(&mut self, session: SessionId) {
-        let why = "shared memory was truncated under a copy".to_owned();
-        self.outputs.push_back(Output::Misbehaved { session, why });
+    /// A session's memory could not be reached; what that costs the session.
+    pub(super) fn unreachable(&mut self, fault: MemoryFault) {
+        let MemoryFault { owner: session, cause } = fault;
+        match cause {
+            Unreachable::Truncated => {
+                self.outputs.push_back(Output::Misbehaved { session, why: cause.to_string() });
+            }
+        }
     }
 }
 

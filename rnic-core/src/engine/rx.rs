@@ -9,7 +9,7 @@ use std::io::{self, IoSliceMut};
 use super::qp::{Link, Phase, Qp};
 use super::{Output, Receive, Shard};
 use crate::abi::control::{DisconnectReason, Event};
-use crate::device::stag::Payload;
+use crate::device::memory::Payload;
 use crate::mpa::MpaFault;
 use crate::rdmap::codes;
 use crate::stream::inbound::{Arrival, ReadArrival};

@@ -15,19 +15,18 @@ use super::schedule::REQUEST_COST;
 use super::tcp::TxBatch;
 use super::{Output, Shard, Transmit};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
-use crate::device::stag::Target;
+use crate::device::memory::{MemoryFault, Target};
 use crate::mpa::MAX_FPDU;
 use crate::rdmap::{Control, Opcode, ReadRequest, codes};
 use crate::shm::io::Piece;
 use crate::stream::startup::Rtr;
 use crate::stream::{Fault, terminate};
-use crate::types::{CompletionStatus, Msn, SessionId, Stag, TaggedOffset};
+use crate::types::{CompletionStatus, Msn, Stag, TaggedOffset};
 
 /// Why a segment was not framed.
 enum FrameFault {
     Gather(GatherFault),
-    /// The memory of this session vanished under the copy.
-    Poisoned(SessionId),
+    Memory(MemoryFault),
 }
 
 impl Qp {
@@ -63,13 +62,13 @@ impl Qp {
                     more = true;
                     self.gather_failed(fault, shard);
                 }
-                Err(BareFault::Poisoned(owner)) => {
+                Err(BareFault::Memory(fault)) => {
                     // What is left goes out of private memory now, and was not refused.
                     if let Link::Tcp(tcp) = &mut self.link {
                         tcp.blocked = false;
                     }
                     more = true;
-                    self.memory_vanished(owner, shard);
+                    self.memory_failed(fault, shard);
                 }
                 Err(BareFault::Socket(e)) => {
                     self.lost(shard, &format!("sending failed: {e}"));
@@ -190,7 +189,7 @@ impl Qp {
         let n = tcp
             .framer
             .frame(out, &header[..header_len], len, |_, block| reader.read(block))
-            .map_err(FrameFault::Poisoned)?;
+            .map_err(FrameFault::Memory)?;
         Ok((n, segment.len))
     }
 
@@ -219,12 +218,12 @@ impl Qp {
     fn frame_failed(&mut self, fault: FrameFault, shard: &mut Shard) {
         match fault {
             FrameFault::Gather(fault) => self.gather_failed(fault, shard),
-            FrameFault::Poisoned(owner) => self.memory_vanished(owner, shard),
+            FrameFault::Memory(fault) => self.memory_failed(fault, shard),
         }
     }
 
-    fn memory_vanished(&mut self, owner: SessionId, shard: &mut Shard) {
-        shard.poisoned(owner);
+    fn memory_failed(&mut self, fault: MemoryFault, shard: &mut Shard) {
+        shard.unreachable(fault);
         self.message = None;
         self.fail_locally(shard, "shared memory vanished");
     }
@@ -397,13 +396,13 @@ struct Reader<'a, 't> {
 }
 
 impl Reader<'_, '_> {
-    fn read(&mut self, mut block: &mut [u8]) -> Result<(), SessionId> {
+    fn read(&mut self, mut block: &mut [u8]) -> Result<(), MemoryFault> {
         while !block.is_empty()
             && let Some(target) = self.targets.get(self.index)
         {
             let n = (target.len() - self.offset).min(block.len());
             let (now, later) = block.split_at_mut(n);
-            target.read(self.offset, now).map_err(|_| target.owner())?;
+            target.read(self.offset, now)?;
             block = later;
             self.offset += n;
             if self.offset == target.len() {

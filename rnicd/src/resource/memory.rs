@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
-use rnic_core::device::StagEntry;
+use rnic_core::device::{Memory, StagEntry};
 use rnic_core::shm::{AdoptError, Mapping};
 use rnic_core::types::*;
 
@@ -99,7 +99,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let (segment, offset) = checked_range(session, &request)?;
         let Segment { mapping, .. } = session.segment(segment)?;
-        let mapping = mapping.clone();
+        let memory = Memory::Segment { mapping: mapping.clone(), offset };
         self.ledger.charge(&mut session.counts, Kind::Mrs, 1)?;
         let stag = match self.stags.allocate() {
             Ok(stag) => stag,
@@ -113,8 +113,7 @@ impl Manager {
         session.pd(pd)?.mrs += 1;
         session.segment(segment)?.mrs += 1;
         session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope });
-        let entry =
-            StagEntry { stag, mr, session: id, pd, scope, access, iova, length, mapping, offset };
+        let entry = StagEntry { stag, mr, session: id, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
         self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
         Given::later()

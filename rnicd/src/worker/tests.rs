@@ -9,7 +9,7 @@ use rnic_core::abi::queue::{
     ARM_NEXT, CHANNEL_RECORD_LEN, ChannelRecord, Cqe, PAGE, QueueKind, QueueShape, SendFlags,
     SendHeader, SendOpcode, Sge, doorbell_offset,
 };
-use rnic_core::device::{Cq, QpShared};
+use rnic_core::device::{Cq, Memory, QpShared};
 use rnic_core::engine::MulpduPolicy;
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellRinger;
@@ -152,8 +152,7 @@ impl Client {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
             iova: 0,
             length: SEGMENT as u64,
-            mapping: Arc::clone(&self.memory),
-            offset: 0,
+            memory: Memory::Segment { mapping: Arc::clone(&self.memory), offset: 0 },
         }
     }
 

@@ -12,7 +12,7 @@ use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::Event;
 use crate::abi::queue::{PAGE, QueueKind, QueueShape, Sge};
-use crate::device::{Cq, QpShared, StagAllocator, StagEntry};
+use crate::device::{Cq, Memory, QpShared, StagAllocator, StagEntry};
 use crate::engine::{
     Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Transmit, Work,
 };
@@ -433,8 +433,7 @@ impl World {
             access,
             iova,
             length: len as u64,
-            mapping: mapping.clone(),
-            offset: 0,
+            memory: Memory::Segment { mapping: mapping.clone(), offset: 0 },
         };
         for engine in &self.hosts[app.host] {
             self.engines[*engine].install_stag(entry.clone());
