@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use crate::shm::Mapping;
+use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
+use crate::shm::{CopyFault, Mapping};
 use crate::types::SessionId;
 
 /// Where the octets of a region are. Clones name the same octets.
@@ -17,6 +18,14 @@ pub enum Memory {
         mapping: Arc<Mapping>,
         /// Octets from its start. With the region's length it stays within the mapping.
         offset: usize,
+    },
+    /// In its owner's own address space. A copy is a system call, and waits for the owner's pages.
+    Attached {
+        /// The address space.
+        space: Arc<AddressSpace>,
+        /// Where in it. With the region's length it stays below
+        /// [`USER_END`](crate::shm::attached::USER_END).
+        address: u64,
     },
 }
 
@@ -30,6 +39,9 @@ impl Memory {
                 // Within the region, hence within the mapping, whose length is a usize.
                 offset: offset.wrapping_add(skip as usize),
             },
+            Memory::Attached { space, address } => {
+                Memory::Attached { space: space.clone(), address: address.wrapping_add(skip) }
+            }
         }
     }
 
@@ -40,6 +52,10 @@ impl Memory {
             Memory::Segment { mapping, offset } => {
                 // Bounded by the region, so the sum lies within the mapping, hence within usize.
                 Place::Segment { mapping, offset: offset + from as usize }
+            }
+            // Bounded by the region as well, hence below 2^64.
+            Memory::Attached { space, address } => {
+                Place::Attached { space, address: address + from }
             }
         };
         Target { place, len, owner }
@@ -53,6 +69,8 @@ pub struct MemoryFault {
     pub owner: SessionId,
     /// What is the matter with it.
     pub cause: Unreachable,
+    /// Which end of the copy it was.
+    pub end: CopyEnd,
 }
 
 /// Why memory could not be reached.
@@ -62,6 +80,29 @@ pub enum Unreachable {
     /// contract can do.
     #[error("shared memory was truncated under a copy")]
     Truncated,
+    /// The attached address space has ended.
+    #[error("the attached address space is gone")]
+    Detached,
+    /// The range is not mapped in the attached address space.
+    #[error("an address of attached memory is not mapped")]
+    Unmapped,
+}
+
+impl From<CopyFault> for Unreachable {
+    /// Ranges have been checked, so pages that are gone are all that can be the matter.
+    fn from(_: CopyFault) -> Self {
+        Unreachable::Truncated
+    }
+}
+
+impl From<AttachedFault> for Unreachable {
+    fn from(fault: AttachedFault) -> Self {
+        match fault {
+            AttachedFault::Gone => Unreachable::Detached,
+            AttachedFault::Unmapped => Unreachable::Unmapped,
+            AttachedFault::Poisoned => Unreachable::Truncated,
+        }
+    }
 }
 
 /// Memory that has been checked. It borrows the table it was checked against.
@@ -75,6 +116,7 @@ pub struct Target<'t> {
 #[derive(Clone, Copy)]
 enum Place<'t> {
     Segment { mapping: &'t Mapping, offset: usize },
+    Attached { space: &'t AddressSpace, address: u64 },
 }
 
 impl<'t> Target<'t> {
@@ -99,6 +141,9 @@ impl<'t> Target<'t> {
     fn range(&self, from: usize, len: usize) -> Target<'t> {
         let place = match self.place {
             Place::Segment { mapping, offset } => Place::Segment { mapping, offset: offset + from },
+            Place::Attached { space, address } => {
+                Place::Attached { space, address: address + from as u64 }
+            }
         };
         Target { place, len, owner: self.owner }
     }
@@ -109,7 +154,10 @@ impl<'t> Target<'t> {
         debug_assert!(from + dst.len() <= self.len);
         match self.place {
             Place::Segment { mapping, offset } => {
-                mapping.read(offset + from, dst).map_err(|_| self.fault(Unreachable::Truncated))
+                mapping.read(offset + from, dst).map_err(|e| self.source_fault(e))
+            }
+            Place::Attached { space, address } => {
+                space.read(address + from as u64, dst).map_err(|e| self.source_fault(e))
             }
         }
     }
@@ -124,12 +172,16 @@ impl<'t> Target<'t> {
                 } else {
                     mapping.write(offset, octets)
                 };
-                written.map_err(|_| self.fault(Unreachable::Truncated))
+                written.map_err(|e| self.sink_fault(e))
+            }
+            Place::Attached { space, address } => {
+                space.write(address, octets, tail_last).map_err(|e| self.sink_fault(e))
             }
         }
     }
 
-    /// Copies all of it to a target of the same length, in one pass where both are shared memory.
+    /// Copies all of it to a target of the same length: in one pass, but between two address
+    /// spaces, which takes two.
     #[inline]
     fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
         match (self.place, to.place) {
@@ -137,18 +189,43 @@ impl<'t> Target<'t> {
                 Place::Segment { mapping, offset },
                 Place::Segment { mapping: to_mapping, offset: to_offset },
             ) => {
-                mapping.copy_to(offset, to_mapping, to_offset, self.len, tail_last).map_err(|_| {
-                    let blamed = if mapping.is_poisoned() { self } else { to };
-                    blamed.fault(Unreachable::Truncated)
+                let len = self.len;
+                mapping.copy_to(offset, to_mapping, to_offset, len, tail_last).map_err(|e| {
+                    if mapping.is_poisoned() { self.source_fault(e) } else { to.sink_fault(e) }
+                })
+            }
+            (Place::Segment { mapping, offset }, Place::Attached { space, address }) => {
+                let written = space.write_from(address, mapping, offset, self.len, tail_last);
+                written.map_err(|e| match e {
+                    AttachedFault::Poisoned => self.source_fault(e),
+                    AttachedFault::Gone | AttachedFault::Unmapped => to.sink_fault(e),
+                })
+            }
+            (Place::Attached { space, address }, Place::Segment { mapping, offset }) => {
+                let read = space.read_into(address, mapping, offset, self.len, tail_last);
+                read.map_err(|e| match e {
+                    AttachedFault::Poisoned => to.sink_fault(e),
+                    AttachedFault::Gone | AttachedFault::Unmapped => self.source_fault(e),
+                })
+            }
+            (
+                Place::Attached { space, address },
+                Place::Attached { space: to_space, address: to_address },
+            ) => {
+                let copied = space.copy_to(address, to_space, to_address, self.len, tail_last);
+                copied.map_err(|(end, e)| match end {
+                    CopyEnd::Source => self.source_fault(e),
+                    CopyEnd::Sink => to.sink_fault(e),
                 })
             }
         }
     }
 
-    /// The mapping and the range in it, for gathering system calls.
-    pub fn parts(&self) -> (&'t Mapping, usize, usize) {
+    /// The mapping and the range in it, for gathering system calls; none for attached memory.
+    pub fn shared(&self) -> Option<(&'t Mapping, usize, usize)> {
         match self.place {
-            Place::Segment { mapping, offset } => (mapping, offset, self.len),
+            Place::Segment { mapping, offset } => Some((mapping, offset, self.len)),
+            Place::Attached { .. } => None,
         }
     }
 
@@ -168,8 +245,13 @@ impl<'t> Target<'t> {
         self.owner
     }
 
-    pub(crate) fn fault(&self, cause: Unreachable) -> MemoryFault {
-        MemoryFault { owner: self.owner, cause }
+    /// It could not be read.
+    pub(crate) fn source_fault(&self, cause: impl Into<Unreachable>) -> MemoryFault {
+        MemoryFault { owner: self.owner, cause: cause.into(), end: CopyEnd::Source }
+    }
+
+    fn sink_fault(&self, cause: impl Into<Unreachable>) -> MemoryFault {
+        MemoryFault { owner: self.owner, cause: cause.into(), end: CopyEnd::Sink }
     }
 }
 

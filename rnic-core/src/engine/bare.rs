@@ -66,13 +66,14 @@ pub(super) enum BareFault {
 
 impl Qp {
     /// Whether the message in progress is sent this way.
-    pub(super) fn goes_bare(&self) -> bool {
+    pub(super) fn goes_bare(&self, shard: &Shard) -> bool {
         let (Link::Tcp(tcp), Some(message)) = (&self.link, &self.message) else { return false };
         tcp.framer.bare(0).is_some()
             && message.total - message.sent >= WORTH_IT
             && self.deficit > 0
             && (self.phase.sends() || self.phase == Phase::Terminating)
             && !matches!(message.source, Source::Inline { .. } | Source::ReadRequest(_))
+            && shard.stags.all_shared(message.stags(self.elements.as_slice()))
     }
 
     /// One call to the socket: `framed`, then FPDUs of the message in progress.
@@ -118,16 +119,18 @@ impl Qp {
         let mut next = targets.iter();
         for fpdu in &fpdus {
             pieces.push(Piece::Private(&fpdu.head[..fpdu.head_len]));
-            pieces.extend(next.by_ref().take(fpdu.targets).map(|target| {
-                let (mapping, offset, len) = target.parts();
-                Piece::Shared { mapping, offset, len }
+            // `goes_bare` has let nothing but shared memory come here.
+            pieces.extend(next.by_ref().take(fpdu.targets).filter_map(|target| {
+                let (mapping, offset, len) = target.shared()?;
+                Some(Piece::Shared { mapping, offset, len })
             }));
             pieces.push(Piece::Private(fpdu.trailer));
         }
         let total = framed.len() + fpdus.iter().map(Fpdu::octets).sum::<usize>();
         let gone = || {
-            let target = targets.iter().find(|t| t.parts().0.is_poisoned())?;
-            Some(target.fault(Unreachable::Truncated))
+            let poisoned = |t: &&Target<'_>| t.shared().is_some_and(|(m, ..)| m.is_poisoned());
+            let target = targets.iter().find(poisoned)?;
+            Some(target.source_fault(Unreachable::Truncated))
         };
         let octets = match send(&TxBatch::new(&pieces)) {
             Ok(n) => n.min(total),

@@ -12,8 +12,9 @@ use super::qp::Qp;
 use super::schedule::REQUEST_COST;
 use super::{Delivery, Shard};
 use crate::ddp::{TaggedHeader, UntaggedHeader};
-use crate::device::memory::Payload;
+use crate::device::memory::{MemoryFault, Payload};
 use crate::rdmap::{Opcode, Terminate};
+use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::{ReadArrival, SendKind};
 use crate::stream::terminate;
 use crate::types::CompletionStatus;
@@ -24,6 +25,8 @@ enum Outcome {
     Done,
     /// The sender's memory cannot be had.
     Source(GatherFault),
+    /// The sender's memory could not be read.
+    Memory(MemoryFault),
     /// The receiver refused it.
     Sink(Trouble),
 }
@@ -43,6 +46,7 @@ impl Qp {
             match self.hand_over(peer, shard, &segment) {
                 Outcome::Done => self.segment_left(segment.len, done),
                 Outcome::Source(fault) => self.gather_failed(fault, shard),
+                Outcome::Memory(fault) => self.memory_failed(fault, shard),
                 Outcome::Sink(trouble) => {
                     let read = match &message.source {
                         Source::ReadRequest(request) => Some(*request),
@@ -151,6 +155,8 @@ const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 fn sunk(result: Result<(), Trouble>) -> Outcome {
     match result {
         Ok(()) => Outcome::Done,
+        // As over TCP, where nothing of it would have left.
+        Err(Trouble::Memory(fault)) if fault.end == CopyEnd::Source => Outcome::Memory(fault),
         Err(trouble) => Outcome::Sink(trouble),
     }
 }

@@ -164,6 +164,17 @@ impl Message {
         Ok(())
     }
 
+    /// STags of the memory its payload comes from. `list` as in [`Message::gather`].
+    pub(super) fn stags<'l>(&self, list: &'l [Sge]) -> impl Iterator<Item = Stag> + 'l {
+        let (one, list) = match &self.source {
+            Source::Empty | Source::Inline { .. } | Source::ReadRequest(_) => (None, &[][..]),
+            Source::Region(owed) => (Some(owed.request.src_stag), &[][..]),
+            Source::Element(sge) => (Some(Stag(sge.lkey)), &[][..]),
+            Source::Elements { .. } => (None, list),
+        };
+        one.into_iter().chain(list.iter().map(|sge| Stag(sge.lkey)))
+    }
+
     /// Whether it answers a read of the peer's.
     pub(super) fn is_response(&self) -> bool {
         matches!(self.head, Head::Tagged { opcode: Opcode::ReadResponse, .. })

@@ -111,6 +111,12 @@ pub enum Output {
         /// How.
         why: String,
     },
+    /// A session's attached address space is gone: its regions there must be revoked and the client
+    /// told. May come more than once.
+    Detached {
+        /// Whose.
+        session: SessionId,
+    },
 }
 
 /// Work that needs the worker's hands.

@@ -14,6 +14,7 @@ use crate::device::memory::{MemoryFault, Payload, Unreachable};
 use crate::device::qp::terminate_detail;
 use crate::device::stag::{InvalidateFault, RemoteFault, StagTable};
 use crate::rdmap::codes;
+use crate::shm::attached::CopyEnd;
 use crate::shm::queue::{QueueFault, TakeError};
 use crate::stream::inbound::{SendKind, send_fits};
 use crate::stream::{Enclose, Fault, ReadArrival};
@@ -26,8 +27,9 @@ pub(super) enum Trouble {
     Fault(Fault),
     /// The memory could not be reached: its owner is to blame.
     Memory(MemoryFault),
-    /// A receive of ours cannot take the message: the owner of the QP is to blame.
-    BadReceive,
+    /// A receive of ours cannot take the message: the owner of the QP is to blame. Its memory, if
+    /// that could not be written.
+    BadReceive(Option<MemoryFault>),
     /// The next receive of ours, with this name, is none.
     MalformedReceive(u64),
     /// The receive queue itself is nonsense.
@@ -110,14 +112,17 @@ impl Qp {
             let addr = sge.addr.wrapping_add(u64::from(skip));
             let target = stags
                 .local(who, sge.lkey, addr, n as u32, true)
-                .map_err(|_| Trouble::BadReceive)?;
+                .map_err(|_| Trouble::BadReceive(None))?;
             targets.push(target);
             from += n;
             skip = 0;
         }
         let mut from = 0;
         for target in targets {
-            payload.place(from, target, false).map_err(Trouble::Memory)?;
+            payload.place(from, target, false).map_err(|fault| match (fault.cause, fault.end) {
+                (Unreachable::Truncated, _) | (_, CopyEnd::Source) => Trouble::Memory(fault),
+                (_, CopyEnd::Sink) => Trouble::BadReceive(Some(fault)),
+            })?;
             from += target.len();
         }
         self.shared.bytes_received.add(len as u64);
@@ -222,7 +227,12 @@ impl Qp {
             let Some(target) = to.checked_sub(read.to).and_then(|from| sink.part(from, len)) else {
                 return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
             };
-            payload.place(0, target, last).map_err(Trouble::Memory)?;
+            if let Err(fault) = payload.place(0, target, last) {
+                if let (CopyEnd::Sink, Some(seq)) = (fault.end, seq) {
+                    self.ledger.fail(seq, gone, Some(codes::DDP_LOCAL_CATASTROPHIC));
+                }
+                return Err(Trouble::Memory(fault));
+            }
             // A peer that repeats octets overshoots and is caught at the end. A segment is at most
             // 64 KiB.
             read.received = read.received.saturating_add(len as u32);
@@ -276,7 +286,10 @@ impl Qp {
                 let fault = Fault { code: codes::DDP_LOCAL_CATASTROPHIC, enclose: Enclose::None };
                 self.terminate(shard, fault.code, Some(build(fault)));
             }
-            Trouble::BadReceive => {
+            Trouble::BadReceive(fault) => {
+                if let Some(fault) = fault {
+                    shard.unreachable(fault);
+                }
                 if let Some(receiving) = self.receiving.take() {
                     let (wr_id, status) =
                         (receiving.entry.wr_id, CompletionStatus::LocalProtection);
@@ -316,8 +329,11 @@ impl Qp {
 impl Shard {
     /// A session's memory could not be reached; what that costs the session.
     pub(super) fn unreachable(&mut self, fault: MemoryFault) {
-        let MemoryFault { owner: session, cause } = fault;
+        let MemoryFault { owner: session, cause, .. } = fault;
         match cause {
+            // It costs the request or the stream that named it.
+            Unreachable::Unmapped => {}
+            Unreachable::Detached => self.outputs.push_back(Output::Detached { session }),
             Unreachable::Truncated => {
                 self.outputs.push_back(Output::Misbehaved { session, why: cause.to_string() });
             }

@@ -9,13 +9,13 @@ use std::io;
 
 use super::bare::BareFault;
 use super::ledger::Progress;
-use super::message::{Gather, GatherFault, Source};
+use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::REQUEST_COST;
 use super::tcp::TxBatch;
 use super::{Output, Shard, Transmit};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
-use crate::device::memory::{MemoryFault, Target};
+use crate::device::memory::{MemoryFault, Target, Unreachable};
 use crate::mpa::MAX_FPDU;
 use crate::rdmap::{Control, Opcode, ReadRequest, codes};
 use crate::shm::io::Piece;
@@ -47,7 +47,7 @@ impl Qp {
             tcp.blocked = false;
         }
         let (produced, mut more) = if had_tail { (0, true) } else { self.fill(shard, slab) };
-        let bare = !had_tail && self.goes_bare();
+        let bare = !had_tail && self.goes_bare(shard);
         let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
         tcp.framed += produced as u64;
         if bare {
@@ -144,7 +144,7 @@ impl Qp {
             if !terminating && (!self.phase.sends() || !self.pick_message(shard)) {
                 return (used, false);
             }
-            if self.goes_bare() {
+            if self.goes_bare(shard) {
                 return (used, true);
             }
             match self.frame_segment(shard, out) {
@@ -222,10 +222,22 @@ impl Qp {
         }
     }
 
-    fn memory_failed(&mut self, fault: MemoryFault, shard: &mut Shard) {
+    /// The memory of the message in progress could not be read.
+    pub(super) fn memory_failed(&mut self, fault: MemoryFault, shard: &mut Shard) {
         shard.unreachable(fault);
-        self.message = None;
-        self.fail_locally(shard, "shared memory vanished");
+        match fault.cause {
+            Unreachable::Truncated => {
+                self.message = None;
+                self.fail_locally(shard, "shared memory vanished");
+            }
+            Unreachable::Unmapped => self.gather_failed(GatherFault::Local, shard),
+            // Its regions are as good as revoked.
+            Unreachable::Detached => {
+                let response = self.message.as_ref().is_some_and(Message::is_response);
+                let as_if = if response { GatherFault::Revoked } else { GatherFault::Local };
+                self.gather_failed(as_if, shard);
+            }
+        }
     }
 
     /// The memory of the message in progress cannot be had.

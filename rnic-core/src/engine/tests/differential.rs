@@ -16,7 +16,8 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(wiring: Wiring) -> Self {
+    /// `attached` has a bit for each region that is attached memory.
+    fn new(wiring: Wiring, attached: u64) -> Self {
         let shape = QpShape { sq: 64, rq: 64, inline: 128, ..QpShape::default() };
         let mut w = World::pair_with(wiring, shape, 256);
         let mut regions = [Vec::new(), Vec::new()];
@@ -24,6 +25,7 @@ impl Bench {
             for n in 0..REGIONS {
                 let scope = if n == OWN { Scope::Qp(w.qps[end].id) } else { Scope::Pd };
                 let iova = 0x1_0000 * (n as u64 + 1);
+                w.attached = attached >> (end * REGIONS + n) & 1 == 1;
                 let mr = w.mr_at(end, REGION_LEN, rights(n), scope, iova);
                 mr.pattern((end * REGIONS + n) as u8);
                 regions[end].push(mr);
@@ -88,9 +90,10 @@ impl Bench {
 fn run(
     ops: &[(usize, Op)],
     wiring: Wiring,
+    attached: u64,
     cuts: Option<u64>,
 ) -> Result<Vec<String>, TestCaseError> {
-    let mut bench = Bench::new(wiring);
+    let mut bench = Bench::new(wiring, attached);
     if let Some(seed) = cuts {
         for (n, pipe) in bench.w.links[0].pipes.iter_mut().enumerate() {
             pipe.cuts = Cuts::Random(seed + n as u64);
@@ -147,8 +150,13 @@ fn run(
 }
 
 /// The same ops in one batch per end.
-fn run_batch(ops: &[(usize, Op)], flags: u64, wiring: Wiring) -> Result<(), TestCaseError> {
-    let mut bench = Bench::new(wiring);
+fn run_batch(
+    ops: &[(usize, Op)],
+    flags: u64,
+    attached: u64,
+    wiring: Wiring,
+) -> Result<(), TestCaseError> {
+    let mut bench = Bench::new(wiring, attached);
     let mut model = Model::new(bench.memory());
     let mut batches = [Vec::new(), Vec::new()];
     // Room for every Send, in the order of the Sends.
@@ -192,6 +200,11 @@ fn run_batch(ops: &[(usize, Op)], flags: u64, wiring: Wiring) -> Result<(), Test
     Ok(())
 }
 
+/// Which regions are attached memory: none of them as often as any.
+fn memory_kinds() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), any::<u64>()]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
@@ -200,9 +213,10 @@ proptest! {
         ops in proptest::collection::vec(any_op(), 1..40),
         seed in any::<u64>(),
         framing in 1usize..6,
+        attached in memory_kinds(),
     ) {
-        let direct = run(&ops, Wiring::direct(), None)?;
-        let tcp = run(&ops, Wiring::all()[framing], Some(seed >> 1))?;
+        let direct = run(&ops, Wiring::direct(), attached, None)?;
+        let tcp = run(&ops, Wiring::all()[framing], attached, Some(seed >> 1))?;
         prop_assert_eq!(direct, tcp);
     }
 
@@ -211,8 +225,9 @@ proptest! {
         ops in proptest::collection::vec(safe_op(), 1..60),
         flags in any::<u64>(),
         framing in 0usize..6,
+        attached in memory_kinds(),
     ) {
-        run_batch(&ops, flags, Wiring::all()[framing])?;
+        run_batch(&ops, flags, attached, Wiring::all()[framing])?;
     }
 
     /// A CQ smaller than the queues, read now and then, by two QPs at once: published - consumed +

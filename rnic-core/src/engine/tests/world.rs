@@ -16,12 +16,12 @@ use crate::device::{Cq, Memory, QpShared, StagAllocator, StagEntry};
 use crate::engine::{
     Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Transmit, Work,
 };
-use crate::shm::Mapping;
 use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use crate::shm::io::Piece;
 use crate::shm::queue::{
     CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
 };
+use crate::shm::{AddressSpace, Mapping};
 use crate::stream::Negotiated;
 use crate::stream::startup::{
     Initiator, InitiatorStep, Options, Responder, ResponderStep, RtrKinds,
@@ -180,6 +180,10 @@ pub(super) struct World {
     pub apps: Vec<App>,
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
+    /// Regions are made of attached memory: this process's own.
+    pub attached: bool,
+    /// Sessions whose address space was found gone.
+    pub detached: Vec<SessionId>,
     pub misbehaved: Vec<(SessionId, String)>,
     pub failed_cqs: Vec<CqId>,
     /// Invalidations nobody has answered yet.
@@ -214,6 +218,8 @@ impl World {
             apps: Vec::new(),
             qps: Vec::new(),
             links: Vec::new(),
+            attached: false,
+            detached: Vec::new(),
             misbehaved: Vec::new(),
             failed_cqs: Vec::new(),
             invalidations: Vec::new(),
@@ -422,6 +428,25 @@ impl World {
         scope: Scope,
         iova: u64,
     ) -> Mr {
+        let memory = if self.attached {
+            Memory::Attached { space: own_address_space(), address: mapping.address() }
+        } else {
+            Memory::Segment { mapping: mapping.clone(), offset: 0 }
+        };
+        let stag = self.install(qp, memory, len, access, scope, iova);
+        Mr { stag, iova, len, mapping }
+    }
+
+    /// Makes memory known to all workers of the QP's host.
+    pub fn install(
+        &mut self,
+        qp: usize,
+        memory: Memory,
+        len: usize,
+        access: Access,
+        scope: Scope,
+        iova: u64,
+    ) -> Stag {
         let stag = self.stags.allocate().unwrap();
         let app = &self.apps[self.qps[qp].app];
         let entry = StagEntry {
@@ -433,13 +458,13 @@ impl World {
             access,
             iova,
             length: len as u64,
-            memory: Memory::Segment { mapping: mapping.clone(), offset: 0 },
+            memory,
         };
         for engine in &self.hosts[app.host] {
             self.engines[*engine].install_stag(entry.clone());
         }
         self.id();
-        Mr { stag, iova, len, mapping }
+        stag
     }
 
     pub fn revoke(&mut self, qp: usize, stag: Stag) {
@@ -742,6 +767,7 @@ impl World {
                     }
                 }
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
+                Output::Detached { session } => self.detached.push(session),
             }
         }
         if self.answer_invalidations && !self.invalidations.is_empty() {
@@ -761,6 +787,12 @@ impl World {
             self.engines[engine].invalidated(qp, self.now);
         }
     }
+}
+
+/// This process's memory, as a client would attach it.
+pub(super) fn own_address_space() -> Arc<AddressSpace> {
+    let file = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+    AddressSpace::adopt(file.into(), std::process::id() as i32).unwrap()
 }
 
 pub(super) fn options(worker: u32) -> EngineOptions {
