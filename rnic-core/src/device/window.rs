@@ -9,6 +9,7 @@
 //! withdrawing the region closes the count, and each is refused once the other has happened. So no
 //! window ever outlives its region, whatever is under way on which worker.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -242,6 +243,15 @@ impl StagChange {
     /// The STag that stops to work, if one does.
     pub fn revoked(&self) -> Option<Stag> {
         self.revoke
+    }
+}
+
+impl fmt::Debug for StagChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StagChange { revoke, install, window } = self;
+        let install = install.as_ref().map(|entry| entry.stag);
+        let window = window.as_ref().map(|(window, _)| window.id);
+        write!(f, "revoke {revoke:?}, install {install:?} of window {window:?}")
     }
 }
 
