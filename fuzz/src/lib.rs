@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge};
-use rnic_core::device::{Cq, Memory, QpShared, StagEntry};
+use rnic_core::device::{Cq, Memory, Names, QpShared, StagEntry};
 use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Work};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
@@ -151,9 +151,10 @@ impl World {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Close { .. } => self.closed = true,
-                Output::Invalidate { qp, stag } => {
-                    self.engine.revoke_stag(stag);
-                    self.engine.invalidated(qp, self.now);
+                Output::ChangeStags { qp, change, .. } => {
+                    self.engine.change_stags(&change);
+                    change.settle();
+                    self.engine.stags_changed(qp, self.now);
                 }
                 Output::Misbehaved { session, .. } => {
                     self.engine.detach_session(session, self.now);
@@ -229,6 +230,7 @@ impl Client {
         ] {
             engine.install_stag(StagEntry {
                 stag: Stag(stag(n).0 + k),
+                names: Names::region(),
                 mr: MrId(n),
                 session,
                 pd,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use rnic_core::abi::control::{DisconnectReason, Refusal};
 use rnic_core::shm;
-use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode};
+use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode, WindowKind};
 
 /// Why a call failed. [`Error::fault`] says whose fault it was.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +66,12 @@ pub enum Error {
         given: usize,
         /// Octets MPA carries.
         max: usize,
+    },
+    /// A window of the other type was expected.
+    #[error("a window of {kind:?} does not take this call")]
+    WrongWindow {
+        /// The type it has.
+        kind: WindowKind,
     },
     /// Objects of two contexts were used together.
     #[error("{what} belongs to another context")]
@@ -198,6 +204,7 @@ impl Error {
             | Error::OutOfRange { .. }
             | Error::Misaligned { .. }
             | Error::PrivateDataTooLong { .. }
+            | Error::WrongWindow { .. }
             | Error::ForeignObject { .. } => Fault::Application,
             Error::Refused(_) | Error::NotAdmitted { .. } => Fault::Refusal,
             Error::Rejected { .. }

@@ -1,7 +1,7 @@
 //! RDMA for programs: the verbs-shaped library that speaks to an RNIC of `rnicd`.
 //!
 //! A [`Context`] is one session with the daemon. It makes protection domains ([`Pd`]), shared
-//! memory ([`Segment`]) and regions of it ([`Mr`]), completion queues ([`Cq`]) and queue pairs
+//! memory ([`Segment`]), regions of it ([`Mr`]) and windows on them ([`MemoryWindow`]), completion queues ([`Cq`]) and queue pairs
 //! ([`Qp`]), and it binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`,
 //! so that their man pages apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer
 //! may be any RNIC that speaks it.
@@ -103,6 +103,7 @@ mod qp;
 mod request;
 mod segment;
 mod session;
+mod window;
 
 #[cfg(test)]
 mod fake;
@@ -121,14 +122,15 @@ pub use pd::Pd;
 pub use qp::{Qp, QpOptions};
 pub use request::{RecvRequest, SendRequest};
 pub use segment::Segment;
+pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{
     ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, Features, ListKind, ListenerRow,
-    MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, StatusInfo,
+    MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, StatusInfo, WindowRow,
 };
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::types::{
     Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
-    PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, Stag, TerminateCode,
-    TerminateOrigin,
+    MwId, PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, Stag, TerminateCode,
+    TerminateOrigin, WindowKind,
 };

@@ -1,6 +1,7 @@
 //! Memory regions, and what a peer must know to reach one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
 use rnic_core::abi::queue::Sge;
@@ -36,18 +37,45 @@ impl Default for MrOptions {
 ///
 /// With remote rights a peer may change it at any time, so there are no slices of it: octets are
 /// copied in and out, and 8-octet words can be accessed atomically. A copy that runs while a peer
-/// writes sees any mixture of old and new octets. Dropping it deregisters it.
+/// writes sees any mixture of old and new octets. Dropping it deregisters it, or has the last
+/// [`MemoryWindow`](crate::MemoryWindow) bound to it do so.
 pub struct Mr {
-    pd: Arc<PdInner>,
     segment: Arc<SegmentInner>,
-    id: MrId,
     stag: Stag,
     /// Octets from the segment's start.
     offset: u64,
     len: u64,
     iova: u64,
-    /// Until it has been deregistered.
-    registered: bool,
+    registration: Arc<Registration>,
+}
+
+/// A region in the daemon, which stays while windows are bound to it.
+pub(crate) struct Registration {
+    pub(crate) pd: Arc<PdInner>,
+    /// It outlives its regions.
+    _segment: Arc<SegmentInner>,
+    id: MrId,
+    /// Whether it has been deregistered.
+    gone: AtomicBool,
+}
+
+impl Registration {
+    /// Deregisters it, which the daemon refuses while windows are bound to it.
+    pub(crate) fn end(&self) -> Result<(), Error> {
+        if self.gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.pd.session.command(RequestBody::DeregMr { mr: self.id })?;
+        self.gone.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // A session that has ended has revoked it already.
+        let _ = self.end();
+    }
 }
 
 impl Mr {
@@ -77,14 +105,17 @@ impl Mr {
         };
         match pd.session.request(body)? {
             ReplyBody::Mr { mr: id, stag } => Ok(Mr {
-                pd: pd.clone(),
                 segment: segment.inner.clone(),
-                id,
                 stag,
                 offset,
                 len: length,
                 iova,
-                registered: true,
+                registration: Arc::new(Registration {
+                    pd: pd.clone(),
+                    _segment: segment.inner.clone(),
+                    id,
+                    gone: AtomicBool::new(false),
+                }),
             }),
             other => Err(unexpected(&other)),
         }
@@ -92,7 +123,11 @@ impl Mr {
 
     /// Its handle in the daemon.
     pub fn id(&self) -> MrId {
-        self.id
+        self.registration.id
+    }
+
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
+        &self.registration
     }
 
     /// Its STag as local elements name it.
@@ -173,9 +208,12 @@ impl Mr {
 
     /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more octet will be read from
     /// or written to it from the wire.
-    pub fn deregister(mut self) -> Result<(), Error> {
-        self.registered = false;
-        self.pd.session.command(RequestBody::DeregMr { mr: self.id })
+    ///
+    /// While windows are bound to it the daemon refuses that and says how many. It is then
+    /// deregistered when the last [`MemoryWindow`](crate::MemoryWindow) that this library has bound
+    /// to it is dropped.
+    pub fn deregister(self) -> Result<(), Error> {
+        self.registration.end()
     }
 
     /// Octets from the segment's start, if the whole access lies inside of the region.
@@ -196,15 +234,6 @@ impl Mr {
 
     fn fault(&self, e: CopyFault, offset: u64, length: usize) -> Error {
         copy_error(e, offset, length, self.len)
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        if self.registered {
-            // A session that has ended has revoked it already.
-            let _ = self.pd.session.command(RequestBody::DeregMr { mr: self.id });
-        }
     }
 }
 

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::types::{Access, PdId};
+use rnic_core::types::{Access, PdId, WindowKind};
 
 use crate::error::Error;
 use crate::mr::{Mr, MrOptions};
 use crate::qp::{Qp, QpOptions};
 use crate::segment::Segment;
 use crate::session::{Session, unexpected};
+use crate::window::MemoryWindow;
 
 /// A protection domain: QPs reach only regions of their own one (RFC 5040 section 8.1,
 /// `ibv_alloc_pd(3)`).
@@ -61,6 +62,11 @@ impl Pd {
         options: &MrOptions,
     ) -> Result<Mr, Error> {
         Mr::register(&self.inner, segment, range, options)
+    }
+
+    /// Makes a memory window that is bound to nothing yet (`ibv_alloc_mw(3)`).
+    pub fn alloc_window(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
+        MemoryWindow::allocate(&self.inner, kind)
     }
 
     /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).

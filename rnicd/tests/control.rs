@@ -479,7 +479,6 @@ fn regions_that_make_no_sense_are_refused_by_field() {
         (reg(0, 1, 0, Access::from_bits_retain(1 << 20), Scope::Pd), "access: "),
         (reg(0, 1, 0, Access::REMOTE_WRITE, Scope::Pd), "access: "),
         (reg(0, 1, 0, Access::REMOTE_ATOMIC, Scope::Pd), "atomic access is not supported"),
-        (reg(0, 1, 0, Access::MW_BIND, Scope::Pd), "binding of windows is not supported"),
         (reg(0, 1, 8, Access::ZERO_BASED, Scope::Pd), "iova: "),
         (reg(0, 1, 0, all, Scope::Qp(qp)), "scope: "),
         (reg(0, 1, 0, all, Scope::Qp(QpId(4711))), "no QP 4711"),

@@ -5,10 +5,11 @@
 //! [`StagTable::local`] or [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows
 //! the table, so no check can outlive the next change of the table.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::memory::{Memory, Target};
+use super::window::{Known, Names, StagChange};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
 // ---------------------------------------------------------------------------------------------
@@ -74,6 +75,26 @@ impl StagAllocator {
         }
     }
 
+    /// Issues an STag of which every key is usable, for a window whose keys others choose.
+    pub fn allocate_for_window(&mut self) -> Result<Stag, StagsExhausted> {
+        loop {
+            let stag = self.allocate()?;
+            // Keys of these two would reach the values that are never issued.
+            if stag.0 >> 8 != 0 && stag.0 >> 8 != SLOTS - 1 {
+                return Ok(stag);
+            }
+            self.release(stag);
+        }
+    }
+
+    /// Takes back a window's STag, whose last key was `last`: the next one to be issued follows that.
+    pub fn release_window(&mut self, issued: Stag, last: Stag) {
+        if let Some(entry) = self.issued.get_mut(&issued.0) {
+            entry.key = (last.0 as u8).wrapping_add(1);
+        }
+        self.release(issued);
+    }
+
     /// Takes back an STag that was issued; anything else is ignored.
     pub fn release(&mut self, stag: Stag) {
         if let Some(entry) = self.issued.remove(&stag.0) {
@@ -133,11 +154,13 @@ fn mix(x: u64) -> u64 {
 // ---------------------------------------------------------------------------------------------
 // Resolving
 
-/// A memory region as a worker knows it.
+/// A memory region, or a window bound to one, as a worker knows it.
 #[derive(Clone)]
 pub struct StagEntry {
     /// Its STag.
     pub stag: Stag,
+    /// What it is.
+    pub names: Names,
     /// The region's handle.
     pub mr: MrId,
     /// Owner; only the owner may use it locally.
@@ -168,6 +191,9 @@ pub enum LocalFault {
     /// The range leaves the region.
     #[error("outside the region")]
     Bounds,
+    /// Windows are bound to the region that is to be invalidated.
+    #[error("windows are bound to the region")]
+    HasWindows,
 }
 
 /// Why a remote STag does not serve a message; the checks of RFC 5041 section 7.1 and RFC 5040
@@ -196,7 +222,8 @@ pub enum RemoteFault {
 pub enum InvalidateFault {
     /// Unknown, or not associated with the stream: a protection error.
     NotAssociated,
-    /// Associated, but shared by the domain: an operation error.
+    /// Associated, but shared by the domain, or a region with windows bound to it: an operation
+    /// error.
     Shared,
 }
 
@@ -214,31 +241,50 @@ pub struct Principal {
 /// A worker's copy of all STags, as plain data.
 #[derive(Default)]
 pub struct StagTable {
-    entries: HashMap<u32, StagEntry, BuildHasherDefault<StagHasher>>,
+    pub(super) entries: HashMap<u32, StagEntry, BuildHasherDefault<StagHasher>>,
+    /// Windows, bound or not, by the 24 bits of their STag that stay.
+    pub(super) windows: HashMap<u32, Known, BuildHasherDefault<StagHasher>>,
+    /// Windows that only one QP uses, by that QP.
+    pub(super) of_qps: HashMap<QpId, BTreeSet<Stag>>,
 }
 
 impl StagTable {
-    /// Adds or replaces a region.
+    /// Adds or replaces a region or a bound window. A window that has been taken back meanwhile is
+    /// not added.
     pub fn install(&mut self, entry: StagEntry) {
+        if let Names::Window(binding) = &entry.names
+            && !self.note_bound(&entry, binding)
+        {
+            return;
+        }
         self.entries.insert(entry.stag.0, entry);
     }
 
-    /// Removes a region; whether it was there.
+    /// Removes a region or the entry of a window; whether it was there.
     pub fn revoke(&mut self, stag: Stag) -> bool {
-        self.entries.remove(&stag.0).is_some()
+        self.remove(stag).is_some()
+    }
+
+    pub(super) fn remove(&mut self, stag: Stag) -> Option<StagEntry> {
+        let entry = self.entries.remove(&stag.0)?;
+        if matches!(entry.names, Names::Window(_)) {
+            self.note_unbound(&entry);
+        }
+        Some(entry)
     }
 
     /// Removes everything a session owns.
     pub fn revoke_session(&mut self, session: SessionId) {
         self.entries.retain(|_, e| e.session != session);
+        self.forget_windows_of(session);
     }
 
-    /// Regions known.
+    /// Regions and bound windows known.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether no region is known.
+    /// Whether none is known.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -252,6 +298,11 @@ impl StagTable {
         })
     }
 
+    /// Whether this is the STag of a bound window, which is no local key.
+    pub fn is_window(&self, stag: Stag) -> bool {
+        self.entries.get(&stag.0).is_some_and(|e| matches!(e.names, Names::Window(_)))
+    }
+
     /// Resolves a local element. `write` asks for the right to write it.
     pub fn local(
         &self,
@@ -262,7 +313,8 @@ impl StagTable {
         write: bool,
     ) -> Result<Target<'_>, LocalFault> {
         let e = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
-        if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
+        let is_region = matches!(e.names, Names::Region(_));
+        if !is_region || e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
             return Err(LocalFault::InvalidKey);
         }
         if write && !e.access.contains(Access::LOCAL_WRITE) {
@@ -302,14 +354,56 @@ impl StagTable {
         }
     }
 
-    /// Whether `who` may invalidate `stag` itself, and if so, who else may use it.
-    pub fn owned_scope(&self, who: Principal, stag: Stag) -> Option<Scope> {
-        let e = self.entries.get(&stag.0)?;
-        (e.session == who.session && e.pd == who.pd && in_scope(e, who.qp)).then_some(e.scope)
+    /// Invalidates an STag for the peer of `who`: a region or a window of that QP alone.
+    pub fn invalidate_by_peer(
+        &mut self,
+        who: Principal,
+        stag: Stag,
+    ) -> Result<(), InvalidateFault> {
+        self.may_invalidate(who, stag)?;
+        match self.entries.get(&stag.0).map(|e| &e.names) {
+            Some(Names::Region(windows)) => {
+                windows.withdraw().map_err(|_| InvalidateFault::Shared)?;
+                self.revoke(stag);
+            }
+            Some(Names::Window(_)) => self.unbind(stag),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Invalidates an STag for `who` itself: a region without windows, or a window of type 2. What
+    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it.
+    pub fn invalidate_by_owner(
+        &mut self,
+        who: Principal,
+        stag: Stag,
+    ) -> Result<Option<StagChange>, LocalFault> {
+        let e = self.entries.get(&stag.0).ok_or(LocalFault::InvalidKey)?;
+        if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
+            return Err(LocalFault::InvalidKey);
+        }
+        match (&e.names, e.scope) {
+            (Names::Window(_), Scope::Qp(_)) => self.unbind(stag),
+            // Unbound by a bind of no octets, as in the verbs.
+            (Names::Window(_), Scope::Pd) => return Err(LocalFault::InvalidKey),
+            (Names::Region(windows), scope) => {
+                windows.withdraw().map_err(|_| LocalFault::HasWindows)?;
+                if scope == Scope::Pd {
+                    return Ok(Some(StagChange {
+                        revoke: Some(stag),
+                        install: None,
+                        window: None,
+                    }));
+                }
+                self.revoke(stag);
+            }
+        }
+        Ok(None)
     }
 }
 
-fn in_scope(e: &StagEntry, qp: QpId) -> bool {
+pub(super) fn in_scope(e: &StagEntry, qp: QpId) -> bool {
     match e.scope {
         Scope::Pd => true,
         Scope::Qp(only) => only == qp,
@@ -317,20 +411,23 @@ fn in_scope(e: &StagEntry, qp: QpId) -> bool {
 }
 
 impl StagEntry {
-    fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
+    /// Octets from its start to `addr`, if it has `len` octets from there on.
+    pub(super) fn offset_of(&self, addr: u64, len: u64) -> Option<usize> {
         let from = addr.checked_sub(self.iova)?;
-        if from.checked_add(len)? > self.length {
-            return None;
-        }
         // from + len <= length, which is the length of a piece of memory, hence a usize.
-        Some(self.memory.target(from, len as usize, self.session))
+        (from.checked_add(len)? <= self.length).then_some(from as usize)
+    }
+
+    fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
+        let from = self.offset_of(addr, len)?;
+        Some(self.memory.target(from as u64, len as usize, self.session))
     }
 }
 
 /// STags are a keyed permutation already; one multiplication spreads them over the table's control
 /// bits.
 #[derive(Default)]
-struct StagHasher(u64);
+pub(super) struct StagHasher(u64);
 
 impl Hasher for StagHasher {
     fn finish(&self) -> u64 {
@@ -406,6 +503,7 @@ mod tests {
             for (n, p) in (1u32..).zip(&regions) {
                 table.install(StagEntry {
                     stag: Stag(n << 8),
+                    names: Names::region(),
                     mr: MrId(n),
                     session: SessionId(p.session),
                     pd: PdId(p.pd),

@@ -106,7 +106,7 @@ impl Qp {
         self.ledger.flush(accepted);
         self.reads.clear();
         self.owed.clear();
-        self.invalidating.clear();
+        self.changing.clear();
         self.take_limit = None;
         self.retire(shard);
         self.flush_pending = false;

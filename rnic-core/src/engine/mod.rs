@@ -6,10 +6,11 @@
 //! the commands of the resource manager, which are authorised already. It never reads a clock, opens a
 //! socket or blocks, so two engines run back to back in a test under virtual time.
 //!
-//! One file per hop: `post` (send queue to message), `message` (segmentation), `tx` (to TCP; `bare`
+//! One file per hop: `post` (send queue to message; `bind` for what changes STags instead), `message` (segmentation), `tx` (to TCP; `bare`
 //! without a copy), `direct` (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends).
 
 mod bare;
+mod bind;
 mod complete;
 mod direct;
 mod ledger;
@@ -35,7 +36,7 @@ pub use qp::QpConfig;
 pub use tcp::{MulpduPolicy, TxBatch};
 
 use crate::abi::control::Event;
-use crate::device::{Cq, StagEntry, StagTable};
+use crate::device::{Cq, StagChange, StagEntry, StagTable, Window};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, Stag, Time};
@@ -87,12 +88,15 @@ pub enum Output {
         /// Reset the connection instead of closing it in order.
         reset: bool,
     },
-    /// Have every worker drop an STag, then call [`Engine::invalidated`].
-    Invalidate {
+    /// Have every worker carry out a change of its STag table by [`Engine::change_stags`], settle
+    /// the change, then call [`Engine::stags_changed`].
+    ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
-        /// The STag.
-        stag: Stag,
+        /// Its owner; if that session has ended, nobody waits and nothing is to be changed.
+        session: SessionId,
+        /// The change.
+        change: Box<StagChange>,
     },
     /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
     CqFailed(CqId),
@@ -257,10 +261,25 @@ impl Engine {
         self.shard.stags.revoke(stag);
     }
 
-    /// Every worker has dropped the STag that this QP asked to invalidate; it asks for one at a time.
-    pub fn invalidated(&mut self, qp: QpId, now: Time) {
+    /// Makes a window known, so that QPs can bind it.
+    pub fn add_window(&mut self, window: Arc<Window>) {
+        self.shard.stags.add_window(window);
+    }
+
+    /// Forgets a window. When this has returned, nothing is reached through it.
+    pub fn remove_window(&mut self, window: &Window) {
+        self.shard.stags.remove_window(window);
+    }
+
+    /// Carries out a change that a QP of this or another worker asked for.
+    pub fn change_stags(&mut self, change: &StagChange) {
+        self.shard.stags.change(change);
+    }
+
+    /// Every worker has carried out the change that this QP asked for; it asks for one at a time.
+    pub fn stags_changed(&mut self, qp: QpId, now: Time) {
         self.shard.now = now;
-        self.with(qp, |qp, shard| qp.invalidated(shard));
+        self.with(qp, |qp, shard| qp.stags_changed(shard));
     }
 
     /// Another worker has freed slots of a CQ ([`Output::SpaceFreed`]).
@@ -380,6 +399,7 @@ impl Engine {
             }
             (Link::None, _) => {}
         }
+        shard.stags.unbind_all_of(id);
         shard.timers.set(&mut qp, None);
         if qp.scheduled {
             shard.schedule.remove(qp.session, key);

@@ -144,10 +144,8 @@ impl Qp {
         flags.set(CompletionFlags::SOLICITED, kind.solicited);
         if let Some(stag) = kind.invalidate {
             flags |= CompletionFlags::WITH_INV;
-            match shard.stags.may_invalidate(self.principal(), stag) {
-                Ok(()) => {
-                    shard.stags.revoke(stag);
-                }
+            match shard.stags.invalidate_by_peer(self.principal(), stag) {
+                Ok(()) => {}
                 Err(fault) => {
                     status = CompletionStatus::RemoteInvalidRequest;
                     flags -= CompletionFlags::WITH_INV;

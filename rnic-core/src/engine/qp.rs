@@ -11,7 +11,7 @@ use super::message::Message;
 use super::schedule::Key;
 use super::tcp::TcpLink;
 use crate::device::stag::Principal;
-use crate::device::{Cq, QpShared};
+use crate::device::{Cq, QpShared, StagChange};
 use crate::shm::queue::{ReceiveConsumer, ReceiveEntry, SendConsumer, SendEntry, SgeList};
 use crate::stream::ReadArrival;
 use crate::types::{AddressPair, Msn, PdId, QpId, QpState, SessionId, Stag, Time};
@@ -152,9 +152,9 @@ pub(super) struct Qp {
     pub ord: u16,
     /// While disconnecting: requests still to be taken.
     pub take_limit: Option<u32>,
-    /// Requests that hold all later ones up until every worker has dropped their STags. The first
+    /// Requests that hold all later ones up until every worker has changed its STag table. The first
     /// has been asked for.
-    pub invalidating: VecDeque<(u64, Stag)>,
+    pub changing: VecDeque<(u64, StagChange)>,
     /// Number of the next Send, and of the next Read Request, on their untagged queues.
     pub send_msn: Msn,
     pub read_msn: Msn,
@@ -203,7 +203,7 @@ impl Qp {
             ird: 0,
             ord: 0,
             take_limit: None,
-            invalidating: VecDeque::new(),
+            changing: VecDeque::new(),
             send_msn: Msn::FIRST,
             read_msn: Msn::FIRST,
             receiving: None,

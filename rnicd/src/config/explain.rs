@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use rnic_core::abi::queue::{PAGE, QueueShape};
 
-use super::{Config, Loopback, Mulpdu, Size, Span};
+use super::{Config, Loopback, Mulpdu, Size, Span, Totals};
 use crate::resource::Capacity;
 
 /// What every value means here, and what the daemon may use at worst.
@@ -147,6 +147,7 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         }
         row("listeners", totals.listeners.to_string(), "bound addresses");
         row("arena_bytes", Size(totals.arena_bytes).to_string(), "octets of queues");
+        row("windows", totals.windows.to_string(), "memory windows");
     }
     row("log.level", log.level.clone(), "RUST_LOG overrides it");
     rows
@@ -155,7 +156,9 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
 /// What the daemon may use if every limit is reached at once.
 fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
     let limits = &config.limits;
-    let stag_tables = u64::from(capacity.workers) * u64::from(limits.device.mrs) * STAG_ENTRY;
+    let Totals { mrs, windows, .. } = limits.device;
+    let stag_table = u64::from(mrs) * STAG_ENTRY + u64::from(windows) * WINDOW;
+    let stag_tables = u64::from(capacity.workers) * stag_table;
     let qps = u64::from(capacity.qps) * IDLE_QP;
     let half_open = u64::from(limits.half_open) * HALF_OPEN;
     let events = u64::from(limits.sessions) * u64::from(limits.events) * EVENT;
@@ -199,7 +202,9 @@ fn human(octets: u64) -> String {
 }
 
 /// Octets of one entry in a worker's STag table.
-const STAG_ENTRY: u64 = 96;
+const STAG_ENTRY: u64 = 112;
+/// Octets of a window in a worker's tables, bound, with its share of what all workers have.
+const WINDOW: u64 = 320;
 /// Octets of an idle connected QP in the daemon, queues apart.
 const IDLE_QP: u64 = 8 << 10;
 /// Octets of a connection in start-up: its frame and bookkeeping.

@@ -185,6 +185,8 @@ pub struct LimitsSection {
     pub listeners: Field<u32>,
     /// Octets of arenas.
     pub arena_bytes: Field<Size>,
+    /// Memory windows.
+    pub windows: Field<u32>,
     /// Connections in start-up.
     pub half_open: Field<u32>,
     /// Entries of one CQ.
@@ -229,6 +231,8 @@ pub struct SessionLimitsSection {
     pub listeners: Field<u32>,
     /// Octets of arenas.
     pub arena_bytes: Field<Size>,
+    /// Memory windows.
+    pub windows: Field<u32>,
 }
 
 /// `[log]`

@@ -156,6 +156,8 @@ pub struct Totals {
     pub listeners: u32,
     /// Octets of arenas.
     pub arena_bytes: u64,
+    /// Memory windows.
+    pub windows: u32,
 }
 
 /// `[log]`
@@ -245,6 +247,7 @@ impl Default for Limits {
                 qps: 32_768,
                 listeners: 1_024,
                 arena_bytes: 1 << 30,
+                windows: 65_536,
             },
             session: Totals {
                 pds: 1_024,
@@ -256,6 +259,7 @@ impl Default for Limits {
                 qps: 16_384,
                 listeners: 256,
                 arena_bytes: 256 << 20,
+                windows: 32_768,
             },
             half_open: 1_024,
             cq_entries: 65_536,
@@ -375,6 +379,7 @@ impl Checker<'_> {
             qps: self.number(c.qps, p.qps, 0..=doorbell::INDICES)?,
             listeners: self.number(c.listeners, p.listeners, 0..=65_535)?,
             arena_bytes: self.size(c.arena_bytes, p.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
+            windows: self.number(c.windows, p.windows, 0..=MAX_MRS)?,
         };
         if session.qps + session.cqs > doorbell::INDICES {
             let why = format!(
@@ -396,6 +401,7 @@ impl Checker<'_> {
                 qps: self.number(s.qps, d.qps, 0..=MAX_OBJECTS)?,
                 listeners: self.number(s.listeners, d.listeners, 0..=65_535)?,
                 arena_bytes: self.size(s.arena_bytes, d.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
+                windows: self.number(s.windows, d.windows, 0..=MAX_MRS)?,
             },
             session,
             half_open: self.number(s.half_open, default.half_open, 1..=MAX_OBJECTS)?,

@@ -9,6 +9,7 @@ use rnic_core::types::*;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
+use super::windows::window_row;
 use super::{Answer, Given, Manager, find};
 
 /// Terminates of QPs that are gone.
@@ -48,7 +49,7 @@ impl Manager {
             max_ird: limits.ird,
             max_ord: limits.ord,
             direct_path: self.is_direct(),
-            max_windows: 0,
+            max_windows: s.windows.min(d.windows),
             max_srqs: 0,
             attached_memory: false,
         }))
@@ -95,7 +96,7 @@ impl Manager {
             mrs: count(Kind::Mrs),
             cqs: count(Kind::Cqs),
             qps: count(Kind::Qps),
-            windows: 0,
+            windows: count(Kind::Windows),
             srqs: 0,
             listeners: count(Kind::Listeners),
             half_open: everybody(self.cm.half_open()),
@@ -169,8 +170,12 @@ impl Manager {
                 });
                 (Rows::Listeners(rows), total)
             }
+            ListKind::Windows => {
+                let all = visible().flat_map(|s| s.windows.values().map(move |o| (s.id, o)));
+                let (rows, total) = page(all, from, |(session, o)| window_row(session, o));
+                (Rows::Windows(rows), total)
+            }
             ListKind::Srqs
-            | ListKind::Windows
             | ListKind::Pds
             | ListKind::Limits
             | ListKind::Whys

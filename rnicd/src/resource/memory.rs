@@ -1,9 +1,11 @@
 //! Protection domains, segments and memory regions.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
-use rnic_core::device::{Memory, StagEntry};
+use rnic_core::device::window::WindowCount;
+use rnic_core::device::{Memory, Names, StagEntry};
 use rnic_core::shm::{AdoptError, Mapping};
 use rnic_core::types::*;
 
@@ -36,8 +38,14 @@ impl Manager {
     pub(super) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.pd(pd)?;
-        if object.mrs + object.qps > 0 {
-            let by = format!("{} MRs and {} QPs", object.mrs, object.qps);
+        if object.mrs + object.qps + object.windows > 0 {
+            let mut by = format!("{} MRs and {} QPs", object.mrs, object.qps);
+            if object.windows > 0 {
+                by = format!(
+                    "{} MRs, {} QPs and {} windows",
+                    object.mrs, object.qps, object.windows
+                );
+            }
             return Err(refuse::in_use("PD", pd.0, by));
         }
         session.pds.remove(&pd);
@@ -112,8 +120,12 @@ impl Manager {
         let MrRequest { pd, length, iova, access, scope, .. } = request;
         session.pd(pd)?.mrs += 1;
         session.segment(segment)?.mrs += 1;
-        session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope });
-        let entry = StagEntry { stag, mr, session: id, pd, scope, access, iova, length, memory };
+        let windows = Arc::new(WindowCount::default());
+        let names = Names::Region(windows.clone());
+        session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope, windows });
+        let session = id;
+        let entry =
+            StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
         self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
         Given::later()
@@ -121,7 +133,10 @@ impl Manager {
 
     pub(super) fn dereg_mr(&mut self, id: SessionId, mr: MrId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let stag = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?.stag;
+        let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
+        let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
+        object.windows.withdraw().map_err(in_use)?;
+        let stag = object.stag;
         let ticket = self.workers.revoke_stag(stag);
         self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
         Given::later()
@@ -173,12 +188,8 @@ fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usi
     if !Access::all().contains(r.access) {
         return Err(refuse::invalid("access", format!("{:#x} has unknown bits", r.access.bits())));
     }
-    for (right, what) in
-        [(Access::REMOTE_ATOMIC, "atomic access"), (Access::MW_BIND, "binding of windows")]
-    {
-        if r.access.contains(right) {
-            return Err(refuse::unsupported(what));
-        }
+    if r.access.contains(Access::REMOTE_ATOMIC) {
+        return Err(refuse::unsupported("atomic access"));
     }
     if r.access.contains(Access::REMOTE_WRITE) && !r.access.contains(Access::LOCAL_WRITE) {
         return Err(refuse::invalid("access", "REMOTE_WRITE needs LOCAL_WRITE"));

@@ -20,6 +20,7 @@ mod queues;
 mod refuse;
 mod session;
 mod teardown;
+mod windows;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -143,6 +144,7 @@ struct AllHandles {
     cqs: Handles,
     qps: Handles,
     listeners: Handles,
+    windows: Handles,
 }
 
 /// What waits for the workers.
@@ -150,6 +152,8 @@ enum Pending {
     RegMr { session: SessionId, mr: MrId, stag: Stag },
     DeregMr { session: SessionId, mr: MrId },
     DestroyQp { session: SessionId, qp: QpId },
+    AllocWindow { session: SessionId, window: MwId, stag: Stag },
+    DeallocWindow { session: SessionId, window: MwId },
     Detach { session: SessionId },
 }
 
@@ -336,9 +340,8 @@ impl Manager {
             R::SetContext { object, context } => self.set_context(id, object, context),
             R::Status => self.status(id),
             R::List { what, from } => self.list(id, what, from),
-            R::AllocWindow { .. } | R::DeallocWindow { .. } => {
-                Err(refuse::unsupported("a memory window"))
-            }
+            R::AllocWindow { pd, kind } => self.alloc_window(id, pd, kind),
+            R::DeallocWindow { window } => self.dealloc_window(id, window),
             R::CreateSrq(_) | R::ArmSrq { .. } | R::QuerySrq { .. } | R::DestroySrq { .. } => {
                 Err(refuse::unsupported("a shared receive queue"))
             }
@@ -384,6 +387,12 @@ impl Manager {
                 Some(Pending::DestroyQp { session, qp }) => {
                     self.qp_gone(session, qp);
                     self.answers.push_back((session, ReplyBody::Done.into()));
+                }
+                Some(Pending::AllocWindow { session, window, stag }) => {
+                    self.answers.push_back((session, ReplyBody::Window { window, stag }.into()));
+                }
+                Some(Pending::DeallocWindow { session, window }) => {
+                    self.window_gone(session, window);
                 }
                 Some(Pending::Detach { session }) => self.detached(session),
                 None => {}

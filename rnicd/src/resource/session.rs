@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{Event, Refusal};
-use rnic_core::device::{Cq, QpShared};
+use rnic_core::device::window::WindowCount;
+use rnic_core::device::{Cq, QpShared, Window};
 use rnic_core::engine::QpConfig;
 use rnic_core::shm::Mapping;
 use rnic_core::types::*;
@@ -34,6 +35,7 @@ pub struct Session {
     pub listeners: BTreeMap<ListenerId, Listener>,
     /// Connection requests told to the client and not decided.
     pub requests: BTreeMap<RequestId, ListenerId>,
+    pub windows: BTreeMap<MwId, MemoryWindow>,
 }
 
 /// Who the client is, as the kernel said when it connected.
@@ -51,6 +53,7 @@ pub struct Client {
 pub struct Pd {
     pub mrs: u32,
     pub qps: u32,
+    pub windows: u32,
 }
 
 /// Shared memory.
@@ -69,6 +72,15 @@ pub struct Mr {
     pub length: u64,
     pub access: Access,
     pub scope: Scope,
+    /// Windows bound to it, counted by the workers.
+    pub windows: Arc<WindowCount>,
+}
+
+/// A memory window.
+pub struct MemoryWindow {
+    pub window: Arc<Window>,
+    /// Its STag before it was ever bound.
+    pub issued: Stag,
 }
 
 /// A completion channel.
@@ -164,6 +176,7 @@ impl Session {
             qps: BTreeMap::new(),
             listeners: BTreeMap::new(),
             requests: BTreeMap::new(),
+            windows: BTreeMap::new(),
         }
     }
 

@@ -43,6 +43,7 @@ impl Manager {
         for mr in session.mrs.values() {
             self.stags.release(mr.stag);
         }
+        self.release_windows(&session);
         let handles = &mut self.handles;
         session.pds.keys().for_each(|h| handles.pds.release(h.0));
         session.segments.keys().for_each(|h| handles.segments.release(h.0));

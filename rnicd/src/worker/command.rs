@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::{Cq, StagEntry};
+use rnic_core::device::{Cq, StagChange, StagEntry, Window};
 use rnic_core::engine::QpConfig;
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
@@ -45,8 +45,12 @@ pub(super) enum Command {
     UnregisterCq(CqId),
     InstallStag(StagEntry),
     RevokeStag(Stag),
-    /// Every worker has dropped the STag that this QP wanted to invalidate.
-    Invalidated(QpId),
+    AddWindow(Arc<Window>),
+    RemoveWindow(Arc<Window>),
+    /// A QP of some worker wants this of all.
+    ChangeStags(StagChange),
+    /// Every worker has carried out the change that this QP asked for.
+    StagsChanged(QpId),
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
     SpaceFreed(Arc<Cq>),
     BindTcp {
@@ -71,10 +75,15 @@ impl Command {
     /// How a worker that sleeps takes it.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
-            Command::InstallStag(_) | Command::RegisterCq { .. } => Urgency::Later,
+            Command::InstallStag(_) | Command::AddWindow(_) | Command::RegisterCq { .. } => {
+                Urgency::Later
+            }
             // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
             // to go all the same.
-            Command::RevokeStag(_) | Command::UnregisterCq(_) => Urgency::Wake,
+            Command::RevokeStag(_)
+            | Command::RemoveWindow(_)
+            | Command::ChangeStags(_)
+            | Command::UnregisterCq(_) => Urgency::Wake,
             Command::Attach { .. }
             | Command::Detach(_)
             | Command::BindTcp { .. }
@@ -82,7 +91,7 @@ impl Command {
             | Command::BindDead(_)
             | Command::Disconnect { .. }
             | Command::ToError(_)
-            | Command::Invalidated(_)
+            | Command::StagsChanged(_)
             | Command::SpaceFreed(_)
             | Command::Destroy(_)
             | Command::Stop => Urgency::Now,

@@ -17,7 +17,7 @@ mod run;
 mod tests;
 mod ticket;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::{Cq, StagEntry};
+use rnic_core::device::{Cq, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -75,8 +75,10 @@ pub struct Workers {
     inbox: Receiver<Report>,
     reports: VecDeque<WorkerReport>,
     done: VecDeque<Ticket>,
-    /// Tickets of invalidations a QP waits for, with that QP and its worker.
-    invalidations: HashMap<Ticket, (u32, QpId)>,
+    /// Tickets of changes a QP waits for, with that QP and its worker.
+    changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
+    /// Sessions attached and not detached.
+    sessions: HashSet<SessionId>,
 }
 
 /// What a worker sends to the control thread.
@@ -84,8 +86,8 @@ pub struct Workers {
 enum Report {
     /// For the control thread.
     Public(WorkerReport),
-    /// A QP invalidates an STag that every worker knows.
-    Invalidate { worker: u32, qp: QpId, stag: Stag },
+    /// A QP changes an STag that every worker knows.
+    ChangeStags { worker: u32, qp: QpId, session: SessionId, change: Box<StagChange> },
     /// Slots of a CQ are free again; these other workers (by bit) wait for some.
     SpaceFreed { cq: Arc<Cq>, workers: u64 },
 }
@@ -122,7 +124,8 @@ impl Workers {
             inbox,
             reports: VecDeque::new(),
             done: VecDeque::new(),
-            invalidations: HashMap::new(),
+            changes: HashMap::new(),
+            sessions: HashSet::new(),
         })
     }
 
@@ -145,6 +148,7 @@ impl Workers {
         eventfds: Vec<OwnedFd>,
         events: &Arc<EventSender>,
     ) {
+        self.sessions.insert(session);
         for ((worker, scanner), eventfd) in self.workers.iter().zip(scanners).zip(eventfds) {
             let events = Arc::clone(events);
             worker.send(None, Command::Attach { session, scanner, eventfd, events });
@@ -176,8 +180,19 @@ impl Workers {
         self.all(|| Command::RevokeStag(stag))
     }
 
+    /// Makes a memory window known; done when every worker's QPs can bind it.
+    pub fn add_window(&mut self, window: &Arc<Window>) -> Ticket {
+        self.all(|| Command::AddWindow(window.clone()))
+    }
+
+    /// Withdraws a memory window; when done, nothing is reached through it.
+    pub fn remove_window(&mut self, window: &Arc<Window>) -> Ticket {
+        self.all(|| Command::RemoveWindow(window.clone()))
+    }
+
     /// Ends all of a session's QPs and forgets it.
     pub fn detach_session(&mut self, session: SessionId) -> Ticket {
+        self.sessions.remove(&session);
         self.all(|| Command::Detach(session))
     }
 
@@ -238,15 +253,17 @@ impl Workers {
         }
     }
 
-    /// Takes in what workers say. Invalidations of STags that all workers know begin and end here:
-    /// every worker drops the STag, then the QP that asked goes on.
+    /// Takes in what workers say. Changes of STags that all workers know begin and end here: every
+    /// worker carries the change out, then the QP that asked goes on.
     fn settle(&mut self) {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
                 Report::Public(report) => self.reports.push_back(report),
-                Report::Invalidate { worker, qp, stag } => {
-                    let ticket = self.revoke_stag(stag);
-                    self.invalidations.insert(ticket, (worker, qp));
+                // Behind the command that ends its session a change would leave an entry for good.
+                Report::ChangeStags { session, .. } if !self.sessions.contains(&session) => {}
+                Report::ChangeStags { worker, qp, change, .. } => {
+                    let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
+                    self.changes.insert(ticket, (worker, qp, change));
                 }
                 Report::SpaceFreed { cq, workers } => {
                     for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
@@ -259,9 +276,10 @@ impl Workers {
             let workers = &self.workers;
             let carried_out = |w: usize| workers[w].shared.carried_out.load(Ordering::Acquire);
             let Some(ticket) = self.tickets.poll(carried_out) else { return };
-            match self.invalidations.remove(&ticket) {
-                Some((worker, qp)) => {
-                    self.one(worker, None, Command::Invalidated(qp));
+            match self.changes.remove(&ticket) {
+                Some((worker, qp, change)) => {
+                    change.settle();
+                    self.one(worker, None, Command::StagsChanged(qp));
                 }
                 None => self.done.push_back(ticket),
             }

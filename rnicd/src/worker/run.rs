@@ -185,8 +185,8 @@ impl Worker {
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
                 Output::Farewell { qp, octets } => self.connections.farewell(qp, &octets),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
-                Output::Invalidate { qp, stag } => {
-                    self.report(Report::Invalidate { worker: self.number, qp, stag });
+                Output::ChangeStags { qp, session, change } => {
+                    self.report(Report::ChangeStags { worker: self.number, qp, session, change });
                 }
                 Output::SpaceFreed { cq, workers } => {
                     self.report(Report::SpaceFreed { cq, workers });
@@ -254,7 +254,10 @@ impl Worker {
             Command::UnregisterCq(cq) => self.clients.unregister_cq(cq),
             Command::InstallStag(entry) => self.engine.install_stag(entry),
             Command::RevokeStag(stag) => self.engine.revoke_stag(stag),
-            Command::Invalidated(qp) => self.engine.invalidated(qp, now),
+            Command::AddWindow(window) => self.engine.add_window(window),
+            Command::RemoveWindow(window) => self.engine.remove_window(&window),
+            Command::ChangeStags(change) => self.engine.change_stags(&change),
+            Command::StagsChanged(qp) => self.engine.stags_changed(qp, now),
             Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
             Command::BindTcp { end, stream } => {
                 let BindEnd { config, negotiated, addresses } = end;

@@ -145,6 +145,7 @@ impl Client {
     fn region(&self) -> StagEntry {
         StagEntry {
             stag: self.stag,
+            names: rnic_core::device::Names::region(),
             mr: MrId(1),
             session: self.session,
             pd: PD,

@@ -15,8 +15,8 @@ fn region(w: &mut World, qp: usize, space: Arc<AddressSpace>, address: u64, len:
     let (mapping, _fd) = Mapping::create_segment(len).unwrap();
     let memory = Memory::Attached { space, address };
     let iova = 0x5000_0000;
-    let stag = w.install(qp, memory, len, Access::all(), Scope::Pd, iova);
-    Mr { stag, iova, len, mapping }
+    let (stag, windows) = w.install(qp, memory, len, Access::all(), Scope::Pd, iova);
+    Mr { stag, iova, len, mapping, windows }
 }
 
 /// Nothing is mapped where it should be.

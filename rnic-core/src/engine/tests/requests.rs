@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::abi::control::{DisconnectReason, Event};
 use crate::abi::queue::{CompletionFlags, Cqe, SendFlags, SendHeader, SendOpcode, Sge};
+use crate::device::window::{BindRequest, WindowCount};
 use crate::shm::Mapping;
 use crate::types::{CompletionOpcode, CompletionStatus, Stag, TerminateCode, TerminateOrigin};
 
@@ -15,6 +16,7 @@ pub(super) struct Mr {
     pub iova: u64,
     pub len: usize,
     pub mapping: Arc<Mapping>,
+    pub windows: Arc<WindowCount>,
 }
 
 impl Mr {
@@ -112,6 +114,16 @@ impl Wr {
     pub fn local_invalidate(wr_id: u64, stag: Stag) -> Self {
         let mut wr = Wr::new(SendOpcode::LocalInvalidate, wr_id, &[]);
         wr.header.inv_rkey = stag.0;
+        wr
+    }
+
+    pub fn bind(wr_id: u64, request: &BindRequest) -> Self {
+        let mut wr = Wr::new(SendOpcode::BindWindow, wr_id, &[]);
+        wr.header.rkey = request.window.0;
+        wr.header.inv_rkey = request.new.0;
+        let access = u64::from(request.access);
+        wr.header.params =
+            [request.address, request.length, u64::from(request.lkey) | access << 32];
         wr
     }
 

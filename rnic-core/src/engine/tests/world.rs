@@ -12,7 +12,10 @@ use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::Event;
 use crate::abi::queue::{PAGE, QueueKind, QueueShape, Sge};
-use crate::device::{Cq, Memory, QpShared, StagAllocator, StagEntry};
+use crate::device::window::WindowCount;
+use crate::device::{
+    Cq, Memory, Names, QpShared, StagAllocator, StagChange, StagEntry, Window,
+};
 use crate::engine::{
     Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Transmit, Work,
 };
@@ -27,7 +30,8 @@ use crate::stream::startup::{
     Initiator, InitiatorStep, Options, Responder, ResponderStep, RtrKinds,
 };
 use crate::types::{
-    Access, AddressPair, CqId, MrId, PdId, QpId, QpState, Scope, SessionId, Stag, Time,
+    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, QpState, Scope, SessionId, Stag, Time,
+    WindowKind,
 };
 
 /// The ends of the connection that most tests are about.
@@ -186,9 +190,9 @@ pub(super) struct World {
     pub detached: Vec<SessionId>,
     pub misbehaved: Vec<(SessionId, String)>,
     pub failed_cqs: Vec<CqId>,
-    /// Invalidations nobody has answered yet.
-    pub invalidations: Vec<(usize, QpId, Stag)>,
-    pub answer_invalidations: bool,
+    /// Changes of STags nobody has answered yet.
+    pub changes: Vec<(usize, QpId, StagChange)>,
+    pub answer_changes: bool,
     pub emss: usize,
     /// Octets given to sockets straight from shared memory.
     pub shared_octets: usize,
@@ -222,8 +226,8 @@ impl World {
             detached: Vec::new(),
             misbehaved: Vec::new(),
             failed_cqs: Vec::new(),
-            invalidations: Vec::new(),
-            answer_invalidations: true,
+            changes: Vec::new(),
+            answer_changes: true,
             emss: 1460,
             shared_octets: 0,
             leftover: Vec::new(),
@@ -433,8 +437,8 @@ impl World {
         } else {
             Memory::Segment { mapping: mapping.clone(), offset: 0 }
         };
-        let stag = self.install(qp, memory, len, access, scope, iova);
-        Mr { stag, iova, len, mapping }
+        let (stag, windows) = self.install(qp, memory, len, access, scope, iova);
+        Mr { stag, iova, len, mapping, windows }
     }
 
     /// Makes memory known to all workers of the QP's host.
@@ -446,11 +450,13 @@ impl World {
         access: Access,
         scope: Scope,
         iova: u64,
-    ) -> Stag {
+    ) -> (Stag, Arc<WindowCount>) {
         let stag = self.stags.allocate().unwrap();
         let app = &self.apps[self.qps[qp].app];
+        let windows = Arc::new(WindowCount::default());
         let entry = StagEntry {
             stag,
+            names: Names::Region(windows.clone()),
             mr: MrId(self.next_id + 1),
             session: app.session,
             pd: app.pd,
@@ -464,7 +470,34 @@ impl World {
             self.engines[*engine].install_stag(entry.clone());
         }
         self.id();
-        stag
+        (stag, windows)
+    }
+
+    /// A window of a QP's domain, as the resource manager makes one.
+    pub fn window(&mut self, qp: usize, kind: WindowKind) -> Arc<Window> {
+        let stag = self.stags.allocate_for_window().unwrap();
+        let id = MwId(self.id());
+        let app = &self.apps[self.qps[qp].app];
+        let window = Arc::new(Window::new(id, app.session, app.pd, kind, stag));
+        for engine in &self.hosts[app.host] {
+            self.engines[*engine].add_window(window.clone());
+        }
+        window
+    }
+
+    /// Takes a window back, as the resource manager does.
+    pub fn remove_window(&mut self, qp: usize, window: &Window) {
+        for engine in &self.hosts[self.apps[self.qps[qp].app].host] {
+            self.engines[*engine].remove_window(window);
+        }
+        window.close();
+    }
+
+    /// Deregisters a region as the resource manager does, or says how many windows forbid it.
+    pub fn dereg(&mut self, qp: usize, mr: &Mr) -> Result<(), u32> {
+        mr.windows.withdraw()?;
+        self.revoke(qp, mr.stag);
+        Ok(())
     }
 
     pub fn revoke(&mut self, qp: usize, stag: Stag) {
@@ -758,7 +791,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");
                     self.links[l].close(end, reset, self.now);
                 }
-                Output::Invalidate { qp, stag } => self.invalidations.push((engine, qp, stag)),
+                Output::ChangeStags { qp, change, .. } => self.changes.push((engine, qp, *change)),
                 Output::CqFailed(cq) => self.failed_cqs.push(cq),
                 Output::SpaceFreed { cq, workers } => {
                     let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
@@ -770,21 +803,22 @@ impl World {
                 Output::Detached { session } => self.detached.push(session),
             }
         }
-        if self.answer_invalidations && !self.invalidations.is_empty() {
+        if self.answer_changes && !self.changes.is_empty() {
             self.answer();
             worked = true;
         }
         worked
     }
 
-    /// Has every worker drop what was asked to be invalidated, then says so.
+    /// Has every worker change what was asked for, then says so.
     pub fn answer(&mut self) {
-        for (engine, qp, stag) in std::mem::take(&mut self.invalidations) {
+        for (engine, qp, change) in std::mem::take(&mut self.changes) {
             let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
             for other in host {
-                self.engines[other].revoke_stag(stag);
+                self.engines[other].change_stags(&change);
             }
-            self.engines[engine].invalidated(qp, self.now);
+            change.settle();
+            self.engines[engine].stags_changed(qp, self.now);
         }
     }
 }
