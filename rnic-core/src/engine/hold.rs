@@ -213,6 +213,14 @@ impl Qp {
     }
 }
 
+#[cfg(test)]
+impl super::Engine {
+    /// Octets kept of streams that stand still.
+    pub(super) fn kept_octets(&self) -> usize {
+        self.qps.iter().flatten().filter_map(|qp| qp.pause.as_ref()).map(|p| p.octets.len()).sum()
+    }
+}
+
 impl Pause {
     /// The Terminate for a fault of the segment in progress.
     fn refusal(&self, fault: Fault) -> Vec<u8> {
