@@ -159,6 +159,8 @@ pub struct MpaSection {
     pub decision_deadline: Field<Span>,
     /// First FPDU after the reply.
     pub first_fpdu_deadline: Field<Span>,
+    /// A message without a receive.
+    pub hold_deadline: Field<Span>,
 }
 
 /// `[limits]`: the whole device and single objects.
@@ -185,6 +187,8 @@ pub struct LimitsSection {
     pub listeners: Field<u32>,
     /// Octets of arenas.
     pub arena_bytes: Field<Size>,
+    /// Shared receive queues.
+    pub srqs: Field<u32>,
     /// Connections in start-up.
     pub half_open: Field<u32>,
     /// Entries of one CQ.
@@ -229,6 +233,8 @@ pub struct SessionLimitsSection {
     pub listeners: Field<u32>,
     /// Octets of arenas.
     pub arena_bytes: Field<Size>,
+    /// Shared receive queues.
+    pub srqs: Field<u32>,
 }
 
 /// `[log]`

@@ -104,6 +104,8 @@ pub struct Mpa {
     pub decision_deadline: Duration,
     /// For the initiator's first FPDU after the reply; default 10 s.
     pub first_fpdu_deadline: Duration,
+    /// For a receive, where a program holds messages and names no time; default 10 s.
+    pub hold_deadline: Duration,
 }
 
 /// `[limits]`
@@ -156,6 +158,8 @@ pub struct Totals {
     pub listeners: u32,
     /// Octets of arenas.
     pub arena_bytes: u64,
+    /// Shared receive queues.
+    pub srqs: u32,
 }
 
 /// `[log]`
@@ -227,6 +231,7 @@ impl Default for Mpa {
             startup_deadline: Duration::from_secs(10),
             decision_deadline: Duration::from_secs(60),
             first_fpdu_deadline: Duration::from_secs(10),
+            hold_deadline: Duration::from_secs(10),
         }
     }
 }
@@ -245,6 +250,7 @@ impl Default for Limits {
                 qps: 32_768,
                 listeners: 1_024,
                 arena_bytes: 1 << 30,
+                srqs: 4_096,
             },
             session: Totals {
                 pds: 1_024,
@@ -256,6 +262,7 @@ impl Default for Limits {
                 qps: 16_384,
                 listeners: 256,
                 arena_bytes: 256 << 20,
+                srqs: 1_024,
             },
             half_open: 1_024,
             cq_entries: 65_536,
@@ -357,6 +364,7 @@ impl Checker<'_> {
             decision_deadline: self.deadline(s.decision_deadline, default.decision_deadline)?,
             first_fpdu_deadline: self
                 .deadline(s.first_fpdu_deadline, default.first_fpdu_deadline)?,
+            hold_deadline: self.deadline(s.hold_deadline, default.hold_deadline)?,
         })
     }
 
@@ -364,7 +372,7 @@ impl Checker<'_> {
         let Limits { device: d, session: p, .. } = Limits::default();
         let default = Limits::default();
         let c = s.session;
-        let session_place = c.qps.as_ref().or(c.cqs.as_ref()).map(|f| f.span().start);
+        let session_place = c.qps.as_ref().or(c.cqs.as_ref()).or(c.srqs.as_ref()).map(|f| f.span().start);
         let session = Totals {
             pds: self.number(c.pds, p.pds, 1..=MAX_OBJECTS)?,
             segments: self.number(c.segments, p.segments, 0..=MAX_MAPPINGS)?,
@@ -375,11 +383,13 @@ impl Checker<'_> {
             qps: self.number(c.qps, p.qps, 0..=doorbell::INDICES)?,
             listeners: self.number(c.listeners, p.listeners, 0..=65_535)?,
             arena_bytes: self.size(c.arena_bytes, p.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
+            srqs: self.number(c.srqs, p.srqs, 0..=doorbell::INDICES)?,
         };
-        if session.qps + session.cqs > doorbell::INDICES {
+        // Each at most as many as a page has, so the sum is far below 2^32.
+        let doorbells = session.qps + session.cqs + session.srqs;
+        if doorbells > doorbell::INDICES {
             let why = format!(
-                "limits.session.qps + limits.session.cqs = {} is above {}, the doorbells of a page",
-                session.qps + session.cqs,
+                "limits.session.qps + cqs + srqs = {doorbells} is above {}, the doorbells of a page",
                 doorbell::INDICES
             );
             return Err(ConfigError::at(self.file, self.text, session_place.unwrap_or(0), why));
@@ -396,6 +406,7 @@ impl Checker<'_> {
                 qps: self.number(s.qps, d.qps, 0..=MAX_OBJECTS)?,
                 listeners: self.number(s.listeners, d.listeners, 0..=65_535)?,
                 arena_bytes: self.size(s.arena_bytes, d.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
+                srqs: self.number(s.srqs, d.srqs, 0..=MAX_OBJECTS)?,
             },
             session,
             half_open: self.number(s.half_open, default.half_open, 1..=MAX_OBJECTS)?,

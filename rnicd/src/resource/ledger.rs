@@ -29,10 +29,12 @@ pub enum Kind {
     Listeners,
     /// Octets of arenas.
     ArenaBytes,
+    /// Shared receive queues.
+    Srqs,
 }
 
 impl Kind {
-    const COUNT: usize = 9;
+    const COUNT: usize = 10;
 
     /// The key under `[limits]` and `[limits.session]`.
     fn key(self) -> &'static str {
@@ -46,6 +48,7 @@ impl Kind {
             Kind::Qps => "qps",
             Kind::Listeners => "listeners",
             Kind::ArenaBytes => "arena_bytes",
+            Kind::Srqs => "srqs",
         }
     }
 
@@ -60,6 +63,7 @@ impl Kind {
             Kind::Qps => totals.qps.into(),
             Kind::Listeners => totals.listeners.into(),
             Kind::ArenaBytes => totals.arena_bytes,
+            Kind::Srqs => totals.srqs.into(),
         }
     }
 }

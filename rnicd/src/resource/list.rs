@@ -9,6 +9,7 @@ use rnic_core::types::*;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
+use super::srqs::srq_row;
 use super::{Answer, Given, Manager, find};
 
 /// Terminates of QPs that are gone.
@@ -49,7 +50,7 @@ impl Manager {
             max_ord: limits.ord,
             direct_path: self.is_direct(),
             max_windows: 0,
-            max_srqs: 0,
+            max_srqs: s.srqs.min(d.srqs),
             attached_memory: false,
         }))
     }
@@ -96,7 +97,7 @@ impl Manager {
             cqs: count(Kind::Cqs),
             qps: count(Kind::Qps),
             windows: 0,
-            srqs: 0,
+            srqs: count(Kind::Srqs),
             listeners: count(Kind::Listeners),
             half_open: everybody(self.cm.half_open()),
             arena_bytes: counts.of(Kind::ArenaBytes),
@@ -169,8 +170,12 @@ impl Manager {
                 });
                 (Rows::Listeners(rows), total)
             }
-            ListKind::Srqs
-            | ListKind::Windows
+            ListKind::Srqs => {
+                let all = visible().flat_map(|s| s.srqs.values());
+                let (rows, total) = page(all, from, srq_row);
+                (Rows::Srqs(rows), total)
+            }
+            ListKind::Windows
             | ListKind::Pds
             | ListKind::Limits
             | ListKind::Whys
@@ -217,7 +222,7 @@ fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         qp,
         session,
         pd: object.pd,
-        srq: None,
+        srq: object.srq,
         state: object.shared.state(),
         path: connection.map_or("none", |c| c.path).to_owned(),
         addresses: connection.map(|c| c.addresses),

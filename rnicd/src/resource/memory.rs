@@ -36,8 +36,9 @@ impl Manager {
     pub(super) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.pd(pd)?;
-        if object.mrs + object.qps > 0 {
-            let by = format!("{} MRs and {} QPs", object.mrs, object.qps);
+        if object.mrs + object.qps + object.srqs > 0 {
+            let Pd { mrs, qps, srqs } = object;
+            let by = format!("{mrs} MRs, {qps} QPs and {srqs} SRQs");
             return Err(refuse::in_use("PD", pd.0, by));
         }
         session.pds.remove(&pd);
