@@ -23,10 +23,11 @@ pub mod queue_header {
     /// Daemon, once: ABI version (bits 0..16), queue kind (16..24), log2 of the capacity (24..32),
     /// octets per entry (32..64).
     pub const SHAPE: usize = 8;
-    /// Daemon, once: handle of the CQ or QP (0..32), doorbell index (32..64).
+    /// Daemon, once: handle of the CQ, SRQ or QP (0..32), doorbell index (32..64).
     pub const OWNER: usize = 16;
     /// Daemon, when a QP is bound: `u32`, [`super::WORKER_NONE`] before, else the worker whose
-    /// doorbell page is to be rung. Posting before that rings nothing.
+    /// doorbell page is to be rung. Posting before that rings nothing. A shared receive queue
+    /// belongs to no worker: who is to be rung stands in [`ENGINE_WAITS`].
     pub const WORKER: usize = 24;
     /// Producer's line: `u32` free-running count of entries published. Written by the client in
     /// SQ and RQ, by the daemon in a CQ (there only a hint: the sequence word decides).
@@ -38,9 +39,9 @@ pub mod queue_header {
     pub const ARM: usize = 192;
     /// Client's flag line (CQ): `u32`, 1 while the client polls this CQ without sleeping.
     pub const CLIENT_SPINS: usize = 200;
-    /// Daemon's flag line: `u64`. In a CQ the set of workers with a QP that waits for a slot
-    /// (`engine_waits_for_space`); in an RQ 1 while a message waits for a receive
-    /// (`engine_waits_for_receive`).
+    /// Daemon's flag line: `u64`, a set of workers, bit `n` for worker `n`. In a CQ those with a QP
+    /// that waits for a slot (`engine_waits_for_space`); in a receive queue, shared or not, those
+    /// that hold a message which waits for a receive (`engine_waits_for_receive`).
     pub const ENGINE_WAITS: usize = 256;
 }
 
@@ -137,7 +138,7 @@ pub mod doorbell {
     pub const LEAVES: usize = 128;
     /// Number of leaf lines.
     pub const LEAF_LINES: usize = 62;
-    /// Number of doorbell indices: the bound on QPs plus CQs of one session.
+    /// Number of doorbell indices: the bound on QPs, CQs and SRQs of one session.
     pub const INDICES: u32 = (LEAF_LINES * 512) as u32;
 }
 

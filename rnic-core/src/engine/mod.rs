@@ -6,18 +6,22 @@
 //! the commands of the resource manager, which are authorised already. It never reads a clock, opens a
 //! socket or blocks, so two engines run back to back in a test under virtual time.
 //!
-//! One file per hop: `post` (send queue to message; `bind` for what changes STags instead), `message` (segmentation), `tx` (to TCP; `bare`
-//! without a copy), `direct` (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends).
+//! One file per hop: `post` (send queue to message; `bind` for what changes STags instead), `message`
+//! (segmentation), `tx` (to TCP; `bare` without a copy), `direct` (to another QP), `rx` (from TCP),
+//! `receives` (a buffer for a message), `hold` (or a wait for one), `place` (into memory), `complete`
+//! (to the CQ), `teardown` (ends).
 
 mod bare;
 mod bind;
 mod complete;
 mod direct;
+mod hold;
 mod ledger;
 mod message;
 mod place;
 mod post;
 mod qp;
+mod receives;
 mod rx;
 mod schedule;
 mod session;
@@ -33,13 +37,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use qp::QpConfig;
+pub use receives::Receives;
 pub use tcp::{MulpduPolicy, TxBatch};
 
 use crate::abi::control::Event;
-use crate::device::{Cq, StagChange, StagEntry, StagTable, Window};
+use crate::device::{Cq, Srq, StagChange, StagEntry, StagTable, Window};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
-use crate::types::{AddressPair, CqId, QpId, SessionId, Stag, Time};
+use crate::types::{AddressPair, CqId, QpId, SessionId, SrqId, Stag, Time};
+use hold::Holds;
 use qp::{Link, Phase, Qp};
 use schedule::{Key, QUANTUM, Schedule};
 use session::Sessions;
@@ -108,6 +114,26 @@ pub enum Output {
         /// The workers.
         workers: u64,
     },
+    /// A shared receive queue died: every QP that uses it on another worker must go to Error; this
+    /// engine's have.
+    SrqFailed(SrqId),
+    /// QPs that wait for a receive of a shared queue may get one, by no doing of its client: call
+    /// [`Engine::receives_posted`] on these workers (bit `n` for worker `n`).
+    ReceivesFreed {
+        /// The queue.
+        srq: Arc<Srq>,
+        /// The workers.
+        workers: u64,
+    },
+    /// Read the QP's socket again: [`Engine::receive`] had said [`Receive::Paused`].
+    ReadAgain(QpId),
+    /// Something the operator should know about a client's program.
+    Warning {
+        /// Whose.
+        session: SessionId,
+        /// What.
+        text: String,
+    },
     /// A client broke the contract: its session must end.
     Misbehaved {
         /// Whose.
@@ -150,6 +176,9 @@ pub enum Receive {
     WouldBlock,
     /// Nothing more will come, or nothing more is wanted.
     Closed,
+    /// Nothing was read and nothing is to be until [`Output::ReadAgain`]. The socket may have failed
+    /// already: look, and watch it for errors, for [`Engine::socket_failed`].
+    Paused,
 }
 
 /// The engine of one worker.
@@ -173,18 +202,24 @@ struct Shard {
     sessions: Sessions,
     schedule: Schedule,
     timers: Timers,
+    holds: Holds,
     buffers: Buffers,
     outputs: VecDeque<Output>,
     deliveries: VecDeque<(Key, Delivery)>,
-    /// QPs that waited for a CQ slot and may try again.
+    /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may try
+    /// again.
     awakened: Vec<Key>,
     /// CQs that died, with QPs of this engine still to be ended.
     dead_cqs: Vec<CqId>,
+    /// The same of shared receive queues.
+    dead_srqs: Vec<SrqId>,
 }
 
 /// What one QP does to another by the direct path besides moving data.
 enum Delivery {
     Terminate(Vec<u8>),
+    /// The segment at hand has been taken, to no avail: a Terminate follows.
+    SegmentTaken,
     Fin,
     Reset,
 }
@@ -218,11 +253,13 @@ impl Engine {
                 sessions: Sessions::default(),
                 schedule: Schedule::default(),
                 timers: Timers::default(),
+                holds: Holds::default(),
                 buffers: Buffers::default(),
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
                 dead_cqs: Vec::new(),
+                dead_srqs: Vec::new(),
             },
             tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
             rx_slab: vec![0; RX_SLAB].into_boxed_slice(),
@@ -286,6 +323,13 @@ impl Engine {
     pub fn space_freed(&mut self, cq: &Cq, now: Time) {
         self.shard.now = now;
         self.shard.space_freed(cq);
+        self.deliver_pending();
+    }
+
+    /// Receives of a shared queue may be taken by QPs of this worker ([`Output::ReceivesFreed`]).
+    pub fn receives_posted(&mut self, srq: &Srq, now: Time) {
+        self.shard.now = now;
+        self.shard.receives_posted(srq);
         self.deliver_pending();
     }
 
@@ -385,6 +429,7 @@ impl Engine {
         let Some(key) = self.by_id.remove(&id) else { return };
         let Some(mut qp) = self.qps[key as usize].take() else { return };
         let shard = &mut self.shard;
+        qp.lift(shard);
         let farewell = qp.farewell();
         let reset = farewell.is_none();
         match (&qp.link, farewell) {
@@ -449,6 +494,12 @@ impl Engine {
         outcome.unwrap_or(Receive::Closed)
     }
 
+    /// The socket of a QP that [is paused](Receive::Paused) has failed.
+    pub fn socket_failed(&mut self, qp: QpId, error: &io::Error, now: Time) {
+        self.shard.now = now;
+        self.with(qp, |qp, shard| qp.lost(shard, &format!("receiving failed: {error}")));
+    }
+
     /// Sends what a QP has to send by `send`, one call. `emss` is the connection's effective MSS.
     pub fn transmit(
         &mut self,
@@ -487,6 +538,9 @@ impl Engine {
         while let Some(key) = self.shard.timers.pop_due(now) {
             self.with_key(key, |qp, shard| qp.deadline_passed(shard));
         }
+        while let Some(key) = self.shard.holds.pop_due(now) {
+            self.with_key(key, |qp, shard| qp.held_too_long(shard));
+        }
     }
 
     // -----------------------------------------------------------------------------------------
@@ -509,6 +563,7 @@ impl Engine {
             qp.deficit = (qp.deficit + QUANTUM).min(QUANTUM);
             let mut transmit = None;
             qp.resume_flush(&mut self.shard);
+            qp.resume(&mut self.shard);
             match &qp.link {
                 Link::None => {}
                 // A blocked one waits for `writable`.
@@ -541,7 +596,8 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] is due.
     pub fn next_timeout(&self) -> Option<Time> {
-        self.shard.timers.next()
+        let (phases, holds) = (self.shard.timers.next(), self.shard.holds.next());
+        phases.into_iter().chain(holds).min()
     }
 
     /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the
@@ -580,7 +636,9 @@ impl Engine {
         self.shard.sessions.route(qp.session, qp.doorbell, key);
         // Posting rang nothing before this; from now on it does, and the caller scans both rings once.
         qp.sq.queue().set_worker(self.shard.worker);
-        qp.rq.queue().set_worker(self.shard.worker);
+        if let Receives::Own(rq) = &qp.rq {
+            rq.queue().set_worker(self.shard.worker);
+        }
         self.qps[key as usize] = Some(qp);
         key
     }
@@ -613,6 +671,12 @@ impl Engine {
                 for qp in qps.iter_mut().flatten() {
                     if qp.send_cq.id() == cq || qp.recv_cq.id() == cq {
                         qp.fail_locally(shard, complete::CQ_IS_DEAD);
+                    }
+                }
+            } else if let Some(srq) = shard.dead_srqs.pop() {
+                for qp in qps.iter_mut().flatten() {
+                    if qp.rq.shared().is_some_and(|of| of.id() == srq) {
+                        qp.fail_locally(shard, receives::SRQ_IS_DEAD);
                     }
                 }
             } else {

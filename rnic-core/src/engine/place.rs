@@ -6,19 +6,21 @@
 use super::complete::Side;
 use super::ledger::{Ledger, Progress};
 use super::message::Gather;
-use super::qp::{Qp, Receiving};
+use super::qp::Qp;
+use super::receives::SRQ_IS_DEAD;
 use super::{Output, Shard};
-use crate::abi::queue::{CompletionFlags, Cqe};
+use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
 use crate::device::memory::{MemoryFault, Payload, Unreachable};
 use crate::device::qp::terminate_detail;
+use crate::device::srq::SrqFault;
 use crate::device::stag::{InvalidateFault, RemoteFault, StagTable};
 use crate::rdmap::codes;
 use crate::shm::attached::CopyEnd;
-use crate::shm::queue::{QueueFault, TakeError};
+use crate::shm::queue::QueueFault;
 use crate::stream::inbound::{SendKind, send_fits};
 use crate::stream::{Enclose, Fault, ReadArrival};
-use crate::types::{Access, CompletionOpcode, CompletionStatus, Stag};
+use crate::types::{Access, CompletionStatus, Stag};
 
 /// Why a segment was not carried out.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,8 @@ pub(super) enum Trouble {
     MalformedReceive(u64),
     /// The receive queue itself is nonsense.
     BadQueue(QueueFault),
+    /// The shared receive queue is.
+    BadSrq(SrqFault),
 }
 
 impl From<Fault> for Trouble {
@@ -67,23 +71,6 @@ impl Qp {
         payload.place(0, target, last).map_err(Trouble::Memory)?;
         self.shared.bytes_received.add(len as u64);
         Ok(())
-    }
-
-    /// The buffer for a Send: the one in use, or for a new message the next one posted (step 12).
-    pub(super) fn take_receive(&mut self) -> Result<(), Trouble> {
-        if self.receiving.is_some() {
-            return Ok(());
-        }
-        match self.rq.take() {
-            Ok(Some(entry)) => {
-                let capacity = entry.sges.as_slice().iter().map(|s| u64::from(s.length)).sum();
-                self.receiving = Some(Receiving { entry, capacity });
-                Ok(())
-            }
-            Ok(None) => Err(Fault::segment(codes::UNTAGGED_NO_BUFFER).into()),
-            Err(TakeError::Entry(error)) => Err(Trouble::MalformedReceive(error.wr_id)),
-            Err(TakeError::Queue(fault)) => Err(Trouble::BadQueue(fault)),
-        }
     }
 
     /// Places a Send segment into the receive in use (step 12).
@@ -156,7 +143,7 @@ impl Qp {
                 }
             }
         }
-        let mut cqe = Cqe::new(self.id.0, receiving.entry.wr_id, CompletionOpcode::Receive, status);
+        let mut cqe = self.receive_cqe(receiving.entry.wr_id, status);
         cqe.byte_len = total;
         cqe.flags = flags.bits();
         if flags.contains(CompletionFlags::WITH_INV) {
@@ -300,6 +287,7 @@ impl Qp {
                 self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
             }
             Trouble::BadQueue(fault) => self.queue_fault(shard, "receive queue", &fault),
+            Trouble::BadSrq(fault) => self.srq_failed(shard, fault),
         }
     }
 
@@ -310,15 +298,19 @@ impl Qp {
         status: CompletionStatus,
         detail: u32,
     ) {
-        let mut cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
+        let mut cqe = self.receive_cqe(wr_id, status);
         cqe.detail = detail;
         self.publish_receive(&cqe, shard);
     }
 
-    /// Whether receives can still be completed; a QP whose CQ died must not take messages.
+    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue died
+    /// must not take messages.
     pub(super) fn can_receive(&mut self, shard: &mut Shard) -> bool {
         if self.recv_cq.is_dead() {
             self.cq_failed(shard, Side::Receive, CqFault::Dead);
+        }
+        if self.rq.shared().is_some_and(|srq| srq.is_dead()) {
+            self.fail_locally(shard, SRQ_IS_DEAD);
         }
         self.phase.receives()
     }

@@ -112,6 +112,11 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         Span(mpa.first_fpdu_deadline).to_string(),
         "for the first FPDU after the reply",
     );
+    row(
+        "mpa.hold_deadline",
+        Span(mpa.hold_deadline).to_string(),
+        "for a receive, where a program holds messages",
+    );
     row("limits.sessions", limits.sessions.to_string(), "programs at once");
     row("limits.half_open", limits.half_open.to_string(), "connections in start-up");
     row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 octets each");
@@ -148,6 +153,7 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         row("listeners", totals.listeners.to_string(), "bound addresses");
         row("arena_bytes", Size(totals.arena_bytes).to_string(), "octets of queues");
         row("windows", totals.windows.to_string(), "memory windows");
+        row("srqs", totals.srqs.to_string(), "shared receive queues");
     }
     row("log.level", log.level.clone(), "RUST_LOG overrides it");
     rows

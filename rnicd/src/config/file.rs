@@ -159,6 +159,8 @@ pub struct MpaSection {
     pub decision_deadline: Field<Span>,
     /// First FPDU after the reply.
     pub first_fpdu_deadline: Field<Span>,
+    /// A message without a receive.
+    pub hold_deadline: Field<Span>,
 }
 
 /// `[limits]`: the whole device and single objects.
@@ -187,6 +189,8 @@ pub struct LimitsSection {
     pub arena_bytes: Field<Size>,
     /// Memory windows.
     pub windows: Field<u32>,
+    /// Shared receive queues.
+    pub srqs: Field<u32>,
     /// Connections in start-up.
     pub half_open: Field<u32>,
     /// Entries of one CQ.
@@ -233,6 +237,8 @@ pub struct SessionLimitsSection {
     pub arena_bytes: Field<Size>,
     /// Memory windows.
     pub windows: Field<u32>,
+    /// Shared receive queues.
+    pub srqs: Field<u32>,
 }
 
 /// `[log]`

@@ -104,6 +104,8 @@ pub struct Mpa {
     pub decision_deadline: Duration,
     /// For the initiator's first FPDU after the reply; default 10 s.
     pub first_fpdu_deadline: Duration,
+    /// For a receive, where a program holds messages and names no time; default 10 s.
+    pub hold_deadline: Duration,
 }
 
 /// `[limits]`
@@ -158,6 +160,8 @@ pub struct Totals {
     pub arena_bytes: u64,
     /// Memory windows.
     pub windows: u32,
+    /// Shared receive queues.
+    pub srqs: u32,
 }
 
 /// `[log]`
@@ -229,6 +233,7 @@ impl Default for Mpa {
             startup_deadline: Duration::from_secs(10),
             decision_deadline: Duration::from_secs(60),
             first_fpdu_deadline: Duration::from_secs(10),
+            hold_deadline: Duration::from_secs(10),
         }
     }
 }
@@ -248,6 +253,7 @@ impl Default for Limits {
                 listeners: 1_024,
                 arena_bytes: 1 << 30,
                 windows: 65_536,
+                srqs: 4_096,
             },
             session: Totals {
                 pds: 1_024,
@@ -260,6 +266,7 @@ impl Default for Limits {
                 listeners: 256,
                 arena_bytes: 256 << 20,
                 windows: 32_768,
+                srqs: 1_024,
             },
             half_open: 1_024,
             cq_entries: 65_536,
@@ -361,6 +368,7 @@ impl Checker<'_> {
             decision_deadline: self.deadline(s.decision_deadline, default.decision_deadline)?,
             first_fpdu_deadline: self
                 .deadline(s.first_fpdu_deadline, default.first_fpdu_deadline)?,
+            hold_deadline: self.deadline(s.hold_deadline, default.hold_deadline)?,
         })
     }
 
@@ -368,7 +376,8 @@ impl Checker<'_> {
         let Limits { device: d, session: p, .. } = Limits::default();
         let default = Limits::default();
         let c = s.session;
-        let session_place = c.qps.as_ref().or(c.cqs.as_ref()).map(|f| f.span().start);
+        let session_place =
+            c.qps.as_ref().or(c.cqs.as_ref()).or(c.srqs.as_ref()).map(|f| f.span().start);
         let session = Totals {
             pds: self.number(c.pds, p.pds, 1..=MAX_OBJECTS)?,
             segments: self.number(c.segments, p.segments, 0..=MAX_MAPPINGS)?,
@@ -380,11 +389,13 @@ impl Checker<'_> {
             listeners: self.number(c.listeners, p.listeners, 0..=65_535)?,
             arena_bytes: self.size(c.arena_bytes, p.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
             windows: self.number(c.windows, p.windows, 0..=MAX_MRS)?,
+            srqs: self.number(c.srqs, p.srqs, 0..=doorbell::INDICES)?,
         };
-        if session.qps + session.cqs > doorbell::INDICES {
+        // Each at most as many as a page has, so the sum is far below 2^32.
+        let doorbells = session.qps + session.cqs + session.srqs;
+        if doorbells > doorbell::INDICES {
             let why = format!(
-                "limits.session.qps + limits.session.cqs = {} is above {}, the doorbells of a page",
-                session.qps + session.cqs,
+                "limits.session.qps + cqs + srqs = {doorbells} is above {}, the doorbells of a page",
                 doorbell::INDICES
             );
             return Err(ConfigError::at(self.file, self.text, session_place.unwrap_or(0), why));
@@ -402,6 +413,7 @@ impl Checker<'_> {
                 listeners: self.number(s.listeners, d.listeners, 0..=65_535)?,
                 arena_bytes: self.size(s.arena_bytes, d.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
                 windows: self.number(s.windows, d.windows, 0..=MAX_MRS)?,
+                srqs: self.number(s.srqs, d.srqs, 0..=MAX_OBJECTS)?,
             },
             session,
             half_open: self.number(s.half_open, default.half_open, 1..=MAX_OBJECTS)?,

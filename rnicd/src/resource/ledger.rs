@@ -31,6 +31,8 @@ pub enum Kind {
     ArenaBytes,
     /// Memory windows.
     Windows,
+    /// Shared receive queues.
+    Srqs,
 }
 
 impl Kind {
@@ -49,6 +51,7 @@ impl Kind {
             Kind::Listeners => "listeners",
             Kind::ArenaBytes => "arena_bytes",
             Kind::Windows => "windows",
+            Kind::Srqs => "srqs",
         }
     }
 
@@ -64,6 +67,7 @@ impl Kind {
             Kind::Listeners => totals.listeners.into(),
             Kind::ArenaBytes => totals.arena_bytes,
             Kind::Windows => totals.windows.into(),
+            Kind::Srqs => totals.srqs.into(),
         }
     }
 }

@@ -9,6 +9,7 @@ use rnic_core::types::*;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
+use super::srqs::srq_row;
 use super::windows::window_row;
 use super::{Answer, Given, Manager, find};
 
@@ -50,7 +51,7 @@ impl Manager {
             max_ord: limits.ord,
             direct_path: self.is_direct(),
             max_windows: s.windows.min(d.windows),
-            max_srqs: 0,
+            max_srqs: s.srqs.min(d.srqs),
             attached_memory: false,
         }))
     }
@@ -97,7 +98,7 @@ impl Manager {
             cqs: count(Kind::Cqs),
             qps: count(Kind::Qps),
             windows: count(Kind::Windows),
-            srqs: 0,
+            srqs: count(Kind::Srqs),
             listeners: count(Kind::Listeners),
             half_open: everybody(self.cm.half_open()),
             arena_bytes: counts.of(Kind::ArenaBytes),
@@ -175,11 +176,12 @@ impl Manager {
                 let (rows, total) = page(all, from, |(session, o)| window_row(session, o));
                 (Rows::Windows(rows), total)
             }
-            ListKind::Srqs
-            | ListKind::Pds
-            | ListKind::Limits
-            | ListKind::Whys
-            | ListKind::Events => {
+            ListKind::Srqs => {
+                let all = visible().flat_map(|s| s.srqs.values());
+                let (rows, total) = page(all, from, srq_row);
+                (Rows::Srqs(rows), total)
+            }
+            ListKind::Pds | ListKind::Limits | ListKind::Whys | ListKind::Events => {
                 return Err(Refusal::Unsupported { what: format!("a list of {what:?}") });
             }
         };
@@ -222,7 +224,7 @@ fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         qp,
         session,
         pd: object.pd,
-        srq: None,
+        srq: object.srq,
         state: object.shared.state(),
         path: connection.map_or("none", |c| c.path).to_owned(),
         addresses: connection.map(|c| c.addresses),

@@ -38,14 +38,9 @@ impl Manager {
     pub(super) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.pd(pd)?;
-        if object.mrs + object.qps + object.windows > 0 {
-            let mut by = format!("{} MRs and {} QPs", object.mrs, object.qps);
-            if object.windows > 0 {
-                by = format!(
-                    "{} MRs, {} QPs and {} windows",
-                    object.mrs, object.qps, object.windows
-                );
-            }
+        let Pd { mrs, qps, windows, srqs } = *object;
+        if mrs + qps + windows + srqs > 0 {
+            let by = format!("{mrs} MRs, {qps} QPs, {windows} windows and {srqs} SRQs");
             return Err(refuse::in_use("PD", pd.0, by));
         }
         session.pds.remove(&pd);
@@ -124,8 +119,7 @@ impl Manager {
         let names = Names::Region(windows.clone());
         session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope, windows });
         let session = id;
-        let entry =
-            StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
+        let entry = StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
         self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
         Given::later()

@@ -19,6 +19,7 @@ mod numbers;
 mod queues;
 mod refuse;
 mod session;
+mod srqs;
 mod teardown;
 mod windows;
 
@@ -145,6 +146,7 @@ struct AllHandles {
     qps: Handles,
     listeners: Handles,
     windows: Handles,
+    srqs: Handles,
 }
 
 /// What waits for the workers.
@@ -342,9 +344,10 @@ impl Manager {
             R::List { what, from } => self.list(id, what, from),
             R::AllocWindow { pd, kind } => self.alloc_window(id, pd, kind),
             R::DeallocWindow { window } => self.dealloc_window(id, window),
-            R::CreateSrq(_) | R::ArmSrq { .. } | R::QuerySrq { .. } | R::DestroySrq { .. } => {
-                Err(refuse::unsupported("a shared receive queue"))
-            }
+            R::CreateSrq(request) => self.create_srq(id, &request),
+            R::ArmSrq { srq, limit } => self.arm_srq(id, srq, limit),
+            R::QuerySrq { srq } => self.query_srq(id, srq),
+            R::DestroySrq { srq } => self.destroy_srq(id, srq),
             R::AttachMemory => Err(refuse::unsupported("attached memory")),
             R::ConnectOver { .. } | R::ServeOver { .. } => {
                 Err(refuse::unsupported("a client's own socket"))
@@ -362,7 +365,7 @@ impl Manager {
             ObjectRef::Qp(qp) => session.qp(qp)?.shared.context.store(context, Relaxed),
             ObjectRef::Cq(cq) => session.cq(cq)?.cq.context.store(context, Relaxed),
             ObjectRef::Listener(listener) => session.listener(listener)?.context = context,
-            ObjectRef::Srq(_) => return Err(refuse::unsupported("a shared receive queue")),
+            ObjectRef::Srq(srq) => session.srq(srq)?.srq.context.store(context, Relaxed),
         }
         Given::done()
     }
@@ -376,6 +379,7 @@ impl Manager {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
                 WorkerReport::CqFailed { cq } => self.cq_failed(cq),
+                WorkerReport::SrqFailed { srq } => self.srq_failed(srq),
             }
         }
         while let Some(ticket) = self.workers.poll_done() {

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use rnic_core::abi::control::{NewArena, QpRequest, Refusal, ReplyBody};
 use rnic_core::abi::queue::{QueueKind, QueueShape};
 use rnic_core::device::{Cq, QpShared};
-use rnic_core::engine::QpConfig;
+use rnic_core::engine::{QpConfig, Receives};
 use rnic_core::shm::queue::{QueueMemory, ReceiveConsumer, SendConsumer};
 use rnic_core::types::*;
 
 use super::arena::{Made, Place};
 use super::ledger::{Kind, Ledger};
 use super::session::{Channel, CqObject, Phase, Qp, Session};
+use super::srqs::srq_for_qp;
 use super::{Answer, Given, Manager, Pending, find, refuse};
 use crate::config::Limits;
 use crate::events::ChannelSender;
@@ -111,17 +112,23 @@ impl Manager {
     }
 
     pub(super) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
-        let session = find(&mut self.sessions, id)?;
         check_qp(&self.config.limits, request)?;
+        let hold = self.hold_for(request.no_receive)?;
+        let session = find(&mut self.sessions, id)?;
         session.pd(request.pd)?;
+        let srq = match request.srq {
+            Some(srq) => Some(srq_for_qp(session.srq(srq)?, request.pd)?),
+            None => None,
+        };
         let send_cq = session.cq(request.send_cq)?.cq.clone();
         let recv_cq = session.cq(request.recv_cq)?.cq.clone();
         self.ledger.charge(&mut session.counts, Kind::Qps, 1)?;
-        let shapes = [
-            QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline),
-            QueueShape::receive(request.rq_depth, request.max_recv_sge),
-        ];
-        let (places, doorbell, made) = match place(session, &mut self.ledger, &shapes) {
+        let send = QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
+        let receive = QueueShape::receive(request.rq_depth, request.max_recv_sge);
+        // With a shared receive queue there is no other.
+        let shapes = [send, receive];
+        let shapes = if srq.is_some() { &shapes[..1] } else { &shapes[..] };
+        let (places, doorbell, made) = match place(session, &mut self.ledger, shapes) {
             Ok(room) => room,
             Err(refusal) => {
                 self.ledger.credit(&mut session.counts, Kind::Qps, 1);
@@ -129,10 +136,18 @@ impl Manager {
             }
         };
         let qp = QpId(self.handles.qps.allocate(id));
-        let (sq, rq) = (places[0], places[1]);
+        let (sq, rq) = (places[0], places.get(1).copied());
+        let receives = match (&srq, &rq) {
+            (Some(srq), _) => Ok(Receives::Shared(srq.clone())),
+            (None, rq) => rq
+                .as_ref()
+                .ok_or_else(|| refuse::system("cannot place the queues", &"no room"))
+                .and_then(|rq| format(session, rq, QueueKind::Receive, qp.0, doorbell))
+                .map(|rq| Receives::Own(ReceiveConsumer::new(rq))),
+        };
         let formatted = format(session, &sq, QueueKind::Send, qp.0, doorbell)
-            .and_then(|sq| Ok((sq, format(session, &rq, QueueKind::Receive, qp.0, doorbell)?)));
-        let (sq_memory, rq_memory) = match formatted {
+            .and_then(|sq| Ok((sq, receives?)));
+        let (sq_memory, receives) = match formatted {
             Ok(both) => both,
             Err(refusal) => {
                 give_back(session, &places, doorbell);
@@ -147,6 +162,9 @@ impl Manager {
         if request.recv_cq != request.send_cq {
             recv_cq.users.fetch_add(1, Relaxed);
         }
+        if let Some(srq) = &srq {
+            srq.users.fetch_add(1, Relaxed);
+        }
         session.pd(request.pd)?.qps += 1;
         let config = QpConfig {
             qp,
@@ -154,16 +172,18 @@ impl Manager {
             pd: request.pd,
             doorbell,
             sq: SendConsumer::new(sq_memory),
-            rq: ReceiveConsumer::new(rq_memory),
+            rq: receives,
             send_cq,
             recv_cq,
             signal_all: request.signal_all,
+            hold,
             shared: shared.clone(),
         };
         let object = Qp {
             pd: request.pd,
             send_cq: request.send_cq,
             recv_cq: request.recv_cq,
+            srq: request.srq,
             shared,
             sq,
             rq,
@@ -173,7 +193,8 @@ impl Manager {
         };
         session.qps.insert(qp, object);
         let (new_arena, descriptors) = told(made);
-        let body = ReplyBody::Qp { qp, sq: sq.location(), rq: rq.location(), new_arena };
+        let rq = rq.map(|rq| rq.location());
+        let body = ReplyBody::Qp { qp, sq: sq.location(), rq, new_arena };
         Given::with(body, descriptors)
     }
 
@@ -236,11 +257,15 @@ impl Manager {
                 cq.cq.users.fetch_sub(1, Relaxed);
             }
         }
+        if let Some(srq) = object.srq.and_then(|srq| session.srqs.get(&srq)) {
+            srq.srq.users.fetch_sub(1, Relaxed);
+        }
         if let Some(pd) = session.pds.get_mut(&object.pd) {
             pd.qps -= 1;
         }
         self.terminates.count(&object.shared);
-        give_back(session, &[object.sq, object.rq], object.doorbell);
+        let places: Vec<Place> = [Some(object.sq), object.rq].into_iter().flatten().collect();
+        give_back(session, &places, object.doorbell);
         self.handles.qps.release(qp.0);
         self.ledger.credit(&mut session.counts, Kind::Qps, 1);
     }
@@ -256,10 +281,10 @@ impl Manager {
 }
 
 /// Places, a doorbell, and the arena that had to be made for them.
-type Room = (Vec<Place>, u32, Option<Made>);
+pub(super) type Room = (Vec<Place>, u32, Option<Made>);
 
 /// Finds room for queues, in a new arena if need be.
-fn place(
+pub(super) fn place(
     session: &mut Session,
     ledger: &mut Ledger,
     shapes: &[QueueShape],
@@ -301,14 +326,14 @@ fn place_in_new(
     Ok((places, Some(made)))
 }
 
-fn give_back(session: &mut Session, places: &[Place], doorbell: u32) {
+pub(super) fn give_back(session: &mut Session, places: &[Place], doorbell: u32) {
     for place in places {
         session.arenas.release(place);
     }
     session.doorbells.release(doorbell);
 }
 
-fn format(
+pub(super) fn format(
     session: &Session,
     place: &Place,
     kind: QueueKind,
@@ -321,22 +346,20 @@ fn format(
         .map_err(|e| refuse::system("cannot make the queue", &e))
 }
 
-fn told(made: Option<Made>) -> (Option<NewArena>, Vec<std::os::fd::OwnedFd>) {
+pub(super) fn told(made: Option<Made>) -> (Option<NewArena>, Vec<std::os::fd::OwnedFd>) {
     made.map_or((None, Vec::new()), |(arena, descriptor)| (Some(arena), vec![descriptor]))
 }
 
 fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
-    if r.no_receive != NoReceive::Terminate {
-        return Err(refuse::unsupported("holding a stream without a receive"));
-    }
-    if r.srq.is_some() {
-        return Err(refuse::unsupported("a shared receive queue"));
-    }
-    for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)] {
+    // With a shared receive queue, what is said of a queue of its own is of no account.
+    let own = if r.srq.is_some() { 1 } else { 2 };
+    for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
+    {
         let most = u64::from(limits.wr_depth);
         refuse::at_most(field, u64::from(depth), "limits.wr_depth", most)?;
     }
-    for (field, sges) in [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)] {
+    let sges = [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)];
+    for (field, sges) in sges.into_iter().take(own) {
         refuse::at_most(field, u64::from(sges), "limits.sge", u64::from(limits.sge))?;
     }
     refuse::at_most("max_inline", r.max_inline.into(), "limits.inline", limits.inline.into())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rnic_core::abi::control::{Event, Refusal};
 use rnic_core::device::window::WindowCount;
-use rnic_core::device::{Cq, QpShared, Window};
+use rnic_core::device::{Cq, QpShared, Srq, Window};
 use rnic_core::engine::QpConfig;
 use rnic_core::shm::Mapping;
 use rnic_core::types::*;
@@ -31,6 +31,7 @@ pub struct Session {
     pub mrs: BTreeMap<MrId, Mr>,
     pub channels: BTreeMap<ChannelId, Channel>,
     pub cqs: BTreeMap<CqId, CqObject>,
+    pub srqs: BTreeMap<SrqId, SrqObject>,
     pub qps: BTreeMap<QpId, Qp>,
     pub listeners: BTreeMap<ListenerId, Listener>,
     /// Connection requests told to the client and not decided.
@@ -54,6 +55,7 @@ pub struct Pd {
     pub mrs: u32,
     pub qps: u32,
     pub windows: u32,
+    pub srqs: u32,
 }
 
 /// Shared memory.
@@ -97,14 +99,24 @@ pub struct CqObject {
     pub doorbell: u32,
 }
 
+/// A shared receive queue.
+pub struct SrqObject {
+    pub srq: Arc<Srq>,
+    pub pd: PdId,
+    pub place: Place,
+    pub doorbell: u32,
+}
+
 /// A queue pair.
 pub struct Qp {
     pub pd: PdId,
     pub send_cq: CqId,
     pub recv_cq: CqId,
+    /// Where its receives come from, if it has no receive queue of its own.
+    pub srq: Option<SrqId>,
     pub shared: Arc<QpShared>,
     pub sq: Place,
-    pub rq: Place,
+    pub rq: Option<Place>,
     pub doorbell: u32,
     pub phase: Phase,
     /// Known once it has been connected.
@@ -173,6 +185,7 @@ impl Session {
             mrs: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
+            srqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             listeners: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -194,6 +207,10 @@ impl Session {
 
     pub fn cq(&self, id: CqId) -> Result<&CqObject, Refusal> {
         self.cqs.get(&id).ok_or_else(|| refuse::no_such("CQ", id.0))
+    }
+
+    pub fn srq(&self, id: SrqId) -> Result<&SrqObject, Refusal> {
+        self.srqs.get(&id).ok_or_else(|| refuse::no_such("SRQ", id.0))
     }
 
     pub fn qp(&mut self, id: QpId) -> Result<&mut Qp, Refusal> {

@@ -50,6 +50,7 @@ impl Manager {
         session.mrs.keys().for_each(|h| handles.mrs.release(h.0));
         session.channels.keys().for_each(|h| handles.channels.release(h.0));
         session.cqs.keys().for_each(|h| handles.cqs.release(h.0));
+        session.srqs.keys().for_each(|h| handles.srqs.release(h.0));
         session.qps.keys().for_each(|h| handles.qps.release(h.0));
         session.listeners.keys().for_each(|h| handles.listeners.release(h.0));
         handles.sessions.release(id.0);

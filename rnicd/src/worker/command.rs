@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::{Cq, StagChange, StagEntry, Window};
+use rnic_core::device::{Cq, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::QpConfig;
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
@@ -53,6 +53,8 @@ pub(super) enum Command {
     StagsChanged(QpId),
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
     SpaceFreed(Arc<Cq>),
+    /// QPs of this worker that wait for a receive of this SRQ may get one.
+    ReceivesPosted(Arc<Srq>),
     BindTcp {
         end: BindEnd,
         stream: TcpStream,
@@ -93,6 +95,7 @@ impl Command {
             | Command::ToError(_)
             | Command::StagsChanged(_)
             | Command::SpaceFreed(_)
+            | Command::ReceivesPosted(_)
             | Command::Destroy(_)
             | Command::Stop => Urgency::Now,
         }

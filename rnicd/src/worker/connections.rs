@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+use rnic_core::engine::Engine;
 use rnic_core::types::{QpId, SessionId, Time};
 use rustix::net::SendFlags;
 use slab::Slab;
@@ -64,11 +65,24 @@ pub(super) struct Connection {
     pub(super) ended: bool,
     /// The last send found no room.
     pub(super) blocked: bool,
+    /// The engine wants nothing from it until it says so.
+    pub(super) paused: bool,
     /// Effective maximum segment size, and when it was asked for.
     emss: Option<(usize, Time)>,
 }
 
 impl Connection {
+    /// The engine does not read it for now. Octets and a FIN wait in it, in their order; an error is
+    /// passed on past them. Whether there was one.
+    pub(super) fn pause(&mut self, engine: &mut Engine, now: Time) -> bool {
+        self.paused = true;
+        let error = self.stream.take_error().ok().flatten();
+        if let Some(error) = &error {
+            engine.socket_failed(self.qp, error, now);
+        }
+        error.is_some()
+    }
+
     /// The effective maximum segment size. It changes while the kernel learns about the path, so it
     /// is asked for again now and then (RFC 5044 section 4.5).
     pub(super) fn emss(&mut self, now: Time) -> usize {
@@ -117,8 +131,15 @@ impl Connections {
         // all.
         let interest = Interest::READABLE | Interest::WRITABLE;
         let fd = stream.as_raw_fd();
-        let connection =
-            Connection { qp, stream, queued: false, ended: false, blocked: false, emss: None };
+        let connection = Connection {
+            qp,
+            stream,
+            queued: false,
+            ended: false,
+            blocked: false,
+            paused: false,
+            emss: None,
+        };
         let key = self.register(fd, interest, Polled::Connection(connection))?;
         self.by_qp.insert(qp, key);
         Ok(())
@@ -171,6 +192,16 @@ impl Connections {
         {
             c.queued = true;
             self.readable.push_back(token.0);
+        }
+    }
+
+    /// The engine reads a QP's connection again. Edges were lost meanwhile.
+    pub(super) fn read_again(&mut self, qp: QpId) {
+        let Some(key) = self.by_qp.get(&qp).copied() else { return };
+        if let Some(Polled::Connection(c)) = self.polled.get_mut(key)
+            && std::mem::take(&mut c.paused)
+        {
+            self.mark_readable(Token(key));
         }
     }
 

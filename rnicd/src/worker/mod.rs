@@ -27,12 +27,12 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::{Cq, StagChange, StagEntry, Window};
+use rnic_core::device::{Cq, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
-use rnic_core::types::{CqId, QpId, SessionId, Stag};
+use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag};
 
 use crate::events::{ChannelSender, EventSender};
 pub use command::BindEnd;
@@ -65,6 +65,11 @@ pub enum WorkerReport {
         /// Which.
         cq: CqId,
     },
+    /// An SRQ died: every QP that uses it is to be moved to Error.
+    SrqFailed {
+        /// Which.
+        srq: SrqId,
+    },
 }
 
 /// All workers, as the control thread sees them.
@@ -90,6 +95,8 @@ enum Report {
     ChangeStags { worker: u32, qp: QpId, session: SessionId, change: Box<StagChange> },
     /// Slots of a CQ are free again; these other workers (by bit) wait for some.
     SpaceFreed { cq: Arc<Cq>, workers: u64 },
+    /// Receives of an SRQ may be taken by QPs of these other workers (by bit).
+    ReceivesFreed { srq: Arc<Srq>, workers: u64 },
 }
 
 /// One worker, as the control thread sees it.
@@ -268,6 +275,11 @@ impl Workers {
                 Report::SpaceFreed { cq, workers } => {
                     for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
                         self.one(worker, None, Command::SpaceFreed(cq.clone()));
+                    }
+                }
+                Report::ReceivesFreed { srq, workers } => {
+                    for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
+                        self.one(worker, None, Command::ReceivesPosted(srq.clone()));
                     }
                 }
             }

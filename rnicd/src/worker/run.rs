@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
+use rnic_core::abi::control::Event;
 use rnic_core::engine::{Engine, EngineOptions, Output, Receive, Transmit, Work};
 use rnic_core::shm::io::send_pieces;
 use rnic_core::shm::wait::{Step, Waiter, cpus};
@@ -162,6 +163,10 @@ impl Worker {
                     self.connections.mark_readable(token);
                 }
                 Receive::WouldBlock => {}
+                // A reset that was seen before this is not announced again.
+                Receive::Paused => {
+                    worked |= connection.pause(&mut self.engine, now);
+                }
                 Receive::Closed => {
                     worked = true;
                     connection.ended = true;
@@ -179,6 +184,9 @@ impl Worker {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event { session, event } => {
+                    if let Event::SrqUnfair { srq, qp, taken, window, .. } = &event {
+                        tracing::info!(%session, %srq, %qp, taken, window, "unfair share of an SRQ");
+                    }
                     self.clients.tell(session, &event, &mut self.connections);
                 }
                 Output::Notify(cq) => self.clients.notify(cq.id(), &mut self.connections),
@@ -190,6 +198,14 @@ impl Worker {
                 }
                 Output::SpaceFreed { cq, workers } => {
                     self.report(Report::SpaceFreed { cq, workers });
+                }
+                Output::ReadAgain(qp) => self.connections.read_again(qp),
+                Output::ReceivesFreed { srq, workers } => {
+                    self.report(Report::ReceivesFreed { srq, workers });
+                }
+                Output::Warning { session, text } => tracing::warn!(%session, "{text}"),
+                Output::SrqFailed(srq) => {
+                    self.report(Report::Public(WorkerReport::SrqFailed { srq }));
                 }
                 Output::CqFailed(cq) => {
                     self.report(Report::Public(WorkerReport::CqFailed { cq }));
@@ -259,6 +275,7 @@ impl Worker {
             Command::ChangeStags(change) => self.engine.change_stags(&change),
             Command::StagsChanged(qp) => self.engine.stags_changed(qp, now),
             Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
+            Command::ReceivesPosted(srq) => self.engine.receives_posted(&srq, now),
             Command::BindTcp { end, stream } => {
                 let BindEnd { config, negotiated, addresses } = end;
                 let qp = config.qp;
@@ -339,6 +356,9 @@ impl Worker {
                 Some(Polled::Connection(connection)) => {
                     if event.is_writable() && std::mem::take(&mut connection.blocked) {
                         self.engine.writable(connection.qp);
+                    }
+                    if event.is_error() && connection.paused {
+                        connection.pause(&mut self.engine, now);
                     }
                     if event.is_readable() || event.is_read_closed() || event.is_error() {
                         self.connections.mark_readable(token);

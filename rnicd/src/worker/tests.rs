@@ -181,10 +181,11 @@ impl Client {
             pd: PD,
             doorbell: index,
             sq: SendConsumer::new(sq),
-            rq: ReceiveConsumer::new(rq),
+            rq: Receives::Own(ReceiveConsumer::new(rq)),
             send_cq: Arc::clone(&cq),
             recv_cq: cq,
             signal_all: true,
+            hold: None,
             shared: Arc::clone(&shared),
         };
         let qp = Qp {

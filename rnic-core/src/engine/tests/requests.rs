@@ -195,6 +195,10 @@ pub(super) fn event(event: &Event) -> String {
         Event::CqError { .. } => "CQ error".to_owned(),
         Event::QpFatal { reason, .. } => format!("fatal: {reason}"),
         Event::Unreachable { reason, .. } => format!("unreachable: {reason}"),
+        Event::SrqLimit { .. } => "SRQ limit".to_owned(),
+        Event::SrqError { .. } => "SRQ error".to_owned(),
+        Event::SrqUnfair { qp, taken, window, .. } => format!("QP {qp} took {taken}/{window}"),
+        Event::LastReceive { qp, .. } => format!("last receive of QP {qp}"),
         other => format!("{other:?}"),
     }
 }
