@@ -488,3 +488,6 @@ impl StagTable {
         self.windows.retain(|_, known| known.window.session != session);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,13 +3,14 @@
 use proptest::prelude::*;
 
 use super::link::Cuts;
-use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, any_op, rights, safe_op};
+use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, WINDOW, any_op, rights, safe_op};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::abi::queue::SendFlags;
-use crate::types::{Access, Scope};
+use crate::device::window::BindRequest;
+use crate::types::{Access, Scope, Stag, WindowKind};
 
-/// A pair with the model's regions.
+/// A pair with the model's regions, and behind them the window as its peer sees it.
 struct Bench {
     w: World,
     regions: [Vec<Mr>; 2],
@@ -31,6 +32,9 @@ impl Bench {
                 regions[end].push(mr);
             }
             w.revoke(end, regions[end][REVOKED].stag);
+            let (stag, _) = w.window(end, WindowKind::Type2).view();
+            let window = Mr { stag, ..regions[end][0].clone() };
+            regions[end].push(window);
         }
         w.events(A);
         w.events(B);
@@ -43,6 +47,9 @@ impl Bench {
 
     /// The request of an op; none for a receive, which is posted.
     fn request(&mut self, me: usize, id: u64, op: &Op, model: &Model) -> Option<Wr> {
+        if let Op::Bind { at, len } = op {
+            return Some(self.bind(me, id, *at, *len));
+        }
         let (mine, theirs) = (&self.regions[me], &self.regions[1 - me]);
         let sge = |p: &super::model::Place, len: usize| mine[p.region].sge(p.at..p.at + len);
         Some(match op {
@@ -73,15 +80,37 @@ impl Bench {
                 }
             }
             Op::LocalInvalidate { region } => Wr::local_invalidate(id, mine[*region].stag),
+            Op::Bind { .. } => return None,
         })
+    }
+
+    /// Binds an end's window to a part of its region 0, under the next key.
+    fn bind(&mut self, me: usize, id: u64, at: usize, len: usize) -> Wr {
+        let region = self.regions[me][0].clone();
+        let window = &mut self.regions[me][WINDOW];
+        let new = Stag(window.stag.0 & !0xFF | window.stag.0.wrapping_add(1) & 0xFF);
+        let bind = BindRequest {
+            window: window.stag,
+            new,
+            address: region.iova + at as u64,
+            length: len as u64,
+            lkey: region.stag.0,
+            access: rights(WINDOW).bits(),
+        };
+        *window = Mr { stag: new, iova: bind.address, ..region };
+        Wr::bind(id, &bind)
     }
 
     /// Completions of both ends, with the model's word for an STag.
     fn completions(&mut self) -> [Vec<String>; 2] {
         [A, B].map(|end| {
             let own = format!("invalidated {:#x}", self.regions[end][OWN].stag.0);
-            let found = self.w.completions(end);
-            found.into_iter().map(|c| c.replace(&own, "invalidated OWN")).collect()
+            let window = format!("invalidated {:#x}", self.regions[end][WINDOW].stag.0);
+            let found = self.w.completions(end).into_iter();
+            let named = |c: String| {
+                c.replace(&own, "invalidated OWN").replace(&window, "invalidated WINDOW")
+            };
+            found.map(named).collect()
         })
     }
 }

@@ -22,4 +22,5 @@ mod refusals;
 mod requests;
 mod revocation;
 mod srq;
+mod windows;
 mod world;
