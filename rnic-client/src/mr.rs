@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
 use rnic_core::abi::queue::Sge;
-use rnic_core::shm::CopyFault;
+use rnic_core::shm::{CopyFault, Mapping};
 use rnic_core::types::{Access, MrId, Scope, Stag};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, copy_error};
 use crate::pd::PdInner;
-use crate::segment::{Segment, SegmentInner};
+use crate::segment::{Segment, SegmentInner, resolve};
 use crate::session::unexpected;
 
 /// How to register a region.
@@ -32,17 +32,20 @@ impl Default for MrOptions {
     }
 }
 
-/// A memory region: a range of a segment with rights and an STag (`ibv_reg_mr(3)`).
+/// A memory region: a range of a segment or of attached memory, with rights and an STag
+/// (`ibv_reg_mr(3)`).
 ///
 /// With remote rights a peer may change it at any time, so there are no slices of it: octets are
 /// copied in and out, and 8-octet words can be accessed atomically. A copy that runs while a peer
 /// writes sees any mixture of old and new octets. Dropping it deregisters it.
 pub struct Mr {
     pd: Arc<PdInner>,
-    segment: Arc<SegmentInner>,
+    mapping: Arc<Mapping>,
+    /// The segment that the mapping is of; none in attached memory.
+    segment: Option<Arc<SegmentInner>>,
     id: MrId,
     stag: Stag,
-    /// Octets from the segment's start.
+    /// Octets from the mapping's start.
     offset: u64,
     len: u64,
     iova: u64,
@@ -60,16 +63,31 @@ impl Mr {
         if !Arc::ptr_eq(&pd.session, &segment.inner.session) {
             return Err(Error::ForeignObject { what: "the segment" });
         }
-        let (offset, length) = segment.resolve(range)?;
+        let (offset, length) = resolve(range, segment.len())?;
+        let source = MrSource::Segment { segment: segment.inner.id, offset };
+        let mapping = segment.inner.mapping.clone();
+        let mut mr = Mr::register_range(pd, mapping, (offset, length), source, options)?;
+        mr.segment = Some(segment.inner.clone());
+        Ok(mr)
+    }
+
+    /// Registers octets `range.0..range.0 + range.1` of a mapping, which `source` names.
+    pub(crate) fn register_range(
+        pd: &Arc<PdInner>,
+        mapping: Arc<Mapping>,
+        (offset, length): (u64, u64),
+        source: MrSource,
+        options: &MrOptions,
+    ) -> Result<Mr, Error> {
         let iova = match options.iova {
             Some(iova) => iova,
             None if options.access.contains(Access::ZERO_BASED) => 0,
             // Inside of the mapping, so it cannot overflow.
-            None => segment.inner.mapping.address() + offset,
+            None => mapping.address() + offset,
         };
         let body = RequestBody::RegMr {
             pd: pd.id,
-            source: MrSource::Segment { segment: segment.inner.id, offset },
+            source,
             length,
             iova,
             access: options.access,
@@ -78,7 +96,8 @@ impl Mr {
         match pd.session.request(body)? {
             ReplyBody::Mr { mr: id, stag } => Ok(Mr {
                 pd: pd.clone(),
-                segment: segment.inner.clone(),
+                mapping,
+                segment: None,
                 id,
                 stag,
                 offset,
@@ -135,50 +154,60 @@ impl Mr {
     /// Copies octets from `offset` on out of the region.
     pub fn read_at(&self, offset: u64, octets: &mut [u8]) -> Result<(), Error> {
         let at = self.at(offset, octets.len())?;
-        self.segment.mapping.read(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+        self.mapping.read(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
     }
 
     /// Copies octets into the region from `offset` on.
     pub fn write_at(&self, offset: u64, octets: &[u8]) -> Result<(), Error> {
         let at = self.at(offset, octets.len())?;
-        self.segment.mapping.write(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+        self.mapping.write(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
     }
 
     /// Sets `length` octets from `offset` on to `octet`.
     pub fn fill(&self, offset: u64, length: usize, octet: u8) -> Result<(), Error> {
         let at = self.at(offset, length)?;
-        self.segment.mapping.fill(at, length, octet).map_err(|e| self.fault(e, offset, length))
+        self.mapping.fill(at, length, octet).map_err(|e| self.fault(e, offset, length))
     }
 
     /// Loads the native-endian word at `offset` with acquire: octets that a peer placed before it
-    /// are visible after it. The word must be aligned to 8 octets in the segment.
+    /// are visible after it. The word must be aligned to 8 octets in memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
-        self.segment.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
+        self.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Stores the native-endian word at `offset` with release: octets written before it are visible
-    /// to whoever sees it. The word must be aligned to 8 octets in the segment.
+    /// to whoever sees it. The word must be aligned to 8 octets in memory.
     pub fn store_u64(&self, offset: u64, word: u64) -> Result<(), Error> {
         let at = self.word_at(offset)?;
-        self.segment.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
+        self.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Adds to the word at `offset` in one step and returns what it was. Atomic among the threads
     /// of this process, not against RDMA Writes (`IBV_ATOMIC_NONE`).
     pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
-        self.segment.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
+        self.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more octet will be read from
     /// or written to it from the wire.
     pub fn deregister(mut self) -> Result<(), Error> {
-        self.registered = false;
-        self.pd.session.command(RequestBody::DeregMr { mr: self.id })
+        self.revoke()
     }
 
-    /// Octets from the segment's start, if the whole access lies inside of the region.
+    fn revoke(&mut self) -> Result<(), Error> {
+        self.registered = false;
+        let revoked = self.pd.session.command(RequestBody::DeregMr { mr: self.id });
+        if revoked.is_err() && self.segment.is_none() {
+            // Nobody says that a peer writes there no more: octets on the heap must not become
+            // anything else.
+            std::mem::forget(self.mapping.clone());
+        }
+        revoked
+    }
+
+    /// Octets from the mapping's start, if the whole access lies inside of the region.
     fn at(&self, offset: u64, length: usize) -> Result<usize, Error> {
         match offset.checked_add(length as u64) {
             // The region lies inside of the mapping, whose length is a usize.
@@ -189,7 +218,7 @@ impl Mr {
 
     fn word_at(&self, offset: u64) -> Result<usize, Error> {
         match self.at(offset, 8)? {
-            at if at.is_multiple_of(8) => Ok(at),
+            at if (self.mapping.address() as usize + at).is_multiple_of(8) => Ok(at),
             at => Err(Error::Misaligned { offset: at as u64 }),
         }
     }
@@ -203,7 +232,7 @@ impl Drop for Mr {
     fn drop(&mut self) {
         if self.registered {
             // A session that has ended has revoked it already.
-            let _ = self.pd.session.command(RequestBody::DeregMr { mr: self.id });
+            let _ = self.revoke();
         }
     }
 }

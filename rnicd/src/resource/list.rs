@@ -9,7 +9,7 @@ use rnic_core::types::*;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
-use super::{Answer, Given, Manager, find};
+use super::{Answer, Given, Manager, attach, find};
 
 /// Terminates of QPs that are gone.
 #[derive(Debug, Default)]
@@ -30,7 +30,8 @@ impl Terminates {
 }
 
 impl Manager {
-    pub(super) fn device(&mut self) -> Answer {
+    pub(super) fn device(&mut self, id: SessionId) -> Answer {
+        let attached_memory = attach::may_attach(&find(&mut self.sessions, id)?.client);
         let limits = &self.config.limits;
         let (s, d) = (&limits.session, &limits.device);
         Given::now(ReplyBody::Device(DeviceAttributes {
@@ -50,7 +51,7 @@ impl Manager {
             direct_path: self.is_direct(),
             max_windows: 0,
             max_srqs: 0,
-            attached_memory: false,
+            attached_memory,
         }))
     }
 
@@ -144,7 +145,7 @@ impl Manager {
                     mr,
                     session,
                     pd: o.pd,
-                    segment: Some(o.segment),
+                    segment: o.segment,
                     iova: o.iova,
                     length: o.length,
                     access: o.access,
