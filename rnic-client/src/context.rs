@@ -136,6 +136,18 @@ impl Context {
         Segment::create(&self.session, len)
     }
 
+    /// Hands the daemon this process's own memory, so that regions can name any of it
+    /// ([`Pd::reg_mr_attached`]); more than once is as good as once.
+    ///
+    /// What the daemon gets is the address space of this process and not its number: after `exec`
+    /// nothing of the new program is reached, and a child made by `fork` has memory of its own: the
+    /// daemon goes on with the parent's, and what the child writes is not seen. Copies cost a system
+    /// call each; a [`Segment`] is faster. Refused by name where the daemon may not do it
+    /// ([`DeviceAttributes::attached_memory`] tells).
+    pub fn attach_memory(&self) -> Result<(), Error> {
+        self.session.attach_memory()
+    }
+
     /// Makes a completion channel (compare `ibv_create_comp_channel(3)`).
     pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
         CompletionChannel::create(&self.session)

@@ -59,6 +59,12 @@ pub enum Error {
         /// Octets from the start of the segment.
         offset: u64,
     },
+    /// A region was to be written that the process itself may not write.
+    #[error("address {address:#x} is not writable, but rights to write it were asked for")]
+    NotWritable {
+        /// The first such address.
+        address: u64,
+    },
     /// More private data than MPA carries (RFC 5044 section 7.1).
     #[error("{given} octets of private data, but MPA carries at most {max}")]
     PrivateDataTooLong {
@@ -203,6 +209,7 @@ impl Error {
             | Error::InlineTooLong { .. }
             | Error::OutOfRange { .. }
             | Error::Misaligned { .. }
+            | Error::NotWritable { .. }
             | Error::PrivateDataTooLong { .. }
             | Error::WrongWindow { .. }
             | Error::ForeignObject { .. } => Fault::Application,

@@ -84,6 +84,7 @@
 //! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
 //! refuses something ([`Error::Refused`]).
 
+mod attached;
 mod channel;
 mod completion;
 mod connect;
@@ -110,6 +111,7 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
+pub use attached::AttachedBuffer;
 pub use channel::CompletionChannel;
 pub use completion::Completion;
 pub use connect::{ConnectOptions, Connected};

@@ -62,7 +62,8 @@ pub enum Incoming {
     Nothing,
     /// Its Hello.
     Hello(Hello),
-    /// A request, with the memfd that came with it if it carries one.
+    /// A request, with the descriptor that came with it if it carries one: a memfd, or what the
+    /// client says is its memory, which nobody has touched.
     Request(Request, Option<OwnedFd>),
     /// It is over.
     End(End),
@@ -160,20 +161,37 @@ impl Connection {
             }
             _ => Incoming::Request(decode_request(octets)?, None),
         };
-        let wanted = matches!(
-            &incoming,
-            Incoming::Request(Request { body: RequestBody::AddSegment { .. }, .. }, _)
-        );
+        let wanted = match &incoming {
+            Incoming::Request(request, _) => Wanted::by(&request.body),
+            _ => None,
+        };
         match (wanted, descriptors, incoming) {
-            (true, true, Incoming::Request(request, _)) => {
-                let memfd = self.take_memfd(reaper)?;
-                Ok(Incoming::Request(request, Some(memfd)))
+            (Some(wanted), true, Incoming::Request(request, _)) => {
+                let descriptor = match wanted {
+                    Wanted::Memfd => self.take_memfd(reaper)?,
+                    Wanted::AddressSpace => self.take_one(reaper)?,
+                };
+                Ok(Incoming::Request(request, Some(descriptor)))
             }
-            (true, false, _) => Err("the descriptor of the segment is missing".to_owned()),
-            (false, true, _) => Err("a descriptor that nobody asked for".to_owned()),
+            (Some(wanted), false, _) => Err(wanted.missing().to_owned()),
+            (None, true, _) => Err("a descriptor that nobody asked for".to_owned()),
             (_, _, incoming) => {
                 packet::take(self.socket.as_fd()).map_err(|e| e.to_string())?;
                 Ok(incoming)
+            }
+        }
+    }
+
+    /// Takes the front packet with its one descriptor, about which nothing is known: not even
+    /// asking what it is, or closing it, is safe.
+    fn take_one(&self, reaper: &Reaper) -> Result<OwnedFd, String> {
+        let (mut descriptors, more) =
+            packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
+        match (descriptors.pop(), descriptors.is_empty(), more) {
+            (Some(descriptor), true, false) => Ok(descriptor),
+            (last, ..) => {
+                descriptors.into_iter().chain(last).for_each(|d| reaper.close_suspect(d));
+                Err("one descriptor is expected, more came".to_owned())
             }
         }
     }
@@ -235,6 +253,32 @@ impl Connection {
     /// Sends what waited for the client to read.
     pub fn flush(&mut self) -> io::Result<()> {
         self.outbox.flush(self.socket.as_fd())
+    }
+}
+
+/// The kind of descriptor that a request carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// Of a segment.
+    Memfd,
+    /// The client's `/proc/self/mem`.
+    AddressSpace,
+}
+
+impl Wanted {
+    fn by(body: &RequestBody) -> Option<Self> {
+        match body {
+            RequestBody::AddSegment { .. } => Some(Wanted::Memfd),
+            RequestBody::AttachMemory => Some(Wanted::AddressSpace),
+            _ => None,
+        }
+    }
+
+    fn missing(self) -> &'static str {
+        match self {
+            Wanted::Memfd => "the descriptor of the segment is missing",
+            Wanted::AddressSpace => "the descriptor of the memory is missing",
+        }
     }
 }
 

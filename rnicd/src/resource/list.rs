@@ -11,7 +11,7 @@ use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
 use super::srqs::srq_row;
 use super::windows::window_row;
-use super::{Answer, Given, Manager, find};
+use super::{Answer, Given, Manager, attach, find};
 
 /// Terminates of QPs that are gone.
 #[derive(Debug, Default)]
@@ -32,7 +32,8 @@ impl Terminates {
 }
 
 impl Manager {
-    pub(super) fn device(&mut self) -> Answer {
+    pub(super) fn device(&mut self, id: SessionId) -> Answer {
+        let attached_memory = attach::may_attach(&find(&mut self.sessions, id)?.client);
         let limits = &self.config.limits;
         let (s, d) = (&limits.session, &limits.device);
         Given::now(ReplyBody::Device(DeviceAttributes {
@@ -52,7 +53,7 @@ impl Manager {
             direct_path: self.is_direct(),
             max_windows: s.windows.min(d.windows),
             max_srqs: s.srqs.min(d.srqs),
-            attached_memory: false,
+            attached_memory,
         }))
     }
 
@@ -146,7 +147,7 @@ impl Manager {
                     mr,
                     session,
                     pd: o.pd,
-                    segment: Some(o.segment),
+                    segment: o.segment,
                     iova: o.iova,
                     length: o.length,
                     access: o.access,

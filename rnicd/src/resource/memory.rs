@@ -11,7 +11,7 @@ use rnic_core::types::*;
 
 use super::ledger::Kind;
 use super::session::{Mr, Pd, Segment, Session};
-use super::{Answer, Dropping, Given, Manager, Pending, find, refuse};
+use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
 
 /// What a client asks of a new memory region.
 pub struct MrRequest {
@@ -100,9 +100,8 @@ impl Manager {
 
     pub(super) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let (segment, offset) = checked_range(session, &request)?;
-        let Segment { mapping, .. } = session.segment(segment)?;
-        let memory = Memory::Segment { mapping: mapping.clone(), offset };
+        check(session, &request)?;
+        let (segment, memory) = named_memory(session, request.source, request.length)?;
         self.ledger.charge(&mut session.counts, Kind::Mrs, 1)?;
         let stag = match self.stags.allocate() {
             Ok(stag) => stag,
@@ -114,7 +113,9 @@ impl Manager {
         let mr = MrId(self.handles.mrs.allocate(id));
         let MrRequest { pd, length, iova, access, scope, .. } = request;
         session.pd(pd)?.mrs += 1;
-        session.segment(segment)?.mrs += 1;
+        if let Some(segment) = segment {
+            session.segment(segment)?.mrs += 1;
+        }
         let windows = Arc::new(WindowCount::default());
         let names = Names::Region(windows.clone());
         session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope, windows });
@@ -144,7 +145,8 @@ impl Manager {
         if let Some(pd) = session.pds.get_mut(&object.pd) {
             pd.mrs -= 1;
         }
-        if let Some(segment) = session.segments.get_mut(&object.segment) {
+        let segment = object.segment.and_then(|s| session.segments.get_mut(&s));
+        if let Some(segment) = segment {
             segment.mrs -= 1;
         }
         self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
@@ -154,8 +156,8 @@ impl Manager {
     }
 }
 
-/// The segment and the offset in it that the request names, if all of it makes sense.
-fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usize), Refusal> {
+/// Whether a request makes sense, but for the memory it names.
+fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     session.pd(r.pd)?;
     if let Scope::Qp(qp) = r.scope {
         let of = session.qp(qp)?.pd;
@@ -164,16 +166,8 @@ fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usi
             return Err(refuse::invalid("scope", why));
         }
     }
-    let MrSource::Segment { segment, offset } = r.source else {
-        return Err(refuse::unsupported("attached memory"));
-    };
-    let len = session.segment(segment)?.length;
     if r.length == 0 {
         return Err(refuse::invalid("length", "a region has at least one octet"));
-    }
-    if offset.checked_add(r.length).is_none_or(|end| end > len) {
-        let why = format!("{} octets at {offset} leave the segment of {len}", r.length);
-        return Err(refuse::invalid("length", why));
     }
     if r.iova.checked_add(r.length).is_none() {
         let why = format!("{:#x} plus {} octets wraps", r.iova, r.length);
@@ -191,8 +185,30 @@ fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usi
     if r.access.contains(Access::ZERO_BASED) && r.iova != 0 {
         return Err(refuse::invalid("iova", "must be 0 in a zero-based region"));
     }
-    let offset = usize::try_from(offset).map_err(|_| refuse::invalid("offset", "is too large"))?;
-    Ok((segment, offset))
+    Ok(())
+}
+
+/// The memory that a new region of `length` octets names, and the segment it is in.
+fn named_memory(
+    session: &mut Session,
+    source: MrSource,
+    length: u64,
+) -> Result<(Option<SegmentId>, Memory), Refusal> {
+    match source {
+        MrSource::Segment { segment, offset } => {
+            let Segment { mapping, length: len, .. } = session.segment(segment)?;
+            if offset.checked_add(length).is_none_or(|end| end > *len) {
+                let why = format!("{length} octets at {offset} leave the segment of {len}");
+                return Err(refuse::invalid("length", why));
+            }
+            let too_large = |_| refuse::invalid("offset", "is too large");
+            let offset = usize::try_from(offset).map_err(too_large)?;
+            Ok((Some(segment), Memory::Segment { mapping: mapping.clone(), offset }))
+        }
+        MrSource::Attached { address } => {
+            Ok((None, attach::attached_memory(session, address, length)?))
+        }
+    }
 }
 
 fn segment_refusal(error: &AdoptError) -> Refusal {

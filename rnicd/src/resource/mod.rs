@@ -9,6 +9,7 @@
 //! [`Manager::poll_ended`] for what became of it.
 
 mod arena;
+mod attach;
 mod capacity;
 mod connect;
 mod extents;
@@ -274,8 +275,8 @@ impl Manager {
         Ok((arenas, Welcome { reply, descriptors, events }))
     }
 
-    /// Carries out a request. `descriptor` is the one that came with it, already known to be of a
-    /// kind that is safe to use.
+    /// Carries out a request. `descriptor` is the one that came with it: that of a segment is known
+    /// to be of a kind that is safe to use, that of attached memory is unknown.
     pub fn request(
         &mut self,
         id: SessionId,
@@ -304,7 +305,7 @@ impl Manager {
     ) -> Answer {
         use RequestBody as R;
         match body {
-            R::QueryDevice => self.device(),
+            R::QueryDevice => self.device(id),
             R::OpenPd { name } => self.open_pd(id, name.as_deref()),
             R::ClosePd { pd } => self.close_pd(id, pd),
             R::AddSegment { length, client_address: _ } => match descriptor {
@@ -348,7 +349,10 @@ impl Manager {
             R::ArmSrq { srq, limit } => self.arm_srq(id, srq, limit),
             R::QuerySrq { srq } => self.query_srq(id, srq),
             R::DestroySrq { srq } => self.destroy_srq(id, srq),
-            R::AttachMemory => Err(refuse::unsupported("attached memory")),
+            R::AttachMemory => match descriptor {
+                Some(memory) => self.attach_memory(id, memory),
+                None => Err(Refusal::Malformed { why: "AttachMemory without a descriptor".into() }),
+            },
             R::ConnectOver { .. } | R::ServeOver { .. } => {
                 Err(refuse::unsupported("a client's own socket"))
             }
@@ -380,6 +384,7 @@ impl Manager {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
                 WorkerReport::CqFailed { cq } => self.cq_failed(cq),
                 WorkerReport::SrqFailed { srq } => self.srq_failed(srq),
+                WorkerReport::Detached { session } => self.memory_gone(session),
             }
         }
         while let Some(ticket) = self.workers.poll_done() {

@@ -12,6 +12,7 @@ use rnic_core::shm::Mapping;
 use rnic_core::types::*;
 
 use super::arena::{Arenas, Place};
+use super::attach::Attached;
 use super::ledger::Counts;
 use super::numbers::Doorbells;
 use super::refuse;
@@ -28,6 +29,8 @@ pub struct Session {
     pub events: Arc<EventSender>,
     pub pds: BTreeMap<PdId, Pd>,
     pub segments: BTreeMap<SegmentId, Segment>,
+    /// The client's own address space, once it has attached it.
+    pub attached: Option<Attached>,
     pub mrs: BTreeMap<MrId, Mr>,
     pub channels: BTreeMap<ChannelId, Channel>,
     pub cqs: BTreeMap<CqId, CqObject>,
@@ -68,7 +71,8 @@ pub struct Segment {
 /// A memory region.
 pub struct Mr {
     pub pd: PdId,
-    pub segment: SegmentId,
+    /// Segment it is in; none in attached memory.
+    pub segment: Option<SegmentId>,
     pub stag: Stag,
     pub iova: u64,
     pub length: u64,
@@ -182,6 +186,7 @@ impl Session {
             events,
             pds: BTreeMap::new(),
             segments: BTreeMap::new(),
+            attached: None,
             mrs: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),

@@ -70,6 +70,11 @@ pub enum WorkerReport {
         /// Which.
         srq: SrqId,
     },
+    /// A session's attached address space is gone. May come more than once.
+    Detached {
+        /// Whose.
+        session: SessionId,
+    },
 }
 
 /// All workers, as the control thread sees them.

@@ -213,6 +213,9 @@ impl Worker {
                 Output::Misbehaved { session, why } => {
                     self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
                 }
+                Output::Detached { session } => {
+                    self.report(Report::Public(WorkerReport::Detached { session }));
+                }
             }
         }
     }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::Memory;
 use crate::shm::Mapping;
 
 const WORKERS: usize = 3;
@@ -129,8 +130,7 @@ impl Rig {
                     access: write | Access::MW_BIND,
                     iova: iova(region),
                     length: LENGTH,
-                    mapping: mapping.clone(),
-                    offset: offset(region),
+                    memory: Memory::Segment { mapping: mapping.clone(), offset: offset(region) },
                 });
             }
         }
@@ -358,7 +358,7 @@ impl Rig {
         let its_own = grant.qp.is_none_or(|only| only == qp);
         if let Ok(target) = &whole {
             assert!(its_own, "{stag} serves QP {qp}");
-            let (_, at, _) = target.parts();
+            let at = target.shared().map(|(_, at, _)| at).unwrap();
             assert_eq!(at, offset(grant.region) + grant.at as usize);
             for (to, len) in
                 [(base, grant.len + 1), (base.wrapping_sub(1), 1), (base + grant.len, 1)]
