@@ -70,6 +70,15 @@ pub(crate) fn asks_to_connect(event: &Event) -> bool {
     matches!(event, Event::ConnectionRequest { .. })
 }
 
+/// What becomes of a connection that was passed to be served: the request, or that none will come.
+pub(crate) fn answers_passed(event: &Event) -> bool {
+    asks_to_connect(event) || brings_no_request(event)
+}
+
+fn brings_no_request(event: &Event) -> bool {
+    matches!(event, Event::RequestWithdrawn { request: RequestId(0), .. })
+}
+
 /// Events that nobody has taken yet.
 #[derive(Default)]
 pub(crate) struct Events {
@@ -202,7 +211,7 @@ impl Events {
         // An event of an object that has been dropped meanwhile concerns nobody.
         let Some(mail) = self.subjects.get_mut(&subject) else { return };
         match &event {
-            Event::RequestWithdrawn { request, .. } => {
+            Event::RequestWithdrawn { request, .. } if !brings_no_request(&event) => {
                 let unread = mail
                     .waiting
                     .iter()

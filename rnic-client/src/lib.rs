@@ -84,6 +84,7 @@
 //! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
 //! refuses something ([`Error::Refused`]).
 
+mod adopt;
 mod channel;
 mod completion;
 mod connect;
@@ -109,6 +110,7 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
+pub use adopt::{SocketError, SocketListener, SocketRequest};
 pub use channel::CompletionChannel;
 pub use completion::Completion;
 pub use connect::{ConnectOptions, Connected};
