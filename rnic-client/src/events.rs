@@ -319,9 +319,17 @@ mod tests {
     }
 
     #[test]
+    fn that_no_request_will_come_is_kept_for_whoever_awaits_one() {
+        let mut e = events();
+        e.push(withdrawn(0));
+        assert_eq!(e.take(Subject::Listener(LISTENER), asks_to_connect), None);
+        assert_eq!(e.take(Subject::Listener(LISTENER), answers_passed), Some(withdrawn(0)));
+    }
+
+    #[test]
     fn nothing_piles_up_for_a_program_that_reads_no_raw_events() {
         let mut e = events();
-        for n in 0..1000 {
+        for n in 1..=1000 {
             e.push(request(n));
             assert!(e.take(Subject::Listener(LISTENER), asks_to_connect).is_some());
             e.push(withdrawn(n));
