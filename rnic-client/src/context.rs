@@ -1,6 +1,6 @@
 //! Opening the device, and what belongs to the whole session.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use rnic_core::abi::control::*;
 use rnic_core::types::SessionId;
 
+use crate::adopt::{SocketError, SocketListener};
 use crate::channel::CompletionChannel;
 use crate::control::dial;
 use crate::cq::{Cq, CqOptions};
@@ -180,6 +181,12 @@ impl Context {
         let listener = self.bind(address)?;
         listener.listen(backlog)?;
         Ok(listener)
+    }
+
+    /// Awaits an MPA Request on a TCP connection of this program, which may have carried other
+    /// traffic before; the daemon reads from it what the peer sends next.
+    pub fn serve_over(&self, stream: TcpStream) -> Result<SocketListener, SocketError> {
+        SocketListener::serve(&self.session, stream)
     }
 
     /// The next connection or asynchronous event that no blocking call has claimed, or `None` when

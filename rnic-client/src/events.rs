@@ -70,6 +70,15 @@ pub(crate) fn asks_to_connect(event: &Event) -> bool {
     matches!(event, Event::ConnectionRequest { .. })
 }
 
+/// What becomes of a connection that was passed to be served: the request, or that none will come.
+pub(crate) fn answers_passed(event: &Event) -> bool {
+    asks_to_connect(event) || brings_no_request(event)
+}
+
+fn brings_no_request(event: &Event) -> bool {
+    matches!(event, Event::RequestWithdrawn { request: RequestId(0), .. })
+}
+
 /// Events that nobody has taken yet.
 #[derive(Default)]
 pub(crate) struct Events {
@@ -202,7 +211,7 @@ impl Events {
         // An event of an object that has been dropped meanwhile concerns nobody.
         let Some(mail) = self.subjects.get_mut(&subject) else { return };
         match &event {
-            Event::RequestWithdrawn { request, .. } => {
+            Event::RequestWithdrawn { request, .. } if !brings_no_request(&event) => {
                 let unread = mail
                     .waiting
                     .iter()
@@ -310,9 +319,17 @@ mod tests {
     }
 
     #[test]
+    fn that_no_request_will_come_is_kept_for_whoever_awaits_one() {
+        let mut e = events();
+        e.push(withdrawn(0));
+        assert_eq!(e.take(Subject::Listener(LISTENER), asks_to_connect), None);
+        assert_eq!(e.take(Subject::Listener(LISTENER), answers_passed), Some(withdrawn(0)));
+    }
+
+    #[test]
     fn nothing_piles_up_for_a_program_that_reads_no_raw_events() {
         let mut e = events();
-        for n in 0..1000 {
+        for n in 1..=1000 {
             e.push(request(n));
             assert!(e.take(Subject::Listener(LISTENER), asks_to_connect).is_some());
             e.push(withdrawn(n));

@@ -84,6 +84,7 @@
 //! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
 //! refuses something ([`Error::Refused`]).
 
+mod adopt;
 mod attached;
 mod channel;
 mod completion;
@@ -111,6 +112,7 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
+pub use adopt::{SocketError, SocketListener, SocketRequest};
 pub use attached::AttachedBuffer;
 pub use channel::CompletionChannel;
 pub use completion::Completion;

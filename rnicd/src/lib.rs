@@ -2,7 +2,7 @@
 //!
 //! [`config`] says what is wanted, [`control`] talks to clients, [`resource`] alone decides who may
 //! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
-//! both. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
+//! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
 //! [`privilege`] asks the kernel about processes.
 
@@ -16,4 +16,5 @@ pub mod exec;
 pub mod log;
 pub mod privilege;
 pub mod resource;
+pub mod socket;
 pub mod worker;

@@ -7,6 +7,7 @@
 pub mod burst;
 pub mod daemon;
 pub mod hostile;
+pub mod over;
 pub mod process;
 pub mod raw;
 pub mod traffic;

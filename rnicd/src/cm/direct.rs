@@ -42,7 +42,9 @@ impl ConnectionManager {
     ) -> Result<Option<(ListenerId, SocketAddr)>, Refusal> {
         let peer = net::canonical(params.peer);
         let listening = || {
-            self.listeners.iter().filter(|(_, l)| l.backlog > 0 && l.address.port() == peer.port())
+            self.listeners
+                .iter()
+                .filter(|(_, l)| l.is_bound() && l.backlog > 0 && l.address.port() == peer.port())
         };
         let exact = listening().find(|(_, l)| same_host(l.address, peer));
         let wildcard = || {

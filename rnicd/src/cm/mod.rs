@@ -15,12 +15,14 @@ mod deadlines;
 mod direct;
 mod listener;
 mod net;
+mod passed;
 mod passive;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use mio::unix::SourceFd;
@@ -34,7 +36,11 @@ use active::Active;
 use deadlines::Deadlines;
 use direct::Direct;
 use listener::{Listener, Shedding};
+use passed::Returning;
+pub use passed::examine;
 use passive::{Closing, Passive};
+
+use crate::socket::Socket;
 
 /// Numbers the connection manager works within.
 #[derive(Clone, Debug)]
@@ -127,12 +133,24 @@ pub enum CmEvent {
         /// Why.
         reason: String,
     },
+    /// No request will come on a connection that was passed.
+    NoRequest {
+        /// The listener that serves it.
+        listener: ListenerId,
+        /// Why.
+        reason: String,
+    },
+    /// A rejection that was [`Rejection::Sending`] is with the kernel, or its connection has ended.
+    Returned {
+        /// The session that rejected.
+        session: SessionId,
+    },
     /// Start-up is done on a TCP connection, as initiator or as responder.
     ConnectedTcp {
         /// The QP.
         qp: QpId,
         /// The connection, registered nowhere.
-        stream: TcpStream,
+        stream: Socket,
         /// What was agreed.
         negotiated: Box<Negotiated>,
         /// Addresses.
@@ -159,6 +177,16 @@ pub enum CmEvent {
         /// Why.
         reason: String,
     },
+}
+
+/// How far a rejection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// Nothing of it is left to be done, as far as the one who rejected is concerned.
+    Done,
+    /// The kernel has not taken all of the reply on a socket that was passed, which is not the
+    /// client's again before [`CmEvent::Returned`].
+    Sending,
 }
 
 /// One end of a connection inside this daemon.
@@ -211,6 +239,7 @@ enum Slot {
     Passive(Box<Passive>),
     Direct(Box<Direct>),
     Closing(Closing),
+    Returning(Returning),
 }
 
 impl ConnectionManager {
@@ -261,9 +290,9 @@ impl ConnectionManager {
         request: RequestId,
         private_data: &[u8],
         now: Time,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Rejection, Refusal> {
         let key = self.undecided(request)?;
-        self.reject_slot(key, private_data, now)
+        self.reject_slot(key, private_data, true, now)
     }
 
     /// Gives up connecting or having accepted a QP; no event about it follows.
@@ -298,6 +327,7 @@ impl ConnectionManager {
         for qp in qps {
             self.cancel(qp);
         }
+        self.drop_returning(session);
     }
 
     /// Handles readiness of one of its tokens; false if the token is not one of its own.
@@ -316,6 +346,7 @@ impl ConnectionManager {
             Some(Slot::Active(_)) => self.drive_active(key, now),
             Some(Slot::Passive(_)) => self.drive_passive(key, now),
             Some(Slot::Closing(_)) if readable || writable => self.drive_closing(key),
+            Some(Slot::Returning(_)) => self.drive_returning(key),
             Some(Slot::Closing(_) | Slot::Direct(_)) | None => {}
         }
         true
@@ -364,6 +395,7 @@ impl ConnectionManager {
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
             Slot::Direct(_) => self.expire_direct(key),
+            Slot::Returning(_) => self.end_returning(key),
             Slot::Closing(_) | Slot::Listener(_) => drop(self.remove(key)),
         }
     }
@@ -376,6 +408,10 @@ impl ConnectionManager {
     fn remove(&mut self, key: usize) -> Option<Slot> {
         self.set_deadline(key, None, false);
         let slot = self.slots.try_remove(key)?.slot;
+        // Closing our descriptor would not take it out of the poll if the client holds one as well.
+        if let Some(stream) = slot.stream().filter(|s| s.is_passed()) {
+            self.deregister(stream);
+        }
         if let Some(request) = slot.request() {
             self.requests.remove(&request);
         }
@@ -405,13 +441,13 @@ impl ConnectionManager {
         }
     }
 
-    fn register(&self, key: usize, stream: &TcpStream) -> std::io::Result<()> {
+    fn register(&self, key: usize, stream: &impl AsFd) -> std::io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.registry.register(&mut SourceFd(&net::raw(stream)), self.token(key), interest)
     }
 
     /// Takes a stream out of our poll, so that another thread can have it.
-    fn deregister(&self, stream: &TcpStream) {
+    fn deregister(&self, stream: &impl AsFd) {
         // It is registered; the kernel has no other reason to refuse.
         let _ = self.registry.deregister(&mut SourceFd(&net::raw(stream)));
     }
@@ -458,13 +494,19 @@ impl ConnectionManager {
         self.events.push_back(CmEvent::Withdrawn { listener, request, reason: reason.into() });
     }
 
-    /// Rejects an undecided request, of either path.
-    fn reject_slot(&mut self, key: usize, private_data: &[u8], now: Time) -> Result<(), Refusal> {
+    /// Rejects an undecided request, of either path; `awaited` if somebody waits for it.
+    fn reject_slot(
+        &mut self,
+        key: usize,
+        private_data: &[u8],
+        awaited: bool,
+        now: Time,
+    ) -> Result<Rejection, Refusal> {
         let slot = &self.slots[key].slot;
         let request = slot.request().unwrap_or(RequestId(0));
         let rejected = match slot {
-            Slot::Direct(_) => self.reject_direct(key, private_data),
-            _ => self.reject_tcp(key, private_data, now),
+            Slot::Direct(_) => self.reject_direct(key, private_data).map(|()| Rejection::Done),
+            _ => self.reject_tcp(key, private_data, awaited, now),
         };
         rejected.map_err(|e| answer_refused(e, request))
     }
@@ -475,7 +517,7 @@ impl Slot {
         match self {
             Slot::Passive(p) => p.request(),
             Slot::Direct(d) => Some(d.request),
-            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) => None,
+            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) | Slot::Returning(_) => None,
         }
     }
 
@@ -484,7 +526,7 @@ impl Slot {
             Slot::Active(a) => Some(a.params.qp),
             Slot::Passive(p) => p.qp(),
             Slot::Direct(d) => Some(d.qp),
-            Slot::Listener(_) | Slot::Closing(_) => None,
+            Slot::Listener(_) | Slot::Closing(_) | Slot::Returning(_) => None,
         }
     }
 
@@ -494,7 +536,17 @@ impl Slot {
             Slot::Active(a) => Some(a.params.session),
             Slot::Passive(p) => Some(p.session),
             Slot::Direct(d) => Some(d.session),
-            Slot::Listener(_) | Slot::Closing(_) => None,
+            Slot::Listener(_) | Slot::Closing(_) | Slot::Returning(_) => None,
+        }
+    }
+
+    fn stream(&self) -> Option<&Socket> {
+        match self {
+            Slot::Active(a) => Some(a.stream()),
+            Slot::Passive(p) => Some(&p.stream),
+            Slot::Closing(c) => Some(&c.stream),
+            Slot::Returning(r) => Some(r.stream()),
+            Slot::Listener(_) | Slot::Direct(_) => None,
         }
     }
 }

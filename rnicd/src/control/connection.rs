@@ -62,8 +62,8 @@ pub enum Incoming {
     Nothing,
     /// Its Hello.
     Hello(Hello),
-    /// A request, with the descriptor that came with it if it carries one: a memfd, or what the
-    /// client says is its memory, which nobody has touched.
+    /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or what
+    /// the client says is its memory, which nobody has touched.
     Request(Request, Option<OwnedFd>),
     /// It is over.
     End(End),
@@ -167,13 +167,12 @@ impl Connection {
         };
         match (wanted, descriptors, incoming) {
             (Some(wanted), true, Incoming::Request(request, _)) => {
-                let descriptor = match wanted {
-                    Wanted::Memfd => self.take_memfd(reaper)?,
-                    Wanted::AddressSpace => self.take_one(reaper)?,
-                };
+                let descriptor = self.take_wanted(wanted, reaper)?;
                 Ok(Incoming::Request(request, Some(descriptor)))
             }
-            (Some(wanted), false, _) => Err(wanted.missing().to_owned()),
+            (Some(wanted), false, _) => {
+                Err(format!("the descriptor of {} is missing", wanted.name()))
+            }
             (None, true, _) => Err("a descriptor that nobody asked for".to_owned()),
             (_, _, incoming) => {
                 packet::take(self.socket.as_fd()).map_err(|e| e.to_string())?;
@@ -182,42 +181,22 @@ impl Connection {
         }
     }
 
-    /// Takes the front packet with its one descriptor, about which nothing is known: not even
-    /// asking what it is, or closing it, is safe.
-    fn take_one(&self, reaper: &Reaper) -> Result<OwnedFd, String> {
-        let (mut descriptors, more) =
-            packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
-        match (descriptors.pop(), descriptors.is_empty(), more) {
-            (Some(descriptor), true, false) => Ok(descriptor),
-            (last, ..) => {
-                descriptors.into_iter().chain(last).for_each(|d| reaper.close_suspect(d));
-                Err("one descriptor is expected, more came".to_owned())
-            }
-        }
-    }
-
-    /// Takes the front packet with its descriptor, which must be one memfd. The first thing done
-    /// with it is the question for its seals: every other kind of file refuses, and is closed
-    /// where closing may take for ever.
-    fn take_memfd(&self, reaper: &Reaper) -> Result<OwnedFd, String> {
+    /// Takes the front packet with its descriptor, which must be one of the wanted kind; every
+    /// other is closed where closing may take for ever.
+    fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<OwnedFd, String> {
         let (descriptors, more) =
             packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
-        let mut memfds = Vec::new();
-        let mut others = 0;
-        for descriptor in descriptors {
-            match rustix::fs::fcntl_get_seals(&descriptor) {
-                Ok(_) => memfds.push(descriptor),
-                Err(_) => {
-                    others += 1;
-                    reaper.close_suspect(descriptor);
-                }
-            }
+        let (mut right, others): (Vec<_>, Vec<_>) =
+            descriptors.into_iter().partition(|d| wanted.is_met_by(d.as_fd()));
+        if right.len() == 1 && others.is_empty() && !more {
+            return right.pop().ok_or_else(|| "no descriptor".to_owned());
         }
-        match (memfds.pop(), memfds.is_empty(), others, more) {
-            (Some(memfd), true, 0, false) => Ok(memfd),
-            (_, _, 0, _) => Err("one descriptor is expected, more came".to_owned()),
-            _ => Err("the descriptor is not a memfd".to_owned()),
-        }
+        let why = match others.is_empty() {
+            true => "one descriptor is expected, more came".to_owned(),
+            false => format!("the descriptor is not {}", wanted.name()),
+        };
+        right.into_iter().chain(others).for_each(|d| reaper.close_suspect(d));
+        Err(why)
     }
 
     /// Answers a Hello.
@@ -256,6 +235,12 @@ impl Connection {
     }
 }
 
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 /// The kind of descriptor that a request carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
@@ -263,6 +248,8 @@ enum Wanted {
     Memfd,
     /// The client's `/proc/self/mem`.
     AddressSpace,
+    /// Which kind of socket it is, and refuses others by name, is seen by whoever uses it.
+    Socket,
 }
 
 impl Wanted {
@@ -270,21 +257,28 @@ impl Wanted {
         match body {
             RequestBody::AddSegment { .. } => Some(Wanted::Memfd),
             RequestBody::AttachMemory => Some(Wanted::AddressSpace),
+            RequestBody::ConnectOver { .. } | RequestBody::ServeOver { .. } => Some(Wanted::Socket),
             _ => None,
         }
     }
 
-    fn missing(self) -> &'static str {
+    /// The first thing done with a descriptor is a question that no file of another kind answers,
+    /// and none can delay.
+    fn is_met_by(self, descriptor: BorrowedFd<'_>) -> bool {
         match self {
-            Wanted::Memfd => "the descriptor of the segment is missing",
-            Wanted::AddressSpace => "the descriptor of the memory is missing",
+            Wanted::Memfd => rustix::fs::fcntl_get_seals(descriptor).is_ok(),
+            // Not even asking what it is, or closing it, is safe.
+            Wanted::AddressSpace => true,
+            Wanted::Socket => rustix::net::sockopt::socket_type(descriptor).is_ok(),
         }
     }
-}
 
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    fn name(self) -> &'static str {
+        match self {
+            Wanted::Memfd => "a memfd",
+            Wanted::AddressSpace => "the client's memory",
+            Wanted::Socket => "a socket",
+        }
     }
 }
 

@@ -11,19 +11,13 @@ use rnic_core::types::*;
 use super::ledger::Kind;
 use super::session::{Connection, Listener, Phase, Qp, wrong_state};
 use super::{Answer, Given, Manager, find, refuse};
-use crate::cm::{AcceptParams, CmEvent, ConnectParams, DirectEnd};
+use crate::cm::{AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
 use crate::worker::BindEnd;
 
 impl Manager {
     pub(super) fn bind(&mut self, id: SessionId, address: SocketAddr, context: u64) -> Answer {
+        self.may_serve(address)?;
         let session = find(&mut self.sessions, id)?;
-        let allowed = &self.config.device.addresses;
-        if !allowed.is_empty() && !allowed.contains(&address.ip()) {
-            return Err(Refusal::NotAllowed {
-                rule: "device.addresses".to_owned(),
-                what: format!("bind {address}"),
-            });
-        }
         self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
         let listener = ListenerId(self.handles.listeners.allocate(id));
         match self.cm.bind(id, listener, address) {
@@ -37,6 +31,18 @@ impl Manager {
                 Err(refusal)
             }
         }
+    }
+
+    /// Refuses an address of this end that connections may not come to.
+    pub(super) fn may_serve(&self, address: SocketAddr) -> Result<(), Refusal> {
+        let allowed = &self.config.device.addresses;
+        if allowed.is_empty() || allowed.contains(&address.ip()) {
+            return Ok(());
+        }
+        Err(Refusal::NotAllowed {
+            rule: "device.addresses".to_owned(),
+            what: format!("serve {address}"),
+        })
     }
 
     pub(super) fn listen(&mut self, id: SessionId, listener: ListenerId, backlog: u32) -> Answer {
@@ -94,9 +100,12 @@ impl Manager {
     ) -> Answer {
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
-        self.cm.reject(request, private_data, now)?;
+        let rejection = self.cm.reject(request, private_data, now)?;
         session.requests.remove(&request);
-        Given::done()
+        match rejection {
+            Rejection::Done => Given::done(),
+            Rejection::Sending => Given::later(),
+        }
     }
 
     pub(super) fn disconnect(&mut self, id: SessionId, qp: QpId, abort: bool) -> Answer {
@@ -152,6 +161,10 @@ impl Manager {
                 if session.requests.remove(&request).is_some() {
                     session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
                 }
+            }
+            CmEvent::NoRequest { listener, reason } => self.no_request(listener, reason),
+            CmEvent::Returned { session } => {
+                self.answers.push_back((session, ReplyBody::Done.into()));
             }
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
                 // Without a QP the stream is dropped, which ends the connection.
@@ -249,7 +262,12 @@ impl Manager {
     }
 
     /// Leaves an Idle QP to the connection manager.
-    fn hold(&mut self, id: SessionId, qp: QpId, phase: impl FnOnce(Box<QpConfig>) -> Phase) {
+    pub(super) fn hold(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        phase: impl FnOnce(Box<QpConfig>) -> Phase,
+    ) {
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
                 Phase::Idle(config) => phase(config),
@@ -258,7 +276,7 @@ impl Manager {
         }
     }
 
-    fn check_reads(&self, ird: Option<u16>, ord: Option<u16>) -> Result<(), Refusal> {
+    pub(super) fn check_reads(&self, ird: Option<u16>, ord: Option<u16>) -> Result<(), Refusal> {
         let limits = &self.config.limits;
         for (field, value, key, most) in
             [("ird", ird, "limits.ird", limits.ird), ("ord", ord, "limits.ord", limits.ord)]

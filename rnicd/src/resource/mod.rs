@@ -8,6 +8,7 @@
 //! [`Manager::settle`] when others have something to say, [`Manager::poll_answer`] and
 //! [`Manager::poll_ended`] for what became of it.
 
+mod adopt;
 mod arena;
 mod attach;
 mod capacity;
@@ -46,6 +47,7 @@ use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
 use crate::privilege::Peer;
 use crate::worker::{Ticket, WorkerReport, Workers};
+use adopt::ConnectOver;
 use arena::Arenas;
 pub use capacity::Capacity;
 use ledger::{Counts, Kind, Ledger};
@@ -353,9 +355,10 @@ impl Manager {
                 Some(memory) => self.attach_memory(id, memory),
                 None => Err(Refusal::Malformed { why: "AttachMemory without a descriptor".into() }),
             },
-            R::ConnectOver { .. } | R::ServeOver { .. } => {
-                Err(refuse::unsupported("a client's own socket"))
+            R::ConnectOver { qp, ird, ord, private_data } => {
+                self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, descriptor, now)
             }
+            R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
             R::AdminDisconnect { .. } | R::Drain { .. } => {
                 Err(refuse::unsupported("administration"))
             }

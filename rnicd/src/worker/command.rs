@@ -1,6 +1,5 @@
 //! What the control thread tells a worker. Everything here has been authorised.
 
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag};
 
 use super::Ticket;
 use crate::events::{ChannelSender, EventSender};
+use crate::socket::Socket;
 
 /// One end of a connection about to be bound.
 pub struct BindEnd {
@@ -57,7 +57,7 @@ pub(super) enum Command {
     ReceivesPosted(Arc<Srq>),
     BindTcp {
         end: BindEnd,
-        stream: TcpStream,
+        stream: Socket,
     },
     BindDirect {
         active: BindEnd,

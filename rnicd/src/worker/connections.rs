@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use slab::Slab;
 use socket2::SockRef;
 
 use crate::events::{ChannelSender, EventSender, Sent};
+use crate::socket::Socket;
 
 /// The worker's own waker.
 pub(super) const WAKER: Token = Token(usize::MAX);
@@ -58,7 +59,7 @@ impl FullSender {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) qp: QpId,
-    pub(super) stream: TcpStream,
+    pub(super) stream: Socket,
     /// In the queue of those to be read: an edge was seen, and no end since.
     queued: bool,
     /// The engine wants nothing more from it.
@@ -125,12 +126,12 @@ impl Connections {
     }
 
     /// Takes a QP's connection. On error it is closed.
-    pub(super) fn add(&mut self, qp: QpId, stream: TcpStream) -> io::Result<()> {
-        stream.set_nodelay(true)?;
+    pub(super) fn add(&mut self, qp: QpId, stream: Socket) -> io::Result<()> {
+        SockRef::from(&stream).set_tcp_nodelay(true)?;
         // Writable edges come only after a send found no room, so both are asked for once and for
         // all.
         let interest = Interest::READABLE | Interest::WRITABLE;
-        let fd = stream.as_raw_fd();
+        let fd = stream.as_fd().as_raw_fd();
         let connection = Connection {
             qp,
             stream,
@@ -276,11 +277,11 @@ impl Connections {
     /// Closes a QP's connection, in order or with a reset.
     pub(super) fn close(&mut self, qp: QpId, reset: bool) {
         let Some(key) = self.by_qp.get(&qp).copied() else { return };
-        if reset && let Some(Polled::Connection(c)) = self.polled.get(key) {
-            // If it fails the connection ends with a FIN instead.
-            let _ = SockRef::from(&c.stream).set_linger(Some(Duration::ZERO));
+        if let Some(Polled::Connection(c)) = self.remove(key)
+            && reset
+        {
+            c.stream.reset();
         }
-        self.remove(key);
     }
 
     /// Forgets the descriptors of a session; its QPs' connections have been closed.
@@ -296,13 +297,13 @@ impl Connections {
         }
     }
 
-    fn remove(&mut self, key: usize) {
-        let Some(polled) = self.polled.try_remove(key) else { return };
+    fn remove(&mut self, key: usize) -> Option<Polled> {
+        let polled = self.polled.try_remove(key)?;
         let fd = match &polled {
             Polled::Connection(c) => {
                 self.by_qp.remove(&c.qp);
                 self.hot.retain(|k| *k != key);
-                c.stream.as_raw_fd()
+                c.stream.as_fd().as_raw_fd()
             }
             Polled::Bell { eventfd, .. } => eventfd.as_raw_fd(),
             Polled::Sender { sender, .. } => {
@@ -312,6 +313,7 @@ impl Connections {
         };
         // A client or another thread may hold the same file open, so closing would not be enough.
         let _ = self.registry.deregister(&mut SourceFd(&fd));
+        Some(polled)
     }
 }
 

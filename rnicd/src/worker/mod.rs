@@ -19,7 +19,6 @@ mod ticket;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -35,6 +34,7 @@ use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag};
 
 use crate::events::{ChannelSender, EventSender};
+use crate::socket::Socket;
 pub use command::BindEnd;
 use command::{Command, Order, Urgency};
 use run::Worker;
@@ -209,7 +209,7 @@ impl Workers {
     }
 
     /// Gives a QP to a worker, with its TCP connection.
-    pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: TcpStream) {
+    pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: Socket) {
         self.bind(worker, 1, Command::BindTcp { end, stream });
     }
 

@@ -1,6 +1,6 @@
 //! Workers with real sockets, queues and clients, all in this process.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token};
@@ -310,9 +310,9 @@ fn connect_tcp(rig: &mut Rig, a: Box<QpConfig>, b: Box<QpConfig>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
     let active = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
     let (passive, _) = listener.accept().expect("accept");
-    rig.workers.bind_tcp(0, end(a, INITIATOR), active);
+    rig.workers.bind_tcp(0, end(a, INITIATOR), Socket::own(active));
     let last = rig.workers.count() - 1;
-    rig.workers.bind_tcp(last, end(b, RESPONDER), passive);
+    rig.workers.bind_tcp(last, end(b, RESPONDER), Socket::own(passive));
 }
 
 fn expect_established(client: &Client, qp: QpId) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
-use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
+use rnic_tests::{DEADLINE, Process, burst, hostile, over, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -72,6 +72,8 @@ enum Part {
     },
     /// Visits a host in a process of its own.
     Duet,
+    /// Connects two sessions over sockets of its own network namespace.
+    Over,
     /// Goes on a tour of every operation.
     Visit {
         /// The host's address.
@@ -178,6 +180,10 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             let address = host.line_after("listening on ").parse()?;
             tour::visit(&context, address, DEADLINE)?;
             host.succeed();
+        }
+        Part::Over => {
+            over::play(&context, &Context::open()?)?;
+            println!("both ends are done");
         }
         Part::Visit { address } => {
             for step in tour::visit(&context, address, DEADLINE)? {

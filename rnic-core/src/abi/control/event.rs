@@ -34,7 +34,8 @@ pub enum Event {
         listener: ListenerId,
         /// The listener's context.
         context: u64,
-        /// The request, no longer valid.
+        /// The request, no longer valid; 0 if none will ever come, on a connection that was passed
+        /// with `ServeOver`.
         request: RequestId,
         /// Why.
         reason: String,
