@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rnic_core::device::{Cq, StagEntry};
-use rnic_core::engine::QpConfig;
+use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag};
@@ -63,6 +63,9 @@ pub(super) enum Command {
         abort: bool,
     },
     ToError(QpId),
+    /// Ends the connection as destruction would, but keeps the QP.
+    Expel(QpId),
+    SetOptions(EngineOptions),
     Destroy(QpId),
     Stop,
 }
@@ -71,7 +74,9 @@ impl Command {
     /// How a worker that sleeps takes it.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
-            Command::InstallStag(_) | Command::RegisterCq { .. } => Urgency::Later,
+            Command::InstallStag(_) | Command::RegisterCq { .. } | Command::SetOptions(_) => {
+                Urgency::Later
+            }
             // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
             // to go all the same.
             Command::RevokeStag(_) | Command::UnregisterCq(_) => Urgency::Wake,
@@ -82,6 +87,7 @@ impl Command {
             | Command::BindDead(_)
             | Command::Disconnect { .. }
             | Command::ToError(_)
+            | Command::Expel(_)
             | Command::Invalidated(_)
             | Command::SpaceFreed(_)
             | Command::Destroy(_)
