@@ -165,12 +165,21 @@ impl ConnectionManager {
 
     /// Starts start-up on an accepted connection.
     fn admit(&mut self, id: ListenerId, stream: TcpStream, now: Time) {
-        if self.evictable.len() >= self.options.half_open && self.evict() {
-            self.shedding.note("limits.half_open", self.options.half_open, now);
-        }
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
             return; // It is gone already.
         };
+        let rate = self.options.peer_connections_per_second;
+        if !self.quotas.take_rate(peer.ip(), rate, now) {
+            self.shedding.note("limits.peer.connections_per_second", rate as usize, now);
+            return net::reset(stream);
+        }
+        let Some(listener) = self.listeners.get(&id) else { return };
+        if let Some((age, limit)) = self.quotas.oldest_too_many(listener.session) {
+            self.evict_at(age);
+            self.shedding.note("limits.user.half_open", limit, now);
+        } else if self.evictable.len() >= self.options.half_open && self.evict() {
+            self.shedding.note("limits.half_open", self.options.half_open, now);
+        }
         let Some(listener) = self.listeners.get(&id) else { return };
         let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
         let passive = Passive::new(listener.session, id, stream, addresses, &self.options.startup);
@@ -196,13 +205,18 @@ impl ConnectionManager {
 
     /// Ends the oldest connection that has not completed a request or waits to close.
     fn evict(&mut self) -> bool {
-        let Some((_, key)) = self.evictable.first_key_value() else { return false };
+        let Some((age, _)) = self.evictable.first_key_value() else { return false };
+        self.evict_at(*age);
+        true
+    }
+
+    fn evict_at(&mut self, age: u64) {
+        let Some(key) = self.evictable.get(&age) else { return };
         match self.remove(*key) {
             Some(Slot::Passive(passive)) => net::reset(passive.stream),
             Some(Slot::Closing(closing)) => net::reset(closing.into_stream()),
             Some(Slot::Listener(_) | Slot::Active(_) | Slot::Direct(_)) | None => {}
         }
-        true
     }
 }
 

@@ -30,24 +30,28 @@ impl Terminates {
 }
 
 impl Manager {
-    pub(super) fn device(&mut self) -> Answer {
+    pub(super) fn device(&mut self, id: SessionId) -> Answer {
         let limits = &self.config.limits;
-        let (s, d) = (&limits.session, &limits.device);
+        let rights = &find(&mut self.sessions, id)?.counts.rights;
+        // The least of what its session, its user and the device may have.
+        let ledger = &self.ledger;
+        let most = |kind| ledger.most(rights, kind);
+        let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
         Given::now(ReplyBody::Device(DeviceAttributes {
             name: self.config.device.name.clone(),
             version: VERSION.to_owned(),
-            max_qps: s.qps.min(self.capacity.qps),
+            max_qps: count(Kind::Qps),
             max_wr_depth: limits.wr_depth,
             max_sge: limits.sge,
             max_inline: limits.inline,
-            max_cqs: s.cqs.min(d.cqs),
+            max_cqs: count(Kind::Cqs),
             max_cq_entries: limits.cq_entries,
-            max_mrs: s.mrs.min(d.mrs),
-            max_segment_bytes: s.segment_bytes.min(d.segment_bytes),
-            max_pds: s.pds.min(d.pds),
+            max_mrs: count(Kind::Mrs),
+            max_segment_bytes: most(Kind::SegmentBytes),
+            max_pds: count(Kind::Pds),
             max_ird: limits.ird,
             max_ord: limits.ord,
-            direct_path: self.is_direct(),
+            direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
             max_windows: 0,
             max_srqs: 0,
             attached_memory: false,
@@ -64,7 +68,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let own = (!session.client.admin).then_some(id);
         let counts = match own {
-            Some(_) => session.counts.clone(),
+            Some(_) => session.counts.amounts().clone(),
             None => self.ledger.used().clone(),
         };
         let refusals = own.map_or(self.refusals, |_| session.refusals);
@@ -95,8 +99,8 @@ impl Manager {
             mrs: count(Kind::Mrs),
             cqs: count(Kind::Cqs),
             qps: count(Kind::Qps),
-            windows: 0,
-            srqs: 0,
+            windows: count(Kind::Windows),
+            srqs: count(Kind::Srqs),
             listeners: count(Kind::Listeners),
             half_open: everybody(self.cm.half_open()),
             arena_bytes: counts.of(Kind::ArenaBytes),
@@ -104,7 +108,7 @@ impl Manager {
             sessions_ended: own.map_or(self.misbehaved, |_| 0),
             terminates_sent: terminates.sent,
             terminates_received: terminates.received,
-            draining: false,
+            draining: self.draining,
         }))
     }
 
@@ -169,12 +173,15 @@ impl Manager {
                 });
                 (Rows::Listeners(rows), total)
             }
-            ListKind::Srqs
-            | ListKind::Windows
-            | ListKind::Pds
-            | ListKind::Limits
-            | ListKind::Whys
-            | ListKind::Events => {
+            ListKind::Pds => {
+                let (rows, total) = page(self.pd_rows(own).into_iter(), from, |row| row);
+                (Rows::Pds(rows), total)
+            }
+            ListKind::Limits => {
+                let (rows, total) = page(self.limit_rows(own).into_iter(), from, |row| row);
+                (Rows::Limits(rows), total)
+            }
+            ListKind::Srqs | ListKind::Windows | ListKind::Whys | ListKind::Events => {
                 return Err(Refusal::Unsupported { what: format!("a list of {what:?}") });
             }
         };
@@ -200,7 +207,7 @@ fn client_row(s: &Session) -> ClientRow {
     ClientRow {
         session: s.id,
         pid: s.client.pid,
-        uid: s.client.uid,
+        uid: s.client.identity.uid,
         command: s.client.command.clone(),
         qps: count(Kind::Qps),
         cqs: count(Kind::Cqs),
