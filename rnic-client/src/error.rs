@@ -184,6 +184,12 @@ pub enum Admission {
     /// This user may not use the device.
     #[error("this user may not use the device")]
     NotAllowed,
+    /// Its limit on sessions of one user is reached.
+    #[error("its limit on sessions of this user (limits.user.sessions) is reached")]
+    UserSessions,
+    /// An administrator has it refuse everything new.
+    #[error("it is draining: it takes no new sessions until `rnicctl drain off`")]
+    Draining,
 }
 
 /// Whose fault an [`Error`] is.

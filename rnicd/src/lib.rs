@@ -4,7 +4,7 @@
 //! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
 //! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
-//! [`privilege`] asks the kernel about processes.
+//! [`privilege`] asks the kernel about processes; [`rate`] counts how often something happens.
 
 pub mod cli;
 pub mod cm;
@@ -15,6 +15,7 @@ pub mod events;
 pub mod exec;
 pub mod log;
 pub mod privilege;
+pub mod rate;
 pub mod resource;
 pub mod socket;
 pub mod worker;

@@ -422,6 +422,20 @@ impl Engine {
         self.disconnect(qp, true, now);
     }
 
+    /// Ends a QP's connection for reasons of its administrator: with a Terminate where the stream
+    /// allows one, else with a reset. The QP stays in Error, and everything posted is flushed.
+    pub fn expel(&mut self, qp: QpId, now: Time) {
+        self.shard.now = now;
+        self.with(qp, |qp, shard| qp.expel(shard));
+    }
+
+    /// Takes other deadlines and another policy of FPDU sizes from now on. Deadlines that run are
+    /// not touched, and the worker's number stays.
+    pub fn set_options(&mut self, options: EngineOptions) {
+        let worker = self.shard.options.worker;
+        self.shard.options = EngineOptions { worker, ..options };
+    }
+
     /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;
     /// nothing of it completes any more.
     pub fn destroy(&mut self, id: QpId, now: Time) {

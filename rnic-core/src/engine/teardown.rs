@@ -181,6 +181,15 @@ impl Qp {
         }
     }
 
+    /// An administrator ends the connection.
+    pub(super) fn expel(&mut self, shard: &mut Shard) {
+        // Behind our FIN nothing can be sent, so no Terminate either.
+        match self.phase {
+            Phase::FinSent => self.disconnect(shard, true),
+            _ => self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None),
+        }
+    }
+
     /// The application ends the connection.
     pub(super) fn disconnect(&mut self, shard: &mut Shard, abort: bool) {
         match self.phase {

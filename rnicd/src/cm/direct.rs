@@ -89,7 +89,7 @@ impl ConnectionManager {
             addresses,
         })));
         self.qps.insert(qp, key);
-        if !self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+        if !self.takes(listener) {
             // An empty rejection always fits.
             let _ = self.turn_away_direct(key, &[]);
             return Ok(());

@@ -196,20 +196,28 @@ impl ConnectionManager {
 
     /// Starts start-up on an accepted connection.
     fn admit(&mut self, id: ListenerId, stream: TcpStream, now: Time) {
-        self.make_room_for_one(now);
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
             return; // It is gone already.
         };
-        let Some(listener) = self.listeners.get(&id) else { return };
+        let rate = self.options.peer_connections_per_second;
+        if !self.quotas.take_rate(peer.ip(), rate, now) {
+            self.shedding.note("limits.peer.connections_per_second", rate as usize, now);
+            return net::reset(stream);
+        }
+        let Some(session) = self.listeners.get(&id).map(|l| l.session) else { return };
+        self.make_room_for_one(session, now);
         let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
         let stream = socket::Socket::own(stream);
         // If it cannot be polled it is closed.
-        let _ = self.begin(listener.session, id, stream, addresses, now);
+        let _ = self.begin(session, id, stream, addresses, now);
     }
 
-    /// Lets the oldest connection give way if there is no room for another one.
-    pub(super) fn make_room_for_one(&mut self, now: Time) {
-        if self.evictable.len() >= self.options.half_open && self.evict() {
+    /// Lets the oldest connection give way if there is no room for another one of this session.
+    pub(super) fn make_room_for_one(&mut self, session: SessionId, now: Time) {
+        if let Some((age, limit)) = self.quotas.oldest_too_many(session) {
+            self.evict_at(age);
+            self.shedding.note("limits.user.half_open", limit, now);
+        } else if self.evictable.len() >= self.options.half_open && self.evict() {
             self.shedding.note("limits.half_open", self.options.half_open, now);
         }
     }
@@ -248,7 +256,13 @@ impl ConnectionManager {
 
     /// Ends the oldest connection that has not completed a request or waits to close.
     fn evict(&mut self) -> bool {
-        let Some((_, key)) = self.evictable.first_key_value() else { return false };
+        let Some((age, _)) = self.evictable.first_key_value() else { return false };
+        self.evict_at(*age);
+        true
+    }
+
+    fn evict_at(&mut self, age: u64) {
+        let Some(key) = self.evictable.get(&age) else { return };
         match self.remove(*key) {
             Some(Slot::Passive(passive)) => {
                 self.no_request(&passive, "it gave way to a newer connection (limits.half_open)");
@@ -258,7 +272,6 @@ impl ConnectionManager {
             Some(Slot::Listener(_) | Slot::Active(_) | Slot::Direct(_) | Slot::Returning(_))
             | None => {}
         }
-        true
     }
 }
 

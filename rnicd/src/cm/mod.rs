@@ -17,6 +17,7 @@ mod listener;
 mod net;
 mod passed;
 mod passive;
+mod quota;
 #[cfg(test)]
 mod tests;
 
@@ -39,6 +40,8 @@ use listener::{Listener, Shedding};
 use passed::Returning;
 pub use passed::examine;
 use passive::{Closing, Passive};
+pub use quota::Quota;
+use quota::Quotas;
 
 use crate::socket::Socket;
 
@@ -56,6 +59,8 @@ pub struct CmOptions {
     /// Accepted connections that have not completed a request, or that wait to close. The oldest
     /// gives way to a new one.
     pub half_open: usize,
+    /// Connections that one remote host may begin per second; more are reset.
+    pub peer_connections_per_second: u32,
     /// For a TCP connection to come about.
     pub connect_deadline: Duration,
     /// For the peer's reply, once our request is on its way.
@@ -220,6 +225,9 @@ pub struct ConnectionManager {
     next_request: u32,
     events: VecDeque<CmEvent>,
     shedding: Shedding,
+    quotas: Quotas,
+    /// Requests of peers are turned away.
+    draining: bool,
     scratch: Box<[u8; SCRATCH]>,
 }
 
@@ -259,8 +267,26 @@ impl ConnectionManager {
             next_request: 1,
             events: VecDeque::new(),
             shedding: Shedding::new(),
+            quotas: Quotas::default(),
+            draining: false,
             scratch: Box::new([0; SCRATCH]),
         }
+    }
+
+    /// Works with other numbers from now on; what is under way keeps its deadlines.
+    pub fn set_options(&mut self, options: CmOptions) {
+        self.options = options;
+    }
+
+    /// Says whose a session is, and how much its user may have half open.
+    pub fn set_quota(&mut self, session: SessionId, quota: Quota) {
+        self.quotas.set(session, quota);
+    }
+
+    /// Turns requests of peers away from now on, or takes them again. Those that wait for a decision
+    /// go on waiting.
+    pub fn set_draining(&mut self, on: bool) {
+        self.draining = on;
     }
 
     /// Connects a QP. The outcome is an event, unless our own end already makes it impossible.
@@ -316,6 +342,7 @@ impl ConnectionManager {
             // It exists: it was just listed.
             let _ = self.close_listener(id, now);
         }
+        self.quotas.forget(session);
         let qps: Vec<_> = self
             .qps
             .iter()
@@ -429,12 +456,16 @@ impl ConnectionManager {
         }
         if let Some(age) = entry.age.take() {
             self.evictable.remove(&age);
+            self.quotas.leave(age);
         }
         entry.deadline = at;
         if evictable {
             self.aged += 1;
             entry.age = Some(self.aged);
             self.evictable.insert(self.aged, key);
+            if let Slot::Passive(passive) = &entry.slot {
+                self.quotas.enter(self.aged, passive.session);
+            }
         }
         if let Some(at) = at {
             self.deadlines.insert(at, key);
@@ -485,6 +516,11 @@ impl ConnectionManager {
                 return id;
             }
         }
+    }
+
+    /// Whether a request that comes to a listener now may wait.
+    fn takes(&self, listener: ListenerId) -> bool {
+        !self.draining && self.listeners.get(&listener).is_some_and(|l| l.has_room())
     }
 
     fn withdraw(&mut self, listener: ListenerId, request: RequestId, reason: &str) {

@@ -78,7 +78,7 @@ impl ConnectionManager {
         socket: Socket,
         now: Time,
     ) -> Result<(), Refusal> {
-        self.make_room_for_one(now);
+        self.make_room_for_one(session, now);
         let key = self.insert(Slot::Listener(id));
         self.listeners.insert(id, Listener::of_passed(session, addresses.local, key));
         self.begin(session, id, socket, addresses, now).map_err(|e| {

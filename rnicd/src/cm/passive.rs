@@ -156,7 +156,7 @@ impl ConnectionManager {
     fn announce(&mut self, key: usize, request: ConnectRequest, now: Time) {
         let Slot::Passive(passive) = &self.slots[key].slot else { return };
         let (listener, addresses) = (passive.listener, passive.addresses);
-        if !self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+        if !self.takes(listener) {
             // An empty rejection always fits.
             let _ = self.turn_away(key, &[], false, now);
             return;

@@ -36,6 +36,7 @@ fn options() -> CmOptions {
         max_ord: 32,
         direct: false,
         half_open: 5000,
+        peer_connections_per_second: 1_000_000,
         connect_deadline: Duration::from_secs(1),
         reply_deadline: Duration::from_secs(2),
         request_deadline: Duration::from_secs(3),

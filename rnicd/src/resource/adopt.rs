@@ -31,13 +31,15 @@ impl Manager {
     ) -> Answer {
         let socket = self.passed(descriptor)?;
         let ConnectOver { qp, ird, ord, private_data } = wanted;
-        self.check_reads(ird, ord)?;
         let session = find(&mut self.sessions, id)?;
         session.qp(qp)?.refuse_unless_idle(qp)?;
         let AddressPair { local, peer } = cm::examine(&socket)?;
+        self.policy.may_connect(&session.client.identity, peer)?;
+        self.take_rate(id, now)?;
         let local = Some(local);
-        let params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
-        self.cm.connect_over(params, socket, now)?;
+        let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
+        self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect_over(params, socket, now).inspect_err(|_| self.release_reads(qp))?;
         self.hold(id, qp, Phase::Connecting);
         Given::done()
     }
@@ -51,7 +53,7 @@ impl Manager {
     ) -> Answer {
         let socket = self.passed(descriptor)?;
         let addresses = cm::examine(&socket)?;
-        self.may_serve(addresses.local)?;
+        self.may_serve(id, addresses.local)?;
         let session = find(&mut self.sessions, id)?;
         self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
         let listener = ListenerId(self.handles.listeners.allocate(id));

@@ -35,22 +35,26 @@ impl Manager {
     pub(super) fn device(&mut self, id: SessionId) -> Answer {
         let attached_memory = attach::may_attach(&find(&mut self.sessions, id)?.client);
         let limits = &self.config.limits;
-        let (s, d) = (&limits.session, &limits.device);
+        let rights = &find(&mut self.sessions, id)?.counts.rights;
+        // The least of what its session, its user and the device may have.
+        let ledger = &self.ledger;
+        let most = |kind| ledger.most(rights, kind);
+        let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
         Given::now(ReplyBody::Device(DeviceAttributes {
             name: self.config.device.name.clone(),
             version: VERSION.to_owned(),
-            max_qps: s.qps.min(self.capacity.qps),
+            max_qps: count(Kind::Qps),
             max_wr_depth: limits.wr_depth,
             max_sge: limits.sge,
             max_inline: limits.inline,
-            max_cqs: s.cqs.min(d.cqs),
+            max_cqs: count(Kind::Cqs),
             max_cq_entries: limits.cq_entries,
-            max_mrs: s.mrs.min(d.mrs),
-            max_segment_bytes: s.segment_bytes.min(d.segment_bytes),
-            max_pds: s.pds.min(d.pds),
+            max_mrs: count(Kind::Mrs),
+            max_segment_bytes: most(Kind::SegmentBytes),
+            max_pds: count(Kind::Pds),
             max_ird: limits.ird,
             max_ord: limits.ord,
-            direct_path: self.is_direct(),
+            direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
             max_windows: s.windows.min(d.windows),
             max_srqs: s.srqs.min(d.srqs),
             attached_memory,
@@ -67,7 +71,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let own = (!session.client.admin).then_some(id);
         let counts = match own {
-            Some(_) => session.counts.clone(),
+            Some(_) => session.counts.amounts().clone(),
             None => self.ledger.used().clone(),
         };
         let refusals = own.map_or(self.refusals, |_| session.refusals);
@@ -107,7 +111,7 @@ impl Manager {
             sessions_ended: own.map_or(self.misbehaved, |_| 0),
             terminates_sent: terminates.sent,
             terminates_received: terminates.received,
-            draining: false,
+            draining: self.draining,
         }))
     }
 
@@ -182,7 +186,15 @@ impl Manager {
                 let (rows, total) = page(all, from, srq_row);
                 (Rows::Srqs(rows), total)
             }
-            ListKind::Pds | ListKind::Limits | ListKind::Whys | ListKind::Events => {
+            ListKind::Pds => {
+                let (rows, total) = page(self.pd_rows(own).into_iter(), from, |row| row);
+                (Rows::Pds(rows), total)
+            }
+            ListKind::Limits => {
+                let (rows, total) = page(self.limit_rows(own).into_iter(), from, |row| row);
+                (Rows::Limits(rows), total)
+            }
+            ListKind::Whys | ListKind::Events => {
                 return Err(Refusal::Unsupported { what: format!("a list of {what:?}") });
             }
         };
@@ -208,7 +220,7 @@ fn client_row(s: &Session) -> ClientRow {
     ClientRow {
         session: s.id,
         pid: s.client.pid,
-        uid: s.client.uid,
+        uid: s.client.identity.uid,
         command: s.client.command.clone(),
         qps: count(Kind::Qps),
         cqs: count(Kind::Cqs),

@@ -10,6 +10,7 @@ use rnic_core::shm::{AdoptError, Mapping};
 use rnic_core::types::*;
 
 use super::ledger::Kind;
+use super::named_pd::Member;
 use super::session::{Mr, Pd, Segment, Session};
 use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
 
@@ -25,8 +26,8 @@ pub struct MrRequest {
 
 impl Manager {
     pub(super) fn open_pd(&mut self, id: SessionId, name: Option<&str>) -> Answer {
-        if name.is_some() {
-            return Err(refuse::unsupported("a named protection domain"));
+        if let Some(name) = name {
+            return self.open_named_pd(id, name);
         }
         let session = find(&mut self.sessions, id)?;
         self.ledger.charge(&mut session.counts, Kind::Pds, 1)?;
@@ -35,16 +36,49 @@ impl Manager {
         Given::now(ReplyBody::Pd { pd })
     }
 
+    fn open_named_pd(&mut self, id: SessionId, name: &str) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let rule = self.policy.named_pd(&session.client.identity, name)?;
+        if let Some(pd) = self.named_pds.find(name)
+            && let Some(object) = session.pds.get_mut(&pd)
+        {
+            object.reopened = object.reopened.saturating_add(1);
+            return Given::now(ReplyBody::Pd { pd });
+        }
+        self.ledger.charge(&mut session.counts, Kind::Pds, 1)?;
+        let handles = &mut self.handles.pds;
+        // It belongs to no session: it may outlive the one that opened it first.
+        let joined = self.named_pds.join(rule, id, || PdId(handles.allocate(SessionId(0))));
+        match joined {
+            Ok(pd) => {
+                session.pds.insert(pd, Pd::default());
+                Given::now(ReplyBody::Pd { pd })
+            }
+            Err(refusal) => {
+                self.ledger.credit(&mut session.counts, Kind::Pds, 1);
+                Err(refusal)
+            }
+        }
+    }
+
     pub(super) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.pd(pd)?;
-        let Pd { mrs, qps, windows, srqs } = *object;
+        if object.reopened > 0 {
+            object.reopened -= 1;
+            return Given::done();
+        }
+        let Pd { mrs, qps, windows, srqs, .. } = *object;
         if mrs + qps + windows + srqs > 0 {
             let by = format!("{mrs} MRs, {qps} QPs, {windows} windows and {srqs} SRQs");
             return Err(refuse::in_use("PD", pd.0, by));
         }
-        session.pds.remove(&pd);
-        self.handles.pds.release(pd.0);
+        let named = self.named_pds.name(pd).is_some();
+        if let Some(object) = session.pds.remove(&pd)
+            && (!named || self.named_pds.leave(pd, id, &object))
+        {
+            self.handles.pds.release(pd.0);
+        }
         self.ledger.credit(&mut session.counts, Kind::Pds, 1);
         Given::done()
     }
@@ -103,9 +137,14 @@ impl Manager {
         check(session, &request)?;
         let (segment, memory) = named_memory(session, request.source, request.length)?;
         self.ledger.charge(&mut session.counts, Kind::Mrs, 1)?;
+        if let Err(refusal) = self.named_pds.charge(&self.policy, request.pd, Member::Mr) {
+            self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
+            return Err(refusal);
+        }
         let stag = match self.stags.allocate() {
             Ok(stag) => stag,
             Err(error) => {
+                self.named_pds.credit(request.pd, Member::Mr);
                 self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
                 return Err(refuse::system("cannot issue an STag", &error));
             }
@@ -145,6 +184,7 @@ impl Manager {
         if let Some(pd) = session.pds.get_mut(&object.pd) {
             pd.mrs -= 1;
         }
+        self.named_pds.credit(object.pd, Member::Mr);
         let segment = object.segment.and_then(|s| session.segments.get_mut(&s));
         if let Some(segment) = segment {
             segment.mrs -= 1;

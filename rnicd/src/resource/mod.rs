@@ -9,17 +9,24 @@
 //! [`Manager::poll_ended`] for what became of it.
 
 mod adopt;
+mod admin;
 mod arena;
 mod attach;
 mod capacity;
 mod connect;
 mod extents;
+mod kind;
 mod ledger;
 mod list;
+mod list_limits;
 mod memory;
+mod named_pd;
 mod numbers;
+mod policy;
 mod queues;
+mod reads;
 mod refuse;
+mod reload;
 mod session;
 mod srqs;
 mod teardown;
@@ -41,11 +48,12 @@ use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
+use crate::cm::{AcceptParams, ConnectParams, ConnectionManager, Quota};
 use crate::config::{Config, Loopback};
 use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
 use crate::privilege::Peer;
+use crate::rate::Buckets;
 use crate::worker::{Ticket, WorkerReport, Workers};
 use adopt::ConnectOver;
 use arena::Arenas;
@@ -53,7 +61,11 @@ pub use capacity::Capacity;
 use ledger::{Counts, Kind, Ledger};
 use list::Terminates;
 use memory::MrRequest;
+use named_pd::NamedPds;
 use numbers::Handles;
+use policy::Identity;
+pub use policy::Policy;
+pub use reload::Reloaded;
 use session::{Client, Session};
 use teardown::Leaving;
 
@@ -116,7 +128,12 @@ pub struct Welcome {
 pub struct Manager {
     config: Arc<Config>,
     capacity: Capacity,
-    admins: Vec<u32>,
+    policy: Policy,
+    named_pds: NamedPds,
+    /// How often users connect.
+    connects: Buckets<u32>,
+    /// Nothing new is taken.
+    draining: bool,
     generation: u64,
     started: Instant,
     ledger: Ledger,
@@ -180,15 +197,13 @@ impl Manager {
         reaper: Reaper,
         random: Random,
     ) -> Self {
-        let admins = config.control.admins.iter().filter_map(|name| {
-            let id = crate::privilege::user_id(name);
-            if id.is_none() {
-                tracing::warn!(user = name, "control.admins names a user that does not exist");
-            }
-            id
-        });
+        let policy = Policy::new(&config);
+        policy.report_unknown();
         Manager {
-            admins: admins.collect(),
+            policy,
+            named_pds: NamedPds::default(),
+            connects: Buckets::new(USERS_REMEMBERED),
+            draining: false,
             generation: random.generation,
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
@@ -213,27 +228,26 @@ impl Manager {
 
     /// Starts a session for a client.
     pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
-        // Those that are being taken down still hold memory and descriptors.
-        if self.sessions.len() + self.leaving.len() + self.dropping_sessions()
-            >= self.config.limits.sessions as usize
-        {
-            return Err(HelloStatus::SessionLimit);
+        let identity = Identity { uid: peer.uid, gids: peer.groups.clone() };
+        let rights = self.policy.rights(&identity);
+        // Administrators come in all the same: somebody must be able to end it.
+        if self.draining && !rights.admin {
+            return Err(HelloStatus::Draining);
         }
-        let mut counts = Counts::default();
+        let mut counts = Counts::new(rights.clone());
         let arena_len = Arenas::first_length(self.capacity.workers);
-        self.ledger
-            .charge(&mut counts, Kind::ArenaBytes, arena_len as u64)
-            .map_err(|_| HelloStatus::Resources)?;
+        self.charge_session(&mut counts, arena_len as u64)?;
         let id = SessionId(self.handles.sessions.allocate(SessionId(0)));
         match self.prepare_session(id) {
             Ok((arenas, welcome)) => {
-                let own = peer.uid == 0 || peer.uid == crate::privilege::own_user();
                 let client = Client {
                     pid: peer.pid,
-                    uid: peer.uid,
+                    identity,
                     command: peer.command.clone(),
-                    admin: own || self.admins.contains(&peer.uid),
+                    admin: rights.admin,
+                    trusted: rights.trusted,
                 };
+                self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
                 let events = welcome.events.clone();
                 self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
                 Ok((id, welcome))
@@ -245,6 +259,27 @@ impl Manager {
                 Err(HelloStatus::Resources)
             }
         }
+    }
+
+    /// Charges what every session has. Those that are being taken down still count: they hold
+    /// memory and descriptors.
+    fn charge_session(&mut self, counts: &mut Counts, arena: u64) -> Result<(), HelloStatus> {
+        let rights = counts.rights.clone();
+        let refused = |refusal: Refusal| {
+            tracing::debug!(user = rights.uid, %refusal, "no session");
+            match refusal {
+                Refusal::Limit { key, .. } if key == "limits.sessions" => HelloStatus::SessionLimit,
+                Refusal::Limit { key, .. } if key == rights.user_key(Kind::Sessions) => {
+                    HelloStatus::UserSessions
+                }
+                _ => HelloStatus::Resources,
+            }
+        };
+        self.ledger.charge(counts, Kind::Sessions, 1).map_err(refused)?;
+        self.ledger.charge(counts, Kind::ArenaBytes, arena).map_err(|refusal| {
+            self.ledger.credit_all(counts);
+            refused(refusal)
+        })
     }
 
     fn prepare_session(&mut self, id: SessionId) -> io::Result<(Arenas, Welcome)> {
@@ -306,6 +341,7 @@ impl Manager {
         now: Time,
     ) -> Answer {
         use RequestBody as R;
+        self.check_draining(&body)?;
         match body {
             R::QueryDevice => self.device(id),
             R::OpenPd { name } => self.open_pd(id, name.as_deref()),
@@ -329,7 +365,7 @@ impl Manager {
             R::QpToError { qp } => self.qp_to_error(id, qp),
             R::DestroyQp { qp } => self.destroy_qp(id, qp),
             R::QueryQp { qp } => self.query_qp(id, qp),
-            R::Bind { address, context } => self.bind(id, address, context),
+            R::Bind { address, context } => self.bind(id, address, context, now),
             R::Listen { listener, backlog } => self.listen(id, listener, backlog),
             R::CloseListener { listener } => self.close_listener(id, listener, now),
             R::Accept { request, qp, ird, ord, private_data } => {
@@ -359,9 +395,8 @@ impl Manager {
                 self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, descriptor, now)
             }
             R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
-            R::AdminDisconnect { .. } | R::Drain { .. } => {
-                Err(refuse::unsupported("administration"))
-            }
+            R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
+            R::Drain { on } => self.drain(id, on),
             R::Why { .. } => Err(refuse::unsupported("why")),
         }
     }
@@ -419,10 +454,6 @@ impl Manager {
         }
     }
 
-    fn dropping_sessions(&self) -> usize {
-        self.dropping.values().filter(|d| matches!(d, Dropping::Session(_))).count()
-    }
-
     /// An answer that was promised for later.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
         self.answers.pop_front()
@@ -469,6 +500,9 @@ impl Random {
         Ok(random)
     }
 }
+
+/// Users whose rate of connecting is remembered.
+const USERS_REMEMBERED: usize = 1024;
 
 /// A session that is not being taken down.
 fn find(

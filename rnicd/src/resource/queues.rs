@@ -12,6 +12,8 @@ use rnic_core::types::*;
 
 use super::arena::{Made, Place};
 use super::ledger::{Kind, Ledger};
+use super::named_pd::Member;
+use super::reads::Reads;
 use super::session::{Channel, CqObject, Phase, Qp, Session};
 use super::srqs::srq_for_qp;
 use super::{Answer, Given, Manager, Pending, find, refuse};
@@ -61,13 +63,19 @@ impl Manager {
         let most = u64::from(self.config.limits.cq_entries);
         refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)?;
         let sender = channel.map(|c| session.channel(c).map(|c| c.sender.clone())).transpose()?;
-        self.ledger.charge(&mut session.counts, Kind::Cqs, 1)?;
         let shape = QueueShape::completion(entries);
+        self.ledger.charge(&mut session.counts, Kind::Cqs, 1)?;
+        let slots = u64::from(shape.capacity);
+        if let Err(refusal) = self.ledger.charge(&mut session.counts, Kind::CqEntries, slots) {
+            self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+            return Err(refusal);
+        }
         let room = place(session, &mut self.ledger, &[shape]);
         let (places, doorbell, made) = match room {
             Ok(room) => room,
             Err(refusal) => {
                 self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+                self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
                 return Err(refusal);
             }
         };
@@ -79,6 +87,7 @@ impl Manager {
                 give_back(session, &places, doorbell);
                 self.handles.cqs.release(cq.0);
                 self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+                self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
                 return Err(refusal);
             }
         };
@@ -108,6 +117,8 @@ impl Manager {
         give_back(session, &[object.place], object.doorbell);
         self.handles.cqs.release(cq.0);
         self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+        let slots = u64::from(object.place.shape.capacity);
+        self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
         Given::done()
     }
 
@@ -123,6 +134,10 @@ impl Manager {
         let send_cq = session.cq(request.send_cq)?.cq.clone();
         let recv_cq = session.cq(request.recv_cq)?.cq.clone();
         self.ledger.charge(&mut session.counts, Kind::Qps, 1)?;
+        if let Err(refusal) = self.named_pds.charge(&self.policy, request.pd, Member::Qp) {
+            self.ledger.credit(&mut session.counts, Kind::Qps, 1);
+            return Err(refusal);
+        }
         let send = QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
         let receive = QueueShape::receive(request.rq_depth, request.max_recv_sge);
         // With a shared receive queue there is no other.
@@ -131,6 +146,7 @@ impl Manager {
         let (places, doorbell, made) = match place(session, &mut self.ledger, shapes) {
             Ok(room) => room,
             Err(refusal) => {
+                self.named_pds.credit(request.pd, Member::Qp);
                 self.ledger.credit(&mut session.counts, Kind::Qps, 1);
                 return Err(refusal);
             }
@@ -152,6 +168,7 @@ impl Manager {
             Err(refusal) => {
                 give_back(session, &places, doorbell);
                 self.handles.qps.release(qp.0);
+                self.named_pds.credit(request.pd, Member::Qp);
                 self.ledger.credit(&mut session.counts, Kind::Qps, 1);
                 return Err(refusal);
             }
@@ -190,6 +207,7 @@ impl Manager {
             doorbell,
             phase: Phase::Idle(Box::new(config)),
             connection: None,
+            reads: Reads::default(),
         };
         session.qps.insert(qp, object);
         let (new_arena, descriptors) = told(made);
@@ -249,7 +267,7 @@ impl Manager {
     /// Gives back what a QP had; no worker knows it any more.
     pub(super) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
-        let Some(object) = session.qps.remove(&qp) else { return };
+        let Some(mut object) = session.qps.remove(&qp) else { return };
         let Qp { send_cq, recv_cq, .. } = object;
         let other = (recv_cq != send_cq).then_some(recv_cq);
         for cq in [Some(send_cq), other].into_iter().flatten() {
@@ -263,6 +281,8 @@ impl Manager {
         if let Some(pd) = session.pds.get_mut(&object.pd) {
             pd.qps -= 1;
         }
+        self.named_pds.credit(object.pd, Member::Qp);
+        object.reads.credit_all(&mut self.ledger, &mut session.counts);
         self.terminates.count(&object.shared);
         let places: Vec<Place> = [Some(object.sq), object.rq].into_iter().flatten().collect();
         give_back(session, &places, object.doorbell);
@@ -273,6 +293,7 @@ impl Manager {
     /// Hands a QP that has no connection to a worker, to flush what is posted.
     pub(super) fn bind_dead(&mut self, id: SessionId, config: Box<QpConfig>) {
         let (qp, worker) = (config.qp, self.workers.least_loaded());
+        self.release_reads(qp);
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = Phase::Bound(worker);
         }

@@ -15,6 +15,8 @@ use super::arena::{Arenas, Place};
 use super::attach::Attached;
 use super::ledger::Counts;
 use super::numbers::Doorbells;
+use super::policy::Identity;
+use super::reads::Reads;
 use super::refuse;
 use crate::events::{ChannelSender, EventSender};
 
@@ -46,15 +48,19 @@ pub struct Session {
 #[derive(Clone, Debug)]
 pub struct Client {
     pub pid: i32,
-    pub uid: u32,
+    pub identity: Identity,
     pub command: String,
-    /// Whether it may see everybody's objects.
+    /// Whether it may see everybody's objects, drain and disconnect.
     pub admin: bool,
+    /// Whether the daemon itself may copy in its attached memory.
+    pub trusted: bool,
 }
 
-/// A protection domain.
-#[derive(Default)]
+/// A protection domain, as far as this session uses it.
+#[derive(Debug, Default)]
 pub struct Pd {
+    /// How often a named one was opened besides the first time.
+    pub reopened: u32,
     pub mrs: u32,
     pub qps: u32,
     pub windows: u32,
@@ -125,6 +131,8 @@ pub struct Qp {
     pub phase: Phase,
     /// Known once it has been connected.
     pub connection: Option<Connection>,
+    /// What its connection was charged.
+    pub reads: Reads,
 }
 
 /// Who holds a QP.

@@ -45,7 +45,12 @@ impl Manager {
         }
         self.release_windows(&session);
         let handles = &mut self.handles;
-        session.pds.keys().for_each(|h| handles.pds.release(h.0));
+        for (pd, object) in &session.pds {
+            let named = self.named_pds.name(*pd).is_some();
+            if !named || self.named_pds.leave(*pd, id, object) {
+                handles.pds.release(pd.0);
+            }
+        }
         session.segments.keys().for_each(|h| handles.segments.release(h.0));
         session.mrs.keys().for_each(|h| handles.mrs.release(h.0));
         session.channels.keys().for_each(|h| handles.channels.release(h.0));
@@ -54,7 +59,7 @@ impl Manager {
         session.qps.keys().for_each(|h| handles.qps.release(h.0));
         session.listeners.keys().for_each(|h| handles.listeners.release(h.0));
         handles.sessions.release(id.0);
-        let counts = std::mem::take(&mut session.counts);
+        let counts = session.counts.take();
         let receipt = self.reaper.drop_counted(session);
         self.dropping.insert(receipt, Dropping::Session(counts));
     }

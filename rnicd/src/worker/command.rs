@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rnic_core::device::{Cq, Srq, StagChange, StagEntry, Window};
-use rnic_core::engine::QpConfig;
+use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag};
@@ -69,6 +69,9 @@ pub(super) enum Command {
         abort: bool,
     },
     ToError(QpId),
+    /// Ends the connection as destruction would, but keeps the QP.
+    Expel(QpId),
+    SetOptions(EngineOptions),
     Destroy(QpId),
     Stop,
 }
@@ -77,7 +80,10 @@ impl Command {
     /// How a worker that sleeps takes it.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
-            Command::InstallStag(_) | Command::AddWindow(_) | Command::RegisterCq { .. } => {
+            Command::InstallStag(_)
+            | Command::AddWindow(_)
+            | Command::RegisterCq { .. }
+            | Command::SetOptions(_) => {
                 Urgency::Later
             }
             // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
@@ -94,6 +100,7 @@ impl Command {
             | Command::Disconnect { .. }
             | Command::ToError(_)
             | Command::StagsChanged(_)
+            | Command::Expel(_)
             | Command::SpaceFreed(_)
             | Command::ReceivesPosted(_)
             | Command::Destroy(_)

@@ -228,6 +228,18 @@ impl Workers {
         self.one(worker, None, Command::Disconnect { qp, abort });
     }
 
+    /// Ends a QP's connection with a Terminate where the stream allows one; the QP stays in Error.
+    pub fn expel(&mut self, worker: u32, qp: QpId) {
+        self.one(worker, None, Command::Expel(qp));
+    }
+
+    /// Gives every engine other deadlines; its number stays.
+    pub fn set_options(&mut self, options: &EngineOptions) {
+        for worker in &self.workers {
+            worker.send(None, Command::SetOptions(options.clone()));
+        }
+    }
+
     /// Moves a QP to Error.
     pub fn to_error(&mut self, worker: u32, qp: QpId) {
         self.one(worker, None, Command::ToError(qp));

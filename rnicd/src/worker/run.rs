@@ -296,6 +296,8 @@ impl Worker {
             Command::BindDead(config) => self.engine.bind_dead(config, now),
             Command::Disconnect { qp, abort } => self.engine.disconnect(qp, abort, now),
             Command::ToError(qp) => self.engine.to_error(qp, now),
+            Command::Expel(qp) => self.engine.expel(qp, now),
+            Command::SetOptions(options) => self.engine.set_options(options),
             Command::Destroy(qp) => self.engine.destroy(qp, now),
             Command::Stop => self.stopping = true,
         }
