@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge};
 use rnic_core::device::{Cq, Memory, Names, QpShared, StagEntry};
-use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Work};
+use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receives, Work};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_core::shm::io::Piece;
@@ -248,10 +248,11 @@ impl Client {
             pd,
             doorbell: QP_BELL,
             sq: SendConsumer::new(sq),
-            rq: ReceiveConsumer::new(rq),
+            rq: Receives::Own(ReceiveConsumer::new(rq)),
             send_cq: shared_cq.clone(),
             recv_cq: shared_cq.clone(),
             signal_all: false,
+            hold: None,
             shared: shared.clone(),
         };
         Client {

@@ -86,6 +86,10 @@ pub enum Error {
         what: &'static str,
     },
 
+    /// A receive was posted to a QP that takes its receives from a shared queue.
+    #[error("this QP takes its receives from a shared receive queue: post there")]
+    SharedReceives,
+
     // A resource or a right that the daemon refused.
     /// The daemon refused the request; the refusal names the limit, rule or field.
     #[error("refused: {0}")]
@@ -218,7 +222,8 @@ impl Error {
             | Error::NotWritable { .. }
             | Error::PrivateDataTooLong { .. }
             | Error::WrongWindow { .. }
-            | Error::ForeignObject { .. } => Fault::Application,
+            | Error::ForeignObject { .. }
+            | Error::SharedReceives => Fault::Application,
             Error::Refused(_) | Error::NotAdmitted { .. } => Fault::Refusal,
             Error::Rejected { .. }
             | Error::Unreachable { .. }

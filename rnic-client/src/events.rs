@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use rnic_core::abi::control::{DisconnectReason, Event};
-use rnic_core::types::{CqId, ListenerId, QpId, RequestId};
+use rnic_core::types::{CqId, ListenerId, QpId, RequestId, SrqId};
 
 use crate::error::Error;
 
@@ -20,6 +20,7 @@ pub(crate) enum Subject {
     Session,
     Qp(QpId),
     Cq(CqId),
+    Srq(SrqId),
     Listener(ListenerId),
 }
 
@@ -36,10 +37,9 @@ impl Subject {
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
             Event::LastReceive { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
-            // No object of its own yet.
-            Event::SrqLimit { .. } | Event::SrqError { .. } | Event::SrqUnfair { .. } => {
-                Subject::Session
-            }
+            Event::SrqLimit { srq, .. }
+            | Event::SrqError { srq, .. }
+            | Event::SrqUnfair { srq, .. } => Subject::Srq(srq),
             Event::EventsLost { .. } | Event::Detached { .. } => Subject::Session,
         }
     }
@@ -234,6 +234,18 @@ impl Events {
                     return;
                 }
             }
+            // A program that reads no events itself: the latest of each kind is enough.
+            Event::SrqLimit { .. } | Event::SrqUnfair { .. } => {
+                let same = |e: &Event| std::mem::discriminant(e) == std::mem::discriminant(&event);
+                let waiting = &mut self.waiting;
+                mail.waiting.retain(|n| {
+                    let kept = !waiting.get(n).is_some_and(same);
+                    if !kept {
+                        waiting.remove(n);
+                    }
+                    kept
+                });
+            }
             Event::Disconnected { reason, .. } => mail.ended = Some(reason.clone()),
             Event::PeerClosed { .. } => mail.peer_closed = true,
             _ => {}
@@ -367,6 +379,24 @@ mod tests {
         e.push(peer_closed());
         e.renew(QP);
         assert_eq!((e.ending(QP), e.take_any()), (None, None));
+    }
+
+    #[test]
+    fn of_notices_about_a_shared_receive_queue_the_latest_is_kept() {
+        let srq = SrqId(4);
+        let unfair = |taken| Event::SrqUnfair { srq, context: 0, qp: QP, taken, window: 64 };
+        let mut e = events();
+        e.open(Subject::Srq(srq));
+        for n in 0..100 {
+            e.push(Event::SrqLimit { srq, context: n });
+            e.push(unfair(n as u32));
+        }
+        assert_eq!(e.waiting.len(), 2);
+        assert_eq!(e.take_any(), Some(Event::SrqLimit { srq, context: 99 }));
+        assert_eq!(e.take_any(), Some(unfair(99)));
+        e.close(Subject::Srq(srq));
+        e.push(unfair(1));
+        assert_eq!(e.take_any(), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::mr::{Mr, MrOptions};
 use crate::qp::{Qp, QpOptions};
 use crate::segment::Segment;
 use crate::session::{Session, unexpected};
+use crate::srq::{Srq, SrqOptions};
 use crate::window::MemoryWindow;
 
 /// A protection domain: QPs reach only regions of their own one (RFC 5040 section 8.1,
@@ -87,6 +88,11 @@ impl Pd {
     /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).
     pub fn create_qp(&self, options: &QpOptions<'_>) -> Result<Qp, Error> {
         Qp::create(&self.inner, options)
+    }
+
+    /// Makes a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
+    pub fn create_srq(&self, options: &SrqOptions) -> Result<Srq, Error> {
+        Srq::create(&self.inner, options)
     }
 }
 

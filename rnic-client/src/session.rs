@@ -127,7 +127,10 @@ impl Session {
         }
         let (reply, descriptors) = answer?;
         let mut descriptor = descriptors.into_iter().next();
-        let (ReplyBody::Cq { new_arena, .. } | ReplyBody::Qp { new_arena, .. }) = &reply else {
+        let (ReplyBody::Cq { new_arena, .. }
+        | ReplyBody::Qp { new_arena, .. }
+        | ReplyBody::Srq { new_arena, .. }) = &reply
+        else {
             return Ok((reply, descriptor));
         };
         if let Some(new) = new_arena {

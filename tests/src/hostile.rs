@@ -53,6 +53,7 @@ struct Session {
     events: OwnedFd,
     pd: PdId,
     cqs: Vec<CqId>,
+    srqs: Vec<SrqId>,
     qps: Vec<QpId>,
     listener: Option<ListenerId>,
     regions: Vec<(MrId, Stag)>,
@@ -94,6 +95,7 @@ impl Session {
             events,
             pd,
             cqs: Vec::new(),
+            srqs: Vec::new(),
             qps: Vec::new(),
             listener: None,
             regions: Vec::new(),
@@ -105,6 +107,7 @@ impl Session {
         };
         for _ in 0..2 {
             session.make_cq(rng)?;
+            session.make_srq(rng)?;
             session.make_region(rng)?;
         }
         for _ in 0..2 + rng.below(3) {
@@ -128,16 +131,37 @@ impl Session {
         Some(())
     }
 
+    fn make_srq(&mut self, rng: &mut Rng) -> Option<()> {
+        let request = SrqRequest {
+            pd: self.pd,
+            depth: 1 << rng.below(7),
+            max_sge: 2,
+            limit: rng.below(2) as u32,
+            context: rng.word(),
+        };
+        if let Ok(ReplyBody::Srq { srq, queue, .. }) =
+            self.raw.call(RequestBody::CreateSrq(request), &[])?
+        {
+            self.srqs.push(srq);
+            self.add_queue(queue);
+        }
+        Some(())
+    }
+
     fn make_qp(&mut self, rng: &mut Rng) -> Option<()> {
         let mut request = qp_request(self.pd, pick(&self.cqs, rng)?);
         request.recv_cq = pick(&self.cqs, rng)?;
         request.signal_all = rng.below(2) == 0;
+        request.srq = pick(&self.srqs, rng).filter(|_| rng.below(2) == 0);
+        if rng.below(2) == 0 {
+            request.no_receive = NoReceive::Hold { deadline_ms: rng.below(500) as u32 };
+        }
         if let Ok(ReplyBody::Qp { qp, sq, rq, .. }) =
             self.raw.call(RequestBody::CreateQp(request), &[])?
         {
             self.qps.push(qp);
             self.add_queue(sq);
-            self.add_queue(rq);
+            rq.into_iter().for_each(|rq| self.add_queue(rq));
         }
         Some(())
     }
@@ -470,7 +494,7 @@ impl Session {
             0 => QpId(any(rng)),
             _ => pick(&self.qps, rng)?,
         };
-        let body = match rng.below(14) {
+        let body = match rng.below(17) {
             0 => RequestBody::DestroyQp { qp },
             1 => RequestBody::QpToError { qp },
             2 => RequestBody::Disconnect { qp, abort: rng.below(2) == 0 },
@@ -484,6 +508,9 @@ impl Session {
             10 => RequestBody::Reject { request: RequestId(any(rng)), private_data: vec![1] },
             11 => RequestBody::SetContext { object: ObjectRef::Qp(qp), context: rng.word() },
             12 => RequestBody::List { what: ListKind::Qps, from: any(rng) },
+            13 => RequestBody::DestroySrq { srq: SrqId(any(rng)) },
+            14 => RequestBody::QuerySrq { srq: SrqId(any(rng)) },
+            15 => RequestBody::ArmSrq { srq: SrqId(any(rng)), limit: rng.below(9) as u32 },
             _ => {
                 let peer = SocketAddr::from(([127, 0, 0, 1], 1 + rng.below(65_000) as u16));
                 let (local, ird, ord, private_data) = (None, Some(9), None, vec![3; 100]);

@@ -202,7 +202,7 @@ impl ConnectionManager {
         let rate = self.options.peer_connections_per_second;
         if !self.quotas.take_rate(peer.ip(), rate, now) {
             self.shedding.note("limits.peer.connections_per_second", rate as usize, now);
-            return net::reset(stream);
+            return socket::Socket::own(stream).reset();
         }
         let Some(session) = self.listeners.get(&id).map(|l| l.session) else { return };
         self.make_room_for_one(session, now);

@@ -16,7 +16,6 @@ use crate::cm::{AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
 use crate::worker::BindEnd;
 
 impl Manager {
-    pub(super) fn bind(&mut self, id: SessionId, address: SocketAddr, context: u64) -> Answer {
     pub(super) fn bind(
         &mut self,
         id: SessionId,
@@ -306,7 +305,6 @@ impl Manager {
         }
     }
 
-    pub(super) fn check_reads(&self, ird: Option<u16>, ord: Option<u16>) -> Result<(), Refusal> {
     /// Counts a connection that a session's user begins, unless there were too many lately.
     pub(super) fn take_rate(&mut self, id: SessionId, now: Time) -> Result<(), Refusal> {
         let rights = &find(&mut self.sessions, id)?.counts.rights;

@@ -33,9 +33,10 @@ impl Terminates {
 
 impl Manager {
     pub(super) fn device(&mut self, id: SessionId) -> Answer {
-        let attached_memory = attach::may_attach(&find(&mut self.sessions, id)?.client);
         let limits = &self.config.limits;
-        let rights = &find(&mut self.sessions, id)?.counts.rights;
+        let session = find(&mut self.sessions, id)?;
+        let attached_memory = attach::may_attach(&session.client);
+        let rights = &session.counts.rights;
         // The least of what its session, its user and the device may have.
         let ledger = &self.ledger;
         let most = |kind| ledger.most(rights, kind);
@@ -55,8 +56,8 @@ impl Manager {
             max_ird: limits.ird,
             max_ord: limits.ord,
             direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
-            max_windows: s.windows.min(d.windows),
-            max_srqs: s.srqs.min(d.srqs),
+            max_windows: count(Kind::Windows),
+            max_srqs: count(Kind::Srqs),
             attached_memory,
         }))
     }

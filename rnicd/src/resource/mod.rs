@@ -8,8 +8,8 @@
 //! [`Manager::settle`] when others have something to say, [`Manager::poll_answer`] and
 //! [`Manager::poll_ended`] for what became of it.
 
-mod adopt;
 mod admin;
+mod adopt;
 mod arena;
 mod attach;
 mod capacity;

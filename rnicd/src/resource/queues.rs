@@ -139,11 +139,11 @@ impl Manager {
             return Err(refusal);
         }
         let send = QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
-        let receive = QueueShape::receive(request.rq_depth, request.max_recv_sge);
-        // With a shared receive queue there is no other.
-        let shapes = [send, receive];
-        let shapes = if srq.is_some() { &shapes[..1] } else { &shapes[..] };
-        let (places, doorbell, made) = match place(session, &mut self.ledger, shapes) {
+        // With a shared receive queue there is no other, and what is said of one was not checked.
+        let receive = || QueueShape::receive(request.rq_depth, request.max_recv_sge);
+        let shapes: Vec<QueueShape> =
+            std::iter::once(send).chain(srq.is_none().then(receive)).collect();
+        let (places, doorbell, made) = match place(session, &mut self.ledger, &shapes) {
             Ok(room) => room,
             Err(refusal) => {
                 self.named_pds.credit(request.pd, Member::Qp);

@@ -83,9 +83,7 @@ impl Command {
             Command::InstallStag(_)
             | Command::AddWindow(_)
             | Command::RegisterCq { .. }
-            | Command::SetOptions(_) => {
-                Urgency::Later
-            }
+            | Command::SetOptions(_) => Urgency::Later,
             // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
             // to go all the same.
             Command::RevokeStag(_)

@@ -77,7 +77,7 @@ impl Connection {
     /// passed on past them. Whether there was one.
     pub(super) fn pause(&mut self, engine: &mut Engine, now: Time) -> bool {
         self.paused = true;
-        let error = self.stream.take_error().ok().flatten();
+        let error = SockRef::from(&self.stream).take_error().ok().flatten();
         if let Some(error) = &error {
             engine.socket_failed(self.qp, error, now);
         }

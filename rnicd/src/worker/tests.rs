@@ -10,7 +10,7 @@ use rnic_core::abi::queue::{
     SendHeader, SendOpcode, Sge, doorbell_offset,
 };
 use rnic_core::device::{Cq, Memory, QpShared};
-use rnic_core::engine::MulpduPolicy;
+use rnic_core::engine::{MulpduPolicy, Receives};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellRinger;
 use rnic_core::shm::queue::{

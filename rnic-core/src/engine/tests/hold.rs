@@ -305,7 +305,6 @@ mod differential {
                 break;
             }
             for end in [A, B] {
-                id += 1;
                 w.recv(end, 1000, &[]);
             }
             w.settle();
