@@ -4,7 +4,7 @@
 //! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
 //! both. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
-//! [`privilege`] asks the kernel about processes.
+//! [`privilege`] asks the kernel about processes, [`system`] names what it refuses.
 
 pub mod cli;
 pub mod cm;
@@ -16,4 +16,5 @@ pub mod exec;
 pub mod log;
 pub mod privilege;
 pub mod resource;
+pub mod system;
 pub mod worker;

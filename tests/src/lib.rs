@@ -6,7 +6,9 @@
 
 pub mod burst;
 pub mod daemon;
+pub mod exhaust;
 pub mod hostile;
+pub mod pinger;
 pub mod process;
 pub mod raw;
 pub mod traffic;

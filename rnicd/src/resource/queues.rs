@@ -16,6 +16,7 @@ use super::session::{Channel, CqObject, Phase, Qp, Session};
 use super::{Answer, Given, Manager, Pending, find, refuse};
 use crate::config::Limits;
 use crate::events::ChannelSender;
+use crate::system;
 
 impl Manager {
     pub(super) fn create_channel(&mut self, id: SessionId) -> Answer {
@@ -25,7 +26,7 @@ impl Manager {
             Ok((sender, theirs)) => (Arc::new(sender), theirs),
             Err(error) => {
                 self.ledger.credit(&mut session.counts, Kind::Channels, 1);
-                return Err(refuse::system("cannot make a channel", &error));
+                return Err(system::refusal("cannot make a channel", &error));
             }
         };
         let channel = ChannelId(self.handles.channels.allocate(id));
