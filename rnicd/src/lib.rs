@@ -5,6 +5,7 @@
 //! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
 //! [`privilege`] asks the kernel about processes; [`rate`] counts how often something happens.
+//! [`privilege`] asks the kernel about processes, [`system`] names what it refuses.
 
 pub mod cli;
 pub mod cm;
@@ -18,4 +19,5 @@ pub mod privilege;
 pub mod rate;
 pub mod resource;
 pub mod socket;
+pub mod system;
 pub mod worker;

@@ -64,11 +64,21 @@ impl Daemon {
     ///
     /// If it does not.
     pub fn start(binaries: Binaries, config: &str) -> Self {
+        Daemon::start_limited(binaries, config, "true")
+    }
+
+    /// As [`Daemon::start`], after a command of the shell that limits it (`ulimit -n 100`).
+    ///
+    /// # Panics
+    ///
+    /// If it does not serve.
+    pub fn start_limited(binaries: Binaries, config: &str, limit: &str) -> Self {
         let dir = TempDir::with_prefix("rnic-test-").expect("a temporary directory");
         let socket = dir.path().join("rnicd.sock");
         let file = dir.path().join("rnicd.toml");
         std::fs::write(&file, config).expect("a file in a directory just made");
-        let mut command = Command::new(binaries.rnicd);
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{limit}; exec \"$0\" \"$@\"")).arg(binaries.rnicd);
         command.arg("run").arg("--config").arg(&file).arg("--socket").arg(&socket);
         let mut process = Process::start(command);
         process.line_after("listening");

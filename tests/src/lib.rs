@@ -6,8 +6,10 @@
 
 pub mod burst;
 pub mod daemon;
+pub mod exhaust;
 pub mod hostile;
 pub mod over;
+pub mod pinger;
 pub mod process;
 pub mod raw;
 pub mod traffic;

@@ -12,6 +12,8 @@ use rnic_core::types::{AddressPair, Time};
 use super::net::Outgoing;
 use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, system, too_long};
 use crate::socket::Socket;
+use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, too_long};
+use crate::system;
 
 /// A QP's attempt to connect.
 #[derive(Debug)]
@@ -156,14 +158,14 @@ impl ConnectionManager {
                 self.events.push_back(CmEvent::Unreachable { qp, reason });
                 return Ok(());
             }
-            Err(e) => return Err(system(&what(), &e)),
+            Err(e) => return Err(system::refusal(&what(), &e)),
         };
         let active = Active { params, options, initiator, stream, phase: Phase::AwaitTcp };
         let key = self.insert(Slot::Active(Box::new(active)));
         if let Slot::Active(active) = &self.slots[key].slot
             && let Err(e) = self.register(key, &active.stream)
         {
-            let refusal = system(&format!("connect {}", active.params.peer), &e);
+            let refusal = system::refusal(&format!("connect {}", active.params.peer), &e);
             self.slots.remove(key);
             return Err(refusal);
         }

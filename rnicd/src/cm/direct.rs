@@ -17,8 +17,8 @@ use super::active::new_initiator;
 use super::passive::request_event;
 use super::{
     AcceptParams, CmEvent, ConnectParams, ConnectionManager, DirectEnd, Slot, answer_refused, net,
-    system,
 };
+use crate::system;
 
 /// An undecided request between two QPs of this daemon.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl ConnectionManager {
         };
         let Some((listener, _)) = exact.or_else(wildcard) else { return Ok(None) };
         let source = net::source_if_local(params.local, peer)
-            .map_err(|e| system(&format!("connect {peer}"), &e))?;
+            .map_err(|e| system::refusal(&format!("connect {peer}"), &e))?;
         Ok(source.map(|source| (*listener, source)))
     }
 

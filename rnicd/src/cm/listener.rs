@@ -20,6 +20,8 @@ use socket2::Socket;
 use super::passive::Passive;
 use super::{ConnectionManager, Slot, net, system};
 use crate::socket;
+use super::{ConnectionManager, Slot, net};
+use crate::system;
 
 /// A bound address.
 #[derive(Debug)]
@@ -94,8 +96,8 @@ impl ConnectionManager {
             });
         }
         let what = || format!("bind {address}");
-        let socket = net::bound(address).map_err(|e| system(&what(), &e))?;
-        let bound = socket.local_addr().map_err(|e| system(&what(), &e))?;
+        let socket = net::bound(address).map_err(|e| system::refusal(&what(), &e))?;
+        let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
         let key = self.insert(Slot::Listener(id));
         let listener = Listener {
@@ -137,7 +139,7 @@ impl ConnectionManager {
                 .and_then(|()| {
                     self.registry.register(&mut SourceFd(&fd), token, Interest::READABLE)
                 })
-                .map_err(|e| system(&format!("listen on {}", listener.address), &e))?;
+                .map_err(|e| system::refusal(&format!("listen on {}", listener.address), &e))?;
         }
         listener.backlog = backlog;
         Ok(())

@@ -609,9 +609,5 @@ fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
     }
 }
 
-fn system(what: &str, error: &std::io::Error) -> Refusal {
-    Refusal::System { what: what.into(), error: error.to_string() }
-}
-
 /// Octets read at once during start-up: a frame is at most 532.
 const SCRATCH: usize = 2048;

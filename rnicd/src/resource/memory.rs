@@ -13,6 +13,8 @@ use super::ledger::Kind;
 use super::named_pd::Member;
 use super::session::{Mr, Pd, Segment, Session};
 use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
+use super::{Answer, Dropping, Given, Manager, Pending, find, refuse};
+use crate::system;
 
 /// What a client asks of a new memory region.
 pub struct MrRequest {
@@ -253,9 +255,9 @@ fn named_memory(
 
 fn segment_refusal(error: &AdoptError) -> Refusal {
     match error {
-        AdoptError::Map(_) | AdoptError::Seal(_) | AdoptError::Examine(_) => {
-            refuse::system("cannot use the segment", error)
-        }
+        AdoptError::Map(e) => system::refusal("cannot map the segment", e),
+        AdoptError::Seal(e) => system::refusal("cannot seal the segment", e),
+        AdoptError::Examine(e) => system::refusal("cannot examine the segment", e),
         _ => refuse::invalid("segment", error.to_string()),
     }
 }

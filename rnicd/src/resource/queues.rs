@@ -19,6 +19,7 @@ use super::srqs::srq_for_qp;
 use super::{Answer, Given, Manager, Pending, find, refuse};
 use crate::config::Limits;
 use crate::events::ChannelSender;
+use crate::system;
 
 impl Manager {
     pub(super) fn create_channel(&mut self, id: SessionId) -> Answer {
@@ -28,7 +29,7 @@ impl Manager {
             Ok((sender, theirs)) => (Arc::new(sender), theirs),
             Err(error) => {
                 self.ledger.credit(&mut session.counts, Kind::Channels, 1);
-                return Err(refuse::system("cannot make a channel", &error));
+                return Err(system::refusal("cannot make a channel", &error));
             }
         };
         let channel = ChannelId(self.handles.channels.allocate(id));

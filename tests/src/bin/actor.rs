@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
 use rnic_tests::{DEADLINE, Process, burst, hostile, over, traffic};
+use rnic_tests::{DEADLINE, Process, burst, exhaust, hostile, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -70,6 +71,13 @@ enum Part {
         /// Somebody to connect to.
         victim: Option<SocketAddr>,
     },
+    /// Takes all there is of something, prints the refusal, and asks on until its standard input
+    /// closes.
+    Exhaust {
+        /// Of what.
+        #[arg(value_enum)]
+        what: exhaust::What,
+    },
     /// Visits a host in a process of its own.
     Duet,
     /// Connects two sessions over sockets of its own network namespace.
@@ -97,6 +105,17 @@ fn wait_for_release() {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
+/// Becomes true when whoever started this actor wants it to end, or is gone.
+fn released() -> Arc<AtomicBool> {
+    let released = Arc::new(AtomicBool::new(false));
+    let release = released.clone();
+    std::thread::spawn(move || {
+        wait_for_release();
+        release.store(true, Ordering::Relaxed);
+    });
+    released
+}
+
 fn play(part: Part) -> Result<(), traffic::Failure> {
     if let Part::Attack { seed, seconds, victim } = part {
         let socket = std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?;
@@ -106,10 +125,18 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
         // In the middle of a session it becomes a program that knows nothing of it.
         return Err(hostile::exec_in_a_session(socket, seed, &mut Command::new("true")).into());
     }
+    if let Part::Exhaust { what } = part {
+        rnic_tests::process::raise_descriptor_limit();
+        let released = released();
+        let refused = |error: &rnic_client::Error| println!("refused: {error}");
+        let had = exhaust::exhaust(what, refused, || !released.load(Ordering::Relaxed))?;
+        println!("had {had}");
+        return Ok(());
+    }
     let context = Context::open()?;
     match part {
-        // Done above, without the library.
-        Part::Attack { .. } => {}
+        // Done above.
+        Part::Attack { .. } | Part::Exhaust { .. } => {}
         Part::Host { guests, address } => {
             let listener = context.listen(address, 16)?;
             println!("listening on {}", listener.local_addr());
@@ -127,12 +154,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             wait_for_release();
         }
         Part::Traffic { address, seed, rounds } => {
-            let released = Arc::new(AtomicBool::new(false));
-            let release = released.clone();
-            std::thread::spawn(move || {
-                wait_for_release();
-                release.store(true, Ordering::Relaxed);
-            });
+            let released = released();
             let done = traffic::visit(&context, address, seed, DEADLINE, |round| {
                 if round == 1 {
                     println!("under way");

@@ -4,6 +4,8 @@
 //! Choices come from a seed. Whatever happens to its sessions is fine; that the daemon stops
 //! answering is the only failure.
 
+mod objects;
+
 use std::io::{Seek, SeekFrom, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -62,6 +64,7 @@ struct Session {
     queues: Vec<QueueLocation>,
     /// Producer indices of the queues, as honest as they begin.
     produced: Vec<u32>,
+    objects: objects::Objects,
     style: Style,
 }
 
@@ -103,6 +106,7 @@ impl Session {
             memory,
             queues: Vec::new(),
             produced: Vec::new(),
+            objects: objects::Objects::default(),
             style: [Style::Vandal, Style::Scribbler, Style::Liar][rng.below(3) as usize],
         };
         for _ in 0..2 {
@@ -229,9 +233,11 @@ impl Session {
     /// Does one thing a client should not; `None` when the session has ended.
     fn misbehave(&mut self, rng: &mut Rng) -> Option<()> {
         let deed = match self.style {
-            Style::Vandal => rng.below(20),
-            Style::Scribbler => [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18][rng.below(11) as usize],
-            Style::Liar => 4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15][rng.below(11) as usize],
+            Style::Vandal => rng.below(24),
+            Style::Scribbler => [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18, 20][rng.below(12) as usize],
+            Style::Liar => {
+                4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15, 16, 17][rng.below(13) as usize]
+            }
         };
         match deed {
             0 => self.scribble_anywhere(rng),
@@ -249,10 +255,11 @@ impl Session {
                     let _ = self.raw.call(RequestBody::DeregMr { mr }, &[])?;
                 }
             }
-            _ => {
+            19 => {
                 self.make_qp(rng)?;
                 self.make_cq(rng)?;
             }
+            _ => self.misuse_objects(rng)?,
         }
         Some(())
     }
@@ -319,9 +326,12 @@ impl Session {
                 SendOpcode::ReadInvalidate,
                 SendOpcode::BindWindow,
             ];
+            let window = self.objects.window(rng).filter(|_| rng.below(2) == 0);
+            let binding = [0x1000 + rng.below(4096), rng.below(8192), 0];
             let header = SendHeader {
                 opcode: match rng.below(16) {
                     0 => rng.word() as u8,
+                    1..=4 if window.is_some() => SendOpcode::BindWindow as u8,
                     n => opcodes[n as usize % opcodes.len()] as u8,
                 },
                 num_sge: rng.below(3) as u8,
@@ -329,9 +339,15 @@ impl Session {
                 inline_len: rng.below(70) as u16,
                 wr_id: rng.word(),
                 remote_addr: 0x1000 + rng.below(SEGMENT as u64),
-                rkey: stag(rng),
-                inv_rkey: stag(rng),
-                params: [0; 3],
+                rkey: window.map_or_else(|| stag(rng), |w| w.0),
+                inv_rkey: match window {
+                    Some(window) => window.0 ^ rng.below(4) as u32,
+                    None => stag(rng),
+                },
+                params: match window {
+                    Some(_) => [binding[0], binding[1], u64::from(stag(rng)) | rng.below(64) << 32],
+                    None => [0; 3],
+                },
                 spare_is_zero: true,
             };
             let words = match rng.below(16) {
