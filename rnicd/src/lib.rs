@@ -4,8 +4,8 @@
 //! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
 //! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
-//! [`privilege`] asks the kernel about processes; [`rate`] counts how often something happens.
-//! [`privilege`] asks the kernel about processes, [`system`] names what it refuses.
+//! [`privilege`] asks the kernel about processes, [`system`] names what it refuses; [`rate`] counts how
+//! often something happens.
 
 pub mod cli;
 pub mod cm;

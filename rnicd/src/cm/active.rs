@@ -10,9 +10,8 @@ use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiate
 use rnic_core::types::{AddressPair, Time};
 
 use super::net::Outgoing;
-use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, system, too_long};
-use crate::socket::Socket;
 use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, too_long};
+use crate::socket::Socket;
 use crate::system;
 
 /// A QP's attempt to connect.

@@ -18,10 +18,8 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::passive::Passive;
-use super::{ConnectionManager, Slot, net, system};
-use crate::socket;
 use super::{ConnectionManager, Slot, net};
-use crate::system;
+use crate::{socket, system};
 
 /// A bound address.
 #[derive(Debug)]

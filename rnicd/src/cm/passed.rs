@@ -17,26 +17,27 @@ use socket2::SockRef;
 use super::active::{Active, new_initiator};
 use super::listener::Listener;
 use super::net::{self, Outgoing};
-use super::{CmEvent, ConnectParams, ConnectionManager, Rejection, Slot, system};
+use super::{CmEvent, ConnectParams, ConnectionManager, Rejection, Slot};
 use crate::socket::Socket;
+use crate::system;
 
 /// The addresses of a socket that a client passed, which must be a connected TCP socket.
 pub fn examine(socket: impl AsFd) -> Result<AddressPair, Refusal> {
     let refuse = |why: &str| Refusal::Invalid { field: "socket".into(), why: why.into() };
     let system = |e: std::io::Error| system("examine the socket", &e);
-    let kind = sockopt::socket_type(&socket).map_err(|e| system(e.into()))?;
+    let kind = sockopt::socket_type(&socket).map_err(|e| system::refusal(e.into()))?;
     if kind != SocketType::STREAM {
         return Err(refuse("it is no stream socket"));
     }
-    let family = sockopt::socket_domain(&socket).map_err(|e| system(e.into()))?;
+    let family = sockopt::socket_domain(&socket).map_err(|e| system::refusal(e.into()))?;
     if family != AddressFamily::INET && family != AddressFamily::INET6 {
         return Err(refuse("it is of no Internet family"));
     }
-    let protocol = sockopt::socket_protocol(&socket).map_err(|e| system(e.into()))?;
+    let protocol = sockopt::socket_protocol(&socket).map_err(|e| system::refusal(e.into()))?;
     if protocol != Some(ipproto::TCP) {
         return Err(refuse("its protocol is not TCP"));
     }
-    if sockopt::socket_acceptconn(&socket).map_err(|e| system(e.into()))? {
+    if sockopt::socket_acceptconn(&socket).map_err(|e| system::refusal(e.into()))? {
         return Err(refuse("it listens"));
     }
     let peer = SockRef::from(&socket).peer_addr().ok().and_then(|a| a.as_socket());
@@ -60,7 +61,7 @@ impl ConnectionManager {
         let qp = params.qp;
         let mut active = Active::over(params, options, initiator, socket);
         let key = self.slots.vacant_key();
-        self.register(key, active.stream()).map_err(|e| system("poll the socket", &e))?;
+        self.register(key, active.stream()).map_err(|e| system::refusal("poll the socket", &e))?;
         active.engage();
         self.insert(Slot::Active(Box::new(active)));
         self.qps.insert(qp, key);
@@ -84,7 +85,7 @@ impl ConnectionManager {
         self.begin(session, id, socket, addresses, now).map_err(|e| {
             self.remove(key);
             self.listeners.remove(&id);
-            system("poll the socket", &e)
+            system::refusal("poll the socket", &e)
         })
     }
 

@@ -13,7 +13,6 @@ use super::ledger::Kind;
 use super::named_pd::Member;
 use super::session::{Mr, Pd, Segment, Session};
 use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
-use super::{Answer, Dropping, Given, Manager, Pending, find, refuse};
 use crate::system;
 
 /// What a client asks of a new memory region.

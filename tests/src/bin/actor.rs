@@ -10,8 +10,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
-use rnic_tests::{DEADLINE, Process, burst, hostile, over, traffic};
-use rnic_tests::{DEADLINE, Process, burst, exhaust, hostile, traffic};
+use rnic_tests::{DEADLINE, Process, burst, exhaust, hostile, over, traffic};
 
 #[derive(Parser)]
 struct Args {
