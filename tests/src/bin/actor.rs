@@ -59,6 +59,12 @@ enum Part {
         /// Writes.
         posts: u64,
     },
+    /// Lets others write into a region of a named protection domain until its standard input
+    /// closes; prints where it is, and its first octets at the end.
+    Share {
+        /// The domain's name.
+        pd: String,
+    },
     /// Prints how many sessions it may see.
     Clients,
     /// Breaks every rule for a number of seconds; prints how many sessions that took.
@@ -174,6 +180,17 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
         }
         Part::Burst { address, posts } => {
             println!("calls: {}", burst::post(&context, address, posts)?);
+        }
+        Part::Share { pd } => {
+            let pd = context.open_pd(Some(&pd))?;
+            let segment = context.create_segment(4096)?;
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let region = pd.reg_mr(&segment, .., access)?;
+            println!("region {} {}", region.iova(), region.rkey().0);
+            wait_for_release();
+            let mut octets = [0; 4];
+            region.read_at(0, &mut octets)?;
+            println!("holds {octets:?}");
         }
         Part::Clients => {
             println!("{} clients", context.list(ListKind::Clients, 0)?.1);
