@@ -6,6 +6,7 @@
 
 pub mod burst;
 pub mod daemon;
+pub mod hammer;
 pub mod hostile;
 pub mod process;
 pub mod raw;

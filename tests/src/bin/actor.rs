@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
-use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
+use rnic_tests::{DEADLINE, Process, burst, hammer, hostile, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -59,6 +59,14 @@ enum Part {
         /// Writes.
         posts: u64,
     },
+    /// Writes into the memory that a host names, connecting again whenever that is ended; prints
+    /// each end, and how many there were when nobody listens any more.
+    Hammer {
+        /// The host's address.
+        address: SocketAddr,
+    },
+    /// Binds windows until it is killed; prints when it has begun.
+    Binds,
     /// Prints how many sessions it may see.
     Clients,
     /// Breaks every rule for a number of seconds; prints how many sessions that took.
@@ -152,6 +160,10 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
         Part::Burst { address, posts } => {
             println!("calls: {}", burst::post(&context, address, posts)?);
         }
+        Part::Hammer { address } => {
+            println!("{} times", hammer::hammer(&context, address)?);
+        }
+        Part::Binds => hammer::bind_for_ever(&context)?,
         Part::Clients => {
             println!("{} clients", context.list(ListKind::Clients, 0)?.1);
         }
