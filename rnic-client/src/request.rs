@@ -1,6 +1,6 @@
 //! Work requests.
 
-use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
 use rnic_core::types::Stag;
 
 use crate::mr::RemoteAddr;
@@ -84,8 +84,8 @@ impl<'a> SendRequest<'a> {
         (header.rkey, header.inv_rkey) = (present.0, new.0);
         // No octets of no region: what unbinds it.
         let (lkey, length) = bind.region.map_or((0, 0), |region| (region.lkey().0, bind.length));
-        let key = u64::from(lkey) | u64::from(bind.access.bits()) << 32;
-        header.params = [bind.address, length, key];
+        let (address, access) = (bind.address, bind.access.bits());
+        header.params = WindowParams { address, length, lkey, access }.to_params();
         request
     }
 

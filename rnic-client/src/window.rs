@@ -174,6 +174,7 @@ impl MemoryWindow {
                 self.post(qp, wr_id, &Bind::nothing(), next_key)?;
             }
             WindowKind::Type2 => {
+                self.same_session(&qp.pd, "the QP")?;
                 let mut state = self.state.lock();
                 qp.post_send(&[SendRequest::local_invalidate(wr_id, state.rkey).signaled()])?;
                 state.remote = None;
@@ -191,6 +192,13 @@ impl MemoryWindow {
         if self.kind == kind { Ok(()) } else { Err(Error::WrongWindow { kind: self.kind }) }
     }
 
+    fn same_session(&self, other: &PdInner, what: &'static str) -> Result<(), Error> {
+        match Arc::ptr_eq(&other.session, &self.pd.session) {
+            true => Ok(()),
+            false => Err(Error::ForeignObject { what }),
+        }
+    }
+
     fn post(
         &self,
         qp: &Qp,
@@ -199,13 +207,8 @@ impl MemoryWindow {
         key: impl FnOnce(Stag) -> Stag,
     ) -> Result<RemoteMr, Error> {
         let registration = bind.region.map(Mr::registration);
-        let foreign = |pd: &Arc<PdInner>| !Arc::ptr_eq(&pd.session, &self.pd.session);
-        if foreign(&qp.pd) {
-            return Err(Error::ForeignObject { what: "the QP" });
-        }
-        if registration.is_some_and(|r| foreign(&r.pd)) {
-            return Err(Error::ForeignObject { what: "the region" });
-        }
+        self.same_session(&qp.pd, "the QP")?;
+        registration.map_or(Ok(()), |r| self.same_session(&r.pd, "the region"))?;
         // Held while posting, so that binds stand in the queue in the order of their keys.
         let mut state = self.state.lock();
         let new = key(state.rkey);

@@ -7,6 +7,7 @@
 pub mod burst;
 pub mod daemon;
 pub mod exhaust;
+pub mod hammer;
 pub mod hostile;
 pub mod over;
 pub mod pinger;

@@ -7,7 +7,7 @@
 use super::ledger::Progress;
 use super::qp::Qp;
 use super::{Output, Shard};
-use crate::abi::queue::SendFlags;
+use crate::abi::queue::{SendFlags, WindowParams};
 use crate::device::StagChange;
 use crate::device::window::BindRequest;
 use crate::shm::queue::SendEntry;
@@ -41,15 +41,9 @@ impl Qp {
         if inline || h.num_sge != 0 || h.remote_addr != 0 {
             return Err(CompletionStatus::LocalQpOperation);
         }
-        let [address, length, key] = h.params;
-        let request = BindRequest {
-            window: Stag(h.rkey),
-            new: Stag(h.inv_rkey),
-            address,
-            length,
-            lkey: key as u32,
-            access: (key >> 32) as u32,
-        };
+        let (window, new) = (Stag(h.rkey), Stag(h.inv_rkey));
+        let WindowParams { address, length, lkey, access } = WindowParams::from_params(h.params);
+        let request = BindRequest { window, new, address, length, lkey, access };
         let change =
             shard.stags.bind(self.principal(), &request).map_err(|_| CompletionStatus::MwBind)?;
         self.change_stags(change, seq, shard);
@@ -75,9 +69,8 @@ impl Qp {
 
     fn ask_for_change(&self, shard: &mut Shard) {
         if let Some((_, change)) = self.changing.front() {
-            let (qp, session) = (self.id, self.session);
             let change = Box::new(change.clone());
-            shard.outputs.push_back(Output::ChangeStags { qp, session, change });
+            shard.outputs.push_back(Output::ChangeStags { qp: self.id, change });
         }
     }
 

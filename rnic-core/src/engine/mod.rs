@@ -99,8 +99,6 @@ pub enum Output {
     ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
-        /// Its owner; if that session has ended, nobody waits and nothing is to be changed.
-        session: SessionId,
         /// The change.
         change: Box<StagChange>,
     },

@@ -68,6 +68,7 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("protection domains", s.pds.to_string()),
         ("segments", format!("{} ({})", s.segments, Size(s.segment_bytes))),
         ("memory regions", s.mrs.to_string()),
+        ("memory windows", s.windows.to_string()),
         ("completion queues", s.cqs.to_string()),
         ("queue pairs", s.qps.to_string()),
         ("listeners", s.listeners.to_string()),

@@ -17,7 +17,7 @@ mod run;
 mod tests;
 mod ticket;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -87,8 +87,6 @@ pub struct Workers {
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
-    /// Sessions attached and not detached.
-    sessions: HashSet<SessionId>,
 }
 
 /// What a worker sends to the control thread.
@@ -97,7 +95,7 @@ enum Report {
     /// For the control thread.
     Public(WorkerReport),
     /// A QP changes an STag that every worker knows.
-    ChangeStags { worker: u32, qp: QpId, session: SessionId, change: Box<StagChange> },
+    ChangeStags { worker: u32, qp: QpId, change: Box<StagChange> },
     /// Slots of a CQ are free again; these other workers (by bit) wait for some.
     SpaceFreed { cq: Arc<Cq>, workers: u64 },
     /// Receives of an SRQ may be taken by QPs of these other workers (by bit).
@@ -137,7 +135,6 @@ impl Workers {
             reports: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
-            sessions: HashSet::new(),
         })
     }
 
@@ -160,7 +157,6 @@ impl Workers {
         eventfds: Vec<OwnedFd>,
         events: &Arc<EventSender>,
     ) {
-        self.sessions.insert(session);
         for ((worker, scanner), eventfd) in self.workers.iter().zip(scanners).zip(eventfds) {
             let events = Arc::clone(events);
             worker.send(None, Command::Attach { session, scanner, eventfd, events });
@@ -204,7 +200,6 @@ impl Workers {
 
     /// Ends all of a session's QPs and forgets it.
     pub fn detach_session(&mut self, session: SessionId) -> Ticket {
-        self.sessions.remove(&session);
         self.all(|| Command::Detach(session))
     }
 
@@ -283,9 +278,9 @@ impl Workers {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
                 Report::Public(report) => self.reports.push_back(report),
-                // Behind the command that ends its session a change would leave an entry for good.
-                Report::ChangeStags { session, .. } if !self.sessions.contains(&session) => {}
-                Report::ChangeStags { worker, qp, change, .. } => {
+                // If it comes behind the command that ends its session, the workers do not know its
+                // window any more and install nothing.
+                Report::ChangeStags { worker, qp, change } => {
                     let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
                     self.changes.insert(ticket, (worker, qp, change));
                 }

@@ -193,8 +193,8 @@ impl Worker {
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
                 Output::Farewell { qp, octets } => self.connections.farewell(qp, &octets),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
-                Output::ChangeStags { qp, session, change } => {
-                    self.report(Report::ChangeStags { worker: self.number, qp, session, change });
+                Output::ChangeStags { qp, change } => {
+                    self.report(Report::ChangeStags { worker: self.number, qp, change });
                 }
                 Output::SpaceFreed { cq, workers } => {
                     self.report(Report::SpaceFreed { cq, workers });

@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
 use rnic_tests::{DEADLINE, Process, burst, exhaust, hostile, over, traffic};
+use rnic_tests::{DEADLINE, Process, burst, hammer, hostile, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -65,6 +66,14 @@ enum Part {
         /// The domain's name.
         pd: String,
     },
+    /// Writes into the memory that a host names, connecting again whenever that is ended; prints
+    /// each end, and how many there were when nobody listens any more.
+    Hammer {
+        /// The host's address.
+        address: SocketAddr,
+    },
+    /// Binds windows until it is killed; prints when it has begun.
+    Binds,
     /// Prints how many sessions it may see.
     Clients,
     /// Breaks every rule for a number of seconds; prints how many sessions that took.
@@ -192,6 +201,10 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             region.read_at(0, &mut octets)?;
             println!("holds {octets:?}");
         }
+        Part::Hammer { address } => {
+            println!("{} times", hammer::hammer(&context, address)?);
+        }
+        Part::Binds => hammer::bind_for_ever(&context)?,
         Part::Clients => {
             println!("{} clients", context.list(ListKind::Clients, 0)?.1);
         }

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::control::{DisconnectReason, Event};
-use crate::abi::queue::{CompletionFlags, Cqe, SendFlags, SendHeader, SendOpcode, Sge};
+use crate::abi::queue::{
+    CompletionFlags, Cqe, SendFlags, SendHeader, SendOpcode, Sge, WindowParams,
+};
 use crate::device::window::{BindRequest, WindowCount};
 use crate::shm::Mapping;
 use crate::types::{CompletionOpcode, CompletionStatus, Stag, TerminateCode, TerminateOrigin};
@@ -121,9 +123,8 @@ impl Wr {
         let mut wr = Wr::new(SendOpcode::BindWindow, wr_id, &[]);
         wr.header.rkey = request.window.0;
         wr.header.inv_rkey = request.new.0;
-        let access = u64::from(request.access);
-        wr.header.params =
-            [request.address, request.length, u64::from(request.lkey) | access << 32];
+        let BindRequest { address, length, lkey, access, .. } = *request;
+        wr.header.params = WindowParams { address, length, lkey, access }.to_params();
         wr
     }
 

@@ -865,7 +865,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");
                     self.links[l].close(end, reset, self.now);
                 }
-                Output::ChangeStags { qp, change, .. } => self.changes.push((engine, qp, *change)),
+                Output::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
                 Output::CqFailed(cq) => self.failed_cqs.push(cq),
                 Output::SpaceFreed { cq, workers } => {
                     let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
