@@ -32,8 +32,8 @@ macro_rules! binaries {
 
 /// Whether there is nothing but the session that asks.
 fn nothing_left(s: &StatusInfo) -> bool {
-    let objects = [s.pds, s.segments, s.mrs, s.cqs, s.qps, s.listeners, s.half_open];
-    s.sessions == 1 && objects == [0; 7] && s.segment_bytes == 0
+    let objects = [s.pds, s.segments, s.mrs, s.cqs, s.srqs, s.qps, s.listeners, s.half_open];
+    s.sessions == 1 && objects == [0; 8] && s.segment_bytes == 0
 }
 
 /// What the kernel holds for a daemon.

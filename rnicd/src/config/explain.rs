@@ -166,7 +166,9 @@ fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
     let half_open = u64::from(limits.half_open) * HALF_OPEN;
     let events = u64::from(limits.sessions) * u64::from(limits.events) * EVENT;
     let workers = u64::from(capacity.workers) * WORKER_SLABS;
-    let own = stag_tables + qps + half_open + events + workers;
+    let held = u64::from(capacity.qps) * HELD;
+    let srqs = u64::from(limits.device.srqs) * SRQ;
+    let own = stag_tables + qps + half_open + events + workers + held + srqs;
     let default_qp = QueueShape::send(16, 4, 64).octets() + QueueShape::receive(16, 4).octets();
     vec![
         "Worst case, every limit reached at once:".to_owned(),
@@ -180,6 +182,8 @@ fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
         format!("    connections in start-up                  {}", human(half_open)),
         format!("    unread events                            {}", human(events)),
         format!("    receive and transmit slabs of workers    {}", human(workers)),
+        format!("    messages held for want of a receive      {}", human(held)),
+        format!("    shared receive queues                    {}", human(srqs)),
         format!(
             "  shared memory, charged to the clients      {}",
             human(limits.device.segment_bytes)
@@ -212,6 +216,10 @@ const IDLE_QP: u64 = 8 << 10;
 const HALF_OPEN: u64 = 2 << 10;
 /// Octets of an unread event, private data included.
 const EVENT: u64 = 1 << 10;
+/// Octets kept of a connection whose program holds messages: one FPDU of the largest size.
+const HELD: u64 = 64 << 10;
+/// Octets of a shared receive queue in the daemon, its ring apart: the last takings.
+const SRQ: u64 = 17 << 10;
 /// Octets of a worker's receive slab, transmit slab and pool.
 const WORKER_SLABS: u64 = 4 << 20;
 
