@@ -228,6 +228,70 @@ pub(super) fn amount(name: &str, value: u64) -> String {
         false => value.to_string(),
     }
 }
+/// What the daemon may use if every limit is reached at once.
+fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
+    let limits = &config.limits;
+    let stag_tables = u64::from(capacity.workers) * u64::from(limits.device.mrs) * STAG_ENTRY;
+    let qps = u64::from(capacity.qps) * IDLE_QP;
+    let half_open = u64::from(limits.half_open) * HALF_OPEN;
+    let events = u64::from(limits.sessions) * u64::from(limits.events) * EVENT;
+    let workers = u64::from(capacity.workers) * WORKER_SLABS;
+    let held = u64::from(capacity.qps) * HELD;
+    let srqs = u64::from(limits.device.srqs) * SRQ;
+    let own = stag_tables + qps + half_open + events + workers + held + srqs;
+    let default_qp = QueueShape::send(16, 4, 64).octets() + QueueShape::receive(16, 4).octets();
+    vec![
+        "Worst case, every limit reached at once:".to_owned(),
+        format!(
+            "  queues (arenas), allocated for clients     {}",
+            human(limits.device.arena_bytes)
+        ),
+        format!("  daemon's own memory                        {}", human(own)),
+        format!("    STag tables, one per worker              {}", human(stag_tables)),
+        format!("    connections                              {}", human(qps)),
+        format!("    connections in start-up                  {}", human(half_open)),
+        format!("    unread events                            {}", human(events)),
+        format!("    receive and transmit slabs of workers    {}", human(workers)),
+        format!("    messages held for want of a receive      {}", human(held)),
+        format!("    shared receive queues                    {}", human(srqs)),
+        format!(
+            "  shared memory, charged to the clients      {}",
+            human(limits.device.segment_bytes)
+        ),
+        format!(
+            "A QP of depth 16/16 takes {} octets of arena; a session at least {}.",
+            default_qp,
+            human((PAGE * (1 + capacity.workers as usize)) as u64)
+        ),
+        format!("Descriptors: {}.", capacity.reason()),
+    ]
+}
+
+fn human(octets: u64) -> String {
+    let (unit, factor) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
+        .into_iter()
+        .find(|(_, factor)| octets >= *factor)
+        .unwrap_or(("B", 1));
+    match factor {
+        1 => format!("{octets} B"),
+        _ => format!("{:.1} {unit}", octets as f64 / factor as f64),
+    }
+}
+
+/// Octets of one entry in a worker's STag table.
+const STAG_ENTRY: u64 = 96;
+/// Octets of an idle connected QP in the daemon, queues apart.
+const IDLE_QP: u64 = 8 << 10;
+/// Octets of a connection in start-up: its frame and bookkeeping.
+const HALF_OPEN: u64 = 2 << 10;
+/// Octets of an unread event, private data included.
+const EVENT: u64 = 1 << 10;
+/// Octets kept of a connection whose program holds messages: one FPDU of the largest size.
+const HELD: u64 = 64 << 10;
+/// Octets of a shared receive queue in the daemon, its ring apart: the last takings.
+const SRQ: u64 = 17 << 10;
+/// Octets of a worker's receive slab, transmit slab and pool.
+const WORKER_SLABS: u64 = 4 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -190,6 +190,7 @@ impl Connections {
         if let Some(Polled::Connection(c)) = self.polled.get_mut(token.0)
             && !c.queued
             && !c.ended
+            && !c.paused
         {
             c.queued = true;
             self.readable.push_back(token.0);

@@ -12,6 +12,8 @@ use rnic_client::programs::tour;
 use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
 use rnic_tests::{DEADLINE, Process, burst, exhaust, hostile, over, traffic};
 use rnic_tests::{DEADLINE, Process, burst, hammer, hostile, traffic};
+use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions};
+use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -215,7 +217,8 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             let regions = (0..8).map(|_| pd.reg_mr(&segment, .., access));
             let regions = regions.collect::<Result<Vec<_>, _>>()?;
             let cq = context.create_cq(16, None)?;
-            let qp = pd.create_qp(&QpOptions::new(&cq))?;
+            let srq = pd.create_srq(&SrqOptions::default())?;
+            let qp = pd.create_qp(&QpOptions { srq: Some(&srq), ..QpOptions::new(&cq) })?;
             let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
             let guest = pd.create_qp(&QpOptions::new(&cq))?;
             guest.start_connect(listener.local_addr(), &ConnectOptions::default())?;

@@ -2,7 +2,7 @@
 //!
 //! A remote peer that sends more than the others leaves them without receives, so the RNIC has to
 //! notice one that takes more than its fair share. The measure is the last [`Shares::window`] takings:
-//! as many as the queue has entries, at least [`LEAST_WINDOW`]. With `n` QPs on the queue the fair share
+//! as many as the queue has entries, but at least [`LEAST_WINDOW`] and at most [`MOST_WINDOW`]. With `n` QPs on the queue the fair share
 //! of one is a window / `n`; it is named when it has taken more than twice that, but never for less than
 //! a quarter of the window (with many QPs most of which are idle, chance alone gives more than twice the
 //! share) and always for more than three quarters (with two QPs, twice the fair share is everything).
@@ -48,7 +48,7 @@ pub(super) struct Shares {
 impl Shares {
     pub(super) fn new(capacity: u32) -> Self {
         Shares {
-            window: capacity.max(LEAST_WINDOW),
+            window: capacity.clamp(LEAST_WINDOW, MOST_WINDOW),
             takings: Vec::new(),
             at: 0,
             counts: HashMap::new(),
@@ -113,6 +113,8 @@ impl Shares {
 
 /// Takings over which shares are counted at least: fewer say nothing.
 const LEAST_WINDOW: u32 = 64;
+/// And at most: more say nothing new, and cost memory.
+const MOST_WINDOW: u32 = 4096;
 /// How long a queue names nobody after it named somebody.
 const QUIET: Duration = Duration::from_secs(1);
 

@@ -59,6 +59,18 @@ fn after_the_deadline_the_stream_ends_as_without_holding() {
     }
 }
 
+/// The first FPDU of a responder, which may be a Send, and octets that came with the MPA frames.
+#[test]
+fn the_first_message_of_a_stream_may_be_held() {
+    let shape = QpShape { hold: Some(DEADLINE), ..QpShape::default() };
+    let mut w = World::pair_with(Wiring::tcp().with(|o| o.peer_to_peer = false), shape, 128);
+    w.post(A, &[Wr::send(1, &[])]);
+    assert_eq!((w.events(B), w.completions(B)), (vec!["established 4/4".to_owned()], vec![]));
+    w.recv(B, 10, &[]);
+    w.settle();
+    assert_eq!(w.completions(B), ["10 Receive"]);
+}
+
 #[test]
 fn nothing_overtakes_what_is_held_and_the_other_direction_goes_on() {
     for wiring in Wiring::both() {
