@@ -4,12 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge};
-use rnic_core::device::{Cq, Memory, Names, QpShared, StagEntry};
-use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receives, Work};
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge, WindowParams};
-use rnic_core::device::{Cq, Names, QpShared, StagEntry, Window};
-use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Work};
+use rnic_core::device::{Cq, Memory, Names, QpShared, StagEntry, Window};
+use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receives, Work};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_core::shm::io::Piece;

@@ -32,9 +32,9 @@ macro_rules! binaries {
 
 /// Whether there is nothing but the session that asks.
 fn nothing_left(s: &StatusInfo) -> bool {
-    let objects = [s.pds, s.segments, s.mrs, s.windows, s.cqs, s.qps, s.listeners, s.half_open];
-    let objects = [s.pds, s.segments, s.mrs, s.cqs, s.srqs, s.qps, s.listeners, s.half_open];
-    s.sessions == 1 && objects == [0; 8] && s.segment_bytes == 0
+    let objects =
+        [s.pds, s.segments, s.mrs, s.windows, s.cqs, s.srqs, s.qps, s.listeners, s.half_open];
+    s.sessions == 1 && objects == [0; 9] && s.segment_bytes == 0
 }
 
 /// What the kernel holds for a daemon.

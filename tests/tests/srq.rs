@@ -11,7 +11,6 @@ use rnic_client::{
     DisconnectReason, Event, Listener, NoReceive, Pd, Qp, QpOptions, RecvRequest, SendRequest, Srq,
     SrqOptions,
 };
-use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest, StatusInfo};
 use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
 use rnic_core::abi::queue::{QUEUE_HEADER_LEN, queue_header};
 use rnic_core::shm::Mapping;

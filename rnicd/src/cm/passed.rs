@@ -24,25 +24,25 @@ use crate::system;
 /// The addresses of a socket that a client passed, which must be a connected TCP socket.
 pub fn examine(socket: impl AsFd) -> Result<AddressPair, Refusal> {
     let refuse = |why: &str| Refusal::Invalid { field: "socket".into(), why: why.into() };
-    let system = |e: std::io::Error| system("examine the socket", &e);
-    let kind = sockopt::socket_type(&socket).map_err(|e| system::refusal(e.into()))?;
+    let failed = |e: std::io::Error| system::refusal("examine the socket", &e);
+    let kind = sockopt::socket_type(&socket).map_err(|e| failed(e.into()))?;
     if kind != SocketType::STREAM {
         return Err(refuse("it is no stream socket"));
     }
-    let family = sockopt::socket_domain(&socket).map_err(|e| system::refusal(e.into()))?;
+    let family = sockopt::socket_domain(&socket).map_err(|e| failed(e.into()))?;
     if family != AddressFamily::INET && family != AddressFamily::INET6 {
         return Err(refuse("it is of no Internet family"));
     }
-    let protocol = sockopt::socket_protocol(&socket).map_err(|e| system::refusal(e.into()))?;
+    let protocol = sockopt::socket_protocol(&socket).map_err(|e| failed(e.into()))?;
     if protocol != Some(ipproto::TCP) {
         return Err(refuse("its protocol is not TCP"));
     }
-    if sockopt::socket_acceptconn(&socket).map_err(|e| system::refusal(e.into()))? {
+    if sockopt::socket_acceptconn(&socket).map_err(|e| failed(e.into()))? {
         return Err(refuse("it listens"));
     }
     let peer = SockRef::from(&socket).peer_addr().ok().and_then(|a| a.as_socket());
     let peer = peer.ok_or_else(|| refuse("it is not connected"))?;
-    let local = net::local_address(&socket).map_err(system)?;
+    let local = net::local_address(&socket).map_err(failed)?;
     Ok(AddressPair { local, peer: net::canonical(peer) })
 }
 

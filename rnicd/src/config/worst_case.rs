@@ -12,7 +12,10 @@ pub(super) fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
     let per_session = u64::from(limits.events) * EVENT + u64::from(limits.why_records) * RECORD;
     let own = |totals: &Totals, sessions: u64| {
         let table = u64::from(totals.mrs) * STAG_ENTRY + u64::from(totals.windows) * WINDOW;
-        workers * table + u64::from(totals.qps) * IDLE_QP + sessions * per_session
+        workers * table
+            + u64::from(totals.srqs) * SRQ
+            + u64::from(totals.qps) * IDLE_QP
+            + sessions * per_session
     };
     let mut device = limits.device.clone();
     device.qps = capacity.qps;
@@ -64,6 +67,8 @@ fn human(octets: u64) -> String {
 
 /// Octets of one entry in a worker's STag table.
 const STAG_ENTRY: u64 = 112;
+/// Octets of a shared receive queue in the daemon, its ring apart: the last takings.
+const SRQ: u64 = 17 << 10;
 /// Octets of a window in a worker's tables, bound, with its share of what all workers have.
 const WINDOW: u64 = 320;
 /// Octets of an idle connected QP in the daemon, queues apart.

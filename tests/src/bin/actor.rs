@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
-use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
-use rnic_tests::{DEADLINE, Process, burst, exhaust, hostile, over, traffic};
-use rnic_tests::{DEADLINE, Process, burst, hammer, hostile, traffic};
-use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions};
-use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
+use rnic_client::{
+    AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
+};
+use rnic_tests::{DEADLINE, Process, burst, exhaust, hammer, hostile, over, traffic};
 
 #[derive(Parser)]
 struct Args {

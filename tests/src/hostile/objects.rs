@@ -1,4 +1,4 @@
-//! Misuse of the rarer objects: windows, shared receive queues, attached memory, passed sockets.
+//! Misuse of the rarer objects: windows, attached memory, passed sockets.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -9,7 +9,6 @@ use rnic_core::abi::control::*;
 use rnic_core::types::*;
 
 use super::{Session, open, pick};
-use crate::raw::qp_request;
 use crate::traffic::Rng;
 
 /// Octets that this process can lose: they outlive every session that has registered them.
@@ -19,7 +18,6 @@ static ATTACHED: [AtomicU64; 8192] = [const { AtomicU64::new(0) }; 8192];
 #[derive(Default)]
 pub(super) struct Objects {
     windows: Vec<(MwId, Stag)>,
-    srqs: Vec<SrqId>,
     attached: bool,
     /// TCP connections it has passed on, and their other ends.
     sockets: Vec<(TcpStream, TcpStream)>,
@@ -41,15 +39,13 @@ impl Session {
                 let window = pick(&self.objects.windows, rng).map_or(MwId(7), |(window, _)| window);
                 let _ = self.raw.call(RequestBody::DeallocWindow { window }, &[])?;
             }
-            3..=4 => self.make_srq(rng)?,
+            3..=4 => {
+                self.make_srq(rng)?;
+                self.make_qp(rng)?;
+            }
             5 => {
-                let srq = pick(&self.objects.srqs, rng).unwrap_or(SrqId(rng.below(24) as u32));
-                let body = match rng.below(4) {
-                    0 => RequestBody::DestroySrq { srq },
-                    1 => RequestBody::QuerySrq { srq },
-                    2 => RequestBody::SetContext { object: ObjectRef::Srq(srq), context: 1 },
-                    _ => RequestBody::ArmSrq { srq, limit: rng.below(40) as u32 },
-                };
+                let srq = pick(&self.srqs, rng).unwrap_or(SrqId(7));
+                let body = RequestBody::SetContext { object: ObjectRef::Srq(srq), context: 1 };
                 let _ = self.raw.call(body, &[])?;
             }
             6..=7 => self.attach(rng)?,
@@ -79,30 +75,6 @@ impl Session {
         let body = RequestBody::AllocWindow { pd: self.pd, kind };
         if let Ok(ReplyBody::Window { window, stag }) = self.raw.call(body, &[])? {
             self.objects.windows.push((window, stag));
-        }
-        Some(())
-    }
-
-    /// A shared receive queue and two QPs that take from it.
-    fn make_srq(&mut self, rng: &mut Rng) -> Option<()> {
-        let (depth, max_sge) = (1 << rng.below(6), rng.below(5) as u8);
-        let limit = rng.below(8) as u32;
-        let request = SrqRequest { pd: self.pd, depth, max_sge, limit, context: rng.word() };
-        let answer = self.raw.call(RequestBody::CreateSrq(request), &[])?;
-        let Ok(ReplyBody::Srq { srq, queue, .. }) = answer else { return Some(()) };
-        self.objects.srqs.push(srq);
-        self.add_queue(queue);
-        for _ in 0..2 {
-            let mut request = qp_request(self.pd, pick(&self.cqs, rng)?);
-            request.srq = Some(srq);
-            if rng.below(2) == 0 {
-                request.no_receive = NoReceive::Hold { deadline_ms: rng.below(50) as u32 };
-            }
-            let answer = self.raw.call(RequestBody::CreateQp(request), &[])?;
-            if let Ok(ReplyBody::Qp { qp, sq, .. }) = answer {
-                self.qps.push(qp);
-                self.add_queue(sq);
-            }
         }
         Some(())
     }
