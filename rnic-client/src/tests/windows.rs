@@ -118,7 +118,7 @@ fn a_window_that_moves_lets_go_of_what_it_has_left() {
     // It may still be bound to the first one: the request is under way.
     r.daemon.device().script.push_back(in_use());
     window.bind(&r.qp, 2, &Bind::new(&second, .., Access::REMOTE_READ)).unwrap();
-    assert_eq!(let_go(&r), [mr.clone()]);
+    assert_eq!(let_go(&r), std::slice::from_ref(&mr));
     window.bind(&r.qp, 3, &Bind::new(&second, .., Access::REMOTE_READ)).unwrap();
     assert_eq!(let_go(&r), [mr]);
     window.unbind(&r.qp, 4).unwrap();
