@@ -437,6 +437,33 @@ mod tests {
     }
 
     #[test]
+    fn after_fork_the_parents_memory_is_reached() {
+        let space = own();
+        let memory = Mapping::from_vec(vec![1; 8192]).expect("a slot in the table");
+        let address = memory.address();
+        // SAFETY: the child stores one octet of private memory and ends: nothing of this process's
+        // locks or other threads is used in it.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                (address as *mut u8).write_volatile(2);
+                libc::_exit(0);
+            }
+            child
+        };
+        assert!(child > 0, "fork");
+        let mut status = 0;
+        // SAFETY: `status` is a live local of the right type.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let mut seen = [0];
+        space.read(address, &mut seen).expect("mapped");
+        assert_eq!(seen, [1], "the child wrote into its own copy");
+        space.write(address, &[3], false).expect("mapped");
+        assert_eq!(contents(&memory, 0, 2), [3, 1]);
+    }
+
+    #[test]
     fn only_the_memory_of_that_process_is_taken() {
         let zero = refusal(open("/dev/zero", true));
         assert!(matches!(zero, AttachError::NotProcfs), "{zero}");

@@ -1,6 +1,7 @@
 //! A client process of a test: plays the part its arguments name, through `rnic-client` alone.
 
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use rnic_client::programs::tour;
 use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
 };
-use rnic_tests::{DEADLINE, Process, burst, exhaust, hammer, hostile, over, traffic};
+use rnic_tests::{DEADLINE, Process, attached, burst, exhaust, hammer, hostile, over, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -53,6 +54,16 @@ enum Part {
     Churn,
     /// Lets others write into a region until its standard input closes; prints its address.
     Sink,
+    /// Lends attached memory to one guest; prints its address, and when its standard input closes
+    /// a checksum of what is in it.
+    Lend {
+        /// Becomes another program instead, which sleeps.
+        #[arg(long)]
+        exec: bool,
+        /// That program has its descriptors.
+        #[arg(long)]
+        keep: bool,
+    },
     /// Posts small Writes in batches as fast as they are taken; prints how many calls of `read`
     /// and `write` that cost.
     Burst {
@@ -186,6 +197,20 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             println!("listening on {}", listener.local_addr());
             let (qp, region) = burst::accept(&context, &listener)?;
             wait_for_release();
+            drop((qp, region));
+        }
+        Part::Lend { exec, keep } => {
+            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            println!("listening on {}", listener.local_addr());
+            let (qp, region) = attached::lend(&context, &listener)?;
+            wait_for_release();
+            if keep {
+                attached::keep_descriptors()?;
+            }
+            if exec {
+                return Err(Command::new("sleep").arg("600").exec().into());
+            }
+            println!("checksum {:08x}", crc32c::crc32c(&attached::octets(&region)?));
             drop((qp, region));
         }
         Part::Burst { address, posts } => {
