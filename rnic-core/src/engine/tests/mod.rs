@@ -6,6 +6,7 @@
 //! words in which tests post. The other files are scenarios, one subject each; they read as
 //! transcripts of what was posted and what came of it.
 
+mod administration;
 mod bare;
 mod differential;
 mod endings;
