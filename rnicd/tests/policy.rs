@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -272,6 +272,9 @@ fn the_oldest_silent_connection_to_a_user_gives_way() {
         assert!(is_over(stream));
     }
     assert_eq!(raw.status().half_open, 2);
+    let key = format!("limits.user.half_open (user {})", uid());
+    let row = limits(&mut raw).into_iter().find(|row| row.key == key).unwrap();
+    assert_eq!((row.limit, row.used), (2, 2));
 }
 
 #[test]
@@ -408,6 +411,23 @@ fn draining_refuses_what_is_new_and_lets_the_rest_go_on() {
     let mut admin = Raw::open(&daemon.socket());
     assert_eq!(admin.call(RequestBody::Drain { on: false }), Ok(ReplyBody::Done));
     assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
+}
+
+#[test]
+fn a_draining_daemon_rejects_peers_in_their_own_language() {
+    let daemon = one_worker("");
+    let (mut raw, address) = host(&daemon);
+    assert_eq!(raw.call(RequestBody::Drain { on: true }), Ok(ReplyBody::Done));
+    let mut peer = TcpStream::connect(address).unwrap();
+    peer.set_read_timeout(Some(DEADLINE)).unwrap();
+    // RFC 5044 section 7.1.1: key, flags with C, revision 1, no private data.
+    peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+    let mut reply = [0; 20];
+    peer.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply[..16], b"MPA ID Rep Frame");
+    assert_eq!(reply[16] & 0x20, 0x20, "the reject flag");
+    drop(peer);
+    assert_eq!(raw.call(RequestBody::Drain { on: false }), Ok(ReplyBody::Done));
 }
 
 #[test]

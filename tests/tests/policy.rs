@@ -279,6 +279,28 @@ fn limits_change_under_traffic_and_a_broken_file_changes_nothing() {
 }
 
 #[test]
+fn the_level_of_the_log_changes_while_the_daemon_runs() {
+    if std::env::var_os("RUST_LOG").is_some() {
+        eprintln!("RUST_LOG says what is logged: left out");
+        return;
+    }
+    let daemon = Daemon::start(binaries!(), "");
+    drop(Context::open_at(daemon.socket()).unwrap());
+    reload(&daemon, "[log]\nlevel = \"debug\"\n[limits]\nsge = 3\n");
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    while context.device().unwrap().max_sge != 3 {
+        assert!(Instant::now() < deadline, "the reload changes nothing");
+    }
+    drop(Context::open_at(daemon.socket()).unwrap());
+    drop(context);
+    let lines = daemon.stop();
+    let at = |text: &str| lines.iter().position(|line| line.contains(text));
+    let reloaded = at("reloaded: log.level: info -> debug").expect("it is told");
+    assert!(at("session opened").is_some_and(|opened| opened > reloaded), "{lines:?}");
+}
+
+#[test]
 fn rules_change_while_the_daemon_runs() {
     let uid = geteuid().as_raw();
     let daemon = Daemon::start(binaries!(), "");

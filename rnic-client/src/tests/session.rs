@@ -33,11 +33,23 @@ fn a_daemon_that_welcomes_us_in_another_version_is_not_believed() {
 }
 
 #[test]
-fn the_session_limit_is_named() {
-    let daemon = FakeDaemon::answering(HelloStatus::SessionLimit, ABI_VERSION);
-    let error = Context::open_with(daemon.options()).err().unwrap();
-    assert_eq!(error.fault(), Fault::Refusal);
-    assert!(error.to_string().ends_with("its limit on sessions (limits.sessions) is reached"));
+fn the_reason_for_turning_a_session_away_is_named() {
+    for (status, end) in [
+        (HelloStatus::SessionLimit, "its limit on sessions (limits.sessions) is reached"),
+        (
+            HelloStatus::UserSessions,
+            "its limit on sessions of this user (limits.user.sessions) is reached",
+        ),
+        (
+            HelloStatus::Draining,
+            "it is draining: it takes no new sessions until `rnicctl drain off`",
+        ),
+    ] {
+        let daemon = FakeDaemon::answering(status, ABI_VERSION);
+        let error = Context::open_with(daemon.options()).err().unwrap();
+        assert_eq!(error.fault(), Fault::Refusal);
+        assert!(error.to_string().ends_with(end), "{error}");
+    }
 }
 
 #[test]

@@ -407,6 +407,16 @@ impl ConnectionManager {
         self.slots.len() - self.listeners.len()
     }
 
+    /// Connections that have not completed a request or wait to close, and give way to new ones.
+    pub fn giving_way(&self) -> usize {
+        self.evictable.len()
+    }
+
+    /// Those of them that came to listeners of a user.
+    pub fn giving_way_of(&self, user: u32) -> usize {
+        self.quotas.used(user)
+    }
+
     /// A listener as lists show it.
     pub fn listener(&self, id: ListenerId) -> Option<ListenerRow> {
         self.listeners.get(&id).map(|l| l.row(id))

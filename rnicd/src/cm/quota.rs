@@ -78,6 +78,11 @@ impl Quotas {
         ages.first().map(|age| (*age, limit))
     }
 
+    /// How many connections of a user may give way.
+    pub(super) fn used(&self, user: u32) -> usize {
+        self.half_open.get(&user).map_or(0, BTreeSet::len)
+    }
+
     /// Counts a connection of a remote host; false if there were too many lately.
     pub(super) fn take_rate(&mut self, peer: IpAddr, per_second: u32, now: Time) -> bool {
         self.peers.take(host(peer), per_second, now)

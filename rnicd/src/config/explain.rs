@@ -14,7 +14,7 @@ pub fn explain(config: &Config, capacity: &Capacity, unknown: &[String]) -> Stri
     let mut out = String::new();
     for (key, value, meaning) in values(config, capacity) {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "{key:<28} {value:<14} {meaning}");
+        let _ = writeln!(out, "{key:<35} {value:<14} {meaning}");
     }
     let rules = sentences(config).into_iter().map(|(_, sentence)| sentence);
     paragraph(&mut out, "Rules:", rules);

@@ -48,7 +48,7 @@ fn of_override(config: &Config, kind: &str, rule: &Override) -> Vec<String> {
         lines.push(format!("Sessions of {one} may have {}.", of_session.join(", ")));
     }
     if !of_user.is_empty() {
-        lines.push(format!("{each} may have {} in all sessions together.", of_user.join(", ")));
+        lines.push(format!("{each} may have, all sessions together, {}.", of_user.join(", ")));
     }
     match rule.trusted {
         Some(true) => {

@@ -44,7 +44,7 @@ impl Manager {
                 key: "limits.half_open".to_owned(),
                 scope: "device".to_owned(),
                 limit: self.config.limits.half_open.into(),
-                used: self.cm.half_open() as u64,
+                used: self.cm.giving_way() as u64,
             });
             rows.extend(self.named_pds.limit_rows(&self.policy));
         }
@@ -53,7 +53,14 @@ impl Manager {
         for Session { counts, .. } in visible() {
             if !users.contains(&counts.rights.uid) {
                 users.push(counts.rights.uid);
-                rows.extend(self.ledger.user_rows(&counts.rights));
+                let rights = &counts.rights;
+                rows.extend(self.ledger.user_rows(rights));
+                rows.push(LimitRow {
+                    key: rights.half_open_key(),
+                    scope: format!("user {}", rights.uid),
+                    limit: rights.half_open.into(),
+                    used: self.cm.giving_way_of(rights.uid) as u64,
+                });
             }
         }
         for session in visible() {

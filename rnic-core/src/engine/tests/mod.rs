@@ -7,6 +7,7 @@
 //! transcripts of what was posted and what came of it.
 
 mod attached;
+mod administration;
 mod bare;
 mod differential;
 mod endings;

@@ -618,6 +618,12 @@ impl World {
         self.settle();
     }
 
+    pub fn expel(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].expel(id, self.now);
+        self.settle();
+    }
+
     pub fn destroy(&mut self, qp: usize) {
         let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
         self.engines[engine].destroy(id, self.now);

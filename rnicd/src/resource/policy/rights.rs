@@ -18,6 +18,7 @@ pub struct Rights {
     pub half_open: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,
+    half_open_source: Source,
     rate_source: Source,
     session: [(u64, Source); Kind::COUNT],
     user: [(u64, Source); Kind::COUNT],
@@ -57,18 +58,16 @@ impl Rights {
         let trusted = |rule: &Override| rule.trusted;
         let (connections_per_second, rate_source) =
             choose(user.and_then(rate), group.and_then(rate), limits.user.connections_per_second);
+        let (half_open, half_open_source) =
+            choose(user.and_then(half_open), group.and_then(half_open), limits.user.half_open);
         let name = |rule: Option<&Override>| rule.map(|r| r.who.to_string()).unwrap_or_default();
         Rights {
             uid,
             admin,
             trusted: choose(user.and_then(trusted), group.and_then(trusted), false).0,
             why_records: choose(user.and_then(why), group.and_then(why), limits.why_records).0,
-            half_open: choose(
-                user.and_then(half_open),
-                group.and_then(half_open),
-                limits.user.half_open,
-            )
-            .0,
+            half_open,
+            half_open_source,
             connections_per_second,
             rate_source,
             session,
@@ -97,6 +96,12 @@ impl Rights {
     pub fn user_key(&self, kind: Kind) -> String {
         let whose = format!(" (user {})", self.uid);
         self.named(self.user[kind as usize].1, "user", kind.key(), &whose)
+    }
+
+    /// The key that limits the user's half-open connections.
+    pub fn half_open_key(&self) -> String {
+        let whose = format!(" (user {})", self.uid);
+        self.named(self.half_open_source, "user", "half_open", &whose)
     }
 
     /// The key that limits how often the user connects.
