@@ -63,11 +63,7 @@ impl ReceiveQueue {
     }
 
     #[inline]
-    fn push(
-        &self,
-        producer: &mut ReceiveProducer,
-        request: &RecvRequest<'_>,
-    ) -> Result<(), Error> {
+    fn push(&self, producer: &mut ReceiveProducer, request: &RecvRequest<'_>) -> Result<(), Error> {
         let (given, max) = (request.sges.len(), self.max_sge);
         if given > max {
             return Err(Error::TooManySges { given, max });

@@ -148,8 +148,11 @@ fn one_queue_pair_of_two_consumes_all_eight() {
         let last = host.event(|e| matches!(e, Event::LastReceive { .. }));
         assert_eq!(last, Event::LastReceive { qp: pairs[1].1.id(), context: 0 });
         let end = pairs[1].1.wait_disconnected(Some(DEADLINE)).unwrap();
-        assert!(matches!(&end, DisconnectReason::Terminate { code, .. }
-            if (code.layer, code.etype, code.code) == (1, 2, 2)), "{end:?}");
+        assert!(
+            matches!(&end, DisconnectReason::Terminate { code, .. }
+            if (code.layer, code.etype, code.code) == (1, 2, 2)),
+            "{end:?}"
+        );
         assert_eq!(pairs[0].1.query().unwrap().srq, Some(srq.id()));
     });
 }
@@ -311,8 +314,11 @@ fn a_held_message_ends_the_connection_at_its_deadline() {
         sender.post_send(&[SendRequest::send_inline(1, b"nobody")]).unwrap();
         for qp in [&sender, &receiver] {
             let end = qp.wait_disconnected(Some(DEADLINE)).unwrap();
-            assert!(matches!(&end, DisconnectReason::Terminate { code, .. }
-                if (code.layer, code.etype, code.code) == (1, 2, 2)), "{end:?}");
+            assert!(
+                matches!(&end, DisconnectReason::Terminate { code, .. }
+                if (code.layer, code.etype, code.code) == (1, 2, 2)),
+                "{end:?}"
+            );
         }
         assert!(began.elapsed() >= held);
     });

@@ -153,7 +153,8 @@ fn receives_ring_only_a_worker_that_waits_for_them() {
 #[test]
 fn receives_of_a_shared_queue_ring_every_worker_that_waits() {
     let r = rig();
-    let srq = r.pd.create_srq(&SrqOptions { depth: 4, max_sge: 1, ..SrqOptions::default() }).unwrap();
+    let srq =
+        r.pd.create_srq(&SrqOptions { depth: 4, max_sge: 1, ..SrqOptions::default() }).unwrap();
     let qp = r.pd.create_qp(&QpOptions { srq: Some(&srq), ..QpOptions::new(&r.cq) }).unwrap();
     let refused = qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap_err();
     assert!(matches!(refused.source, Error::SharedReceives));

@@ -156,8 +156,7 @@ pub(super) fn tell(srq: &Srq, notices: Notices, outputs: &mut VecDeque<Output>) 
         window: u.window,
     });
     let session = srq.session();
-    outputs
-        .extend(limit.into_iter().chain(unfair).map(|event| Output::Event { session, event }));
+    outputs.extend(limit.into_iter().chain(unfair).map(|event| Output::Event { session, event }));
 }
 
 /// What a message without a receive ends its stream with (RFC 5041 section 7.1).

@@ -225,7 +225,10 @@ pub fn of_rows(rows: &Rows) -> Table {
                 .collect(),
         },
         Rows::Srqs(rows) => Table {
-            head: vec!["SRQ", "SESSION", "PD", "CAPACITY", "POSTED", "TAKEN", "LIMIT", "QPS", "HELD", "UNFAIR"],
+            head: vec![
+                "SRQ", "SESSION", "PD", "CAPACITY", "POSTED", "TAKEN", "LIMIT", "QPS", "HELD",
+                "UNFAIR",
+            ],
             rows: rows
                 .iter()
                 .map(|r| {

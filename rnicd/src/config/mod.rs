@@ -372,7 +372,8 @@ impl Checker<'_> {
         let Limits { device: d, session: p, .. } = Limits::default();
         let default = Limits::default();
         let c = s.session;
-        let session_place = c.qps.as_ref().or(c.cqs.as_ref()).or(c.srqs.as_ref()).map(|f| f.span().start);
+        let session_place =
+            c.qps.as_ref().or(c.cqs.as_ref()).or(c.srqs.as_ref()).map(|f| f.span().start);
         let session = Totals {
             pds: self.number(c.pds, p.pds, 1..=MAX_OBJECTS)?,
             segments: self.number(c.segments, p.segments, 0..=MAX_MAPPINGS)?,

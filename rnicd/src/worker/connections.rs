@@ -131,8 +131,7 @@ impl Connections {
         // all.
         let interest = Interest::READABLE | Interest::WRITABLE;
         let fd = stream.as_raw_fd();
-        let connection =
-            Connection {
+        let connection = Connection {
             qp,
             stream,
             queued: false,

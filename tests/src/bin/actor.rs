@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
-use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions};
+use rnic_client::{
+    AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
+};
 use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
 
 #[derive(Parser)]

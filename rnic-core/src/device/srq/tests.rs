@@ -98,8 +98,9 @@ fn the_limit_counts_what_was_posted_since_the_last_look() {
 #[test]
 fn those_who_wait_are_served_in_order_over_all_workers() {
     let (srq, mut client, _arena) = srq(8, 0);
-    let places: Vec<_> =
-        [(1, 0), (2, 5), (3, 0)].map(|(qp, w)| wait(&srq, qp, w).expect("nothing is posted")).into();
+    let places: Vec<_> = [(1, 0), (2, 5), (3, 0)]
+        .map(|(qp, w)| wait(&srq, qp, w).expect("nothing is posted"))
+        .into();
     assert_eq!(srq.usage().held, 3);
     assert_eq!(called(&srq, 0), []);
     assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of those who wait");

@@ -184,7 +184,10 @@ fn a_fin_waits_behind_the_message() {
     assert_eq!(w.completions(B), ["10 Receive", "11 Receive WrFlush"]);
     assert_eq!(w.events(B), ["peer closed"]);
     w.disconnect(B);
-    assert_eq!((w.events(A), w.events(B)), (vec!["disconnected".into()], vec!["disconnected".into()]));
+    assert_eq!(
+        (w.events(A), w.events(B)),
+        (vec!["disconnected".into()], vec!["disconnected".into()])
+    );
 }
 
 #[test]
@@ -212,7 +215,11 @@ fn an_abort_or_the_end_of_the_queue_pair_leaves_nothing_behind() {
         for destroy in [false, true] {
             let mut w = pair(wiring);
             w.post(A, &[Wr::send(1, &[])]);
-            if destroy { w.destroy(B) } else { w.abort(B) }
+            if destroy {
+                w.destroy(B)
+            } else {
+                w.abort(B)
+            }
             assert!(w.next_timeout().is_none_or(|at| at < w.now.after(DEADLINE)), "{wiring:?}");
             w.advance(DEADLINE * 2);
             assert_eq!(w.state(A), QpState::Error);

@@ -29,8 +29,7 @@ use crate::stream::startup::{
     Initiator, InitiatorStep, Options, Responder, ResponderStep, RtrKinds,
 };
 use crate::types::{
-    Access, AddressPair, CqId, MrId, PdId, QpId, QpState, Scope, SessionId, SrqId,
-    Stag, Time,
+    Access, AddressPair, CqId, MrId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag, Time,
 };
 
 /// The ends of the connection that most tests are about.
@@ -181,15 +180,7 @@ pub(super) struct QpShape {
 
 impl Default for QpShape {
     fn default() -> Self {
-        QpShape {
-            sq: 32,
-            rq: 32,
-            sges: 4,
-            inline: 64,
-            signal_all: false,
-            srq: None,
-            hold: None,
-        }
+        QpShape { sq: 32, rq: 32, sges: 4, inline: 64, signal_all: false, srq: None, hold: None }
     }
 }
 
