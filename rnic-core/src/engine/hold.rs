@@ -186,7 +186,8 @@ impl Qp {
 
     /// An application that waits for a Read before it posts a receive waits for itself: says so once.
     fn warn_of_read(&mut self, shard: &mut Shard) {
-        if self.reads.is_empty() || std::mem::replace(&mut self.warned_of_read, true) {
+        let reads = self.reads.iter().any(|read| read.seq.is_some());
+        if !reads || std::mem::replace(&mut self.warned_of_read, true) {
             return;
         }
         let text = format!(
