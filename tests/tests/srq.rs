@@ -493,3 +493,39 @@ fn receives_that_nobody_took_stay_for_the_others() {
         host.no_event_of_an_srq();
     });
 }
+
+/// Clock ticks of CPU time that the daemon has used.
+fn ticks(daemon: &Daemon) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
+    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2);
+    fields.map(|n| n.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn holding_costs_no_cpu() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let srq = host.srq(8);
+        let hold = NoReceive::Hold { deadline_ms: 3_600_000 };
+        let pairs = connected(&guest, &host, &srq, hold, 4);
+        let segment = guest.context.create_segment(1 << 20).unwrap();
+        let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let much = [source.sge(0, 1 << 20)];
+        for (sender, _) in &pairs {
+            sender.post_send(&[SendRequest::send(1, &much); 8]).unwrap();
+        }
+        let deadline = Instant::now() + DEADLINE;
+        while srq.query().unwrap().held < 4 {
+            assert!(Instant::now() < deadline, "{:?}", srq.query());
+            std::thread::yield_now();
+        }
+        // A worker that spins uses nearly all of the time, whatever else runs on this machine.
+        let window = Duration::from_millis(300);
+        let used = (0..4).map(|_| {
+            let before = ticks(daemon);
+            std::thread::sleep(window);
+            ticks(daemon) - before
+        });
+        assert!(used.min().unwrap() <= 3);
+    });
+}

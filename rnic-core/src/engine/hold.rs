@@ -131,14 +131,7 @@ impl Qp {
                 }
             }
         };
-        if !self.reads.is_empty() && !std::mem::replace(&mut self.warned_of_read, true) {
-            let text = format!(
-                "QP {} holds a message for want of a receive while a Read of its own is \
-                 outstanding; the response is behind that message",
-                self.id
-            );
-            shard.outputs.push_back(Output::Warning { session: self.session, text });
-        }
+        self.warn_of_read(shard);
         let until = shard.now.after(deadline);
         shard.holds.0.insert((until, self.key));
         let awaits = Awaits::Receive { segment, place, until };
@@ -159,7 +152,7 @@ impl Qp {
         let Awaits::Receive { place, .. } = &pause.awaits;
         let turn = place.map_or(Turn::AtOnce, Turn::Waited);
         match self.take_in(turn, shard.now, &mut shard.outputs) {
-            Ok(false) => {}
+            Ok(false) => self.warn_of_read(shard),
             Ok(true) => self.go_on(shard),
             Err(trouble) => {
                 let Some(pause) = self.lift(shard) else { return };
@@ -182,12 +175,27 @@ impl Qp {
 
     /// The deadline of a pause has passed: the message has found no receive after all.
     pub(super) fn held_too_long(&mut self, shard: &mut Shard) {
+        self.warn_of_read(shard);
         let Some(pause) = self.lift(shard) else { return };
         if let Link::Direct(peer) = &self.link {
             // TCP would have taken the segment long before.
             shard.deliver(*peer, Delivery::SegmentTaken);
         }
         self.terminate(shard, NO_RECEIVE.code, Some(pause.refusal(NO_RECEIVE)));
+    }
+
+    /// An application that waits for a Read before it posts a receive waits for itself: says so once.
+    fn warn_of_read(&mut self, shard: &mut Shard) {
+        let reads = self.reads.iter().any(|read| read.seq.is_some());
+        if !reads || std::mem::replace(&mut self.warned_of_read, true) {
+            return;
+        }
+        let text = format!(
+            "QP {} holds a message for want of a receive while a Read of its own is outstanding; \
+             the response is behind that message",
+            self.id
+        );
+        shard.outputs.push_back(Output::Warning { session: self.session, text });
     }
 
     /// Ends a pause, if there is one: nobody waits any more, and the stream moves again.

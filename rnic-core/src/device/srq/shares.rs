@@ -1,4 +1,5 @@
-//! Who takes how many of a shared queue's receives (RFC 5040 section 8.1.2, RFC 5042 section 6.4.2).
+//! Who takes how many of a shared queue's receives (RFC 5040 section 8.1.2, RFC 5041 section 8.3.2,
+//! RFC 5042 section 6.4.2).
 //!
 //! A remote peer that sends more than the others leaves them without receives, so the RNIC has to
 //! notice one that takes more than its fair share. The measure is the last [`Shares::window`] takings:

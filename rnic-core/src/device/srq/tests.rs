@@ -171,3 +171,103 @@ fn a_malformed_receive_goes_with_the_queue_pair_that_meets_it() {
     assert_eq!(take(&srq, 2, Turn::AtOnce), Some(11));
     assert_eq!(srq.usage().taken, 2);
 }
+
+mod model {
+    use std::collections::{BTreeMap, VecDeque};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Post(u64),
+        /// A message begins on a QP that does not wait, and waits if it must.
+        Message(u32),
+        /// One on a QP that never waits.
+        AtOnce,
+        /// A worker looks at its doorbell, and those who are called take.
+        Rung(u32),
+        /// A QP that waits is gone.
+        Gone(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            3 => (1..4u64).prop_map(Op::Post),
+            4 => (0..9u32).prop_map(Op::Message),
+            1 => Just(Op::AtOnce),
+            3 => (0..3u32).prop_map(Op::Rung),
+            1 => (0..9u32).prop_map(Op::Gone),
+        ]
+    }
+
+    proptest! {
+        /// Every receive is taken once and in order, those who wait are served in their order, and
+        /// nobody waits beside a receive once all who were rung or told have looked.
+        #[test]
+        fn nobody_waits_beside_a_receive(ops in prop::collection::vec(op(), 0..200)) {
+            let (srq, mut client, _arena) = srq(16, 0);
+            let (mut posted, mut taken) = (0, 0);
+            let mut waiting: VecDeque<u32> = VecDeque::new();
+            let mut places: BTreeMap<u32, Place> = BTreeMap::new();
+            // Workers that were rung or told, and have not looked.
+            let mut rung = 0u64;
+            for op in ops {
+                match op {
+                    Op::Post(n) => {
+                        let n = n.min(u64::from(client.free()));
+                        rung |= post(&mut client, posted..posted + n);
+                        posted += n;
+                    }
+                    Op::Message(qp) if places.contains_key(&qp) => {}
+                    Op::Message(qp) => {
+                        let spare = posted - taken > waiting.len() as u64;
+                        match take(&srq, qp, Turn::InTurn) {
+                            Some(id) => {
+                                prop_assert!(spare);
+                                prop_assert_eq!(id, taken);
+                                taken += 1;
+                            }
+                            None => {
+                                prop_assert!(!spare);
+                                places.insert(qp, wait(&srq, qp, qp % 3).expect("none to spare"));
+                                waiting.push_back(qp);
+                            }
+                        }
+                    }
+                    Op::AtOnce => {
+                        let found = take(&srq, 99, Turn::AtOnce);
+                        prop_assert_eq!(found, (posted > taken).then_some(taken));
+                        taken += u64::from(found.is_some());
+                    }
+                    Op::Rung(worker) => {
+                        rung &= !(1 << worker);
+                        for qp in called(&srq, worker) {
+                            let first = waiting.iter().position(|w| *w == qp).expect("it waits");
+                            prop_assert!((first as u64) < posted - taken);
+                            let id = take(&srq, qp, Turn::Waited(places[&qp]));
+                            prop_assert_eq!(id, Some(taken));
+                            taken += 1;
+                            waiting.remove(first);
+                            let place = places.remove(&qp).expect("it waits");
+                            prop_assert_eq!(srq.leave(place), 0, "it has left by taking");
+                        }
+                    }
+                    Op::Gone(qp) => {
+                        if let Some(place) = places.remove(&qp) {
+                            waiting.retain(|w| *w != qp);
+                            rung |= srq.leave(place);
+                        }
+                    }
+                }
+                // Who may take now has a worker that will look.
+                for qp in waiting.iter().take((posted - taken) as usize) {
+                    prop_assert!(rung >> (qp % 3) & 1 == 1, "QP {} is forgotten", qp);
+                }
+                prop_assert_eq!(srq.usage().posted as u64, posted - taken);
+                prop_assert_eq!(srq.usage().held as usize, waiting.len());
+            }
+        }
+    }
+}
