@@ -132,7 +132,6 @@ impl Connections {
         // all.
         let interest = Interest::READABLE | Interest::WRITABLE;
         let fd = stream.as_fd().as_raw_fd();
-        let fd = stream.as_raw_fd();
         let connection = Connection {
             qp,
             stream,

@@ -14,7 +14,6 @@ use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
 };
 use rnic_tests::{DEADLINE, Process, attached, burst, exhaust, hammer, hostile, over, traffic};
-use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
 
 #[derive(Parser)]
 struct Args {

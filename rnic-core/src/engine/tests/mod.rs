@@ -6,8 +6,8 @@
 //! words in which tests post. The other files are scenarios, one subject each; they read as
 //! transcripts of what was posted and what came of it.
 
-mod attached;
 mod administration;
+mod attached;
 mod bare;
 mod differential;
 mod endings;

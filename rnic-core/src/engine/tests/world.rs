@@ -34,7 +34,6 @@ use crate::stream::startup::{
 use crate::types::{
     Access, AddressPair, CqId, MrId, MwId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag,
     Time, WindowKind,
-    Access, AddressPair, CqId, MrId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag, Time,
 };
 
 /// The ends of the connection that most tests are about.
