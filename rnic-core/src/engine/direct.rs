@@ -140,6 +140,7 @@ impl Qp {
             },
             Delivery::Fin => self.fin_received(shard),
             Delivery::Reset => self.lost(shard, "the peer reset the connection"),
+            Delivery::Lost(why) => self.lost(shard, why),
         }
     }
 }

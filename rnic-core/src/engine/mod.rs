@@ -14,6 +14,7 @@ mod complete;
 mod direct;
 mod ledger;
 mod message;
+mod partial;
 mod place;
 mod post;
 mod qp;
@@ -28,9 +29,11 @@ mod tx;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use partial::PartialLimits;
 pub use qp::QpConfig;
 pub use tcp::{MulpduPolicy, TxBatch};
 
@@ -39,10 +42,11 @@ use crate::device::{Cq, StagEntry, StagTable};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, Stag, Time};
+use partial::{Buffers, Owner};
 use qp::{Link, Phase, Qp};
 use schedule::{Key, QUANTUM, Schedule};
 use session::Sessions;
-use tcp::{Buffers, RX_SLAB, TX_SLAB, TcpLink};
+use tcp::{RX_SLAB, TX_SLAB, TcpLink};
 use teardown::Timers;
 
 /// What an engine is told once.
@@ -58,6 +62,8 @@ pub struct EngineOptions {
     pub first_fpdu_deadline: Duration,
     /// Where MULPDU comes from.
     pub mulpdu: MulpduPolicy,
+    /// What incomplete FPDUs may cost, and how long they may take.
+    pub partial: PartialLimits,
 }
 
 /// What the worker carries out for the engine.
@@ -103,6 +109,13 @@ pub enum Output {
         cq: Arc<Cq>,
         /// The workers.
         workers: u64,
+    },
+    /// A peer named an STag that it may not use, over TCP: such guesses are to be limited.
+    StagGuessed {
+        /// The peer's address.
+        peer: IpAddr,
+        /// When.
+        at: Time,
     },
     /// A client broke the contract: its session must end.
     Misbehaved {
@@ -172,11 +185,14 @@ struct Shard {
     dead_cqs: Vec<CqId>,
 }
 
-/// What one QP does to another by the direct path besides moving data.
+/// What one QP does to another besides moving data.
 enum Delivery {
+    /// By the direct path.
     Terminate(Vec<u8>),
     Fin,
     Reset,
+    /// It has to make room.
+    Lost(String),
 }
 
 impl Shard {
@@ -196,6 +212,7 @@ impl Shard {
 impl Engine {
     /// An engine without sessions.
     pub fn new(options: EngineOptions) -> Self {
+        let buffers = Buffers::new(options.partial);
         Engine {
             qps: Vec::new(),
             free: Vec::new(),
@@ -208,7 +225,7 @@ impl Engine {
                 sessions: Sessions::default(),
                 schedule: Schedule::default(),
                 timers: Timers::default(),
-                buffers: Buffers::default(),
+                buffers,
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
@@ -362,6 +379,9 @@ impl Engine {
         let shard = &mut self.shard;
         let farewell = qp.farewell();
         let reset = farewell.is_none();
+        if let Link::Tcp(tcp) = &mut qp.link {
+            shard.buffers.give(&mut tcp.partial, Owner { key, session: qp.session });
+        }
         match (&qp.link, farewell) {
             (Link::Direct(peer), Some(payload)) => {
                 shard.deliver(*peer, Delivery::Terminate(payload));
@@ -461,6 +481,9 @@ impl Engine {
         while let Some(key) = self.shard.timers.pop_due(now) {
             self.with_key(key, |qp, shard| qp.deadline_passed(shard));
         }
+        while let Some(key) = self.shard.buffers.pop_due(now) {
+            self.with_key(key, |qp, shard| qp.look_for_stall(shard));
+        }
     }
 
     // -----------------------------------------------------------------------------------------
@@ -515,7 +538,8 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] is due.
     pub fn next_timeout(&self) -> Option<Time> {
-        self.shard.timers.next()
+        let looks = self.shard.buffers.next_look();
+        self.shard.timers.next().into_iter().chain(looks).min()
     }
 
     /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the

@@ -196,13 +196,16 @@ impl ConnectionManager {
 
     /// Starts start-up on an accepted connection.
     fn admit(&mut self, id: ListenerId, stream: TcpStream, now: Time) {
-        self.make_room_for_one(now);
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
             return; // It is gone already.
         };
+        let stream = socket::Socket::own(stream);
+        if self.guesses.turns_away(peer.ip(), now) {
+            return stream.reset();
+        }
+        self.make_room_for_one(now);
         let Some(listener) = self.listeners.get(&id) else { return };
         let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
-        let stream = socket::Socket::own(stream);
         // If it cannot be polled it is closed.
         let _ = self.begin(listener.session, id, stream, addresses, now);
     }

@@ -13,6 +13,7 @@
 mod active;
 mod deadlines;
 mod direct;
+mod guesses;
 mod listener;
 mod net;
 mod passed;
@@ -21,7 +22,7 @@ mod passive;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ use slab::Slab;
 use active::Active;
 use deadlines::Deadlines;
 use direct::Direct;
+use guesses::Guesses;
 use listener::{Listener, Shedding};
 use passed::Returning;
 pub use passed::examine;
@@ -56,6 +58,8 @@ pub struct CmOptions {
     /// Accepted connections that have not completed a request, or that wait to close. The oldest
     /// gives way to a new one.
     pub half_open: usize,
+    /// Wrong STags that a peer's address may name in a minute before it is turned away.
+    pub stag_guesses_per_minute: u32,
     /// For a TCP connection to come about.
     pub connect_deadline: Duration,
     /// For the peer's reply, once our request is on its way.
@@ -220,6 +224,7 @@ pub struct ConnectionManager {
     next_request: u32,
     events: VecDeque<CmEvent>,
     shedding: Shedding,
+    guesses: Guesses,
     scratch: Box<[u8; SCRATCH]>,
 }
 
@@ -245,10 +250,12 @@ enum Slot {
 impl ConnectionManager {
     /// A manager that registers its sockets with `registry` under `first_token` and above.
     pub fn new(registry: Registry, first_token: usize, options: CmOptions) -> Self {
+        let guesses = Guesses::new(options.stag_guesses_per_minute);
         ConnectionManager {
             registry,
             first_token,
             options,
+            guesses,
             listeners: HashMap::new(),
             slots: Slab::new(),
             deadlines: Deadlines::default(),
@@ -368,6 +375,11 @@ impl ConnectionManager {
                 self.expire(key);
             }
         }
+    }
+
+    /// A peer's stream has ended for an STag that it may not use.
+    pub fn stag_guessed(&mut self, peer: IpAddr, at: Time) {
+        self.guesses.note(peer, at);
     }
 
     /// What is to be told to sessions or carried out, oldest first.

@@ -36,6 +36,7 @@ fn options() -> CmOptions {
         max_ord: 32,
         direct: false,
         half_open: 5000,
+        stag_guesses_per_minute: 3,
         connect_deadline: Duration::from_secs(1),
         reply_deadline: Duration::from_secs(2),
         request_deadline: Duration::from_secs(3),

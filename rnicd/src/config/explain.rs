@@ -112,8 +112,18 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         Span(mpa.first_fpdu_deadline).to_string(),
         "for the first FPDU after the reply",
     );
+    row(
+        "mpa.stall_deadline",
+        Span(mpa.stall_deadline).to_string(),
+        "for the next octet of an FPDU that has begun",
+    );
     row("limits.sessions", limits.sessions.to_string(), "programs at once");
     row("limits.half_open", limits.half_open.to_string(), "connections in start-up");
+    row(
+        "limits.stag_guesses_per_minute",
+        limits.stag_guesses_per_minute.to_string(),
+        "wrong STags of a peer; then its new connections are reset until the minute is over",
+    );
     row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 octets each");
     row("limits.wr_depth", limits.wr_depth.to_string(), "requests of one queue");
     row("limits.sge", limits.sge.to_string(), "elements of one request");
@@ -147,6 +157,11 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         }
         row("listeners", totals.listeners.to_string(), "bound addresses");
         row("arena_bytes", Size(totals.arena_bytes).to_string(), "octets of queues");
+        row(
+            "partial_bytes",
+            Size(totals.partial_bytes).to_string(),
+            "octets of FPDUs that have not arrived in full",
+        );
     }
     row("log.level", log.level.clone(), "RUST_LOG overrides it");
     rows
@@ -160,7 +175,8 @@ fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
     let half_open = u64::from(limits.half_open) * HALF_OPEN;
     let events = u64::from(limits.sessions) * u64::from(limits.events) * EVENT;
     let workers = u64::from(capacity.workers) * WORKER_SLABS;
-    let own = stag_tables + qps + half_open + events + workers;
+    let partial = limits.device.partial_bytes;
+    let own = stag_tables + qps + partial + half_open + events + workers;
     let default_qp = QueueShape::send(16, 4, 64).octets() + QueueShape::receive(16, 4).octets();
     vec![
         "Worst case, every limit reached at once:".to_owned(),
@@ -171,6 +187,7 @@ fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
         format!("  daemon's own memory                        {}", human(own)),
         format!("    STag tables, one per worker              {}", human(stag_tables)),
         format!("    connections                              {}", human(qps)),
+        format!("    FPDUs that have not arrived in full      {}", human(partial)),
         format!("    connections in start-up                  {}", human(half_open)),
         format!("    unread events                            {}", human(events)),
         format!("    receive and transmit slabs of workers    {}", human(workers)),

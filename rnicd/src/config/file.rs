@@ -159,6 +159,8 @@ pub struct MpaSection {
     pub decision_deadline: Field<Span>,
     /// First FPDU after the reply.
     pub first_fpdu_deadline: Field<Span>,
+    /// A pause inside an FPDU.
+    pub stall_deadline: Field<Span>,
 }
 
 /// `[limits]`: the whole device and single objects.
@@ -185,8 +187,12 @@ pub struct LimitsSection {
     pub listeners: Field<u32>,
     /// Octets of arenas.
     pub arena_bytes: Field<Size>,
+    /// Octets of incomplete FPDUs.
+    pub partial_bytes: Field<Size>,
     /// Connections in start-up.
     pub half_open: Field<u32>,
+    /// Wrong STags of one peer.
+    pub stag_guesses_per_minute: Field<u32>,
     /// Entries of one CQ.
     pub cq_entries: Field<u32>,
     /// Requests of one queue.
@@ -229,6 +235,8 @@ pub struct SessionLimitsSection {
     pub listeners: Field<u32>,
     /// Octets of arenas.
     pub arena_bytes: Field<Size>,
+    /// Octets of incomplete FPDUs.
+    pub partial_bytes: Field<Size>,
 }
 
 /// `[log]`

@@ -104,6 +104,8 @@ pub struct Mpa {
     pub decision_deadline: Duration,
     /// For the initiator's first FPDU after the reply; default 10 s.
     pub first_fpdu_deadline: Duration,
+    /// For the next octet of an FPDU that has begun; default 120 s.
+    pub stall_deadline: Duration,
 }
 
 /// `[limits]`
@@ -117,6 +119,8 @@ pub struct Limits {
     pub session: Totals,
     /// Connections in start-up.
     pub half_open: u32,
+    /// Wrong STags that one peer's address may name in a minute.
+    pub stag_guesses_per_minute: u32,
     /// Entries of one CQ.
     pub cq_entries: u32,
     /// Requests of one queue.
@@ -156,6 +160,8 @@ pub struct Totals {
     pub listeners: u32,
     /// Octets of arenas.
     pub arena_bytes: u64,
+    /// Octets of FPDUs that have not arrived in full.
+    pub partial_bytes: u64,
 }
 
 /// `[log]`
@@ -227,6 +233,7 @@ impl Default for Mpa {
             startup_deadline: Duration::from_secs(10),
             decision_deadline: Duration::from_secs(60),
             first_fpdu_deadline: Duration::from_secs(10),
+            stall_deadline: Duration::from_secs(120),
         }
     }
 }
@@ -245,6 +252,7 @@ impl Default for Limits {
                 qps: 32_768,
                 listeners: 1_024,
                 arena_bytes: 1 << 30,
+                partial_bytes: 256 << 20,
             },
             session: Totals {
                 pds: 1_024,
@@ -256,8 +264,10 @@ impl Default for Limits {
                 qps: 16_384,
                 listeners: 256,
                 arena_bytes: 256 << 20,
+                partial_bytes: 64 << 20,
             },
             half_open: 1_024,
+            stag_guesses_per_minute: 600,
             cq_entries: 65_536,
             wr_depth: 16_384,
             sge: 16,
@@ -357,6 +367,7 @@ impl Checker<'_> {
             decision_deadline: self.deadline(s.decision_deadline, default.decision_deadline)?,
             first_fpdu_deadline: self
                 .deadline(s.first_fpdu_deadline, default.first_fpdu_deadline)?,
+            stall_deadline: self.deadline(s.stall_deadline, default.stall_deadline)?,
         })
     }
 
@@ -375,6 +386,7 @@ impl Checker<'_> {
             qps: self.number(c.qps, p.qps, 0..=doorbell::INDICES)?,
             listeners: self.number(c.listeners, p.listeners, 0..=65_535)?,
             arena_bytes: self.size(c.arena_bytes, p.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
+            partial_bytes: self.size(c.partial_bytes, p.partial_bytes, MIN_PARTIAL..=MAX_BYTES)?,
         };
         if session.qps + session.cqs > doorbell::INDICES {
             let why = format!(
@@ -396,9 +408,19 @@ impl Checker<'_> {
                 qps: self.number(s.qps, d.qps, 0..=MAX_OBJECTS)?,
                 listeners: self.number(s.listeners, d.listeners, 0..=65_535)?,
                 arena_bytes: self.size(s.arena_bytes, d.arena_bytes, MIN_ARENA..=MAX_BYTES)?,
+                partial_bytes: self.size(
+                    s.partial_bytes,
+                    d.partial_bytes,
+                    MIN_PARTIAL..=MAX_BYTES,
+                )?,
             },
             session,
             half_open: self.number(s.half_open, default.half_open, 1..=MAX_OBJECTS)?,
+            stag_guesses_per_minute: self.number(
+                s.stag_guesses_per_minute,
+                default.stag_guesses_per_minute,
+                1..=1_000_000,
+            )?,
             cq_entries: self.number(s.cq_entries, default.cq_entries, 1..=1 << 20)?,
             wr_depth: self.number(s.wr_depth, default.wr_depth, 1..=1 << 16)?,
             sge: self.number(s.sge, default.sge, 1..=MAX_SGE)?,
@@ -491,6 +513,8 @@ const MAX_MAPPINGS: u32 = 60_000;
 const MAX_BYTES: u64 = 1 << 50;
 /// A session's first arena must fit whatever the number of workers.
 const MIN_ARENA: u64 = 1 << 20;
+/// Every worker's share should hold a few FPDUs of 64 KiB.
+const MIN_PARTIAL: u64 = 1 << 20;
 /// Elements that a work request can hold.
 const MAX_SGE: u8 = 16;
 /// IRD and ORD are 14-bit fields (RFC 6581 section 9).

@@ -375,6 +375,7 @@ impl Manager {
         while let Some(report) = self.workers.poll_report() {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
+                WorkerReport::StagGuessed { peer, at } => self.cm.stag_guessed(peer, at),
                 WorkerReport::CqFailed { cq } => self.cq_failed(cq),
             }
         }

@@ -181,6 +181,8 @@ pub(super) struct World {
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
     pub misbehaved: Vec<(SessionId, String)>,
+    /// Peers that named wrong STags.
+    pub guesses: Vec<std::net::IpAddr>,
     pub failed_cqs: Vec<CqId>,
     /// Invalidations nobody has answered yet.
     pub invalidations: Vec<(usize, QpId, Stag)>,
@@ -215,6 +217,7 @@ impl World {
             qps: Vec::new(),
             links: Vec::new(),
             misbehaved: Vec::new(),
+            guesses: Vec::new(),
             failed_cqs: Vec::new(),
             invalidations: Vec::new(),
             answer_invalidations: true,
@@ -742,6 +745,7 @@ impl World {
                         self.engines[host[worker]].space_freed(&cq, self.now);
                     }
                 }
+                Output::StagGuessed { peer, .. } => self.guesses.push(peer),
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
             }
         }
@@ -770,6 +774,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         drain_deadline: Duration::from_secs(5),
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
+        partial: Default::default(),
         mulpdu: MulpduPolicy::Emss,
     }
 }
