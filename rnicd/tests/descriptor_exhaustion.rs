@@ -34,6 +34,7 @@ fn options() -> CmOptions {
         max_ord: 16,
         direct: false,
         half_open: 1000,
+        stag_guesses_per_minute: 1000,
         connect_deadline: minute,
         reply_deadline: minute,
         request_deadline: minute,

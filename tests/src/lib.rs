@@ -10,6 +10,7 @@ pub mod hostile;
 pub mod over;
 pub mod process;
 pub mod raw;
+pub mod target;
 pub mod traffic;
 pub mod wire;
 
