@@ -5,13 +5,13 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Error,
-    Listener, Mr, Pd, Qp, QpOptions, RecvRequest, TerminateCode, TerminateOrigin,
+    Completion, CompletionStatus, Context, DisconnectReason, Error, Qp, QpOptions, TerminateCode,
+    TerminateOrigin,
 };
-use rnic_tests::target::{Bystanders, LEN, Target, UNTOUCHED};
+use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, untagged};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries};
 
 fn tcp_daemon() -> Daemon {
     Daemon::start(binaries!(), "[engine]\nworkers = 2\nloopback = \"tcp\"\n")
