@@ -98,6 +98,7 @@ impl World {
             drain_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
+            partial: Default::default(),
             mulpdu: MulpduPolicy::Emss,
         };
         let mut engine = Engine::new(options);

@@ -35,6 +35,7 @@ fn options() -> CmOptions {
         direct: false,
         half_open: 1000,
         peer_connections_per_second: 1_000_000,
+        stag_guesses_per_minute: 1000,
         connect_deadline: minute,
         reply_deadline: minute,
         request_deadline: minute,

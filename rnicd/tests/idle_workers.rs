@@ -34,6 +34,7 @@ fn idle_workers_do_not_wake() {
             drain_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
+            partial: Default::default(),
             mulpdu: MulpduPolicy::Emss,
         },
         wait: WaitPolicy::default(),

@@ -14,6 +14,7 @@ pub mod over;
 pub mod pinger;
 pub mod process;
 pub mod raw;
+pub mod target;
 pub mod traffic;
 pub mod wire;
 

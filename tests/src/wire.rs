@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use crate::DEADLINE;
 
@@ -87,6 +88,12 @@ pub fn reply(stream: &mut TcpStream) -> Vec<u8> {
 pub fn say(stream: &mut TcpStream, octets: &[u8]) {
     // A daemon that has hung up meanwhile is what some tests are for; it shows when reading.
     let _ = stream.write_all(octets);
+}
+
+/// As [`ending`], with a deadline of its own.
+pub fn ending_after(stream: &mut TcpStream, patience: Duration) -> Ending {
+    stream.set_read_timeout(Some(patience)).expect("a deadline");
+    ending(stream)
 }
 
 /// Everything up to the end of the connection.

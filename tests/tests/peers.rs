@@ -5,124 +5,13 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Error,
-    Listener, Mr, Pd, Qp, QpOptions, RecvRequest, TerminateCode, TerminateOrigin,
+    Completion, CompletionStatus, Context, DisconnectReason, Error, Qp, QpOptions, TerminateCode,
+    TerminateOrigin,
 };
+use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, untagged};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
-
-/// What the target's region holds as long as nobody has written to it.
-const UNTOUCHED: u8 = 0xA5;
-/// Octets of the region.
-const LEN: usize = 4096;
-
-/// A client whose region is aimed at, and a listener for those who aim.
-struct Target {
-    listener: Listener,
-    region: Mr,
-    inbox: Mr,
-    pd: Pd,
-    cq: Cq,
-    _context: Context,
-}
-
-impl Target {
-    fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let segment = context.create_segment(LEN as u64).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let region = pd.reg_mr(&segment, .., access).unwrap();
-        region.fill(0, LEN, UNTOUCHED).unwrap();
-        let inbox = context.create_segment(4096).unwrap();
-        let inbox = pd.reg_mr(&inbox, .., Access::LOCAL_WRITE).unwrap();
-        let cq = context.create_cq(256, None).unwrap();
-        let listener = context.listen("127.0.0.1:0".parse().unwrap(), 64).unwrap();
-        Target { listener, region, inbox, pd, cq, _context: context }
-    }
-
-    /// A peer whose request has been accepted with a QP that has two receives.
-    fn connected(&self) -> (TcpStream, Qp) {
-        let mut peer = wire::dial(self.listener.local_addr());
-        wire::say(&mut peer, &wire::request(CRC, 1, b""));
-        let qp = self.accept();
-        wire::reply(&mut peer);
-        (peer, qp)
-    }
-
-    fn accept(&self) -> Qp {
-        let request = self.listener.accept_request(Some(DEADLINE)).unwrap();
-        let qp = self.pd.create_qp(&QpOptions::new(&self.cq)).unwrap();
-        let sges = [self.inbox.sge(0, 64)];
-        qp.post_recv(&[RecvRequest::new(1, &sges), RecvRequest::new(2, &sges)]).unwrap();
-        request.start_accept(&qp, &AcceptOptions::default()).unwrap();
-        qp
-    }
-
-    /// A peer whose first message has arrived.
-    fn open(&self) -> (TcpStream, Qp) {
-        let (mut peer, qp) = self.connected();
-        wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
-        qp.wait_connected(Some(DEADLINE)).unwrap();
-        (peer, qp)
-    }
-
-    fn write(&self, offset: u64, payload: &[u8]) -> Vec<u8> {
-        tagged(0, self.region.rkey().0, self.region.iova() + offset, payload)
-    }
-
-    fn memory(&self) -> Vec<u8> {
-        let mut octets = vec![0; LEN];
-        self.region.read_at(0, &mut octets).unwrap();
-        octets
-    }
-
-    fn is_untouched(&self) -> bool {
-        self.memory().iter().all(|octet| *octet == UNTOUCHED)
-    }
-
-    /// Completions of the receives of a connection that is gone: all of them, each flushed.
-    fn flushed(&self, n: usize) {
-        let mut seen = 0;
-        while seen < n {
-            let mut some = [Completion::default(); 16];
-            let taken = self.cq.wait(&mut some, Some(DEADLINE)).unwrap();
-            assert_ne!(taken, 0, "{seen} of {n} receives were flushed");
-            for completion in &some[..taken] {
-                assert_eq!(completion.status, CompletionStatus::WrFlush, "{completion:?}");
-            }
-            seen += taken;
-        }
-    }
-}
-
-/// Two processes whose traffic nobody may disturb.
-struct Bystanders {
-    server: Process,
-    visitor: Process,
-}
-
-impl Bystanders {
-    fn start(daemon: &Daemon) -> Self {
-        let mut server = daemon.actor(&["serve"]);
-        let address = server.line_after("listening on ");
-        let mut visitor = daemon.actor(&["traffic", &address, "7"]);
-        visitor.line_after("under way");
-        Bystanders { server, visitor }
-    }
-
-    fn were_not_disturbed(self) {
-        let Bystanders { mut server, mut visitor } = self;
-        visitor.release();
-        let lines = visitor.succeed();
-        let rounds = lines.iter().find_map(|l| l.strip_suffix(" rounds"));
-        assert!(rounds.is_some_and(|n| n.parse::<u64>().unwrap() > 1), "{lines:?}");
-        server.line_after("ended after ");
-        server.release();
-        server.succeed();
-    }
-}
+use rnic_tests::{DEADLINE, Daemon, binaries};
 
 fn tcp_daemon() -> Daemon {
     Daemon::start(binaries!(), "[engine]\nworkers = 2\nloopback = \"tcp\"\n")

@@ -5,7 +5,9 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -59,6 +61,24 @@ fn a_client_in_another_network_namespace_passes_its_sockets() {
     assert!(status.success(), "{}", lines.join("\n"));
     assert!(lines.iter().any(|l| l == "both ends are done"), "{lines:?}");
     daemon.shrinks_to(start);
+}
+
+#[test]
+fn other_users_may_not_pass_sockets() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not tested: only root can play another user");
+        return;
+    }
+    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
+    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new(binaries!().actor);
+    command.arg("over").env("RNIC_SOCKET", daemon.socket()).uid(65_534).gid(65_534);
+    let (status, lines) = Process::start(command).finish();
+    assert!(!status.success());
+    let why = "not allowed by user.trusted: a socket of user 65534";
+    assert!(lines.iter().any(|l| l.contains(why)), "{lines:?}");
+    // Neither end was touched: what the actor says last is the refusal, and nothing is left.
+    daemon.is_empty();
 }
 
 #[test]

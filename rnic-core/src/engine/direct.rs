@@ -171,6 +171,7 @@ impl Qp {
             Delivery::SegmentTaken => self.segment_taken(shard),
             Delivery::Fin => self.fin_received(shard),
             Delivery::Reset => self.lost(shard, "the peer reset the connection"),
+            Delivery::Lost(why) => self.lost(shard, why),
         }
     }
 }

@@ -18,6 +18,7 @@ mod direct;
 mod hold;
 mod ledger;
 mod message;
+mod partial;
 mod place;
 mod post;
 mod qp;
@@ -33,9 +34,11 @@ mod tx;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use partial::PartialLimits;
 pub use qp::QpConfig;
 pub use receives::Receives;
 pub use tcp::{MulpduPolicy, TxBatch};
@@ -46,10 +49,11 @@ use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, SrqId, Stag, Time};
 use hold::Holds;
+use partial::{Buffers, Owner};
 use qp::{Link, Phase, Qp};
 use schedule::{Key, QUANTUM, Schedule};
 use session::Sessions;
-use tcp::{Buffers, RX_SLAB, TX_SLAB, TcpLink};
+use tcp::{RX_SLAB, TX_SLAB, TcpLink};
 use teardown::Timers;
 
 /// What an engine is told once.
@@ -65,6 +69,8 @@ pub struct EngineOptions {
     pub first_fpdu_deadline: Duration,
     /// Where MULPDU comes from.
     pub mulpdu: MulpduPolicy,
+    /// What incomplete FPDUs may cost, and how long they may take.
+    pub partial: PartialLimits,
 }
 
 /// What the worker carries out for the engine.
@@ -131,6 +137,13 @@ pub enum Output {
         session: SessionId,
         /// What.
         text: String,
+    },
+    /// A peer named an STag that it may not use, over TCP: such guesses are to be limited.
+    StagGuessed {
+        /// The peer's address.
+        peer: IpAddr,
+        /// When.
+        at: Time,
     },
     /// A client broke the contract: its session must end.
     Misbehaved {
@@ -213,13 +226,16 @@ struct Shard {
     dead_srqs: Vec<SrqId>,
 }
 
-/// What one QP does to another by the direct path besides moving data.
+/// What one QP does to another besides moving data.
 enum Delivery {
+    /// By the direct path.
     Terminate(Vec<u8>),
     /// The segment at hand has been taken, to no avail: a Terminate follows.
     SegmentTaken,
     Fin,
     Reset,
+    /// It has to make room.
+    Lost(String),
 }
 
 impl Shard {
@@ -239,6 +255,7 @@ impl Shard {
 impl Engine {
     /// An engine without sessions.
     pub fn new(options: EngineOptions) -> Self {
+        let buffers = Buffers::new(options.partial);
         Engine {
             qps: Vec::new(),
             free: Vec::new(),
@@ -252,7 +269,7 @@ impl Engine {
                 schedule: Schedule::default(),
                 timers: Timers::default(),
                 holds: Holds::default(),
-                buffers: Buffers::default(),
+                buffers,
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
@@ -431,6 +448,7 @@ impl Engine {
     /// not touched, and the worker's number stays.
     pub fn set_options(&mut self, options: EngineOptions) {
         let worker = self.shard.options.worker;
+        self.shard.buffers.set_limits(options.partial);
         self.shard.options = EngineOptions { worker, ..options };
     }
 
@@ -444,6 +462,9 @@ impl Engine {
         qp.lift(shard);
         let farewell = qp.farewell();
         let reset = farewell.is_none();
+        if let Link::Tcp(tcp) = &mut qp.link {
+            shard.buffers.give(&mut tcp.partial, Owner { key, session: qp.session });
+        }
         match (&qp.link, farewell) {
             (Link::Direct(peer), Some(payload)) => {
                 shard.deliver(*peer, Delivery::Terminate(payload));
@@ -553,6 +574,9 @@ impl Engine {
         while let Some(key) = self.shard.holds.pop_due(now) {
             self.with_key(key, |qp, shard| qp.held_too_long(shard));
         }
+        while let Some(key) = self.shard.buffers.pop_due(now) {
+            self.with_key(key, |qp, shard| qp.look_for_stall(shard));
+        }
     }
 
     // -----------------------------------------------------------------------------------------
@@ -608,8 +632,8 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] is due.
     pub fn next_timeout(&self) -> Option<Time> {
-        let (phases, holds) = (self.shard.timers.next(), self.shard.holds.next());
-        phases.into_iter().chain(holds).min()
+        let Shard { timers, holds, buffers, .. } = &self.shard;
+        [timers.next(), holds.next(), buffers.next_look()].into_iter().flatten().min()
     }
 
     /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the

@@ -7,8 +7,9 @@
 use std::io::{self, IoSliceMut};
 
 use super::hold::Segment;
+use super::partial::{Excess, Owner};
 use super::qp::{Link, Phase, Qp};
-use super::{Output, Receive, Shard};
+use super::{Delivery, Output, Receive, Shard};
 use crate::abi::control::{DisconnectReason, Event};
 use crate::device::memory::Payload;
 use crate::mpa::{MAX_FPDU, MpaFault};
@@ -19,6 +20,15 @@ use crate::stream::{Fault, terminate};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::place::Trouble;
+
+impl Shard {
+    /// Ends the stream that gives way to others, after whatever goes on.
+    fn end_for_room(&mut self, excess: Option<Excess>) {
+        if let Some(Excess { victim, why }) = excess {
+            self.deliver(victim, Delivery::Lost(why));
+        }
+    }
+}
 
 impl Qp {
     /// One call to the socket, and everything that follows from what came.
@@ -64,17 +74,20 @@ impl Qp {
         };
         // After a Terminate of either side the rest is read and dropped.
         if !self.phase.receives() {
-            shard.buffers.give(std::mem::take(&mut tcp.partial));
+            shard.buffers.give(&mut tcp.partial, Owner { key: self.key, session: self.session });
             return Receive::Progress;
         }
         let into_partial = n.min(window_len);
-        tcp.partial.grow(into_partial);
+        if into_partial > 0 {
+            tcp.partial.grow(into_partial, shard.now);
+        }
         self.consume(shard, &mut slab[..n - into_partial]);
         Receive::Progress
     }
 
     /// Handles every complete FPDU in the partial buffer and then in `octets`.
     pub(super) fn consume(&mut self, shard: &mut Shard, mut octets: &mut [u8]) {
+        let owner = Owner { key: self.key, session: self.session };
         // Complete the FPDU that began earlier, learning its length on the way.
         while let Link::Tcp(tcp) = &mut self.link
             && !tcp.partial.is_empty()
@@ -87,15 +100,14 @@ impl Qp {
                 }
                 let n = missing.min(octets.len());
                 let (now, later) = octets.split_at_mut(n);
-                tcp.partial.window(needed)[..n].copy_from_slice(now);
-                tcp.partial.grow(n);
+                let excess = shard.buffers.append(&mut tcp.partial, owner, now, shard.now);
+                shard.end_for_room(excess);
                 octets = later;
                 continue;
             }
-            if let Some((mut buffer, len)) = tcp.partial.take() {
-                self.fpdu_arrived(shard, &mut buffer[..len]);
-                shard.buffers.give_buffer(buffer);
-            }
+            let (mut buffer, len) = shard.buffers.take(&mut tcp.partial, self.session);
+            self.fpdu_arrived(shard, &mut buffer[..len]);
+            shard.buffers.give_buffer(buffer);
             if self.is_paused() {
                 return self.keep_unread(octets);
             }
@@ -106,7 +118,8 @@ impl Qp {
         {
             let needed = tcp.deframer.needed(octets);
             if needed > octets.len() {
-                tcp.partial = shard.buffers.begin(octets);
+                let excess = shard.buffers.append(&mut tcp.partial, owner, octets, shard.now);
+                shard.end_for_room(excess);
                 return;
             }
             let (fpdu, later) = octets.split_at_mut(needed);
@@ -115,6 +128,18 @@ impl Qp {
             if self.is_paused() {
                 return self.keep_unread(octets);
             }
+        }
+    }
+
+    /// Ends the stream if it has paused inside an FPDU for too long.
+    pub(super) fn look_for_stall(&mut self, shard: &mut Shard) {
+        let Link::Tcp(tcp) = &mut self.link else { return };
+        if let Some(paused) = shard.buffers.stalled(&mut tcp.partial, self.key, shard.now) {
+            let seconds = paused.as_secs_f32();
+            self.lost(
+                shard,
+                &format!("nothing came for {seconds:.1} s inside of an FPDU (mpa.stall_deadline)"),
+            );
         }
     }
 

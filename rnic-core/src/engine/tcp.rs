@@ -1,8 +1,9 @@
-//! What a QP keeps per TCP connection, and the buffers of an engine.
+//! What a QP keeps per TCP connection.
 //!
 //! One slab each for sending and receiving serve all QPs; a QP owns memory only for octets that the
 //! kernel has not taken yet and for an FPDU that has not arrived in full. An idle connection owns none.
 
+use super::partial::Partial;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
 use crate::shm::io::Piece;
 use crate::stream::inbound::Inbound;
@@ -135,7 +136,7 @@ impl TcpLink {
     /// Whether nothing is kept, as while the connection is idle.
     #[cfg(test)]
     pub(super) fn holds_no_buffer(&self) -> bool {
-        self.tail.capacity() == 0 && self.partial.buffer.is_none()
+        self.tail.capacity() == 0 && self.partial.holds_nothing()
     }
 
     /// Gives up what TCP has not taken.
@@ -160,68 +161,5 @@ impl<'a> TxBatch<'a> {
     /// The pieces, in order, for [`send_pieces`](crate::shm::io::send_pieces).
     pub fn pieces(&self) -> &[Piece<'a>] {
         self.pieces
-    }
-}
-
-/// An FPDU of which some octets are still to come.
-#[derive(Default)]
-pub(super) struct Partial {
-    buffer: Option<Box<[u8]>>,
-    len: usize,
-}
-
-impl Partial {
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    pub(super) fn octets(&self) -> &[u8] {
-        self.buffer.as_deref().map_or(&[], |b| &b[..self.len])
-    }
-
-    /// Room for the octets up to a length of `needed`.
-    pub(super) fn window(&mut self, needed: usize) -> &mut [u8] {
-        let len = self.len;
-        self.buffer.as_deref_mut().map_or(&mut [], |b| &mut b[len..needed.max(len)])
-    }
-
-    pub(super) fn grow(&mut self, n: usize) {
-        self.len += n;
-    }
-
-    /// The whole FPDU; afterwards this holds nothing.
-    pub(super) fn take(&mut self) -> Option<(Box<[u8]>, usize)> {
-        let len = std::mem::take(&mut self.len);
-        self.buffer.take().map(|b| (b, len))
-    }
-}
-
-/// Buffers for incomplete FPDUs.
-#[derive(Default)]
-pub(super) struct Buffers {
-    free: Vec<Box<[u8]>>,
-}
-
-/// Free buffers kept at most; more are given back to the allocator.
-const KEEP_FREE: usize = 16;
-
-impl Buffers {
-    /// Starts an incomplete FPDU with these octets.
-    pub(super) fn begin(&mut self, octets: &[u8]) -> Partial {
-        let mut buffer = self.free.pop().unwrap_or_else(|| vec![0; MAX_FPDU].into_boxed_slice());
-        buffer[..octets.len()].copy_from_slice(octets);
-        Partial { buffer: Some(buffer), len: octets.len() }
-    }
-
-    pub(super) fn give(&mut self, mut partial: Partial) {
-        if let Some((buffer, _)) = partial.take() {
-            self.give_buffer(buffer);
-        }
-    }
-
-    pub(super) fn give_buffer(&mut self, buffer: Box<[u8]>) {
-        if self.free.len() < KEEP_FREE {
-            self.free.push(buffer);
-        }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::ledger::Progress;
 use super::message::Head;
+use super::partial::Owner;
 use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::Key;
 use super::{Delivery, Output, Shard};
@@ -16,7 +17,7 @@ use crate::abi::control::{DisconnectReason, Event};
 use crate::ddp;
 use crate::rdmap::{Terminate, codes};
 use crate::stream::{Fault, terminate};
-use crate::types::{CompletionStatus, TerminateCode, TerminateOrigin, Time};
+use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
 
 /// Deadlines of all QPs of an engine.
 #[derive(Default)]
@@ -95,6 +96,13 @@ impl Qp {
     ) {
         if self.phase.flushes() {
             return;
+        }
+        // An STag that is none, whoever of Write, Read and Send with Invalidate named it.
+        let guessed = matches!(code, TerminateCode { layer: 0 | 1, etype: 1, code: 0 });
+        if let (true, Link::Tcp(_), Some(AddressPair { peer, .. })) =
+            (guessed, &self.link, self.addresses)
+        {
+            shard.outputs.push_back(Output::StagGuessed { peer: peer.ip(), at: shard.now });
         }
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
         let headers = payload.get(4..).unwrap_or_default().to_vec();
@@ -323,7 +331,8 @@ impl Qp {
             Link::Direct(peer) if reset => shard.deliver(*peer, Delivery::Reset),
             Link::Direct(_) => {}
             Link::Tcp(tcp) => {
-                shard.buffers.give(std::mem::take(&mut tcp.partial));
+                let owner = Owner { key: self.key, session: self.session };
+                shard.buffers.give(&mut tcp.partial, owner);
                 shard.outputs.push_back(Output::Close { qp: self.id, reset });
             }
         }

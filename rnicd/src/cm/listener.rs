@@ -199,15 +199,18 @@ impl ConnectionManager {
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
             return; // It is gone already.
         };
+        let stream = socket::Socket::own(stream);
         let rate = self.options.peer_connections_per_second;
         if !self.quotas.take_rate(peer.ip(), rate, now) {
             self.shedding.note("limits.peer.connections_per_second", rate as usize, now);
-            return socket::Socket::own(stream).reset();
+            return stream.reset();
+        }
+        if self.guesses.turns_away(peer.ip(), now) {
+            return stream.reset();
         }
         let Some(session) = self.listeners.get(&id).map(|l| l.session) else { return };
         self.make_room_for_one(session, now);
         let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
-        let stream = socket::Socket::own(stream);
         // If it cannot be polled it is closed.
         let _ = self.begin(session, id, stream, addresses, now);
     }

@@ -13,6 +13,7 @@
 mod active;
 mod deadlines;
 mod direct;
+mod guesses;
 mod listener;
 mod net;
 mod passed;
@@ -22,7 +23,7 @@ mod quota;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -36,6 +37,7 @@ use slab::Slab;
 use active::Active;
 use deadlines::Deadlines;
 use direct::Direct;
+use guesses::Guesses;
 use listener::{Listener, Shedding};
 use passed::Returning;
 pub use passed::examine;
@@ -61,6 +63,8 @@ pub struct CmOptions {
     pub half_open: usize,
     /// Connections that one remote host may begin per second; more are reset.
     pub peer_connections_per_second: u32,
+    /// Wrong STags that a peer's address may name in a minute before it is turned away.
+    pub stag_guesses_per_minute: u32,
     /// For a TCP connection to come about.
     pub connect_deadline: Duration,
     /// For the peer's reply, once our request is on its way.
@@ -228,6 +232,7 @@ pub struct ConnectionManager {
     quotas: Quotas,
     /// Requests of peers are turned away.
     draining: bool,
+    guesses: Guesses,
     scratch: Box<[u8; SCRATCH]>,
 }
 
@@ -253,10 +258,12 @@ enum Slot {
 impl ConnectionManager {
     /// A manager that registers its sockets with `registry` under `first_token` and above.
     pub fn new(registry: Registry, first_token: usize, options: CmOptions) -> Self {
+        let guesses = Guesses::new(options.stag_guesses_per_minute);
         ConnectionManager {
             registry,
             first_token,
             options,
+            guesses,
             listeners: HashMap::new(),
             slots: Slab::new(),
             deadlines: Deadlines::default(),
@@ -275,6 +282,7 @@ impl ConnectionManager {
 
     /// Works with other numbers from now on; what is under way keeps its deadlines.
     pub fn set_options(&mut self, options: CmOptions) {
+        self.guesses.set_limit(options.stag_guesses_per_minute);
         self.options = options;
     }
 
@@ -395,6 +403,11 @@ impl ConnectionManager {
                 self.expire(key);
             }
         }
+    }
+
+    /// A peer's stream has ended for an STag that it may not use.
+    pub fn stag_guessed(&mut self, peer: IpAddr, at: Time) {
+        self.guesses.note(peer, at);
     }
 
     /// What is to be told to sessions or carried out, oldest first.

@@ -37,6 +37,7 @@ fn options() -> CmOptions {
         direct: false,
         half_open: 5000,
         peer_connections_per_second: 1_000_000,
+        stag_guesses_per_minute: 3,
         connect_deadline: Duration::from_secs(1),
         reply_deadline: Duration::from_secs(2),
         request_deadline: Duration::from_secs(3),

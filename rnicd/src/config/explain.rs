@@ -143,6 +143,11 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         Span(mpa.hold_deadline).to_string(),
         "for a receive, where a program holds messages",
     );
+    row(
+        "mpa.stall_deadline",
+        Span(mpa.stall_deadline).to_string(),
+        "for the next octet of an FPDU that has begun",
+    );
     row("limits.sessions", limits.sessions.to_string(), "programs at once");
     row("limits.half_open", limits.half_open.to_string(), "connections in start-up");
     row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 octets each");
@@ -160,6 +165,21 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         "limits.peer.connections_per_second",
         limits.peer_connections_per_second.to_string(),
         "that one remote host (an IPv6 /64) begins",
+    );
+    row(
+        "limits.peer.stag_guesses_per_minute",
+        limits.peer_stag_guesses_per_minute.to_string(),
+        "wrong STags that one remote host names",
+    );
+    row(
+        "limits.partial_bytes",
+        Size(limits.partial_bytes).to_string(),
+        "octets of FPDUs that have not arrived in full",
+    );
+    row(
+        "limits.session_partial_bytes",
+        Size(limits.session_partial_bytes).to_string(),
+        "the same, of one session",
     );
     let user = &limits.user;
     for (name, value, meaning) in [

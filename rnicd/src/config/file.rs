@@ -180,6 +180,8 @@ pub struct MpaSection {
     pub first_fpdu_deadline: Field<Span>,
     /// A message without a receive.
     pub hold_deadline: Field<Span>,
+    /// A pause inside an FPDU.
+    pub stall_deadline: Field<Span>,
 }
 
 /// `[log]`

@@ -120,6 +120,10 @@ section_with_totals! {
         event_records: Field<u32>,
         /// Mover processes.
         movers: Field<u32>,
+        /// Octets of incomplete FPDUs.
+        partial_bytes: Field<Size>,
+        /// Octets of incomplete FPDUs of one session.
+        session_partial_bytes: Field<Size>,
         /// `[limits.user]`
         user: UserLimitsSection,
         /// `[limits.session]`
@@ -159,4 +163,6 @@ section_with_totals! {
 pub struct PeerLimitsSection {
     /// Connections that a host begins per second.
     pub connections_per_second: Field<u32>,
+    /// Wrong STags that a host names per minute.
+    pub stag_guesses_per_minute: Field<u32>,
 }

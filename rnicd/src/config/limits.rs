@@ -20,6 +20,8 @@ pub struct Limits {
     pub session: Totals,
     /// Connections that one remote host begins per second.
     pub peer_connections_per_second: u32,
+    /// Wrong STags that one remote host names per minute.
+    pub peer_stag_guesses_per_minute: u32,
     /// Connections in start-up.
     pub half_open: u32,
     /// Entries of one CQ.
@@ -46,6 +48,10 @@ pub struct Limits {
     pub event_records: u32,
     /// Mover processes, which copy for clients whose address space is attached.
     pub movers: u32,
+    /// Octets of FPDUs that have not arrived in full.
+    pub partial_bytes: u64,
+    /// The same of one session.
+    pub session_partial_bytes: u64,
 }
 
 /// Limits that exist for the device, for a user and for a session alike.
@@ -232,6 +238,7 @@ impl Default for Limits {
                 arena_bytes: 256 << 20,
             },
             peer_connections_per_second: 10_000,
+            peer_stag_guesses_per_minute: 600,
             half_open: 1_024,
             cq_entries: 65_536,
             wr_depth: 16_384,
@@ -245,6 +252,8 @@ impl Default for Limits {
             device_why_records: 4_096,
             event_records: 1_024,
             movers: 16,
+            partial_bytes: 256 << 20,
+            session_partial_bytes: 64 << 20,
         }
     }
 }
@@ -288,6 +297,11 @@ impl Checker<'_> {
                 default.peer_connections_per_second,
                 1..=MAX_RATE,
             )?,
+            peer_stag_guesses_per_minute: self.number(
+                s.peer.stag_guesses_per_minute,
+                default.peer_stag_guesses_per_minute,
+                1..=MAX_RATE,
+            )?,
             half_open: self.number(s.half_open, default.half_open, 1..=MAX_OBJECTS)?,
             cq_entries: self.number(s.cq_entries, default.cq_entries, 1..=1 << 20)?,
             wr_depth: self.number(s.wr_depth, default.wr_depth, 1..=1 << 16)?,
@@ -302,6 +316,12 @@ impl Checker<'_> {
             device_why_records: self.number(s.why, default.device_why_records, 0..=MAX_WHY)?,
             event_records: self.number(s.event_records, default.event_records, 16..=MAX_WHY)?,
             movers: self.number(s.movers, default.movers, 0..=MAX_MOVERS)?,
+            partial_bytes: self.size(s.partial_bytes, default.partial_bytes, PARTIAL)?,
+            session_partial_bytes: self.size(
+                s.session_partial_bytes,
+                default.session_partial_bytes,
+                PARTIAL,
+            )?,
         })
     }
 
@@ -353,5 +373,7 @@ const MIN_ARENA: u64 = 1 << 20;
 const MAX_SGE: u8 = 16;
 /// IRD and ORD are 14-bit fields (RFC 6581 section 9).
 const MAX_READS: u16 = (1 << 14) - 2;
+/// Every worker's share should hold a few FPDUs of 64 KiB.
+const PARTIAL: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
 /// Processes.
 const MAX_MOVERS: u32 = 1_024;

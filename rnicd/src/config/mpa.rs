@@ -31,6 +31,8 @@ pub struct Mpa {
     pub first_fpdu_deadline: Duration,
     /// For a receive, where a program holds messages and names no time; default 10 s.
     pub hold_deadline: Duration,
+    /// For the next octet of an FPDU that has begun; default 120 s.
+    pub stall_deadline: Duration,
 }
 
 impl Default for Mpa {
@@ -47,6 +49,7 @@ impl Default for Mpa {
             decision_deadline: Duration::from_secs(60),
             first_fpdu_deadline: Duration::from_secs(10),
             hold_deadline: Duration::from_secs(10),
+            stall_deadline: Duration::from_secs(120),
         }
     }
 }
@@ -69,6 +72,7 @@ impl Checker<'_> {
             first_fpdu_deadline: self
                 .deadline(s.first_fpdu_deadline, default.first_fpdu_deadline)?,
             hold_deadline: self.deadline(s.hold_deadline, default.hold_deadline)?,
+            stall_deadline: self.deadline(s.stall_deadline, default.stall_deadline)?,
         })
     }
 }

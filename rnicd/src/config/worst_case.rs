@@ -40,7 +40,8 @@ pub(super) fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
     let slabs = workers * WORKER_SLABS;
     let rings = u64::from(limits.device_why_records.saturating_add(limits.event_records)) * RECORD;
     lines.push(format!(
-        "besides: {} for connections in start-up, {} for slabs of workers, {} for records",
+        "besides: {} for FPDUs that have not arrived in full, {} for connections in start-up, {} for slabs of workers, {} for records",
+        human(limits.partial_bytes),
         human(half_open),
         human(slabs),
         human(rings)

@@ -1,6 +1,6 @@
 //! The configuration as the connection manager and the workers take it: plain numbers.
 
-use rnic_core::engine::{EngineOptions, MulpduPolicy};
+use rnic_core::engine::{EngineOptions, MulpduPolicy, PartialLimits};
 use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::{Options, RtrKinds};
 
@@ -27,6 +27,7 @@ pub fn cm(config: &Config) -> CmOptions {
         direct: config.engine.loopback == Loopback::Direct,
         half_open: limits.half_open as usize,
         peer_connections_per_second: limits.peer_connections_per_second,
+        stag_guesses_per_minute: limits.peer_stag_guesses_per_minute,
         connect_deadline: mpa.connect_deadline,
         reply_deadline: mpa.startup_deadline + mpa.decision_deadline,
         request_deadline: mpa.startup_deadline,
@@ -36,7 +37,10 @@ pub fn cm(config: &Config) -> CmOptions {
 }
 
 /// For the workers and their engines.
-pub fn workers(config: &Config) -> WorkerOptions {
+pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
+    let limits = &config.limits;
+    // Streams belong to workers for life, and are spread evenly.
+    let share = |octets: u64| usize::try_from(octets / u64::from(workers.max(1)));
     WorkerOptions {
         engine: EngineOptions {
             // Filled in for each worker.
@@ -44,6 +48,11 @@ pub fn workers(config: &Config) -> WorkerOptions {
             drain_deadline: config.engine.drain_deadline,
             close_deadline: config.engine.close_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
+            partial: PartialLimits {
+                device: share(limits.partial_bytes).unwrap_or(usize::MAX),
+                session: share(limits.session_partial_bytes).unwrap_or(usize::MAX),
+                stall: config.mpa.stall_deadline,
+            },
             mulpdu: match config.mpa.mulpdu {
                 Mulpdu::Mss => MulpduPolicy::Emss,
                 Mulpdu::Max => MulpduPolicy::Max,

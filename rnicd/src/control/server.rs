@@ -109,7 +109,7 @@ impl Server {
         let clone = registry.try_clone().map_err(system("cannot share the poll"))?;
         let options = options::cm(&config);
         let cm = ConnectionManager::new(clone, FIRST_CM.0, options);
-        let options = options::workers(&config);
+        let options = options::workers(&config, capacity.workers);
         let workers = Workers::start(capacity.workers, &options, waker.clone())
             .map_err(system("cannot start workers"))?;
         let reaper = Reaper::start(waker.clone()).map_err(system("cannot start the reaper"))?;

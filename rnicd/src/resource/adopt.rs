@@ -1,8 +1,13 @@
 //! Connections over TCP sockets that clients made and passed: who may use which.
-
-use std::os::fd::OwnedFd;
+//!
+//! A call on such a socket never waits for octets or room, but the kernel serialises all calls on
+//! one socket: a client that sends from memory of which it serves a page itself (a mapped file of a
+//! FUSE file system) holds the socket for as long as it likes, and the daemon's next call with it,
+//! whatever its flags (seen, by userfaultfd). So only clients may pass sockets that could
+//! stop the daemon anyway.
 
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 
 use rnic_core::abi::control::{Event, Refusal, ReplyBody};
 use rnic_core::types::*;
@@ -29,7 +34,7 @@ impl Manager {
         descriptor: Option<OwnedFd>,
         now: Time,
     ) -> Answer {
-        let socket = self.passed(descriptor)?;
+        let socket = self.passed(id, descriptor)?;
         let ConnectOver { qp, ird, ord, private_data } = wanted;
         let session = find(&mut self.sessions, id)?;
         session.qp(qp)?.refuse_unless_idle(qp)?;
@@ -51,7 +56,7 @@ impl Manager {
         descriptor: Option<OwnedFd>,
         now: Time,
     ) -> Answer {
-        let socket = self.passed(descriptor)?;
+        let socket = self.passed(id, descriptor)?;
         let addresses = cm::examine(&socket)?;
         self.may_serve(id, addresses.local)?;
         let session = find(&mut self.sessions, id)?;
@@ -81,9 +86,17 @@ impl Manager {
     }
 
     /// What a client passed, from here on closed only where closing may take its time.
-    fn passed(&self, descriptor: Option<OwnedFd>) -> Result<Socket, Refusal> {
+    fn passed(&mut self, id: SessionId, descriptor: Option<OwnedFd>) -> Result<Socket, Refusal> {
         let why = || Refusal::Malformed { why: "a socket is missing".into() };
         let descriptor = descriptor.ok_or_else(why)?;
-        Ok(Socket::passed(TcpStream::from(descriptor), self.reaper.clone()))
+        let socket = Socket::passed(TcpStream::from(descriptor), self.reaper.clone());
+        let client = &find(&mut self.sessions, id)?.client;
+        match client.is_trusted() {
+            true => Ok(socket),
+            false => Err(Refusal::NotAllowed {
+                rule: "user.trusted".to_owned(),
+                what: format!("a socket of user {}", client.identity.uid),
+            }),
+        }
     }
 }

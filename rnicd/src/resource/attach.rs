@@ -23,7 +23,7 @@ pub struct Attached {
 /// Whether workers may copy from and to this client's address space themselves. Such a copy waits
 /// for whoever serves the client's pages, so only a user who could stop the daemon anyway may.
 pub fn may_attach(client: &Client) -> bool {
-    client.trusted || client.identity.uid == crate::privilege::own_user()
+    client.is_trusted()
 }
 
 /// The memory of a new region at this address of the client.

@@ -420,6 +420,7 @@ impl Manager {
         while let Some(report) = self.workers.poll_report() {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
+                WorkerReport::StagGuessed { peer, at } => self.cm.stag_guessed(peer, at),
                 WorkerReport::CqFailed { cq } => self.cq_failed(cq),
                 WorkerReport::SrqFailed { srq } => self.srq_failed(srq),
                 WorkerReport::Detached { session } => self.memory_gone(session),

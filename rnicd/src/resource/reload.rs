@@ -33,7 +33,8 @@ impl Manager {
         self.policy = Policy::new(&effective);
         self.policy.report_unknown();
         self.cm.set_options(options::cm(&effective));
-        self.workers.set_options(&options::workers(&effective).engine);
+        let workers = self.capacity.workers;
+        self.workers.set_options(&options::workers(&effective, workers).engine);
         self.config = Arc::new(effective);
         for session in self.sessions.values_mut() {
             let rights = self.policy.rights(&session.client.identity);

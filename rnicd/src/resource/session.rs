@@ -56,6 +56,15 @@ pub struct Client {
     pub trusted: bool,
 }
 
+impl Client {
+    /// Whether threads that serve others may touch its descriptors, which it can make wait: only who
+    /// could stop the daemon anyway, or whom the administrator trusts as much.
+    pub fn is_trusted(&self) -> bool {
+        let uid = self.identity.uid;
+        self.trusted || uid == 0 || uid == crate::privilege::own_user()
+    }
+}
+
 /// A protection domain, as far as this session uses it.
 #[derive(Debug, Default)]
 pub struct Pd {

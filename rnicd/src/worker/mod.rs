@@ -19,6 +19,7 @@ mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -31,7 +32,7 @@ use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
-use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag};
+use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag, Time};
 
 use crate::events::{ChannelSender, EventSender};
 use crate::socket::Socket;
@@ -59,6 +60,13 @@ pub enum WorkerReport {
         session: SessionId,
         /// How.
         why: String,
+    },
+    /// A peer named an STag that it may not use.
+    StagGuessed {
+        /// Its address.
+        peer: IpAddr,
+        /// When.
+        at: Time,
     },
     /// A CQ died: every QP that uses it is to be moved to Error.
     CqFailed {

@@ -210,6 +210,9 @@ impl Worker {
                 Output::CqFailed(cq) => {
                     self.report(Report::Public(WorkerReport::CqFailed { cq }));
                 }
+                Output::StagGuessed { peer, at } => {
+                    self.report(Report::Public(WorkerReport::StagGuessed { peer, at }));
+                }
                 Output::Misbehaved { session, why } => {
                     self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
                 }

@@ -52,6 +52,7 @@ impl Rig {
                 drain_deadline: Duration::from_secs(5),
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),
+                partial: Default::default(),
                 mulpdu: MulpduPolicy::Emss,
             },
             wait: WaitPolicy::default(),

@@ -17,6 +17,7 @@ mod link;
 mod model;
 mod operations;
 mod ordering;
+mod partial;
 mod queues;
 mod raw;
 mod refusals;

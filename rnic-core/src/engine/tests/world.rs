@@ -202,6 +202,8 @@ pub(super) struct World {
     /// Sessions whose address space was found gone.
     pub detached: Vec<SessionId>,
     pub misbehaved: Vec<(SessionId, String)>,
+    /// Peers that named wrong STags.
+    pub guesses: Vec<std::net::IpAddr>,
     pub failed_cqs: Vec<CqId>,
     /// Changes of STags nobody has answered yet.
     pub changes: Vec<(usize, QpId, StagChange)>,
@@ -242,6 +244,7 @@ impl World {
             attached: false,
             detached: Vec::new(),
             misbehaved: Vec::new(),
+            guesses: Vec::new(),
             failed_cqs: Vec::new(),
             changes: Vec::new(),
             answer_changes: true,
@@ -891,6 +894,7 @@ impl World {
                     self.paused.retain(|at| Some(*at) != of);
                 }
                 Output::Warning { text, .. } => self.warnings.push(text),
+                Output::StagGuessed { peer, .. } => self.guesses.push(peer),
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
                 Output::Detached { session } => self.detached.push(session),
             }
@@ -927,6 +931,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         drain_deadline: Duration::from_secs(5),
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
+        partial: Default::default(),
         mulpdu: MulpduPolicy::Emss,
     }
 }

@@ -1,0 +1,109 @@
+//! Peers that begin FPDUs and take their time with the rest.
+
+use std::time::Duration;
+
+use super::raw::Raw;
+use super::world::{A, QpShape, Wiring, World};
+use crate::engine::{Engine, EngineOptions, PartialLimits};
+use crate::types::{Access, QpState, Stag};
+
+/// Octets of an incomplete FPDU.
+const HALF: usize = 1000;
+
+/// Connected initiators of one session, each with a scripted peer.
+fn crowd(n: usize, limits: PartialLimits) -> (World, Vec<Raw>) {
+    let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+    let mut w = World::new(&[1]);
+    w.engines[0] = Engine::new(EngineOptions { partial: limits, ..super::world::options(0) });
+    let app = w.app(0);
+    let cq = w.cq(app, 128);
+    let raws = (0..n).map(|_| {
+        let qp = w.qp(app, cq, cq, QpShape::default());
+        w.connect_raw(qp, true, options, options)
+    });
+    let raws = raws.collect();
+    w.events(A);
+    (w, raws)
+}
+
+fn dead(w: &World) -> Vec<usize> {
+    (0..w.qps.len()).filter(|qp| w.state(*qp) == QpState::Error).collect()
+}
+
+#[test]
+fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
+    // Room for 4 buffers of 1 KiB besides the pool of 16.
+    let limits = PartialLimits { device: 1 << 20, session: 4096, ..Default::default() };
+    let (mut w, mut raws) = crowd(24, limits);
+    let fpdus: Vec<_> = raws.iter_mut().map(|raw| raw.fpdu(&[0; 2 * HALF])).collect();
+    for (raw, fpdu) in raws.iter_mut().zip(&fpdus).take(20) {
+        raw.octets(&mut w, &fpdu[..HALF]);
+    }
+    assert_eq!(dead(&w), []);
+    for (n, (raw, fpdu)) in raws.iter_mut().zip(&fpdus).enumerate().skip(20) {
+        raw.octets(&mut w, &fpdu[..HALF]);
+        // Those in the pool cost nothing more and are left alone.
+        assert_eq!(dead(&w), (16..=n - 4).collect::<Vec<_>>());
+    }
+    let events = w.events(A);
+    assert_eq!(events.len(), 4, "{events:?}");
+    for event in events {
+        assert!(event.contains("limits.session_partial_bytes is reached"), "{event}");
+    }
+    // The others complete theirs, which is then judged as any other.
+    raws[23].octets(&mut w, &fpdus[23][HALF..]);
+    assert_eq!(w.state(23), QpState::Terminate);
+    assert_eq!(w.state(22), QpState::Rts);
+}
+
+#[test]
+fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
+    let stall = Duration::from_secs(10);
+    let (mut w, mut raws) = crowd(1, PartialLimits { stall, ..Default::default() });
+    let mr = w.mr(A, 64, Access::REMOTE_WRITE);
+    let raw = &mut raws[0];
+    let payload = super::requests::pattern(8, 3);
+    let header = raw.tagged(crate::rdmap::Opcode::Write, mr.stag, mr.iova, true);
+    let fpdu = raw.fpdu(&super::raw::ulpdu(&header, &payload));
+    for octet in &fpdu {
+        w.advance(stall - Duration::from_nanos(1));
+        raw.octets(&mut w, &[*octet]);
+    }
+    assert_eq!(mr.octets()[..8], payload);
+    // Between two FPDUs there is all the time in the world.
+    w.advance(stall * 100);
+    assert_eq!((w.state(A), w.events(A).len()), (QpState::Rts, 0));
+    let fpdu = raw.fpdu(&[0; 100]);
+    raw.octets(&mut w, &fpdu[..50]);
+    w.advance(stall - Duration::from_nanos(1));
+    assert_eq!(w.state(A), QpState::Rts);
+    w.advance(Duration::from_nanos(1));
+    assert_eq!(w.state(A), QpState::Error);
+    let events = w.events(A);
+    assert!(events[0].contains("mpa.stall_deadline"), "{events:?}");
+}
+
+#[test]
+fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
+    let (mut w, mut raws) = crowd(20, PartialLimits::default());
+    for raw in &mut raws {
+        let fpdu = raw.fpdu(&[0; 2 * HALF]);
+        raw.octets(&mut w, &fpdu[..HALF]);
+    }
+    for qp in 0..20 {
+        w.destroy(qp);
+    }
+    assert!(w.engines[0].shard.buffers.is_unused());
+}
+
+#[test]
+fn wrong_stags_are_told_with_the_peers_address() {
+    let (mut w, mut raw) = World::raw();
+    raw.write(&mut w, Stag(0x1234_5600), 0, b"x");
+    assert_eq!(w.guesses, ["192.0.2.2".parse::<std::net::IpAddr>().unwrap()]);
+    // Other faults are no guesses.
+    let (mut w, mut raw) = World::raw();
+    let mr = w.mr(A, 64, Access::REMOTE_WRITE);
+    raw.write(&mut w, mr.stag, mr.iova + 64, b"x");
+    assert_eq!((w.state(A), w.guesses.len()), (QpState::Terminate, 0));
+}
