@@ -123,8 +123,9 @@ pub use request::{RecvRequest, SendRequest};
 pub use segment::Segment;
 
 pub use rnic_core::abi::control::{
-    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, Features, ListKind, ListenerRow,
-    MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, StatusInfo,
+    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, ListKind,
+    ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, StatusInfo,
+    WhyKind, WhyRecord,
 };
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::types::{

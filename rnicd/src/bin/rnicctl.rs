@@ -1,54 +1,97 @@
-//! Shows what the daemon knows: figures, clients and their objects.
+//! Asks the daemon what it knows, and tells it what administrators want.
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
-use rnic_client::{Context, Error, ListKind, Rows, StatusInfo};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rnic_client::{Context, Error, ListKind, QpId, Rows};
 use rnicd::cli::table::{Table, of_rows, of_status};
+use rnicd::cli::why;
 use serde::Serialize;
 
-/// Show what rnicd knows. Administrators see everybody's objects, others their own.
+/// Show what rnicd knows, and have it do what administrators may ask.
 ///
-/// Exit codes: 0 shown; 1 the daemon refused or failed; 2 wrong usage; 3 no daemon was reached.
+/// Administrators see everybody's objects, others their own.
+///
+/// Exit codes: 0 done; 1 the daemon refused or failed; 2 wrong usage; 3 no daemon was reached.
 #[derive(Debug, Parser)]
 #[command(name = "rnicctl", version)]
 struct Cli {
-    /// What to show.
-    #[arg(value_enum)]
-    what: What,
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Debug, Args)]
+struct How {
     /// Control socket of the daemon; otherwise RNIC_SOCKET and the usual places.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", global = true)]
     socket: Option<PathBuf>,
-    /// Print JSON instead of a table.
-    #[arg(long)]
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
+#[derive(Debug, Subcommand)]
+enum Command {
     /// Figures of the daemon.
     Status,
     /// Sessions of programs.
     Clients,
-    /// Queue pairs.
+    /// Queue pairs: state, addresses, counters.
     Qps,
     /// Completion queues.
     Cqs,
     /// Memory regions.
     Mrs,
-    /// Bound addresses.
-    Listeners,
     /// Shared receive queues.
     Srqs,
     /// Memory windows.
     Windows,
+    /// Protection domains.
+    Pds,
+    /// Bound addresses.
+    Listeners,
+    /// Limits, and how much of each is in use.
+    Limits,
+    /// Notable happenings, newest first.
+    Events,
+    /// Why something was refused or failed.
+    ///
+    /// Every refused request, failed completion, Terminate and lost connection leaves a record. A
+    /// completion names its record by `why_id`, an error of the library as "(why 17)".
+    Why {
+        /// Number of a record; without it, all records there are, newest first.
+        id: Option<u64>,
+    },
+    /// End a queue pair's connection, whoever owns it (administrators).
+    Disconnect {
+        /// Number of the queue pair, as `rnicctl qps` shows it.
+        qp: u32,
+    },
+    /// Refuse new sessions, objects and connections, or take them again (administrators).
+    ///
+    /// What exists goes on. `rnicctl status` shows whether the daemon drains.
+    Drain {
+        /// Whether to refuse.
+        #[arg(value_enum)]
+        switch: Switch,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Switch {
+    /// Take nothing new.
+    On,
+    /// Take new things again.
+    Off,
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match show(&cli) {
+    let Cli { command, how } = Cli::parse();
+    match carry_out(&command, &how) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("rnicctl: {error}");
@@ -60,38 +103,62 @@ fn main() -> ExitCode {
     }
 }
 
-fn show(cli: &Cli) -> Result<(), Box<dyn std::error::Error>> {
-    let context = match &cli.socket {
+fn carry_out(command: &Command, how: &How) -> Result<(), Box<dyn std::error::Error>> {
+    let context = match &how.socket {
         Some(path) => Context::open_at(path)?,
         None => Context::open()?,
     };
-    let kind = match cli.what {
-        What::Status => {
-            let status: StatusInfo = context.status()?;
-            return print(cli.json, &status, &of_status(&status));
+    let list = |kind| show_rows(&context, kind, how.json);
+    match *command {
+        Command::Status => {
+            let status = context.status()?;
+            print(how.json, &status, &of_status(&status))
         }
-        What::Clients => ListKind::Clients,
-        What::Qps => ListKind::Qps,
-        What::Cqs => ListKind::Cqs,
-        What::Mrs => ListKind::Mrs,
-        What::Listeners => ListKind::Listeners,
-        What::Srqs => ListKind::Srqs,
-        What::Windows => ListKind::Windows,
-    };
-    let rows = all_rows(&context, kind)?;
-    let table = of_rows(&rows);
+        Command::Clients => list(ListKind::Clients),
+        Command::Qps => list(ListKind::Qps),
+        Command::Cqs => list(ListKind::Cqs),
+        Command::Mrs => list(ListKind::Mrs),
+        Command::Srqs => list(ListKind::Srqs),
+        Command::Windows => list(ListKind::Windows),
+        Command::Pds => list(ListKind::Pds),
+        Command::Listeners => list(ListKind::Listeners),
+        Command::Limits => list(ListKind::Limits),
+        Command::Events => list(ListKind::Events),
+        Command::Why { id: None } => list(ListKind::Whys),
+        Command::Why { id: Some(id) } => {
+            let record = context.why(id)?;
+            print(how.json, &record, &why::explain(&record))
+        }
+        Command::Disconnect { qp } => {
+            context.admin_disconnect(QpId(qp))?;
+            done(how.json)
+        }
+        Command::Drain { switch } => {
+            context.drain(matches!(switch, Switch::On))?;
+            done(how.json)
+        }
+    }
+}
+
+fn show_rows(
+    context: &Context,
+    kind: ListKind,
+    json: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let rows = all_rows(context, kind)?;
+    let table: Table = of_rows(&rows);
     match &rows {
-        Rows::Clients(rows) => print(cli.json, rows, &table),
-        Rows::Qps(rows) => print(cli.json, rows, &table),
-        Rows::Cqs(rows) => print(cli.json, rows, &table),
-        Rows::Mrs(rows) => print(cli.json, rows, &table),
-        Rows::Listeners(rows) => print(cli.json, rows, &table),
-        Rows::Srqs(rows) => print(cli.json, rows, &table),
-        Rows::Windows(rows) => print(cli.json, rows, &table),
-        Rows::Pds(rows) => print(cli.json, rows, &table),
-        Rows::Limits(rows) => print(cli.json, rows, &table),
-        Rows::Whys(rows) => print(cli.json, rows, &table),
-        Rows::Events(rows) => print(cli.json, rows, &table),
+        Rows::Clients(rows) => print(json, rows, &table),
+        Rows::Qps(rows) => print(json, rows, &table),
+        Rows::Cqs(rows) => print(json, rows, &table),
+        Rows::Mrs(rows) => print(json, rows, &table),
+        Rows::Listeners(rows) => print(json, rows, &table),
+        Rows::Srqs(rows) => print(json, rows, &table),
+        Rows::Windows(rows) => print(json, rows, &table),
+        Rows::Pds(rows) => print(json, rows, &table),
+        Rows::Limits(rows) => print(json, rows, &table),
+        Rows::Whys(rows) => print(json, rows, &table),
+        Rows::Events(rows) => print(json, rows, &table),
     }
 }
 
@@ -138,12 +205,17 @@ fn len(rows: &Rows) -> usize {
     }
 }
 
+/// What was asked for has been done, and there is nothing to show.
+fn done(json: bool) -> Result<(), Box<dyn std::error::Error>> {
+    if json { print(json, &serde_json::json!({ "done": true }), &"") } else { Ok(()) }
+}
+
 fn print<T: Serialize + ?Sized>(
     json: bool,
     value: &T,
-    table: &Table,
+    text: &dyn std::fmt::Display,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let mut text = if json { serde_json::to_string_pretty(value)? } else { table.to_string() };
+    let mut text = if json { serde_json::to_string_pretty(value)? } else { text.to_string() };
     text.push('\n');
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),

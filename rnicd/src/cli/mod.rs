@@ -4,6 +4,7 @@
 //! The binary calls [`main`].
 
 pub mod table;
+pub mod why;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
