@@ -94,6 +94,7 @@ impl World {
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             mulpdu: MulpduPolicy::Emss,
+            why: Arc::default(),
         };
         let mut engine = Engine::new(options);
         let now = Time(1);

@@ -35,6 +35,7 @@ fn idle_workers_do_not_wake() {
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             mulpdu: MulpduPolicy::Emss,
+            why: Arc::default(),
         },
         wait: WaitPolicy::default(),
     };

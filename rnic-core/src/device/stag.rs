@@ -352,6 +352,11 @@ impl StagTable {
         self.entries.retain(|_, e| e.session != session);
     }
 
+    /// A region by its STag, to be talked about; memory is reached by `local` and `remote` alone.
+    pub fn get(&self, stag: Stag) -> Option<&StagEntry> {
+        self.entries.get(&stag.0)
+    }
+
     /// Regions known.
     pub fn len(&self) -> usize {
         self.entries.len()

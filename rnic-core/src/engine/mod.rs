@@ -7,7 +7,8 @@
 //! socket or blocks, so two engines run back to back in a test under virtual time.
 //!
 //! One file per hop: `post` (send queue to message), `message` (segmentation), `tx` (to TCP; `bare`
-//! without a copy), `direct` (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends).
+//! without a copy), `direct` (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends),
+//! `why` (reasons).
 
 mod bare;
 mod complete;
@@ -25,17 +26,20 @@ mod teardown;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod why;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 pub use qp::QpConfig;
 pub use tcp::{MulpduPolicy, TxBatch};
 
 use crate::abi::control::Event;
-use crate::device::{Cq, StagEntry, StagTable};
+use crate::device::cq::CqFault;
+use crate::device::{Cq, StagEntry, StagTable, WhyLog};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, Stag, Time};
@@ -44,6 +48,7 @@ use schedule::{Key, QUANTUM, Schedule};
 use session::Sessions;
 use tcp::{Buffers, RX_SLAB, TX_SLAB, TcpLink};
 use teardown::Timers;
+use why::Reason;
 
 /// What an engine is told once.
 #[derive(Clone, Debug)]
@@ -58,6 +63,8 @@ pub struct EngineOptions {
     pub first_fpdu_deadline: Duration,
     /// Where MULPDU comes from.
     pub mulpdu: MulpduPolicy,
+    /// Where reasons of failures go.
+    pub why: Arc<WhyLog>,
 }
 
 /// What the worker carries out for the engine.
@@ -110,6 +117,15 @@ pub enum Output {
         session: SessionId,
         /// How.
         why: String,
+    },
+    /// Something that whoever watches the daemon may want to know.
+    Note {
+        /// Whose doing or loss it is.
+        session: SessionId,
+        /// What kind, for programs: "qp_terminated", "connection_lost".
+        kind: &'static str,
+        /// A sentence for people.
+        text: String,
     },
 }
 
@@ -338,6 +354,7 @@ impl Engine {
         self.insert(*config, Link::None);
         self.with(id, |qp, shard| {
             qp.enter(Phase::Dead);
+            qp.why = qp.shared.why.load(Relaxed);
             qp.flush(shard);
         });
     }
@@ -586,7 +603,7 @@ impl Engine {
             } else if let Some(cq) = shard.dead_cqs.pop() {
                 for qp in qps.iter_mut().flatten() {
                     if qp.send_cq.id() == cq || qp.recv_cq.id() == cq {
-                        qp.fail_locally(shard, complete::CQ_IS_DEAD);
+                        qp.fail_locally(shard, complete::CQ_IS_DEAD, Reason::Cq(cq, CqFault::Dead));
                     }
                 }
             } else {

@@ -6,13 +6,14 @@
 
 use super::complete::Side;
 use super::ledger::{Entry, Progress};
-use super::message::{Head, Message, Source, total_length};
+use super::message::{Head, Message, Source, element, total_length};
 use super::qp::{OutstandingRead, Qp};
+use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::queue::{SendFlags, SendOpcode};
 use crate::ddp::{UntaggedHeader, qn};
 use crate::mpa::MIN_MULPDU;
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, codes};
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 use crate::shm::queue::{SendEntry, TakeError};
 use crate::stream::ReadArrival;
 use crate::types::{CompletionStatus, Msn, Scope, Stag, TaggedOffset};
@@ -78,7 +79,7 @@ impl Qp {
         let pending = match self.sq.pending() {
             Ok(n) => self.take_limit.map_or(n, |limit| n.min(limit)),
             Err(fault) => {
-                self.queue_fault(shard, "send queue", &fault);
+                self.queue_fault(shard, "send queue", fault);
                 return None;
             }
         };
@@ -94,11 +95,11 @@ impl Qp {
                 self.slots -= 1;
                 let kind = SendOpcode::from_u8(error.opcode).unwrap_or(SendOpcode::Send);
                 let seq = self.ledger.push(Entry::new(error.wr_id, kind, true));
-                self.request_failed(seq, CompletionStatus::LocalQpOperation, shard);
+                self.request_failed(seq, Reason::Entry(error.malformed), shard);
                 None
             }
             Err(TakeError::Queue(fault)) => {
-                self.queue_fault(shard, "send queue", &fault);
+                self.queue_fault(shard, "send queue", fault);
                 None
             }
         }
@@ -150,18 +151,20 @@ impl Qp {
         self.slots -= 1;
         let seq = self.ledger.push(Entry::new(h.wr_id, kind, signaled));
         // No operation has parameters yet.
-        let message = opcode
-            .filter(|_| SendFlags::from_bits(h.flags).is_some() && h.params == [0; 3])
-            .ok_or(CompletionStatus::LocalQpOperation)
-            .and_then(|opcode| self.message_for(opcode, entry, seq, shard));
+        let plain = SendFlags::from_bits(h.flags).is_some() && h.params == [0; 3];
+        let message = match opcode {
+            None => Err(Reason::Opcode(h.opcode)),
+            Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
+            Some(opcode) => self.message_for(opcode, entry, seq, shard),
+        };
         match message {
             Ok(Some(message)) => {
                 self.message = Some(message);
                 true
             }
             Ok(None) => false,
-            Err(status) => {
-                self.request_failed(seq, status, shard);
+            Err(reason) => {
+                self.request_failed(seq, reason, shard);
                 false
             }
         }
@@ -174,7 +177,7 @@ impl Qp {
         entry: &SendEntry,
         seq: u64,
         shard: &mut Shard,
-    ) -> Result<Option<Message>, CompletionStatus> {
+    ) -> Result<Option<Message>, Reason> {
         let h = &entry.header;
         let remote = |opcode| Head::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
         match opcode {
@@ -201,7 +204,7 @@ impl Qp {
                 Ok(None)
             }
             // Windows are refused by status until they are built.
-            SendOpcode::BindWindow => Err(CompletionStatus::LocalQpOperation),
+            SendOpcode::BindWindow => Err(Reason::NotSupported("binding a window")),
         }
     }
 
@@ -212,22 +215,26 @@ impl Qp {
         entry: &SendEntry,
         seq: u64,
         shard: &Shard,
-    ) -> Result<Option<Message>, CompletionStatus> {
+    ) -> Result<Option<Message>, Reason> {
         let h = &entry.header;
         let sges = entry.sges.as_slice();
-        if sges.len() > 1 || h.inline_len != 0 || self.ord == 0 {
-            return Err(CompletionStatus::LocalQpOperation);
+        if sges.len() > 1 || h.inline_len != 0 {
+            return Err(Reason::ReadSink { elements: sges.len() });
+        }
+        if self.ord == 0 {
+            return Err(Reason::NoOrd);
         }
         let sink = sges.first().copied().unwrap_or_default();
         if sink.length > 0 {
+            let (lkey, addr, len) = (sink.lkey, sink.addr, sink.length);
             shard
                 .stags
-                .local(self.principal(), sink.lkey, sink.addr, sink.length, true)
-                .map_err(|_| CompletionStatus::LocalProtection)?;
+                .local(self.principal(), lkey, addr, len, true)
+                .map_err(|fault| Reason::LocalKey { fault, lkey, addr, len, write: true })?;
         }
         if self.peer_fin {
             // No response can come any more (decision D37); the stream goes on without it.
-            self.ledger.fail(seq, CompletionStatus::RemoteAborted, Some(codes::LLP_CLOSED));
+            self.read_unanswered(seq, shard);
             return Ok(None);
         }
         let read = OutstandingRead {
@@ -263,11 +270,7 @@ impl Qp {
     }
 
     /// Payload and length of a Send or Write.
-    fn payload(
-        &mut self,
-        entry: &SendEntry,
-        shard: &Shard,
-    ) -> Result<(Source, u32), CompletionStatus> {
+    fn payload(&mut self, entry: &SendEntry, shard: &Shard) -> Result<(Source, u32), Reason> {
         if entry.header.flags & SendFlags::INLINE.bits() != 0 {
             let len = u32::from(entry.header.inline_len);
             let source =
@@ -275,14 +278,11 @@ impl Qp {
             return Ok((source, len));
         }
         let list = entry.sges.as_slice();
-        let total = total_length(list).ok_or(CompletionStatus::LocalLength)?;
+        let total = total_length(list).ok_or(Reason::MessageLength)?;
         if total > SURELY_ONE_SEGMENT {
             // All of it is checked before any of it leaves; one segment is when it is gathered.
             for sge in list.iter().filter(|sge| sge.length > 0) {
-                shard
-                    .stags
-                    .local(self.principal(), sge.lkey, sge.addr, sge.length, false)
-                    .map_err(|_| CompletionStatus::LocalProtection)?;
+                element(&shard.stags, self.principal(), sge.lkey, sge.addr, sge.length)?;
             }
         }
         let source = match list {
@@ -303,11 +303,9 @@ impl Qp {
         stag: Stag,
         seq: u64,
         shard: &mut Shard,
-    ) -> Result<(), CompletionStatus> {
-        let scope = shard
-            .stags
-            .owned_scope(self.principal(), stag)
-            .ok_or(CompletionStatus::LocalProtection)?;
+    ) -> Result<(), Reason> {
+        let scope =
+            shard.stags.owned_scope(self.principal(), stag).ok_or(Reason::NotOwned(stag))?;
         let progress = match scope {
             Scope::Qp(_) => {
                 shard.stags.revoke(stag);

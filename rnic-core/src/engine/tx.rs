@@ -13,6 +13,7 @@ use super::message::{Gather, GatherFault, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::REQUEST_COST;
 use super::tcp::TxBatch;
+use super::why::{Reason, revoked};
 use super::{Output, Shard, Transmit};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
 use crate::device::stag::Target;
@@ -21,7 +22,7 @@ use crate::rdmap::{Control, Opcode, ReadRequest, codes};
 use crate::shm::io::Piece;
 use crate::stream::startup::Rtr;
 use crate::stream::{Fault, terminate};
-use crate::types::{CompletionStatus, Msn, SessionId, Stag, TaggedOffset};
+use crate::types::{Msn, SessionId, Stag, TaggedOffset};
 
 /// Why a segment was not framed.
 enum FrameFault {
@@ -226,28 +227,34 @@ impl Qp {
     fn memory_vanished(&mut self, owner: SessionId, shard: &mut Shard) {
         shard.poisoned(owner);
         self.message = None;
-        self.fail_locally(shard, "shared memory vanished");
+        self.fail_locally(shard, "shared memory vanished", Reason::Poisoned(owner));
     }
 
     /// The memory of the message in progress cannot be had.
     pub(super) fn gather_failed(&mut self, fault: GatherFault, shard: &mut Shard) {
         let Some(message) = self.message.take() else { return };
         match (fault, &message.source, message.seq) {
-            (GatherFault::Local, _, Some(seq)) => {
-                self.request_failed(seq, CompletionStatus::LocalProtection, shard);
+            (GatherFault::Local(reason), _, Some(seq)) => {
+                self.request_failed(seq, reason, shard);
             }
             (GatherFault::Revoked, Source::Region(owed), _) => {
                 // Revoked while the response was being sent (decision D31): the header of the read
                 // goes back, advanced by what was sent.
+                let reason = revoked(owed, message.sent);
+                let fault = reason.fault();
                 let payload = terminate::build_from_octets(
-                    Fault::read(codes::PROTECTION_INVALID_STAG),
+                    fault,
                     owed.segment_len,
                     &owed.header,
                     Some(&owed.request.advanced(message.sent)),
                 );
-                self.terminate(shard, codes::PROTECTION_INVALID_STAG, Some(payload));
+                self.terminate(shard, fault.code, Some(payload), reason);
             }
-            _ => self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None),
+            // Requests alone have elements, responses alone regions.
+            _ => {
+                let code = codes::RDMA_LOCAL_CATASTROPHIC;
+                self.terminate(shard, code, None, Reason::Segment);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 //! Each command is a function from its arguments to an exit code; what it does lives elsewhere.
 //! The binary calls [`main`].
 
+pub mod ctl;
 pub mod table;
 pub mod why;
 

@@ -47,6 +47,7 @@ pub fn workers(config: &Config) -> WorkerOptions {
                 Mulpdu::Mss => MulpduPolicy::Emss,
                 Mulpdu::Max => MulpduPolicy::Max,
             },
+            why: Default::default(),
         },
         wait: WaitPolicy { spins: config.engine.spins, yield_for: config.engine.yield_for },
     }

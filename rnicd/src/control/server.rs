@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token, Waker};
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal};
+use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE};
 use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
@@ -23,7 +23,7 @@ use crate::cm::ConnectionManager;
 use crate::config::Config;
 use crate::log::Damper;
 use crate::privilege::{Peer, Signals};
-use crate::resource::{Capacity, Given, Granted, Manager, Random, Welcome};
+use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
 use crate::worker::{Workers, clock};
 
 /// Why the daemon did not start.
@@ -375,7 +375,7 @@ impl Server {
                         match self.manager.request(session, request.body, descriptor, now) {
                             Ok(Given::Later) => {}
                             Ok(Given::Now(granted)) => self.answer(session, Ok(*granted), now),
-                            Err(refusal) => self.answer(session, Err(refusal), now),
+                            Err(refused) => self.answer(session, Err(refused), now),
                         }
                         self.settle_clients(now);
                     }
@@ -403,7 +403,7 @@ impl Server {
         }
     }
 
-    fn answer(&mut self, session: SessionId, result: Result<Granted, Refusal>, now: Time) {
+    fn answer(&mut self, session: SessionId, result: Result<Granted, Refused>, now: Time) {
         let Some(&key) = self.by_session.get(&session) else { return };
         let Some(client) = self.connections.get_mut(key) else { return };
         let Stage::AwaitWorkers { request, .. } = client.stage else { return };
@@ -457,16 +457,17 @@ impl Server {
     fn end(&mut self, key: usize, end: End, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
-        if let End::Malformed(why) = &end
-            && session.is_some()
-        {
-            client.complain(why.clone());
-        }
         if end.is_hostile() {
-            self.manager.count_misbehaviour();
+            let why_id = self.manager.misbehaved(session, &end.to_string(), now);
+            if let End::Malformed(why) = &end
+                && session.is_some()
+            {
+                client.complain(why.clone(), why_id);
+            }
             if let Some(suppressed) = self.hostile.count(Instant::now()) {
                 let command = &client.peer.command;
-                tracing::warn!(pid, uid, command, suppressed, reason = %end, "client ended");
+                let reason = end;
+                tracing::warn!(pid, uid, command, suppressed, why = why_id, %reason, "client ended");
             }
         } else {
             tracing::debug!(pid, uid, reason = %end, "client ended");

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use rnic_core::abi::control::*;
 use rnic_core::device::QpShared;
 use rnic_core::types::*;
+use serde::Serialize;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
+use super::why::Reader;
 use super::{Answer, Given, Manager, find};
 
 /// Terminates of QPs that are gone.
@@ -109,7 +111,9 @@ impl Manager {
     }
 
     pub(super) fn list(&mut self, id: SessionId, what: ListKind, from: u32) -> Answer {
-        let own = (!find(&mut self.sessions, id)?.client.admin).then_some(id);
+        let client = &find(&mut self.sessions, id)?.client;
+        let own = (!client.admin).then_some(id);
+        let reader = Reader::of(id, client);
         let visible = || self.sessions.values().filter(move |s| own.is_none_or(|own| own == s.id));
         let (rows, total) = match what {
             ListKind::Clients => {
@@ -169,12 +173,9 @@ impl Manager {
                 });
                 (Rows::Listeners(rows), total)
             }
-            ListKind::Srqs
-            | ListKind::Windows
-            | ListKind::Pds
-            | ListKind::Limits
-            | ListKind::Whys
-            | ListKind::Events => {
+            ListKind::Whys => self.whys(reader, from),
+            ListKind::Events => self.list_events(reader, from),
+            ListKind::Srqs | ListKind::Windows | ListKind::Pds | ListKind::Limits => {
                 return Err(Refusal::Unsupported { what: format!("a list of {what:?}") });
             }
         };
@@ -194,6 +195,29 @@ fn page<T, R>(all: impl Iterator<Item = T>, from: u32, row: impl FnMut(T) -> R) 
     }
     (chosen.into_iter().map(row).collect(), total)
 }
+
+/// A page of rows that are long: as many as a message holds.
+pub fn page_that_fits<T, R: Serialize>(
+    all: &[T],
+    from: u32,
+    mut row: impl FnMut(&T) -> R,
+) -> Vec<R> {
+    let mut room = MAX_MESSAGE - REPLY_HEAD;
+    let mut rows = Vec::new();
+    for item in all.iter().skip(from as usize).take(PAGE_ROWS) {
+        let row = row(item);
+        let octets = postcard::to_stdvec(&row).map_or(usize::MAX, |octets| octets.len());
+        if octets > room {
+            break;
+        }
+        room -= octets;
+        rows.push(row);
+    }
+    rows
+}
+
+/// More octets than a reply with a list has besides its rows.
+const REPLY_HEAD: usize = 64;
 
 fn client_row(s: &Session) -> ClientRow {
     let count = |kind| u32::try_from(s.counts.of(kind)).unwrap_or(u32::MAX);

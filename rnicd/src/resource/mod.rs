@@ -15,11 +15,13 @@ mod extents;
 mod ledger;
 mod list;
 mod memory;
+mod notes;
 mod numbers;
 mod queues;
 mod refuse;
 mod session;
 mod teardown;
+mod why;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -32,7 +34,7 @@ use rnic_core::abi::ABI_VERSION;
 use rnic_core::abi::control::{
     Features, HelloReply, HelloStatus, ObjectRef, Refusal, ReplyBody, RequestBody,
 };
-use rnic_core::device::StagAllocator;
+use rnic_core::device::{StagAllocator, WhyLog};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -48,9 +50,12 @@ pub use capacity::Capacity;
 use ledger::{Counts, Kind, Ledger};
 use list::Terminates;
 use memory::MrRequest;
+use notes::Notes;
 use numbers::Handles;
 use session::{Client, Session};
 use teardown::Leaving;
+use why::Asked;
+pub use why::Refused;
 
 /// What a request came to: something given, or a refusal by name.
 pub type Answer = Result<Given, Refusal>;
@@ -130,6 +135,9 @@ pub struct Manager {
     refusals: u64,
     misbehaved: u64,
     terminates: Terminates,
+    /// Shared with the workers.
+    why: Arc<WhyLog>,
+    notes: Notes,
 }
 
 /// Handles of every kind.
@@ -194,6 +202,8 @@ impl Manager {
             refusals: 0,
             misbehaved: 0,
             terminates: Terminates::default(),
+            why: workers.why().clone(),
+            notes: Notes::default(),
             config,
             capacity,
             workers,
@@ -226,6 +236,7 @@ impl Manager {
                     admin: own || self.admins.contains(&peer.uid),
                 };
                 let events = welcome.events.clone();
+                self.why.open(id, client.uid);
                 self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
                 Ok((id, welcome))
             }
@@ -276,17 +287,26 @@ impl Manager {
         body: RequestBody,
         descriptor: Option<OwnedFd>,
         now: Time,
-    ) -> Answer {
-        let answer = self.dispatch(id, body, descriptor, now);
-        if let Err(refusal) = &answer {
-            self.refusals += 1;
-            if let Some(session) = self.sessions.get_mut(&id) {
-                session.refusals += 1;
-            }
-            tracing::debug!(session = %id, %refusal, "refused");
+    ) -> Result<Given, Refused> {
+        let asked = Asked::of(&body);
+        if !asked.is_query() {
+            self.note_opening(id);
         }
+        let answer = self.dispatch(id, body, descriptor, now);
+        let answer = answer.map_err(|refusal| self.refused(id, asked, refusal, now));
         self.settle();
         answer
+    }
+
+    /// Notes a session when it first asks for something: those that only look are not notable.
+    fn note_opening(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id)
+            && !std::mem::replace(&mut session.opening_noted, true)
+        {
+            let Client { pid, uid, command, .. } = &session.client;
+            let text = format!("{command} (pid {pid}, uid {uid})");
+            self.note("session_opened", Some(id), text);
+        }
     }
 
     fn dispatch(
@@ -349,7 +369,7 @@ impl Manager {
             R::AdminDisconnect { .. } | R::Drain { .. } => {
                 Err(refuse::unsupported("administration"))
             }
-            R::Why { .. } => Err(refuse::unsupported("why")),
+            R::Why { id: number } => self.why(id, number),
         }
     }
 
@@ -372,7 +392,14 @@ impl Manager {
         while let Some(report) = self.workers.poll_report() {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
-                WorkerReport::CqFailed { cq } => self.cq_failed(cq),
+                WorkerReport::CqFailed { cq } => {
+                    let owner = self.handles.cqs.owner(cq.0);
+                    self.note("cq_failed", owner, format!("completion queue {cq} is dead"));
+                    self.cq_failed(cq);
+                }
+                WorkerReport::Note { session, kind, text } => {
+                    self.note(kind, Some(session), text);
+                }
             }
         }
         while let Some(ticket) = self.workers.poll_done() {
@@ -410,11 +437,6 @@ impl Manager {
     /// A session that a worker found misbehaving, and why; it is to be closed.
     pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
         self.ended.pop_front()
-    }
-
-    /// Counts a session that was ended for misbehaviour.
-    pub fn count_misbehaviour(&mut self) {
-        self.misbehaved += 1;
     }
 
     /// The connection manager, to hand it readiness and time. [`Manager::settle`] is due after.

@@ -15,6 +15,7 @@ use super::ledger::Counts;
 use super::numbers::Doorbells;
 use super::refuse;
 use crate::events::{ChannelSender, EventSender};
+use crate::log::Damper;
 
 /// A client's lease on the device.
 pub struct Session {
@@ -34,6 +35,9 @@ pub struct Session {
     pub listeners: BTreeMap<ListenerId, Listener>,
     /// Connection requests told to the client and not decided.
     pub requests: BTreeMap<RequestId, ListenerId>,
+    /// What it causes that is noted.
+    pub noted: Damper,
+    pub opening_noted: bool,
 }
 
 /// Who the client is, as the kernel said when it connected.
@@ -164,6 +168,8 @@ impl Session {
             qps: BTreeMap::new(),
             listeners: BTreeMap::new(),
             requests: BTreeMap::new(),
+            noted: super::notes::damper(),
+            opening_noted: false,
         }
     }
 

@@ -37,6 +37,7 @@ impl Manager {
     /// Every worker has forgotten the session.
     pub(super) fn detached(&mut self, id: SessionId) {
         let Some(Leaving { mut session }) = self.leaving.remove(&id) else { return };
+        self.why.end(id);
         for qp in session.qps.values() {
             self.terminates.count(&qp.shared);
         }

@@ -194,6 +194,9 @@ impl Worker {
                 Output::CqFailed(cq) => {
                     self.report(Report::Public(WorkerReport::CqFailed { cq }));
                 }
+                Output::Note { session, kind, text } => {
+                    self.report(Report::Public(WorkerReport::Note { session, kind, text }));
+                }
                 Output::Misbehaved { session, why } => {
                     self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
                 }

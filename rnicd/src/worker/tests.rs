@@ -53,6 +53,7 @@ impl Rig {
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),
                 mulpdu: MulpduPolicy::Emss,
+                why: Default::default(),
             },
             wait: WaitPolicy::default(),
         };

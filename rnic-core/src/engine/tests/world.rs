@@ -181,6 +181,7 @@ pub(super) struct World {
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
     pub misbehaved: Vec<(SessionId, String)>,
+    pub notes: Vec<(SessionId, &'static str)>,
     pub failed_cqs: Vec<CqId>,
     /// Invalidations nobody has answered yet.
     pub invalidations: Vec<(usize, QpId, Stag)>,
@@ -215,6 +216,7 @@ impl World {
             qps: Vec::new(),
             links: Vec::new(),
             misbehaved: Vec::new(),
+            notes: Vec::new(),
             failed_cqs: Vec::new(),
             invalidations: Vec::new(),
             answer_invalidations: true,
@@ -743,6 +745,7 @@ impl World {
                     }
                 }
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
+                Output::Note { session, kind, .. } => self.notes.push((session, kind)),
             }
         }
         if self.answer_invalidations && !self.invalidations.is_empty() {
@@ -771,6 +774,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
         mulpdu: MulpduPolicy::Emss,
+        why: Arc::default(),
     }
 }
 
