@@ -19,4 +19,5 @@ mod raw;
 mod refusals;
 mod requests;
 mod revocation;
+mod why;
 mod world;
