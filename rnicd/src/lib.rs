@@ -4,7 +4,7 @@
 //! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
 //! both. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
-//! [`privilege`] asks the kernel about processes.
+//! [`privilege`] asks the kernel about processes, [`metrics`] writes figures to a file.
 
 pub mod cli;
 pub mod cm;
@@ -14,6 +14,7 @@ pub mod demo;
 pub mod events;
 pub mod exec;
 pub mod log;
+pub mod metrics;
 pub mod privilege;
 pub mod resource;
 pub mod worker;

@@ -27,7 +27,7 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
     };
-    let Config { device, control, engine, mpa, limits, log } = config;
+    let Config { device, control, engine, mpa, limits, metrics, log } = config;
     row("device.name", device.name.clone(), "shown to programs");
     let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     row(
@@ -148,6 +148,12 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         row("listeners", totals.listeners.to_string(), "bound addresses");
         row("arena_bytes", Size(totals.arena_bytes).to_string(), "octets of queues");
     }
+    row(
+        "metrics.file",
+        metrics.file.as_ref().map_or("-".to_owned(), |p| p.display().to_string()),
+        "figures for a collector; - for none",
+    );
+    row("metrics.interval", Span(metrics.interval).to_string(), "between two writings of it");
     row("log.level", log.level.clone(), "RUST_LOG overrides it");
     rows
 }

@@ -26,6 +26,8 @@ pub struct File {
     pub mpa: MpaSection,
     /// `[limits]`
     pub limits: LimitsSection,
+    /// `[metrics]`
+    pub metrics: MetricsSection,
     /// `[log]`
     pub log: LogSection,
 }
@@ -229,6 +231,16 @@ pub struct SessionLimitsSection {
     pub listeners: Field<u32>,
     /// Octets of arenas.
     pub arena_bytes: Field<Size>,
+}
+
+/// `[metrics]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsSection {
+    /// File that is written anew each time.
+    pub file: Field<PathBuf>,
+    /// Time between two writings.
+    pub interval: Field<Span>,
 }
 
 /// `[log]`

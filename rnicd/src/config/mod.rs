@@ -7,6 +7,7 @@
 mod error;
 mod explain;
 mod file;
+mod metrics;
 mod units;
 
 use std::net::IpAddr;
@@ -20,6 +21,7 @@ pub use error::ConfigError;
 pub use explain::explain;
 use file::{Field, File, WorkersValue};
 pub use file::{Loopback, Mulpdu};
+pub use metrics::Metrics;
 pub use units::{Size, Span};
 
 /// `config/rnicd.toml`: every key, its default and what it costs.
@@ -38,6 +40,8 @@ pub struct Config {
     pub mpa: Mpa,
     /// Limits.
     pub limits: Limits,
+    /// Figures in a file.
+    pub metrics: Metrics,
     /// Logging.
     pub log: Log,
 }
@@ -190,6 +194,7 @@ impl Config {
             engine: check.engine(parsed.engine)?,
             mpa: check.mpa(parsed.mpa)?,
             limits: check.limits(parsed.limits)?,
+            metrics: check.metrics(parsed.metrics)?,
             log: check.log(parsed.log)?,
         })
     }

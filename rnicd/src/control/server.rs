@@ -22,6 +22,7 @@ use super::socket::{ControlSocket, SocketError};
 use crate::cm::ConnectionManager;
 use crate::config::Config;
 use crate::log::Damper;
+use crate::metrics::Writer;
 use crate::privilege::{Peer, Signals};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
 use crate::worker::{Workers, clock};
@@ -59,6 +60,15 @@ pub struct Server {
     hostile: Damper,
     buffer: Box<[u8; MAX_MESSAGE]>,
     stopping: Option<Time>,
+    metrics: Option<Metrics>,
+}
+
+/// Figures that are written to a file.
+struct Metrics {
+    writer: Writer,
+    interval: Duration,
+    /// When they are written next.
+    due: Time,
 }
 
 /// Tells a server from another thread to stop.
@@ -111,6 +121,7 @@ impl Server {
             .map_err(system("cannot start workers"))?;
         let reaper = Reaper::start(waker.clone()).map_err(system("cannot start the reaper"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
+        let metrics = Metrics::start(&config)?;
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();
         let manager = Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
@@ -135,6 +146,7 @@ impl Server {
             hostile: Damper::new(10, Duration::from_secs(60)),
             buffer: Box::new([0; MAX_MESSAGE]),
             stopping: None,
+            metrics,
         })
     }
 
@@ -183,7 +195,9 @@ impl Server {
             _ => None,
         });
         let cm = self.manager.connections().next_timeout();
-        let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).min()?;
+        let metrics = self.metrics.as_ref().map(|m| m.due);
+        let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
+        let next = next.min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
         Some(next.since(clock::now()) + Duration::from_millis(1))
     }
@@ -281,6 +295,12 @@ impl Server {
         if self.accept_again.is_some_and(|at| at <= now) {
             self.accept_again = None;
             self.accept(now);
+        }
+        if let Some(metrics) = &mut self.metrics
+            && metrics.due <= now
+        {
+            metrics.due = now.after(metrics.interval);
+            metrics.writer.write(self.manager.metrics());
         }
         let silent =
             |c: &Connection| matches!(c.stage, Stage::AwaitHello { deadline } if deadline <= now);
@@ -490,6 +510,15 @@ impl Server {
             let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
         }
         self.reaper.drop_later(client);
+    }
+}
+
+impl Metrics {
+    /// Begins to write, if that is configured.
+    fn start(config: &Config) -> Result<Option<Metrics>, StartError> {
+        let Some(path) = config.metrics.file.clone() else { return Ok(None) };
+        let writer = Writer::start(path).map_err(system("cannot start the writer of metrics"))?;
+        Ok(Some(Metrics { writer, interval: config.metrics.interval, due: clock::now() }))
     }
 }
 

@@ -34,8 +34,21 @@ pub enum Kind {
 impl Kind {
     const COUNT: usize = 9;
 
+    /// Every kind, in order.
+    pub const ALL: [Kind; Kind::COUNT] = [
+        Kind::Pds,
+        Kind::Segments,
+        Kind::SegmentBytes,
+        Kind::Mrs,
+        Kind::Channels,
+        Kind::Cqs,
+        Kind::Qps,
+        Kind::Listeners,
+        Kind::ArenaBytes,
+    ];
+
     /// The key under `[limits]` and `[limits.session]`.
-    fn key(self) -> &'static str {
+    pub fn key(self) -> &'static str {
         match self {
             Kind::Pds => "pds",
             Kind::Segments => "segments",
@@ -124,6 +137,11 @@ impl Ledger {
     /// How much the device has given.
     pub fn used(&self) -> &Counts {
         &self.used
+    }
+
+    /// How much the device may give.
+    pub fn device_limit(&self, kind: Kind) -> u64 {
+        kind.limit(&self.device)
     }
 
     /// What remains of `kind` for a session with these counts.

@@ -12,6 +12,7 @@ mod arena;
 mod capacity;
 mod connect;
 mod extents;
+mod figures;
 mod ledger;
 mod list;
 mod memory;
@@ -47,6 +48,7 @@ use crate::privilege::Peer;
 use crate::worker::{Ticket, WorkerReport, Workers};
 use arena::Arenas;
 pub use capacity::Capacity;
+use figures::Past;
 use ledger::{Counts, Kind, Ledger};
 use list::Terminates;
 use memory::MrRequest;
@@ -138,6 +140,7 @@ pub struct Manager {
     /// Shared with the workers.
     why: Arc<WhyLog>,
     notes: Notes,
+    past: Past,
 }
 
 /// Handles of every kind.
@@ -204,6 +207,7 @@ impl Manager {
             terminates: Terminates::default(),
             why: workers.why().clone(),
             notes: Notes::default(),
+            past: Past::default(),
             config,
             capacity,
             workers,

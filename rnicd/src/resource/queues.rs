@@ -240,6 +240,7 @@ impl Manager {
             pd.qps -= 1;
         }
         self.terminates.count(&object.shared);
+        self.past.add_qp(session.client.uid, &object.shared);
         give_back(session, &[object.sq, object.rq], object.doorbell);
         self.handles.qps.release(qp.0);
         self.ledger.credit(&mut session.counts, Kind::Qps, 1);

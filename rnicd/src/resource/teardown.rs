@@ -15,7 +15,7 @@ use super::{Dropping, Manager, Pending};
 
 /// A session between steps 3 and 4.
 pub struct Leaving {
-    session: Session,
+    pub session: Session,
 }
 
 impl Manager {
@@ -40,6 +40,7 @@ impl Manager {
         self.why.end(id);
         for qp in session.qps.values() {
             self.terminates.count(&qp.shared);
+            self.past.add_qp(session.client.uid, &qp.shared);
         }
         for mr in session.mrs.values() {
             self.stags.release(mr.stag);

@@ -104,6 +104,7 @@ impl Manager {
         self.refusals += 1;
         if let Some(session) = self.sessions.get_mut(&session) {
             session.refusals += 1;
+            self.past.add_refusal(session.client.uid);
         }
         let Asked { verb, qp, pd, offset, length } = asked;
         let text = format!("{verb}: {refusal}");
