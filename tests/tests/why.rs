@@ -12,6 +12,8 @@ use rnic_client::{
     AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq, Error, Mr,
     MrOptions, Pd, Qp, QpOptions, RecvRequest, Refusal, Scope, SendRequest, Sge, Stag,
 };
+use rnic_core::abi::control::Reply;
+use rnic_tests::raw::Raw;
 use rnic_tests::wire::{self, CRC, fpdu, tagged};
 use rnic_tests::{DEADLINE, Daemon, binaries};
 use serde_json::Value;
@@ -443,6 +445,23 @@ fn another_users_records_are_nobodys_business() {
     for id in &ids {
         assert!(rnicctl(daemon.socket(), &["why", id]).status.success());
     }
+}
+
+#[test]
+fn a_session_that_is_ended_for_what_it_sent() {
+    let daemon = Daemon::start(binaries!(), "");
+    let raw = Raw::open(daemon.socket()).expect("a session");
+    raw.send(&[0xFF; 40], &[]);
+    let (octets, _) = raw.receive().expect("a complaint");
+    let reply: Reply = postcard::from_bytes(&octets).unwrap();
+    assert!(matches!(reply.result, Err(Refusal::Malformed { .. })), "{reply:?}");
+    assert!(raw.receive().is_none(), "the session goes on");
+    let record = explained(&daemon, reply.why_id);
+    assert_eq!(record["what"], "Ended");
+    has(&record, "rule", "or the session ends");
+    has(&record, "text", "malformed message: no request");
+    let events = json(daemon.socket(), &["events"]);
+    assert!(events.as_array().unwrap().iter().any(|e| e["kind"] == "session_ended"), "{events:#}");
 }
 
 #[test]

@@ -379,6 +379,9 @@ impl Engine {
         let shard = &mut self.shard;
         let farewell = qp.farewell();
         let reset = farewell.is_none();
+        if !reset {
+            qp.destroyed(shard);
+        }
         match (&qp.link, farewell) {
             (Link::Direct(peer), Some(payload)) => {
                 shard.deliver(*peer, Delivery::Terminate(payload));

@@ -546,16 +546,30 @@ impl Qp {
                 _ => "the connection is being closed",
             };
             let status = CompletionStatus::WrFlush;
-            let why = Why {
-                routine: true,
-                qp: Some(self.id),
-                pd: Some(self.pd),
-                addresses: self.addresses,
-                ..Why::new(self.session, WhyKind::Completion { wr_id, status }, FLUSHED, text)
-            };
-            self.flush_why = shard.options.why.record(shard.now, why);
+            let what = WhyKind::Completion { wr_id, status };
+            self.flush_why = self.put_aside(shard, what, FLUSHED, text);
         }
         self.flush_why
+    }
+
+    /// The QP is destroyed while connected; its peer is told by a Terminate.
+    pub(super) fn destroyed(&self, shard: &Shard) {
+        let code = codes::RDMA_LOCAL_CATASTROPHIC;
+        let what = WhyKind::Terminate { origin: TerminateOrigin::Local, code };
+        let text = "the queue pair was destroyed, or its session ended, while it was connected";
+        self.put_aside(shard, what, &rule_of(code), text);
+    }
+
+    /// Keeps a record of what this side brought about itself, where it displaces no fault.
+    fn put_aside(&self, shard: &Shard, what: WhyKind, rule: &str, text: &str) -> u64 {
+        let why = Why {
+            routine: true,
+            qp: Some(self.id),
+            pd: Some(self.pd),
+            addresses: self.addresses,
+            ..Why::new(self.session, what, rule, text)
+        };
+        shard.options.why.record(shard.now, why)
     }
 
     /// Tells whoever watches the daemon.

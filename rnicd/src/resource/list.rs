@@ -258,3 +258,47 @@ fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
 
 /// Version of the daemon.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::device::why::{MAX_RULE, MAX_TEXT};
+
+    use super::*;
+
+    #[test]
+    fn the_longest_records_come_in_pages_that_fit_a_message() {
+        let all = u64::MAX;
+        let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
+        let record = WhyRecord {
+            id: all,
+            time_ms: all,
+            session: SessionId(u32::MAX),
+            what: WhyKind::Completion { wr_id: all, status: CompletionStatus::General },
+            rule: "r".repeat(MAX_RULE),
+            text: "t".repeat(MAX_TEXT),
+            qp: Some(QpId(u32::MAX)),
+            pd: Some(PdId(u32::MAX)),
+            stag: Some(Stag(u32::MAX)),
+            offset: Some(all),
+            length: Some(all),
+            addresses: Some(AddressPair { local: address, peer: address }),
+        };
+        let records = vec![record; 100];
+        let (mut from, mut pages) = (0, 0);
+        while from < 100 {
+            let rows = page_that_fits(&records, from, Clone::clone);
+            assert!(!rows.is_empty(), "stuck at {from}");
+            from += rows.len() as u32;
+            pages += 1;
+            let body = ReplyBody::Rows { rows: Rows::Whys(rows), total: u32::MAX };
+            let reply = Reply { id: u32::MAX, result: Ok(body), why_id: all };
+            let octets = postcard::to_stdvec(&reply).map_or(usize::MAX, |octets| octets.len());
+            assert!(octets <= MAX_MESSAGE, "{octets}");
+        }
+        assert!(pages < 20, "{pages} pages");
+        assert!(page_that_fits(&records, 100, Clone::clone).is_empty());
+        let short = vec![7u8; 100];
+        assert_eq!(page_that_fits(&short, 90, |n| *n).len(), 10);
+        assert_eq!(page_that_fits(&short, 0, |n| *n).len(), PAGE_ROWS);
+    }
+}

@@ -358,6 +358,8 @@ fn losses_say_how() {
         let mut w = World::connected(wiring);
         w.destroy(B);
         assert_eq!(w.why(A).what, received("0/0/00"));
+        assert_eq!(w.why(B).what, sent("0/0/00"));
+        assert!(w.why(B).text.contains("was destroyed"));
     }
 }
 
