@@ -8,7 +8,7 @@
 //!
 //! One file per hop: `post` (send queue to message), `message` (segmentation), `tx` (to TCP; `bare`
 //! without a copy), `direct` (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends),
-//! `why` (reasons).
+//! `why` (reasons in words), `record` (kept).
 
 mod bare;
 mod complete;
@@ -18,6 +18,7 @@ mod message;
 mod place;
 mod post;
 mod qp;
+mod record;
 mod rx;
 mod schedule;
 mod session;
