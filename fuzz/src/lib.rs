@@ -4,9 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge};
-use rnic_core::device::{Cq, QpShared, StagEntry};
-use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Work};
+use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge, WindowParams};
+use rnic_core::device::{Cq, Memory, Names, QpShared, StagEntry, Window};
+use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receives, Work};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_core::shm::io::Piece;
@@ -14,7 +14,9 @@ use rnic_core::shm::queue::{
     CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
 };
 use rnic_core::stream::startup::{Negotiated, Role};
-use rnic_core::types::{Access, AddressPair, CqId, MrId, PdId, QpId, Scope, SessionId, Stag, Time};
+use rnic_core::types::{
+    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, Stag, Time, WindowKind,
+};
 
 /// Reads an input from front to back; at its end everything is 0.
 pub struct Input<'a>(pub &'a [u8]);
@@ -49,6 +51,9 @@ impl<'a> Input<'a> {
 pub fn stag(n: u32) -> Stag {
     Stag(0x1000 * (n + 1))
 }
+
+/// Shift of the numbers of a client's windows, 1 and 2 by their types, in its STags.
+const WINDOWS: u32 = 8;
 
 /// First address and octets of every region.
 pub const IOVA: u64 = 0x10_000;
@@ -152,9 +157,10 @@ impl World {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Close { .. } => self.closed = true,
-                Output::Invalidate { qp, stag } => {
-                    self.engine.revoke_stag(stag);
-                    self.engine.invalidated(qp, self.now);
+                Output::ChangeStags { qp, change } => {
+                    self.engine.change_stags(&change);
+                    change.settle();
+                    self.engine.stags_changed(qp, self.now);
                 }
                 Output::Misbehaved { session, .. } => {
                     self.engine.detach_session(session, self.now);
@@ -224,12 +230,13 @@ impl Client {
         let (rq, rq_end) = queue(QueueKind::Receive, QueueShape::receive(8, 2), QP_BELL);
         let shared_cq = Arc::new(Cq::new(CqId(200 + n), session, 0, cq));
         for (k, scope, access) in [
-            (0, Scope::Pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ),
+            (0, Scope::Pd, Access::all() - Access::REMOTE_ATOMIC - Access::ZERO_BASED),
             (1, Scope::Qp(qp), Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ),
             (2, Scope::Pd, Access::LOCAL_WRITE),
         ] {
             engine.install_stag(StagEntry {
                 stag: Stag(stag(n).0 + k),
+                names: Names::region(),
                 mr: MrId(n),
                 session,
                 pd,
@@ -237,9 +244,13 @@ impl Client {
                 access,
                 iova: IOVA,
                 length: REGION as u64,
-                mapping: memory.clone(),
-                offset: 0,
+                memory: Memory::Segment { mapping: memory.clone(), offset: 0 },
             });
+        }
+        for (k, kind) in [(1, WindowKind::Type1), (2, WindowKind::Type2)] {
+            let first = Stag(stag(n).0 | k << WINDOWS);
+            let id = MwId(n * 2 + k);
+            engine.add_window(Arc::new(Window::new(id, session, pd, kind, first)));
         }
         let shared = Arc::new(QpShared::default());
         let config = QpConfig {
@@ -248,10 +259,11 @@ impl Client {
             pd,
             doorbell: QP_BELL,
             sq: SendConsumer::new(sq),
-            rq: ReceiveConsumer::new(rq),
+            rq: Receives::Own(ReceiveConsumer::new(rq)),
             send_cq: shared_cq.clone(),
             recv_cq: shared_cq.clone(),
             signal_all: false,
+            hold: None,
             shared: shared.clone(),
         };
         Client {
@@ -272,9 +284,12 @@ impl Client {
 
     /// A request as an input has it, with names that mostly exist.
     pub fn post(&mut self, input: &mut Input<'_>, peer: u32, own: u32) {
-        let opcodes = [0, 2, 4, 7, 9, 32, input.u8()];
+        let opcodes = [0, 2, 4, 7, 8, 9, 32, input.u8()];
         let opcode = opcodes[usize::from(input.u8()) % opcodes.len()];
-        let key = u32::from(input.u8()) % 4;
+        // A region's key, or a window's: of type 1, of type 2.
+        let name = input.u8();
+        let key = u32::from(name) % 4 | (u32::from(name) >> 2) % 3 << WINDOWS;
+        let binds = opcode == 8;
         let header = SendHeader {
             opcode,
             num_sge: 0,
@@ -282,9 +297,18 @@ impl Client {
             inline_len: 0,
             wr_id: 1,
             remote_addr: IOVA + u64::from(input.u16()) % (REGION as u64 + 64),
-            rkey: stag(peer).0 + key,
-            inv_rkey: stag(if opcode == 9 { peer } else { own }).0 + key,
-            params: [0; 3],
+            rkey: stag(if binds { own } else { peer }).0 + key,
+            inv_rkey: (stag(if opcode == 9 { peer } else { own }).0 + key) ^ u32::from(binds),
+            params: match binds {
+                false => [0; 3],
+                true => WindowParams {
+                    address: IOVA + u64::from(input.u16()) % (REGION as u64),
+                    length: u64::from(input.u8()),
+                    lkey: stag(own).0 + u32::from(input.u8()) % 3,
+                    access: u32::from(input.u8()) & 0x26,
+                }
+                .to_params(),
+            },
             spare_is_zero: true,
         };
         let sges: Vec<Sge> = (0..input.u8() % 3)

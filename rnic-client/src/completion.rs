@@ -1,7 +1,7 @@
 //! What a completion queue yields.
 
 use rnic_core::abi::queue::{CompletionFlags, Cqe};
-use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, Stag, TerminateCode};
+use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, SrqId, Stag, TerminateCode};
 
 use crate::error::Error;
 
@@ -10,8 +10,8 @@ use crate::error::Error;
 pub struct Completion {
     /// The application's name for the request.
     pub wr_id: u64,
-    /// Outcome. Unless it is `Success`, only `wr_id`, `qp`, `opcode`, `detail` and `why_id` mean
-    /// anything.
+    /// Outcome. Unless it is `Success`, only `wr_id`, `qp`, `opcode`, `detail`, `srq` and
+    /// `why_id` mean anything.
     pub status: CompletionStatus,
     /// What kind of request it was.
     pub opcode: CompletionOpcode,
@@ -26,6 +26,8 @@ pub struct Completion {
     pub invalidated: Option<Stag>,
     /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,
+    /// The shared receive queue that a receive was taken from.
+    pub srq: Option<SrqId>,
     /// Number of the daemon's *why* record of the failure; 0 if there is none.
     pub why_id: u64,
 }
@@ -68,6 +70,7 @@ impl Completion {
                 etype: (e.detail >> 8) as u8,
                 code: e.detail as u8,
             }),
+            srq: (e.srq != 0).then_some(SrqId(e.srq)),
             why_id: e.why_id,
         })
     }
@@ -85,6 +88,7 @@ impl Default for Completion {
             solicited: false,
             invalidated: None,
             detail: None,
+            srq: None,
             why_id: 0,
         }
     }
@@ -98,10 +102,12 @@ mod tests {
     fn entry_fields_arrive_where_they_belong() {
         let mut e = Cqe::new(5, 77, CompletionOpcode::Receive, CompletionStatus::Success);
         e.byte_len = 12;
+        e.srq = 6;
         e.flags = (CompletionFlags::SOLICITED | CompletionFlags::WITH_INV).bits();
         e.imm_or_inv = 0xABCD_EF01;
         let c = Completion::from_entry(&e).unwrap();
         assert_eq!((c.wr_id, c.qp, c.byte_len, c.solicited), (77, QpId(5), 12, true));
+        assert_eq!(c.srq, Some(SrqId(6)));
         assert_eq!(c.invalidated, Some(Stag(0xABCD_EF01)));
         assert_eq!(c.ok().unwrap(), c);
     }

@@ -1,6 +1,6 @@
 //! Opening the device, and what belongs to the whole session.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use rnic_core::abi::control::*;
 use rnic_core::types::{QpId, SessionId};
 
+use crate::adopt::{SocketError, SocketListener};
 use crate::channel::CompletionChannel;
 use crate::control::dial;
 use crate::cq::{Cq, CqOptions};
@@ -161,6 +162,18 @@ impl Context {
         Segment::create(&self.session, len)
     }
 
+    /// Hands the daemon this process's own memory, so that regions can name any of it
+    /// ([`Pd::reg_mr_attached`]); more than once is as good as once.
+    ///
+    /// What the daemon gets is the address space of this process and not its number: after `exec`
+    /// nothing of the new program is reached, and a child made by `fork` has memory of its own: the
+    /// daemon goes on with the parent's, and what the child writes is not seen. Copies cost a system
+    /// call each; a [`Segment`] is faster. Refused by name where the daemon may not do it
+    /// ([`DeviceAttributes::attached_memory`] tells).
+    pub fn attach_memory(&self) -> Result<(), Error> {
+        self.session.attach_memory()
+    }
+
     /// Makes a completion channel (compare `ibv_create_comp_channel(3)`).
     pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
         CompletionChannel::create(&self.session)
@@ -193,6 +206,12 @@ impl Context {
         let listener = self.bind(address)?;
         listener.listen(backlog)?;
         Ok(listener)
+    }
+
+    /// Awaits an MPA Request on a TCP connection of this program, which may have carried other
+    /// traffic before; the daemon reads from it what the peer sends next.
+    pub fn serve_over(&self, stream: TcpStream) -> Result<SocketListener, SocketError> {
+        SocketListener::serve(&self.session, stream)
     }
 
     /// The next connection or asynchronous event that no blocking call has claimed, or `None` when

@@ -94,6 +94,8 @@ impl Control {
             Some(HelloStatus::Stopping) => Admission::Stopping,
             Some(HelloStatus::Resources) => Admission::Resources,
             Some(HelloStatus::NotAllowed) => Admission::NotAllowed,
+            Some(HelloStatus::UserSessions) => Admission::UserSessions,
+            Some(HelloStatus::Draining) => Admission::Draining,
             None => {
                 return Err(Error::protocol(format!("unknown Hello status {}", reply.status)));
             }

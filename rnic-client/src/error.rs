@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use rnic_core::abi::control::{DisconnectReason, Refusal};
 use rnic_core::shm;
-use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode};
+use rnic_core::types::{CompletionOpcode, CompletionStatus, QpId, TerminateCode, WindowKind};
 
 /// Why a call failed. [`Error::fault`] says whose fault it was.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +59,12 @@ pub enum Error {
         /// Octets from the start of the segment.
         offset: u64,
     },
+    /// A region was to be written that the process itself may not write.
+    #[error("address {address:#x} is not writable, but rights to write it were asked for")]
+    NotWritable {
+        /// The first such address.
+        address: u64,
+    },
     /// More private data than MPA carries (RFC 5044 section 7.1).
     #[error("{given} octets of private data, but MPA carries at most {max}")]
     PrivateDataTooLong {
@@ -67,12 +73,22 @@ pub enum Error {
         /// Octets MPA carries.
         max: usize,
     },
+    /// A window of the other type was expected.
+    #[error("a window of {kind:?} does not take this call")]
+    WrongWindow {
+        /// The type it has.
+        kind: WindowKind,
+    },
     /// Objects of two contexts were used together.
     #[error("{what} belongs to another context")]
     ForeignObject {
         /// The object, in words.
         what: &'static str,
     },
+
+    /// A receive was posted to a QP that takes its receives from a shared queue.
+    #[error("this QP takes its receives from a shared receive queue: post there")]
+    SharedReceives,
 
     // A resource or a right that the daemon refused.
     /// The daemon refused the request; the refusal names the limit, rule or field.
@@ -178,6 +194,12 @@ pub enum Admission {
     /// This user may not use the device.
     #[error("this user may not use the device")]
     NotAllowed,
+    /// Its limit on sessions of one user is reached.
+    #[error("its limit on sessions of this user (limits.user.sessions) is reached")]
+    UserSessions,
+    /// An administrator has it refuse everything new.
+    #[error("it is draining: it takes no new sessions until `rnicctl drain off`")]
+    Draining,
 }
 
 /// Whose fault an [`Error`] is.
@@ -203,8 +225,11 @@ impl Error {
             | Error::InlineTooLong { .. }
             | Error::OutOfRange { .. }
             | Error::Misaligned { .. }
+            | Error::NotWritable { .. }
             | Error::PrivateDataTooLong { .. }
-            | Error::ForeignObject { .. } => Fault::Application,
+            | Error::WrongWindow { .. }
+            | Error::ForeignObject { .. }
+            | Error::SharedReceives => Fault::Application,
             Error::Refused { .. } | Error::NotAdmitted { .. } => Fault::Refusal,
             Error::Rejected { .. }
             | Error::Unreachable { .. }

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use rnic_core::abi::control::{DisconnectReason, Event};
-use rnic_core::types::{CqId, ListenerId, QpId, RequestId};
+use rnic_core::types::{CqId, ListenerId, QpId, RequestId, SrqId};
 
 use crate::error::Error;
 
@@ -20,6 +20,7 @@ pub(crate) enum Subject {
     Session,
     Qp(QpId),
     Cq(CqId),
+    Srq(SrqId),
     Listener(ListenerId),
 }
 
@@ -36,10 +37,9 @@ impl Subject {
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
             Event::LastReceive { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
-            // No object of its own yet.
-            Event::SrqLimit { .. } | Event::SrqError { .. } | Event::SrqUnfair { .. } => {
-                Subject::Session
-            }
+            Event::SrqLimit { srq, .. }
+            | Event::SrqError { srq, .. }
+            | Event::SrqUnfair { srq, .. } => Subject::Srq(srq),
             Event::EventsLost { .. } | Event::Detached { .. } => Subject::Session,
         }
     }
@@ -68,6 +68,15 @@ pub(crate) fn concerns_end(event: &Event) -> bool {
 /// A peer asks to connect.
 pub(crate) fn asks_to_connect(event: &Event) -> bool {
     matches!(event, Event::ConnectionRequest { .. })
+}
+
+/// What becomes of a connection that was passed to be served: the request, or that none will come.
+pub(crate) fn answers_passed(event: &Event) -> bool {
+    asks_to_connect(event) || brings_no_request(event)
+}
+
+fn brings_no_request(event: &Event) -> bool {
+    matches!(event, Event::RequestWithdrawn { request: RequestId(0), .. })
 }
 
 /// Events that nobody has taken yet.
@@ -202,7 +211,7 @@ impl Events {
         // An event of an object that has been dropped meanwhile concerns nobody.
         let Some(mail) = self.subjects.get_mut(&subject) else { return };
         match &event {
-            Event::RequestWithdrawn { request, .. } => {
+            Event::RequestWithdrawn { request, .. } if !brings_no_request(&event) => {
                 let unread = mail
                     .waiting
                     .iter()
@@ -224,6 +233,18 @@ impl Events {
                     *sum = sum.saturating_add(*count);
                     return;
                 }
+            }
+            // A program that reads no events itself: the latest of each kind is enough.
+            Event::SrqLimit { .. } | Event::SrqUnfair { .. } => {
+                let same = |e: &Event| std::mem::discriminant(e) == std::mem::discriminant(&event);
+                let waiting = &mut self.waiting;
+                mail.waiting.retain(|n| {
+                    let kept = !waiting.get(n).is_some_and(same);
+                    if !kept {
+                        waiting.remove(n);
+                    }
+                    kept
+                });
             }
             Event::Disconnected { reason, .. } => mail.ended = Some(reason.clone()),
             Event::PeerClosed { .. } => mail.peer_closed = true,
@@ -310,9 +331,17 @@ mod tests {
     }
 
     #[test]
+    fn that_no_request_will_come_is_kept_for_whoever_awaits_one() {
+        let mut e = events();
+        e.push(withdrawn(0));
+        assert_eq!(e.take(Subject::Listener(LISTENER), asks_to_connect), None);
+        assert_eq!(e.take(Subject::Listener(LISTENER), answers_passed), Some(withdrawn(0)));
+    }
+
+    #[test]
     fn nothing_piles_up_for_a_program_that_reads_no_raw_events() {
         let mut e = events();
-        for n in 0..1000 {
+        for n in 1..=1000 {
             e.push(request(n));
             assert!(e.take(Subject::Listener(LISTENER), asks_to_connect).is_some());
             e.push(withdrawn(n));
@@ -350,6 +379,24 @@ mod tests {
         e.push(peer_closed());
         e.renew(QP);
         assert_eq!((e.ending(QP), e.take_any()), (None, None));
+    }
+
+    #[test]
+    fn of_notices_about_a_shared_receive_queue_the_latest_is_kept() {
+        let srq = SrqId(4);
+        let unfair = |taken| Event::SrqUnfair { srq, context: 0, qp: QP, taken, window: 64 };
+        let mut e = events();
+        e.open(Subject::Srq(srq));
+        for n in 0..100 {
+            e.push(Event::SrqLimit { srq, context: n });
+            e.push(unfair(n as u32));
+        }
+        assert_eq!(e.waiting.len(), 2);
+        assert_eq!(e.take_any(), Some(Event::SrqLimit { srq, context: 99 }));
+        assert_eq!(e.take_any(), Some(unfair(99)));
+        e.close(Subject::Srq(srq));
+        e.push(unfair(1));
+        assert_eq!(e.take_any(), None);
     }
 
     #[test]

@@ -58,6 +58,7 @@ pub(crate) struct Device {
     /// Requests so far.
     pub(crate) requests: Vec<RequestBody>,
     pub(crate) qps: HashMap<QpId, FakeQp>,
+    pub(crate) srqs: HashMap<SrqId, ReceiveConsumer>,
     pub(crate) cqs: HashMap<CqId, FakeCq>,
     pub(crate) segments: HashMap<SegmentId, Arc<Mapping>>,
     pub(crate) scanners: Vec<DoorbellScanner>,
@@ -73,7 +74,7 @@ pub(crate) struct Device {
 
 pub(crate) struct FakeQp {
     pub(crate) sq: SendConsumer,
-    pub(crate) rq: ReceiveConsumer,
+    pub(crate) rq: Option<ReceiveConsumer>,
 }
 
 pub(crate) struct FakeCq {
@@ -110,6 +111,7 @@ impl FakeDaemon {
             script: VecDeque::new(),
             requests: Vec::new(),
             qps: HashMap::new(),
+            srqs: HashMap::new(),
             cqs: HashMap::new(),
             segments: HashMap::new(),
             scanners: Vec::new(),
@@ -290,17 +292,30 @@ impl Device {
                 let shape =
                     QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
                 let (send, sq) = self.place(QueueKind::Send, shape, qp.0, &mut fd);
-                let shape = QueueShape::receive(request.rq_depth, request.max_recv_sge);
-                let (receive, rq) = self.place(QueueKind::Receive, shape, qp.0, &mut fd);
-                let fake =
-                    FakeQp { sq: SendConsumer::new(send), rq: ReceiveConsumer::new(receive) };
-                self.qps.insert(qp, fake);
+                let rq = request.srq.is_none().then(|| {
+                    let shape = QueueShape::receive(request.rq_depth, request.max_recv_sge);
+                    self.place(QueueKind::Receive, shape, qp.0, &mut fd)
+                });
+                let (receive, rq) = rq.unzip();
+                let rq_end = receive.map(ReceiveConsumer::new);
+                self.qps.insert(qp, FakeQp { sq: SendConsumer::new(send), rq: rq_end });
                 ReplyBody::Qp { qp, sq, rq, new_arena: fd.as_ref().map(|(new, _)| *new) }
+            }
+            RequestBody::CreateSrq(request) => {
+                let srq = SrqId(self.handle());
+                let shape = QueueShape::receive(request.depth, request.max_sge);
+                let (memory, queue) = self.place(QueueKind::SharedReceive, shape, srq.0, &mut fd);
+                self.srqs.insert(srq, ReceiveConsumer::new(memory));
+                ReplyBody::Srq { srq, queue, new_arena: fd.as_ref().map(|(new, _)| *new) }
             }
             RequestBody::Bind { address, .. } => {
                 let mut address = *address;
                 address.set_port(7471);
                 ReplyBody::Listener { listener: ListenerId(self.handle()), address }
+            }
+            RequestBody::AllocWindow { .. } => {
+                let n = self.handle();
+                ReplyBody::Window { window: MwId(n), stag: Stag(n << 8 | 0xFE) }
             }
             _ => ReplyBody::Done,
         };

@@ -1,8 +1,8 @@
 //! RDMA for programs: the verbs-shaped library that speaks to an RNIC of `rnicd`.
 //!
 //! A [`Context`] is one session with the daemon. It makes protection domains ([`Pd`]), shared
-//! memory ([`Segment`]) and regions of it ([`Mr`]), completion queues ([`Cq`]) and queue pairs
-//! ([`Qp`]), and it binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`,
+//! memory ([`Segment`]), regions of it ([`Mr`]) and windows on them ([`MemoryWindow`]), completion
+//! queues ([`Cq`]), queue pairs ([`Qp`]) and shared receive queues ([`Srq`]), and it binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`,
 //! so that their man pages apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer
 //! may be any RNIC that speaks it.
 //!
@@ -84,6 +84,8 @@
 //! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
 //! refuses something ([`Error::Refused`]).
 
+mod adopt;
+mod attached;
 mod channel;
 mod completion;
 mod connect;
@@ -100,15 +102,20 @@ mod pd;
 #[cfg(feature = "programs")]
 pub mod programs;
 mod qp;
+mod receive;
 mod request;
 mod segment;
 mod session;
+mod srq;
+mod window;
 
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
 mod tests;
 
+pub use adopt::{SocketError, SocketListener, SocketRequest};
+pub use attached::AttachedBuffer;
 pub use channel::CompletionChannel;
 pub use completion::Completion;
 pub use connect::{ConnectOptions, Connected};
@@ -121,15 +128,17 @@ pub use pd::Pd;
 pub use qp::{Qp, QpOptions};
 pub use request::{RecvRequest, SendRequest};
 pub use segment::Segment;
+pub use srq::{Srq, SrqOptions};
+pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{
     ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, ListKind,
-    ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, StatusInfo,
-    WhyKind, WhyRecord,
+    ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, SrqRow,
+    StatusInfo, WhyKind, WhyRecord, WindowRow,
 };
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::types::{
     Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
-    PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, Stag, TerminateCode,
-    TerminateOrigin,
+    MwId, NoReceive, PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, SrqId, Stag,
+    TerminateCode, TerminateOrigin, WindowKind,
 };

@@ -34,6 +34,15 @@ impl Listener {
         }
     }
 
+    /// What serves one connection that was passed.
+    pub(crate) fn of_socket(session: &Arc<Session>, id: ListenerId, address: SocketAddr) -> Self {
+        Listener { session: session.clone(), id, address }
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
     /// Its handle in the daemon; what events name.
     pub fn id(&self) -> ListenerId {
         self.id

@@ -1,16 +1,17 @@
 //! Memory regions, and what a peer must know to reach one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
 use rnic_core::abi::queue::Sge;
-use rnic_core::shm::CopyFault;
+use rnic_core::shm::{CopyFault, Mapping};
 use rnic_core::types::{Access, MrId, Scope, Stag};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, copy_error};
 use crate::pd::PdInner;
-use crate::segment::{Segment, SegmentInner};
+use crate::segment::{Segment, SegmentInner, resolve};
 use crate::session::unexpected;
 
 /// How to register a region.
@@ -32,22 +33,53 @@ impl Default for MrOptions {
     }
 }
 
-/// A memory region: a range of a segment with rights and an STag (`ibv_reg_mr(3)`).
+/// A memory region: a range of a segment or of attached memory, with rights and an STag
+/// (`ibv_reg_mr(3)`).
 ///
 /// With remote rights a peer may change it at any time, so there are no slices of it: octets are
 /// copied in and out, and 8-octet words can be accessed atomically. A copy that runs while a peer
-/// writes sees any mixture of old and new octets. Dropping it deregisters it.
+/// writes sees any mixture of old and new octets. Dropping it deregisters it, or has the last
+/// [`MemoryWindow`](crate::MemoryWindow) bound to it do so.
 pub struct Mr {
-    pd: Arc<PdInner>,
-    segment: Arc<SegmentInner>,
-    id: MrId,
     stag: Stag,
-    /// Octets from the segment's start.
+    /// Octets from the mapping's start.
     offset: u64,
     len: u64,
     iova: u64,
-    /// Until it has been deregistered.
-    registered: bool,
+    registration: Arc<Registration>,
+}
+
+/// A region in the daemon, which stays while windows are bound to it.
+pub(crate) struct Registration {
+    pub(crate) pd: Arc<PdInner>,
+    /// They outlive their regions.
+    mapping: Arc<Mapping>,
+    segment: Option<Arc<SegmentInner>>,
+    id: MrId,
+    /// Whether it has been deregistered.
+    gone: AtomicBool,
+}
+
+impl Registration {
+    /// Deregisters it, which the daemon refuses while windows are bound to it.
+    pub(crate) fn end(&self) -> Result<(), Error> {
+        if self.gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.pd.session.command(RequestBody::DeregMr { mr: self.id })?;
+        self.gone.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if self.end().is_err() && self.segment.is_none() {
+            // Nobody says that a peer writes there no more: octets on the heap must not become
+            // anything else. Segments go with the session.
+            std::mem::forget(self.mapping.clone());
+        }
+    }
 }
 
 impl Mr {
@@ -60,16 +92,32 @@ impl Mr {
         if !Arc::ptr_eq(&pd.session, &segment.inner.session) {
             return Err(Error::ForeignObject { what: "the segment" });
         }
-        let (offset, length) = segment.resolve(range)?;
+        let (offset, length) = resolve(range, segment.len())?;
+        let source = MrSource::Segment { segment: segment.inner.id, offset };
+        let mapping = segment.inner.mapping.clone();
+        let owner = Some(segment.inner.clone());
+        Mr::register_range(pd, mapping, owner, (offset, length), source, options)
+    }
+
+    /// Registers `length` octets from `offset` on of a mapping, which `source` names. `segment` is the
+    /// one that the mapping is of; none in attached memory.
+    pub(crate) fn register_range(
+        pd: &Arc<PdInner>,
+        mapping: Arc<Mapping>,
+        segment: Option<Arc<SegmentInner>>,
+        (offset, length): (u64, u64),
+        source: MrSource,
+        options: &MrOptions,
+    ) -> Result<Mr, Error> {
         let iova = match options.iova {
             Some(iova) => iova,
             None if options.access.contains(Access::ZERO_BASED) => 0,
             // Inside of the mapping, so it cannot overflow.
-            None => segment.inner.mapping.address() + offset,
+            None => mapping.address() + offset,
         };
         let body = RequestBody::RegMr {
             pd: pd.id,
-            source: MrSource::Segment { segment: segment.inner.id, offset },
+            source,
             length,
             iova,
             access: options.access,
@@ -77,14 +125,17 @@ impl Mr {
         };
         match pd.session.request(body)? {
             ReplyBody::Mr { mr: id, stag } => Ok(Mr {
-                pd: pd.clone(),
-                segment: segment.inner.clone(),
-                id,
                 stag,
                 offset,
                 len: length,
                 iova,
-                registered: true,
+                registration: Arc::new(Registration {
+                    pd: pd.clone(),
+                    mapping,
+                    segment,
+                    id,
+                    gone: AtomicBool::new(false),
+                }),
             }),
             other => Err(unexpected(&other)),
         }
@@ -92,7 +143,11 @@ impl Mr {
 
     /// Its handle in the daemon.
     pub fn id(&self) -> MrId {
-        self.id
+        self.registration.id
+    }
+
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
+        &self.registration
     }
 
     /// Its STag as local elements name it.
@@ -135,50 +190,53 @@ impl Mr {
     /// Copies octets from `offset` on out of the region.
     pub fn read_at(&self, offset: u64, octets: &mut [u8]) -> Result<(), Error> {
         let at = self.at(offset, octets.len())?;
-        self.segment.mapping.read(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+        self.registration.mapping.read(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
     }
 
     /// Copies octets into the region from `offset` on.
     pub fn write_at(&self, offset: u64, octets: &[u8]) -> Result<(), Error> {
         let at = self.at(offset, octets.len())?;
-        self.segment.mapping.write(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+        self.registration.mapping.write(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
     }
 
     /// Sets `length` octets from `offset` on to `octet`.
     pub fn fill(&self, offset: u64, length: usize, octet: u8) -> Result<(), Error> {
         let at = self.at(offset, length)?;
-        self.segment.mapping.fill(at, length, octet).map_err(|e| self.fault(e, offset, length))
+        self.registration.mapping.fill(at, length, octet).map_err(|e| self.fault(e, offset, length))
     }
 
     /// Loads the native-endian word at `offset` with acquire: octets that a peer placed before it
-    /// are visible after it. The word must be aligned to 8 octets in the segment.
+    /// are visible after it. The word must be aligned to 8 octets in memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
-        self.segment.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
+        self.registration.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Stores the native-endian word at `offset` with release: octets written before it are visible
-    /// to whoever sees it. The word must be aligned to 8 octets in the segment.
+    /// to whoever sees it. The word must be aligned to 8 octets in memory.
     pub fn store_u64(&self, offset: u64, word: u64) -> Result<(), Error> {
         let at = self.word_at(offset)?;
-        self.segment.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
+        self.registration.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Adds to the word at `offset` in one step and returns what it was. Atomic among the threads
     /// of this process, not against RDMA Writes (`IBV_ATOMIC_NONE`).
     pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
-        self.segment.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
+        self.registration.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
     }
 
     /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more octet will be read from
     /// or written to it from the wire.
-    pub fn deregister(mut self) -> Result<(), Error> {
-        self.registered = false;
-        self.pd.session.command(RequestBody::DeregMr { mr: self.id })
+    ///
+    /// While windows are bound to it the daemon refuses that and says how many. It is then
+    /// deregistered when the last [`MemoryWindow`](crate::MemoryWindow) that this library has bound
+    /// to it is dropped.
+    pub fn deregister(self) -> Result<(), Error> {
+        self.registration.end()
     }
 
-    /// Octets from the segment's start, if the whole access lies inside of the region.
+    /// Octets from the mapping's start, if the whole access lies inside of the region.
     fn at(&self, offset: u64, length: usize) -> Result<usize, Error> {
         match offset.checked_add(length as u64) {
             // The region lies inside of the mapping, whose length is a usize.
@@ -189,22 +247,13 @@ impl Mr {
 
     fn word_at(&self, offset: u64) -> Result<usize, Error> {
         match self.at(offset, 8)? {
-            at if at.is_multiple_of(8) => Ok(at),
+            at if (self.registration.mapping.address() as usize + at).is_multiple_of(8) => Ok(at),
             at => Err(Error::Misaligned { offset: at as u64 }),
         }
     }
 
     fn fault(&self, e: CopyFault, offset: u64, length: usize) -> Error {
         copy_error(e, offset, length, self.len)
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        if self.registered {
-            // A session that has ended has revoked it already.
-            let _ = self.pd.session.command(RequestBody::DeregMr { mr: self.id });
-        }
     }
 }
 

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::types::{Access, PdId};
+use rnic_core::types::{Access, PdId, WindowKind};
 
+use crate::attached::AttachedBuffer;
 use crate::error::Error;
 use crate::mr::{Mr, MrOptions};
 use crate::qp::{Qp, QpOptions};
 use crate::segment::Segment;
 use crate::session::{Session, unexpected};
+use crate::srq::{Srq, SrqOptions};
+use crate::window::MemoryWindow;
 
 /// A protection domain: QPs reach only regions of their own one (RFC 5040 section 8.1,
 /// `ibv_alloc_pd(3)`).
@@ -63,9 +66,33 @@ impl Pd {
         Mr::register(&self.inner, segment, range, options)
     }
 
+    /// Makes a memory window that is bound to nothing yet (`ibv_alloc_mw(3)`).
+    pub fn alloc_window(&self, kind: WindowKind) -> Result<MemoryWindow, Error> {
+        MemoryWindow::allocate(&self.inner, kind)
+    }
+
+    /// Registers a range of attached memory, in octets from the buffer's start. The context must have
+    /// attached its memory ([`Context::attach_memory`](crate::Context::attach_memory)).
+    ///
+    /// Rights to write are refused ([`Error::NotWritable`]) where this process may not write itself,
+    /// because the daemon's way to the memory ignores page protection.
+    pub fn reg_mr_attached(
+        &self,
+        buffer: &AttachedBuffer,
+        range: impl std::ops::RangeBounds<u64>,
+        options: &MrOptions,
+    ) -> Result<Mr, Error> {
+        buffer.register(&self.inner, range, options)
+    }
+
     /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).
     pub fn create_qp(&self, options: &QpOptions<'_>) -> Result<Qp, Error> {
         Qp::create(&self.inner, options)
+    }
+
+    /// Makes a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
+    pub fn create_srq(&self, options: &SrqOptions) -> Result<Srq, Error> {
+        Srq::create(&self.inner, options)
     }
 }
 

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
 use rnic_core::abi::queue::QueueKind;
-use rnic_core::shm::queue::{PushError, QueueMemory, ReceiveProducer, SendProducer};
+use rnic_core::shm::queue::{PushError, QueueMemory, SendProducer};
 use rnic_core::types::{NoReceive, QpId};
 
 use crate::cq::Cq;
 use crate::error::{Error, PostError};
 use crate::events::Subject;
 use crate::pd::PdInner;
+use crate::receive::ReceiveQueue;
 use crate::request::{Data, RecvRequest, SendRequest};
 use crate::session::{Session, unexpected};
+use crate::srq::Srq;
 
 /// How to make a queue pair.
 #[derive(Clone, Copy)]
@@ -22,9 +24,13 @@ pub struct QpOptions<'a> {
     pub send_cq: &'a Cq,
     /// Where completions of receives go.
     pub recv_cq: &'a Cq,
+    /// Shared receive queue of the same protection domain to take receives from; by default the QP
+    /// has a receive queue of its own.
+    pub srq: Option<&'a Srq>,
     /// Send requests outstanding; default 64, rounded up to a power of two.
     pub sq_depth: u32,
-    /// Receives outstanding; default 64, rounded up to a power of two.
+    /// Receives outstanding; default 64, rounded up to a power of two. Of no account with a shared
+    /// receive queue, like `max_recv_sge`.
     pub rq_depth: u32,
     /// Elements per send request; default 4.
     pub max_send_sge: u8,
@@ -34,6 +40,10 @@ pub struct QpOptions<'a> {
     pub max_inline: u16,
     /// Write a completion for every send request, not only for those marked signaled; default no.
     pub signal_all: bool,
+    /// What becomes of a message that finds no receive: by default it ends the connection, as RFC
+    /// 5041 section 7.1 has it; or it is held until one is posted, which keeps everything behind
+    /// it waiting too, the responses to this QP's own Reads included.
+    pub no_receive: NoReceive,
     /// Returned in the QP's events; default 0.
     pub context: u64,
 }
@@ -44,12 +54,14 @@ impl<'a> QpOptions<'a> {
         QpOptions {
             send_cq: cq,
             recv_cq: cq,
+            srq: None,
             sq_depth: 64,
             rq_depth: 64,
             max_send_sge: 4,
             max_recv_sge: 4,
             max_inline: 64,
             signal_all: false,
+            no_receive: NoReceive::Terminate,
             context: 0,
         }
     }
@@ -64,24 +76,20 @@ pub struct Qp {
     pub(crate) pd: Arc<PdInner>,
     pub(crate) id: QpId,
     max_send_sge: usize,
-    max_recv_sge: usize,
     max_inline: usize,
-    /// The send queue's memory, whose header says which worker to ring after posting to either
-    /// queue: none until the QP is bound to one (M14).
+    /// The send queue's memory, whose header says which worker to ring after posting to it: none
+    /// until the QP is bound to one (M14).
     memory: QueueMemory,
     sq: Mutex<SendSide>,
-    rq: Mutex<ReceiveSide>,
+    /// Its own receive queue, if it has one.
+    rq: Option<ReceiveQueue>,
     /// They outlive their QP.
     cqs: [Cq; 2],
+    srq: Option<Srq>,
 }
 
 struct SendSide {
     producer: SendProducer,
-    depth: u32,
-}
-
-struct ReceiveSide {
-    producer: ReceiveProducer,
     depth: u32,
 }
 
@@ -92,40 +100,44 @@ impl Qp {
         if cqs.iter().any(|cq| !Arc::ptr_eq(&cq.inner.session, session)) {
             return Err(Error::ForeignObject { what: "a completion queue" });
         }
+        let srq = options.srq.cloned();
+        if srq.as_ref().is_some_and(|srq| !Arc::ptr_eq(srq.session(), session)) {
+            return Err(Error::ForeignObject { what: "the shared receive queue" });
+        }
         let reply = session.request(RequestBody::CreateQp(QpRequest {
             pd: pd.id,
             send_cq: cqs[0].inner.id,
             recv_cq: cqs[1].inner.id,
-            srq: None,
+            srq: srq.as_ref().map(Srq::id),
             sq_depth: options.sq_depth,
             rq_depth: options.rq_depth,
             max_send_sge: options.max_send_sge,
             max_recv_sge: options.max_recv_sge,
             max_inline: options.max_inline,
             signal_all: options.signal_all,
-            no_receive: NoReceive::Terminate,
+            no_receive: options.no_receive,
             context: options.context,
         }))?;
         let ReplyBody::Qp { qp: id, sq, rq, .. } = reply else { return Err(unexpected(&reply)) };
         let send = session.queue(sq, QueueKind::Send)?;
-        let receive = session.queue(rq, QueueKind::Receive)?;
+        let receive = match rq {
+            Some(at) => Some(session.queue(at, QueueKind::Receive)?),
+            None => None,
+        };
         session.events.with(|events| events.open(Subject::Qp(id)));
         Ok(Qp {
             pd: pd.clone(),
             id,
             max_send_sge: options.max_send_sge.into(),
-            max_recv_sge: options.max_recv_sge.into(),
             max_inline: options.max_inline.into(),
             sq: Mutex::new(SendSide {
                 producer: SendProducer::new(send.clone()),
                 depth: sq.shape.capacity,
             }),
-            rq: Mutex::new(ReceiveSide {
-                producer: ReceiveProducer::new(receive),
-                depth: rq.shape.capacity,
-            }),
+            rq: receive.map(|memory| ReceiveQueue::new(memory, options.max_recv_sge)),
             memory: send,
             cqs,
+            srq,
         })
     }
 
@@ -142,6 +154,11 @@ impl Qp {
     /// Where completions of its receives go.
     pub fn recv_cq(&self) -> &Cq {
         &self.cqs[1]
+    }
+
+    /// Where its receives come from, if they are shared.
+    pub fn srq(&self) -> Option<&Srq> {
+        self.srq.as_ref()
     }
 
     /// Posts send requests in order, ringing once (`ibv_post_send(3)`). They may be posted before
@@ -163,30 +180,19 @@ impl Qp {
         }
         sq.producer.publish();
         drop(sq);
-        self.finish(posted, posted > 0, failure)
+        self.finish(posted, failure)
     }
 
     /// Posts receives in order (`ibv_post_recv(3)`), at best before the QP is connected: a message
-    /// that finds none ends the connection.
+    /// that finds none ends the connection, or waits, see [`QpOptions::no_receive`].
     ///
-    /// Checks what can be known here: room in the queue and number of elements.
+    /// Checks what can be known here: room in the queue and number of elements. A QP on a shared
+    /// receive queue has none of its own: [`Error::SharedReceives`].
     pub fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        self.alive()?;
-        let mut rq = self.rq.lock();
-        let mut posted = 0;
-        let mut failure = None;
-        for request in requests {
-            if let Err(e) = self.push_recv(&mut rq, request) {
-                failure = Some(e);
-                break;
-            }
-            posted += 1;
+        match &self.rq {
+            Some(rq) => rq.post(self.session(), requests),
+            None => Err(PostError { posted: 0, source: Error::SharedReceives }),
         }
-        rq.producer.publish();
-        // Nobody looks for receives before a message comes, unless one is waiting for them (M11).
-        let awaited = posted > 0 && rq.producer.waits();
-        drop(rq);
-        self.finish(posted, awaited, failure)
     }
 
     /// State, addresses and counters (compare `ibv_query_qp(3)`).
@@ -232,25 +238,14 @@ impl Qp {
     }
 
     #[inline]
-    fn push_recv(&self, rq: &mut ReceiveSide, request: &RecvRequest<'_>) -> Result<(), Error> {
-        let given = request.sges.len();
-        if given > self.max_recv_sge {
-            return Err(Error::TooManySges { given, max: self.max_recv_sge });
-        }
-        rq.producer
-            .push(request.wr_id, request.sges)
-            .map_err(|e| push_error(e, rq.depth, given, self.max_recv_sge))
-    }
-
-    #[inline]
     fn alive(&self) -> Result<(), PostError> {
         self.session().check().map_err(|source| PostError { posted: 0, source })
     }
 
     /// Rings for the whole batch, after its producer index has been published.
     #[inline]
-    fn finish(&self, posted: usize, ring: bool, failure: Option<Error>) -> Result<(), PostError> {
-        let rung = match ring.then(|| self.memory.worker()).flatten() {
+    fn finish(&self, posted: usize, failure: Option<Error>) -> Result<(), PostError> {
+        let rung = match (posted > 0).then(|| self.memory.worker()).flatten() {
             Some(worker) => self.session().ring(worker, self.memory.doorbell()),
             None => Ok(()),
         };

@@ -1,9 +1,10 @@
 //! Work requests.
 
-use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
 use rnic_core::types::Stag;
 
 use crate::mr::RemoteAddr;
+use crate::window::Bind;
 
 /// One request for the send queue (`struct ibv_send_wr` of `ibv_post_send(3)`).
 ///
@@ -73,8 +74,24 @@ impl<'a> SendRequest<'a> {
         request
     }
 
-    /// Revokes one of our own regions when the requests before it are done; as with
-    /// [`Mr::deregister`](crate::Mr::deregister), nothing is placed in it after the completion.
+    /// Binds a window whose STag is `present`, which has the STag `new` from then on: the same but
+    /// for the low 8 bits. When the completion is there the peer may use the new one, and nothing
+    /// is placed through the one before. [`MemoryWindow`](crate::MemoryWindow) has this with the
+    /// STags kept in order.
+    pub fn bind(wr_id: u64, present: Stag, new: Stag, bind: &Bind<'_>) -> Self {
+        let mut request = Self::new(SendOpcode::BindWindow, wr_id, Data::Elements(&[]));
+        let header = &mut request.header;
+        (header.rkey, header.inv_rkey) = (present.0, new.0);
+        // No octets of no region: what unbinds it.
+        let (lkey, length) = bind.region.map_or((0, 0), |region| (region.lkey().0, bind.length));
+        let (address, access) = (bind.address, bind.access.bits());
+        header.params = WindowParams { address, length, lkey, access }.to_params();
+        request
+    }
+
+    /// Revokes one of our own regions, or unbinds a window of type 2, when the requests before it
+    /// have been sent; as with [`Mr::deregister`](crate::Mr::deregister), nothing is placed in it
+    /// after the completion.
     pub fn local_invalidate(wr_id: u64, region: Stag) -> Self {
         let mut request = Self::new(SendOpcode::LocalInvalidate, wr_id, Data::Elements(&[]));
         request.header.inv_rkey = region.0;

@@ -58,24 +58,23 @@ impl Segment {
     pub fn is_empty(&self) -> bool {
         false
     }
+}
 
-    /// Start and length of a range, if it lies inside.
-    pub(crate) fn resolve(&self, range: impl RangeBounds<u64>) -> Result<(u64, u64), Error> {
-        let size = self.len();
-        let start = match range.start_bound() {
-            Bound::Included(&n) => n,
-            Bound::Excluded(&n) => n.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&n) => n.saturating_add(1),
-            Bound::Excluded(&n) => n,
-            Bound::Unbounded => size,
-        };
-        match end.checked_sub(start) {
-            Some(length) if end <= size => Ok((start, length)),
-            length => Err(Error::OutOfRange { offset: start, length: length.unwrap_or(0), size }),
-        }
+/// Start and length of a range of `size` octets, if it lies inside.
+pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u64), Error> {
+    let start = match range.start_bound() {
+        Bound::Included(&n) => n,
+        Bound::Excluded(&n) => n.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&n) => n.saturating_add(1),
+        Bound::Excluded(&n) => n,
+        Bound::Unbounded => size,
+    };
+    match end.checked_sub(start) {
+        Some(length) if end <= size => Ok((start, length)),
+        length => Err(Error::OutOfRange { offset: start, length: length.unwrap_or(0), size }),
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct Session {
     /// One per worker.
     doorbells: Box<[Doorbell]>,
     pub(crate) events: Inbox<Events>,
+    /// The daemon has this process's memory.
+    attached: Mutex<bool>,
     /// The daemon is known to be gone. Only ever set.
     gone: AtomicBool,
 }
@@ -81,6 +83,7 @@ impl Session {
             channel: Mutex::new(Channel { control, arenas: vec![(0, arena)] }),
             doorbells,
             events: Inbox::new(events, MAX_MESSAGE, Events::new(), Events::sort),
+            attached: Mutex::new(false),
             gone: AtomicBool::new(false),
         })
     }
@@ -124,7 +127,10 @@ impl Session {
         }
         let (reply, descriptors) = answer?;
         let mut descriptor = descriptors.into_iter().next();
-        let (ReplyBody::Cq { new_arena, .. } | ReplyBody::Qp { new_arena, .. }) = &reply else {
+        let (ReplyBody::Cq { new_arena, .. }
+        | ReplyBody::Qp { new_arena, .. }
+        | ReplyBody::Srq { new_arena, .. }) = &reply
+        else {
             return Ok((reply, descriptor));
         };
         if let Some(new) = new_arena {
@@ -133,6 +139,20 @@ impl Session {
             channel.arenas.push((new.arena, mapping));
         }
         Ok((reply, descriptor))
+    }
+
+    /// Passes this process's memory to the daemon, unless it has it already.
+    pub(crate) fn attach_memory(&self) -> Result<(), Error> {
+        let mut attached = self.attached.lock();
+        if !*attached {
+            let memory = std::fs::File::options().read(true).write(true).open("/proc/self/mem");
+            let memory = memory.map_err(|e| Error::io("opening /proc/self/mem", e))?;
+            match self.request_with(RequestBody::AttachMemory, Some(memory.as_fd()))?.0 {
+                ReplyBody::Done => *attached = true,
+                other => return Err(unexpected(&other)),
+            }
+        }
+        Ok(())
     }
 
     /// A queue that the daemon made for us.

@@ -2,9 +2,10 @@
 //!
 //! [`config`] says what is wanted, [`control`] talks to clients, [`resource`] alone decides who may
 //! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
-//! both. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
+//! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
-//! [`privilege`] asks the kernel about processes, [`metrics`] writes figures to a file.
+//! [`privilege`] asks the kernel about processes, [`system`] names what it refuses; [`rate`] counts how
+//! often something happens, [`metrics`] writes figures to a file.
 
 pub mod cli;
 pub mod cm;
@@ -16,5 +17,8 @@ pub mod exec;
 pub mod log;
 pub mod metrics;
 pub mod privilege;
+pub mod rate;
 pub mod resource;
+pub mod socket;
+pub mod system;
 pub mod worker;

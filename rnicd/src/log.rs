@@ -9,26 +9,49 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::Log;
 
-/// Starts logging to stderr at the configured level, unless `RUST_LOG` says otherwise. Returns
-/// what was wrong with `RUST_LOG`, if it was not usable.
-pub fn start(log: &Log) -> Option<String> {
-    let configured = || EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"));
-    let (filter, problem) = match std::env::var("RUST_LOG") {
+/// What came of starting to log.
+pub struct Started {
+    /// What was wrong with `RUST_LOG`, if it was not usable.
+    pub problem: Option<String>,
+    /// Changes the level later, unless `RUST_LOG` says what it is.
+    pub level: Option<Level>,
+}
+
+/// Changes what is logged.
+pub struct Level(Box<dyn Fn(EnvFilter) -> bool + Send>);
+
+impl Level {
+    /// Logs at the configured level from now on; false if that is impossible.
+    pub fn set(&self, log: &Log) -> bool {
+        (self.0)(configured(log))
+    }
+}
+
+/// Starts logging to stderr at the configured level, unless `RUST_LOG` says otherwise.
+pub fn start(log: &Log) -> Started {
+    let (filter, problem, fixed) = match std::env::var("RUST_LOG") {
         Ok(text) => match EnvFilter::try_new(&text) {
-            Ok(filter) => (filter, None),
-            Err(error) => (configured(), Some(format!("RUST_LOG={text}: {error}"))),
+            Ok(filter) => (filter, None, true),
+            Err(error) => (configured(log), Some(format!("RUST_LOG={text}: {error}")), false),
         },
-        Err(_) => (configured(), None),
+        Err(_) => (configured(log), None, false),
     };
-    let subscriber = tracing_subscriber::fmt()
+    let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         // A line that cannot be written is lost: saying so on the same stream would panic.
         .log_internal_errors(false)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_filter_reloading();
+    let handle = builder.reload_handle();
+    let level = Level(Box::new(move |filter| handle.reload(filter).is_ok()));
     // Fails only if this process logs already, as tests in one process may.
-    let _ = subscriber.try_init();
-    problem
+    let _ = builder.try_init();
+    Started { problem, level: (!fixed).then_some(level) }
+}
+
+fn configured(log: &Log) -> EnvFilter {
+    EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
 /// Lets a few messages of a kind through per interval and counts the rest.

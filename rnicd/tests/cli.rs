@@ -197,7 +197,7 @@ fn configurations_are_printed_checked_and_refused_by_line() {
         let refused = rnicd().args([command, "--config"]).arg(&file).output().unwrap();
         assert_eq!(refused.status.code(), Some(1));
         let said = text(&refused.stderr);
-        assert!(said.contains(&format!("{}:2: limits.qqs = 4", file.display())), "{said}");
+        assert!(said.contains(&format!("{}:2:1: limits.qqs = 4", file.display())), "{said}");
     }
 }
 

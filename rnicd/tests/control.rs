@@ -33,6 +33,7 @@ segment_bytes = "64KiB"
 mrs = 2
 channels = 2
 cqs = 2
+srqs = 2
 qps = 2
 listeners = 2
 "#;
@@ -256,7 +257,9 @@ fn each_limit_is_refused_by_its_name() {
     key(raw.refused(with(|r| r.max_send_sge = 5)), "max_send_sge = 5 is above limits.sge = 4");
     key(raw.refused(with(|r| r.max_recv_sge = 255)), "max_recv_sge = 255 is above limits.sge");
     key(raw.refused(with(|r| r.max_inline = 65)), "max_inline = 65 is above limits.inline = 64");
-    key(raw.refused(with(|r| r.srq = Some(SrqId(1)))), "a shared receive queue is not supported");
+    key(raw.refused(with(|r| r.srq = Some(SrqId(1)))), "no SRQ 1 in this session");
+    let hold = |r: &mut QpRequest| r.no_receive = NoReceive::Hold { deadline_ms: 3_600_001 };
+    key(raw.refused(with(hold)), "no_receive.deadline_ms = 3600001 is above one hour = 3600000");
     let qp = raw.qp(pd, cq);
     raw.qp(pd, cq);
     key(raw.refused(with(|_| ())), "limits.session.qps = 2 reached");
@@ -479,7 +482,6 @@ fn regions_that_make_no_sense_are_refused_by_field() {
         (reg(0, 1, 0, Access::from_bits_retain(1 << 20), Scope::Pd), "access: "),
         (reg(0, 1, 0, Access::REMOTE_WRITE, Scope::Pd), "access: "),
         (reg(0, 1, 0, Access::REMOTE_ATOMIC, Scope::Pd), "atomic access is not supported"),
-        (reg(0, 1, 0, Access::MW_BIND, Scope::Pd), "binding of windows is not supported"),
         (reg(0, 1, 8, Access::ZERO_BASED, Scope::Pd), "iova: "),
         (reg(0, 1, 0, all, Scope::Qp(qp)), "scope: "),
         (reg(0, 1, 0, all, Scope::Qp(QpId(4711))), "no QP 4711"),
@@ -488,4 +490,147 @@ fn regions_that_make_no_sense_are_refused_by_field() {
         assert!(refusal.starts_with(start), "{body:?}: {refusal}");
     }
     assert_eq!(raw.status().mrs, 0);
+}
+
+fn srq_request(pd: PdId) -> SrqRequest {
+    SrqRequest { pd, depth: 8, max_sge: 2, limit: 0, context: 5 }
+}
+
+fn srq(raw: &mut Raw, pd: PdId) -> SrqId {
+    match raw.call(RequestBody::CreateSrq(srq_request(pd))) {
+        Ok(ReplyBody::Srq { srq, .. }) => srq,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn srq_row(raw: &mut Raw, srq: SrqId) -> SrqRow {
+    match raw.call(RequestBody::QuerySrq { srq }) {
+        Ok(ReplyBody::SrqInfo(row)) => row,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_limit_of_a_shared_receive_queue_is_named() {
+    let daemon = daemon(&SMALL.replace("[limits.session]", "srqs = 3\n[limits.session]"));
+    let mut raw = Raw::open(&daemon.socket());
+    let pd = raw.pd();
+    let key = |text: String, wanted: &str| assert!(text.contains(wanted), "{text}");
+    let with = |change: fn(&mut SrqRequest)| {
+        let mut request = srq_request(pd);
+        change(&mut request);
+        RequestBody::CreateSrq(request)
+    };
+    key(raw.refused(with(|r| r.depth = 0)), "depth: an SRQ has at least one entry");
+    key(raw.refused(with(|r| r.depth = 33)), "depth = 33 is above limits.wr_depth = 32");
+    key(raw.refused(with(|r| r.max_sge = 5)), "max_sge = 5 is above limits.sge = 4");
+    key(raw.refused(with(|r| r.limit = 9)), "limit = 9 is above the capacity of the SRQ = 8");
+    key(raw.refused(with(|r| r.pd = PdId(77))), "no PD 77 in this session");
+    let first = srq(&mut raw, pd);
+    srq(&mut raw, pd);
+    key(raw.refused(with(|_| ())), "limits.session.srqs = 2 reached");
+    let mut other = Raw::open(&daemon.socket());
+    let other_pd = other.pd();
+    srq(&mut other, other_pd);
+    let request = RequestBody::CreateSrq(srq_request(other_pd));
+    key(other.refused(request), "limits.srqs = 3 reached");
+
+    // Others' objects do not exist.
+    let foreign = format!("no SRQ {first} in this session");
+    for body in [
+        RequestBody::QuerySrq { srq: first },
+        RequestBody::ArmSrq { srq: first, limit: 1 },
+        RequestBody::DestroySrq { srq: first },
+        RequestBody::SetContext { object: ObjectRef::Srq(first), context: 1 },
+    ] {
+        key(other.refused(body), &foreign);
+    }
+    let cq = other.cq(4);
+    let mut request = qp_request(other_pd, cq);
+    request.srq = Some(first);
+    key(other.refused(RequestBody::CreateQp(request)), &foreign);
+
+    // What is refused costs nothing, and what is gone neither.
+    assert_eq!((raw.status().srqs, other.status().srqs), (3, 3));
+    drop(other);
+    let arm = |limit| RequestBody::ArmSrq { srq: first, limit };
+    key(raw.refused(arm(9)), "limit = 9 is above the capacity of the SRQ = 8");
+    assert_eq!(raw.call(arm(0)), Ok(ReplyBody::Done));
+}
+
+#[test]
+fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
+    let daemon = daemon(SMALL);
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, other_pd) = (raw.pd(), raw.pd());
+    let cq = raw.cq(8);
+    let srq = srq(&mut raw, pd);
+    let row = |qps| SrqRow {
+        srq,
+        session: SessionId(0),
+        pd,
+        capacity: 8,
+        posted: 0,
+        taken: 0,
+        limit: 0,
+        qps,
+        held: 0,
+        unfair: 0,
+    };
+    let with = |pd| {
+        // What is said of a receive queue of its own is of no account.
+        QpRequest { srq: Some(srq), rq_depth: u32::MAX, max_recv_sge: 255, ..qp_request(pd, cq) }
+    };
+    let wrong = raw.refused(RequestBody::CreateQp(with(other_pd)));
+    assert_eq!(wrong, format!("srq: SRQ {srq} is of PD {pd}, the QP of PD {other_pd}"));
+    let qp = match raw.call(RequestBody::CreateQp(with(pd))) {
+        Ok(ReplyBody::Qp { qp, rq: None, .. }) => qp,
+        other => panic!("{other:?}"),
+    };
+    let found = srq_row(&mut raw, srq);
+    assert_eq!(SrqRow { session: SessionId(0), ..found }, row(1));
+    match raw.call(RequestBody::List { what: ListKind::Srqs, from: 0 }) {
+        Ok(ReplyBody::Rows { rows: Rows::Srqs(rows), total: 1 }) => assert_eq!(rows[0].qps, 1),
+        other => panic!("{other:?}"),
+    }
+    match raw.call(RequestBody::QueryQp { qp }) {
+        Ok(ReplyBody::QpInfo(row)) => assert_eq!(row.srq, Some(srq)),
+        other => panic!("{other:?}"),
+    }
+    let destroy = RequestBody::DestroySrq { srq };
+    assert_eq!(raw.refused(destroy.clone()), format!("SRQ {srq} is in use by 1 QPs"));
+    let closing = raw.refused(RequestBody::ClosePd { pd });
+    assert_eq!(closing, format!("PD {pd} is in use by 0 MRs, 1 QPs and 1 SRQs"));
+    // A QP in Error still uses it, and one that a worker has is given back by that worker.
+    assert_eq!(raw.call(RequestBody::QpToError { qp }), Ok(ReplyBody::Done));
+    assert_eq!(raw.refused(destroy.clone()), format!("SRQ {srq} is in use by 1 QPs"));
+    assert_eq!(raw.call(RequestBody::DestroyQp { qp }), Ok(ReplyBody::Done));
+    assert_eq!(srq_row(&mut raw, srq).qps, 0);
+    assert_eq!(raw.call(destroy.clone()), Ok(ReplyBody::Done));
+    assert_eq!(raw.refused(destroy), format!("no SRQ {srq} in this session"));
+    assert_eq!(raw.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+    let status = raw.status();
+    assert_eq!((status.srqs, status.qps, status.cqs), (0, 0, 1));
+}
+
+#[test]
+fn a_session_that_ends_gives_its_shared_receive_queues_back() {
+    let daemon = daemon(SMALL);
+    let mut watcher = Raw::open(&daemon.socket());
+    let before = watcher.status();
+    let mut raw = Raw::open(&daemon.socket());
+    let pd = raw.pd();
+    let cq = raw.cq(8);
+    let srq = srq(&mut raw, pd);
+    let mut request = qp_request(pd, cq);
+    (request.srq, request.no_receive) = (Some(srq), NoReceive::Hold { deadline_ms: 0 });
+    assert!(raw.call(RequestBody::CreateQp(request)).is_ok());
+    assert_eq!(watcher.status().srqs, 1);
+    drop(raw);
+    let start = std::time::Instant::now();
+    while watcher.status().arena_bytes != before.arena_bytes {
+        assert!(start.elapsed().as_secs() < 20, "it is not given back");
+        std::thread::yield_now();
+    }
+    assert_eq!((watcher.status().srqs, watcher.status().qps), (0, 0));
 }

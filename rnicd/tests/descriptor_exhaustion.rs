@@ -34,6 +34,7 @@ fn options() -> CmOptions {
         max_ord: 16,
         direct: false,
         half_open: 1000,
+        peer_connections_per_second: 1_000_000,
         connect_deadline: minute,
         reply_deadline: minute,
         request_deadline: minute,

@@ -32,8 +32,9 @@ macro_rules! binaries {
 
 /// Whether there is nothing but the session that asks.
 fn nothing_left(s: &StatusInfo) -> bool {
-    let objects = [s.pds, s.segments, s.mrs, s.cqs, s.qps, s.listeners, s.half_open];
-    s.sessions == 1 && objects == [0; 7] && s.segment_bytes == 0
+    let objects =
+        [s.pds, s.segments, s.mrs, s.windows, s.cqs, s.srqs, s.qps, s.listeners, s.half_open];
+    s.sessions == 1 && objects == [0; 9] && s.segment_bytes == 0
 }
 
 /// What the kernel holds for a daemon.
@@ -64,11 +65,21 @@ impl Daemon {
     ///
     /// If it does not.
     pub fn start(binaries: Binaries, config: &str) -> Self {
+        Daemon::start_limited(binaries, config, "true")
+    }
+
+    /// As [`Daemon::start`], after a command of the shell that limits it (`ulimit -n 100`).
+    ///
+    /// # Panics
+    ///
+    /// If it does not serve.
+    pub fn start_limited(binaries: Binaries, config: &str, limit: &str) -> Self {
         let dir = TempDir::with_prefix("rnic-test-").expect("a temporary directory");
         let socket = dir.path().join("rnicd.sock");
         let file = dir.path().join("rnicd.toml");
         std::fs::write(&file, config).expect("a file in a directory just made");
-        let mut command = Command::new(binaries.rnicd);
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{limit}; exec \"$0\" \"$@\"")).arg(binaries.rnicd);
         command.arg("run").arg("--config").arg(&file).arg("--socket").arg(&socket);
         let mut process = Process::start(command);
         process.line_after("listening");

@@ -4,9 +4,14 @@
 //! waits longer than [`DEADLINE`]; what is still alive then is killed and the test fails with what it
 //! printed. Dropping a [`Daemon`] stops it in order and fails the test if it left anything behind.
 
+pub mod attached;
 pub mod burst;
 pub mod daemon;
+pub mod exhaust;
+pub mod hammer;
 pub mod hostile;
+pub mod over;
+pub mod pinger;
 pub mod process;
 pub mod raw;
 pub mod traffic;

@@ -127,7 +127,8 @@ impl Raw {
             let reply: Reply = postcard::from_bytes(&octets).ok()?;
             if let Ok(
                 ReplyBody::Cq { new_arena: Some(new), .. }
-                | ReplyBody::Qp { new_arena: Some(new), .. },
+                | ReplyBody::Qp { new_arena: Some(new), .. }
+                | ReplyBody::Srq { new_arena: Some(new), .. },
             ) = &reply.result
                 && let Some(fd) = descriptors.first()
                 && let Ok(mapping) = Mapping::map_arena(fd.as_fd(), new.length as usize)

@@ -1,5 +1,6 @@
 //! Posting and polling through real rings, and who is rung for it.
 
+use rnic_core::abi::control::RequestBody;
 use rnic_core::abi::queue::{Cqe, SendFlags, SendOpcode};
 
 use super::{Rig, rig};
@@ -76,7 +77,7 @@ fn receives_arrive_as_they_were_meant() {
     let pair = [sge(1), sge(2)];
     r.qp.post_recv(&[RecvRequest::new(1, &pair), RecvRequest::new(2, &[])]).unwrap();
     let mut device = r.daemon.device();
-    let rq = &mut device.qps.get_mut(&r.qp.id()).unwrap().rq;
+    let rq = device.qps.get_mut(&r.qp.id()).unwrap().rq.as_mut().unwrap();
     let first = rq.take().unwrap().unwrap();
     assert_eq!((first.wr_id, first.sges.as_slice()), (1, &pair[..]));
     let second = rq.take().unwrap().unwrap();
@@ -141,10 +142,45 @@ fn receives_ring_only_a_worker_that_waits_for_them() {
     bind(&r, true);
     r.qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
     assert_eq!(r.daemon.device().wakes(1), 0);
-    r.daemon.device().qps.get_mut(&r.qp.id()).unwrap().rq.set_waits(true);
+    let id = r.qp.id();
+    r.daemon.device().qps.get_mut(&id).unwrap().rq.as_mut().unwrap().set_waits(1);
     r.qp.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
     let mut device = r.daemon.device();
     assert_eq!((device.wakes(1), device.rung(1).len()), (1, 1));
+    drop(device);
+}
+
+#[test]
+fn receives_of_a_shared_queue_ring_every_worker_that_waits() {
+    let r = rig();
+    let srq =
+        r.pd.create_srq(&SrqOptions { depth: 4, max_sge: 1, ..SrqOptions::default() }).unwrap();
+    let qp = r.pd.create_qp(&QpOptions { srq: Some(&srq), ..QpOptions::new(&r.cq) }).unwrap();
+    let refused = qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap_err();
+    assert!(matches!(refused.source, Error::SharedReceives));
+    let two = [sge(1), sge(2)];
+    let error = srq.post_recv(&[RecvRequest::new(1, &two[..1]), RecvRequest::new(2, &two)]);
+    assert!(matches!(error.unwrap_err(), PostError { posted: 1, .. }));
+    for worker in 0..2 {
+        r.daemon.device().srqs.get_mut(&srq.id()).unwrap().set_waits(worker);
+        // What the QP's header says is of no account.
+        assert!(r.daemon.device().rung(worker).is_empty());
+    }
+    srq.post_recv(&[RecvRequest::new(3, &[]), RecvRequest::new(4, &[])]).unwrap();
+    let mut device = r.daemon.device();
+    assert_eq!([device.rung(0).len(), device.rung(1).len()], [1, 1]);
+    let ring = device.srqs.get_mut(&srq.id()).unwrap();
+    let taken = std::iter::from_fn(|| ring.take().unwrap()).map(|e| e.wr_id);
+    assert_eq!(taken.collect::<Vec<_>>(), [1, 3, 4]);
+    drop(device);
+    let error = srq.post_recv(&[RecvRequest::new(0, &[]); 5]).unwrap_err();
+    assert!(matches!(error, PostError { posted: 4, source: Error::QueueFull { depth: 4 } }));
+    // The QP keeps it alive.
+    drop(srq);
+    drop(qp);
+    let device = r.daemon.device();
+    let gone = device.requests.iter().rev().take(2).collect::<Vec<_>>();
+    assert!(matches!(gone[..], [RequestBody::DestroySrq { .. }, RequestBody::DestroyQp { .. }]));
     drop(device);
 }
 

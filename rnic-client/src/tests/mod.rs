@@ -4,6 +4,7 @@ mod connections;
 mod data;
 mod session;
 mod waiting;
+mod windows;
 
 use std::time::{Duration, Instant};
 

@@ -48,6 +48,8 @@ fn srq_row() -> SrqRow {
         taken: 6,
         limit: 7,
         qps: 8,
+        held: 9,
+        unfair: 10,
     }
 }
 
@@ -271,10 +273,10 @@ fn replies() {
                 reply(ReplyBody::Qp {
                     qp: QpId(6),
                     sq: location(),
-                    rq: location(),
+                    rq: Some(location()),
                     new_arena: None,
                 }),
-                "010007060180201080010180201080010000",
+                "01000706018020108001010180201080010000",
             ),
             (
                 reply(ReplyBody::QpInfo(qp_row)),
@@ -308,7 +310,7 @@ fn replies() {
                 reply(ReplyBody::Srq { srq: SrqId(2), queue: location(), new_arena: None }),
                 "01000d020180201080010000",
             ),
-            (reply(ReplyBody::SrqInfo(srq_row())), "01000e01020380040506070800"),
+            (reply(ReplyBody::SrqInfo(srq_row())), "01000e010203800405060708090a00"),
         ],
     );
 }
@@ -355,7 +357,7 @@ fn rows() {
             (Rows::Cqs(vec![cq]), "02010102100304050601"),
             (Rows::Mrs(vec![mr]), "0301010203010405063f00"),
             (Rows::Listeners(vec![]), "0400"),
-            (Rows::Srqs(vec![srq_row()]), "0501010203800405060708"),
+            (Rows::Srqs(vec![srq_row()]), "0501010203800405060708090a"),
             (
                 Rows::Windows(vec![WindowRow {
                     window: MwId(1),

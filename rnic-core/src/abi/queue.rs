@@ -23,10 +23,11 @@ pub mod queue_header {
     /// Daemon, once: ABI version (bits 0..16), queue kind (16..24), log2 of the capacity (24..32),
     /// octets per entry (32..64).
     pub const SHAPE: usize = 8;
-    /// Daemon, once: handle of the CQ or QP (0..32), doorbell index (32..64).
+    /// Daemon, once: handle of the CQ, SRQ or QP (0..32), doorbell index (32..64).
     pub const OWNER: usize = 16;
     /// Daemon, when a QP is bound: `u32`, [`super::WORKER_NONE`] before, else the worker whose
-    /// doorbell page is to be rung. Posting before that rings nothing.
+    /// doorbell page is to be rung. Posting before that rings nothing. A shared receive queue
+    /// belongs to no worker: who is to be rung stands in [`ENGINE_WAITS`].
     pub const WORKER: usize = 24;
     /// Producer's line: `u32` free-running count of entries published. Written by the client in
     /// SQ and RQ, by the daemon in a CQ (there only a hint: the sequence word decides).
@@ -38,9 +39,9 @@ pub mod queue_header {
     pub const ARM: usize = 192;
     /// Client's flag line (CQ): `u32`, 1 while the client polls this CQ without sleeping.
     pub const CLIENT_SPINS: usize = 200;
-    /// Daemon's flag line: `u64`. In a CQ the set of workers with a QP that waits for a slot
-    /// (`engine_waits_for_space`); in an RQ 1 while a message waits for a receive
-    /// (`engine_waits_for_receive`).
+    /// Daemon's flag line: `u64`, a set of workers, bit `n` for worker `n`. In a CQ those with a QP
+    /// that waits for a slot (`engine_waits_for_space`); in a receive queue, shared or not, those
+    /// that hold a message which waits for a receive (`engine_waits_for_receive`).
     pub const ENGINE_WAITS: usize = 256;
 }
 
@@ -137,7 +138,7 @@ pub mod doorbell {
     pub const LEAVES: usize = 128;
     /// Number of leaf lines.
     pub const LEAF_LINES: usize = 62;
-    /// Number of doorbell indices: the bound on QPs plus CQs of one session.
+    /// Number of doorbell indices: the bound on QPs, CQs and SRQs of one session.
     pub const INDICES: u32 = (LEAF_LINES * 512) as u32;
 }
 
@@ -190,7 +191,7 @@ pub enum SendOpcode {
     Read = 4,
     /// Invalidate a local STag.
     LocalInvalidate = 7,
-    /// Bind a memory window.
+    /// Bind a memory window; see [`WindowParams`].
     BindWindow = 8,
     /// Send with Invalidate.
     SendInvalidate = 9,
@@ -257,11 +258,12 @@ pub struct SendHeader {
     pub wr_id: u64,
     /// Remote tagged offset of Write and Read.
     pub remote_addr: u64,
-    /// Remote STag of Write and Read.
+    /// Remote STag of Write and Read; a window's present STag.
     pub rkey: u32,
-    /// STag to invalidate.
+    /// STag to invalidate; the STag that a window is to have.
     pub inv_rkey: u32,
-    /// Immediate data, atomic operands or window parameters, by opcode; zero where unused.
+    /// Immediate data, atomic operands or window parameters ([`WindowParams`]), by opcode; zero where
+    /// unused.
     pub params: [u64; 3],
     /// Whether every spare bit was zero.
     pub spare_is_zero: bool,
@@ -299,6 +301,36 @@ impl SendHeader {
             params: [w[4], w[5], w[6]],
             spare_is_zero: w[0] >> 48 == 0 && w[7] == 0,
         }
+    }
+}
+
+/// Parameters of [`SendOpcode::BindWindow`]: address 8, length 8, lkey 4, access 4.
+///
+/// The entry has no elements and no remote address. `rkey` is the window's present STag, `inv_rkey`
+/// the one it is to have, which differs in the low 8 bits only: for a window of type 1 it must differ,
+/// and the library advances it by one (`ibv_inc_rkey(3)`); for type 2 the application chooses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WindowParams {
+    /// First address, in the region's own terms (`iova`).
+    pub address: u64,
+    /// Octets; 0 unbinds a window of type 1, and the other parameters are of no account then.
+    pub length: u64,
+    /// The region's STag.
+    pub lkey: u32,
+    /// Rights: [`Access`](crate::types::Access) as numbers, `REMOTE_READ`, `REMOTE_WRITE` and
+    /// `ZERO_BASED` only.
+    pub access: u32,
+}
+
+impl WindowParams {
+    /// The parameters as they stand in [`SendHeader::params`].
+    pub fn to_params(self) -> [u64; 3] {
+        [self.address, self.length, u64::from(self.lkey) | u64::from(self.access) << 32]
+    }
+
+    /// Reads parameters.
+    pub fn from_params([address, length, key]: [u64; 3]) -> Self {
+        WindowParams { address, length, lkey: key as u32, access: (key >> 32) as u32 }
     }
 }
 
@@ -522,6 +554,18 @@ mod tests {
         let mut spare = h.to_words();
         spare[7] = 1;
         assert!(!SendHeader::from_words(spare).spare_is_zero);
+    }
+
+    #[test]
+    fn window_parameters_stand_where_the_abi_says() {
+        let p = WindowParams {
+            address: 0x1122_3344_5566_7788,
+            length: 9,
+            lkey: 0xAABB_CCDD,
+            access: 6,
+        };
+        assert_eq!(p.to_params(), [0x1122_3344_5566_7788, 9, 0x0000_0006_AABB_CCDD]);
+        assert_eq!(WindowParams::from_params(p.to_params()), p);
     }
 
     #[test]

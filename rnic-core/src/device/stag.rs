@@ -5,11 +5,11 @@
 //! [`StagTable::local`] or [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows
 //! the table, so no check can outlive the next change of the table.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::Arc;
 
-use crate::shm::{CopyFault, Mapping};
+use super::memory::{Memory, Target};
+use super::window::{Known, Names, StagChange};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
 // ---------------------------------------------------------------------------------------------
@@ -75,6 +75,26 @@ impl StagAllocator {
         }
     }
 
+    /// Issues an STag of which every key is usable, for a window whose keys others choose.
+    pub fn allocate_for_window(&mut self) -> Result<Stag, StagsExhausted> {
+        loop {
+            let stag = self.allocate()?;
+            // Keys of these two would reach the values that are never issued.
+            if stag.0 >> 8 != 0 && stag.0 >> 8 != SLOTS - 1 {
+                return Ok(stag);
+            }
+            self.release(stag);
+        }
+    }
+
+    /// Takes back a window's STag, whose last key was `last`: the next one to be issued follows that.
+    pub fn release_window(&mut self, issued: Stag, last: Stag) {
+        if let Some(entry) = self.issued.get_mut(&issued.0) {
+            entry.key = (last.0 as u8).wrapping_add(1);
+        }
+        self.release(issued);
+    }
+
     /// Takes back an STag that was issued; anything else is ignored.
     pub fn release(&mut self, stag: Stag) {
         if let Some(entry) = self.issued.remove(&stag.0) {
@@ -134,11 +154,13 @@ fn mix(x: u64) -> u64 {
 // ---------------------------------------------------------------------------------------------
 // Resolving
 
-/// A memory region as a worker knows it.
+/// A memory region, or a window bound to one, as a worker knows it.
 #[derive(Clone)]
 pub struct StagEntry {
     /// Its STag.
     pub stag: Stag,
+    /// What it is.
+    pub names: Names,
     /// The region's handle.
     pub mr: MrId,
     /// Owner; only the owner may use it locally.
@@ -153,10 +175,8 @@ pub struct StagEntry {
     pub iova: u64,
     /// Octets; `iova + length` is below 2^64.
     pub length: u64,
-    /// Memory it names.
-    pub mapping: Arc<Mapping>,
-    /// Octets from the start of the mapping; `offset + length` is within it.
-    pub offset: usize,
+    /// Memory it names, `length` octets.
+    pub memory: Memory,
 }
 
 /// Why a local key does not serve a request.
@@ -171,6 +191,9 @@ pub enum LocalFault {
     /// The range leaves the region.
     #[error("outside the region")]
     Bounds,
+    /// Windows are bound to the region that is to be invalidated.
+    #[error("windows are bound to the region")]
+    HasWindows,
 }
 
 /// Why a remote STag does not serve a message; the checks of RFC 5041 section 7.1 and RFC 5040
@@ -199,7 +222,8 @@ pub enum RemoteFault {
 pub enum InvalidateFault {
     /// Unknown, or not associated with the stream: a protection error.
     NotAssociated,
-    /// Associated, but shared by the domain: an operation error.
+    /// Associated, but shared by the domain, or a region with windows bound to it: an operation
+    /// error.
     Shared,
 }
 
@@ -214,157 +238,75 @@ pub struct Principal {
     pub qp: QpId,
 }
 
-/// Memory that has been checked. It borrows the table it was checked against.
-#[derive(Clone, Copy)]
-pub struct Target<'t> {
-    mapping: &'t Mapping,
-    offset: usize,
-    len: usize,
-    owner: SessionId,
-}
-
-/// Where a payload comes from: private octets, or checked memory.
-#[derive(Clone, Copy)]
-pub enum Payload<'a> {
-    /// Octets in the daemon's own memory.
-    Octets(&'a [u8]),
-    /// Checked ranges, in order.
-    Gather(&'a [Target<'a>]),
-}
-
-impl Payload<'_> {
-    /// Octets in all.
-    pub fn len(&self) -> usize {
-        match self {
-            Payload::Octets(b) => b.len(),
-            Payload::Gather(targets) => targets.iter().map(Target::len).sum(),
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies the octets `from..from + target.len()` of this payload to a target.
-    ///
-    /// With `tail_last` the final octets become visible last: programs poll on them. On failure the
-    /// pages of the session that is returned were gone.
-    pub fn place(&self, from: usize, target: Target<'_>, tail_last: bool) -> Result<(), SessionId> {
-        match self {
-            Payload::Octets(b) => {
-                let b = &b[from..from + target.len];
-                let written = if tail_last {
-                    target.mapping.write_tail_last(target.offset, b)
-                } else {
-                    target.mapping.write(target.offset, b)
-                };
-                written.map_err(|_| target.owner)
-            }
-            Payload::Gather(sources) => {
-                let (mut skip, mut done) = (from, 0);
-                for s in *sources {
-                    if done == target.len {
-                        break;
-                    }
-                    if skip >= s.len {
-                        skip -= s.len;
-                        continue;
-                    }
-                    let n = (s.len - skip).min(target.len - done);
-                    let last = tail_last && done + n == target.len;
-                    let to = target.offset + done;
-                    s.mapping.copy_to(s.offset + skip, target.mapping, to, n, last).map_err(
-                        |_| if s.mapping.is_poisoned() { s.owner } else { target.owner },
-                    )?;
-                    done += n;
-                    skip = 0;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-impl<'t> Target<'t> {
-    /// Octets it covers.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// `len` octets of it from `from` on, if they are inside.
-    pub fn part(&self, from: u64, len: usize) -> Option<Target<'t>> {
-        let from = usize::try_from(from).ok()?;
-        (len <= self.len.checked_sub(from)?).then(|| Target {
-            offset: self.offset + from,
-            len,
-            ..*self
-        })
-    }
-
-    /// Whether it covers none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Reads `dst.len()` octets from `from` on; the range must be inside.
-    pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), CopyFault> {
-        debug_assert!(from + dst.len() <= self.len);
-        self.mapping.read(self.offset + from, dst)
-    }
-
-    /// The mapping and the range in it, for gathering system calls.
-    pub fn parts(&self) -> (&'t Mapping, usize, usize) {
-        (self.mapping, self.offset, self.len)
-    }
-
-    /// Inline data of a send queue entry: octets of the client's own arena that the queue's
-    /// [`take`](crate::shm::queue::SendConsumer::take) has bounded.
-    pub(crate) fn inline(who: Principal, mapping: &'t Mapping, offset: usize, len: usize) -> Self {
-        Target { mapping, offset, len, owner: who.session }
-    }
-
-    /// The session whose memory this is: the one to blame when the memory turns out to be gone.
-    pub fn owner(&self) -> SessionId {
-        self.owner
-    }
-}
-
 /// A worker's copy of all STags, as plain data.
 #[derive(Default)]
 pub struct StagTable {
-    entries: HashMap<u32, StagEntry, BuildHasherDefault<StagHasher>>,
+    pub(super) entries: HashMap<u32, StagEntry, BuildHasherDefault<StagHasher>>,
+    /// Windows, bound or not, by the 24 bits of their STag that stay.
+    pub(super) windows: HashMap<u32, Known, BuildHasherDefault<StagHasher>>,
+    /// Windows that only one QP uses, by that QP.
+    pub(super) of_qps: HashMap<QpId, BTreeSet<Stag>>,
 }
 
 impl StagTable {
-    /// Adds or replaces a region.
+    /// Adds or replaces a region or a bound window. A window that has been taken back meanwhile is
+    /// not added.
     pub fn install(&mut self, entry: StagEntry) {
+        if let Names::Window(binding) = &entry.names
+            && !self.note_bound(&entry, binding)
+        {
+            return;
+        }
         self.entries.insert(entry.stag.0, entry);
     }
 
-    /// Removes a region; whether it was there.
+    /// Removes a region or the entry of a window; whether it was there.
     pub fn revoke(&mut self, stag: Stag) -> bool {
-        self.entries.remove(&stag.0).is_some()
+        self.remove(stag).is_some()
+    }
+
+    pub(super) fn remove(&mut self, stag: Stag) -> Option<StagEntry> {
+        let entry = self.entries.remove(&stag.0)?;
+        if matches!(entry.names, Names::Window(_)) {
+            self.note_unbound(&entry);
+        }
+        Some(entry)
     }
 
     /// Removes everything a session owns.
     pub fn revoke_session(&mut self, session: SessionId) {
         self.entries.retain(|_, e| e.session != session);
+        self.forget_windows_of(session);
     }
 
-    /// A region by its STag, to be talked about; memory is reached by `local` and `remote` alone.
+    /// A region or bound window by its STag, to be talked about; memory is reached by `local` and
+    /// `remote` alone.
     pub fn get(&self, stag: Stag) -> Option<&StagEntry> {
         self.entries.get(&stag.0)
     }
 
-    /// Regions known.
+    /// Regions and bound windows known.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether no region is known.
+    /// Whether none is known.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Whether all memory of these STags is shared memory, which the kernel can send from where it
+    /// lies.
+    pub fn all_shared(&self, mut stags: impl Iterator<Item = Stag>) -> bool {
+        stags.all(|stag| {
+            let entry = self.entries.get(&stag.0);
+            entry.is_none_or(|e| matches!(e.memory, Memory::Segment { .. }))
+        })
+    }
+
+    /// Whether this is the STag of a bound window, which is no local key.
+    pub fn is_window(&self, stag: Stag) -> bool {
+        self.entries.get(&stag.0).is_some_and(|e| matches!(e.names, Names::Window(_)))
     }
 
     /// Resolves a local element. `write` asks for the right to write it.
@@ -377,7 +319,8 @@ impl StagTable {
         write: bool,
     ) -> Result<Target<'_>, LocalFault> {
         let e = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
-        if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
+        let is_region = matches!(e.names, Names::Region(_));
+        if !is_region || e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
             return Err(LocalFault::InvalidKey);
         }
         if write && !e.access.contains(Access::LOCAL_WRITE) {
@@ -417,14 +360,56 @@ impl StagTable {
         }
     }
 
-    /// Whether `who` may invalidate `stag` itself, and if so, who else may use it.
-    pub fn owned_scope(&self, who: Principal, stag: Stag) -> Option<Scope> {
-        let e = self.entries.get(&stag.0)?;
-        (e.session == who.session && e.pd == who.pd && in_scope(e, who.qp)).then_some(e.scope)
+    /// Invalidates an STag for the peer of `who`: a region or a window of that QP alone.
+    pub fn invalidate_by_peer(
+        &mut self,
+        who: Principal,
+        stag: Stag,
+    ) -> Result<(), InvalidateFault> {
+        self.may_invalidate(who, stag)?;
+        match self.entries.get(&stag.0).map(|e| &e.names) {
+            Some(Names::Region(windows)) => {
+                windows.withdraw().map_err(|_| InvalidateFault::Shared)?;
+                self.revoke(stag);
+            }
+            Some(Names::Window(_)) => self.unbind(stag),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Invalidates an STag for `who` itself: a region without windows, or a window of type 2. What
+    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it.
+    pub fn invalidate_by_owner(
+        &mut self,
+        who: Principal,
+        stag: Stag,
+    ) -> Result<Option<StagChange>, LocalFault> {
+        let e = self.entries.get(&stag.0).ok_or(LocalFault::InvalidKey)?;
+        if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
+            return Err(LocalFault::InvalidKey);
+        }
+        match (&e.names, e.scope) {
+            (Names::Window(_), Scope::Qp(_)) => self.unbind(stag),
+            // Unbound by a bind of no octets, as in the verbs.
+            (Names::Window(_), Scope::Pd) => return Err(LocalFault::InvalidKey),
+            (Names::Region(windows), scope) => {
+                windows.withdraw().map_err(|_| LocalFault::HasWindows)?;
+                if scope == Scope::Pd {
+                    return Ok(Some(StagChange {
+                        revoke: Some(stag),
+                        install: None,
+                        window: None,
+                    }));
+                }
+                self.revoke(stag);
+            }
+        }
+        Ok(None)
     }
 }
 
-fn in_scope(e: &StagEntry, qp: QpId) -> bool {
+pub(super) fn in_scope(e: &StagEntry, qp: QpId) -> bool {
     match e.scope {
         Scope::Pd => true,
         Scope::Qp(only) => only == qp,
@@ -432,21 +417,23 @@ fn in_scope(e: &StagEntry, qp: QpId) -> bool {
 }
 
 impl StagEntry {
-    fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
+    /// Octets from its start to `addr`, if it has `len` octets from there on.
+    pub(super) fn offset_of(&self, addr: u64, len: u64) -> Option<usize> {
         let from = addr.checked_sub(self.iova)?;
-        if from.checked_add(len)? > self.length {
-            return None;
-        }
-        // from + len <= length, and offset + length lies within the mapping, hence within usize.
-        let offset = self.offset + from as usize;
-        Some(Target { mapping: &self.mapping, offset, len: len as usize, owner: self.session })
+        // from + len <= length, which is the length of a piece of memory, hence a usize.
+        (from.checked_add(len)? <= self.length).then_some(from as usize)
+    }
+
+    fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
+        let from = self.offset_of(addr, len)?;
+        Some(self.memory.target(from as u64, len as usize, self.session))
     }
 }
 
 /// STags are a keyed permutation already; one multiplication spreads them over the table's control
 /// bits.
 #[derive(Default)]
-struct StagHasher(u64);
+pub(super) struct StagHasher(u64);
 
 impl Hasher for StagHasher {
     fn finish(&self) -> u64 {
@@ -471,6 +458,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::shm::Mapping;
 
     /// What a region is, as a set of octets; everything else follows.
     #[derive(Clone, Debug)]
@@ -521,6 +509,7 @@ mod tests {
             for (n, p) in (1u32..).zip(&regions) {
                 table.install(StagEntry {
                     stag: Stag(n << 8),
+                    names: Names::region(),
                     mr: MrId(n),
                     session: SessionId(p.session),
                     pd: PdId(p.pd),
@@ -528,8 +517,10 @@ mod tests {
                     access: p.access,
                     iova: p.iova,
                     length: p.length,
-                    mapping: mapping.clone(),
-                    offset: n as usize * 200,
+                    memory: Memory::Segment {
+                        mapping: mapping.clone(),
+                        offset: n as usize * 200,
+                    },
                 });
             }
             for (n, session, pd, qp, shift, len) in asks {
@@ -550,12 +541,12 @@ mod tests {
                         Some(r) => Ok((n + 1) * 200 + (at - r.iova) as usize),
                     };
                     let found = table.remote(who, stag, at, len, right);
-                    prop_assert_eq!(found.map(|t| t.offset), expected);
+                    prop_assert_eq!(found.map(|t| t.shared().map_or(0, |s| s.1)), expected);
                     if let Ok(t) = found {
                         prop_assert_eq!(t.len() as u64, len);
                         prop_assert!(t.part(1, t.len()).is_none());
                         prop_assert!(t.part(u64::MAX, 0).is_none());
-                        prop_assert_eq!(t.part(0, t.len()).map(|p| p.offset), Some(t.offset));
+                        prop_assert_eq!(t.part(0, t.len()).and_then(|p| p.shared()).map(|s| s.1), t.shared().map(|s| s.1));
                     }
                 }
                 for write in [false, true] {
@@ -573,7 +564,7 @@ mod tests {
                         _ => Err(LocalFault::InvalidKey),
                     };
                     let found = table.local(who, stag.0, at, short, write);
-                    prop_assert_eq!(found.map(|t| t.offset), expected);
+                    prop_assert_eq!(found.map(|t| t.shared().map_or(0, |s| s.1)), expected);
                 }
                 let expected = match region {
                     Some(r) if r.pd == pd && r.only == Some(qp) => Ok(()),

@@ -16,11 +16,10 @@ use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, Phase, Qp};
 use super::tcp::TxBatch;
 use crate::ddp;
-use crate::device::stag::Target;
+use crate::device::memory::{MemoryFault, Target, Unreachable};
 use crate::mpa::LENGTH_LEN;
 use crate::shm::io::{MAX_PIECES, Piece};
 use crate::shm::queue::MAX_SGE;
-use crate::types::SessionId;
 
 /// Octets of a message from which on two more pieces per FPDU cost less than a copy.
 const WORTH_IT: u32 = 16 * 1024;
@@ -53,27 +52,28 @@ struct Taken {
     rest: Vec<u8>,
     /// TCP would have taken less than it was given.
     short: bool,
-    /// The owner of memory that was gone.
-    poisoned: Option<SessionId>,
+    /// Memory that was gone.
+    gone: Option<MemoryFault>,
 }
 
 /// Why nothing was sent.
 pub(super) enum BareFault {
     Gather(GatherFault),
-    Poisoned(SessionId),
+    Memory(MemoryFault),
     Interrupted,
     Socket(io::Error),
 }
 
 impl Qp {
     /// Whether the message in progress is sent this way.
-    pub(super) fn goes_bare(&self) -> bool {
+    pub(super) fn goes_bare(&self, shard: &Shard) -> bool {
         let (Link::Tcp(tcp), Some(message)) = (&self.link, &self.message) else { return false };
         tcp.framer.bare(0).is_some()
             && message.total - message.sent >= WORTH_IT
             && self.deficit > 0
             && (self.phase.sends() || self.phase == Phase::Terminating)
             && !matches!(message.source, Source::Inline { .. } | Source::ReadRequest(_))
+            && shard.stags.all_shared(message.stags(self.elements.as_slice()))
     }
 
     /// One call to the socket: `framed`, then FPDUs of the message in progress.
@@ -96,8 +96,8 @@ impl Qp {
             self.deficit -= octets as i64;
             self.segment_left(payload, Progress::Queued(end));
         }
-        match taken.poisoned {
-            Some(owner) => Err(BareFault::Poisoned(owner)),
+        match taken.gone {
+            Some(fault) => Err(BareFault::Memory(fault)),
             None => Ok(()),
         }
     }
@@ -119,15 +119,19 @@ impl Qp {
         let mut next = targets.iter();
         for fpdu in &fpdus {
             pieces.push(Piece::Private(&fpdu.head[..fpdu.head_len]));
-            pieces.extend(next.by_ref().take(fpdu.targets).map(|target| {
-                let (mapping, offset, len) = target.parts();
-                Piece::Shared { mapping, offset, len }
+            // `goes_bare` has let nothing but shared memory come here.
+            pieces.extend(next.by_ref().take(fpdu.targets).filter_map(|target| {
+                let (mapping, offset, len) = target.shared()?;
+                Some(Piece::Shared { mapping, offset, len })
             }));
             pieces.push(Piece::Private(fpdu.trailer));
         }
         let total = framed.len() + fpdus.iter().map(Fpdu::octets).sum::<usize>();
-        let poisoned =
-            || targets.iter().find(|t| t.parts().0.is_poisoned()).map(|target| target.owner());
+        let gone = || {
+            let poisoned = |t: &&Target<'_>| t.shared().is_some_and(|(m, ..)| m.is_poisoned());
+            let target = targets.iter().find(poisoned)?;
+            Some(target.source_fault(Unreachable::Truncated))
+        };
         let octets = match send(&TxBatch::new(&pieces)) {
             Ok(n) => n.min(total),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
@@ -135,7 +139,7 @@ impl Qp {
                 return Err(BareFault::Interrupted);
             }
             // The kernel met a page that is gone, before it took anything.
-            Err(_) if poisoned().is_some() => 0,
+            Err(_) if gone().is_some() => 0,
             Err(e) => return Err(BareFault::Socket(e)),
         };
 
@@ -150,7 +154,7 @@ impl Qp {
             begun.push((fpdu.payload, fpdu.octets()));
         }
         let rest = copy_out(&pieces, octets, end);
-        Ok(Taken { octets, begun, rest, short: octets < total, poisoned: poisoned() })
+        Ok(Taken { octets, begun, rest, short: octets < total, gone: gone() })
     }
 
     /// Cuts FPDUs off a copy of the message in progress.

@@ -4,6 +4,7 @@ use arrayvec::ArrayVec;
 
 use super::ledger::Entry;
 use super::qp::{Phase, Qp};
+use super::receives::Receives;
 use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::control::Event;
@@ -105,6 +106,7 @@ impl Qp {
     /// Flushes everything that was posted and is not done. What finds no CQ slot stays in its queue
     /// until there is one.
     pub(super) fn flush(&mut self, shard: &mut Shard) {
+        self.lift(shard);
         let accepted = self.accepted();
         if let Some(held) = self.held.take() {
             let kind = SendOpcode::from_u8(held.header.opcode).unwrap_or(SendOpcode::Send);
@@ -114,12 +116,13 @@ impl Qp {
         self.ledger.flush(accepted);
         self.reads.clear();
         self.owed.clear();
-        self.invalidating.clear();
+        self.changing.clear();
         self.take_limit = None;
         self.retire(shard);
         self.flush_pending = false;
         self.flush_posted(shard);
         self.flush_receives(shard);
+        self.say_last_receive(shard);
         if self.phase == Phase::Dead && !self.flush_pending {
             self.say_how_it_ended(shard);
         }
@@ -168,28 +171,30 @@ impl Qp {
         self.return_slots(shard);
     }
 
-    /// Flushes the receive that is being filled and those still in the receive queue.
+    /// Flushes the receive that is being filled and those still in the receive queue; those in a
+    /// shared one stay for others.
     pub(super) fn flush_receives(&mut self, shard: &mut Shard) {
         while !self.recv_cq.is_dead()
-            && (self.receiving.is_some() || self.rq.pending().is_ok_and(|n| n > 0))
+            && (self.receiving.is_some() || self.rq.own_pending().is_ok_and(|n| n > 0))
         {
             if !self.receive_slot(shard) {
                 self.flush_pending = true;
                 break;
             }
-            let wr_id = match self.receiving.take() {
-                Some(receiving) => receiving.entry.wr_id,
-                None => match self.rq.take() {
-                    Ok(None) | Err(TakeError::Queue(_)) => {
-                        shard.unreserve(&self.recv_cq, 1);
-                        break;
-                    }
-                    Ok(Some(e)) => e.wr_id,
-                    Err(TakeError::Entry(e)) => e.wr_id,
+            let wr_id = match (self.receiving.take(), &mut self.rq) {
+                (Some(receiving), _) => Some(receiving.entry.wr_id),
+                (None, Receives::Own(rq)) => match rq.take() {
+                    Ok(None) | Err(TakeError::Queue(_)) => None,
+                    Ok(Some(e)) => Some(e.wr_id),
+                    Err(TakeError::Entry(e)) => Some(e.wr_id),
                 },
+                (None, Receives::Shared(_)) => None,
             };
-            let status = CompletionStatus::WrFlush;
-            let mut cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
+            let Some(wr_id) = wr_id else {
+                shard.unreserve(&self.recv_cq, 1);
+                break;
+            };
+            let mut cqe = self.receive_cqe(wr_id, CompletionStatus::WrFlush);
             cqe.why_id = self.flushed(shard, wr_id);
             self.shared.receives_completed.add(1);
             self.shared.errors.add(1);

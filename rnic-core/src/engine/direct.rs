@@ -5,6 +5,7 @@
 //! functions that `rx` calls after deframing. Checks, completions, errors and Terminates are therefore
 //! the same by construction; what is missing is MPA, TCP and two copies.
 
+use super::hold::Segment::AtPeer;
 use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Head, Segment, Source};
 use super::place::Trouble;
@@ -13,8 +14,9 @@ use super::schedule::REQUEST_COST;
 use super::why::Reason;
 use super::{Delivery, Shard};
 use crate::ddp::{TaggedHeader, UntaggedHeader};
-use crate::device::stag::Payload;
+use crate::device::memory::{MemoryFault, Payload};
 use crate::rdmap::{Opcode, Terminate};
+use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::{ReadArrival, SendKind};
 use crate::stream::terminate;
 use crate::types::CompletionStatus;
@@ -25,8 +27,12 @@ enum Outcome {
     Done,
     /// The sender's memory cannot be had.
     Source(GatherFault),
+    /// The sender's memory could not be read.
+    Memory(MemoryFault),
     /// The receiver refused it.
     Sink(Trouble),
+    /// The receiver had no buffer for it: it waits for one, or has found one by now.
+    Held,
 }
 
 impl Qp {
@@ -36,6 +42,7 @@ impl Qp {
         while self.deficit > 0
             && self.phase.sends()
             && peer.phase.receives()
+            && !peer.is_paused()
             && self.pick_message(shard)
         {
             let Some(message) = &self.message else { break };
@@ -44,6 +51,9 @@ impl Qp {
             match self.hand_over(peer, shard, &segment) {
                 Outcome::Done => self.segment_left(segment.len, done),
                 Outcome::Source(fault) => self.gather_failed(fault, shard),
+                Outcome::Memory(fault) => self.memory_failed(fault, shard),
+                // The message stays as it is, and nothing overtakes it.
+                Outcome::Held => {}
                 Outcome::Sink(trouble) => {
                     let read = match &message.source {
                         Source::ReadRequest(request) => Some(*request),
@@ -115,8 +125,17 @@ impl Qp {
             }
             Head::Untagged { opcode, invalidate, .. } => {
                 // Only now: a segment that cannot be gathered never reaches the peer.
-                let placed =
-                    peer.take_receive().and_then(|()| peer.place_send(&shard.stags, from, payload));
+                let taken = peer.take_receive(shard.now, &mut shard.outputs);
+                if matches!(taken, Ok(false)) {
+                    drop(memory);
+                    let len = (segment.header.len() + segment.len as usize) as u16;
+                    let at_peer = AtPeer { header: segment.header, len };
+                    return match peer.await_receive(shard, at_peer, &[]) {
+                        Ok(_) => Outcome::Held,
+                        Err(trouble) => Outcome::Sink(trouble),
+                    };
+                }
+                let placed = taken.and_then(|_| peer.place_send(&shard.stags, from, payload));
                 drop(memory);
                 if placed.is_err() || !last {
                     return sunk(placed);
@@ -131,6 +150,17 @@ impl Qp {
         }
     }
 
+    /// The peer refuses the segment at hand after it held it: over TCP it would have been taken before.
+    fn segment_taken(&mut self, shard: &mut Shard) {
+        if let Some(message) = &self.message
+            && matches!(message.head, Head::Untagged { .. })
+        {
+            let len = message.next_segment(SEGMENT, 1).len;
+            self.segment_left(len, Progress::Done(CompletionStatus::Success));
+            self.retire(shard);
+        }
+    }
+
     /// Something the peer did to this QP by the direct path.
     pub(super) fn delivered(&mut self, shard: &mut Shard, delivery: &Delivery) {
         match delivery {
@@ -138,6 +168,7 @@ impl Qp {
                 Ok(t) => self.terminate_received(shard, &t),
                 Err(_) => self.lost(shard, "a malformed Terminate"),
             },
+            Delivery::SegmentTaken => self.segment_taken(shard),
             Delivery::Fin => self.fin_received(shard),
             Delivery::Reset => self.lost(shard, "the peer reset the connection"),
         }
@@ -151,6 +182,8 @@ const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 fn sunk(result: Result<(), Trouble>) -> Outcome {
     match result {
         Ok(()) => Outcome::Done,
+        // As over TCP, where nothing of it would have left.
+        Err(Trouble::Memory(fault)) if fault.end == CopyEnd::Source => Outcome::Memory(fault),
         Err(trouble) => Outcome::Sink(trouble),
     }
 }

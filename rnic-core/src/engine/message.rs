@@ -9,7 +9,8 @@ use arrayvec::ArrayVec;
 use super::why::Reason;
 use crate::abi::queue::Sge;
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
-use crate::device::stag::{Principal, StagTable, Target};
+use crate::device::memory::Target;
+use crate::device::stag::{Principal, StagTable};
 use crate::rdmap::{Control, Opcode, ReadRequest};
 use crate::shm::Mapping;
 use crate::shm::queue::MAX_SGE;
@@ -126,7 +127,7 @@ impl Message {
         match &self.source {
             Source::Empty | Source::ReadRequest(_) => {}
             Source::Inline { at } => {
-                out.push(Target::inline(who, arena, at + self.sent as usize, len as usize));
+                out.push(Target::inline(who.session, arena, at + self.sent as usize, len as usize));
             }
             Source::Region(ReadArrival { request, .. }) => {
                 let to = request.src_to.0.wrapping_add(u64::from(self.sent));
@@ -158,6 +159,17 @@ impl Message {
             }
         }
         Ok(())
+    }
+
+    /// STags of the memory its payload comes from. `list` as in [`Message::gather`].
+    pub(super) fn stags<'l>(&self, list: &'l [Sge]) -> impl Iterator<Item = Stag> + 'l {
+        let (one, list) = match &self.source {
+            Source::Empty | Source::Inline { .. } | Source::ReadRequest(_) => (None, &[][..]),
+            Source::Region(owed) => (Some(owed.request.src_stag), &[][..]),
+            Source::Element(sge) => (Some(Stag(sge.lkey)), &[][..]),
+            Source::Elements { .. } => (None, list),
+        };
+        one.into_iter().chain(list.iter().map(|sge| Stag(sge.lkey)))
     }
 
     /// Whether it answers a read of the peer's.

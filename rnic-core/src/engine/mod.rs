@@ -6,18 +6,22 @@
 //! the commands of the resource manager, which are authorised already. It never reads a clock, opens a
 //! socket or blocks, so two engines run back to back in a test under virtual time.
 //!
-//! One file per hop: `post` (send queue to message), `message` (segmentation), `tx` (to TCP; `bare`
-//! without a copy), `direct` (to another QP), `rx` (from TCP), `place` (into memory), `complete` (to the CQ), `teardown` (ends),
-//! `why` (reasons in words), `record` (kept).
+//! One file per hop: `post` (send queue to message; `bind` for what changes STags instead), `message`
+//! (segmentation), `tx` (to TCP; `bare` without a copy), `direct` (to another QP), `rx` (from TCP),
+//! `receives` (a buffer for a message), `hold` (or a wait for one), `place` (into memory), `complete`
+//! (to the CQ), `teardown` (ends), `why` (reasons in words), `record` (kept).
 
 mod bare;
+mod bind;
 mod complete;
 mod direct;
+mod hold;
 mod ledger;
 mod message;
 mod place;
 mod post;
 mod qp;
+mod receives;
 mod record;
 mod rx;
 mod schedule;
@@ -36,14 +40,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 pub use qp::QpConfig;
+pub use receives::Receives;
 pub use tcp::{MulpduPolicy, TxBatch};
 
 use crate::abi::control::Event;
 use crate::device::cq::CqFault;
-use crate::device::{Cq, StagEntry, StagTable, WhyLog};
+use crate::device::srq::SrqFault;
+use crate::device::{Cq, Srq, StagChange, StagEntry, StagTable, WhyLog, Window};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
-use crate::types::{AddressPair, CqId, QpId, SessionId, Stag, Time};
+use crate::types::{AddressPair, CqId, QpId, SessionId, SrqId, Stag, Time};
+use hold::Holds;
 use qp::{Link, Phase, Qp};
 use schedule::{Key, QUANTUM, Schedule};
 use session::Sessions;
@@ -95,12 +102,13 @@ pub enum Output {
         /// Reset the connection instead of closing it in order.
         reset: bool,
     },
-    /// Have every worker drop an STag, then call [`Engine::invalidated`].
-    Invalidate {
+    /// Have every worker carry out a change of its STag table by [`Engine::change_stags`], settle
+    /// the change, then call [`Engine::stags_changed`].
+    ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
-        /// The STag.
-        stag: Stag,
+        /// The change.
+        change: Box<StagChange>,
     },
     /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
     CqFailed(CqId),
@@ -111,6 +119,26 @@ pub enum Output {
         cq: Arc<Cq>,
         /// The workers.
         workers: u64,
+    },
+    /// A shared receive queue died: every QP that uses it on another worker must go to Error; this
+    /// engine's have.
+    SrqFailed(SrqId),
+    /// QPs that wait for a receive of a shared queue may get one, by no doing of its client: call
+    /// [`Engine::receives_posted`] on these workers (bit `n` for worker `n`).
+    ReceivesFreed {
+        /// The queue.
+        srq: Arc<Srq>,
+        /// The workers.
+        workers: u64,
+    },
+    /// Read the QP's socket again: [`Engine::receive`] had said [`Receive::Paused`].
+    ReadAgain(QpId),
+    /// Something the operator should know about a client's program.
+    Warning {
+        /// Whose.
+        session: SessionId,
+        /// What.
+        text: String,
     },
     /// A client broke the contract: its session must end.
     Misbehaved {
@@ -127,6 +155,12 @@ pub enum Output {
         kind: &'static str,
         /// A sentence for people.
         text: String,
+    },
+    /// A session's attached address space is gone: its regions there must be revoked and the client
+    /// told. May come more than once.
+    Detached {
+        /// Whose.
+        session: SessionId,
     },
 }
 
@@ -157,6 +191,9 @@ pub enum Receive {
     WouldBlock,
     /// Nothing more will come, or nothing more is wanted.
     Closed,
+    /// Nothing was read and nothing is to be until [`Output::ReadAgain`]. The socket may have failed
+    /// already: look, and watch it for errors, for [`Engine::socket_failed`].
+    Paused,
 }
 
 /// The engine of one worker.
@@ -180,18 +217,24 @@ struct Shard {
     sessions: Sessions,
     schedule: Schedule,
     timers: Timers,
+    holds: Holds,
     buffers: Buffers,
     outputs: VecDeque<Output>,
     deliveries: VecDeque<(Key, Delivery)>,
-    /// QPs that waited for a CQ slot and may try again.
+    /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may try
+    /// again.
     awakened: Vec<Key>,
     /// CQs that died, with QPs of this engine still to be ended.
     dead_cqs: Vec<CqId>,
+    /// The same of shared receive queues.
+    dead_srqs: Vec<SrqId>,
 }
 
 /// What one QP does to another by the direct path besides moving data.
 enum Delivery {
     Terminate(Vec<u8>),
+    /// The segment at hand has been taken, to no avail: a Terminate follows.
+    SegmentTaken,
     Fin,
     Reset,
 }
@@ -225,11 +268,13 @@ impl Engine {
                 sessions: Sessions::default(),
                 schedule: Schedule::default(),
                 timers: Timers::default(),
+                holds: Holds::default(),
                 buffers: Buffers::default(),
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
                 dead_cqs: Vec::new(),
+                dead_srqs: Vec::new(),
             },
             tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
             rx_slab: vec![0; RX_SLAB].into_boxed_slice(),
@@ -268,16 +313,38 @@ impl Engine {
         self.shard.stags.revoke(stag);
     }
 
-    /// Every worker has dropped the STag that this QP asked to invalidate; it asks for one at a time.
-    pub fn invalidated(&mut self, qp: QpId, now: Time) {
+    /// Makes a window known, so that QPs can bind it.
+    pub fn add_window(&mut self, window: Arc<Window>) {
+        self.shard.stags.add_window(window);
+    }
+
+    /// Forgets a window. When this has returned, nothing is reached through it.
+    pub fn remove_window(&mut self, window: &Window) {
+        self.shard.stags.remove_window(window);
+    }
+
+    /// Carries out a change that a QP of this or another worker asked for.
+    pub fn change_stags(&mut self, change: &StagChange) {
+        self.shard.stags.change(change);
+    }
+
+    /// Every worker has carried out the change that this QP asked for; it asks for one at a time.
+    pub fn stags_changed(&mut self, qp: QpId, now: Time) {
         self.shard.now = now;
-        self.with(qp, |qp, shard| qp.invalidated(shard));
+        self.with(qp, |qp, shard| qp.stags_changed(shard));
     }
 
     /// Another worker has freed slots of a CQ ([`Output::SpaceFreed`]).
     pub fn space_freed(&mut self, cq: &Cq, now: Time) {
         self.shard.now = now;
         self.shard.space_freed(cq);
+        self.deliver_pending();
+    }
+
+    /// Receives of a shared queue may be taken by QPs of this worker ([`Output::ReceivesFreed`]).
+    pub fn receives_posted(&mut self, srq: &Srq, now: Time) {
+        self.shard.now = now;
+        self.shard.receives_posted(srq);
         self.deliver_pending();
     }
 
@@ -371,6 +438,20 @@ impl Engine {
         self.disconnect(qp, true, now);
     }
 
+    /// Ends a QP's connection for reasons of its administrator: with a Terminate where the stream
+    /// allows one, else with a reset. The QP stays in Error, and everything posted is flushed.
+    pub fn expel(&mut self, qp: QpId, now: Time) {
+        self.shard.now = now;
+        self.with(qp, |qp, shard| qp.expel(shard));
+    }
+
+    /// Takes other deadlines and another policy of FPDU sizes from now on. Deadlines that run are
+    /// not touched, and the worker's number stays.
+    pub fn set_options(&mut self, options: EngineOptions) {
+        let worker = self.shard.options.worker;
+        self.shard.options = EngineOptions { worker, ..options };
+    }
+
     /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;
     /// nothing of it completes any more.
     pub fn destroy(&mut self, id: QpId, now: Time) {
@@ -378,6 +459,7 @@ impl Engine {
         let Some(key) = self.by_id.remove(&id) else { return };
         let Some(mut qp) = self.qps[key as usize].take() else { return };
         let shard = &mut self.shard;
+        qp.lift(shard);
         let farewell = qp.farewell();
         let reset = farewell.is_none();
         if !reset {
@@ -395,6 +477,7 @@ impl Engine {
             }
             (Link::None, _) => {}
         }
+        shard.stags.unbind_all_of(id);
         shard.timers.set(&mut qp, None);
         if qp.scheduled {
             shard.schedule.remove(qp.session, key);
@@ -444,6 +527,12 @@ impl Engine {
         outcome.unwrap_or(Receive::Closed)
     }
 
+    /// The socket of a QP that [is paused](Receive::Paused) has failed.
+    pub fn socket_failed(&mut self, qp: QpId, error: &io::Error, now: Time) {
+        self.shard.now = now;
+        self.with(qp, |qp, shard| qp.lost(shard, &format!("receiving failed: {error}")));
+    }
+
     /// Sends what a QP has to send by `send`, one call. `emss` is the connection's effective MSS.
     pub fn transmit(
         &mut self,
@@ -482,6 +571,9 @@ impl Engine {
         while let Some(key) = self.shard.timers.pop_due(now) {
             self.with_key(key, |qp, shard| qp.deadline_passed(shard));
         }
+        while let Some(key) = self.shard.holds.pop_due(now) {
+            self.with_key(key, |qp, shard| qp.held_too_long(shard));
+        }
     }
 
     // -----------------------------------------------------------------------------------------
@@ -504,6 +596,7 @@ impl Engine {
             qp.deficit = (qp.deficit + QUANTUM).min(QUANTUM);
             let mut transmit = None;
             qp.resume_flush(&mut self.shard);
+            qp.resume(&mut self.shard);
             match &qp.link {
                 Link::None => {}
                 // A blocked one waits for `writable`.
@@ -536,7 +629,8 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] is due.
     pub fn next_timeout(&self) -> Option<Time> {
-        self.shard.timers.next()
+        let (phases, holds) = (self.shard.timers.next(), self.shard.holds.next());
+        phases.into_iter().chain(holds).min()
     }
 
     /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the
@@ -575,7 +669,9 @@ impl Engine {
         self.shard.sessions.route(qp.session, qp.doorbell, key);
         // Posting rang nothing before this; from now on it does, and the caller scans both rings once.
         qp.sq.queue().set_worker(self.shard.worker);
-        qp.rq.queue().set_worker(self.shard.worker);
+        if let Receives::Own(rq) = &qp.rq {
+            rq.queue().set_worker(self.shard.worker);
+        }
         self.qps[key as usize] = Some(qp);
         key
     }
@@ -608,6 +704,13 @@ impl Engine {
                 for qp in qps.iter_mut().flatten() {
                     if qp.send_cq.id() == cq || qp.recv_cq.id() == cq {
                         qp.fail_locally(shard, complete::CQ_IS_DEAD, Reason::Cq(cq, CqFault::Dead));
+                    }
+                }
+            } else if let Some(srq) = shard.dead_srqs.pop() {
+                for qp in qps.iter_mut().flatten() {
+                    if qp.rq.shared().is_some_and(|of| of.id() == srq) {
+                        let reason = Reason::Srq(srq, SrqFault::Dead);
+                        qp.fail_locally(shard, receives::SRQ_IS_DEAD, reason);
                     }
                 }
             } else {

@@ -6,32 +6,39 @@
 use super::complete::Side;
 use super::ledger::{Ledger, Progress};
 use super::message::Gather;
-use super::qp::{Qp, Receiving};
+use super::qp::Qp;
+use super::receives::SRQ_IS_DEAD;
 use super::why::Reason;
 use super::{Output, Shard};
-use crate::abi::queue::{CompletionFlags, Cqe};
+use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
+use crate::device::memory::{MemoryFault, Payload, Unreachable};
 use crate::device::qp::terminate_detail;
-use crate::device::stag::{Payload, RemoteFault, StagTable};
+use crate::device::srq::SrqFault;
+use crate::device::stag::{RemoteFault, StagTable};
 use crate::rdmap::codes;
-use crate::shm::queue::{QueueFault, TakeError};
+use crate::shm::attached::CopyEnd;
+use crate::shm::queue::QueueFault;
 use crate::stream::inbound::{SendKind, send_fits};
 use crate::stream::{Fault, ReadArrival};
-use crate::types::{Access, CompletionOpcode, CompletionStatus, SessionId, Stag};
+use crate::types::{Access, CompletionStatus, Stag};
 
 /// Why a segment was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     /// The peer is to blame, or must at least be told.
     Fault(Fault, Reason),
-    /// The memory of this session vanished under the copy: its owner is to blame.
-    Poisoned(SessionId),
-    /// A receive of ours cannot take the message: the owner of the QP is to blame.
-    BadReceive(Reason),
+    /// The memory could not be reached: its owner is to blame.
+    Memory(MemoryFault),
+    /// A receive of ours cannot take the message: the owner of the QP is to blame. Its memory, if
+    /// that could not be written.
+    BadReceive(Option<MemoryFault>, Reason),
     /// The next receive of ours, with this name, is none.
     MalformedReceive(u64, Reason),
     /// The receive queue itself is nonsense.
     BadQueue(QueueFault),
+    /// The shared receive queue is.
+    BadSrq(SrqFault),
 }
 
 impl From<Fault> for Trouble {
@@ -68,28 +75,9 @@ impl Qp {
         if stag_changed {
             return Err(Reason::StagChanged { stag, to, len: len as u64 }.into());
         }
-        payload.place(0, target, last).map_err(Trouble::Poisoned)?;
+        payload.place(0, target, last).map_err(Trouble::Memory)?;
         self.shared.bytes_received.add(len as u64);
         Ok(())
-    }
-
-    /// The buffer for a Send: the one in use, or for a new message the next one posted (step 12).
-    pub(super) fn take_receive(&mut self) -> Result<(), Trouble> {
-        if self.receiving.is_some() {
-            return Ok(());
-        }
-        match self.rq.take() {
-            Ok(Some(entry)) => {
-                let capacity = entry.sges.as_slice().iter().map(|s| u64::from(s.length)).sum();
-                self.receiving = Some(Receiving { entry, capacity });
-                Ok(())
-            }
-            Ok(None) => Err(Reason::NoReceive.into()),
-            Err(TakeError::Entry(error)) => {
-                Err(Trouble::MalformedReceive(error.wr_id, Reason::Entry(error.malformed)))
-            }
-            Err(TakeError::Queue(fault)) => Err(Trouble::BadQueue(fault)),
-        }
     }
 
     /// Places a Send segment into the receive in use (step 12).
@@ -122,7 +110,8 @@ impl Qp {
             let addr = sge.addr.wrapping_add(u64::from(skip));
             let (lkey, len) = (sge.lkey, n as u32);
             let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
-                Trouble::BadReceive(Reason::LocalKey { fault, lkey, addr, len, write: true })
+                let reason = Reason::LocalKey { fault, lkey, addr, len, write: true };
+                Trouble::BadReceive(None, reason)
             })?;
             targets.push(target);
             from += n;
@@ -130,7 +119,10 @@ impl Qp {
         }
         let mut from = 0;
         for target in targets {
-            payload.place(from, target, false).map_err(Trouble::Poisoned)?;
+            payload.place(from, target, false).map_err(|fault| match (fault.cause, fault.end) {
+                (Unreachable::Truncated, _) | (_, CopyEnd::Source) => Trouble::Memory(fault),
+                (_, CopyEnd::Sink) => Trouble::BadReceive(Some(fault), Reason::Memory(fault)),
+            })?;
             from += target.len();
         }
         self.shared.bytes_received.add(len as u64);
@@ -153,10 +145,8 @@ impl Qp {
         flags.set(CompletionFlags::SOLICITED, kind.solicited);
         if let Some(stag) = kind.invalidate {
             flags |= CompletionFlags::WITH_INV;
-            match shard.stags.may_invalidate(self.principal(), stag) {
-                Ok(()) => {
-                    shard.stags.revoke(stag);
-                }
+            match shard.stags.invalidate_by_peer(self.principal(), stag) {
+                Ok(()) => {}
                 Err(fault) => {
                     let reason = Reason::Invalidate { fault, stag };
                     status = reason.status();
@@ -166,7 +156,7 @@ impl Qp {
                 }
             }
         }
-        let mut cqe = Cqe::new(self.id.0, receiving.entry.wr_id, CompletionOpcode::Receive, status);
+        let mut cqe = self.receive_cqe(receiving.entry.wr_id, status);
         cqe.byte_len = total;
         cqe.flags = flags.bits();
         cqe.why_id = why;
@@ -239,7 +229,16 @@ impl Qp {
                 let reason = Reason::OutsideSink { stag, to, len: len as u64, size };
                 return refuse(&mut self.ledger, reason);
             };
-            payload.place(0, target, last).map_err(Trouble::Poisoned)?;
+            if let Err(fault) = payload.place(0, target, last) {
+                if let (CopyEnd::Sink, Some(seq)) = (fault.end, seq) {
+                    self.ledger.fail(
+                        seq,
+                        CompletionStatus::LocalAccess,
+                        Some(codes::DDP_LOCAL_CATASTROPHIC),
+                    );
+                }
+                return Err(Trouble::Memory(fault));
+            }
             // A peer that repeats octets overshoots and is caught at the end. A segment is at most
             // 64 KiB.
             read.received = read.received.saturating_add(len as u32);
@@ -289,13 +288,16 @@ impl Qp {
                 let payload = build(fault);
                 self.terminate(shard, fault.code, Some(payload), reason);
             }
-            Trouble::Poisoned(owner) => {
-                shard.poisoned(owner);
-                let reason = Reason::Poisoned(owner);
+            Trouble::Memory(fault) => {
+                shard.unreachable(fault);
+                let reason = Reason::Memory(fault);
                 let fault = reason.fault();
                 self.terminate(shard, fault.code, Some(build(fault)), reason);
             }
-            Trouble::BadReceive(reason) => {
+            Trouble::BadReceive(fault, reason) => {
+                if let Some(fault) = fault {
+                    shard.unreachable(fault);
+                }
                 if let Some(receiving) = self.receiving.take() {
                     self.receive_failed(shard, receiving.entry.wr_id, reason, 0);
                 }
@@ -306,31 +308,46 @@ impl Qp {
                 self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
             }
             Trouble::BadQueue(fault) => self.queue_fault(shard, "receive queue", fault),
+            Trouble::BadSrq(fault) => self.srq_failed(shard, fault),
         }
     }
 
     fn receive_failed(&mut self, shard: &mut Shard, wr_id: u64, reason: Reason, detail: u32) {
         let status = reason.status();
-        let mut cqe = Cqe::new(self.id.0, wr_id, CompletionOpcode::Receive, status);
+        let mut cqe = self.receive_cqe(wr_id, status);
         cqe.detail = detail;
         cqe.why_id = self.failed(shard, wr_id, reason);
         self.publish_receive(&cqe, shard);
     }
 
-    /// Whether receives can still be completed; a QP whose CQ died must not take messages.
+    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue died
+    /// must not take messages.
     pub(super) fn can_receive(&mut self, shard: &mut Shard) -> bool {
         if self.recv_cq.is_dead() {
             self.cq_failed(shard, Side::Receive, CqFault::Dead);
+        }
+        if let Some(srq) = self.rq.shared()
+            && srq.is_dead()
+        {
+            let reason = Reason::Srq(srq.id(), SrqFault::Dead);
+            self.fail_locally(shard, SRQ_IS_DEAD, reason);
         }
         self.phase.receives()
     }
 }
 
 impl Shard {
-    /// A session's shared memory turned out to have no pages: only its owner can have done that.
-    pub(super) fn poisoned(&mut self, session: SessionId) {
-        let why = "shared memory was truncated under a copy".to_owned();
-        self.outputs.push_back(Output::Misbehaved { session, why });
+    /// A session's memory could not be reached; what that costs the session.
+    pub(super) fn unreachable(&mut self, fault: MemoryFault) {
+        let MemoryFault { owner: session, cause, .. } = fault;
+        match cause {
+            // It costs the request or the stream that named it.
+            Unreachable::Unmapped => {}
+            Unreachable::Detached => self.outputs.push_back(Output::Detached { session }),
+            Unreachable::Truncated => {
+                self.outputs.push_back(Output::Misbehaved { session, why: cause.to_string() });
+            }
+        }
     }
 }
 

@@ -1,22 +1,23 @@
 //! From the send queue to an outgoing message: taking requests, checking them, holding them back.
 //!
 //! A request is taken only when a CQ slot is reserved for it. It is validated on the private copy and
-//! refused by status, which ends the QP as verbs demand. Fence, ORD and invalidation hold the queue;
+//! refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold the queue;
 //! nothing overtakes (RFC 5040 section 5.5).
 
+use super::Shard;
 use super::complete::Side;
 use super::ledger::{Entry, Progress};
 use super::message::{Head, Message, Source, element, total_length};
 use super::qp::{OutstandingRead, Qp};
 use super::why::Reason;
-use super::{Output, Shard};
 use crate::abi::queue::{SendFlags, SendOpcode};
 use crate::ddp::{UntaggedHeader, qn};
+use crate::device::stag::LocalFault;
 use crate::mpa::MIN_MULPDU;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 use crate::shm::queue::{SendEntry, TakeError};
 use crate::stream::ReadArrival;
-use crate::types::{CompletionStatus, Msn, Scope, Stag, TaggedOffset};
+use crate::types::{Msn, Stag, TaggedOffset};
 
 /// Slots reserved at a time, to spare the CQ's lock.
 const RESERVE_BATCH: u32 = 32;
@@ -48,7 +49,7 @@ impl Qp {
 
     /// Takes requests until one becomes a message; false if none does.
     fn next_request(&mut self, shard: &mut Shard) -> bool {
-        while self.phase.sends() && self.invalidating.is_empty() {
+        while self.phase.sends() && self.changing.is_empty() {
             let Some(entry) = self.take_request(shard) else { return false };
             let flags = SendFlags::from_bits_truncate(entry.header.flags);
             let reads = matches!(
@@ -150,11 +151,13 @@ impl Qp {
         let kind = opcode.unwrap_or(SendOpcode::Send);
         self.slots -= 1;
         let seq = self.ledger.push(Entry::new(h.wr_id, kind, signaled));
-        // No operation has parameters yet.
-        let plain = SendFlags::from_bits(h.flags).is_some() && h.params == [0; 3];
+        let has_parameters = kind == SendOpcode::BindWindow;
+        let plain = SendFlags::from_bits(h.flags).is_some();
         let message = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
-            Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
+            Some(_) if !plain || !(has_parameters || h.params == [0; 3]) => {
+                Err(Reason::SpareFlags(h.flags.into()))
+            }
             Some(opcode) => self.message_for(opcode, entry, seq, shard),
         };
         match message {
@@ -203,8 +206,10 @@ impl Qp {
                 self.invalidate_locally(Stag(h.inv_rkey), seq, shard)?;
                 Ok(None)
             }
-            // Windows are refused by status until they are built.
-            SendOpcode::BindWindow => Err(Reason::NotSupported("binding a window")),
+            SendOpcode::BindWindow => {
+                self.bind_window(entry, seq, shard)?;
+                Ok(None)
+            }
         }
     }
 
@@ -225,6 +230,10 @@ impl Qp {
             return Err(Reason::NoOrd);
         }
         let sink = sges.first().copied().unwrap_or_default();
+        if invalidate && shard.stags.is_window(Stag(sink.lkey)) {
+            let (fault, stag) = (LocalFault::InvalidKey, Stag(sink.lkey));
+            return Err(Reason::NotOwned { fault, stag });
+        }
         if sink.length > 0 {
             let (lkey, addr, len) = (sink.lkey, sink.addr, sink.length);
             shard
@@ -294,52 +303,6 @@ impl Qp {
             }
         };
         Ok((source, total))
-    }
-
-    /// Invalidates an STag of this QP's own. Elsewhere than on this worker it may still be in use, so
-    /// the request and all behind it wait until every worker has dropped it.
-    pub(super) fn invalidate_locally(
-        &mut self,
-        stag: Stag,
-        seq: u64,
-        shard: &mut Shard,
-    ) -> Result<(), Reason> {
-        let scope =
-            shard.stags.owned_scope(self.principal(), stag).ok_or(Reason::NotOwned(stag))?;
-        let progress = match scope {
-            Scope::Qp(_) => {
-                shard.stags.revoke(stag);
-                Progress::Done(CompletionStatus::Success)
-            }
-            Scope::Pd => {
-                self.invalidating.push_back((seq, stag));
-                if self.invalidating.len() == 1 {
-                    self.ask_to_invalidate(shard);
-                }
-                Progress::Waiting
-            }
-        };
-        if let Some(e) = self.ledger.get_mut(seq) {
-            e.progress = progress;
-        }
-        Ok(())
-    }
-
-    fn ask_to_invalidate(&self, shard: &mut Shard) {
-        if let Some((_, stag)) = self.invalidating.front() {
-            shard.outputs.push_back(Output::Invalidate { qp: self.id, stag: *stag });
-        }
-    }
-
-    /// Every worker has dropped the STag at the head of the list.
-    pub(super) fn invalidated(&mut self, shard: &mut Shard) {
-        let Some((seq, _)) = self.invalidating.pop_front() else { return };
-        if let Some(entry) = self.ledger.get_mut(seq) {
-            entry.progress = Progress::Done(CompletionStatus::Success);
-        }
-        self.ask_to_invalidate(shard);
-        self.retire(shard);
-        shard.wake(self);
     }
 }
 

@@ -1,18 +1,22 @@
 //! One queue pair as its worker owns it: queues, both directions of the stream, and its phase.
 //!
 //! The methods live beside the hop they belong to: `post` takes requests, `tx` and `direct` send,
-//! `rx` and `place` receive, `complete` retires and flushes, `teardown` ends.
+//! `rx` and `place` receive, `receives` and `hold` find a buffer or wait for one, `complete` retires and
+//! flushes, `teardown` ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::hold::Pause;
 use super::ledger::Ledger;
 use super::message::Message;
+use super::receives::Receives;
 use super::schedule::Key;
 use super::tcp::TcpLink;
 use crate::device::stag::Principal;
-use crate::device::{Cq, QpShared};
-use crate::shm::queue::{ReceiveConsumer, ReceiveEntry, SendConsumer, SendEntry, SgeList};
+use crate::device::{Cq, QpShared, StagChange};
+use crate::shm::queue::{ReceiveEntry, SendConsumer, SendEntry, SgeList};
 use crate::stream::ReadArrival;
 use crate::types::{AddressPair, Msn, PdId, QpId, QpState, SessionId, Stag, Time};
 
@@ -28,14 +32,16 @@ pub struct QpConfig {
     pub doorbell: u32,
     /// Engine end of the send queue.
     pub sq: SendConsumer,
-    /// Engine end of the receive queue.
-    pub rq: ReceiveConsumer,
+    /// Where its receives come from.
+    pub rq: Receives,
     /// Where send completions go.
     pub send_cq: Arc<Cq>,
     /// Where receive completions go.
     pub recv_cq: Arc<Cq>,
     /// Signal every send request.
     pub signal_all: bool,
+    /// How long a message that finds no receive is held; `None` if it ends the stream at once.
+    pub hold: Option<Duration>,
     /// State and counters.
     pub shared: Arc<QpShared>,
 }
@@ -131,7 +137,7 @@ pub(super) struct Qp {
     pub addresses: Option<AddressPair>,
 
     pub sq: SendConsumer,
-    pub rq: ReceiveConsumer,
+    pub rq: Receives,
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
 
@@ -152,14 +158,22 @@ pub(super) struct Qp {
     pub ord: u16,
     /// While disconnecting: requests still to be taken.
     pub take_limit: Option<u32>,
-    /// Requests that hold all later ones up until every worker has dropped their STags. The first
+    /// Requests that hold all later ones up until every worker has changed its STag table. The first
     /// has been asked for.
-    pub invalidating: VecDeque<(u64, Stag)>,
+    pub changing: VecDeque<(u64, StagChange)>,
     /// Number of the next Send, and of the next Read Request, on their untagged queues.
     pub send_msn: Msn,
     pub read_msn: Msn,
 
     pub receiving: Option<Receiving>,
+    /// How long a message that finds no receive is held.
+    pub hold: Option<Duration>,
+    /// The incoming direction stands still.
+    pub pause: Option<Box<Pause>>,
+    /// The owner was warned that a Read of its own is behind what it holds.
+    pub warned_of_read: bool,
+    /// The owner was told that no more receives are taken.
+    pub last_receive_told: bool,
 
     pub phase: Phase,
     pub link: Link,
@@ -207,10 +221,14 @@ impl Qp {
             ird: 0,
             ord: 0,
             take_limit: None,
-            invalidating: VecDeque::new(),
+            changing: VecDeque::new(),
             send_msn: Msn::FIRST,
             read_msn: Msn::FIRST,
             receiving: None,
+            hold: config.hold,
+            pause: None,
+            warned_of_read: false,
+            last_receive_told: false,
             phase: Phase::Dead,
             link: Link::None,
             peer_fin: false,

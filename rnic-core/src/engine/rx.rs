@@ -6,13 +6,14 @@
 
 use std::io::{self, IoSliceMut};
 
+use super::hold::Segment;
 use super::qp::{Link, Phase, Qp};
 use super::{Output, Receive, Shard};
 use crate::abi::control::{DisconnectReason, Event};
-use crate::device::stag::Payload;
-use crate::mpa::MpaFault;
+use crate::device::memory::Payload;
+use crate::mpa::{MAX_FPDU, MpaFault};
 use crate::rdmap::codes;
-use crate::stream::inbound::{Arrival, ReadArrival};
+use crate::stream::inbound::{Arrival, ReadArrival, SendKind};
 use crate::stream::startup::RtrKinds;
 use crate::stream::{Fault, terminate};
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,12 +29,24 @@ impl Qp {
         slab: &mut [u8],
         recv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> Receive {
+        if self.is_paused() {
+            return Receive::Paused;
+        }
+        // What is read has to be kept if the stream must stand still: at most the rest of one FPDU,
+        // or as many octets as the longest one has.
+        let (narrow, slab_len) = match self.may_pause() {
+            true => (true, slab.len().min(MAX_FPDU)),
+            false => (false, slab.len()),
+        };
+        let slab = &mut slab[..slab_len];
         let Link::Tcp(tcp) = &mut self.link else { return Receive::Closed };
         let needed = tcp.deframer.needed(tcp.partial.octets());
         let window = tcp.partial.window(needed);
         let window_len = window.len();
         let result = if window_len == 0 {
             recv(&mut [IoSliceMut::new(slab)])
+        } else if narrow {
+            recv(&mut [IoSliceMut::new(window)])
         } else {
             recv(&mut [IoSliceMut::new(window), IoSliceMut::new(slab)])
         };
@@ -84,6 +97,9 @@ impl Qp {
                 self.fpdu_arrived(shard, &mut buffer[..len]);
                 shard.buffers.give_buffer(buffer);
             }
+            if self.is_paused() {
+                return self.keep_unread(octets);
+            }
         }
         while self.phase.receives()
             && !octets.is_empty()
@@ -97,6 +113,9 @@ impl Qp {
             let (fpdu, later) = octets.split_at_mut(needed);
             self.fpdu_arrived(shard, fpdu);
             octets = later;
+            if self.is_paused() {
+                return self.keep_unread(octets);
+            }
         }
     }
 
@@ -189,13 +208,15 @@ impl Qp {
                 if !self.can_receive(shard) {
                     return Ok(());
                 }
-                self.take_receive()?;
-                self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
-                let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
-                match tcp.inbound.sent_placed(mo, payload.len(), last)? {
-                    Some(total) => self.deliver_send(shard, kind, total),
-                    None => Ok(()),
+                if !self.take_receive(shard.now, &mut shard.outputs)? {
+                    let (ulpdu_len, at) = (ulpdu.len(), ulpdu.len() - payload.len());
+                    let segment =
+                        Segment::Received { ulpdu: ulpdu_len, payload: at, kind, mo, last };
+                    if !self.await_receive(shard, segment, ulpdu)? {
+                        return Ok(());
+                    }
                 }
+                self.send_arrived(shard, kind, mo, payload, last)
             }
             Arrival::ReadRequest(read) => {
                 if let Err(trouble) = self.read_requested(shard, read) {
@@ -216,6 +237,23 @@ impl Qp {
                 self.lost(shard, &format!("the peer sent a malformed Terminate: {why}"));
                 Ok(())
             }
+        }
+    }
+
+    /// A Send segment for which there is a receive.
+    pub(super) fn send_arrived(
+        &mut self,
+        shard: &mut Shard,
+        kind: SendKind,
+        mo: u32,
+        payload: &[u8],
+        last: bool,
+    ) -> Result<(), Trouble> {
+        self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
+        let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
+        match tcp.inbound.sent_placed(mo, payload.len(), last)? {
+            Some(total) => self.deliver_send(shard, kind, total),
+            None => Ok(()),
         }
     }
 

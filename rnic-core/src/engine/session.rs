@@ -1,4 +1,4 @@
-//! Doorbells: which session rang for which QP or CQ.
+//! Doorbells: which session rang for which QP, CQ or shared receive queue.
 //!
 //! A session that rang lately is polled; one that has been silent for [`POLL_FOR`] is told to use its
 //! eventfd and is not looked at again until that fires. So a thousand idle clients cost nothing.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::schedule::Key;
 use crate::abi::queue::doorbell;
-use crate::device::Cq;
+use crate::device::{Cq, Srq};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::types::{SessionId, Time};
 
@@ -23,6 +23,8 @@ struct Session {
     targets: Vec<Option<Key>>,
     /// QPs that wait for room in the CQ with this doorbell index.
     stalled: HashMap<u32, Stalled>,
+    /// Shared receive queues by doorbell index, with the number of QPs that wait for a receive.
+    held: HashMap<u32, (Arc<Srq>, u32)>,
     /// When it rang last, while it is polled.
     rang: Option<Time>,
 }
@@ -50,8 +52,13 @@ pub(super) struct Sessions {
 
 impl Sessions {
     pub(super) fn attach(&mut self, id: SessionId, scanner: DoorbellScanner, now: Time) {
-        let session =
-            Session { scanner, targets: Vec::new(), stalled: HashMap::new(), rang: Some(now) };
+        let session = Session {
+            scanner,
+            targets: Vec::new(),
+            stalled: HashMap::new(),
+            held: HashMap::new(),
+            rang: Some(now),
+        };
         self.sessions.insert(id, session);
         self.polled.push(id);
     }
@@ -105,6 +112,25 @@ impl Sessions {
         }
     }
 
+    /// Remembers that a QP waits for a receive of a shared queue.
+    pub(super) fn hold(&mut self, id: SessionId, srq: &Arc<Srq>) {
+        if let Some(s) = self.sessions.get_mut(&id) {
+            s.held.entry(srq.doorbell()).or_insert_with(|| (srq.clone(), 0)).1 += 1;
+        }
+    }
+
+    /// A QP waits no longer.
+    pub(super) fn release(&mut self, id: SessionId, srq: &Srq) {
+        if let Some(s) = self.sessions.get_mut(&id)
+            && let Some((_, waiting)) = s.held.get_mut(&srq.doorbell())
+        {
+            *waiting -= 1;
+            if *waiting == 0 {
+                s.held.remove(&srq.doorbell());
+            }
+        }
+    }
+
     /// The session's eventfd fired: poll it again.
     pub(super) fn rang(&mut self, id: SessionId, now: Time) {
         if let Some(s) = self.sessions.get_mut(&id) {
@@ -116,12 +142,13 @@ impl Sessions {
         }
     }
 
-    /// Collects the QPs that rang, or whose CQ has room again, into `ready`.
+    /// Collects the QPs that rang, whose CQ has room again, or whose shared receive queue has a
+    /// receive for them, into `ready`.
     pub(super) fn scan(&mut self, now: Time, worker: u32, ready: &mut Vec<Key>) {
         let Sessions { sessions, polled } = self;
         polled.retain(|id| {
             let Some(s) = sessions.get_mut(id) else { return false };
-            let Session { scanner, targets, stalled, rang } = s;
+            let Session { scanner, targets, stalled, held, rang } = s;
             let any = scanner.scan(|index| {
                 if let Some(Some(key)) = targets.get(index as usize) {
                     ready.push(*key);
@@ -129,6 +156,8 @@ impl Sessions {
                     && let Some(stalled) = stalled.remove(&index)
                 {
                     stalled.release(worker, ready);
+                } else if let Some((srq, _)) = held.get(&index) {
+                    srq.ready(worker, |key| ready.push(key));
                 }
             });
             if any {

@@ -192,6 +192,18 @@ impl Qp {
         }
     }
 
+    /// An administrator ends the connection.
+    pub(super) fn expel(&mut self, shard: &mut Shard) {
+        // Behind our FIN nothing can be sent, so no Terminate either.
+        match self.phase {
+            Phase::FinSent => self.disconnect(shard, true),
+            _ => {
+                let code = codes::RDMA_LOCAL_CATASTROPHIC;
+                self.terminate(shard, code, None, Reason::Expelled);
+            }
+        }
+    }
+
     /// The application ends the connection.
     pub(super) fn disconnect(&mut self, shard: &mut Shard, abort: bool) {
         match self.phase {

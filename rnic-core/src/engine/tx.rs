@@ -9,26 +9,25 @@ use std::io;
 
 use super::bare::BareFault;
 use super::ledger::Progress;
-use super::message::{Gather, GatherFault, Source};
+use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::REQUEST_COST;
 use super::tcp::TxBatch;
 use super::why::{Reason, revoked};
 use super::{Output, Shard, Transmit};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
-use crate::device::stag::Target;
+use crate::device::memory::{MemoryFault, Target, Unreachable};
 use crate::mpa::MAX_FPDU;
 use crate::rdmap::{Control, Opcode, ReadRequest, codes};
 use crate::shm::io::Piece;
 use crate::stream::startup::Rtr;
 use crate::stream::{Fault, terminate};
-use crate::types::{Msn, SessionId, Stag, TaggedOffset};
+use crate::types::{Msn, Stag, TaggedOffset};
 
 /// Why a segment was not framed.
 enum FrameFault {
     Gather(GatherFault),
-    /// The memory of this session vanished under the copy.
-    Poisoned(SessionId),
+    Memory(MemoryFault),
 }
 
 impl Qp {
@@ -49,7 +48,7 @@ impl Qp {
             tcp.blocked = false;
         }
         let (produced, mut more) = if had_tail { (0, true) } else { self.fill(shard, slab) };
-        let bare = !had_tail && self.goes_bare();
+        let bare = !had_tail && self.goes_bare(shard);
         let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
         tcp.framed += produced as u64;
         if bare {
@@ -64,13 +63,13 @@ impl Qp {
                     more = true;
                     self.gather_failed(fault, shard);
                 }
-                Err(BareFault::Poisoned(owner)) => {
+                Err(BareFault::Memory(fault)) => {
                     // What is left goes out of private memory now, and was not refused.
                     if let Link::Tcp(tcp) = &mut self.link {
                         tcp.blocked = false;
                     }
                     more = true;
-                    self.memory_vanished(owner, shard);
+                    self.memory_failed(fault, shard);
                 }
                 Err(BareFault::Socket(e)) => {
                     self.lost(shard, &format!("sending failed: {e}"));
@@ -146,7 +145,7 @@ impl Qp {
             if !terminating && (!self.phase.sends() || !self.pick_message(shard)) {
                 return (used, false);
             }
-            if self.goes_bare() {
+            if self.goes_bare(shard) {
                 return (used, true);
             }
             match self.frame_segment(shard, out) {
@@ -191,7 +190,7 @@ impl Qp {
         let n = tcp
             .framer
             .frame(out, &header[..header_len], len, |_, block| reader.read(block))
-            .map_err(FrameFault::Poisoned)?;
+            .map_err(FrameFault::Memory)?;
         Ok((n, segment.len))
     }
 
@@ -220,14 +219,28 @@ impl Qp {
     fn frame_failed(&mut self, fault: FrameFault, shard: &mut Shard) {
         match fault {
             FrameFault::Gather(fault) => self.gather_failed(fault, shard),
-            FrameFault::Poisoned(owner) => self.memory_vanished(owner, shard),
+            FrameFault::Memory(fault) => self.memory_failed(fault, shard),
         }
     }
 
-    fn memory_vanished(&mut self, owner: SessionId, shard: &mut Shard) {
-        shard.poisoned(owner);
-        self.message = None;
-        self.fail_locally(shard, "shared memory vanished", Reason::Poisoned(owner));
+    /// The memory of the message in progress could not be read.
+    pub(super) fn memory_failed(&mut self, fault: MemoryFault, shard: &mut Shard) {
+        shard.unreachable(fault);
+        let reason = Reason::Memory(fault);
+        match fault.cause {
+            Unreachable::Truncated => {
+                self.message = None;
+                self.fail_locally(shard, "shared memory vanished", reason);
+            }
+            Unreachable::Unmapped => self.gather_failed(GatherFault::Local(reason), shard),
+            // Its regions are as good as revoked.
+            Unreachable::Detached => {
+                let response = self.message.as_ref().is_some_and(Message::is_response);
+                let as_if =
+                    if response { GatherFault::Revoked } else { GatherFault::Local(reason) };
+                self.gather_failed(as_if, shard);
+            }
+        }
     }
 
     /// The memory of the message in progress cannot be had.
@@ -404,13 +417,13 @@ struct Reader<'a, 't> {
 }
 
 impl Reader<'_, '_> {
-    fn read(&mut self, mut block: &mut [u8]) -> Result<(), SessionId> {
+    fn read(&mut self, mut block: &mut [u8]) -> Result<(), MemoryFault> {
         while !block.is_empty()
             && let Some(target) = self.targets.get(self.index)
         {
             let n = (target.len() - self.offset).min(block.len());
             let (now, later) = block.split_at_mut(n);
-            target.read(self.offset, now).map_err(|_| target.owner())?;
+            target.read(self.offset, now)?;
             block = later;
             self.offset += n;
             if self.offset == target.len() {

@@ -8,11 +8,14 @@ use super::place::{read_code, write_code};
 use super::qp::Qp;
 use crate::ddp;
 use crate::device::cq::CqFault;
+use crate::device::memory::MemoryFault;
+use crate::device::srq::SrqFault;
 use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault, StagTable};
+use crate::device::window::BindFault;
 use crate::rdmap::{ReadRequest, Terminate, codes};
 use crate::shm::queue::{Malformed, QueueFault};
 use crate::stream::{Fault, ReadArrival};
-use crate::types::{Access, CompletionStatus, CqId, Scope, SessionId, Stag, TerminateCode};
+use crate::types::{Access, CompletionStatus, CqId, Scope, SrqId, Stag, TerminateCode};
 
 /// What was found wrong.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +27,6 @@ pub(super) enum Reason {
     Opcode(u8),
     /// Bits are set, or parameters given, that the operation does not have.
     SpareFlags(u32),
-    /// The operation is not there for this QP.
-    NotSupported(&'static str),
     /// A read has more than one element, or inline data.
     ReadSink { elements: usize },
     /// A read on a QP that may have none outstanding.
@@ -35,7 +36,11 @@ pub(super) enum Reason {
     /// A local element does not resolve.
     LocalKey { fault: LocalFault, lkey: u32, addr: u64, len: u32, write: bool },
     /// The STag is not this QP's to invalidate.
-    NotOwned(Stag),
+    NotOwned { fault: LocalFault, stag: Stag },
+    /// A request to bind a window has elements, inline data or a remote address.
+    BindElements,
+    /// A window was not bound.
+    Bind { fault: BindFault, window: Stag, address: u64, length: u64 },
     /// A read that cannot be answered any more, because the peer has sent its FIN.
     PeerFinished,
 
@@ -52,8 +57,10 @@ pub(super) enum Reason {
     ReadsFull { ird: u16 },
     /// A Send with Invalidate.
     Invalidate { fault: InvalidateFault, stag: Stag },
-    /// A Send that finds no receive.
-    NoReceive,
+    /// A Send that finds no receive, or none in time.
+    NoReceive { held: bool },
+    /// An entry of a receive queue makes no sense.
+    MalformedReceive,
     /// A Send that does not fit the receive.
     TooLong { mo: u32, len: usize, capacity: u64 },
     /// A Read Response that answers no read.
@@ -70,8 +77,12 @@ pub(super) enum Reason {
     Segment,
 
     // Something that neither asked for.
-    /// The shared memory of this session had no pages.
-    Poisoned(SessionId),
+    /// Memory could not be reached.
+    Memory(MemoryFault),
+    /// A shared receive queue died.
+    Srq(SrqId, SrqFault),
+    /// An administrator ended the connection.
+    Expelled,
     /// A completion queue died.
     Cq(CqId, CqFault),
     /// A client's queue index is impossible.
@@ -105,7 +116,9 @@ impl Reason {
     pub(super) fn status(self) -> CompletionStatus {
         match self {
             Reason::MessageLength | Reason::TooLong { .. } => CompletionStatus::LocalLength,
-            Reason::LocalKey { .. } | Reason::NotOwned(_) => CompletionStatus::LocalProtection,
+            Reason::LocalKey { .. } | Reason::NotOwned { .. } => CompletionStatus::LocalProtection,
+            Reason::Memory(_) => CompletionStatus::LocalProtection,
+            Reason::Bind { .. } => CompletionStatus::MwBind,
             Reason::PeerFinished => CompletionStatus::RemoteAborted,
             Reason::Invalidate { .. } => CompletionStatus::RemoteInvalidRequest,
             Reason::OtherSink { .. }
@@ -125,7 +138,7 @@ impl Reason {
             }
             Reason::Read { fault, .. } => Fault::read(read_code(fault)),
             Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
-            Reason::NoReceive | Reason::ReadsFull { .. } => {
+            Reason::NoReceive { .. } | Reason::ReadsFull { .. } => {
                 Fault::segment(codes::UNTAGGED_NO_BUFFER)
             }
             Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),
@@ -137,7 +150,7 @@ impl Reason {
             Reason::OutsideSink { .. } | Reason::ResponseLength { .. } => {
                 Fault::segment(codes::TAGGED_BOUNDS)
             }
-            Reason::Poisoned(_) => Fault::local(codes::DDP_LOCAL_CATASTROPHIC),
+            Reason::Memory(_) => Fault::local(codes::DDP_LOCAL_CATASTROPHIC),
             Reason::CutShort => Fault::local(codes::LLP_CLOSED),
             _ => Fault::local(codes::RDMA_LOCAL_CATASTROPHIC),
         }
@@ -156,9 +169,20 @@ impl Reason {
                 ENTRY,
                 format!("flags {flags:#x} or parameters that this operation does not have"),
             ),
-            Reason::NotSupported(what) => {
-                Words::new(ENTRY, format!("{what} is not there for this queue pair"))
+            Reason::MalformedReceive => {
+                Words::new(ENTRY, "the next entry of the receive queue is malformed")
             }
+            Reason::BindElements => Words::new(
+                ENTRY,
+                "binding a window takes no elements, no inline data and no remote address",
+            ),
+            Reason::Bind { fault, window, address, length } => Words::new(
+                BIND,
+                format!(
+                    "window {window} was to be bound to {length} octets at {address:#x}: {fault}"
+                ),
+            )
+            .about(window, address, length),
             Reason::ReadSink { elements } => Words::new(
                 "RFC 5040 section 4.4: a Read Request names one sink buffer",
                 format!("an RDMA Read takes one element and no inline data, {elements} were given"),
@@ -174,10 +198,10 @@ impl Reason {
             Reason::LocalKey { fault, lkey, addr, len, write } => {
                 local_key(qp, stags, fault, Stag(lkey), addr, len.into(), write)
             }
-            Reason::NotOwned(stag) => {
+            Reason::NotOwned { fault, stag } => {
                 let text = format!(
                     "STag {stag} is no enabled region of session {} in PD {} that QP {} may \
-                     invalidate",
+                     invalidate: {fault}",
                     qp.session, qp.pd, qp.id
                 );
                 let rule = "local contract: a queue pair invalidates STags of its own session, \
@@ -217,8 +241,8 @@ impl Reason {
             Reason::Invalidate { fault, stag } => {
                 let why = match (fault, stags.get(stag)) {
                     (InvalidateFault::Shared, _) => {
-                        "it is shared by all queue pairs of the domain; only one limited to this \
-                         queue pair can be invalidated by the peer"
+                        "it is shared by all queue pairs of the domain, or has windows bound to it; only \
+                         one limited to this queue pair can be invalidated by the peer"
                             .to_owned()
                     }
                     (_, None) => "no region has it".to_owned(),
@@ -227,8 +251,9 @@ impl Reason {
                 let text = format!("a Send asked to invalidate STag {stag}, but {why}");
                 Words { stag: Some(stag), ..wire(text) }
             }
-            Reason::NoReceive => {
-                wire("a Send arrived and no receive was posted to take it".to_owned())
+            Reason::NoReceive { held } => {
+                let waited = if held { ", nor was one until the deadline" } else { "" };
+                wire(format!("a Send arrived and no receive was posted to take it{waited}"))
             }
             Reason::TooLong { mo, len, capacity } => {
                 let end = u64::from(mo) + len as u64;
@@ -260,15 +285,24 @@ impl Reason {
             ))
             .about(stag, to, size.into()),
             Reason::Segment => wire("the peer's segment is wrong in itself".to_owned()),
-            Reason::Poisoned(owner) => {
-                let whose = match owner == qp.session {
-                    true => "this session's",
-                    false => "the other end's",
+            Reason::Memory(fault) => {
+                let whose = match fault.owner == qp.session {
+                    true => "memory of this session",
+                    false => "memory of the other end's session",
                 };
                 Words::new(
-                    "local contract: shared memory stays as long as it was when it was shared",
-                    format!("{whose} shared memory had no pages under a copy: it was truncated"),
+                    "local contract: memory stays as it was when it was shared or attached",
+                    format!("{whose} could not be reached: {}", fault.cause),
                 )
+            }
+            Reason::Srq(srq, SrqFault::Scribbled(fault)) => {
+                Words::new(INDEX, format!("shared receive queue {srq}: {fault}"))
+            }
+            Reason::Srq(srq, SrqFault::Dead) => {
+                Words::new(INDEX, format!("shared receive queue {srq} was scribbled over before"))
+            }
+            Reason::Expelled => {
+                Words::new("rnicctl disconnect", "an administrator ended this connection")
             }
             Reason::Cq(cq, CqFault::Full) => Words::new(
                 "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
@@ -290,6 +324,8 @@ impl Reason {
 }
 
 const ENTRY: &str = "local contract: entries of a queue follow the layout of the ABI";
+const BIND: &str = "local contract: a window is bound within a region of the same session and domain \
+                    that allows it";
 const INDEX: &str = "local contract: a client moves an index only forward and within its ring";
 const LOCAL_KEY: &str = "local contract: a local key names a region of the same session and domain \
                          that covers the range, with local-write where octets arrive";
@@ -338,7 +374,7 @@ fn local_key(
         (LocalFault::Bounds, Some(e)) => {
             format!("which covers {} octets from {:#x} on", e.length, e.iova)
         }
-        (fault, None) => fault.to_string(),
+        (fault, _) => fault.to_string(),
     };
     Words::new(LOCAL_KEY, text).about(key, addr, len)
 }

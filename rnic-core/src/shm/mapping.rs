@@ -26,6 +26,16 @@ pub struct Mapping {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
+    origin: Origin,
+}
+
+/// Where the address range came from, and goes back to.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// `mmap`.
+    Mapped,
+    /// A vector of this capacity.
+    Heap { capacity: usize },
 }
 
 // SAFETY: the pointer is to memory that belongs to the mapping, not to a thread; every access to it
@@ -63,6 +73,35 @@ impl Mapping {
         let mapping = Self::map(fd.as_fd(), len)?;
         mapping.advise(Advice::LinuxPopulateWrite)?;
         Ok((Arc::new(mapping), fd))
+    }
+
+    /// Memory of this process alone, which others reach through its
+    /// [`AddressSpace`](super::AddressSpace): called by the client, to attach it. The octets stay
+    /// where they are.
+    pub fn from_vec(octets: Vec<u8>) -> io::Result<Arc<Self>> {
+        let mut octets = std::mem::ManuallyDrop::new(octets);
+        let (len, origin) = (octets.len(), Origin::Heap { capacity: octets.capacity() });
+        // A vector's pointer is never null.
+        let base = NonNull::new(octets.as_mut_ptr()).ok_or(io::ErrorKind::Other)?;
+        // Gives the vector back to the allocator if what follows fails.
+        let pages = Pages { base, len, origin };
+        nonzero(len)?;
+        let registration = register(base, len)?;
+        Ok(Arc::new(Mapping { registration, pages }))
+    }
+
+    /// Ends the life of memory from [`from_vec`](Self::from_vec) as such, if nobody else holds it;
+    /// gives it back otherwise.
+    pub fn into_vec(self: Arc<Self>) -> Result<Vec<u8>, Arc<Self>> {
+        let Origin::Heap { capacity } = self.pages.origin else { return Err(self) };
+        let Mapping { registration, pages } = Arc::try_unwrap(self)?;
+        drop(registration);
+        let pages = std::mem::ManuallyDrop::new(pages);
+        // SAFETY: pointer, length and capacity are those of the vector that `from_vec` took apart,
+        // and `pages` is not dropped. Nobody else has the mapping, so nothing derived from the
+        // pointer is used any more; an address space that others reach is no business of the
+        // language: they write it by system calls, as a debugger does.
+        Ok(unsafe { Vec::from_raw_parts(pages.base.as_ptr(), pages.len, capacity) })
     }
 
     /// Takes over a segment that a client made, if it can no longer surprise us.
@@ -158,9 +197,8 @@ impl Mapping {
             )
         }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::Other)?;
-        let pages = Pages { base, len };
-        let registration = Registration::new(base.as_ptr() as usize, len)
-            .ok_or_else(|| io::Error::other("no slot left in the table of shared mappings"))?;
+        let pages = Pages { base, len, origin: Origin::Mapped };
+        let registration = register(base, len)?;
         Ok(Mapping { registration, pages })
     }
 
@@ -173,10 +211,25 @@ impl Mapping {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are what `mmap` took and returned, unmapped only here; pointers
-        // derived from them live only in values that hold an `Arc` of the mapping, all gone by now.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        match self.origin {
+            // SAFETY: `base` and `len` are what `mmap` took and returned, unmapped only here;
+            // pointers derived from them live only in values that hold an `Arc` of the mapping, all
+            // gone by now.
+            Origin::Mapped => {
+                let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+            }
+            // SAFETY: these are the parts of the vector that `from_vec` took apart; the rest as
+            // above.
+            Origin::Heap { capacity } => {
+                drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) })
+            }
+        }
     }
+}
+
+fn register(base: NonNull<u8>, len: usize) -> io::Result<Registration> {
+    Registration::new(base.as_ptr() as usize, len)
+        .ok_or_else(|| io::Error::other("no slot left in the table of shared mappings"))
 }
 
 impl std::fmt::Debug for Mapping {
@@ -291,6 +344,25 @@ mod tests {
         assert_ne!(daemon.address(), client.address());
         assert!(!daemon.is_empty() && !daemon.is_poisoned());
         assert!(format!("{daemon:?}").contains("12288"));
+    }
+
+    #[test]
+    fn a_vector_keeps_its_octets_and_comes_back_when_nobody_else_has_it() {
+        let mut octets = Vec::with_capacity(100);
+        octets.extend_from_slice(b"octets on the heap");
+        let address = octets.as_ptr() as u64;
+        let memory = Mapping::from_vec(octets).expect("a slot in the table");
+        assert_eq!((memory.address(), memory.len()), (address, 18));
+        memory.write(0, b"OCTETS").expect("in range");
+        let other = memory.clone();
+        let memory = memory.into_vec().expect_err("there is another owner");
+        drop(other);
+        let octets = memory.into_vec().expect("there is no other owner");
+        assert_eq!((&octets[..], octets.capacity()), (&b"OCTETS on the heap"[..], 100));
+        assert!(Mapping::from_vec(Vec::new()).is_err());
+        drop(Mapping::from_vec(octets));
+        let (segment, _fd) = Mapping::create_segment(LEN).expect("a little memory");
+        assert!(segment.into_vec().is_err());
     }
 
     #[test]

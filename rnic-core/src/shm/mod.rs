@@ -20,6 +20,7 @@
 // The one place in this crate where unsafe code may live.
 #![allow(unsafe_code)]
 
+pub mod attached;
 mod copy;
 pub mod doorbell;
 pub mod fault;
@@ -35,6 +36,7 @@ pub mod sync;
 pub mod wait;
 mod window;
 
+pub use attached::AddressSpace;
 pub use copy::CopyFault;
 pub use mapping::{AdoptError, Mapping};
 

@@ -244,11 +244,52 @@ fn loom_receive_post_against_engine_waits_for_receive() {
             producer.publish();
             producer.waits()
         });
-        consumer.set_waits(true);
-        let stalls = consumer.pending().expect("an honest client") == 0;
+        consumer.set_waits(3);
+        let stalls = consumer.look().expect("an honest client") == 0;
         let rings = client.join().expect("no panic");
-        assert!(!stalls || rings);
+        assert!(!stalls || rings == 1 << 3);
     });
+}
+
+/// The same for a shared queue with consumers on two workers, behind the lock they share: who finds
+/// nothing at the last look and waits is rung for, and no receive is left lying while somebody waits
+/// whose worker was not rung.
+#[test]
+fn loom_receive_post_against_two_workers_that_wait() {
+    explore(|arena| {
+        let (mut producer, consumer) = receives(arena, 2);
+        let consumer = Arc::new(loom::sync::Mutex::new(consumer));
+        let other = thread::spawn({
+            let consumer = consumer.clone();
+            move || worker_awaits(&consumer, 5)
+        });
+        let client = thread::spawn(move || {
+            producer.push(0, &[]).expect("there is room");
+            producer.publish();
+            producer.waits()
+        });
+        let waits = [worker_awaits(&consumer, 0), other.join().expect("no panic")];
+        let rung = client.join().expect("no panic");
+        // One receive for two: one gets it at once, or both wait and both are rung.
+        assert!(waits[0] || waits[1]);
+        if waits[0] && waits[1] {
+            assert_eq!(rung, 1 | 1 << 5);
+            let mut consumer = consumer.lock().expect("no panic");
+            assert_eq!(consumer.look().expect("an honest client"), 1);
+        }
+    });
+}
+
+/// What `Srq::take_or_wait` does: whether the worker waits.
+fn worker_awaits(consumer: &loom::sync::Mutex<ReceiveConsumer>, worker: u32) -> bool {
+    let mut consumer = consumer.lock().expect("no panic");
+    consumer.set_waits(worker);
+    if consumer.look().expect("an honest client") == 0 {
+        return true;
+    }
+    consumer.clear_waits(worker);
+    assert!(consumer.take().expect("an honest client").is_some());
+    false
 }
 
 /// Requests posted while the QP is being bound are found by the scan or rung for.

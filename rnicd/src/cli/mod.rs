@@ -18,7 +18,7 @@ use crate::control::Server;
 use crate::demo;
 use crate::exec;
 use crate::privilege::{SignalSet, Signals};
-use crate::resource::Capacity;
+use crate::resource::{Capacity, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
 #[derive(Debug, Parser)]
@@ -111,16 +111,20 @@ type Failure = Box<dyn std::error::Error>;
 
 fn run(args: &Run) -> Result<ExitCode, Failure> {
     let config = Config::load_or_default(args.configured.config.as_deref())?;
-    start_log(&config);
+    let level = start_log(&config);
     let signals = Signals::take(SignalSet::Daemon)?;
-    Server::start(config, args.socket.as_deref(), Some(signals))?.run()?;
+    let mut server = Server::start(config, args.socket.as_deref(), Some(signals))?;
+    if let Some(file) = &args.configured.config {
+        server.reload_from(file.clone(), level);
+    }
+    server.run()?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn check_config(args: &Configured) -> Result<ExitCode, Failure> {
     let config = Config::load_or_default(args.config.as_deref())?;
     let capacity = Capacity::of_this_process(&config);
-    print(&explain(&config, &capacity))
+    print(&explain(&config, &capacity, Policy::new(&config).unknown()))
 }
 
 fn exec(args: Exec) -> Result<ExitCode, Failure> {
@@ -142,10 +146,12 @@ fn show(args: Demo) -> Result<ExitCode, Failure> {
     Ok(demo::run(&cargo)?)
 }
 
-fn start_log(config: &Config) {
-    if let Some(problem) = crate::log::start(&config.log) {
+fn start_log(config: &Config) -> Option<crate::log::Level> {
+    let started = crate::log::start(&config.log);
+    if let Some(problem) = started.problem {
         eprintln!("rnicd: {problem}; using log.level of the configuration");
     }
+    started.level
 }
 
 /// Writes to standard output; a reader that has had enough is no error.

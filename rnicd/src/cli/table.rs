@@ -229,7 +229,10 @@ pub fn of_rows(rows: &Rows) -> Table {
                 .collect(),
         },
         Rows::Srqs(rows) => Table {
-            head: vec!["SRQ", "SESSION", "PD", "CAPACITY", "POSTED", "TAKEN", "LIMIT", "QPS"],
+            head: vec![
+                "SRQ", "SESSION", "PD", "CAPACITY", "POSTED", "TAKEN", "LIMIT", "QPS", "HELD",
+                "UNFAIR",
+            ],
             rows: rows
                 .iter()
                 .map(|r| {
@@ -242,6 +245,8 @@ pub fn of_rows(rows: &Rows) -> Table {
                         r.taken.to_string(),
                         or_dash((r.limit > 0).then_some(r.limit)),
                         r.qps.to_string(),
+                        r.held.to_string(),
+                        r.unfair.to_string(),
                     ]
                 })
                 .collect(),

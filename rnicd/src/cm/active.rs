@@ -4,14 +4,15 @@
 //! once more with revision 1 on a new TCP connection.
 
 use std::io;
-use std::net::TcpStream;
 
 use rnic_core::abi::control::Refusal;
 use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiated, Options};
 use rnic_core::types::{AddressPair, Time};
 
 use super::net::Outgoing;
-use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, system, too_long};
+use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, too_long};
+use crate::socket::Socket;
+use crate::system;
 
 /// A QP's attempt to connect.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub(super) struct Active {
     pub(super) params: ConnectParams,
     options: Options,
     initiator: Initiator,
-    stream: TcpStream,
+    stream: Socket,
     phase: Phase,
 }
 
@@ -47,6 +48,26 @@ enum Step {
 }
 
 impl Active {
+    /// An attempt over a connection that exists.
+    pub(super) fn over(
+        params: ConnectParams,
+        options: Options,
+        initiator: Initiator,
+        stream: Socket,
+    ) -> Self {
+        let phase = Phase::AwaitReply(Outgoing::new(initiator.request().to_vec()));
+        Active { params, options, initiator, stream, phase }
+    }
+
+    pub(super) fn stream(&self) -> &Socket {
+        &self.stream
+    }
+
+    /// The connection is ours to end from now on.
+    pub(super) fn engage(&mut self) {
+        self.stream.engage();
+    }
+
     /// What is missing, in words.
     pub(super) fn awaited(&self) -> &'static str {
         match self.phase {
@@ -72,7 +93,12 @@ impl Active {
             return Step::Failed(format!("sending the MPA request: {e}"));
         }
         loop {
-            match net::receive(&self.stream, scratch) {
+            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section 7.1.2).
+            let most = match self.stream.is_passed() {
+                true => self.initiator.missing().min(scratch.len()),
+                false => scratch.len(),
+            };
+            match net::receive(&self.stream, &mut scratch[..most]) {
                 Ok(0) => return self.closed(None),
                 Ok(n) => match self.initiator.handle_input(&scratch[..n]) {
                     Ok(InitiatorStep::NeedMore) => {}
@@ -100,13 +126,17 @@ impl Active {
         // Revision 1 has room for more private data, so this does not fail.
         self.initiator =
             Initiator::new(&self.options, &self.params.private_data).map_err(io::Error::other)?;
-        self.stream = net::start_connect(self.params.local, self.params.peer)??;
+        self.stream = Socket::own(net::start_connect(self.params.local, self.params.peer)??);
         self.phase = Phase::AwaitTcp;
         Ok(())
     }
 
     fn closed(&mut self, error: Option<io::Error>) -> Step {
         match (self.initiator.handle_eof(), error) {
+            // There is no other connection to try it on.
+            (EofVerdict::RetryRevision1, _) if self.stream.is_passed() => {
+                Step::Failed("the peer closed the connection without an MPA reply".into())
+            }
             (EofVerdict::RetryRevision1, _) => Step::Retry,
             (EofVerdict::Fail(e), None) => Step::Failed(e.to_string()),
             (EofVerdict::Fail(_), Some(e)) => Step::Failed(format!("before the MPA reply: {e}")),
@@ -121,20 +151,20 @@ impl ConnectionManager {
         let qp = params.qp;
         let what = || format!("connect {}", params.peer);
         let stream = match net::start_connect(params.local, params.peer) {
-            Ok(Ok(stream)) => stream,
+            Ok(Ok(stream)) => Socket::own(stream),
             Ok(Err(e)) => {
                 let reason = format!("connect: {e}");
                 self.events.push_back(CmEvent::Unreachable { qp, reason });
                 return Ok(());
             }
-            Err(e) => return Err(system(&what(), &e)),
+            Err(e) => return Err(system::refusal(&what(), &e)),
         };
         let active = Active { params, options, initiator, stream, phase: Phase::AwaitTcp };
         let key = self.insert(Slot::Active(Box::new(active)));
         if let Slot::Active(active) = &self.slots[key].slot
             && let Err(e) = self.register(key, &active.stream)
         {
-            let refusal = system(&format!("connect {}", active.params.peer), &e);
+            let refusal = system::refusal(&format!("connect {}", active.params.peer), &e);
             self.slots.remove(key);
             return Err(refusal);
         }
@@ -161,7 +191,9 @@ impl ConnectionManager {
             Step::Accepted(negotiated) => self.finish_active(key, negotiated),
             Step::Rejected(private_data) => {
                 let qp = active.params.qp;
-                self.remove(key);
+                if let Some(Slot::Active(active)) = self.remove(key) {
+                    active.stream.let_go();
+                }
                 self.events.push_back(CmEvent::Rejected { qp, private_data });
             }
             Step::Retry => self.retry(key, now),
@@ -185,8 +217,8 @@ impl ConnectionManager {
     fn finish_active(&mut self, key: usize, negotiated: Box<Negotiated>) {
         let Some(Slot::Active(active)) = self.remove(key) else { return };
         let Active { params, stream, .. } = *active;
-        let local = match stream.local_addr() {
-            Ok(local) => net::canonical(local),
+        let local = match net::local_address(&stream) {
+            Ok(local) => local,
             Err(e) => {
                 let reason = format!("after the MPA reply: {e}");
                 self.events.push_back(CmEvent::Unreachable { qp: params.qp, reason });
@@ -207,11 +239,11 @@ impl ConnectionManager {
     fn retry(&mut self, key: usize, now: Time) {
         let result = match &mut self.slots[key].slot {
             Slot::Active(active) => active.start_over(),
-            Slot::Listener(_) | Slot::Passive(_) | Slot::Direct(_) | Slot::Closing(_) => return,
+            _ => return,
         };
         let result = result.and_then(|()| match &self.slots[key].slot {
             Slot::Active(active) => self.register(key, &active.stream),
-            Slot::Listener(_) | Slot::Passive(_) | Slot::Direct(_) | Slot::Closing(_) => Ok(()),
+            _ => Ok(()),
         });
         match result {
             Ok(()) => {

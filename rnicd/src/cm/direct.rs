@@ -17,8 +17,8 @@ use super::active::new_initiator;
 use super::passive::request_event;
 use super::{
     AcceptParams, CmEvent, ConnectParams, ConnectionManager, DirectEnd, Slot, answer_refused, net,
-    system,
 };
+use crate::system;
 
 /// An undecided request between two QPs of this daemon.
 #[derive(Debug)]
@@ -42,7 +42,9 @@ impl ConnectionManager {
     ) -> Result<Option<(ListenerId, SocketAddr)>, Refusal> {
         let peer = net::canonical(params.peer);
         let listening = || {
-            self.listeners.iter().filter(|(_, l)| l.backlog > 0 && l.address.port() == peer.port())
+            self.listeners
+                .iter()
+                .filter(|(_, l)| l.is_bound() && l.backlog > 0 && l.address.port() == peer.port())
         };
         let exact = listening().find(|(_, l)| same_host(l.address, peer));
         let wildcard = || {
@@ -52,7 +54,7 @@ impl ConnectionManager {
         };
         let Some((listener, _)) = exact.or_else(wildcard) else { return Ok(None) };
         let source = net::source_if_local(params.local, peer)
-            .map_err(|e| system(&format!("connect {peer}"), &e))?;
+            .map_err(|e| system::refusal(&format!("connect {peer}"), &e))?;
         Ok(source.map(|source| (*listener, source)))
     }
 
@@ -87,7 +89,7 @@ impl ConnectionManager {
             addresses,
         })));
         self.qps.insert(qp, key);
-        if !self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+        if !self.takes(listener) {
             // An empty rejection always fits.
             let _ = self.turn_away_direct(key, &[]);
             return Ok(());

@@ -18,13 +18,15 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::passive::Passive;
-use super::{ConnectionManager, Slot, net, system};
+use super::{ConnectionManager, Slot, net};
+use crate::{socket, system};
 
 /// A bound address.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) session: SessionId,
-    socket: Socket,
+    /// Nothing if it serves one connection that a client passed.
+    socket: Option<Socket>,
     pub(super) address: SocketAddr,
     key: usize,
     /// Requests that may wait undecided; 0 while only bound.
@@ -35,6 +37,25 @@ pub(super) struct Listener {
 }
 
 impl Listener {
+    /// One that serves a connection that a client passed, under slot `key`.
+    pub(super) fn of_passed(session: SessionId, address: SocketAddr, key: usize) -> Self {
+        Listener {
+            session,
+            socket: None,
+            address,
+            key,
+            backlog: 1,
+            pending: 0,
+            accepted: 0,
+            rejected: 0,
+        }
+    }
+
+    /// Whether its address is bound by the daemon.
+    pub(super) fn is_bound(&self) -> bool {
+        self.socket.is_some()
+    }
+
     pub(super) fn row(&self, listener: ListenerId) -> ListenerRow {
         ListenerRow {
             listener,
@@ -63,7 +84,8 @@ impl ConnectionManager {
     ) -> Result<SocketAddr, Refusal> {
         // The kernel would allow it until one of the two listens.
         if address.port() != 0
-            && let Some(other) = self.listeners.values().find(|l| overlaps(l.address, address))
+            && let Some(other) =
+                self.listeners.values().find(|l| l.is_bound() && overlaps(l.address, address))
         {
             return Err(Refusal::InUse {
                 kind: "address".into(),
@@ -72,13 +94,13 @@ impl ConnectionManager {
             });
         }
         let what = || format!("bind {address}");
-        let socket = net::bound(address).map_err(|e| system(&what(), &e))?;
-        let bound = socket.local_addr().map_err(|e| system(&what(), &e))?;
+        let socket = net::bound(address).map_err(|e| system::refusal(&what(), &e))?;
+        let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
         let key = self.insert(Slot::Listener(id));
         let listener = Listener {
             session,
-            socket,
+            socket: Some(socket),
             address: bound,
             key,
             backlog: 0,
@@ -99,16 +121,23 @@ impl ConnectionManager {
                 why: "0 would reject every request".into(),
             });
         }
+        let Some(socket) = &listener.socket else {
+            return Err(Refusal::WrongState {
+                kind: "listener".into(),
+                handle: id.0,
+                state: "serving a connection that was passed".into(),
+                needs: "bound".into(),
+            });
+        };
         if listener.backlog == 0 {
             let token = mio::Token(self.first_token + listener.key);
-            let fd = net::raw(&listener.socket.as_fd());
-            listener
-                .socket
+            let fd = net::raw(&socket.as_fd());
+            socket
                 .listen(KERNEL_BACKLOG)
                 .and_then(|()| {
                     self.registry.register(&mut SourceFd(&fd), token, Interest::READABLE)
                 })
-                .map_err(|e| system(&format!("listen on {}", listener.address), &e))?;
+                .map_err(|e| system::refusal(&format!("listen on {}", listener.address), &e))?;
         }
         listener.backlog = backlog;
         Ok(())
@@ -120,14 +149,14 @@ impl ConnectionManager {
         let of_this = |slot: &Slot| match slot {
             Slot::Passive(p) => p.listener == id && p.qp().is_none(),
             Slot::Direct(d) => d.listener == id,
-            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) => false,
+            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) | Slot::Returning(_) => false,
         };
         let keys: Vec<_> =
             self.slots.iter().filter(|(_, e)| of_this(&e.slot)).map(|(key, _)| key).collect();
         for key in keys {
             if self.slots[key].slot.request().is_some() {
                 // An empty rejection always fits.
-                let _ = self.reject_slot(key, &[], now);
+                let _ = self.reject_slot(key, &[], false, now);
             } else {
                 self.remove(key);
             }
@@ -142,8 +171,10 @@ impl ConnectionManager {
         let Some(key) = self.listeners.get(&id).map(|l| l.key) else { return };
         self.set_deadline(key, None, false);
         for _ in 0..ACCEPT_BUDGET {
-            let Some(listener) = self.listeners.get(&id) else { return };
-            match net::accept(&listener.socket) {
+            let Some(socket) = self.listeners.get(&id).and_then(|l| l.socket.as_ref()) else {
+                return;
+            };
+            match net::accept(socket) {
                 Ok(stream) => self.admit(id, stream, now),
                 Err(e) => match Errno::from_io_error(&e) {
                     Some(Errno::AGAIN) => return,
@@ -165,29 +196,58 @@ impl ConnectionManager {
 
     /// Starts start-up on an accepted connection.
     fn admit(&mut self, id: ListenerId, stream: TcpStream, now: Time) {
-        if self.evictable.len() >= self.options.half_open && self.evict() {
-            self.shedding.note("limits.half_open", self.options.half_open, now);
-        }
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
             return; // It is gone already.
         };
-        let Some(listener) = self.listeners.get(&id) else { return };
+        let rate = self.options.peer_connections_per_second;
+        if !self.quotas.take_rate(peer.ip(), rate, now) {
+            self.shedding.note("limits.peer.connections_per_second", rate as usize, now);
+            return socket::Socket::own(stream).reset();
+        }
+        let Some(session) = self.listeners.get(&id).map(|l| l.session) else { return };
+        self.make_room_for_one(session, now);
         let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
-        let passive = Passive::new(listener.session, id, stream, addresses, &self.options.startup);
+        let stream = socket::Socket::own(stream);
+        // If it cannot be polled it is closed.
+        let _ = self.begin(session, id, stream, addresses, now);
+    }
+
+    /// Lets the oldest connection give way if there is no room for another one of this session.
+    pub(super) fn make_room_for_one(&mut self, session: SessionId, now: Time) {
+        if let Some((age, limit)) = self.quotas.oldest_too_many(session) {
+            self.evict_at(age);
+            self.shedding.note("limits.user.half_open", limit, now);
+        } else if self.evictable.len() >= self.options.half_open && self.evict() {
+            self.shedding.note("limits.half_open", self.options.half_open, now);
+        }
+    }
+
+    /// Awaits a request on a connection.
+    pub(super) fn begin(
+        &mut self,
+        session: SessionId,
+        id: ListenerId,
+        stream: socket::Socket,
+        addresses: AddressPair,
+        now: Time,
+    ) -> std::io::Result<()> {
+        let passive = Passive::new(session, id, stream, addresses, &self.options.startup);
         let key = self.insert(Slot::Passive(Box::new(passive)));
         let deadline = now.after(self.options.request_deadline);
         self.set_deadline(key, Some(deadline), true);
-        if let Slot::Passive(passive) = &self.slots[key].slot
-            && self.register(key, &passive.stream).is_err()
-        {
+        let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(()) };
+        passive.stream.engage();
+        let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(()) };
+        let registered = self.register(key, &passive.stream);
+        if registered.is_err() {
             self.remove(key);
         }
+        registered
     }
 
     /// Makes a descriptor free, or sheds one connection; false if neither is possible now.
     fn make_room(&mut self, id: ListenerId, now: Time) -> bool {
-        let made =
-            self.evict() || self.listeners.get(&id).is_some_and(|l| self.shedding.shed(&l.socket));
+        let made = self.evict() || self.listeners.get(&id).is_some_and(|l| self.shedding.shed(l));
         if made {
             self.shedding.note("descriptors (RLIMIT_NOFILE)", self.slots.len(), now);
         }
@@ -196,13 +256,22 @@ impl ConnectionManager {
 
     /// Ends the oldest connection that has not completed a request or waits to close.
     fn evict(&mut self) -> bool {
-        let Some((_, key)) = self.evictable.first_key_value() else { return false };
-        match self.remove(*key) {
-            Some(Slot::Passive(passive)) => net::reset(passive.stream),
-            Some(Slot::Closing(closing)) => net::reset(closing.into_stream()),
-            Some(Slot::Listener(_) | Slot::Active(_) | Slot::Direct(_)) | None => {}
-        }
+        let Some((age, _)) = self.evictable.first_key_value() else { return false };
+        self.evict_at(*age);
         true
+    }
+
+    fn evict_at(&mut self, age: u64) {
+        let Some(key) = self.evictable.get(&age) else { return };
+        match self.remove(*key) {
+            Some(Slot::Passive(passive)) => {
+                self.no_request(&passive, "it gave way to a newer connection (limits.half_open)");
+                passive.stream.reset();
+            }
+            Some(Slot::Closing(closing)) => closing.stream.reset(),
+            Some(Slot::Listener(_) | Slot::Active(_) | Slot::Direct(_) | Slot::Returning(_))
+            | None => {}
+        }
     }
 }
 
@@ -221,13 +290,14 @@ impl Shedding {
     }
 
     /// Accepts one connection with the spare descriptor and resets it.
-    fn shed(&mut self, listener: &Socket) -> bool {
+    fn shed(&mut self, listener: &Listener) -> bool {
+        let Some(listener) = &listener.socket else { return false };
         if self.spare.take().is_none() {
             // It was lost to another thread's open; it may be there again.
             self.spare = open_spare();
             return false;
         }
-        let shed = net::accept(listener).map(net::reset).is_ok();
+        let shed = net::accept(listener).map(|s| socket::Socket::own(s).reset()).is_ok();
         self.spare = open_spare();
         shed
     }

@@ -15,12 +15,15 @@ mod deadlines;
 mod direct;
 mod listener;
 mod net;
+mod passed;
 mod passive;
+mod quota;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use mio::unix::SourceFd;
@@ -34,7 +37,13 @@ use active::Active;
 use deadlines::Deadlines;
 use direct::Direct;
 use listener::{Listener, Shedding};
+use passed::Returning;
+pub use passed::examine;
 use passive::{Closing, Passive};
+pub use quota::Quota;
+use quota::Quotas;
+
+use crate::socket::Socket;
 
 /// Numbers the connection manager works within.
 #[derive(Clone, Debug)]
@@ -50,6 +59,8 @@ pub struct CmOptions {
     /// Accepted connections that have not completed a request, or that wait to close. The oldest
     /// gives way to a new one.
     pub half_open: usize,
+    /// Connections that one remote host may begin per second; more are reset.
+    pub peer_connections_per_second: u32,
     /// For a TCP connection to come about.
     pub connect_deadline: Duration,
     /// For the peer's reply, once our request is on its way.
@@ -127,12 +138,24 @@ pub enum CmEvent {
         /// Why.
         reason: String,
     },
+    /// No request will come on a connection that was passed.
+    NoRequest {
+        /// The listener that serves it.
+        listener: ListenerId,
+        /// Why.
+        reason: String,
+    },
+    /// A rejection that was [`Rejection::Sending`] is with the kernel, or its connection has ended.
+    Returned {
+        /// The session that rejected.
+        session: SessionId,
+    },
     /// Start-up is done on a TCP connection, as initiator or as responder.
     ConnectedTcp {
         /// The QP.
         qp: QpId,
         /// The connection, registered nowhere.
-        stream: TcpStream,
+        stream: Socket,
         /// What was agreed.
         negotiated: Box<Negotiated>,
         /// Addresses.
@@ -159,6 +182,16 @@ pub enum CmEvent {
         /// Why.
         reason: String,
     },
+}
+
+/// How far a rejection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// Nothing of it is left to be done, as far as the one who rejected is concerned.
+    Done,
+    /// The kernel has not taken all of the reply on a socket that was passed, which is not the
+    /// client's again before [`CmEvent::Returned`].
+    Sending,
 }
 
 /// One end of a connection inside this daemon.
@@ -192,6 +225,9 @@ pub struct ConnectionManager {
     next_request: u32,
     events: VecDeque<CmEvent>,
     shedding: Shedding,
+    quotas: Quotas,
+    /// Requests of peers are turned away.
+    draining: bool,
     scratch: Box<[u8; SCRATCH]>,
 }
 
@@ -211,6 +247,7 @@ enum Slot {
     Passive(Box<Passive>),
     Direct(Box<Direct>),
     Closing(Closing),
+    Returning(Returning),
 }
 
 impl ConnectionManager {
@@ -230,8 +267,26 @@ impl ConnectionManager {
             next_request: 1,
             events: VecDeque::new(),
             shedding: Shedding::new(),
+            quotas: Quotas::default(),
+            draining: false,
             scratch: Box::new([0; SCRATCH]),
         }
+    }
+
+    /// Works with other numbers from now on; what is under way keeps its deadlines.
+    pub fn set_options(&mut self, options: CmOptions) {
+        self.options = options;
+    }
+
+    /// Says whose a session is, and how much its user may have half open.
+    pub fn set_quota(&mut self, session: SessionId, quota: Quota) {
+        self.quotas.set(session, quota);
+    }
+
+    /// Turns requests of peers away from now on, or takes them again. Those that wait for a decision
+    /// go on waiting.
+    pub fn set_draining(&mut self, on: bool) {
+        self.draining = on;
     }
 
     /// Connects a QP. The outcome is an event, unless our own end already makes it impossible.
@@ -261,9 +316,9 @@ impl ConnectionManager {
         request: RequestId,
         private_data: &[u8],
         now: Time,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Rejection, Refusal> {
         let key = self.undecided(request)?;
-        self.reject_slot(key, private_data, now)
+        self.reject_slot(key, private_data, true, now)
     }
 
     /// Gives up connecting or having accepted a QP; no event about it follows.
@@ -287,6 +342,7 @@ impl ConnectionManager {
             // It exists: it was just listed.
             let _ = self.close_listener(id, now);
         }
+        self.quotas.forget(session);
         let qps: Vec<_> = self
             .qps
             .iter()
@@ -298,6 +354,7 @@ impl ConnectionManager {
         for qp in qps {
             self.cancel(qp);
         }
+        self.drop_returning(session);
     }
 
     /// Handles readiness of one of its tokens; false if the token is not one of its own.
@@ -316,6 +373,7 @@ impl ConnectionManager {
             Some(Slot::Active(_)) => self.drive_active(key, now),
             Some(Slot::Passive(_)) => self.drive_passive(key, now),
             Some(Slot::Closing(_)) if readable || writable => self.drive_closing(key),
+            Some(Slot::Returning(_)) => self.drive_returning(key),
             Some(Slot::Closing(_) | Slot::Direct(_)) | None => {}
         }
         true
@@ -364,6 +422,7 @@ impl ConnectionManager {
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
             Slot::Direct(_) => self.expire_direct(key),
+            Slot::Returning(_) => self.end_returning(key),
             Slot::Closing(_) | Slot::Listener(_) => drop(self.remove(key)),
         }
     }
@@ -376,6 +435,10 @@ impl ConnectionManager {
     fn remove(&mut self, key: usize) -> Option<Slot> {
         self.set_deadline(key, None, false);
         let slot = self.slots.try_remove(key)?.slot;
+        // Closing our descriptor would not take it out of the poll if the client holds one as well.
+        if let Some(stream) = slot.stream().filter(|s| s.is_passed()) {
+            self.deregister(stream);
+        }
         if let Some(request) = slot.request() {
             self.requests.remove(&request);
         }
@@ -393,25 +456,29 @@ impl ConnectionManager {
         }
         if let Some(age) = entry.age.take() {
             self.evictable.remove(&age);
+            self.quotas.leave(age);
         }
         entry.deadline = at;
         if evictable {
             self.aged += 1;
             entry.age = Some(self.aged);
             self.evictable.insert(self.aged, key);
+            if let Slot::Passive(passive) = &entry.slot {
+                self.quotas.enter(self.aged, passive.session);
+            }
         }
         if let Some(at) = at {
             self.deadlines.insert(at, key);
         }
     }
 
-    fn register(&self, key: usize, stream: &TcpStream) -> std::io::Result<()> {
+    fn register(&self, key: usize, stream: &impl AsFd) -> std::io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.registry.register(&mut SourceFd(&net::raw(stream)), self.token(key), interest)
     }
 
     /// Takes a stream out of our poll, so that another thread can have it.
-    fn deregister(&self, stream: &TcpStream) {
+    fn deregister(&self, stream: &impl AsFd) {
         // It is registered; the kernel has no other reason to refuse.
         let _ = self.registry.deregister(&mut SourceFd(&net::raw(stream)));
     }
@@ -451,6 +518,11 @@ impl ConnectionManager {
         }
     }
 
+    /// Whether a request that comes to a listener now may wait.
+    fn takes(&self, listener: ListenerId) -> bool {
+        !self.draining && self.listeners.get(&listener).is_some_and(|l| l.has_room())
+    }
+
     fn withdraw(&mut self, listener: ListenerId, request: RequestId, reason: &str) {
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.pending -= 1;
@@ -458,13 +530,19 @@ impl ConnectionManager {
         self.events.push_back(CmEvent::Withdrawn { listener, request, reason: reason.into() });
     }
 
-    /// Rejects an undecided request, of either path.
-    fn reject_slot(&mut self, key: usize, private_data: &[u8], now: Time) -> Result<(), Refusal> {
+    /// Rejects an undecided request, of either path; `awaited` if somebody waits for it.
+    fn reject_slot(
+        &mut self,
+        key: usize,
+        private_data: &[u8],
+        awaited: bool,
+        now: Time,
+    ) -> Result<Rejection, Refusal> {
         let slot = &self.slots[key].slot;
         let request = slot.request().unwrap_or(RequestId(0));
         let rejected = match slot {
-            Slot::Direct(_) => self.reject_direct(key, private_data),
-            _ => self.reject_tcp(key, private_data, now),
+            Slot::Direct(_) => self.reject_direct(key, private_data).map(|()| Rejection::Done),
+            _ => self.reject_tcp(key, private_data, awaited, now),
         };
         rejected.map_err(|e| answer_refused(e, request))
     }
@@ -475,7 +553,7 @@ impl Slot {
         match self {
             Slot::Passive(p) => p.request(),
             Slot::Direct(d) => Some(d.request),
-            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) => None,
+            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) | Slot::Returning(_) => None,
         }
     }
 
@@ -484,7 +562,7 @@ impl Slot {
             Slot::Active(a) => Some(a.params.qp),
             Slot::Passive(p) => p.qp(),
             Slot::Direct(d) => Some(d.qp),
-            Slot::Listener(_) | Slot::Closing(_) => None,
+            Slot::Listener(_) | Slot::Closing(_) | Slot::Returning(_) => None,
         }
     }
 
@@ -494,7 +572,17 @@ impl Slot {
             Slot::Active(a) => Some(a.params.session),
             Slot::Passive(p) => Some(p.session),
             Slot::Direct(d) => Some(d.session),
-            Slot::Listener(_) | Slot::Closing(_) => None,
+            Slot::Listener(_) | Slot::Closing(_) | Slot::Returning(_) => None,
+        }
+    }
+
+    fn stream(&self) -> Option<&Socket> {
+        match self {
+            Slot::Active(a) => Some(a.stream()),
+            Slot::Passive(p) => Some(&p.stream),
+            Slot::Closing(c) => Some(&c.stream),
+            Slot::Returning(r) => Some(r.stream()),
+            Slot::Listener(_) | Slot::Direct(_) => None,
         }
     }
 }
@@ -519,10 +607,6 @@ fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
             needs: "undecided".into(),
         },
     }
-}
-
-fn system(what: &str, error: &std::io::Error) -> Refusal {
-    Refusal::System { what: what.into(), error: error.to_string() }
 }
 
 /// Octets read at once during start-up: a frame is at most 532.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 /// A TCP socket bound to `address`, not listening.
 pub(super) fn bound(address: SocketAddr) -> io::Result<Socket> {
@@ -43,7 +43,8 @@ pub(super) fn start_connect(
 }
 
 /// Whether a connection that was started stands; `Ok(false)` if it is still on its way.
-pub(super) fn connected(stream: &TcpStream) -> io::Result<bool> {
+pub(super) fn connected(stream: impl AsFd) -> io::Result<bool> {
+    let stream = SockRef::from(&stream);
     if let Some(e) = stream.take_error()? {
         return Err(e);
     }
@@ -61,14 +62,29 @@ pub(super) fn accept(listener: &Socket) -> io::Result<TcpStream> {
 }
 
 /// Reads what is there; `Ok(0)` is the peer's FIN.
-pub(super) fn receive(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn receive(stream: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    receive_with(stream, buffer, RecvFlags::empty())
+}
+
+/// Reads what is there and leaves it there; `Ok(0)` is the peer's FIN.
+pub(super) fn peek(stream: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    receive_with(stream, buffer, RecvFlags::PEEK)
+}
+
+fn receive_with(stream: impl AsFd, buffer: &mut [u8], how: RecvFlags) -> io::Result<usize> {
     loop {
-        match rustix::net::recv(stream, &mut *buffer, RecvFlags::DONTWAIT) {
+        match rustix::net::recv(&stream, &mut *buffer, RecvFlags::DONTWAIT | how) {
             Ok((n, _)) => return Ok(n),
             Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
     }
+}
+
+/// The address of our end.
+pub(super) fn local_address(stream: impl AsFd) -> io::Result<SocketAddr> {
+    let address = SockRef::from(&stream).local_addr()?.as_socket();
+    address.map(canonical).ok_or_else(|| Errno::AFNOSUPPORT.into())
 }
 
 /// Octets on their way to the peer.
@@ -84,9 +100,9 @@ impl Outgoing {
     }
 
     /// Sends on; true when everything is with the kernel.
-    pub(super) fn send(&mut self, stream: &TcpStream) -> io::Result<bool> {
+    pub(super) fn send(&mut self, stream: impl AsFd) -> io::Result<bool> {
         while let Some(rest @ [_, ..]) = self.octets.get(self.sent..) {
-            match rustix::net::send(stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            match rustix::net::send(&stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(n) => self.sent += n,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
@@ -95,12 +111,6 @@ impl Outgoing {
         }
         Ok(true)
     }
-}
-
-/// Drops a connection with a reset, so that nothing of it lingers in the kernel.
-pub(super) fn reset(stream: TcpStream) {
-    // Failing only means that it ends with a FIN instead.
-    let _ = socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO));
 }
 
 /// The address an application would write: IPv4 seen through an IPv6 socket becomes IPv4 again.

@@ -2,7 +2,7 @@
 //! end of a connection that was rejected.
 
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 
 use rnic_core::abi::control::Refusal;
 use rnic_core::stream::startup::{
@@ -11,14 +11,15 @@ use rnic_core::stream::startup::{
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::net::Outgoing;
-use super::{AcceptParams, CmEvent, ConnectionManager, Slot, answer_refused, net};
+use super::{AcceptParams, CmEvent, ConnectionManager, Rejection, Slot, answer_refused, net};
+use crate::socket::Socket;
 
 /// A connection that came to a listener.
 #[derive(Debug)]
 pub(super) struct Passive {
     pub(super) session: SessionId,
     pub(super) listener: ListenerId,
-    pub(super) stream: TcpStream,
+    pub(super) stream: Socket,
     addresses: AddressPair,
     responder: Responder,
     phase: Phase,
@@ -49,7 +50,7 @@ impl Passive {
     pub(super) fn new(
         session: SessionId,
         listener: ListenerId,
-        stream: TcpStream,
+        stream: Socket,
         addresses: AddressPair,
         options: &Options,
     ) -> Self {
@@ -89,7 +90,12 @@ impl Passive {
 
     fn read_request(&mut self, scratch: &mut [u8]) -> Step {
         loop {
-            match net::receive(&self.stream, scratch) {
+            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section 7.1.2).
+            let most = match self.stream.is_passed() {
+                true => self.responder.missing().min(scratch.len()),
+                false => scratch.len(),
+            };
+            match net::receive(&self.stream, &mut scratch[..most]) {
                 Ok(0) => return Step::Failed("the peer closed inside its MPA request".into()),
                 Ok(n) => match self.responder.handle_input(&scratch[..n]) {
                     Ok(ResponderStep::NeedMore) => {}
@@ -110,7 +116,7 @@ impl Passive {
 
     /// Checks that the peer keeps still until it has our reply (RFC 5044 section 7.1.2).
     fn quiet(&self) -> Result<(), String> {
-        match net::receive(&self.stream, &mut [0; 1]) {
+        match net::peek(&self.stream, &mut [0; 1]) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(e) => Err(e.to_string()),
             Ok(0) => Err("the peer closed the connection".into()),
@@ -130,9 +136,19 @@ impl ConnectionManager {
             Step::Answer(reply, why) => {
                 tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
                 if let Some(Slot::Passive(passive)) = self.remove(key) {
+                    self.no_request(&passive, &why);
                     self.close_after(passive.stream, reply, now);
                 }
             }
+        }
+    }
+
+    /// Tells whoever passed the socket that no request will come on it; nobody awaits a particular
+    /// connection of a listener.
+    pub(super) fn no_request(&mut self, passive: &Passive, why: &str) {
+        if passive.stream.is_passed() {
+            let (listener, reason) = (passive.listener, why.into());
+            self.events.push_back(CmEvent::NoRequest { listener, reason });
         }
     }
 
@@ -140,9 +156,9 @@ impl ConnectionManager {
     fn announce(&mut self, key: usize, request: ConnectRequest, now: Time) {
         let Slot::Passive(passive) = &self.slots[key].slot else { return };
         let (listener, addresses) = (passive.listener, passive.addresses);
-        if !self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+        if !self.takes(listener) {
             // An empty rejection always fits.
-            let _ = self.turn_away(key, &[], now);
+            let _ = self.turn_away(key, &[], false, now);
             return;
         }
         let id = self.new_request(key);
@@ -161,6 +177,7 @@ impl ConnectionManager {
         match passive.phase {
             Phase::AwaitRequest => {
                 tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
+                self.no_request(&passive, why);
             }
             Phase::AwaitDecision(request) => self.withdraw(passive.listener, request, why),
             Phase::Replying { qp, .. } => {
@@ -223,37 +240,44 @@ impl ConnectionManager {
         &mut self,
         key: usize,
         private_data: &[u8],
+        awaited: bool,
         now: Time,
-    ) -> Result<(), ResponderError> {
-        let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(()) };
+    ) -> Result<Rejection, ResponderError> {
+        let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(Rejection::Done) };
         let listener = passive.listener;
-        self.turn_away(key, private_data, now)?;
+        let rejection = self.turn_away(key, private_data, awaited, now)?;
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.pending -= 1;
         }
-        Ok(())
+        Ok(rejection)
     }
 
-    /// Sends a rejection and closes when the peer has.
+    /// Sends a rejection and closes when the peer has, or leaves the connection to the client that
+    /// passed it.
     fn turn_away(
         &mut self,
         key: usize,
         private_data: &[u8],
+        awaited: bool,
         now: Time,
-    ) -> Result<(), ResponderError> {
-        let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(()) };
+    ) -> Result<Rejection, ResponderError> {
+        let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(Rejection::Done) };
         let reply = passive.responder.reject(private_data)?;
         if let Some(l) = self.listeners.get_mut(&passive.listener) {
             l.rejected += 1;
         }
-        if let Some(Slot::Passive(passive)) = self.remove(key) {
-            self.close_after(passive.stream, reply, now);
+        match self.remove(key) {
+            Some(Slot::Passive(p)) if p.stream.is_passed() => {
+                return Ok(self.give_back(p.session, p.stream, reply, awaited, now));
+            }
+            Some(Slot::Passive(p)) => self.close_after(p.stream, reply, now),
+            _ => {}
         }
-        Ok(())
+        Ok(Rejection::Done)
     }
 
     /// Sends last words on a stream that is still registered, under a slot of its own.
-    pub(super) fn close_after(&mut self, stream: TcpStream, words: Vec<u8>, now: Time) {
+    pub(super) fn close_after(&mut self, stream: Socket, words: Vec<u8>, now: Time) {
         self.deregister(&stream);
         let closing = Closing { stream, words: Outgoing::new(words), shut: false, discarded: 0 };
         let key = self.insert(Slot::Closing(closing));
@@ -279,17 +303,13 @@ impl ConnectionManager {
 /// because closing with unread octets would reset it and could destroy the words on their way.
 #[derive(Debug)]
 pub(super) struct Closing {
-    stream: TcpStream,
+    pub(super) stream: Socket,
     words: Outgoing,
     shut: bool,
     discarded: usize,
 }
 
 impl Closing {
-    pub(super) fn into_stream(self) -> TcpStream {
-        self.stream
-    }
-
     /// True when there is nothing left to do.
     fn drive(&mut self, scratch: &mut [u8]) -> bool {
         if !self.shut {

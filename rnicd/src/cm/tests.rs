@@ -1,13 +1,15 @@
 //! Both ends in one process, and peers that are played by hand octet by octet.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::time::Instant;
 
 use mio::{Events, Poll};
 use rnic_core::stream::startup::{Role, RtrKinds};
 
 use super::*;
+
+mod passed;
 
 const SESSION: SessionId = SessionId(1);
 const OTHER: SessionId = SessionId(2);
@@ -34,6 +36,7 @@ fn options() -> CmOptions {
         max_ord: 32,
         direct: false,
         half_open: 5000,
+        peer_connections_per_second: 1_000_000,
         connect_deadline: Duration::from_secs(1),
         reply_deadline: Duration::from_secs(2),
         request_deadline: Duration::from_secs(3),
@@ -151,6 +154,7 @@ impl Node {
     fn connected(&mut self) -> Connected {
         match self.event() {
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
+                let stream = stream.as_fd().try_clone_to_owned().expect("a descriptor").into();
                 Connected { qp, stream, negotiated: *negotiated, addresses }
             }
             other => panic!("not connected but {other:?}"),
@@ -449,7 +453,7 @@ fn octets_before_the_reply_withdraw_the_request() {
     peer.shutdown(Shutdown::Write).expect("FIN");
     let begun = Instant::now();
     while matches!(&b.cm.slots[b.cm.requests[&request]].slot, Slot::Passive(p)
-        if p.stream.peek(&mut [0]).is_err())
+        if net::peek(&p.stream, &mut [0]).is_err())
     {
         assert!(begun.elapsed() < WATCHDOG);
         std::thread::yield_now();

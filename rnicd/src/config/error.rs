@@ -14,12 +14,14 @@ pub enum ConfigError {
         error: std::io::Error,
     },
     /// A line is wrong.
-    #[error("{file}:{line}: {key} = {value}: {why}")]
+    #[error("{file}:{line}:{column}: {key} = {value}: {why}")]
     Value {
         /// The file.
         file: PathBuf,
         /// Line, from 1.
         line: usize,
+        /// Column in characters, from 1.
+        column: usize,
         /// Key with its section, like `limits.qps`.
         key: String,
         /// Value as written.
@@ -28,12 +30,14 @@ pub enum ConfigError {
         why: String,
     },
     /// A line is not TOML, or names a section that does not exist.
-    #[error("{file}:{line}: {why}")]
+    #[error("{file}:{line}:{column}: {why}")]
     Line {
         /// The file.
         file: PathBuf,
         /// Line, from 1.
         line: usize,
+        /// Column in characters, from 1.
+        column: usize,
         /// What is wrong with it.
         why: String,
     },
@@ -45,10 +49,12 @@ impl ConfigError {
         let file = file.to_owned();
         let offset = floor_char_boundary(text, offset);
         let line = text[..offset].matches('\n').count() + 1;
+        let start = text[..offset].rfind('\n').map_or(0, |newline| newline + 1);
+        let column = text[start..offset].chars().count() + 1;
         let why = why.into();
         match assignment_at(text, offset) {
-            Some((key, value)) => ConfigError::Value { file, line, key, value, why },
-            None => ConfigError::Line { file, line, why },
+            Some((key, value)) => ConfigError::Value { file, line, column, key, value, why },
+            None => ConfigError::Line { file, line, column, why },
         }
     }
 }

@@ -2,32 +2,45 @@
 
 use std::fmt::Write;
 
-use rnic_core::abi::queue::{PAGE, QueueShape};
-
+use super::sentences::sentences;
+use super::warnings::warnings;
+use super::worst_case::worst_case;
 use super::{Config, Loopback, Mulpdu, Size, Span};
 use crate::resource::Capacity;
 
-/// What every value means here, and what the daemon may use at worst.
-pub fn explain(config: &Config, capacity: &Capacity) -> String {
+/// What every value means here, and what the daemon may use at worst. `unknown` says which users
+/// and groups do not exist.
+pub fn explain(config: &Config, capacity: &Capacity, unknown: &[String]) -> String {
     let mut out = String::new();
     for (key, value, meaning) in values(config, capacity) {
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{key:<28} {value:<14} {meaning}");
     }
-    out.push('\n');
-    for line in worst_case(config, capacity) {
-        out.push_str(&line);
-        out.push('\n');
-    }
+    let rules = sentences(config).into_iter().map(|(_, sentence)| sentence);
+    paragraph(&mut out, "Rules:", rules);
+    paragraph(&mut out, "Worst case, every limit reached at once:", worst_case(config, capacity));
+    paragraph(&mut out, "Warnings:", warnings(config).into_iter().chain(unknown.iter().cloned()));
     out
 }
 
-fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)> {
+/// A heading with lines under it, if there are any.
+fn paragraph(out: &mut String, heading: &str, lines: impl IntoIterator<Item = String>) {
+    let mut lines = lines.into_iter().peekable();
+    if lines.peek().is_some() {
+        let _ = writeln!(out, "\n{heading}");
+    }
+    for line in lines {
+        let _ = writeln!(out, "  {line}");
+    }
+}
+
+/// Keys, effective values and what they mean.
+pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)> {
     let mut rows: Vec<(String, String, String)> = Vec::new();
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
     };
-    let Config { device, control, engine, mpa, limits, metrics, log } = config;
+    let Config { device, control, engine, mpa, limits, metrics, log, .. } = config;
     row("device.name", device.name.clone(), "shown to programs");
     let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     row(
@@ -46,8 +59,16 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         "who may connect; 0660 for root, 0600 for others unless set",
     );
     row("control.group", control.group.clone().unwrap_or("-".to_owned()), "owns the socket");
-    let admins = if control.admins.is_empty() { "-".to_owned() } else { control.admins.join(",") };
-    row("control.admins", admins, "see everybody's objects, besides root and the daemon's user");
+    row(
+        "control.admins",
+        control.admins.to_string(),
+        "see everybody's objects, drain and disconnect, as root and the daemon's user do",
+    );
+    row(
+        "control.user",
+        control.user.clone().unwrap_or("-".to_owned()),
+        "whom to become when started as root",
+    );
     row(
         "engine.workers",
         capacity.workers.to_string(),
@@ -81,6 +102,11 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         "an orderly end that takes longer becomes a reset",
     );
     row(
+        "engine.mover_deadline",
+        Span(engine.mover_deadline).to_string(),
+        "for a mover's copy; a client whose copies take longer is detached",
+    );
+    row(
         "mpa.crc",
         mpa.crc.to_string(),
         if mpa.crc { "checksums on every FPDU" } else { "no checksums if the peer agrees" },
@@ -112,6 +138,11 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         Span(mpa.first_fpdu_deadline).to_string(),
         "for the first FPDU after the reply",
     );
+    row(
+        "mpa.hold_deadline",
+        Span(mpa.hold_deadline).to_string(),
+        "for a receive, where a program holds messages",
+    );
     row("limits.sessions", limits.sessions.to_string(), "programs at once");
     row("limits.half_open", limits.half_open.to_string(), "connections in start-up");
     row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 octets each");
@@ -122,98 +153,81 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
     row("limits.ord", limits.ord.to_string(), "outbound reads of one QP");
     row("limits.backlog", limits.backlog.to_string(), "undecided requests of one listener");
     row("limits.events", limits.events.to_string(), "unread events of one session");
-    let qps = if capacity.qps < limits.device.qps {
-        format!("queue pairs (limits.qps = {}, lowered: {})", limits.device.qps, capacity.reason())
-    } else {
-        "queue pairs".to_owned()
-    };
+    row("limits.why", limits.device_why_records.to_string(), "why records of the device");
+    row("limits.event_records", limits.event_records.to_string(), "records of happenings");
+    row("limits.movers", limits.movers.to_string(), "processes that copy for attached clients");
+    row(
+        "limits.peer.connections_per_second",
+        limits.peer_connections_per_second.to_string(),
+        "that one remote host (an IPv6 /64) begins",
+    );
+    let user = &limits.user;
+    for (name, value, meaning) in [
+        ("sessions", user.sessions, "programs of one user at once"),
+        ("half_open", user.half_open, "connections in start-up to listeners of one user"),
+        ("connections_per_second", user.connections_per_second, "that one user begins"),
+        ("ird", user.ird, "inbound reads of all connections of one user"),
+        ("ord", user.ord, "outbound reads of all connections of one user"),
+    ] {
+        row(&format!("limits.user.{name}"), value.to_string(), meaning);
+    }
+    row("limits.session.why", limits.why_records.to_string(), "why records of one session");
+    let lowered = format!("limits.qps = {}, lowered: {}", limits.device.qps, capacity.reason());
     for (prefix, totals, whose) in [
         ("limits", &limits.device, "of all sessions"),
+        ("limits.user", &limits.user.totals, "of one user's sessions"),
         ("limits.session", &limits.session, "of one session"),
     ] {
-        let device = prefix == "limits";
-        let mut row = |name: &str, value: String, what: &str| {
-            row(&format!("{prefix}.{name}"), value, &format!("{what} {whose}"));
-        };
-        row("pds", totals.pds.to_string(), "protection domains");
-        row("segments", totals.segments.to_string(), "pieces of shared memory");
-        row("segment_bytes", Size(totals.segment_bytes).to_string(), "octets of shared memory");
-        row("mrs", totals.mrs.to_string(), "memory regions");
-        row("channels", totals.channels.to_string(), "completion channels");
-        row("cqs", totals.cqs.to_string(), "completion queues");
-        match device {
-            true => row("qps", capacity.qps.to_string(), &qps),
-            false => row("qps", totals.qps.to_string(), "queue pairs"),
+        for (name, value) in totals.each() {
+            let what = what_is_counted(name);
+            let value = match name {
+                "qps" if prefix == "limits" => capacity.qps.to_string(),
+                _ => amount(name, value),
+            };
+            let meaning = match name {
+                "qps" if prefix == "limits" && capacity.qps < limits.device.qps => {
+                    format!("{what} {whose} ({lowered})")
+                }
+                _ => format!("{what} {whose}"),
+            };
+            row(&format!("{prefix}.{name}"), value, &meaning);
         }
-        row("listeners", totals.listeners.to_string(), "bound addresses");
-        row("arena_bytes", Size(totals.arena_bytes).to_string(), "octets of queues");
     }
     row(
         "metrics.file",
         metrics.file.as_ref().map_or("-".to_owned(), |p| p.display().to_string()),
-        "figures for a collector; - for none",
+        "figures for a collector",
     );
     row("metrics.interval", Span(metrics.interval).to_string(), "between two writings of it");
     row("log.level", log.level.clone(), "RUST_LOG overrides it");
     rows
 }
 
-/// What the daemon may use if every limit is reached at once.
-fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
-    let limits = &config.limits;
-    let stag_tables = u64::from(capacity.workers) * u64::from(limits.device.mrs) * STAG_ENTRY;
-    let qps = u64::from(capacity.qps) * IDLE_QP;
-    let half_open = u64::from(limits.half_open) * HALF_OPEN;
-    let events = u64::from(limits.sessions) * u64::from(limits.events) * EVENT;
-    let workers = u64::from(capacity.workers) * WORKER_SLABS;
-    let own = stag_tables + qps + half_open + events + workers;
-    let default_qp = QueueShape::send(16, 4, 64).octets() + QueueShape::receive(16, 4).octets();
-    vec![
-        "Worst case, every limit reached at once:".to_owned(),
-        format!(
-            "  queues (arenas), allocated for clients     {}",
-            human(limits.device.arena_bytes)
-        ),
-        format!("  daemon's own memory                        {}", human(own)),
-        format!("    STag tables, one per worker              {}", human(stag_tables)),
-        format!("    connections                              {}", human(qps)),
-        format!("    connections in start-up                  {}", human(half_open)),
-        format!("    unread events                            {}", human(events)),
-        format!("    receive and transmit slabs of workers    {}", human(workers)),
-        format!(
-            "  shared memory, charged to the clients      {}",
-            human(limits.device.segment_bytes)
-        ),
-        format!(
-            "A QP of depth 16/16 takes {} octets of arena; a session at least {}.",
-            default_qp,
-            human((PAGE * (1 + capacity.workers as usize)) as u64)
-        ),
-        format!("Descriptors: {}.", capacity.reason()),
-    ]
-}
-
-fn human(octets: u64) -> String {
-    let (unit, factor) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
-        .into_iter()
-        .find(|(_, factor)| octets >= *factor)
-        .unwrap_or(("B", 1));
-    match factor {
-        1 => format!("{octets} B"),
-        _ => format!("{:.1} {unit}", octets as f64 / factor as f64),
+/// What a total counts.
+fn what_is_counted(name: &str) -> &'static str {
+    match name {
+        "pds" => "protection domains",
+        "segments" => "pieces of shared memory",
+        "segment_bytes" => "octets of shared memory",
+        "mrs" => "memory regions",
+        "windows" => "memory windows",
+        "channels" => "completion channels",
+        "cqs" => "completion queues",
+        "cq_entries_total" => "entries of all completion queues",
+        "qps" => "queue pairs",
+        "srqs" => "shared receive queues",
+        "listeners" => "bound addresses",
+        _ => "octets of queues",
     }
 }
 
-/// Octets of one entry in a worker's STag table.
-const STAG_ENTRY: u64 = 96;
-/// Octets of an idle connected QP in the daemon, queues apart.
-const IDLE_QP: u64 = 8 << 10;
-/// Octets of a connection in start-up: its frame and bookkeeping.
-const HALF_OPEN: u64 = 2 << 10;
-/// Octets of an unread event, private data included.
-const EVENT: u64 = 1 << 10;
-/// Octets of a worker's receive slab, transmit slab and pool.
-const WORKER_SLABS: u64 = 4 << 20;
+/// A value of a total, with its unit if it counts octets.
+pub(super) fn amount(name: &str, value: u64) -> String {
+    match name.ends_with("_bytes") {
+        true => Size(value).to_string(),
+        false => value.to_string(),
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -224,7 +238,7 @@ mod tests {
         let mut config = Config::default();
         config.engine.workers = Some(3);
         let capacity = Capacity::derive(&config, 1 << 20, 8);
-        let text = explain(&config, &capacity);
+        let text = explain(&config, &capacity, &[]);
         let key = |key: &str| text.lines().find(|l| l.split(' ').next() == Some(key));
         assert!(key("engine.workers").is_some_and(|l| l.contains(" 3 ")), "{text}");
         assert!(key("limits.session.qps").is_some_and(|l| l.contains("16384")), "{text}");
@@ -232,10 +246,28 @@ mod tests {
     }
 
     #[test]
+    fn rules_and_contradictions_are_told_in_sentences() {
+        let text = "[limits.session]\nqps = 30000\ncqs = 1\n[[user]]\nwho = \"alice\"\n\
+                    session = { qps = 4 }\ntrusted = true\n[[listen]]\nwho = \"@rdma\"\n\
+                    address = \"10.0.0.0/8\"\nports = 7\n";
+        let config = Config::parse(std::path::Path::new("t"), text);
+        let config = config.unwrap_or_else(|e| panic!("{e}"));
+        let said = explain(&config, &Capacity::derive(&config, 1 << 20, 8), &[]);
+        for sentence in [
+            "Sessions of user alice may have qps = 4 (instead of 30000).",
+            "User alice is trusted: the daemon itself copies in attached memory.",
+            "@rdma may listen on 10.0.0.0/8, port 7.",
+            "limits.session.qps = 30000 is above limits.user.qps = 16384",
+        ] {
+            assert!(said.contains(sentence), "{sentence}\n{said}");
+        }
+    }
+
+    #[test]
     fn a_lowered_limit_says_why() {
         let config = Config::default();
         let capacity = Capacity::derive(&config, 1024, 2);
-        let text = explain(&config, &capacity);
+        let text = explain(&config, &capacity, &[]);
         assert!(text.contains("lowered: RLIMIT_NOFILE = 1024"), "{text}");
     }
 }

@@ -7,7 +7,10 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::units::{Size, Span};
+use super::file_limits::LimitsSection;
+use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
+use super::people::People;
+use super::units::Span;
 
 /// A value with its place, or nothing.
 pub type Field<T> = Option<Spanned<T>>;
@@ -30,6 +33,16 @@ pub struct File {
     pub metrics: MetricsSection,
     /// `[log]`
     pub log: LogSection,
+    /// `[[user]]`
+    pub user: Vec<OverrideTable>,
+    /// `[[group]]`
+    pub group: Vec<OverrideTable>,
+    /// `[[pd]]`
+    pub pd: Vec<PdTable>,
+    /// `[[listen]]`
+    pub listen: Vec<ListenTable>,
+    /// `[[connect]]`
+    pub connect: Vec<ConnectTable>,
 }
 
 /// `[device]`
@@ -52,8 +65,10 @@ pub struct ControlSection {
     pub mode: Field<String>,
     /// Group that owns the socket.
     pub group: Field<String>,
-    /// Users who see everybody's objects.
-    pub admins: Field<Vec<String>>,
+    /// Users and groups who see everybody's objects and may drain and disconnect.
+    pub admins: Field<People>,
+    /// Whom to become when started as root.
+    pub user: Field<String>,
 }
 
 /// `[engine]`
@@ -72,6 +87,8 @@ pub struct EngineSection {
     pub drain_deadline: Field<Span>,
     /// How long an orderly end may take.
     pub close_deadline: Field<Span>,
+    /// How long a copy by a mover may take.
+    pub mover_deadline: Field<Span>,
 }
 
 /// `engine.workers`: a number or `"auto"`.
@@ -161,76 +178,16 @@ pub struct MpaSection {
     pub decision_deadline: Field<Span>,
     /// First FPDU after the reply.
     pub first_fpdu_deadline: Field<Span>,
+    /// A message without a receive.
+    pub hold_deadline: Field<Span>,
 }
 
-/// `[limits]`: the whole device and single objects.
+/// `[log]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct LimitsSection {
-    /// Sessions.
-    pub sessions: Field<u32>,
-    /// Protection domains.
-    pub pds: Field<u32>,
-    /// Segments.
-    pub segments: Field<u32>,
-    /// Octets of segments.
-    pub segment_bytes: Field<Size>,
-    /// Memory regions.
-    pub mrs: Field<u32>,
-    /// Completion channels.
-    pub channels: Field<u32>,
-    /// Completion queues.
-    pub cqs: Field<u32>,
-    /// Queue pairs.
-    pub qps: Field<u32>,
-    /// Bound addresses.
-    pub listeners: Field<u32>,
-    /// Octets of arenas.
-    pub arena_bytes: Field<Size>,
-    /// Connections in start-up.
-    pub half_open: Field<u32>,
-    /// Entries of one CQ.
-    pub cq_entries: Field<u32>,
-    /// Requests of one queue.
-    pub wr_depth: Field<u32>,
-    /// Elements of one request.
-    pub sge: Field<u8>,
-    /// Inline octets of one request.
-    pub inline: Field<Size>,
-    /// Inbound reads of one QP.
-    pub ird: Field<u16>,
-    /// Outbound reads of one QP.
-    pub ord: Field<u16>,
-    /// Undecided connection requests of one listener.
-    pub backlog: Field<u32>,
-    /// Unread events of one session.
-    pub events: Field<u32>,
-    /// `[limits.session]`
-    pub session: SessionLimitsSection,
-}
-
-/// `[limits.session]`: one session.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SessionLimitsSection {
-    /// Protection domains.
-    pub pds: Field<u32>,
-    /// Segments.
-    pub segments: Field<u32>,
-    /// Octets of segments.
-    pub segment_bytes: Field<Size>,
-    /// Memory regions.
-    pub mrs: Field<u32>,
-    /// Completion channels.
-    pub channels: Field<u32>,
-    /// Completion queues.
-    pub cqs: Field<u32>,
-    /// Queue pairs.
-    pub qps: Field<u32>,
-    /// Bound addresses.
-    pub listeners: Field<u32>,
-    /// Octets of arenas.
-    pub arena_bytes: Field<Size>,
+pub struct LogSection {
+    /// Level.
+    pub level: Field<String>,
 }
 
 /// `[metrics]`
@@ -241,12 +198,4 @@ pub struct MetricsSection {
     pub file: Field<PathBuf>,
     /// Time between two writings.
     pub interval: Field<Span>,
-}
-
-/// `[log]`
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LogSection {
-    /// Level.
-    pub level: Field<String>,
 }

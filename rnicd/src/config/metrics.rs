@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::checker::{Checker, SECOND};
 use super::error::ConfigError;
 use super::file;
-use super::{Checker, SECOND};
 
 /// `[metrics]`
 #[derive(Clone, Debug, PartialEq, Eq)]

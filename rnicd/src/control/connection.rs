@@ -62,7 +62,8 @@ pub enum Incoming {
     Nothing,
     /// Its Hello.
     Hello(Hello),
-    /// A request, with the memfd that came with it if it carries one.
+    /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or what
+    /// the client says is its memory, which nobody has touched.
     Request(Request, Option<OwnedFd>),
     /// It is over.
     End(End),
@@ -160,17 +161,19 @@ impl Connection {
             }
             _ => Incoming::Request(decode_request(octets)?, None),
         };
-        let wanted = matches!(
-            &incoming,
-            Incoming::Request(Request { body: RequestBody::AddSegment { .. }, .. }, _)
-        );
+        let wanted = match &incoming {
+            Incoming::Request(request, _) => Wanted::by(&request.body),
+            _ => None,
+        };
         match (wanted, descriptors, incoming) {
-            (true, true, Incoming::Request(request, _)) => {
-                let memfd = self.take_memfd(reaper)?;
-                Ok(Incoming::Request(request, Some(memfd)))
+            (Some(wanted), true, Incoming::Request(request, _)) => {
+                let descriptor = self.take_wanted(wanted, reaper)?;
+                Ok(Incoming::Request(request, Some(descriptor)))
             }
-            (true, false, _) => Err("the descriptor of the segment is missing".to_owned()),
-            (false, true, _) => Err("a descriptor that nobody asked for".to_owned()),
+            (Some(wanted), false, _) => {
+                Err(format!("the descriptor of {} is missing", wanted.name()))
+            }
+            (None, true, _) => Err("a descriptor that nobody asked for".to_owned()),
             (_, _, incoming) => {
                 packet::take(self.socket.as_fd()).map_err(|e| e.to_string())?;
                 Ok(incoming)
@@ -178,28 +181,22 @@ impl Connection {
         }
     }
 
-    /// Takes the front packet with its descriptor, which must be one memfd. The first thing done
-    /// with it is the question for its seals: every other kind of file refuses, and is closed
-    /// where closing may take for ever.
-    fn take_memfd(&self, reaper: &Reaper) -> Result<OwnedFd, String> {
+    /// Takes the front packet with its descriptor, which must be one of the wanted kind; every
+    /// other is closed where closing may take for ever.
+    fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<OwnedFd, String> {
         let (descriptors, more) =
             packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
-        let mut memfds = Vec::new();
-        let mut others = 0;
-        for descriptor in descriptors {
-            match rustix::fs::fcntl_get_seals(&descriptor) {
-                Ok(_) => memfds.push(descriptor),
-                Err(_) => {
-                    others += 1;
-                    reaper.close_suspect(descriptor);
-                }
-            }
+        let (mut right, others): (Vec<_>, Vec<_>) =
+            descriptors.into_iter().partition(|d| wanted.is_met_by(d.as_fd()));
+        if right.len() == 1 && others.is_empty() && !more {
+            return right.pop().ok_or_else(|| "no descriptor".to_owned());
         }
-        match (memfds.pop(), memfds.is_empty(), others, more) {
-            (Some(memfd), true, 0, false) => Ok(memfd),
-            (_, _, 0, _) => Err("one descriptor is expected, more came".to_owned()),
-            _ => Err("the descriptor is not a memfd".to_owned()),
-        }
+        let why = match others.is_empty() {
+            true => "one descriptor is expected, more came".to_owned(),
+            false => format!("the descriptor is not {}", wanted.name()),
+        };
+        right.into_iter().chain(others).for_each(|d| reaper.close_suspect(d));
+        Err(why)
     }
 
     /// Answers a Hello.
@@ -242,6 +239,47 @@ impl Connection {
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// The kind of descriptor that a request carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// Of a segment.
+    Memfd,
+    /// The client's `/proc/self/mem`.
+    AddressSpace,
+    /// Which kind of socket it is, and refuses others by name, is seen by whoever uses it.
+    Socket,
+}
+
+impl Wanted {
+    fn by(body: &RequestBody) -> Option<Self> {
+        match body {
+            RequestBody::AddSegment { .. } => Some(Wanted::Memfd),
+            RequestBody::AttachMemory => Some(Wanted::AddressSpace),
+            RequestBody::ConnectOver { .. } | RequestBody::ServeOver { .. } => Some(Wanted::Socket),
+            _ => None,
+        }
+    }
+
+    /// The first thing done with a descriptor is a question that no file of another kind answers,
+    /// and none can delay.
+    fn is_met_by(self, descriptor: BorrowedFd<'_>) -> bool {
+        match self {
+            Wanted::Memfd => rustix::fs::fcntl_get_seals(descriptor).is_ok(),
+            // Not even asking what it is, or closing it, is safe.
+            Wanted::AddressSpace => true,
+            Wanted::Socket => rustix::net::sockopt::socket_type(descriptor).is_ok(),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Wanted::Memfd => "a memfd",
+            Wanted::AddressSpace => "the client's memory",
+            Wanted::Socket => "a socket",
+        }
     }
 }
 

@@ -7,9 +7,10 @@
 //! `rnicd exec` start it.
 
 mod connection;
-mod options;
+pub(crate) mod options;
 mod packet;
 mod reaper;
+mod reload;
 mod server;
 mod socket;
 

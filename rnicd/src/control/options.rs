@@ -26,6 +26,7 @@ pub fn cm(config: &Config) -> CmOptions {
         max_ord: limits.ord,
         direct: config.engine.loopback == Loopback::Direct,
         half_open: limits.half_open as usize,
+        peer_connections_per_second: limits.peer_connections_per_second,
         connect_deadline: mpa.connect_deadline,
         reply_deadline: mpa.startup_deadline + mpa.decision_deadline,
         request_deadline: mpa.startup_deadline,

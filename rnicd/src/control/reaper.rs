@@ -1,8 +1,9 @@
 //! Threads that do the closing, so that nobody who must stay quick ever does.
 //!
 //! Unmapping gigabytes takes time, and `close` of a descriptor that a client made may take for
-//! ever (a FUSE server answers the flush). The two are apart: a hostile descriptor delays only
-//! other hostile descriptors. Neither thread is waited for when the daemon ends.
+//! ever (a FUSE server answers the flush). They are apart, and sockets that clients made are apart
+//! from both: a hostile descriptor delays only others of its kind. No thread is waited for when the
+//! daemon ends.
 
 use std::any::Any;
 use std::io;
@@ -18,6 +19,7 @@ use mio::Waker;
 pub struct Reaper {
     ours: Sender<(Box<dyn Any + Send>, Option<Receipt>)>,
     suspect: Sender<OwnedFd>,
+    sockets: Sender<OwnedFd>,
     gone: Receiver<Receipt>,
     last: Arc<AtomicU64>,
 }
@@ -27,7 +29,7 @@ pub struct Reaper {
 pub struct Receipt(u64);
 
 impl Reaper {
-    /// Starts both threads. `control` is woken when something with a receipt is gone.
+    /// Starts the threads. `control` is woken when something with a receipt is gone.
     pub fn start(control: Arc<Waker>) -> io::Result<Self> {
         let (ours, ours_in) = unbounded::<(Box<dyn Any + Send>, _)>();
         let (suspect, suspect_in) = unbounded::<OwnedFd>();
@@ -44,7 +46,9 @@ impl Reaper {
             }
         })?;
         builder("reaper-suspect").spawn(move || suspect_in.iter().for_each(drop))?;
-        Ok(Reaper { ours, suspect, gone, last: Arc::default() })
+        let (sockets, sockets_in) = unbounded::<OwnedFd>();
+        builder("reaper-sockets").spawn(move || sockets_in.into_iter().for_each(close_socket))?;
+        Ok(Reaper { ours, suspect, sockets, gone, last: Arc::default() })
     }
 
     /// Drops something of ours: mappings, buffers, sockets.
@@ -71,4 +75,14 @@ impl Reaper {
     pub fn close_suspect(&self, descriptor: OwnedFd) {
         let _ = self.suspect.send(descriptor);
     }
+    /// Closes a TCP socket that a client made.
+    pub fn close_socket(&self, socket: OwnedFd) {
+        let _ = self.sockets.send(socket);
+    }
+}
+
+/// Closes a socket without waiting for what it has still to send. The client may set `SO_LINGER`
+/// again in between: then this thread waits, and other sockets of clients with it.
+fn close_socket(socket: OwnedFd) {
+    let _ = socket2::SockRef::from(&socket).set_linger(None);
 }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,10 +18,11 @@ use slab::Slab;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::options;
 use super::reaper::Reaper;
+use super::reload::{Source, reload};
 use super::socket::{ControlSocket, SocketError};
 use crate::cm::ConnectionManager;
 use crate::config::Config;
-use crate::log::Damper;
+use crate::log::{Damper, Level};
 use crate::metrics::Writer;
 use crate::privilege::{Peer, Signals};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
@@ -59,6 +60,8 @@ pub struct Server {
     accept_again: Option<Time>,
     hostile: Damper,
     buffer: Box<[u8; MAX_MESSAGE]>,
+    /// Where the configuration is read again, if anywhere.
+    source: Option<Source>,
     stopping: Option<Time>,
     metrics: Option<Metrics>,
 }
@@ -145,9 +148,15 @@ impl Server {
             accept_again: None,
             hostile: Damper::new(10, Duration::from_secs(60)),
             buffer: Box::new([0; MAX_MESSAGE]),
+            source: None,
             stopping: None,
             metrics,
         })
+    }
+
+    /// Has it read this file again when SIGHUP comes.
+    pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) {
+        self.source = Some(Source { file, level });
     }
 
     /// Something to stop it with.
@@ -255,7 +264,7 @@ impl Server {
         let mut stop = false;
         while let Some(signal) = signals.next()? {
             match signal.number {
-                libc::SIGHUP => tracing::warn!("SIGHUP: reloading is not built yet; ignored"),
+                libc::SIGHUP => reload(self.source.as_ref(), &mut self.manager),
                 number => {
                     tracing::info!(signal = number, "stopping");
                     stop = true;

@@ -16,6 +16,8 @@ pub struct Peer {
     pub uid: u32,
     /// Its effective group.
     pub gid: u32,
+    /// Its effective group and supplementary ones.
+    pub groups: Vec<u32>,
     /// Its command name, printable.
     pub command: String,
     /// The process itself.
@@ -36,6 +38,7 @@ impl Peer {
             pid: credentials.pid.as_raw_nonzero().get(),
             uid: credentials.uid.as_raw(),
             gid: credentials.gid.as_raw(),
+            groups: peer_groups(socket, credentials.gid.as_raw())?,
             command: command(credentials.pid),
             process,
         })
@@ -74,6 +77,45 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // knows its number, and it is not negative.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
+
+/// `SO_PEERGROUPS`: supplementary groups at connect, after the effective one. Nothing is looked up
+/// for the client, whose memberships the kernel knows better than any data base.
+fn peer_groups(socket: BorrowedFd<'_>, gid: u32) -> io::Result<Vec<u32>> {
+    const SO_PEERGROUPS: libc::c_int = 59;
+    let mut groups = vec![0u32; 64];
+    loop {
+        let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
+        // SAFETY: getsockopt writes at most `len` octets to the vector, which has that many
+        // initialised ones and is not touched otherwise during the call; `len` is a live local.
+        // The socket is borrowed, so its descriptor is open.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        };
+        let count = len as usize / size_of::<u32>();
+        if result == 0 {
+            groups.truncate(count);
+            groups.insert(0, gid);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // The kernel says how many there are, at most NGROUPS_MAX.
+            Some(libc::ERANGE) if (groups.len() + 1..=MAX_GROUPS).contains(&count) => {
+                groups.resize(count, 0);
+            }
+            _ => return Err(error),
+        }
+    }
+}
+
+/// `NGROUPS_MAX` of Linux.
+const MAX_GROUPS: usize = 65_536;
 
 /// The command name of `pid`, without characters that could trouble a terminal.
 fn command(pid: Pid) -> String {
@@ -116,6 +158,10 @@ mod tests {
         let peer = Peer::of(a.as_fd()).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(peer.pid, rustix::process::getpid().as_raw_nonzero().get());
         assert_eq!(peer.uid, super::super::own_user());
+        assert_eq!(peer.groups.first(), Some(&peer.gid));
+        let own = rustix::process::getgroups().unwrap_or_default();
+        let own: Vec<u32> = own.into_iter().map(|g| g.as_raw()).collect();
+        assert_eq!(peer.groups[1..], own);
         assert!(!peer.command.is_empty());
         assert!(!peer.has_exited());
     }

@@ -15,7 +15,7 @@ use rnic_core::shm::Mapping;
 use rnic_core::types::SessionId;
 
 use super::extents::Extents;
-use super::refuse;
+use crate::system;
 
 /// Memory of a session's queues.
 #[derive(Default)]
@@ -104,7 +104,7 @@ impl Arenas {
         // Wanted lengths are page multiples far below 4 GiB.
         let (number, length) = (self.list.len() as u32, len as u32);
         let (mapping, descriptor) = Mapping::create_arena(&name(session, number), len)
-            .map_err(|e| refuse::system("cannot allocate memory for queues", &e))?;
+            .map_err(|e| system::refusal("cannot allocate memory for queues", &e))?;
         self.list.push(Arena { mapping, extents: Extents::new(0, len) });
         Ok((NewArena { arena: number, length }, descriptor))
     }

@@ -28,12 +28,15 @@ impl Capacity {
             Loopback::Tcp => cpus.clamp(1, 2),
         };
         let workers = config.engine.workers.unwrap_or((cpus / 2).max(least));
-        // A connected QP holds one descriptor. A quarter stays for sessions, channels, listeners
-        // and connections in start-up, which fail one by one and by name if that is too little.
-        let room = nofile.saturating_sub(RESERVED) / 4 * 3;
-        let qps = u32::try_from(room)
-            .map_or(config.limits.device.qps, |room| room.min(config.limits.device.qps));
-        Capacity { workers, qps, nofile }
+        Capacity { workers, qps: 0, nofile }.with_limits_of(config)
+    }
+
+    /// The same machine under other limits.
+    #[must_use]
+    pub fn with_limits_of(&self, config: &Config) -> Self {
+        let configured = config.limits.device.qps;
+        let qps = u32::try_from(self.room()).map_or(configured, |room| room.min(configured));
+        Capacity { qps, ..*self }
     }
 
     /// Where the descriptors come from, in words.
@@ -49,6 +52,8 @@ impl Capacity {
         }
     }
 
+    /// A connected QP holds one descriptor. A quarter stays for sessions, channels, listeners and
+    /// connections in start-up, which fail one by one and by name if that is too little.
     fn room(&self) -> u64 {
         self.nofile.saturating_sub(RESERVED) / 4 * 3
     }

@@ -9,24 +9,32 @@ use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
 use super::ledger::Kind;
+use super::reads::Reads;
 use super::session::{Connection, Listener, Phase, Qp, wrong_state};
 use super::{Answer, Given, Manager, find, refuse};
-use crate::cm::{AcceptParams, CmEvent, ConnectParams, DirectEnd};
+use crate::cm::{AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
 use crate::worker::BindEnd;
 
 impl Manager {
-    pub(super) fn bind(&mut self, id: SessionId, address: SocketAddr, context: u64) -> Answer {
+    pub(super) fn bind(
+        &mut self,
+        id: SessionId,
+        address: SocketAddr,
+        context: u64,
+        now: Time,
+    ) -> Answer {
+        self.may_serve(id, address)?;
         let session = find(&mut self.sessions, id)?;
-        let allowed = &self.config.device.addresses;
-        if !allowed.is_empty() && !allowed.contains(&address.ip()) {
-            return Err(Refusal::NotAllowed {
-                rule: "device.addresses".to_owned(),
-                what: format!("bind {address}"),
-            });
-        }
         self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
         let listener = ListenerId(self.handles.listeners.allocate(id));
-        match self.cm.bind(id, listener, address) {
+        let bound = self.cm.bind(id, listener, address).and_then(|chosen| {
+            // The kernel may have chosen a port that no rule allows; nobody listens on it yet.
+            let allowed = self.policy.may_listen(&session.client.identity, chosen);
+            allowed
+                .map(|()| chosen)
+                .or_else(|refusal| self.cm.close_listener(listener, now).and(Err(refusal)))
+        });
+        match bound {
             Ok(address) => {
                 session.listeners.insert(listener, Listener { context, address });
                 Given::now(ReplyBody::Listener { listener, address })
@@ -37,6 +45,19 @@ impl Manager {
                 Err(refusal)
             }
         }
+    }
+
+    /// Refuses an address of this end that connections may not come to.
+    pub(super) fn may_serve(&mut self, id: SessionId, address: SocketAddr) -> Result<(), Refusal> {
+        let allowed = &self.config.device.addresses;
+        if !allowed.is_empty() && !allowed.contains(&address.ip()) {
+            return Err(Refusal::NotAllowed {
+                rule: "device.addresses".to_owned(),
+                what: format!("serve {address}"),
+            });
+        }
+        let session = find(&mut self.sessions, id)?;
+        self.policy.may_listen(&session.client.identity, address)
     }
 
     pub(super) fn listen(&mut self, id: SessionId, listener: ListenerId, backlog: u32) -> Answer {
@@ -65,24 +86,31 @@ impl Manager {
         Given::done()
     }
 
-    pub(super) fn connect(&mut self, id: SessionId, params: ConnectParams, now: Time) -> Answer {
-        self.check_reads(params.ird, params.ord)?;
-        let qp = params.qp;
+    pub(super) fn connect(
+        &mut self,
+        id: SessionId,
+        mut params: ConnectParams,
+        now: Time,
+    ) -> Answer {
+        let (qp, peer) = (params.qp, params.peer);
         let session = find(&mut self.sessions, id)?;
         session.qp(qp)?.refuse_unless_idle(qp)?;
-        self.cm.connect(params, now)?;
+        self.policy.may_connect(&session.client.identity, peer)?;
+        self.take_rate(id, now)?;
+        self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect(params, now).inspect_err(|_| self.release_reads(qp))?;
         self.hold(id, qp, Phase::Connecting);
         Given::done()
     }
 
-    pub(super) fn accept(&mut self, id: SessionId, params: AcceptParams, now: Time) -> Answer {
-        self.check_reads(params.ird, params.ord)?;
+    pub(super) fn accept(&mut self, id: SessionId, mut params: AcceptParams, now: Time) -> Answer {
         let (request, qp) = (params.request, params.qp);
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
         session.qp(qp)?.refuse_unless_idle(qp)?;
-        self.cm.accept(params, now)?;
-        session.requests.remove(&request);
+        self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
+        self.cm.accept(params, now).inspect_err(|_| self.release_reads(qp))?;
+        find(&mut self.sessions, id)?.requests.remove(&request);
         self.hold(id, qp, Phase::Accepting);
         Given::done()
     }
@@ -96,9 +124,12 @@ impl Manager {
     ) -> Answer {
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
-        self.cm.reject(request, private_data, now)?;
+        let rejection = self.cm.reject(request, private_data, now)?;
         session.requests.remove(&request);
-        Given::done()
+        match rejection {
+            Rejection::Done => Given::done(),
+            Rejection::Sending => Given::later(),
+        }
     }
 
     pub(super) fn disconnect(&mut self, id: SessionId, qp: QpId, abort: bool) -> Answer {
@@ -155,6 +186,10 @@ impl Manager {
                     session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
                 }
             }
+            CmEvent::NoRequest { listener, reason } => self.no_request(listener, reason),
+            CmEvent::Returned { session } => {
+                self.answers.push_back((session, ReplyBody::Done.into()));
+            }
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
                 // Without a QP the stream is dropped, which ends the connection.
                 let Some(config) = self.take_connected(qp) else { return };
@@ -168,6 +203,7 @@ impl Manager {
                 let Some((session, object)) = self.qp_of(qp) else { return };
                 let context = object.shared.context.load(Relaxed);
                 become_idle(object);
+                self.release_reads(qp);
                 let given = private_data.len();
                 let reason = format!(
                     "the peer rejected the connection, with {given} octets of private data"
@@ -207,7 +243,7 @@ impl Manager {
     }
 
     /// No connection came about: a QP that connected is Idle again, one that accepted is dead.
-    fn unreachable(&mut self, qp: QpId, reason: String) {
+    pub(super) fn unreachable(&mut self, qp: QpId, reason: String) {
         let Some((session, object)) = self.qp_of(qp) else { return };
         let context = object.shared.context.load(Relaxed);
         if !matches!(object.phase, Phase::Accepting(_) | Phase::Connecting(_)) {
@@ -224,6 +260,7 @@ impl Manager {
             phase => {
                 if let (Phase::Connecting(config), Some((_, object))) = (phase, self.qp_of(qp)) {
                     object.phase = Phase::Idle(config);
+                    self.release_reads(qp);
                 }
             }
         }
@@ -239,9 +276,12 @@ impl Manager {
         negotiated: &Negotiated,
         addresses: AddressPair,
     ) {
-        if let Some((_, object)) = self.qp_of(qp) {
+        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
+        let Ok(session) = find(&mut self.sessions, owner) else { return };
+        if let Some(object) = session.qps.get_mut(&qp) {
             object.phase = Phase::Bound(worker);
             let Negotiated { ird, ord, .. } = *negotiated;
+            object.reads.settle(&mut self.ledger, &mut session.counts, ird, ord);
             object.connection = Some(Connection { path, addresses, ird, ord });
         }
     }
@@ -258,14 +298,19 @@ impl Manager {
         }
     }
 
-    fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {
+    pub(super) fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {
         let owner = self.handles.qps.owner(qp.0)?;
         let object = find(&mut self.sessions, owner).ok()?.qps.get_mut(&qp)?;
         Some((owner, object))
     }
 
     /// Leaves an Idle QP to the connection manager.
-    fn hold(&mut self, id: SessionId, qp: QpId, phase: impl FnOnce(Box<QpConfig>) -> Phase) {
+    pub(super) fn hold(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        phase: impl FnOnce(Box<QpConfig>) -> Phase,
+    ) {
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
                 Phase::Idle(config) => phase(config),
@@ -274,13 +319,39 @@ impl Manager {
         }
     }
 
-    fn check_reads(&self, ird: Option<u16>, ord: Option<u16>) -> Result<(), Refusal> {
+    /// Counts a connection that a session's user begins, unless there were too many lately.
+    pub(super) fn take_rate(&mut self, id: SessionId, now: Time) -> Result<(), Refusal> {
+        let rights = &find(&mut self.sessions, id)?.counts.rights;
+        let most = rights.connections_per_second;
+        match self.connects.take(rights.uid, most, now) {
+            true => Ok(()),
+            false => Err(Refusal::Limit {
+                key: rights.rate_key(),
+                limit: most.into(),
+                used: most.into(),
+                wanted: 1,
+            }),
+        }
+    }
+
+    /// Checks the reads of a connection against the maxima of a QP, and charges them.
+    pub(super) fn charge_reads(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        wanted: (&mut Option<u16>, &mut Option<u16>),
+    ) -> Result<(), Refusal> {
         let limits = &self.config.limits;
-        for (field, value, key, most) in
-            [("ird", ird, "limits.ird", limits.ird), ("ord", ord, "limits.ord", limits.ord)]
-        {
+        for (field, value, key, most) in [
+            ("ird", &wanted.0, "limits.ird", limits.ird),
+            ("ord", &wanted.1, "limits.ord", limits.ord),
+        ] {
             refuse::at_most(field, value.unwrap_or(0).into(), key, most.into())?;
         }
+        let most = (limits.ird, limits.ord);
+        let session = find(&mut self.sessions, id)?;
+        let reads = Reads::charge(&mut self.ledger, &mut session.counts, wanted, most)?;
+        session.qp(qp)?.reads = reads;
         Ok(())
     }
 

@@ -181,7 +181,7 @@ impl Manager {
         }
         // Those that are being taken down have not been added to the past yet.
         for session in self.sessions.values().chain(self.leaving.values().map(|l| &l.session)) {
-            let uid = Some(session.client.uid);
+            let uid = Some(session.client.identity.uid);
             let full = users.len() >= USERS && !users.contains_key(&uid);
             let user = users.entry(if full { None } else { uid }).or_default();
             session.qps.values().for_each(|qp| user.done.add_qp(&qp.shared));

@@ -1,164 +1,204 @@
-//! Who has how much: counts per session and for the device, and the limits they may not pass.
+//! Who has how much: counts per session, per user and for the device, and the limits they may not
+//! pass.
 //!
 //! Every object is charged here before it is made and credited after it is gone. The manager
 //! calls it; it knows kinds and numbers, not objects.
 
-use rnic_core::abi::control::Refusal;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use rnic_core::abi::control::{LimitRow, Refusal};
 
 use super::Capacity;
-use crate::config::{Limits, Totals};
+pub use super::kind::Kind;
+use super::kind::UNLIMITED;
+use super::policy::Rights;
+use crate::config::Limits;
 
-/// What is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Protection domains.
-    Pds,
-    /// Segments.
-    Segments,
-    /// Octets of segments.
-    SegmentBytes,
-    /// Memory regions.
-    Mrs,
-    /// Completion channels.
-    Channels,
-    /// Completion queues.
-    Cqs,
-    /// Queue pairs.
-    Qps,
-    /// Bound addresses.
-    Listeners,
-    /// Octets of arenas.
-    ArenaBytes,
-}
-
-impl Kind {
-    const COUNT: usize = 9;
-
-    /// Every kind, in order.
-    pub const ALL: [Kind; Kind::COUNT] = [
-        Kind::Pds,
-        Kind::Segments,
-        Kind::SegmentBytes,
-        Kind::Mrs,
-        Kind::Channels,
-        Kind::Cqs,
-        Kind::Qps,
-        Kind::Listeners,
-        Kind::ArenaBytes,
-    ];
-
-    /// The key under `[limits]` and `[limits.session]`.
-    pub fn key(self) -> &'static str {
-        match self {
-            Kind::Pds => "pds",
-            Kind::Segments => "segments",
-            Kind::SegmentBytes => "segment_bytes",
-            Kind::Mrs => "mrs",
-            Kind::Channels => "channels",
-            Kind::Cqs => "cqs",
-            Kind::Qps => "qps",
-            Kind::Listeners => "listeners",
-            Kind::ArenaBytes => "arena_bytes",
-        }
-    }
-
-    fn limit(self, totals: &Totals) -> u64 {
-        match self {
-            Kind::Pds => totals.pds.into(),
-            Kind::Segments => totals.segments.into(),
-            Kind::SegmentBytes => totals.segment_bytes,
-            Kind::Mrs => totals.mrs.into(),
-            Kind::Channels => totals.channels.into(),
-            Kind::Cqs => totals.cqs.into(),
-            Kind::Qps => totals.qps.into(),
-            Kind::Listeners => totals.listeners.into(),
-            Kind::ArenaBytes => totals.arena_bytes,
-        }
-    }
-}
-
-/// Counts of every kind.
+/// An amount of every kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts([u64; Kind::COUNT]);
+pub struct Amounts([u64; Kind::COUNT]);
 
-impl Counts {
+impl Amounts {
     /// How much of `kind` there is.
     pub fn of(&self, kind: Kind) -> u64 {
         self.0[kind as usize]
     }
+
+    fn add(&mut self, kind: Kind, amount: u64) {
+        self.0[kind as usize] += amount;
+    }
+
+    fn subtract(&mut self, kind: Kind, amount: u64) {
+        self.0[kind as usize] = self.of(kind).saturating_sub(amount);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0 == [0; Kind::COUNT]
+    }
 }
 
-/// The device's counts and the limits in force.
+/// What a session has, and what it may have.
+#[derive(Clone, Debug)]
+pub struct Counts {
+    own: Amounts,
+    /// What it may have. They change when the configuration does.
+    pub rights: Arc<Rights>,
+}
+
+impl Counts {
+    /// Nothing yet.
+    pub fn new(rights: Arc<Rights>) -> Self {
+        Counts { own: Amounts::default(), rights }
+    }
+
+    /// How much of `kind` there is.
+    pub fn of(&self, kind: Kind) -> u64 {
+        self.own.of(kind)
+    }
+
+    /// All of it.
+    pub fn amounts(&self) -> &Amounts {
+        &self.own
+    }
+
+    /// Takes out what was charged, to be credited later.
+    pub fn take(&mut self) -> Counts {
+        Counts { own: std::mem::take(&mut self.own), rights: self.rights.clone() }
+    }
+}
+
+/// The counts of the device and of its users, and the limits of the device.
 #[derive(Debug)]
 pub struct Ledger {
-    session: Totals,
-    device: Totals,
+    device: [u64; Kind::COUNT],
     qps_key: String,
-    used: Counts,
+    used: Amounts,
+    /// Users who have something.
+    users: HashMap<u32, Amounts>,
 }
 
 impl Ledger {
     /// Nothing used yet.
     pub fn new(limits: &Limits, capacity: &Capacity) -> Self {
-        let qps_key = capacity.qps_key(limits.device.qps);
-        let device = Totals { qps: capacity.qps, ..limits.device.clone() };
-        Ledger { session: limits.session.clone(), device, qps_key, used: Counts::default() }
+        let mut ledger = Ledger {
+            device: [UNLIMITED; Kind::COUNT],
+            qps_key: String::new(),
+            used: Amounts::default(),
+            users: HashMap::new(),
+        };
+        ledger.set_limits(limits, capacity);
+        ledger
     }
 
-    /// Charges `amount` to a session and the device, or names the limit that forbids it.
+    /// Other limits of the device. What exists stays, even above them.
+    pub fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
+        self.qps_key = capacity.qps_key(limits.device.qps);
+        self.device = Kind::ALL.map(|kind| match kind {
+            Kind::Sessions => limits.sessions.into(),
+            Kind::Qps => capacity.qps.into(),
+            _ => kind.of_totals(&limits.device).unwrap_or(UNLIMITED),
+        });
+    }
+
+    /// Charges `amount` to a session, its user and the device, or names the limit that forbids it.
     pub fn charge(&mut self, own: &mut Counts, kind: Kind, amount: u64) -> Result<(), Refusal> {
-        let key = format!("limits.session.{}", kind.key());
-        check(own, kind, amount, kind.limit(&self.session), || key)?;
-        let qps_key = &self.qps_key;
-        check(&self.used, kind, amount, kind.limit(&self.device), || match kind {
-            Kind::Qps => qps_key.clone(),
-            _ => format!("limits.{}", kind.key()),
-        })?;
-        own.0[kind as usize] += amount;
-        self.used.0[kind as usize] += amount;
+        let rights = &own.rights;
+        let of_session = own.own.of(kind);
+        check(of_session, amount, rights.session_limit(kind), || rights.session_key(kind))?;
+        let of_user = self.of_user(rights.uid, kind);
+        check(of_user, amount, rights.user_limit(kind), || rights.user_key(kind))?;
+        let limit = self.device[kind as usize];
+        check(self.used.of(kind), amount, limit, || self.device_key(kind))?;
+        self.users.entry(rights.uid).or_default().add(kind, amount);
+        self.used.add(kind, amount);
+        own.own.add(kind, amount);
         Ok(())
     }
 
     /// Gives back what was charged.
     pub fn credit(&mut self, own: &mut Counts, kind: Kind, amount: u64) {
         debug_assert!(own.of(kind) >= amount, "{kind:?} credited without a charge");
-        own.0[kind as usize] = own.of(kind).saturating_sub(amount);
-        self.used.0[kind as usize] = self.used.of(kind).saturating_sub(amount);
+        own.own.subtract(kind, amount);
+        self.used.subtract(kind, amount);
+        let uid = own.rights.uid;
+        if let Some(user) = self.users.get_mut(&uid) {
+            user.subtract(kind, amount);
+            if user.is_empty() {
+                self.users.remove(&uid);
+            }
+        }
     }
 
     /// Gives back everything a session was charged.
     pub fn credit_all(&mut self, own: &mut Counts) {
-        for (used, own) in self.used.0.iter_mut().zip(&mut own.0) {
-            *used = used.saturating_sub(*own);
-            *own = 0;
+        for kind in Kind::ALL {
+            let amount = own.of(kind);
+            self.credit(own, kind, amount);
         }
     }
 
     /// How much the device has given.
-    pub fn used(&self) -> &Counts {
+    pub fn used(&self) -> &Amounts {
         &self.used
     }
 
     /// How much the device may give.
     pub fn device_limit(&self, kind: Kind) -> u64 {
-        kind.limit(&self.device)
+        self.device[kind as usize]
+    }
+
+    /// The most of `kind` that a client could ever have.
+    pub fn most(&self, rights: &Rights, kind: Kind) -> u64 {
+        let own = rights.session_limit(kind).min(rights.user_limit(kind));
+        own.min(self.device[kind as usize])
     }
 
     /// What remains of `kind` for a session with these counts.
     pub fn room(&self, own: &Counts, kind: Kind) -> u64 {
-        let session = kind.limit(&self.session).saturating_sub(own.of(kind));
-        session.min(kind.limit(&self.device).saturating_sub(self.used.of(kind)))
+        let rights = &own.rights;
+        let session = rights.session_limit(kind).saturating_sub(own.of(kind));
+        let of_user = self.of_user(rights.uid, kind);
+        let user = rights.user_limit(kind).saturating_sub(of_user);
+        let device = self.device[kind as usize].saturating_sub(self.used.of(kind));
+        session.min(user).min(device)
+    }
+
+    /// The limits of the device with what is in use.
+    pub fn device_rows(&self) -> impl Iterator<Item = LimitRow> {
+        Kind::ALL.into_iter().filter(|kind| self.device[*kind as usize] != UNLIMITED).map(|kind| {
+            LimitRow {
+                key: self.device_key(kind),
+                scope: "device".to_owned(),
+                limit: self.device[kind as usize],
+                used: self.used.of(kind),
+            }
+        })
+    }
+
+    /// The limits of a user with what is in use.
+    pub fn user_rows(&self, rights: &Rights) -> impl Iterator<Item = LimitRow> {
+        Kind::ALL.into_iter().map(|kind| LimitRow {
+            key: rights.user_key(kind),
+            scope: format!("user {}", rights.uid),
+            limit: rights.user_limit(kind),
+            used: self.of_user(rights.uid, kind),
+        })
+    }
+
+    fn of_user(&self, uid: u32, kind: Kind) -> u64 {
+        self.users.get(&uid).map_or(0, |user| user.of(kind))
+    }
+
+    fn device_key(&self, kind: Kind) -> String {
+        match kind {
+            Kind::Qps => self.qps_key.clone(),
+            _ => format!("limits.{}", kind.key()),
+        }
     }
 }
 
-fn check(
-    counts: &Counts,
-    kind: Kind,
-    amount: u64,
-    limit: u64,
-    key: impl FnOnce() -> String,
-) -> Result<(), Refusal> {
-    let used = counts.of(kind);
+fn check(used: u64, amount: u64, limit: u64, key: impl FnOnce() -> String) -> Result<(), Refusal> {
     match used.checked_add(amount) {
         Some(sum) if sum <= limit => Ok(()),
         _ => Err(Refusal::Limit { key: key(), limit, used, wanted: amount }),
@@ -167,50 +207,110 @@ fn check(
 
 #[cfg(test)]
 mod tests {
+    use super::super::policy::{Identity, Policy};
     use super::*;
     use crate::config::Config;
 
-    fn ledger(nofile: u64) -> Ledger {
-        let mut config = Config::default();
-        config.limits.session.pds = 2;
-        config.limits.device.pds = 3;
-        Ledger::new(&config.limits, &Capacity::derive(&config, nofile, 1))
+    struct Fixture {
+        ledger: Ledger,
+        policy: Policy,
+    }
+
+    fn fixture(nofile: u64, text: &str) -> Fixture {
+        let config = Config::parse(std::path::Path::new("t"), text);
+        let config = config.unwrap_or_else(|e| panic!("{e}"));
+        let capacity = Capacity::derive(&config, nofile, 1);
+        Fixture { ledger: Ledger::new(&config.limits, &capacity), policy: Policy::new(&config) }
+    }
+
+    impl Fixture {
+        fn session(&self, uid: u32) -> Counts {
+            Counts::new(self.policy.rights(&Identity { uid, gids: vec![uid] }))
+        }
+
+        fn charge(&mut self, own: &mut Counts, kind: Kind, amount: u64) -> Result<(), String> {
+            self.ledger.charge(own, kind, amount).map_err(|e| e.to_string())
+        }
+    }
+
+    const FEW: &str = "[limits]\npds = 5\n[limits.user]\npds = 3\n[limits.session]\npds = 2\n";
+
+    #[test]
+    fn the_limit_of_session_user_or_device_is_named() {
+        let mut f = fixture(1 << 20, FEW);
+        let (mut a, mut b, mut c) = (f.session(1000), f.session(1000), f.session(1001));
+        assert_eq!(f.charge(&mut a, Kind::Pds, 2), Ok(()));
+        let text = "limits.session.pds = 2 reached (asked for 1 more, 2 in use)";
+        assert_eq!(f.charge(&mut a, Kind::Pds, 1), Err(text.to_owned()));
+        assert_eq!(f.charge(&mut b, Kind::Pds, 1), Ok(()));
+        let text = "limits.user.pds (user 1000) = 3 reached (asked for 1 more, 3 in use)";
+        assert_eq!(f.charge(&mut b, Kind::Pds, 1), Err(text.to_owned()));
+        assert_eq!(f.ledger.room(&c, Kind::Pds), 2);
+        assert_eq!(f.charge(&mut c, Kind::Pds, 2), Ok(()));
+        let mut d = f.session(1002);
+        let text = "limits.pds = 5 reached (asked for 1 more, 5 in use)";
+        assert_eq!(f.charge(&mut d, Kind::Pds, 1), Err(text.to_owned()));
+        f.ledger.credit_all(&mut a);
+        assert_eq!((f.ledger.used().of(Kind::Pds), a.of(Kind::Pds)), (3, 0));
+        assert_eq!(f.ledger.room(&b, Kind::Pds), 1);
+        for own in [&mut b, &mut c] {
+            f.ledger.credit_all(own);
+        }
+        assert_eq!(f.ledger.used(), &Amounts::default());
+        assert!(f.ledger.users.is_empty(), "users who have nothing are forgotten");
     }
 
     #[test]
-    fn the_session_limit_and_the_device_limit_are_named() {
-        let mut ledger = ledger(1 << 20);
-        let (mut a, mut b) = (Counts::default(), Counts::default());
-        assert_eq!(ledger.charge(&mut a, Kind::Pds, 2), Ok(()));
-        let e = ledger.charge(&mut a, Kind::Pds, 1).map_err(|e| e.to_string());
-        let text = "limits.session.pds = 2 reached (asked for 1 more, 2 in use)";
-        assert_eq!(e, Err(text.to_owned()));
-        assert_eq!(ledger.charge(&mut b, Kind::Pds, 1), Ok(()));
-        let e = ledger.charge(&mut b, Kind::Pds, 1).map_err(|e| e.to_string());
-        assert_eq!(e, Err("limits.pds = 3 reached (asked for 1 more, 3 in use)".to_owned()));
-        ledger.credit_all(&mut a);
-        assert_eq!((ledger.used().of(Kind::Pds), a.of(Kind::Pds)), (1, 0));
-        assert_eq!(ledger.room(&b, Kind::Pds), 1);
-        ledger.credit(&mut b, Kind::Pds, 1);
-        assert_eq!(ledger.used(), &Counts::default());
+    fn an_override_is_named_by_its_rule() {
+        let rules = "[[user]]\nwho = 1000\nsession = { qps = 1 }\nuser = { mrs = 1 }\n\
+                     [[group]]\nwho = 1001\nsession = { qps = 0 }\nuser = { mrs = 0 }\n";
+        let mut f = fixture(1 << 20, rules);
+        let (mut a, mut b) = (f.session(1000), f.session(1001));
+        assert_eq!(f.charge(&mut a, Kind::Qps, 1), Ok(()));
+        assert_eq!(f.charge(&mut a, Kind::Mrs, 1), Ok(()));
+        let (a_too, b_too) = (&mut a.clone(), &mut b.clone());
+        for (own, kind, start) in [
+            (&mut a, Kind::Qps, "user.1000.session.qps = 1 reached"),
+            (a_too, Kind::Mrs, "user.1000.user.mrs = 1 reached"),
+            (&mut b, Kind::Qps, "group.1001.session.qps = 0 reached"),
+            (b_too, Kind::Mrs, "group.1001.user.mrs (user 1001) = 0 reached"),
+        ] {
+            let refused = f.charge(own, kind, 1);
+            let text = refused.map_or_else(|e| e, |()| "granted".to_owned());
+            assert!(text.starts_with(start), "{text}");
+        }
     }
 
     #[test]
     fn a_refused_charge_changes_nothing_and_sums_do_not_wrap() {
-        let mut ledger = ledger(1 << 20);
-        let mut own = Counts::default();
-        assert_eq!(ledger.charge(&mut own, Kind::SegmentBytes, 4096), Ok(()));
-        assert!(ledger.charge(&mut own, Kind::SegmentBytes, u64::MAX).is_err());
+        let mut f = fixture(1 << 20, FEW);
+        let mut own = f.session(1000);
+        assert_eq!(f.charge(&mut own, Kind::SegmentBytes, 4096), Ok(()));
+        assert!(f.charge(&mut own, Kind::SegmentBytes, u64::MAX).is_err());
         assert_eq!(own.of(Kind::SegmentBytes), 4096);
-        assert_eq!(ledger.used().of(Kind::SegmentBytes), 4096);
+        assert_eq!(f.ledger.used().of(Kind::SegmentBytes), 4096);
     }
 
     #[test]
     fn queue_pairs_lowered_by_descriptors_are_refused_by_that_name() {
-        let mut ledger = ledger(68);
-        let mut own = Counts::default();
-        assert_eq!(ledger.charge(&mut own, Kind::Qps, 3), Ok(()));
-        let e = ledger.charge(&mut own, Kind::Qps, 1).map_err(|e| e.to_string());
+        let mut f = fixture(68, FEW);
+        let mut own = f.session(1000);
+        assert_eq!(f.charge(&mut own, Kind::Qps, 3), Ok(()));
+        let e = f.charge(&mut own, Kind::Qps, 1);
         assert!(e.is_err_and(|e| e.contains("RLIMIT_NOFILE = 68")));
+    }
+
+    #[test]
+    fn above_a_lowered_limit_nothing_new_is_given_until_enough_is_back() {
+        let mut f = fixture(1 << 20, "");
+        let mut own = f.session(1000);
+        assert_eq!(f.charge(&mut own, Kind::Qps, 3), Ok(()));
+        let lowered = fixture(1 << 20, "[limits]\nqps = 2\n");
+        (f.ledger.device, f.policy) = (lowered.ledger.device, lowered.policy);
+        own.rights = f.session(1000).rights;
+        assert!(f.charge(&mut own, Kind::Qps, 1).is_err());
+        assert_eq!(f.ledger.room(&own, Kind::Qps), 0);
+        f.ledger.credit(&mut own, Kind::Qps, 2);
+        assert_eq!(f.charge(&mut own, Kind::Qps, 1), Ok(()));
     }
 }

@@ -10,8 +10,10 @@ use serde::Serialize;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
+use super::srqs::srq_row;
 use super::why::Reader;
-use super::{Answer, Given, Manager, find};
+use super::windows::window_row;
+use super::{Answer, Given, Manager, attach, find};
 
 /// Terminates of QPs that are gone.
 #[derive(Debug, Default)]
@@ -32,27 +34,33 @@ impl Terminates {
 }
 
 impl Manager {
-    pub(super) fn device(&mut self) -> Answer {
+    pub(super) fn device(&mut self, id: SessionId) -> Answer {
         let limits = &self.config.limits;
-        let (s, d) = (&limits.session, &limits.device);
+        let session = find(&mut self.sessions, id)?;
+        let attached_memory = attach::may_attach(&session.client);
+        let rights = &session.counts.rights;
+        // The least of what its session, its user and the device may have.
+        let ledger = &self.ledger;
+        let most = |kind| ledger.most(rights, kind);
+        let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
         Given::now(ReplyBody::Device(DeviceAttributes {
             name: self.config.device.name.clone(),
             version: VERSION.to_owned(),
-            max_qps: s.qps.min(self.capacity.qps),
+            max_qps: count(Kind::Qps),
             max_wr_depth: limits.wr_depth,
             max_sge: limits.sge,
             max_inline: limits.inline,
-            max_cqs: s.cqs.min(d.cqs),
+            max_cqs: count(Kind::Cqs),
             max_cq_entries: limits.cq_entries,
-            max_mrs: s.mrs.min(d.mrs),
-            max_segment_bytes: s.segment_bytes.min(d.segment_bytes),
-            max_pds: s.pds.min(d.pds),
+            max_mrs: count(Kind::Mrs),
+            max_segment_bytes: most(Kind::SegmentBytes),
+            max_pds: count(Kind::Pds),
             max_ird: limits.ird,
             max_ord: limits.ord,
-            direct_path: self.is_direct(),
-            max_windows: 0,
-            max_srqs: 0,
-            attached_memory: false,
+            direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
+            max_windows: count(Kind::Windows),
+            max_srqs: count(Kind::Srqs),
+            attached_memory,
         }))
     }
 
@@ -66,7 +74,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let own = (!session.client.admin).then_some(id);
         let counts = match own {
-            Some(_) => session.counts.clone(),
+            Some(_) => session.counts.amounts().clone(),
             None => self.ledger.used().clone(),
         };
         let refusals = own.map_or(self.refusals, |_| session.refusals);
@@ -97,8 +105,8 @@ impl Manager {
             mrs: count(Kind::Mrs),
             cqs: count(Kind::Cqs),
             qps: count(Kind::Qps),
-            windows: 0,
-            srqs: 0,
+            windows: count(Kind::Windows),
+            srqs: count(Kind::Srqs),
             listeners: count(Kind::Listeners),
             half_open: everybody(self.cm.half_open()),
             arena_bytes: counts.of(Kind::ArenaBytes),
@@ -106,7 +114,7 @@ impl Manager {
             sessions_ended: own.map_or(self.misbehaved, |_| 0),
             terminates_sent: terminates.sent,
             terminates_received: terminates.received,
-            draining: false,
+            draining: self.draining,
         }))
     }
 
@@ -148,7 +156,7 @@ impl Manager {
                     mr,
                     session,
                     pd: o.pd,
-                    segment: Some(o.segment),
+                    segment: o.segment,
                     iova: o.iova,
                     length: o.length,
                     access: o.access,
@@ -173,11 +181,26 @@ impl Manager {
                 });
                 (Rows::Listeners(rows), total)
             }
+            ListKind::Windows => {
+                let all = visible().flat_map(|s| s.windows.values().map(move |o| (s.id, o)));
+                let (rows, total) = page(all, from, |(session, o)| window_row(session, o));
+                (Rows::Windows(rows), total)
+            }
+            ListKind::Srqs => {
+                let all = visible().flat_map(|s| s.srqs.values());
+                let (rows, total) = page(all, from, srq_row);
+                (Rows::Srqs(rows), total)
+            }
+            ListKind::Pds => {
+                let (rows, total) = page(self.pd_rows(own).into_iter(), from, |row| row);
+                (Rows::Pds(rows), total)
+            }
+            ListKind::Limits => {
+                let (rows, total) = page(self.limit_rows(own).into_iter(), from, |row| row);
+                (Rows::Limits(rows), total)
+            }
             ListKind::Whys => self.whys(reader, from),
             ListKind::Events => self.list_events(reader, from),
-            ListKind::Srqs | ListKind::Windows | ListKind::Pds | ListKind::Limits => {
-                return Err(Refusal::Unsupported { what: format!("a list of {what:?}") });
-            }
         };
         Given::now(ReplyBody::Rows { rows, total })
     }
@@ -224,7 +247,7 @@ fn client_row(s: &Session) -> ClientRow {
     ClientRow {
         session: s.id,
         pid: s.client.pid,
-        uid: s.client.uid,
+        uid: s.client.identity.uid,
         command: s.client.command.clone(),
         qps: count(Kind::Qps),
         cqs: count(Kind::Cqs),
@@ -241,7 +264,7 @@ fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         qp,
         session,
         pd: object.pd,
-        srq: None,
+        srq: object.srq,
         state: object.shared.state(),
         path: connection.map_or("none", |c| c.path).to_owned(),
         addresses: connection.map(|c| c.addresses),

@@ -1,15 +1,19 @@
 //! Protection domains, segments and memory regions.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
-use rnic_core::device::StagEntry;
+use rnic_core::device::window::WindowCount;
+use rnic_core::device::{Memory, Names, StagEntry};
 use rnic_core::shm::{AdoptError, Mapping};
 use rnic_core::types::*;
 
 use super::ledger::Kind;
+use super::named_pd::Member;
 use super::session::{Mr, Pd, Segment, Session};
-use super::{Answer, Dropping, Given, Manager, Pending, find, refuse};
+use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
+use crate::system;
 
 /// What a client asks of a new memory region.
 pub struct MrRequest {
@@ -23,8 +27,8 @@ pub struct MrRequest {
 
 impl Manager {
     pub(super) fn open_pd(&mut self, id: SessionId, name: Option<&str>) -> Answer {
-        if name.is_some() {
-            return Err(refuse::unsupported("a named protection domain"));
+        if let Some(name) = name {
+            return self.open_named_pd(id, name);
         }
         let session = find(&mut self.sessions, id)?;
         self.ledger.charge(&mut session.counts, Kind::Pds, 1)?;
@@ -33,15 +37,49 @@ impl Manager {
         Given::now(ReplyBody::Pd { pd })
     }
 
+    fn open_named_pd(&mut self, id: SessionId, name: &str) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let rule = self.policy.named_pd(&session.client.identity, name)?;
+        if let Some(pd) = self.named_pds.find(name)
+            && let Some(object) = session.pds.get_mut(&pd)
+        {
+            object.reopened = object.reopened.saturating_add(1);
+            return Given::now(ReplyBody::Pd { pd });
+        }
+        self.ledger.charge(&mut session.counts, Kind::Pds, 1)?;
+        let handles = &mut self.handles.pds;
+        // It belongs to no session: it may outlive the one that opened it first.
+        let joined = self.named_pds.join(rule, id, || PdId(handles.allocate(SessionId(0))));
+        match joined {
+            Ok(pd) => {
+                session.pds.insert(pd, Pd::default());
+                Given::now(ReplyBody::Pd { pd })
+            }
+            Err(refusal) => {
+                self.ledger.credit(&mut session.counts, Kind::Pds, 1);
+                Err(refusal)
+            }
+        }
+    }
+
     pub(super) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.pd(pd)?;
-        if object.mrs + object.qps > 0 {
-            let by = format!("{} MRs and {} QPs", object.mrs, object.qps);
+        if object.reopened > 0 {
+            object.reopened -= 1;
+            return Given::done();
+        }
+        let Pd { mrs, qps, windows, srqs, .. } = *object;
+        if mrs + qps + windows + srqs > 0 {
+            let by = format!("{mrs} MRs, {qps} QPs, {windows} windows and {srqs} SRQs");
             return Err(refuse::in_use("PD", pd.0, by));
         }
-        session.pds.remove(&pd);
-        self.handles.pds.release(pd.0);
+        let named = self.named_pds.name(pd).is_some();
+        if let Some(object) = session.pds.remove(&pd)
+            && (!named || self.named_pds.leave(pd, id, &object))
+        {
+            self.handles.pds.release(pd.0);
+        }
         self.ledger.credit(&mut session.counts, Kind::Pds, 1);
         Given::done()
     }
@@ -97,13 +135,17 @@ impl Manager {
 
     pub(super) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let (segment, offset) = checked_range(session, &request)?;
-        let Segment { mapping, .. } = session.segment(segment)?;
-        let mapping = mapping.clone();
+        check(session, &request)?;
+        let (segment, memory) = named_memory(session, request.source, request.length)?;
         self.ledger.charge(&mut session.counts, Kind::Mrs, 1)?;
+        if let Err(refusal) = self.named_pds.charge(&self.policy, request.pd, Member::Mr) {
+            self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
+            return Err(refusal);
+        }
         let stag = match self.stags.allocate() {
             Ok(stag) => stag,
             Err(error) => {
+                self.named_pds.credit(request.pd, Member::Mr);
                 self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
                 return Err(refuse::system("cannot issue an STag", &error));
             }
@@ -111,10 +153,14 @@ impl Manager {
         let mr = MrId(self.handles.mrs.allocate(id));
         let MrRequest { pd, length, iova, access, scope, .. } = request;
         session.pd(pd)?.mrs += 1;
-        session.segment(segment)?.mrs += 1;
-        session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope });
-        let entry =
-            StagEntry { stag, mr, session: id, pd, scope, access, iova, length, mapping, offset };
+        if let Some(segment) = segment {
+            session.segment(segment)?.mrs += 1;
+        }
+        let windows = Arc::new(WindowCount::default());
+        let names = Names::Region(windows.clone());
+        session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope, windows });
+        let session = id;
+        let entry = StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
         self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
         Given::later()
@@ -122,7 +168,10 @@ impl Manager {
 
     pub(super) fn dereg_mr(&mut self, id: SessionId, mr: MrId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let stag = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?.stag;
+        let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
+        let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
+        object.windows.withdraw().map_err(in_use)?;
+        let stag = object.stag;
         let ticket = self.workers.revoke_stag(stag);
         self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
         Given::later()
@@ -136,7 +185,9 @@ impl Manager {
         if let Some(pd) = session.pds.get_mut(&object.pd) {
             pd.mrs -= 1;
         }
-        if let Some(segment) = session.segments.get_mut(&object.segment) {
+        self.named_pds.credit(object.pd, Member::Mr);
+        let segment = object.segment.and_then(|s| session.segments.get_mut(&s));
+        if let Some(segment) = segment {
             segment.mrs -= 1;
         }
         self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
@@ -146,8 +197,8 @@ impl Manager {
     }
 }
 
-/// The segment and the offset in it that the request names, if all of it makes sense.
-fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usize), Refusal> {
+/// Whether a request makes sense, but for the memory it names.
+fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     session.pd(r.pd)?;
     if let Scope::Qp(qp) = r.scope {
         let of = session.qp(qp)?.pd;
@@ -156,16 +207,8 @@ fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usi
             return Err(refuse::invalid("scope", why));
         }
     }
-    let MrSource::Segment { segment, offset } = r.source else {
-        return Err(refuse::unsupported("attached memory"));
-    };
-    let len = session.segment(segment)?.length;
     if r.length == 0 {
         return Err(refuse::invalid("length", "a region has at least one octet"));
-    }
-    if offset.checked_add(r.length).is_none_or(|end| end > len) {
-        let why = format!("{} octets at {offset} leave the segment of {len}", r.length);
-        return Err(refuse::invalid("length", why));
     }
     if r.iova.checked_add(r.length).is_none() {
         let why = format!("{:#x} plus {} octets wraps", r.iova, r.length);
@@ -174,12 +217,8 @@ fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usi
     if !Access::all().contains(r.access) {
         return Err(refuse::invalid("access", format!("{:#x} has unknown bits", r.access.bits())));
     }
-    for (right, what) in
-        [(Access::REMOTE_ATOMIC, "atomic access"), (Access::MW_BIND, "binding of windows")]
-    {
-        if r.access.contains(right) {
-            return Err(refuse::unsupported(what));
-        }
+    if r.access.contains(Access::REMOTE_ATOMIC) {
+        return Err(refuse::unsupported("atomic access"));
     }
     if r.access.contains(Access::REMOTE_WRITE) && !r.access.contains(Access::LOCAL_WRITE) {
         return Err(refuse::invalid("access", "REMOTE_WRITE needs LOCAL_WRITE"));
@@ -187,15 +226,37 @@ fn checked_range(session: &mut Session, r: &MrRequest) -> Result<(SegmentId, usi
     if r.access.contains(Access::ZERO_BASED) && r.iova != 0 {
         return Err(refuse::invalid("iova", "must be 0 in a zero-based region"));
     }
-    let offset = usize::try_from(offset).map_err(|_| refuse::invalid("offset", "is too large"))?;
-    Ok((segment, offset))
+    Ok(())
+}
+
+/// The memory that a new region of `length` octets names, and the segment it is in.
+fn named_memory(
+    session: &mut Session,
+    source: MrSource,
+    length: u64,
+) -> Result<(Option<SegmentId>, Memory), Refusal> {
+    match source {
+        MrSource::Segment { segment, offset } => {
+            let Segment { mapping, length: len, .. } = session.segment(segment)?;
+            if offset.checked_add(length).is_none_or(|end| end > *len) {
+                let why = format!("{length} octets at {offset} leave the segment of {len}");
+                return Err(refuse::invalid("length", why));
+            }
+            let too_large = |_| refuse::invalid("offset", "is too large");
+            let offset = usize::try_from(offset).map_err(too_large)?;
+            Ok((Some(segment), Memory::Segment { mapping: mapping.clone(), offset }))
+        }
+        MrSource::Attached { address } => {
+            Ok((None, attach::attached_memory(session, address, length)?))
+        }
+    }
 }
 
 fn segment_refusal(error: &AdoptError) -> Refusal {
     match error {
-        AdoptError::Map(_) | AdoptError::Seal(_) | AdoptError::Examine(_) => {
-            refuse::system("cannot use the segment", error)
-        }
+        AdoptError::Map(e) => system::refusal("cannot map the segment", e),
+        AdoptError::Seal(e) => system::refusal("cannot seal the segment", e),
+        AdoptError::Examine(e) => system::refusal("cannot examine the segment", e),
         _ => refuse::invalid("segment", error.to_string()),
     }
 }

@@ -8,21 +8,32 @@
 //! [`Manager::settle`] when others have something to say, [`Manager::poll_answer`] and
 //! [`Manager::poll_ended`] for what became of it.
 
+mod admin;
+mod adopt;
 mod arena;
+mod attach;
 mod capacity;
 mod connect;
 mod extents;
 mod figures;
+mod kind;
 mod ledger;
 mod list;
+mod list_limits;
 mod memory;
+mod named_pd;
 mod notes;
 mod numbers;
+mod policy;
 mod queues;
+mod reads;
 mod refuse;
+mod reload;
 mod session;
+mod srqs;
 mod teardown;
 mod why;
+mod windows;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -40,20 +51,26 @@ use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
+use crate::cm::{AcceptParams, ConnectParams, ConnectionManager, Quota};
 use crate::config::{Config, Loopback};
 use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
 use crate::privilege::Peer;
+use crate::rate::Buckets;
 use crate::worker::{Ticket, WorkerReport, Workers};
+use adopt::ConnectOver;
 use arena::Arenas;
 pub use capacity::Capacity;
 use figures::Past;
 use ledger::{Counts, Kind, Ledger};
 use list::Terminates;
 use memory::MrRequest;
+use named_pd::NamedPds;
 use notes::Notes;
 use numbers::Handles;
+use policy::Identity;
+pub use policy::Policy;
+pub use reload::Reloaded;
 use session::{Client, Session};
 use teardown::Leaving;
 use why::Asked;
@@ -118,7 +135,12 @@ pub struct Welcome {
 pub struct Manager {
     config: Arc<Config>,
     capacity: Capacity,
-    admins: Vec<u32>,
+    policy: Policy,
+    named_pds: NamedPds,
+    /// How often users connect.
+    connects: Buckets<u32>,
+    /// Nothing new is taken.
+    draining: bool,
     generation: u64,
     started: Instant,
     ledger: Ledger,
@@ -154,6 +176,8 @@ struct AllHandles {
     cqs: Handles,
     qps: Handles,
     listeners: Handles,
+    windows: Handles,
+    srqs: Handles,
 }
 
 /// What waits for the workers.
@@ -161,6 +185,8 @@ enum Pending {
     RegMr { session: SessionId, mr: MrId, stag: Stag },
     DeregMr { session: SessionId, mr: MrId },
     DestroyQp { session: SessionId, qp: QpId },
+    AllocWindow { session: SessionId, window: MwId, stag: Stag },
+    DeallocWindow { session: SessionId, window: MwId },
     Detach { session: SessionId },
 }
 
@@ -182,15 +208,13 @@ impl Manager {
         reaper: Reaper,
         random: Random,
     ) -> Self {
-        let admins = config.control.admins.iter().filter_map(|name| {
-            let id = crate::privilege::user_id(name);
-            if id.is_none() {
-                tracing::warn!(user = name, "control.admins names a user that does not exist");
-            }
-            id
-        });
+        let policy = Policy::new(&config);
+        policy.report_unknown();
         Manager {
-            admins: admins.collect(),
+            policy,
+            named_pds: NamedPds::default(),
+            connects: Buckets::new(USERS_REMEMBERED),
+            draining: false,
             generation: random.generation,
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
@@ -218,29 +242,28 @@ impl Manager {
 
     /// Starts a session for a client.
     pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
-        // Those that are being taken down still hold memory and descriptors.
-        if self.sessions.len() + self.leaving.len() + self.dropping_sessions()
-            >= self.config.limits.sessions as usize
-        {
-            return Err(HelloStatus::SessionLimit);
+        let identity = Identity { uid: peer.uid, gids: peer.groups.clone() };
+        let rights = self.policy.rights(&identity);
+        // Administrators come in all the same: somebody must be able to end it.
+        if self.draining && !rights.admin {
+            return Err(HelloStatus::Draining);
         }
-        let mut counts = Counts::default();
+        let mut counts = Counts::new(rights.clone());
         let arena_len = Arenas::first_length(self.capacity.workers);
-        self.ledger
-            .charge(&mut counts, Kind::ArenaBytes, arena_len as u64)
-            .map_err(|_| HelloStatus::Resources)?;
+        self.charge_session(&mut counts, arena_len as u64)?;
         let id = SessionId(self.handles.sessions.allocate(SessionId(0)));
         match self.prepare_session(id) {
             Ok((arenas, welcome)) => {
-                let own = peer.uid == 0 || peer.uid == crate::privilege::own_user();
                 let client = Client {
                     pid: peer.pid,
-                    uid: peer.uid,
+                    identity,
                     command: peer.command.clone(),
-                    admin: own || self.admins.contains(&peer.uid),
+                    admin: rights.admin,
+                    trusted: rights.trusted,
                 };
+                self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
                 let events = welcome.events.clone();
-                self.why.open(id, client.uid);
+                self.why.open(id, client.identity.uid);
                 self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
                 Ok((id, welcome))
             }
@@ -251,6 +274,27 @@ impl Manager {
                 Err(HelloStatus::Resources)
             }
         }
+    }
+
+    /// Charges what every session has. Those that are being taken down still count: they hold
+    /// memory and descriptors.
+    fn charge_session(&mut self, counts: &mut Counts, arena: u64) -> Result<(), HelloStatus> {
+        let rights = counts.rights.clone();
+        let refused = |refusal: Refusal| {
+            tracing::debug!(user = rights.uid, %refusal, "no session");
+            match refusal {
+                Refusal::Limit { key, .. } if key == "limits.sessions" => HelloStatus::SessionLimit,
+                Refusal::Limit { key, .. } if key == rights.user_key(Kind::Sessions) => {
+                    HelloStatus::UserSessions
+                }
+                _ => HelloStatus::Resources,
+            }
+        };
+        self.ledger.charge(counts, Kind::Sessions, 1).map_err(refused)?;
+        self.ledger.charge(counts, Kind::ArenaBytes, arena).map_err(|refusal| {
+            self.ledger.credit_all(counts);
+            refused(refusal)
+        })
     }
 
     fn prepare_session(&mut self, id: SessionId) -> io::Result<(Arenas, Welcome)> {
@@ -283,8 +327,8 @@ impl Manager {
         Ok((arenas, Welcome { reply, descriptors, events }))
     }
 
-    /// Carries out a request. `descriptor` is the one that came with it, already known to be of a
-    /// kind that is safe to use.
+    /// Carries out a request. `descriptor` is the one that came with it: that of a segment is known
+    /// to be of a kind that is safe to use, that of attached memory is unknown.
     pub fn request(
         &mut self,
         id: SessionId,
@@ -307,8 +351,8 @@ impl Manager {
         if let Some(session) = self.sessions.get_mut(&id)
             && !std::mem::replace(&mut session.opening_noted, true)
         {
-            let Client { pid, uid, command, .. } = &session.client;
-            let text = format!("{command} (pid {pid}, uid {uid})");
+            let Client { pid, identity, command, .. } = &session.client;
+            let text = format!("{command} (pid {pid}, uid {})", identity.uid);
             self.note("session_opened", Some(id), text);
         }
     }
@@ -321,8 +365,9 @@ impl Manager {
         now: Time,
     ) -> Answer {
         use RequestBody as R;
+        self.check_draining(&body)?;
         match body {
-            R::QueryDevice => self.device(),
+            R::QueryDevice => self.device(id),
             R::OpenPd { name } => self.open_pd(id, name.as_deref()),
             R::ClosePd { pd } => self.close_pd(id, pd),
             R::AddSegment { length, client_address: _ } => match descriptor {
@@ -344,7 +389,7 @@ impl Manager {
             R::QpToError { qp } => self.qp_to_error(id, qp),
             R::DestroyQp { qp } => self.destroy_qp(id, qp),
             R::QueryQp { qp } => self.query_qp(id, qp),
-            R::Bind { address, context } => self.bind(id, address, context),
+            R::Bind { address, context } => self.bind(id, address, context, now),
             R::Listen { listener, backlog } => self.listen(id, listener, backlog),
             R::CloseListener { listener } => self.close_listener(id, listener, now),
             R::Accept { request, qp, ird, ord, private_data } => {
@@ -360,19 +405,22 @@ impl Manager {
             R::SetContext { object, context } => self.set_context(id, object, context),
             R::Status => self.status(id),
             R::List { what, from } => self.list(id, what, from),
-            R::AllocWindow { .. } | R::DeallocWindow { .. } => {
-                Err(refuse::unsupported("a memory window"))
+            R::AllocWindow { pd, kind } => self.alloc_window(id, pd, kind),
+            R::DeallocWindow { window } => self.dealloc_window(id, window),
+            R::CreateSrq(request) => self.create_srq(id, &request),
+            R::ArmSrq { srq, limit } => self.arm_srq(id, srq, limit),
+            R::QuerySrq { srq } => self.query_srq(id, srq),
+            R::DestroySrq { srq } => self.destroy_srq(id, srq),
+            R::AttachMemory => match descriptor {
+                Some(memory) => self.attach_memory(id, memory),
+                None => Err(Refusal::Malformed { why: "AttachMemory without a descriptor".into() }),
+            },
+            R::ConnectOver { qp, ird, ord, private_data } => {
+                self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, descriptor, now)
             }
-            R::CreateSrq(_) | R::ArmSrq { .. } | R::QuerySrq { .. } | R::DestroySrq { .. } => {
-                Err(refuse::unsupported("a shared receive queue"))
-            }
-            R::AttachMemory => Err(refuse::unsupported("attached memory")),
-            R::ConnectOver { .. } | R::ServeOver { .. } => {
-                Err(refuse::unsupported("a client's own socket"))
-            }
-            R::AdminDisconnect { .. } | R::Drain { .. } => {
-                Err(refuse::unsupported("administration"))
-            }
+            R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
+            R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
+            R::Drain { on } => self.drain(id, on),
             R::Why { id: number } => self.why(id, number),
         }
     }
@@ -383,7 +431,7 @@ impl Manager {
             ObjectRef::Qp(qp) => session.qp(qp)?.shared.context.store(context, Relaxed),
             ObjectRef::Cq(cq) => session.cq(cq)?.cq.context.store(context, Relaxed),
             ObjectRef::Listener(listener) => session.listener(listener)?.context = context,
-            ObjectRef::Srq(_) => return Err(refuse::unsupported("a shared receive queue")),
+            ObjectRef::Srq(srq) => session.srq(srq)?.srq.context.store(context, Relaxed),
         }
         Given::done()
     }
@@ -404,6 +452,12 @@ impl Manager {
                 WorkerReport::Note { session, kind, text } => {
                     self.note(kind, Some(session), text);
                 }
+                WorkerReport::SrqFailed { srq } => {
+                    let owner = self.handles.srqs.owner(srq.0);
+                    self.note("srq_failed", owner, format!("shared receive queue {srq} is dead"));
+                    self.srq_failed(srq);
+                }
+                WorkerReport::Detached { session } => self.memory_gone(session),
             }
         }
         while let Some(ticket) = self.workers.poll_done() {
@@ -416,6 +470,12 @@ impl Manager {
                     self.qp_gone(session, qp);
                     self.answers.push_back((session, ReplyBody::Done.into()));
                 }
+                Some(Pending::AllocWindow { session, window, stag }) => {
+                    self.answers.push_back((session, ReplyBody::Window { window, stag }.into()));
+                }
+                Some(Pending::DeallocWindow { session, window }) => {
+                    self.window_gone(session, window);
+                }
                 Some(Pending::Detach { session }) => self.detached(session),
                 None => {}
             }
@@ -427,10 +487,6 @@ impl Manager {
                 None => {}
             }
         }
-    }
-
-    fn dropping_sessions(&self) -> usize {
-        self.dropping.values().filter(|d| matches!(d, Dropping::Session(_))).count()
     }
 
     /// An answer that was promised for later.
@@ -474,6 +530,9 @@ impl Random {
         Ok(random)
     }
 }
+
+/// Users whose rate of connecting is remembered.
+const USERS_REMEMBERED: usize = 1024;
 
 /// A session that is not being taken down.
 fn find(

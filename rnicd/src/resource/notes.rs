@@ -49,7 +49,7 @@ impl Manager {
         self.notes.sequence += 1;
         let mut owner = None;
         if let Some(session) = session.and_then(|id| self.sessions.get_mut(&id)) {
-            owner = Some(session.client.uid);
+            owner = Some(session.client.identity.uid);
             match session.noted.count(Instant::now()) {
                 None => return,
                 Some(0) => {}

@@ -6,16 +6,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use rnic_core::abi::control::{NewArena, QpRequest, Refusal, ReplyBody};
 use rnic_core::abi::queue::{QueueKind, QueueShape};
 use rnic_core::device::{Cq, QpShared};
-use rnic_core::engine::QpConfig;
+use rnic_core::engine::{QpConfig, Receives};
 use rnic_core::shm::queue::{QueueMemory, ReceiveConsumer, SendConsumer};
 use rnic_core::types::*;
 
 use super::arena::{Made, Place};
 use super::ledger::{Kind, Ledger};
+use super::named_pd::Member;
+use super::reads::Reads;
 use super::session::{Channel, CqObject, Phase, Qp, Session};
+use super::srqs::srq_for_qp;
 use super::{Answer, Given, Manager, Pending, find, refuse};
 use crate::config::Limits;
 use crate::events::ChannelSender;
+use crate::system;
 
 impl Manager {
     pub(super) fn create_channel(&mut self, id: SessionId) -> Answer {
@@ -25,7 +29,7 @@ impl Manager {
             Ok((sender, theirs)) => (Arc::new(sender), theirs),
             Err(error) => {
                 self.ledger.credit(&mut session.counts, Kind::Channels, 1);
-                return Err(refuse::system("cannot make a channel", &error));
+                return Err(system::refusal("cannot make a channel", &error));
             }
         };
         let channel = ChannelId(self.handles.channels.allocate(id));
@@ -60,13 +64,19 @@ impl Manager {
         let most = u64::from(self.config.limits.cq_entries);
         refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)?;
         let sender = channel.map(|c| session.channel(c).map(|c| c.sender.clone())).transpose()?;
-        self.ledger.charge(&mut session.counts, Kind::Cqs, 1)?;
         let shape = QueueShape::completion(entries);
+        self.ledger.charge(&mut session.counts, Kind::Cqs, 1)?;
+        let slots = u64::from(shape.capacity);
+        if let Err(refusal) = self.ledger.charge(&mut session.counts, Kind::CqEntries, slots) {
+            self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+            return Err(refusal);
+        }
         let room = place(session, &mut self.ledger, &[shape]);
         let (places, doorbell, made) = match room {
             Ok(room) => room,
             Err(refusal) => {
                 self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+                self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
                 return Err(refusal);
             }
         };
@@ -78,6 +88,7 @@ impl Manager {
                 give_back(session, &places, doorbell);
                 self.handles.cqs.release(cq.0);
                 self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+                self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
                 return Err(refusal);
             }
         };
@@ -107,36 +118,58 @@ impl Manager {
         give_back(session, &[object.place], object.doorbell);
         self.handles.cqs.release(cq.0);
         self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
+        let slots = u64::from(object.place.shape.capacity);
+        self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
         Given::done()
     }
 
     pub(super) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
-        let session = find(&mut self.sessions, id)?;
         check_qp(&self.config.limits, request)?;
+        let hold = self.hold_for(request.no_receive)?;
+        let session = find(&mut self.sessions, id)?;
         session.pd(request.pd)?;
+        let srq = match request.srq {
+            Some(srq) => Some(srq_for_qp(session.srq(srq)?, request.pd)?),
+            None => None,
+        };
         let send_cq = session.cq(request.send_cq)?.cq.clone();
         let recv_cq = session.cq(request.recv_cq)?.cq.clone();
         self.ledger.charge(&mut session.counts, Kind::Qps, 1)?;
-        let shapes = [
-            QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline),
-            QueueShape::receive(request.rq_depth, request.max_recv_sge),
-        ];
+        if let Err(refusal) = self.named_pds.charge(&self.policy, request.pd, Member::Qp) {
+            self.ledger.credit(&mut session.counts, Kind::Qps, 1);
+            return Err(refusal);
+        }
+        let send = QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
+        // With a shared receive queue there is no other, and what is said of one was not checked.
+        let receive = || QueueShape::receive(request.rq_depth, request.max_recv_sge);
+        let shapes: Vec<QueueShape> =
+            std::iter::once(send).chain(srq.is_none().then(receive)).collect();
         let (places, doorbell, made) = match place(session, &mut self.ledger, &shapes) {
             Ok(room) => room,
             Err(refusal) => {
+                self.named_pds.credit(request.pd, Member::Qp);
                 self.ledger.credit(&mut session.counts, Kind::Qps, 1);
                 return Err(refusal);
             }
         };
         let qp = QpId(self.handles.qps.allocate(id));
-        let (sq, rq) = (places[0], places[1]);
+        let (sq, rq) = (places[0], places.get(1).copied());
+        let receives = match (&srq, &rq) {
+            (Some(srq), _) => Ok(Receives::Shared(srq.clone())),
+            (None, rq) => rq
+                .as_ref()
+                .ok_or_else(|| refuse::system("cannot place the queues", &"no room"))
+                .and_then(|rq| format(session, rq, QueueKind::Receive, qp.0, doorbell))
+                .map(|rq| Receives::Own(ReceiveConsumer::new(rq))),
+        };
         let formatted = format(session, &sq, QueueKind::Send, qp.0, doorbell)
-            .and_then(|sq| Ok((sq, format(session, &rq, QueueKind::Receive, qp.0, doorbell)?)));
-        let (sq_memory, rq_memory) = match formatted {
+            .and_then(|sq| Ok((sq, receives?)));
+        let (sq_memory, receives) = match formatted {
             Ok(both) => both,
             Err(refusal) => {
                 give_back(session, &places, doorbell);
                 self.handles.qps.release(qp.0);
+                self.named_pds.credit(request.pd, Member::Qp);
                 self.ledger.credit(&mut session.counts, Kind::Qps, 1);
                 return Err(refusal);
             }
@@ -147,6 +180,9 @@ impl Manager {
         if request.recv_cq != request.send_cq {
             recv_cq.users.fetch_add(1, Relaxed);
         }
+        if let Some(srq) = &srq {
+            srq.users.fetch_add(1, Relaxed);
+        }
         session.pd(request.pd)?.qps += 1;
         let config = QpConfig {
             qp,
@@ -154,26 +190,30 @@ impl Manager {
             pd: request.pd,
             doorbell,
             sq: SendConsumer::new(sq_memory),
-            rq: ReceiveConsumer::new(rq_memory),
+            rq: receives,
             send_cq,
             recv_cq,
             signal_all: request.signal_all,
+            hold,
             shared: shared.clone(),
         };
         let object = Qp {
             pd: request.pd,
             send_cq: request.send_cq,
             recv_cq: request.recv_cq,
+            srq: request.srq,
             shared,
             sq,
             rq,
             doorbell,
             phase: Phase::Idle(Box::new(config)),
             connection: None,
+            reads: Reads::default(),
         };
         session.qps.insert(qp, object);
         let (new_arena, descriptors) = told(made);
-        let body = ReplyBody::Qp { qp, sq: sq.location(), rq: rq.location(), new_arena };
+        let rq = rq.map(|rq| rq.location());
+        let body = ReplyBody::Qp { qp, sq: sq.location(), rq, new_arena };
         Given::with(body, descriptors)
     }
 
@@ -228,7 +268,7 @@ impl Manager {
     /// Gives back what a QP had; no worker knows it any more.
     pub(super) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
-        let Some(object) = session.qps.remove(&qp) else { return };
+        let Some(mut object) = session.qps.remove(&qp) else { return };
         let Qp { send_cq, recv_cq, .. } = object;
         let other = (recv_cq != send_cq).then_some(recv_cq);
         for cq in [Some(send_cq), other].into_iter().flatten() {
@@ -236,12 +276,18 @@ impl Manager {
                 cq.cq.users.fetch_sub(1, Relaxed);
             }
         }
+        if let Some(srq) = object.srq.and_then(|srq| session.srqs.get(&srq)) {
+            srq.srq.users.fetch_sub(1, Relaxed);
+        }
         if let Some(pd) = session.pds.get_mut(&object.pd) {
             pd.qps -= 1;
         }
+        self.named_pds.credit(object.pd, Member::Qp);
+        object.reads.credit_all(&mut self.ledger, &mut session.counts);
         self.terminates.count(&object.shared);
-        self.past.add_qp(session.client.uid, &object.shared);
-        give_back(session, &[object.sq, object.rq], object.doorbell);
+        self.past.add_qp(session.client.identity.uid, &object.shared);
+        let places: Vec<Place> = [Some(object.sq), object.rq].into_iter().flatten().collect();
+        give_back(session, &places, object.doorbell);
         self.handles.qps.release(qp.0);
         self.ledger.credit(&mut session.counts, Kind::Qps, 1);
     }
@@ -249,6 +295,7 @@ impl Manager {
     /// Hands a QP that has no connection to a worker, to flush what is posted.
     pub(super) fn bind_dead(&mut self, id: SessionId, config: Box<QpConfig>) {
         let (qp, worker) = (config.qp, self.workers.least_loaded());
+        self.release_reads(qp);
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = Phase::Bound(worker);
         }
@@ -257,10 +304,10 @@ impl Manager {
 }
 
 /// Places, a doorbell, and the arena that had to be made for them.
-type Room = (Vec<Place>, u32, Option<Made>);
+pub(super) type Room = (Vec<Place>, u32, Option<Made>);
 
 /// Finds room for queues, in a new arena if need be.
-fn place(
+pub(super) fn place(
     session: &mut Session,
     ledger: &mut Ledger,
     shapes: &[QueueShape],
@@ -302,14 +349,14 @@ fn place_in_new(
     Ok((places, Some(made)))
 }
 
-fn give_back(session: &mut Session, places: &[Place], doorbell: u32) {
+pub(super) fn give_back(session: &mut Session, places: &[Place], doorbell: u32) {
     for place in places {
         session.arenas.release(place);
     }
     session.doorbells.release(doorbell);
 }
 
-fn format(
+pub(super) fn format(
     session: &Session,
     place: &Place,
     kind: QueueKind,
@@ -322,22 +369,20 @@ fn format(
         .map_err(|e| refuse::system("cannot make the queue", &e))
 }
 
-fn told(made: Option<Made>) -> (Option<NewArena>, Vec<std::os::fd::OwnedFd>) {
+pub(super) fn told(made: Option<Made>) -> (Option<NewArena>, Vec<std::os::fd::OwnedFd>) {
     made.map_or((None, Vec::new()), |(arena, descriptor)| (Some(arena), vec![descriptor]))
 }
 
 fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
-    if r.no_receive != NoReceive::Terminate {
-        return Err(refuse::unsupported("holding a stream without a receive"));
-    }
-    if r.srq.is_some() {
-        return Err(refuse::unsupported("a shared receive queue"));
-    }
-    for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)] {
+    // With a shared receive queue, what is said of a queue of its own is of no account.
+    let own = if r.srq.is_some() { 1 } else { 2 };
+    for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
+    {
         let most = u64::from(limits.wr_depth);
         refuse::at_most(field, u64::from(depth), "limits.wr_depth", most)?;
     }
-    for (field, sges) in [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)] {
+    let sges = [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)];
+    for (field, sges) in sges.into_iter().take(own) {
         refuse::at_most(field, u64::from(sges), "limits.sge", u64::from(limits.sge))?;
     }
     refuse::at_most("max_inline", r.max_inline.into(), "limits.inline", limits.inline.into())

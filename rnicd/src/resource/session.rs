@@ -5,14 +5,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{Event, Refusal};
-use rnic_core::device::{Cq, QpShared};
+use rnic_core::device::window::WindowCount;
+use rnic_core::device::{Cq, QpShared, Srq, Window};
 use rnic_core::engine::QpConfig;
 use rnic_core::shm::Mapping;
 use rnic_core::types::*;
 
 use super::arena::{Arenas, Place};
+use super::attach::Attached;
 use super::ledger::Counts;
 use super::numbers::Doorbells;
+use super::policy::Identity;
+use super::reads::Reads;
 use super::refuse;
 use crate::events::{ChannelSender, EventSender};
 use crate::log::Damper;
@@ -28,13 +32,17 @@ pub struct Session {
     pub events: Arc<EventSender>,
     pub pds: BTreeMap<PdId, Pd>,
     pub segments: BTreeMap<SegmentId, Segment>,
+    /// The client's own address space, once it has attached it.
+    pub attached: Option<Attached>,
     pub mrs: BTreeMap<MrId, Mr>,
     pub channels: BTreeMap<ChannelId, Channel>,
     pub cqs: BTreeMap<CqId, CqObject>,
+    pub srqs: BTreeMap<SrqId, SrqObject>,
     pub qps: BTreeMap<QpId, Qp>,
     pub listeners: BTreeMap<ListenerId, Listener>,
     /// Connection requests told to the client and not decided.
     pub requests: BTreeMap<RequestId, ListenerId>,
+    pub windows: BTreeMap<MwId, MemoryWindow>,
     /// What it causes that is noted.
     pub noted: Damper,
     pub opening_noted: bool,
@@ -44,17 +52,23 @@ pub struct Session {
 #[derive(Clone, Debug)]
 pub struct Client {
     pub pid: i32,
-    pub uid: u32,
+    pub identity: Identity,
     pub command: String,
-    /// Whether it may see everybody's objects.
+    /// Whether it may see everybody's objects, drain and disconnect.
     pub admin: bool,
+    /// Whether the daemon itself may copy in its attached memory.
+    pub trusted: bool,
 }
 
-/// A protection domain.
-#[derive(Default)]
+/// A protection domain, as far as this session uses it.
+#[derive(Debug, Default)]
 pub struct Pd {
+    /// How often a named one was opened besides the first time.
+    pub reopened: u32,
     pub mrs: u32,
     pub qps: u32,
+    pub windows: u32,
+    pub srqs: u32,
 }
 
 /// Shared memory.
@@ -67,12 +81,22 @@ pub struct Segment {
 /// A memory region.
 pub struct Mr {
     pub pd: PdId,
-    pub segment: SegmentId,
+    /// Segment it is in; none in attached memory.
+    pub segment: Option<SegmentId>,
     pub stag: Stag,
     pub iova: u64,
     pub length: u64,
     pub access: Access,
     pub scope: Scope,
+    /// Windows bound to it, counted by the workers.
+    pub windows: Arc<WindowCount>,
+}
+
+/// A memory window.
+pub struct MemoryWindow {
+    pub window: Arc<Window>,
+    /// Its STag before it was ever bound.
+    pub issued: Stag,
 }
 
 /// A completion channel.
@@ -89,18 +113,30 @@ pub struct CqObject {
     pub doorbell: u32,
 }
 
+/// A shared receive queue.
+pub struct SrqObject {
+    pub srq: Arc<Srq>,
+    pub pd: PdId,
+    pub place: Place,
+    pub doorbell: u32,
+}
+
 /// A queue pair.
 pub struct Qp {
     pub pd: PdId,
     pub send_cq: CqId,
     pub recv_cq: CqId,
+    /// Where its receives come from, if it has no receive queue of its own.
+    pub srq: Option<SrqId>,
     pub shared: Arc<QpShared>,
     pub sq: Place,
-    pub rq: Place,
+    pub rq: Option<Place>,
     pub doorbell: u32,
     pub phase: Phase,
     /// Known once it has been connected.
     pub connection: Option<Connection>,
+    /// What its connection was charged.
+    pub reads: Reads,
 }
 
 /// Who holds a QP.
@@ -162,12 +198,15 @@ impl Session {
             events,
             pds: BTreeMap::new(),
             segments: BTreeMap::new(),
+            attached: None,
             mrs: BTreeMap::new(),
             channels: BTreeMap::new(),
             cqs: BTreeMap::new(),
+            srqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             listeners: BTreeMap::new(),
             requests: BTreeMap::new(),
+            windows: BTreeMap::new(),
             noted: super::notes::damper(),
             opening_noted: false,
         }
@@ -187,6 +226,10 @@ impl Session {
 
     pub fn cq(&self, id: CqId) -> Result<&CqObject, Refusal> {
         self.cqs.get(&id).ok_or_else(|| refuse::no_such("CQ", id.0))
+    }
+
+    pub fn srq(&self, id: SrqId) -> Result<&SrqObject, Refusal> {
+        self.srqs.get(&id).ok_or_else(|| refuse::no_such("SRQ", id.0))
     }
 
     pub fn qp(&mut self, id: QpId) -> Result<&mut Qp, Refusal> {

@@ -40,21 +40,28 @@ impl Manager {
         self.why.end(id);
         for qp in session.qps.values() {
             self.terminates.count(&qp.shared);
-            self.past.add_qp(session.client.uid, &qp.shared);
+            self.past.add_qp(session.client.identity.uid, &qp.shared);
         }
         for mr in session.mrs.values() {
             self.stags.release(mr.stag);
         }
+        self.release_windows(&session);
         let handles = &mut self.handles;
-        session.pds.keys().for_each(|h| handles.pds.release(h.0));
+        for (pd, object) in &session.pds {
+            let named = self.named_pds.name(*pd).is_some();
+            if !named || self.named_pds.leave(*pd, id, object) {
+                handles.pds.release(pd.0);
+            }
+        }
         session.segments.keys().for_each(|h| handles.segments.release(h.0));
         session.mrs.keys().for_each(|h| handles.mrs.release(h.0));
         session.channels.keys().for_each(|h| handles.channels.release(h.0));
         session.cqs.keys().for_each(|h| handles.cqs.release(h.0));
+        session.srqs.keys().for_each(|h| handles.srqs.release(h.0));
         session.qps.keys().for_each(|h| handles.qps.release(h.0));
         session.listeners.keys().for_each(|h| handles.listeners.release(h.0));
         handles.sessions.release(id.0);
-        let counts = std::mem::take(&mut session.counts);
+        let counts = session.counts.take();
         let receipt = self.reaper.drop_counted(session);
         self.dropping.insert(receipt, Dropping::Session(counts));
     }

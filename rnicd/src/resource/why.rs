@@ -104,7 +104,7 @@ impl Manager {
         self.refusals += 1;
         if let Some(session) = self.sessions.get_mut(&session) {
             session.refusals += 1;
-            self.past.add_refusal(session.client.uid);
+            self.past.add_refusal(session.client.identity.uid);
         }
         let Asked { verb, qp, pd, offset, length } = asked;
         let text = format!("{verb}: {refusal}");
@@ -175,7 +175,7 @@ pub struct Reader {
 
 impl Reader {
     pub fn of(session: SessionId, client: &Client) -> Self {
-        Reader { session, uid: client.uid, admin: client.admin }
+        Reader { session, uid: client.identity.uid, admin: client.admin }
     }
 
     /// Whether a record of this user and session is theirs to read.

@@ -1,17 +1,17 @@
 //! What the control thread tells a worker. Everything here has been authorised.
 
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::{Cq, StagEntry};
-use rnic_core::engine::QpConfig;
+use rnic_core::device::{Cq, Srq, StagChange, StagEntry, Window};
+use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag};
 
 use super::Ticket;
 use crate::events::{ChannelSender, EventSender};
+use crate::socket::Socket;
 
 /// One end of a connection about to be bound.
 pub struct BindEnd {
@@ -45,13 +45,19 @@ pub(super) enum Command {
     UnregisterCq(CqId),
     InstallStag(StagEntry),
     RevokeStag(Stag),
-    /// Every worker has dropped the STag that this QP wanted to invalidate.
-    Invalidated(QpId),
+    AddWindow(Arc<Window>),
+    RemoveWindow(Arc<Window>),
+    /// A QP of some worker wants this of all.
+    ChangeStags(StagChange),
+    /// Every worker has carried out the change that this QP asked for.
+    StagsChanged(QpId),
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
     SpaceFreed(Arc<Cq>),
+    /// QPs of this worker that wait for a receive of this SRQ may get one.
+    ReceivesPosted(Arc<Srq>),
     BindTcp {
         end: BindEnd,
-        stream: TcpStream,
+        stream: Socket,
     },
     BindDirect {
         active: BindEnd,
@@ -63,6 +69,9 @@ pub(super) enum Command {
         abort: bool,
     },
     ToError(QpId),
+    /// Ends the connection as destruction would, but keeps the QP.
+    Expel(QpId),
+    SetOptions(EngineOptions),
     Destroy(QpId),
     Stop,
 }
@@ -71,10 +80,16 @@ impl Command {
     /// How a worker that sleeps takes it.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
-            Command::InstallStag(_) | Command::RegisterCq { .. } => Urgency::Later,
+            Command::InstallStag(_)
+            | Command::AddWindow(_)
+            | Command::RegisterCq { .. }
+            | Command::SetOptions(_) => Urgency::Later,
             // A sleeping worker uses no STag, so the revocation holds; its share of the mapping is
             // to go all the same.
-            Command::RevokeStag(_) | Command::UnregisterCq(_) => Urgency::Wake,
+            Command::RevokeStag(_)
+            | Command::RemoveWindow(_)
+            | Command::ChangeStags(_)
+            | Command::UnregisterCq(_) => Urgency::Wake,
             Command::Attach { .. }
             | Command::Detach(_)
             | Command::BindTcp { .. }
@@ -82,8 +97,10 @@ impl Command {
             | Command::BindDead(_)
             | Command::Disconnect { .. }
             | Command::ToError(_)
-            | Command::Invalidated(_)
+            | Command::StagsChanged(_)
+            | Command::Expel(_)
             | Command::SpaceFreed(_)
+            | Command::ReceivesPosted(_)
             | Command::Destroy(_)
             | Command::Stop => Urgency::Now,
         }

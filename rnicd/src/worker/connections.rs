@@ -2,19 +2,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
+use rnic_core::engine::Engine;
 use rnic_core::types::{QpId, SessionId, Time};
 use rustix::net::SendFlags;
 use slab::Slab;
 use socket2::SockRef;
 
 use crate::events::{ChannelSender, EventSender, Sent};
+use crate::socket::Socket;
 
 /// The worker's own waker.
 pub(super) const WAKER: Token = Token(usize::MAX);
@@ -57,18 +59,31 @@ impl FullSender {
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) qp: QpId,
-    pub(super) stream: TcpStream,
+    pub(super) stream: Socket,
     /// In the queue of those to be read: an edge was seen, and no end since.
     queued: bool,
     /// The engine wants nothing more from it.
     pub(super) ended: bool,
     /// The last send found no room.
     pub(super) blocked: bool,
+    /// The engine wants nothing from it until it says so.
+    pub(super) paused: bool,
     /// Effective maximum segment size, and when it was asked for.
     emss: Option<(usize, Time)>,
 }
 
 impl Connection {
+    /// The engine does not read it for now. Octets and a FIN wait in it, in their order; an error is
+    /// passed on past them. Whether there was one.
+    pub(super) fn pause(&mut self, engine: &mut Engine, now: Time) -> bool {
+        self.paused = true;
+        let error = SockRef::from(&self.stream).take_error().ok().flatten();
+        if let Some(error) = &error {
+            engine.socket_failed(self.qp, error, now);
+        }
+        error.is_some()
+    }
+
     /// The effective maximum segment size. It changes while the kernel learns about the path, so it
     /// is asked for again now and then (RFC 5044 section 4.5).
     pub(super) fn emss(&mut self, now: Time) -> usize {
@@ -111,14 +126,21 @@ impl Connections {
     }
 
     /// Takes a QP's connection. On error it is closed.
-    pub(super) fn add(&mut self, qp: QpId, stream: TcpStream) -> io::Result<()> {
-        stream.set_nodelay(true)?;
+    pub(super) fn add(&mut self, qp: QpId, stream: Socket) -> io::Result<()> {
+        SockRef::from(&stream).set_tcp_nodelay(true)?;
         // Writable edges come only after a send found no room, so both are asked for once and for
         // all.
         let interest = Interest::READABLE | Interest::WRITABLE;
-        let fd = stream.as_raw_fd();
-        let connection =
-            Connection { qp, stream, queued: false, ended: false, blocked: false, emss: None };
+        let fd = stream.as_fd().as_raw_fd();
+        let connection = Connection {
+            qp,
+            stream,
+            queued: false,
+            ended: false,
+            blocked: false,
+            paused: false,
+            emss: None,
+        };
         let key = self.register(fd, interest, Polled::Connection(connection))?;
         self.by_qp.insert(qp, key);
         Ok(())
@@ -168,9 +190,20 @@ impl Connections {
         if let Some(Polled::Connection(c)) = self.polled.get_mut(token.0)
             && !c.queued
             && !c.ended
+            && !c.paused
         {
             c.queued = true;
             self.readable.push_back(token.0);
+        }
+    }
+
+    /// The engine reads a QP's connection again. Edges were lost meanwhile.
+    pub(super) fn read_again(&mut self, qp: QpId) {
+        let Some(key) = self.by_qp.get(&qp).copied() else { return };
+        if let Some(Polled::Connection(c)) = self.polled.get_mut(key)
+            && std::mem::take(&mut c.paused)
+        {
+            self.mark_readable(Token(key));
         }
     }
 
@@ -245,11 +278,11 @@ impl Connections {
     /// Closes a QP's connection, in order or with a reset.
     pub(super) fn close(&mut self, qp: QpId, reset: bool) {
         let Some(key) = self.by_qp.get(&qp).copied() else { return };
-        if reset && let Some(Polled::Connection(c)) = self.polled.get(key) {
-            // If it fails the connection ends with a FIN instead.
-            let _ = SockRef::from(&c.stream).set_linger(Some(Duration::ZERO));
+        if let Some(Polled::Connection(c)) = self.remove(key)
+            && reset
+        {
+            c.stream.reset();
         }
-        self.remove(key);
     }
 
     /// Forgets the descriptors of a session; its QPs' connections have been closed.
@@ -265,13 +298,13 @@ impl Connections {
         }
     }
 
-    fn remove(&mut self, key: usize) {
-        let Some(polled) = self.polled.try_remove(key) else { return };
+    fn remove(&mut self, key: usize) -> Option<Polled> {
+        let polled = self.polled.try_remove(key)?;
         let fd = match &polled {
             Polled::Connection(c) => {
                 self.by_qp.remove(&c.qp);
                 self.hot.retain(|k| *k != key);
-                c.stream.as_raw_fd()
+                c.stream.as_fd().as_raw_fd()
             }
             Polled::Bell { eventfd, .. } => eventfd.as_raw_fd(),
             Polled::Sender { sender, .. } => {
@@ -281,6 +314,7 @@ impl Connections {
         };
         // A client or another thread may hold the same file open, so closing would not be enough.
         let _ = self.registry.deregister(&mut SourceFd(&fd));
+        Some(polled)
     }
 }
 

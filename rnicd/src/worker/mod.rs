@@ -19,7 +19,6 @@ mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -27,14 +26,15 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::{Cq, StagEntry, WhyLog};
+use rnic_core::device::{Cq, Srq, StagChange, StagEntry, WhyLog, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
-use rnic_core::types::{CqId, QpId, SessionId, Stag};
+use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag};
 
 use crate::events::{ChannelSender, EventSender};
+use crate::socket::Socket;
 pub use command::BindEnd;
 use command::{Command, Order, Urgency};
 use run::Worker;
@@ -74,6 +74,16 @@ pub enum WorkerReport {
         /// Which.
         cq: CqId,
     },
+    /// An SRQ died: every QP that uses it is to be moved to Error.
+    SrqFailed {
+        /// Which.
+        srq: SrqId,
+    },
+    /// A session's attached address space is gone. May come more than once.
+    Detached {
+        /// Whose.
+        session: SessionId,
+    },
 }
 
 /// All workers, as the control thread sees them.
@@ -85,8 +95,8 @@ pub struct Workers {
     why: Arc<WhyLog>,
     reports: VecDeque<WorkerReport>,
     done: VecDeque<Ticket>,
-    /// Tickets of invalidations a QP waits for, with that QP and its worker.
-    invalidations: HashMap<Ticket, (u32, QpId)>,
+    /// Tickets of changes a QP waits for, with that QP and its worker.
+    changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
 }
 
 /// What a worker sends to the control thread.
@@ -94,10 +104,12 @@ pub struct Workers {
 enum Report {
     /// For the control thread.
     Public(WorkerReport),
-    /// A QP invalidates an STag that every worker knows.
-    Invalidate { worker: u32, qp: QpId, stag: Stag },
+    /// A QP changes an STag that every worker knows.
+    ChangeStags { worker: u32, qp: QpId, change: Box<StagChange> },
     /// Slots of a CQ are free again; these other workers (by bit) wait for some.
     SpaceFreed { cq: Arc<Cq>, workers: u64 },
+    /// Receives of an SRQ may be taken by QPs of these other workers (by bit).
+    ReceivesFreed { srq: Arc<Srq>, workers: u64 },
 }
 
 /// One worker, as the control thread sees it.
@@ -133,7 +145,7 @@ impl Workers {
             why: Arc::clone(&options.engine.why),
             reports: VecDeque::new(),
             done: VecDeque::new(),
-            invalidations: HashMap::new(),
+            changes: HashMap::new(),
         })
     }
 
@@ -192,13 +204,23 @@ impl Workers {
         self.all(|| Command::RevokeStag(stag))
     }
 
+    /// Makes a memory window known; done when every worker's QPs can bind it.
+    pub fn add_window(&mut self, window: &Arc<Window>) -> Ticket {
+        self.all(|| Command::AddWindow(window.clone()))
+    }
+
+    /// Withdraws a memory window; when done, nothing is reached through it.
+    pub fn remove_window(&mut self, window: &Arc<Window>) -> Ticket {
+        self.all(|| Command::RemoveWindow(window.clone()))
+    }
+
     /// Ends all of a session's QPs and forgets it.
     pub fn detach_session(&mut self, session: SessionId) -> Ticket {
         self.all(|| Command::Detach(session))
     }
 
     /// Gives a QP to a worker, with its TCP connection.
-    pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: TcpStream) {
+    pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: Socket) {
         self.bind(worker, 1, Command::BindTcp { end, stream });
     }
 
@@ -215,6 +237,18 @@ impl Workers {
     /// Ends a QP's connection.
     pub fn disconnect(&mut self, worker: u32, qp: QpId, abort: bool) {
         self.one(worker, None, Command::Disconnect { qp, abort });
+    }
+
+    /// Ends a QP's connection with a Terminate where the stream allows one; the QP stays in Error.
+    pub fn expel(&mut self, worker: u32, qp: QpId) {
+        self.one(worker, None, Command::Expel(qp));
+    }
+
+    /// Gives every engine other deadlines; its number stays.
+    pub fn set_options(&mut self, options: &EngineOptions) {
+        for worker in &self.workers {
+            worker.send(None, Command::SetOptions(options.clone()));
+        }
     }
 
     /// Moves a QP to Error.
@@ -254,19 +288,26 @@ impl Workers {
         }
     }
 
-    /// Takes in what workers say. Invalidations of STags that all workers know begin and end here:
-    /// every worker drops the STag, then the QP that asked goes on.
+    /// Takes in what workers say. Changes of STags that all workers know begin and end here: every
+    /// worker carries the change out, then the QP that asked goes on.
     fn settle(&mut self) {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
                 Report::Public(report) => self.reports.push_back(report),
-                Report::Invalidate { worker, qp, stag } => {
-                    let ticket = self.revoke_stag(stag);
-                    self.invalidations.insert(ticket, (worker, qp));
+                // If it comes behind the command that ends its session, the workers do not know its
+                // window any more and install nothing.
+                Report::ChangeStags { worker, qp, change } => {
+                    let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
+                    self.changes.insert(ticket, (worker, qp, change));
                 }
                 Report::SpaceFreed { cq, workers } => {
                     for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
                         self.one(worker, None, Command::SpaceFreed(cq.clone()));
+                    }
+                }
+                Report::ReceivesFreed { srq, workers } => {
+                    for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
+                        self.one(worker, None, Command::ReceivesPosted(srq.clone()));
                     }
                 }
             }
@@ -275,9 +316,10 @@ impl Workers {
             let workers = &self.workers;
             let carried_out = |w: usize| workers[w].shared.carried_out.load(Ordering::Acquire);
             let Some(ticket) = self.tickets.poll(carried_out) else { return };
-            match self.invalidations.remove(&ticket) {
-                Some((worker, qp)) => {
-                    self.one(worker, None, Command::Invalidated(qp));
+            match self.changes.remove(&ticket) {
+                Some((worker, qp, change)) => {
+                    change.settle();
+                    self.one(worker, None, Command::StagsChanged(qp));
                 }
                 None => self.done.push_back(ticket),
             }

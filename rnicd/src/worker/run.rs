@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
+use rnic_core::abi::control::Event;
 use rnic_core::engine::{Engine, EngineOptions, Output, Receive, Transmit, Work};
 use rnic_core::shm::io::send_pieces;
 use rnic_core::shm::wait::{Step, Waiter, cpus};
@@ -162,6 +163,10 @@ impl Worker {
                     self.connections.mark_readable(token);
                 }
                 Receive::WouldBlock => {}
+                // A reset that was seen before this is not announced again.
+                Receive::Paused => {
+                    worked |= connection.pause(&mut self.engine, now);
+                }
                 Receive::Closed => {
                     worked = true;
                     connection.ended = true;
@@ -179,17 +184,28 @@ impl Worker {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event { session, event } => {
+                    if let Event::SrqUnfair { srq, qp, taken, window, .. } = &event {
+                        tracing::info!(%session, %srq, %qp, taken, window, "unfair share of an SRQ");
+                    }
                     self.clients.tell(session, &event, &mut self.connections);
                 }
                 Output::Notify(cq) => self.clients.notify(cq.id(), &mut self.connections),
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
                 Output::Farewell { qp, octets } => self.connections.farewell(qp, &octets),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
-                Output::Invalidate { qp, stag } => {
-                    self.report(Report::Invalidate { worker: self.number, qp, stag });
+                Output::ChangeStags { qp, change } => {
+                    self.report(Report::ChangeStags { worker: self.number, qp, change });
                 }
                 Output::SpaceFreed { cq, workers } => {
                     self.report(Report::SpaceFreed { cq, workers });
+                }
+                Output::ReadAgain(qp) => self.connections.read_again(qp),
+                Output::ReceivesFreed { srq, workers } => {
+                    self.report(Report::ReceivesFreed { srq, workers });
+                }
+                Output::Warning { session, text } => tracing::warn!(%session, "{text}"),
+                Output::SrqFailed(srq) => {
+                    self.report(Report::Public(WorkerReport::SrqFailed { srq }));
                 }
                 Output::CqFailed(cq) => {
                     self.report(Report::Public(WorkerReport::CqFailed { cq }));
@@ -199,6 +215,9 @@ impl Worker {
                 }
                 Output::Misbehaved { session, why } => {
                     self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
+                }
+                Output::Detached { session } => {
+                    self.report(Report::Public(WorkerReport::Detached { session }));
                 }
             }
         }
@@ -257,8 +276,12 @@ impl Worker {
             Command::UnregisterCq(cq) => self.clients.unregister_cq(cq),
             Command::InstallStag(entry) => self.engine.install_stag(entry),
             Command::RevokeStag(stag) => self.engine.revoke_stag(stag),
-            Command::Invalidated(qp) => self.engine.invalidated(qp, now),
+            Command::AddWindow(window) => self.engine.add_window(window),
+            Command::RemoveWindow(window) => self.engine.remove_window(&window),
+            Command::ChangeStags(change) => self.engine.change_stags(&change),
+            Command::StagsChanged(qp) => self.engine.stags_changed(qp, now),
             Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
+            Command::ReceivesPosted(srq) => self.engine.receives_posted(&srq, now),
             Command::BindTcp { end, stream } => {
                 let BindEnd { config, negotiated, addresses } = end;
                 let qp = config.qp;
@@ -276,6 +299,8 @@ impl Worker {
             Command::BindDead(config) => self.engine.bind_dead(config, now),
             Command::Disconnect { qp, abort } => self.engine.disconnect(qp, abort, now),
             Command::ToError(qp) => self.engine.to_error(qp, now),
+            Command::Expel(qp) => self.engine.expel(qp, now),
+            Command::SetOptions(options) => self.engine.set_options(options),
             Command::Destroy(qp) => self.engine.destroy(qp, now),
             Command::Stop => self.stopping = true,
         }
@@ -339,6 +364,9 @@ impl Worker {
                 Some(Polled::Connection(connection)) => {
                     if event.is_writable() && std::mem::take(&mut connection.blocked) {
                         self.engine.writable(connection.qp);
+                    }
+                    if event.is_error() && connection.paused {
+                        connection.pause(&mut self.engine, now);
                     }
                     if event.is_readable() || event.is_read_closed() || event.is_error() {
                         self.connections.mark_readable(token);

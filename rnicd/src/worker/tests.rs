@@ -1,6 +1,6 @@
 //! Workers with real sockets, queues and clients, all in this process.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token};
@@ -9,8 +9,8 @@ use rnic_core::abi::queue::{
     ARM_NEXT, CHANNEL_RECORD_LEN, ChannelRecord, Cqe, PAGE, QueueKind, QueueShape, SendFlags,
     SendHeader, SendOpcode, Sge, doorbell_offset,
 };
-use rnic_core::device::{Cq, QpShared};
-use rnic_core::engine::MulpduPolicy;
+use rnic_core::device::{Cq, Memory, QpShared};
+use rnic_core::engine::{MulpduPolicy, Receives};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellRinger;
 use rnic_core::shm::queue::{
@@ -146,6 +146,7 @@ impl Client {
     fn region(&self) -> StagEntry {
         StagEntry {
             stag: self.stag,
+            names: rnic_core::device::Names::region(),
             mr: MrId(1),
             session: self.session,
             pd: PD,
@@ -153,8 +154,7 @@ impl Client {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
             iova: 0,
             length: SEGMENT as u64,
-            mapping: Arc::clone(&self.memory),
-            offset: 0,
+            memory: Memory::Segment { mapping: Arc::clone(&self.memory), offset: 0 },
         }
     }
 
@@ -182,10 +182,11 @@ impl Client {
             pd: PD,
             doorbell: index,
             sq: SendConsumer::new(sq),
-            rq: ReceiveConsumer::new(rq),
+            rq: Receives::Own(ReceiveConsumer::new(rq)),
             send_cq: Arc::clone(&cq),
             recv_cq: cq,
             signal_all: true,
+            hold: None,
             shared: Arc::clone(&shared),
         };
         let qp = Qp {
@@ -310,9 +311,9 @@ fn connect_tcp(rig: &mut Rig, a: Box<QpConfig>, b: Box<QpConfig>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
     let active = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
     let (passive, _) = listener.accept().expect("accept");
-    rig.workers.bind_tcp(0, end(a, INITIATOR), active);
+    rig.workers.bind_tcp(0, end(a, INITIATOR), Socket::own(active));
     let last = rig.workers.count() - 1;
-    rig.workers.bind_tcp(last, end(b, RESPONDER), passive);
+    rig.workers.bind_tcp(last, end(b, RESPONDER), Socket::own(passive));
 }
 
 fn expect_established(client: &Client, qp: QpId) {

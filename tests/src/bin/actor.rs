@@ -1,6 +1,7 @@
 //! A client process of a test: plays the part its arguments name, through `rnic-client` alone.
 
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -9,8 +10,10 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
-use rnic_client::{AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions};
-use rnic_tests::{DEADLINE, Process, burst, hostile, traffic};
+use rnic_client::{
+    AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
+};
+use rnic_tests::{DEADLINE, Process, attached, burst, exhaust, hammer, hostile, over, traffic};
 
 #[derive(Parser)]
 struct Args {
@@ -51,6 +54,16 @@ enum Part {
     Churn,
     /// Lets others write into a region until its standard input closes; prints its address.
     Sink,
+    /// Lends attached memory to one guest; prints its address, and when its standard input closes
+    /// a checksum of what is in it.
+    Lend {
+        /// Becomes another program instead, which sleeps.
+        #[arg(long)]
+        exec: bool,
+        /// That program has its descriptors.
+        #[arg(long)]
+        keep: bool,
+    },
     /// Posts small Writes in batches as fast as they are taken; prints how many calls of `read`
     /// and `write` that cost.
     Burst {
@@ -59,6 +72,20 @@ enum Part {
         /// Writes.
         posts: u64,
     },
+    /// Lets others write into a region of a named protection domain until its standard input
+    /// closes; prints where it is, and its first octets at the end.
+    Share {
+        /// The domain's name.
+        pd: String,
+    },
+    /// Writes into the memory that a host names, connecting again whenever that is ended; prints
+    /// each end, and how many there were when nobody listens any more.
+    Hammer {
+        /// The host's address.
+        address: SocketAddr,
+    },
+    /// Binds windows until it is killed; prints when it has begun.
+    Binds,
     /// Prints how many sessions it may see.
     Clients,
     /// Breaks every rule for a number of seconds; prints how many sessions that took.
@@ -70,8 +97,17 @@ enum Part {
         /// Somebody to connect to.
         victim: Option<SocketAddr>,
     },
+    /// Takes all there is of something, prints the refusal, and asks on until its standard input
+    /// closes.
+    Exhaust {
+        /// Of what.
+        #[arg(value_enum)]
+        what: exhaust::What,
+    },
     /// Visits a host in a process of its own.
     Duet,
+    /// Connects two sessions over sockets of its own network namespace.
+    Over,
     /// Goes on a tour of every operation.
     Visit {
         /// The host's address.
@@ -95,6 +131,17 @@ fn wait_for_release() {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
+/// Becomes true when whoever started this actor wants it to end, or is gone.
+fn released() -> Arc<AtomicBool> {
+    let released = Arc::new(AtomicBool::new(false));
+    let release = released.clone();
+    std::thread::spawn(move || {
+        wait_for_release();
+        release.store(true, Ordering::Relaxed);
+    });
+    released
+}
+
 fn play(part: Part) -> Result<(), traffic::Failure> {
     if let Part::Attack { seed, seconds, victim } = part {
         let socket = std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?;
@@ -104,10 +151,18 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
         // In the middle of a session it becomes a program that knows nothing of it.
         return Err(hostile::exec_in_a_session(socket, seed, &mut Command::new("true")).into());
     }
+    if let Part::Exhaust { what } = part {
+        rnic_tests::process::raise_descriptor_limit();
+        let released = released();
+        let refused = |error: &rnic_client::Error| println!("refused: {error}");
+        let had = exhaust::exhaust(what, refused, || !released.load(Ordering::Relaxed))?;
+        println!("had {had}");
+        return Ok(());
+    }
     let context = Context::open()?;
     match part {
-        // Done above, without the library.
-        Part::Attack { .. } => {}
+        // Done above.
+        Part::Attack { .. } | Part::Exhaust { .. } => {}
         Part::Host { guests, address } => {
             let listener = context.listen(address, 16)?;
             println!("listening on {}", listener.local_addr());
@@ -125,12 +180,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             wait_for_release();
         }
         Part::Traffic { address, seed, rounds } => {
-            let released = Arc::new(AtomicBool::new(false));
-            let release = released.clone();
-            std::thread::spawn(move || {
-                wait_for_release();
-                release.store(true, Ordering::Relaxed);
-            });
+            let released = released();
             let done = traffic::visit(&context, address, seed, DEADLINE, |round| {
                 if round == 1 {
                     println!("under way");
@@ -149,9 +199,38 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             wait_for_release();
             drop((qp, region));
         }
+        Part::Lend { exec, keep } => {
+            let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
+            println!("listening on {}", listener.local_addr());
+            let (qp, region) = attached::lend(&context, &listener)?;
+            wait_for_release();
+            if keep {
+                attached::keep_descriptors()?;
+            }
+            if exec {
+                return Err(Command::new("sleep").arg("600").exec().into());
+            }
+            println!("checksum {:08x}", crc32c::crc32c(&attached::octets(&region)?));
+            drop((qp, region));
+        }
         Part::Burst { address, posts } => {
             println!("calls: {}", burst::post(&context, address, posts)?);
         }
+        Part::Share { pd } => {
+            let pd = context.open_pd(Some(&pd))?;
+            let segment = context.create_segment(4096)?;
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let region = pd.reg_mr(&segment, .., access)?;
+            println!("region {} {}", region.iova(), region.rkey().0);
+            wait_for_release();
+            let mut octets = [0; 4];
+            region.read_at(0, &mut octets)?;
+            println!("holds {octets:?}");
+        }
+        Part::Hammer { address } => {
+            println!("{} times", hammer::hammer(&context, address)?);
+        }
+        Part::Binds => hammer::bind_for_ever(&context)?,
         Part::Clients => {
             println!("{} clients", context.list(ListKind::Clients, 0)?.1);
         }
@@ -162,7 +241,8 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             let regions = (0..8).map(|_| pd.reg_mr(&segment, .., access));
             let regions = regions.collect::<Result<Vec<_>, _>>()?;
             let cq = context.create_cq(16, None)?;
-            let qp = pd.create_qp(&QpOptions::new(&cq))?;
+            let srq = pd.create_srq(&SrqOptions::default())?;
+            let qp = pd.create_qp(&QpOptions { srq: Some(&srq), ..QpOptions::new(&cq) })?;
             let listener = context.listen(([127, 0, 0, 1], 0).into(), 4)?;
             let guest = pd.create_qp(&QpOptions::new(&cq))?;
             guest.start_connect(listener.local_addr(), &ConnectOptions::default())?;
@@ -178,6 +258,10 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             let address = host.line_after("listening on ").parse()?;
             tour::visit(&context, address, DEADLINE)?;
             host.succeed();
+        }
+        Part::Over => {
+            over::play(&context, &Context::open()?)?;
+            println!("both ends are done");
         }
         Part::Visit { address } => {
             for step in tour::visit(&context, address, DEADLINE)? {

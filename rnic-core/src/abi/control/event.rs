@@ -34,7 +34,8 @@ pub enum Event {
         listener: ListenerId,
         /// The listener's context.
         context: u64,
-        /// The request, no longer valid.
+        /// The request, no longer valid; 0 if none will ever come, on a connection that was passed
+        /// with `ServeOver`.
         request: RequestId,
         /// Why.
         reason: String,
@@ -139,7 +140,8 @@ pub enum Event {
         /// Receives that all QPs took in the same time.
         window: u32,
     },
-    /// A QP in Error has taken its last receive from its shared receive queue.
+    /// A QP in Error has taken its last receive from its shared receive queue, and what it had taken
+    /// has been flushed.
     LastReceive {
         /// Which.
         qp: QpId,

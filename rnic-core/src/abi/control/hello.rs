@@ -69,13 +69,17 @@ pub enum HelloStatus {
     Resources = 4,
     /// This user may not use this device.
     NotAllowed = 5,
+    /// The limit on sessions of this user (`limits.user.sessions`) is reached.
+    UserSessions = 6,
+    /// An administrator has the daemon refuse everything new.
+    Draining = 7,
 }
 
 impl HelloStatus {
     /// The status with this number, if there is one.
     pub fn from_u32(n: u32) -> Option<Self> {
         use HelloStatus::*;
-        [Ok, Version, SessionLimit, Stopping, Resources, NotAllowed]
+        [Ok, Version, SessionLimit, Stopping, Resources, NotAllowed, UserSessions, Draining]
             .into_iter()
             .find(|s| *s as u32 == n)
     }

@@ -239,6 +239,10 @@ pub struct SrqRow {
     pub limit: u32,
     /// QPs that use it.
     pub qps: u32,
+    /// Of them, those that hold a message for want of a receive.
+    pub held: u32,
+    /// How often one of them was found to take more than its fair share.
+    pub unfair: u64,
 }
 
 /// A memory window.

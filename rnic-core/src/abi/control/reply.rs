@@ -84,8 +84,8 @@ pub enum ReplyBody {
         qp: QpId,
         /// Its send queue.
         sq: QueueLocation,
-        /// Its receive queue.
-        rq: QueueLocation,
+        /// Its receive queue; none if it takes its receives from a shared one.
+        rq: Option<QueueLocation>,
         /// The descriptor with this reply, if there is one.
         new_arena: Option<NewArena>,
     },

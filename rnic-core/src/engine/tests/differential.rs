@@ -3,21 +3,23 @@
 use proptest::prelude::*;
 
 use super::link::Cuts;
-use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, any_op, rights, safe_op};
+use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, WINDOW, any_op, rights, safe_op};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::abi::control::WhyRecord;
 use crate::abi::queue::SendFlags;
-use crate::types::{Access, Scope};
+use crate::device::window::BindRequest;
+use crate::types::{Access, Scope, Stag, WindowKind};
 
-/// A pair with the model's regions.
+/// A pair with the model's regions, and behind them the window as its peer sees it.
 struct Bench {
     w: World,
     regions: [Vec<Mr>; 2],
 }
 
 impl Bench {
-    fn new(wiring: Wiring) -> Self {
+    /// `attached` has a bit for each region that is attached memory.
+    fn new(wiring: Wiring, attached: u64) -> Self {
         let shape = QpShape { sq: 64, rq: 64, inline: 128, ..QpShape::default() };
         let mut w = World::pair_with(wiring, shape, 256);
         let mut regions = [Vec::new(), Vec::new()];
@@ -25,11 +27,15 @@ impl Bench {
             for n in 0..REGIONS {
                 let scope = if n == OWN { Scope::Qp(w.qps[end].id) } else { Scope::Pd };
                 let iova = 0x1_0000 * (n as u64 + 1);
+                w.attached = attached >> (end * REGIONS + n) & 1 == 1;
                 let mr = w.mr_at(end, REGION_LEN, rights(n), scope, iova);
                 mr.pattern((end * REGIONS + n) as u8);
                 regions[end].push(mr);
             }
             w.revoke(end, regions[end][REVOKED].stag);
+            let (stag, _) = w.window(end, WindowKind::Type2).view();
+            let window = Mr { stag, ..regions[end][0].clone() };
+            regions[end].push(window);
         }
         w.events(A);
         w.events(B);
@@ -42,6 +48,9 @@ impl Bench {
 
     /// The request of an op; none for a receive, which is posted.
     fn request(&mut self, me: usize, id: u64, op: &Op, model: &Model) -> Option<Wr> {
+        if let Op::Bind { at, len } = op {
+            return Some(self.bind(me, id, *at, *len));
+        }
         let (mine, theirs) = (&self.regions[me], &self.regions[1 - me]);
         let sge = |p: &super::model::Place, len: usize| mine[p.region].sge(p.at..p.at + len);
         Some(match op {
@@ -72,15 +81,37 @@ impl Bench {
                 }
             }
             Op::LocalInvalidate { region } => Wr::local_invalidate(id, mine[*region].stag),
+            Op::Bind { .. } => return None,
         })
+    }
+
+    /// Binds an end's window to a part of its region 0, under the next key.
+    fn bind(&mut self, me: usize, id: u64, at: usize, len: usize) -> Wr {
+        let region = self.regions[me][0].clone();
+        let window = &mut self.regions[me][WINDOW];
+        let new = Stag(window.stag.0 & !0xFF | window.stag.0.wrapping_add(1) & 0xFF);
+        let bind = BindRequest {
+            window: window.stag,
+            new,
+            address: region.iova + at as u64,
+            length: len as u64,
+            lkey: region.stag.0,
+            access: rights(WINDOW).bits(),
+        };
+        *window = Mr { stag: new, iova: bind.address, ..region };
+        Wr::bind(id, &bind)
     }
 
     /// Completions of both ends, with the model's word for an STag.
     fn completions(&mut self) -> [Vec<String>; 2] {
         [A, B].map(|end| {
             let own = format!("invalidated {:#x}", self.regions[end][OWN].stag.0);
-            let found = self.w.completions(end);
-            found.into_iter().map(|c| c.replace(&own, "invalidated OWN")).collect()
+            let window = format!("invalidated {:#x}", self.regions[end][WINDOW].stag.0);
+            let found = self.w.completions(end).into_iter();
+            let named = |c: String| {
+                c.replace(&own, "invalidated OWN").replace(&window, "invalidated WINDOW")
+            };
+            found.map(named).collect()
         })
     }
 }
@@ -89,9 +120,10 @@ impl Bench {
 fn run(
     ops: &[(usize, Op)],
     wiring: Wiring,
+    attached: u64,
     cuts: Option<u64>,
 ) -> Result<Vec<String>, TestCaseError> {
-    let mut bench = Bench::new(wiring);
+    let mut bench = Bench::new(wiring, attached);
     if let Some(seed) = cuts {
         for (n, pipe) in bench.w.links[0].pipes.iter_mut().enumerate() {
             pipe.cuts = Cuts::Random(seed + n as u64);
@@ -152,8 +184,13 @@ fn run(
 }
 
 /// The same ops in one batch per end.
-fn run_batch(ops: &[(usize, Op)], flags: u64, wiring: Wiring) -> Result<(), TestCaseError> {
-    let mut bench = Bench::new(wiring);
+fn run_batch(
+    ops: &[(usize, Op)],
+    flags: u64,
+    attached: u64,
+    wiring: Wiring,
+) -> Result<(), TestCaseError> {
+    let mut bench = Bench::new(wiring, attached);
     let mut model = Model::new(bench.memory());
     let mut batches = [Vec::new(), Vec::new()];
     // Room for every Send, in the order of the Sends.
@@ -197,6 +234,11 @@ fn run_batch(ops: &[(usize, Op)], flags: u64, wiring: Wiring) -> Result<(), Test
     Ok(())
 }
 
+/// Which regions are attached memory: none of them as often as any.
+fn memory_kinds() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), any::<u64>()]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
@@ -205,9 +247,10 @@ proptest! {
         ops in proptest::collection::vec(any_op(), 1..40),
         seed in any::<u64>(),
         framing in 1usize..6,
+        attached in memory_kinds(),
     ) {
-        let direct = run(&ops, Wiring::direct(), None)?;
-        let tcp = run(&ops, Wiring::all()[framing], Some(seed >> 1))?;
+        let direct = run(&ops, Wiring::direct(), attached, None)?;
+        let tcp = run(&ops, Wiring::all()[framing], attached, Some(seed >> 1))?;
         prop_assert_eq!(direct, tcp);
     }
 
@@ -216,8 +259,9 @@ proptest! {
         ops in proptest::collection::vec(safe_op(), 1..60),
         flags in any::<u64>(),
         framing in 0usize..6,
+        attached in memory_kinds(),
     ) {
-        run_batch(&ops, flags, Wiring::all()[framing])?;
+        run_batch(&ops, flags, attached, Wiring::all()[framing])?;
     }
 
     /// A CQ smaller than the queues, read now and then, by two QPs at once: published - consumed +

@@ -146,6 +146,11 @@ impl Pipe {
         self.chunks.front().map(|(at, _)| *at).or(fin)
     }
 
+    /// The error of a reset, for a receiver that does not call.
+    pub fn take_error(&mut self) -> Option<io::Error> {
+        std::mem::take(&mut self.reset).then(|| io::ErrorKind::ConnectionReset.into())
+    }
+
     /// The receiver's call.
     pub fn recv(&mut self, into: &mut [&mut [u8]], now: Time) -> io::Result<usize> {
         if std::mem::take(&mut self.reset) {

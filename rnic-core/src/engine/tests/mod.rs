@@ -6,10 +6,12 @@
 //! words in which tests post. The other files are scenarios, one subject each; they read as
 //! transcripts of what was posted and what came of it.
 
+mod attached;
 mod bare;
 mod differential;
 mod endings;
 mod framing;
+mod hold;
 mod link;
 mod model;
 mod operations;
@@ -19,5 +21,7 @@ mod raw;
 mod refusals;
 mod requests;
 mod revocation;
+mod srq;
 mod why;
+mod windows;
 mod world;

@@ -14,9 +14,13 @@ pub(super) const REGION_LEN: usize = 200;
 /// The region that is limited to its end's QP.
 pub(super) const OWN: usize = 2;
 pub(super) const REVOKED: usize = 4;
+/// Beside the regions: a window of type 2 on a part of region 0, if it is bound.
+pub(super) const WINDOW: usize = REGIONS;
 
 pub(super) fn rights(region: usize) -> Access {
     match region {
+        0 => Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::MW_BIND,
+        WINDOW => Access::REMOTE_WRITE | Access::REMOTE_READ,
         1 => Access::REMOTE_READ,
         3 => Access::LOCAL_WRITE,
         _ => Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
@@ -44,12 +48,13 @@ pub(super) enum Op {
     Send { from: Place, len: usize, inline: bool, solicited: bool, invalidate: Option<usize> },
     Read { sink: Place, from: Place, len: usize, invalidate: bool },
     LocalInvalidate { region: usize },
+    Bind { at: usize, len: usize },
 }
 
 /// Ops that may fail in every way.
 pub(super) fn any_op() -> impl Strategy<Value = (usize, Op)> {
     let region = prop_oneof![6 => Just(0usize), 1 => Just(1), 3 => Just(OWN), 1 => Just(3),
-        1 => Just(REVOKED)];
+        1 => Just(REVOKED), 4 => Just(WINDOW)];
     let place = (region.clone(), prop_oneof![12 => 0usize..100, 1 => 100usize..REGION_LEN + 2])
         .prop_map(|(region, at)| Place { region, at });
     let len = prop_oneof![1 => Just(0usize), 8 => 1usize..60, 1 => 60usize..100];
@@ -65,6 +70,8 @@ pub(super) fn any_op() -> impl Strategy<Value = (usize, Op)> {
         4 => (place.clone(), place, len, prop_oneof![9 => Just(false), 1 => Just(true)])
             .prop_map(|(sink, from, len, invalidate)| Op::Read { sink, from, len, invalidate }),
         1 => region.prop_map(|region| Op::LocalInvalidate { region }),
+        3 => (0usize..100, prop_oneof![20 => 60usize..101, 1 => 0usize..REGION_LEN])
+            .prop_map(|(at, len)| Op::Bind { at, len }),
     ];
     (0usize..2, op)
 }
@@ -91,6 +98,8 @@ pub(super) fn safe_op() -> impl Strategy<Value = (usize, Op)> {
 pub(super) struct Model {
     pub memory: [[Vec<u8>; REGIONS]; 2],
     enabled: [[bool; REGIONS]; 2],
+    /// The part of region 0 that the window of an end is bound to: start and length.
+    windows: [Option<(usize, usize)>; 2],
     receives: [VecDeque<(u64, usize, usize)>; 2],
     /// Completions not yet looked at.
     pub completions: [Vec<String>; 2],
@@ -106,6 +115,7 @@ impl Model {
         Model {
             memory,
             enabled,
+            windows: [None; 2],
             receives: Default::default(),
             completions: Default::default(),
             ended: None,
@@ -123,6 +133,7 @@ impl Model {
             Op::Send { .. } => "Send",
             Op::Read { .. } => "RdmaRead",
             Op::LocalInvalidate { .. } => "LocalInvalidate",
+            Op::Bind { .. } => "BindMw",
         };
         if self.ended.is_some() {
             self.completions[me].push(format!("{id} {name} WrFlush"));
@@ -156,11 +167,13 @@ impl Model {
                         let octets = self.octets(peer, *from, *len);
                         self.put(me, *sink, &octets);
                         if *invalidate {
-                            if !self.enabled[me][sink.region] {
-                                self.completions[me].push(format!("{id} RdmaRead LocalProtection"));
+                            if !self.may_invalidate(me, sink.region) {
+                                let len = spaced(*len);
+                                let failed = format!("{id} RdmaRead LocalProtection{len}");
+                                self.completions[me].push(failed);
                                 return self.end(me, "0/0/00");
                             }
-                            self.enabled[me][sink.region] = false;
+                            self.disable(me, sink.region);
                         }
                         self.completions[me].push(format!("{id} RdmaRead{}", spaced(*len)));
                         return;
@@ -173,8 +186,17 @@ impl Model {
                 self.end(peer, code);
             }
             Op::LocalInvalidate { region } => {
-                self.enabled[me][*region] = false;
+                self.disable(me, *region);
                 self.completions[me].push(format!("{id} LocalInvalidate"));
+            }
+            Op::Bind { at, len } => {
+                let inside = *len > 0 && at + len <= REGION_LEN;
+                if self.windows[me].is_some() || !self.enabled[me][0] || !inside {
+                    self.completions[me].push(format!("{id} BindMw MwBind"));
+                    return self.end(me, "0/0/00");
+                }
+                self.windows[me] = Some((*at, *len));
+                self.completions[me].push(format!("{id} BindMw"));
             }
         }
     }
@@ -196,12 +218,14 @@ impl Model {
         let solicited = if solicited { " solicited" } else { "" };
         match invalidate {
             None => self.completions[to].push(format!("{id} Receive{len}{solicited}")),
-            Some(OWN) if self.enabled[to][OWN] => {
-                self.enabled[to][OWN] = false;
-                self.completions[to].push(format!("{id} Receive{len}{solicited} invalidated OWN"));
+            Some(region @ (OWN | WINDOW)) if self.is_enabled(to, region) => {
+                self.disable(to, region);
+                let name = if region == OWN { "OWN" } else { "WINDOW" };
+                let done = format!("{id} Receive{len}{solicited} invalidated {name}");
+                self.completions[to].push(done);
             }
             Some(region) => {
-                let code = if self.enabled[to][region] { "0/2/09" } else { "0/1/09" };
+                let code = if self.is_enabled(to, region) { "0/2/09" } else { "0/1/09" };
                 let refused = format!("{id} Receive RemoteInvalidRequest{len}{solicited}");
                 self.completions[to].push(refused);
                 self.end(to, code);
@@ -209,42 +233,86 @@ impl Model {
         }
     }
 
+    fn is_enabled(&self, end: usize, region: usize) -> bool {
+        match region {
+            WINDOW => self.windows[end].is_some(),
+            _ => self.enabled[end][region],
+        }
+    }
+
+    /// Whether the owner may: not a region with a window.
+    fn may_invalidate(&self, end: usize, region: usize) -> bool {
+        self.is_enabled(end, region) && !(region == 0 && self.windows[end].is_some())
+    }
+
+    fn disable(&mut self, end: usize, region: usize) {
+        match region {
+            WINDOW => self.windows[end] = None,
+            _ => self.enabled[end][region] = false,
+        }
+    }
+
+    /// Where a place is, for places in windows.
+    fn resolve(&self, end: usize, place: Place) -> Place {
+        match (place.region, self.windows[end]) {
+            (WINDOW, Some((at, _))) => Place { region: 0, at: at + place.at },
+            (WINDOW, None) => Place { region: 0, at: REGION_LEN },
+            _ => place,
+        }
+    }
+
     fn is_local_valid(&self, me: usize, op: &Op) -> bool {
         let inside = |p: &Place, len: usize| {
-            len == 0 || self.enabled[me][p.region] && p.at + len <= REGION_LEN
+            let key = p.region != WINDOW && self.enabled[me][p.region];
+            len == 0 || key && p.at + len <= REGION_LEN
         };
         match op {
             Op::Write { inline: true, .. } | Op::Send { inline: true, .. } => true,
             Op::Write { from, len, .. } | Op::Send { from, len, .. } => inside(from, *len),
+            Op::Read { sink, invalidate: true, .. }
+                if sink.region == WINDOW && self.windows[me].is_some() =>
+            {
+                false
+            }
             Op::Read { sink, len, .. } => {
                 *len == 0 || inside(sink, *len) && rights(sink.region).contains(Access::LOCAL_WRITE)
             }
-            Op::LocalInvalidate { region } => self.enabled[me][*region],
-            Op::Receive { .. } => true,
+            Op::LocalInvalidate { region } => self.may_invalidate(me, *region),
+            // A bind that fails has a status of its own.
+            Op::Receive { .. } | Op::Bind { .. } => true,
         }
     }
 
     fn remote(&self, owner: usize, place: Place, len: usize, right: Access) -> Result<(), Why> {
         if len == 0 {
             Ok(())
-        } else if !self.enabled[owner][place.region] {
+        } else if !self.is_enabled(owner, place.region) {
             Err(Why::Gone)
         } else if !rights(place.region).contains(right) {
             Err(Why::Right)
-        } else if place.at + len > REGION_LEN {
+        } else if place.at + len > self.length(owner, place.region) {
             Err(Why::Bounds)
         } else {
             Ok(())
         }
     }
 
+    fn length(&self, owner: usize, region: usize) -> usize {
+        match (region, self.windows[owner]) {
+            (WINDOW, Some((_, len))) => len,
+            _ => REGION_LEN,
+        }
+    }
+
     /// Octets of a place; what inline data is made of may lie beyond its region.
     pub fn octets(&self, of: usize, place: Place, len: usize) -> Vec<u8> {
+        let place = self.resolve(of, place);
         let region = &self.memory[of][place.region];
         place.range(len).map(|at| region.get(at).copied().unwrap_or(0xEE)).collect()
     }
 
     fn put(&mut self, of: usize, place: Place, octets: &[u8]) {
+        let place = self.resolve(of, place);
         if !octets.is_empty() {
             self.memory[of][place.region][place.range(octets.len())].copy_from_slice(octets);
         }

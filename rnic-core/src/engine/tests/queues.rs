@@ -153,7 +153,13 @@ fn a_receive_without_a_slot_kills_its_cq_and_no_other() {
 /// A region nobody looks at: for zero-length requests.
 fn nobodys() -> super::requests::Mr {
     let (mapping, _fd) = crate::shm::Mapping::create_arena("none", 1).unwrap();
-    super::requests::Mr { stag: crate::types::Stag(1), iova: 0, len: 0, mapping }
+    super::requests::Mr {
+        stag: crate::types::Stag(1),
+        iova: 0,
+        len: 0,
+        mapping,
+        windows: Default::default(),
+    }
 }
 
 #[test]

@@ -4,7 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::abi::control::{DisconnectReason, Event};
-use crate::abi::queue::{CompletionFlags, Cqe, SendFlags, SendHeader, SendOpcode, Sge};
+use crate::abi::queue::{
+    CompletionFlags, Cqe, SendFlags, SendHeader, SendOpcode, Sge, WindowParams,
+};
+use crate::device::window::{BindRequest, WindowCount};
 use crate::shm::Mapping;
 use crate::types::{CompletionOpcode, CompletionStatus, Stag, TerminateCode, TerminateOrigin};
 
@@ -15,6 +18,7 @@ pub(super) struct Mr {
     pub iova: u64,
     pub len: usize,
     pub mapping: Arc<Mapping>,
+    pub windows: Arc<WindowCount>,
 }
 
 impl Mr {
@@ -115,6 +119,15 @@ impl Wr {
         wr
     }
 
+    pub fn bind(wr_id: u64, request: &BindRequest) -> Self {
+        let mut wr = Wr::new(SendOpcode::BindWindow, wr_id, &[]);
+        wr.header.rkey = request.window.0;
+        wr.header.inv_rkey = request.new.0;
+        let BindRequest { address, length, lkey, access, .. } = *request;
+        wr.header.params = WindowParams { address, length, lkey, access }.to_params();
+        wr
+    }
+
     pub fn remote(mut self, stag: Stag, to: u64) -> Self {
         self.header.rkey = stag.0;
         self.header.remote_addr = to;
@@ -183,6 +196,10 @@ pub(super) fn event(event: &Event) -> String {
         Event::CqError { .. } => "CQ error".to_owned(),
         Event::QpFatal { reason, .. } => format!("fatal: {reason}"),
         Event::Unreachable { reason, .. } => format!("unreachable: {reason}"),
+        Event::SrqLimit { .. } => "SRQ limit".to_owned(),
+        Event::SrqError { .. } => "SRQ error".to_owned(),
+        Event::SrqUnfair { qp, taken, window, .. } => format!("QP {qp} took {taken}/{window}"),
+        Event::LastReceive { qp, .. } => format!("last receive of QP {qp}"),
         other => format!("{other:?}"),
     }
 }

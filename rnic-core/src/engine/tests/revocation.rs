@@ -151,7 +151,7 @@ fn local_invalidate_of_a_qps_own_region_is_done_at_once() {
 fn local_invalidate_of_a_domains_region_waits_for_every_worker() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        w.answer_invalidations = false;
+        w.answer_changes = false;
         let (shared, second) = (w.any_mr(A, 10), w.any_mr(A, 10));
         w.recv(B, 7, &[]);
         w.post(
@@ -164,12 +164,12 @@ fn local_invalidate_of_a_domains_region_waits_for_every_worker() {
         );
         assert_eq!(w.completions(A), [""; 0]);
         assert_eq!(w.completions(B), [""; 0], "nothing overtakes it");
-        assert_eq!(w.invalidations.len(), 1);
-        assert_eq!(w.invalidations[0].2, shared.stag);
+        assert_eq!(w.changes.len(), 1);
+        assert_eq!(w.changes[0].2.revoked(), Some(shared.stag));
         w.answer();
         w.settle();
         assert_eq!(w.completions(A), ["1 LocalInvalidate"]);
-        assert_eq!(w.invalidations[0].2, second.stag);
+        assert_eq!(w.changes[0].2.revoked(), Some(second.stag));
         w.answer();
         w.settle();
         assert_eq!(w.completions(A), ["2 LocalInvalidate", "3 Send"], "{wiring:?}");
@@ -211,13 +211,13 @@ fn read_with_invalidate_leaves_a_dead_sink() {
 fn invalidations_that_overlap_are_all_answered() {
     // A read with invalidate that ends while a local invalidate is being answered.
     let (mut w, mut raw) = World::raw();
-    w.answer_invalidations = false;
+    w.answer_changes = false;
     let (sink, other, source) = (w.any_mr(A, 1), w.any_mr(A, 1), w.any_mr(A, 1));
     w.post(
         A,
         &[Wr::read_invalidate(1, sink.all(), &source, 0), Wr::local_invalidate(2, other.stag)],
     );
-    assert_eq!(w.invalidations.len(), 1);
+    assert_eq!(w.changes.len(), 1);
     raw.response(&mut w, sink.stag, sink.iova, b"x", true);
     assert_eq!(w.completions(A), [""; 0]);
     w.answer();

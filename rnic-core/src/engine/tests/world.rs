@@ -4,7 +4,9 @@
 //! A client is the real one as far as shared memory goes: its rings, doorbells and completion
 //! queues are those of `shm`, over an arena that both sides hold in this process.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::link::{End, Link};
@@ -12,22 +14,26 @@ use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::{Event, WhyRecord};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
-use crate::device::{Cq, QpShared, StagAllocator, StagEntry};
-use crate::engine::{
-    Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Transmit, Work,
+use crate::device::window::WindowCount;
+use crate::device::{
+    Cq, Memory, Names, QpShared, Srq, StagAllocator, StagChange, StagEntry, Window,
 };
-use crate::shm::Mapping;
+use crate::engine::{
+    Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Receives, Transmit, Work,
+};
 use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use crate::shm::io::Piece;
 use crate::shm::queue::{
     CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
 };
+use crate::shm::{AddressSpace, Mapping};
 use crate::stream::Negotiated;
 use crate::stream::startup::{
     Initiator, InitiatorStep, Options, Responder, ResponderStep, RtrKinds,
 };
 use crate::types::{
-    Access, AddressPair, CqId, MrId, PdId, QpId, QpState, Scope, SessionId, Stag, Time,
+    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag,
+    Time, WindowKind,
 };
 
 /// The ends of the connection that most tests are about.
@@ -122,6 +128,7 @@ pub(super) struct App {
     /// One per worker of the host, with that worker's engine.
     ringers: Vec<(usize, DoorbellRinger)>,
     pub cqs: Vec<CqEnd>,
+    pub srqs: Vec<SrqEnd>,
     pub events: Vec<Event>,
     /// CQs whose channel had a record, in order.
     pub notified: Vec<CqId>,
@@ -140,12 +147,19 @@ pub(super) struct CqEnd {
     pub consumer: CompletionConsumer,
 }
 
+/// A shared receive queue, both ends of it.
+pub(super) struct SrqEnd {
+    pub srq: Arc<Srq>,
+    pub producer: ReceiveProducer,
+}
+
 /// A queue pair, seen by its client.
 pub(super) struct QpEnd {
     pub app: usize,
     pub id: QpId,
     pub sq: SendProducer,
-    pub rq: ReceiveProducer,
+    /// None if it is on a shared receive queue.
+    pub rq: Option<ReceiveProducer>,
     pub send_cq: usize,
     pub recv_cq: usize,
     pub shared: Arc<QpShared>,
@@ -163,11 +177,14 @@ pub(super) struct QpShape {
     pub sges: u8,
     pub inline: u16,
     pub signal_all: bool,
+    /// Shared receive queue of its app.
+    pub srq: Option<usize>,
+    pub hold: Option<Duration>,
 }
 
 impl Default for QpShape {
     fn default() -> Self {
-        QpShape { sq: 32, rq: 32, sges: 4, inline: 64, signal_all: false }
+        QpShape { sq: 32, rq: 32, sges: 4, inline: 64, signal_all: false, srq: None, hold: None }
     }
 }
 
@@ -180,12 +197,20 @@ pub(super) struct World {
     pub apps: Vec<App>,
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
+    /// Regions are made of attached memory: this process's own.
+    pub attached: bool,
+    /// Sessions whose address space was found gone.
+    pub detached: Vec<SessionId>,
     pub misbehaved: Vec<(SessionId, String)>,
     pub notes: Vec<(SessionId, &'static str)>,
     pub failed_cqs: Vec<CqId>,
-    /// Invalidations nobody has answered yet.
-    pub invalidations: Vec<(usize, QpId, Stag)>,
-    pub answer_invalidations: bool,
+    /// Changes of STags nobody has answered yet.
+    pub changes: Vec<(usize, QpId, StagChange)>,
+    pub answer_changes: bool,
+    pub failed_srqs: Vec<SrqId>,
+    pub warnings: Vec<String>,
+    /// Sockets that are not to be read, by link and end.
+    paused: Vec<(usize, usize)>,
     pub emss: usize,
     /// Octets given to sockets straight from shared memory.
     pub shared_octets: usize,
@@ -215,11 +240,16 @@ impl World {
             apps: Vec::new(),
             qps: Vec::new(),
             links: Vec::new(),
+            attached: false,
+            detached: Vec::new(),
             misbehaved: Vec::new(),
             notes: Vec::new(),
             failed_cqs: Vec::new(),
-            invalidations: Vec::new(),
-            answer_invalidations: true,
+            changes: Vec::new(),
+            answer_changes: true,
+            failed_srqs: Vec::new(),
+            warnings: Vec::new(),
+            paused: Vec::new(),
             emss: 1460,
             shared_octets: 0,
             leftover: Vec::new(),
@@ -322,6 +352,7 @@ impl World {
             next_doorbell: 1,
             ringers,
             cqs: Vec::new(),
+            srqs: Vec::new(),
             events: Vec::new(),
             notified: Vec::new(),
         });
@@ -353,16 +384,52 @@ impl World {
         self.apps[app].cqs.len() - 1
     }
 
+    /// A shared receive queue.
+    pub fn srq(&mut self, app: usize, depth: u32, limit: u32) -> usize {
+        let id = SrqId(self.id());
+        let offset = self.apps[app].next_offset;
+        let shape = QueueShape::receive(depth, 4);
+        let queue = self.queue(app, QueueKind::SharedReceive, shape, id.0);
+        let producer = ReceiveProducer::new(self.client_end(app, &queue, offset));
+        self.apps[app].next_doorbell += 1;
+        let srq = Arc::new(Srq::new(id, self.apps[app].session, 8, limit, queue));
+        self.apps[app].srqs.push(SrqEnd { srq, producer });
+        self.apps[app].srqs.len() - 1
+    }
+
+    /// Posts receives without elements to a shared queue.
+    pub fn srq_recv(&mut self, app: usize, srq: usize, ids: Range<u64>) {
+        let end = &mut self.apps[app].srqs[srq];
+        for id in ids {
+            end.producer.push(id, &[]).unwrap();
+        }
+        end.producer.publish();
+        let (waiting, index) = (end.producer.waits(), end.srq.doorbell());
+        for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
+            self.ring(app, worker, index);
+        }
+    }
+
     pub fn qp(&mut self, app: usize, send_cq: usize, recv_cq: usize, shape: QpShape) -> usize {
         let id = QpId(self.id());
         let at = self.apps[app].next_offset;
         let sq_shape = QueueShape::send(shape.sq, shape.sges, shape.inline);
         let sq = self.queue(app, QueueKind::Send, sq_shape, id.0);
         let sq_end = self.client_end(app, &sq, at);
-        let at = self.apps[app].next_offset;
-        let rq_shape = QueueShape::receive(shape.rq, shape.sges);
-        let rq = self.queue(app, QueueKind::Receive, rq_shape, id.0);
-        let rq_end = self.client_end(app, &rq, at);
+        let (rq, rq_end) = match shape.srq {
+            Some(srq) => {
+                let srq = &self.apps[app].srqs[srq].srq;
+                srq.users.fetch_add(1, Relaxed);
+                (Receives::Shared(srq.clone()), None)
+            }
+            None => {
+                let at = self.apps[app].next_offset;
+                let rq_shape = QueueShape::receive(shape.rq, shape.sges);
+                let rq = self.queue(app, QueueKind::Receive, rq_shape, id.0);
+                let rq_end = self.client_end(app, &rq, at);
+                (Receives::Own(ReceiveConsumer::new(rq)), Some(ReceiveProducer::new(rq_end)))
+            }
+        };
         let doorbell = self.apps[app].next_doorbell;
         self.apps[app].next_doorbell += 1;
         let shared = Arc::new(QpShared::default());
@@ -373,17 +440,18 @@ impl World {
             pd: a.pd,
             doorbell,
             sq: SendConsumer::new(sq),
-            rq: ReceiveConsumer::new(rq),
+            rq,
             send_cq: a.cqs[send_cq].cq.clone(),
             recv_cq: a.cqs[recv_cq].cq.clone(),
             signal_all: shape.signal_all,
+            hold: shape.hold,
             shared: shared.clone(),
         };
         self.qps.push(QpEnd {
             app,
             id,
             sq: SendProducer::new(sq_end),
-            rq: ReceiveProducer::new(rq_end),
+            rq: rq_end,
             send_cq,
             recv_cq,
             shared,
@@ -424,10 +492,31 @@ impl World {
         scope: Scope,
         iova: u64,
     ) -> Mr {
+        let memory = if self.attached {
+            Memory::Attached { space: own_address_space(), address: mapping.address() }
+        } else {
+            Memory::Segment { mapping: mapping.clone(), offset: 0 }
+        };
+        let (stag, windows) = self.install(qp, memory, len, access, scope, iova);
+        Mr { stag, iova, len, mapping, windows }
+    }
+
+    /// Makes memory known to all workers of the QP's host.
+    pub fn install(
+        &mut self,
+        qp: usize,
+        memory: Memory,
+        len: usize,
+        access: Access,
+        scope: Scope,
+        iova: u64,
+    ) -> (Stag, Arc<WindowCount>) {
         let stag = self.stags.allocate().unwrap();
         let app = &self.apps[self.qps[qp].app];
+        let windows = Arc::new(WindowCount::default());
         let entry = StagEntry {
             stag,
+            names: Names::Region(windows.clone()),
             mr: MrId(self.next_id + 1),
             session: app.session,
             pd: app.pd,
@@ -435,14 +524,40 @@ impl World {
             access,
             iova,
             length: len as u64,
-            mapping: mapping.clone(),
-            offset: 0,
+            memory,
         };
         for engine in &self.hosts[app.host] {
             self.engines[*engine].install_stag(entry.clone());
         }
         self.id();
-        Mr { stag, iova, len, mapping }
+        (stag, windows)
+    }
+
+    /// A window of a QP's domain, as the resource manager makes one.
+    pub fn window(&mut self, qp: usize, kind: WindowKind) -> Arc<Window> {
+        let stag = self.stags.allocate_for_window().unwrap();
+        let id = MwId(self.id());
+        let app = &self.apps[self.qps[qp].app];
+        let window = Arc::new(Window::new(id, app.session, app.pd, kind, stag));
+        for engine in &self.hosts[app.host] {
+            self.engines[*engine].add_window(window.clone());
+        }
+        window
+    }
+
+    /// Takes a window back, as the resource manager does.
+    pub fn remove_window(&mut self, qp: usize, window: &Window) {
+        for engine in &self.hosts[self.apps[self.qps[qp].app].host] {
+            self.engines[*engine].remove_window(window);
+        }
+        window.close();
+    }
+
+    /// Deregisters a region as the resource manager does, or says how many windows forbid it.
+    pub fn dereg(&mut self, qp: usize, mr: &Mr) -> Result<(), u32> {
+        mr.windows.withdraw()?;
+        self.revoke(qp, mr.stag);
+        Ok(())
     }
 
     pub fn revoke(&mut self, qp: usize, stag: Stag) {
@@ -544,12 +659,16 @@ impl World {
         }
     }
 
-    /// Posts a receive.
+    /// Posts a receive, and rings if a message waits for it.
     pub fn recv(&mut self, qp: usize, wr_id: u64, sges: &[Sge]) {
-        let rq = &mut self.qps[qp].rq;
+        let q = &mut self.qps[qp];
+        let rq = q.rq.as_mut().unwrap();
         rq.push(wr_id, sges).unwrap();
         rq.publish();
-        assert!(!rq.waits(), "nothing of the engine waits for receives");
+        let (app, index, waiting) = (q.app, q.doorbell, rq.waits());
+        for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
+            self.ring(app, worker, index);
+        }
     }
 
     /// Reads a completion queue and gives the slots back.
@@ -731,6 +850,15 @@ impl World {
             self.engines[engine].writable(qp);
             worked = true;
         }
+        if self.paused.contains(&(link, end)) {
+            // What the kernel says of its own accord.
+            if let Some(error) = self.links[link].pipes[1 - end].take_error() {
+                self.engines[engine].socket_failed(qp, &error, now);
+                self.carry_out(engine);
+                return true;
+            }
+            return worked;
+        }
         let inbound = &mut self.links[link].pipes[1 - end];
         if inbound.is_readable(now) {
             let received = self.engines[engine].receive(qp, now, |buffers| {
@@ -738,6 +866,9 @@ impl World {
                 inbound.recv(&mut into, now)
             });
             worked |= received != Receive::WouldBlock;
+            if received == Receive::Paused {
+                self.paused.push((link, end));
+            }
             worked |= self.carry_out(engine);
         }
         worked
@@ -769,7 +900,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");
                     self.links[l].close(end, reset, self.now);
                 }
-                Output::Invalidate { qp, stag } => self.invalidations.push((engine, qp, stag)),
+                Output::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
                 Output::CqFailed(cq) => self.failed_cqs.push(cq),
                 Output::SpaceFreed { cq, workers } => {
                     let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
@@ -777,27 +908,47 @@ impl World {
                         self.engines[host[worker]].space_freed(&cq, self.now);
                     }
                 }
+                Output::SrqFailed(srq) => self.failed_srqs.push(srq),
+                Output::ReceivesFreed { srq, workers } => {
+                    let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+                    for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
+                        self.engines[host[worker]].receives_posted(&srq, self.now);
+                    }
+                }
+                Output::ReadAgain(qp) => {
+                    let of = self.link_of(engine, qp);
+                    self.paused.retain(|at| Some(*at) != of);
+                }
+                Output::Warning { text, .. } => self.warnings.push(text),
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
                 Output::Note { session, kind, .. } => self.notes.push((session, kind)),
+                Output::Detached { session } => self.detached.push(session),
             }
         }
-        if self.answer_invalidations && !self.invalidations.is_empty() {
+        if self.answer_changes && !self.changes.is_empty() {
             self.answer();
             worked = true;
         }
         worked
     }
 
-    /// Has every worker drop what was asked to be invalidated, then says so.
+    /// Has every worker change what was asked for, then says so.
     pub fn answer(&mut self) {
-        for (engine, qp, stag) in std::mem::take(&mut self.invalidations) {
+        for (engine, qp, change) in std::mem::take(&mut self.changes) {
             let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
             for other in host {
-                self.engines[other].revoke_stag(stag);
+                self.engines[other].change_stags(&change);
             }
-            self.engines[engine].invalidated(qp, self.now);
+            change.settle();
+            self.engines[engine].stags_changed(qp, self.now);
         }
     }
+}
+
+/// This process's memory, as a client would attach it.
+pub(super) fn own_address_space() -> Arc<AddressSpace> {
+    let file = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+    AddressSpace::adopt(file.into(), std::process::id() as i32).unwrap()
 }
 
 pub(super) fn options(worker: u32) -> EngineOptions {

@@ -1,6 +1,6 @@
 //! The daemon's end of a completion queue.
 
-use super::{QueueFault, QueueMemory};
+use super::{QueueFault, QueueMemory, worker_bit};
 use crate::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, Cqe, QueueKind, queue_header};
 use crate::shm::sync::{AtomicU64, Ordering, fence};
 
@@ -185,11 +185,6 @@ pub enum PublishError {
     /// The client's index is nonsense.
     #[error(transparent)]
     Queue(#[from] QueueFault),
-}
-
-fn worker_bit(worker: u32) -> u64 {
-    debug_assert!(worker < u64::BITS, "at most 64 workers");
-    1 << (worker % u64::BITS)
 }
 
 const _: () = assert!(ARM_NONE < ARM_SOLICITED && ARM_SOLICITED < ARM_NEXT);

@@ -350,6 +350,12 @@ pub enum PushError {
     Mixed,
 }
 
+/// A worker in the set of those that wait for something of a queue.
+fn worker_bit(worker: u32) -> u64 {
+    debug_assert!(worker < u64::BITS, "at most 64 workers");
+    1 << (worker % u64::BITS)
+}
+
 fn shape_word(kind: QueueKind, shape: QueueShape) -> u64 {
     u64::from(ABI_VERSION)
         | (kind as u64) << 16

@@ -3,11 +3,12 @@
 use super::ring::{ConsumerRing, ProducerRing};
 use super::{
     EntryError, MAX_SGE, Malformed, PushError, QueueFault, QueueMemory, SgeList, TakeError,
+    worker_bit,
 };
 use crate::abi::queue::{
     QueueKind, RECEIVE_HEADER_LEN, RECEIVE_HEADER_WORDS, ReceiveHeader, SGE_LEN, Sge, queue_header,
 };
-use crate::shm::sync::{Ordering, fence};
+use crate::shm::sync::{AtomicU64, Ordering, fence};
 
 /// The client's end of a receive queue.
 #[derive(Debug)]
@@ -58,17 +59,19 @@ impl ReceiveProducer {
         self.ring.publish();
     }
 
-    /// After [`publish`](Self::publish): whether the engine holds a message that waits for a
-    /// receive, so that the doorbell is to be rung.
+    /// After [`publish`](Self::publish): the set of workers (bit `n` for worker `n`) whose doorbell
+    /// is to be rung for this queue, because a message that they hold waits for a receive.
     ///
     /// Pairs with [`ReceiveConsumer::set_waits`]. Here: publish the entries, fence, load
     /// `engine_waits_for_receive`. There: set it, fence, look at the ring again. One fence is
-    /// first: if ours, the engine finds the entries; if theirs, we see that it waits.
+    /// first: if ours, the engine finds the entries; if theirs, we see who waits. With a shared
+    /// queue the argument holds for each worker on its own: each sets its bit by one atomic
+    /// operation, and clears none but its own.
     #[inline]
-    #[must_use = "an engine that waits needs its doorbell rung"]
-    pub fn waits(&self) -> bool {
+    #[must_use = "the workers in this set wait for their doorbell"]
+    pub fn waits(&self) -> u64 {
         fence(Ordering::SeqCst);
-        self.ring.queue.window.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed) != 0
+        self.ring.queue.window.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
     }
 }
 
@@ -122,17 +125,35 @@ impl ReceiveConsumer {
         &self.ring.queue
     }
 
-    /// Says whether a message waits for a receive. After setting it, look at
-    /// [`pending`](Self::pending) once more before waiting; clear it when the wait is over.
+    /// Requests published and not taken, by a fresh look at the client's index.
+    pub fn look(&mut self) -> Result<u32, QueueFault> {
+        self.ring.look()
+    }
+
+    /// The same for display: nonsense is shown as the last that made sense.
+    pub fn posted(&self) -> u32 {
+        self.ring.posted()
+    }
+
+    /// Says that a message held by `worker` (below 64) waits for a receive.
+    /// [`look`](Self::look) once more before waiting, and [`clear_waits`](Self::clear_waits) when
+    /// no message of that worker waits any more.
     ///
     /// The fence argument stands at [`ReceiveProducer::waits`].
     #[inline]
-    pub fn set_waits(&mut self, waits: bool) {
-        let word = self.ring.queue.window.u64(queue_header::ENGINE_WAITS);
-        word.store(u64::from(waits), Ordering::Relaxed);
-        if waits {
-            fence(Ordering::SeqCst);
-        }
+    pub fn set_waits(&mut self, worker: u32) {
+        self.waits().fetch_or(worker_bit(worker), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that no message of `worker` waits for a receive any more.
+    #[inline]
+    pub fn clear_waits(&mut self, worker: u32) {
+        self.waits().fetch_and(!worker_bit(worker), Ordering::Relaxed);
+    }
+
+    fn waits(&self) -> &AtomicU64 {
+        self.ring.queue.window.u64(queue_header::ENGINE_WAITS)
     }
 
     #[inline]
@@ -228,12 +249,30 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_engine_is_seen() {
-        let (producer, mut consumer, _arena) = ends(QueueKind::Receive);
-        assert!(!producer.waits());
-        consumer.set_waits(true);
-        assert!(producer.waits());
-        consumer.set_waits(false);
-        assert!(!producer.waits());
+    fn the_workers_that_wait_are_seen_and_each_clears_its_own() {
+        let (producer, mut consumer, _arena) = ends(QueueKind::SharedReceive);
+        assert_eq!(producer.waits(), 0);
+        consumer.set_waits(0);
+        consumer.set_waits(63);
+        assert_eq!(producer.waits(), 1 | 1 << 63);
+        consumer.clear_waits(0);
+        assert_eq!(producer.waits(), 1 << 63);
+        consumer.clear_waits(63);
+        assert_eq!(producer.waits(), 0);
+    }
+
+    #[test]
+    fn a_fresh_look_sees_what_was_posted_since() {
+        let (mut producer, mut consumer, arena) = ends(QueueKind::SharedReceive);
+        producer.push(1, &[]).expect("room");
+        producer.publish();
+        assert_eq!((consumer.pending(), consumer.posted()), (Ok(1), 1));
+        producer.push(2, &[]).expect("room");
+        producer.publish();
+        assert_eq!(consumer.pending(), Ok(1), "there is still one that is known");
+        assert_eq!((consumer.posted(), consumer.look()), (2, Ok(2)));
+        arena.store_u64(queue_header::PRODUCER, 77).expect("in range");
+        assert!(consumer.look().is_err());
+        assert_eq!(consumer.posted(), 2, "shown as it was");
     }
 }

@@ -104,6 +104,14 @@ impl ConsumerRing {
         Ok(self.seen.wrapping_sub(self.head))
     }
 
+    /// The same for display: an index that makes no sense is reported where it matters.
+    pub(super) fn posted(&self) -> u32 {
+        let found = self.queue.window.u32(queue_header::PRODUCER).load(Ordering::Relaxed);
+        let posted = found.wrapping_sub(self.head);
+        let sensible = posted <= self.queue.shape.capacity - self.outstanding();
+        if sensible { posted } else { self.seen.wrapping_sub(self.head) }
+    }
+
     /// Slot and index of the next entry, which is taken thereby.
     #[inline]
     pub(super) fn take(&mut self) -> Result<Option<(usize, u32)>, QueueFault> {

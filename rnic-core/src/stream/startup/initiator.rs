@@ -1,6 +1,8 @@
 //! The side that connects: sends a Request, awaits a Reply.
 
-use super::{Negotiated, Options, PrivateDataTooLong, Role, Rtr, RtrKinds, negotiated, stated};
+use super::{
+    Negotiated, Options, PrivateDataTooLong, Role, Rtr, RtrKinds, frame_missing, negotiated, stated,
+};
 use crate::ddp::{UntaggedHeader, qn};
 use crate::mpa::Framer;
 use crate::mpa::startup::{
@@ -144,6 +146,16 @@ impl Initiator {
                 step
             }
             State::Done => Err(StartupError::Over),
+        }
+    }
+
+    /// Octets the Reply still lacks, as far as those that came tell; 0 once it is over. Who reads no
+    /// more than this takes nothing that follows the Reply.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        match self.state {
+            State::AwaitReply => frame_missing(Kind::Reply, self.revision, &self.input),
+            State::Done => 0,
         }
     }
 

@@ -22,7 +22,7 @@ pub use crate::mpa::startup::{FrameError, RtrKinds};
 pub use initiator::{EofVerdict, Initiator, InitiatorStep, StartupError};
 pub use responder::{ConnectRequest, Responder, ResponderError, ResponderStep};
 
-use crate::mpa::startup::{ENHANCED_LEN, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
+use crate::mpa::startup::{ENHANCED_LEN, Frame, Kind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, Progress};
 
 /// What this end wants and grants; from the configuration, and IRD and ORD per connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,4 +138,12 @@ fn stated(reads: u16) -> u16 {
 /// A peer's IRD or ORD, if it states one.
 fn negotiated(reads: u16) -> Option<u16> {
     (reads != NOT_NEGOTIATED).then_some(reads)
+}
+
+/// Octets a frame of which these have come still lacks at least; 0 if it is complete or none.
+fn frame_missing(kind: Kind, max_revision: u8, input: &[u8]) -> usize {
+    match Frame::check(kind, max_revision, input) {
+        Ok(Progress::NeedMore(len)) => len - input.len(),
+        Ok(Progress::Complete(..)) | Err(_) => 0,
+    }
 }

@@ -1,6 +1,8 @@
 //! The side that listens: awaits a Request, sends a Reply.
 
-use super::{Negotiated, Options, PrivateDataTooLong, Role, RtrKinds, negotiated, stated};
+use super::{
+    Negotiated, Options, PrivateDataTooLong, Role, RtrKinds, frame_missing, negotiated, stated,
+};
 use crate::mpa::startup::{Enhanced, Frame, FrameError, Kind, NOT_NEGOTIATED, Progress, Repr};
 
 /// Why no connection came about; the TCP connection is to be closed.
@@ -122,6 +124,17 @@ impl Responder {
         }
     }
 
+    /// Octets the Request still lacks, as far as those that came tell; 0 once it is complete.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        match &self.state {
+            State::AwaitRequest { input } => {
+                frame_missing(Kind::Request, max_revision(&self.options), input)
+            }
+            State::Deciding(_) | State::Done => 0,
+        }
+    }
+
     /// The application accepts. `ird` and `ord` are its own numbers, the options' if it has none,
     /// cut to their limits; an IRD it does not insist on is raised to what the Initiator wants. The
     /// result is the Reply and what is agreed; be ready for FPDUs before the Reply is sent.
@@ -206,10 +219,14 @@ impl Responder {
     }
 }
 
+/// The highest revision a Request may have.
+fn max_revision(options: &Options) -> u8 {
+    options.revision.clamp(1, 2)
+}
+
 /// Reads a Request out of the octets received so far.
 fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderError> {
-    let max_revision = options.revision.clamp(1, 2);
-    let (frame, behind) = match Frame::check(Kind::Request, max_revision, input)? {
+    let (frame, behind) = match Frame::check(Kind::Request, max_revision(options), input)? {
         Progress::NeedMore(_) => return Ok(None),
         Progress::Complete(frame, behind) => (frame, behind),
     };

@@ -527,3 +527,26 @@ proptest! {
         let _ = initiator.handle_input(&[hex(REPLY), octets].concat());
     }
 }
+
+#[test]
+fn reading_only_what_is_missing_takes_exactly_the_frame() {
+    // 5 octets of private data, behind the enhanced data.
+    let request = Initiator::new(&OPTIONS, b"hello").expect("short").request().to_vec();
+    let mut responder = Responder::new(&OPTIONS);
+    let mut rest = [request.as_slice(), b"streaming"].concat();
+    let mut reads = Vec::new();
+    while responder.missing() > 0 {
+        let n = responder.missing();
+        reads.push(n);
+        let octets: Vec<u8> = rest.drain(..n).collect();
+        responder.handle_input(&octets).expect("valid");
+    }
+    assert_eq!((reads, rest.as_slice()), (vec![20, 9], &b"streaming"[..]));
+    let reply = responder.reject(b"no").expect("short");
+    let mut initiator = Initiator::new(&OPTIONS, b"hello").expect("short");
+    for octet in &reply {
+        assert!(initiator.missing() > 0);
+        initiator.handle_input(&[*octet]).expect("valid");
+    }
+    assert_eq!((initiator.missing(), responder.missing()), (0, 0));
+}

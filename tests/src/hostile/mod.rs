@@ -4,6 +4,8 @@
 //! Choices come from a seed. Whatever happens to its sessions is fine; that the daemon stops
 //! answering is the only failure.
 
+mod objects;
+
 use std::io::{Seek, SeekFrom, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,6 +55,7 @@ struct Session {
     events: OwnedFd,
     pd: PdId,
     cqs: Vec<CqId>,
+    srqs: Vec<SrqId>,
     qps: Vec<QpId>,
     listener: Option<ListenerId>,
     regions: Vec<(MrId, Stag)>,
@@ -61,6 +64,7 @@ struct Session {
     queues: Vec<QueueLocation>,
     /// Producer indices of the queues, as honest as they begin.
     produced: Vec<u32>,
+    objects: objects::Objects,
     style: Style,
 }
 
@@ -94,6 +98,7 @@ impl Session {
             events,
             pd,
             cqs: Vec::new(),
+            srqs: Vec::new(),
             qps: Vec::new(),
             listener: None,
             regions: Vec::new(),
@@ -101,10 +106,12 @@ impl Session {
             memory,
             queues: Vec::new(),
             produced: Vec::new(),
+            objects: objects::Objects::default(),
             style: [Style::Vandal, Style::Scribbler, Style::Liar][rng.below(3) as usize],
         };
         for _ in 0..2 {
             session.make_cq(rng)?;
+            session.make_srq(rng)?;
             session.make_region(rng)?;
         }
         for _ in 0..2 + rng.below(3) {
@@ -128,16 +135,37 @@ impl Session {
         Some(())
     }
 
+    fn make_srq(&mut self, rng: &mut Rng) -> Option<()> {
+        let request = SrqRequest {
+            pd: self.pd,
+            depth: 1 << rng.below(7),
+            max_sge: 2,
+            limit: rng.below(2) as u32,
+            context: rng.word(),
+        };
+        if let Ok(ReplyBody::Srq { srq, queue, .. }) =
+            self.raw.call(RequestBody::CreateSrq(request), &[])?
+        {
+            self.srqs.push(srq);
+            self.add_queue(queue);
+        }
+        Some(())
+    }
+
     fn make_qp(&mut self, rng: &mut Rng) -> Option<()> {
         let mut request = qp_request(self.pd, pick(&self.cqs, rng)?);
         request.recv_cq = pick(&self.cqs, rng)?;
         request.signal_all = rng.below(2) == 0;
+        request.srq = pick(&self.srqs, rng).filter(|_| rng.below(2) == 0);
+        if rng.below(2) == 0 {
+            request.no_receive = NoReceive::Hold { deadline_ms: rng.below(500) as u32 };
+        }
         if let Ok(ReplyBody::Qp { qp, sq, rq, .. }) =
             self.raw.call(RequestBody::CreateQp(request), &[])?
         {
             self.qps.push(qp);
             self.add_queue(sq);
-            self.add_queue(rq);
+            rq.into_iter().for_each(|rq| self.add_queue(rq));
         }
         Some(())
     }
@@ -205,9 +233,11 @@ impl Session {
     /// Does one thing a client should not; `None` when the session has ended.
     fn misbehave(&mut self, rng: &mut Rng) -> Option<()> {
         let deed = match self.style {
-            Style::Vandal => rng.below(20),
-            Style::Scribbler => [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18][rng.below(11) as usize],
-            Style::Liar => 4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15][rng.below(11) as usize],
+            Style::Vandal => rng.below(24),
+            Style::Scribbler => [0, 1, 2, 3, 4, 5, 10, 11, 14, 15, 18, 20][rng.below(12) as usize],
+            Style::Liar => {
+                4 + [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15, 16, 17][rng.below(13) as usize]
+            }
         };
         match deed {
             0 => self.scribble_anywhere(rng),
@@ -225,10 +255,11 @@ impl Session {
                     let _ = self.raw.call(RequestBody::DeregMr { mr }, &[])?;
                 }
             }
-            _ => {
+            19 => {
                 self.make_qp(rng)?;
                 self.make_cq(rng)?;
             }
+            _ => self.misuse_objects(rng)?,
         }
         Some(())
     }
@@ -295,9 +326,12 @@ impl Session {
                 SendOpcode::ReadInvalidate,
                 SendOpcode::BindWindow,
             ];
+            let window = self.objects.window(rng).filter(|_| rng.below(2) == 0);
+            let binding = [0x1000 + rng.below(4096), rng.below(8192), 0];
             let header = SendHeader {
                 opcode: match rng.below(16) {
                     0 => rng.word() as u8,
+                    1..=4 if window.is_some() => SendOpcode::BindWindow as u8,
                     n => opcodes[n as usize % opcodes.len()] as u8,
                 },
                 num_sge: rng.below(3) as u8,
@@ -305,9 +339,15 @@ impl Session {
                 inline_len: rng.below(70) as u16,
                 wr_id: rng.word(),
                 remote_addr: 0x1000 + rng.below(SEGMENT as u64),
-                rkey: stag(rng),
-                inv_rkey: stag(rng),
-                params: [0; 3],
+                rkey: window.map_or_else(|| stag(rng), |w| w.0),
+                inv_rkey: match window {
+                    Some(window) => window.0 ^ rng.below(4) as u32,
+                    None => stag(rng),
+                },
+                params: match window {
+                    Some(_) => [binding[0], binding[1], u64::from(stag(rng)) | rng.below(64) << 32],
+                    None => [0; 3],
+                },
                 spare_is_zero: true,
             };
             let words = match rng.below(16) {
@@ -470,7 +510,7 @@ impl Session {
             0 => QpId(any(rng)),
             _ => pick(&self.qps, rng)?,
         };
-        let body = match rng.below(14) {
+        let body = match rng.below(17) {
             0 => RequestBody::DestroyQp { qp },
             1 => RequestBody::QpToError { qp },
             2 => RequestBody::Disconnect { qp, abort: rng.below(2) == 0 },
@@ -484,6 +524,9 @@ impl Session {
             10 => RequestBody::Reject { request: RequestId(any(rng)), private_data: vec![1] },
             11 => RequestBody::SetContext { object: ObjectRef::Qp(qp), context: rng.word() },
             12 => RequestBody::List { what: ListKind::Qps, from: any(rng) },
+            13 => RequestBody::DestroySrq { srq: SrqId(any(rng)) },
+            14 => RequestBody::QuerySrq { srq: SrqId(any(rng)) },
+            15 => RequestBody::ArmSrq { srq: SrqId(any(rng)), limit: rng.below(9) as u32 },
             _ => {
                 let peer = SocketAddr::from(([127, 0, 0, 1], 1 + rng.below(65_000) as u16));
                 let (local, ird, ord, private_data) = (None, Some(9), None, vec![3; 100]);

@@ -1,0 +1,143 @@
+//! Windows: the requests they post, the keys they count, the regions they keep.
+
+use rnic_core::abi::control::RequestBody;
+use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, WindowParams};
+
+use super::{Rig, rig};
+use crate::fake::Answer;
+use crate::*;
+
+/// The next request in the send queue, done at once.
+fn posted(r: &Rig) -> SendHeader {
+    let mut device = r.daemon.device();
+    let sq = &mut device.qps.get_mut(&r.qp.id()).unwrap().sq;
+    let header = sq.take().unwrap().unwrap().header;
+    sq.retire(1);
+    header
+}
+
+fn region(r: &Rig) -> Mr {
+    let segment = r.context.create_segment(4096).unwrap();
+    r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
+}
+
+/// Regions and windows that the daemon was asked to let go of, in order, as "MR" and "MW".
+fn let_go(r: &Rig) -> Vec<String> {
+    let mut device = r.daemon.device();
+    let told = device.requests.drain(..).filter_map(|body| match body {
+        RequestBody::DeregMr { mr } => Some(format!("MR {mr}")),
+        RequestBody::DeallocWindow { window } => Some(format!("MW {window}")),
+        _ => None,
+    });
+    told.collect()
+}
+
+fn in_use() -> Answer {
+    let (kind, by) = ("MR".to_owned(), "1 bound windows".to_owned());
+    Answer::Refuse(Refusal::InUse { kind, handle: 0, by })
+}
+
+#[test]
+fn binds_arrive_as_they_were_meant() {
+    let r = rig();
+    let region = region(&r);
+    let (one, two) = (
+        r.pd.alloc_window(WindowKind::Type1).unwrap(),
+        r.pd.alloc_window(WindowKind::Type2).unwrap(),
+    );
+    // The fake's windows begin with key 0xFE.
+    let first = one.rkey();
+    let bind = Bind::new(&region, 16..80, Access::REMOTE_READ);
+    for key in [0xFF, 0x00] {
+        let present = one.rkey();
+        let remote = one.bind(&r.qp, 5, &bind).unwrap();
+        assert_eq!(remote.rkey, Stag(first.0 & !0xFF | key));
+        assert_eq!((remote.addr, remote.len), (region.iova() + 16, 64));
+        let header = posted(&r);
+        assert_eq!((header.opcode, header.wr_id), (SendOpcode::BindWindow as u8, 5));
+        assert_eq!((header.rkey, header.inv_rkey), (present.0, remote.rkey.0));
+        assert_eq!((header.flags, header.num_sge), (SendFlags::SIGNALED.bits(), 0));
+        let address = region.iova() + 16;
+        let params = WindowParams { address, length: 64, lkey: region.lkey().0, access: 4 };
+        assert_eq!(WindowParams::from_params(header.params), params);
+    }
+    one.unbind(&r.qp, 6).unwrap();
+    let header = posted(&r);
+    assert_eq!((header.rkey & 0xFF, header.inv_rkey & 0xFF, header.params), (0, 1, [0; 3]));
+    assert_eq!((one.rkey(), one.remote()), (Stag(first.0 & !0xFF | 1), None));
+
+    let remote = two.bind_with_key(&r.qp, 7, &bind, 0x33).unwrap();
+    assert_eq!((posted(&r).inv_rkey, remote.rkey.0 & 0xFF), (remote.rkey.0, 0x33));
+    two.unbind(&r.qp, 8).unwrap();
+    let header = posted(&r);
+    assert_eq!(header.opcode, SendOpcode::LocalInvalidate as u8);
+    assert_eq!((header.inv_rkey, two.rkey()), (remote.rkey.0, remote.rkey));
+}
+
+#[test]
+fn a_bind_that_is_not_posted_changes_nothing() {
+    let r = rig();
+    let region = region(&r);
+    let window = r.pd.alloc_window(WindowKind::Type1).unwrap();
+    r.qp.post_send(&[SendRequest::send(1, &[]); 4]).unwrap();
+    let before = window.rkey();
+    let bind = Bind::new(&region, .., Access::REMOTE_READ);
+    assert!(matches!(window.bind(&r.qp, 2, &bind), Err(Error::QueueFull { depth: 4 })));
+    assert_eq!((window.rkey(), window.remote()), (before, None));
+    drop(region);
+    assert_eq!(let_go(&r).len(), 1, "the window does not keep it");
+}
+
+#[test]
+fn a_region_goes_after_the_last_window_bound_to_it() {
+    let r = rig();
+    let region = region(&r);
+    let mr = format!("MR {}", region.id());
+    let windows = [0, 1].map(|_| r.pd.alloc_window(WindowKind::Type1).unwrap());
+    for window in &windows {
+        window.bind(&r.qp, 1, &Bind::new(&region, .., Access::REMOTE_READ)).unwrap();
+    }
+    drop(region);
+    assert_eq!(let_go(&r), [""; 0]);
+    let names = windows.each_ref().map(|w| format!("MW {}", w.id()));
+    let [one, two] = windows;
+    one.deallocate();
+    assert_eq!(let_go(&r), [names[0].clone()]);
+    drop(two);
+    assert_eq!(let_go(&r), [names[1].clone(), mr]);
+}
+
+#[test]
+fn a_window_that_moves_lets_go_of_what_it_has_left() {
+    let r = rig();
+    let (first, second) = (region(&r), region(&r));
+    let mr = format!("MR {}", first.id());
+    let window = r.pd.alloc_window(WindowKind::Type1).unwrap();
+    window.bind(&r.qp, 1, &Bind::new(&first, .., Access::REMOTE_READ)).unwrap();
+    drop(first);
+    // It may still be bound to the first one: the request is under way.
+    r.daemon.device().script.push_back(in_use());
+    window.bind(&r.qp, 2, &Bind::new(&second, .., Access::REMOTE_READ)).unwrap();
+    assert_eq!(let_go(&r), std::slice::from_ref(&mr));
+    window.bind(&r.qp, 3, &Bind::new(&second, .., Access::REMOTE_READ)).unwrap();
+    assert_eq!(let_go(&r), [mr]);
+    window.unbind(&r.qp, 4).unwrap();
+    assert_eq!(let_go(&r), [""; 0]);
+}
+
+#[test]
+fn a_refused_deregistration_is_made_up_for() {
+    let r = rig();
+    let region = region(&r);
+    let mr = format!("MR {}", region.id());
+    let window = r.pd.alloc_window(WindowKind::Type1).unwrap();
+    window.bind(&r.qp, 1, &Bind::new(&region, .., Access::REMOTE_READ)).unwrap();
+    r.daemon.device().script.push_back(in_use());
+    assert!(matches!(
+        region.deregister(),
+        Err(Error::Refused { refusal: Refusal::InUse { .. }, .. })
+    ));
+    let name = format!("MW {}", window.id());
+    drop(window);
+    assert_eq!(let_go(&r), [mr.clone(), name, mr]);
+}

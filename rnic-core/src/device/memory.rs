@@ -1,0 +1,312 @@
+//! What an STag names, and checked ranges of it.
+//!
+//! A [`Memory`] is where a region's octets are, whatever its rights. A [`Target`] is a range of one
+//! that has been checked by the [`StagTable`](super::StagTable); only it can be read or written.
+
+use std::sync::Arc;
+
+use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
+use crate::shm::{CopyFault, Mapping};
+use crate::types::SessionId;
+
+/// Where the octets of a region are. Clones name the same octets.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    /// In a segment that its owner shares.
+    Segment {
+        /// The segment.
+        mapping: Arc<Mapping>,
+        /// Octets from its start. With the region's length it stays within the mapping.
+        offset: usize,
+    },
+    /// In its owner's own address space. A copy is a system call, and waits for the owner's pages.
+    Attached {
+        /// The address space.
+        space: Arc<AddressSpace>,
+        /// Where in it. With the region's length it stays below
+        /// [`USER_END`](crate::shm::attached::USER_END).
+        address: u64,
+    },
+}
+
+impl Memory {
+    /// The memory `skip` octets further on, as a window on a part of the region names it. The caller
+    /// keeps `skip` within the region.
+    pub fn at(&self, skip: u64) -> Memory {
+        match self {
+            Memory::Segment { mapping, offset } => Memory::Segment {
+                mapping: mapping.clone(),
+                // Within the region, hence within the mapping, whose length is a usize.
+                offset: offset.wrapping_add(skip as usize),
+            },
+            Memory::Attached { space, address } => {
+                Memory::Attached { space: space.clone(), address: address.wrapping_add(skip) }
+            }
+        }
+    }
+
+    /// The checked range of `len` octets from `from` on, which the caller has bounded.
+    #[inline]
+    pub(super) fn target(&self, from: u64, len: usize, owner: SessionId) -> Target<'_> {
+        let place = match self {
+            Memory::Segment { mapping, offset } => {
+                // Bounded by the region, so the sum lies within the mapping, hence within usize.
+                Place::Segment { mapping, offset: offset + from as usize }
+            }
+            // Bounded by the region as well, hence below 2^64.
+            Memory::Attached { space, address } => {
+                Place::Attached { space, address: address + from }
+            }
+        };
+        Target { place, len, owner }
+    }
+}
+
+/// Memory that was checked could not be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryFault {
+    /// Whose memory it is: the one to blame.
+    pub owner: SessionId,
+    /// What is the matter with it.
+    pub cause: Unreachable,
+    /// Which end of the copy it was.
+    pub end: CopyEnd,
+}
+
+/// Why memory could not be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreachable {
+    /// Pages of a segment were taken away under a copy, which only a client that breaks the
+    /// contract can do.
+    #[error("shared memory was truncated under a copy")]
+    Truncated,
+    /// The attached address space has ended.
+    #[error("the attached address space is gone")]
+    Detached,
+    /// The range is not mapped in the attached address space.
+    #[error("an address of attached memory is not mapped")]
+    Unmapped,
+}
+
+impl From<CopyFault> for Unreachable {
+    /// Ranges have been checked, so pages that are gone are all that can be the matter.
+    fn from(_: CopyFault) -> Self {
+        Unreachable::Truncated
+    }
+}
+
+impl From<AttachedFault> for Unreachable {
+    fn from(fault: AttachedFault) -> Self {
+        match fault {
+            AttachedFault::Gone => Unreachable::Detached,
+            AttachedFault::Unmapped => Unreachable::Unmapped,
+            AttachedFault::Poisoned => Unreachable::Truncated,
+        }
+    }
+}
+
+/// Memory that has been checked. It borrows the table it was checked against.
+#[derive(Clone, Copy)]
+pub struct Target<'t> {
+    place: Place<'t>,
+    len: usize,
+    owner: SessionId,
+}
+
+#[derive(Clone, Copy)]
+enum Place<'t> {
+    Segment { mapping: &'t Mapping, offset: usize },
+    Attached { space: &'t AddressSpace, address: u64 },
+}
+
+impl<'t> Target<'t> {
+    /// Octets it covers.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it covers none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `len` octets of it from `from` on, if they are inside.
+    pub fn part(&self, from: u64, len: usize) -> Option<Target<'t>> {
+        let from = usize::try_from(from).ok()?;
+        (len <= self.len.checked_sub(from)?).then(|| self.range(from, len))
+    }
+
+    /// `len` octets from `from` on, which the caller has bounded.
+    #[inline]
+    fn range(&self, from: usize, len: usize) -> Target<'t> {
+        let place = match self.place {
+            Place::Segment { mapping, offset } => Place::Segment { mapping, offset: offset + from },
+            Place::Attached { space, address } => {
+                Place::Attached { space, address: address + from as u64 }
+            }
+        };
+        Target { place, len, owner: self.owner }
+    }
+
+    /// Reads `dst.len()` octets from `from` on; the range must be inside.
+    #[inline]
+    pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
+        debug_assert!(from + dst.len() <= self.len);
+        match self.place {
+            Place::Segment { mapping, offset } => {
+                mapping.read(offset + from, dst).map_err(|e| self.source_fault(e))
+            }
+            Place::Attached { space, address } => {
+                space.read(address + from as u64, dst).map_err(|e| self.source_fault(e))
+            }
+        }
+    }
+
+    /// Writes all of it. With `tail_last` the final octets become visible last.
+    #[inline]
+    fn write(&self, octets: &[u8], tail_last: bool) -> Result<(), MemoryFault> {
+        match self.place {
+            Place::Segment { mapping, offset } => {
+                let written = if tail_last {
+                    mapping.write_tail_last(offset, octets)
+                } else {
+                    mapping.write(offset, octets)
+                };
+                written.map_err(|e| self.sink_fault(e))
+            }
+            Place::Attached { space, address } => {
+                space.write(address, octets, tail_last).map_err(|e| self.sink_fault(e))
+            }
+        }
+    }
+
+    /// Copies all of it to a target of the same length: in one pass, but between two address
+    /// spaces, which takes two.
+    #[inline]
+    fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
+        match (self.place, to.place) {
+            (
+                Place::Segment { mapping, offset },
+                Place::Segment { mapping: to_mapping, offset: to_offset },
+            ) => {
+                let len = self.len;
+                mapping.copy_to(offset, to_mapping, to_offset, len, tail_last).map_err(|e| {
+                    if mapping.is_poisoned() { self.source_fault(e) } else { to.sink_fault(e) }
+                })
+            }
+            (Place::Segment { mapping, offset }, Place::Attached { space, address }) => {
+                let written = space.write_from(address, mapping, offset, self.len, tail_last);
+                written.map_err(|e| match e {
+                    AttachedFault::Poisoned => self.source_fault(e),
+                    AttachedFault::Gone | AttachedFault::Unmapped => to.sink_fault(e),
+                })
+            }
+            (Place::Attached { space, address }, Place::Segment { mapping, offset }) => {
+                let read = space.read_into(address, mapping, offset, self.len, tail_last);
+                read.map_err(|e| match e {
+                    AttachedFault::Poisoned => to.sink_fault(e),
+                    AttachedFault::Gone | AttachedFault::Unmapped => self.source_fault(e),
+                })
+            }
+            (
+                Place::Attached { space, address },
+                Place::Attached { space: to_space, address: to_address },
+            ) => {
+                let copied = space.copy_to(address, to_space, to_address, self.len, tail_last);
+                copied.map_err(|(end, e)| match end {
+                    CopyEnd::Source => self.source_fault(e),
+                    CopyEnd::Sink => to.sink_fault(e),
+                })
+            }
+        }
+    }
+
+    /// The mapping and the range in it, for gathering system calls; none for attached memory.
+    pub fn shared(&self) -> Option<(&'t Mapping, usize, usize)> {
+        match self.place {
+            Place::Segment { mapping, offset } => Some((mapping, offset, self.len)),
+            Place::Attached { .. } => None,
+        }
+    }
+
+    /// Inline data of a send queue entry: octets of the client's own arena that the queue's
+    /// [`take`](crate::shm::queue::SendConsumer::take) has bounded.
+    pub(crate) fn inline(
+        owner: SessionId,
+        mapping: &'t Mapping,
+        offset: usize,
+        len: usize,
+    ) -> Target<'t> {
+        Target { place: Place::Segment { mapping, offset }, len, owner }
+    }
+
+    /// The session whose memory this is: the one to blame when the memory turns out to be gone.
+    pub fn owner(&self) -> SessionId {
+        self.owner
+    }
+
+    /// It could not be read.
+    pub(crate) fn source_fault(&self, cause: impl Into<Unreachable>) -> MemoryFault {
+        MemoryFault { owner: self.owner, cause: cause.into(), end: CopyEnd::Source }
+    }
+
+    fn sink_fault(&self, cause: impl Into<Unreachable>) -> MemoryFault {
+        MemoryFault { owner: self.owner, cause: cause.into(), end: CopyEnd::Sink }
+    }
+}
+
+/// Where a payload comes from: private octets, or checked memory.
+#[derive(Clone, Copy)]
+pub enum Payload<'a> {
+    /// Octets in the daemon's own memory.
+    Octets(&'a [u8]),
+    /// Checked ranges, in order.
+    Gather(&'a [Target<'a>]),
+}
+
+impl Payload<'_> {
+    /// Octets in all.
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Octets(b) => b.len(),
+            Payload::Gather(targets) => targets.iter().map(Target::len).sum(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the octets `from..from + target.len()` of this payload to a target.
+    ///
+    /// With `tail_last` the final octets become visible last: programs poll on them.
+    pub fn place(
+        &self,
+        from: usize,
+        target: Target<'_>,
+        tail_last: bool,
+    ) -> Result<(), MemoryFault> {
+        match self {
+            Payload::Octets(b) => target.write(&b[from..from + target.len], tail_last),
+            Payload::Gather(sources) => {
+                let (mut skip, mut done) = (from, 0);
+                for s in *sources {
+                    if done == target.len {
+                        break;
+                    }
+                    if skip >= s.len {
+                        skip -= s.len;
+                        continue;
+                    }
+                    let n = (s.len - skip).min(target.len - done);
+                    let last = tail_last && done + n == target.len;
+                    s.range(skip, n).copy_to(&target.range(done, n), last)?;
+                    done += n;
+                    skip = 0;
+                }
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Shared receive queues, the daemon's end.
+//!
+//! An SRQ serves QPs of several workers, so its consumer sits behind a short lock. Receives are taken
+//! in the order in which they were posted, by whichever QP's message begins; a receive that was taken
+//! belongs to that QP until it is completed or flushed. What was posted and not taken belongs to
+//! nobody: no QP flushes it.
+//!
+//! Three things are watched here because only this place sees all takings. The *limit*: its event is
+//! due once when a taking leaves fewer receives than the limit says. The *shares*: a QP whose peer
+//! uses up more than its fair share is named ([`Unfair`]). The *queue of held messages*: QPs that wait
+//! for a receive are served in the order in which they began to wait, whichever worker they are on.
+
+mod shares;
+mod waiters;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use crate::shm::queue::{QueueFault, QueueMemory, ReceiveConsumer, ReceiveEntry, TakeError};
+use crate::types::{QpId, SessionId, SrqId, Time};
+use shares::Shares;
+pub use shares::Unfair;
+use waiters::Waiters;
+pub use waiters::{Place, Waiter};
+
+/// A shared receive queue, used by the workers whose QPs take receives from it.
+pub struct Srq {
+    id: SrqId,
+    session: SessionId,
+    doorbell: u32,
+    capacity: u32,
+    /// The application's context, returned in events; written by the control thread.
+    pub context: AtomicU64,
+    /// QPs that use it, counted by the control thread.
+    pub users: AtomicU32,
+    dead: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    consumer: ReceiveConsumer,
+    /// Receives taken since it was made.
+    taken: u64,
+    /// An event is due when fewer are posted; 0 for none.
+    limit: u32,
+    shares: Shares,
+    waiters: Waiters,
+}
+
+/// What the owner is to be told after a taking.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use = "the owner waits for these events"]
+pub struct Notices {
+    /// Fewer receives are posted than the limit says; it is disarmed.
+    pub limit: bool,
+    /// The QP that took this receive has taken too many.
+    pub unfair: Option<Unfair>,
+}
+
+/// Why nothing can be taken any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SrqFault {
+    /// The SRQ died before of what its client wrote.
+    Dead,
+    /// The client's producer index is impossible.
+    Scribbled(QueueFault),
+}
+
+/// What a QP gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// Nothing.
+    Nothing,
+    /// A receive.
+    Receive,
+    /// An entry with this name that is no receive. It counts as taken by the QP that meets it.
+    Malformed(u64),
+}
+
+/// What a QP asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A receive at once: the QP does not wait, so it need not queue behind those that do.
+    AtOnce,
+    /// A receive unless others that began to wait earlier need all there are.
+    InTurn,
+    /// A receive for which it waits in this place, if [`Srq::ready`] called it.
+    Waited(Place),
+}
+
+/// Figures of an SRQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Receives posted and not taken.
+    pub posted: u32,
+    /// Receives taken since it was made.
+    pub taken: u64,
+    /// Armed limit; 0 if none.
+    pub limit: u32,
+    /// QPs that hold a message for want of a receive.
+    pub held: u32,
+    /// How often a QP was found to take more than its fair share.
+    pub unfair: u64,
+}
+
+impl Srq {
+    /// Wraps a formatted queue. `limit` is armed for the first taking that leaves fewer receives:
+    /// that nothing is posted yet is no news to who makes it.
+    pub fn new(
+        id: SrqId,
+        session: SessionId,
+        context: u64,
+        limit: u32,
+        queue: QueueMemory,
+    ) -> Self {
+        let capacity = queue.shape().capacity;
+        Srq {
+            id,
+            session,
+            doorbell: queue.doorbell(),
+            capacity,
+            context: AtomicU64::new(context),
+            users: AtomicU32::new(0),
+            dead: AtomicBool::new(false),
+            inner: Mutex::new(Inner {
+                consumer: ReceiveConsumer::new(queue),
+                taken: 0,
+                limit,
+                shares: Shares::new(capacity),
+                waiters: Waiters::default(),
+            }),
+        }
+    }
+
+    /// Its handle.
+    pub fn id(&self) -> SrqId {
+        self.id
+    }
+
+    /// Its owner.
+    pub fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// The doorbell index its client rings when it has posted receives somebody waits for.
+    pub fn doorbell(&self) -> u32 {
+        self.doorbell
+    }
+
+    /// Entries.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Whether it was scribbled over.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Relaxed)
+    }
+
+    /// Marks it dead; whether this call was the first to.
+    pub fn kill(&self) -> bool {
+        !self.dead.swap(true, Relaxed)
+    }
+
+    /// Figures, for display.
+    pub fn usage(&self) -> Usage {
+        let inner = self.inner.lock();
+        Usage {
+            posted: inner.consumer.posted(),
+            taken: inner.taken,
+            limit: inner.limit,
+            held: inner.waiters.len(),
+            unfair: inner.shares.named(),
+        }
+    }
+
+    /// Takes the next receive for a QP, if there is one for it. A QP that waited and gets
+    /// one has left its place.
+    ///
+    /// Costs the same however many QPs use the queue, unless some wait.
+    pub fn take(
+        &self,
+        qp: QpId,
+        turn: Turn,
+        now: Time,
+        entry: &mut ReceiveEntry,
+    ) -> Result<(Got, Notices), SrqFault> {
+        if self.is_dead() {
+            return Err(SrqFault::Dead);
+        }
+        let mut inner = self.inner.lock();
+        let may = match turn {
+            Turn::AtOnce => true,
+            // Those who wait were promised the oldest receives.
+            Turn::InTurn if inner.waiters.is_empty() => true,
+            Turn::InTurn => {
+                inner.consumer.look().map_err(SrqFault::Scribbled)? > inner.waiters.len()
+            }
+            Turn::Waited(place) => inner.waiters.answers(place),
+        };
+        if !may {
+            return Ok((Got::Nothing, Notices::default()));
+        }
+        inner.take(qp, turn, self.users.load(Relaxed), now, entry)
+    }
+
+    /// Takes a receive that has come by now, or else lets the QP wait for one, in a place (`Err`).
+    ///
+    /// The client is asked to ring the QP's worker *before* the last look at the ring, so a receive
+    /// that this look misses will be rung for (the fence argument stands at
+    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits)). Behind the lock the
+    /// workers are one consumer: what one of them finds or misses the others do too.
+    pub fn take_or_wait(
+        &self,
+        waiter: Waiter,
+        now: Time,
+        entry: &mut ReceiveEntry,
+    ) -> Result<(Result<Got, Place>, Notices), SrqFault> {
+        if self.is_dead() {
+            return Err(SrqFault::Dead);
+        }
+        let mut inner = self.inner.lock();
+        let before = inner.waiters.len();
+        let place = inner.waiters.join(waiter);
+        inner.consumer.set_waits(waiter.worker);
+        match inner.consumer.look() {
+            Ok(posted) if posted <= before => return Ok((Err(place), Notices::default())),
+            looked => {
+                inner.leave(place);
+                looked.map_err(SrqFault::Scribbled)?;
+            }
+        }
+        let users = self.users.load(Relaxed);
+        let (got, notices) = inner.take(waiter.qp, Turn::AtOnce, users, now, entry)?;
+        Ok((Ok(got), notices))
+    }
+
+    /// A QP waits no longer. The result is the set of workers (by bit) with a QP that may take a
+    /// receive in its place: the client has rung already and will not ring for this.
+    #[must_use = "the workers in this set wait to be told"]
+    pub fn leave(&self, place: Place) -> u64 {
+        let mut inner = self.inner.lock();
+        // Who left by taking a receive has taken what was meant for it: nobody moves up.
+        if !inner.leave(place) {
+            return 0;
+        }
+        match inner.consumer.look() {
+            Ok(0) => 0,
+            // A broken ring is met by whoever takes next.
+            Ok(_) | Err(_) => inner.waiters.workers(),
+        }
+    }
+
+    /// Receives were posted, or a place in front has become free: passes on the QPs of `worker`
+    /// that may take one now, in the order in which they began to wait.
+    pub fn ready(&self, worker: u32, ready: impl FnMut(u32)) {
+        let mut inner = self.inner.lock();
+        // With a broken ring all of them are to find out.
+        let posted = inner.consumer.look().unwrap_or(u32::MAX);
+        inner.waiters.call(posted, worker, ready);
+    }
+
+    /// Arms the limit; whether its event is due at once, which disarms it again.
+    ///
+    /// This looks at the ring itself, and from then on only takings make the number of receives
+    /// smaller, which see the limit under the same lock. So nobody has to be told of postings.
+    pub fn arm(&self, limit: u32) -> Result<bool, SrqFault> {
+        if self.is_dead() {
+            return Err(SrqFault::Dead);
+        }
+        let mut inner = self.inner.lock();
+        let posted = inner.consumer.look().map_err(SrqFault::Scribbled)?;
+        let due = posted < limit;
+        inner.limit = if due { 0 } else { limit };
+        Ok(due)
+    }
+}
+
+impl std::fmt::Debug for Srq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Srq").field("id", &self.id).field("dead", &self.is_dead()).finish()
+    }
+}
+
+impl Inner {
+    fn take(
+        &mut self,
+        qp: QpId,
+        turn: Turn,
+        users: u32,
+        now: Time,
+        entry: &mut ReceiveEntry,
+    ) -> Result<(Got, Notices), SrqFault> {
+        let got = match self.consumer.take_into(entry) {
+            Ok(false) => return Ok((Got::Nothing, Notices::default())),
+            Ok(true) => Got::Receive,
+            Err(TakeError::Queue(fault)) => return Err(SrqFault::Scribbled(fault)),
+            Err(TakeError::Entry(error)) => Got::Malformed(error.wr_id),
+        };
+        if let Turn::Waited(place) = turn {
+            self.leave(place);
+        }
+        self.taken += 1;
+        let unfair = if users > 1 { self.shares.record(qp, users, now) } else { None };
+        // The known number is never above the true one, so the client's index is loaded only when
+        // the limit may be due; a broken one is met by the next taking.
+        let below = self.limit > 0
+            && !self.consumer.pending().is_ok_and(|n| n >= self.limit)
+            && !self.consumer.look().is_ok_and(|n| n >= self.limit);
+        if below {
+            self.limit = 0;
+        }
+        Ok((got, Notices { limit: below, unfair }))
+    }
+
+    /// Whether somebody stood in this place.
+    fn leave(&mut self, place: Place) -> bool {
+        let Some((worker, last)) = self.waiters.leave(place) else { return false };
+        if last {
+            self.consumer.clear_waits(worker);
+        }
+        true
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

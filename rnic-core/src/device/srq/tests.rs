@@ -1,0 +1,173 @@
+//! Takings by several QPs, and who is served when.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::abi::queue::{QueueKind, QueueShape, queue_header};
+use crate::shm::Mapping;
+use crate::shm::queue::ReceiveProducer;
+
+const NOW: Time = Time(5);
+
+fn srq(depth: u32, limit: u32) -> (Srq, ReceiveProducer, Arc<Mapping>) {
+    let shape = QueueShape::receive(depth, 1);
+    let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+    let queue = QueueMemory::format(arena.clone(), 0, QueueKind::SharedReceive, shape, 3, 9)
+        .expect("it fits");
+    let client = ReceiveProducer::new(queue.clone());
+    let srq = Srq::new(SrqId(3), SessionId(1), 7, limit, queue);
+    srq.users.store(2, Relaxed);
+    (srq, client, arena)
+}
+
+fn post(client: &mut ReceiveProducer, ids: std::ops::Range<u64>) -> u64 {
+    for id in ids {
+        client.push(id, &[]).expect("room");
+    }
+    client.publish();
+    client.waits()
+}
+
+/// The name of the receive that a QP gets.
+fn take(srq: &Srq, qp: u32, turn: Turn) -> Option<u64> {
+    let mut entry = ReceiveEntry::default();
+    let (got, _) = srq.take(QpId(qp), turn, NOW, &mut entry).expect("an honest client");
+    (got == Got::Receive).then_some(entry.wr_id)
+}
+
+fn wait(srq: &Srq, qp: u32, worker: u32) -> Result<Place, u64> {
+    let mut entry = ReceiveEntry::default();
+    let waiter = Waiter { qp: QpId(qp), worker, key: qp };
+    let (got, _) = srq.take_or_wait(waiter, NOW, &mut entry).expect("an honest client");
+    got.map_or_else(Ok, |_| Err(entry.wr_id))
+}
+
+fn called(srq: &Srq, worker: u32) -> Vec<u32> {
+    let mut keys = Vec::new();
+    srq.ready(worker, |key| keys.push(key));
+    keys
+}
+
+#[test]
+fn one_queue_pair_may_take_all_and_order_is_that_of_posting() {
+    let (srq, mut client, _arena) = srq(8, 0);
+    assert_eq!(post(&mut client, 0..8), 0);
+    for id in 0..8 {
+        assert_eq!(take(&srq, 1 + (id == 5) as u32, Turn::AtOnce), Some(id));
+    }
+    assert_eq!(take(&srq, 1, Turn::AtOnce), None);
+    assert_eq!(client.free(), 8);
+    let usage = Usage { posted: 0, taken: 8, limit: 0, held: 0, unfair: 0 };
+    assert_eq!(srq.usage(), usage);
+}
+
+#[test]
+fn the_limit_is_told_once_when_a_taking_leaves_fewer() {
+    let (srq, mut client, _arena) = srq(8, 3);
+    let mut entry = ReceiveEntry::default();
+    let mut limits = Vec::new();
+    post(&mut client, 0..5);
+    for _ in 0..5 {
+        let (_, notices) = srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry).expect("posted");
+        limits.push(notices.limit);
+    }
+    // 4, 3, 2 are left: the third leaves fewer than 3.
+    assert_eq!(limits, [false, false, true, false, false]);
+    assert_eq!(srq.usage().limit, 0);
+    post(&mut client, 5..8);
+    assert_eq!(srq.arm(3), Ok(false));
+    assert_eq!(srq.usage().limit, 3);
+    assert_eq!(srq.arm(4), Ok(true), "fewer are posted already");
+    assert_eq!(srq.usage().limit, 0);
+    assert_eq!(srq.arm(0), Ok(false));
+}
+
+#[test]
+fn the_limit_counts_what_was_posted_since_the_last_look() {
+    let (srq, mut client, _arena) = srq(8, 2);
+    let mut entry = ReceiveEntry::default();
+    post(&mut client, 0..1);
+    assert_eq!(srq.usage().posted, 1);
+    post(&mut client, 1..4);
+    for limit in [false, false, true] {
+        let (_, notices) = srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry).expect("posted");
+        assert_eq!(notices.limit, limit);
+    }
+}
+
+#[test]
+fn those_who_wait_are_served_in_order_over_all_workers() {
+    let (srq, mut client, _arena) = srq(8, 0);
+    let places: Vec<_> = [(1, 0), (2, 5), (3, 0)]
+        .map(|(qp, w)| wait(&srq, qp, w).expect("nothing is posted"))
+        .into();
+    assert_eq!(srq.usage().held, 3);
+    assert_eq!(called(&srq, 0), []);
+    assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of those who wait");
+    // Who comes now is behind them, but who does not wait is not.
+    assert_eq!(take(&srq, 4, Turn::InTurn), None);
+    assert_eq!(take(&srq, 3, Turn::Waited(places[2])), None, "it was not called");
+    assert_eq!(called(&srq, 5), [2]);
+    assert_eq!(called(&srq, 0), [1]);
+    assert_eq!(take(&srq, 2, Turn::Waited(places[1])), Some(0));
+    assert_eq!(take(&srq, 1, Turn::Waited(places[0])), Some(1));
+    assert_eq!(post(&mut client, 2..3), 1, "nobody of worker 5 waits any more");
+    assert_eq!(take(&srq, 9, Turn::AtOnce), Some(2));
+    assert_eq!(called(&srq, 0), []);
+    post(&mut client, 3..5);
+    assert_eq!(take(&srq, 4, Turn::InTurn), Some(3), "one is left for the one who waits");
+    assert_eq!(called(&srq, 0), [3]);
+    assert_eq!(take(&srq, 3, Turn::Waited(places[2])), Some(4));
+    assert_eq!(post(&mut client, 5..6), 0);
+    assert_eq!(wait(&srq, 3, 0), Err(5), "one is there at the last look");
+    assert_eq!(srq.usage().held, 0);
+}
+
+#[test]
+fn who_leaves_the_queue_makes_way() {
+    let (srq, mut client, _arena) = srq(8, 0);
+    let first = wait(&srq, 1, 0).expect("nothing is posted");
+    let second = wait(&srq, 2, 1).expect("nothing is posted");
+    assert_eq!(srq.leave(first), 0, "nothing is there to be taken");
+    let first = wait(&srq, 1, 0).expect("nothing is posted");
+    post(&mut client, 0..1);
+    assert_eq!(called(&srq, 0), [], "the other is in front now");
+    assert_eq!(srq.leave(second), 1);
+    assert_eq!(called(&srq, 0), [1]);
+    assert_eq!(srq.leave(first), 0);
+    assert_eq!(take(&srq, 5, Turn::InTurn), Some(0));
+}
+
+#[test]
+fn a_scribbled_ring_is_a_fault_for_everybody() {
+    let (srq, _client, arena) = srq(8, 0);
+    let place = wait(&srq, 1, 0).expect("nothing is posted");
+    arena.store_u64(queue_header::PRODUCER, 99).expect("in range");
+    let mut entry = ReceiveEntry::default();
+    let waiter = Waiter { qp: QpId(2), worker: 0, key: 2 };
+    assert!(matches!(srq.arm(1), Err(SrqFault::Scribbled(_))));
+    assert!(matches!(srq.take_or_wait(waiter, NOW, &mut entry), Err(SrqFault::Scribbled(_))));
+    assert_eq!(srq.usage().held, 1);
+    assert_eq!(called(&srq, 0), [1], "it is to find out");
+    for turn in [Turn::AtOnce, Turn::InTurn, Turn::Waited(place)] {
+        called(&srq, 0);
+        let taken = srq.take(QpId(1), turn, NOW, &mut entry);
+        assert!(matches!(taken, Err(SrqFault::Scribbled(_))), "{turn:?}: {taken:?}");
+    }
+    assert!(srq.kill());
+    assert!(!srq.kill());
+    assert_eq!(srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry), Err(SrqFault::Dead));
+    assert_eq!(srq.arm(1), Err(SrqFault::Dead));
+}
+
+#[test]
+fn a_malformed_receive_goes_with_the_queue_pair_that_meets_it() {
+    let (srq, mut client, arena) = srq(8, 0);
+    post(&mut client, 10..12);
+    arena.store_u64(crate::abi::queue::QUEUE_HEADER_LEN, 1 << 9).expect("in range");
+    let mut entry = ReceiveEntry::default();
+    let taken = srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry);
+    assert_eq!(taken.map(|(got, _)| got), Ok(Got::Malformed(10)));
+    assert_eq!(take(&srq, 2, Turn::AtOnce), Some(11));
+    assert_eq!(srq.usage().taken, 2);
+}

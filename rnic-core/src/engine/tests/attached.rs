@@ -1,0 +1,219 @@
+//! Regions of attached memory: read when they are sent, unmapped under a request, gone with their
+//! process.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use super::requests::{Mr, Wr};
+use super::world::{A, B, Wiring, World, own_address_space};
+use crate::device::Memory;
+use crate::shm::{AddressSpace, Mapping};
+use crate::types::{Access, QpState, Scope};
+
+/// A region of `len` octets at this address of this address space.
+fn region(w: &mut World, qp: usize, space: Arc<AddressSpace>, address: u64, len: usize) -> Mr {
+    let (mapping, _fd) = Mapping::create_segment(len).unwrap();
+    let memory = Memory::Attached { space, address };
+    let iova = 0x5000_0000;
+    let (stag, windows) = w.install(qp, memory, len, Access::all(), Scope::Pd, iova);
+    Mr { stag, iova, len, mapping, windows }
+}
+
+/// Nothing is mapped where it should be.
+fn unmapped(w: &mut World, qp: usize) -> Mr {
+    region(w, qp, own_address_space(), 8, 5000)
+}
+
+/// Its process has ended.
+fn gone(w: &mut World, qp: usize) -> Mr {
+    let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+    let path = format!("/proc/{}/mem", child.id());
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let space = AddressSpace::adopt(file.into(), child.id() as i32).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    region(w, qp, space, 0x40_0000, 5000)
+}
+
+#[test]
+fn every_operation_from_and_to_either_kind_of_memory() {
+    for wiring in Wiring::all() {
+        for (source, sink) in [(true, true), (true, false), (false, true)] {
+            let mut w = World::connected(wiring);
+            let len = 150_001;
+            w.attached = source;
+            let a = w.any_mr(A, len);
+            w.attached = sink;
+            let b = w.any_mr(B, len);
+            let octets = a.pattern(1);
+            w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+            assert_eq!(b.octets(), octets, "{wiring:?}");
+            b.fill(0);
+            w.recv(B, 9, &[b.sge(0..100_000), b.sge(100_000..len)]);
+            let list = [a.sge(0..1), a.sge(1..1), a.sge(1..70_000), a.sge(70_000..len)];
+            w.post(A, &[Wr::send(2, &list)]);
+            assert_eq!(w.completions(B), ["9 Receive 150001"]);
+            assert_eq!(b.octets(), octets);
+            a.fill(0);
+            w.post(A, &[Wr::read(3, a.all(), &b, 0)]);
+            w.post(A, &[Wr::write(4, &[], &b, 9).inline(b"end")]);
+            let done = ["1 RdmaWrite", "2 Send", "3 RdmaRead 150001", "4 RdmaWrite"];
+            assert_eq!(w.completions(A), done);
+            assert_eq!(a.octets(), octets, "{wiring:?}");
+            assert_eq!(&b.octets()[9..12], b"end");
+        }
+    }
+}
+
+#[test]
+fn it_is_never_sent_from_where_it_lies() {
+    let mut w = World::connected(Wiring::tcp().with(|o| o.crc = false));
+    w.attached = true;
+    let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
+    w.attached = false;
+    let shared = w.any_mr(A, 20_000);
+    let octets = a.pattern(1);
+    w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+    w.post(A, &[Wr::write(2, &[shared.all(), a.sge(20_000..40_000)], &b, 0)]);
+    w.post(A, &[Wr::read(3, shared.all(), &b, 20_000)]);
+    assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20000"]);
+    assert_eq!(b.octets()[20_000..], octets[20_000..]);
+    assert_eq!(shared.octets(), octets[20_000..40_000]);
+    assert_eq!(w.shared_octets, 0);
+}
+
+/// Not when the request is posted: whoever posts early and fills in later gets what he wrote last.
+#[test]
+fn it_is_read_when_it_is_sent() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.attached = true;
+        let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
+        a.fill(1);
+        w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        a.fill(2);
+        w.settle();
+        assert_eq!(b.octets(), vec![2; 300_000], "{wiring:?}");
+    }
+    // The peer takes only the first octets for now.
+    let mut w = World::connected(Wiring::tcp());
+    w.attached = true;
+    let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
+    a.fill(1);
+    w.links[0].pipes[0].window = 10_000;
+    w.links[0].pipes[0].latency = 1_000;
+    w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+    w.round();
+    a.fill(2);
+    w.settle();
+    assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+    let got = b.octets();
+    assert_eq!((got[0], got[299_999]), (1, 2));
+}
+
+/// What came of it at both ends: completions and the last event.
+fn outcome(w: &mut World) -> Vec<String> {
+    let mut found = Vec::new();
+    for end in [A, B] {
+        found.extend(w.completions(end));
+        found.extend(w.events(end).pop());
+        assert_eq!(w.state(end), QpState::Error);
+    }
+    assert!(w.misbehaved.is_empty());
+    found
+}
+
+#[test]
+fn a_range_that_is_not_mapped_costs_its_request() {
+    for wiring in Wiring::both() {
+        let case = |post: &dyn Fn(&mut World, &Mr, &Mr), bad_end: usize| {
+            let mut w = World::connected(wiring);
+            let bad = unmapped(&mut w, bad_end);
+            let good = w.any_mr(1 - bad_end, 5000);
+            post(&mut w, &bad, &good);
+            w.settle();
+            assert!(w.detached.is_empty());
+            assert_eq!(good.octets(), vec![0; 5000], "{wiring:?}");
+            outcome(&mut w)
+        };
+        // The source of one's own request.
+        let found = case(&|w, bad, good| w.push(A, &[Wr::write(1, &[bad.all()], good, 0)]), A);
+        let expected =
+            ["1 RdmaWrite LocalProtection", "terminated 0/0/00", "terminated by peer 0/0/00"];
+        assert_eq!(found, expected, "{wiring:?}");
+        let send = |w: &mut World, bad: &Mr, good: &Mr| {
+            w.recv(B, 7, &[good.all()]);
+            w.push(A, &[Wr::send(1, &[bad.all()])]);
+        };
+        let expected = [
+            "1 Send LocalProtection",
+            "terminated 0/0/00",
+            "7 Receive WrFlush",
+            "terminated by peer 0/0/00",
+        ];
+        assert_eq!(case(&send, A), expected, "{wiring:?}");
+        // The source of a peer's Read.
+        let read = |w: &mut World, bad: &Mr, good: &Mr| {
+            w.push(A, &[Wr::read(1, good.all(), bad, 0)]);
+        };
+        let expected = ["1 RdmaRead WrFlush", "terminated by peer 0/0/00", "terminated 0/0/00"];
+        assert_eq!(case(&read, B), expected, "{wiring:?}");
+        // Where a peer's Write goes.
+        let write = |w: &mut World, bad: &Mr, good: &Mr| {
+            w.push(A, &[Wr::write(1, &[good.all()], bad, 0)]);
+        };
+        let expected = ["1 RdmaWrite", "terminated by peer 1/0/00", "terminated 1/0/00"];
+        assert_eq!(case(&write, B), expected, "{wiring:?}");
+        // A receive.
+        let send = |w: &mut World, bad: &Mr, good: &Mr| {
+            w.recv(B, 7, &[bad.all()]);
+            w.push(A, &[Wr::send(1, &[good.all()])]);
+        };
+        let expected = [
+            "1 Send",
+            "terminated by peer 0/0/00",
+            "7 Receive LocalProtection",
+            "terminated 0/0/00",
+        ];
+        assert_eq!(case(&send, B), expected, "{wiring:?}");
+        // The sink of one's own Read.
+        let read = |w: &mut World, bad: &Mr, good: &Mr| {
+            w.push(A, &[Wr::read(1, bad.all(), good, 0)]);
+        };
+        let expected =
+            ["1 RdmaRead LocalAccess 1/0/00", "terminated 1/0/00", "terminated by peer 1/0/00"];
+        assert_eq!(case(&read, A), expected, "{wiring:?}");
+    }
+}
+
+#[test]
+fn an_address_space_that_is_gone_is_reported_with_its_owner() {
+    for wiring in Wiring::both() {
+        for (end, wr) in [(A, 0), (B, 1), (B, 2)] {
+            let mut w = World::connected(wiring);
+            let bad = gone(&mut w, end);
+            let good = w.any_mr(1 - end, 5000);
+            let (wr, expected) = match wr {
+                0 => (
+                    Wr::write(1, &[bad.all()], &good, 0),
+                    ["1 RdmaWrite LocalProtection", "terminated 0/0/00"],
+                ),
+                1 => (
+                    Wr::write(1, &[good.all()], &bad, 0),
+                    ["1 RdmaWrite", "terminated by peer 1/0/00"],
+                ),
+                // As if its region had been deregistered meanwhile.
+                _ => (
+                    Wr::read(1, good.all(), &bad, 0),
+                    ["1 RdmaRead RemoteAccess 0/1/00", "terminated by peer 0/1/00"],
+                ),
+            };
+            w.post(A, &[wr]);
+            let session = w.apps[end].session;
+            assert_eq!(w.detached, [session], "{wiring:?}");
+            let found = outcome(&mut w);
+            let said = |n: usize| found[n].starts_with(expected[n]);
+            assert!(said(0) && said(1), "{found:?} over {wiring:?}");
+        }
+    }
+}

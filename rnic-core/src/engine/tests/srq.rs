@@ -1,0 +1,397 @@
+//! Shared receive queues: who gets which receive, what is told of them, and who pays for a broken one.
+
+use super::requests::Wr;
+use super::world::{QpShape, Wiring, World};
+use crate::abi::queue::queue_header;
+use crate::types::{QpId, QpState};
+
+/// Receivers are on an app with an SRQ, senders on another.
+struct Bench {
+    w: World,
+    /// Senders and receivers, by connection.
+    ends: Vec<[usize; 2]>,
+    to: usize,
+    srq: usize,
+    /// Where the SRQ stands in its arena.
+    at: usize,
+}
+
+impl Bench {
+    /// So many connections to QPs of one SRQ, on workers in turn.
+    fn new(wiring: Wiring, workers: u32, qps: usize, depth: u32, limit: u32) -> Self {
+        Self::with(wiring, workers, qps, depth, limit, QpShape::default())
+    }
+
+    fn with(
+        wiring: Wiring,
+        workers: u32,
+        qps: usize,
+        depth: u32,
+        limit: u32,
+        shape: QpShape,
+    ) -> Self {
+        let mut w = World::new(if wiring.direct { &[3] } else { &[1, 3] });
+        let (from, to) = (w.app(0), w.app(usize::from(!wiring.direct)));
+        let (cq_from, cq_to) = (w.cq(from, 512), w.cq(to, 512));
+        let at = w.apps[to].next_offset();
+        let srq = w.srq(to, depth, limit);
+        let mut ends = Vec::new();
+        for n in 0..qps {
+            let sender = w.qp(from, cq_from, cq_from, QpShape { sq: 128, ..QpShape::default() });
+            let receiver = w.qp(to, cq_to, cq_to, QpShape { srq: Some(srq), ..shape });
+            let worker = n % workers as usize;
+            let on = if wiring.direct { worker } else { 0 };
+            w.connect_on(sender, on, receiver, worker, wiring);
+            ends.push([sender, receiver]);
+        }
+        w.settle();
+        w.events(ends[0][0]);
+        w.events(ends[0][1]);
+        Bench { w, ends, to, srq, at }
+    }
+
+    fn send(&mut self, connection: usize, ids: std::ops::Range<u64>) {
+        let requests: Vec<Wr> = ids.map(|id| Wr::send(id, &[])).collect();
+        self.w.post(self.ends[connection][0], &requests);
+    }
+
+    fn recv(&mut self, ids: std::ops::Range<u64>) {
+        self.w.srq_recv(self.to, self.srq, ids);
+        self.w.settle();
+    }
+
+    fn id(&self, connection: usize) -> QpId {
+        self.w.qps[self.ends[connection][1]].id
+    }
+
+    fn received(&mut self) -> Vec<String> {
+        self.w.poll_cq(self.to, 0, usize::MAX)
+    }
+
+    fn events(&mut self) -> Vec<String> {
+        self.w.events(self.ends[0][1])
+    }
+
+    fn state(&self, connection: usize) -> QpState {
+        self.w.state(self.ends[connection][1])
+    }
+}
+
+fn numbers(ids: std::ops::Range<u64>) -> Vec<String> {
+    ids.map(|id| format!("{id} Receive")).collect()
+}
+
+/// RDMAP-8.1.2-8, DDP-8.3.2-5a: the pool is one, not a share for each QP.
+#[test]
+fn one_queue_pair_consumes_all_eight() {
+    for wiring in Wiring::both() {
+        for workers in [1, 3] {
+            let mut b = Bench::new(wiring, workers, 2, 8, 0);
+            b.recv(100..108);
+            b.send(0, 0..8);
+            assert_eq!(b.received(), numbers(100..108));
+            b.send(1, 0..1);
+            assert_eq!(b.received(), [""; 0], "none is left for the other");
+            assert_eq!(b.events()[0..1], [format!("last receive of QP {}", b.id(1))]);
+            assert_eq!([b.state(0), b.state(1)], [QpState::Rts, QpState::Error]);
+        }
+    }
+}
+
+#[test]
+fn receives_are_taken_in_order_by_whichever_message_begins() {
+    for wiring in Wiring::both() {
+        for workers in [1, 3] {
+            let mut b = Bench::new(wiring, workers, 3, 16, 0);
+            b.recv(100..112);
+            for n in 0..12 {
+                b.send(n % 3, n as u64..n as u64 + 1);
+            }
+            assert_eq!(b.received(), numbers(100..112));
+        }
+    }
+}
+
+/// A receive that was taken belongs to its QP; the others are nobody's and stay.
+#[test]
+fn a_queue_pair_in_error_flushes_only_what_it_has_taken() {
+    let mut b = Bench::new(Wiring::tcp(), 1, 2, 8, 0);
+    let big = b.w.any_mr(b.ends[0][0], 3000);
+    let into = b.w.any_mr(b.ends[0][1], 3000);
+    let end = &mut b.w.apps[b.to].srqs[b.srq];
+    end.producer.push(50, &[into.all()]).unwrap();
+    end.producer.publish();
+    b.recv(51..54);
+    // Half a message, then the connection is gone.
+    b.w.links[0].pipes[0].window = 2000;
+    b.w.push(b.ends[0][0], &[Wr::send(1, &[big.all()])]);
+    b.w.round();
+    b.w.links[0].pipes[0].window = 0;
+    b.w.settle();
+    b.w.abort(b.ends[0][1]);
+    assert_eq!(b.received(), ["50 Receive WrFlush"]);
+    // After the flush, before the end.
+    let last = format!("last receive of QP {}", b.id(0));
+    assert_eq!(b.events(), [last, "aborted".to_owned()]);
+    b.send(1, 1..4);
+    assert_eq!(b.received(), numbers(51..54));
+    assert_eq!(b.events(), [""; 0]);
+}
+
+#[test]
+fn the_last_receive_waits_for_a_flush_that_finds_no_room() {
+    let mut w = World::new(&[1, 1]);
+    let (a, to) = (w.app(0), w.app(1));
+    let (cq, cq_to) = (w.cq(a, 64), w.cq(to, 1));
+    let srq = w.srq(to, 8, 0);
+    let sender = w.qp(a, cq, cq, QpShape::default());
+    let receiver = w.qp(to, cq_to, cq_to, QpShape { srq: Some(srq), ..QpShape::default() });
+    w.connect(sender, receiver, Wiring::tcp());
+    w.settle();
+    w.events(receiver);
+    let big = w.any_mr(sender, 3000);
+    let into = w.any_mr(receiver, 3000);
+    let end = &mut w.apps[to].srqs[srq];
+    end.producer.push(50, &[]).unwrap();
+    end.producer.push(51, &[into.all()]).unwrap();
+    end.producer.publish();
+    w.post(sender, &[Wr::send(1, &[])]);
+    w.links[0].pipes[0].window = 2000;
+    w.push(sender, &[Wr::send(2, &[big.all()])]);
+    w.round();
+    w.links[0].pipes[0].window = 0;
+    w.settle();
+    w.abort(receiver);
+    assert_eq!(w.events(receiver), [""; 0]);
+    assert_eq!(w.poll_cq(to, cq_to, 9), ["50 Receive"]);
+    w.settle();
+    assert_eq!(w.poll_cq(to, cq_to, 9), ["51 Receive WrFlush"]);
+    let last = format!("last receive of QP {}", w.qps[receiver].id);
+    assert_eq!(w.events(receiver), [last, "aborted".to_owned()]);
+}
+
+#[test]
+fn a_queue_pair_moved_to_error_before_it_was_connected_says_so_too() {
+    let mut w = World::new(&[1]);
+    let app = w.app(0);
+    let cq = w.cq(app, 8);
+    let srq = w.srq(app, 8, 0);
+    w.srq_recv(app, srq, 0..4);
+    let qp = w.qp(app, cq, cq, QpShape { srq: Some(srq), ..QpShape::default() });
+    w.bind_dead(qp);
+    assert_eq!(w.events(qp), [format!("last receive of QP {}", w.qps[qp].id)]);
+    assert_eq!(w.completions(qp), [""; 0]);
+    assert_eq!(w.apps[app].srqs[srq].srq.usage().posted, 4);
+}
+
+#[test]
+fn the_limit_is_told_once_and_may_be_armed_again() {
+    for wiring in Wiring::both() {
+        let mut b = Bench::new(wiring, 3, 2, 8, 2);
+        b.recv(0..4);
+        b.send(0, 0..2);
+        assert_eq!(b.events(), [""; 0], "as many as the limit are left");
+        b.send(1, 2..3);
+        assert_eq!(b.events(), ["SRQ limit"]);
+        b.send(0, 3..4);
+        b.recv(4..8);
+        b.send(0, 4..8);
+        assert_eq!(b.events(), [""; 0], "it is disarmed");
+        b.recv(8..12);
+        assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.arm(4), Ok(false));
+        b.send(1, 8..9);
+        assert_eq!(b.events(), ["SRQ limit"]);
+    }
+}
+
+/// RFC 5042 section 6.4.2: a peer that takes more than its fair share is noticed.
+#[test]
+fn a_peer_that_takes_nearly_all_is_named_once() {
+    for wiring in Wiring::both() {
+        for workers in [1, 3] {
+            let mut b = Bench::new(wiring, workers, 2, 16, 0);
+            let mut sent = 0;
+            let mut shares = |b: &mut Bench, from: usize, n: u64| {
+                for _ in 0..n {
+                    b.recv(sent..sent + 1);
+                    b.send(from, sent..sent + 1);
+                    sent += 1;
+                }
+                b.received().len() as u64
+            };
+            // Even shares are nobody's fault; 48 of 64 are the most that two may differ by.
+            for _ in 0..100 {
+                shares(&mut b, 0, 1);
+                shares(&mut b, 1, 1);
+            }
+            assert_eq!(b.events(), [""; 0]);
+            assert_eq!(shares(&mut b, 1, 200), 200);
+            assert_eq!(b.events(), [format!("QP {} took 49/64", b.id(1))]);
+            assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().unfair, 1);
+            // Nobody is stopped by it.
+            assert_eq!(shares(&mut b, 0, 3), 3);
+        }
+    }
+}
+
+#[test]
+fn a_lone_queue_pair_is_never_unfair() {
+    let mut b = Bench::new(Wiring::direct(), 1, 1, 16, 0);
+    for n in 0..200 {
+        b.recv(n..n + 1);
+        b.send(0, n..n + 1);
+    }
+    assert_eq!(b.events(), [""; 0]);
+}
+
+#[test]
+fn scribbling_over_the_ring_costs_its_owner_only() {
+    for wiring in Wiring::both() {
+        let mut b = Bench::new(wiring, 3, 3, 8, 0);
+        let host = usize::from(!wiring.direct);
+        // Somebody else on the same workers.
+        let (x, y) = (b.w.app(0), b.w.app(host));
+        let (cx, cy) = (b.w.cq(x, 16), b.w.cq(y, 16));
+        let (from, to) =
+            (b.w.qp(x, cx, cx, QpShape::default()), b.w.qp(y, cy, cy, QpShape::default()));
+        b.w.connect(from, to, wiring);
+        b.w.settle();
+        b.recv(0..4);
+        b.send(0, 0..1);
+        let arena = b.w.apps[b.to].arena.clone();
+        arena.store_u64(b.at + queue_header::PRODUCER, 77).unwrap();
+        // What is known to be posted is still taken; the next look finds the nonsense.
+        b.send(1, 1..6);
+        let session = b.w.apps[b.to].session;
+        assert_eq!(b.w.misbehaved.len(), 1);
+        assert_eq!(b.w.misbehaved[0].0, session);
+        assert!(b.w.misbehaved[0].1.contains("shared receive queue"), "{:?}", b.w.misbehaved);
+        assert_eq!(b.w.failed_srqs, [b.w.apps[b.to].srqs[b.srq].srq.id()]);
+        assert_eq!(b.events()[0], "SRQ error");
+        assert_eq!(b.state(1), QpState::Error);
+        // QPs elsewhere find out when their next message comes, if nobody tells them before.
+        b.send(2, 6..7);
+        assert_ne!(b.state(2), QpState::Rts);
+        b.w.recv(to, 9, &[]);
+        b.w.post(from, &[Wr::send(8, &[])]);
+        assert_eq!(b.w.completions(to), ["9 Receive"]);
+    }
+}
+
+#[test]
+fn a_malformed_receive_costs_the_queue_pair_that_meets_it() {
+    for wiring in Wiring::both() {
+        let mut b = Bench::new(wiring, 3, 2, 8, 0);
+        b.recv(20..22);
+        let arena = b.w.apps[b.to].arena.clone();
+        arena.store_u64(b.at + crate::abi::queue::QUEUE_HEADER_LEN, 1 << 9).unwrap();
+        b.send(0, 0..1);
+        assert_eq!(b.received(), ["20 Receive LocalQpOperation"]);
+        b.send(1, 0..1);
+        assert_eq!(b.received(), ["21 Receive"]);
+        assert_ne!(b.state(0), QpState::Rts);
+        assert_eq!(b.state(1), QpState::Rts);
+    }
+}
+
+/// Completions name the SRQ.
+#[test]
+fn completions_name_the_shared_queue() {
+    let mut b = Bench::new(Wiring::direct(), 1, 1, 8, 0);
+    b.recv(0..1);
+    b.send(0, 0..1);
+    let id = b.w.apps[b.to].srqs[b.srq].srq.id().0;
+    assert_eq!(b.w.apps[b.to].cqs[0].consumer.poll().unwrap().srq, id);
+}
+
+mod held {
+    use super::*;
+    use std::time::Duration;
+
+    fn bench(wiring: Wiring, workers: u32, qps: usize) -> Bench {
+        let shape = QpShape { hold: Some(Duration::from_secs(10)), ..QpShape::default() };
+        Bench::with(wiring, workers, qps, 16, 0, shape)
+    }
+
+    #[test]
+    fn those_that_wait_are_served_one_message_each_in_turn() {
+        for wiring in Wiring::both() {
+            for workers in [1, 3] {
+                let mut b = bench(wiring, workers, 4);
+                for connection in [2, 0, 3, 1] {
+                    b.send(connection, 0..3);
+                }
+                assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().held, 4);
+                let mut order = Vec::new();
+                for id in 0..12 {
+                    b.recv(id..id + 1);
+                    let cqe = b.w.apps[b.to].cqs[0].consumer.poll().unwrap();
+                    assert_eq!(cqe.wr_id, id);
+                    order.push((0..4).position(|c| b.id(c).0 == cqe.qp).unwrap());
+                }
+                assert_eq!(order, [2, 0, 3, 1].repeat(3), "{wiring:?} {workers}");
+                assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().held, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn many_receives_at_once_reach_all() {
+        for wiring in Wiring::both() {
+            for workers in [1, 3] {
+                let mut b = bench(wiring, workers, 5);
+                for connection in 0..5 {
+                    b.send(connection, 0..3);
+                }
+                b.recv(0..15);
+                assert_eq!(b.received().len(), 15);
+                b.recv(15..16);
+                b.send(4, 0..1);
+                assert_eq!(b.received(), numbers(15..16));
+            }
+        }
+    }
+
+    #[test]
+    fn a_place_that_becomes_free_is_filled_from_another_worker() {
+        for wiring in Wiring::both() {
+            let mut b = bench(wiring, 3, 2);
+            b.send(0, 0..1);
+            b.send(1, 0..1);
+            // Posted and rung for, but the one in front is gone before its worker has looked.
+            let end = &mut b.w.apps[b.to].srqs[b.srq];
+            end.producer.push(7, &[]).unwrap();
+            end.producer.publish();
+            let waiting = end.producer.waits();
+            assert_eq!(waiting, 0b11);
+            let index = end.srq.doorbell();
+            b.w.ring(b.to, 1, index);
+            for _ in 0..10 {
+                b.w.round();
+            }
+            assert_eq!(b.received(), [""; 0], "the one in front comes first");
+            b.w.destroy(b.ends[0][1]);
+            assert_eq!(b.received(), numbers(7..8));
+        }
+    }
+
+    #[test]
+    fn a_ring_scribbled_over_while_messages_wait_ends_those_who_wait() {
+        for wiring in Wiring::both() {
+            let mut b = bench(wiring, 3, 2);
+            b.send(0, 0..1);
+            b.send(1, 0..1);
+            let arena = b.w.apps[b.to].arena.clone();
+            arena.store_u64(b.at + queue_header::PRODUCER, 77).unwrap();
+            let index = b.w.apps[b.to].srqs[b.srq].srq.doorbell();
+            for worker in 0..3 {
+                b.w.ring(b.to, worker, index);
+            }
+            b.w.settle();
+            assert_eq!(b.w.misbehaved.len(), 1);
+            for connection in 0..2 {
+                assert_ne!(b.state(connection), QpState::Rts);
+            }
+        }
+    }
+}

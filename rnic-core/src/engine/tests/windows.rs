@@ -1,0 +1,700 @@
+//! Memory windows: what they open, to whom, until when, and what is refused.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::requests::{Mr, Wr};
+use super::world::{A, B, QpShape, Wiring, World};
+use crate::abi::queue::SendFlags;
+use crate::device::Window;
+use crate::device::window::BindRequest;
+use crate::types::{Access, QpState, Stag, WindowKind};
+use WindowKind::{Type1, Type2};
+
+const BOTH: [WindowKind; 2] = [Type1, Type2];
+const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+/// A region that windows may be bound to and that has no remote right of its own.
+fn region(w: &mut World, qp: usize) -> Mr {
+    w.mr(qp, 100, Access::LOCAL_WRITE | Access::MW_BIND)
+}
+
+/// A bind to a range of a region, under the next key.
+fn to(window: &Window, region: &Mr, range: Range<u64>, access: Access) -> BindRequest {
+    let (present, _) = window.view();
+    BindRequest {
+        window: present,
+        new: Stag(present.0 & !0xFF | present.0.wrapping_add(1) & 0xFF),
+        address: region.iova + range.start,
+        length: range.end - range.start,
+        lkey: region.stag.0,
+        access: access.bits(),
+    }
+}
+
+/// Of type 1: to nothing.
+fn to_nothing(window: &Window, region: &Mr) -> BindRequest {
+    to(window, region, 0..0, Access::empty())
+}
+
+/// What the peer sees of a window bound like this.
+fn seen(bind: &BindRequest, region: &Mr) -> Mr {
+    let zero_based = bind.access & Access::ZERO_BASED.bits() != 0;
+    let iova = if zero_based { 0 } else { bind.address };
+    Mr { stag: bind.new, iova, len: bind.length as usize, ..region.clone() }
+}
+
+/// Binds a window of the QP's region and returns what the peer sees of it.
+fn bound(w: &mut World, qp: usize, window: &Window, region: &Mr, range: Range<u64>) -> Mr {
+    let bind = to(window, region, range, REMOTE);
+    w.post(qp, &[Wr::bind(900, &bind)]);
+    assert_eq!(w.completions(qp), ["900 BindMw"]);
+    seen(&bind, region)
+}
+
+/// Two pairs of QPs, of two apps on one host with three workers, each end on a worker of its own as
+/// far as there are some: 0 and 1 are connected, 2 and 3 too; 0 and 2 are of one app.
+fn two_pairs() -> World {
+    let mut w = World::new(&[3]);
+    let (a, b) = (w.app(0), w.app(0));
+    let (cq_a, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+    for pair in 0..2 {
+        w.qp(a, cq_a, cq_a, QpShape::default());
+        w.qp(b, cq_b, cq_b, QpShape::default());
+        w.connect_on(2 * pair, pair, 2 * pair + 1, 2, Wiring::tcp());
+    }
+    w.settle();
+    for qp in [0, 1] {
+        w.events(qp);
+    }
+    w
+}
+
+#[test]
+fn a_window_opens_its_range_to_the_octet() {
+    for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| BOTH.map(|k| (w, k))) {
+        let fresh = || {
+            let mut w = World::connected(wiring);
+            let region = region(&mut w, B);
+            let window = w.window(B, kind);
+            let open = bound(&mut w, B, &window, &region, 10..30);
+            (w, region, open)
+        };
+        let (mut w, region, open) = fresh();
+        let sink = w.any_mr(A, 20);
+        w.post(
+            A,
+            &[
+                Wr::write(1, &[], &open, 0).inline(b"<"),
+                Wr::write(2, &[], &open, 19).inline(b">"),
+                Wr::read(3, sink.all(), &open, 0),
+            ],
+        );
+        assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20"]);
+        let mut expected = vec![0; 100];
+        (expected[10], expected[29]) = (b'<', b'>');
+        assert_eq!(region.octets(), expected, "{wiring:?} {kind:?}");
+        assert_eq!(sink.octets(), expected[10..30]);
+        for (at, len) in [(u64::MAX, 1), (20, 1), (19, 2), (0, 21)] {
+            let (mut w, region, open) = fresh();
+            w.post(A, &[Wr::write(1, &[], &open, at).inline(&vec![7; len])]);
+            let events = w.events(A);
+            assert!(events[0].starts_with("terminated by peer 1/1/01"), "{at} {len}: {events:?}");
+            assert_eq!(region.octets(), [0; 100]);
+            let (mut w, _, open) = fresh();
+            let sink = w.any_mr(A, 100);
+            w.post(A, &[Wr::read(1, sink.sge(0..len), &open, at)]);
+            assert_eq!(w.completions(A), ["1 RdmaRead RemoteAccess 0/1/01"], "{at} {len}");
+        }
+    }
+}
+
+#[test]
+fn a_zero_based_window_counts_from_its_start() {
+    for kind in BOTH {
+        let mut w = World::connected(Wiring::tcp());
+        let region = region(&mut w, B);
+        let window = w.window(B, kind);
+        let bind = to(&window, &region, 40..50, REMOTE | Access::ZERO_BASED);
+        w.post(B, &[Wr::bind(1, &bind)]);
+        let open = seen(&bind, &region);
+        assert_eq!(open.iova, 0);
+        w.post(A, &[Wr::write(2, &[], &open, 9).inline(b"x")]);
+        assert_eq!(region.octets()[49], b'x');
+        w.post(A, &[Wr::write(3, &[], &open, 10).inline(b"x")]);
+        assert!(w.events(A)[0].starts_with("terminated by peer 1/1/01"));
+        // And of a zero-based region the address is an offset.
+        let mut w = World::connected(Wiring::tcp());
+        let access = Access::LOCAL_WRITE | Access::MW_BIND | Access::ZERO_BASED;
+        let region = w.mr_at(B, 100, access, crate::types::Scope::Pd, 0);
+        let window = w.window(B, kind);
+        let open = bound(&mut w, B, &window, &region, 40..50);
+        assert_eq!(open.iova, 40);
+        w.post(A, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
+        assert_eq!(region.octets()[40], b'x');
+    }
+}
+
+#[test]
+fn a_window_has_the_rights_it_was_bound_with_and_no_others() {
+    for kind in BOTH {
+        let outcome = |access: Access, write: bool| {
+            let mut w = World::connected(Wiring::direct());
+            let region = region(&mut w, B);
+            let window = w.window(B, kind);
+            let bind = to(&window, &region, 0..10, access);
+            w.post(B, &[Wr::bind(1, &bind)]);
+            let (open, sink) = (seen(&bind, &region), w.any_mr(A, 1));
+            let wr = match write {
+                true => Wr::write(2, &[], &open, 0).inline(b"x"),
+                false => Wr::read(2, sink.all(), &open, 0),
+            };
+            w.post(A, &[wr]);
+            let events = w.events(A);
+            let code = events.first().and_then(|e| e.strip_prefix("terminated by peer "));
+            code.map_or("ok".to_owned(), |code| code[..6].to_owned())
+        };
+        assert_eq!(outcome(Access::REMOTE_READ, true), "1/1/00");
+        assert_eq!(outcome(Access::REMOTE_READ, false), "ok");
+        assert_eq!(outcome(Access::REMOTE_WRITE, true), "ok");
+        assert_eq!(outcome(Access::REMOTE_WRITE, false), "0/1/02");
+        assert_eq!(outcome(Access::empty(), false), "0/1/02");
+    }
+}
+
+/// Posts one bind that must fail, in a world of its own.
+fn refused(kind: WindowKind, what: &str, make: impl Fn(&mut World, &Window, &Mr) -> BindRequest) {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let region = region(&mut w, A);
+        let window = w.window(A, kind);
+        let before = window.view();
+        let bind = make(&mut w, &window, &region);
+        w.post(A, &[Wr::bind(1, &bind), Wr::send(2, &[])]);
+        let completions = w.completions(A);
+        assert_eq!(completions, ["1 BindMw MwBind", "2 Send WrFlush"], "{kind:?}: {what}");
+        assert!(w.events(A)[0].starts_with("terminated 0/0/00"), "{what}");
+        assert_eq!(w.state(A), QpState::Error);
+        assert_eq!(window.view(), before, "{kind:?}: {what}");
+        assert_eq!(w.dereg(A, &region), Ok(()), "{kind:?}: {what}");
+    }
+}
+
+#[test]
+fn a_window_gives_no_more_than_its_region() {
+    for kind in BOTH {
+        let with = |range: Range<u64>, access: Access| {
+            move |_: &mut World, window: &Window, region: &Mr| {
+                to(window, region, range.clone(), access)
+            }
+        };
+        refused(kind, "one octet behind", with(90..101, REMOTE));
+        refused(kind, "behind", with(100..101, REMOTE));
+        refused(kind, "everything", with(0..u64::MAX, REMOTE));
+        refused(kind, "one octet before", |_, window, region| BindRequest {
+            address: region.iova - 1,
+            ..to(window, region, 0..2, REMOTE)
+        });
+        refused(kind, "wrap", |_, window, region| BindRequest {
+            address: u64::MAX,
+            ..to(window, region, 0..2, REMOTE)
+        });
+        for access in [Access::LOCAL_WRITE, Access::REMOTE_ATOMIC, Access::MW_BIND] {
+            refused(kind, "rights", with(0..10, REMOTE | access));
+        }
+        refused(kind, "unknown rights", with(0..10, Access::from_bits_retain(1 << 20)));
+        refused(kind, "no MW_BIND", |w, window, _| {
+            let region = w.any_mr(A, 100);
+            to(window, &region, 0..10, REMOTE)
+        });
+        refused(kind, "no LOCAL_WRITE", |w, window, _| {
+            let region = w.mr(A, 100, Access::MW_BIND);
+            to(window, &region, 0..10, REMOTE)
+        });
+    }
+}
+
+#[test]
+fn a_window_is_bound_by_its_owner_to_its_owners_regions_only() {
+    for kind in BOTH {
+        refused(kind, "another's region", |w, window, _| {
+            let region = region(w, B);
+            to(window, &region, 0..10, REMOTE)
+        });
+        refused(kind, "no region", |_, window, region| BindRequest {
+            lkey: 0xDEAD_BEEF,
+            ..to(window, region, 0..10, REMOTE)
+        });
+        refused(kind, "a region that has been invalidated", |w, window, _| {
+            let region = region(w, A);
+            w.post(A, &[Wr::local_invalidate(5, region.stag)]);
+            w.completions(A);
+            to(window, &region, 0..10, REMOTE)
+        });
+        refused(kind, "a region that is being deregistered", |w, window, _| {
+            let region = region(w, A);
+            region.windows.withdraw().unwrap();
+            to(window, &region, 0..10, REMOTE)
+        });
+        refused(kind, "another's window", |w, _, region| {
+            let window = w.window(B, kind);
+            to(&window, region, 0..10, REMOTE)
+        });
+        refused(kind, "no window", |_, window, region| BindRequest {
+            window: Stag(window.view().0.0 ^ 0x5A5A_0000),
+            new: Stag(window.view().0.0 ^ 0x5A5A_0001),
+            ..to(window, region, 0..10, REMOTE)
+        });
+        refused(kind, "a window taken back", |w, _, region| {
+            let window = w.window(A, kind);
+            let bind = to(&window, region, 0..10, REMOTE);
+            w.remove_window(A, &window);
+            bind
+        });
+        refused(kind, "not its present key", |_, window, region| BindRequest {
+            window: Stag(window.view().0.0 ^ 2),
+            ..to(window, region, 0..10, REMOTE)
+        });
+        refused(kind, "a key of another STag", |_, window, region| BindRequest {
+            new: Stag(window.view().0.0 ^ 0x100),
+            ..to(window, region, 0..10, REMOTE)
+        });
+        refused(kind, "a window as the region", |w, window, region| {
+            let other = w.window(A, Type1);
+            let open = bound(w, A, &other, region, 0..10);
+            let bind = to(window, &open, 0..10, REMOTE);
+            // What was bound must not be in the way of the region's end.
+            w.remove_window(A, &other);
+            bind
+        });
+    }
+    refused(Type1, "the same key", |_, window, region| BindRequest {
+        new: window.view().0,
+        ..to(window, region, 0..10, REMOTE)
+    });
+    refused(Type2, "no octets", |_, window, region| to(window, region, 0..0, REMOTE));
+    refused(Type1, "a region of one QP, which it would widen", |w, window, _| {
+        let region = w.own_mr(A, 100, Access::LOCAL_WRITE | Access::MW_BIND);
+        to(window, &region, 0..10, REMOTE)
+    });
+}
+
+#[test]
+fn a_bind_with_elements_or_an_address_is_malformed() {
+    for what in 0..3 {
+        let mut w = World::connected(Wiring::direct());
+        let region = region(&mut w, A);
+        let window = w.window(A, Type1);
+        let mut wr = Wr::bind(1, &to(&window, &region, 0..10, REMOTE));
+        match what {
+            0 => wr.sges = vec![region.all()],
+            1 => wr.header.remote_addr = 1,
+            _ => wr = wr.inline(b"x"),
+        }
+        w.post(A, &[wr]);
+        assert_eq!(w.completions(A), ["1 BindMw LocalQpOperation"]);
+        assert_eq!(window.view().1, None);
+    }
+    // Other operations have no parameters.
+    let mut w = World::connected(Wiring::direct());
+    let mut wr = Wr::send(1, &[]);
+    wr.header.params[1] = 1;
+    w.post(A, &[wr]);
+    assert_eq!(w.completions(A), ["1 Send LocalQpOperation"]);
+}
+
+#[test]
+fn an_unbound_window_opens_nothing() {
+    for (kind, unbind) in [(Type1, false), (Type1, true), (Type2, false), (Type2, true)] {
+        let mut w = World::connected(Wiring::tcp());
+        let region = region(&mut w, B);
+        let window = w.window(B, kind);
+        let mut open = Mr { stag: window.view().0, ..region.clone() };
+        if unbind {
+            open = bound(&mut w, B, &window, &region, 0..10);
+            let wr = match kind {
+                Type1 => Wr::bind(1, &to_nothing(&window, &region)),
+                Type2 => Wr::local_invalidate(1, open.stag),
+            };
+            w.post(B, &[wr]);
+            assert_eq!(w.completions(B).len(), 1);
+            assert_eq!(window.view().1, None);
+            assert_eq!(w.dereg(B, &region), Ok(()));
+        }
+        w.post(A, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
+        assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"), "{kind:?} {unbind}");
+        assert_eq!(region.octets(), [0; 100]);
+    }
+}
+
+#[test]
+fn a_type_1_window_is_bound_again_and_the_old_key_is_dead() {
+    for wiring in Wiring::both() {
+        for old_key in [false, true] {
+            let mut w = World::connected(wiring);
+            let (first, second) = (region(&mut w, B), region(&mut w, B));
+            let window = w.window(B, Type1);
+            let old = bound(&mut w, B, &window, &first, 0..10);
+            let new = bound(&mut w, B, &window, &second, 20..40);
+            assert_eq!(new.stag.0 & 0xFF, (old.stag.0 + 1) & 0xFF);
+            assert_eq!(w.dereg(B, &first), Ok(()), "nothing is bound to it any more");
+            assert_eq!(w.dereg(B, &second), Err(1));
+            w.post(A, &[Wr::write(1, &[], &new, 19).inline(b"x")]);
+            assert_eq!(second.octets()[39], b'x');
+            if old_key {
+                w.post(A, &[Wr::write(2, &[], &old, 0).inline(b"x")]);
+                assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"), "{wiring:?}");
+                assert_eq!(first.octets(), [0; 100]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_type_1_window_serves_its_domain_on_every_worker() {
+    let mut w = two_pairs();
+    let region = region(&mut w, 0);
+    let window = w.window(0, Type1);
+    let open = bound(&mut w, 0, &window, &region, 0..10);
+    for (qp, at) in [(1, 0), (3, 1)] {
+        w.post(qp, &[Wr::write(1, &[], &open, at).inline(b"x")]);
+        assert_eq!(w.completions(qp), ["1 RdmaWrite"]);
+    }
+    assert_eq!(region.octets()[..3], *b"xx\0");
+    // And any QP of the domain may unbind it.
+    w.post(2, &[Wr::bind(2, &to_nothing(&window, &region))]);
+    assert_eq!(w.completions(2), ["2 BindMw"]);
+    w.post(1, &[Wr::write(3, &[], &open, 0).inline(b"y")]);
+    assert!(w.events(1)[0].starts_with("terminated by peer 1/1/00"));
+    assert_eq!(region.octets()[0], b'x');
+}
+
+#[test]
+fn a_type_2_window_serves_the_qp_that_bound_it_and_no_other() {
+    let mut w = two_pairs();
+    let region = region(&mut w, 0);
+    let window = w.window(0, Type2);
+    let open = bound(&mut w, 0, &window, &region, 0..10);
+    w.post(1, &[Wr::write(1, &[], &open, 0).inline(b"x")]);
+    assert_eq!(w.completions(1), ["1 RdmaWrite"]);
+    w.post(3, &[Wr::write(2, &[], &open, 0).inline(b"y")]);
+    let events = w.events(3);
+    // On another worker it is not even known.
+    assert!(events[0].starts_with("terminated by peer 1/1/00"), "{events:?}");
+    assert_eq!(region.octets()[0], b'x');
+    // On the same worker it is known not to be of this stream.
+    let mut w = World::new(&[1]);
+    let (a, b) = (w.app(0), w.app(0));
+    let (cq_a, cq_b) = (w.cq(a, 64), w.cq(b, 64));
+    for pair in 0..2 {
+        w.qp(a, cq_a, cq_a, QpShape::default());
+        w.qp(b, cq_b, cq_b, QpShape::default());
+        w.connect(2 * pair, 2 * pair + 1, Wiring::direct());
+    }
+    w.settle();
+    w.events(1);
+    let region = self::region(&mut w, 0);
+    let window = w.window(0, Type2);
+    let open = bound(&mut w, 0, &window, &region, 0..10);
+    w.post(3, &[Wr::write(2, &[], &open, 0).inline(b"y")]);
+    assert!(w.events(3)[0].starts_with("terminated by peer 1/1/02"));
+}
+
+#[test]
+fn a_type_2_window_must_be_invalidated_before_it_is_bound_again() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let region = region(&mut w, A);
+        let window = w.window(A, Type2);
+        let first = bound(&mut w, A, &window, &region, 0..10);
+        let again = to(&window, &region, 0..10, REMOTE);
+        let chosen = Stag(first.stag.0 & !0xFF | 0x77);
+        let after = BindRequest { window: first.stag, new: chosen, ..again };
+        w.post(A, &[Wr::local_invalidate(1, first.stag), Wr::bind(2, &after)]);
+        assert_eq!(w.completions(A), ["1 LocalInvalidate", "2 BindMw"], "{wiring:?}");
+        assert_eq!(window.view().0, chosen);
+        let again = to(&window, &region, 0..10, REMOTE);
+        w.post(A, &[Wr::bind(3, &again)]);
+        assert_eq!(w.completions(A), ["3 BindMw MwBind"], "{wiring:?}");
+        assert_eq!(window.view().0, chosen, "it is bound as before");
+    }
+}
+
+#[test]
+fn of_two_qps_that_bind_a_type_2_window_one_wins() {
+    let mut w = two_pairs();
+    let region = region(&mut w, 0);
+    let window = w.window(0, Type2);
+    let bind = to(&window, &region, 0..10, REMOTE);
+    let other = BindRequest { new: Stag(bind.new.0 ^ 0x10), ..bind };
+    w.push(0, &[Wr::bind(1, &bind)]);
+    w.push(2, &[Wr::bind(2, &other)]);
+    w.settle();
+    let mut completions = w.completions(0);
+    completions.sort();
+    assert_eq!(completions, ["1 BindMw", "2 BindMw MwBind"]);
+    assert_eq!(window.view().0, bind.new);
+    assert_eq!(w.dereg(0, &region), Err(1), "counted once");
+    // It dies with the QP that has bound it, and is free for others.
+    w.destroy(0);
+    assert_eq!(window.view().1, None);
+    assert_eq!(w.dereg(0, &region), Ok(()));
+}
+
+#[test]
+fn a_type_1_bind_waits_for_every_worker_and_nothing_overtakes_it() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.answer_changes = false;
+        let region = region(&mut w, A);
+        let window = w.window(A, Type1);
+        w.recv(B, 7, &[]);
+        let bind = to(&window, &region, 0..10, REMOTE);
+        w.post(A, &[Wr::bind(1, &bind), Wr::send(2, &[])]);
+        assert_eq!(w.completions(A), [""; 0]);
+        assert_eq!(w.completions(B), [""; 0], "nothing overtakes it");
+        assert_eq!(w.dereg(A, &region), Err(1), "the bind under way counts");
+        w.answer();
+        w.settle();
+        assert_eq!(w.completions(A), ["1 BindMw", "2 Send"], "{wiring:?}");
+        assert_eq!(w.completions(B), ["7 Receive"]);
+        assert_eq!(window.view().0, bind.new);
+    }
+}
+
+#[test]
+fn a_change_outlives_the_qp_that_asked_for_it() {
+    for kill in [World::abort, World::destroy] {
+        let mut w = two_pairs();
+        w.answer_changes = false;
+        let region = region(&mut w, 0);
+        let window = w.window(0, Type1);
+        let bind = to(&window, &region, 0..10, REMOTE);
+        w.post(0, &[Wr::bind(1, &bind)]);
+        // Meanwhile nobody else can.
+        w.post(2, &[Wr::bind(2, &bind)]);
+        assert_eq!(w.completions(2), ["2 BindMw MwBind"]);
+        kill(&mut w, 0);
+        w.answer();
+        w.settle();
+        let (stag, to) = window.view();
+        assert_eq!(stag, bind.new);
+        assert!(to.is_some(), "it was bound, though nobody was told");
+        assert_eq!(w.dereg(0, &region), Err(1));
+        w.remove_window(0, &window);
+        assert_eq!(w.dereg(0, &region), Ok(()));
+        assert!(w.engines.iter().all(|e| e.shard.stags.is_empty()));
+    }
+}
+
+#[test]
+fn a_window_taken_back_during_its_bind_stays_away() {
+    for late in [false, true] {
+        let mut w = two_pairs();
+        w.answer_changes = false;
+        let region = region(&mut w, 0);
+        let window = w.window(0, Type1);
+        let bind = to(&window, &region, 0..10, REMOTE);
+        w.post(0, &[Wr::bind(1, &bind)]);
+        if late {
+            // The change arrives when the window is forgotten already.
+            w.remove_window(0, &window);
+            w.answer();
+        } else {
+            // The window goes while the answers are on their way.
+            let (_, _, change) = w.changes[0].clone();
+            for engine in &mut w.engines {
+                engine.change_stags(&change);
+                engine.remove_window(&window);
+            }
+            window.close();
+            w.answer();
+        }
+        w.settle();
+        assert_eq!(window.view().1, None);
+        assert_eq!(w.dereg(0, &region), Ok(()));
+        assert!(w.engines.iter().all(|e| e.shard.stags.is_empty()), "late: {late}");
+    }
+}
+
+#[test]
+fn a_region_with_windows_stays() {
+    let mut w = two_pairs();
+    let region = region(&mut w, 0);
+    let windows: Vec<Arc<Window>> = [Type1, Type2].map(|kind| w.window(0, kind)).into();
+    for window in &windows {
+        bound(&mut w, 0, window, &region, 0..10);
+    }
+    assert_eq!(w.dereg(0, &region), Err(2));
+    w.remove_window(0, &windows[0]);
+    assert_eq!(w.dereg(0, &region), Err(1));
+    // By invalidation it does not go either.
+    w.post(2, &[Wr::local_invalidate(1, region.stag)]);
+    assert_eq!(w.completions(2), ["1 LocalInvalidate LocalProtection"]);
+    w.remove_window(0, &windows[1]);
+    w.post(0, &[Wr::local_invalidate(2, region.stag)]);
+    assert_eq!(w.completions(0), ["2 LocalInvalidate"]);
+    assert_eq!(w.dereg(0, &region), Ok(()), "deregistering what was invalidated is no fault");
+}
+
+#[test]
+fn the_peer_invalidates_windows_of_its_stream_only() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let region = region(&mut w, B);
+        let window = w.window(B, Type2);
+        let open = bound(&mut w, B, &window, &region, 0..10);
+        w.recv(B, 7, &[]);
+        w.post(
+            A,
+            &[Wr::write(1, &[], &open, 0).inline(b"x"), Wr::send_invalidate(2, &[], open.stag)],
+        );
+        let invalidated = format!("7 Receive invalidated {:#x}", open.stag.0);
+        assert_eq!(w.completions(B), [invalidated], "{wiring:?}");
+        assert_eq!(window.view(), (open.stag, None));
+        assert_eq!(region.octets()[0], b'x');
+        // Under a new key it may be bound again.
+        let new = bound(&mut w, B, &window, &region, 5..6);
+        w.post(A, &[Wr::write(3, &[], &new, 0).inline(b"y")]);
+        assert_eq!(region.octets()[5], b'y');
+        w.recv(B, 8, &[]);
+        w.post(A, &[Wr::send_invalidate(4, &[], open.stag)]);
+        assert_eq!(w.completions(B), ["8 Receive RemoteInvalidRequest"]);
+        assert!(w.events(B)[0].starts_with("terminated 0/1/09"), "{wiring:?}");
+
+        for (what, code) in [("type 1", "0/2/09"), ("with windows", "0/2/09")] {
+            let mut w = World::connected(wiring);
+            let access = Access::LOCAL_WRITE | Access::MW_BIND;
+            let (shared, own) = (self::region(&mut w, B), w.own_mr(B, 100, access));
+            let stag = match what {
+                "type 1" => {
+                    let window = w.window(B, Type1);
+                    bound(&mut w, B, &window, &shared, 0..10).stag
+                }
+                _ => {
+                    let window = w.window(B, Type2);
+                    bound(&mut w, B, &window, &own, 0..10);
+                    own.stag
+                }
+            };
+            w.recv(B, 7, &[]);
+            w.post(A, &[Wr::send_invalidate(1, &[], stag)]);
+            assert_eq!(w.completions(B), ["7 Receive RemoteInvalidRequest"], "{what}");
+            assert!(w.events(B)[0].starts_with(&format!("terminated {code}")), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_region_of_one_qp_takes_windows_of_that_qp() {
+    let mut w = two_pairs();
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let own = w.own_mr(0, 100, access);
+    let window = w.window(0, Type2);
+    let bind = to(&window, &own, 0..10, REMOTE);
+    w.post(2, &[Wr::bind(1, &bind)]);
+    assert_eq!(w.completions(2), ["1 BindMw MwBind"]);
+    let open = bound(&mut w, 0, &window, &own, 0..10);
+    w.post(1, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
+    assert_eq!(own.octets()[0], b'x');
+}
+
+#[test]
+fn local_invalidate_is_for_windows_of_type_2() {
+    let mut w = two_pairs();
+    let region = region(&mut w, 0);
+    let (one, two) = (w.window(0, Type1), w.window(0, Type2));
+    let open = bound(&mut w, 0, &one, &region, 0..10);
+    let own = bound(&mut w, 0, &two, &region, 0..10);
+    // Not by another QP; not of type 1.
+    w.post(2, &[Wr::local_invalidate(1, own.stag)]);
+    assert_eq!(w.completions(2), ["1 LocalInvalidate LocalProtection"]);
+    assert!(two.view().1.is_some());
+    w.post(0, &[Wr::local_invalidate(2, open.stag)]);
+    assert_eq!(w.completions(0), ["2 LocalInvalidate LocalProtection"]);
+    assert!(one.view().1.is_some());
+}
+
+#[test]
+fn a_window_is_no_local_key() {
+    for (kind, n) in BOTH.into_iter().flat_map(|k| (0..5).map(move |n| (k, n))) {
+        let mut w = World::connected(Wiring::direct());
+        let region = region(&mut w, A);
+        let window = w.window(A, kind);
+        let open = bound(&mut w, A, &window, &region, 0..10);
+        let theirs = w.any_mr(B, 100);
+        let (wr, name) = match n {
+            0 => (Wr::write(1, &[open.sge(0..5)], &theirs, 0), "RdmaWrite"),
+            1 => (Wr::send(1, &[open.sge(0..5)]), "Send"),
+            2 => (Wr::read(1, open.sge(0..5), &theirs, 0), "RdmaRead"),
+            3 => (Wr::read_invalidate(1, open.sge(0..5), &theirs, 0), "RdmaRead"),
+            _ => (Wr::read_invalidate(1, open.sge(0..0), &theirs, 0), "RdmaRead"),
+        };
+        w.post(A, &[wr]);
+        assert_eq!(w.completions(A), [format!("1 {name} LocalProtection")]);
+        assert!(window.view().1.is_some());
+        // Nor for receives.
+        let mut w = World::connected(Wiring::direct());
+        let region = self::region(&mut w, B);
+        let window = w.window(B, kind);
+        let open = bound(&mut w, B, &window, &region, 0..10);
+        w.recv(B, 7, &[open.sge(0..5)]);
+        w.post(A, &[Wr::send(1, &[]).inline(b"abc")]);
+        assert_eq!(w.completions(B), ["7 Receive LocalProtection"]);
+    }
+}
+
+/// A way to take a window away while Writes through it are under way.
+type Taking = fn(&mut World, &Window, &Mr);
+
+#[test]
+fn nothing_lands_behind_an_unbind_wherever_it_falls() {
+    fn unbind(w: &mut World, window: &Window, region: &Mr) {
+        w.push(B, &[Wr::bind(5, &to_nothing(window, region))]);
+    }
+    fn bind_elsewhere(w: &mut World, window: &Window, region: &Mr) {
+        w.push(B, &[Wr::bind(5, &to(window, region, 0..1, Access::REMOTE_READ))]);
+    }
+    fn invalidate(w: &mut World, window: &Window, _: &Mr) {
+        w.push(B, &[Wr::local_invalidate(5, window.view().0)]);
+    }
+    let ways: [(WindowKind, Taking); 3] =
+        [(Type1, unbind), (Type1, bind_elsewhere), (Type2, invalidate)];
+    for (wiring, (kind, take)) in Wiring::both().into_iter().flat_map(|w| ways.map(|t| (w, t))) {
+        for rounds in 0..10 {
+            let mut w = World::connected(wiring);
+            let len = 50_000;
+            let from = w.any_mr(A, len);
+            from.fill(0xAB);
+            let target = w.mr(B, len, Access::LOCAL_WRITE | Access::MW_BIND);
+            let window = w.window(B, kind);
+            let open = bound(&mut w, B, &window, &target, 0..len as u64);
+            w.push(A, &[1, 2, 3].map(|id| Wr::write(id, &[from.all()], &open, 0)));
+            for _ in 0..rounds {
+                w.round();
+            }
+            take(&mut w, &window, &target);
+            let mut limit = 1000;
+            while w.completions(B).is_empty() {
+                limit -= 1;
+                assert!(limit > 0, "never unbound");
+                w.round();
+            }
+            target.fill(0);
+            w.settle();
+            assert_eq!(target.octets(), vec![0; len], "{wiring:?} after {rounds} rounds");
+        }
+    }
+}
+
+#[test]
+fn a_fenced_bind_waits_for_reads() {
+    let (mut w, mut raw) = World::raw();
+    let (sink, region) = (w.any_mr(A, 1), region(&mut w, A));
+    let window = w.window(A, Type2);
+    let bind = Wr::bind(2, &to(&window, &region, 0..10, REMOTE)).with(SendFlags::FENCE);
+    w.post(A, &[Wr::read(1, sink.all(), &sink, 0), bind]);
+    assert_eq!(window.view().1, None);
+    raw.response(&mut w, sink.stag, sink.iova, b"x", true);
+    assert_eq!(w.completions(A), ["1 RdmaRead 1", "2 BindMw"]);
+}

@@ -1,0 +1,488 @@
+//! A client's own address space, reached through the `/proc/self/mem` that it opened and passed.
+//!
+//! The descriptor names the address space itself, not a process id: after `exec` or exit it reads
+//! and writes nothing, whoever has the number by then. Who holds it has the right to use it, so
+//! nothing here needs a privilege. Two things follow for those who call:
+//!
+//! * A copy may wait for whoever serves the client's pages (userfaultfd, FUSE), for ever. Only
+//!   threads that may be kept waiting by that client call this.
+//! * Writing ignores the client's page protection. Whether it may be written is settled when memory
+//!   is registered, by the client's library.
+//!
+//! Nothing is mapped, so a page that is not there is an error of the call and no signal.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::Mapping;
+
+/// The first address that no program can have, on any processor this runs on. Below it the kernel
+/// itself refuses what is not mapped.
+pub const USER_END: u64 = 1 << 56;
+
+/// Octets moved by one system call at most.
+pub const STEP: usize = 64 * 1024;
+
+/// An address space that its owner has handed to us.
+#[derive(Debug)]
+pub struct AddressSpace {
+    file: OwnedFd,
+    /// A copy has found it gone; it does not come back.
+    gone: AtomicBool,
+}
+
+/// Why a copy did not come about. What was written before it stays written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachedFault {
+    /// The address space has ended, by `exec` or with its process.
+    #[error("the address space is gone")]
+    Gone,
+    /// Nothing is mapped at an address of the range.
+    #[error("an address is not mapped")]
+    Unmapped,
+    /// A page of the mapping at the other end of the copy was gone, and it is poisoned now.
+    #[error("a page of the mapping was gone")]
+    Poisoned,
+}
+
+/// Why a descriptor is no address space.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Not a file of `/proc`: a pipe, a device, a directory, another file.
+    #[error("the descriptor is not of /proc")]
+    NotProcfs,
+    /// Another file of `/proc`.
+    #[error("the descriptor is {path}, not /proc/{pid}/mem")]
+    NotItsMemory {
+        /// What it is.
+        path: String,
+        /// The process whose memory was expected.
+        pid: i32,
+    },
+    /// It can be read only, or written only, or neither.
+    #[error("the descriptor is not open for reading and writing")]
+    NotReadWrite,
+    /// The kernel refused to say what it is.
+    #[error("examining the descriptor failed: {0}")]
+    Examine(#[source] io::Error),
+}
+
+impl AddressSpace {
+    /// Takes over the `/proc/PID/mem` of process `pid`, which must be open for both directions. On
+    /// error the descriptor comes back, to be closed where closing may take its time.
+    ///
+    /// The file system that the descriptor is of is asked what it is, so this may wait for it: to be
+    /// called for clients only whose copies may be waited for as well.
+    pub fn adopt(file: OwnedFd, pid: i32) -> Result<Arc<Self>, (AttachError, OwnedFd)> {
+        match examine(&file, pid) {
+            Ok(()) => Ok(Arc::new(AddressSpace { file, gone: AtomicBool::new(false) })),
+            Err(error) => Err((error, file)),
+        }
+    }
+
+    /// Whether a copy has found it gone.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Copies out of it.
+    pub fn read(&self, address: u64, dst: &mut [u8]) -> Result<(), AttachedFault> {
+        // SAFETY: the octets are exclusively borrowed for the call.
+        unsafe { self.read_raw(address, dst.as_mut_ptr(), dst.len()) }
+    }
+
+    /// Copies into it. With `tail_last` the last octets, as far as they are one naturally aligned
+    /// word, are written last, in a call of their own: a program that polls on the end of its buffer
+    /// finds the rest in place.
+    pub fn write(&self, address: u64, src: &[u8], tail_last: bool) -> Result<(), AttachedFault> {
+        // SAFETY: the octets are borrowed for the call.
+        unsafe { self.write_raw(address, src.as_ptr(), src.len(), tail_last) }
+    }
+
+    /// Copies out of it into shared memory, in one pass. `tail_last` as in
+    /// [`Mapping::write_tail_last`].
+    pub fn read_into(
+        &self,
+        address: u64,
+        dst: &Mapping,
+        offset: usize,
+        len: usize,
+        tail_last: bool,
+    ) -> Result<(), AttachedFault> {
+        let tail = if tail_last { len.min(8) } else { 0 };
+        let head = len - tail;
+        let to = dst.range(offset, len).ok_or(AttachedFault::Unmapped)?;
+        // SAFETY: `to` is valid for `len` octets (checked by `range`) as long as `dst` is borrowed.
+        // Only the kernel writes them, as any other process may at any time.
+        let result = unsafe { self.read_raw(address, to, head) };
+        poison(result, dst)?;
+        if tail > 0 {
+            let mut last = [0; 8];
+            self.read(address + head as u64, &mut last[..tail])?;
+            dst.write_tail_last(offset + head, &last[..tail])
+                .map_err(|_| AttachedFault::Poisoned)?;
+        }
+        Ok(())
+    }
+
+    /// Copies shared memory into it, in one pass. `tail_last` as in [`write`](Self::write).
+    pub fn write_from(
+        &self,
+        address: u64,
+        src: &Mapping,
+        offset: usize,
+        len: usize,
+        tail_last: bool,
+    ) -> Result<(), AttachedFault> {
+        let from = src.range(offset, len).ok_or(AttachedFault::Unmapped)?;
+        // SAFETY: `from` is valid for `len` octets (checked by `range`) as long as `src` is borrowed.
+        // Only the kernel reads them, whatever they are at that instant.
+        let result = unsafe { self.write_raw(address, from, len, tail_last) };
+        poison(result, src)
+    }
+
+    /// Copies from one address space to another, or within one (ranges of a step may overlap): two
+    /// copies, with a private buffer between them.
+    pub fn copy_to(
+        &self,
+        address: u64,
+        to: &AddressSpace,
+        to_address: u64,
+        len: usize,
+        tail_last: bool,
+    ) -> Result<(), (CopyEnd, AttachedFault)> {
+        let mut buffer = [0; STEP];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(STEP);
+            let (from, last) = (done as u64, tail_last && done + n == len);
+            self.read(address + from, &mut buffer[..n]).map_err(|e| (CopyEnd::Source, e))?;
+            to.write(to_address + from, &buffer[..n], last).map_err(|e| (CopyEnd::Sink, e))?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `to` is valid for `len` octets that no reference covers but the caller's own.
+    unsafe fn read_raw(&self, address: u64, to: *mut u8, len: usize) -> Result<(), AttachedFault> {
+        self.steps(address, len, |at, done, n| {
+            // SAFETY: `done + n` is at most `len`, for which the caller vouches; the kernel checks
+            // the foreign address.
+            unsafe { libc::pread(self.file.as_raw_fd(), to.add(done).cast(), n, at) }
+        })
+    }
+
+    /// # Safety
+    /// `from` is valid for reading `len` octets.
+    unsafe fn write_raw(
+        &self,
+        address: u64,
+        from: *const u8,
+        len: usize,
+        tail_last: bool,
+    ) -> Result<(), AttachedFault> {
+        let head = if tail_last { len - tail_len(address, len) } else { len };
+        for (start, end) in [(0, head), (head, len)] {
+            self.steps(address + start as u64, end - start, |at, done, n| {
+                // SAFETY: as in `read_raw`.
+                unsafe { libc::pwrite(self.file.as_raw_fd(), from.add(start + done).cast(), n, at) }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Calls `step(address, done, octets)` until `len` octets are done.
+    fn steps(
+        &self,
+        address: u64,
+        len: usize,
+        step: impl Fn(libc::off_t, usize, usize) -> isize,
+    ) -> Result<(), AttachedFault> {
+        if self.is_gone() {
+            return Err(AttachedFault::Gone);
+        }
+        let mut done = 0;
+        while done < len {
+            let at = address.checked_add(done as u64).and_then(|at| at.try_into().ok());
+            let at = at.ok_or(AttachedFault::Unmapped)?;
+            match usize::try_from(step(at, done, (len - done).min(STEP))) {
+                // Nothing of a range that is not empty: there is no address space any more.
+                Ok(0) => {
+                    self.gone.store(true, Ordering::Relaxed);
+                    return Err(AttachedFault::Gone);
+                }
+                // A short count means that the next page is missing, which the next call says.
+                Ok(n) => done += n,
+                Err(_) => match Errno::from_io_error(&io::Error::last_os_error()) {
+                    Some(Errno::INTR) => {}
+                    Some(Errno::FAULT) => return Err(AttachedFault::Poisoned),
+                    _ => return Err(AttachedFault::Unmapped),
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The end of a copy between two address spaces that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyEnd {
+    /// What was read.
+    Source,
+    /// What was written.
+    Sink,
+}
+
+/// Whether `file` is the memory of `pid`. Its flags are asked for first: that is answered without
+/// the file.
+fn examine(file: &OwnedFd, pid: i32) -> Result<(), AttachError> {
+    let os = |e: Errno| AttachError::Examine(e.into());
+    let flags = rustix::fs::fcntl_getfl(file).map_err(os)?;
+    let both = flags.contains(OFlags::RDWR) && !flags.contains(OFlags::PATH);
+    let kind = rustix::fs::fstatfs(file.as_fd()).map_err(os)?.f_type;
+    if kind != rustix::fs::PROC_SUPER_MAGIC {
+        return Err(AttachError::NotProcfs);
+    }
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = rustix::fs::readlink(link, Vec::new()).map_err(os)?;
+    let path = path.to_string_lossy().into_owned();
+    // Of a /proc that is mounted elsewhere only the end of the path is known, and its process
+    // numbers are those of another namespace: there, possession has to do.
+    let inside = path.strip_prefix("/proc/");
+    let its_own = match inside.map(|p| p.split('/').collect::<Vec<_>>()) {
+        Some(parts) => match parts[..] {
+            [of, "mem"] | [of, "task", _, "mem"] => of == pid.to_string(),
+            _ => false,
+        },
+        None => path.ends_with("/mem"),
+    };
+    match (its_own, both) {
+        (false, _) => Err(AttachError::NotItsMemory { path, pid }),
+        (true, false) => Err(AttachError::NotReadWrite),
+        (true, true) => Ok(()),
+    }
+}
+
+/// Marks the mapping if the kernel met a missing page of it.
+fn poison(result: Result<(), AttachedFault>, mapping: &Mapping) -> Result<(), AttachedFault> {
+    if result == Err(AttachedFault::Poisoned) {
+        mapping.poison();
+    }
+    result
+}
+
+/// Octets of the naturally aligned word at the end of `len` octets from `address`.
+fn tail_len(address: u64, len: usize) -> usize {
+    if len == 0 {
+        return 0;
+    }
+    let end = address.wrapping_add(len as u64);
+    // The largest power of two that divides the end, at most 8, and not longer than the range.
+    let longest = (1 << len.ilog2()).min(8);
+    1 << (end | longest).trailing_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn open(path: &str, write: bool) -> OwnedFd {
+        File::options().read(true).write(write).open(path).expect("a file that is there").into()
+    }
+
+    fn own() -> Arc<AddressSpace> {
+        let pid = std::process::id() as i32;
+        AddressSpace::adopt(open("/proc/self/mem", true), pid).expect("it is ours")
+    }
+
+    /// Memory of this process that is reached both ways.
+    fn memory(len: usize) -> Arc<Mapping> {
+        Mapping::create_segment(len).expect("a little memory").0
+    }
+
+    fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
+        let mut octets = vec![0; len];
+        mapping.read(offset, &mut octets).expect("in range");
+        octets
+    }
+
+    fn refusal(file: OwnedFd) -> AttachError {
+        let pid = std::process::id() as i32;
+        AddressSpace::adopt(file, pid).expect_err("it is not our memory").0
+    }
+
+    /// A process with an address space that can be ended.
+    fn cat() -> (Child, Arc<AddressSpace>) {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat");
+        let memory = open(&format!("/proc/{}/mem", child.id()), true);
+        let space = AddressSpace::adopt(memory, child.id() as i32).expect("a child's memory");
+        (child, space)
+    }
+
+    #[test]
+    fn octets_go_both_ways() {
+        let (space, memory) = (own(), memory(3 * STEP));
+        let address = memory.address();
+        let octets: Vec<u8> = (0..2 * STEP + 77).map(|i| (i % 251) as u8).collect();
+        for tail_last in [false, true] {
+            memory.fill(0, 3 * STEP, 0).expect("in range");
+            space.write(address + 3, &octets, tail_last).expect("mapped");
+            assert_eq!(contents(&memory, 3, octets.len()), octets);
+            let mut back = vec![0; octets.len()];
+            space.read(address + 3, &mut back).expect("mapped");
+            assert_eq!(back, octets);
+        }
+        assert!(!space.is_gone());
+    }
+
+    #[test]
+    fn shared_memory_is_one_copy_away() {
+        let (space, one, two) = (own(), memory(8192), memory(8192));
+        for tail_last in [false, true] {
+            for len in [1, 7, 8, 9, 4096] {
+                one.write(5, &vec![len as u8; len]).expect("in range");
+                two.fill(0, 8192, 0).expect("in range");
+                space.read_into(one.address() + 5, &two, 3, len, tail_last).expect("mapped");
+                assert_eq!(contents(&two, 3, len + 1), [vec![len as u8; len], vec![0]].concat());
+                two.fill(0, 8192, 0).expect("in range");
+                space.write_from(two.address() + 3, &one, 5, len, tail_last).expect("mapped");
+                assert_eq!(contents(&two, 3, len + 1), [vec![len as u8; len], vec![0]].concat());
+            }
+        }
+        assert_eq!(space.read_into(0, &two, 8190, 3, false), Err(AttachedFault::Unmapped));
+    }
+
+    #[test]
+    fn overlapping_ranges_move_as_a_whole() {
+        let (space, memory) = (own(), memory(STEP));
+        let octets: Vec<u8> = (0..10_000).map(|i| (i % 241) as u8).collect();
+        memory.write(0, &octets).expect("in range");
+        let address = memory.address();
+        space.copy_to(address, &space, address + 100, octets.len(), true).expect("mapped");
+        assert_eq!(contents(&memory, 100, octets.len()), octets);
+    }
+
+    #[test]
+    fn the_tail_is_the_aligned_word_at_the_end() {
+        for (address, len, tail) in [
+            (0x1000, 0, 0),
+            (0x1000, 1, 1),
+            (0x1000, 8, 8),
+            (0x1000, 12, 4),
+            (0x1000, 3, 1),
+            (0x1001, 3, 2),
+            (0x1001, 7, 4),
+            (0x1004, 4, 4),
+            (0x1000, 4096, 8),
+            (0x1000, 4097, 1),
+        ] {
+            assert_eq!(tail_len(address, len), tail, "{len} octets at {address:#x}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_not_mapped_costs_that_copy_only() {
+        let (space, kept) = (own(), memory(4096));
+        let mut octets = [0; 8];
+        for address in [0, USER_END - 8, USER_END, u64::MAX - 2] {
+            assert_eq!(space.read(address, &mut octets), Err(AttachedFault::Unmapped));
+            assert_eq!(space.write(address, &octets, true), Err(AttachedFault::Unmapped));
+        }
+        space.read(kept.address(), &mut octets).expect("mapped");
+    }
+
+    #[test]
+    fn a_segment_without_pages_is_poisoned_and_the_memory_is_not_to_blame() {
+        let (space, kept) = (own(), memory(4096));
+        let gone = || {
+            let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC)?;
+            rustix::fs::ftruncate(&fd, 4096)?;
+            let mapping = Mapping::map(fd.as_fd(), 4096)?;
+            rustix::fs::ftruncate(&fd, 0)?;
+            io::Result::Ok(mapping)
+        };
+        let m = gone().expect("a little memory");
+        let fault = Err(AttachedFault::Poisoned);
+        assert_eq!(space.read_into(kept.address(), &m, 0, 100, false), fault);
+        assert!(m.is_poisoned());
+        let m = gone().expect("a little memory");
+        assert_eq!(space.write_from(kept.address(), &m, 0, 100, false), fault);
+        assert!(m.is_poisoned() && !space.is_gone());
+    }
+
+    #[test]
+    fn an_address_space_that_has_ended_is_gone_for_good() {
+        let (mut child, space) = cat();
+        // Its first mapping: the program itself.
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).expect("its maps");
+        let start = maps.split('-').next().and_then(|a| u64::from_str_radix(a, 16).ok());
+        let start = start.expect("a mapping");
+        let mut octets = [0; 4];
+        space.read(start, &mut octets).expect("it lives");
+        child.kill().expect("it lives");
+        child.wait().expect("it has ended");
+        assert_eq!(space.read(start, &mut octets), Err(AttachedFault::Gone));
+        assert!(space.is_gone());
+        assert_eq!(space.write(start, &octets, false), Err(AttachedFault::Gone));
+    }
+
+    #[test]
+    fn after_fork_the_parents_memory_is_reached() {
+        let space = own();
+        let memory = Mapping::from_vec(vec![1; 8192]).expect("a slot in the table");
+        let address = memory.address();
+        // SAFETY: the child stores one octet of private memory and ends: nothing of this process's
+        // locks or other threads is used in it.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                (address as *mut u8).write_volatile(2);
+                libc::_exit(0);
+            }
+            child
+        };
+        assert!(child > 0, "fork");
+        let mut status = 0;
+        // SAFETY: `status` is a live local of the right type.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        let mut seen = [0];
+        space.read(address, &mut seen).expect("mapped");
+        assert_eq!(seen, [1], "the child wrote into its own copy");
+        space.write(address, &[3], false).expect("mapped");
+        assert_eq!(contents(&memory, 0, 2), [3, 1]);
+    }
+
+    #[test]
+    fn only_the_memory_of_that_process_is_taken() {
+        let zero = refusal(open("/dev/zero", true));
+        assert!(matches!(zero, AttachError::NotProcfs), "{zero}");
+        let (pipe, _other) = rustix::pipe::pipe().expect("a pipe");
+        assert!(matches!(refusal(pipe), AttachError::NotProcfs));
+        assert!(matches!(refusal(open("/tmp", false)), AttachError::NotProcfs));
+        let maps = refusal(open("/proc/self/maps", false));
+        assert!(matches!(&maps, AttachError::NotItsMemory { path, .. } if path.ends_with("/maps")));
+        assert!(matches!(refusal(open("/proc/self/mem", false)), AttachError::NotReadWrite));
+        let (mut child, _) = cat();
+        let other = refusal(open(&format!("/proc/{}/mem", child.id()), true));
+        assert!(matches!(other, AttachError::NotItsMemory { .. }), "{other}");
+        child.kill().expect("it lives");
+        child.wait().expect("it has ended");
+    }
+
+    #[test]
+    fn any_thread_of_the_process_may_have_opened_it() {
+        let file = open("/proc/thread-self/mem", true);
+        AddressSpace::adopt(file, std::process::id() as i32).expect("it is ours");
+    }
+}

@@ -1,0 +1,330 @@
+//! Start-up on connections that clients made: what is read, what is left, and what clients break.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use socket2::SockRef;
+
+use super::*;
+use crate::control::Reaper;
+
+/// A node with a reaper, and both ends of a connection: the client's and its peer's.
+struct Rig {
+    node: Node,
+    reaper: Reaper,
+    client: TcpStream,
+    peer: TcpStream,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let node = Node::new(CmOptions { direct: true, ..options() });
+        let waker = Poll::new().and_then(|poll| mio::Waker::new(poll.registry(), mio::Token(0)));
+        let reaper = Reaper::start(Arc::new(waker.expect("a waker"))).expect("threads");
+        let (listener, address) = raw_listener();
+        let client = raw(address);
+        let (peer, _) = listener.accept().expect("accept");
+        peer.set_read_timeout(Some(WATCHDOG)).expect("timeout");
+        Rig { node, reaper, client, peer }
+    }
+
+    /// The descriptor as the daemon gets it; the client keeps its own.
+    fn pass(&self) -> Socket {
+        let descriptor: OwnedFd = self.client.try_clone().expect("a descriptor").into();
+        Socket::passed(descriptor.into(), self.reaper.clone())
+    }
+
+    fn connect_over(&mut self) -> Result<(), Refusal> {
+        let socket = self.pass();
+        let AddressPair { local, peer } = examine(&socket)?;
+        let params = ConnectParams {
+            session: OTHER,
+            qp: ACTIVE,
+            peer,
+            local: Some(local),
+            ird: None,
+            ord: None,
+            private_data: b"over".to_vec(),
+        };
+        self.node.cm.connect_over(params, socket, self.node.now)
+    }
+
+    fn serve_over(&mut self) {
+        let socket = self.pass();
+        let addresses = examine(&socket).expect("a connected TCP socket");
+        let now = self.node.now;
+        self.node.cm.serve_over(SESSION, LISTENER, addresses, socket, now).expect("served");
+    }
+
+    /// Both ends exchange plain octets, in both directions and to the end.
+    fn goes_on_in_plain_tcp(mut self) {
+        self.client.set_nonblocking(false).expect("flag");
+        self.peer.set_nonblocking(false).expect("flag");
+        for (from, to) in [(&self.client, &self.peer), (&self.peer, &self.client)] {
+            let (mut from, mut to) = (from, to);
+            from.write_all(b"plain").expect("write");
+            let mut octets = [0; 5];
+            to.read_exact(&mut octets).expect("read");
+            assert_eq!(&octets, b"plain");
+        }
+        drop(self.client);
+        assert_eq!(self.peer.read(&mut [0; 1]).expect("read"), 0);
+    }
+
+    fn no_request(&mut self) -> String {
+        match self.node.event() {
+            CmEvent::NoRequest { listener: LISTENER, reason } => reason,
+            other => panic!("a request or {other:?}"),
+        }
+    }
+
+    fn half_open(&self) -> usize {
+        self.node.cm.half_open()
+    }
+}
+
+fn request() -> Vec<u8> {
+    frame(false, 0x40, 1, b"please")
+}
+
+#[test]
+fn an_accepted_connection_loses_no_octet_behind_the_reply() {
+    let mut r = Rig::new();
+    r.connect_over().expect("connect");
+    assert_eq!(r.half_open(), 1);
+    let asked = read(&mut r.peer, 28, &mut r.node);
+    assert_eq!((&asked[..16], &asked[24..]), (&b"MPA ID Req Frame"[..], &b"over"[..]));
+    r.peer
+        .write_all(&[frame(true, 0x40, 1, b"ok"), b"first FPDU".to_vec()].concat())
+        .expect("write");
+    let connected = r.node.connected();
+    assert_eq!((connected.qp, connected.negotiated.private_data.as_slice()), (ACTIVE, &b"ok"[..]));
+    assert!(connected.negotiated.leftover.is_empty());
+    assert_eq!(connected.addresses.peer, r.peer.local_addr().expect("bound"));
+    let mut octets = [0; 10];
+    (&connected.stream).read_exact(&mut octets).expect("octets that nobody took");
+    assert_eq!((&octets, r.half_open()), (b"first FPDU", 0));
+}
+
+#[test]
+fn a_rejected_initiator_leaves_every_octet_behind_the_reply() {
+    let mut r = Rig::new();
+    r.connect_over().expect("connect");
+    read(&mut r.peer, 28, &mut r.node);
+    // An octet at a time, and at once what comes after it.
+    for octet in frame(true, 0x60, 1, b"no") {
+        r.peer.write_all(&[octet]).expect("write");
+        r.node.turn(Duration::ZERO);
+    }
+    r.peer.write_all(b"behind").expect("write");
+    match r.node.event() {
+        CmEvent::Rejected { qp: ACTIVE, private_data } => assert_eq!(private_data, b"no"),
+        other => panic!("not rejected but {other:?}"),
+    }
+    let mut octets = [0; 6];
+    r.client.read_exact(&mut octets).expect("octets that nobody took");
+    assert_eq!((&octets, r.half_open()), (b"behind", 0));
+    r.goes_on_in_plain_tcp();
+}
+
+#[test]
+fn a_peer_that_closes_is_not_tried_again_as_revision_1() {
+    let mut r = Rig::new();
+    r.connect_over().expect("connect");
+    read(&mut r.peer, 28, &mut r.node);
+    r.peer.shutdown(Shutdown::Write).expect("shutdown");
+    assert!(r.node.unreachable().contains("without an MPA reply"));
+    assert_eq!(closed(&mut r.peer, &mut r.node), b"");
+    assert_eq!(r.half_open(), 0);
+}
+
+#[test]
+fn a_request_is_served_and_what_follows_it_is_too_early() {
+    let mut r = Rig::new();
+    r.serve_over();
+    assert_eq!((r.half_open(), r.node.row().backlog), (1, 1));
+    r.peer.write_all(&request()).expect("write");
+    let asked = r.node.request();
+    assert_eq!(asked.private_data, b"please");
+    r.node.accept(asked.id, b"welcome").expect("accept");
+    let connected = r.node.connected();
+    assert_eq!(connected.qp, PASSIVE);
+    assert_eq!(&read(&mut r.peer, 27, &mut r.node)[20..], b"welcome");
+    assert_eq!((r.half_open(), r.node.row().accepted), (0, 1));
+    let now = r.node.now;
+    r.node.cm.close_listener(LISTENER, now).expect("close");
+
+    let mut r = Rig::new();
+    r.serve_over();
+    r.peer.write_all(&[request(), b"early".to_vec()].concat()).expect("write");
+    assert!(r.no_request().contains("before it had the MPA reply"));
+    closed(&mut r.peer, &mut r.node);
+    assert_eq!(r.half_open(), 0);
+}
+
+#[test]
+fn a_rejected_request_leaves_the_connection_to_the_client() {
+    let mut r = Rig::new();
+    r.serve_over();
+    r.peer.write_all(&request()).expect("write");
+    let (asked, now) = (r.node.request(), r.node.now);
+    assert_eq!(r.node.cm.reject(asked.id, b"no", now), Ok(Rejection::Done));
+    let reply = read(&mut r.peer, 22, &mut r.node);
+    assert_eq!((reply[16] & 0x20, &reply[20..]), (0x20, &b"no"[..]));
+    r.node.cm.close_listener(LISTENER, now).expect("close");
+    assert_eq!(r.half_open(), 0);
+    r.goes_on_in_plain_tcp();
+}
+
+/// Fills the way from the client to its peer, to the last octet; how many octets that takes.
+fn fill(client: &TcpStream, peer: &TcpStream) -> usize {
+    SockRef::from(client).set_send_buffer_size(4096).expect("size");
+    SockRef::from(peer).set_recv_buffer_size(4096).expect("size");
+    let mut sent = 0;
+    client.set_nonblocking(true).expect("flag");
+    let mut last = Instant::now();
+    // The kernels of both ends still move octets on when the first call finds no room.
+    while last.elapsed() < Duration::from_millis(50) {
+        for len in [4096, 1] {
+            while let Ok(n) = (&mut &*client).write(&vec![0; len]) {
+                sent += n;
+                last = Instant::now();
+            }
+        }
+    }
+    sent
+}
+
+#[test]
+fn a_rejection_that_finds_no_room_is_sent_before_the_client_goes_on() {
+    let mut r = Rig::new();
+    r.serve_over();
+    let sent = fill(&r.client, &r.peer);
+    r.peer.write_all(&request()).expect("write");
+    let (asked, now) = (r.node.request(), r.node.now);
+    assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
+    assert_eq!(r.half_open(), 1);
+    read(&mut r.peer, sent, &mut r.node);
+    assert!(matches!(r.node.event(), CmEvent::Returned { session: SESSION }));
+    assert_eq!(read(&mut r.peer, 20, &mut r.node)[16] & 0x20, 0x20);
+    assert_eq!(r.half_open(), 0);
+    r.goes_on_in_plain_tcp();
+}
+
+#[test]
+fn a_rejection_that_never_finds_room_ends_at_a_deadline() {
+    let mut r = Rig::new();
+    r.serve_over();
+    fill(&r.client, &r.peer);
+    r.peer.write_all(&request()).expect("write");
+    let (asked, now) = (r.node.request(), r.node.now);
+    assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
+    r.node.pass(Duration::from_secs(10));
+    assert!(matches!(r.node.event(), CmEvent::Returned { session: SESSION }));
+    assert_eq!((r.half_open(), r.node.cm.next_timeout()), (0, None));
+    // Without one who waits, or whose session has gone, nobody is told.
+    let mut r = Rig::new();
+    r.serve_over();
+    fill(&r.client, &r.peer);
+    r.peer.write_all(&request()).expect("write");
+    let (asked, now) = (r.node.request(), r.node.now);
+    assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
+    r.node.cm.drop_session(SESSION, now);
+    assert!(r.node.cm.poll_event().is_none());
+    assert_eq!((r.half_open(), r.node.cm.next_timeout()), (0, None));
+}
+
+#[test]
+fn every_way_to_bring_no_request_is_told() {
+    // Nothing at all.
+    let mut r = Rig::new();
+    r.serve_over();
+    r.node.pass(options().request_deadline);
+    assert!(r.no_request().contains("deadline"));
+    assert_eq!(closed(&mut r.peer, &mut r.node), b"");
+    // No MPA.
+    let mut r = Rig::new();
+    r.serve_over();
+    r.peer.write_all(b"HTTP/1.1 200 OK and so on").expect("write");
+    assert!(r.no_request().contains("not an MPA"));
+    // A revision that is turned away with a word.
+    let mut r = Rig::new();
+    r.serve_over();
+    r.peer.write_all(&frame(false, 0xC0, 0, &[])).expect("write");
+    assert!(r.no_request().contains("revision 0"));
+    assert_eq!(read(&mut r.peer, 20, &mut r.node)[17], 1);
+    // A newer connection, where there is room for one only.
+    let mut r = Rig::new();
+    r.node = Node::new(CmOptions { half_open: 1, ..options() });
+    r.serve_over();
+    let (id, any) = (ListenerId(11), "127.0.0.1:0".parse().expect("an address"));
+    let address = r.node.cm.bind(SESSION, id, any).expect("bind");
+    r.node.cm.listen(id, 1).expect("listen");
+    let _newer = raw(address);
+    assert!(r.no_request().contains("limits.half_open"));
+    closed(&mut r.peer, &mut r.node);
+}
+
+#[test]
+fn other_sockets_are_refused_by_name() {
+    use std::os::unix::net::UnixStream;
+    let why = |socket: &dyn AsFd| match examine(socket.as_fd()) {
+        Err(Refusal::Invalid { field, why }) if field == "socket" => why,
+        other => panic!("{other:?}"),
+    };
+    let udp = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+    assert_eq!(why(&udp), "it is no stream socket");
+    assert_eq!(why(&UnixStream::pair().expect("a pair").0), "it is of no Internet family");
+    assert_eq!(why(&raw_listener().0), "it listens");
+    let fresh = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None);
+    assert_eq!(why(&fresh.expect("a socket")), "it is not connected");
+    // One whose connection has been reset.
+    let r = Rig::new();
+    SockRef::from(&r.peer).set_linger(Some(Duration::ZERO)).expect("linger");
+    drop(r.peer);
+    let begun = Instant::now();
+    while examine(&r.client).is_ok() {
+        assert!(begun.elapsed() < WATCHDOG);
+        std::thread::yield_now();
+    }
+    assert_eq!(why(&r.client), "it is not connected");
+}
+
+#[test]
+fn a_passed_socket_is_no_address_of_the_daemon() {
+    let mut r = Rig::new();
+    r.serve_over();
+    let listen = r.node.cm.listen(LISTENER, 4);
+    assert!(matches!(listen, Err(Refusal::WrongState { .. })), "{listen:?}");
+    // Neither does a connect to its address end up here.
+    let address = r.client.local_addr().expect("bound");
+    r.node.connect(ACTIVE, address, &[]);
+    assert!(matches!(r.node.event(), CmEvent::Unreachable { qp: ACTIVE, .. }));
+    // Refused before anything was done, it is as it was.
+    let r = Rig::new();
+    drop(r.pass());
+    r.goes_on_in_plain_tcp();
+}
+
+#[test]
+fn flags_that_the_client_sets_do_not_make_the_daemon_wait() {
+    let mut r = Rig::new();
+    r.serve_over();
+    r.client.set_nonblocking(false).expect("flag");
+    let client = SockRef::from(&r.client);
+    client.set_linger(Some(Duration::from_secs(100))).expect("linger");
+    client.set_recv_buffer_size(4096).expect("size");
+    let begun = Instant::now();
+    r.peer.write_all(&request()[..21]).expect("write");
+    r.node.turn(Duration::from_millis(20));
+    // The way out is full, so a close with linger would wait for it.
+    fill(&r.client, &r.peer);
+    r.client.set_nonblocking(false).expect("flag");
+    let Rig { mut node, client, peer, .. } = r;
+    drop(client);
+    let now = node.now;
+    node.cm.drop_session(SESSION, now);
+    assert_eq!(node.cm.half_open(), 0);
+    assert!(begun.elapsed() < Duration::from_secs(50));
+    drop(peer);
+}

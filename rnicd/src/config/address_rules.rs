@@ -1,0 +1,49 @@
+//! `[[listen]]` and `[[connect]]`: who may listen where and connect to whom.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use super::addresses::{Network, Ports};
+use super::file_rules::{ConnectTable, ListenTable};
+use super::people::People;
+
+/// Some people may use some addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressRule {
+    /// Who.
+    pub who: People,
+    /// Which addresses.
+    pub network: Network,
+    /// Which ports of them.
+    pub ports: Ports,
+}
+
+impl AddressRule {
+    /// Whether it is about this address, whoever asks.
+    pub fn covers(&self, address: SocketAddr) -> bool {
+        self.network.contains(address.ip()) && self.ports.contains(address.port())
+    }
+
+    /// Whether it is about this address, at whichever port.
+    pub fn covers_host(&self, address: SocketAddr) -> bool {
+        self.network.contains(address.ip())
+    }
+}
+
+impl fmt::Display for AddressRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.network, self.ports)
+    }
+}
+
+impl From<ListenTable> for AddressRule {
+    fn from(t: ListenTable) -> Self {
+        AddressRule { who: t.who, network: t.address, ports: t.ports }
+    }
+}
+
+impl From<ConnectTable> for AddressRule {
+    fn from(t: ConnectTable) -> Self {
+        AddressRule { who: t.who, network: t.network, ports: t.ports }
+    }
+}

@@ -1,0 +1,75 @@
+//! What a new configuration changes, by key: for the log of a reload.
+
+use std::fmt;
+
+use super::Config;
+use super::explain::values;
+use super::sentences::sentences;
+use crate::resource::Capacity;
+
+/// A key whose value is another one now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The key, or the name of a rule.
+    pub key: String,
+    /// Its value before, empty if there was none.
+    pub before: String,
+    /// Its value now, empty if there is none.
+    pub now: String,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let or_none = |text: &str| if text.is_empty() { "(none)".to_owned() } else { text.into() };
+        write!(f, "{}: {} -> {}", self.key, or_none(&self.before), or_none(&self.now))
+    }
+}
+
+/// Everything that differs, in the order of the file.
+pub fn changes(before: &Config, now: &Config) -> Vec<Change> {
+    let (old, new) = (rows(before), rows(now));
+    let value = |rows: &[(String, String)], key: &str| -> String {
+        let of_key = rows.iter().filter(|(k, _)| k == key).map(|(_, value)| value.as_str());
+        of_key.collect::<Vec<_>>().join(" ")
+    };
+    let mut keys: Vec<&String> = Vec::new();
+    for (key, _) in new.iter().chain(&old) {
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    keys.into_iter()
+        .map(|key| Change { key: key.clone(), before: value(&old, key), now: value(&new, key) })
+        .filter(|change| change.before != change.now)
+        .collect()
+}
+
+fn rows(config: &Config) -> Vec<(String, String)> {
+    // As written, not as this machine lowers it.
+    let unlimited = Capacity::derive(config, u64::MAX, 1);
+    let mut rows: Vec<(String, String)> =
+        values(config, &unlimited).into_iter().map(|(key, value, _)| (key, value)).collect();
+    rows.extend(sentences(config));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changed_keys_and_rules_are_named_and_nothing_else() {
+        let parse = |text: &str| {
+            Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"))
+        };
+        let before = parse("[limits]\nqps = 7\n[[user]]\nwho = \"alice\"\ntrusted = true\n");
+        let now = parse("[limits]\nqps = 9\n[[pd]]\nname = \"p\"\nusers = [\"bob\"]\n");
+        let texts: Vec<String> = changes(&before, &now).iter().map(ToString::to_string).collect();
+        assert_eq!(texts.len(), 3, "{texts:?}");
+        assert_eq!(texts[0], "limits.qps: 7 -> 9");
+        assert!(texts[1].starts_with("pd.p: (none) -> bob may share"), "{texts:?}");
+        assert!(texts[2].starts_with("user.alice: User alice is trusted"), "{texts:?}");
+        assert!(texts[2].ends_with("-> (none)"), "{texts:?}");
+        assert_eq!(changes(&now, &now), []);
+    }
+}

@@ -1,0 +1,109 @@
+//! Turns fields into values and complaints into errors with their place.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+use super::error::ConfigError;
+use super::file::Field;
+use super::units::{Size, Span};
+
+/// A file and its text, to say where something stands.
+pub(super) struct Checker<'a> {
+    pub(super) file: &'a Path,
+    pub(super) text: &'a str,
+}
+
+impl Checker<'_> {
+    /// An error about what stands at octet `offset`.
+    pub(super) fn wrong(&self, offset: usize, why: impl Into<String>) -> ConfigError {
+        ConfigError::at(self.file, self.text, offset, why)
+    }
+
+    /// A field's value if `check` has nothing against it, or the default.
+    pub(super) fn checked<T>(
+        &self,
+        field: Field<T>,
+        default: T,
+        check: impl Fn(&T) -> Result<(), String>,
+    ) -> Result<T, ConfigError> {
+        Ok(self.optional(field, check)?.unwrap_or(default))
+    }
+
+    pub(super) fn optional<T>(
+        &self,
+        field: Field<T>,
+        check: impl Fn(&T) -> Result<(), String>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(field) = field else { return Ok(None) };
+        check(field.get_ref())
+            .map_err(|why| ConfigError::at(self.file, self.text, field.span().start, why))?;
+        Ok(Some(field.into_inner()))
+    }
+
+    pub(super) fn number<T: PartialOrd + std::fmt::Display>(
+        &self,
+        field: Field<T>,
+        default: T,
+        range: RangeInclusive<T>,
+    ) -> Result<T, ConfigError> {
+        self.checked(field, default, |value| in_range(value, &range))
+    }
+
+    pub(super) fn size(
+        &self,
+        field: Field<Size>,
+        default: u64,
+        range: RangeInclusive<u64>,
+    ) -> Result<u64, ConfigError> {
+        let range = Size(*range.start())..=Size(*range.end());
+        Ok(self.number(field, Size(default), range)?.0)
+    }
+
+    pub(super) fn optional_number<T: PartialOrd + std::fmt::Display>(
+        &self,
+        field: Field<T>,
+        range: RangeInclusive<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        self.optional(field, |value| in_range(value, &range))
+    }
+
+    pub(super) fn optional_size(
+        &self,
+        field: Field<Size>,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, ConfigError> {
+        let range = Size(*range.start())..=Size(*range.end());
+        Ok(self.optional_number(field, range)?.map(|size| size.0))
+    }
+
+    pub(super) fn span(
+        &self,
+        field: Field<Span>,
+        default: Duration,
+        range: RangeInclusive<Duration>,
+    ) -> Result<Duration, ConfigError> {
+        let range = Span(*range.start())..=Span(*range.end());
+        Ok(self.number(field, Span(default), range)?.0)
+    }
+
+    pub(super) fn deadline(
+        &self,
+        field: Field<Span>,
+        default: Duration,
+    ) -> Result<Duration, ConfigError> {
+        self.span(field, default, Duration::from_millis(10)..=SECOND * 3600)
+    }
+}
+
+fn in_range<T: PartialOrd + std::fmt::Display>(
+    value: &T,
+    range: &RangeInclusive<T>,
+) -> Result<(), String> {
+    match range.contains(value) {
+        true => Ok(()),
+        false => Err(format!("must be from {} to {}", range.start(), range.end())),
+    }
+}
+
+pub(super) const SECOND: Duration = Duration::from_secs(1);

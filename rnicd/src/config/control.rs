@@ -1,0 +1,53 @@
+//! `[control]`: the control socket, and who administers.
+
+use std::path::PathBuf;
+
+use super::checker::Checker;
+use super::error::ConfigError;
+use super::file;
+use super::people::People;
+
+/// `[control]`
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Control {
+    /// Path of the socket; by default chosen by who runs the daemon.
+    pub socket: Option<PathBuf>,
+    /// Permissions of the socket; by default 0660 for root and 0600 otherwise.
+    pub mode: Option<u32>,
+    /// Group that owns the socket; by default the daemon's own.
+    pub group: Option<String>,
+    /// Who sees everybody's objects and may drain and disconnect, as root and the daemon's user do.
+    pub admins: People,
+    /// Whom to become when started as root, by name or number; by default nobody else.
+    pub user: Option<String>,
+}
+
+impl Checker<'_> {
+    /// Validates the section.
+    pub(super) fn control(&self, s: file::ControlSection) -> Result<Control, ConfigError> {
+        let socket = self.optional(s.socket, |path| match path.is_absolute() {
+            // The kernel holds 108 octets of a Unix socket's path, the last one a zero.
+            true if path.as_os_str().len() < 104 => Ok(()),
+            true => Err("is too long for a Unix socket (103 octets)".to_owned()),
+            false => Err("must be an absolute path".to_owned()),
+        })?;
+        let parse_mode = |text: &String| {
+            u32::from_str_radix(text, 8).ok().filter(|m| m & !0o777 == 0 && m & 0o600 == 0o600)
+        };
+        let mode = self.optional(s.mode, |text| match parse_mode(text) {
+            Some(_) => Ok(()),
+            None => Err("must be octal and let the owner read and write, like \"0660\"".to_owned()),
+        })?;
+        let not_empty = |text: &String| match text.is_empty() {
+            true => Err("must not be empty".to_owned()),
+            false => Ok(()),
+        };
+        let group = self.optional(s.group, not_empty)?;
+        let admins = self.checked(s.admins, People::default(), |people| match people.everyone {
+            true => Err("not everybody can be an administrator".to_owned()),
+            false => Ok(()),
+        })?;
+        let user = self.optional(s.user, not_empty)?;
+        Ok(Control { socket, mode: mode.as_ref().and_then(parse_mode), group, admins, user })
+    }
+}

@@ -1,0 +1,71 @@
+//! Rules as they are written: arrays of tables that may occur any number of times.
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::addresses::{Network, Ports};
+use super::file::Field;
+use super::file_limits::{SessionLimitsSection, UserLimitsSection};
+use super::people::{Id, People};
+
+/// `[[user]]` and `[[group]]`: other limits and trust for some.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OverrideTable {
+    /// User or group.
+    pub who: Spanned<Id>,
+    /// Whether the daemon may copy in the user's own address space by itself.
+    pub trusted: Option<bool>,
+    /// Instead of `[limits.session]`.
+    #[serde(default)]
+    pub session: SessionLimitsSection,
+    /// Instead of `[limits.user]`.
+    #[serde(default)]
+    pub user: UserLimitsSection,
+}
+
+/// `[[pd]]`: a protection domain that sessions may share.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PdTable {
+    /// Its name.
+    pub name: Spanned<String>,
+    /// Users who may open it.
+    #[serde(default)]
+    pub users: Vec<Id>,
+    /// Groups whose members may open it.
+    #[serde(default)]
+    pub groups: Vec<Id>,
+    /// Sessions that may have it open.
+    pub max_sessions: Field<u32>,
+    /// Memory regions in it.
+    pub mrs: Field<u32>,
+    /// Queue pairs in it.
+    pub qps: Field<u32>,
+}
+
+/// `[[listen]]`: who may listen where.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenTable {
+    /// Users and groups.
+    pub who: People,
+    /// Addresses.
+    pub address: Network,
+    /// Ports; any without it.
+    #[serde(default)]
+    pub ports: Ports,
+}
+
+/// `[[connect]]`: who may connect where.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConnectTable {
+    /// Users and groups.
+    pub who: People,
+    /// Addresses of peers.
+    pub network: Network,
+    /// Ports of peers; any without it.
+    #[serde(default)]
+    pub ports: Ports,
+}

@@ -1,0 +1,74 @@
+//! `[mpa]`: connection start-up and framing.
+
+use std::time::Duration;
+
+use super::checker::Checker;
+use super::error::ConfigError;
+use super::file::{self, Field, Mulpdu};
+
+/// `[mpa]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mpa {
+    /// Checksums; off only if the peer agrees. Default on.
+    pub crc: bool,
+    /// Ask peers to send Markers; default off.
+    pub markers: bool,
+    /// Revision to start with, 1 or 2; default 2.
+    pub revision: u8,
+    /// Ask for the peer-to-peer model (RFC 6581); default on.
+    pub peer_to_peer: bool,
+    /// Serve revision 0 peers instead of turning them away; default off.
+    pub rdmac: bool,
+    /// Largest FPDU payload; default from the segment size.
+    pub mulpdu: Mulpdu,
+    /// For the TCP connection; default 10 s.
+    pub connect_deadline: Duration,
+    /// For the start-up frame of a peer; default 10 s.
+    pub startup_deadline: Duration,
+    /// For an application's decision on a connection request; default 60 s.
+    pub decision_deadline: Duration,
+    /// For the initiator's first FPDU after the reply; default 10 s.
+    pub first_fpdu_deadline: Duration,
+    /// For a receive, where a program holds messages and names no time; default 10 s.
+    pub hold_deadline: Duration,
+}
+
+impl Default for Mpa {
+    fn default() -> Self {
+        Mpa {
+            crc: true,
+            markers: false,
+            revision: 2,
+            peer_to_peer: true,
+            rdmac: false,
+            mulpdu: Mulpdu::Mss,
+            connect_deadline: Duration::from_secs(10),
+            startup_deadline: Duration::from_secs(10),
+            decision_deadline: Duration::from_secs(60),
+            first_fpdu_deadline: Duration::from_secs(10),
+            hold_deadline: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// Validates the section.
+    pub(super) fn mpa(&self, s: file::MpaSection) -> Result<Mpa, ConfigError> {
+        let default = Mpa::default();
+        let flag = |field: Field<bool>, default| field.map_or(default, toml::Spanned::into_inner);
+        Ok(Mpa {
+            crc: flag(s.crc, default.crc),
+            markers: flag(s.markers, default.markers),
+            revision: self.number(s.revision, default.revision, 1..=2)?,
+            peer_to_peer: flag(s.peer_to_peer, default.peer_to_peer),
+            rdmac: flag(s.rdmac, default.rdmac),
+            mulpdu: s.mulpdu.map_or(default.mulpdu, toml::Spanned::into_inner),
+            connect_deadline: self.deadline(s.connect_deadline, default.connect_deadline)?,
+            startup_deadline: self.deadline(s.startup_deadline, default.startup_deadline)?,
+            decision_deadline: self.deadline(s.decision_deadline, default.decision_deadline)?,
+            first_fpdu_deadline: self
+                .deadline(s.first_fpdu_deadline, default.first_fpdu_deadline)?,
+            hold_deadline: self.deadline(s.hold_deadline, default.hold_deadline)?,
+        })
+    }
+}

@@ -1,0 +1,51 @@
+//! `[[pd]]`: protection domains that several sessions may have open.
+
+use super::checker::Checker;
+use super::error::ConfigError;
+use super::file_rules::PdTable;
+use super::limits::{MAX_MRS, MAX_OBJECTS};
+use super::people::People;
+
+/// A protection domain with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPd {
+    /// What programs open it by.
+    pub name: String,
+    /// Who may open it.
+    pub who: People,
+    /// Sessions that may have it open at once; by default as many as there are.
+    pub max_sessions: Option<u32>,
+    /// Memory regions in it, of all sessions; by default only the sessions' own limits apply.
+    pub mrs: Option<u32>,
+    /// Queue pairs in it, of all sessions; by default only the sessions' own limits apply.
+    pub qps: Option<u32>,
+}
+
+impl Checker<'_> {
+    /// Validates all tables.
+    pub(super) fn named_pds(&self, tables: Vec<PdTable>) -> Result<Vec<NamedPd>, ConfigError> {
+        let mut pds: Vec<NamedPd> = Vec::new();
+        for table in tables {
+            let (at, name) = (table.name.span().start, table.name.into_inner());
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            if !(1..=64).contains(&name.len()) || !name.chars().all(plain) {
+                return Err(self.wrong(at, "must be 1 to 64 letters, digits, '-', '_' or '.'"));
+            }
+            if pds.iter().any(|pd| pd.name == name) {
+                return Err(self.wrong(at, format!("there are two [[pd]] named {name:?}")));
+            }
+            let who = People { everyone: false, users: table.users, groups: table.groups };
+            if who.is_empty() {
+                return Err(self.wrong(at, "nobody may open it: give users or groups"));
+            }
+            pds.push(NamedPd {
+                name,
+                who,
+                max_sessions: self.optional_number(table.max_sessions, 1..=65_535)?,
+                mrs: self.optional_number(table.mrs, 0..=MAX_MRS)?,
+                qps: self.optional_number(table.qps, 0..=MAX_OBJECTS)?,
+            });
+        }
+        Ok(pds)
+    }
+}

@@ -1,0 +1,96 @@
+//! Rules in words: one sentence for each thing that a rule changes.
+
+use super::explain::amount;
+use super::{AddressRule, Config, NamedPd, Override};
+
+/// Every rule's sentences, each with a key that names the rule.
+pub(super) fn sentences(config: &Config) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for (kind, rules) in [("user", &config.users), ("group", &config.groups)] {
+        for rule in rules {
+            let key = format!("{kind}.{}", rule.who);
+            all.extend(of_override(config, kind, rule).into_iter().map(|s| (key.clone(), s)));
+        }
+    }
+    for pd in &config.pds {
+        all.push((format!("pd.{}", pd.name), of_pd(pd)));
+    }
+    for (kind, verb, rules) in
+        [("listen", "listen on", &config.listen), ("connect", "connect to", &config.connect)]
+    {
+        for (n, rule) in rules.iter().enumerate() {
+            let AddressRule { who, .. } = rule;
+            all.push((format!("{kind}.{n}"), format!("{} may {verb} {rule}.", capital(who))));
+        }
+        if !rules.is_empty() {
+            all.push((format!("{kind}.else"), format!("Nobody else may {verb} anything.")));
+        }
+    }
+    all
+}
+
+fn of_override(config: &Config, kind: &str, rule: &Override) -> Vec<String> {
+    let limits = &config.limits;
+    let (one, each) = match kind {
+        "user" => (format!("user {}", rule.who), format!("User {}", rule.who)),
+        _ => (format!("group {}", rule.who), format!("Each member of group {}", rule.who)),
+    };
+    let mut lines = Vec::new();
+    let session = limits.session.with(&rule.session.totals);
+    let mut of_session = differences(&limits.session.each(), &session.each());
+    if let Some(why) = rule.session.why {
+        of_session.push(format!("why = {why} (instead of {})", limits.why_records));
+    }
+    let user = limits.user.with(&rule.user);
+    let mut of_user = differences(&limits.user.totals.each(), &user.totals.each());
+    of_user.extend(differences(&limits.user.each_of_its_own(), &user.each_of_its_own()));
+    if !of_session.is_empty() {
+        lines.push(format!("Sessions of {one} may have {}.", of_session.join(", ")));
+    }
+    if !of_user.is_empty() {
+        lines.push(format!("{each} may have {} in all sessions together.", of_user.join(", ")));
+    }
+    match rule.trusted {
+        Some(true) => {
+            lines.push(format!("{each} is trusted: the daemon itself copies in attached memory."))
+        }
+        Some(false) => lines.push(format!("{each} is not trusted.")),
+        None => {}
+    }
+    if lines.is_empty() {
+        lines.push(format!("{each} has the limits of everybody."));
+    }
+    lines
+}
+
+fn differences(before: &[(&str, u64)], after: &[(&str, u64)]) -> Vec<String> {
+    let changed = before.iter().zip(after).filter(|(before, after)| before != after);
+    changed
+        .map(|((key, was), (_, is))| {
+            format!("{key} = {} (instead of {})", amount(key, *is), amount(key, *was))
+        })
+        .collect()
+}
+
+fn of_pd(pd: &NamedPd) -> String {
+    let limits: Vec<String> =
+        [("sessions", pd.max_sessions), ("regions", pd.mrs), ("queue pairs", pd.qps)]
+            .into_iter()
+            .filter_map(|(what, limit)| Some(format!("{} {what}", limit?)))
+            .collect();
+    let within = match limits.is_empty() {
+        true => "within the limits of their sessions".to_owned(),
+        false => format!("with at most {}", limits.join(", ")),
+    };
+    format!("{} may share the protection domain {:?}, {within}.", capital(&pd.who), pd.name)
+}
+
+/// People at the start of a sentence.
+fn capital(who: &super::People) -> String {
+    let text = who.to_string();
+    match text.as_str() {
+        "everybody" => "Everybody".to_owned(),
+        "nobody" => "Nobody".to_owned(),
+        _ => text,
+    }
+}

@@ -1,0 +1,180 @@
+//! The file format as an administrator meets it.
+
+use std::path::Path;
+
+use super::*;
+
+fn refused(text: &str) -> String {
+    match Config::parse(Path::new("test.toml"), text) {
+        Ok(config) => panic!("accepted {text:?} as {config:?}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn the_annotated_file_says_exactly_the_defaults() {
+    let parsed = Config::parse(Path::new("config/rnicd.toml"), ANNOTATED_DEFAULT);
+    assert_eq!(parsed.map_err(|e| e.to_string()), Ok(Config::default()));
+}
+
+#[test]
+fn the_annotated_file_shows_every_key() {
+    // Each commented or live assignment of the annotated file, uncommented, must be a known
+    // key; and every field of the file format must occur.
+    let mut live = String::new();
+    for line in ANNOTATED_DEFAULT.lines() {
+        let bare = line.strip_prefix("#: ").unwrap_or(line);
+        live.push_str(bare);
+        live.push('\n');
+    }
+    let mut file: File = toml::from_str(&live).unwrap_or_else(|e| panic!("{e}"));
+    // Rules set what they change; of these a few examples are enough.
+    assert!(!(file.user.is_empty() || file.group.is_empty() || file.pd.is_empty()));
+    assert!(!(file.listen.is_empty() || file.connect.is_empty()));
+    (file.user, file.group) = (Vec::new(), Vec::new());
+    let printed = format!("{file:?}");
+    assert!(!printed.contains("None"), "a key is missing: {printed}");
+    assert!(Config::parse(Path::new("all"), &live).is_ok_and(|c| warnings(&c).is_empty()));
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line() {
+    let e = refused("[device]\nname = \"a\"\n\n[limits]\nqp = 5\n");
+    assert!(e.starts_with("test.toml:5:1: limits.qp = 5: unknown field"), "{e}");
+    let e = refused("[[users]]\nwho = \"alice\"\n");
+    assert!(e.starts_with("test.toml:1:3: unknown field `users`"), "{e}");
+    let e = refused("[[user]]\nwho = \"alice\"\nsession = { qp = 4 }\n");
+    assert!(e.starts_with("test.toml:3:13: user.session = { qp = 4 }: unknown field `qp`"), "{e}");
+}
+
+#[test]
+fn a_bad_unit_is_named_with_its_line() {
+    let e = refused("[limits]\nsegment_bytes = \"64MB\"\n");
+    assert!(e.starts_with("test.toml:2:17: limits.segment_bytes = \"64MB\": "), "{e}");
+    assert!(e.contains("MiB"), "{e}");
+    let e = refused("[limits]\n\nsegment_bytes = 64\n");
+    assert!(e.starts_with("test.toml:3:17: limits.segment_bytes = 64: "), "{e}");
+    let e = refused("[mpa]\nstartup_deadline = \"5\"\n");
+    assert!(e.starts_with("test.toml:2:20: mpa.startup_deadline = \"5\": "), "{e}");
+}
+
+#[test]
+fn values_out_of_range_are_named_with_the_range() {
+    let e = refused("[limits]\nsge = 17\n");
+    assert_eq!(e, "test.toml:2:7: limits.sge = 17: must be from 1 to 16");
+    let e = refused("[mpa]\nrevision = 0 # old\n");
+    assert_eq!(e, "test.toml:2:12: mpa.revision = 0: must be from 1 to 2");
+    let e = refused("[engine]\nworkers = 65\n");
+    assert!(e.starts_with("test.toml:2:11: engine.workers = 65: must be \"auto\""), "{e}");
+    let e = refused("[limits]\nqps = -1\n");
+    assert!(e.starts_with("test.toml:2:7: limits.qps = -1: "), "{e}");
+    let e = refused("[engine]\nyield_for = \"2s\"\n");
+    assert_eq!(e, "test.toml:2:13: engine.yield_for = \"2s\": must be from 0us to 1s");
+}
+
+#[test]
+fn queues_of_a_session_must_fit_its_doorbell_page() {
+    let e = refused("[limits.session]\nqps = 31744\ncqs = 1\n");
+    assert!(e.starts_with("test.toml:2:7: limits.session.qps = 31744: "), "{e}");
+    assert!(e.contains("31744"), "{e}");
+}
+
+#[test]
+fn wrong_words_and_paths_are_refused() {
+    for (text, start) in [
+        ("[engine]\nloopback = \"udp\"\n", "test.toml:2:12: engine.loopback = \"udp\": "),
+        ("[engine]\nworkers = \"many\"\n", "test.toml:2:11: engine.workers = \"many\": "),
+        ("[control]\nsocket = \"x.sock\"\n", "test.toml:2:10: control.socket = \"x.sock\": must"),
+        ("[control]\nmode = \"066\"\n", "test.toml:2:8: control.mode = \"066\": must be octal"),
+        ("[device]\nname = \"\"\n", "test.toml:2:8: device.name = \"\": must be 1 to 64"),
+        ("[device]\naddresses = [\"x\"]\n", "test.toml:2:14: device.addresses = [\"x\"]: "),
+        ("[log]\nlevel = \"a=b=c\"\n", "test.toml:2:9: log.level = \"a=b=c\": is no log filter"),
+        ("[device\n", "test.toml:1:8: "),
+        ("[mpa]\ncrc = 1\n", "test.toml:2:7: mpa.crc = 1: "),
+    ] {
+        let e = refused(text);
+        assert!(e.starts_with(start), "{e}");
+    }
+}
+
+#[test]
+fn keys_change_what_they_say() {
+    let text = "[engine]\nworkers = 3\nloopback = \"tcp\"\n[mpa]\ncrc = false\n\
+                [limits]\nqps = 7\n[limits.session]\nqps = 3\n[control]\nmode = \"0660\"\n";
+    let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config.engine.workers, Some(3));
+    assert_eq!(config.engine.loopback, Loopback::Tcp);
+    assert!(!config.mpa.crc);
+    assert_eq!((config.limits.device.qps, config.limits.session.qps), (7, 3));
+    assert_eq!(config.control.mode, Some(0o660));
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let e = Config::load(Path::new("/nonexistent/rnicd.toml"));
+    assert!(e.is_err_and(|e| e.to_string().contains("/nonexistent/rnicd.toml")));
+}
+
+#[test]
+fn rules_are_read_in_the_order_of_the_file() {
+    let text = "[control]\nadmins = [\"alice\", \"@ops\", 1000]\n\
+        [[user]]\nwho = \"alice\"\ntrusted = true\nsession = { qps = 4, why = 9 }\n\
+        user = { segment_bytes = \"1GiB\", sessions = 2 }\n\
+        [[user]]\nwho = 1001\n[[group]]\nwho = \"rdma\"\n[[group]]\nwho = \"7\"\n\
+        [[pd]]\nname = \"shared\"\nusers = [\"alice\", 5]\ngroups = [\"rdma\"]\nmrs = 4\n\
+        [[listen]]\nwho = \"*\"\naddress = \"127.0.0.1\"\n\
+        [[connect]]\nwho = [1, \"@x\"]\nnetwork = \"10.0.0.0/8\"\nports = \"1-2\"\n\
+        [limits.peer]\nconnections_per_second = 5\n[metrics]\nfile = \"/m\"\n";
+    let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config.control.admins.to_string(), "alice, 1000, @ops");
+    let alice = &config.users[0];
+    assert_eq!((alice.trusted, alice.session.totals.qps), (Some(true), Some(4)));
+    assert_eq!((alice.session.why, alice.user.sessions), (Some(9), Some(2)));
+    assert_eq!(alice.user.totals.segment_bytes, Some(1 << 30));
+    assert_eq!(config.users[1].who, Id::Number(1001));
+    assert_eq!(config.groups[1].who, Id::Number(7));
+    let pd = &config.pds[0];
+    assert_eq!((pd.who.to_string(), pd.mrs), ("alice, 5, @rdma".to_owned(), Some(4)));
+    assert_eq!(config.listen[0].to_string(), "127.0.0.1, any port");
+    assert_eq!(config.connect[0].to_string(), "10.0.0.0/8, ports 1 to 2");
+    assert_eq!(config.connect[0].who.to_string(), "1, @x");
+    assert_eq!(config.limits.peer_connections_per_second, 5);
+}
+
+#[test]
+fn rules_that_make_no_sense_are_refused_with_their_place() {
+    for (text, start) in [
+        ("[[user]]\ntrusted = true\n", "test.toml:1:1: missing field `who`"),
+        ("[[user]]\nwho = 1\n[[user]]\nwho = \"1\"\n", "test.toml:4:7: user.who = \"1\": there"),
+        ("[[user]]\nwho = \"a b\"\n", "test.toml:2:7: user.who = \"a b\": "),
+        ("[[group]]\nwho = 1\nuser = { qps = -1 }\n", "test.toml:3:16: group.user = { qps"),
+        ("[[group]]\nwho = 1\nuser = { pds = 0 }\n", "test.toml:3:16: group.user = { pds"),
+        ("[[pd]]\nname = \"a\"\n", "test.toml:2:8: pd.name = \"a\": nobody may open it"),
+        ("[[pd]]\nname = \"é\"\nusers = [1]\n", "test.toml:2:8: pd.name = \"é\": must"),
+        ("[[listen]]\nwho = 1\naddress = \"x\"\n", "test.toml:3:11: listen.address = \"x\": "),
+        ("[[connect]]\nwho = 1\nnetwork = \"*\"\nports = \"9-1\"\n", "test.toml:4:9: connect"),
+        ("[control]\nadmins = \"*\"\n", "test.toml:2:10: control.admins = \"*\": not everybody"),
+        ("[metrics]\nfile = \"m\"\n", "test.toml:2:8: metrics.file = \"m\": must be an absolute"),
+    ] {
+        let e = refused(text);
+        assert!(e.starts_with(start), "{e}");
+    }
+}
+
+#[test]
+fn contradictions_are_warned_of_if_they_were_written() {
+    let config = |text: &str| Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(warnings(&Config::default()), Vec::<String>::new());
+    // The defaults of a user are above this, but nobody has written them.
+    assert_eq!(warnings(&config("[limits]\nqps = 5\n")), Vec::<String>::new());
+    let said = warnings(&config(
+        "[limits.user]\nmrs = 9\nsessions = 500\n[[user]]\nwho = \"a\"\nsession = { mrs = 10 }\n\
+         [[pd]]\nname = \"p\"\nusers = [1]\nqps = 40000\n",
+    ));
+    let all = [
+        "limits.user.sessions = 500 is above limits.sessions = 256, which is reached first",
+        "user.a.session.mrs = 10 is above user.a.user.mrs = 9, which is reached first",
+        "pd.p.qps = 40000 is above limits.qps = 32768, which is reached first",
+    ];
+    assert_eq!(said, all);
+}

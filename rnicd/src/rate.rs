@@ -1,0 +1,89 @@
+//! How often somebody may do something: a token bucket each, for a bounded number of somebodies.
+//!
+//! A bucket holds what one second grants. When the table is full the one who asked longest ago is
+//! forgotten, so a crowd of new ones costs nobody memory; they get full buckets, which is why keys
+//! are to be things that nobody has many of. It reads no clock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+use rnic_core::types::Time;
+
+/// Buckets by key.
+#[derive(Debug)]
+pub struct Buckets<K> {
+    capacity: usize,
+    asked: u64,
+    entries: HashMap<K, Bucket>,
+    /// Keys by when they asked last.
+    by_use: BTreeMap<u64, K>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    /// When it will be full again.
+    full_at: Time,
+    used: u64,
+}
+
+impl<K: Copy + Eq + Hash> Buckets<K> {
+    /// Buckets for so many keys.
+    pub fn new(capacity: usize) -> Self {
+        Buckets { capacity, asked: 0, entries: HashMap::new(), by_use: BTreeMap::new() }
+    }
+
+    /// Takes a token of a bucket into which `per_second` fall; false if it is empty.
+    pub fn take(&mut self, key: K, per_second: u32, now: Time) -> bool {
+        let interval = SECOND / u64::from(per_second.max(1));
+        let old = self.entries.get(&key).copied();
+        if let Some(old) = old {
+            self.by_use.remove(&old.used);
+        } else if self.entries.len() >= self.capacity
+            && let Some((_, oldest)) = self.by_use.pop_first()
+        {
+            self.entries.remove(&oldest);
+        }
+        let full_at = old.map_or(now, |old| old.full_at.max(now));
+        let next = Time(full_at.0.saturating_add(interval));
+        let granted = next.0.saturating_sub(now.0) <= SECOND;
+        self.asked += 1;
+        let bucket = Bucket { full_at: if granted { next } else { full_at }, used: self.asked };
+        self.entries.insert(key, bucket);
+        self.by_use.insert(self.asked, key);
+        granted
+    }
+}
+
+/// Nanoseconds.
+const SECOND: u64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_grants_what_it_says_and_then_the_rate_holds() {
+        let mut buckets = Buckets::new(4);
+        let start = Time(7 * SECOND);
+        assert_eq!((0..100).filter(|_| buckets.take(1, 10, start)).count(), 10);
+        // Half a second later half of it has come back; another key has its own.
+        let later = Time(start.0 + SECOND / 2);
+        assert_eq!((0..100).filter(|_| buckets.take(1, 10, later)).count(), 5);
+        assert_eq!((0..100).filter(|_| buckets.take(2, 1, later)).count(), 1);
+        // Long silence does not save up more than a second's worth.
+        let late = Time(start.0 + 100 * SECOND);
+        assert_eq!((0..100).filter(|_| buckets.take(1, 10, late)).count(), 10);
+    }
+
+    #[test]
+    fn a_crowd_displaces_who_asked_longest_ago_and_the_table_stays_small() {
+        let mut buckets = Buckets::new(3);
+        for key in 0..1000 {
+            assert!(buckets.take(key, 1, Time(0)));
+            assert!(!buckets.take(key, 1, Time(0)));
+            assert!(buckets.entries.len() <= 3 && buckets.by_use.len() == buckets.entries.len());
+        }
+        assert!(!buckets.take(998, 1, Time(0)), "it is still remembered");
+        assert!(buckets.take(0, 1, Time(0)), "it was forgotten");
+    }
+}

@@ -1,0 +1,89 @@
+//! Connections over TCP sockets that clients made and passed: who may use which.
+
+use std::os::fd::OwnedFd;
+
+use std::net::TcpStream;
+
+use rnic_core::abi::control::{Event, Refusal, ReplyBody};
+use rnic_core::types::*;
+
+use super::ledger::Kind;
+use super::session::{Listener, Phase};
+use super::{Answer, Given, Manager, find};
+use crate::cm::{self, ConnectParams};
+use crate::socket::Socket;
+
+/// What a client asks for with the socket of a connection that it wants to be the initiator on.
+pub struct ConnectOver {
+    pub qp: QpId,
+    pub ird: Option<u16>,
+    pub ord: Option<u16>,
+    pub private_data: Vec<u8>,
+}
+
+impl Manager {
+    pub(super) fn connect_over(
+        &mut self,
+        id: SessionId,
+        wanted: ConnectOver,
+        descriptor: Option<OwnedFd>,
+        now: Time,
+    ) -> Answer {
+        let socket = self.passed(descriptor)?;
+        let ConnectOver { qp, ird, ord, private_data } = wanted;
+        let session = find(&mut self.sessions, id)?;
+        session.qp(qp)?.refuse_unless_idle(qp)?;
+        let AddressPair { local, peer } = cm::examine(&socket)?;
+        self.policy.may_connect(&session.client.identity, peer)?;
+        self.take_rate(id, now)?;
+        let local = Some(local);
+        let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
+        self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect_over(params, socket, now).inspect_err(|_| self.release_reads(qp))?;
+        self.hold(id, qp, Phase::Connecting);
+        Given::done()
+    }
+
+    pub(super) fn serve_over(
+        &mut self,
+        id: SessionId,
+        context: u64,
+        descriptor: Option<OwnedFd>,
+        now: Time,
+    ) -> Answer {
+        let socket = self.passed(descriptor)?;
+        let addresses = cm::examine(&socket)?;
+        self.may_serve(id, addresses.local)?;
+        let session = find(&mut self.sessions, id)?;
+        self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
+        let listener = ListenerId(self.handles.listeners.allocate(id));
+        match self.cm.serve_over(id, listener, addresses, socket, now) {
+            Ok(()) => {
+                let address = addresses.local;
+                session.listeners.insert(listener, Listener { context, address });
+                Given::now(ReplyBody::Listener { listener, address })
+            }
+            Err(refusal) => {
+                self.handles.listeners.release(listener.0);
+                self.ledger.credit(&mut session.counts, Kind::Listeners, 1);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Tells a session that a connection it passed brings no request.
+    pub(super) fn no_request(&mut self, listener: ListenerId, reason: String) {
+        let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
+        let Ok(session) = find(&mut self.sessions, owner) else { return };
+        let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+        let request = RequestId(0);
+        session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
+    }
+
+    /// What a client passed, from here on closed only where closing may take its time.
+    fn passed(&self, descriptor: Option<OwnedFd>) -> Result<Socket, Refusal> {
+        let why = || Refusal::Malformed { why: "a socket is missing".into() };
+        let descriptor = descriptor.ok_or_else(why)?;
+        Ok(Socket::passed(TcpStream::from(descriptor), self.reaper.clone()))
+    }
+}

@@ -1,0 +1,177 @@
+//! The administrator's rules, ready to be asked: which limits a client has, whether it is an
+//! administrator or trusted, which named domains it may open, where it may listen and connect.
+//!
+//! Names become numbers here, once, from `/etc/passwd` and `/etc/group`; a client is known only by
+//! the numbers that the kernel gives for its socket. The manager asks; nothing here counts.
+
+mod people;
+mod rights;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rnic_core::abi::control::Refusal;
+
+use crate::config::{AddressRule, Config, Id, Limits, NamedPd, Override, People};
+pub use people::Identity;
+use people::{Members, Overflow};
+pub use rights::Rights;
+
+/// Rules with their names looked up.
+#[derive(Debug)]
+pub struct Policy {
+    limits: Limits,
+    overflow: Overflow,
+    admins: Members,
+    users: Vec<(u32, Override)>,
+    groups: Vec<(u32, Override)>,
+    pds: Vec<(Members, NamedPd)>,
+    listen: Vec<(Members, AddressRule)>,
+    connect: Vec<(Members, AddressRule)>,
+    unknown: Vec<String>,
+}
+
+impl Policy {
+    /// The rules of a configuration.
+    pub fn new(config: &Config) -> Self {
+        Policy::with_overflow(config, Overflow::of_this_system())
+    }
+
+    fn with_overflow(config: &Config, overflow: Overflow) -> Self {
+        let mut unknown = Vec::new();
+        let mut members =
+            |people: &People, rule: &str| Members::look_up(people, rule, &mut unknown);
+        let addresses =
+            |rules: &[AddressRule],
+             rule: &str,
+             members: &mut dyn FnMut(&People, &str) -> Members| {
+                rules.iter().map(|r| (members(&r.who, rule), r.clone())).collect::<Vec<_>>()
+            };
+        let admins = members(&config.control.admins, "control.admins");
+        let pds = config
+            .pds
+            .iter()
+            .map(|pd| (members(&pd.who, &format!("pd.{}", pd.name)), pd.clone()))
+            .collect();
+        let listen = addresses(&config.listen, "[[listen]]", &mut members);
+        let connect = addresses(&config.connect, "[[connect]]", &mut members);
+        let mut numbered = |rules: &[Override], kind: &str, look_up: fn(&Id) -> Option<u32>| {
+            let mut known: Vec<(u32, Override)> = Vec::new();
+            for rule in rules {
+                match look_up(&rule.who) {
+                    None => {
+                        unknown.push(format!("[[{kind}]] names {}, who does not exist", rule.who))
+                    }
+                    Some(id) if known.iter().any(|(other, _)| *other == id) => {
+                        unknown.push(format!(
+                            "[[{kind}]] {} is {id}, for whom there is a rule already",
+                            rule.who
+                        ));
+                    }
+                    Some(id) => known.push((id, rule.clone())),
+                }
+            }
+            known
+        };
+        let users = numbered(&config.users, "user", people::user);
+        let groups = numbered(&config.groups, "group", people::group);
+        let limits = config.limits.clone();
+        Policy { limits, overflow, admins, users, groups, pds, listen, connect, unknown }
+    }
+
+    /// Users and groups that rules name and that do not exist here, in sentences.
+    pub fn unknown(&self) -> &[String] {
+        &self.unknown
+    }
+
+    /// Logs them.
+    pub fn report_unknown(&self) {
+        for problem in &self.unknown {
+            tracing::warn!("configuration: {problem}");
+        }
+    }
+
+    /// What a client may have: its user's rule counts first, then the first rule that matches one
+    /// of its groups, then the defaults; key by key.
+    pub fn rights(&self, who: &Identity) -> Arc<Rights> {
+        let known = self.overflow.known(who);
+        let user = known.as_ref().and_then(|w| self.users.iter().find(|(uid, _)| *uid == w.uid));
+        let group =
+            known.as_ref().and_then(|w| self.groups.iter().find(|(gid, _)| w.gids.contains(gid)));
+        let own = known.is_some() && who.uid == crate::privilege::own_user();
+        let admin = who.uid == 0 || own || known.is_some_and(|w| self.admins.contain(&w));
+        Arc::new(Rights::new(
+            who.uid,
+            admin,
+            &self.limits,
+            user.map(|(_, rule)| rule),
+            group.map(|(_, rule)| rule),
+        ))
+    }
+
+    /// A named domain, if this client may open it.
+    pub fn named_pd(&self, who: &Identity, name: &str) -> Result<&NamedPd, Refusal> {
+        let found = self.pds.iter().find(|(_, pd)| pd.name == name);
+        let (members, pd) = found.ok_or_else(|| Refusal::NotAllowed {
+            rule: "pd".to_owned(),
+            what: format!("there is no [[pd]] named {:?}", shortened(name)),
+        })?;
+        match self.overflow.known(who).is_some_and(|w| members.contain(&w)) {
+            true => Ok(pd),
+            false => Err(Refusal::NotAllowed {
+                rule: format!("pd.{name}"),
+                what: format!("open protection domain {name:?} as user {}", who.uid),
+            }),
+        }
+    }
+
+    /// The limits of a named domain, if it is still configured.
+    pub fn pd_limits(&self, name: &str) -> Option<&NamedPd> {
+        self.pds.iter().map(|(_, pd)| pd).find(|pd| pd.name == name)
+    }
+
+    /// Refuses to bind an address that no rule allows. The kernel chooses port 0 later, so that is
+    /// a question of the address alone; ask again when the port is known.
+    pub fn may_listen(&self, who: &Identity, address: SocketAddr) -> Result<(), Refusal> {
+        let covers = |rule: &AddressRule| match address.port() {
+            0 => rule.covers_host(address),
+            _ => rule.covers(address),
+        };
+        self.check("listen", "bind", &self.listen, who, address, covers)
+    }
+
+    /// Refuses to connect to an address that no rule allows.
+    pub fn may_connect(&self, who: &Identity, address: SocketAddr) -> Result<(), Refusal> {
+        self.check("connect", "connect to", &self.connect, who, address, |r| r.covers(address))
+    }
+
+    fn check(
+        &self,
+        rule: &str,
+        verb: &str,
+        rules: &[(Members, AddressRule)],
+        who: &Identity,
+        address: SocketAddr,
+        covers: impl Fn(&AddressRule) -> bool,
+    ) -> Result<(), Refusal> {
+        let known = self.overflow.known(who);
+        let allows = |(members, rule): &(Members, AddressRule)| {
+            known.as_ref().is_some_and(|w| members.contain(w)) && covers(rule)
+        };
+        match rules.is_empty() || rules.iter().any(allows) {
+            true => Ok(()),
+            false => Err(Refusal::NotAllowed {
+                rule: rule.to_owned(),
+                what: format!("{verb} {address} as user {}", who.uid),
+            }),
+        }
+    }
+}
+
+/// A client's words, so that they fit a line.
+fn shortened(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! What one client may have, and which key of the configuration says so.
+
+use super::super::kind::{Kind, UNLIMITED};
+use crate::config::{Limits, Override};
+
+/// What one client may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// Its user.
+    pub uid: u32,
+    /// Whether it sees everybody's objects and may drain and disconnect.
+    pub admin: bool,
+    /// Whether the daemon itself may copy in its attached memory.
+    pub trusted: bool,
+    /// *Why* records of each of its sessions.
+    pub why_records: u32,
+    /// Connections in start-up that came to listeners of the user.
+    pub half_open: u32,
+    /// Connections that the user begins per second.
+    pub connections_per_second: u32,
+    rate_source: Source,
+    session: [(u64, Source); Kind::COUNT],
+    user: [(u64, Source); Kind::COUNT],
+    user_rule: String,
+    group_rule: String,
+}
+
+/// Which part of the configuration set a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Default,
+    User,
+    Group,
+}
+
+impl Rights {
+    /// The defaults with what rules set.
+    pub fn new(
+        uid: u32,
+        admin: bool,
+        limits: &Limits,
+        user: Option<&Override>,
+        group: Option<&Override>,
+    ) -> Self {
+        let session = Kind::ALL.map(|kind| {
+            let of = |rule: &Override| kind.of_patch(&rule.session.totals);
+            let default = kind.of_totals(&limits.session).unwrap_or(UNLIMITED);
+            choose(user.and_then(of), group.and_then(of), default)
+        });
+        let of_user = Kind::ALL.map(|kind| {
+            let of = |rule: &Override| kind.of_user_patch(&rule.user);
+            choose(user.and_then(of), group.and_then(of), kind.of_user(&limits.user))
+        });
+        let rate = |rule: &Override| rule.user.connections_per_second;
+        let half_open = |rule: &Override| rule.user.half_open;
+        let why = |rule: &Override| rule.session.why;
+        let trusted = |rule: &Override| rule.trusted;
+        let (connections_per_second, rate_source) =
+            choose(user.and_then(rate), group.and_then(rate), limits.user.connections_per_second);
+        let name = |rule: Option<&Override>| rule.map(|r| r.who.to_string()).unwrap_or_default();
+        Rights {
+            uid,
+            admin,
+            trusted: choose(user.and_then(trusted), group.and_then(trusted), false).0,
+            why_records: choose(user.and_then(why), group.and_then(why), limits.why_records).0,
+            half_open: choose(
+                user.and_then(half_open),
+                group.and_then(half_open),
+                limits.user.half_open,
+            )
+            .0,
+            connections_per_second,
+            rate_source,
+            session,
+            user: of_user,
+            user_rule: name(user),
+            group_rule: name(group),
+        }
+    }
+
+    /// The limit of a session.
+    pub fn session_limit(&self, kind: Kind) -> u64 {
+        self.session[kind as usize].0
+    }
+
+    /// The limit of all sessions of the user.
+    pub fn user_limit(&self, kind: Kind) -> u64 {
+        self.user[kind as usize].0
+    }
+
+    /// The key that limits a session.
+    pub fn session_key(&self, kind: Kind) -> String {
+        self.named(self.session[kind as usize].1, "session", kind.key(), "")
+    }
+
+    /// The key that limits the user.
+    pub fn user_key(&self, kind: Kind) -> String {
+        let whose = format!(" (user {})", self.uid);
+        self.named(self.user[kind as usize].1, "user", kind.key(), &whose)
+    }
+
+    /// The key that limits how often the user connects.
+    pub fn rate_key(&self) -> String {
+        let whose = format!(" (user {})", self.uid);
+        self.named(self.rate_source, "user", "connections_per_second", &whose)
+    }
+
+    fn named(&self, source: Source, section: &str, key: &str, whose: &str) -> String {
+        match source {
+            Source::Default => format!("limits.{section}.{key}{whose}"),
+            // The rule is about this very user.
+            Source::User => format!("user.{}.{section}.{key}", self.user_rule),
+            Source::Group => format!("group.{}.{section}.{key}{whose}", self.group_rule),
+        }
+    }
+}
+
+fn choose<T>(user: Option<T>, group: Option<T>, default: T) -> (T, Source) {
+    match (user, group) {
+        (Some(value), _) => (value, Source::User),
+        (None, Some(value)) => (value, Source::Group),
+        (None, None) => (default, Source::Default),
+    }
+}

@@ -1,0 +1,133 @@
+//! Precedence of rules, and whom they never match.
+
+use super::*;
+use crate::resource::kind::Kind;
+
+fn policy(text: &str) -> Policy {
+    let config = Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
+    Policy::with_overflow(&config, Overflow { uid: 65_534, gid: 65_534 })
+}
+
+fn who(uid: u32, gids: &[u32]) -> Identity {
+    Identity { uid, gids: gids.to_vec() }
+}
+
+fn said<T: std::fmt::Debug>(result: Result<T, Refusal>) -> String {
+    result.map_or_else(|refusal| refusal.to_string(), |ok| panic!("{ok:?}"))
+}
+
+const RULES: &str = "[limits.session]\nqps = 9\npds = 9\nmrs = 9\n\
+    [[user]]\nwho = 1000\nsession = { qps = 1 }\ntrusted = true\n\
+    [[group]]\nwho = 50\nsession = { qps = 2, pds = 2 }\nuser = { sessions = 3, half_open = 4 }\n\
+    [[group]]\nwho = 60\nsession = { mrs = 3, why = 5 }\ntrusted = true\n\
+    [[user]]\nwho = 65534\nsession = { qps = 7 }\ntrusted = true\n\
+    [[group]]\nwho = 65534\nsession = { qps = 7 }\n";
+
+#[test]
+fn the_users_rule_comes_first_then_the_first_group_then_the_defaults() {
+    let policy = policy(RULES);
+    let of = |identity: &Identity, kind| {
+        let rights = policy.rights(identity);
+        (rights.session_limit(kind), rights.session_key(kind))
+    };
+    let alice = who(1000, &[1000, 60, 50]);
+    assert_eq!(of(&alice, Kind::Qps), (1, "user.1000.session.qps".to_owned()));
+    // Of two groups that match, the one that stands first in the file.
+    assert_eq!(of(&alice, Kind::Pds), (2, "group.50.session.pds".to_owned()));
+    assert_eq!(of(&alice, Kind::Mrs), (9, "limits.session.mrs".to_owned()));
+    let rights = policy.rights(&alice);
+    assert!(rights.trusted && !rights.admin);
+    assert_eq!(rights.user_limit(Kind::Sessions), 3);
+    assert_eq!(rights.user_key(Kind::Sessions), "group.50.user.sessions (user 1000)");
+    assert_eq!(rights.user_key(Kind::Qps), "limits.user.qps (user 1000)");
+    assert_eq!((rights.half_open, rights.why_records), (4, 256));
+    let bob = policy.rights(&who(1001, &[60]));
+    assert_eq!((bob.session_limit(Kind::Mrs), bob.why_records, bob.trusted), (3, 5, true));
+    let carol = policy.rights(&who(1002, &[]));
+    assert_eq!((carol.session_limit(Kind::Qps), carol.trusted), (9, false));
+}
+
+#[test]
+fn whom_the_kernel_cannot_name_matches_no_rule() {
+    let rules = format!(
+        "[control]\nadmins = [65534, \"@65534\"]\n{RULES}[[pd]]\nname = \"p\"\nusers = [65534]\n\
+         [[listen]]\nwho = \"*\"\naddress = \"*\"\n"
+    );
+    let policy = policy(&rules);
+    let nobody = who(65_534, &[65_534, 50]);
+    let rights = policy.rights(&nobody);
+    assert_eq!(rights.session_limit(Kind::Qps), 9);
+    assert!(!rights.trusted && !rights.admin);
+    // A known user in an unknown group.
+    assert_eq!(policy.rights(&who(7, &[65_534])).session_limit(Kind::Qps), 9);
+    assert!(policy.named_pd(&nobody, "p").is_err());
+    assert!(policy.may_listen(&nobody, ([127, 0, 0, 1], 7).into()).is_err());
+}
+
+#[test]
+fn administrators_are_root_and_those_named_by_user_or_group() {
+    let policy = policy("[control]\nadmins = [\"@50\", 7]\n");
+    let admin = |uid, gids: &[u32]| policy.rights(&who(uid, gids)).admin;
+    assert!(admin(0, &[0]) && admin(7, &[1]) && admin(1000, &[3, 50]));
+    assert!(!admin(1000, &[3]));
+}
+
+#[test]
+fn with_listen_rules_only_what_they_name_is_allowed() {
+    let free = policy("");
+    assert_eq!(free.may_listen(&who(5, &[]), ([0, 0, 0, 0], 80).into()), Ok(()));
+    let policy = policy(
+        "[[listen]]\nwho = 5\naddress = \"127.0.0.0/8\"\nports = \"1024-2000\"\n\
+         [[listen]]\nwho = \"@50\"\naddress = \"*\"\nports = 9\n",
+    );
+    let ok = |uid, gids: &[u32], address: &str| {
+        let address = address.parse().unwrap_or_else(|e| panic!("{address}: {e}"));
+        policy.may_listen(&who(uid, gids), address).is_ok()
+    };
+    assert!(ok(5, &[], "127.0.0.1:1024") && ok(5, &[], "127.9.0.1:0"));
+    assert!(ok(5, &[], "[::ffff:127.0.0.1]:2000"));
+    assert!(
+        !ok(5, &[], "127.0.0.1:80") && !ok(5, &[], "0.0.0.0:1024") && !ok(5, &[], "10.0.0.1:0")
+    );
+    assert!(ok(6, &[50], "[::]:9") && !ok(6, &[50], "[::]:10") && !ok(6, &[], "[::]:9"));
+    assert_eq!(
+        said(policy.may_listen(&who(6, &[]), ([127, 0, 0, 1], 80).into())),
+        "not allowed by listen: bind 127.0.0.1:80 as user 6"
+    );
+}
+
+#[test]
+fn with_connect_rules_only_what_they_name_is_allowed() {
+    let policy = policy("[[connect]]\nwho = \"*\"\nnetwork = \"10.0.0.0/8\"\nports = 7\n");
+    assert_eq!(policy.may_connect(&who(5, &[]), ([10, 1, 2, 3], 7).into()), Ok(()));
+    for address in ["10.1.2.3:8", "11.0.0.1:7", "[::1]:7"] {
+        let address: SocketAddr = address.parse().unwrap_or_else(|e| panic!("{e}"));
+        let text = said(policy.may_connect(&who(5, &[]), address));
+        assert_eq!(text, format!("not allowed by connect: connect to {address} as user 5"));
+    }
+}
+
+#[test]
+fn named_domains_open_to_their_users_and_groups() {
+    let policy = policy("[[pd]]\nname = \"shared\"\nusers = [5]\ngroups = [50]\nmrs = 4\n");
+    assert!(policy.named_pd(&who(5, &[]), "shared").is_ok_and(|pd| pd.mrs == Some(4)));
+    assert!(policy.named_pd(&who(6, &[50]), "shared").is_ok());
+    // Not even root, unless it is named.
+    assert_eq!(
+        said(policy.named_pd(&who(0, &[0]), "shared")),
+        "not allowed by pd.shared: open protection domain \"shared\" as user 0"
+    );
+    assert!(said(policy.named_pd(&who(5, &[]), "other")).contains("no [[pd]] named \"other\""));
+}
+
+#[test]
+fn names_that_do_not_exist_are_reported_and_match_nobody() {
+    let policy = policy(
+        "[control]\nadmins = [\"no-such-user\"]\n[[user]]\nwho = \"root\"\n[[user]]\nwho = 0\n\
+         [[group]]\nwho = \"no-such-group\"\n",
+    );
+    let text = policy.unknown().join("; ");
+    assert!(text.contains("control.admins names user no-such-user"), "{text}");
+    assert!(text.contains("[[user]] 0 is 0, for whom there is a rule already"), "{text}");
+    assert!(text.contains("[[group]] names no-such-group"), "{text}");
+}

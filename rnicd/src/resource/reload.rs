@@ -1,0 +1,61 @@
+//! Another configuration while the daemon runs: what can change at once does, what cannot stays as
+//! it was. Connections are not touched; what exists above a lowered limit stays.
+
+use std::sync::Arc;
+
+use super::{Manager, Policy};
+use crate::cm::Quota;
+use crate::config::{Change, Config, Engine, changes};
+use crate::control::options;
+
+/// What a reload came to.
+#[derive(Debug)]
+pub struct Reloaded {
+    /// Keys whose new values are in force.
+    pub changed: Vec<Change>,
+    /// Keys whose new values wait for the next start.
+    pub kept: Vec<Change>,
+}
+
+impl Manager {
+    /// The configuration in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Takes over a configuration.
+    pub fn reload(&mut self, wanted: Config) -> Reloaded {
+        let effective = with_what_stays(wanted.clone(), &self.config);
+        let changed = changes(&self.config, &effective);
+        let kept = changes(&effective, &wanted);
+        self.capacity = self.capacity.with_limits_of(&effective);
+        self.ledger.set_limits(&effective.limits, &self.capacity);
+        self.policy = Policy::new(&effective);
+        self.policy.report_unknown();
+        self.cm.set_options(options::cm(&effective));
+        self.workers.set_options(&options::workers(&effective).engine);
+        self.config = Arc::new(effective);
+        for session in self.sessions.values_mut() {
+            let rights = self.policy.rights(&session.client.identity);
+            (session.client.admin, session.client.trusted) = (rights.admin, rights.trusted);
+            self.cm.set_quota(session.id, Quota { user: rights.uid, half_open: rights.half_open });
+            session.counts.rights = rights;
+        }
+        Reloaded { changed, kept }
+    }
+}
+
+/// `wanted`, except for what only a start can change.
+fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
+    wanted.device.name.clone_from(&running.device.name);
+    wanted.control.socket.clone_from(&running.control.socket);
+    wanted.control.mode = running.control.mode;
+    wanted.control.group.clone_from(&running.control.group);
+    wanted.control.user.clone_from(&running.control.user);
+    let Engine { workers, loopback, spins, yield_for, .. } = running.engine;
+    wanted.engine = Engine { workers, loopback, spins, yield_for, ..wanted.engine };
+    let limits = &mut wanted.limits;
+    limits.device_why_records = running.limits.device_why_records;
+    limits.event_records = running.limits.event_records;
+    wanted
+}

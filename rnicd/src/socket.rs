@@ -1,0 +1,104 @@
+//! The TCP socket of a connection: one of the daemon's own, or one that a client made and passed.
+//!
+//! A passed socket shares its file description with the client, who may keep its own descriptor.
+//! So `O_NONBLOCK` means nothing on it and every call is given flags; closing our descriptor tells
+//! the peer nothing, so an end is said aloud (`shutdown`, or disconnecting, which resets);
+//! and `SO_LINGER` is the client's, so the close itself is the reaper's. It knows no protocol; [`cm`](crate::cm)
+//! and [`worker`](crate::worker) use it.
+
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use socket2::SockRef;
+
+use crate::control::Reaper;
+
+/// A connection's socket. Dropping it ends the connection in order, except that a passed socket
+/// which has been [`let_go`](Socket::let_go) stays as it is.
+#[derive(Debug)]
+pub struct Socket {
+    /// Always there until it is dropped.
+    stream: Option<TcpStream>,
+    passed: Option<Passed>,
+}
+
+/// What a client's socket needs besides.
+#[derive(Debug)]
+struct Passed {
+    reaper: Reaper,
+    /// The connection is the daemon's to end.
+    engaged: bool,
+}
+
+impl Socket {
+    /// One of the daemon's own.
+    pub fn own(stream: TcpStream) -> Self {
+        Socket { stream: Some(stream), passed: None }
+    }
+
+    /// One that a client passed. Nothing has been done with it: dropped now it stays as it is.
+    pub fn passed(stream: TcpStream, reaper: Reaper) -> Self {
+        Socket { stream: Some(stream), passed: Some(Passed { reaper, engaged: false }) }
+    }
+
+    /// Whether a client may hold it as well.
+    pub fn is_passed(&self) -> bool {
+        self.passed.is_some()
+    }
+
+    /// From now on dropping it ends the connection.
+    pub fn engage(&mut self) {
+        if let Some(passed) = &mut self.passed {
+            passed.engaged = true;
+        }
+    }
+
+    /// Leaves the connection to the client that passed it, as it is.
+    pub fn let_go(mut self) {
+        if let Some(passed) = &mut self.passed {
+            passed.engaged = false;
+        }
+    }
+
+    /// Ends the connection with a reset, so that nothing of it lingers in the kernel.
+    pub fn reset(self) {
+        match &self.passed {
+            // A close resets only if it is the last, so the connection is taken off the socket. That
+            // may fail (a thread of the client waits on it): then it ends with a FIN.
+            Some(_) => drop(rustix::net::connect_unspec(&self)),
+            // As above, if it fails.
+            None => drop(SockRef::from(&self).set_linger(Some(Duration::ZERO))),
+        }
+    }
+
+    /// Says FIN.
+    pub fn shutdown(&self, how: Shutdown) -> std::io::Result<()> {
+        SockRef::from(self).shutdown(how)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.stream {
+            Some(stream) => stream.as_fd(),
+            // Taken out only by `drop`.
+            None => unreachable!("a socket is there until it is dropped"),
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let (Some(stream), Some(Passed { reaper, engaged })) =
+            (self.stream.take(), self.passed.take())
+        else {
+            return;
+        };
+        if engaged {
+            // If it fails the connection has ended already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        reaper.close_socket(OwnedFd::from(stream));
+    }
+}

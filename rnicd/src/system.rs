@@ -1,0 +1,50 @@
+//! What the operating system refuses, in words that name its limit.
+//!
+//! Whoever asks the system for something on behalf of a client turns the failure into a refusal
+//! here, so that a daemon without descriptors or memory is told apart from a wrong request.
+
+use std::io;
+
+use rnic_core::abi::control::Refusal;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+/// The refusal for `error`, which came of trying `what`.
+pub fn refusal(what: &str, error: &io::Error) -> Refusal {
+    let key = match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => "RLIMIT_NOFILE of the daemon",
+        Some(Errno::NFILE) => "fs.file-max",
+        Some(Errno::NOMEM) => "memory or vm.max_map_count",
+        _ => return Refusal::System { what: what.to_owned(), error: error.to_string() },
+    };
+    if key.starts_with("RLIMIT_NOFILE")
+        && let Some(limit) = getrlimit(Resource::Nofile).current
+    {
+        return Refusal::Limit { key: key.to_owned(), limit, used: limit, wanted: 1 };
+    }
+    Refusal::System { what: what.to_owned(), error: format!("{key} is used up ({error})") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn used_up_descriptors_are_a_limit_with_its_value() {
+        let error = io::Error::from(Errno::MFILE);
+        let Refusal::Limit { key, limit, .. } = refusal("cannot do it", &error) else {
+            panic!("not a limit");
+        };
+        assert_eq!(key, "RLIMIT_NOFILE of the daemon");
+        assert_eq!(Some(limit), getrlimit(Resource::Nofile).current);
+    }
+
+    #[test]
+    fn other_failures_are_named_after_what_was_tried() {
+        let text = |errno: Errno| refusal("cannot do it", &errno.into()).to_string();
+        assert!(
+            text(Errno::NOMEM).starts_with("cannot do it: memory or vm.max_map_count is used up")
+        );
+        assert!(text(Errno::ADDRINUSE).starts_with("cannot do it: Address already in use"));
+    }
+}

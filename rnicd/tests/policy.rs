@@ -1,0 +1,499 @@
+//! A raw control-socket client runs into every limit and every rule of the administrator, and is
+//! told by which.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod support;
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rnic_core::abi::control::*;
+use rnic_core::types::*;
+use rnicd::exec::PrivateDaemon;
+use rustix::process::{Gid, Uid};
+use support::*;
+
+/// How long anything may take that should take a moment.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// A daemon with one worker and this configuration.
+fn one_worker(configuration: &str) -> PrivateDaemon {
+    daemon(&format!("[engine]\nworkers = 1\n{configuration}"))
+}
+
+/// A daemon that other users reach as well; none if this test cannot be other users.
+fn for_others(configuration: &str) -> Option<PrivateDaemon> {
+    if uid() != 0 {
+        eprintln!("only root can be several users: this part is left out");
+        return None;
+    }
+    let daemon = one_worker(&format!("{configuration}[control]\nmode = \"0666\"\n"));
+    let folder = daemon.socket().parent().unwrap().to_owned();
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    Some(daemon)
+}
+
+/// Connects as another user: identities belong to threads, and a socket keeps the one it was
+/// connected with.
+fn connect_as(socket: &PathBuf, user: u32, groups: &[u32]) -> Raw {
+    std::thread::scope(|scope| {
+        let connect = || {
+            let groups: Vec<Gid> = groups.iter().map(|g| Gid::from_raw(*g)).collect();
+            rustix::thread::set_thread_groups(&groups).unwrap();
+            rustix::thread::set_thread_uid(Uid::from_raw(user)).unwrap();
+            Raw::connect(socket)
+        };
+        scope.spawn(connect).join().unwrap()
+    })
+}
+
+fn open_as(socket: &PathBuf, user: u32, groups: &[u32]) -> Raw {
+    let mut raw = connect_as(socket, user, groups);
+    assert_eq!(raw.hello().unwrap().0.status, HelloStatus::Ok as u32);
+    raw
+}
+
+/// What a Hello is answered with.
+fn greeting(mut raw: Raw) -> Option<HelloStatus> {
+    HelloStatus::from_u32(raw.hello().unwrap().0.status)
+}
+
+/// Asks for more and more of a kind until it is refused; the refusal in words.
+fn exhaust(raw: &mut Raw, kind: &str) -> String {
+    let (pd, cq, segment) = match kind {
+        "mrs" => (raw.pd(), CqId(0), raw.segment(4096)),
+        "qps" => (raw.pd(), raw.cq(1), SegmentId(0)),
+        _ => (PdId(0), CqId(0), SegmentId(0)),
+    };
+    let new_cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
+    let address = ([127, 0, 0, 1], 0).into();
+    for _ in 0..64 {
+        let memfd = memfd(4096);
+        let (body, with_memfd) = match kind {
+            "pds" => (RequestBody::OpenPd { name: None }, false),
+            "segments" | "segment_bytes" => {
+                (RequestBody::AddSegment { length: 4096, client_address: 0 }, true)
+            }
+            "mrs" => (reg_mr(pd, segment, 4096), false),
+            "channels" => (RequestBody::CreateChannel, false),
+            "cqs" => (new_cq(1), false),
+            "cq_entries_total" => (new_cq(4), false),
+            "arena_bytes" => (new_cq(4096), false),
+            "qps" => (RequestBody::CreateQp(qp_request(pd, cq)), false),
+            _ => (RequestBody::Bind { address, context: 0 }, false),
+        };
+        use std::os::fd::AsFd;
+        let descriptors = [memfd.as_fd()];
+        match raw.call_with(body, if with_memfd { &descriptors } else { &[] }) {
+            Ok(_) => {}
+            Err(refusal) => return refusal.to_string(),
+        }
+    }
+    panic!("{kind} has no end");
+}
+
+#[test]
+fn every_limit_of_session_user_device_and_rule_is_hit_and_named() {
+    let uid = uid();
+    for (kind, value) in [
+        ("pds", "2"),
+        ("segments", "2"),
+        ("segment_bytes", "\"8KiB\""),
+        ("mrs", "2"),
+        ("channels", "2"),
+        ("cqs", "2"),
+        ("cq_entries_total", "9"),
+        ("arena_bytes", "\"1MiB\""),
+        ("qps", "2"),
+        ("listeners", "2"),
+    ] {
+        for (configuration, key) in [
+            (format!("[limits.session]\n{kind} = {value}\n"), format!("limits.session.{kind} = ")),
+            (
+                format!("[limits.user]\n{kind} = {value}\n"),
+                format!("limits.user.{kind} (user {uid}) = "),
+            ),
+            (format!("[limits]\n{kind} = {value}\n"), format!("limits.{kind} = ")),
+            (
+                format!("[[user]]\nwho = {uid}\nsession = {{ {kind} = {value} }}\n"),
+                format!("user.{uid}.session.{kind} = "),
+            ),
+            (
+                format!("[[user]]\nwho = {uid}\nuser = {{ {kind} = {value} }}\n"),
+                format!("user.{uid}.user.{kind} = "),
+            ),
+        ] {
+            let daemon = one_worker(&configuration);
+            let mut raw = Raw::open(&daemon.socket());
+            let refusal = exhaust(&mut raw, kind);
+            assert!(refusal.starts_with(&key), "{configuration}{refusal}");
+            assert!(refusal.contains(" reached (asked for "), "{refusal}");
+            // The session goes on.
+            assert!(raw.status().refusals >= 1);
+        }
+    }
+}
+
+#[test]
+fn a_users_sessions_are_counted_together() {
+    let daemon = one_worker("[limits.user]\nqps = 3\n");
+    let (mut a, mut b) = (Raw::open(&daemon.socket()), Raw::open(&daemon.socket()));
+    let (pd, cq) = (a.pd(), a.cq(1));
+    a.qp(pd, cq);
+    a.qp(pd, cq);
+    let refusal = exhaust(&mut b, "qps");
+    assert!(refusal.ends_with("= 3 reached (asked for 1 more, 3 in use)"), "{refusal}");
+    drop(a);
+    // Given back when the session is gone.
+    let (pd, cq) = (b.pd(), b.cq(1));
+    let deadline = Instant::now() + DEADLINE;
+    while b.call(RequestBody::CreateQp(qp_request(pd, cq))).is_err() {
+        assert!(Instant::now() < deadline);
+    }
+}
+
+#[test]
+fn sessions_of_a_user_and_of_the_device_are_refused_by_status() {
+    for (configuration, status) in [
+        ("[limits.user]\nsessions = 2\n".to_owned(), HelloStatus::UserSessions),
+        (
+            format!("[[user]]\nwho = {}\nuser = {{ sessions = 2 }}\n", uid()),
+            HelloStatus::UserSessions,
+        ),
+        ("[limits]\nsessions = 2\n".to_owned(), HelloStatus::SessionLimit),
+    ] {
+        let daemon = one_worker(&configuration);
+        let socket = daemon.socket();
+        let (first, _second) = (Raw::open(&socket), Raw::open(&socket));
+        assert_eq!(greeting(Raw::connect(&socket)), Some(status), "{configuration}");
+        drop(first);
+        let deadline = Instant::now() + DEADLINE;
+        while greeting(Raw::connect(&socket)) != Some(HelloStatus::Ok) {
+            assert!(Instant::now() < deadline, "a place is never free again");
+        }
+    }
+}
+
+fn connect(qp: QpId, peer: SocketAddr, ird: Option<u16>) -> RequestBody {
+    RequestBody::Connect { qp, peer, local: None, ird, ord: Some(0), private_data: Vec::new() }
+}
+
+/// A session with a listening address.
+fn host(daemon: &PrivateDaemon) -> (Raw, SocketAddr) {
+    let mut raw = Raw::open(&daemon.socket());
+    let (listener, address) = raw.listener();
+    assert_eq!(raw.call(RequestBody::Listen { listener, backlog: 16 }), Ok(ReplyBody::Done));
+    (raw, address)
+}
+
+#[test]
+fn a_user_who_connects_too_often_is_told_so() {
+    let daemon = one_worker("[limits.user]\nconnections_per_second = 2\n");
+    let (mut raw, address) = host(&daemon);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let qps: Vec<QpId> = (0..3).map(|_| raw.qp(pd, cq)).collect();
+    let started = Instant::now();
+    for qp in &qps[..2] {
+        assert_eq!(raw.call(connect(*qp, address, None)), Ok(ReplyBody::Done));
+    }
+    let third = raw.call(connect(qps[2], address, None));
+    // A machine that took half a second for this has granted another one by then.
+    if started.elapsed() < Duration::from_millis(400) {
+        let key = format!("limits.user.connections_per_second (user {}) = 2 reached", uid());
+        assert!(third.is_err_and(|e| e.to_string().starts_with(&key)));
+    }
+}
+
+#[test]
+fn reads_are_counted_over_all_connections_of_a_user() {
+    let daemon = one_worker("[limits]\nird = 4\n[limits.user]\nird = 5\n");
+    let (mut raw, address) = host(&daemon);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let qps: Vec<QpId> = (0..3).map(|_| raw.qp(pd, cq)).collect();
+    let above = raw.refused(connect(qps[0], address, Some(5)));
+    assert_eq!(above, "ird = 5 is above limits.ird = 4");
+    assert_eq!(raw.call(connect(qps[0], address, Some(4))), Ok(ReplyBody::Done));
+    let key = format!("limits.user.ird (user {}) = 5 reached", uid());
+    let refusal = raw.refused(connect(qps[1], address, Some(4)));
+    assert!(refusal.starts_with(&key), "{refusal}");
+    // Without a wish it gets what is left, and nothing when nothing is left.
+    assert_eq!(raw.call(connect(qps[1], address, None)), Ok(ReplyBody::Done));
+    let refusal = raw.refused(connect(qps[2], address, None));
+    assert!(refusal.starts_with(&key), "{refusal}");
+    assert_eq!(raw.call(RequestBody::DestroyQp { qp: qps[0] }), Ok(ReplyBody::Done));
+    assert_eq!(raw.call(connect(qps[2], address, Some(4))), Ok(ReplyBody::Done));
+    let used = limits(&mut raw).into_iter().find(|row| row.key.starts_with("limits.user.ird"));
+    assert_eq!(used.map(|row| (row.limit, row.used)), Some((5, 5)));
+}
+
+fn limits(raw: &mut Raw) -> Vec<LimitRow> {
+    let mut all = Vec::new();
+    loop {
+        let from = u32::try_from(all.len()).unwrap();
+        match raw.call(RequestBody::List { what: ListKind::Limits, from }) {
+            Ok(ReplyBody::Rows { rows: Rows::Limits(rows), .. }) if rows.is_empty() => return all,
+            Ok(ReplyBody::Rows { rows: Rows::Limits(rows), .. }) => all.extend(rows),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn pds(raw: &mut Raw) -> Vec<PdRow> {
+    match raw.call(RequestBody::List { what: ListKind::Pds, from: 0 }) {
+        Ok(ReplyBody::Rows { rows: Rows::Pds(rows), .. }) => rows,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Waits until the daemon has ended a connection.
+fn is_over(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    match stream.read(&mut [0]) {
+        Ok(0) => true,
+        Ok(_) => false,
+        Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn the_oldest_silent_connection_to_a_user_gives_way() {
+    let daemon = one_worker("[limits.user]\nhalf_open = 2\n");
+    let (mut raw, address) = host(&daemon);
+    let silent: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for stream in &silent[..3] {
+        assert!(is_over(stream));
+    }
+    assert_eq!(raw.status().half_open, 2);
+}
+
+#[test]
+fn a_host_that_connects_too_often_is_reset() {
+    let daemon = one_worker("[limits.peer]\nconnections_per_second = 1\n");
+    let (mut raw, address) = host(&daemon);
+    // A machine that needs seconds for this grants a few more.
+    let streams: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert!(is_over(&streams[19]) || is_over(&streams[18]));
+    assert!(raw.status().half_open < 20);
+}
+
+#[test]
+fn listening_and_connecting_need_a_rule_once_there_is_one() {
+    let uid = uid();
+    let daemon = one_worker(&format!(
+        "[[listen]]\nwho = {uid}\naddress = \"127.0.0.1\"\nports = \"1024-65535\"\n\
+         [[connect]]\nwho = {uid}\nnetwork = \"127.0.0.0/8\"\nports = \"1024-65535\"\n"
+    ));
+    let (mut raw, address) = host(&daemon);
+    for other in ["127.0.0.1:80", "127.0.0.2:0", "0.0.0.0:0", "[::]:0"] {
+        let address: SocketAddr = other.parse().unwrap();
+        let refusal = raw.refused(RequestBody::Bind { address, context: 0 });
+        assert_eq!(refusal, format!("not allowed by listen: bind {other} as user {uid}"));
+    }
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let qp = raw.qp(pd, cq);
+    let refusal = raw.refused(connect(qp, ([10, 0, 0, 1], 5000).into(), None));
+    assert_eq!(refusal, format!("not allowed by connect: connect to 10.0.0.1:5000 as user {uid}"));
+    assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
+    // A port that the kernel chose is no way around the rule.
+    let daemon =
+        one_worker(&format!("[[listen]]\nwho = {uid}\naddress = \"127.0.0.1\"\nports = 1\n"));
+    let mut raw = Raw::open(&daemon.socket());
+    let address = ([127, 0, 0, 1], 0).into();
+    let refusal = raw.refused(RequestBody::Bind { address, context: 0 });
+    assert!(refusal.starts_with("not allowed by listen: bind 127.0.0.1:"), "{refusal}");
+    assert_eq!(raw.status().listeners, 0);
+}
+
+fn open_pd(raw: &mut Raw, name: &str) -> Result<PdId, String> {
+    match raw.call(RequestBody::OpenPd { name: Some(name.to_owned()) }) {
+        Ok(ReplyBody::Pd { pd }) => Ok(pd),
+        Ok(other) => panic!("{other:?}"),
+        Err(refusal) => Err(refusal.to_string()),
+    }
+}
+
+#[test]
+fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
+    let daemon = one_worker(&format!(
+        "[[pd]]\nname = \"shared\"\nusers = [{}]\nmax_sessions = 2\nmrs = 2\nqps = 1\n\
+         [[pd]]\nname = \"closed\"\nusers = [4711]\n",
+        uid()
+    ));
+    let socket = daemon.socket();
+    let (mut a, mut b, mut c) = (Raw::open(&socket), Raw::open(&socket), Raw::open(&socket));
+    let pd = open_pd(&mut a, "shared").unwrap();
+    assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
+    let key = "pd.shared.max_sessions = 2 reached (asked for 1 more, 2 in use)";
+    assert_eq!(open_pd(&mut c, "shared"), Err(key.to_owned()));
+    let e = open_pd(&mut c, "closed").unwrap_err();
+    assert!(e.starts_with("not allowed by pd.closed: open protection domain"), "{e}");
+    let e = open_pd(&mut c, "none").unwrap_err();
+    assert_eq!(e, "not allowed by pd: there is no [[pd]] named \"none\"");
+    // A session that does not have it open cannot name it.
+    let segment = c.segment(4096);
+    assert_eq!(c.refused(reg_mr(pd, segment, 4096)), format!("no PD {pd} in this session"));
+
+    let (of_a, of_b) = (a.segment(4096), b.segment(4096));
+    a.mr(pd, of_a, 4096);
+    let (mr, _) = b.mr(pd, of_b, 4096);
+    let key = "pd.shared.mrs = 2 reached (asked for 1 more, 2 in use)";
+    assert_eq!(a.refused(reg_mr(pd, of_a, 4096)), key);
+    let cq = a.cq(1);
+    a.qp(pd, cq);
+    let cq = b.cq(1);
+    let refusal = b.refused(RequestBody::CreateQp(qp_request(pd, cq)));
+    assert!(refusal.starts_with("pd.shared.qps = 1 reached"), "{refusal}");
+    let rows = pds(&mut c);
+    let shared = rows.iter().find(|row| row.pd == pd).unwrap();
+    assert_eq!((shared.name.as_deref(), shared.session), (Some("shared"), None));
+    assert_eq!((shared.sessions, shared.mrs, shared.qps), (2, 2, 1));
+
+    // The other's objects are not one's own.
+    assert_eq!(a.refused(RequestBody::DeregMr { mr }), format!("no MR {mr} in this session"));
+    let refusal = b.refused(RequestBody::ClosePd { pd });
+    assert_eq!(refusal, format!("PD {pd} is in use by 1 MRs and 0 QPs"));
+    // Opened twice, it is closed twice.
+    assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
+    assert_eq!(b.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+    assert_eq!(b.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
+    assert_eq!(b.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
+    assert_eq!(b.refused(RequestBody::ClosePd { pd }), format!("no PD {pd} in this session"));
+    // The end of a session gives back what it had in the domain, and the domain lives on.
+    assert_eq!(open_pd(&mut c, "shared"), Ok(pd));
+    drop(a);
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let row = pds(&mut c).into_iter().find(|row| row.pd == pd).unwrap();
+        if (row.sessions, row.mrs, row.qps) == (1, 0, 0) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{row:?}");
+    }
+    c.mr(pd, segment, 4096);
+    assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
+}
+
+#[test]
+fn draining_refuses_what_is_new_and_lets_the_rest_go_on() {
+    let daemon = one_worker("");
+    let (mut raw, address) = host(&daemon);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let (qp, segment) = (raw.qp(pd, cq), raw.segment(4096));
+    let ((mr, _), channel) = (raw.mr(pd, segment, 4096), raw.channel());
+    assert!(!raw.status().draining);
+    assert_eq!(raw.call(RequestBody::Drain { on: true }), Ok(ReplyBody::Done));
+    assert!(raw.status().draining);
+    for body in [
+        RequestBody::OpenPd { name: None },
+        reg_mr(pd, segment, 4096),
+        RequestBody::CreateChannel,
+        RequestBody::CreateCq { entries: 1, channel: None, context: 0 },
+        RequestBody::CreateQp(qp_request(pd, cq)),
+        RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 },
+        connect(qp, address, None),
+    ] {
+        assert_eq!(raw.call(body.clone()), Err(Refusal::Draining), "{body:?}");
+    }
+    assert_eq!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
+    assert_eq!(raw.call(RequestBody::DestroyChannel { channel }), Ok(ReplyBody::Done));
+    // Administrators come in, or nobody could end it.
+    let mut admin = Raw::open(&daemon.socket());
+    assert_eq!(admin.call(RequestBody::Drain { on: false }), Ok(ReplyBody::Done));
+    assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
+}
+
+#[test]
+fn an_administrator_ends_connections_that_there_are() {
+    let daemon = one_worker("");
+    let (mut raw, address) = host(&daemon);
+    let (pd, cq) = (raw.pd(), raw.cq(1));
+    let qp = raw.qp(pd, cq);
+    let mut admin = Raw::open(&daemon.socket());
+    let refusal = admin.refused(RequestBody::AdminDisconnect { qp });
+    assert!(refusal.starts_with(&format!("QP {qp} is in state Idle, needs ")), "{refusal}");
+    let refusal = admin.refused(RequestBody::AdminDisconnect { qp: QpId(4711) });
+    assert_eq!(refusal, "no QP 4711 in this session");
+    assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
+    assert_eq!(admin.call(RequestBody::AdminDisconnect { qp }), Ok(ReplyBody::Done));
+    // It is Idle again, as after any attempt that failed.
+    assert_eq!(raw.call(connect(qp, address, None)), Ok(ReplyBody::Done));
+}
+
+#[test]
+fn limits_are_listed_with_what_is_used_of_them() {
+    let daemon = one_worker("[limits.session]\nqps = 7\n");
+    let mut raw = Raw::open(&daemon.socket());
+    let (pd, cq) = (raw.pd(), raw.cq(3));
+    raw.qp(pd, cq);
+    let rows = limits(&mut raw);
+    let row = |key: &str| {
+        let row = rows.iter().find(|row| row.key == key);
+        row.map(|row| (row.scope.clone(), row.limit, row.used)).unwrap()
+    };
+    let session = rows.iter().find(|row| row.scope.starts_with("session ")).unwrap().scope.clone();
+    assert_eq!(row("limits.session.qps"), (session.clone(), 7, 1));
+    assert_eq!(row("limits.session.cq_entries_total"), (session, 1 << 22, 4));
+    let user = uid();
+    assert_eq!(row(&format!("limits.user.qps (user {user})")), (format!("user {user}"), 16_384, 1));
+    assert_eq!(row("limits.sessions"), ("device".to_owned(), 256, 1));
+    assert_eq!(row("limits.pds"), ("device".to_owned(), 16_384, 1));
+}
+
+#[test]
+fn users_and_groups_have_rules_of_their_own() {
+    let rules = "[[user]]\nwho = 4711\nsession = { pds = 1 }\n\
+                 [[group]]\nwho = 5000\nsession = { pds = 2, qps = 1 }\nuser = { sessions = 1 }\n\
+                 [[pd]]\nname = \"shared\"\nusers = [4711]\ngroups = [6000]\n";
+    let Some(daemon) = for_others(rules) else { return };
+    let socket = daemon.socket();
+    let mut alice = open_as(&socket, 4711, &[5000]);
+    assert!(exhaust(&mut alice, "pds").starts_with("user.4711.session.pds = 1 reached"));
+    // The group's limit on sessions counts for each of its members by himself.
+    assert_eq!(greeting(connect_as(&socket, 4711, &[5000])), Some(HelloStatus::UserSessions));
+    let mut bob = open_as(&socket, 4712, &[1, 5000]);
+    assert!(exhaust(&mut bob, "pds").starts_with("group.5000.session.pds = 2 reached"));
+    let mut carol = open_as(&socket, 4713, &[6000]);
+    // A third user who may not open what the others share.
+    let e = open_pd(&mut bob, "shared").unwrap_err();
+    assert_eq!(e, "not allowed by pd.shared: open protection domain \"shared\" as user 4712");
+    assert!(open_pd(&mut carol, "shared").is_ok());
+    // One's own things only, and nobody else's.
+    assert!(limits(&mut carol).iter().all(|row| !row.scope.starts_with("device")));
+    assert!(limits(&mut carol).iter().all(|row| row.scope != "user 4711"));
+    let rows = pds(&mut carol);
+    assert_eq!((rows.len(), rows[0].name.as_deref()), (1, Some("shared")));
+    assert_eq!(pds(&mut bob).len(), 2);
+}
+
+#[test]
+fn only_administrators_drain_and_disconnect() {
+    let Some(daemon) = for_others("[[listen]]\nwho = \"*\"\naddress = \"*\"\n") else { return };
+    let socket = daemon.socket();
+    let mut alice = open_as(&socket, 4711, &[]);
+    for (body, verb) in [
+        (RequestBody::Drain { on: true }, "drain"),
+        (RequestBody::AdminDisconnect { qp: QpId(1) }, "disconnect a queue pair"),
+    ] {
+        let refusal = alice.refused(body);
+        assert_eq!(refusal, format!("not allowed by control.admins: {verb} as user 4711"));
+    }
+    let mut root = Raw::open(&socket);
+    assert_eq!(root.call(RequestBody::Drain { on: true }), Ok(ReplyBody::Done));
+    assert_eq!(greeting(connect_as(&socket, 4711, &[])), Some(HelloStatus::Draining));
+    assert!(alice.status().draining);
+    assert_eq!(root.call(RequestBody::Drain { on: false }), Ok(ReplyBody::Done));
+    // Whom the kernel cannot name is nobody's equal: no rule is his, not even that of everybody.
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap();
+    let mut nobody = open_as(&socket, overflow.trim().parse().unwrap(), &[]);
+    let bind = RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 };
+    assert!(nobody.refused(bind.clone()).starts_with("not allowed by listen: bind 127.0.0.1:0"));
+    assert!(alice.call(bind).is_ok());
+}

@@ -1,0 +1,142 @@
+//! Clients whose regions are attached memory: one that lends its memory to a guest, and the guest.
+
+use std::net::SocketAddr;
+
+use rnic_client::{
+    AcceptOptions, Access, AttachedBuffer, Completion, ConnectOptions, Context, Cq, Listener, Mr,
+    MrOptions, Pd, Qp, QpOptions, RemoteMr, SendRequest,
+};
+
+use crate::DEADLINE;
+use crate::traffic::Failure;
+
+/// Octets lent: not whole pages, and more than a step of any copy.
+pub const LENT: usize = (1 << 20) + 77;
+
+/// A region of this process's own memory that a peer may do anything with.
+pub fn region(pd: &Pd, octets: Vec<u8>) -> Result<Mr, Failure> {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let buffer = AttachedBuffer::from_vec(octets)?;
+    Ok(pd.reg_mr_attached(&buffer, .., &MrOptions { access, ..MrOptions::default() })?)
+}
+
+/// Accepts one guest and lends it memory.
+pub fn lend(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure> {
+    context.attach_memory()?;
+    let pd = context.open_pd(None)?;
+    let region = region(&pd, vec![0; LENT])?;
+    let qp = pd.create_qp(&QpOptions::new(&context.create_cq(16, None)?))?;
+    let private_data = region.remote().to_bytes().to_vec();
+    let options = AcceptOptions { private_data, ..AcceptOptions::default() };
+    listener.accept_request(Some(DEADLINE))?.accept(&qp, &options)?;
+    Ok((qp, region))
+}
+
+/// A guest with a region of its own, as large.
+pub struct Guest {
+    /// What it was lent.
+    pub lent: RemoteMr,
+    /// Its own memory.
+    pub own: Mr,
+    /// The connection.
+    pub qp: Qp,
+    cq: Cq,
+}
+
+impl Guest {
+    /// Connects to who lends, with these octets as attached memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of the library.
+    pub fn connect(
+        context: &Context,
+        address: SocketAddr,
+        octets: Vec<u8>,
+    ) -> Result<Self, Failure> {
+        context.attach_memory()?;
+        let pd = context.open_pd(None)?;
+        let own = region(&pd, octets)?;
+        let cq = context.create_cq(64, None)?;
+        let qp = pd.create_qp(&QpOptions::new(&cq))?;
+        let connected = qp.connect(address, &ConnectOptions::default())?;
+        let lent = RemoteMr::from_bytes(&connected.private_data).ok_or("nothing was lent")?;
+        Ok(Guest { lent, own, qp, cq })
+    }
+
+    /// Posts a request.
+    ///
+    /// # Errors
+    ///
+    /// Those of the library.
+    pub fn post(&self, request: SendRequest<'_>) -> Result<(), Failure> {
+        Ok(self.qp.post_send(&[request.signaled()])?)
+    }
+
+    /// The next completion.
+    ///
+    /// # Errors
+    ///
+    /// If there is none before the deadline.
+    pub fn completion(&self) -> Result<Completion, Failure> {
+        let mut one = [Completion::default()];
+        match self.cq.wait(&mut one, Some(DEADLINE))? {
+            0 => Err("no completion in time".into()),
+            _ => Ok(one[0]),
+        }
+    }
+
+    /// Writes all of its memory to what it was lent, and waits until that is done.
+    ///
+    /// # Errors
+    ///
+    /// Those of the library, and the completion's.
+    pub fn write(&self) -> Result<(), Failure> {
+        self.post(SendRequest::write(1, &[self.own.sge(0, LENT as u32)], self.lent.at(0)))?;
+        self.completion()?.ok()?;
+        Ok(())
+    }
+
+    /// Reads all that it was lent into its memory, and waits until that is done.
+    ///
+    /// # Errors
+    ///
+    /// Those of the library, and the completion's.
+    pub fn read(&self) -> Result<(), Failure> {
+        self.post(SendRequest::read(2, self.own.sge(0, LENT as u32), self.lent.at(0)))?;
+        self.completion()?.ok()?;
+        Ok(())
+    }
+}
+
+/// Octets of a region.
+///
+/// # Errors
+///
+/// Those of the library.
+pub fn octets(region: &Mr) -> Result<Vec<u8>, Failure> {
+    let mut octets = vec![0; LENT];
+    region.read_at(0, &mut octets)?;
+    Ok(octets)
+}
+
+/// Keeps what this process's descriptors name open across `exec`, as a program that is careless
+/// about them does.
+///
+/// # Errors
+///
+/// Those of the system.
+pub fn keep_descriptors() -> Result<(), Failure> {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let this = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let listed: Vec<_> = std::fs::read_dir("/proc/self/fd")?.collect::<Result<_, _>>()?;
+    let numbers = listed.iter().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    for number in numbers.filter(|n| *n > 2) {
+        // The one that lists the others is closed by now.
+        if let Ok(same) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) {
+            rustix::io::fcntl_setfd(&same, rustix::io::FdFlags::empty())?;
+            std::mem::forget(same);
+        }
+    }
+    Ok(())
+}

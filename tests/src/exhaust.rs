@@ -1,0 +1,106 @@
+//! A client that takes all there is of one thing, keeps it, and goes on asking for more.
+
+use std::net::SocketAddr;
+
+use clap::ValueEnum;
+use rnic_client::{Access, ConnectOptions, Context, Error, MrOptions, Qp, QpOptions};
+
+/// What is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum What {
+    /// Sessions.
+    Sessions,
+    /// Shared memory.
+    Memory,
+    /// Memory regions.
+    Regions,
+    /// Queue memory, by large completion queues.
+    Arena,
+    /// Queue pairs.
+    QueuePairs,
+    /// Descriptors, by completion channels.
+    Channels,
+    /// Bound addresses.
+    Listeners,
+    /// Connections: QPs that are connected to each other.
+    Connections,
+}
+
+/// Takes until refused, tells `refused` the refusal, and asks on until `go_on` says otherwise.
+/// Returns how much there was.
+pub fn exhaust(
+    what: What,
+    refused: impl FnOnce(&Error),
+    go_on: impl Fn() -> bool,
+) -> Result<usize, Error> {
+    let mut refused = Some(refused);
+    let mut hoard: Vec<Box<dyn std::any::Any>> = Vec::new();
+    let mut taker = Taker::new()?;
+    while refused.is_some() || go_on() {
+        match taker.take(what) {
+            Ok(one) => hoard.push(one),
+            Err(error) => {
+                if let Some(refused) = refused.take() {
+                    refused(&error);
+                }
+            }
+        }
+    }
+    Ok(hoard.len())
+}
+
+struct Taker {
+    context: Context,
+    pd: rnic_client::Pd,
+    cq: rnic_client::Cq,
+    segment: rnic_client::Segment,
+    address: Option<SocketAddr>,
+}
+
+impl Taker {
+    fn new() -> Result<Self, Error> {
+        let context = Context::open()?;
+        let pd = context.open_pd(None)?;
+        let cq = context.create_cq(16, None)?;
+        let segment = context.create_segment(4096)?;
+        Ok(Taker { context, pd, cq, segment, address: None })
+    }
+
+    fn take(&mut self, what: What) -> Result<Box<dyn std::any::Any>, Error> {
+        Ok(match what {
+            What::Sessions => Box::new(Context::open()?),
+            What::Memory => Box::new(self.context.create_segment(4 << 20)?),
+            What::Regions => {
+                let options = MrOptions { access: Access::LOCAL_WRITE, ..MrOptions::default() };
+                Box::new(self.pd.reg_mr_with(&self.segment, .., &options)?)
+            }
+            What::Arena => Box::new(self.context.create_cq(4096, None)?),
+            What::QueuePairs => Box::new(self.qp()?),
+            What::Channels => Box::new(self.context.create_completion_channel()?),
+            What::Listeners => Box::new(self.context.bind(([127, 0, 0, 1], 0).into())?),
+            What::Connections => Box::new(self.connect()?),
+        })
+    }
+
+    fn qp(&self) -> Result<Qp, Error> {
+        self.pd.create_qp(&QpOptions::new(&self.cq))
+    }
+
+    /// A connection begun and never decided, to a listener of the same session.
+    fn connect(&mut self) -> Result<Qp, Error> {
+        let address = match self.address {
+            Some(address) => address,
+            None => {
+                let listener = self.context.listen(([127, 0, 0, 1], 0).into(), 1024)?;
+                let address = listener.local_addr();
+                // It stays as long as the session.
+                std::mem::forget(listener);
+                self.address = Some(address);
+                address
+            }
+        };
+        let qp = self.qp()?;
+        qp.start_connect(address, &ConnectOptions::default())?;
+        Ok(qp)
+    }
+}

@@ -1,0 +1,337 @@
+//! The administrator's rules between real processes: domains that cross sessions, configurations
+//! that change under traffic, connections that an administrator ends.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
+    DisconnectReason, Error, Event, Mr, Pd, Qp, QpOptions, QpState, RecvRequest, RemoteMr,
+    SendRequest,
+};
+use rnic_core::abi::control::RequestBody;
+use rnic_core::abi::queue::Sge;
+use rnic_core::types::{Stag, TerminateOrigin};
+use rnic_tests::raw::Raw;
+use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rustix::process::{Signal, geteuid};
+
+const LOOPBACKS: [&str; 2] = ["direct", "tcp"];
+
+/// One end of a connection, with a region of its own.
+struct End {
+    context: Context,
+    cq: Cq,
+    qp: Qp,
+    region: Mr,
+}
+
+impl End {
+    fn new(context: Context, pd: &Pd) -> Self {
+        let cq = context.create_cq(64, None).unwrap();
+        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+        let segment = context.create_segment(4096).unwrap();
+        let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        End { context, cq, qp, region }
+    }
+
+    fn completion(&self) -> Completion {
+        let mut one = [Completion::default()];
+        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+        one[0]
+    }
+
+    /// Writes its octets to somebody's region.
+    fn write(&self, to: RemoteMr) -> CompletionStatus {
+        self.region.write_at(0, b"rnic").unwrap();
+        let sges = [self.region.sge(0, 4)];
+        self.qp.post_send(&[SendRequest::write(7, &sges, to.at(0)).signaled()]).unwrap();
+        // A Write completes when it is sent; only a Read behind it tells what became of it.
+        let read = SendRequest::read(8, self.region.sge(8, 4), to.at(0)).signaled();
+        let behind = self.qp.post_send(&[read]);
+        let first = self.completion();
+        match (first.status, behind) {
+            (CompletionStatus::Success, Ok(())) => self.completion().status,
+            (status, _) => status,
+        }
+    }
+
+    fn disconnected(&self) -> DisconnectReason {
+        loop {
+            match self.context.next_event(Some(DEADLINE)).unwrap().expect("an event in time") {
+                Event::Disconnected { reason, .. } => return reason,
+                other => drop(other),
+            }
+        }
+    }
+}
+
+fn join(active: &End, passive: &End) {
+    let listener = passive.context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+    active.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    request.accept(&passive.qp, &AcceptOptions::default()).unwrap();
+    active.qp.wait_connected(Some(DEADLINE)).unwrap();
+}
+
+/// A writer connected to a session that holds `pd`.
+fn pair(daemon: &Daemon, pd: Option<&str>) -> (End, End) {
+    let open = |name| {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(name).unwrap();
+        End::new(context, &pd)
+    };
+    let (writer, target) = (open(None), open(pd));
+    join(&writer, &target);
+    (writer, target)
+}
+
+fn owner_in_the_domain(daemon: &Daemon) -> (Process, RemoteMr) {
+    let mut owner = daemon.actor(&["share", "shared"]);
+    let line = owner.line_after("region ");
+    let (addr, rkey) = line.split_once(' ').unwrap();
+    let rkey = Stag(rkey.parse().unwrap());
+    (owner, RemoteMr { addr: addr.parse().unwrap(), len: 4096, rkey })
+}
+
+#[test]
+fn a_region_in_a_named_domain_serves_the_queue_pairs_of_all_its_sessions() {
+    for loopback in LOOPBACKS {
+        let daemon = Daemon::start(
+            binaries!(),
+            &format!(
+                "[engine]\nworkers = 2\nloopback = \"{loopback}\"\n\
+                 [[pd]]\nname = \"shared\"\nusers = [{}]\n",
+                geteuid().as_raw()
+            ),
+        );
+        let (mut owner, region) = owner_in_the_domain(&daemon);
+        // Through a queue pair of another session of the domain the owner's memory is reached.
+        let (writer, partner) = pair(&daemon, Some("shared"));
+        assert_eq!(writer.write(region), CompletionStatus::Success, "{loopback}");
+        // Through one of a private domain it is not.
+        let (stranger, _private) = pair(&daemon, None);
+        let status = stranger.write(region);
+        assert!(status != CompletionStatus::Success, "{loopback}: {status:?}");
+        // What a partner names locally is to be his own all the same.
+        let foreign = [Sge { addr: region.addr, length: 4, lkey: region.rkey.0 }];
+        partner.qp.post_send(&[SendRequest::send(9, &foreign).signaled()]).unwrap();
+        assert_eq!(partner.completion().status, CompletionStatus::LocalProtection, "{loopback}");
+        owner.release();
+        let said = owner.succeed().join("\n");
+        assert!(said.contains("holds [114, 110, 105, 99]"), "{said}");
+    }
+}
+
+#[test]
+fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
+    for loopback in LOOPBACKS {
+        let daemon = Daemon::start(
+            binaries!(),
+            &format!(
+                "[engine]\nloopback = \"{loopback}\"\n[[pd]]\nname = \"shared\"\nusers = [{}]\n",
+                geteuid().as_raw()
+            ),
+        );
+        let (owner, region) = owner_in_the_domain(&daemon);
+        let (writer, partner) = pair(&daemon, Some("shared"));
+        let (second_writer, second_partner) = pair(&daemon, Some("shared"));
+        assert_eq!(writer.write(region), CompletionStatus::Success, "{loopback}");
+        owner.kill();
+        // Three sessions are left besides the one that asks, and the domain.
+        daemon.settles("rid of the owner", |s| s.sessions == 5);
+        let status = writer.write(region);
+        assert!(status != CompletionStatus::Success, "{loopback}: {status:?}");
+        let reason = partner.disconnected();
+        let ours = |origin| origin == TerminateOrigin::Local;
+        assert!(
+            matches!(reason, DisconnectReason::Terminate { origin, .. } if ours(origin)),
+            "{loopback}: {reason:?}"
+        );
+        // The other partner's regions and connection in the same domain are as they were.
+        let own = second_partner.context.open_pd(Some("shared")).unwrap();
+        let segment = second_partner.context.create_segment(4096).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let region = own.reg_mr(&segment, .., access).unwrap();
+        assert_eq!(second_writer.write(region.remote()), CompletionStatus::Success, "{loopback}");
+    }
+}
+
+#[test]
+fn a_user_who_is_not_named_may_not_open_the_domain() {
+    if geteuid().as_raw() != 0 {
+        eprintln!("only root can be several users: left out");
+        return;
+    }
+    let daemon = Daemon::start(
+        binaries!(),
+        "[control]\nmode = \"0666\"\n[[pd]]\nname = \"shared\"\nusers = [0]\ngroups = [5000]\n",
+    );
+    let everybody = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(daemon.dir(), everybody).unwrap();
+    let _mine = Context::open_at(daemon.socket()).unwrap().open_pd(Some("shared")).unwrap();
+    // Identities belong to threads.
+    let socket = daemon.socket();
+    let as_user = |uid, gids: &[u32]| {
+        std::thread::scope(|scope| {
+            let open = || {
+                let gids: Vec<_> =
+                    gids.iter().map(|g| rustix::process::Gid::from_raw(*g)).collect();
+                rustix::thread::set_thread_groups(&gids).unwrap();
+                rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(uid)).unwrap();
+                let context = Context::open_at(socket).unwrap();
+                context.open_pd(Some("shared")).map(drop)
+            };
+            scope.spawn(open).join().unwrap()
+        })
+    };
+    let refused = as_user(4711, &[4711]).unwrap_err();
+    assert!(matches!(refused, Error::Refused { .. }));
+    assert!(refused.to_string().contains("not allowed by pd.shared: "), "{refused}");
+    as_user(4711, &[4711, 5000]).unwrap();
+}
+
+/// What was refused, in words.
+fn refusal<T>(result: Result<T, Error>) -> String {
+    match result {
+        Ok(_) => panic!("granted"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Writes another configuration and has it read.
+fn reload(daemon: &Daemon, config: &str) {
+    std::fs::write(daemon.dir().join("rnicd.toml"), config).unwrap();
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::HUP).unwrap();
+}
+
+/// Tries until something is granted, or until it is refused.
+fn until<T>(wanted: bool, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let result = attempt();
+        if result.is_ok() == wanted {
+            return result;
+        }
+        assert!(Instant::now() < deadline, "the reload changes nothing");
+        drop(result);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn limits_change_under_traffic_and_a_broken_file_changes_nothing() {
+    let config = |qps: u32, workers: u32| {
+        format!("[engine]\nworkers = {workers}\n[limits.session]\nqps = {qps}\n")
+    };
+    let daemon = Daemon::start(binaries!(), &config(2, 1));
+    let mut server = daemon.actor(&["serve"]);
+    let address = server.line_after("listening on ");
+    let mut traffic = daemon.actor(&["traffic", &address]);
+    traffic.line_after("under way");
+
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let pd = context.open_pd(None).unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let create = || pd.create_qp(&QpOptions::new(&cq));
+    let mut qps = vec![create().unwrap(), create().unwrap()];
+    let refused = refusal(create());
+    assert!(refused.contains("limits.session.qps = 2 reached"), "{refused}");
+    reload(&daemon, &config(3, 2));
+    qps.push(until(true, create).unwrap());
+    let refused = refusal(create());
+    assert!(refused.contains("limits.session.qps = 3 reached"), "{refused}");
+
+    reload(&daemon, "[limits.session]\nqps = many\n");
+    let refused = refusal(create());
+    assert!(refused.contains("limits.session.qps = 3 reached"), "{refused}");
+
+    // Below what there is: that stays, but nothing new comes before it is below the limit again.
+    reload(&daemon, &config(1, 1));
+    let mut refused = String::new();
+    while !refused.contains("limits.session.qps = 1 reached") {
+        qps.truncate(3);
+        refused = refusal(create());
+    }
+    assert!(qps.iter().all(|qp| qp.query().is_ok()));
+    qps.truncate(1);
+    refusal(create());
+    qps.clear();
+    drop(create().unwrap());
+
+    traffic.release();
+    let said = traffic.succeed().join("\n");
+    assert!(said.contains(" rounds"), "{said}");
+    server.release();
+    server.succeed();
+    drop((pd, cq, context));
+    let lines = daemon.stop().join("\n");
+    for line in [
+        "reloaded: limits.session.qps: 2 -> 3",
+        "not changed before the next start: engine.workers: 1 -> 2",
+        "configuration not reloaded, the old one stays: ",
+        "rnicd.toml:2:7: limits.session.qps = many: ",
+        "reloaded: limits.session.qps: 3 -> 1",
+    ] {
+        assert!(lines.contains(line), "{line}\n{lines}");
+    }
+}
+
+#[test]
+fn rules_change_while_the_daemon_runs() {
+    let uid = geteuid().as_raw();
+    let daemon = Daemon::start(binaries!(), "");
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let listen = || context.bind(([127, 0, 0, 1], 0).into());
+    drop(listen().unwrap());
+    let open = || context.open_pd(Some("late"));
+    refusal(open());
+    let pd = format!("[[pd]]\nname = \"late\"\nusers = [{uid}]\nmrs = 1\n");
+    reload(&daemon, &pd);
+    let late = until(true, open).unwrap();
+    // The rule goes, what is open stays, and nothing more gets in.
+    reload(&daemon, &format!("[[listen]]\nwho = {uid}\naddress = \"10.9.8.7\"\n"));
+    let refused = refusal(until(false, open));
+    assert!(refused.contains("no [[pd]] named \"late\""), "{refused}");
+    let segment = context.create_segment(4096).unwrap();
+    let refused = refusal(late.reg_mr(&segment, .., Access::empty()));
+    assert!(refused.contains("any more"), "{refused}");
+    let refused = refusal(listen());
+    assert!(refused.contains("not allowed by listen: bind 127.0.0.1:0"), "{refused}");
+    reload(&daemon, &pd);
+    drop(until(true, listen).unwrap());
+    late.reg_mr(&segment, .., Access::empty()).unwrap();
+}
+
+#[test]
+fn an_administrator_ends_a_connection_and_its_owner_keeps_the_queue_pair() {
+    for loopback in LOOPBACKS {
+        let config = format!("[engine]\nloopback = \"{loopback}\"\n");
+        let daemon = Daemon::start(binaries!(), &config);
+        let (peer, victim) = pair(&daemon, None);
+        // Both ends have sent something, so that either may send a Terminate.
+        for (to, from) in [(&victim, &peer), (&peer, &victim)] {
+            let sges = [to.region.sge(64, 4)];
+            to.qp.post_recv(&[RecvRequest::new(1, &sges), RecvRequest::new(2, &sges)]).unwrap();
+            let sges = [from.region.sge(0, 4)];
+            from.qp.post_send(&[SendRequest::send(3, &sges).signaled()]).unwrap();
+            assert_eq!(from.completion().status, CompletionStatus::Success);
+            assert_eq!(to.completion().status, CompletionStatus::Success);
+        }
+        let mut admin = Raw::open(daemon.socket()).unwrap();
+        let body = RequestBody::AdminDisconnect { qp: victim.qp.id() };
+        admin.call(body, &[]).unwrap().unwrap();
+        let origin = |end: &End| match end.disconnected() {
+            DisconnectReason::Terminate { origin, .. } => origin,
+            other => panic!("{loopback}: {other:?}"),
+        };
+        assert_eq!(origin(&victim), TerminateOrigin::Local, "{loopback}");
+        assert_eq!(origin(&peer), TerminateOrigin::Peer, "{loopback}");
+        for end in [&victim, &peer] {
+            let flushed = end.completion();
+            assert_eq!((flushed.wr_id, flushed.status), (2, CompletionStatus::WrFlush));
+        }
+        assert_eq!(victim.qp.query().unwrap().state, QpState::Error);
+    }
+}

@@ -1,0 +1,294 @@
+//! RFC 5040 section 8.1.2, RFC 5041 sections 8.3 and 8.3.2: what the privileged resource manager decides.
+
+use std::os::fd::AsFd;
+
+use rnic_client::{Access, Completion, CompletionStatus, QpOptions, Scope, SendRequest};
+use rnic_core::abi::control::{MrSource, ObjectRef, Refusal, ReplyBody, RequestBody};
+use rnic_core::types::{ListenerId, PdId, SegmentId};
+use rnic_tests::raw::{Raw, memfd, qp_request};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+use crate::pair::*;
+
+//= RDMAP-8.1.2-0
+//= RDMAP-8.1.2-1
+//= DDP-8.3-6
+//= DDP-8.3.1-0
+//= DDP-8.3.2-0
+//= DDP-8.3.2-1
+#[test]
+fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manager_touches_others() {
+    let daemon = daemon("direct");
+    let pair = Pair::new(&daemon);
+    let ends = pair.connected();
+    let region = pair.holder.region(READ_WRITE);
+    let mut stranger = Raw::open(daemon.socket()).unwrap();
+    let (pd, cq) = (raw_pd(&mut stranger), raw_cq(&mut stranger));
+    let qp = ends.0.id();
+    let source = |segment| MrSource::Segment { segment, offset: 0 };
+    let register = |pd, segment, scope| RequestBody::RegMr {
+        pd,
+        source: source(segment),
+        length: 64,
+        iova: 0,
+        access: Access::LOCAL_WRITE,
+        scope,
+    };
+    let memory = memfd(4096);
+    let own = raw_segment(&mut stranger, memory.as_fd(), 4096);
+    // Every request that names an object, with objects of somebody else.
+    let requests = [
+        RequestBody::ClosePd { pd: pair.holder.pd.id() },
+        RequestBody::RemoveSegment { segment: SegmentId(own.0 - 1) },
+        register(pair.holder.pd.id(), own, Scope::Pd),
+        register(pd, own, Scope::Qp(qp)),
+        register(pd, SegmentId(own.0 - 1), Scope::Pd),
+        RequestBody::DeregMr { mr: region.id() },
+        RequestBody::DestroyCq { cq: pair.holder.cq.id() },
+        RequestBody::CreateQp(qp_request(pair.holder.pd.id(), cq)),
+        RequestBody::CreateQp(qp_request(pd, pair.holder.cq.id())),
+        RequestBody::QpToError { qp },
+        RequestBody::DestroyQp { qp },
+        RequestBody::QueryQp { qp },
+        RequestBody::Listen { listener: ListenerId(1), backlog: 1 },
+        RequestBody::CloseListener { listener: ListenerId(1) },
+        RequestBody::Disconnect { qp, abort: true },
+        RequestBody::SetContext { object: ObjectRef::Qp(qp), context: 1 },
+        RequestBody::SetContext { object: ObjectRef::Cq(pair.holder.cq.id()), context: 1 },
+        RequestBody::Connect {
+            qp,
+            peer: ([127, 0, 0, 1], 9).into(),
+            local: None,
+            ird: None,
+            ord: None,
+            private_data: Vec::new(),
+        },
+    ];
+    for request in requests {
+        let named = format!("{request:?}");
+        let answer = stranger.call(request, &[]).expect("the session lives");
+        assert!(matches!(answer, Err(Refusal::NoSuchObject { .. })), "{named}: {answer:?}");
+    }
+    let outcome = pair.write(&ends, region.remote().at(0), 64);
+    assert_eq!(outcome, Outcome::Done, "the owner's objects are as they were");
+}
+
+/// Asks for one more of something until it is refused; how many there were, and the refusal.
+fn until_refused(raw: &mut Raw, body: impl Fn(u32) -> RequestBody) -> (u32, Refusal) {
+    for n in 0..1000 {
+        match raw.call(body(n), &[]).expect("a refusal does not end the session") {
+            Ok(_) => {}
+            Err(refusal) => return (n, refusal),
+        }
+    }
+    panic!("never refused: {:?}", body(0));
+}
+
+fn refused_by(refusal: &Refusal, expected: &str) {
+    match refusal {
+        Refusal::Limit { key, .. } => assert_eq!(key, expected),
+        other => panic!("{expected}: {other:?}"),
+    }
+}
+
+//= RDMAP-8.1.2-2
+//= DDP-8.3.2-2
+#[test]
+fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
+    let config = "[limits.session]\npds = 3\nsegments = 2\nsegment_bytes = \"12KiB\"\nmrs = 4\n\
+        channels = 2\ncqs = 3\nqps = 2\nlisteners = 2\n";
+    let daemon = Daemon::start(binaries!(), config);
+    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let pd = raw_pd(&mut raw);
+    let cq = raw_cq(&mut raw);
+    let memory = memfd(8192);
+    let segment = raw_segment(&mut raw, memory.as_fd(), 8192);
+    let mut limited = |body: &dyn Fn(u32) -> RequestBody, granted: u32, key: &str| {
+        let (n, refusal) = until_refused(&mut raw, body);
+        refused_by(&refusal, &format!("limits.session.{key}"));
+        assert_eq!(n, granted, "{key}");
+    };
+    limited(&|_| RequestBody::OpenPd { name: None }, 2, "pds");
+    let register = |_| RequestBody::RegMr {
+        pd,
+        source: MrSource::Segment { segment, offset: 0 },
+        length: 64,
+        iova: 0,
+        access: Access::LOCAL_WRITE,
+        scope: Scope::Pd,
+    };
+    limited(&register, 4, "mrs");
+    limited(&|_| RequestBody::CreateChannel, 2, "channels");
+    let cq_request = |_| RequestBody::CreateCq { entries: 16, channel: None, context: 0 };
+    limited(&cq_request, 2, "cqs");
+    limited(&|_| RequestBody::CreateQp(qp_request(pd, cq)), 2, "qps");
+    let any_port = |_| RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 };
+    limited(&any_port, 2, "listeners");
+    for (length, key) in [(8192, "segment_bytes"), (4096, ""), (4096, "segments")] {
+        let memory = memfd(length);
+        let body = RequestBody::AddSegment { length: length as u64, client_address: 0 };
+        match raw.call(body, &[memory.as_fd()]).unwrap() {
+            Ok(_) => assert_eq!(key, ""),
+            Err(refusal) => refused_by(&refusal, &format!("limits.session.{key}")),
+        }
+    }
+}
+
+//= RDMAP-8.1.2-3
+//= DDP-8.3.2-3
+#[test]
+fn rdmap_8_1_2_3_ddp_8_3_2_3_sessions_are_not_assumed_to_trust_each_other() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let region = pair.holder.region(READ_WRITE);
+        // The same user, the same program: the visitor may still not use the holder's memory as
+        // its own ...
+        let ends = pair.connected();
+        let theft = [region.sge(0, 64)];
+        pair.visitor.drain();
+        ends.1.post_send(&[SendRequest::send(1, &theft)]).unwrap();
+        assert_eq!(pair.visitor.one().status, CompletionStatus::LocalProtection, "{path}");
+        // ... nor through a connection with itself.
+        let own = (pair.visitor.qp(), pair.visitor.qp());
+        pair.visitor.join(&own.0, &own.1);
+        pair.visitor.drain();
+        let sink = pair.visitor.region(Access::LOCAL_WRITE);
+        let read = SendRequest::read(2, sink.sge(0, 64), region.remote().at(0));
+        own.1.post_send(&[read]).unwrap();
+        assert_eq!(pair.visitor.one().status, CompletionStatus::RemoteAccess, "{path}");
+        assert_eq!(terminated(&own.0), [0, 1, 3], "{path}");
+        assert!(is_untouched(&sink), "{path}");
+    }
+}
+
+//= RDMAP-8.1.2-4
+//= DDP-8.3-4
+//= DDP-8.3.2-4
+#[test]
+fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it() {
+    let daemon = daemon("direct");
+    // A descriptor that may only read is no proof of a right to write.
+    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let memory = memfd(4096);
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
+    let reader = std::fs::File::open(path).unwrap();
+    let body = RequestBody::AddSegment { length: 4096, client_address: 0 };
+    let answer = raw.call(body.clone(), &[reader.as_fd()]);
+    assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
+    // More than there is, by a segment or a region, is refused.
+    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let longer = RequestBody::AddSegment { length: 8192, client_address: 0 };
+    let answer = raw.call(longer, &[memory.as_fd()]);
+    assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
+    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let pd = raw_pd(&mut raw);
+    let segment = raw_segment(&mut raw, memfd(4096).as_fd(), 4096);
+    for (offset, length) in [(0, 4097), (4096, 1), (1, 4096), (u64::MAX, 2), (2, u64::MAX)] {
+        let body = RequestBody::RegMr {
+            pd,
+            source: MrSource::Segment { segment, offset },
+            length,
+            iova: 0,
+            access: Access::LOCAL_WRITE,
+            scope: Scope::Pd,
+        };
+        let answer = raw.call(body, &[]).expect("the session lives");
+        assert!(matches!(answer, Err(Refusal::Invalid { .. })), "{offset} {length}: {answer:?}");
+    }
+}
+
+//= RDMAP-8.1.2-5
+#[test]
+fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
+    let config = "[limits]\ncq_entries = 64\n[limits.session]\narena_bytes = \"1MiB\"\n";
+    let daemon = Daemon::start(binaries!(), config);
+    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
+    let answer = raw.call(cq(65), &[]).unwrap();
+    let Err(Refusal::AboveMaximum { key, limit: 64, value: 65, .. }) = &answer else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(key, "limits.cq_entries");
+    let (granted, refusal) = until_refused(&mut raw, |_| cq(64));
+    refused_by(&refusal, "limits.session.arena_bytes");
+    assert!((100..256).contains(&granted), "{granted} queues of 4 KiB in 1 MiB");
+    // Requests hold their entry before they are taken: in a queue that is too small for what is
+    // posted they wait, and none is lost.
+    let other = self::daemon("direct");
+    let pair = Pair::new(&other);
+    let small = pair.visitor.context.create_cq(4, None).unwrap();
+    let sender = pair.visitor.pd.create_qp(&QpOptions::new(&small)).unwrap();
+    let holder = pair.holder.qp();
+    pair.holder.join(&holder, &sender);
+    let region = pair.holder.region(READ_WRITE);
+    let write = SendRequest::write_inline(1, b"octets", region.remote().at(0)).signaled();
+    sender.post_send(&[write; 16]).unwrap();
+    for n in 0..16 {
+        let mut one = [Completion::default()];
+        assert_eq!(small.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "{n} of 16");
+        one[0].ok().unwrap();
+    }
+}
+
+//= RDMAP-8.1.2-7
+#[test]
+fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
+    for path in PATHS {
+        let config = format!("[engine]\nworkers = 1\nloopback = \"{path}\"\n[limits]\nird = 2\n");
+        let daemon = Daemon::start(binaries!(), &config);
+        let pair = Pair::new(&daemon);
+        let (greedy, modest) = (pair.connected(), pair.connected());
+        let segment = pair.holder.context.create_segment(8 << 20).unwrap();
+        let big = pair.holder.pd.reg_mr(&segment, .., READ_WRITE).unwrap();
+        let sink = pair.visitor.context.create_segment(8 << 20).unwrap();
+        let sink = pair.visitor.pd.reg_mr(&sink, .., Access::LOCAL_WRITE).unwrap();
+        // One stream has its queue full of large reads for as long as this takes.
+        let large = SendRequest::read(7, sink.sge(0, 8 << 20), big.remote().at(0)).signaled();
+        greedy.1.post_send(&[large; 32]).unwrap();
+        let small = pair.visitor.region(Access::LOCAL_WRITE);
+        let other = pair.holder.region(READ_WRITE);
+        let read = SendRequest::read(8, small.sge(0, 8), other.remote().at(0)).signaled();
+        let (mut large_done, mut small_done) = (0, 0);
+        modest.1.post_send(&[read]).unwrap();
+        while small_done < 5 {
+            match pair.visitor.one().ok().unwrap().wr_id {
+                7 => large_done += 1,
+                _ => {
+                    small_done += 1;
+                    modest.1.post_send(&[read]).unwrap();
+                }
+            }
+        }
+        assert!(large_done < 32, "{path}: the small reads waited for all large ones");
+        let row = greedy.0.query().unwrap();
+        assert!(row.ird <= 2, "{path}: {row:?}");
+    }
+}
+
+//= DDP-8.2-3
+#[test]
+fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
+    let daemon = daemon("direct");
+    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let memory = memfd(4096);
+    let segment = raw_segment(&mut raw, memory.as_fd(), 4096);
+    let body = |pd| RequestBody::RegMr {
+        pd,
+        source: MrSource::Segment { segment, offset: 0 },
+        length: 64,
+        iova: 0,
+        access: Access::LOCAL_WRITE,
+        scope: Scope::Pd,
+    };
+    let answer = raw.call(body(PdId(u32::MAX)), &[]);
+    assert!(matches!(answer, Some(Err(Refusal::NoSuchObject { .. }))), "{answer:?}");
+    let pd = raw_pd(&mut raw);
+    let answer = raw.call(body(pd), &[]);
+    let Some(Ok(ReplyBody::Mr { mr, .. })) = answer else { panic!("{answer:?}") };
+    // The domain stays as long as something is in it.
+    let answer = raw.call(RequestBody::ClosePd { pd }, &[]);
+    assert!(matches!(answer, Some(Err(Refusal::InUse { .. }))), "{answer:?}");
+    assert!(matches!(raw.call(RequestBody::DeregMr { mr }, &[]), Some(Ok(ReplyBody::Done))));
+    assert!(matches!(raw.call(RequestBody::ClosePd { pd }, &[]), Some(Ok(ReplyBody::Done))));
+}

@@ -1,0 +1,431 @@
+//! RFC 5040 section 8.1.1, RFC 5041 sections 8.1, 8.2 and 8.3.1: what the RNIC owes to everybody.
+
+use std::collections::{BTreeSet, HashSet};
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionStatus, Error, Event, QpOptions, RecvRequest,
+    RemoteAddr, Scope, SendRequest, Stag,
+};
+use rnic_core::abi::control::{QpRequest, Refusal, RequestBody};
+use rnic_tests::raw::{Raw, qp_request};
+use rnic_tests::wire::{self, CRC, fpdu, untagged};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+use crate::pair::*;
+
+/// Write and Read, with the Terminate codes of a stream that may not use the STag.
+const FOREIGN: [[u8; 3]; 2] = [[1, 1, 2], [0, 1, 3]];
+
+//= RDMAP-8.1.1-1
+//= DDP-8.2-1
+//= DDP-8.2-4
+//= DDP-8.3.1-1
+#[test]
+fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothing() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let other_pd = pair.holder.context.open_pd(None).unwrap();
+        let region = pair.holder.region_in(&other_pd, READ_WRITE, Scope::Pd);
+        let at = region.remote().at(0);
+        for (n, code) in FOREIGN.into_iter().enumerate() {
+            // The session is the same; only the domain is another.
+            let ends = pair.connected();
+            let outcome = [Pair::write, Pair::read][n](&pair, &ends, at, 8);
+            assert_eq!(outcome, Outcome::Terminated(code), "{path}");
+        }
+        assert!(is_untouched(&region), "{path}");
+        // A stream of the right domain does.
+        let ends = (pair.holder.qp_in(&other_pd), pair.visitor.qp());
+        pair.holder.join(&ends.0, &ends.1);
+        assert_eq!(pair.write(&ends, at, 8), Outcome::Done, "{path}");
+        assert_eq!(octets(&region, 0, 8), [MARK; 8], "{path}");
+    }
+}
+
+//= RDMAP-8.1.1-2
+//= DDP-8.2-2
+//= DDP-8.2-4
+//= DDP-8.3-3
+//= DDP-8.3.1-2
+#[test]
+fn rdmap_8_1_1_2_ddp_8_2_2_ddp_8_3_3_ddp_8_3_1_2_an_stag_of_one_stream_is_of_no_use_to_others() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let chosen = pair.connected();
+        let scope = Scope::Qp(chosen.0.id());
+        let region = pair.holder.region_in(&pair.holder.pd, READ_WRITE, scope);
+        let at = region.remote().at(0);
+        for (n, code) in FOREIGN.into_iter().enumerate() {
+            let other = pair.connected();
+            let outcome = [Pair::write, Pair::read][n](&pair, &other, at, 8);
+            assert_eq!(outcome, Outcome::Terminated(code), "{path}");
+        }
+        assert!(is_untouched(&region), "{path}");
+        assert_eq!(pair.write(&chosen, at, 8), Outcome::Done, "{path}");
+        assert_eq!(octets(&region, 0, 8), [MARK; 8], "{path}");
+    }
+}
+
+//= RDMAP-8.1.1-3
+//= DDP-8.1-1
+//= DDP-8.3.1-3
+#[test]
+fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_octet() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        // The middle of a segment whose every octet is watched.
+        let segment = pair.holder.context.create_segment(LEN as u64).unwrap();
+        let all = pair.holder.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let middle = pair.holder.pd.reg_mr(&segment, 1000..1100, READ_WRITE).unwrap();
+        let base = middle.remote().at(0);
+        let at = |from: i64| RemoteAddr { addr: base.addr.wrapping_add_signed(from), ..base };
+        let inside = [(0, 1), (0, 100), (99, 1), (50, 50), (100, 0)];
+        let outside = [(-1, 1), (-1, 2), (0, 101), (99, 2), (100, 1), (1, 100), (-1, 102)];
+        for (n, bounds) in [[1, 1, 1], [0, 1, 1]].into_iter().enumerate() {
+            let reach = [Pair::write, Pair::read][n];
+            let ends = pair.connected();
+            for (from, len) in inside {
+                all.fill(0, LEN, UNTOUCHED).unwrap();
+                assert_eq!(reach(&pair, &ends, at(from), len), Outcome::Done, "{path} {from}");
+                let found = octets(&all, 0, LEN);
+                let changed = (0..LEN).filter(|i| found[*i] != UNTOUCHED).collect::<BTreeSet<_>>();
+                let from = 1000 + from as usize;
+                let written = if n == 0 { from..from + len as usize } else { 0..0 };
+                assert_eq!(changed, written.collect(), "{path} {len}");
+            }
+            for (from, len) in outside {
+                all.fill(0, LEN, UNTOUCHED).unwrap();
+                let ends = pair.connected();
+                let outcome = reach(&pair, &ends, at(from), len);
+                assert_eq!(outcome, Outcome::Terminated(bounds), "{path} {from} {len}");
+                assert!(octets(&all, 0, LEN).iter().all(|o| *o == UNTOUCHED), "{path} {from}");
+            }
+        }
+    }
+}
+
+//= RDMAP-8.1.1-4
+//= DDP-8.3-1
+//= DDP-8.3-2
+//= DDP-8.3.1-4
+#[test]
+fn rdmap_8_1_1_4_ddp_8_3_1_ddp_8_3_2_ddp_8_3_1_4_a_buffer_gets_an_stag_and_a_range_and_loses_them()
+{
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let ends = pair.connected();
+        let region = pair.holder.region(READ_WRITE);
+        let at = region.remote().at(16);
+        assert_eq!(pair.write(&ends, at, 16), Outcome::Done, "{path}");
+        region.deregister().unwrap();
+        let outcome = pair.write(&ends, at, 16);
+        assert_eq!(outcome, Outcome::Terminated([1, 1, 0]), "{path}");
+        // The same by a work request.
+        let region = pair.holder.region(READ_WRITE);
+        let ends = pair.connected();
+        assert_eq!(pair.write(&ends, region.remote().at(0), 16), Outcome::Done, "{path}");
+        let invalidate = SendRequest::local_invalidate(9, region.lkey()).signaled();
+        ends.0.post_send(&[invalidate]).unwrap();
+        assert_eq!(pair.holder.one().ok().unwrap().wr_id, 9, "{path}");
+        let outcome = pair.read(&ends, region.remote().at(0), 16);
+        assert_eq!(outcome, Outcome::Terminated([0, 1, 0]), "{path}");
+    }
+}
+
+//= RDMAP-8.1.1-5
+//= DDP-8.3.1-5
+#[test]
+fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        for write in [false, true] {
+            for read in [false, true] {
+                let mut access = Access::LOCAL_WRITE;
+                access.set(Access::REMOTE_WRITE, write);
+                access.set(Access::REMOTE_READ, read);
+                let region = pair.holder.region(access);
+                let at = region.remote().at(0);
+                let expected = |granted, code| match granted {
+                    true => Outcome::Done,
+                    false => Outcome::Terminated(code),
+                };
+                let outcome = pair.read(&pair.connected(), at, 8);
+                assert_eq!(outcome, expected(read, [0, 1, 2]), "{path} {access:?}");
+                if read {
+                    assert_eq!(pair.read_octets(8), [UNTOUCHED; 8], "{path}");
+                }
+                let outcome = pair.write(&pair.connected(), at, 8);
+                // DDP has no word for a missing right.
+                assert_eq!(outcome, expected(write, [1, 1, 0]), "{path} {access:?}");
+                assert_eq!(is_untouched(&region), !write, "{path} {access:?}");
+            }
+        }
+    }
+}
+
+//= RDMAP-8.1.1-6
+//= DDP-8.3.1-6
+#[test]
+fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let segment = pair.holder.context.create_segment(1 << 20).unwrap();
+        let view = pair.holder.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let big = pair.visitor.context.create_segment(1 << 20).unwrap();
+        let source =
+            pair.visitor.pd.reg_mr(&big, .., Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+        source.fill(0, 1 << 20, MARK).unwrap();
+        for by_read in [false, true] {
+            for round in 0..20 {
+                let region = pair.holder.pd.reg_mr(&segment, .., READ_WRITE).unwrap();
+                view.fill(0, 1 << 20, UNTOUCHED).unwrap();
+                let ends = pair.connected();
+                let sges = [source.sge(0, 1 << 20)];
+                // Either the visitor writes, or the holder itself reads into the region.
+                if by_read {
+                    let sink = region.sge(0, 1 << 20);
+                    let read = SendRequest::read(1, sink, source.remote().at(0)).signaled();
+                    ends.0.post_send(&[read; 16]).unwrap();
+                } else {
+                    let write = SendRequest::write(1, &sges, region.remote().at(0)).signaled();
+                    ends.1.post_send(&[write; 16]).unwrap();
+                }
+                let began = std::time::Instant::now();
+                let at = (round * 50_000) & !7;
+                while view.load_u64(at).unwrap() == u64::from_ne_bytes([UNTOUCHED; 8]) {
+                    assert!(began.elapsed() < DEADLINE, "nothing was placed");
+                    std::thread::yield_now();
+                }
+                region.deregister().unwrap();
+                view.fill(0, 1 << 20, 0x22).unwrap();
+                let asker = if by_read { &pair.holder } else { &pair.visitor };
+                for _ in 0..16 {
+                    asker.one();
+                }
+                let late = octets(&view, 0, 1 << 20).iter().filter(|o| **o != 0x22).count();
+                assert_eq!(late, 0, "{path} by_read={by_read} round {round}");
+                pair.holder.drain();
+                pair.visitor.drain();
+            }
+        }
+    }
+}
+
+//= RDMAP-8.1.1-7
+#[test]
+fn rdmap_8_1_1_7_a_peer_invalidates_only_what_is_its_streams_alone() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let ends = pair.connected();
+        let shared = pair.holder.region(READ_WRITE);
+        let own = pair.holder.region_in(&pair.holder.pd, READ_WRITE, Scope::Qp(ends.0.id()));
+        let invalidate = |ends: &(rnic_client::Qp, rnic_client::Qp), stag| {
+            ends.0.post_recv(&[RecvRequest::new(5, &[])]).unwrap();
+            ends.1.post_send(&[SendRequest::send_invalidate(6, &[], stag)]).unwrap();
+            pair.holder.one()
+        };
+        let done = invalidate(&ends, own.rkey()).ok().unwrap();
+        assert_eq!(done.invalidated, Some(own.rkey()), "{path}");
+        let outcome = pair.write(&ends, own.remote().at(0), 8);
+        assert_eq!(outcome, Outcome::Terminated([1, 1, 0]), "{path}");
+        assert!(is_untouched(&own), "{path}");
+        let ends = pair.connected();
+        let refused = invalidate(&ends, shared.rkey());
+        assert_eq!(refused.status, CompletionStatus::RemoteInvalidRequest, "{path}");
+        assert_eq!(terminated(&ends.0), [0, 2, 9], "{path}");
+        // It is as good as before to other streams.
+        pair.visitor.drain();
+        let outcome = pair.write(&pair.connected(), shared.remote().at(0), 8);
+        assert_eq!(outcome, Outcome::Done, "{path}");
+    }
+}
+
+//= RDMAP-8.1.1-8
+//= RDMAP-8.1.1-8a
+#[test]
+fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
+    const COUNT: usize = 1000;
+    let issue = |daemon: &Daemon| -> Vec<u32> {
+        let side = Side::new(daemon);
+        let segment = side.context.create_segment(4096).unwrap();
+        let regions: Vec<_> = (0..COUNT)
+            .map(|_| side.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap())
+            .collect();
+        regions.iter().map(|r| r.rkey().0).collect()
+    };
+    let (first, second) = (daemon("direct"), daemon("direct"));
+    let (a, again, b) = (issue(&first), issue(&first), issue(&second));
+    let all: HashSet<u32> = a.iter().chain(&again).copied().collect();
+    assert_eq!(all.len(), 2 * COUNT, "freed STags came back at once");
+    assert!(!all.contains(&0) && !all.contains(&u32::MAX));
+    // Another daemon issues others, in another order.
+    assert!(a.iter().zip(&b).filter(|(a, b)| a == b).count() < 3);
+    for list in [&a, &b] {
+        for sixteenth in 0..16 {
+            let n = list.iter().filter(|s| **s >> 28 == sixteenth).count();
+            assert!((20..130).contains(&n), "{n} of {COUNT} begin with {sixteenth:x}");
+        }
+        let steps: HashSet<u32> = list.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect();
+        assert!(steps.len() > COUNT - 10, "a step repeats");
+        let keys: HashSet<u8> = list.iter().map(|s| *s as u8).collect();
+        assert!(keys.len() > 200, "only {} different keys", keys.len());
+    }
+}
+
+//= RDMAP-8.1.1-9
+#[test]
+fn rdmap_8_1_1_9_a_completion_queue_is_no_other_sessions() {
+    let daemon = daemon("direct");
+    let owner = Side::new(&daemon);
+    let mut other = Raw::open(daemon.socket()).unwrap();
+    let (pd, own) = (raw_pd(&mut other), raw_cq(&mut other));
+    let foreign = owner.cq.id();
+    for (send_cq, recv_cq) in [(foreign, own), (own, foreign), (foreign, foreign)] {
+        let request = QpRequest { pd, send_cq, recv_cq, ..qp_request(pd, own) };
+        let answer = other.call(RequestBody::CreateQp(request), &[]).unwrap();
+        let Err(Refusal::NoSuchObject { kind, handle }) = answer else { panic!("{answer:?}") };
+        assert_eq!((kind.as_str(), handle), ("CQ", foreign.0));
+    }
+    let destroy = RequestBody::DestroyCq { cq: foreign };
+    assert!(matches!(other.call(destroy, &[]), Some(Err(Refusal::NoSuchObject { .. }))));
+}
+
+//= RDMAP-8.1.1-10
+#[test]
+fn rdmap_8_1_1_10_streams_that_do_not_use_a_full_completion_queue_do_not_notice() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let small = pair.holder.context.create_cq(4, None).unwrap();
+        let victim = pair.holder.pd.create_qp(&QpOptions::new(&small)).unwrap();
+        let flood = pair.visitor.qp();
+        pair.holder.join(&victim, &flood);
+        // A QP of the same session and domain, with another queue.
+        let spared = pair.connected();
+        let region = pair.holder.region(READ_WRITE);
+        victim.post_recv(&[RecvRequest::new(1, &[]); 16]).unwrap();
+        flood.post_send(&[SendRequest::send_inline(1, b""); 16]).unwrap();
+        victim.wait_disconnected(Some(DEADLINE)).unwrap();
+        let cq = loop {
+            match pair.holder.context.next_event(Some(DEADLINE)).unwrap() {
+                Some(Event::CqError { cq, .. }) => break cq,
+                Some(_) => {}
+                None => panic!("{path}: no word of the queue"),
+            }
+        };
+        assert_eq!(cq, small.id(), "{path}");
+        flood.wait_disconnected(Some(DEADLINE)).unwrap();
+        pair.visitor.drain();
+        for _ in 0..10 {
+            let outcome = pair.write(&spared, region.remote().at(0), 64);
+            assert_eq!(outcome, Outcome::Done, "{path}");
+        }
+    }
+}
+
+//= RDMAP-8.1.1-11
+#[test]
+fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
+    let config = "[engine]\nloopback = \"tcp\"\n[limits]\nird = 4\nord = 2\n";
+    let daemon = Daemon::start(binaries!(), config);
+    let pair = Pair::new(&daemon);
+    let (holder, visitor) = pair.connected();
+    let (row, other) = (holder.query().unwrap(), visitor.query().unwrap());
+    assert!(row.ird <= 4 && row.ord <= 2 && other.ird <= 4 && other.ord <= 2);
+    // More than that at once wait their turn and are all answered.
+    let region = pair.holder.region(READ_WRITE);
+    let sink = pair.visitor.region(Access::LOCAL_WRITE);
+    let read = SendRequest::read(1, sink.sge(0, 64), region.remote().at(0)).signaled();
+    visitor.post_send(&[read; 32]).unwrap();
+    for _ in 0..32 {
+        pair.visitor.one().ok().unwrap();
+    }
+    // A peer that does not keep to it is stopped: one more than granted, all before an answer can
+    // have left.
+    let listener = pair.holder.context.listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
+    let mut peer = wire::dial(listener.local_addr());
+    wire::say(&mut peer, &wire::request(CRC, 1, b""));
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    let qp = pair.holder.qp();
+    request.start_accept(&qp, &AcceptOptions { ird: Some(2), ..Default::default() }).unwrap();
+    wire::reply(&mut peer);
+    let big = pair.holder.context.create_segment(1 << 20).unwrap();
+    let big = pair.holder.pd.reg_mr(&big, .., READ_WRITE).unwrap();
+    let requests: Vec<u8> = (1..=3)
+        .flat_map(|msn| {
+            let mut header = 1u32.to_be_bytes().to_vec();
+            header.extend(0u64.to_be_bytes());
+            header.extend((1u32 << 20).to_be_bytes());
+            header.extend(big.rkey().0.to_be_bytes());
+            header.extend(big.iova().to_be_bytes());
+            fpdu(&untagged(1, 1, msn, &header))
+        })
+        .collect();
+    wire::say(&mut peer, &requests);
+    // It reads nothing until the end is known here, so the first response cannot have been all.
+    assert_eq!(terminated(&qp), [1, 2, 2]);
+}
+
+/// Ranges of the daemon's memory that can be executed.
+fn executable(daemon: &Daemon) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
+    let executable = |line: &&str| line.split_whitespace().nth(1).is_some_and(|r| r.contains('x'));
+    maps.lines().filter(executable).map(str::to_owned).collect()
+}
+
+//= RDMAP-8.1.1-12
+//= DDP-8.3.1-7
+#[test]
+fn rdmap_8_1_1_12_ddp_8_3_1_7_no_code_is_loaded_from_anybody() {
+    let daemon = daemon("tcp");
+    daemon.status();
+    let before = executable(&daemon);
+    assert!(!before.is_empty());
+    let pair = Pair::new(&daemon);
+    let ends = pair.connected();
+    let region = pair.holder.region(READ_WRITE);
+    assert_eq!(pair.write(&ends, region.remote().at(0), 64), Outcome::Done);
+    let mut stranger = Raw::open(daemon.socket()).unwrap();
+    assert!(stranger.call(RequestBody::Status, &[]).is_some());
+    stranger.send(&[0x90; 64], &[]);
+    // What can be executed is what was there before anybody spoke, and none of it can be written.
+    assert_eq!(executable(&daemon), before);
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
+    let both = |line: &str| {
+        let rights = line.split_whitespace().nth(1).unwrap_or_default();
+        rights.contains('w') && rights.contains('x')
+    };
+    assert_eq!(maps.lines().find(|line| both(line)), None);
+}
+
+//= DDP-8.3-5
+//= DDP-8.2-1
+#[test]
+fn ddp_8_3_5_ddp_8_2_1_the_application_is_told_of_a_refused_access() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let ends = pair.connected();
+        let nothing = RemoteAddr { addr: 0x1000, rkey: Stag(0x7777_7700) };
+        assert_eq!(pair.write(&ends, nothing, 8), Outcome::Terminated([1, 1, 0]), "{path}");
+        let row = ends.0.query().unwrap();
+        assert!(row.terminate.is_some(), "{path}: {row:?}");
+        let error = ends.0.post_send(&[SendRequest::send_inline(1, b"")]).map(|()| {
+            let mut one = [Completion::default()];
+            pair.holder.cq.wait(&mut one, Some(DEADLINE)).unwrap();
+            one[0].status
+        });
+        assert!(
+            matches!(&error, Ok(CompletionStatus::WrFlush))
+                || matches!(&error, Err(e) if matches!(e.source, Error::Refused { .. })),
+            "{path}: {error:?}"
+        );
+    }
+}

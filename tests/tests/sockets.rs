@@ -1,0 +1,231 @@
+//! Sockets that clients make and pass: from other network namespaces, with traffic of their own
+//! before and after, of every wrong kind, and with everything set on them that could make a daemon
+//! wait.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rnic_client::{AcceptOptions, Access, Context, Error, QpOptions, RecvRequest, SendRequest};
+use rnic_core::abi::control::{Refusal, ReplyBody, RequestBody};
+use rnic_core::types::{CqId, QpId};
+use rnic_tests::raw::{Raw, memfd, qp_request};
+use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, over};
+use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
+
+fn daemon() -> Daemon {
+    Daemon::start(binaries!(), "[engine]\nworkers = 2\n")
+}
+
+/// Both ends of a TCP connection.
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    for stream in [&ours, &theirs] {
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.set_write_timeout(Some(DEADLINE)).unwrap();
+    }
+    (ours, theirs)
+}
+
+#[test]
+fn rejected_connections_go_on_in_plain_tcp_and_accepted_ones_in_mpa() {
+    let daemon = daemon();
+    let start = daemon.at_rest();
+    let contexts = [(); 2].map(|()| Context::open_at(daemon.socket()).unwrap());
+    over::play(&contexts[0], &contexts[1]).unwrap();
+    drop(contexts);
+    daemon.shrinks_to(start);
+}
+
+#[test]
+fn a_client_in_another_network_namespace_passes_its_sockets() {
+    let daemon = daemon();
+    let start = daemon.at_rest();
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", "sh", "-c"]);
+    command.arg("ip link set lo up && echo apart && exec \"$0\" over");
+    command.arg(binaries!().actor).env("RNIC_SOCKET", daemon.socket());
+    let (status, lines) = Process::start(command).finish();
+    if !lines.iter().any(|l| l == "apart") {
+        println!("not tested: no network namespace of its own here: {}", lines.join("; "));
+        return;
+    }
+    assert!(status.success(), "{}", lines.join("\n"));
+    assert!(lines.iter().any(|l| l == "both ends are done"), "{lines:?}");
+    daemon.shrinks_to(start);
+}
+
+#[test]
+fn a_socket_that_is_not_taken_comes_back() {
+    let daemon = daemon();
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let pd = context.open_pd(None).unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+    let options = rnic_client::ConnectOptions { ird: Some(u16::MAX), ..Default::default() };
+    let (ours, mut theirs) = pair();
+    let error = qp.connect_over(ours, &options).unwrap_err();
+    assert!(matches!(error.error.refusal(), Some(Refusal::AboveMaximum { .. })), "{error}");
+    let mut ours = error.stream.unwrap();
+    ours.write_all(b"still mine").unwrap();
+    assert_eq!(wire::exactly(&mut theirs, 10), b"still mine");
+    // A peer that sends no request, and one that hangs up on one.
+    let serving = context.serve_over(ours).unwrap();
+    theirs.write_all(b"GET / HTTP/1.1 and more").unwrap();
+    match serving.accept_request(Some(DEADLINE)) {
+        Err(Error::Unreachable { reason }) => assert!(reason.contains("not an MPA"), "{reason}"),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("a request of nothing"),
+    }
+    assert!(!matches!(wire::ending(&mut theirs), Ending::Silence(_)));
+    let (ours, theirs) = pair();
+    drop(theirs);
+    let error = qp.connect_over(ours, &Default::default()).unwrap_err();
+    assert!(matches!(error.error, Error::Unreachable { .. }), "{error}");
+    assert!(error.stream.is_none());
+}
+
+/// A session spoken by hand with a QP.
+fn raw_with_qp(daemon: &Daemon) -> (Raw, QpId, CqId) {
+    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let Some(Ok(ReplyBody::Pd { pd })) = raw.call(RequestBody::OpenPd { name: None }, &[]) else {
+        panic!("no PD");
+    };
+    let body = RequestBody::CreateCq { entries: 64, channel: None, context: 0 };
+    let Some(Ok(ReplyBody::Cq { cq, .. })) = raw.call(body, &[]) else { panic!("no CQ") };
+    let body = RequestBody::CreateQp(qp_request(pd, cq));
+    let Some(Ok(ReplyBody::Qp { qp, .. })) = raw.call(body, &[]) else { panic!("no QP") };
+    (raw, qp, cq)
+}
+
+fn connect_over(qp: QpId) -> RequestBody {
+    RequestBody::ConnectOver { qp, ird: None, ord: None, private_data: Vec::new() }
+}
+
+#[test]
+fn other_descriptors_are_refused_by_name_or_end_the_session() {
+    let daemon = daemon();
+    let start = daemon.at_rest();
+    let (mut raw, qp, _) = raw_with_qp(&daemon);
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.connect(udp.local_addr().unwrap()).unwrap();
+    let (unix, _other) = UnixStream::pair().unwrap();
+    let listening = TcpListener::bind("127.0.0.1:0").unwrap();
+    let fresh = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        None,
+    )
+    .unwrap();
+    // The client's end of a connection that its peer has reset.
+    let (gone, peer) = pair();
+    set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    assert!(matches!(wire::ending(&mut gone.try_clone().unwrap()), Ending::Reset(_)));
+    let sockets: [(&dyn AsFd, &str); 5] = [
+        (&udp, "it is no stream socket"),
+        (&unix, "it is of no Internet family"),
+        (&listening, "it listens"),
+        (&fresh, "it is not connected"),
+        (&gone, "it is not connected"),
+    ];
+    for (socket, expected) in sockets {
+        for body in [connect_over(qp), RequestBody::ServeOver { context: 0 }] {
+            match raw.call(body, &[socket.as_fd()]).unwrap() {
+                Err(Refusal::Invalid { field, why }) => {
+                    assert_eq!((field.as_str(), why.as_str()), ("socket", expected));
+                }
+                other => panic!("{expected}: {other:?}"),
+            }
+        }
+    }
+    // The listener still listens and the datagram socket still talks.
+    TcpStream::connect(listening.local_addr().unwrap()).unwrap();
+    udp.send(b"x").unwrap();
+    drop(raw);
+    let memfd = memfd(4096);
+    let (ours, _theirs) = pair();
+    let pipe = rustix::pipe::pipe().unwrap();
+    let wrong: [&[BorrowedFd<'_>]; 4] =
+        [&[memfd.as_fd()], &[pipe.0.as_fd()], &[ours.as_fd(), ours.as_fd()], &[]];
+    for descriptors in wrong {
+        let (mut raw, qp, _) = raw_with_qp(&daemon);
+        raw.ask(connect_over(qp), descriptors);
+        let (reply, _) = raw.receive().unwrap();
+        let reply: rnic_core::abi::control::Reply = postcard::from_bytes(&reply).unwrap();
+        assert!(matches!(reply.result, Err(Refusal::Malformed { .. })), "{reply:?}");
+        assert!(raw.receive().is_none(), "the session goes on");
+    }
+    daemon.shrinks_to(start);
+}
+
+/// Passes a socket on which nothing is what it should be, gets a connection that has more to say
+/// than anybody reads, and leaves. The peer of the connection is kept, reading nothing.
+fn leave_a_trap(daemon: &Daemon) -> TcpStream {
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let pd = context.open_pd(None).unwrap();
+    let cq = context.create_cq(64, None).unwrap();
+    let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+    qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+    let segment = context.create_segment(1 << 20).unwrap();
+    let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let (ours, mut theirs) = pair();
+    set_socket_recv_buffer_size(&theirs, 4096).unwrap();
+    let mine = ours.try_clone().unwrap();
+    let serving = context.serve_over(ours).unwrap();
+    // After the daemon has it: it may have set what it likes.
+    mine.set_nonblocking(false).unwrap();
+    set_socket_linger(&mine, Some(Duration::from_secs(100))).unwrap();
+    wire::say(&mut theirs, &wire::request(CRC, 1, b""));
+    let request = serving.accept_request(Some(DEADLINE)).unwrap();
+    let sges = [region.sge(0, 1 << 20)];
+    let sends: Vec<_> = (0..8).map(|n| SendRequest::send(n, &sges)).collect();
+    qp.post_send(&sends).unwrap();
+    let accepted = std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| request.accept(&qp, &AcceptOptions::default()));
+        wire::reply(&mut theirs);
+        wire::say(&mut theirs, &fpdu(&untagged(3, 0, 1, b"")));
+        accepting.join().unwrap()
+    });
+    accepted.unwrap();
+    mine.set_nonblocking(false).unwrap();
+    // Until the daemon has filled the way to the peer.
+    let deadline = Instant::now() + DEADLINE;
+    let mut last = (0, Instant::now());
+    while last.1.elapsed() < Duration::from_millis(20) {
+        let sent = qp.query().unwrap().counters.bytes_sent;
+        if sent != last.0 {
+            last = (sent, Instant::now());
+        }
+        assert!(Instant::now() < deadline);
+    }
+    drop((qp, mine));
+    theirs
+}
+
+#[test]
+fn a_daemon_waits_for_no_socket_of_a_client() {
+    let daemon = daemon();
+    let start = daemon.at_rest();
+    let mut server = daemon.actor(&["serve"]);
+    let address = server.line_after("listening on ");
+    let mut visitor = daemon.actor(&["traffic", &address, "7"]);
+    visitor.line_after("under way");
+    let begun = Instant::now();
+    let traps: Vec<_> = (0..8).map(|_| leave_a_trap(&daemon)).collect();
+    // Any of them would have held a thread for 100 s.
+    assert!(begun.elapsed() < Duration::from_secs(90), "{:?}", begun.elapsed());
+    visitor.release();
+    visitor.succeed();
+    server.line_after("ended after ");
+    server.release();
+    server.succeed();
+    daemon.shrinks_to(start);
+    drop(traps);
+}

@@ -1,0 +1,495 @@
+//! Shared receive queues and held messages with real processes: what several queue pairs take from
+//! one queue, who is told what, and who pays for a program that breaks the rules.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
+    DisconnectReason, Event, Listener, NoReceive, Pd, Qp, QpOptions, RecvRequest, SendRequest, Srq,
+    SrqOptions,
+};
+use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
+use rnic_core::abi::queue::{QUEUE_HEADER_LEN, queue_header};
+use rnic_core::shm::Mapping;
+use rnic_core::types::{CqId, PdId, QpId, SrqId};
+use rnic_tests::raw::{Raw, qp_request};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+/// Both paths, with one worker and with three.
+const DAEMONS: [&str; 4] = [
+    "[engine]\nworkers = 1\nloopback = \"direct\"\n",
+    "[engine]\nworkers = 3\nloopback = \"direct\"\n",
+    "[engine]\nworkers = 1\nloopback = \"tcp\"\n",
+    "[engine]\nworkers = 3\nloopback = \"tcp\"\n",
+];
+
+fn each_daemon(test: impl Fn(&Daemon)) {
+    for config in DAEMONS {
+        let daemon = Daemon::start(binaries!(), config);
+        test(&daemon);
+        daemon.is_empty();
+    }
+}
+
+/// A session with what every test needs.
+struct Side {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+}
+
+impl Side {
+    fn new(daemon: &Daemon) -> Self {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(1024, None).unwrap();
+        Side { context, pd, cq }
+    }
+
+    fn srq(&self, depth: u32) -> Srq {
+        self.pd.create_srq(&SrqOptions { depth, ..SrqOptions::default() }).unwrap()
+    }
+
+    fn listener(&self) -> Listener {
+        self.context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap()
+    }
+
+    fn options(&self) -> QpOptions<'_> {
+        QpOptions::new(&self.cq)
+    }
+
+    /// The next event of this kind, whatever comes before it.
+    fn event(&self, wanted: impl Fn(&Event) -> bool) -> Event {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let event = self.context.next_event(Some(DEADLINE)).unwrap().expect("an event");
+            if wanted(&event) {
+                return event;
+            }
+            assert!(Instant::now() < deadline);
+        }
+    }
+
+    /// Nothing has been said of a shared receive queue.
+    fn no_event_of_an_srq(&self) {
+        while let Some(event) = self.context.next_event(Some(Duration::ZERO)).unwrap() {
+            let of_srq = matches!(
+                event,
+                Event::SrqLimit { .. } | Event::SrqError { .. } | Event::SrqUnfair { .. }
+            );
+            assert!(!of_srq, "{event:?}");
+        }
+    }
+
+    /// So many successful completions of receives.
+    fn received(&self, count: usize) -> Vec<Completion> {
+        let mut found = Vec::new();
+        while found.len() < count {
+            let mut some = [Completion::default(); 64];
+            let n = self.cq.wait(&mut some, Some(DEADLINE)).unwrap();
+            assert!(n > 0, "{} of {count}", found.len());
+            found.extend(some[..n].iter().map(|c| c.ok().unwrap()));
+        }
+        found
+    }
+}
+
+fn join(listener: &Listener, active: &Qp, passive: &Qp) {
+    active.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    request.accept(passive, &AcceptOptions::default()).unwrap();
+    active.wait_connected(Some(DEADLINE)).unwrap();
+}
+
+/// Queue pairs of `host` on one shared receive queue, each connected to one of `guest`.
+fn connected(
+    guest: &Side,
+    host: &Side,
+    srq: &Srq,
+    no_receive: NoReceive,
+    count: usize,
+) -> Vec<(Qp, Qp)> {
+    let listener = host.listener();
+    (0..count)
+        .map(|_| {
+            let sender = guest.pd.create_qp(&guest.options()).unwrap();
+            let options = QpOptions { srq: Some(srq), no_receive, ..host.options() };
+            let receiver = host.pd.create_qp(&options).unwrap();
+            join(&listener, &sender, &receiver);
+            (sender, receiver)
+        })
+        .collect()
+}
+
+/// Receives of nothing.
+fn empty(count: usize) -> Vec<RecvRequest<'static>> {
+    vec![RecvRequest::new(7, &[]); count]
+}
+
+#[test]
+fn one_queue_pair_of_two_consumes_all_eight() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let srq = host.srq(8);
+        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        srq.post_recv(&empty(8)).unwrap();
+        let eight: Vec<_> = (0..8).map(|n| SendRequest::send_inline(n, b"")).collect();
+        pairs[0].0.post_send(&eight).unwrap();
+        for completion in host.received(8) {
+            assert_eq!((completion.qp, completion.srq), (pairs[0].1.id(), Some(srq.id())));
+        }
+        let row = srq.query().unwrap();
+        assert_eq!((row.posted, row.taken, row.qps, row.capacity), (0, 8, 2, 8));
+        // None is left for the other: its stream ends, as without a shared queue.
+        pairs[1].0.post_send(&[SendRequest::send_inline(9, b"")]).unwrap();
+        let last = host.event(|e| matches!(e, Event::LastReceive { .. }));
+        assert_eq!(last, Event::LastReceive { qp: pairs[1].1.id(), context: 0 });
+        let end = pairs[1].1.wait_disconnected(Some(DEADLINE)).unwrap();
+        assert!(
+            matches!(&end, DisconnectReason::Terminate { code, .. }
+            if (code.layer, code.etype, code.code) == (1, 2, 2)),
+            "{end:?}"
+        );
+        assert_eq!(pairs[0].1.query().unwrap().srq, Some(srq.id()));
+    });
+}
+
+/// Checksummed octets of several senders into one pool of buffers, refilled from the completions.
+#[test]
+fn messages_of_many_arrive_whole_in_one_pool() {
+    const MESSAGES: u64 = 400;
+    const SENDERS: usize = 5;
+    const LEN: u64 = 6000;
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let srq = host.srq(16);
+        let hold = NoReceive::Hold { deadline_ms: 60_000 };
+        let pairs = connected(&guest, &host, &srq, hold, SENDERS);
+        let segment = host.context.create_segment(16 * LEN).unwrap();
+        let pool = host.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffers: Vec<_> = (0..16).map(|n| [pool.sge(n * LEN, LEN as u32)]).collect();
+        let segment = guest.context.create_segment(SENDERS as u64 * LEN).unwrap();
+        let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let pattern = |sender: usize| vec![0x11 * (sender as u8 + 1); LEN as usize];
+        for sender in 0..SENDERS {
+            source.write_at(sender as u64 * LEN, &pattern(sender)).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let elements: Vec<_> =
+                    (0..SENDERS as u64).map(|n| [source.sge(n * LEN, LEN as u32)]).collect();
+                let mut done = 0;
+                for n in 0..MESSAGES {
+                    for ((sender, _), element) in pairs.iter().zip(&elements) {
+                        sender.post_send(&[SendRequest::send(n, element).signaled()]).unwrap();
+                    }
+                    if n % 32 == 31 {
+                        guest.received((n as usize + 1) * SENDERS - done);
+                        done = (n as usize + 1) * SENDERS;
+                    }
+                }
+                guest.received(MESSAGES as usize * SENDERS - done);
+            });
+            // Late: by now all of them wait.
+            for (n, buffer) in buffers.iter().enumerate() {
+                srq.post_recv(&[RecvRequest::new(n as u64, buffer)]).unwrap();
+            }
+            let mut counts = [0; SENDERS];
+            while counts.iter().sum::<u64>() < MESSAGES * SENDERS as u64 {
+                for completion in host.received(1) {
+                    let sender = pairs.iter().position(|(_, qp)| qp.id() == completion.qp).unwrap();
+                    let at = completion.wr_id as usize;
+                    let mut octets = vec![0; completion.byte_len as usize];
+                    pool.read_at(at as u64 * LEN, &mut octets).unwrap();
+                    assert!(octets == pattern(sender), "message {} of {sender}", counts[sender]);
+                    counts[sender] += 1;
+                    srq.post_recv(&[RecvRequest::new(at as u64, &buffers[at])]).unwrap();
+                }
+            }
+            assert_eq!(counts, [MESSAGES; SENDERS]);
+        });
+        assert_eq!(srq.query().unwrap().held, 0);
+    });
+}
+
+#[test]
+fn the_limit_event_comes_once_and_may_be_armed_again() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let options = SrqOptions { depth: 8, limit: 3, context: 77, ..SrqOptions::default() };
+        let srq = host.pd.create_srq(&options).unwrap();
+        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        let limit = || host.event(|e| matches!(e, Event::SrqLimit { .. }));
+        srq.post_recv(&empty(4)).unwrap();
+        let send = |n: usize| {
+            pairs[n].0.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+            host.received(1);
+        };
+        send(0);
+        assert_eq!(srq.query().unwrap().limit, 3);
+        send(1);
+        assert_eq!(limit(), Event::SrqLimit { srq: srq.id(), context: 77 });
+        assert_eq!(srq.query().unwrap().limit, 0);
+        send(0);
+        srq.set_context(78).unwrap();
+        // Fewer are posted already: at once.
+        srq.arm_limit(5).unwrap();
+        assert_eq!(limit(), Event::SrqLimit { srq: srq.id(), context: 78 });
+        srq.post_recv(&empty(5)).unwrap();
+        srq.arm_limit(6).unwrap();
+        srq.arm_limit(0).unwrap();
+        send(1);
+        host.no_event_of_an_srq();
+    });
+}
+
+#[test]
+fn a_peer_that_takes_more_than_its_share_is_named() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let srq = host.srq(8);
+        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        for _ in 0..9 {
+            srq.post_recv(&empty(8)).unwrap();
+            pairs[1].0.post_send(&[SendRequest::send_inline(1, b""); 8]).unwrap();
+            host.received(8);
+        }
+        match host.event(|e| matches!(e, Event::SrqUnfair { .. })) {
+            Event::SrqUnfair { srq: found, qp, taken: 64, window: 64, .. } => {
+                assert_eq!((found, qp), (srq.id(), pairs[1].1.id()));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(srq.query().unwrap().unfair, 1);
+        // It goes on all the same.
+        srq.post_recv(&empty(1)).unwrap();
+        pairs[0].0.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
+        host.received(1);
+    });
+}
+
+fn pair(guest: &Side, host: &Side, no_receive: NoReceive) -> (Qp, Qp) {
+    let sender = guest.pd.create_qp(&guest.options()).unwrap();
+    let receiver = host.pd.create_qp(&QpOptions { no_receive, ..host.options() }).unwrap();
+    join(&host.listener(), &sender, &receiver);
+    (sender, receiver)
+}
+
+#[test]
+fn a_message_without_a_receive_is_held_until_there_is_one() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms: 60_000 });
+        let segment = host.context.create_segment(4096).unwrap();
+        let buffer = host.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let element = [buffer.sge(0, 64)];
+        for n in 0..200u64 {
+            let text = format!("message {n}");
+            sender.post_send(&[SendRequest::send_inline(n, text.as_bytes())]).unwrap();
+            if n % 3 == 0 {
+                // Long enough for the worker to fall asleep over it.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            receiver.post_recv(&[RecvRequest::new(n, &element)]).unwrap();
+            let found = host.received(1);
+            assert_eq!((found[0].wr_id, found[0].byte_len as usize), (n, text.len()));
+            let mut octets = vec![0; text.len()];
+            buffer.read_at(0, &mut octets).unwrap();
+            assert_eq!(octets, text.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn a_held_message_ends_the_connection_at_its_deadline() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let held = Duration::from_millis(300);
+        let deadline_ms = held.as_millis() as u32;
+        let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms });
+        let began = Instant::now();
+        sender.post_send(&[SendRequest::send_inline(1, b"nobody")]).unwrap();
+        for qp in [&sender, &receiver] {
+            let end = qp.wait_disconnected(Some(DEADLINE)).unwrap();
+            assert!(
+                matches!(&end, DisconnectReason::Terminate { code, .. }
+                if (code.layer, code.etype, code.code) == (1, 2, 2)),
+                "{end:?}"
+            );
+        }
+        assert!(began.elapsed() >= held);
+    });
+}
+
+#[test]
+fn the_end_of_a_peer_is_noticed_while_its_message_is_held() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms: 3_600_000 });
+        // More than any buffer on the way takes.
+        let segment = guest.context.create_segment(16 << 20).unwrap();
+        let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let all = [source.sge(0, 16 << 20)];
+        sender.post_send(&[SendRequest::send(1, &all), SendRequest::send(2, &all)]).unwrap();
+        // Let some of it arrive: the reset must be seen past octets that nobody reads. Whether it is
+        // seen does not depend on how much.
+        std::thread::sleep(Duration::from_millis(50));
+        sender.to_error().unwrap();
+        let end = receiver.wait_disconnected(Some(DEADLINE)).unwrap();
+        assert!(matches!(end, DisconnectReason::Lost { .. }), "{end:?}");
+    });
+}
+
+/// A shared receive queue with queue pairs on it, held by a client that keeps to no rule.
+struct Vandal {
+    raw: Raw,
+    srq: QueueLocation,
+    id: SrqId,
+    qps: Vec<QpId>,
+}
+
+impl Vandal {
+    fn open(socket: &Path, peers: SocketAddr, hold: bool, count: usize) -> Vandal {
+        let mut raw = Raw::open(socket).unwrap();
+        let pd: PdId = match raw.call(RequestBody::OpenPd { name: None }, &[]) {
+            Some(Ok(ReplyBody::Pd { pd })) => pd,
+            other => panic!("{other:?}"),
+        };
+        let body = RequestBody::CreateCq { entries: 256, channel: None, context: 0 };
+        let cq: CqId = match raw.call(body, &[]) {
+            Some(Ok(ReplyBody::Cq { cq, .. })) => cq,
+            other => panic!("{other:?}"),
+        };
+        let request = SrqRequest { pd, depth: 64, max_sge: 1, limit: 0, context: 0 };
+        let (id, srq) = match raw.call(RequestBody::CreateSrq(request), &[]) {
+            Some(Ok(ReplyBody::Srq { srq, queue, .. })) => (srq, queue),
+            other => panic!("{other:?}"),
+        };
+        let mut qps = Vec::new();
+        for _ in 0..count {
+            let mut request = qp_request(pd, cq);
+            request.srq = Some(id);
+            if hold {
+                request.no_receive = NoReceive::Hold { deadline_ms: 60_000 };
+            }
+            let qp = match raw.call(RequestBody::CreateQp(request), &[]) {
+                Some(Ok(ReplyBody::Qp { qp, rq: None, .. })) => qp,
+                other => panic!("{other:?}"),
+            };
+            let body = RequestBody::Connect {
+                qp,
+                peer: peers,
+                local: None,
+                ird: None,
+                ord: None,
+                private_data: Vec::new(),
+            };
+            assert!(matches!(raw.call(body, &[]), Some(Ok(ReplyBody::Done))));
+            qps.push(qp);
+        }
+        Vandal { raw, srq, id, qps }
+    }
+
+    fn arena(&self) -> &Arc<Mapping> {
+        &self.raw.arenas[self.srq.arena as usize]
+    }
+
+    fn scribble(&self, offset: usize, word: u64) {
+        self.arena().store_u64(self.srq.offset as usize + offset, word).unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
+    each_daemon(|daemon| {
+        let mut server = daemon.actor(&["serve"]);
+        let address = server.line_after("listening on ");
+        let mut visitor = daemon.actor(&["traffic", &address, "5"]);
+        visitor.line_after("under way");
+        let side = Side::new(daemon);
+        let ended = daemon.status().sessions_ended;
+        let mut expected = ended;
+        for round in 0..12u64 {
+            let listener = side.listener();
+            let hold = round % 2 == 1;
+            let mut vandal = Vandal::open(daemon.socket(), listener.local_addr(), hold, 3);
+            let guests: Vec<Qp> = (0..3)
+                .map(|_| {
+                    let qp = side.pd.create_qp(&side.options()).unwrap();
+                    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+                    request.accept(&qp, &AcceptOptions::default()).unwrap();
+                    qp
+                })
+                .collect();
+            // Receives that are none, an index that goes nowhere, and both.
+            let malformed = round % 3 == 0;
+            if malformed {
+                for slot in 0..64 {
+                    let at = QUEUE_HEADER_LEN + slot * vandal.srq.shape.stride as usize;
+                    vandal.scribble(at, u64::MAX);
+                }
+                vandal.scribble(queue_header::PRODUCER, 64);
+            } else {
+                vandal.scribble(queue_header::PRODUCER, 0xDEAD_BEEF ^ round);
+            }
+            vandal.scribble(queue_header::CONSUMER, u64::MAX);
+            vandal.scribble(queue_header::ENGINE_WAITS, u64::MAX);
+            for guest in &guests {
+                guest.post_send(&[SendRequest::send_inline(1, b"x"); 4]).unwrap();
+            }
+            for guest in &guests {
+                let end = guest.wait_disconnected(Some(DEADLINE)).unwrap();
+                assert!(!matches!(end, DisconnectReason::Orderly), "{end:?}");
+            }
+            let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
+            if malformed {
+                // That costs the requests only.
+                assert!(matches!(vandal.raw.call(arm, &[]), Some(Ok(ReplyBody::Done))));
+                assert_eq!(vandal.qps.len(), 3);
+            } else {
+                expected += 1;
+                daemon.settles("ended", |s| s.sessions_ended == expected);
+            }
+        }
+        assert!(!visitor.has_ended());
+        visitor.release();
+        visitor.succeed();
+        server.release();
+        server.succeed();
+        assert!(expected > ended);
+    });
+}
+
+#[test]
+fn an_arm_of_a_ring_scribbled_over_finds_it_out() {
+    let daemon = Daemon::start(binaries!(), DAEMONS[1]);
+    let mut vandal = Vandal::open(daemon.socket(), "127.0.0.1:9".parse().unwrap(), false, 1);
+    vandal.scribble(queue_header::PRODUCER, 65);
+    let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
+    let answer = vandal.raw.call(arm, &[]).unwrap();
+    assert!(answer.is_err_and(|e| e.to_string().contains("is in state dead")));
+    daemon.settles("ended", |s| s.sessions_ended == 1);
+    drop(vandal);
+    daemon.is_empty();
+}
+
+#[test]
+fn receives_that_nobody_took_stay_for_the_others() {
+    each_daemon(|daemon| {
+        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let srq = host.srq(8);
+        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        srq.post_recv(&empty(8)).unwrap();
+        pairs[0].1.to_error().unwrap();
+        let last = host.event(|e| matches!(e, Event::LastReceive { .. }));
+        assert_eq!(last, Event::LastReceive { qp: pairs[0].1.id(), context: 0 });
+        let mut some = [Completion::default(); 8];
+        assert_eq!(host.cq.poll(&mut some).unwrap(), 0, "nothing is flushed");
+        pairs[1].0.post_send(&[SendRequest::send_inline(1, b""); 8]).unwrap();
+        assert!(host.received(8).iter().all(|c| c.status == CompletionStatus::Success));
+        host.no_event_of_an_srq();
+    });
+}
