@@ -100,6 +100,7 @@ impl World {
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),
             mulpdu: MulpduPolicy::Emss,
+            why: Arc::default(),
         };
         let mut engine = Engine::new(options);
         let now = Time(1);

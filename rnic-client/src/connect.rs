@@ -114,7 +114,7 @@ impl Qp {
                 Some(Ending::Ended(reason)) => return Ok(reason),
                 Some(Ending::PeerClosed) => match self.disconnect() {
                     // Refused if it has ended meanwhile: then that is what comes next.
-                    Ok(()) | Err(Error::Refused(_)) => {}
+                    Ok(()) | Err(Error::Refused { .. }) => {}
                     Err(e) => return Err(e),
                 },
                 None => return Err(Error::TimedOut { what: "the end of the connection" }),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rnic_core::abi::control::*;
-use rnic_core::types::SessionId;
+use rnic_core::types::{QpId, SessionId};
 
 use crate::adopt::{SocketError, SocketListener};
 use crate::channel::CompletionChannel;
@@ -121,6 +121,31 @@ impl Context {
             ReplyBody::Rows { rows, total } => Ok((rows, total)),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// The *why* record with this number: what explains a refusal ([`Error::Refused`]) or a
+    /// completion ([`Completion::why_id`](crate::Completion::why_id)).
+    ///
+    /// Errors: [`Refusal::NoSuchObject`] if it is another user's, or was displaced by newer ones.
+    pub fn why(&self, id: u64) -> Result<WhyRecord, Error> {
+        match self.session.request(RequestBody::Why { id })? {
+            ReplyBody::Rows { rows: Rows::Whys(rows), .. } => {
+                let record = rows.into_iter().find(|record| record.id == id);
+                record.ok_or_else(|| Error::protocol(format!("no record {id} in its answer")))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Ends a queue pair's connection, whoever owns it. For administrators.
+    pub fn admin_disconnect(&self, qp: QpId) -> Result<(), Error> {
+        self.session.command(RequestBody::AdminDisconnect { qp })
+    }
+
+    /// Has the daemon refuse new sessions, objects and connections, or take them again; what exists
+    /// goes on. For administrators.
+    pub fn drain(&self, on: bool) -> Result<(), Error> {
+        self.session.command(RequestBody::Drain { on })
     }
 
     /// Opens a protection domain: a private one, or with a name one of the administrator's

@@ -116,7 +116,10 @@ impl Control {
         let id = self.last_id;
         let answer = self.exchange(&Request { id, body }, descriptor);
         match answer {
-            Ok((result, descriptors)) => Ok((result?, descriptors)),
+            Ok((reply, descriptors)) => match reply.result {
+                Ok(body) => Ok((body, descriptors)),
+                Err(refusal) => Err(Error::Refused { refusal, why_id: reply.why_id }),
+            },
             Err(e) => {
                 // Request and reply are out of step for good; the daemon ends the session.
                 self.closed = true;
@@ -132,12 +135,11 @@ impl Control {
     }
 
     /// One request and its reply. Errors are those of the connection.
-    #[allow(clippy::type_complexity)]
     fn exchange(
         &mut self,
         request: &Request,
         descriptor: Option<BorrowedFd<'_>>,
-    ) -> Result<(Result<ReplyBody, Refusal>, Vec<OwnedFd>), Error> {
+    ) -> Result<(Reply, Vec<OwnedFd>), Error> {
         let packet = postcard::to_stdvec(request)
             .map_err(|e| Error::protocol(format!("a request did not encode: {e}")))?;
         self.send(&packet, descriptor)?;
@@ -149,7 +151,7 @@ impl Control {
             let why = format!("reply {} to request {}", reply.id, request.id);
             return Err(Error::protocol(why));
         }
-        Ok((reply.result, descriptors))
+        Ok((reply, descriptors))
     }
 
     fn send(&self, packet: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), Error> {

@@ -92,8 +92,14 @@ pub enum Error {
 
     // A resource or a right that the daemon refused.
     /// The daemon refused the request; the refusal names the limit, rule or field.
-    #[error("refused: {0}")]
-    Refused(#[from] Refusal),
+    #[error("refused: {refusal}{}", why_in_words(*why_id))]
+    Refused {
+        /// What was refused, and by which limit, rule or field.
+        refusal: Refusal,
+        /// Number of the daemon's *why* record ([`Context::why`](crate::Context::why)); 0 if there
+        /// is none.
+        why_id: u64,
+    },
     /// The daemon refused the session.
     #[error("the daemon at {path} refused this session: {why}", path = path.display())]
     NotAdmitted {
@@ -224,7 +230,7 @@ impl Error {
             | Error::WrongWindow { .. }
             | Error::ForeignObject { .. }
             | Error::SharedReceives => Fault::Application,
-            Error::Refused(_) | Error::NotAdmitted { .. } => Fault::Refusal,
+            Error::Refused { .. } | Error::NotAdmitted { .. } => Fault::Refusal,
             Error::Rejected { .. }
             | Error::Unreachable { .. }
             | Error::Disconnected(_)
@@ -241,6 +247,24 @@ impl Error {
             Error::NoDaemon { .. } | Error::DaemonGone | Error::Protocol(_) | Error::Io { .. } => {
                 Fault::Daemon
             }
+        }
+    }
+
+    /// What the daemon refused, if it is that.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Error::Refused { refusal, .. } => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// Number of the daemon's *why* record, if there is one.
+    pub fn why_id(&self) -> Option<u64> {
+        match self {
+            Error::Refused { why_id, .. } | Error::Failed { why_id, .. } => {
+                (*why_id != 0).then_some(*why_id)
+            }
+            _ => None,
         }
     }
 
@@ -286,10 +310,11 @@ fn detail_in_words(detail: &Option<TerminateCode>, why_id: u64) -> String {
     if let Some(code) = detail {
         s += &format!(", Terminate {code}");
     }
-    if why_id != 0 {
-        s += &format!(" (why {why_id})");
-    }
-    s
+    s + &why_in_words(why_id)
+}
+
+fn why_in_words(why_id: u64) -> String {
+    if why_id == 0 { String::new() } else { format!(" (why {why_id})") }
 }
 
 fn tried_in_words(tried: &[(PathBuf, io::Error)]) -> String {

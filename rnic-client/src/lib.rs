@@ -132,9 +132,9 @@ pub use srq::{Srq, SrqOptions};
 pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{
-    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, Features, ListKind, ListenerRow,
-    MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, SrqRow, StatusInfo,
-    WindowRow,
+    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, ListKind,
+    ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, SrqRow,
+    StatusInfo, WhyKind, WhyRecord, WindowRow,
 };
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::types::{

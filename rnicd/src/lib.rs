@@ -5,7 +5,7 @@
 //! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
 //! person; [`cli`] is what a shell sees of all this.
 //! [`privilege`] asks the kernel about processes, [`system`] names what it refuses; [`rate`] counts how
-//! often something happens.
+//! often something happens, [`metrics`] writes figures to a file.
 
 pub mod cli;
 pub mod cm;
@@ -15,6 +15,7 @@ pub mod demo;
 pub mod events;
 pub mod exec;
 pub mod log;
+pub mod metrics;
 pub mod privilege;
 pub mod rate;
 pub mod resource;

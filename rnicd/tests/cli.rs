@@ -105,7 +105,9 @@ fn rnicctl_shows_tables_and_json_and_says_when_nobody_is_there() {
     let clients = text(&rnicctl(&socket, &["clients"]).stdout);
     assert!(clients.starts_with("SESSION"), "{clients}");
     assert!(clients.contains("rnicctl"), "{clients}");
-    assert_eq!(rnicctl(&socket, &["nonsense"]).status.code(), Some(2));
+    for wrong in [&["nonsense"][..], &[], &["why", "x"], &["drain"], &["disconnect"]] {
+        assert_eq!(rnicctl(&socket, wrong).status.code(), Some(2), "{wrong:?}");
+    }
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn idle_workers_do_not_wake() {
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),
             mulpdu: MulpduPolicy::Emss,
+            why: Arc::default(),
         },
         wait: WaitPolicy::default(),
     };

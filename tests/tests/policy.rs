@@ -186,7 +186,7 @@ fn a_user_who_is_not_named_may_not_open_the_domain() {
         })
     };
     let refused = as_user(4711, &[4711]).unwrap_err();
-    assert!(matches!(refused, Error::Refused(_)));
+    assert!(matches!(refused, Error::Refused { .. }));
     assert!(refused.to_string().contains("not allowed by pd.shared: "), "{refused}");
     as_user(4711, &[4711, 5000]).unwrap();
 }

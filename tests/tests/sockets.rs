@@ -91,7 +91,7 @@ fn a_socket_that_is_not_taken_comes_back() {
     let options = rnic_client::ConnectOptions { ird: Some(u16::MAX), ..Default::default() };
     let (ours, mut theirs) = pair();
     let error = qp.connect_over(ours, &options).unwrap_err();
-    assert!(matches!(error.error, Error::Refused(Refusal::AboveMaximum { .. })), "{error}");
+    assert!(matches!(error.error.refusal(), Some(Refusal::AboveMaximum { .. })), "{error}");
     let mut ours = error.stream.unwrap();
     ours.write_all(b"still mine").unwrap();
     assert_eq!(wire::exactly(&mut theirs, 10), b"still mine");

@@ -164,7 +164,7 @@ fn a_request_left_undecided_is_rejected() {
     let gone = Refusal::NoSuchObject { kind: "request".into(), handle: 7 };
     r.daemon.answer_next(Answer::Refuse(gone));
     let error = request.accept(&r.qp, &AcceptOptions::default()).unwrap_err();
-    assert!(matches!(error, Error::Refused(Refusal::NoSuchObject { .. })));
+    assert!(matches!(error, Error::Refused { refusal: Refusal::NoSuchObject { .. }, .. }));
     let device = r.daemon.device();
     let rejected = device.requests.iter().filter_map(|b| match b {
         RequestBody::Reject { request, private_data } => Some((request.0, private_data.clone())),

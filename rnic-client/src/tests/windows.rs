@@ -133,7 +133,10 @@ fn a_refused_deregistration_is_made_up_for() {
     let window = r.pd.alloc_window(WindowKind::Type1).unwrap();
     window.bind(&r.qp, 1, &Bind::new(&region, .., Access::REMOTE_READ)).unwrap();
     r.daemon.device().script.push_back(in_use());
-    assert!(matches!(region.deregister(), Err(Error::Refused(Refusal::InUse { .. }))));
+    assert!(matches!(
+        region.deregister(),
+        Err(Error::Refused { refusal: Refusal::InUse { .. }, .. })
+    ));
     let name = format!("MW {}", window.id());
     drop(window);
     assert_eq!(let_go(&r), [mr.clone(), name, mr]);

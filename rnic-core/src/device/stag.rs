@@ -279,6 +279,12 @@ impl StagTable {
         self.forget_windows_of(session);
     }
 
+    /// A region or bound window by its STag, to be talked about; memory is reached by `local` and
+    /// `remote` alone.
+    pub fn get(&self, stag: Stag) -> Option<&StagEntry> {
+        self.entries.get(&stag.0)
+    }
+
     /// Regions and bound windows known.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -6,6 +6,7 @@
 
 use super::ledger::Progress;
 use super::qp::Qp;
+use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::queue::{SendFlags, WindowParams};
 use crate::device::StagChange;
@@ -20,11 +21,11 @@ impl Qp {
         stag: Stag,
         seq: u64,
         shard: &mut Shard,
-    ) -> Result<(), CompletionStatus> {
+    ) -> Result<(), Reason> {
         let change = shard
             .stags
             .invalidate_by_owner(self.principal(), stag)
-            .map_err(|_| CompletionStatus::LocalProtection)?;
+            .map_err(|fault| Reason::NotOwned { fault, stag })?;
         self.change_stags(change, seq, shard);
         Ok(())
     }
@@ -35,17 +36,19 @@ impl Qp {
         entry: &SendEntry,
         seq: u64,
         shard: &mut Shard,
-    ) -> Result<(), CompletionStatus> {
+    ) -> Result<(), Reason> {
         let h = &entry.header;
         let inline = h.flags & SendFlags::INLINE.bits() != 0;
         if inline || h.num_sge != 0 || h.remote_addr != 0 {
-            return Err(CompletionStatus::LocalQpOperation);
+            return Err(Reason::BindElements);
         }
         let (window, new) = (Stag(h.rkey), Stag(h.inv_rkey));
         let WindowParams { address, length, lkey, access } = WindowParams::from_params(h.params);
         let request = BindRequest { window, new, address, length, lkey, access };
-        let change =
-            shard.stags.bind(self.principal(), &request).map_err(|_| CompletionStatus::MwBind)?;
+        let change = shard
+            .stags
+            .bind(self.principal(), &request)
+            .map_err(|fault| Reason::Bind { fault, window, address, length })?;
         self.change_stags(change, seq, shard);
         Ok(())
     }

@@ -5,6 +5,7 @@ use arrayvec::ArrayVec;
 use super::ledger::Entry;
 use super::qp::{Phase, Qp};
 use super::receives::Receives;
+use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::control::Event;
 use crate::abi::queue::{Cqe, SendOpcode};
@@ -46,7 +47,13 @@ impl Qp {
                 let mut cqe = Cqe::new(self.id.0, entry.wr_id, entry.opcode, status);
                 cqe.byte_len = entry.byte_len;
                 cqe.detail = entry.detail;
-                self.shared.errors.add(u64::from(status != CompletionStatus::Success));
+                if status != CompletionStatus::Success {
+                    self.shared.errors.add(1);
+                    cqe.why_id = match entry.why {
+                        0 => self.flushed(shard, entry.wr_id),
+                        why => why,
+                    };
+                }
                 cqes.push(cqe);
             }
             if retired == 0 {
@@ -92,7 +99,8 @@ impl Qp {
                 shard.outputs.push_back(Output::Misbehaved { session: cq.session(), why });
             }
         }
-        self.fail_locally(shard, CQ_IS_DEAD);
+        let reason = Reason::Cq(cq.id(), fault);
+        self.fail_locally(shard, CQ_IS_DEAD, reason);
     }
 
     /// Flushes everything that was posted and is not done. What finds no CQ slot stays in its queue
@@ -156,7 +164,8 @@ impl Qp {
             self.sq.retire(1);
             self.shared.sends_completed.add(1);
             self.shared.errors.add(1);
-            let cqe = Cqe::new(self.id.0, wr_id, opcode, CompletionStatus::WrFlush);
+            let mut cqe = Cqe::new(self.id.0, wr_id, opcode, CompletionStatus::WrFlush);
+            cqe.why_id = self.flushed(shard, wr_id);
             notify(self.send_cq.publish_reserved(&[cqe]), &self.send_cq, shard);
         }
         self.return_slots(shard);
@@ -185,7 +194,8 @@ impl Qp {
                 shard.unreserve(&self.recv_cq, 1);
                 break;
             };
-            let cqe = self.receive_cqe(wr_id, CompletionStatus::WrFlush);
+            let mut cqe = self.receive_cqe(wr_id, CompletionStatus::WrFlush);
+            cqe.why_id = self.flushed(shard, wr_id);
             self.shared.receives_completed.add(1);
             self.shared.errors.add(1);
             notify(self.recv_cq.publish_reserved(&[cqe]), &self.recv_cq, shard);

@@ -11,6 +11,7 @@ use super::message::{Gather, GatherFault, Head, Segment, Source};
 use super::place::Trouble;
 use super::qp::Qp;
 use super::schedule::REQUEST_COST;
+use super::why::Reason;
 use super::{Delivery, Shard};
 use crate::ddp::{TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Payload};
@@ -79,8 +80,7 @@ impl Qp {
         let Some(message) = &self.message else { return Outcome::Done };
         if let Source::ReadRequest(request) = &message.source {
             if !peer.read_slot_free() {
-                let fault = crate::stream::Fault::segment(crate::rdmap::codes::UNTAGGED_NO_BUFFER);
-                return Outcome::Sink(fault.into());
+                return Outcome::Sink(Reason::ReadsFull { ird: peer.ird }.into());
             }
             let mut header = [0; UntaggedHeader::LEN];
             segment.header.emit(&mut header);

@@ -22,8 +22,9 @@ use std::sync::Arc;
 
 use super::place::Trouble;
 use super::qp::{Link, Qp};
-use super::receives::{NO_RECEIVE, Receives, tell};
+use super::receives::{Receives, tell};
 use super::schedule::Key;
+use super::why::Reason;
 use super::{Delivery, Output, Shard};
 use crate::ddp::Header;
 use crate::device::Srq;
@@ -102,7 +103,9 @@ impl Qp {
         segment: Segment,
         ulpdu: &[u8],
     ) -> Result<bool, Trouble> {
-        let Some(deadline) = self.hold else { return Err(NO_RECEIVE.into()) };
+        let Some(deadline) = self.hold else {
+            return Err(Reason::NoReceive { held: false }.into());
+        };
         let waiter = Waiter { qp: self.id, worker: shard.worker, key: self.key };
         let place = match &mut self.rq {
             Receives::Own(rq) => {
@@ -181,7 +184,9 @@ impl Qp {
             // TCP would have taken the segment long before.
             shard.deliver(*peer, Delivery::SegmentTaken);
         }
-        self.terminate(shard, NO_RECEIVE.code, Some(pause.refusal(NO_RECEIVE)));
+        let reason = Reason::NoReceive { held: true };
+        let fault = reason.fault();
+        self.terminate(shard, fault.code, Some(pause.refusal(fault)), reason);
     }
 
     /// An application that waits for a Read before it posts a receive waits for itself: says so once.

@@ -32,6 +32,8 @@ pub(super) struct Entry {
     pub byte_len: u32,
     /// Terminate code of a failure, as the completion shows it.
     pub detail: u32,
+    /// Record of a failure that did not end the stream, or was not the first; else 0.
+    pub why: u64,
     pub progress: Progress,
 }
 
@@ -43,6 +45,7 @@ impl Entry {
             signaled,
             byte_len: 0,
             detail: 0,
+            why: 0,
             progress: Progress::Sending,
         }
     }

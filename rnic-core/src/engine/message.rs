@@ -6,6 +6,7 @@
 
 use arrayvec::ArrayVec;
 
+use super::why::Reason;
 use crate::abi::queue::Sge;
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::Target;
@@ -69,7 +70,7 @@ pub(super) struct Segment {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GatherFault {
     /// A local element does not resolve.
-    Local,
+    Local(Reason),
     /// The region of a read has been revoked since it was checked.
     Revoked,
 }
@@ -137,8 +138,7 @@ impl Message {
             }
             Source::Element(sge) => {
                 let addr = sge.addr.wrapping_add(u64::from(self.sent));
-                let target = stags.local(who, sge.lkey, addr, len, false);
-                out.push(target.map_err(|_| GatherFault::Local)?);
+                out.push(element(stags, who, sge.lkey, addr, len).map_err(GatherFault::Local)?);
             }
             Source::Elements { index, offset } => {
                 let mut left = len;
@@ -150,11 +150,8 @@ impl Message {
                     let n = (sge.length - skip).min(left);
                     if n > 0 {
                         let addr = sge.addr.wrapping_add(u64::from(skip));
-                        out.push(
-                            stags
-                                .local(who, sge.lkey, addr, n, false)
-                                .map_err(|_| GatherFault::Local)?,
-                        );
+                        let target = element(stags, who, sge.lkey, addr, n);
+                        out.push(target.map_err(GatherFault::Local)?);
                     }
                     left -= n;
                     skip = 0;
@@ -199,6 +196,19 @@ impl Message {
         }
         self.sent == self.total
     }
+}
+
+/// Memory that a local element is to be read from.
+pub(super) fn element(
+    stags: &StagTable,
+    who: Principal,
+    lkey: u32,
+    addr: u64,
+    len: u32,
+) -> Result<Target<'_>, Reason> {
+    let write = false;
+    let found = stags.local(who, lkey, addr, len, write);
+    found.map_err(|fault| Reason::LocalKey { fault, lkey, addr, len, write })
 }
 
 /// Total of the elements, if it is a message length at all (below 2^32).

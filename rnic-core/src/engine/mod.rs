@@ -9,7 +9,7 @@
 //! One file per hop: `post` (send queue to message; `bind` for what changes STags instead), `message`
 //! (segmentation), `tx` (to TCP; `bare` without a copy), `direct` (to another QP), `rx` (from TCP),
 //! `receives` (a buffer for a message), `hold` (or a wait for one), `place` (into memory), `complete`
-//! (to the CQ), `teardown` (ends).
+//! (to the CQ), `teardown` (ends), `why` (reasons in words), `record` (kept).
 
 mod bare;
 mod bind;
@@ -23,6 +23,7 @@ mod place;
 mod post;
 mod qp;
 mod receives;
+mod record;
 mod rx;
 mod schedule;
 mod session;
@@ -31,11 +32,13 @@ mod teardown;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod why;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 pub use partial::PartialLimits;
@@ -44,7 +47,9 @@ pub use receives::Receives;
 pub use tcp::{MulpduPolicy, TxBatch};
 
 use crate::abi::control::Event;
-use crate::device::{Cq, Srq, StagChange, StagEntry, StagTable, Window};
+use crate::device::cq::CqFault;
+use crate::device::srq::SrqFault;
+use crate::device::{Cq, Srq, StagChange, StagEntry, StagTable, WhyLog, Window};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, SrqId, Stag, Time};
@@ -55,6 +60,7 @@ use schedule::{Key, QUANTUM, Schedule};
 use session::Sessions;
 use tcp::{RX_SLAB, TX_SLAB, TcpLink};
 use teardown::Timers;
+use why::Reason;
 
 /// What an engine is told once.
 #[derive(Clone, Debug)]
@@ -71,6 +77,8 @@ pub struct EngineOptions {
     pub mulpdu: MulpduPolicy,
     /// What incomplete FPDUs may cost, and how long they may take.
     pub partial: PartialLimits,
+    /// Where reasons of failures go.
+    pub why: Arc<WhyLog>,
 }
 
 /// What the worker carries out for the engine.
@@ -151,6 +159,15 @@ pub enum Output {
         session: SessionId,
         /// How.
         why: String,
+    },
+    /// Something that whoever watches the daemon may want to know.
+    Note {
+        /// Whose doing or loss it is.
+        session: SessionId,
+        /// What kind, for programs: "qp_terminated", "connection_lost".
+        kind: &'static str,
+        /// A sentence for people.
+        text: String,
     },
     /// A session's attached address space is gone: its regions there must be revoked and the client
     /// told. May come more than once.
@@ -422,6 +439,7 @@ impl Engine {
         self.insert(*config, Link::None);
         self.with(id, |qp, shard| {
             qp.enter(Phase::Dead);
+            qp.why = qp.shared.why.load(Relaxed);
             qp.flush(shard);
         });
     }
@@ -464,6 +482,9 @@ impl Engine {
         let reset = farewell.is_none();
         if let Link::Tcp(tcp) = &mut qp.link {
             shard.buffers.give(&mut tcp.partial, Owner { key, session: qp.session });
+        }
+        if !reset {
+            qp.destroyed(shard);
         }
         match (&qp.link, farewell) {
             (Link::Direct(peer), Some(payload)) => {
@@ -706,13 +727,14 @@ impl Engine {
             } else if let Some(cq) = shard.dead_cqs.pop() {
                 for qp in qps.iter_mut().flatten() {
                     if qp.send_cq.id() == cq || qp.recv_cq.id() == cq {
-                        qp.fail_locally(shard, complete::CQ_IS_DEAD);
+                        qp.fail_locally(shard, complete::CQ_IS_DEAD, Reason::Cq(cq, CqFault::Dead));
                     }
                 }
             } else if let Some(srq) = shard.dead_srqs.pop() {
                 for qp in qps.iter_mut().flatten() {
                     if qp.rq.shared().is_some_and(|of| of.id() == srq) {
-                        qp.fail_locally(shard, receives::SRQ_IS_DEAD);
+                        let reason = Reason::Srq(srq, SrqFault::Dead);
+                        qp.fail_locally(shard, receives::SRQ_IS_DEAD, reason);
                     }
                 }
             } else {

@@ -8,32 +8,33 @@ use super::ledger::{Ledger, Progress};
 use super::message::Gather;
 use super::qp::Qp;
 use super::receives::SRQ_IS_DEAD;
+use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
 use crate::device::memory::{MemoryFault, Payload, Unreachable};
 use crate::device::qp::terminate_detail;
 use crate::device::srq::SrqFault;
-use crate::device::stag::{InvalidateFault, RemoteFault, StagTable};
+use crate::device::stag::{RemoteFault, StagTable};
 use crate::rdmap::codes;
 use crate::shm::attached::CopyEnd;
 use crate::shm::queue::QueueFault;
 use crate::stream::inbound::{SendKind, send_fits};
-use crate::stream::{Enclose, Fault, ReadArrival};
+use crate::stream::{Fault, ReadArrival};
 use crate::types::{Access, CompletionStatus, Stag};
 
 /// Why a segment was not carried out.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trouble {
     /// The peer is to blame, or must at least be told.
-    Fault(Fault),
+    Fault(Fault, Reason),
     /// The memory could not be reached: its owner is to blame.
     Memory(MemoryFault),
     /// A receive of ours cannot take the message: the owner of the QP is to blame. Its memory, if
     /// that could not be written.
-    BadReceive(Option<MemoryFault>),
+    BadReceive(Option<MemoryFault>, Reason),
     /// The next receive of ours, with this name, is none.
-    MalformedReceive(u64),
+    MalformedReceive(u64, Reason),
     /// The receive queue itself is nonsense.
     BadQueue(QueueFault),
     /// The shared receive queue is.
@@ -42,7 +43,13 @@ pub(super) enum Trouble {
 
 impl From<Fault> for Trouble {
     fn from(fault: Fault) -> Self {
-        Trouble::Fault(fault)
+        Trouble::Fault(fault, Reason::Segment)
+    }
+}
+
+impl From<Reason> for Trouble {
+    fn from(reason: Reason) -> Self {
+        Trouble::Fault(reason.fault(), reason)
     }
 }
 
@@ -64,9 +71,9 @@ impl Qp {
         }
         let target = stags
             .remote(self.principal(), stag, to, len as u64, Access::REMOTE_WRITE)
-            .map_err(|fault| Fault::segment(write_code(fault)))?;
+            .map_err(|fault| Reason::Write { fault, stag, to, len: len as u64 })?;
         if stag_changed {
-            return Err(Fault::segment(codes::TAGGED_INVALID_STAG).into());
+            return Err(Reason::StagChanged { stag, to, len: len as u64 }.into());
         }
         payload.place(0, target, last).map_err(Trouble::Memory)?;
         self.shared.bytes_received.add(len as u64);
@@ -82,7 +89,11 @@ impl Qp {
     ) -> Result<(), Trouble> {
         let Some(receiving) = &self.receiving else { return Ok(()) };
         let len = payload.len();
-        send_fits(mo, len, receiving.capacity)?;
+        let capacity = receiving.capacity;
+        send_fits(mo, len, capacity).map_err(|fault| match fault.code {
+            codes::UNTAGGED_TOO_LONG => Reason::TooLong { mo, len, capacity }.into(),
+            _ => Trouble::from(fault),
+        })?;
         let who = self.principal();
         let mut targets = Gather::new();
         let (mut skip, mut from) = (mo, 0);
@@ -97,9 +108,11 @@ impl Qp {
             // At most sge.length, hence a u32.
             let n = ((sge.length - skip) as usize).min(len - from);
             let addr = sge.addr.wrapping_add(u64::from(skip));
-            let target = stags
-                .local(who, sge.lkey, addr, n as u32, true)
-                .map_err(|_| Trouble::BadReceive(None))?;
+            let (lkey, len) = (sge.lkey, n as u32);
+            let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
+                let reason = Reason::LocalKey { fault, lkey, addr, len, write: true };
+                Trouble::BadReceive(None, reason)
+            })?;
             targets.push(target);
             from += n;
             skip = 0;
@@ -108,7 +121,7 @@ impl Qp {
         for target in targets {
             payload.place(from, target, false).map_err(|fault| match (fault.cause, fault.end) {
                 (Unreachable::Truncated, _) | (_, CopyEnd::Source) => Trouble::Memory(fault),
-                (_, CopyEnd::Sink) => Trouble::BadReceive(Some(fault)),
+                (_, CopyEnd::Sink) => Trouble::BadReceive(Some(fault), Reason::Memory(fault)),
             })?;
             from += target.len();
         }
@@ -127,6 +140,7 @@ impl Qp {
         let Some(receiving) = self.receiving.take() else { return Ok(()) };
         let mut status = CompletionStatus::Success;
         let mut result = Ok(());
+        let mut why = 0;
         let mut flags = CompletionFlags::empty();
         flags.set(CompletionFlags::SOLICITED, kind.solicited);
         if let Some(stag) = kind.invalidate {
@@ -134,18 +148,18 @@ impl Qp {
             match shard.stags.invalidate_by_peer(self.principal(), stag) {
                 Ok(()) => {}
                 Err(fault) => {
-                    status = CompletionStatus::RemoteInvalidRequest;
+                    let reason = Reason::Invalidate { fault, stag };
+                    status = reason.status();
                     flags -= CompletionFlags::WITH_INV;
-                    result = Err(Trouble::Fault(Fault::segment(match fault {
-                        InvalidateFault::NotAssociated => codes::PROTECTION_INVALIDATE,
-                        InvalidateFault::Shared => codes::OPERATION_INVALIDATE,
-                    })));
+                    why = self.failed(shard, receiving.entry.wr_id, reason);
+                    result = Err(reason.into());
                 }
             }
         }
         let mut cqe = self.receive_cqe(receiving.entry.wr_id, status);
         cqe.byte_len = total;
         cqe.flags = flags.bits();
+        cqe.why_id = why;
         if flags.contains(CompletionFlags::WITH_INV) {
             cqe.imm_or_inv = kind.invalidate.map_or(0, |s| u64::from(s.0));
         }
@@ -163,10 +177,11 @@ impl Qp {
         if request.size > 0 {
             let size = u64::from(request.size);
             let who = self.principal();
+            let (stag, to) = (request.src_stag, request.src_to.0);
             shard
                 .stags
-                .remote(who, request.src_stag, request.src_to.0, size, Access::REMOTE_READ)
-                .map_err(|fault| Fault::read(read_code(fault)))?;
+                .remote(who, stag, to, size, Access::REMOTE_READ)
+                .map_err(|fault| Reason::Read { fault, stag, to, len: size })?;
         }
         self.owed.push_back(arrival);
         shard.wake(self);
@@ -190,31 +205,37 @@ impl Qp {
     ) -> Result<(), Trouble> {
         let who = self.principal();
         let Some(read) = self.reads.front_mut() else {
-            return Err(Fault::segment(codes::OPERATION_OPCODE).into());
+            return Err(Reason::NoRead.into());
         };
         let len = payload.len();
-        let seq = read.seq;
-        let refuse = |ledger: &mut Ledger, status, code| {
+        let (seq, size) = (read.seq, read.size);
+        let refuse = |ledger: &mut Ledger, reason: Reason| {
             if let Some(seq) = seq {
-                ledger.fail(seq, status, Some(code));
+                ledger.fail(seq, reason.status(), Some(reason.fault().code));
             }
-            Err(Fault::segment(code).into())
+            Err(reason.into())
         };
-        let (bad, gone) = (CompletionStatus::BadResponse, CompletionStatus::LocalAccess);
         if len > 0 {
             if stag != read.sink {
-                return refuse(&mut self.ledger, bad, codes::TAGGED_INVALID_STAG);
+                let reason = Reason::OtherSink { found: stag, sink: read.sink };
+                return refuse(&mut self.ledger, reason);
             }
             // The sink must still be enabled before its bounds are of interest.
             let Ok(sink) = stags.local(who, stag.0, read.to, read.size, true) else {
-                return refuse(&mut self.ledger, gone, codes::TAGGED_INVALID_STAG);
+                let reason = Reason::SinkGone { stag, to: read.to, size };
+                return refuse(&mut self.ledger, reason);
             };
             let Some(target) = to.checked_sub(read.to).and_then(|from| sink.part(from, len)) else {
-                return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
+                let reason = Reason::OutsideSink { stag, to, len: len as u64, size };
+                return refuse(&mut self.ledger, reason);
             };
             if let Err(fault) = payload.place(0, target, last) {
                 if let (CopyEnd::Sink, Some(seq)) = (fault.end, seq) {
-                    self.ledger.fail(seq, gone, Some(codes::DDP_LOCAL_CATASTROPHIC));
+                    self.ledger.fail(
+                        seq,
+                        CompletionStatus::LocalAccess,
+                        Some(codes::DDP_LOCAL_CATASTROPHIC),
+                    );
                 }
                 return Err(Trouble::Memory(fault));
             }
@@ -224,7 +245,8 @@ impl Qp {
             self.shared.bytes_received.add(len as u64);
         }
         if last && read.received != read.size {
-            return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
+            let reason = Reason::ResponseLength { received: read.received, size };
+            return refuse(&mut self.ledger, reason);
         }
         Ok(())
     }
@@ -238,9 +260,9 @@ impl Qp {
             entry.progress = Progress::Done(CompletionStatus::Success);
         }
         if read.invalidate
-            && let Err(status) = self.invalidate_locally(read.sink, seq, shard)
+            && let Err(reason) = self.invalidate_locally(read.sink, seq, shard)
         {
-            self.request_failed(seq, status, shard);
+            self.request_failed(seq, reason, shard);
         }
         self.retire(shard);
         // A fence or a full ORD may have held the queue.
@@ -256,50 +278,45 @@ impl Qp {
         build: impl FnOnce(Fault) -> Vec<u8>,
     ) {
         match trouble {
-            Trouble::Fault(fault) => {
+            Trouble::Fault(fault, reason) => {
                 if fault.code == codes::UNTAGGED_TOO_LONG
                     && let Some(receiving) = self.receiving.take()
                 {
-                    let (wr_id, status) = (receiving.entry.wr_id, CompletionStatus::LocalLength);
-                    self.receive_failed(shard, wr_id, status, terminate_detail(fault.code));
+                    let detail = terminate_detail(fault.code);
+                    self.receive_failed(shard, receiving.entry.wr_id, reason, detail);
                 }
                 let payload = build(fault);
-                self.terminate(shard, fault.code, Some(payload));
+                self.terminate(shard, fault.code, Some(payload), reason);
             }
             Trouble::Memory(fault) => {
                 shard.unreachable(fault);
-                let fault = Fault { code: codes::DDP_LOCAL_CATASTROPHIC, enclose: Enclose::None };
-                self.terminate(shard, fault.code, Some(build(fault)));
+                let reason = Reason::Memory(fault);
+                let fault = reason.fault();
+                self.terminate(shard, fault.code, Some(build(fault)), reason);
             }
-            Trouble::BadReceive(fault) => {
+            Trouble::BadReceive(fault, reason) => {
                 if let Some(fault) = fault {
                     shard.unreachable(fault);
                 }
                 if let Some(receiving) = self.receiving.take() {
-                    let (wr_id, status) =
-                        (receiving.entry.wr_id, CompletionStatus::LocalProtection);
-                    self.receive_failed(shard, wr_id, status, 0);
+                    self.receive_failed(shard, receiving.entry.wr_id, reason, 0);
                 }
-                self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
+                self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
             }
-            Trouble::MalformedReceive(wr_id) => {
-                self.receive_failed(shard, wr_id, CompletionStatus::LocalQpOperation, 0);
-                self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
+            Trouble::MalformedReceive(wr_id, reason) => {
+                self.receive_failed(shard, wr_id, reason, 0);
+                self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
             }
-            Trouble::BadQueue(fault) => self.queue_fault(shard, "receive queue", &fault),
+            Trouble::BadQueue(fault) => self.queue_fault(shard, "receive queue", fault),
             Trouble::BadSrq(fault) => self.srq_failed(shard, fault),
         }
     }
 
-    fn receive_failed(
-        &mut self,
-        shard: &mut Shard,
-        wr_id: u64,
-        status: CompletionStatus,
-        detail: u32,
-    ) {
+    fn receive_failed(&mut self, shard: &mut Shard, wr_id: u64, reason: Reason, detail: u32) {
+        let status = reason.status();
         let mut cqe = self.receive_cqe(wr_id, status);
         cqe.detail = detail;
+        cqe.why_id = self.failed(shard, wr_id, reason);
         self.publish_receive(&cqe, shard);
     }
 
@@ -309,8 +326,11 @@ impl Qp {
         if self.recv_cq.is_dead() {
             self.cq_failed(shard, Side::Receive, CqFault::Dead);
         }
-        if self.rq.shared().is_some_and(|srq| srq.is_dead()) {
-            self.fail_locally(shard, SRQ_IS_DEAD);
+        if let Some(srq) = self.rq.shared()
+            && srq.is_dead()
+        {
+            let reason = Reason::Srq(srq.id(), SrqFault::Dead);
+            self.fail_locally(shard, SRQ_IS_DEAD, reason);
         }
         self.phase.receives()
     }
@@ -333,7 +353,7 @@ impl Shard {
 
 /// DDP's words for a Write that may not be placed (RFC 5041 section 7.1; decision D15: it has no code
 /// for a missing right).
-fn write_code(fault: RemoteFault) -> crate::types::TerminateCode {
+pub(super) fn write_code(fault: RemoteFault) -> crate::types::TerminateCode {
     match fault {
         RemoteFault::InvalidStag | RemoteFault::NoRight => codes::TAGGED_INVALID_STAG,
         RemoteFault::NotAssociated => codes::TAGGED_STREAM,
@@ -343,7 +363,7 @@ fn write_code(fault: RemoteFault) -> crate::types::TerminateCode {
 }
 
 /// RDMAP's words for a Read that may not be answered (RFC 5040 section 7.2).
-fn read_code(fault: RemoteFault) -> crate::types::TerminateCode {
+pub(super) fn read_code(fault: RemoteFault) -> crate::types::TerminateCode {
     match fault {
         RemoteFault::InvalidStag => codes::PROTECTION_INVALID_STAG,
         RemoteFault::NotAssociated => codes::PROTECTION_STREAM,

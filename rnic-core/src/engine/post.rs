@@ -7,15 +7,17 @@
 use super::Shard;
 use super::complete::Side;
 use super::ledger::{Entry, Progress};
-use super::message::{Head, Message, Source, total_length};
+use super::message::{Head, Message, Source, element, total_length};
 use super::qp::{OutstandingRead, Qp};
+use super::why::Reason;
 use crate::abi::queue::{SendFlags, SendOpcode};
 use crate::ddp::{UntaggedHeader, qn};
+use crate::device::stag::LocalFault;
 use crate::mpa::MIN_MULPDU;
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, codes};
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 use crate::shm::queue::{SendEntry, TakeError};
 use crate::stream::ReadArrival;
-use crate::types::{CompletionStatus, Msn, Stag, TaggedOffset};
+use crate::types::{Msn, Stag, TaggedOffset};
 
 /// Slots reserved at a time, to spare the CQ's lock.
 const RESERVE_BATCH: u32 = 32;
@@ -78,7 +80,7 @@ impl Qp {
         let pending = match self.sq.pending() {
             Ok(n) => self.take_limit.map_or(n, |limit| n.min(limit)),
             Err(fault) => {
-                self.queue_fault(shard, "send queue", &fault);
+                self.queue_fault(shard, "send queue", fault);
                 return None;
             }
         };
@@ -94,11 +96,11 @@ impl Qp {
                 self.slots -= 1;
                 let kind = SendOpcode::from_u8(error.opcode).unwrap_or(SendOpcode::Send);
                 let seq = self.ledger.push(Entry::new(error.wr_id, kind, true));
-                self.request_failed(seq, CompletionStatus::LocalQpOperation, shard);
+                self.request_failed(seq, Reason::Entry(error.malformed), shard);
                 None
             }
             Err(TakeError::Queue(fault)) => {
-                self.queue_fault(shard, "send queue", &fault);
+                self.queue_fault(shard, "send queue", fault);
                 None
             }
         }
@@ -150,19 +152,22 @@ impl Qp {
         self.slots -= 1;
         let seq = self.ledger.push(Entry::new(h.wr_id, kind, signaled));
         let has_parameters = kind == SendOpcode::BindWindow;
-        let message = opcode
-            .filter(|_| SendFlags::from_bits(h.flags).is_some())
-            .filter(|_| has_parameters || h.params == [0; 3])
-            .ok_or(CompletionStatus::LocalQpOperation)
-            .and_then(|opcode| self.message_for(opcode, entry, seq, shard));
+        let plain = SendFlags::from_bits(h.flags).is_some();
+        let message = match opcode {
+            None => Err(Reason::Opcode(h.opcode)),
+            Some(_) if !plain || !(has_parameters || h.params == [0; 3]) => {
+                Err(Reason::SpareFlags(h.flags.into()))
+            }
+            Some(opcode) => self.message_for(opcode, entry, seq, shard),
+        };
         match message {
             Ok(Some(message)) => {
                 self.message = Some(message);
                 true
             }
             Ok(None) => false,
-            Err(status) => {
-                self.request_failed(seq, status, shard);
+            Err(reason) => {
+                self.request_failed(seq, reason, shard);
                 false
             }
         }
@@ -175,7 +180,7 @@ impl Qp {
         entry: &SendEntry,
         seq: u64,
         shard: &mut Shard,
-    ) -> Result<Option<Message>, CompletionStatus> {
+    ) -> Result<Option<Message>, Reason> {
         let h = &entry.header;
         let remote = |opcode| Head::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
         match opcode {
@@ -215,25 +220,30 @@ impl Qp {
         entry: &SendEntry,
         seq: u64,
         shard: &Shard,
-    ) -> Result<Option<Message>, CompletionStatus> {
+    ) -> Result<Option<Message>, Reason> {
         let h = &entry.header;
         let sges = entry.sges.as_slice();
-        if sges.len() > 1 || h.inline_len != 0 || self.ord == 0 {
-            return Err(CompletionStatus::LocalQpOperation);
+        if sges.len() > 1 || h.inline_len != 0 {
+            return Err(Reason::ReadSink { elements: sges.len() });
+        }
+        if self.ord == 0 {
+            return Err(Reason::NoOrd);
         }
         let sink = sges.first().copied().unwrap_or_default();
         if invalidate && shard.stags.is_window(Stag(sink.lkey)) {
-            return Err(CompletionStatus::LocalProtection);
+            let (fault, stag) = (LocalFault::InvalidKey, Stag(sink.lkey));
+            return Err(Reason::NotOwned { fault, stag });
         }
         if sink.length > 0 {
+            let (lkey, addr, len) = (sink.lkey, sink.addr, sink.length);
             shard
                 .stags
-                .local(self.principal(), sink.lkey, sink.addr, sink.length, true)
-                .map_err(|_| CompletionStatus::LocalProtection)?;
+                .local(self.principal(), lkey, addr, len, true)
+                .map_err(|fault| Reason::LocalKey { fault, lkey, addr, len, write: true })?;
         }
         if self.peer_fin {
             // No response can come any more (decision D37); the stream goes on without it.
-            self.ledger.fail(seq, CompletionStatus::RemoteAborted, Some(codes::LLP_CLOSED));
+            self.read_unanswered(seq, shard);
             return Ok(None);
         }
         let read = OutstandingRead {
@@ -269,11 +279,7 @@ impl Qp {
     }
 
     /// Payload and length of a Send or Write.
-    fn payload(
-        &mut self,
-        entry: &SendEntry,
-        shard: &Shard,
-    ) -> Result<(Source, u32), CompletionStatus> {
+    fn payload(&mut self, entry: &SendEntry, shard: &Shard) -> Result<(Source, u32), Reason> {
         if entry.header.flags & SendFlags::INLINE.bits() != 0 {
             let len = u32::from(entry.header.inline_len);
             let source =
@@ -281,14 +287,11 @@ impl Qp {
             return Ok((source, len));
         }
         let list = entry.sges.as_slice();
-        let total = total_length(list).ok_or(CompletionStatus::LocalLength)?;
+        let total = total_length(list).ok_or(Reason::MessageLength)?;
         if total > SURELY_ONE_SEGMENT {
             // All of it is checked before any of it leaves; one segment is when it is gathered.
             for sge in list.iter().filter(|sge| sge.length > 0) {
-                shard
-                    .stags
-                    .local(self.principal(), sge.lkey, sge.addr, sge.length, false)
-                    .map_err(|_| CompletionStatus::LocalProtection)?;
+                element(&shard.stags, self.principal(), sge.lkey, sge.addr, sge.length)?;
             }
         }
         let source = match list {

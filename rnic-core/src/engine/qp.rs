@@ -183,6 +183,10 @@ pub(super) struct Qp {
     pub announced: bool,
     /// Reason for the end, once known: the first one counts.
     pub end: Option<crate::abi::control::DisconnectReason>,
+    /// The record that says why the stream ends by a fault; 0 while it does not.
+    pub why: u64,
+    /// The record for requests that are flushed otherwise, once there is one.
+    pub flush_why: u64,
     /// Entries remain in the queues that could not be flushed for lack of CQ slots.
     pub flush_pending: bool,
 
@@ -230,6 +234,8 @@ impl Qp {
             peer_fin: false,
             announced: false,
             end: None,
+            why: 0,
+            flush_why: 0,
             flush_pending: false,
             scheduled: false,
             deficit: 0,

@@ -9,14 +9,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::place::Trouble;
 use super::qp::{Phase, Qp, Receiving};
+use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::control::Event;
 use crate::abi::queue::Cqe;
 use crate::device::Srq;
 use crate::device::srq::{Got, Notices, SrqFault, Turn};
-use crate::rdmap::codes;
 use crate::shm::queue::{QueueFault, ReceiveConsumer, ReceiveEntry, TakeError};
-use crate::stream::Fault;
 use crate::types::{CompletionOpcode, CompletionStatus, Time};
 
 /// Where a QP takes its receives from.
@@ -61,7 +60,7 @@ impl Qp {
         } else if self.hold.is_some() {
             Ok(false)
         } else {
-            Err(NO_RECEIVE.into())
+            Err(Reason::NoReceive { held: false }.into())
         }
     }
 
@@ -94,7 +93,9 @@ impl Qp {
     pub(super) fn got(&mut self, got: Got, entry: ReceiveEntry) -> Result<bool, Trouble> {
         match got {
             Got::Nothing => Ok(false),
-            Got::Malformed(wr_id) => Err(Trouble::MalformedReceive(wr_id)),
+            Got::Malformed(wr_id) => {
+                Err(Trouble::MalformedReceive(wr_id, Reason::MalformedReceive))
+            }
             Got::Receive => {
                 let capacity = entry.sges.as_slice().iter().map(|s| u64::from(s.length)).sum();
                 self.receiving = Some(Receiving { entry, capacity });
@@ -124,7 +125,8 @@ impl Qp {
                 shard.outputs.push_back(Output::Misbehaved { session: srq.session(), why });
             }
         }
-        self.fail_locally(shard, SRQ_IS_DEAD);
+        let reason = Reason::Srq(srq.id(), fault);
+        self.fail_locally(shard, SRQ_IS_DEAD, reason);
     }
 
     /// Tells the owner of a QP in Error, once, that it has taken its last receive from its shared
@@ -159,7 +161,5 @@ pub(super) fn tell(srq: &Srq, notices: Notices, outputs: &mut VecDeque<Output>) 
     outputs.extend(limit.into_iter().chain(unfair).map(|event| Output::Event { session, event }));
 }
 
-/// What a message without a receive ends its stream with (RFC 5041 section 7.1).
-pub(super) const NO_RECEIVE: Fault = Fault::segment(codes::UNTAGGED_NO_BUFFER);
 /// What the owner of a QP is told when its shared receive queue dies.
 pub(super) const SRQ_IS_DEAD: &str = "its shared receive queue is dead";

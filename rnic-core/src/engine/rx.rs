@@ -20,6 +20,7 @@ use crate::stream::{Fault, terminate};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::place::Trouble;
+use super::why::Reason;
 
 impl Shard {
     /// Ends the stream that gives way to others, after whatever goes on.
@@ -166,7 +167,8 @@ impl Qp {
             // No FPDU may be sent, hence no Terminate (decision D10).
             self.lost(shard, &format!("the first FPDU failed: {fault}"));
         } else {
-            self.terminate(shard, fault.code, Some(terminate::build(fault, &[], None)));
+            let payload = terminate::build(fault, &[], None);
+            self.terminate(shard, fault.code, Some(payload), Reason::Segment);
         }
     }
 
@@ -201,7 +203,11 @@ impl Qp {
     ) -> Result<(), Trouble> {
         let ird_free = self.read_slot_free();
         let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
-        let arrival = tcp.inbound.handle(ulpdu, ird_free)?;
+        let arrival = tcp.inbound.handle(ulpdu, ird_free).map_err(|fault| match fault.code {
+            // Of all that `inbound` looks at, only a Read Request can lack room.
+            codes::UNTAGGED_NO_BUFFER => Reason::ReadsFull { ird: self.ird }.into(),
+            _ => Trouble::from(fault),
+        })?;
         match arrival {
             Arrival::Write { stag, to, payload, last, stag_changed } => {
                 let payload = Payload::Octets(payload);
@@ -289,9 +295,10 @@ impl Qp {
         });
         self.peer_fin = true;
         if self.phase == Phase::Quiet {
+            self.connection_lost(shard, "the peer closed inside its first FPDU");
             self.finish(shard, true);
         } else {
-            self.terminate(shard, codes::LLP_CLOSED, None);
+            self.terminate(shard, codes::LLP_CLOSED, None, Reason::CutShort);
         }
     }
 }

@@ -12,10 +12,12 @@ use super::message::Head;
 use super::partial::Owner;
 use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::Key;
+use super::why::Reason;
 use super::{Delivery, Output, Shard};
 use crate::abi::control::{DisconnectReason, Event};
 use crate::ddp;
 use crate::rdmap::{Terminate, codes};
+use crate::shm::queue::QueueFault;
 use crate::stream::{Fault, terminate};
 use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
 
@@ -48,20 +50,23 @@ impl Timers {
 }
 
 impl Qp {
-    /// One of our own requests cannot be carried out: it completes with `status`, the stream ends
-    /// (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without headers).
-    pub(super) fn request_failed(&mut self, seq: u64, status: CompletionStatus, shard: &mut Shard) {
+    /// One of our own requests cannot be carried out: it completes with the reason's status, the
+    /// stream ends (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without headers).
+    pub(super) fn request_failed(&mut self, seq: u64, reason: Reason, shard: &mut Shard) {
+        let wr_id = self.ledger.get_mut(seq).map_or(0, |e| e.wr_id);
+        let why = self.failed(shard, wr_id, reason);
         if let Some(e) = self.ledger.get_mut(seq) {
-            e.progress = Progress::Done(status);
+            e.progress = Progress::Done(reason.status());
+            e.why = why;
         }
         self.message = None;
-        self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
+        self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
         // If the stream was ending already, the request completes all the same.
         self.retire(shard);
     }
 
     /// Something of this side, not the peer's doing, makes the QP useless.
-    pub(super) fn fail_locally(&mut self, shard: &mut Shard, why: &str) {
+    pub(super) fn fail_locally(&mut self, shard: &mut Shard, why: &str, reason: Reason) {
         if self.phase.flushes() {
             return;
         }
@@ -71,28 +76,30 @@ impl Qp {
             reason: why.to_owned(),
         };
         shard.outputs.push_back(Output::Event { session: self.session, event });
-        self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None);
+        self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
     }
 
     /// The client wrote an impossible index into one of its queues: that ends its session.
     pub(super) fn queue_fault(
         &mut self,
         shard: &mut Shard,
-        queue: &str,
-        fault: &dyn std::fmt::Display,
+        queue: &'static str,
+        fault: QueueFault,
     ) {
         let why = format!("{queue} of QP {}: {fault}", self.id);
         shard.outputs.push_back(Output::Misbehaved { session: self.session, why });
-        self.fail_locally(shard, "a queue index is impossible");
+        let reason = Reason::Queue(queue, fault);
+        self.fail_locally(shard, "a queue index is impossible", reason);
     }
 
     /// Ends the stream with a Terminate of ours. `payload` is its RDMAP header; none for a Terminate
-    /// that encloses nothing.
+    /// that encloses nothing. `reason` is put on record unless the fault is already.
     pub(super) fn terminate(
         &mut self,
         shard: &mut Shard,
         code: TerminateCode,
         payload: Option<Vec<u8>>,
+        reason: Reason,
     ) {
         if self.phase.flushes() {
             return;
@@ -105,6 +112,7 @@ impl Qp {
             shard.outputs.push_back(Output::StagGuessed { peer: peer.ip(), at: shard.now });
         }
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
+        self.terminated_by_us(shard, code, &payload, reason);
         let headers = payload.get(4..).unwrap_or_default().to_vec();
         self.shared.set_terminate(TerminateOrigin::Local, code);
         self.end.get_or_insert(DisconnectReason::Terminate {
@@ -152,7 +160,10 @@ impl Qp {
             headers: t.to_vec().split_off(4),
         });
         // If it blames a read of ours, that request carries the blame; the rest is flushed.
-        if let Some(seq) = self.blamed_read(t).and_then(|read| read.seq) {
+        let blamed = self.blamed_read(t).and_then(|read| read.seq);
+        let request = blamed.and_then(|seq| self.ledger.get_mut(seq)).map(|e| e.wr_id);
+        self.terminated_by_peer(shard, t, request);
+        if let Some(seq) = blamed {
             let status = match (t.code.layer, t.code.etype) {
                 (0, 1) => CompletionStatus::RemoteAccess,
                 _ => CompletionStatus::RemoteOperation,
@@ -194,7 +205,10 @@ impl Qp {
         // Behind our FIN nothing can be sent, so no Terminate either.
         match self.phase {
             Phase::FinSent => self.disconnect(shard, true),
-            _ => self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None),
+            _ => {
+                let code = codes::RDMA_LOCAL_CATASTROPHIC;
+                self.terminate(shard, code, None, Reason::Expelled);
+            }
         }
     }
 
@@ -264,7 +278,7 @@ impl Qp {
             Phase::Dead | Phase::HalfClosed => {}
             Phase::Quiet => self.lost(shard, "the peer closed before its first FPDU"),
             Phase::Open | Phase::Closing => {
-                self.fail_reads();
+                self.fail_reads(shard);
                 self.retire(shard);
                 self.flush_receives(shard);
                 if self.phase == Phase::Open {
@@ -287,9 +301,20 @@ impl Qp {
     }
 
     /// No response can come any more (decision D37): the reads fail, later requests go on.
-    fn fail_reads(&mut self) {
+    fn fail_reads(&mut self, shard: &Shard) {
         for seq in std::mem::take(&mut self.reads).into_iter().filter_map(|read| read.seq) {
-            self.ledger.fail(seq, CompletionStatus::RemoteAborted, Some(codes::LLP_CLOSED));
+            self.read_unanswered(seq, shard);
+        }
+    }
+
+    /// A read fails because the peer has finished sending; the stream goes on without it.
+    pub(super) fn read_unanswered(&mut self, seq: u64, shard: &Shard) {
+        let reason = Reason::PeerFinished;
+        self.ledger.fail(seq, reason.status(), Some(codes::LLP_CLOSED));
+        let Some(wr_id) = self.ledger.get_mut(seq).map(|e| e.wr_id) else { return };
+        let why = self.failed_alone(shard, wr_id, reason);
+        if let Some(e) = self.ledger.get_mut(seq) {
+            e.why = why;
         }
     }
 
@@ -298,6 +323,7 @@ impl Qp {
         if self.phase == Phase::Dead {
             return;
         }
+        self.connection_lost(shard, why);
         self.end.get_or_insert(DisconnectReason::Lost { why: why.to_owned() });
         self.finish(shard, true);
     }

@@ -13,6 +13,7 @@ use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
 use super::schedule::REQUEST_COST;
 use super::tcp::TxBatch;
+use super::why::{Reason, revoked};
 use super::{Output, Shard, Transmit};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Target, Unreachable};
@@ -21,7 +22,7 @@ use crate::rdmap::{Control, Opcode, ReadRequest, codes};
 use crate::shm::io::Piece;
 use crate::stream::startup::Rtr;
 use crate::stream::{Fault, terminate};
-use crate::types::{CompletionStatus, Msn, Stag, TaggedOffset};
+use crate::types::{Msn, Stag, TaggedOffset};
 
 /// Why a segment was not framed.
 enum FrameFault {
@@ -225,16 +226,18 @@ impl Qp {
     /// The memory of the message in progress could not be read.
     pub(super) fn memory_failed(&mut self, fault: MemoryFault, shard: &mut Shard) {
         shard.unreachable(fault);
+        let reason = Reason::Memory(fault);
         match fault.cause {
             Unreachable::Truncated => {
                 self.message = None;
-                self.fail_locally(shard, "shared memory vanished");
+                self.fail_locally(shard, "shared memory vanished", reason);
             }
-            Unreachable::Unmapped => self.gather_failed(GatherFault::Local, shard),
+            Unreachable::Unmapped => self.gather_failed(GatherFault::Local(reason), shard),
             // Its regions are as good as revoked.
             Unreachable::Detached => {
                 let response = self.message.as_ref().is_some_and(Message::is_response);
-                let as_if = if response { GatherFault::Revoked } else { GatherFault::Local };
+                let as_if =
+                    if response { GatherFault::Revoked } else { GatherFault::Local(reason) };
                 self.gather_failed(as_if, shard);
             }
         }
@@ -244,21 +247,27 @@ impl Qp {
     pub(super) fn gather_failed(&mut self, fault: GatherFault, shard: &mut Shard) {
         let Some(message) = self.message.take() else { return };
         match (fault, &message.source, message.seq) {
-            (GatherFault::Local, _, Some(seq)) => {
-                self.request_failed(seq, CompletionStatus::LocalProtection, shard);
+            (GatherFault::Local(reason), _, Some(seq)) => {
+                self.request_failed(seq, reason, shard);
             }
             (GatherFault::Revoked, Source::Region(owed), _) => {
                 // Revoked while the response was being sent (decision D31): the header of the read
                 // goes back, advanced by what was sent.
+                let reason = revoked(owed, message.sent);
+                let fault = reason.fault();
                 let payload = terminate::build_from_octets(
-                    Fault::read(codes::PROTECTION_INVALID_STAG),
+                    fault,
                     owed.segment_len,
                     &owed.header,
                     Some(&owed.request.advanced(message.sent)),
                 );
-                self.terminate(shard, codes::PROTECTION_INVALID_STAG, Some(payload));
+                self.terminate(shard, fault.code, Some(payload), reason);
             }
-            _ => self.terminate(shard, codes::RDMA_LOCAL_CATASTROPHIC, None),
+            // Requests alone have elements, responses alone regions.
+            _ => {
+                let code = codes::RDMA_LOCAL_CATASTROPHIC;
+                self.terminate(shard, code, None, Reason::Segment);
+            }
         }
     }
 

@@ -3,7 +3,9 @@
 //! Each command is a function from its arguments to an exit code; what it does lives elsewhere.
 //! The binary calls [`main`].
 
+pub mod ctl;
 pub mod table;
+pub mod why;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use rnic_core::abi::control::{Rows, StatusInfo, WhyKind};
+use rnic_core::abi::control::{Rows, StatusInfo};
 use rnic_core::types::{Access, Scope, TerminateOrigin, WindowKind};
 
+use super::why::{age, happened};
 use crate::config::Size;
 
 /// Rows of cells under a head.
@@ -71,6 +72,7 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("memory windows", s.windows.to_string()),
         ("completion queues", s.cqs.to_string()),
         ("queue pairs", s.qps.to_string()),
+        ("shared receive queues", s.srqs.to_string()),
         ("listeners", s.listeners.to_string()),
         ("connections in start-up", s.half_open.to_string()),
         ("queue memory", Size(s.arena_bytes).to_string()),
@@ -78,6 +80,7 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("sessions ended for misbehaviour", s.sessions_ended.to_string()),
         ("terminates sent", s.terminates_sent.to_string()),
         ("terminates received", s.terminates_received.to_string()),
+        ("draining", if s.draining { "yes" } else { "no" }.to_owned()),
     ];
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]).collect();
     Table { head: Vec::new(), rows }
@@ -294,12 +297,13 @@ pub fn of_rows(rows: &Rows) -> Table {
                 .collect(),
         },
         Rows::Whys(rows) => Table {
-            head: vec!["WHY", "SESSION", "QP", "WHAT", "RULE", "TEXT"],
+            head: vec!["WHY", "WHEN", "SESSION", "QP", "WHAT", "RULE", "TEXT"],
             rows: rows
                 .iter()
                 .map(|r| {
                     vec![
                         r.id.to_string(),
+                        age(r.time_ms),
                         r.session.to_string(),
                         or_dash(r.qp),
                         happened(&r.what),
@@ -310,27 +314,20 @@ pub fn of_rows(rows: &Rows) -> Table {
                 .collect(),
         },
         Rows::Events(rows) => Table {
-            head: vec!["EVENT", "SESSION", "KIND", "TEXT"],
+            head: vec!["EVENT", "WHEN", "SESSION", "KIND", "TEXT"],
             rows: rows
                 .iter()
                 .map(|r| {
-                    let sequence = r.sequence.to_string();
-                    vec![sequence, or_dash(r.session), r.kind.clone(), r.text.clone()]
+                    vec![
+                        r.sequence.to_string(),
+                        age(r.time_ms),
+                        or_dash(r.session),
+                        r.kind.clone(),
+                        r.text.clone(),
+                    ]
                 })
                 .collect(),
         },
-    }
-}
-
-/// What a *why* record explains, in a few words.
-fn happened(what: &WhyKind) -> String {
-    match what {
-        WhyKind::Refused => "refused".to_owned(),
-        WhyKind::Completion { wr_id, status } => format!("{status:?} of {wr_id}"),
-        WhyKind::Terminate { origin: TerminateOrigin::Local, code } => format!("sent {code}"),
-        WhyKind::Terminate { origin: TerminateOrigin::Peer, code } => format!("received {code}"),
-        WhyKind::Lost => "connection lost".to_owned(),
-        WhyKind::Ended => "session ended".to_owned(),
     }
 }
 

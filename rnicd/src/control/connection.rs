@@ -17,7 +17,7 @@ use super::packet::{self, Front, Outbox, Outgoing};
 use super::reaper::Reaper;
 use crate::events::EventSender;
 use crate::privilege::Peer;
-use crate::resource::Granted;
+use crate::resource::{Granted, Refused};
 
 /// A connected client.
 pub struct Connection {
@@ -206,17 +206,17 @@ impl Connection {
     }
 
     /// Answers a request.
-    pub fn reply(&mut self, id: u32, result: Result<Granted, Refusal>) -> io::Result<()> {
-        let (result, descriptors) = match result {
-            Ok(Granted { body, descriptors }) => (Ok(body), descriptors),
-            Err(refusal) => (Err(refusal), Vec::new()),
+    pub fn reply(&mut self, id: u32, result: Result<Granted, Refused>) -> io::Result<()> {
+        let (result, why_id, descriptors) = match result {
+            Ok(Granted { body, descriptors }) => (Ok(body), 0, descriptors),
+            Err(Refused { refusal, why_id }) => (Err(refusal), why_id, Vec::new()),
         };
-        let packet = Outgoing { octets: encode(Reply { id, result, why_id: 0 }), descriptors };
+        let packet = Outgoing { octets: encode(Reply { id, result, why_id }), descriptors };
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
     /// Names what was malformed, as the last thing this client is told.
-    pub fn complain(&mut self, why: String) {
+    pub fn complain(&mut self, why: String, why_id: u64) {
         // Closing a socket with unread packets would take the complaint back from the peer. One
         // that keeps sending is not worth more.
         for _ in 0..UNREAD_DROPPED {
@@ -226,7 +226,8 @@ impl Connection {
         }
         // The id, if there was one, is part of what could not be read; and who has gone already
         // need not be told.
-        let _ = self.reply(0, Err(Refusal::Malformed { why }));
+        let refusal = Refusal::Malformed { why };
+        let _ = self.reply(0, Err(Refused { refusal, why_id }));
     }
 
     /// Sends what waited for the client to read.

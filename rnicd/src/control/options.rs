@@ -57,6 +57,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
                 Mulpdu::Mss => MulpduPolicy::Emss,
                 Mulpdu::Max => MulpduPolicy::Max,
             },
+            why: Default::default(),
         },
         wait: WaitPolicy { spins: config.engine.spins, yield_for: config.engine.yield_for },
     }

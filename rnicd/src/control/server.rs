@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token, Waker};
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal};
+use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE};
 use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
@@ -23,8 +23,9 @@ use super::socket::{ControlSocket, SocketError};
 use crate::cm::ConnectionManager;
 use crate::config::Config;
 use crate::log::{Damper, Level};
+use crate::metrics::Writer;
 use crate::privilege::{Peer, Signals};
-use crate::resource::{Capacity, Given, Granted, Manager, Random, Welcome};
+use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
 use crate::worker::{Workers, clock};
 
 /// Why the daemon did not start.
@@ -62,6 +63,15 @@ pub struct Server {
     /// Where the configuration is read again, if anywhere.
     source: Option<Source>,
     stopping: Option<Time>,
+    metrics: Option<Metrics>,
+}
+
+/// Figures that are written to a file.
+struct Metrics {
+    writer: Writer,
+    interval: Duration,
+    /// When they are written next.
+    due: Time,
 }
 
 /// Tells a server from another thread to stop.
@@ -114,6 +124,7 @@ impl Server {
             .map_err(system("cannot start workers"))?;
         let reaper = Reaper::start(waker.clone()).map_err(system("cannot start the reaper"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
+        let metrics = Metrics::start(&config)?;
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();
         let manager = Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
@@ -139,6 +150,7 @@ impl Server {
             buffer: Box::new([0; MAX_MESSAGE]),
             source: None,
             stopping: None,
+            metrics,
         })
     }
 
@@ -192,7 +204,9 @@ impl Server {
             _ => None,
         });
         let cm = self.manager.connections().next_timeout();
-        let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).min()?;
+        let metrics = self.metrics.as_ref().map(|m| m.due);
+        let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
+        let next = next.min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
         Some(next.since(clock::now()) + Duration::from_millis(1))
     }
@@ -291,6 +305,12 @@ impl Server {
             self.accept_again = None;
             self.accept(now);
         }
+        if let Some(metrics) = &mut self.metrics
+            && metrics.due <= now
+        {
+            metrics.due = now.after(metrics.interval);
+            metrics.writer.write(self.manager.metrics());
+        }
         let silent =
             |c: &Connection| matches!(c.stage, Stage::AwaitHello { deadline } if deadline <= now);
         let silent: Vec<usize> =
@@ -384,7 +404,7 @@ impl Server {
                         match self.manager.request(session, request.body, descriptor, now) {
                             Ok(Given::Later) => {}
                             Ok(Given::Now(granted)) => self.answer(session, Ok(*granted), now),
-                            Err(refusal) => self.answer(session, Err(refusal), now),
+                            Err(refused) => self.answer(session, Err(refused), now),
                         }
                         self.settle_clients(now);
                     }
@@ -412,7 +432,7 @@ impl Server {
         }
     }
 
-    fn answer(&mut self, session: SessionId, result: Result<Granted, Refusal>, now: Time) {
+    fn answer(&mut self, session: SessionId, result: Result<Granted, Refused>, now: Time) {
         let Some(&key) = self.by_session.get(&session) else { return };
         let Some(client) = self.connections.get_mut(key) else { return };
         let Stage::AwaitWorkers { request, .. } = client.stage else { return };
@@ -466,16 +486,17 @@ impl Server {
     fn end(&mut self, key: usize, end: End, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
-        if let End::Malformed(why) = &end
-            && session.is_some()
-        {
-            client.complain(why.clone());
-        }
         if end.is_hostile() {
-            self.manager.count_misbehaviour();
+            let why_id = self.manager.misbehaved(session, &end.to_string(), now);
+            if let End::Malformed(why) = &end
+                && session.is_some()
+            {
+                client.complain(why.clone(), why_id);
+            }
             if let Some(suppressed) = self.hostile.count(Instant::now()) {
                 let command = &client.peer.command;
-                tracing::warn!(pid, uid, command, suppressed, reason = %end, "client ended");
+                let reason = end;
+                tracing::warn!(pid, uid, command, suppressed, why = why_id, %reason, "client ended");
             }
         } else {
             tracing::debug!(pid, uid, reason = %end, "client ended");
@@ -498,6 +519,15 @@ impl Server {
             let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
         }
         self.reaper.drop_later(client);
+    }
+}
+
+impl Metrics {
+    /// Begins to write, if that is configured.
+    fn start(config: &Config) -> Result<Option<Metrics>, StartError> {
+        let Some(path) = config.metrics.file.clone() else { return Ok(None) };
+        let writer = Writer::start(path).map_err(system("cannot start the writer of metrics"))?;
+        Ok(Some(Metrics { writer, interval: config.metrics.interval, due: clock::now() }))
     }
 }
 

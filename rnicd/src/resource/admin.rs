@@ -14,6 +14,8 @@ impl Manager {
             self.draining = on;
             self.cm.set_draining(on);
             tracing::info!(session = %id, draining = on, "draining changed");
+            let text = if on { "nothing new is taken" } else { "new things are taken again" };
+            self.note("draining", Some(id), text.to_owned());
         }
         Given::done()
     }
@@ -34,6 +36,8 @@ impl Manager {
             }
         }
         tracing::info!(session = %id, %owner, %qp, "disconnected by an administrator");
+        let text = format!("QP {qp} was disconnected by an administrator");
+        self.note("disconnected", Some(owner), text);
         Given::done()
     }
 

@@ -65,6 +65,8 @@ impl Manager {
         let most = u64::from(self.config.limits.backlog);
         refuse::at_most("backlog", u64::from(backlog), "limits.backlog", most)?;
         self.cm.listen(listener, backlog)?;
+        let address = find(&mut self.sessions, id)?.listener(listener)?.address;
+        self.note("listening", Some(id), format!("{address}, backlog {backlog}"));
         Given::done()
     }
 
@@ -202,6 +204,11 @@ impl Manager {
                 let context = object.shared.context.load(Relaxed);
                 become_idle(object);
                 self.release_reads(qp);
+                let given = private_data.len();
+                let reason = format!(
+                    "the peer rejected the connection, with {given} octets of private data"
+                );
+                self.connect_failed(session, qp, &reason);
                 self.tell(session, &Event::Rejected { qp, context, private_data });
             }
             CmEvent::Unreachable { qp, reason } => self.unreachable(qp, reason),
@@ -239,15 +246,22 @@ impl Manager {
     pub(super) fn unreachable(&mut self, qp: QpId, reason: String) {
         let Some((session, object)) = self.qp_of(qp) else { return };
         let context = object.shared.context.load(Relaxed);
-        match std::mem::replace(&mut object.phase, Phase::Leaving) {
-            Phase::Accepting(config) => self.bind_dead(session, config),
-            Phase::Connecting(config) => {
-                object.phase = Phase::Idle(config);
-                self.release_reads(qp);
+        if !matches!(object.phase, Phase::Accepting(_) | Phase::Connecting(_)) {
+            return;
+        }
+        let shared = object.shared.clone();
+        let phase = std::mem::replace(&mut object.phase, Phase::Leaving);
+        let why = self.connect_failed(session, qp, &reason);
+        match phase {
+            Phase::Accepting(config) => {
+                shared.why.store(why, Relaxed);
+                self.bind_dead(session, config);
             }
-            other => {
-                object.phase = other;
-                return;
+            phase => {
+                if let (Phase::Connecting(config), Some((_, object))) = (phase, self.qp_of(qp)) {
+                    object.phase = Phase::Idle(config);
+                    self.release_reads(qp);
+                }
             }
         }
         self.tell(session, &Event::Unreachable { qp, context, reason });

@@ -143,6 +143,11 @@ impl Ledger {
         &self.used
     }
 
+    /// How much the device may give.
+    pub fn device_limit(&self, kind: Kind) -> u64 {
+        self.device[kind as usize]
+    }
+
     /// The most of `kind` that a client could ever have.
     pub fn most(&self, rights: &Rights, kind: Kind) -> u64 {
         let own = rights.session_limit(kind).min(rights.user_limit(kind));

@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use rnic_core::abi::control::*;
 use rnic_core::device::QpShared;
 use rnic_core::types::*;
+use serde::Serialize;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
 use super::srqs::srq_row;
+use super::why::Reader;
 use super::windows::window_row;
 use super::{Answer, Given, Manager, attach, find};
 
@@ -117,7 +119,9 @@ impl Manager {
     }
 
     pub(super) fn list(&mut self, id: SessionId, what: ListKind, from: u32) -> Answer {
-        let own = (!find(&mut self.sessions, id)?.client.admin).then_some(id);
+        let client = &find(&mut self.sessions, id)?.client;
+        let own = (!client.admin).then_some(id);
+        let reader = Reader::of(id, client);
         let visible = || self.sessions.values().filter(move |s| own.is_none_or(|own| own == s.id));
         let (rows, total) = match what {
             ListKind::Clients => {
@@ -195,9 +199,8 @@ impl Manager {
                 let (rows, total) = page(self.limit_rows(own).into_iter(), from, |row| row);
                 (Rows::Limits(rows), total)
             }
-            ListKind::Whys | ListKind::Events => {
-                return Err(Refusal::Unsupported { what: format!("a list of {what:?}") });
-            }
+            ListKind::Whys => self.whys(reader, from),
+            ListKind::Events => self.list_events(reader, from),
         };
         Given::now(ReplyBody::Rows { rows, total })
     }
@@ -215,6 +218,29 @@ fn page<T, R>(all: impl Iterator<Item = T>, from: u32, row: impl FnMut(T) -> R) 
     }
     (chosen.into_iter().map(row).collect(), total)
 }
+
+/// A page of rows that are long: as many as a message holds.
+pub fn page_that_fits<T, R: Serialize>(
+    all: &[T],
+    from: u32,
+    mut row: impl FnMut(&T) -> R,
+) -> Vec<R> {
+    let mut room = MAX_MESSAGE - REPLY_HEAD;
+    let mut rows = Vec::new();
+    for item in all.iter().skip(from as usize).take(PAGE_ROWS) {
+        let row = row(item);
+        let octets = postcard::to_stdvec(&row).map_or(usize::MAX, |octets| octets.len());
+        if octets > room {
+            break;
+        }
+        room -= octets;
+        rows.push(row);
+    }
+    rows
+}
+
+/// More octets than a reply with a list has besides its rows.
+const REPLY_HEAD: usize = 64;
 
 fn client_row(s: &Session) -> ClientRow {
     let count = |kind| u32::try_from(s.counts.of(kind)).unwrap_or(u32::MAX);
@@ -255,3 +281,47 @@ fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
 
 /// Version of the daemon.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::device::why::{MAX_RULE, MAX_TEXT};
+
+    use super::*;
+
+    #[test]
+    fn the_longest_records_come_in_pages_that_fit_a_message() {
+        let all = u64::MAX;
+        let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
+        let record = WhyRecord {
+            id: all,
+            time_ms: all,
+            session: SessionId(u32::MAX),
+            what: WhyKind::Completion { wr_id: all, status: CompletionStatus::General },
+            rule: "r".repeat(MAX_RULE),
+            text: "t".repeat(MAX_TEXT),
+            qp: Some(QpId(u32::MAX)),
+            pd: Some(PdId(u32::MAX)),
+            stag: Some(Stag(u32::MAX)),
+            offset: Some(all),
+            length: Some(all),
+            addresses: Some(AddressPair { local: address, peer: address }),
+        };
+        let records = vec![record; 100];
+        let (mut from, mut pages) = (0, 0);
+        while from < 100 {
+            let rows = page_that_fits(&records, from, Clone::clone);
+            assert!(!rows.is_empty(), "stuck at {from}");
+            from += rows.len() as u32;
+            pages += 1;
+            let body = ReplyBody::Rows { rows: Rows::Whys(rows), total: u32::MAX };
+            let reply = Reply { id: u32::MAX, result: Ok(body), why_id: all };
+            let octets = postcard::to_stdvec(&reply).map_or(usize::MAX, |octets| octets.len());
+            assert!(octets <= MAX_MESSAGE, "{octets}");
+        }
+        assert!(pages < 20, "{pages} pages");
+        assert!(page_that_fits(&records, 100, Clone::clone).is_empty());
+        let short = vec![7u8; 100];
+        assert_eq!(page_that_fits(&short, 90, |n| *n).len(), 10);
+        assert_eq!(page_that_fits(&short, 0, |n| *n).len(), PAGE_ROWS);
+    }
+}

@@ -15,12 +15,14 @@ mod attach;
 mod capacity;
 mod connect;
 mod extents;
+mod figures;
 mod kind;
 mod ledger;
 mod list;
 mod list_limits;
 mod memory;
 mod named_pd;
+mod notes;
 mod numbers;
 mod policy;
 mod queues;
@@ -30,6 +32,7 @@ mod reload;
 mod session;
 mod srqs;
 mod teardown;
+mod why;
 mod windows;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -43,7 +46,7 @@ use rnic_core::abi::ABI_VERSION;
 use rnic_core::abi::control::{
     Features, HelloReply, HelloStatus, ObjectRef, Refusal, ReplyBody, RequestBody,
 };
-use rnic_core::device::StagAllocator;
+use rnic_core::device::{StagAllocator, WhyLog};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -58,16 +61,20 @@ use crate::worker::{Ticket, WorkerReport, Workers};
 use adopt::ConnectOver;
 use arena::Arenas;
 pub use capacity::Capacity;
+use figures::Past;
 use ledger::{Counts, Kind, Ledger};
 use list::Terminates;
 use memory::MrRequest;
 use named_pd::NamedPds;
+use notes::Notes;
 use numbers::Handles;
 use policy::Identity;
 pub use policy::Policy;
 pub use reload::Reloaded;
 use session::{Client, Session};
 use teardown::Leaving;
+use why::Asked;
+pub use why::Refused;
 
 /// What a request came to: something given, or a refusal by name.
 pub type Answer = Result<Given, Refusal>;
@@ -152,6 +159,10 @@ pub struct Manager {
     refusals: u64,
     misbehaved: u64,
     terminates: Terminates,
+    /// Shared with the workers.
+    why: Arc<WhyLog>,
+    notes: Notes,
+    past: Past,
 }
 
 /// Handles of every kind.
@@ -218,6 +229,9 @@ impl Manager {
             refusals: 0,
             misbehaved: 0,
             terminates: Terminates::default(),
+            why: workers.why().clone(),
+            notes: Notes::default(),
+            past: Past::default(),
             config,
             capacity,
             workers,
@@ -249,6 +263,7 @@ impl Manager {
                 };
                 self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
                 let events = welcome.events.clone();
+                self.why.open(id, client.identity.uid);
                 self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
                 Ok((id, welcome))
             }
@@ -320,17 +335,26 @@ impl Manager {
         body: RequestBody,
         descriptor: Option<OwnedFd>,
         now: Time,
-    ) -> Answer {
-        let answer = self.dispatch(id, body, descriptor, now);
-        if let Err(refusal) = &answer {
-            self.refusals += 1;
-            if let Some(session) = self.sessions.get_mut(&id) {
-                session.refusals += 1;
-            }
-            tracing::debug!(session = %id, %refusal, "refused");
+    ) -> Result<Given, Refused> {
+        let asked = Asked::of(&body);
+        if !asked.is_query() {
+            self.note_opening(id);
         }
+        let answer = self.dispatch(id, body, descriptor, now);
+        let answer = answer.map_err(|refusal| self.refused(id, asked, refusal, now));
         self.settle();
         answer
+    }
+
+    /// Notes a session when it first asks for something: those that only look are not notable.
+    fn note_opening(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id)
+            && !std::mem::replace(&mut session.opening_noted, true)
+        {
+            let Client { pid, identity, command, .. } = &session.client;
+            let text = format!("{command} (pid {pid}, uid {})", identity.uid);
+            self.note("session_opened", Some(id), text);
+        }
     }
 
     fn dispatch(
@@ -397,7 +421,7 @@ impl Manager {
             R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
             R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
             R::Drain { on } => self.drain(id, on),
-            R::Why { .. } => Err(refuse::unsupported("why")),
+            R::Why { id: number } => self.why(id, number),
         }
     }
 
@@ -421,8 +445,19 @@ impl Manager {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
                 WorkerReport::StagGuessed { peer, at } => self.cm.stag_guessed(peer, at),
-                WorkerReport::CqFailed { cq } => self.cq_failed(cq),
-                WorkerReport::SrqFailed { srq } => self.srq_failed(srq),
+                WorkerReport::CqFailed { cq } => {
+                    let owner = self.handles.cqs.owner(cq.0);
+                    self.note("cq_failed", owner, format!("completion queue {cq} is dead"));
+                    self.cq_failed(cq);
+                }
+                WorkerReport::Note { session, kind, text } => {
+                    self.note(kind, Some(session), text);
+                }
+                WorkerReport::SrqFailed { srq } => {
+                    let owner = self.handles.srqs.owner(srq.0);
+                    self.note("srq_failed", owner, format!("shared receive queue {srq} is dead"));
+                    self.srq_failed(srq);
+                }
                 WorkerReport::Detached { session } => self.memory_gone(session),
             }
         }
@@ -463,11 +498,6 @@ impl Manager {
     /// A session that a worker found misbehaving, and why; it is to be closed.
     pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
         self.ended.pop_front()
-    }
-
-    /// Counts a session that was ended for misbehaviour.
-    pub fn count_misbehaviour(&mut self) {
-        self.misbehaved += 1;
     }
 
     /// The connection manager, to hand it readiness and time. [`Manager::settle`] is due after.

@@ -285,6 +285,7 @@ impl Manager {
         self.named_pds.credit(object.pd, Member::Qp);
         object.reads.credit_all(&mut self.ledger, &mut session.counts);
         self.terminates.count(&object.shared);
+        self.past.add_qp(session.client.identity.uid, &object.shared);
         let places: Vec<Place> = [Some(object.sq), object.rq].into_iter().flatten().collect();
         give_back(session, &places, object.doorbell);
         self.handles.qps.release(qp.0);

@@ -19,6 +19,7 @@ use super::policy::Identity;
 use super::reads::Reads;
 use super::refuse;
 use crate::events::{ChannelSender, EventSender};
+use crate::log::Damper;
 
 /// A client's lease on the device.
 pub struct Session {
@@ -42,6 +43,9 @@ pub struct Session {
     /// Connection requests told to the client and not decided.
     pub requests: BTreeMap<RequestId, ListenerId>,
     pub windows: BTreeMap<MwId, MemoryWindow>,
+    /// What it causes that is noted.
+    pub noted: Damper,
+    pub opening_noted: bool,
 }
 
 /// Who the client is, as the kernel said when it connected.
@@ -212,6 +216,8 @@ impl Session {
             listeners: BTreeMap::new(),
             requests: BTreeMap::new(),
             windows: BTreeMap::new(),
+            noted: super::notes::damper(),
+            opening_noted: false,
         }
     }
 

@@ -15,7 +15,7 @@ use super::{Dropping, Manager, Pending};
 
 /// A session between steps 3 and 4.
 pub struct Leaving {
-    session: Session,
+    pub session: Session,
 }
 
 impl Manager {
@@ -37,8 +37,10 @@ impl Manager {
     /// Every worker has forgotten the session.
     pub(super) fn detached(&mut self, id: SessionId) {
         let Some(Leaving { mut session }) = self.leaving.remove(&id) else { return };
+        self.why.end(id);
         for qp in session.qps.values() {
             self.terminates.count(&qp.shared);
+            self.past.add_qp(session.client.identity.uid, &qp.shared);
         }
         for mr in session.mrs.values() {
             self.stags.release(mr.stag);

@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::{Cq, Srq, StagChange, StagEntry, Window};
+use rnic_core::device::{Cq, Srq, StagChange, StagEntry, WhyLog, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -68,6 +68,15 @@ pub enum WorkerReport {
         /// When.
         at: Time,
     },
+    /// Something that whoever watches the daemon may want to know.
+    Note {
+        /// Whose doing or loss it is.
+        session: SessionId,
+        /// What kind.
+        kind: &'static str,
+        /// In words.
+        text: String,
+    },
     /// A CQ died: every QP that uses it is to be moved to Error.
     CqFailed {
         /// Which.
@@ -91,6 +100,7 @@ pub struct Workers {
     workers: Vec<Handle>,
     tickets: Tickets,
     inbox: Receiver<Report>,
+    why: Arc<WhyLog>,
     reports: VecDeque<WorkerReport>,
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
@@ -140,6 +150,7 @@ impl Workers {
             workers,
             tickets: Tickets::default(),
             inbox,
+            why: Arc::clone(&options.engine.why),
             reports: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
@@ -149,6 +160,11 @@ impl Workers {
     /// How many there are.
     pub fn count(&self) -> u32 {
         self.workers.len() as u32
+    }
+
+    /// Where the engines put reasons of failures.
+    pub fn why(&self) -> &Arc<WhyLog> {
+        &self.why
     }
 
     /// The worker with the fewest QPs.

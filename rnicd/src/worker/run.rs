@@ -213,6 +213,9 @@ impl Worker {
                 Output::StagGuessed { peer, at } => {
                     self.report(Report::Public(WorkerReport::StagGuessed { peer, at }));
                 }
+                Output::Note { session, kind, text } => {
+                    self.report(Report::Public(WorkerReport::Note { session, kind, text }));
+                }
                 Output::Misbehaved { session, why } => {
                     self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
                 }

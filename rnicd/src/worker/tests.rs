@@ -54,6 +54,7 @@ impl Rig {
                 first_fpdu_deadline: Duration::from_secs(5),
                 partial: Default::default(),
                 mulpdu: MulpduPolicy::Emss,
+                why: Default::default(),
             },
             wait: WaitPolicy::default(),
         };

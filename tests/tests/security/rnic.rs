@@ -424,7 +424,7 @@ fn ddp_8_3_5_ddp_8_2_1_the_application_is_told_of_a_refused_access() {
         });
         assert!(
             matches!(&error, Ok(CompletionStatus::WrFlush))
-                || matches!(&error, Err(e) if matches!(e.source, Error::Refused(_))),
+                || matches!(&error, Err(e) if matches!(e.source, Error::Refused { .. })),
             "{path}: {error:?}"
         );
     }

@@ -6,6 +6,7 @@ use super::link::Cuts;
 use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, WINDOW, any_op, rights, safe_op};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, QpShape, Wiring, World};
+use crate::abi::control::WhyRecord;
 use crate::abi::queue::SendFlags;
 use crate::device::window::BindRequest;
 use crate::types::{Access, Scope, Stag, WindowKind};
@@ -162,6 +163,10 @@ fn run(
     prop_assert_eq!(&bench.memory(), &model.memory);
     for app in &bench.w.apps {
         prop_assert_eq!(app.cqs[0].cq.usage().1, 0, "no slot is reserved when all is done");
+    }
+    for why in [A, B].into_iter().flat_map(|end| bench.w.whys(end)) {
+        let WhyRecord { what, rule, text, qp, pd, stag, offset, length, .. } = why;
+        seen.push(format!("{what:?} {rule} {text} {qp:?} {pd:?} {stag:?} {offset:?} {length:?}"));
     }
     let counters = [A, B].map(|end| bench.w.qps[end].shared.counters());
     seen.push(format!(

@@ -24,5 +24,6 @@ mod refusals;
 mod requests;
 mod revocation;
 mod srq;
+mod why;
 mod windows;
 mod world;

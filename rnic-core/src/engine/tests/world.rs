@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::link::{End, Link};
 use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
-use crate::abi::control::Event;
-use crate::abi::queue::{PAGE, QueueKind, QueueShape, Sge};
+use crate::abi::control::{Event, WhyRecord};
+use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
 use crate::device::window::WindowCount;
 use crate::device::{
     Cq, Memory, Names, QpShared, Srq, StagAllocator, StagChange, StagEntry, Window,
@@ -204,6 +204,7 @@ pub(super) struct World {
     pub misbehaved: Vec<(SessionId, String)>,
     /// Peers that named wrong STags.
     pub guesses: Vec<std::net::IpAddr>,
+    pub notes: Vec<(SessionId, &'static str)>,
     pub failed_cqs: Vec<CqId>,
     /// Changes of STags nobody has answered yet.
     pub changes: Vec<(usize, QpId, StagChange)>,
@@ -245,6 +246,7 @@ impl World {
             detached: Vec::new(),
             misbehaved: Vec::new(),
             guesses: Vec::new(),
+            notes: Vec::new(),
             failed_cqs: Vec::new(),
             changes: Vec::new(),
             answer_changes: true,
@@ -681,18 +683,51 @@ impl World {
     /// Reads a completion queue and gives the slots back.
     pub fn poll_cq(&mut self, app: usize, cq: usize, most: usize) -> Vec<String> {
         let end = &mut self.apps[app].cqs[cq];
-        let mut found = Vec::new();
+        let (mut found, mut cqes) = (Vec::new(), Vec::new());
         while found.len() < most
             && let Some(cqe) = end.consumer.poll()
         {
             found.push(completion(&cqe));
+            cqes.push(cqe);
         }
         let waiting = end.consumer.release();
         let index = end.cq.doorbell();
+        for cqe in &cqes {
+            self.check_why(app, cqe);
+        }
         for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
             self.ring(app, worker, index);
         }
         found
+    }
+
+    /// A completion names a record of its own QP if it failed, and none if it did not.
+    fn check_why(&self, app: usize, cqe: &Cqe) {
+        if cqe.status == 0 {
+            assert_eq!(cqe.why_id, 0);
+            return;
+        }
+        let qp = self.qps.iter().find(|qp| qp.id.0 == cqe.qp).unwrap();
+        let log = &self.engines[qp.engine].shard.options.why;
+        let kept = log.find(cqe.why_id).unwrap_or_else(|| panic!("no record of {cqe:?}"));
+        let record = &kept.record;
+        assert_eq!((record.session, record.qp), (self.apps[app].session, Some(qp.id)));
+        assert!(!record.rule.is_empty() && !record.text.is_empty());
+    }
+
+    /// Records about a QP, oldest first.
+    pub fn whys(&self, qp: usize) -> Vec<WhyRecord> {
+        let QpEnd { engine, id, .. } = self.qps[qp];
+        let log = &self.engines[engine].shard.options.why;
+        let all = log.newest(|kept| kept.record.qp == Some(id));
+        all.iter().rev().map(|kept| kept.record.clone()).collect()
+    }
+
+    /// The only record about a QP.
+    pub fn why(&self, qp: usize) -> WhyRecord {
+        let mut all = self.whys(qp);
+        assert_eq!(all.len(), 1, "{all:#?}");
+        all.remove(0)
     }
 
     /// Completions of a QP's queues, those of the send queue's CQ first.
@@ -896,6 +931,7 @@ impl World {
                 Output::Warning { text, .. } => self.warnings.push(text),
                 Output::StagGuessed { peer, .. } => self.guesses.push(peer),
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
+                Output::Note { session, kind, .. } => self.notes.push((session, kind)),
                 Output::Detached { session } => self.detached.push(session),
             }
         }
@@ -933,6 +969,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),
         mulpdu: MulpduPolicy::Emss,
+        why: Arc::default(),
     }
 }
 

@@ -1,0 +1,353 @@
+//! *Why* records: the reasons of refusals, failures and losses, kept for those who ask.
+//!
+//! One log is shared by all workers and the resource manager. It is asked for nothing on the way to
+//! success: who fails makes a record, and names it by number in a completion or a reply. Memory is
+//! fixed: a ring for each session, so that one session can displace only its own records, and a
+//! ring of the device for sessions that have ended, in which the owner with the most records gives
+//! way. Who may read which record is decided by the caller. Clocks are the caller's too.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::abi::control::{WhyKind, WhyRecord};
+use crate::types::{AddressPair, PdId, QpId, SessionId, Stag, Time};
+
+/// Records of faults that each session keeps.
+pub const SESSION_RECORDS: usize = 64;
+/// Records that each session keeps of flushes its own doing brought about.
+pub const ROUTINE_RECORDS: usize = 16;
+/// Records that the device keeps of sessions that have ended.
+pub const ENDED_RECORDS: usize = 1024;
+/// Octets of a rule; a longer one is cut.
+pub const MAX_RULE: usize = 200;
+/// Octets of a text; a longer one is cut.
+pub const MAX_TEXT: usize = 500;
+
+/// A record to be made: a [`WhyRecord`] without number and time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Why {
+    /// Whose request, completion or stream it was.
+    pub session: SessionId,
+    /// What happened.
+    pub what: WhyKind,
+    /// Whether it is what the session's own doing brings about all the time; such records displace
+    /// only their like.
+    pub routine: bool,
+    /// The rule that decided: a configuration key, or an RFC section with its words.
+    pub rule: String,
+    /// A sentence for people, with the numbers.
+    pub text: String,
+    /// The QP concerned.
+    pub qp: Option<QpId>,
+    /// The domain it acted for.
+    pub pd: Option<PdId>,
+    /// The STag or local key concerned.
+    pub stag: Option<Stag>,
+    /// Tagged offset or address that was asked for.
+    pub offset: Option<u64>,
+    /// Octets that were asked for.
+    pub length: Option<u64>,
+    /// Addresses of the connection.
+    pub addresses: Option<AddressPair>,
+}
+
+impl Why {
+    /// A record that names no object but the session.
+    pub fn new(
+        session: SessionId,
+        what: WhyKind,
+        rule: impl Into<String>,
+        text: impl Into<String>,
+    ) -> Self {
+        Why {
+            session,
+            what,
+            routine: false,
+            rule: rule.into(),
+            text: text.into(),
+            qp: None,
+            pd: None,
+            stag: None,
+            offset: None,
+            length: None,
+            addresses: None,
+        }
+    }
+}
+
+/// A record as it is kept.
+#[derive(Debug)]
+pub struct Kept {
+    /// When it was made, by the caller's clock.
+    pub time: Time,
+    /// The account its session was opened for, as [`WhyLog::open`] was told; none if it was told
+    /// of no such session.
+    pub owner: Option<u32>,
+    /// The record; its `time_ms` is 0, for the reader to fill in.
+    pub record: WhyRecord,
+}
+
+/// All records. See the module's documentation.
+#[derive(Debug, Default)]
+pub struct WhyLog {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Number of the newest record; 0 before the first.
+    last: u64,
+    sessions: HashMap<SessionId, Rings>,
+    ended: FairRing<Option<u32>, Arc<Kept>>,
+}
+
+/// Records of a session, oldest first.
+#[derive(Debug)]
+struct Rings {
+    owner: u32,
+    faults: VecDeque<Arc<Kept>>,
+    routine: VecDeque<Arc<Kept>>,
+}
+
+impl WhyLog {
+    /// Prepares for a session that acts for `owner`. It costs memory only when something fails.
+    pub fn open(&self, session: SessionId, owner: u32) {
+        let rings = Rings { owner, faults: VecDeque::new(), routine: VecDeque::new() };
+        let old = self.inner.lock().sessions.insert(session, rings);
+        debug_assert!(old.is_none(), "session {session} was opened twice");
+    }
+
+    /// Makes a record; its number, which is never 0 and never given again.
+    pub fn record(&self, now: Time, why: Why) -> u64 {
+        let Why { session, what, routine, mut rule, mut text, .. } = why;
+        cut(&mut rule, MAX_RULE);
+        cut(&mut text, MAX_TEXT);
+        let Why { qp, pd, stag, offset, length, addresses, .. } = why;
+        let mut record = WhyRecord {
+            id: 0,
+            time_ms: 0,
+            session,
+            what,
+            rule,
+            text,
+            qp,
+            pd,
+            stag,
+            offset,
+            length,
+            addresses,
+        };
+        let mut inner = self.inner.lock();
+        inner.last += 1;
+        record.id = inner.last;
+        let id = record.id;
+        match inner.sessions.get_mut(&session) {
+            Some(rings) => {
+                let (ring, most) = match routine {
+                    true => (&mut rings.routine, ROUTINE_RECORDS),
+                    false => (&mut rings.faults, SESSION_RECORDS),
+                };
+                if ring.len() == most {
+                    ring.pop_front();
+                }
+                ring.push_back(Arc::new(Kept { time: now, owner: Some(rings.owner), record }));
+            }
+            // The session has ended, but not yet for every worker.
+            None => inner.ended.push(None, Arc::new(Kept { time: now, owner: None, record })),
+        }
+        id
+    }
+
+    /// A session has ended: its records go to the ring of the device.
+    pub fn end(&self, session: SessionId) {
+        let mut inner = self.inner.lock();
+        let Some(Rings { faults, routine, .. }) = inner.sessions.remove(&session) else { return };
+        for kept in routine.into_iter().chain(faults) {
+            inner.ended.push(kept.owner, kept);
+        }
+    }
+
+    /// The record with this number, unless newer ones have displaced it.
+    pub fn find(&self, id: u64) -> Option<Arc<Kept>> {
+        let inner = self.inner.lock();
+        inner.all().find(|kept| kept.record.id == id).cloned()
+    }
+
+    /// Records that `visible` accepts, newest first.
+    pub fn newest(&self, visible: impl Fn(&Kept) -> bool) -> Vec<Arc<Kept>> {
+        let mut all: Vec<_> = self.inner.lock().all().cloned().collect();
+        all.retain(|kept| visible(kept));
+        all.sort_unstable_by_key(|kept| std::cmp::Reverse(kept.record.id));
+        all
+    }
+
+    /// Records made so far.
+    pub fn made(&self) -> u64 {
+        self.inner.lock().last
+    }
+
+    /// Records kept now.
+    pub fn kept(&self) -> usize {
+        self.inner.lock().all().count()
+    }
+}
+
+impl Inner {
+    fn all(&self) -> impl Iterator<Item = &Arc<Kept>> {
+        let current = self.sessions.values().flat_map(|s| s.faults.iter().chain(&s.routine));
+        current.chain(self.ended.iter())
+    }
+}
+
+/// A ring that several owners fill. When it is full, whoever has the most makes room, so that a
+/// flood displaces itself.
+#[derive(Debug)]
+pub struct FairRing<K, T> {
+    most: usize,
+    items: VecDeque<(K, T)>,
+    counts: HashMap<K, usize>,
+}
+
+impl<K: Copy + Eq + Hash, T> FairRing<K, T> {
+    /// A ring of at most `most` items, at least 1.
+    pub fn new(most: usize) -> Self {
+        FairRing { most: most.max(1), items: VecDeque::new(), counts: HashMap::new() }
+    }
+
+    /// Adds the newest item.
+    pub fn push(&mut self, owner: K, item: T) {
+        if self.items.len() == self.most {
+            let richest = self.counts.iter().max_by_key(|(_, n)| **n).map(|(owner, _)| *owner);
+            let oldest = self.items.iter().position(|(owner, _)| Some(*owner) == richest);
+            if let Some((gone, _)) = self.items.remove(oldest.unwrap_or(0))
+                && let Some(n) = self.counts.get_mut(&gone)
+            {
+                *n -= 1;
+                if *n == 0 {
+                    self.counts.remove(&gone);
+                }
+            }
+        }
+        *self.counts.entry(owner).or_default() += 1;
+        self.items.push_back((owner, item));
+    }
+
+    /// All items, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
+        self.items.iter().map(|(_, item)| item)
+    }
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Inner { last: 0, sessions: HashMap::new(), ended: FairRing::new(ENDED_RECORDS) }
+    }
+}
+
+/// Cuts a text to at most `most` octets, between characters.
+fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        let mut end = most.saturating_sub('…'.len_utf8());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    // What was formatted in pieces may hold twice what it needs.
+    text.shrink_to_fit();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(session: u32, text: &str) -> Why {
+        Why::new(SessionId(session), WhyKind::Refused, "a rule", text)
+    }
+
+    fn texts(log: &WhyLog, session: u32) -> Vec<String> {
+        let of = log.newest(|kept| kept.record.session == SessionId(session));
+        of.iter().map(|kept| kept.record.text.clone()).collect()
+    }
+
+    #[test]
+    fn records_are_numbered_from_1_and_found_by_number() {
+        let log = WhyLog::default();
+        log.open(SessionId(1), 1000);
+        assert_eq!(log.record(Time(5), refused(1, "first")), 1);
+        assert_eq!(log.record(Time(6), refused(1, "second")), 2);
+        let found = log.find(1).map(|k| (k.time, k.owner, k.record.text.clone()));
+        assert_eq!(found, Some((Time(5), Some(1000), "first".to_owned())));
+        assert!(log.find(0).is_none() && log.find(3).is_none());
+        assert_eq!(texts(&log, 1), ["second", "first"]);
+    }
+
+    #[test]
+    fn a_session_displaces_its_own_records_only() {
+        let log = WhyLog::default();
+        log.open(SessionId(1), 1);
+        log.open(SessionId(2), 2);
+        let kept = log.record(Time(0), refused(1, "kept"));
+        for n in 0..10_000 {
+            assert_eq!(log.record(Time(0), refused(2, "flood")), kept + 1 + n);
+        }
+        assert!(log.find(kept).is_some());
+        assert_eq!(log.kept(), 1 + SESSION_RECORDS);
+        assert_eq!(log.made(), 10_001);
+    }
+
+    #[test]
+    fn what_happens_all_the_time_does_not_displace_faults() {
+        let log = WhyLog::default();
+        log.open(SessionId(1), 1);
+        let fault = log.record(Time(0), refused(1, "fault"));
+        for _ in 0..1000 {
+            log.record(Time(0), Why { routine: true, ..refused(1, "flushed") });
+        }
+        assert!(log.find(fault).is_some());
+        assert_eq!(log.kept(), 1 + ROUTINE_RECORDS);
+    }
+
+    #[test]
+    fn records_outlive_their_session_and_floods_of_others() {
+        let log = WhyLog::default();
+        log.open(SessionId(1), 1);
+        let kept = log.record(Time(0), refused(1, "kept"));
+        log.end(SessionId(1));
+        // Another owner opens session after session to fail in.
+        for session in 2..200 {
+            log.open(SessionId(session), 2);
+            for _ in 0..100 {
+                log.record(Time(0), refused(session, "flood"));
+            }
+            log.end(SessionId(session));
+        }
+        assert_eq!(log.kept(), ENDED_RECORDS);
+        assert_eq!(log.find(kept).map(|k| k.owner), Some(Some(1)));
+        // The newest of the flood are those that are left.
+        assert!(log.find(log.made()).is_some());
+        assert!(log.find(kept + 1).is_none());
+    }
+
+    #[test]
+    fn a_record_of_a_session_that_is_gone_is_kept_for_administrators() {
+        let log = WhyLog::default();
+        for _ in 0..2 * ENDED_RECORDS {
+            log.record(Time(0), refused(7, "late"));
+        }
+        assert_eq!(log.kept(), ENDED_RECORDS);
+        assert_eq!(log.find(log.made()).map(|k| k.owner), Some(None));
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let log = WhyLog::default();
+        let id = log.record(Time(0), refused(1, &"ä".repeat(400)));
+        let text = log.find(id).map(|k| k.record.text.clone()).unwrap_or_default();
+        assert!(text.len() <= MAX_TEXT && text.ends_with("ä…"), "{}", text.len());
+    }
+}

@@ -1,0 +1,473 @@
+//! Reasons: what was found wrong, and the one place where that becomes a status, a rule and words.
+//!
+//! Checks return a [`Reason`], which is small and plain; only when something fails is it put into
+//! words, and `record` keeps those. Both paths come by here, so both ends of a connection leave the
+//! same records whether TCP is between them or not.
+
+use super::place::{read_code, write_code};
+use super::qp::Qp;
+use crate::ddp;
+use crate::device::cq::CqFault;
+use crate::device::memory::MemoryFault;
+use crate::device::srq::SrqFault;
+use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault, StagTable};
+use crate::device::window::BindFault;
+use crate::rdmap::{ReadRequest, Terminate, codes};
+use crate::shm::queue::{Malformed, QueueFault};
+use crate::stream::{Fault, ReadArrival};
+use crate::types::{Access, CompletionStatus, CqId, Scope, SrqId, Stag, TerminateCode};
+
+/// What was found wrong.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reason {
+    // A request or a receive of this side cannot be carried out.
+    /// An entry of a queue makes no sense.
+    Entry(Malformed),
+    /// No operation has this number.
+    Opcode(u8),
+    /// Bits are set, or parameters given, that the operation does not have.
+    SpareFlags(u32),
+    /// A read has more than one element, or inline data.
+    ReadSink { elements: usize },
+    /// A read on a QP that may have none outstanding.
+    NoOrd,
+    /// The elements are longer in sum than any message.
+    MessageLength,
+    /// A local element does not resolve.
+    LocalKey { fault: LocalFault, lkey: u32, addr: u64, len: u32, write: bool },
+    /// The STag is not this QP's to invalidate.
+    NotOwned { fault: LocalFault, stag: Stag },
+    /// A request to bind a window has elements, inline data or a remote address.
+    BindElements,
+    /// A window was not bound.
+    Bind { fault: BindFault, window: Stag, address: u64, length: u64 },
+    /// A read that cannot be answered any more, because the peer has sent its FIN.
+    PeerFinished,
+
+    // The peer asked for what it may not have.
+    /// An RDMA Write.
+    Write { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
+    /// An RDMA Write that names another STag than its message began with.
+    StagChanged { stag: Stag, to: u64, len: u64 },
+    /// An RDMA Read.
+    Read { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
+    /// The region of a read was revoked while it was being answered.
+    Revoked { stag: Stag, to: u64, len: u64 },
+    /// More reads at once than were agreed.
+    ReadsFull { ird: u16 },
+    /// A Send with Invalidate.
+    Invalidate { fault: InvalidateFault, stag: Stag },
+    /// A Send that finds no receive, or none in time.
+    NoReceive { held: bool },
+    /// An entry of a receive queue makes no sense.
+    MalformedReceive,
+    /// A Send that does not fit the receive.
+    TooLong { mo: u32, len: usize, capacity: u64 },
+    /// A Read Response that answers no read.
+    NoRead,
+    /// A Read Response to another buffer than the read's.
+    OtherSink { found: Stag, sink: Stag },
+    /// A Read Response outside of the read's buffer.
+    OutsideSink { stag: Stag, to: u64, len: u64, size: u32 },
+    /// A Read Response of another length than was asked for.
+    ResponseLength { received: u32, size: u32 },
+    /// The buffer of a read is not to be had any more.
+    SinkGone { stag: Stag, to: u64, size: u32 },
+    /// A segment that is wrong in itself, as its code says.
+    Segment,
+
+    // Something that neither asked for.
+    /// Memory could not be reached.
+    Memory(MemoryFault),
+    /// A shared receive queue died.
+    Srq(SrqId, SrqFault),
+    /// An administrator ended the connection.
+    Expelled,
+    /// A completion queue died.
+    Cq(CqId, CqFault),
+    /// A client's queue index is impossible.
+    Queue(&'static str, QueueFault),
+    /// TCP ended inside of an FPDU.
+    CutShort,
+}
+
+/// A reason in words.
+pub(super) struct Words {
+    pub rule: String,
+    pub text: String,
+    pub stag: Option<Stag>,
+    pub offset: Option<u64>,
+    pub length: Option<u64>,
+}
+
+impl Words {
+    pub(super) fn new(rule: impl Into<String>, text: impl Into<String>) -> Self {
+        Words { rule: rule.into(), text: text.into(), stag: None, offset: None, length: None }
+    }
+
+    fn about(mut self, stag: Stag, offset: u64, length: u64) -> Self {
+        (self.stag, self.offset, self.length) = (Some(stag), Some(offset), Some(length));
+        self
+    }
+}
+
+impl Reason {
+    /// The outcome of a request or receive that this befell.
+    pub(super) fn status(self) -> CompletionStatus {
+        match self {
+            Reason::MessageLength | Reason::TooLong { .. } => CompletionStatus::LocalLength,
+            Reason::LocalKey { .. } | Reason::NotOwned { .. } => CompletionStatus::LocalProtection,
+            Reason::Memory(_) => CompletionStatus::LocalProtection,
+            Reason::Bind { .. } => CompletionStatus::MwBind,
+            Reason::PeerFinished => CompletionStatus::RemoteAborted,
+            Reason::Invalidate { .. } => CompletionStatus::RemoteInvalidRequest,
+            Reason::OtherSink { .. }
+            | Reason::OutsideSink { .. }
+            | Reason::ResponseLength { .. } => CompletionStatus::BadResponse,
+            Reason::SinkGone { .. } => CompletionStatus::LocalAccess,
+            _ => CompletionStatus::LocalQpOperation,
+        }
+    }
+
+    /// What the peer is told of it.
+    pub(super) fn fault(self) -> Fault {
+        match self {
+            Reason::Write { fault, .. } => Fault::segment(write_code(fault)),
+            Reason::StagChanged { .. } | Reason::OtherSink { .. } | Reason::SinkGone { .. } => {
+                Fault::segment(codes::TAGGED_INVALID_STAG)
+            }
+            Reason::Read { fault, .. } => Fault::read(read_code(fault)),
+            Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
+            Reason::NoReceive { .. } | Reason::ReadsFull { .. } => {
+                Fault::segment(codes::UNTAGGED_NO_BUFFER)
+            }
+            Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),
+            Reason::Invalidate { fault, .. } => Fault::segment(match fault {
+                InvalidateFault::NotAssociated => codes::PROTECTION_INVALIDATE,
+                InvalidateFault::Shared => codes::OPERATION_INVALIDATE,
+            }),
+            Reason::NoRead => Fault::segment(codes::OPERATION_OPCODE),
+            Reason::OutsideSink { .. } | Reason::ResponseLength { .. } => {
+                Fault::segment(codes::TAGGED_BOUNDS)
+            }
+            Reason::Memory(_) => Fault::local(codes::DDP_LOCAL_CATASTROPHIC),
+            Reason::CutShort => Fault::local(codes::LLP_CLOSED),
+            _ => Fault::local(codes::RDMA_LOCAL_CATASTROPHIC),
+        }
+    }
+
+    pub(super) fn words(self, qp: &Qp, stags: &StagTable) -> Words {
+        let wire = |text: String| Words::new(rule_of(self.fault().code), text);
+        match self {
+            Reason::Entry(malformed) => {
+                Words::new(ENTRY, format!("the entry in the queue is malformed: {malformed}"))
+            }
+            Reason::Opcode(opcode) => {
+                Words::new(ENTRY, format!("no operation of a send queue has number {opcode}"))
+            }
+            Reason::SpareFlags(flags) => Words::new(
+                ENTRY,
+                format!("flags {flags:#x} or parameters that this operation does not have"),
+            ),
+            Reason::MalformedReceive => {
+                Words::new(ENTRY, "the next entry of the receive queue is malformed")
+            }
+            Reason::BindElements => Words::new(
+                ENTRY,
+                "binding a window takes no elements, no inline data and no remote address",
+            ),
+            Reason::Bind { fault, window, address, length } => Words::new(
+                BIND,
+                format!(
+                    "window {window} was to be bound to {length} octets at {address:#x}: {fault}"
+                ),
+            )
+            .about(window, address, length),
+            Reason::ReadSink { elements } => Words::new(
+                "RFC 5040 section 4.4: a Read Request names one sink buffer",
+                format!("an RDMA Read takes one element and no inline data, {elements} were given"),
+            ),
+            Reason::NoOrd => Words::new(
+                "local contract: an RDMA Read needs an ORD of at least 1",
+                "an RDMA Read was posted, but this connection was agreed with an ORD of 0",
+            ),
+            Reason::MessageLength => Words::new(
+                "RFC 5041 section 5.2: a message is shorter than 2^32 octets",
+                "the elements of the request add up to 2^32 octets or more",
+            ),
+            Reason::LocalKey { fault, lkey, addr, len, write } => {
+                local_key(qp, stags, fault, Stag(lkey), addr, len.into(), write)
+            }
+            Reason::NotOwned { fault, stag } => {
+                let text = format!(
+                    "STag {stag} is no enabled region of session {} in PD {} that QP {} may \
+                     invalidate: {fault}",
+                    qp.session, qp.pd, qp.id
+                );
+                let rule = "local contract: a queue pair invalidates STags of its own session, \
+                            domain and scope";
+                Words { stag: Some(stag), ..Words::new(rule, text) }
+            }
+            Reason::PeerFinished => Words::new(
+                "RFC 5040 section 6.2: no Read Response follows the peer's end of stream",
+                "an RDMA Read cannot be answered: the peer has finished sending (FIN)",
+            ),
+            Reason::Write { fault, stag, to, len } => {
+                let what = format!("an RDMA Write of {len} octets at {to:#x}");
+                let text = remote_key(qp, stags, fault, stag, (to, len), &what);
+                let mut words = wire(text).about(stag, to, len);
+                if fault == RemoteFault::NoRight {
+                    words.rule.push_str(" (DDP has no code of its own for a missing right)");
+                }
+                words
+            }
+            Reason::StagChanged { stag, to, len } => wire(format!(
+                "a segment of an RDMA Write names STag {stag}, an earlier one of the same message \
+                 named another"
+            ))
+            .about(stag, to, len),
+            Reason::Read { fault, stag, to, len } => {
+                let what = format!("an RDMA Read of {len} octets at {to:#x}");
+                wire(remote_key(qp, stags, fault, stag, (to, len), &what)).about(stag, to, len)
+            }
+            Reason::Revoked { stag, to, len } => wire(format!(
+                "STag {stag} was deregistered or invalidated while an RDMA Read of it was being \
+                 answered; {len} octets from {to:#x} on were still to be sent"
+            ))
+            .about(stag, to, len),
+            Reason::ReadsFull { ird } => wire(format!(
+                "the peer has more RDMA Reads outstanding than the IRD of {ird} that was agreed"
+            )),
+            Reason::Invalidate { fault, stag } => {
+                let why = match (fault, stags.get(stag)) {
+                    (InvalidateFault::Shared, _) => {
+                        "it is shared by all queue pairs of the domain, or has windows bound to it; only \
+                         one limited to this queue pair can be invalidated by the peer"
+                            .to_owned()
+                    }
+                    (_, None) => "no region has it".to_owned(),
+                    (_, Some(_)) => format!("it is not associated with QP {} alone", qp.id),
+                };
+                let text = format!("a Send asked to invalidate STag {stag}, but {why}");
+                Words { stag: Some(stag), ..wire(text) }
+            }
+            Reason::NoReceive { held } => {
+                let waited = if held { ", nor was one until the deadline" } else { "" };
+                wire(format!("a Send arrived and no receive was posted to take it{waited}"))
+            }
+            Reason::TooLong { mo, len, capacity } => {
+                let end = u64::from(mo) + len as u64;
+                let text = format!(
+                    "a Send is at least {end} octets long, the receive it met has {capacity}"
+                );
+                Words { length: Some(end), ..wire(text) }
+            }
+            Reason::NoRead => wire("a Read Response arrived and no read was outstanding".into()),
+            Reason::OtherSink { found, sink } => {
+                let text = format!(
+                    "a Read Response names STag {found}, the read's own buffer is STag {sink}"
+                );
+                Words { stag: Some(found), ..wire(text) }
+            }
+            Reason::OutsideSink { stag, to, len, size } => wire(format!(
+                "a Read Response of {len} octets at {to:#x} leaves the {size} octets the read asked \
+                 for"
+            ))
+            .about(stag, to, len),
+            Reason::ResponseLength { received, size } => {
+                let text =
+                    format!("the peer answered a read of {size} octets with {received} octets");
+                Words { length: Some(received.into()), ..wire(text) }
+            }
+            Reason::SinkGone { stag, to, size } => wire(format!(
+                "STag {stag}, the buffer of a read, was deregistered or invalidated before the \
+                 response came"
+            ))
+            .about(stag, to, size.into()),
+            Reason::Segment => wire("the peer's segment is wrong in itself".to_owned()),
+            Reason::Memory(fault) => {
+                let whose = match fault.owner == qp.session {
+                    true => "memory of this session",
+                    false => "memory of the other end's session",
+                };
+                Words::new(
+                    "local contract: memory stays as it was when it was shared or attached",
+                    format!("{whose} could not be reached: {}", fault.cause),
+                )
+            }
+            Reason::Srq(srq, SrqFault::Scribbled(fault)) => {
+                Words::new(INDEX, format!("shared receive queue {srq}: {fault}"))
+            }
+            Reason::Srq(srq, SrqFault::Dead) => {
+                Words::new(INDEX, format!("shared receive queue {srq} was scribbled over before"))
+            }
+            Reason::Expelled => {
+                Words::new("rnicctl disconnect", "an administrator ended this connection")
+            }
+            Reason::Cq(cq, CqFault::Full) => Words::new(
+                "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
+                 queue pairs",
+                format!("completion queue {cq} had no free entry for the completion of a receive"),
+            ),
+            Reason::Cq(cq, CqFault::Dead) => Words::new(
+                "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
+                 queue pairs",
+                format!("completion queue {cq} overflowed or was scribbled over before"),
+            ),
+            Reason::Cq(cq, CqFault::Scribbled(fault)) => {
+                Words::new(INDEX, format!("completion queue {cq}: {fault}"))
+            }
+            Reason::Queue(queue, fault) => Words::new(INDEX, format!("{queue}: {fault}")),
+            Reason::CutShort => wire("the peer closed its direction inside of an FPDU".to_owned()),
+        }
+    }
+}
+
+const ENTRY: &str = "local contract: entries of a queue follow the layout of the ABI";
+const BIND: &str = "local contract: a window is bound within a region of the same session and domain \
+                    that allows it";
+const INDEX: &str = "local contract: a client moves an index only forward and within its ring";
+const LOCAL_KEY: &str = "local contract: a local key names a region of the same session and domain \
+                         that covers the range, with local-write where octets arrive";
+pub(super) const LOST: &str = "RFC 5040 section 6.2: a stream ends with its TCP connection";
+pub(super) const FLUSHED: &str =
+    "local contract: what is posted and cannot complete any more is flushed";
+
+/// The rule behind a Terminate code.
+pub(super) fn rule_of(code: TerminateCode) -> String {
+    let section = match (code.layer, code.etype) {
+        (0, 0) => "RFC 5040 section 7.1",
+        (0, _) => "RFC 5040 section 7.2",
+        (1, _) => "RFC 5041 section 7.1",
+        _ => "RFC 5044 section 8",
+    };
+    match codes::name(code) {
+        Some(name) => format!("{section}, {code}: {name}"),
+        None => format!("{section}, {code}: not an assigned code"),
+    }
+}
+
+fn local_key(
+    qp: &Qp,
+    stags: &StagTable,
+    fault: LocalFault,
+    key: Stag,
+    addr: u64,
+    len: u64,
+    write: bool,
+) -> Words {
+    let way = if write { "written to" } else { "read from" };
+    let mut text = format!("{len} octets at {addr:#x} were to be {way} local key {key}, ");
+    // Of another session's region nothing is said, not even that it exists.
+    let own = stags.get(key).filter(|e| e.session == qp.session);
+    text += &match (fault, own) {
+        (LocalFault::InvalidKey, None) => {
+            format!("but session {} has no such region", qp.session)
+        }
+        (LocalFault::InvalidKey, Some(e)) if e.pd != qp.pd => {
+            format!("but that region is of PD {} and QP {} of PD {}", e.pd, qp.id, qp.pd)
+        }
+        (LocalFault::InvalidKey, Some(_)) => {
+            format!("but that region is limited to another queue pair than QP {}", qp.id)
+        }
+        (LocalFault::NoRight, Some(e)) => format!("which grants {} only", grants(e.access)),
+        (LocalFault::Bounds, Some(e)) => {
+            format!("which covers {} octets from {:#x} on", e.length, e.iova)
+        }
+        (fault, _) => fault.to_string(),
+    };
+    Words::new(LOCAL_KEY, text).about(key, addr, len)
+}
+
+fn remote_key(
+    qp: &Qp,
+    stags: &StagTable,
+    fault: RemoteFault,
+    stag: Stag,
+    (to, len): (u64, u64),
+    what: &str,
+) -> String {
+    let entry = stags.get(stag);
+    // Of another session's region nothing is said but that it is not this stream's.
+    let own = entry.filter(|e| e.session == qp.session);
+    match (fault, own) {
+        (RemoteFault::InvalidStag, _) => format!(
+            "no region has STag {stag}: it was never issued, or has been deregistered or \
+             invalidated; {what} was asked for"
+        ),
+        (RemoteFault::NotAssociated, Some(e)) if e.pd != qp.pd => {
+            let (theirs, ours) = (e.pd, qp.pd);
+            format!("STag {stag} is of PD {theirs}, this stream of PD {ours}; {what} was asked for")
+        }
+        (RemoteFault::NotAssociated, _) => {
+            let limit = match own.map(|e| e.scope) {
+                Some(Scope::Qp(other)) => format!("is limited to QP {other}"),
+                _ => "is not associated with this stream".to_owned(),
+            };
+            format!(
+                "STag {stag} {limit}; QP {} of PD {} is this; {what} was asked for",
+                qp.id, qp.pd
+            )
+        }
+        (RemoteFault::NoRight, _) => {
+            let grants = entry.map_or(String::new(), |e| grants(e.access));
+            format!("STag {stag} of PD {} grants {grants} only; {what} was asked for", qp.pd)
+        }
+        (RemoteFault::Wrap, _) => format!(
+            "offset {to:#x} and length {len} reach 2^64; {what} of STag {stag} was asked for"
+        ),
+        (RemoteFault::Bounds, _) => {
+            let (from, size) = entry.map_or((0, 0), |e| (e.iova, e.length));
+            format!("STag {stag} covers {size} octets from {from:#x} on; {what} leaves it")
+        }
+    }
+}
+
+/// Rights by name. Local reading goes without saying, but something must be said.
+fn grants(access: Access) -> String {
+    let names = [
+        (Access::LOCAL_WRITE, "local-write"),
+        (Access::REMOTE_WRITE, "remote-write"),
+        (Access::REMOTE_READ, "remote-read"),
+    ];
+    let held: Vec<&str> =
+        names.iter().filter(|(right, _)| access.contains(*right)).map(|(_, name)| *name).collect();
+    if held.is_empty() { "local-read".to_owned() } else { held.join(", ") }
+}
+
+/// What a Terminate says it is about, from the headers it encloses.
+pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
+    if let Some(read) = t.read_request.map(ReadRequest::parse) {
+        let ReadRequest { src_stag, src_to, size, .. } = read;
+        words.text += &format!(
+            "; it is about an RDMA Read of {size} octets at {:#x} of STag {src_stag}",
+            src_to.0
+        );
+        return words.about(src_stag, src_to.0, size.into());
+    }
+    match t.ddp_header.map(ddp::Header::parse) {
+        Some(Ok((header @ ddp::Header::Tagged(h), _))) => {
+            let len = t.segment_len.unwrap_or(0).saturating_sub(header.len() as u16);
+            words.text += &format!(
+                "; it is about a tagged segment of {len} octets at {:#x} of STag {}",
+                h.to.0, h.stag
+            );
+            words.about(h.stag, h.to.0, len.into())
+        }
+        Some(Ok((header @ ddp::Header::Untagged(h), _))) => {
+            let len = t.segment_len.unwrap_or(0).saturating_sub(header.len() as u16);
+            words.text += &format!(
+                "; it is about a segment of {len} octets at offset {} of message {} on queue {}",
+                h.mo, h.msn.0, h.qn
+            );
+            Words { offset: Some(h.mo.into()), length: Some(len.into()), ..words }
+        }
+        _ => words,
+    }
+}
+
+/// The part of a read that has not been answered yet.
+pub(super) fn revoked(owed: &ReadArrival, sent: u32) -> Reason {
+    let rest = owed.request.advanced(sent);
+    Reason::Revoked { stag: rest.src_stag, to: rest.src_to.0, len: rest.size.into() }
+}

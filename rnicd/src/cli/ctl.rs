@@ -1,0 +1,226 @@
+//! `rnicctl`: asks the daemon what it knows, and tells it what administrators want.
+
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rnic_client::{Context, Error, ListKind, QpId, Rows};
+use serde::Serialize;
+
+use super::table::{Table, of_rows, of_status};
+use super::why;
+
+/// Show what rnicd knows, and have it do what administrators may ask.
+///
+/// Administrators see everybody's objects, others their own.
+///
+/// Exit codes: 0 done; 1 the daemon refused or failed; 2 wrong usage; 3 no daemon was reached.
+#[derive(Debug, Parser)]
+#[command(name = "rnicctl", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Debug, Args)]
+struct How {
+    /// Control socket of the daemon; otherwise RNIC_SOCKET and the usual places.
+    #[arg(long, value_name = "PATH", global = true)]
+    socket: Option<PathBuf>,
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Figures of the daemon.
+    Status,
+    /// Sessions of programs.
+    Clients,
+    /// Queue pairs: state, addresses, counters.
+    Qps,
+    /// Completion queues.
+    Cqs,
+    /// Memory regions.
+    Mrs,
+    /// Shared receive queues.
+    Srqs,
+    /// Memory windows.
+    Windows,
+    /// Protection domains.
+    Pds,
+    /// Bound addresses.
+    Listeners,
+    /// Limits, and how much of each is in use.
+    Limits,
+    /// Notable happenings, newest first.
+    Events,
+    /// Why something was refused or failed.
+    ///
+    /// Every refused request, failed completion, Terminate and lost connection leaves a record. A
+    /// completion names its record by `why_id`, an error of the library as "(why 17)".
+    Why {
+        /// Number of a record; without it, all records there are, newest first.
+        id: Option<u64>,
+    },
+    /// End a queue pair's connection, whoever owns it (administrators).
+    Disconnect {
+        /// Number of the queue pair, as `rnicctl qps` shows it.
+        qp: u32,
+    },
+    /// Refuse new sessions, objects and connections, or take them again (administrators).
+    ///
+    /// What exists goes on. `rnicctl status` shows whether the daemon drains.
+    Drain {
+        /// Whether to refuse.
+        #[arg(value_enum)]
+        switch: Switch,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Switch {
+    /// Take nothing new.
+    On,
+    /// Take new things again.
+    Off,
+}
+
+/// Runs `rnicctl` with the arguments of this process.
+pub fn main() -> ExitCode {
+    let Cli { command, how } = Cli::parse();
+    match carry_out(&command, &how) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("rnicctl: {error}");
+            match error.downcast_ref::<Error>() {
+                Some(Error::NoDaemon { .. } | Error::NotAdmitted { .. }) => ExitCode::from(3),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn carry_out(command: &Command, how: &How) -> Result<(), Box<dyn std::error::Error>> {
+    let context = match &how.socket {
+        Some(path) => Context::open_at(path)?,
+        None => Context::open()?,
+    };
+    let list = |kind| show_rows(&context, kind, how.json);
+    match *command {
+        Command::Status => {
+            let status = context.status()?;
+            print(how.json, &status, &of_status(&status))
+        }
+        Command::Clients => list(ListKind::Clients),
+        Command::Qps => list(ListKind::Qps),
+        Command::Cqs => list(ListKind::Cqs),
+        Command::Mrs => list(ListKind::Mrs),
+        Command::Srqs => list(ListKind::Srqs),
+        Command::Windows => list(ListKind::Windows),
+        Command::Pds => list(ListKind::Pds),
+        Command::Listeners => list(ListKind::Listeners),
+        Command::Limits => list(ListKind::Limits),
+        Command::Events => list(ListKind::Events),
+        Command::Why { id: None } => list(ListKind::Whys),
+        Command::Why { id: Some(id) } => {
+            let record = context.why(id)?;
+            print(how.json, &record, &why::explain(&record))
+        }
+        Command::Disconnect { qp } => {
+            context.admin_disconnect(QpId(qp))?;
+            done(how.json)
+        }
+        Command::Drain { switch } => {
+            context.drain(matches!(switch, Switch::On))?;
+            done(how.json)
+        }
+    }
+}
+
+fn show_rows(
+    context: &Context,
+    kind: ListKind,
+    json: bool,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let rows = all_rows(context, kind)?;
+    let table: Table = of_rows(&rows);
+    match &rows {
+        Rows::Clients(rows) => print(json, rows, &table),
+        Rows::Qps(rows) => print(json, rows, &table),
+        Rows::Cqs(rows) => print(json, rows, &table),
+        Rows::Mrs(rows) => print(json, rows, &table),
+        Rows::Listeners(rows) => print(json, rows, &table),
+        Rows::Srqs(rows) => print(json, rows, &table),
+        Rows::Windows(rows) => print(json, rows, &table),
+        Rows::Pds(rows) => print(json, rows, &table),
+        Rows::Limits(rows) => print(json, rows, &table),
+        Rows::Whys(rows) => print(json, rows, &table),
+        Rows::Events(rows) => print(json, rows, &table),
+    }
+}
+
+/// All pages of a list. Objects come and go meanwhile, so the sum may miss or repeat one.
+fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
+    let (mut all, _) = context.list(kind, 0)?;
+    loop {
+        let have = len(&all);
+        let (page, total) = context.list(kind, u32::try_from(have).unwrap_or(u32::MAX))?;
+        if len(&page) == 0 || have >= total as usize {
+            return Ok(all);
+        }
+        match (&mut all, page) {
+            (Rows::Clients(all), Rows::Clients(page)) => all.extend(page),
+            (Rows::Qps(all), Rows::Qps(page)) => all.extend(page),
+            (Rows::Cqs(all), Rows::Cqs(page)) => all.extend(page),
+            (Rows::Mrs(all), Rows::Mrs(page)) => all.extend(page),
+            (Rows::Listeners(all), Rows::Listeners(page)) => all.extend(page),
+            (Rows::Srqs(all), Rows::Srqs(page)) => all.extend(page),
+            (Rows::Windows(all), Rows::Windows(page)) => all.extend(page),
+            (Rows::Pds(all), Rows::Pds(page)) => all.extend(page),
+            (Rows::Limits(all), Rows::Limits(page)) => all.extend(page),
+            (Rows::Whys(all), Rows::Whys(page)) => all.extend(page),
+            (Rows::Events(all), Rows::Events(page)) => all.extend(page),
+            // A daemon that answers with other rows than asked for has nothing more to say.
+            _ => return Ok(all),
+        }
+    }
+}
+
+fn len(rows: &Rows) -> usize {
+    match rows {
+        Rows::Clients(rows) => rows.len(),
+        Rows::Qps(rows) => rows.len(),
+        Rows::Cqs(rows) => rows.len(),
+        Rows::Mrs(rows) => rows.len(),
+        Rows::Listeners(rows) => rows.len(),
+        Rows::Srqs(rows) => rows.len(),
+        Rows::Windows(rows) => rows.len(),
+        Rows::Pds(rows) => rows.len(),
+        Rows::Limits(rows) => rows.len(),
+        Rows::Whys(rows) => rows.len(),
+        Rows::Events(rows) => rows.len(),
+    }
+}
+
+/// What was asked for has been done, and there is nothing to show.
+fn done(json: bool) -> Result<(), Box<dyn std::error::Error>> {
+    if json { print(json, &serde_json::json!({ "done": true }), &"") } else { Ok(()) }
+}
+
+fn print<T: Serialize + ?Sized>(
+    json: bool,
+    value: &T,
+    text: &dyn std::fmt::Display,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let mut text = if json { serde_json::to_string_pretty(value)? } else { text.to_string() };
+    text.push('\n');
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}

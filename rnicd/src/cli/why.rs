@@ -1,0 +1,113 @@
+//! One *why* record for people: what happened, the rule, the explanation, and the figures.
+
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rnic_core::abi::control::{WhyKind, WhyRecord};
+use rnic_core::types::TerminateOrigin;
+
+/// Columns a line is filled up to.
+const WIDTH: usize = 78;
+/// Columns of the names of fields.
+const NAMES: usize = 10;
+
+/// The record as lines, each a field; long texts go on below themselves.
+pub fn explain(record: &WhyRecord) -> String {
+    let mut out = String::new();
+    field(&mut out, "why", &format!("{}, {}", record.id, age(record.time_ms)));
+    field(&mut out, "what", &happened(&record.what));
+    field(&mut out, "rule", &record.rule);
+    field(&mut out, "because", &record.text);
+    let qp = record.qp.map(|qp| format!(", QP {qp}")).unwrap_or_default();
+    let pd = record.pd.map(|pd| format!(", PD {pd}")).unwrap_or_default();
+    field(&mut out, "whose", &format!("session {}{qp}{pd}", record.session));
+    if let Some(stag) = record.stag {
+        field(&mut out, "STag", &stag.to_string());
+    }
+    if let Some(offset) = record.offset {
+        field(&mut out, "offset", &format!("{offset:#x}"));
+    }
+    if let Some(length) = record.length {
+        field(&mut out, "length", &format!("{length} octets"));
+    }
+    if let Some(addresses) = record.addresses {
+        let text = format!("{} here, {} the peer", addresses.local, addresses.peer);
+        field(&mut out, "addresses", &text);
+    }
+    out.truncate(out.trim_end().len());
+    out
+}
+
+/// What a record explains, in a few words.
+pub fn happened(what: &WhyKind) -> String {
+    match what {
+        WhyKind::Refused => "refused".to_owned(),
+        WhyKind::Completion { wr_id, status } => format!("{status:?} of {wr_id}"),
+        WhyKind::Terminate { origin: TerminateOrigin::Local, code } => format!("sent {code}"),
+        WhyKind::Terminate { origin: TerminateOrigin::Peer, code } => format!("received {code}"),
+        WhyKind::Lost => "connection lost".to_owned(),
+        WhyKind::Ended => "session ended".to_owned(),
+    }
+}
+
+/// How long ago a time in milliseconds since 1970 is, in words.
+pub fn age(time_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let ms = now.saturating_sub(u128::from(time_ms));
+    match ms {
+        0..10_000 => format!("{}.{:03} s ago", ms / 1000, ms % 1000),
+        10_000..600_000 => format!("{} s ago", ms / 1000),
+        600_000..36_000_000 => format!("{} min ago", ms / 60_000),
+        _ => format!("{} h ago", ms / 3_600_000),
+    }
+}
+
+fn field(out: &mut String, name: &str, text: &str) {
+    let mut column = 0;
+    let _ = write!(out, "{name:<NAMES$}");
+    for word in text.split_whitespace() {
+        let len = word.chars().count();
+        if column > 0 && NAMES + column + 1 + len > WIDTH {
+            let _ = write!(out, "\n{:NAMES$}", "");
+            column = 0;
+        }
+        if column > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += len;
+    }
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::types::*;
+
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_from_top_to_bottom_and_no_line_is_long() {
+        let record = WhyRecord {
+            id: 17,
+            time_ms: 0,
+            session: SessionId(3),
+            what: WhyKind::Completion { wr_id: 7, status: CompletionStatus::LocalProtection },
+            rule: "a rule".to_owned(),
+            text: "words ".repeat(40),
+            qp: Some(QpId(9)),
+            pd: None,
+            stag: Some(Stag(0xAB)),
+            offset: Some(4096),
+            length: Some(64),
+            addresses: None,
+        };
+        let text = explain(&record);
+        assert!(text.starts_with("why       17, "), "{text}");
+        assert!(text.contains("what      LocalProtection of 7\nrule      a rule\nbecause   words"));
+        assert!(text.contains("whose     session 3, QP 9\nSTag      0x000000ab\n"), "{text}");
+        assert!(text.ends_with("offset    0x1000\nlength    64 octets"), "{text}");
+        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+    }
+}

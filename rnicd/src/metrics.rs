@@ -1,0 +1,172 @@
+//! Figures in a file, in the text format of Prometheus, for the textfile collector of node_exporter:
+//! no port is opened for them.
+//!
+//! [`Page`] is the format, [`Writer`] a thread that replaces the file. The control thread renders
+//! and hands over; if the disk is slow it goes without, and a file that cannot be written is logged
+//! now and then and costs nothing else. Which figures there are is the resource manager's business.
+
+use std::fmt::{Display, Write as _};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use crate::log::Damper;
+
+/// What a figure does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Goes up and down.
+    Gauge,
+    /// Only goes up, until the daemon is started again.
+    Counter,
+}
+
+/// A page of figures.
+#[derive(Debug, Default)]
+pub struct Page {
+    text: String,
+}
+
+impl Page {
+    /// Begins a figure; its samples follow. `help` is one line.
+    pub fn figure(&mut self, name: &str, kind: Kind, help: &str) -> Figure<'_> {
+        let kind = match kind {
+            Kind::Gauge => "gauge",
+            Kind::Counter => "counter",
+        };
+        // Writing to a string does not fail, here and below.
+        let _ = writeln!(self.text, "# HELP rnicd_{name} {help}\n# TYPE rnicd_{name} {kind}");
+        Figure { text: &mut self.text, name: name.to_owned() }
+    }
+
+    /// The page.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+}
+
+/// One figure of a page.
+pub struct Figure<'p> {
+    text: &'p mut String,
+    name: String,
+}
+
+impl Figure<'_> {
+    /// Its value for these labels.
+    pub fn sample(&mut self, labels: &[(&str, &dyn Display)], value: u64) -> &mut Self {
+        let _ = write!(self.text, "rnicd_{}", self.name);
+        for (n, (label, value)) in labels.iter().enumerate() {
+            let before = if n == 0 { '{' } else { ',' };
+            let _ = write!(self.text, "{before}{label}=\"{}\"", escaped(&value.to_string()));
+        }
+        let after = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.text, "{after} {value}");
+        self
+    }
+}
+
+/// A thread that writes pages to a file. It ends, unwaited for, when this is dropped.
+#[derive(Debug)]
+pub struct Writer {
+    pages: SyncSender<String>,
+}
+
+impl Writer {
+    /// Starts the thread for the file at `path`.
+    pub fn start(path: PathBuf) -> io::Result<Self> {
+        let (pages, inbox) = sync_channel::<String>(1);
+        std::thread::Builder::new().name("rnicd-metrics".to_owned()).spawn(move || {
+            let mut damper = Damper::new(1, QUIET);
+            while let Ok(page) = inbox.recv() {
+                if let Err(error) = replace(&path, page.as_bytes())
+                    && let Some(suppressed) = damper.count(Instant::now())
+                {
+                    let path = path.display();
+                    tracing::warn!(%path, %error, suppressed, "cannot write metrics.file");
+                }
+            }
+        })?;
+        Ok(Writer { pages })
+    }
+
+    /// Hands a page over, unless the one before still waits.
+    pub fn write(&self, page: String) {
+        let _ = self.pages.try_send(page);
+    }
+}
+
+/// Replaces a file at once: who reads sees the old or the new one, never a part.
+fn replace(path: &Path, octets: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(".tmp");
+    let temporary = path.with_file_name(hidden);
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(octets))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// How long a failure is not spoken of again.
+const QUIET: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_in_the_text_format() {
+        let mut page = Page::default();
+        page.figure("sessions", Kind::Gauge, "Sessions.").sample(&[], 3);
+        page.figure("objects", Kind::Counter, "Objects.")
+            .sample(&[("uid", &1000), ("kind", &"qps")], 7)
+            .sample(&[("uid", &"a\"b\\c\n"), ("kind", &"mrs")], 0);
+        let expected = "# HELP rnicd_sessions Sessions.\n# TYPE rnicd_sessions gauge\n\
+                        rnicd_sessions 3\n\
+                        # HELP rnicd_objects Objects.\n# TYPE rnicd_objects counter\n\
+                        rnicd_objects{uid=\"1000\",kind=\"qps\"} 7\n\
+                        rnicd_objects{uid=\"a\\\"b\\\\c\\n\",kind=\"mrs\"} 0\n";
+        assert_eq!(page.into_text(), expected);
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_failures_leave_nothing() {
+        let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let path = dir.path().join("rnicd.prom");
+        for text in ["first and longer", "second"] {
+            replace(&path, text.as_bytes()).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(fs::read_to_string(&path).ok().as_deref(), Some(text));
+        }
+        assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(1));
+        // A directory cannot be replaced by a file.
+        let taken = dir.path().join("taken");
+        fs::create_dir(&taken).unwrap_or_else(|e| panic!("{e}"));
+        assert!(replace(&taken, b"x").is_err());
+        assert!(replace(&dir.path().join("no/such/folder"), b"x").is_err());
+        assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(2));
+        // A link in the place of the temporary file is not followed.
+        let secret = dir.path().join("secret");
+        fs::write(&secret, "kept").unwrap_or_else(|e| panic!("{e}"));
+        let link = dir.path().join(".rnicd.prom.tmp");
+        std::os::unix::fs::symlink(&secret, link).unwrap_or_else(|e| panic!("{e}"));
+        assert!(replace(&path, b"x").is_err());
+        assert_eq!(fs::read_to_string(&secret).ok().as_deref(), Some("kept"));
+    }
+}

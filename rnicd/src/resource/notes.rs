@@ -1,0 +1,84 @@
+//! Notable happenings, for whoever watches the daemon: a fixed ring that no user can fill alone.
+
+use std::time::{Duration, Instant};
+
+use rnic_core::abi::control::{EventRecord, Rows};
+use rnic_core::device::why::FairRing;
+use rnic_core::types::{SessionId, Time};
+
+use super::Manager;
+use super::list::page_that_fits;
+use super::why::{Reader, Wall};
+use crate::log::Damper;
+use crate::worker::clock;
+
+/// Happenings kept.
+const EVENTS: usize = 1024;
+/// Octets of a text; a longer one is cut.
+const MAX_TEXT: usize = 500;
+
+/// What happened lately.
+pub struct Notes {
+    sequence: u64,
+    ring: FairRing<Option<u32>, Note>,
+}
+
+struct Note {
+    time: Time,
+    owner: Option<u32>,
+    record: EventRecord,
+}
+
+impl Default for Notes {
+    fn default() -> Self {
+        Notes { sequence: 0, ring: FairRing::new(EVENTS) }
+    }
+}
+
+impl Notes {
+    /// How many there were since the start.
+    pub fn total(&self) -> u64 {
+        self.sequence
+    }
+}
+
+impl Manager {
+    /// Notes a happening of this kind, concerning a session or the whole daemon. What one session
+    /// causes in great number is counted and mostly not kept.
+    pub fn note(&mut self, kind: &'static str, session: Option<SessionId>, mut text: String) {
+        self.notes.sequence += 1;
+        let mut owner = None;
+        if let Some(session) = session.and_then(|id| self.sessions.get_mut(&id)) {
+            owner = Some(session.client.identity.uid);
+            match session.noted.count(Instant::now()) {
+                None => return,
+                Some(0) => {}
+                Some(more) => text += &format!(" ({more} more of this session were not kept)"),
+            }
+        }
+        if text.len() > MAX_TEXT {
+            let end = (0..=MAX_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            text.truncate(end);
+        }
+        let sequence = self.notes.sequence;
+        let record = EventRecord { sequence, time_ms: 0, session, kind: kind.to_owned(), text };
+        tracing::debug!(kind, session = session.map(|s| s.0), text = record.text, "noted");
+        self.notes.ring.push(owner, Note { time: clock::now(), owner, record });
+    }
+
+    pub(super) fn list_events(&self, reader: Reader, from: u32) -> (Rows, u32) {
+        let visible = |note: &&Note| reader.may_read(note.owner, note.record.session);
+        let all: Vec<&Note> = self.notes.ring.iter().rev().filter(visible).collect();
+        let wall = Wall::now();
+        let rows = page_that_fits(&all, from, |note| EventRecord {
+            time_ms: wall.at(note.time),
+            ..note.record.clone()
+        });
+        (Rows::Events(rows), u32::try_from(all.len()).unwrap_or(u32::MAX))
+    }
+}
+
+/// How much of what a session causes is kept.
+pub fn damper() -> Damper {
+    Damper::new(32, Duration::from_secs(10))
+}

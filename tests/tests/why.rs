@@ -1,0 +1,547 @@
+//! Every class of error, provoked by real processes and explained by `rnicctl why --json`, found by
+//! the number that the completion or the refusal carried.
+
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Instant;
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq, Error, Mr,
+    MrOptions, Pd, Qp, QpOptions, RecvRequest, Refusal, Scope, SendRequest, Sge, Stag,
+};
+use rnic_core::abi::control::Reply;
+use rnic_tests::raw::Raw;
+use rnic_tests::wire::{self, CRC, fpdu, tagged};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+use serde_json::Value;
+
+const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
+const PATHS: [&str; 2] = ["[engine]\nloopback = \"direct\"\n", "[engine]\nloopback = \"tcp\"\n"];
+
+fn rnicctl(socket: &Path, args: &[&str]) -> Output {
+    Command::new(RNICCTL).args(args).arg("--socket").arg(socket).output().expect("rnicctl")
+}
+
+fn json(socket: &Path, args: &[&str]) -> Value {
+    let output = rnicctl(socket, &[args, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// The record with this number, as `rnicctl` tells it.
+fn explained(daemon: &Daemon, id: u64) -> Value {
+    assert_ne!(id, 0, "there is a record");
+    let record = json(daemon.socket(), &["why", &id.to_string()]);
+    assert_eq!(record["id"], id);
+    let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let age = age.as_millis() as i128 - i128::from(record["time_ms"].as_u64().unwrap());
+    assert!((-1000..600_000).contains(&age), "made {age} ms ago");
+    record
+}
+
+fn has(record: &Value, field: &str, words: &str) {
+    let text = record[field].as_str().unwrap_or_default();
+    assert!(text.contains(words), "no {words:?} in the {field} of {record:#}");
+}
+
+/// A session with memory and one QP.
+struct End {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    mr: Mr,
+}
+
+impl End {
+    fn new(daemon: &Daemon, cq_entries: u32) -> Self {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(cq_entries, None).unwrap();
+        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+        let segment = context.create_segment(4096).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let mr = pd.reg_mr(&segment, .., access).unwrap();
+        End { context, pd, cq, qp, mr }
+    }
+
+    fn region(&self, access: Access, scope: Scope) -> Mr {
+        let segment = self.context.create_segment(4096).unwrap();
+        let options = MrOptions { access, scope, ..MrOptions::default() };
+        self.pd.reg_mr_with(&segment, .., &options).unwrap()
+    }
+
+    fn receive(&self, wr_id: u64, sge: Sge) {
+        self.qp.post_recv(&[RecvRequest::new(wr_id, &[sge])]).unwrap();
+    }
+
+    /// The next completion that is an error.
+    fn failure(&self) -> Completion {
+        loop {
+            let mut one = [Completion::default()];
+            assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion");
+            if one[0].status != CompletionStatus::Success {
+                return one[0];
+            }
+            assert_eq!(one[0].why_id, 0);
+        }
+    }
+
+    /// The newest record about this end's QP, which nothing may have named.
+    fn newest(&self, daemon: &Daemon) -> Value {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let all = json(daemon.socket(), &["why"]);
+            let own = all.as_array().unwrap().iter().find(|r| r["qp"] == self.qp.id().0);
+            if let Some(record) = own {
+                return record.clone();
+            }
+            assert!(Instant::now() < deadline, "no record of QP {}", self.qp.id());
+        }
+    }
+}
+
+/// Two sessions of one daemon, connected.
+fn pair(daemon: &Daemon, cq_entries: u32) -> (End, End) {
+    let (a, b) = (End::new(daemon, 64), End::new(daemon, cq_entries));
+    let listener = b.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+    a.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    request.start_accept(&b.qp, &AcceptOptions::default()).unwrap();
+    a.qp.wait_connected(Some(DEADLINE)).unwrap();
+    b.qp.wait_connected(Some(DEADLINE)).unwrap();
+    (a, b)
+}
+
+#[test]
+fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let (a, b) = pair(&daemon, 64);
+        a.receive(9, a.mr.sge(0, 64));
+        let bad = Sge { lkey: a.mr.lkey().0 ^ 0x0F0F_0000, ..a.mr.sge(8, 16) };
+        let to = b.mr.remote().at(0);
+        a.qp.post_send(&[SendRequest::write(7, &[bad], to).signaled()]).unwrap();
+        let failed = a.failure();
+        assert_eq!((failed.wr_id, failed.status), (7, CompletionStatus::LocalProtection));
+        let record = explained(&daemon, failed.why_id);
+        has(&record, "rule", "local contract: a local key");
+        has(&record, "text", "has no such region");
+        assert_eq!(record["what"]["Completion"]["wr_id"], 7);
+        assert_eq!(record["what"]["Completion"]["status"], "LocalProtection");
+        assert_eq!(record["stag"], bad.lkey);
+        assert_eq!(record["offset"], bad.addr);
+        assert_eq!(record["length"], 16);
+        assert_eq!(record["qp"], a.qp.id().0);
+        assert_eq!(record["pd"], a.pd.id().0);
+        assert!(record["addresses"]["local"].is_string());
+        let flushed = a.failure();
+        assert_eq!((flushed.wr_id, flushed.status), (9, CompletionStatus::WrFlush));
+        assert_eq!(flushed.why_id, failed.why_id, "the flush names its cause");
+        let text = rnicctl(daemon.socket(), &["why", &failed.why_id.to_string()]);
+        let text = String::from_utf8(text.stdout).unwrap();
+        assert!(text.contains("what      LocalProtection of 7\n"), "{text}");
+        assert!(text.lines().all(|line| line.len() < 80), "{text}");
+        let error = failed.ok().unwrap_err();
+        assert_eq!(error.why_id(), Some(failed.why_id));
+        assert!(error.to_string().ends_with(&format!("(why {})", failed.why_id)), "{error}");
+    }
+}
+
+#[test]
+fn every_fault_of_a_remote_access_at_both_ends() {
+    for path in PATHS {
+        for (what, write, read, words) in [
+            ("unknown", "1/1/00", "0/1/00", "no region has STag"),
+            ("bounds", "1/1/01", "0/1/01", "covers 4096 octets from"),
+            ("rights", "1/1/00", "0/1/02", "grants local-write only"),
+            ("stream", "1/1/02", "0/1/03", "is not associated with this stream"),
+            ("scope", "1/1/02", "0/1/03", "is limited to QP"),
+            ("wrap", "1/1/03", "0/1/04", "reach 2^64"),
+            ("deregistered", "1/1/00", "0/1/00", "deregistered or invalidated"),
+        ] {
+            for reads in [false, true] {
+                let daemon = Daemon::start(binaries!(), path);
+                let (a, b) = pair(&daemon, 64);
+                let other = b.pd.create_qp(&QpOptions::new(&b.cq)).unwrap();
+                let plain = b.region(Access::LOCAL_WRITE, Scope::Pd);
+                let scoped = b.region(
+                    Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+                    Scope::Qp(other.id()),
+                );
+                let mut to = match what {
+                    "rights" => plain.remote(),
+                    "scope" => scoped.remote(),
+                    "stream" => a.mr.remote(),
+                    _ => b.mr.remote(),
+                }
+                .at(0);
+                match what {
+                    "unknown" => to.rkey.0 ^= 0x0F0F_0000,
+                    "bounds" => to.addr += 4090,
+                    "wrap" => to.addr = u64::MAX - 9,
+                    _ => {}
+                }
+                let b_mr = b.mr;
+                if what == "deregistered" {
+                    b_mr.deregister().unwrap();
+                }
+                b.qp.post_recv(&[RecvRequest::new(5, &[])]).unwrap();
+                a.qp.post_recv(&[RecvRequest::new(6, &[])]).unwrap();
+                let sge = a.mr.sge(0, 16);
+                let request = match reads {
+                    true => SendRequest::read(7, sge, to),
+                    false => SendRequest::write(7, std::slice::from_ref(&sge), to),
+                };
+                a.qp.post_send(&[request]).unwrap();
+                let code = if reads { read } else { write };
+                let mut one = [Completion::default()];
+                assert_eq!(b.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+                let target = explained(&daemon, one[0].why_id);
+                has(&target, "text", words);
+                has(&target, "rule", code);
+                assert_eq!(target["what"]["Terminate"]["origin"], "Local");
+                let failed = a.failure();
+                let requester = explained(&daemon, failed.why_id);
+                has(
+                    &requester,
+                    "text",
+                    &format!("the peer ended the stream with Terminate {code}"),
+                );
+                assert_eq!(requester["what"]["Terminate"]["origin"], "Peer");
+                if reads {
+                    assert_eq!(failed.wr_id, 7);
+                    has(&requester, "text", "for this side's request 7");
+                }
+                for record in [&target, &requester] {
+                    assert_eq!(record["stag"], to.rkey.0, "{what}: {record:#}");
+                    assert_eq!(record["offset"], to.addr);
+                    assert_eq!(record["length"], 16);
+                }
+                assert_eq!(target["session"], b.context.session().0);
+                assert_eq!(requester["session"], a.context.session().0);
+            }
+        }
+    }
+}
+
+#[test]
+fn sends_that_find_no_receive_or_too_short_a_one() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let (a, b) = pair(&daemon, 64);
+        a.qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
+        let record = b.newest(&daemon);
+        has(&record, "rule", "1/2/02");
+        has(&record, "text", "no receive was posted");
+
+        let (a, b) = pair(&daemon, 64);
+        b.receive(5, b.mr.sge(0, 4));
+        a.qp.post_send(&[SendRequest::send_inline(1, b"12345")]).unwrap();
+        let failed = b.failure();
+        assert_eq!((failed.wr_id, failed.status), (5, CompletionStatus::LocalLength));
+        let record = explained(&daemon, failed.why_id);
+        has(&record, "rule", "1/2/05");
+        has(&record, "text", "5 octets long, the receive it met has 4");
+
+        let (a, b) = pair(&daemon, 64);
+        b.receive(5, b.region(Access::REMOTE_READ, Scope::Pd).sge(0, 4));
+        a.qp.post_send(&[SendRequest::send_inline(1, b"1234")]).unwrap();
+        let failed = b.failure();
+        assert_eq!(failed.status, CompletionStatus::LocalProtection);
+        has(&explained(&daemon, failed.why_id), "text", "local key");
+
+        let (a, b) = pair(&daemon, 64);
+        b.receive(5, b.mr.sge(0, 4));
+        let shared = b.mr.rkey();
+        a.qp.post_send(&[SendRequest::send_invalidate(1, &[], shared)]).unwrap();
+        let record = explained(&daemon, b.failure().why_id);
+        has(&record, "rule", "0/2/09");
+        has(&record, "text", "shared by all queue pairs of the domain");
+        assert_eq!(record["stag"], shared.0);
+    }
+}
+
+#[test]
+fn an_stag_that_was_invalidated() {
+    let daemon = Daemon::start(binaries!(), "");
+    let (a, b) = pair(&daemon, 64);
+    let own = b.region(Access::LOCAL_WRITE | Access::REMOTE_WRITE, Scope::Qp(b.qp.id()));
+    b.receive(1, b.mr.sge(0, 4));
+    b.receive(2, b.mr.sge(0, 4));
+    a.qp.post_send(&[SendRequest::send_invalidate(1, &[], own.rkey())]).unwrap();
+    let mut one = [Completion::default()];
+    assert_eq!(b.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+    assert_eq!(one[0].invalidated, Some(own.rkey()));
+    let to = own.remote().at(0);
+    a.qp.post_send(&[SendRequest::write_inline(2, b"x", to)]).unwrap();
+    let record = explained(&daemon, b.failure().why_id);
+    has(&record, "text", "has been deregistered or invalidated");
+    assert_eq!(record["stag"], own.rkey().0);
+}
+
+#[test]
+fn a_completion_queue_that_overflows() {
+    let daemon = Daemon::start(binaries!(), "");
+    let (a, b) = pair(&daemon, 2);
+    for n in 0..4 {
+        b.receive(n, b.mr.sge(0, 4));
+    }
+    for n in 0..3 {
+        a.qp.post_send(&[SendRequest::send_inline(n, b"x").signaled()]).unwrap();
+    }
+    let record = b.newest(&daemon);
+    has(&record, "rule", "RFC 5042 section 6.4.3.2");
+    has(&record, "text", &format!("completion queue {} had no free entry", b.cq.id()));
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let events = json(daemon.socket(), &["events"]);
+        let kinds: Vec<&str> =
+            events.as_array().unwrap().iter().filter_map(|e| e["kind"].as_str()).collect();
+        if ["session_opened", "listening", "cq_failed", "qp_terminated"]
+            .iter()
+            .all(|kind| kinds.contains(kind))
+        {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{kinds:?}");
+    }
+}
+
+#[test]
+fn a_refused_request_and_a_connection_that_did_not_come_about() {
+    let daemon = Daemon::start(binaries!(), "[limits.session]\npds = 1\n");
+    let end = End::new(&daemon, 8);
+    let refused = end.context.open_pd(None).map(drop).unwrap_err();
+    assert!(matches!(refused.refusal(), Some(Refusal::Limit { limit: 1, .. })), "{refused:?}");
+    let id = refused.why_id().expect("a record");
+    assert!(refused.to_string().ends_with(&format!("(why {id})")), "{refused}");
+    let record = explained(&daemon, id);
+    assert_eq!(record["what"], "Refused");
+    assert_eq!(record["rule"], "limits.session.pds");
+    has(&record, "text", "OpenPd: limits.session.pds = 1 reached (asked for 1 more, 1 in use)");
+    assert_eq!(record["session"], end.context.session().0);
+    let own = end.context.why(id).unwrap();
+    assert_eq!(own.id, id);
+    let events = json(daemon.socket(), &["events"]);
+    assert!(events.as_array().unwrap().iter().any(|e| e["kind"] == "limit_reached"), "{events:#}");
+
+    // A port that nobody listens on.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = end.qp.connect(closed, &ConnectOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    let record = end.newest(&daemon);
+    assert_eq!(record["what"], "Lost");
+    has(&record, "rule", "RFC 5044");
+
+    // No record with such a number, and none that was never given.
+    for id in [0, u64::MAX] {
+        let error = end.context.why(id).unwrap_err();
+        assert!(matches!(error.refusal(), Some(Refusal::NoSuchObject { .. })), "{error}");
+        assert_eq!(rnicctl(daemon.socket(), &["why", &id.to_string()]).status.code(), Some(1));
+    }
+}
+
+#[test]
+fn a_peer_that_is_killed() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let end = End::new(&daemon, 8);
+        end.receive(3, end.mr.sge(0, 64));
+        let listener = end.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let peer = daemon.actor(&["visit", &listener.local_addr().to_string()]);
+        let request = listener.accept_request(Some(DEADLINE)).unwrap();
+        request.start_accept(&end.qp, &AcceptOptions::default()).unwrap();
+        end.qp.wait_connected(Some(DEADLINE)).unwrap();
+        peer.kill();
+        let record = explained(&daemon, end.failure().why_id);
+        let what = &record["what"];
+        assert!(what == "Lost" || what["Terminate"]["origin"] == "Peer", "{record:#}");
+    }
+}
+
+#[test]
+fn bad_octets_from_a_scripted_peer() {
+    let daemon = Daemon::start(binaries!(), "");
+    type Play = fn(&mut TcpStream, &Mr);
+    let crc: Play = |peer, mr| {
+        let mut bad = fpdu(&tagged(0, mr.rkey().0, mr.iova(), b"x"));
+        bad[8] ^= 1;
+        wire::say(peer, &bad);
+    };
+    let guess: Play = |peer, mr| {
+        wire::say(peer, &fpdu(&tagged(0, mr.rkey().0 ^ 0x0F0F_0000, 0x1234, b"evil")));
+    };
+    let cut: Play = |peer, _| {
+        wire::say(peer, &[0, 100, 1]);
+        peer.shutdown(Shutdown::Write).unwrap();
+    };
+    let opcode: Play = |peer, _| wire::say(peer, &fpdu(&tagged(15, 1, 0, b"x")));
+    for (play, rule, words) in [
+        (crc, "RFC 5044 section 8, 2/0/02: CRC mismatch", "wrong in itself"),
+        (guess, "RFC 5041 section 7.1, 1/1/00", "no region has STag"),
+        (cut, "2/0/01", "inside of an FPDU"),
+        (opcode, "RFC 5040 section 7.2, 0/2/06", "tagged segment of 1 octets"),
+    ] {
+        let end = End::new(&daemon, 8);
+        end.receive(3, end.mr.sge(0, 64));
+        let listener = end.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let mut peer = wire::dial(listener.local_addr());
+        wire::say(&mut peer, &wire::request(CRC, 1, b""));
+        let request = listener.accept_request(Some(DEADLINE)).unwrap();
+        request.start_accept(&end.qp, &AcceptOptions::default()).unwrap();
+        wire::reply(&mut peer);
+        wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
+        end.qp.wait_connected(Some(DEADLINE)).unwrap();
+        play(&mut peer, &end.mr);
+        let record = explained(&daemon, end.failure().why_id);
+        has(&record, "rule", rule);
+        has(&record, "text", words);
+        assert!(record["addresses"]["peer"].is_string());
+    }
+}
+
+#[test]
+fn another_users_records_are_nobodys_business() {
+    // Other users are played by root alone.
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: needs root to be other users");
+        return;
+    }
+    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(daemon.dir(), open).unwrap();
+    let copy = daemon.dir().join("rnicctl");
+    std::fs::copy(RNICCTL, &copy).unwrap();
+    let as_user = |uid: u32, args: &[&str]| {
+        let mut command = Command::new(&copy);
+        let command = command.args(args).arg("--json").arg("--socket").arg(daemon.socket());
+        command.uid(uid).gid(uid).current_dir("/").output().unwrap()
+    };
+    // Each has one request refused; the records are kept when they have gone.
+    let mut ids = Vec::new();
+    for uid in [4001, 4002] {
+        let output = as_user(uid, &["why", "999999"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        let id = said.trim().rsplit("(why ").next().unwrap().trim_end_matches(')').to_owned();
+        assert!(id.parse::<u64>().is_ok(), "{said}");
+        ids.push(id);
+    }
+    let own = as_user(4001, &["why", &ids[0]]);
+    assert!(own.status.success(), "{}", String::from_utf8_lossy(&own.stderr));
+    let foreign = as_user(4001, &["why", &ids[1]]);
+    assert_eq!(foreign.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&foreign.stderr).contains("no why record"));
+    let listed: Value = serde_json::from_slice(&as_user(4001, &["why"]).stdout).unwrap();
+    let listed: Vec<String> =
+        listed.as_array().unwrap().iter().map(|record| record["id"].to_string()).collect();
+    assert!(listed.contains(&ids[0]) && !listed.contains(&ids[1]), "{listed:?}");
+    let events: Value = serde_json::from_slice(&as_user(4001, &["events"]).stdout).unwrap();
+    assert_eq!(events, Value::Array(Vec::new()), "nothing notable of their own");
+    // An administrator sees both.
+    for id in &ids {
+        assert!(rnicctl(daemon.socket(), &["why", id]).status.success());
+    }
+}
+
+#[test]
+fn a_session_that_is_ended_for_what_it_sent() {
+    let daemon = Daemon::start(binaries!(), "");
+    let raw = Raw::open(daemon.socket()).expect("a session");
+    raw.send(&[0xFF; 40], &[]);
+    let (octets, _) = raw.receive().expect("a complaint");
+    let reply: Reply = postcard::from_bytes(&octets).unwrap();
+    assert!(matches!(reply.result, Err(Refusal::Malformed { .. })), "{reply:?}");
+    assert!(raw.receive().is_none(), "the session goes on");
+    let record = explained(&daemon, reply.why_id);
+    assert_eq!(record["what"], "Ended");
+    has(&record, "rule", "or the session ends");
+    has(&record, "text", "malformed message: no request");
+    let events = json(daemon.socket(), &["events"]);
+    assert!(events.as_array().unwrap().iter().any(|e| e["kind"] == "session_ended"), "{events:#}");
+}
+
+#[test]
+fn a_flood_of_failures_costs_the_daemon_nothing_and_displaces_nobody() {
+    let daemon = Daemon::start(binaries!(), "");
+    let quiet = End::new(&daemon, 8);
+    let kept = quiet.context.why(0).unwrap_err().why_id().unwrap();
+    let noisy = Context::open_at(daemon.socket()).unwrap();
+    let mut first = None;
+    let mut after_warm_up = 0;
+    for n in 0..10_000u64 {
+        let id = noisy.why(0).unwrap_err().why_id().unwrap();
+        first.get_or_insert(id);
+        if n == 1000 {
+            after_warm_up = daemon.footprint().resident;
+        }
+    }
+    let grown = daemon.footprint().resident.saturating_sub(after_warm_up);
+    assert!(grown < 2048, "grew by {grown} KiB");
+    let all = json(daemon.socket(), &["why"]);
+    let all = all.as_array().unwrap();
+    let noise = all.iter().filter(|r| r["session"] == noisy.session().0).count();
+    assert!(noise <= 64, "{noise} records are kept");
+    assert!(all.iter().any(|r| r["id"] == kept), "the quiet one's is still there");
+    assert!(noisy.why(first.unwrap()).is_err(), "the noisy one's first is not");
+}
+
+#[test]
+fn metrics_are_written_for_a_collector() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("rnicd.prom");
+    let config = format!("[metrics]\nfile = {:?}\ninterval = \"1s\"\n", file.display().to_string());
+    let daemon = Daemon::start(binaries!(), &config);
+    let (a, b) = pair(&daemon, 64);
+    b.receive(1, b.mr.sge(0, 4));
+    a.qp.post_send(&[SendRequest::send_inline(1, b"1234").signaled()]).unwrap();
+    let mut one = [Completion::default()];
+    assert_eq!(a.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+    assert_eq!(b.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+    a.context.why(0).unwrap_err();
+    a.qp.post_send(&[SendRequest::write_inline(
+        2,
+        b"x",
+        rnic_client::RemoteAddr { addr: 0, rkey: Stag(1) },
+    )])
+    .unwrap();
+    b.newest(&daemon);
+    let uid = rustix::process::geteuid().as_raw();
+    let wanted = [
+        "rnicd_sessions 2".to_owned(),
+        "rnicd_objects{kind=\"qps\"} 2".to_owned(),
+        "rnicd_sent_octets_total 5".to_owned(),
+        format!("rnicd_user_objects{{uid=\"{uid}\",kind=\"qps\"}} 2"),
+        format!("rnicd_user_refusals_total{{uid=\"{uid}\"}} 1"),
+        format!("rnicd_user_terminates_sent_total{{uid=\"{uid}\"}} 1"),
+        "rnicd_terminates_received_total 1".to_owned(),
+        "# TYPE rnicd_refusals_total counter".to_owned(),
+    ];
+    let until = |wanted: &[String]| {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            let missing: Vec<_> =
+                wanted.iter().filter(|line| !text.lines().any(|l| l == *line)).collect();
+            if missing.is_empty() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{missing:?} not in\n{text}");
+            std::thread::yield_now();
+        }
+    };
+    until(&wanted);
+    // What is gone still counts.
+    drop((a, b));
+    daemon.is_empty();
+    until(&[
+        "rnicd_sessions 0".to_owned(),
+        "rnicd_objects{kind=\"qps\"} 0".to_owned(),
+        "rnicd_sent_octets_total 5".to_owned(),
+        "rnicd_terminates_received_total 1".to_owned(),
+    ]);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+}
