@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use rnic_core::abi::queue::{PAGE, QueueShape};
 
-use super::{Config, Loopback, Mulpdu, Size, Span};
+use super::{Config, Loopback, Mulpdu, Seccomp, Size, Span};
 use crate::resource::Capacity;
 
 /// What every value means here, and what the daemon may use at worst.
@@ -48,6 +48,20 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
     row("control.group", control.group.clone().unwrap_or("-".to_owned()), "owns the socket");
     let admins = if control.admins.is_empty() { "-".to_owned() } else { control.admins.join(",") };
     row("control.admins", admins, "see everybody's objects, besides root and the daemon's user");
+    row(
+        "control.user",
+        control.user.clone().unwrap_or("-".to_owned()),
+        "whom the daemon becomes when started as root",
+    );
+    row(
+        "control.seccomp",
+        control.seccomp.name().to_owned(),
+        match control.seccomp {
+            Seccomp::Enforce => "system calls that a thread has no need of fail, or end the daemon",
+            Seccomp::Log => "system calls that a thread has no need of are logged by the kernel",
+            Seccomp::Off => "threads may make any system call",
+        },
+    );
     row(
         "engine.workers",
         capacity.workers.to_string(),

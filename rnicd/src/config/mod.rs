@@ -19,7 +19,7 @@ use rnic_core::abi::queue::doorbell;
 pub use error::ConfigError;
 pub use explain::explain;
 use file::{Field, File, WorkersValue};
-pub use file::{Loopback, Mulpdu};
+pub use file::{Loopback, Mulpdu, Seccomp};
 pub use units::{Size, Span};
 
 /// `config/rnicd.toml`: every key, its default and what it costs.
@@ -62,6 +62,10 @@ pub struct Control {
     pub group: Option<String>,
     /// Users, by name or number, who see everybody's objects, as root and the daemon's user do.
     pub admins: Vec<String>,
+    /// User, by name or number, to become when started as root.
+    pub user: Option<String>,
+    /// What happens to system calls that a thread has no need of; default enforce.
+    pub seccomp: Seccomp,
 }
 
 /// `[engine]`
@@ -318,7 +322,14 @@ impl Checker<'_> {
         let group = self.optional(s.group, not_empty)?;
         let admins =
             self.checked(s.admins, Vec::new(), |list| list.iter().try_for_each(not_empty))?;
-        Ok(Control { socket, mode: mode.as_ref().and_then(parse_mode), group, admins })
+        Ok(Control {
+            socket,
+            mode: mode.as_ref().and_then(parse_mode),
+            group,
+            admins,
+            user: self.optional(s.user, not_empty)?,
+            seccomp: s.seccomp.map_or(Seccomp::default(), toml::Spanned::into_inner),
+        })
     }
 
     fn engine(&self, s: file::EngineSection) -> Result<Engine, ConfigError> {
@@ -578,6 +589,8 @@ mod tests {
             ("[device]\nname = \"\"\n", "test.toml:2: device.name = \"\": must be 1 to 64"),
             ("[device]\naddresses = [\"x\"]\n", "test.toml:2: device.addresses = [\"x\"]: "),
             ("[log]\nlevel = \"a=b=c\"\n", "test.toml:2: log.level = \"a=b=c\": is no log filter"),
+            ("[control]\nseccomp = \"on\"\n", "test.toml:2: control.seccomp = \"on\": "),
+            ("[control]\nuser = \"\"\n", "test.toml:2: control.user = \"\": must not be empty"),
             ("[device\n", "test.toml:1: "),
             ("[mpa]\ncrc = 1\n", "test.toml:2: mpa.crc = 1: "),
         ] {

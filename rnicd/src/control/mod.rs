@@ -7,12 +7,14 @@
 //! `rnicd exec` start it.
 
 mod connection;
+mod notify;
 mod options;
 mod packet;
 mod reaper;
 mod server;
 mod socket;
 
+pub use notify::Notifier;
 pub use reaper::{Reaper, Receipt};
 pub use server::{Server, StartError, Stopper};
 pub use socket::{ControlSocket, SocketError};

@@ -48,6 +48,7 @@ pub fn workers(config: &Config) -> WorkerOptions {
                 Mulpdu::Max => MulpduPolicy::Max,
             },
         },
+        seccomp: config.control.seccomp,
         wait: WaitPolicy { spins: config.engine.spins, yield_for: config.engine.yield_for },
     }
 }

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 
+use crate::config::Seccomp;
+use crate::privilege::{ThreadKind, confine_or_abort};
+
 /// Where things go to be dropped.
 #[derive(Clone, Debug)]
 pub struct Reaper {
@@ -28,12 +31,13 @@ pub struct Receipt(u64);
 
 impl Reaper {
     /// Starts both threads. `control` is woken when something with a receipt is gone.
-    pub fn start(control: Arc<Waker>) -> io::Result<Self> {
+    pub fn start(control: Arc<Waker>, seccomp: Seccomp) -> io::Result<Self> {
         let (ours, ours_in) = unbounded::<(Box<dyn Any + Send>, _)>();
         let (suspect, suspect_in) = unbounded::<OwnedFd>();
         let (gone_out, gone) = unbounded();
         let builder = |name: &str| std::thread::Builder::new().name(name.to_owned());
         builder("reaper").spawn(move || {
+            confine_or_abort(ThreadKind::Reaper, seccomp);
             for (thing, receipt) in ours_in {
                 drop(thing);
                 if let Some(receipt) = receipt {
@@ -43,7 +47,10 @@ impl Reaper {
                 }
             }
         })?;
-        builder("reaper-suspect").spawn(move || suspect_in.iter().for_each(drop))?;
+        builder("reaper-suspect").spawn(move || {
+            confine_or_abort(ThreadKind::Reaper, seccomp);
+            suspect_in.iter().for_each(drop);
+        })?;
         Ok(Reaper { ours, suspect, gone, last: Arc::default() })
     }
 

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,13 +15,14 @@ use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
 use super::connection::{Connection, End, Incoming, Stage};
+use super::notify::Notifier;
 use super::options;
 use super::reaper::Reaper;
 use super::socket::{ControlSocket, SocketError};
 use crate::cm::ConnectionManager;
-use crate::config::Config;
+use crate::config::{Config, Seccomp};
 use crate::log::Damper;
-use crate::privilege::{Peer, Signals};
+use crate::privilege::{Peer, Signals, ThreadKind, check_available, confine};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Welcome};
 use crate::worker::{Workers, clock};
 
@@ -32,6 +32,14 @@ pub enum StartError {
     /// The control socket could not be taken.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The kernel has no filters of system calls.
+    #[error("control.seccomp = {value:?}: this kernel cannot: {error}; set it to \"off\"")]
+    NoFilters {
+        /// The value as configured.
+        value: &'static str,
+        /// The system's error.
+        error: io::Error,
+    },
     /// The operating system refused something else.
     #[error("{what}: {error}")]
     System {
@@ -47,6 +55,8 @@ pub struct Server {
     poll: Poll,
     socket: Option<ControlSocket>,
     signals: Option<Signals>,
+    notifier: Notifier,
+    seccomp: Seccomp,
     stop: Stopper,
     manager: Manager,
     reaper: Reaper,
@@ -78,14 +88,17 @@ impl Stopper {
 }
 
 impl Server {
-    /// Takes the control socket and starts the workers. Signals are for a server that is told by
-    /// them to stop.
+    /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told by
+    /// them to stop. Threads are started here, so what they are not to inherit is given up before.
     pub fn start(
         config: Config,
-        socket: Option<&Path>,
+        socket: ControlSocket,
         signals: Option<Signals>,
+        notifier: Notifier,
     ) -> Result<Self, StartError> {
-        let socket = ControlSocket::open(socket, &config.control)?;
+        let seccomp = config.control.seccomp;
+        check_available(seccomp)
+            .map_err(|error| StartError::NoFilters { value: seccomp.name(), error })?;
         let capacity = Capacity::of_this_process(&config);
         rnic_core::shm::fault::install().map_err(system("cannot install the fault handler"))?;
         let poll = Poll::new().map_err(system("cannot make a poll"))?;
@@ -109,7 +122,8 @@ impl Server {
         let options = options::workers(&config);
         let workers = Workers::start(capacity.workers, &options, waker.clone())
             .map_err(system("cannot start workers"))?;
-        let reaper = Reaper::start(waker.clone()).map_err(system("cannot start the reaper"))?;
+        let reaper =
+            Reaper::start(waker.clone(), seccomp).map_err(system("cannot start the reaper"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();
@@ -125,6 +139,8 @@ impl Server {
             poll,
             socket: Some(socket),
             signals,
+            notifier,
+            seccomp,
             stop: Stopper { asked: Arc::default(), waker },
             manager,
             reaper,
@@ -143,8 +159,10 @@ impl Server {
         self.stop.clone()
     }
 
-    /// Works until told to stop.
+    /// Works until told to stop. Confines the thread that calls it to what that takes, for good.
     pub fn run(mut self) -> io::Result<()> {
+        confine(ThreadKind::Control, self.seccomp)?;
+        self.notifier.ready(SERVING);
         let mut events = mio::Events::with_capacity(256);
         while !self.has_stopped() {
             let patience = self.patience();
@@ -241,7 +259,7 @@ impl Server {
         let mut stop = false;
         while let Some(signal) = signals.next()? {
             match signal.number {
-                libc::SIGHUP => tracing::warn!("SIGHUP: reloading is not built yet; ignored"),
+                libc::SIGHUP => self.reload(),
                 number => {
                     tracing::info!(signal = number, "stopping");
                     stop = true;
@@ -258,12 +276,19 @@ impl Server {
         Ok(())
     }
 
+    fn reload(&self) {
+        self.notifier.reloading();
+        tracing::warn!("SIGHUP: reloading is not built yet; ignored");
+        self.notifier.ready(SERVING);
+    }
+
     /// Gives up path and lock before anything else, then ends every session.
     fn begin_stop(&mut self, now: Time) {
         if self.stopping.is_some() {
             return;
         }
         self.stopping = Some(now.after(STOP_DEADLINE));
+        self.notifier.stopping(&format!("ending {} sessions", self.manager.sessions()));
         if let Some(socket) = self.socket.take() {
             let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
         }
@@ -514,6 +539,9 @@ fn ended_by(error: io::Error) -> End {
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |error| StartError::System { what, error }
 }
+
+/// Status for a service manager.
+const SERVING: &str = "serving";
 
 const LISTENER: Token = Token(0);
 const SIGNALS: Token = Token(1);

@@ -34,7 +34,9 @@ use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::types::{CqId, QpId, SessionId, Stag};
 
+use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};
+use crate::privilege::{ThreadKind, confine_or_abort};
 pub use command::BindEnd;
 use command::{Command, Order, Urgency};
 use run::Worker;
@@ -46,6 +48,8 @@ use ticket::Tickets;
 pub struct WorkerOptions {
     /// For each worker's engine; the worker's number is filled in.
     pub engine: EngineOptions,
+    /// What happens to system calls that a worker has no need of.
+    pub seccomp: Seccomp,
     /// When to spin, yield and sleep.
     pub wait: WaitPolicy,
 }
@@ -315,9 +319,13 @@ impl Handle {
             Arc::clone(control),
             reports.clone(),
         )?;
-        let thread = std::thread::Builder::new()
-            .name(format!("rnicd-worker-{number}"))
-            .spawn(move || worker.run())?;
+        let seccomp = options.seccomp;
+        let thread = std::thread::Builder::new().name(format!("rnicd-worker-{number}")).spawn(
+            move || {
+                confine_or_abort(ThreadKind::Worker, seccomp);
+                worker.run();
+            },
+        )?;
         Ok(Handle { orders, shared, thread })
     }
 
