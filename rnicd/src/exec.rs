@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::config::Config;
 use crate::control::{ControlSocket, Notifier, Server, StartError, Stopper};
-use crate::privilege::{self, SignalSet, Signals};
+use crate::privilege::{self, Signals};
 
 /// Why a program could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -89,12 +89,15 @@ impl Drop for PrivateDaemon {
     }
 }
 
-/// Runs `program` (with its arguments) with a daemon of its own; returns how it ended.
-pub fn run(config: Config, program: &[OsString]) -> Result<ExitStatus, ExecError> {
-    // First of all: threads inherit the mask.
-    let signals = Signals::take(SignalSet::Wrapper).map_err(system("cannot take signals"))?;
+/// Runs `program` (with its arguments) with a daemon of its own; returns how it ended. `signals`
+/// were taken before any thread was started.
+pub fn run(
+    config: Config,
+    program: &[OsString],
+    signals: &Signals,
+) -> Result<ExitStatus, ExecError> {
     let daemon = PrivateDaemon::start(config)?;
-    let status = run_child(&daemon, &signals, program);
+    let status = run_child(&daemon, signals, program);
     if let Err(error) = daemon.stop() {
         tracing::error!(%error, "the daemon did not stop in order");
     }

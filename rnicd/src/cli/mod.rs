@@ -159,8 +159,10 @@ fn exec(args: Exec) -> Result<ExitCode, Failure> {
         None => {}
     }
     let mut log = start_log(&config);
+    // Before any thread: threads inherit the mask.
+    let signals = Signals::take(SignalSet::Wrapper)?;
     log.start_writing(config.control.seccomp)?;
-    let status = exec::run(config, &args.program)?;
+    let status = exec::run(config, &args.program, &signals)?;
     // Written before this process may die of a signal.
     drop(log);
     Ok(exec::end_as(status))

@@ -140,7 +140,7 @@ mod tests {
         let (out, seen) = crossbeam_channel::unbounded();
         let thread = std::thread::spawn(move || drain.write_all(Gate(closed, out)));
         for n in 0..100 {
-            writeln!(lines, "{n}").unwrap_or_else(|e| panic!("{e}"));
+            lines.write_all(format!("{n}\n").as_bytes()).unwrap_or_else(|e| panic!("{e}"));
         }
         assert!(!lines.flush_within(Duration::from_millis(1)));
         drop(open);

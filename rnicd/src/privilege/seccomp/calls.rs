@@ -22,6 +22,7 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             allow(OPEN_OLD);
             rules.push(Rule::OneOf(libc::SYS_socket, 0, FAMILIES.to_vec()));
             rules.push(Rule::OneOf(libc::SYS_socketpair, 0, vec![UNIX]));
+            rules.push(Rule::OneOf(libc::SYS_ioctl, 1, vec![libc::FIONBIO as u32]));
             // Limits of this process alone.
             rules.push(Rule::OneOf(libc::SYS_prlimit64, 0, vec![0]));
         }
@@ -59,9 +60,13 @@ const EVERYBODY: &[c_long] = &[
     libc::SYS_exit_group,
     libc::SYS_fcntl,
     libc::SYS_futex,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
     libc::SYS_getpid,
     libc::SYS_getrandom,
     libc::SYS_gettid,
+    libc::SYS_getuid,
     libc::SYS_madvise,
     libc::SYS_mremap,
     libc::SYS_munmap,
@@ -128,11 +133,6 @@ const OPEN: &[c_long] = &[
     libc::SYS_fstatfs,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
-    libc::SYS_getegid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getuid,
-    libc::SYS_ioctl,
     libc::SYS_listen,
     libc::SYS_lseek,
     libc::SYS_memfd_create,
@@ -174,6 +174,7 @@ const SPAWN: &[c_long] = &[
     libc::SYS_clone3,
     libc::SYS_close_range,
     libc::SYS_getdents64,
+    libc::SYS_ioctl,
     libc::SYS_kill,
     libc::SYS_membarrier,
     libc::SYS_prctl,
