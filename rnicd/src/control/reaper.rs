@@ -14,7 +14,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 
 use crate::config::Seccomp;
-use crate::privilege::{ThreadKind, confine_or_abort};
+use crate::privilege::{ThreadKind, spawn_confined};
 
 /// Where things go to be dropped.
 #[derive(Clone, Debug)]
@@ -35,9 +35,7 @@ impl Reaper {
         let (ours, ours_in) = unbounded::<(Box<dyn Any + Send>, _)>();
         let (suspect, suspect_in) = unbounded::<OwnedFd>();
         let (gone_out, gone) = unbounded();
-        let builder = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        builder("reaper").spawn(move || {
-            confine_or_abort(ThreadKind::Reaper, seccomp);
+        spawn_confined("reaper", ThreadKind::Reaper, seccomp, move || {
             for (thing, receipt) in ours_in {
                 drop(thing);
                 if let Some(receipt) = receipt {
@@ -47,8 +45,7 @@ impl Reaper {
                 }
             }
         })?;
-        builder("reaper-suspect").spawn(move || {
-            confine_or_abort(ThreadKind::Reaper, seccomp);
+        spawn_confined("reaper-suspect", ThreadKind::Reaper, seccomp, move || {
             suspect_in.iter().for_each(drop);
         })?;
         Ok(Reaper { ours, suspect, gone, last: Arc::default() })

@@ -62,8 +62,7 @@ impl Log {
     /// dropped: a thread keeps those it was started with.
     pub fn start_writing(&mut self, seccomp: Seccomp) -> io::Result<()> {
         let Some(drain) = self.drain.clone() else { return Ok(()) };
-        std::thread::Builder::new().name("rnicd-log".to_owned()).spawn(move || {
-            privilege::confine_or_abort(ThreadKind::Log, seccomp);
+        privilege::spawn_confined("rnicd-log", ThreadKind::Log, seccomp, move || {
             drain.write_all(io::stderr());
         })?;
         self.drain = None;

@@ -18,7 +18,7 @@ pub use account::{Account, group_id, user_id};
 pub use activation::passed_socket;
 pub use peer::Peer;
 pub use renounce::{RenounceError, account_to_become, become_account, renounce};
-pub use seccomp::{ThreadKind, check_available, confine, confine_or_abort};
+pub use seccomp::{ThreadKind, check_available, confine, spawn_confined};
 pub use signals::{Signal, SignalSet, Signals, die_of, send_signal};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -36,7 +36,7 @@ use rnic_core::types::{CqId, QpId, SessionId, Stag};
 
 use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};
-use crate::privilege::{ThreadKind, confine_or_abort};
+use crate::privilege::{ThreadKind, spawn_confined};
 pub use command::BindEnd;
 use command::{Command, Order, Urgency};
 use run::Worker;
@@ -319,13 +319,9 @@ impl Handle {
             Arc::clone(control),
             reports.clone(),
         )?;
-        let seccomp = options.seccomp;
-        let thread = std::thread::Builder::new().name(format!("rnicd-worker-{number}")).spawn(
-            move || {
-                confine_or_abort(ThreadKind::Worker, seccomp);
-                worker.run();
-            },
-        )?;
+        let name = format!("rnicd-worker-{number}");
+        let thread =
+            spawn_confined(&name, ThreadKind::Worker, options.seccomp, move || worker.run())?;
         Ok(Handle { orders, shared, thread })
     }
 

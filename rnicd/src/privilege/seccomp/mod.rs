@@ -3,7 +3,7 @@
 //! A thread that has been taken over through a hole in the daemon should find little to do: a worker
 //! can move octets between descriptors it has and touch memory it has, and can open, connect, run
 //! and inspect nothing. [`calls`] says who needs what, [`program`] puts it in the kernel's words;
-//! here it is put in force, by the thread itself at the end of its set-up.
+//! here it is put in force, by the thread itself.
 //!
 //! What happens to other calls has three grades. A call that no library makes behind a program's
 //! back ([`calls::HOSTILE`]) ends the process, as a panic does: its state is suspect. A call that is
@@ -15,6 +15,7 @@ mod calls;
 mod program;
 
 use std::io;
+use std::thread::JoinHandle;
 
 use crate::config::Seccomp;
 use program::{Denied, Instruction};
@@ -85,13 +86,26 @@ pub fn confine(kind: ThreadKind, seccomp: Seccomp) -> io::Result<()> {
     install(&program)
 }
 
-/// Confines the calling thread, or ends the process: a thread that should be confined must not run
-/// without. To be preceded by [`check_available`], after which only memory can be lacking.
-pub fn confine_or_abort(kind: ThreadKind, seccomp: Seccomp) {
-    if let Err(error) = confine(kind, seccomp) {
-        tracing::error!(?kind, %error, "a thread cannot be confined");
-        std::process::abort();
-    }
+/// Starts a thread that is confined before it does anything else, and before this returns: what is
+/// started so is never seen without its filter, and fails to start if it cannot have one.
+pub fn spawn_confined(
+    name: &str,
+    kind: ThreadKind,
+    seccomp: Seccomp,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let confined = confine(kind, seccomp);
+        let go = confined.is_ok();
+        // The starter waits for it.
+        let _ = tell.send(confined);
+        if go {
+            body();
+        }
+    })?;
+    let confined = told.recv().map_err(|_| io::Error::other("the thread panicked"))?;
+    confined.map(|()| thread)
 }
 
 fn install(program: &[Instruction]) -> io::Result<()> {
