@@ -418,7 +418,7 @@ fn a_log_that_nobody_reads_stops_nobody() {
     let mut sessions = 0;
     // More lines than pipe and queue hold.
     while sessions < 2_500 {
-        match Context::open_at(&stage.socket()) {
+        match Context::open_at(stage.socket()) {
             Ok(_) => sessions += 1,
             Err(e) => assert!(Instant::now() < deadline, "{sessions} sessions, then {e}"),
         }

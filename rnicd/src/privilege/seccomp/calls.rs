@@ -147,7 +147,7 @@ const OPEN: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Names of old for the same, which only x86_64 has.
+/// Names of old for the same, of which other machines than x86_64 have few.
 #[cfg(target_arch = "x86_64")]
 const OPEN_OLD: &[c_long] = &[
     libc::SYS_access,
@@ -160,8 +160,11 @@ const OPEN_OLD: &[c_long] = &[
     libc::SYS_stat,
     libc::SYS_unlink,
 ];
-#[cfg(not(target_arch = "x86_64"))]
-const OPEN_OLD: &[c_long] = &[libc::SYS_renameat];
+/// `renameat`, which the crate `libc` does not know here and the C library calls.
+#[cfg(target_arch = "aarch64")]
+const OPEN_OLD: &[c_long] = &[38];
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const OPEN_OLD: &[c_long] = &[];
 
 /// Running a program.
 pub const EXEC: &[c_long] = &[libc::SYS_execve, libc::SYS_execveat];
