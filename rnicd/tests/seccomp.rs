@@ -151,7 +151,18 @@ fn what_only_an_attacker_does_ends_the_process() {
     }
 }
 
-/// The other half of the test above, which runs it in a process of its own and sees that end.
+#[test]
+fn what_libraries_ask_for_once_is_asked_before() {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "attacker", "--nocapture"])
+        .env("ATTACK", "none")
+        .env("ATTACK_AS", "worker")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+}
+
+/// The other half of the tests above, which run it in a process of its own and see that end.
 #[test]
 #[allow(unsafe_code)]
 fn attacker() {
@@ -172,6 +183,7 @@ fn attacker() {
             // SAFETY: asks to be traced by the parent; touches no memory.
             unsafe { libc::ptrace(libc::PTRACE_TRACEME) };
         }
+        "none" => assert!(rustix::param::page_size() >= 4096),
         "abort" => std::process::abort(),
         "setuid" => {
             let own = rustix::process::getuid();

@@ -2,6 +2,8 @@
 //!
 //! Found by running every test under `strace -f`, and by reading what the libraries do: the
 //! standard library, `mio`, `rustix`, glibc's and musl's allocators, threads and ends of threads.
+//! One refusal is expected: glibc opens `/proc/sys/vm/overcommit_memory`, once, the first time it
+//! trims a thread's heap, and takes a refusal for the usual setting.
 
 use libc::c_long;
 

@@ -83,6 +83,10 @@ pub fn confine(kind: ThreadKind, seccomp: Seccomp) -> io::Result<()> {
     let hostile: Vec<_> = calls::HOSTILE.iter().filter(hostile).copied().collect();
     let program = program::assemble(&calls::needed_by(kind), &hostile, denied)
         .ok_or(io::ErrorKind::Unsupported)?;
+    // rustix finds these out at first use, by system calls that most kinds are about to lose; it
+    // would take failure for an answer (pages of no size, a clock that is a system call).
+    let _ = rustix::param::page_size();
+    let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     install(&program)
 }
 
