@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::config::Config;
-use crate::control::{Server, StartError, Stopper};
-use crate::privilege::{self, SignalSet, Signals};
+use crate::control::{ControlSocket, Notifier, Server, StartError, Stopper};
+use crate::privilege::{self, Signals};
 
 /// Why a program could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,9 @@ impl PrivateDaemon {
     pub fn start(config: Config) -> Result<Self, ExecError> {
         let folder = tempfile::Builder::new().prefix("rnicd-exec-").tempdir();
         let folder = folder.map_err(system("cannot make a folder for the socket"))?;
-        let server = Server::start(config, Some(&folder.path().join(SOCKET)), None)?;
+        let path = folder.path().join(SOCKET);
+        let socket = ControlSocket::open(Some(&path), &config.control).map_err(StartError::from)?;
+        let server = Server::start(config, socket, None, Notifier::default())?;
         let stopper = server.stopper();
         let thread = std::thread::Builder::new()
             .name("rnicd-control".to_owned())
@@ -87,22 +89,28 @@ impl Drop for PrivateDaemon {
     }
 }
 
-/// Runs `program` (with its arguments) with a daemon of its own; returns its exit code, or does
-/// not return if a signal killed it.
-pub fn run(config: Config, program: &[OsString]) -> Result<ExitCode, ExecError> {
-    // First of all: threads inherit the mask.
-    let signals = Signals::take(SignalSet::Wrapper).map_err(system("cannot take signals"))?;
+/// Runs `program` (with its arguments) with a daemon of its own; returns how it ended. `signals`
+/// were taken before any thread was started.
+pub fn run(
+    config: Config,
+    program: &[OsString],
+    signals: &Signals,
+) -> Result<ExitStatus, ExecError> {
     let daemon = PrivateDaemon::start(config)?;
-    let status = run_child(&daemon, &signals, program);
+    let status = run_child(&daemon, signals, program);
     if let Err(error) = daemon.stop() {
         tracing::error!(%error, "the daemon did not stop in order");
     }
-    let status = status?;
+    status
+}
+
+/// Ends as the program ended: gives its exit code, or does not return if a signal killed it.
+pub fn end_as(status: ExitStatus) -> ExitCode {
     match (status.code(), status.signal()) {
         // Exit codes have 8 bits.
-        (Some(code), _) => Ok(ExitCode::from(code as u8)),
+        (Some(code), _) => ExitCode::from(code as u8),
         (None, Some(signal)) => privilege::die_of(signal),
-        (None, None) => Ok(ExitCode::FAILURE),
+        (None, None) => ExitCode::FAILURE,
     }
 }
 

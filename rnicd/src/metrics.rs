@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
+use crate::config::Seccomp;
 use crate::log::Damper;
+use crate::privilege::{ThreadKind, spawn_confined};
 
 /// What a figure does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,19 +70,19 @@ impl Figure<'_> {
     }
 }
 
-/// A thread that writes pages to a file. It ends, unwaited for, when this is dropped.
+/// A thread that writes pages to files. It ends, unwaited for, when this is dropped.
 #[derive(Debug)]
 pub struct Writer {
-    pages: SyncSender<String>,
+    pages: SyncSender<(PathBuf, String)>,
 }
 
 impl Writer {
-    /// Starts the thread for the file at `path`.
-    pub fn start(path: PathBuf) -> io::Result<Self> {
-        let (pages, inbox) = sync_channel::<String>(1);
-        std::thread::Builder::new().name("rnicd-metrics".to_owned()).spawn(move || {
+    /// Starts the thread. It opens and renames files, as the control thread may, and nothing more.
+    pub fn start(seccomp: Seccomp) -> io::Result<Self> {
+        let (pages, inbox) = sync_channel::<(PathBuf, String)>(1);
+        spawn_confined("rnicd-metrics", ThreadKind::Control, seccomp, move || {
             let mut damper = Damper::new(1, QUIET);
-            while let Ok(page) = inbox.recv() {
+            while let Ok((path, page)) = inbox.recv() {
                 if let Err(error) = replace(&path, page.as_bytes())
                     && let Some(suppressed) = damper.count(Instant::now())
                 {
@@ -92,9 +94,9 @@ impl Writer {
         Ok(Writer { pages })
     }
 
-    /// Hands a page over, unless the one before still waits.
-    pub fn write(&self, page: String) {
-        let _ = self.pages.try_send(page);
+    /// Has the file at `path` replaced by a page, unless the one before still waits.
+    pub fn write(&self, path: PathBuf, page: String) {
+        let _ = self.pages.try_send((path, page));
     }
 }
 

@@ -29,6 +29,7 @@ fn switches() -> BTreeMap<String, String> {
 #[test]
 fn idle_workers_do_not_wake() {
     let options = WorkerOptions {
+        seccomp: rnicd::config::Seccomp::Enforce,
         engine: EngineOptions {
             worker: 0,
             drain_deadline: Duration::from_secs(1),

@@ -13,11 +13,12 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{ANNOTATED_DEFAULT, Config, Loopback, Size, explain};
-use crate::control::Server;
+use crate::config::{ANNOTATED_DEFAULT, Config, Control, Loopback, Size, explain};
+use crate::control::{ControlSocket, Notifier, Server};
 use crate::demo;
 use crate::exec;
-use crate::privilege::{SignalSet, Signals};
+use crate::log::Log;
+use crate::privilege::{self, SignalSet, Signals};
 use crate::resource::{Capacity, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
@@ -111,14 +112,43 @@ type Failure = Box<dyn std::error::Error>;
 
 fn run(args: &Run) -> Result<ExitCode, Failure> {
     let config = Config::load_or_default(args.configured.config.as_deref())?;
-    let level = start_log(&config);
+    let mut log = start_log(&config);
     let signals = Signals::take(SignalSet::Daemon)?;
-    let mut server = Server::start(config, args.socket.as_deref(), Some(signals))?;
+    let (socket, control) = (args.socket.as_deref(), &config.control);
+    let socket = match privilege::passed_socket()? {
+        Some(passed) => ControlSocket::passed(passed, socket, control)?,
+        None => ControlSocket::open(socket, control)?,
+    };
+    let notifier = Notifier::from_environment()?;
+    give_up_privileges(control, &socket)?;
+    log.start_writing(control.seccomp)?;
+    let mut server = Server::start(config, socket, Some(signals), notifier)?;
     if let Some(file) = &args.configured.config {
-        server.reload_from(file.clone(), level);
+        server.reload_from(file.clone(), log.level());
     }
     server.run()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that took privileges is done: none is needed from here on, and no thread runs yet.
+fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), Failure> {
+    match privilege::account_to_become(control.user.as_deref())? {
+        Some(account) => {
+            socket.give_to(account.uid)?;
+            privilege::become_account(&account)?;
+            let (uid, gid, groups) = (account.uid, account.gid, &account.groups);
+            tracing::info!(uid, gid, ?groups, "dropped privileges");
+        }
+        None if privilege::own_user() == 0 => tracing::warn!(
+            "running as root: whoever takes over the daemon takes over the machine; set control.user"
+        ),
+        None => privilege::renounce()?,
+    }
+    if !socket.can_be_removed() {
+        let path = socket.path().display();
+        tracing::info!(%path, "the socket will be left behind: its folder is not this user's");
+    }
+    Ok(())
 }
 
 fn check_config(args: &Configured) -> Result<ExitCode, Failure> {
@@ -134,8 +164,14 @@ fn exec(args: Exec) -> Result<ExitCode, Failure> {
         Some(LoopbackArg::Tcp) => config.engine.loopback = Loopback::Tcp,
         None => {}
     }
-    start_log(&config);
-    Ok(exec::run(config, &args.program)?)
+    let mut log = start_log(&config);
+    // Before any thread: threads inherit the mask.
+    let signals = Signals::take(SignalSet::Wrapper)?;
+    log.start_writing(config.control.seccomp)?;
+    let status = exec::run(config, &args.program, &signals)?;
+    // Written before this process may die of a signal.
+    drop(log);
+    Ok(exec::end_as(status))
 }
 
 fn show(args: Demo) -> Result<ExitCode, Failure> {
@@ -146,12 +182,12 @@ fn show(args: Demo) -> Result<ExitCode, Failure> {
     Ok(demo::run(&cargo)?)
 }
 
-fn start_log(config: &Config) -> Option<crate::log::Level> {
-    let started = crate::log::start(&config.log);
-    if let Some(problem) = started.problem {
+fn start_log(config: &Config) -> Log {
+    let (log, problem) = Log::start(&config.log);
+    if let Some(problem) = problem {
         eprintln!("rnicd: {problem}; using log.level of the configuration");
     }
-    started.level
+    log
 }
 
 /// Writes to standard output; a reader that has had enough is no error.

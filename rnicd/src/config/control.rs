@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::checker::Checker;
 use super::error::ConfigError;
-use super::file;
+use super::file::{self, Seccomp};
 use super::people::People;
 
 /// `[control]`
@@ -20,6 +20,8 @@ pub struct Control {
     pub admins: People,
     /// Whom to become when started as root, by name or number; by default nobody else.
     pub user: Option<String>,
+    /// What happens to system calls that a thread has no need of; default enforce.
+    pub seccomp: Seccomp,
 }
 
 impl Checker<'_> {
@@ -48,6 +50,8 @@ impl Checker<'_> {
             false => Ok(()),
         })?;
         let user = self.optional(s.user, not_empty)?;
-        Ok(Control { socket, mode: mode.as_ref().and_then(parse_mode), group, admins, user })
+        let seccomp = s.seccomp.map_or(Seccomp::default(), toml::Spanned::into_inner);
+        let mode = mode.as_ref().and_then(parse_mode);
+        Ok(Control { socket, mode, group, admins, user, seccomp })
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::sentences::sentences;
 use super::warnings::warnings;
 use super::worst_case::worst_case;
-use super::{Config, Loopback, Mulpdu, Size, Span};
+use super::{Config, Loopback, Mulpdu, Seccomp, Size, Span};
 use crate::resource::Capacity;
 
 /// What every value means here, and what the daemon may use at worst. `unknown` says which users
@@ -67,7 +67,16 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     row(
         "control.user",
         control.user.clone().unwrap_or("-".to_owned()),
-        "whom to become when started as root",
+        "whom the daemon becomes when started as root",
+    );
+    row(
+        "control.seccomp",
+        control.seccomp.name().to_owned(),
+        match control.seccomp {
+            Seccomp::Enforce => "system calls that a thread has no need of fail, or end the daemon",
+            Seccomp::Log => "system calls that a thread has no need of are logged by the kernel",
+            Seccomp::Off => "threads may make any system call",
+        },
     );
     row(
         "engine.workers",

@@ -69,6 +69,8 @@ pub struct ControlSection {
     pub admins: Field<People>,
     /// Whom to become when started as root.
     pub user: Field<String>,
+    /// What happens to system calls that a thread has no need of.
+    pub seccomp: Field<Seccomp>,
 }
 
 /// `[engine]`
@@ -121,6 +123,30 @@ impl<'de> Deserialize<'de> for WorkersValue {
             }
         }
         d.deserialize_any(Visitor)
+    }
+}
+
+/// `control.seccomp`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Seccomp {
+    /// Refused, or the end of the daemon for those that only an attacker makes.
+    #[default]
+    Enforce,
+    /// Carried out, and noted in the kernel's log.
+    Log,
+    /// Carried out.
+    Off,
+}
+
+impl Seccomp {
+    /// As it is written in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Seccomp::Enforce => "enforce",
+            Seccomp::Log => "log",
+            Seccomp::Off => "off",
+        }
     }
 }
 

@@ -43,7 +43,7 @@ pub use engine::Engine;
 pub use error::ConfigError;
 pub use explain::explain;
 use file::File;
-pub use file::{Loopback, Mulpdu};
+pub use file::{Loopback, Mulpdu, Seccomp};
 pub use limits::{Limits, Totals, TotalsPatch, UserLimits};
 pub use log::Log;
 pub use metrics::Metrics;

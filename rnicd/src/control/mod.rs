@@ -7,6 +7,7 @@
 //! `rnicd exec` start it.
 
 mod connection;
+mod notify;
 pub(crate) mod options;
 mod packet;
 mod reaper;
@@ -14,6 +15,7 @@ mod reload;
 mod server;
 mod socket;
 
+pub use notify::Notifier;
 pub use reaper::{Reaper, Receipt};
 pub use server::{Server, StartError, Stopper};
 pub use socket::{ControlSocket, SocketError};

@@ -59,6 +59,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             },
             why: Default::default(),
         },
+        seccomp: config.control.seccomp,
         wait: WaitPolicy { spins: config.engine.spins, yield_for: config.engine.yield_for },
     }
 }

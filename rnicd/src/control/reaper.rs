@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 
+use crate::config::Seccomp;
+use crate::privilege::{ThreadKind, spawn_confined};
+
 /// Where things go to be dropped.
 #[derive(Clone, Debug)]
 pub struct Reaper {
@@ -30,12 +33,11 @@ pub struct Receipt(u64);
 
 impl Reaper {
     /// Starts the threads. `control` is woken when something with a receipt is gone.
-    pub fn start(control: Arc<Waker>) -> io::Result<Self> {
+    pub fn start(control: Arc<Waker>, seccomp: Seccomp) -> io::Result<Self> {
         let (ours, ours_in) = unbounded::<(Box<dyn Any + Send>, _)>();
         let (suspect, suspect_in) = unbounded::<OwnedFd>();
         let (gone_out, gone) = unbounded();
-        let builder = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        builder("reaper").spawn(move || {
+        spawn_confined("reaper", ThreadKind::Reaper, seccomp, move || {
             for (thing, receipt) in ours_in {
                 drop(thing);
                 if let Some(receipt) = receipt {
@@ -45,9 +47,13 @@ impl Reaper {
                 }
             }
         })?;
-        builder("reaper-suspect").spawn(move || suspect_in.iter().for_each(drop))?;
+        spawn_confined("reaper-suspect", ThreadKind::Reaper, seccomp, move || {
+            suspect_in.iter().for_each(drop);
+        })?;
         let (sockets, sockets_in) = unbounded::<OwnedFd>();
-        builder("reaper-sockets").spawn(move || sockets_in.into_iter().for_each(close_socket))?;
+        spawn_confined("reaper-sockets", ThreadKind::Reaper, seccomp, move || {
+            sockets_in.into_iter().for_each(close_socket);
+        })?;
         Ok(Reaper { ours, suspect, sockets, gone, last: Arc::default() })
     }
 
@@ -75,6 +81,7 @@ impl Reaper {
     pub fn close_suspect(&self, descriptor: OwnedFd) {
         let _ = self.suspect.send(descriptor);
     }
+
     /// Closes a TCP socket that a client made.
     pub fn close_socket(&self, socket: OwnedFd) {
         let _ = self.sockets.send(socket);

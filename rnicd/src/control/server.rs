@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,15 +16,16 @@ use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
 use super::connection::{Connection, End, Incoming, Stage};
+use super::notify::Notifier;
 use super::options;
 use super::reaper::Reaper;
 use super::reload::{Source, reload};
 use super::socket::{ControlSocket, SocketError};
 use crate::cm::ConnectionManager;
-use crate::config::Config;
+use crate::config::{Config, Seccomp};
 use crate::log::{Damper, Level};
 use crate::metrics::Writer;
-use crate::privilege::{Peer, Signals};
+use crate::privilege::{Peer, Signals, ThreadKind, check_available, confine};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
 use crate::worker::{Workers, clock};
 
@@ -34,6 +35,14 @@ pub enum StartError {
     /// The control socket could not be taken.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// The kernel has no filters of system calls.
+    #[error("control.seccomp = {value:?}: this kernel cannot: {error}; set it to \"off\"")]
+    NoFilters {
+        /// The value as configured.
+        value: &'static str,
+        /// The system's error.
+        error: io::Error,
+    },
     /// The operating system refused something else.
     #[error("{what}: {error}")]
     System {
@@ -49,6 +58,8 @@ pub struct Server {
     poll: Poll,
     socket: Option<ControlSocket>,
     signals: Option<Signals>,
+    notifier: Notifier,
+    seccomp: Seccomp,
     stop: Stopper,
     manager: Manager,
     reaper: Reaper,
@@ -63,13 +74,12 @@ pub struct Server {
     /// Where the configuration is read again, if anywhere.
     source: Option<Source>,
     stopping: Option<Time>,
-    metrics: Option<Metrics>,
+    metrics: Metrics,
 }
 
-/// Figures that are written to a file.
+/// Figures that are written to a file, if the configuration names one.
 struct Metrics {
     writer: Writer,
-    interval: Duration,
     /// When they are written next.
     due: Time,
 }
@@ -91,14 +101,17 @@ impl Stopper {
 }
 
 impl Server {
-    /// Takes the control socket and starts the workers. Signals are for a server that is told by
-    /// them to stop.
+    /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told by
+    /// them to stop. Threads are started here, so what they are not to inherit is given up before.
     pub fn start(
         config: Config,
-        socket: Option<&Path>,
+        socket: ControlSocket,
         signals: Option<Signals>,
+        notifier: Notifier,
     ) -> Result<Self, StartError> {
-        let socket = ControlSocket::open(socket, &config.control)?;
+        let seccomp = config.control.seccomp;
+        check_available(seccomp)
+            .map_err(|error| StartError::NoFilters { value: seccomp.name(), error })?;
         let capacity = Capacity::of_this_process(&config);
         rnic_core::shm::fault::install().map_err(system("cannot install the fault handler"))?;
         let poll = Poll::new().map_err(system("cannot make a poll"))?;
@@ -122,9 +135,12 @@ impl Server {
         let options = options::workers(&config, capacity.workers);
         let workers = Workers::start(capacity.workers, &options, waker.clone())
             .map_err(system("cannot start workers"))?;
-        let reaper = Reaper::start(waker.clone()).map_err(system("cannot start the reaper"))?;
+        let reaper =
+            Reaper::start(waker.clone(), seccomp).map_err(system("cannot start the reaper"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
-        let metrics = Metrics::start(&config)?;
+        let writer =
+            Writer::start(seccomp).map_err(system("cannot start the writer of metrics"))?;
+        let metrics = Metrics { writer, due: clock::now() };
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();
         let manager = Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
@@ -139,6 +155,8 @@ impl Server {
             poll,
             socket: Some(socket),
             signals,
+            notifier,
+            seccomp,
             stop: Stopper { asked: Arc::default(), waker },
             manager,
             reaper,
@@ -164,8 +182,10 @@ impl Server {
         self.stop.clone()
     }
 
-    /// Works until told to stop.
+    /// Works until told to stop. Confines the thread that calls it to what that takes, for good.
     pub fn run(mut self) -> io::Result<()> {
+        confine(ThreadKind::Control, self.seccomp)?;
+        self.notifier.ready(SERVING);
         let mut events = mio::Events::with_capacity(256);
         while !self.has_stopped() {
             let patience = self.patience();
@@ -204,7 +224,7 @@ impl Server {
             _ => None,
         });
         let cm = self.manager.connections().next_timeout();
-        let metrics = self.metrics.as_ref().map(|m| m.due);
+        let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
         let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
         let next = next.min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
@@ -264,7 +284,12 @@ impl Server {
         let mut stop = false;
         while let Some(signal) = signals.next()? {
             match signal.number {
-                libc::SIGHUP => reload(self.source.as_ref(), &mut self.manager),
+                libc::SIGHUP => {
+                    self.notifier.reloading();
+                    reload(self.source.as_ref(), &mut self.manager);
+                    self.metrics.due = now;
+                    self.notifier.ready(SERVING);
+                }
                 number => {
                     tracing::info!(signal = number, "stopping");
                     stop = true;
@@ -287,6 +312,7 @@ impl Server {
             return;
         }
         self.stopping = Some(now.after(STOP_DEADLINE));
+        self.notifier.stopping(&format!("ending {} sessions", self.manager.sessions()));
         if let Some(socket) = self.socket.take() {
             let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_fd().as_raw_fd()));
         }
@@ -305,11 +331,12 @@ impl Server {
             self.accept_again = None;
             self.accept(now);
         }
-        if let Some(metrics) = &mut self.metrics
-            && metrics.due <= now
+        let metrics = &self.manager.config().metrics;
+        if self.metrics.due <= now
+            && let Some(file) = &metrics.file
         {
-            metrics.due = now.after(metrics.interval);
-            metrics.writer.write(self.manager.metrics());
+            self.metrics.due = now.after(metrics.interval);
+            self.metrics.writer.write(file.clone(), self.manager.metrics());
         }
         let silent =
             |c: &Connection| matches!(c.stage, Stage::AwaitHello { deadline } if deadline <= now);
@@ -522,15 +549,6 @@ impl Server {
     }
 }
 
-impl Metrics {
-    /// Begins to write, if that is configured.
-    fn start(config: &Config) -> Result<Option<Metrics>, StartError> {
-        let Some(path) = config.metrics.file.clone() else { return Ok(None) };
-        let writer = Writer::start(path).map_err(system("cannot start the writer of metrics"))?;
-        Ok(Some(Metrics { writer, interval: config.metrics.interval, due: clock::now() }))
-    }
-}
-
 fn turned_away(status: HelloStatus) -> HelloReply {
     HelloReply {
         status: status as u32,
@@ -553,6 +571,9 @@ fn ended_by(error: io::Error) -> End {
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |error| StartError::System { what, error }
 }
+
+/// Status for a service manager.
+const SERVING: &str = "serving";
 
 const LISTENER: Token = Token(0);
 const SIGNALS: Token = Token(1);

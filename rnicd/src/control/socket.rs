@@ -1,18 +1,26 @@
 //! The control socket's place in the file system: which path, who owns it, who may connect.
 //!
 //! A lock file beside the socket decides who owns the path; a socket that is left over is removed
-//! only by the owner of the lock. Both are gone when the [`ControlSocket`] is.
+//! only by the owner of the lock. Both are gone when the [`ControlSocket`] is. A socket that a
+//! service manager opened and passed is its own affair: path, mode and group are as it made them,
+//! and stay.
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{
     DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
 };
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, accessat, chownat, fchmod,
+    fchown, flock,
+};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Uid;
 
 use crate::config::Control;
 use crate::privilege;
@@ -48,6 +56,9 @@ pub enum SocketError {
         /// The group as configured.
         group: String,
     },
+    /// What a service manager passed is of no use.
+    #[error("socket activation: {0}")]
+    Passed(String),
     /// The operating system refused.
     #[error("{what} {path}: {error}")]
     System {
@@ -60,14 +71,20 @@ pub enum SocketError {
     },
 }
 
-/// A listening socket with its path and lock.
+/// A listening socket with its path.
 #[derive(Debug)]
 pub struct ControlSocket {
     socket: OwnedFd,
     path: PathBuf,
-    lock_path: PathBuf,
+    /// Unless a service manager opened the socket.
+    lock: Option<Lock>,
+}
+
+#[derive(Debug)]
+struct Lock {
+    path: PathBuf,
     /// Held for its lock.
-    _lock: File,
+    file: File,
 }
 
 impl ControlSocket {
@@ -77,19 +94,99 @@ impl ControlSocket {
             Some(path) => path.to_owned(),
             None => default_path()?,
         };
+        ControlSocket::open_at(path, control)
+    }
+
+    fn open_at(path: PathBuf, control: &Control) -> Result<Self, SocketError> {
         let mut lock_path = path.clone().into_os_string();
         lock_path.push(".lock");
         let lock_path = PathBuf::from(lock_path);
         let lock = take_lock(&path, &lock_path)?;
         let opened = remove_stale(&path).and_then(|()| listen(&path, control));
         match opened {
-            Ok(socket) => Ok(ControlSocket { socket, path, lock_path, _lock: lock }),
+            Ok(socket) => {
+                let lock = Some(Lock { path: lock_path, file: lock });
+                Ok(ControlSocket { socket, path, lock })
+            }
             Err(error) => {
                 // Ours to remove: we hold the lock.
                 let _ = std::fs::remove_file(&lock_path);
                 Err(error)
             }
         }
+    }
+
+    /// Takes a socket that a service manager passed, if it is one to serve clients on and not
+    /// another than `path` or the configuration name.
+    pub fn passed(
+        socket: OwnedFd,
+        path: Option<&Path>,
+        control: &Control,
+    ) -> Result<Self, SocketError> {
+        use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
+        let refused = |why: &str| SocketError::Passed(why.to_owned());
+        let kind = || Ok((socket_domain(&socket)?, socket_type(&socket)?));
+        let kind =
+            kind().map_err(|_: rustix::io::Errno| refused("what was passed is no socket"))?;
+        if kind != (AddressFamily::UNIX, SocketType::SEQPACKET) {
+            return Err(refused(
+                "the socket is not of the type SOCK_SEQPACKET (ListenSequentialPacket=)",
+            ));
+        }
+        if !socket_acceptconn(&socket).is_ok_and(|listens| listens) {
+            return Err(refused("the socket does not listen (Accept=no is needed)"));
+        }
+        let address = rustix::net::getsockname(&socket).and_then(SocketAddrUnix::try_from);
+        let address = address.map_err(|e| refused(&format!("the socket has no address: {e}")))?;
+        let Some(bound) = address.path_bytes().map(|p| Path::new(OsStr::from_bytes(p))) else {
+            return Err(refused("the socket has no path, so clients cannot find it"));
+        };
+        for (key, wanted) in [("--socket", path), ("control.socket", control.socket.as_deref())] {
+            if let Some(wanted) = wanted.filter(|wanted| *wanted != bound) {
+                let (bound, wanted) = (bound.display(), wanted.display());
+                return Err(SocketError::Passed(format!(
+                    "{bound} was passed, but {key} = {wanted}; name the same or leave it out"
+                )));
+            }
+        }
+        let nonblocking = rustix::io::ioctl_fionbio(&socket, true);
+        nonblocking.map_err(|e| system("cannot use", bound)(e.into()))?;
+        Ok(ControlSocket { path: bound.to_owned(), socket, lock: None })
+    }
+
+    /// Gives path and lock to the user whom the daemon is about to become, so that it can remove
+    /// them: in a folder with the sticky bit only their owner can. The folder is given as well if
+    /// it is the default one, which is there for nothing else.
+    pub fn give_to(&self, uid: u32) -> Result<(), SocketError> {
+        let Some(lock) = &self.lock else { return Ok(()) };
+        let owner = Some(Uid::from_raw(uid));
+        fchown(&lock.file, owner, None)
+            .map_err(|e| system("cannot give away", &lock.path)(e.into()))?;
+        let give = || -> io::Result<()> {
+            // Held while it is looked at: somebody who can write to the folder may put something
+            // else there meanwhile.
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let there = rustix::fs::open(&self.path, flags, Mode::empty())?;
+            let kind = FileType::from_raw_mode(rustix::fs::fstat(&there)?.st_mode);
+            if kind != FileType::Socket {
+                return Err(io::Error::other("it has been replaced"));
+            }
+            Ok(chownat(&there, c"", owner, None, AtFlags::EMPTY_PATH)?)
+        };
+        give().map_err(system("cannot give away", &self.path))?;
+        if self.path.parent() == Some(Path::new(DEFAULT_FOLDER)) {
+            // In /run, where only root can have put it.
+            let given = std::os::unix::fs::lchown(DEFAULT_FOLDER, Some(uid), None);
+            given.map_err(system("cannot give away", Path::new(DEFAULT_FOLDER)))?;
+        }
+        Ok(())
+    }
+
+    /// Whether this process, as it is now, may remove the path when it ends, if that is for it to
+    /// do.
+    pub fn can_be_removed(&self) -> bool {
+        let Some(folder) = self.path.parent().filter(|_| self.lock.is_some()) else { return true };
+        accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).is_ok()
     }
 
     /// Where clients connect.
@@ -117,16 +214,18 @@ impl AsFd for ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
+        let Some(lock) = &self.lock else { return };
         // The lock is held until both are gone, so no other daemon's files are removed here. A
-        // file that somebody else removed already is as good as removed.
+        // file that somebody else removed already is as good as removed, and one that may not be
+        // removed is what the next owner of the lock expects.
         let _ = std::fs::remove_file(&self.path);
-        let _ = std::fs::remove_file(&self.lock_path);
+        let _ = std::fs::remove_file(&lock.path);
     }
 }
 
 fn default_path() -> Result<PathBuf, SocketError> {
     if privilege::own_user() == 0 {
-        let folder = Path::new("/run/rnicd");
+        let folder = Path::new(DEFAULT_FOLDER);
         let made = std::fs::DirBuilder::new().mode(0o755).recursive(true).create(folder);
         made.map_err(system("cannot make folder", folder))?;
         return Ok(folder.join("rnicd.sock"));
@@ -252,6 +351,8 @@ fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketEr
     move |error| SocketError::System { what, path, error }
 }
 
+/// Where a daemon of the system has its socket.
+const DEFAULT_FOLDER: &str = "/run/rnicd";
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
 

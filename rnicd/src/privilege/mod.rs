@@ -1,13 +1,24 @@
-//! What the kernel knows about processes: who a peer is, whether it lives, which signals came.
+//! What the daemon is to the kernel, and what the kernel knows about others.
 //!
-//! The one place of the daemon with `unsafe` code, so that a reader can check all of it at once.
-//! It decides nothing: `control` asks who is there, `exec` passes signals on.
+//! Who a peer is and whether it lives, which signals came, what a service manager passed; and the
+//! giving up of what is not needed: user, capabilities, system calls. The one place of the daemon
+//! with `unsafe` code, so that a reader can check all of it at once. It decides nothing: `control`
+//! asks who is there, `exec` passes signals on, `cli` says what to give up, threads confine
+//! themselves.
 #![allow(unsafe_code)]
 
+mod account;
+mod activation;
 mod peer;
+mod renounce;
+mod seccomp;
 mod signals;
 
-pub use peer::{Peer, group_id, user_id};
+pub use account::{Account, group_id, user_id};
+pub use activation::passed_socket;
+pub use peer::Peer;
+pub use renounce::{RenounceError, account_to_become, become_account, renounce};
+pub use seccomp::{ThreadKind, check_available, confine, spawn_confined};
 pub use signals::{Signal, SignalSet, Signals, die_of, send_signal};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

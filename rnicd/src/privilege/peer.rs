@@ -125,27 +125,6 @@ fn command(pid: Pid) -> String {
     text.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).take(16).collect()
 }
 
-/// The number of a user given by name or number, from `/etc/passwd`.
-pub fn user_id(name: &str) -> Option<u32> {
-    id_in("/etc/passwd", name)
-}
-
-/// The number of a group given by name or number, from `/etc/group`.
-pub fn group_id(name: &str) -> Option<u32> {
-    id_in("/etc/group", name)
-}
-
-fn id_in(file: &str, name: &str) -> Option<u32> {
-    if let Ok(number) = name.parse() {
-        return Some(number);
-    }
-    let text = std::fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok()).flatten()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -164,13 +143,5 @@ mod tests {
         assert_eq!(peer.groups[1..], own);
         assert!(!peer.command.is_empty());
         assert!(!peer.has_exited());
-    }
-
-    #[test]
-    fn users_and_groups_are_found_by_name_and_number() {
-        assert_eq!(user_id("root"), Some(0));
-        assert_eq!(group_id("root"), Some(0));
-        assert_eq!(user_id("1234"), Some(1234));
-        assert_eq!(user_id("no such user"), None);
     }
 }

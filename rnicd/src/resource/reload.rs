@@ -53,6 +53,7 @@ fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
     wanted.control.mode = running.control.mode;
     wanted.control.group.clone_from(&running.control.group);
     wanted.control.user.clone_from(&running.control.user);
+    wanted.control.seccomp = running.control.seccomp;
     let Engine { workers, loopback, spins, yield_for, .. } = running.engine;
     wanted.engine = Engine { workers, loopback, spins, yield_for, ..wanted.engine };
     let limits = &mut wanted.limits;

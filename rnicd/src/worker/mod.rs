@@ -34,7 +34,9 @@ use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag, Time};
 
+use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};
+use crate::privilege::{ThreadKind, spawn_confined};
 use crate::socket::Socket;
 pub use command::BindEnd;
 use command::{Command, Order, Urgency};
@@ -47,6 +49,8 @@ use ticket::Tickets;
 pub struct WorkerOptions {
     /// For each worker's engine; the worker's number is filled in.
     pub engine: EngineOptions,
+    /// What happens to system calls that a worker has no need of.
+    pub seccomp: Seccomp,
     /// When to spin, yield and sleep.
     pub wait: WaitPolicy,
 }
@@ -381,9 +385,9 @@ impl Handle {
             Arc::clone(control),
             reports.clone(),
         )?;
-        let thread = std::thread::Builder::new()
-            .name(format!("rnicd-worker-{number}"))
-            .spawn(move || worker.run())?;
+        let name = format!("rnicd-worker-{number}");
+        let thread =
+            spawn_confined(&name, ThreadKind::Worker, options.seccomp, move || worker.run())?;
         Ok(Handle { orders, shared, thread })
     }
 

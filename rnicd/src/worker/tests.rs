@@ -47,6 +47,7 @@ struct Rig {
 impl Rig {
     fn start(count: u32) -> Self {
         let options = WorkerOptions {
+            seccomp: crate::config::Seccomp::Enforce,
             engine: EngineOptions {
                 worker: 0,
                 drain_deadline: Duration::from_secs(5),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use socket2::SockRef;
 
 use super::*;
+use crate::config::Seccomp;
 use crate::control::Reaper;
 
 /// A node with a reaper, and both ends of a connection: the client's and its peer's.
@@ -20,7 +21,8 @@ impl Rig {
     fn new() -> Self {
         let node = Node::new(CmOptions { direct: true, ..options() });
         let waker = Poll::new().and_then(|poll| mio::Waker::new(poll.registry(), mio::Token(0)));
-        let reaper = Reaper::start(Arc::new(waker.expect("a waker"))).expect("threads");
+        let reaper =
+            Reaper::start(Arc::new(waker.expect("a waker")), Seccomp::Off).expect("threads");
         let (listener, address) = raw_listener();
         let client = raw(address);
         let (peer, _) = listener.accept().expect("accept");

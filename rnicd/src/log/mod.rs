@@ -1,0 +1,163 @@
+//! Logging to stderr, and a damper for what hostile clients and peers can cause at will.
+//!
+//! Structured fields go through `tracing`; who calls is the binary at its start. [`Damper`] counts
+//! always and speaks seldom: a client that misbehaves a million times costs a few lines a minute.
+
+mod queue;
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{self, Seccomp};
+use crate::privilege::{self, ThreadKind};
+use queue::{Drain, Queue};
+
+/// The log of this process. What is queued when it goes is written, if stderr takes it.
+pub struct Log {
+    queue: Queue,
+    /// Until the thread has it.
+    drain: Option<Drain>,
+    /// Until it is taken, unless `RUST_LOG` says what is logged.
+    level: Option<Level>,
+}
+
+/// Changes what is logged.
+pub struct Level(Box<dyn Fn(EnvFilter) -> bool + Send>);
+
+impl Level {
+    /// Logs at the configured level from now on; false if that is impossible.
+    pub fn set(&self, log: &config::Log) -> bool {
+        (self.0)(configured(log))
+    }
+}
+
+impl Log {
+    /// Starts logging to stderr at the configured level, unless `RUST_LOG` says otherwise. Also returns
+    /// what was wrong with `RUST_LOG`, if it was not usable. A panic is told the same way, so that a
+    /// full pipe cannot keep the process from ending.
+    pub fn start(log: &config::Log) -> (Self, Option<String>) {
+        let (filter, problem, fixed) = match std::env::var("RUST_LOG") {
+            Ok(text) => match EnvFilter::try_new(&text) {
+                Ok(filter) => (filter, None, true),
+                Err(error) => (configured(log), Some(format!("RUST_LOG={text}: {error}")), false),
+            },
+            Err(_) => (configured(log), None, false),
+        };
+        let (queue, drain) = queue::queue(LINES);
+        let lines = queue.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(move || lines.clone())
+            // A line that cannot be written is lost: saying so on the same stream would panic.
+            .log_internal_errors(false)
+            .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+            .with_filter_reloading();
+        let handle = subscriber.reload_handle();
+        let level = Level(Box::new(move |filter| handle.reload(filter).is_ok()));
+        // Fails only if this process logs already, as tests in one process may.
+        let _ = subscriber.try_init();
+        let lines = queue.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("unnamed").to_owned();
+            let trace = std::backtrace::Backtrace::capture();
+            // All of it is one entry of the queue.
+            let _ =
+                lines.clone().write(format!("rnicd: thread {name}: {panic}\n{trace}\n").as_bytes());
+            let _ = lines.flush_within(FLUSH_DEADLINE);
+        }));
+        let level = (!fixed).then_some(level);
+        (Log { queue, drain: Some(drain), level }, problem)
+    }
+
+    /// What changes the level later, once; nothing if `RUST_LOG` says what is logged.
+    pub fn level(&mut self) -> Option<Level> {
+        self.level.take()
+    }
+
+    /// Starts the thread that writes; until then lines are kept. Not before privileges are
+    /// dropped: a thread keeps those it was started with.
+    pub fn start_writing(&mut self, seccomp: Seccomp) -> io::Result<()> {
+        let Some(drain) = self.drain.clone() else { return Ok(()) };
+        privilege::spawn_confined("rnicd-log", ThreadKind::Log, seccomp, move || {
+            drain.write_all(io::stderr());
+        })?;
+        self.drain = None;
+        Ok(())
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        match self.drain.take() {
+            // Nothing was started, so nobody is kept from anything by waiting here.
+            Some(drain) => drain.write_queued(io::stderr()),
+            None => drop(self.queue.flush_within(FLUSH_DEADLINE)),
+        }
+    }
+}
+
+fn configured(log: &config::Log) -> EnvFilter {
+    EnvFilter::try_new(&log.level).unwrap_or_else(|_| EnvFilter::new("info"))
+}
+
+/// Lines that may wait to be written.
+const LINES: usize = 4096;
+/// How long the end of the process waits for its last lines to be written.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Lets a few messages of a kind through per interval and counts the rest.
+#[derive(Debug)]
+pub struct Damper {
+    burst: u32,
+    interval: Duration,
+    began: Option<Instant>,
+    spoken: u32,
+    suppressed: u64,
+    total: u64,
+}
+
+impl Damper {
+    /// `burst` messages per `interval`.
+    pub fn new(burst: u32, interval: Duration) -> Self {
+        Damper { burst, interval, began: None, spoken: 0, suppressed: 0, total: 0 }
+    }
+
+    /// Counts one; whether to log it, and then how many were not logged since the last one.
+    pub fn count(&mut self, now: Instant) -> Option<u64> {
+        self.total += 1;
+        if self.began.is_none_or(|began| now.duration_since(began) >= self.interval) {
+            self.began = Some(now);
+            self.spoken = 0;
+        }
+        if self.spoken < self.burst {
+            self.spoken += 1;
+            return Some(std::mem::take(&mut self.suppressed));
+        }
+        self.suppressed += 1;
+        None
+    }
+
+    /// How many there were in all.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_counted_and_mostly_silent() {
+        let mut damper = Damper::new(2, Duration::from_secs(60));
+        let start = Instant::now();
+        let spoken = (0..1000).filter(|_| damper.count(start).is_some()).count();
+        assert_eq!((spoken, damper.total()), (2, 1000));
+        assert_eq!(damper.count(start + Duration::from_secs(61)), Some(998));
+        assert_eq!(damper.count(start + Duration::from_secs(61)), Some(0));
+        assert_eq!(damper.count(start + Duration::from_secs(62)), None);
+    }
+}

@@ -1,0 +1,267 @@
+//! Which system calls each kind of thread has need of.
+//!
+//! Found by running every test under `strace -f`, and by reading what the libraries do: the
+//! standard library, `mio`, `rustix`, glibc's and musl's allocators, threads and ends of threads.
+//! One refusal is expected: glibc opens `/proc/sys/vm/overcommit_memory`, once, the first time it
+//! trims a thread's heap, and takes a refusal for the usual setting.
+
+use libc::c_long;
+
+use super::ThreadKind;
+use super::program::Rule;
+
+/// The rules of a kind of thread.
+pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
+    let mut rules: Vec<Rule> = EVERYBODY.iter().copied().map(Rule::Any).collect();
+    let mut allow = |calls: &[c_long]| rules.extend(calls.iter().copied().map(Rule::Any));
+    match kind {
+        // Lingering is a client's setting.
+        ThreadKind::Reaper => allow(&[libc::SYS_setsockopt]),
+        ThreadKind::Log => allow(&[libc::SYS_writev]),
+        ThreadKind::Worker => {
+            allow(MOVE);
+            // Taking a connection off a client's socket resets it.
+            allow(&[libc::SYS_connect]);
+        }
+        ThreadKind::Control => {
+            allow(MOVE);
+            allow(OPEN);
+            allow(OPEN_OLD);
+            rules.push(Rule::OneOf(libc::SYS_socket, 0, FAMILIES.to_vec()));
+            rules.push(Rule::OneOf(libc::SYS_socketpair, 0, vec![UNIX]));
+            rules.push(Rule::OneOf(libc::SYS_ioctl, 1, vec![libc::FIONBIO as u32]));
+            // Limits of this process alone.
+            rules.push(Rule::OneOf(libc::SYS_prlimit64, 0, vec![0]));
+        }
+        ThreadKind::Spawner => {
+            allow(MOVE);
+            allow(OPEN);
+            allow(OPEN_OLD);
+            allow(EXEC);
+            allow(SPAWN);
+            allow(SPAWN_OLD);
+            // The program loader maps code.
+            allow(&[libc::SYS_mmap, libc::SYS_mprotect]);
+            // `abort` in a process that it started.
+            allow(&[libc::SYS_tgkill]);
+            rules.push(Rule::OneOf(libc::SYS_socketpair, 0, vec![UNIX]));
+        }
+    }
+    if kind != ThreadKind::Spawner {
+        // `abort` raises a signal, in this process only.
+        rules.push(Rule::OneOf(libc::SYS_tgkill, 0, vec![std::process::id()]));
+        // What is executed was mapped before.
+        rules.push(Rule::Without(libc::SYS_mmap, 2, EXECUTABLE));
+        rules.push(Rule::Without(libc::SYS_mprotect, 2, EXECUTABLE));
+    }
+    rules
+}
+
+/// Memory, waiting, wake-ups, time, ends of threads and of the process.
+const EVERYBODY: &[c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_close,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_fcntl,
+    libc::SYS_futex,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_getuid,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_read,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_write,
+];
+
+/// Moving data between descriptors and memory, and waiting for descriptors.
+const MOVE: &[c_long] = &[
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    libc::SYS_getpeername,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_writev,
+];
+
+/// Files, sockets and other new descriptors.
+const OPEN: &[c_long] = &[
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_epoll_create1,
+    libc::SYS_eventfd2,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fallocate,
+    libc::SYS_fchmod,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_listen,
+    libc::SYS_lseek,
+    libc::SYS_memfd_create,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_pipe2,
+    libc::SYS_readlinkat,
+    libc::SYS_renameat2,
+    libc::SYS_statx,
+    libc::SYS_unlinkat,
+];
+
+/// Names of old for the same, of which other machines than x86_64 have few.
+#[cfg(target_arch = "x86_64")]
+const OPEN_OLD: &[c_long] = &[
+    libc::SYS_access,
+    libc::SYS_dup2,
+    libc::SYS_lstat,
+    libc::SYS_open,
+    libc::SYS_readlink,
+    libc::SYS_rename,
+    libc::SYS_renameat,
+    libc::SYS_stat,
+    libc::SYS_unlink,
+];
+/// `renameat`, which the crate `libc` does not know here and the C library calls.
+#[cfg(target_arch = "aarch64")]
+const OPEN_OLD: &[c_long] = &[38];
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const OPEN_OLD: &[c_long] = &[];
+
+/// Running a program.
+pub const EXEC: &[c_long] = &[libc::SYS_execve, libc::SYS_execveat];
+
+/// Starting a process of the daemon's own program, its start up to its own filter, and its end.
+const SPAWN: &[c_long] = &[
+    libc::SYS_chdir,
+    libc::SYS_clock_getres,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_close_range,
+    libc::SYS_getdents64,
+    libc::SYS_ioctl,
+    libc::SYS_kill,
+    libc::SYS_membarrier,
+    libc::SYS_prctl,
+    libc::SYS_prlimit64,
+    libc::SYS_seccomp,
+    libc::SYS_set_tid_address,
+    libc::SYS_setpgid,
+    libc::SYS_setsid,
+    libc::SYS_signalfd4,
+    libc::SYS_uname,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+];
+
+#[cfg(target_arch = "x86_64")]
+const SPAWN_OLD: &[c_long] = &[libc::SYS_arch_prctl, libc::SYS_fork, libc::SYS_vfork];
+#[cfg(not(target_arch = "x86_64"))]
+const SPAWN_OLD: &[c_long] = &[];
+
+/// Calls that nothing in the daemon makes and no library makes unasked: somebody else is at work.
+pub const HOSTILE: &[c_long] = &[
+    libc::SYS_add_key,
+    libc::SYS_bpf,
+    libc::SYS_chroot,
+    libc::SYS_delete_module,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_finit_module,
+    libc::SYS_fsopen,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_mount,
+    libc::SYS_move_mount,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_open_tree,
+    libc::SYS_perf_event_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_pivot_root,
+    libc::SYS_process_madvise,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setgid,
+    libc::SYS_setgroups,
+    libc::SYS_setns,
+    libc::SYS_setregid,
+    libc::SYS_setresgid,
+    libc::SYS_setresuid,
+    libc::SYS_setreuid,
+    libc::SYS_setuid,
+    libc::SYS_swapon,
+    libc::SYS_umount2,
+    libc::SYS_unshare,
+    libc::SYS_userfaultfd,
+];
+
+const EXECUTABLE: u32 = libc::PROT_EXEC as u32;
+const UNIX: u32 = libc::AF_UNIX as u32;
+/// Control sockets and notifications; connections.
+const FAMILIES: &[u32] = &[UNIX, libc::AF_INET as u32, libc::AF_INET6 as u32];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_is_allowed_ends_the_process() {
+        for kind in ThreadKind::ALL {
+            for rule in needed_by(kind) {
+                let (Rule::Any(call) | Rule::Without(call, ..) | Rule::OneOf(call, ..)) = rule;
+                let exec = kind == ThreadKind::Spawner && EXEC.contains(&call);
+                assert!(exec || !HOSTILE.contains(&call), "{kind:?}: {call}");
+            }
+        }
+    }
+}

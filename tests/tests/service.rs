@@ -1,0 +1,432 @@
+//! The daemon as a service: what a service manager does to it and is told by it, what it gives up,
+//! and what is left of its privileges.
+//!
+//! There is no systemd here. `config/rnicd.service` and `config/rnicd.socket` are read for what they
+//! claim, and the same is done with `unshare` and `setpriv`. What takes root is left out without it,
+//! and said.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::collections::HashMap;
+use std::fs::Permissions;
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rnic_client::Context;
+use rnic_tests::{DEADLINE, Process, binaries};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::process::{Pid, Resource, Signal, WaitOptions, getrlimit, kill_process, waitpid};
+
+/// Users and groups that have no entry anywhere.
+const DAEMON: u32 = 65_533;
+const CLIENT: u32 = 65_532;
+const STRANGER: u32 = 65_531;
+const GROUP: u32 = 65_530;
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Says why a test does nothing.
+fn needs_root(what: &str) -> bool {
+    if !is_root() {
+        eprintln!("left out: {what} takes root");
+    }
+    is_root()
+}
+
+/// A folder that everybody may enter, with the binaries in it: a checkout may be out of reach of
+/// other users.
+struct Stage {
+    dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        std::fs::copy(binaries!().rnicd, dir.path().join("rnicd")).unwrap();
+        std::fs::copy(binaries!().actor, dir.path().join("actor")).unwrap();
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        Stage { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("run/rnicd.sock")
+    }
+
+    fn config(&self, text: &str) -> PathBuf {
+        let path = self.path("rnicd.toml");
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Two processes of this user that exchange every operation; whether they could.
+    fn duet(&self, user: u32, groups: &str) -> bool {
+        let mut command = match is_root() {
+            true => as_user(user, groups, &self.path("actor")),
+            false => Command::new(self.path("actor")),
+        };
+        command.arg("duet").env("RNIC_SOCKET", self.socket());
+        Process::start(command).finish().0.success()
+    }
+}
+
+fn as_user(user: u32, groups: &str, program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--reuid={user}")).arg(format!("--regid={user}"));
+    command.arg(match groups {
+        "" => "--clear-groups".to_owned(),
+        groups => format!("--groups={groups}"),
+    });
+    command.arg(program);
+    command
+}
+
+/// A daemon without the harness's pipes. Killed if the test fails.
+struct Service(Child);
+
+impl Service {
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+
+    fn status(&self) -> HashMap<String, String> {
+        status(&PathBuf::from(format!("/proc/{}/status", self.0.id())))
+    }
+
+    /// Waits for the end; its exit code.
+    fn ends(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            if let Some((_, status)) = waitpid(Some(self.pid()), WaitOptions::NOHANG).unwrap() {
+                return status.exit_status();
+            }
+            assert!(Instant::now() < deadline, "still running at the deadline");
+            std::thread::yield_now();
+        }
+    }
+
+    fn terminate(&mut self) -> Option<i32> {
+        kill_process(self.pid(), Signal::TERM).unwrap();
+        self.ends()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // Fails if it has ended, as it should have.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The fields of a `status` file of `/proc`.
+fn status(file: &Path) -> HashMap<String, String> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let fields = text.lines().filter_map(|line| line.split_once(':'));
+    fields
+        .map(|(k, v)| (k.to_owned(), v.split_whitespace().collect::<Vec<_>>().join(" ")))
+        .collect()
+}
+
+/// Insists that every thread is confined and none has a capability or a way to one; their names.
+fn threads_are_confined(pid: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut names = Vec::new();
+    for task in tasks {
+        let fields = status(&task.unwrap().path().join("status"));
+        for (field, expected) in [
+            ("Seccomp", "2"),
+            ("NoNewPrivs", "1"),
+            ("CapInh", NONE),
+            ("CapPrm", NONE),
+            ("CapEff", NONE),
+            ("CapAmb", NONE),
+        ] {
+            assert_eq!(fields[field], expected, "{field} of {}", fields["Name"]);
+        }
+        names.push(fields["Name"].clone());
+    }
+    names.sort();
+    names
+}
+
+/// Real, effective, saved and file system id.
+fn four_times(id: u32) -> String {
+    format!("{id} {id} {id} {id}")
+}
+
+const NONE: &str = "0000000000000000";
+
+/// A service manager's end of the notifications.
+struct Manager {
+    socket: UnixDatagram,
+    name: String,
+}
+
+impl Manager {
+    fn new(stage: &Stage) -> Manager {
+        let name = format!("rnicd-test-{}", stage.dir.path().display());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        socket.set_read_timeout(Some(DEADLINE)).unwrap();
+        Manager { socket, name: format!("@{name}") }
+    }
+
+    /// The next message, which must begin like this.
+    fn hears(&self, expected: &str) {
+        let mut buffer = [0; 512];
+        let len = self.socket.recv(&mut buffer).expect("a notification");
+        let said = String::from_utf8_lossy(&buffer[..len]);
+        assert!(said.starts_with(expected), "{said:?} instead of {expected:?}");
+    }
+
+    /// Insists that nothing more was said.
+    fn hears_nothing(&self) {
+        self.socket.set_nonblocking(true).unwrap();
+        assert!(self.socket.recv(&mut [0; 512]).is_err());
+    }
+}
+
+/// A listening socket as `rnicd.socket` would have it.
+fn activated(path: &Path, kind: SocketType) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 128).unwrap();
+    socket
+}
+
+/// Whether this root may mount something in a name space of its own; some containers forbid it.
+fn may_mount(folder: &Path) -> bool {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "mount", "--bind"]).args([folder, folder]);
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// The assignments of a unit, the last one of each key.
+fn unit(text: &str) -> HashMap<&str, &str> {
+    text.lines().filter(|l| !l.starts_with('#')).filter_map(|l| l.split_once('=')).collect()
+}
+
+#[test]
+fn it_serves_under_the_restrictions_of_its_unit() {
+    let service = unit(include_str!("../../config/rnicd.service"));
+    let passed = unit(include_str!("../../config/rnicd.socket"));
+    for (key, value) in [
+        ("Type", "notify"),
+        ("User", "rnicd"),
+        ("CapabilityBoundingSet", ""),
+        ("AmbientCapabilities", ""),
+        ("NoNewPrivileges", "yes"),
+        ("ProtectSystem", "strict"),
+        ("ProtectHome", "yes"),
+        ("ExecReload", "/bin/kill -HUP $MAINPID"),
+    ] {
+        assert_eq!(service.get(key), Some(&value), "{key}");
+    }
+    let stage = Stage::new();
+    let manager = Manager::new(&stage);
+    let socket = activated(&stage.socket(), SocketType::SEQPACKET);
+    let mode = u32::from_str_radix(passed["SocketMode"], 8).unwrap();
+    std::fs::set_permissions(stage.socket(), Permissions::from_mode(mode)).unwrap();
+    let config = stage.config("[engine]\nworkers = 2\n");
+
+    // The socket comes as standard input, because only unsafe code can put it elsewhere.
+    let start = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
+    let mounts = is_root() && may_mount(&stage.path("run"));
+    let mut command = if mounts {
+        let script = "set -e; mount --bind \"$0\" \"$0\"; mount -o remount,bind,ro /; \
+                      for home in /home /root; do mount -t tmpfs -o ro,mode=0 none $home; done; ";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &format!("{script}{start}")]).arg(stage.path("run"));
+        command
+    } else {
+        eprintln!("left out: a read-only root takes root, and a container that lets it mount");
+        let mut command = Command::new("sh");
+        command.args(["-c", start, "sh"]);
+        command
+    };
+    if is_root() {
+        chown(stage.socket(), None, Some(GROUP)).unwrap();
+        let limit: u64 = service["LimitNOFILE"].parse().unwrap();
+        let allowed = getrlimit(Resource::Nofile).maximum.unwrap_or(limit);
+        command.arg("prlimit").arg(format!("--nofile={}", limit.min(allowed)));
+        command.args(["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]);
+        command.args([&format!("--reuid={DAEMON}"), &format!("--regid={DAEMON}")]);
+        command.args(["--clear-groups", "--no-new-privs"]);
+    } else {
+        eprintln!("left out: another user and an empty bounding set take root");
+    }
+    command.arg(stage.path("rnicd")).args(["run", "--config"]).arg(&config);
+    command.env("NOTIFY_SOCKET", &manager.name).stdin(Stdio::from(socket));
+    let mut daemon = Service(command.spawn().unwrap());
+    manager.hears("READY=1\nSTATUS=");
+
+    let names = threads_are_confined(daemon.0.id());
+    assert!(names.iter().filter(|n| n.starts_with("rnicd-worker")).count() == 2, "{names:?}");
+    if is_root() {
+        let fields = daemon.status();
+        assert_eq!(fields["CapBnd"], NONE);
+        assert_eq!(fields["Uid"], four_times(DAEMON));
+        assert!(!stage.duet(STRANGER, ""), "somebody outside the group was served");
+    }
+    if mounts {
+        let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", daemon.0.id())).unwrap();
+        let root = mounts.lines().rfind(|l| l.split(' ').nth(1) == Some("/")).unwrap();
+        assert!(root.split(' ').nth(3).unwrap().starts_with("ro"), "{root}");
+    }
+    assert!(stage.duet(CLIENT, &GROUP.to_string()));
+
+    kill_process(daemon.pid(), Signal::HUP).unwrap();
+    manager.hears("RELOADING=1\nMONOTONIC_USEC=");
+    manager.hears("READY=1\n");
+    assert_eq!(daemon.terminate(), Some(0));
+    manager.hears("STOPPING=1\n");
+    manager.hears_nothing();
+    assert!(stage.socket().exists(), "the socket is the service manager's");
+    assert_eq!(std::fs::read_dir(stage.path("run")).unwrap().count(), 1, "nothing else was left");
+}
+
+#[test]
+fn sockets_that_it_cannot_serve_are_refused_by_name() {
+    let stage = Stage::new();
+    let tries = [
+        (SocketType::STREAM, None, "SOCK_SEQPACKET"),
+        (SocketType::SEQPACKET, Some("/elsewhere"), "--socket = /elsewhere"),
+    ];
+    for (kind, path, expected) in tries {
+        let socket = activated(&stage.socket(), kind);
+        let script = "exec 3<&0; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" run \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(stage.path("rnicd")).stdin(Stdio::from(socket));
+        command.args(path.map(|p| ["--socket", p]).into_iter().flatten());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("socket activation:") && said.contains(expected), "{said}");
+        std::fs::remove_file(stage.socket()).unwrap();
+    }
+}
+
+#[test]
+fn started_as_root_it_becomes_the_user_it_is_told() {
+    if !needs_root("becoming another user") {
+        return;
+    }
+    let stage = Stage::new();
+    // The configuration is root's alone: it is read before.
+    let config = stage
+        .config(&format!("[control]\nuser = \"{DAEMON}\"\ngroup = \"{GROUP}\"\nmode = \"0660\"\n"));
+    std::fs::set_permissions(&config, Permissions::from_mode(0o600)).unwrap();
+    for folder_owner in [0, DAEMON, DAEMON] {
+        chown(stage.path("run"), Some(folder_owner), None).unwrap();
+        let mut command = Command::new(stage.path("rnicd"));
+        command.args(["run", "--config"]).arg(&config).arg("--socket").arg(stage.socket());
+        let mut daemon = Process::start(command);
+        daemon.line_after("dropped privileges");
+        if folder_owner == 0 {
+            daemon.line_after("the socket will be left behind");
+        }
+        daemon.line_after("listening");
+        assert!(stage.duet(CLIENT, &GROUP.to_string()));
+        assert!(!stage.duet(STRANGER, ""));
+        threads_are_confined(daemon.id());
+        for task in std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap() {
+            let fields = status(&task.unwrap().path().join("status"));
+            let ids = four_times(DAEMON);
+            assert_eq!((&fields["Uid"], &fields["Gid"]), (&ids, &ids));
+            assert_eq!(fields["Groups"], "");
+            assert_eq!(fields["CapBnd"], NONE);
+        }
+        daemon.signal(Signal::HUP);
+        daemon.line_after("SIGHUP");
+        daemon.signal(Signal::TERM);
+        let lines = daemon.succeed();
+        assert!(!lines.iter().any(|l| l.contains("running as root")), "{lines:?}");
+        // Left behind where it must be; the next daemon takes the place all the same.
+        assert_eq!(stage.socket().exists(), folder_owner == 0);
+    }
+}
+
+#[test]
+fn without_a_user_root_is_told_once_what_that_means() {
+    if !needs_root("running as root") {
+        return;
+    }
+    let stage = Stage::new();
+    let mut command = Command::new(stage.path("rnicd"));
+    command.arg("run").arg("--socket").arg(stage.socket());
+    let mut daemon = Process::start(command);
+    daemon.line_after("listening");
+    daemon.signal(Signal::TERM);
+    let lines = daemon.succeed();
+    assert_eq!(lines.iter().filter(|l| l.contains("running as root")).count(), 1, "{lines:?}");
+    let mut command = Command::new(stage.path("rnicd"));
+    command.args(["exec", "--", "true"]);
+    let lines = Process::start(command).succeed();
+    assert!(!lines.iter().any(|l| l.contains("root")), "{lines:?}");
+}
+
+#[test]
+fn a_plain_user_cannot_become_another_and_has_nothing_left() {
+    let stage = Stage::new();
+    let rnicd = || match is_root() {
+        true => as_user(DAEMON, "", &stage.path("rnicd")),
+        false => Command::new(stage.path("rnicd")),
+    };
+    if is_root() {
+        chown(stage.path("run"), Some(DAEMON), None).unwrap();
+    }
+    let run = |config: &Path| {
+        let mut command = rnicd();
+        command.args(["run", "--config"]).arg(config).arg("--socket").arg(stage.socket());
+        Process::start(command)
+    };
+    let (status, lines) = run(&stage.config("[control]\nuser = \"root\"\n")).finish();
+    assert_eq!(status.code(), Some(1));
+    assert!(lines.iter().any(|l| l.contains("control.user = \"root\": only root")), "{lines:?}");
+    let mut daemon = run(&stage.config(""));
+    daemon.line_after("listening");
+    let names = threads_are_confined(daemon.id());
+    assert!(names.len() >= 5, "{names:?}");
+    assert!(stage.duet(DAEMON, ""));
+    daemon.signal(Signal::TERM);
+    daemon.succeed();
+    assert!(!stage.socket().exists());
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nobody() {
+    let stage = Stage::new();
+    let (unread, log) = std::io::pipe().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&unread, 4096).unwrap();
+    let mut command = Command::new(stage.path("rnicd"));
+    command.args(["run", "--socket"]).arg(stage.socket()).env("RUST_LOG", "trace");
+    let mut daemon = Service(command.stderr(log).spawn().unwrap());
+    drop(command);
+    let deadline = Instant::now() + DEADLINE;
+    let mut sessions = 0;
+    // More lines than pipe and queue hold.
+    while sessions < 2_500 {
+        match Context::open_at(stage.socket()) {
+            Ok(_) => sessions += 1,
+            Err(e) => assert!(Instant::now() < deadline, "{sessions} sessions, then {e}"),
+        }
+    }
+    assert!(rustix::io::ioctl_fionread(&unread).unwrap() > 3_000, "the pipe is full");
+    assert!(stage.duet(rustix::process::geteuid().as_raw(), ""));
+    let asked = Instant::now();
+    assert_eq!(daemon.terminate(), Some(0));
+    // It has waited for the reader, but not for long.
+    assert!(asked.elapsed() > Duration::from_millis(900));
+}
