@@ -362,7 +362,7 @@ fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
     // The other's objects are not one's own.
     assert_eq!(a.refused(RequestBody::DeregMr { mr }), format!("no MR {mr} in this session"));
     let refusal = b.refused(RequestBody::ClosePd { pd });
-    assert_eq!(refusal, format!("PD {pd} is in use by 1 MRs and 0 QPs"));
+    assert_eq!(refusal, format!("PD {pd} is in use by 1 MRs"));
     // Opened twice, it is closed twice.
     assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
     assert_eq!(b.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));

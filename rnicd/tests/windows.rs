@@ -54,7 +54,7 @@ fn windows_are_counted_listed_and_limited() {
     drop(other);
 
     let refusal = raw.refused(RequestBody::ClosePd { pd });
-    assert!(refusal.ends_with("0 MRs, 0 QPs and 2 windows"), "{refusal}");
+    assert!(refusal.ends_with("is in use by 2 windows"), "{refusal}");
     for window in [first, second] {
         assert_eq!(raw.call(RequestBody::DeallocWindow { window }), Ok(ReplyBody::Done));
         let refusal = raw.refused(RequestBody::DeallocWindow { window });

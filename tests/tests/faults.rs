@@ -104,7 +104,7 @@ fn too_few_descriptors_turn_newcomers_away_and_nobody_else() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let mut command = Command::new("sh");
-    let script = "ulimit -n 90; exec \"$0\" run --socket \"$1\"";
+    let script = "ulimit -n 200; exec \"$0\" run --socket \"$1\"";
     command.args(["-c", script, binaries!().rnicd]).arg(&socket);
     let mut daemon = Process::start(command);
     daemon.line_after("listening");
@@ -116,7 +116,7 @@ fn too_few_descriptors_turn_newcomers_away_and_nobody_else() {
             Ok(context) => crowd.push(context),
             Err(e) => break e,
         }
-        assert!(crowd.len() < 100, "90 descriptors do for 100 clients");
+        assert!(crowd.len() < 100, "200 descriptors do for 100 clients");
     };
     assert!(!crowd.is_empty() && matches!(refused, Error::NotAdmitted { .. }), "{refused}");
     // Those who are in go on, and what needs a descriptor is refused by name.

@@ -435,8 +435,9 @@ fn ten_thousand_silent_connections_are_in_nobodys_way() {
 fn silent_connections(all: usize) {
     // Fewer than there are, so that the oldest have to give way.
     let most = all * 9 / 10;
-    let daemon =
-        daemon(&format!("[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nhalf_open = {most}\n"));
+    let daemon = daemon(&format!(
+        "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nhalf_open = {most}\n[limits.user]\nhalf_open = {most}\n"
+    ));
     let start = daemon.at_rest();
     let memory = anonymous(&daemon);
     let context = Context::open_at(daemon.socket()).unwrap();

@@ -335,7 +335,7 @@ fn a_region_stays_while_windows_are_bound_to_it() {
             .each_ref()
             .map(|window| owner.bind(window, &pair.owned, &Bind::new(&region, ..8, REMOTE)));
         let refused = region.deregister().unwrap_err().to_string();
-        assert!(refused.ends_with("is in use by 2 bound windows"), "{refused}");
+        assert!(refused.contains("is in use by 2 bound windows"), "{refused}");
         // Nor does it go with its handle.
         pair.write(&open[0], 0, b"1");
         pair.write(&open[1], 1, b"2");

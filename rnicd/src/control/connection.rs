@@ -63,7 +63,8 @@ pub enum Incoming {
     /// Its Hello.
     Hello(Hello),
     /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or what
-    /// the client says is its memory, which nobody has touched.
+    /// the client says is its memory, which nobody has touched. It lacks that if this process has no
+    /// descriptor left.
     Request(Request, Option<OwnedFd>),
     /// It is over.
     End(End),
@@ -168,7 +169,7 @@ impl Connection {
         match (wanted, descriptors, incoming) {
             (Some(wanted), true, Incoming::Request(request, _)) => {
                 let descriptor = self.take_wanted(wanted, reaper)?;
-                Ok(Incoming::Request(request, Some(descriptor)))
+                Ok(Incoming::Request(request, descriptor))
             }
             (Some(wanted), false, _) => {
                 Err(format!("the descriptor of {} is missing", wanted.name()))
@@ -182,14 +183,18 @@ impl Connection {
     }
 
     /// Takes the front packet with its descriptor, which must be one of the wanted kind; every
-    /// other is closed where closing may take for ever.
-    fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<OwnedFd, String> {
+    /// other is closed where closing may take for ever. None if the kernel dropped it because this
+    /// process has no descriptor left, which is no fault of the client.
+    fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<Option<OwnedFd>, String> {
         let (descriptors, more) =
             packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
+        if descriptors.is_empty() && more && self.socket.try_clone().is_err() {
+            return Ok(None);
+        }
         let (mut right, others): (Vec<_>, Vec<_>) =
             descriptors.into_iter().partition(|d| wanted.is_met_by(d.as_fd()));
         if right.len() == 1 && others.is_empty() && !more {
-            return right.pop().ok_or_else(|| "no descriptor".to_owned());
+            return Ok(right.pop());
         }
         let why = match others.is_empty() {
             true => "one descriptor is expected, more came".to_owned(),

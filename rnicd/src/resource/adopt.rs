@@ -14,7 +14,7 @@ use rnic_core::types::*;
 
 use super::ledger::Kind;
 use super::session::{Listener, Phase};
-use super::{Answer, Given, Manager, find};
+use super::{Answer, Given, Manager, find, refuse};
 use crate::cm::{self, ConnectParams};
 use crate::socket::Socket;
 
@@ -87,8 +87,7 @@ impl Manager {
 
     /// What a client passed, from here on closed only where closing may take its time.
     fn passed(&mut self, id: SessionId, descriptor: Option<OwnedFd>) -> Result<Socket, Refusal> {
-        let why = || Refusal::Malformed { why: "a socket is missing".into() };
-        let descriptor = descriptor.ok_or_else(why)?;
+        let descriptor = descriptor.ok_or_else(refuse::lost_descriptor)?;
         let socket = Socket::passed(TcpStream::from(descriptor), self.reaper.clone());
         let client = &find(&mut self.sessions, id)?.client;
         match client.is_trusted() {

@@ -52,8 +52,19 @@ impl Capacity {
         }
     }
 
-    /// A connected QP holds one descriptor. A quarter stays for sessions, channels, listeners and
-    /// connections in start-up, which fail one by one and by name if that is too little.
+    /// Descriptors for sessions, channels and bound addresses together.
+    pub fn rest(&self) -> u64 {
+        self.nofile.saturating_sub(RESERVED) - self.room()
+    }
+
+    /// Descriptors of a session without objects: its socket, its process, its event channel, and an
+    /// eventfd per worker.
+    pub fn per_session(&self) -> u64 {
+        3 + u64::from(self.workers)
+    }
+
+    /// A connected QP holds one descriptor. A quarter stays for sessions, channels and bound
+    /// addresses, which are counted. Connections in start-up give way when there are no more.
     fn room(&self) -> u64 {
         self.nofile.saturating_sub(RESERVED) / 4 * 3
     }

@@ -73,6 +73,7 @@ impl Counts {
 pub struct Ledger {
     device: [u64; Kind::COUNT],
     qps_key: String,
+    descriptors: Descriptors,
     used: Amounts,
     /// Users who have something.
     users: HashMap<u32, Amounts>,
@@ -84,6 +85,7 @@ impl Ledger {
         let mut ledger = Ledger {
             device: [UNLIMITED; Kind::COUNT],
             qps_key: String::new(),
+            descriptors: Descriptors::default(),
             used: Amounts::default(),
             users: HashMap::new(),
         };
@@ -94,6 +96,11 @@ impl Ledger {
     /// Other limits of the device. What exists stays, even above them.
     pub fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
         self.qps_key = capacity.qps_key(limits.device.qps);
+        self.descriptors = Descriptors {
+            nofile: capacity.nofile,
+            limit: capacity.rest(),
+            per_session: capacity.per_session(),
+        };
         self.device = Kind::ALL.map(|kind| match kind {
             Kind::Sessions => limits.sessions.into(),
             Kind::Qps => capacity.qps.into(),
@@ -110,6 +117,9 @@ impl Ledger {
         check(of_user, amount, rights.user_limit(kind), || rights.user_key(kind))?;
         let limit = self.device[kind as usize];
         check(self.used.of(kind), amount, limit, || self.device_key(kind))?;
+        let none = Amounts::default();
+        let of_user = self.users.get(&rights.uid).unwrap_or(&none);
+        self.descriptors.check(rights.uid, of_user, &self.used, kind, amount)?;
         self.users.entry(rights.uid).or_default().add(kind, amount);
         self.used.add(kind, amount);
         own.own.add(kind, amount);
@@ -198,6 +208,52 @@ impl Ledger {
     }
 }
 
+/// The daemon's descriptors, apart from those of connections. They are no key of the
+/// configuration, but without them nobody gets in: so one user gets half of them at most, unless the
+/// daemon is his.
+#[derive(Debug, Default)]
+struct Descriptors {
+    nofile: u64,
+    limit: u64,
+    per_session: u64,
+}
+
+impl Descriptors {
+    fn of_one(&self, kind: Kind) -> u64 {
+        match kind {
+            Kind::Sessions => self.per_session,
+            Kind::Channels | Kind::Listeners => 1,
+            _ => 0,
+        }
+    }
+
+    fn of(&self, amounts: &Amounts) -> u64 {
+        let kinds = [Kind::Sessions, Kind::Channels, Kind::Listeners];
+        kinds.map(|kind| amounts.of(kind) * self.of_one(kind)).iter().sum()
+    }
+
+    fn check(
+        &self,
+        uid: u32,
+        of_user: &Amounts,
+        used: &Amounts,
+        kind: Kind,
+        amount: u64,
+    ) -> Result<(), Refusal> {
+        let wanted = amount.saturating_mul(self.of_one(kind));
+        if wanted == 0 {
+            return Ok(());
+        }
+        let for_what =
+            format!("sessions, channels and listeners (RLIMIT_NOFILE = {})", self.nofile);
+        if uid != crate::privilege::own_user() {
+            let key = || format!("half of the descriptors for {for_what} for user {uid}");
+            check(self.of(of_user), wanted, self.limit / 2, key)?;
+        }
+        check(self.of(used), wanted, self.limit, || format!("descriptors for {for_what}"))
+    }
+}
+
 fn check(used: u64, amount: u64, limit: u64, key: impl FnOnce() -> String) -> Result<(), Refusal> {
     match used.checked_add(amount) {
         Some(sum) if sum <= limit => Ok(()),
@@ -258,6 +314,26 @@ mod tests {
         }
         assert_eq!(f.ledger.used(), &Amounts::default());
         assert!(f.ledger.users.is_empty(), "users who have nothing are forgotten");
+    }
+
+    #[test]
+    fn descriptors_are_shared_out_and_named() {
+        // 136 descriptors, of which 34 are not for connections; 4 a session.
+        let mut f = fixture(200, "");
+        let (mut a, mut b) = (f.session(1000), f.session(1001));
+        assert_eq!(f.charge(&mut a, Kind::Sessions, 1), Ok(()));
+        assert_eq!(f.charge(&mut a, Kind::Channels, 13), Ok(()));
+        let e = f.charge(&mut a, Kind::Listeners, 1).unwrap_err();
+        let text = "half of the descriptors for sessions, channels and listeners (RLIMIT_NOFILE = \
+                    200) for user 1000 = 17 reached (asked for 1 more, 17 in use)";
+        assert_eq!(e, text);
+        assert_eq!(f.charge(&mut a, Kind::Pds, 1), Ok(()));
+        assert_eq!(f.charge(&mut b, Kind::Sessions, 4), Ok(()));
+        let mut c = f.session(1002);
+        let e = f.charge(&mut c, Kind::Sessions, 1).unwrap_err();
+        assert!(e.starts_with("descriptors for sessions,") && e.contains(" = 34 reached"), "{e}");
+        f.ledger.credit_all(&mut a);
+        assert_eq!(f.charge(&mut c, Kind::Sessions, 1), Ok(()));
     }
 
     #[test]

@@ -71,8 +71,9 @@ impl Manager {
         }
         let Pd { mrs, qps, windows, srqs, .. } = *object;
         if mrs + qps + windows + srqs > 0 {
-            let by = format!("{mrs} MRs, {qps} QPs, {windows} windows and {srqs} SRQs");
-            return Err(refuse::in_use("PD", pd.0, by));
+            let what = [(mrs, "MRs"), (qps, "QPs"), (windows, "windows"), (srqs, "SRQs")];
+            let what = what.iter().filter(|(n, _)| *n > 0).map(|(n, kind)| format!("{n} {kind}"));
+            return Err(refuse::in_use("PD", pd.0, what.collect::<Vec<_>>().join(", ")));
         }
         let named = self.named_pds.name(pd).is_some();
         if let Some(object) = session.pds.remove(&pd)

@@ -372,7 +372,7 @@ impl Manager {
             R::ClosePd { pd } => self.close_pd(id, pd),
             R::AddSegment { length, client_address: _ } => match descriptor {
                 Some(memfd) => self.add_segment(id, length, memfd),
-                None => Err(Refusal::Malformed { why: "AddSegment without a descriptor".into() }),
+                None => Err(refuse::lost_descriptor()),
             },
             R::RemoveSegment { segment } => self.remove_segment(id, segment),
             R::RegMr { pd, source, length, iova, access, scope } => {
@@ -413,7 +413,7 @@ impl Manager {
             R::DestroySrq { srq } => self.destroy_srq(id, srq),
             R::AttachMemory => match descriptor {
                 Some(memory) => self.attach_memory(id, memory),
-                None => Err(Refusal::Malformed { why: "AttachMemory without a descriptor".into() }),
+                None => Err(refuse::lost_descriptor()),
             },
             R::ConnectOver { qp, ird, ord, private_data } => {
                 self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, descriptor, now)

@@ -22,6 +22,12 @@ pub fn system(what: &str, error: &dyn std::fmt::Display) -> Refusal {
     Refusal::System { what: what.to_owned(), error: error.to_string() }
 }
 
+/// The descriptor of a request did not arrive: a client that sends none has been ended before, so
+/// this process has none left.
+pub fn lost_descriptor() -> Refusal {
+    crate::system::refusal("cannot take the descriptor", &rustix::io::Errno::MFILE.into())
+}
+
 /// Refuses a value of one object that is above the configured maximum.
 pub fn at_most(field: &str, value: u64, key: &str, limit: u64) -> Result<(), Refusal> {
     if value <= limit {
