@@ -108,6 +108,44 @@ impl Daemon {
         Process::start(command)
     }
 
+    /// As [`Daemon::actor`], as another user, which only root can do. The daemon's socket must be
+    /// open to everybody.
+    ///
+    /// # Panics
+    ///
+    /// If the directory cannot be opened to others.
+    pub fn actor_as(&self, uid: u32, part: &[&str]) -> Process {
+        let ids = [format!("--reuid={uid}"), format!("--regid={uid}")];
+        self.actor_by(&["setpriv", &ids[0], &ids[1], "--clear-groups"], part)
+    }
+
+    /// As [`Daemon::actor`], in user and network namespaces of its own, which only root can make
+    /// everywhere.
+    ///
+    /// # Panics
+    ///
+    /// If the directory cannot be opened to others.
+    pub fn actor_contained(&self, part: &[&str]) -> Process {
+        self.actor_by(&["unshare", "--user", "--map-root-user", "--net"], part)
+    }
+
+    /// A client process started by another program.
+    fn actor_by(&self, program: &[&str], part: &[&str]) -> Process {
+        use std::os::unix::fs::PermissionsExt;
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(self.dir(), open).expect("a directory of our own");
+        // Where others can run it. Copied by another process: one that this process has open for
+        // writing while a thread of it forks cannot be executed.
+        let actor = self.dir().join("actor");
+        if !actor.exists() {
+            let copied = Command::new("cp").arg(self.binaries.actor).arg(&actor).status();
+            assert!(copied.is_ok_and(|status| status.success()), "the actor cannot be copied");
+        }
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).env("RNIC_SOCKET", &self.socket).arg(actor).args(part);
+        Process::start(command)
+    }
+
     /// Figures of the daemon, asked by a session of its own, which they count.
     ///
     /// # Panics

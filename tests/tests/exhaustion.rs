@@ -1,8 +1,6 @@
 //! One client takes all there is of something: it is refused by name, others get the same results in
 //! the same time, and when it is gone the daemon has what it had.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use rnic_tests::pinger::Pinger;
@@ -18,16 +16,7 @@ fn hoarder(daemon: &Daemon, what: &str) -> Process {
         eprintln!("not root: the hoarder is of the same user as everybody else");
         return daemon.actor(&["exhaust", what]);
     }
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let actor = daemon.dir().join("hoarder");
-    if !Path::new(&actor).exists() {
-        std::fs::copy(binaries!().actor, &actor).unwrap();
-    }
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=61001", "--regid=61001", "--clear-groups"]);
-    command.env("RNIC_SOCKET", daemon.socket()).arg(actor).args(["exhaust", what]);
-    Process::start(command)
+    daemon.actor_as(61_001, &["exhaust", what])
 }
 
 /// Has somebody exhaust `what`, and expects every one of `named` in the refusal.

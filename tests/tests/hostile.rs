@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rnic_tests::{Daemon, Process, binaries, hostile};
 
-/// Seconds of each attack: two attackers on two daemons at once are enough for two cores.
+/// Seconds of each attack: three attackers on two daemons at once are enough for two cores.
 fn seconds() -> String {
     match std::env::var("RNIC_TEST_LONG") {
         Ok(_) => "3600".to_owned(),
@@ -12,16 +12,32 @@ fn seconds() -> String {
     }
 }
 
-fn attack(config: &str, seeds: [u64; 2]) {
-    let daemon = Daemon::start(binaries!(), config);
+/// A client process of somebody else, where this process may become somebody else.
+fn somebody(daemon: &Daemon, n: usize, part: &[&str]) -> Process {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("not root: all clients are of the same user");
+        return daemon.actor(part);
+    }
+    match n % 3 {
+        0 => daemon.actor_as(61_004, part),
+        // An attacker whom the daemon trusts more may try more.
+        1 => daemon.actor(part),
+        _ => daemon.actor_contained(part),
+    }
+}
+
+fn attack(config: &str, seeds: [u64; 3]) {
+    let config = format!("[control]\nmode = \"0666\"\n{config}");
+    let daemon = Daemon::start(binaries!(), &config);
     let start = daemon.at_rest();
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
-    let mut visitor = daemon.actor(&["traffic", &address, "9"]);
+    let mut visitor = somebody(&daemon, 0, &["traffic", &address, "9"]);
     visitor.line_after("under way");
     let attackers: Vec<Process> = seeds
         .into_iter()
-        .map(|seed| daemon.actor(&["attack", &seed.to_string(), &seconds(), &address]))
+        .enumerate()
+        .map(|(n, seed)| somebody(&daemon, n, &["attack", &seed.to_string(), &seconds(), &address]))
         .collect();
     for attacker in attackers {
         let (status, lines) = attacker.finish_within(seconds().parse::<u64>().unwrap() + 60);
@@ -49,12 +65,12 @@ fn attack(config: &str, seeds: [u64; 2]) {
 
 #[test]
 fn beside_the_direct_path_with_three_workers() {
-    attack("[engine]\nworkers = 3\n", [1, 2]);
+    attack("[engine]\nworkers = 3\n", [1, 2, 5]);
 }
 
 #[test]
 fn beside_tcp_with_one_worker() {
-    attack("[engine]\nworkers = 1\nloopback = \"tcp\"\n", [3, 4]);
+    attack("[engine]\nworkers = 1\nloopback = \"tcp\"\n", [3, 4, 6]);
 }
 
 /// Clock ticks of CPU time that the daemon has used.

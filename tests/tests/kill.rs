@@ -14,16 +14,27 @@ fn rounds() -> u64 {
 
 /// Kills visitors and servers at random moments of their traffic.
 fn killed_in_the_middle(config: &str, seed: u64) {
-    let daemon = Daemon::start(binaries!(), config);
+    let config = format!("[control]\nmode = \"0666\"\n{config}");
+    let daemon = Daemon::start(binaries!(), &config);
     let mut start = daemon.at_rest();
     let mut rng = Rng::new(seed);
+    let root = rustix::process::getuid().is_root();
+    if !root {
+        eprintln!("not root: all clients are of the same user");
+    }
+    // Servers are of one user, visitors of two others.
+    let actor = |uid, part: &[&str]| match root {
+        true => daemon.actor_as(uid, part),
+        false => daemon.actor(part),
+    };
     let (mut partners_told, mut under_way) = (0, 0);
     for round in 0..rounds() {
-        let mut server = daemon.actor(&["serve"]);
+        let mut server = actor(61_006, &["serve"]);
         let address = server.line_after("listening on ");
-        let visitors = 1 + rng.below(2);
-        let mut visitors: Vec<Process> =
-            (0..visitors).map(|v| daemon.actor(&["traffic", &address, &v.to_string()])).collect();
+        let visitors = 1 + rng.below(2) as u32;
+        let mut visitors: Vec<Process> = (0..visitors)
+            .map(|v| actor(61_007 + v, &["traffic", &address, &v.to_string()]))
+            .collect();
         if round % 3 != 0 {
             visitors[0].line_after("under way");
             under_way += 1;

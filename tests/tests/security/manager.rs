@@ -2,7 +2,10 @@
 
 use std::os::fd::AsFd;
 
-use rnic_client::{Access, Completion, CompletionStatus, QpOptions, Scope, SendRequest};
+use rnic_client::{
+    Access, Completion, CompletionStatus, Event, QpOptions, RecvRequest, Scope, SendRequest,
+    SrqOptions,
+};
 use rnic_core::abi::control::{MrSource, ObjectRef, Refusal, ReplyBody, RequestBody};
 use rnic_core::types::{ListenerId, PdId, SegmentId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
@@ -291,4 +294,80 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
     assert!(matches!(answer, Some(Err(Refusal::InUse { .. }))), "{answer:?}");
     assert!(matches!(raw.call(RequestBody::DeregMr { mr }, &[]), Some(Ok(ReplyBody::Done))));
     assert!(matches!(raw.call(RequestBody::ClosePd { pd }, &[]), Some(Ok(ReplyBody::Done))));
+}
+
+//= RDMAP-8.1.2-6
+//= DDP-8.3.2-5
+#[test]
+fn rdmap_8_1_2_6_ddp_8_3_2_5_nobody_gets_more_than_a_fair_share() {
+    let config = "[control]\nmode = \"0666\"\n[limits]\nqps = 12\n[limits.user]\nqps = 8\n\
+        [limits.session]\nqps = 6\n";
+    let daemon = Daemon::start(binaries!(), config);
+    // One session, then all sessions of one user, have an end; the device has more.
+    let mut sessions = [(); 2].map(|()| Raw::open(daemon.socket()).unwrap());
+    let [first, second] = sessions.each_mut().map(|raw| {
+        let (pd, cq) = (raw_pd(raw), raw_cq(raw));
+        until_refused(raw, |_| RequestBody::CreateQp(qp_request(pd, cq)))
+    });
+    assert_eq!((first.0, second.0), (6, 2));
+    refused_by(&first.1, "limits.session.qps");
+    let uid = rustix::process::getuid().as_raw();
+    refused_by(&second.1, &format!("limits.user.qps (user {uid})"));
+    // Another user is none the poorer.
+    if uid != 0 {
+        eprintln!("not root: no other user is tried");
+        return;
+    }
+    let mut server = daemon.actor_as(61_002, &["serve"]);
+    let address = server.line_after("listening on ");
+    daemon.actor_as(61_003, &["traffic", &address, "1", "5"]).succeed();
+    server.release();
+    server.succeed();
+}
+
+//= RDMAP-8.1.2-8
+//= DDP-8.3.2-5a
+#[test]
+fn rdmap_8_1_2_8_ddp_8_3_2_5a_a_peer_that_takes_more_than_its_share_of_receives_is_detected() {
+    for path in PATHS {
+        let daemon = daemon(path);
+        let pair = Pair::new(&daemon);
+        let options = SrqOptions { depth: 64, ..SrqOptions::default() };
+        let srq = pair.holder.pd.create_srq(&options).unwrap();
+        let qp = || {
+            let options = QpOptions { srq: Some(&srq), ..QpOptions::new(&pair.holder.cq) };
+            let ends = (pair.holder.pd.create_qp(&options).unwrap(), pair.visitor.qp());
+            pair.holder.join(&ends.0, &ends.1);
+            ends
+        };
+        let (modest, greedy) = (qp(), qp());
+        let send = |from: &rnic_client::Qp| {
+            srq.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
+            from.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
+            pair.holder.one().ok().unwrap();
+        };
+        // As long as both take their turns nobody is named.
+        for _ in 0..64 {
+            send(&modest.1);
+            send(&greedy.1);
+        }
+        assert_eq!(srq.query().unwrap().unfair, 0, "{path}");
+        for _ in 0..64 {
+            send(&greedy.1);
+        }
+        let named = loop {
+            match pair.holder.context.next_event(Some(DEADLINE)).unwrap() {
+                Some(Event::SrqUnfair { srq: of, qp, taken, window, .. }) if of == srq.id() => {
+                    assert!(taken * 2 > window, "{taken} of {window}");
+                    break qp;
+                }
+                Some(_) => {}
+                None => panic!("{path}: nobody was named"),
+            }
+        };
+        assert_eq!(named, greedy.0.id(), "{path}");
+        // Detected, not punished: that is for the application to decide.
+        send(&modest.1);
+        send(&greedy.1);
+    }
 }
