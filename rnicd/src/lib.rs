@@ -14,6 +14,7 @@ pub mod demo;
 pub mod events;
 pub mod exec;
 pub mod log;
+pub mod mover;
 pub mod privilege;
 pub mod resource;
 pub mod worker;

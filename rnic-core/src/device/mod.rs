@@ -7,10 +7,12 @@
 
 pub mod cq;
 pub mod memory;
+pub mod mover;
 pub mod qp;
 pub mod stag;
 
 pub use cq::Cq;
 pub use memory::Memory;
+pub use mover::Mover;
 pub use qp::QpShared;
 pub use stag::{StagAllocator, StagEntry, StagTable};

@@ -7,8 +7,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
 use super::memory::{Memory, Target};
+use super::mover::Mover;
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
 // ---------------------------------------------------------------------------------------------
@@ -250,6 +252,14 @@ impl StagTable {
             let entry = self.entries.get(&stag.0);
             entry.is_none_or(|e| matches!(e.memory, Memory::Segment { .. }))
         })
+    }
+
+    /// The mover that alone reaches the memory of an STag.
+    pub fn mover_of(&self, stag: Stag) -> Option<Arc<Mover>> {
+        match &self.entries.get(&stag.0)?.memory {
+            Memory::Moved { mover, .. } => Some(mover.clone()),
+            Memory::Segment { .. } | Memory::Attached { .. } => None,
+        }
     }
 
     /// Resolves a local element. `write` asks for the right to write it.

@@ -14,6 +14,7 @@ mod complete;
 mod direct;
 mod ledger;
 mod message;
+mod moving;
 mod place;
 mod post;
 mod qp;
@@ -35,10 +36,13 @@ pub use qp::QpConfig;
 pub use tcp::{MulpduPolicy, TxBatch};
 
 use crate::abi::control::Event;
-use crate::device::{Cq, StagEntry, StagTable};
+use crate::device::memory::Unreachable;
+use crate::device::mover::{MoveJob, Moved};
+use crate::device::{Cq, Mover, StagEntry, StagTable};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, Stag, Time};
+use moving::Jobs;
 use qp::{Link, Phase, Qp};
 use schedule::{Key, QUANTUM, Schedule};
 use session::Sessions;
@@ -54,6 +58,8 @@ pub struct EngineOptions {
     pub drain_deadline: Duration,
     /// How long a disconnect may take to finish what was posted and see the peer's FIN.
     pub close_deadline: Duration,
+    /// How long a mover may take for a copy.
+    pub mover_deadline: Duration,
     /// How long a responder waits for the first FPDU.
     pub first_fpdu_deadline: Duration,
     /// Where MULPDU comes from.
@@ -93,6 +99,8 @@ pub enum Output {
         qp: QpId,
         /// The STag.
         stag: Stag,
+        /// The mover that may be at work on it, whose jobs must be over as well.
+        mover: Option<Arc<Mover>>,
     },
     /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
     CqFailed(CqId),
@@ -111,6 +119,11 @@ pub enum Output {
         /// How.
         why: String,
     },
+    /// Hand a copy to its mover, then call [`Engine::moved`] with the answer, or when there will be
+    /// none.
+    Move(MoveJob),
+    /// Call [`Engine::receive`] for the QP again: it may have left octets in its socket.
+    ReadOn(QpId),
     /// A session's attached address space is gone: its regions there must be revoked and the client
     /// told. May come more than once.
     Detached {
@@ -169,6 +182,7 @@ struct Shard {
     sessions: Sessions,
     schedule: Schedule,
     timers: Timers,
+    jobs: Jobs,
     buffers: Buffers,
     outputs: VecDeque<Output>,
     deliveries: VecDeque<(Key, Delivery)>,
@@ -214,6 +228,7 @@ impl Engine {
                 sessions: Sessions::default(),
                 schedule: Schedule::default(),
                 timers: Timers::default(),
+                jobs: Jobs::default(),
                 buffers: Buffers::default(),
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
@@ -450,6 +465,17 @@ impl Engine {
         outcome.unwrap_or(Transmit::Idle)
     }
 
+    /// A mover has answered a job of this engine, or is gone. Jobs of one mover are answered in the
+    /// order in which they came.
+    pub fn moved(&mut self, mover: &Mover, job: u64, result: Moved, now: Time) {
+        self.shard.now = now;
+        mover.over(self.shard.worker);
+        // It may have been given up meanwhile.
+        if let Some(job_of) = self.shard.jobs.close(job) {
+            self.with(job_of.qp, |qp, shard| qp.moved(shard, job, result));
+        }
+    }
+
     /// A QP's socket takes octets again.
     pub fn writable(&mut self, qp: QpId) {
         self.with(qp, |qp, shard| {
@@ -466,6 +492,15 @@ impl Engine {
         self.shard.now = now;
         while let Some(key) = self.shard.timers.pop_due(now) {
             self.with_key(key, |qp, shard| qp.deadline_passed(shard));
+        }
+        while let Some(id) = self.shard.jobs.pop_due(now) {
+            let Some(job) = self.shard.jobs.close(id) else { continue };
+            let span = self.shard.options.mover_deadline.as_secs_f32();
+            let why = format!("a copy of attached memory did not return in {span} s");
+            let session = job.mover.session();
+            self.shard.outputs.push_back(Output::Misbehaved { session, why });
+            let gone = Err(Unreachable::Detached);
+            self.with(job.qp, |qp, shard| qp.moved(shard, id, gone));
         }
     }
 
@@ -521,7 +556,7 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] is due.
     pub fn next_timeout(&self) -> Option<Time> {
-        self.shard.timers.next()
+        [self.shard.timers.next(), self.shard.jobs.next()].into_iter().flatten().min()
     }
 
     /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the
@@ -583,7 +618,7 @@ impl Engine {
         loop {
             if let Some((key, delivery)) = shard.deliveries.pop_front() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
-                    qp.delivered(shard, &delivery);
+                    qp.deliver_in_turn(shard, delivery);
                 }
             } else if let Some(key) = shard.awakened.pop() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {

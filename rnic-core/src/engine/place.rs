@@ -4,13 +4,14 @@
 //! function passes all of them before the first octet is placed.
 
 use super::complete::Side;
-use super::ledger::{Ledger, Progress};
+use super::ledger::Progress;
 use super::message::Gather;
-use super::qp::{Qp, Receiving};
+use super::moving::{After, Placed, Writing};
+use super::qp::{Link, Qp, Receiving};
 use super::{Output, Shard};
 use crate::abi::queue::{CompletionFlags, Cqe};
 use crate::device::cq::CqFault;
-use crate::device::memory::{MemoryFault, Payload, Unreachable};
+use crate::device::memory::{MemoryFault, Payload, Target, Unreachable};
 use crate::device::qp::terminate_detail;
 use crate::device::stag::{InvalidateFault, RemoteFault, StagTable};
 use crate::rdmap::codes;
@@ -18,7 +19,7 @@ use crate::shm::attached::CopyEnd;
 use crate::shm::queue::{QueueFault, TakeError};
 use crate::stream::inbound::{SendKind, send_fits};
 use crate::stream::{Enclose, Fault, ReadArrival};
-use crate::types::{Access, CompletionOpcode, CompletionStatus, Stag};
+use crate::types::{Access, CompletionOpcode, CompletionStatus, Stag, TerminateCode};
 
 /// Why a segment was not carried out.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +54,10 @@ impl Qp {
         payload: Payload<'_>,
         last: bool,
         stag_changed: bool,
-    ) -> Result<(), Trouble> {
+    ) -> Result<Placed, Trouble> {
         let len = payload.len();
         if len == 0 {
-            return Ok(());
+            return Ok(Placed::Done);
         }
         let target = stags
             .remote(self.principal(), stag, to, len as u64, Access::REMOTE_WRITE)
@@ -64,9 +65,7 @@ impl Qp {
         if stag_changed {
             return Err(Fault::segment(codes::TAGGED_INVALID_STAG).into());
         }
-        payload.place(0, target, last).map_err(Trouble::Memory)?;
-        self.shared.bytes_received.add(len as u64);
-        Ok(())
+        place(&payload, target, last).map_err(Trouble::Memory)
     }
 
     /// The buffer for a Send: the one in use, or for a new message the next one posted (step 12).
@@ -92,8 +91,8 @@ impl Qp {
         stags: &StagTable,
         mo: u32,
         payload: Payload<'_>,
-    ) -> Result<(), Trouble> {
-        let Some(receiving) = &self.receiving else { return Ok(()) };
+    ) -> Result<Placed, Trouble> {
+        let Some(receiving) = &self.receiving else { return Ok(Placed::Done) };
         let len = payload.len();
         send_fits(mo, len, receiving.capacity)?;
         let who = self.principal();
@@ -117,16 +116,49 @@ impl Qp {
             from += n;
             skip = 0;
         }
-        let mut from = 0;
+        let (mut from, mut moving) = (0, None);
         for target in targets {
-            payload.place(from, target, false).map_err(|fault| match (fault.cause, fault.end) {
+            let placed = match target.mover() {
+                None => payload.place(from, target, false).map(|()| moving),
+                Some(by) => Writing::add(moving, by, &payload, from, target.len(), false).map(Some),
+            };
+            moving = placed.map_err(|fault| match (fault.cause, fault.end) {
                 (Unreachable::Truncated, _) | (_, CopyEnd::Source) => Trouble::Memory(fault),
                 (_, CopyEnd::Sink) => Trouble::BadReceive(Some(fault)),
             })?;
             from += target.len();
         }
+        Ok(moving.map_or(Placed::Done, Placed::Moving))
+    }
+
+    /// What follows when all octets of a segment are in place, by either path.
+    pub(super) fn placed(
+        &mut self,
+        shard: &mut Shard,
+        after: After,
+        len: usize,
+    ) -> Result<(), Trouble> {
         self.shared.bytes_received.add(len as u64);
-        Ok(())
+        match after {
+            After::Write => Ok(()),
+            After::Response { last } => {
+                self.response_placed(len, last)?;
+                if last {
+                    self.finish_read(shard);
+                }
+                Ok(())
+            }
+            After::Send { kind, mo, last, total } => {
+                let total = match &mut self.link {
+                    Link::Tcp(tcp) => tcp.inbound.sent_placed(mo, len, last)?,
+                    Link::Direct(_) | Link::None => total.filter(|_| last),
+                };
+                match total {
+                    Some(total) => self.deliver_send(shard, kind, total),
+                    None => Ok(()),
+                }
+            }
+        }
     }
 
     /// The last segment of a Send has been placed and the message is whole: invalidate, then deliver
@@ -202,46 +234,57 @@ impl Qp {
         to: u64,
         payload: Payload<'_>,
         last: bool,
-    ) -> Result<(), Trouble> {
+    ) -> Result<Placed, Trouble> {
         let who = self.principal();
-        let Some(read) = self.reads.front_mut() else {
+        let Some(read) = self.reads.front() else {
             return Err(Fault::segment(codes::OPERATION_OPCODE).into());
         };
         let len = payload.len();
-        let seq = read.seq;
-        let refuse = |ledger: &mut Ledger, status, code| {
-            if let Some(seq) = seq {
-                ledger.fail(seq, status, Some(code));
-            }
-            Err(Fault::segment(code).into())
-        };
-        let (bad, gone) = (CompletionStatus::BadResponse, CompletionStatus::LocalAccess);
-        if len > 0 {
-            if stag != read.sink {
-                return refuse(&mut self.ledger, bad, codes::TAGGED_INVALID_STAG);
-            }
-            // The sink must still be enabled before its bounds are of interest.
-            let Ok(sink) = stags.local(who, stag.0, read.to, read.size, true) else {
-                return refuse(&mut self.ledger, gone, codes::TAGGED_INVALID_STAG);
-            };
-            let Some(target) = to.checked_sub(read.to).and_then(|from| sink.part(from, len)) else {
-                return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
-            };
-            if let Err(fault) = payload.place(0, target, last) {
-                if let (CopyEnd::Sink, Some(seq)) = (fault.end, seq) {
-                    self.ledger.fail(seq, gone, Some(codes::DDP_LOCAL_CATASTROPHIC));
-                }
-                return Err(Trouble::Memory(fault));
-            }
-            // A peer that repeats octets overshoots and is caught at the end. A segment is at most
-            // 64 KiB.
-            read.received = read.received.saturating_add(len as u32);
-            self.shared.bytes_received.add(len as u64);
+        if len == 0 {
+            return Ok(Placed::Done);
         }
+        let (bad, gone) = (CompletionStatus::BadResponse, CompletionStatus::LocalAccess);
+        let seq = read.seq;
+        let refused = if stag != read.sink {
+            (bad, codes::TAGGED_INVALID_STAG)
+        // The sink must still be enabled before its bounds are of interest.
+        } else if let Ok(sink) = stags.local(who, stag.0, read.to, read.size, true) {
+            match to.checked_sub(read.to).and_then(|from| sink.part(from, len)) {
+                Some(target) => {
+                    return place(&payload, target, last)
+                        .map_err(|fault| self.not_placed(After::Response { last }, fault));
+                }
+                None => (bad, codes::TAGGED_BOUNDS),
+            }
+        } else {
+            (gone, codes::TAGGED_INVALID_STAG)
+        };
+        Err(self.response_refused(seq, refused.0, refused.1))
+    }
+
+    /// A segment of a Read Response has been placed.
+    fn response_placed(&mut self, len: usize, last: bool) -> Result<(), Trouble> {
+        let Some(read) = self.reads.front_mut() else { return Ok(()) };
+        // A peer that repeats octets overshoots and is caught at the end. A segment is at most
+        // 64 KiB.
+        read.received = read.received.saturating_add(len as u32);
         if last && read.received != read.size {
-            return refuse(&mut self.ledger, bad, codes::TAGGED_BOUNDS);
+            let (seq, bad) = (read.seq, CompletionStatus::BadResponse);
+            return Err(self.response_refused(seq, bad, codes::TAGGED_BOUNDS));
         }
         Ok(())
+    }
+
+    fn response_refused(
+        &mut self,
+        seq: Option<u64>,
+        status: CompletionStatus,
+        code: TerminateCode,
+    ) -> Trouble {
+        if let Some(seq) = seq {
+            self.ledger.fail(seq, status, Some(code));
+        }
+        Fault::segment(code).into()
     }
 
     /// The last segment of a Read Response has been placed: the read is done.
@@ -323,6 +366,14 @@ impl Qp {
             self.cq_failed(shard, Side::Receive, CqFault::Dead);
         }
         self.phase.receives()
+    }
+}
+
+/// Places a payload in one piece of memory, or has it placed.
+fn place(payload: &Payload<'_>, target: Target<'_>, last: bool) -> Result<Placed, MemoryFault> {
+    match target.mover() {
+        None => payload.place(0, target, last).map(|()| Placed::Done),
+        Some(by) => Writing::add(None, by, payload, 0, target.len(), last).map(Placed::Moving),
     }
 }
 

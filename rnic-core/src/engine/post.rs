@@ -7,6 +7,7 @@
 use super::complete::Side;
 use super::ledger::{Entry, Progress};
 use super::message::{Head, Message, Source, total_length};
+use super::moving::Stage;
 use super::qp::{OutstandingRead, Qp};
 use super::{Output, Shard};
 use crate::abi::queue::{SendFlags, SendOpcode};
@@ -30,6 +31,7 @@ impl Qp {
         if self.message.is_some() {
             return true;
         }
+        self.stage = Stage::default();
         for _ in 0..2 {
             let response = self.response_next;
             self.response_next = !response;
@@ -309,11 +311,12 @@ impl Qp {
             .owned_scope(self.principal(), stag)
             .ok_or(CompletionStatus::LocalProtection)?;
         let progress = match scope {
-            Scope::Qp(_) => {
+            Scope::Qp(_) if shard.stags.mover_of(stag).is_none() => {
                 shard.stags.revoke(stag);
                 Progress::Done(CompletionStatus::Success)
             }
-            Scope::Pd => {
+            // Also where a mover may be at work on it.
+            Scope::Qp(_) | Scope::Pd => {
                 self.invalidating.push_back((seq, stag));
                 if self.invalidating.len() == 1 {
                     self.ask_to_invalidate(shard);
@@ -329,7 +332,8 @@ impl Qp {
 
     fn ask_to_invalidate(&self, shard: &mut Shard) {
         if let Some((_, stag)) = self.invalidating.front() {
-            shard.outputs.push_back(Output::Invalidate { qp: self.id, stag: *stag });
+            let (stag, mover) = (*stag, shard.stags.mover_of(*stag));
+            shard.outputs.push_back(Output::Invalidate { qp: self.id, stag, mover });
         }
     }
 

@@ -6,8 +6,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::Delivery;
 use super::ledger::Ledger;
 use super::message::Message;
+use super::moving::{Landing, Stage};
 use super::schedule::Key;
 use super::tcp::TcpLink;
 use crate::device::stag::Principal;
@@ -161,6 +163,16 @@ pub(super) struct Qp {
 
     pub receiving: Option<Receiving>,
 
+    /// What a mover brings, or has brought, of the message in progress.
+    pub stage: Stage,
+    /// The segment that a mover is writing, and what waits behind it: octets of the connection, or
+    /// what the other end of a direct connection did.
+    pub landing: Option<Landing>,
+    pub backlog: Vec<u8>,
+    pub deferred: VecDeque<Delivery>,
+    /// Something had to wait once: from then on little is received at a time.
+    pub paced: bool,
+
     pub phase: Phase,
     pub link: Link,
     /// The peer's FIN has been seen.
@@ -207,6 +219,11 @@ impl Qp {
             send_msn: Msn::FIRST,
             read_msn: Msn::FIRST,
             receiving: None,
+            stage: Stage::default(),
+            landing: None,
+            backlog: Vec::new(),
+            deferred: VecDeque::new(),
+            paced: false,
             phase: Phase::Dead,
             link: Link::None,
             peer_fin: false,

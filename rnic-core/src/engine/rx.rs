@@ -9,14 +9,16 @@ use std::io::{self, IoSliceMut};
 use super::qp::{Link, Phase, Qp};
 use super::{Output, Receive, Shard};
 use crate::abi::control::{DisconnectReason, Event};
+use crate::ddp::MAX_HEADER_LEN;
 use crate::device::memory::Payload;
-use crate::mpa::MpaFault;
+use crate::mpa::{MAX_FPDU, MpaFault};
 use crate::rdmap::codes;
 use crate::stream::inbound::{Arrival, ReadArrival};
 use crate::stream::startup::RtrKinds;
 use crate::stream::{Fault, terminate};
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::moving::After;
 use super::place::Trouble;
 
 impl Qp {
@@ -27,6 +29,13 @@ impl Qp {
         slab: &mut [u8],
         recv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> Receive {
+        if self.is_landing() {
+            // `ReadOn` will ask for this again.
+            return Receive::WouldBlock;
+        }
+        // A connection that had to wait keeps what came behind: not more than it must.
+        let most = if self.paced { MAX_FPDU } else { slab.len() };
+        let slab = &mut slab[..most];
         let Link::Tcp(tcp) = &mut self.link else { return Receive::Closed };
         let needed = tcp.deframer.needed(tcp.partial.octets());
         let window = tcp.partial.window(needed);
@@ -82,6 +91,9 @@ impl Qp {
             if let Some((mut buffer, len)) = tcp.partial.take() {
                 self.fpdu_arrived(shard, &mut buffer[..len]);
                 shard.buffers.give_buffer(buffer);
+                if self.is_landing() {
+                    return self.keep_back(octets);
+                }
             }
         }
         while self.phase.receives()
@@ -96,7 +108,16 @@ impl Qp {
             let (fpdu, later) = octets.split_at_mut(needed);
             self.fpdu_arrived(shard, fpdu);
             octets = later;
+            if self.is_landing() {
+                return self.keep_back(octets);
+            }
         }
+    }
+
+    /// Keeps octets that came behind a segment that a mover is writing.
+    fn keep_back(&mut self, octets: &[u8]) {
+        self.paced = true;
+        self.backlog = octets.to_vec();
     }
 
     /// One whole FPDU.
@@ -158,18 +179,21 @@ impl Qp {
         let ird_free = self.read_slot_free();
         let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
         let arrival = tcp.inbound.handle(ulpdu, ird_free)?;
+        // A ULPDU's length is a u16.
+        let back = (&ulpdu[..ulpdu.len().min(MAX_HEADER_LEN)], ulpdu.len() as u16);
         match arrival {
             Arrival::Write { stag, to, payload, last, stag_changed } => {
+                let len = payload.len();
                 let payload = Payload::Octets(payload);
-                self.place_write(&shard.stags, stag, to.0, payload, last, stag_changed)
+                let stags = &shard.stags;
+                let placed = self.place_write(stags, stag, to.0, payload, last, stag_changed)?;
+                self.follow(shard, placed, After::Write, len, back)
             }
             Arrival::ReadResponse { stag, to, payload, last } => {
+                let len = payload.len();
                 let payload = Payload::Octets(payload);
-                self.place_response(&shard.stags, stag, to.0, payload, last)?;
-                if last {
-                    self.finish_read(shard);
-                }
-                Ok(())
+                let placed = self.place_response(&shard.stags, stag, to.0, payload, last)?;
+                self.follow(shard, placed, After::Response { last }, len, back)
             }
             Arrival::Send { kind, mo, payload, last, first_of_message, .. } => {
                 // The first FPDU may be no message but the peer's sign that it is ready.
@@ -184,12 +208,10 @@ impl Qp {
                     return Ok(());
                 }
                 self.take_receive()?;
-                self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
-                let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
-                match tcp.inbound.sent_placed(mo, payload.len(), last)? {
-                    Some(total) => self.deliver_send(shard, kind, total),
-                    None => Ok(()),
-                }
+                let len = payload.len();
+                let placed = self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
+                let after = After::Send { kind, mo, last, total: None };
+                self.follow(shard, placed, after, len, back)
             }
             Arrival::ReadRequest(read) => {
                 if let Err(trouble) = self.read_requested(shard, read) {

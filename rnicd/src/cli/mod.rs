@@ -41,6 +41,12 @@ enum Command {
     /// A child process of the demo.
     #[command(hide = true, subcommand)]
     DemoPart(demo::parts::Part),
+    /// Copies for a daemon from and to the memory of a process that it does not trust.
+    #[command(hide = true)]
+    Mover {
+        /// The process.
+        pid: i32,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -97,6 +103,9 @@ pub fn main() -> ExitCode {
         Command::Exec(args) => exec(args),
         Command::Demo(args) => show(args),
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
+        Command::Mover { pid } => {
+            crate::mover::run(pid).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
     };
     result.unwrap_or_else(|error| {
         eprintln!("rnicd: {error}");

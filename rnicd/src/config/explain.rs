@@ -76,6 +76,11 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
         "for a Terminate to leave and the peer to close after it",
     );
     row(
+        "engine.mover_deadline",
+        Span(engine.mover_deadline).to_string(),
+        "for a copy of another user's attached memory",
+    );
+    row(
         "engine.close_deadline",
         Span(engine.close_deadline).to_string(),
         "an orderly end that takes longer becomes a reset",
@@ -114,6 +119,7 @@ fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)>
     );
     row("limits.sessions", limits.sessions.to_string(), "programs at once");
     row("limits.half_open", limits.half_open.to_string(), "connections in start-up");
+    row("limits.movers", limits.movers.to_string(), "processes that copy attached memory");
     row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 octets each");
     row("limits.wr_depth", limits.wr_depth.to_string(), "requests of one queue");
     row("limits.sge", limits.sge.to_string(), "elements of one request");

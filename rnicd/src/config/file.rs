@@ -68,6 +68,8 @@ pub struct EngineSection {
     pub yield_for: Field<Span>,
     /// How long a Terminate may take.
     pub drain_deadline: Field<Span>,
+    /// How long a copy of another user's attached memory may take.
+    pub mover_deadline: Field<Span>,
     /// How long an orderly end may take.
     pub close_deadline: Field<Span>,
 }
@@ -187,6 +189,8 @@ pub struct LimitsSection {
     pub arena_bytes: Field<Size>,
     /// Connections in start-up.
     pub half_open: Field<u32>,
+    /// Processes that copy attached memory.
+    pub movers: Field<u32>,
     /// Entries of one CQ.
     pub cq_entries: Field<u32>,
     /// Requests of one queue.

@@ -77,6 +77,8 @@ pub struct Engine {
     pub yield_for: Duration,
     /// How long a Terminate may take to leave and the peer to close after it; default 5 s.
     pub drain_deadline: Duration,
+    /// How long a copy of another user's attached memory may take; default 5 s.
+    pub mover_deadline: Duration,
     /// How long an orderly end of a connection may take; default 60 s.
     pub close_deadline: Duration,
 }
@@ -117,6 +119,8 @@ pub struct Limits {
     pub session: Totals,
     /// Connections in start-up.
     pub half_open: u32,
+    /// Processes that copy attached memory, one per session that needs it.
+    pub movers: u32,
     /// Entries of one CQ.
     pub cq_entries: u32,
     /// Requests of one queue.
@@ -209,6 +213,7 @@ impl Default for Engine {
             spins: 100,
             yield_for: Duration::from_micros(50),
             drain_deadline: Duration::from_secs(5),
+            mover_deadline: Duration::from_secs(5),
             close_deadline: Duration::from_secs(60),
         }
     }
@@ -258,6 +263,7 @@ impl Default for Limits {
                 arena_bytes: 256 << 20,
             },
             half_open: 1_024,
+            movers: 64,
             cq_entries: 65_536,
             wr_depth: 16_384,
             sge: 16,
@@ -338,6 +344,7 @@ impl Checker<'_> {
             spins: self.number(s.spins, default.spins, 0..=100_000)?,
             yield_for: self.span(s.yield_for, default.yield_for, Duration::ZERO..=SECOND)?,
             drain_deadline: self.deadline(s.drain_deadline, default.drain_deadline)?,
+            mover_deadline: self.deadline(s.mover_deadline, default.mover_deadline)?,
             close_deadline: self.deadline(s.close_deadline, default.close_deadline)?,
         })
     }
@@ -399,6 +406,7 @@ impl Checker<'_> {
             },
             session,
             half_open: self.number(s.half_open, default.half_open, 1..=MAX_OBJECTS)?,
+            movers: self.number(s.movers, default.movers, 0..=MAX_OBJECTS)?,
             cq_entries: self.number(s.cq_entries, default.cq_entries, 1..=1 << 20)?,
             wr_depth: self.number(s.wr_depth, default.wr_depth, 1..=1 << 16)?,
             sge: self.number(s.sge, default.sge, 1..=MAX_SGE)?,

@@ -42,6 +42,7 @@ pub fn workers(config: &Config) -> WorkerOptions {
             worker: 0,
             drain_deadline: config.engine.drain_deadline,
             close_deadline: config.engine.close_deadline,
+            mover_deadline: config.engine.mover_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             mulpdu: match config.mpa.mulpdu {
                 Mulpdu::Mss => MulpduPolicy::Emss,

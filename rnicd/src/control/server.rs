@@ -22,6 +22,7 @@ use super::socket::{ControlSocket, SocketError};
 use crate::cm::ConnectionManager;
 use crate::config::Config;
 use crate::log::Damper;
+use crate::mover::Movers;
 use crate::privilege::{Peer, Signals};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Welcome};
 use crate::worker::{Workers, clock};
@@ -110,10 +111,12 @@ impl Server {
         let workers = Workers::start(capacity.workers, &options, waker.clone())
             .map_err(system("cannot start workers"))?;
         let reaper = Reaper::start(waker.clone()).map_err(system("cannot start the reaper"))?;
+        let movers = Movers::new(waker.clone(), config.engine.mover_deadline);
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();
-        let manager = Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
+        let manager =
+            Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), movers, random);
         tracing::info!(
             socket = %socket.path().display(),
             pid = std::process::id(),
@@ -395,6 +398,9 @@ impl Server {
     fn settle_clients(&mut self, now: Time) {
         while let Some((session, granted)) = self.manager.poll_answer() {
             self.answer(session, Ok(granted), now);
+        }
+        while let Some((session, refusal)) = self.manager.poll_refused() {
+            self.answer(session, Err(refusal), now);
         }
         while let Some((session, why)) = self.manager.poll_ended() {
             if let Some(key) = self.by_session.get(&session) {

@@ -7,6 +7,7 @@ use rnic_core::device::{Memory, StagEntry};
 use rnic_core::shm::{AdoptError, Mapping};
 use rnic_core::types::*;
 
+use super::attach::Attached;
 use super::ledger::Kind;
 use super::session::{Mr, Pd, Segment, Session};
 use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
@@ -123,7 +124,12 @@ impl Manager {
     pub(super) fn dereg_mr(&mut self, id: SessionId, mr: MrId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let stag = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?.stag;
-        let ticket = self.workers.revoke_stag(stag);
+        let attached = session.mrs.get(&mr).is_some_and(|object| object.segment.is_none());
+        let mover = session.attached.as_ref().and_then(Attached::mover).filter(|_| attached);
+        let ticket = match mover {
+            Some(mover) => self.workers.revoke_moved(stag, mover),
+            None => self.workers.revoke_stag(stag),
+        };
         self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
         Given::later()
     }

@@ -42,6 +42,7 @@ use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
 use crate::config::{Config, Loopback};
 use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
+use crate::mover::Movers;
 use crate::privilege::Peer;
 use crate::worker::{Ticket, WorkerReport, Workers};
 use arena::Arenas;
@@ -127,6 +128,9 @@ pub struct Manager {
     /// What the reaper has yet to drop, and still counts.
     dropping: HashMap<Receipt, Dropping>,
     answers: VecDeque<(SessionId, Granted)>,
+    /// Refusals that took their time.
+    refused: VecDeque<(SessionId, Refusal)>,
+    movers: Movers,
     ended: VecDeque<(SessionId, String)>,
     refusals: u64,
     misbehaved: u64,
@@ -170,6 +174,7 @@ impl Manager {
         workers: Workers,
         cm: ConnectionManager,
         reaper: Reaper,
+        movers: Movers,
         random: Random,
     ) -> Self {
         let admins = config.control.admins.iter().filter_map(|name| {
@@ -191,6 +196,8 @@ impl Manager {
             pending: HashMap::new(),
             dropping: HashMap::new(),
             answers: VecDeque::new(),
+            refused: VecDeque::new(),
+            movers,
             ended: VecDeque::new(),
             refusals: 0,
             misbehaved: 0,
@@ -394,6 +401,9 @@ impl Manager {
                 None => {}
             }
         }
+        while let Some(report) = self.movers.poll_report() {
+            self.mover_reported(report);
+        }
         while let Some(receipt) = self.reaper.poll_gone() {
             match self.dropping.remove(&receipt) {
                 Some(Dropping::Session(mut counts)) => self.ledger.credit_all(&mut counts),
@@ -410,6 +420,11 @@ impl Manager {
     /// An answer that was promised for later.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
         self.answers.pop_front()
+    }
+
+    /// A refusal that took its time.
+    pub fn poll_refused(&mut self) -> Option<(SessionId, Refusal)> {
+        self.refused.pop_front()
     }
 
     /// A session that a worker found misbehaving, and why; it is to be closed.

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::{Cq, StagEntry};
+use rnic_core::device::{Cq, Mover, StagEntry};
 use rnic_core::engine::QpConfig;
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
@@ -45,6 +45,11 @@ pub(super) enum Command {
     UnregisterCq(CqId),
     InstallStag(StagEntry),
     RevokeStag(Stag),
+    /// A channel to a session's mover.
+    AddMover {
+        mover: Arc<Mover>,
+        channel: OwnedFd,
+    },
     /// Every worker has dropped the STag that this QP wanted to invalidate.
     Invalidated(QpId),
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
@@ -76,6 +81,7 @@ impl Command {
             // to go all the same.
             Command::RevokeStag(_) | Command::UnregisterCq(_) => Urgency::Wake,
             Command::Attach { .. }
+            | Command::AddMover { .. }
             | Command::Detach(_)
             | Command::BindTcp { .. }
             | Command::BindDirect { .. }

@@ -12,6 +12,7 @@ mod clients;
 pub mod clock;
 mod command;
 mod connections;
+mod movers;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,8 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::{Cq, StagEntry};
+use rnic_core::device::mover::Mark;
+use rnic_core::device::{Cq, Mover, StagEntry};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -82,6 +84,10 @@ pub struct Workers {
     done: VecDeque<Ticket>,
     /// Tickets of invalidations a QP waits for, with that QP and its worker.
     invalidations: HashMap<Ticket, (u32, QpId)>,
+    /// Revocations that all workers must carry out before what movers are at is waited for.
+    moved: HashMap<Ticket, Arc<Mover>>,
+    /// Revocations that wait for movers.
+    draining: Vec<(Ticket, Arc<Mover>, Mark)>,
 }
 
 /// What a worker sends to the control thread.
@@ -90,7 +96,9 @@ enum Report {
     /// For the control thread.
     Public(WorkerReport),
     /// A QP invalidates an STag that every worker knows.
-    Invalidate { worker: u32, qp: QpId, stag: Stag },
+    Invalidate { worker: u32, qp: QpId, stag: Stag, mover: Option<Arc<Mover>> },
+    /// A mover that somebody waits for has answered.
+    Moved,
     /// Slots of a CQ are free again; these other workers (by bit) wait for some.
     SpaceFreed { cq: Arc<Cq>, workers: u64 },
 }
@@ -128,6 +136,8 @@ impl Workers {
             reports: VecDeque::new(),
             done: VecDeque::new(),
             invalidations: HashMap::new(),
+            moved: HashMap::new(),
+            draining: Vec::new(),
         })
     }
 
@@ -179,6 +189,21 @@ impl Workers {
     /// Withdraws a memory region; when done, no worker touches it any more.
     pub fn revoke_stag(&mut self, stag: Stag) -> Ticket {
         self.all(|| Command::RevokeStag(stag))
+    }
+
+    /// Withdraws a memory region that a mover reaches; when done, it touches it no more.
+    pub fn revoke_moved(&mut self, stag: Stag, mover: Arc<Mover>) -> Ticket {
+        let ticket = self.revoke_stag(stag);
+        self.moved.insert(ticket, mover);
+        ticket
+    }
+
+    /// Makes a session's mover known: one channel per worker.
+    pub fn add_mover(&mut self, mover: &Arc<Mover>, channels: Vec<OwnedFd>) {
+        for (worker, channel) in self.workers.iter().zip(channels) {
+            let mover = mover.clone();
+            worker.send(None, Command::AddMover { mover, channel });
+        }
     }
 
     /// Ends all of a session's QPs and forgets it.
@@ -249,10 +274,13 @@ impl Workers {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
                 Report::Public(report) => self.reports.push_back(report),
-                Report::Invalidate { worker, qp, stag } => {
+                Report::Invalidate { worker, qp, stag, mover } => {
                     let ticket = self.revoke_stag(stag);
+                    self.moved.extend(mover.map(|mover| (ticket, mover)));
                     self.invalidations.insert(ticket, (worker, qp));
                 }
+                // What waits is looked at below.
+                Report::Moved => {}
                 Report::SpaceFreed { cq, workers } => {
                     for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
                         self.one(worker, None, Command::SpaceFreed(cq.clone()));
@@ -263,13 +291,32 @@ impl Workers {
         loop {
             let workers = &self.workers;
             let carried_out = |w: usize| workers[w].shared.carried_out.load(Ordering::Acquire);
-            let Some(ticket) = self.tickets.poll(carried_out) else { return };
-            match self.invalidations.remove(&ticket) {
-                Some((worker, qp)) => {
-                    self.one(worker, None, Command::Invalidated(qp));
+            let Some(ticket) = self.tickets.poll(carried_out) else { break };
+            match self.moved.remove(&ticket) {
+                // From now on no job can begin there: those that have are waited for.
+                Some(mover) => {
+                    let mark = mover.mark();
+                    self.draining.push((ticket, mover, mark));
                 }
-                None => self.done.push_back(ticket),
+                None => self.finish(ticket),
             }
+        }
+        let passed: Vec<_> =
+            self.draining.extract_if(.., |(_, m, mark)| m.has_passed(mark)).collect();
+        for (ticket, mover, _) in passed {
+            if !self.draining.iter().any(|(_, other, _)| Arc::ptr_eq(other, &mover)) {
+                mover.unwatch();
+            }
+            self.finish(ticket);
+        }
+    }
+
+    fn finish(&mut self, ticket: Ticket) {
+        match self.invalidations.remove(&ticket) {
+            Some((worker, qp)) => {
+                self.one(worker, None, Command::Invalidated(qp));
+            }
+            None => self.done.push_back(ticket),
         }
     }
 

@@ -7,6 +7,7 @@
 //! anything else, because the control thread may have answered for the sleeper.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 use super::clients::Clients;
 use super::command::{Command, Order};
 use super::connections::{Connections, Polled, WAKER};
+use super::movers::{Answer, Channels};
 use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, WorkerReport, clock};
 
 /// One worker, on its own thread.
@@ -30,6 +32,7 @@ pub(super) struct Worker {
     engine: Engine,
     connections: Connections,
     clients: Clients,
+    movers: Channels,
     waiter: Waiter,
     poll: Poll,
     events: Events,
@@ -58,6 +61,7 @@ impl Worker {
             engine: Engine::new(engine),
             connections: Connections::new(poll.registry().try_clone()?),
             clients: Clients::default(),
+            movers: Channels::default(),
             waiter: Waiter::new(cpus(), options.wait),
             poll,
             events: Events::with_capacity(EVENTS),
@@ -185,9 +189,14 @@ impl Worker {
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
                 Output::Farewell { qp, octets } => self.connections.farewell(qp, &octets),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
-                Output::Invalidate { qp, stag } => {
-                    self.report(Report::Invalidate { worker: self.number, qp, stag });
+                Output::Invalidate { qp, stag, mover } => {
+                    self.report(Report::Invalidate { worker: self.number, qp, stag, mover });
                 }
+                Output::Move(job) => {
+                    let answer = self.movers.submit(&job);
+                    self.moved(answer, clock::now());
+                }
+                Output::ReadOn(qp) => self.connections.read_on(qp),
                 Output::SpaceFreed { cq, workers } => {
                     self.report(Report::SpaceFreed { cq, workers });
                 }
@@ -200,6 +209,16 @@ impl Worker {
                 Output::Detached { session } => {
                     self.report(Report::Public(WorkerReport::Detached { session }));
                 }
+            }
+        }
+    }
+
+    /// Passes on what movers have answered, and says so if somebody waits for it.
+    fn moved(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
+        for (mover, job, moved) in answers {
+            self.engine.moved(&mover, job, moved, now);
+            if mover.is_watched() {
+                self.report(Report::Moved);
             }
         }
     }
@@ -250,6 +269,8 @@ impl Worker {
                 self.carry_out();
                 self.clients.detach(session);
                 self.connections.remove_session(session);
+                let left = self.movers.remove(session);
+                self.moved(left, now);
             }
             Command::RegisterCq { cq, session, channel } => {
                 self.clients.register_cq(cq, session, channel);
@@ -257,6 +278,15 @@ impl Worker {
             Command::UnregisterCq(cq) => self.clients.unregister_cq(cq),
             Command::InstallStag(entry) => self.engine.install_stag(entry),
             Command::RevokeStag(stag) => self.engine.revoke_stag(stag),
+            Command::AddMover { mover, channel } => {
+                let session = mover.session();
+                let watched = self.connections.add_mover(session, channel.as_raw_fd());
+                self.movers.add(mover, channel);
+                if let Err(e) = watched {
+                    let why = format!("its mover cannot be polled: {e}");
+                    self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
+                }
+            }
             Command::Invalidated(qp) => self.engine.invalidated(qp, now),
             Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
             Command::BindTcp { end, stream } => {
@@ -301,7 +331,9 @@ impl Worker {
     /// Sleeps until a socket, a client, the control thread or a deadline wants something.
     fn sleep(&mut self, now: Time) {
         self.connections.cool();
-        if self.engine.has_work() || !self.engine.prepare_sleep() {
+        // Nobody will say again that a connection is readable.
+        let unread = self.connections.readable() > 0;
+        if unread || self.engine.has_work() || !self.engine.prepare_sleep() {
             return;
         }
         let timeout = self.engine.next_timeout().map(|at| at.since(now));
@@ -345,6 +377,12 @@ impl Worker {
                     }
                 }
                 Some(Polled::Bell { session, .. }) => self.engine.rang(*session, now),
+                Some(Polled::Mover { session, .. }) => {
+                    let answers = self.movers.ready(*session);
+                    self.moved(answers, now);
+                    // It may say that there is something to be read.
+                    self.carry_out();
+                }
                 Some(Polled::Sender { .. }) => self.connections.flush_sender(token),
                 // Removed since the event was collected.
                 None => {}

@@ -4,6 +4,7 @@
 //! A client is the real one as far as shared memory goes: its rings, doorbells and completion
 //! queues are those of `shm`, over an arena that both sides hold in this process.
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::Event;
 use crate::abi::queue::{PAGE, QueueKind, QueueShape, Sge};
+use crate::device::mover::{MoveJob, Mover, Way};
 use crate::device::{Cq, Memory, QpShared, StagAllocator, StagEntry};
 use crate::engine::{
     Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Transmit, Work,
@@ -33,6 +35,15 @@ use crate::types::{
 /// The ends of the connection that most tests are about.
 pub(super) const A: usize = 0;
 pub(super) const B: usize = 1;
+
+/// What a region is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryKind {
+    Shared,
+    Attached,
+    /// Attached, and reached by a mover only.
+    Moved,
+}
 
 /// How two QPs are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,8 +191,12 @@ pub(super) struct World {
     pub apps: Vec<App>,
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
-    /// Regions are made of attached memory: this process's own.
-    pub attached: bool,
+    /// What regions are made of: shared memory, or this process's own, attached.
+    pub kind: MemoryKind,
+    /// Copies that movers have not made yet, each with its engine.
+    pub moves: VecDeque<(usize, MoveJob)>,
+    pub answer_moves: bool,
+    movers: HashMap<usize, Arc<Mover>>,
     /// Sessions whose address space was found gone.
     pub detached: Vec<SessionId>,
     pub misbehaved: Vec<(SessionId, String)>,
@@ -218,7 +233,10 @@ impl World {
             apps: Vec::new(),
             qps: Vec::new(),
             links: Vec::new(),
-            attached: false,
+            kind: MemoryKind::Shared,
+            moves: VecDeque::new(),
+            answer_moves: true,
+            movers: HashMap::new(),
             detached: Vec::new(),
             misbehaved: Vec::new(),
             failed_cqs: Vec::new(),
@@ -428,13 +446,57 @@ impl World {
         scope: Scope,
         iova: u64,
     ) -> Mr {
-        let memory = if self.attached {
-            Memory::Attached { space: own_address_space(), address: mapping.address() }
-        } else {
-            Memory::Segment { mapping: mapping.clone(), offset: 0 }
+        let address = mapping.address();
+        let memory = match self.kind {
+            MemoryKind::Shared => Memory::Segment { mapping: mapping.clone(), offset: 0 },
+            MemoryKind::Attached => Memory::Attached { space: own_address_space(), address },
+            MemoryKind::Moved => Memory::Moved { mover: self.mover(qp), address },
         };
         let stag = self.install(qp, memory, len, access, scope, iova);
         Mr { stag, iova, len, mapping }
+    }
+
+    /// The mover of a QP's session.
+    pub fn mover(&mut self, qp: usize) -> Arc<Mover> {
+        let app = self.qps[qp].app;
+        let (session, workers) = (self.apps[app].session, self.hosts[self.apps[app].host].len());
+        let new = || Mover::new(session, workers as u32);
+        self.movers.entry(app).or_insert_with(new).clone()
+    }
+
+    /// Makes one copy as a mover does.
+    pub fn make_move(&mut self) -> bool {
+        let Some((engine, job)) = self.moves.pop_front() else { return false };
+        let space = own_address_space();
+        let mut at = 0;
+        let result = match job.way {
+            Way::Out => {
+                let mut octets = vec![0; job.pieces.iter().map(|(_, n)| *n as usize).sum()];
+                let mut read = || {
+                    for (address, len) in &job.pieces {
+                        let len = *len as usize;
+                        space.read(*address, &mut octets[at..at + len])?;
+                        at += len;
+                    }
+                    Ok::<_, crate::shm::attached::AttachedFault>(())
+                };
+                read().map(|()| octets)
+            }
+            Way::In { octets, tail_last } => {
+                let mut write = || {
+                    for (address, len) in &job.pieces {
+                        let len = *len as usize;
+                        space.write(*address, &octets[at..at + len], tail_last)?;
+                        at += len;
+                    }
+                    Ok(Vec::new())
+                };
+                write()
+            }
+        };
+        let now = self.now;
+        self.engines[engine].moved(&job.mover, job.id, result.map_err(Into::into), now);
+        true
     }
 
     /// Makes memory known to all workers of the QP's host.
@@ -665,6 +727,12 @@ impl World {
             }
             worked |= self.carry_out(engine);
         }
+        if self.answer_moves && self.make_move() {
+            worked = true;
+            for engine in 0..self.engines.len() {
+                self.carry_out(engine);
+            }
+        }
         for link in 0..self.links.len() {
             for end in 0..2 {
                 worked |= self.serve(link, end);
@@ -758,7 +826,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");
                     self.links[l].close(end, reset, self.now);
                 }
-                Output::Invalidate { qp, stag } => self.invalidations.push((engine, qp, stag)),
+                Output::Invalidate { qp, stag, .. } => self.invalidations.push((engine, qp, stag)),
                 Output::CqFailed(cq) => self.failed_cqs.push(cq),
                 Output::SpaceFreed { cq, workers } => {
                     let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
@@ -768,6 +836,9 @@ impl World {
                 }
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
                 Output::Detached { session } => self.detached.push(session),
+                Output::Move(job) => self.moves.push_back((engine, job)),
+                // Every round reads all sockets.
+                Output::ReadOn(_) => {}
             }
         }
         if self.answer_invalidations && !self.invalidations.is_empty() {
@@ -801,6 +872,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         drain_deadline: Duration::from_secs(5),
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
+        mover_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
     }
 }
