@@ -238,16 +238,17 @@ impl Strangers {
         (lender, context, guest)
     }
 
-    /// Process ids of the daemon's movers.
+    /// Process ids of the daemon's movers: its children.
     fn movers(&self) -> Vec<i32> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.daemon.pid()));
-        let children = tasks.expect("the daemon lives").flatten().filter_map(|task| {
-            // A thread may be gone by now.
-            std::fs::read_to_string(task.path().join("children")).ok()
-        });
-        let mut all = Vec::new();
-        children.for_each(|c| all.extend(c.split_whitespace().flat_map(str::parse::<i32>)));
-        all
+        let parent = format!("PPid:\t{}", self.daemon.pid());
+        let all = std::fs::read_dir("/proc").expect("this is Linux").flatten();
+        let numbers = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+        let is_child = |pid: &i32| {
+            // It may be gone by now.
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+            status.is_ok_and(|s| s.lines().any(|line| line == parent))
+        };
+        numbers.filter(is_child).collect()
     }
 
     /// Waits until no mover is left.
@@ -289,6 +290,21 @@ fn memory_of_other_users_goes_by_movers() {
     }
 }
 
+/// Stops a process, and waits until every thread of it has stopped.
+fn stop(pid: i32) {
+    let process = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).expect("it lives");
+    let deadline = Instant::now() + DEADLINE;
+    let runs = |task: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(task.path().join("status"));
+        status.is_ok_and(|s| !s.lines().any(|line| line == "State:\tT (stopped)"))
+    };
+    while std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives").flatten().any(runs) {
+        assert!(Instant::now() < deadline, "it does not stop");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
     for config in PATHS {
@@ -303,10 +319,9 @@ fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
         guest.write().expect("it lends");
         let ended = strangers.daemon.status().sessions_ended;
         // As if stuck in the kernel.
-        for mover in strangers.movers() {
-            let mover = rustix::process::Pid::from_raw(mover).expect("a process");
-            rustix::process::kill_process(mover, rustix::process::Signal::STOP).expect("it lives");
-        }
+        let movers = strangers.movers();
+        assert_eq!(movers.len(), 1, "{movers:?}");
+        movers.into_iter().for_each(stop);
         let all = [guest.own.sge(0, LENT as u32)];
         guest.post(SendRequest::write(1, &all, guest.lent.at(0))).expect("room");
         // Meanwhile others do as they like, also with attached memory.
