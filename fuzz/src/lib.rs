@@ -152,7 +152,7 @@ impl World {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Close { .. } => self.closed = true,
-                Output::Invalidate { qp, stag } => {
+                Output::Invalidate { qp, stag, .. } => {
                     self.engine.revoke_stag(stag);
                     self.engine.invalidated(qp, self.now);
                 }
