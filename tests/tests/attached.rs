@@ -216,9 +216,12 @@ impl Strangers {
         let daemon = Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}"));
         let open_to_all = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(daemon.dir(), open_to_all).expect("our own directory");
-        // Where others can run it.
+        // Where others can run it. Copied by a process of its own, because whatever another test
+        // starts while this one has it open for writing would keep it from being run.
         let actor = daemon.dir().join("actor");
-        std::fs::copy(binaries!().actor, &actor).expect("room for it");
+        let mut copy = std::process::Command::new("cp");
+        copy.arg(binaries!().actor).arg(&actor);
+        Process::start(copy).succeed();
         Some(Strangers { daemon, actor })
     }
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
+use parking_lot::Mutex;
 use rnic_core::device::Mover;
 use rnic_core::types::SessionId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -145,8 +146,11 @@ impl Movers {
         let (reports, control, alive) =
             (self.reports.clone(), self.control.clone(), self.alive.clone());
         alive.fetch_add(1, Ordering::Relaxed);
+        let start = Arc::new(Mutex::new(Some(start)));
+        let starts = start.clone();
         let thread = std::thread::Builder::new().name("rnicd-mover".to_owned());
         let spawned = thread.spawn(move || {
+            let Some(start) = starts.lock().take() else { return };
             let (report, child) = start.carry_out();
             // Nobody hears it when the daemon has ended.
             let _ = reports.send(report);
@@ -156,12 +160,12 @@ impl Movers {
             }
             alive.fetch_sub(1, Ordering::Relaxed);
         });
+        // Without a thread the descriptor goes back, to be closed where that may take its time.
         if let Err(error) = spawned {
             self.alive.fetch_sub(1, Ordering::Relaxed);
-            // What it was to pass went with the closure; a file that is slow to close is so once.
-            let report = MoverReport::Refused { session, why: Why::System(error.to_string()) };
-            let _ = self.reports.send(report);
-            let _ = self.control.wake();
+            if let Some(mut start) = start.lock().take() {
+                return Err((error, start.passed.swap_remove(0)));
+            }
         }
         let shared = Mover::new(session, workers);
         Ok((MoverHandle { shared, _setup: setup, process: None }, channels))
