@@ -96,6 +96,7 @@ impl World {
         let options = EngineOptions {
             worker: 0,
             drain_deadline: Duration::from_secs(1),
+            mover_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),

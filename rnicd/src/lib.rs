@@ -16,6 +16,7 @@ pub mod events;
 pub mod exec;
 pub mod log;
 pub mod metrics;
+pub mod mover;
 pub mod privilege;
 pub mod rate;
 pub mod resource;

@@ -134,7 +134,7 @@ fn what_only_an_attacker_does_ends_the_process() {
         ("unshare", SIGSYS),
         ("abort", SIGABRT),
     ] {
-        for kind in ["control", "worker", "reaper", "log", "spawner"] {
+        for kind in ["control", "worker", "reaper", "log", "mover", "spawner"] {
             let child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "attacker", "--nocapture"])
                 .env("ATTACK", what)
@@ -172,6 +172,7 @@ fn attacker() {
         "worker" => ThreadKind::Worker,
         "reaper" => ThreadKind::Reaper,
         "log" => ThreadKind::Log,
+        "mover" => ThreadKind::Mover,
         _ => ThreadKind::Spawner,
     };
     as_kind(kind, move || match what.as_str() {

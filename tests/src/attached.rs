@@ -1,14 +1,19 @@
 //! Clients whose regions are attached memory: one that lends its memory to a guest, and the guest.
 
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Command;
 
 use rnic_client::{
     AcceptOptions, Access, AttachedBuffer, Completion, ConnectOptions, Context, Cq, Listener, Mr,
     MrOptions, Pd, Qp, QpOptions, RemoteMr, SendRequest,
 };
+use rnic_core::abi::control::{Refusal, RequestBody};
 
-use crate::DEADLINE;
+use crate::raw::Raw;
 use crate::traffic::Failure;
+use crate::{DEADLINE, Process};
 
 /// Octets lent: not whole pages, and more than a step of any copy.
 pub const LENT: usize = (1 << 20) + 77;
@@ -20,9 +25,54 @@ pub fn region(pd: &Pd, octets: Vec<u8>) -> Result<Mr, Failure> {
     Ok(pd.reg_mr_attached(&buffer, .., &MrOptions { access, ..MrOptions::default() })?)
 }
 
+/// This process's memory, to be passed on.
+///
+/// # Errors
+///
+/// Those of the system.
+pub fn own_memory() -> Result<OwnedFd, Failure> {
+    Ok(File::options().read(true).write(true).open("/proc/self/mem")?.into())
+}
+
+/// Passes everything as its memory that is not.
+///
+/// # Errors
+///
+/// If anything is taken, or refused otherwise than by name.
+pub fn offer_wrong_descriptors(raw: &mut Raw) -> Result<(), Failure> {
+    let open = |path: &str| Ok::<OwnedFd, Failure>(File::open(path)?.into());
+    let (pipe, other_end) = rustix::pipe::pipe()?;
+    let other = Process::start(Command::new("cat"));
+    let path = format!("/proc/{}/mem", other.id());
+    let others = File::options().read(true).write(true).open(path)?;
+    for (what, descriptor) in [
+        ("a pipe", pipe),
+        ("its other end", other_end),
+        ("a directory", open("/tmp")?),
+        ("/dev/zero", open("/dev/zero")?),
+        ("a memfd", crate::raw::memfd(4096)),
+        ("a socket", raw.socket.try_clone()?),
+        ("another file of /proc", open("/proc/self/maps")?),
+        ("the memory of another process", others.into()),
+        ("its own memory, to be read only", open("/proc/self/mem")?),
+    ] {
+        match raw.call(RequestBody::AttachMemory, &[descriptor.as_fd()]) {
+            Some(Err(Refusal::Invalid { field, .. })) if field == "memory" => {}
+            answer => return Err(format!("{what}: {answer:?}").into()),
+        }
+    }
+    other.kill();
+    Ok(())
+}
+
 /// Accepts one guest and lends it memory.
+///
+/// # Errors
+///
+/// Those of the library.
 pub fn lend(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure> {
     context.attach_memory()?;
+    println!("attached");
     let pd = context.open_pd(None)?;
     let region = region(&pd, vec![0; LENT])?;
     let qp = pd.create_qp(&QpOptions::new(&context.create_cq(16, None)?))?;
@@ -107,6 +157,31 @@ impl Guest {
         self.completion()?.ok()?;
         Ok(())
     }
+}
+
+/// Octets that differ everywhere and from those of other seeds.
+pub fn pattern(seed: u32) -> Vec<u8> {
+    (0..LENT as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed as u8).collect()
+}
+
+/// Writes all of a guest's memory to the lender and gets it back, twice; the second time it is
+/// `pattern(3)`.
+///
+/// # Errors
+///
+/// Those of the library, and if something else comes back.
+pub fn there_and_back(guest: &Guest) -> Result<(), Failure> {
+    for seed in [2, 3] {
+        let sent = pattern(seed);
+        guest.own.write_at(0, &sent)?;
+        guest.write()?;
+        guest.own.fill(0, LENT, 0)?;
+        guest.read()?;
+        if octets(&guest.own)? != sent {
+            return Err("something else came back".into());
+        }
+    }
+    Ok(())
 }
 
 /// Octets of a region.

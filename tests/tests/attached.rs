@@ -1,7 +1,7 @@
 //! Attached memory between processes: every way, and every way in which it can vanish.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 use rnic_client::{
@@ -9,13 +9,9 @@ use rnic_client::{
     TerminateOrigin,
 };
 use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
-use rnic_tests::attached::{Guest, LENT, octets};
+use rnic_tests::attached::{Guest, LENT, pattern};
 use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
-
-fn pattern(seed: u32) -> Vec<u8> {
-    (0..LENT as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed as u8).collect()
-}
 
 /// A client of `host` that lends, and this process as a guest of it at `guest`.
 fn lent(host: &Daemon, guest: &Daemon, fate: &[&str]) -> (Process, Context, Guest) {
@@ -28,14 +24,7 @@ fn lent(host: &Daemon, guest: &Daemon, fate: &[&str]) -> (Process, Context, Gues
 
 fn there_and_back(host: &Daemon, guest: &Daemon) {
     let (mut lender, _context, guest) = lent(host, guest, &[]);
-    for seed in [2, 3] {
-        let octets_sent = pattern(seed);
-        guest.own.write_at(0, &octets_sent).expect("in range");
-        guest.write().expect("written");
-        guest.own.fill(0, LENT, 0).expect("in range");
-        guest.read().expect("read");
-        assert!(octets(&guest.own).expect("in range") == octets_sent);
-    }
+    rnic_tests::attached::there_and_back(&guest).expect("the same comes back");
     lender.release();
     let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
     assert_eq!(lender.line_after("checksum "), checksum);
@@ -154,20 +143,6 @@ fn killed_under_traffic_nothing_is_left() {
     }
 }
 
-fn refusal(raw: &mut Raw, descriptor: impl AsFd) -> Refusal {
-    let answer = raw.call(RequestBody::AttachMemory, &[descriptor.as_fd()]);
-    answer.expect("the session lives").expect_err("it is refused")
-}
-
-fn open(path: &str) -> OwnedFd {
-    std::fs::File::open(path).expect("it is there").into()
-}
-
-fn open_both(path: &str) -> OwnedFd {
-    let both = std::fs::File::options().read(true).write(true).open(path);
-    both.expect("it is there").into()
-}
-
 #[test]
 fn nothing_but_its_own_memory_is_attached() {
     let daemon = Daemon::start(binaries!(), "");
@@ -186,31 +161,12 @@ fn nothing_but_its_own_memory_is_attached() {
     let early = register(&mut raw, 4096, 1).expect_err("nothing is attached");
     assert!(early.to_string().contains("has not attached"), "{early}");
 
-    let (pipe, other_end) = rustix::pipe::pipe().expect("a pipe");
-    let memfd = rnic_tests::raw::memfd(4096);
-    let stranger = Process::start(std::process::Command::new("cat"));
-    let strangers = open_both(&format!("/proc/{}/mem", stranger.id()));
-    for (what, descriptor) in [
-        ("a pipe", pipe),
-        ("its other end", other_end),
-        ("a directory", open("/tmp")),
-        ("/dev/zero", open("/dev/zero")),
-        ("a memfd", memfd),
-        ("a socket", raw.socket.try_clone().expect("a descriptor")),
-        ("another file of /proc", open("/proc/self/maps")),
-        ("the memory of another process", strangers),
-        ("its own memory, to be read only", open("/proc/self/mem")),
-    ] {
-        let refusal = refusal(&mut raw, descriptor);
-        let named = matches!(&refusal, Refusal::Invalid { field, .. } if field == "memory");
-        assert!(named, "{what}: {refusal}");
-    }
-    stranger.kill();
-
-    let own = open_both("/proc/self/mem");
+    rnic_tests::attached::offer_wrong_descriptors(&mut raw).expect("all are refused by name");
+    let own = rnic_tests::attached::own_memory().expect("it is there");
     let attached = raw.call(RequestBody::AttachMemory, &[own.as_fd()]);
     assert_eq!(attached, Some(Ok(ReplyBody::Done)));
-    assert!(matches!(refusal(&mut raw, &own), Refusal::InUse { .. }));
+    let again = raw.call(RequestBody::AttachMemory, &[own.as_fd()]);
+    assert!(matches!(again, Some(Err(Refusal::InUse { .. }))), "{again:?}");
     for (address, length, field) in [
         (u64::MAX - 10, 5, "address"),
         (u64::MAX - 10, 20, "address"),
@@ -241,4 +197,201 @@ fn nothing_but_its_own_memory_is_attached() {
     assert_eq!(generous.call(RequestBody::QueryDevice, &[]), None);
     drop((raw, careless, generous));
     daemon.shrinks_to(start);
+}
+
+/// A daemon that serves everybody, with clients of another user, whose memory movers reach. Only root
+/// can become somebody else: nothing, otherwise.
+struct Strangers {
+    daemon: Daemon,
+    actor: std::path::PathBuf,
+}
+
+impl Strangers {
+    fn new(config: &str) -> Option<Self> {
+        use std::os::unix::fs::PermissionsExt;
+        if !rustix::process::getuid().is_root() {
+            eprintln!("not root: attached memory of other users is not tested");
+            return None;
+        }
+        let daemon = Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}"));
+        let open_to_all = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(daemon.dir(), open_to_all).expect("our own directory");
+        // Where others can run it. Copied by a process of its own, because whatever another test
+        // starts while this one has it open for writing would keep it from being run.
+        let actor = daemon.dir().join("actor");
+        let mut copy = std::process::Command::new("cp");
+        copy.arg(binaries!().actor).arg(&actor);
+        Process::start(copy).succeed();
+        Some(Strangers { daemon, actor })
+    }
+
+    fn actor(&self, part: &[&str]) -> Process {
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(&self.actor).args(part).env("RNIC_SOCKET", self.daemon.socket());
+        Process::start(command)
+    }
+
+    /// A stranger who lends, and this process as his guest.
+    fn lent(&self, fate: &[&str]) -> (Process, Context, Guest) {
+        let mut lender = self.actor(&[&["lend"], fate].concat());
+        let address: SocketAddr = lender.line_after("listening on ").parse().expect("an address");
+        let context = Context::open_at(self.daemon.socket()).expect("the daemon answers");
+        let guest = Guest::connect(&context, address, pattern(1)).expect("somebody lends");
+        (lender, context, guest)
+    }
+
+    /// Process ids of the daemon's movers: its children.
+    fn movers(&self) -> Vec<i32> {
+        let parent = format!("PPid:\t{}", self.daemon.pid());
+        let all = std::fs::read_dir("/proc").expect("this is Linux").flatten();
+        let numbers = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+        let is_child = |pid: &i32| {
+            // It may be gone by now.
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+            status.is_ok_and(|s| s.lines().any(|line| line == parent))
+        };
+        numbers.filter(is_child).collect()
+    }
+
+    /// Waits until no mover is left.
+    fn has_no_movers(&self) {
+        let deadline = Instant::now() + DEADLINE;
+        while !self.movers().is_empty() {
+            assert!(Instant::now() < deadline, "movers are left: {:?}", self.movers());
+            std::thread::yield_now();
+        }
+    }
+}
+
+const PATHS: [&str; 3] = [
+    "",
+    "[engine]\nworkers = 3\nloopback = \"tcp\"\n",
+    "[engine]\nworkers = 1\nloopback = \"tcp\"\n[mpa]\ncrc = false\n",
+];
+
+#[test]
+fn memory_of_other_users_goes_by_movers() {
+    for config in PATHS {
+        let Some(strangers) = Strangers::new(config) else { return };
+        let start = strangers.daemon.at_rest();
+        for both in [false, true] {
+            let mut lender = strangers.actor(&["lend"]);
+            let address = lender.line_after("listening on ");
+            let borrower = match both {
+                true => strangers.actor(&["borrow", &address]),
+                false => strangers.daemon.actor(&["borrow", &address]),
+            };
+            borrower.succeed();
+            lender.release();
+            let checksum = format!("{:08x}", crc32c::crc32c(&pattern(3)));
+            assert_eq!(lender.line_after("checksum "), checksum);
+            lender.succeed();
+        }
+        strangers.has_no_movers();
+        strangers.daemon.shrinks_to(start);
+    }
+}
+
+/// Stops a process, and waits until every thread of it has stopped.
+fn stop(pid: i32) {
+    let process = rustix::process::Pid::from_raw(pid).expect("a process");
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).expect("it lives");
+    let deadline = Instant::now() + DEADLINE;
+    let runs = |task: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(task.path().join("status"));
+        status.is_ok_and(|s| !s.lines().any(|line| line == "State:\tT (stopped)"))
+    };
+    while std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives").flatten().any(runs) {
+        assert!(Instant::now() < deadline, "it does not stop");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
+    for config in PATHS {
+        let engine = "[engine]\nmover_deadline = \"300ms\"\n";
+        let config = match config.strip_prefix("[engine]\n") {
+            Some(rest) => format!("{engine}{rest}"),
+            None => format!("{engine}{config}"),
+        };
+        let Some(strangers) = Strangers::new(&config) else { return };
+        let start = strangers.daemon.at_rest();
+        let (lender, context, guest) = strangers.lent(&[]);
+        guest.write().expect("it lends");
+        let ended = strangers.daemon.status().sessions_ended;
+        // As if stuck in the kernel.
+        let movers = strangers.movers();
+        assert_eq!(movers.len(), 1, "{movers:?}");
+        movers.into_iter().for_each(stop);
+        let all = [guest.own.sge(0, LENT as u32)];
+        guest.post(SendRequest::write(1, &all, guest.lent.at(0))).expect("room");
+        // Meanwhile others do as they like, also with attached memory.
+        there_and_back(&strangers.daemon, &strangers.daemon);
+        guest.completion().expect("every request completes");
+        let reason = guest.qp.wait_disconnected(Some(DEADLINE)).expect("it ends");
+        assert!(reason != DisconnectReason::Orderly, "{reason:?}");
+        strangers.daemon.settles("rid of the session", |s| s.sessions_ended > ended);
+        drop((guest, context));
+        lender.kill();
+        strangers.has_no_movers();
+        strangers.daemon.shrinks_to(start);
+    }
+}
+
+#[test]
+fn strangers_killed_or_replaced_under_traffic_leave_nothing() {
+    for config in PATHS {
+        let Some(strangers) = Strangers::new(config) else { return };
+        let start = strangers.daemon.at_rest();
+        for round in 0..12 {
+            let replaced = round % 3 == 0;
+            let fate: &[&str] = if replaced { &["--exec", "--keep"] } else { &[] };
+            let (mut lender, context, guest) = strangers.lent(fate);
+            for id in 0..8 {
+                let all = [guest.own.sge(0, LENT as u32)];
+                guest.post(SendRequest::write(id, &all, guest.lent.at(0))).expect("room");
+            }
+            for _ in 0..round % 8 {
+                guest.completion().and_then(|c| Ok(c.ok()?)).expect("written");
+            }
+            if replaced {
+                lender.release();
+                becomes(&lender, "sleep");
+                while guest.write().is_ok() {}
+                guest.qp.wait_disconnected(Some(DEADLINE)).expect("it ends");
+                assert!(!lender.has_ended());
+            }
+            lender.kill();
+            drop((guest, context));
+        }
+        strangers.has_no_movers();
+        strangers.daemon.shrinks_to(start);
+    }
+}
+
+#[test]
+fn strangers_are_refused_by_name() {
+    let Some(strangers) = Strangers::new("") else { return };
+    let start = strangers.daemon.at_rest();
+    let said = strangers.actor(&["offer"]).succeed();
+    assert_eq!(said, ["all are refused"]);
+    strangers.has_no_movers();
+    strangers.daemon.shrinks_to(start);
+    let Some(strangers) = Strangers::new("[limits]\nmovers = 2\n") else { return };
+    let start = strangers.daemon.at_rest();
+    let mut lenders = [(); 2].map(|()| strangers.actor(&["lend"]));
+    for lender in &mut lenders {
+        lender.line_after("listening on ");
+        lender.line_after("attached");
+    }
+    let mut one_too_many = strangers.actor(&["lend"]);
+    let refused = one_too_many.line_after("refused: ");
+    assert!(refused.starts_with("limits.movers = 2 reached"), "{refused}");
+    for lender in lenders {
+        lender.kill();
+    }
+    strangers.has_no_movers();
+    strangers.daemon.shrinks_to(start);
 }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use super::mover::Mover;
 use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
 use crate::shm::{CopyFault, Mapping};
 use crate::types::SessionId;
@@ -27,6 +28,14 @@ pub enum Memory {
         /// [`USER_END`](crate::shm::attached::USER_END).
         address: u64,
     },
+    /// In its owner's own address space, which only a mover may touch: a copy is a job for it, and
+    /// the QP waits.
+    Moved {
+        /// The mover.
+        mover: Arc<Mover>,
+        /// Where in it, as for `Attached`.
+        address: u64,
+    },
 }
 
 impl Memory {
@@ -41,6 +50,9 @@ impl Memory {
             },
             Memory::Attached { space, address } => {
                 Memory::Attached { space: space.clone(), address: address.wrapping_add(skip) }
+            }
+            Memory::Moved { mover, address } => {
+                Memory::Moved { mover: mover.clone(), address: address.wrapping_add(skip) }
             }
         }
     }
@@ -57,6 +69,7 @@ impl Memory {
             Memory::Attached { space, address } => {
                 Place::Attached { space, address: address + from }
             }
+            Memory::Moved { mover, address } => Place::Moved { mover, address: address + from },
         };
         Target { place, len, owner }
     }
@@ -115,8 +128,20 @@ pub struct Target<'t> {
 
 #[derive(Clone, Copy)]
 enum Place<'t> {
-    Segment { mapping: &'t Mapping, offset: usize },
-    Attached { space: &'t AddressSpace, address: u64 },
+    Segment {
+        mapping: &'t Mapping,
+        offset: usize,
+    },
+    Attached {
+        space: &'t AddressSpace,
+        address: u64,
+    },
+    Moved {
+        mover: &'t Arc<Mover>,
+        address: u64,
+    },
+    /// The daemon's own: what a mover has brought.
+    Private(&'t [u8]),
 }
 
 impl<'t> Target<'t> {
@@ -144,6 +169,10 @@ impl<'t> Target<'t> {
             Place::Attached { space, address } => {
                 Place::Attached { space, address: address + from as u64 }
             }
+            Place::Moved { mover, address } => {
+                Place::Moved { mover, address: address + from as u64 }
+            }
+            Place::Private(octets) => Place::Private(&octets[from..from + len]),
         };
         Target { place, len, owner: self.owner }
     }
@@ -159,6 +188,12 @@ impl<'t> Target<'t> {
             Place::Attached { space, address } => {
                 space.read(address + from as u64, dst).map_err(|e| self.source_fault(e))
             }
+            Place::Private(octets) => {
+                dst.copy_from_slice(&octets[from..from + dst.len()]);
+                Ok(())
+            }
+            // Nothing comes here that a mover has not brought before.
+            Place::Moved { .. } => Err(self.source_fault(Unreachable::Unmapped)),
         }
     }
 
@@ -177,6 +212,8 @@ impl<'t> Target<'t> {
             Place::Attached { space, address } => {
                 space.write(address, octets, tail_last).map_err(|e| self.sink_fault(e))
             }
+            // What a mover is to write goes to it as a job.
+            Place::Moved { .. } | Place::Private(_) => Err(self.sink_fault(Unreachable::Unmapped)),
         }
     }
 
@@ -194,6 +231,7 @@ impl<'t> Target<'t> {
                     if mapping.is_poisoned() { self.source_fault(e) } else { to.sink_fault(e) }
                 })
             }
+            (Place::Private(octets), _) => to.write(octets, tail_last),
             (Place::Segment { mapping, offset }, Place::Attached { space, address }) => {
                 let written = space.write_from(address, mapping, offset, self.len, tail_last);
                 written.map_err(|e| match e {
@@ -218,15 +256,33 @@ impl<'t> Target<'t> {
                     CopyEnd::Sink => to.sink_fault(e),
                 })
             }
+            // As in `read` and `write`.
+            (Place::Moved { .. }, _) => Err(self.source_fault(Unreachable::Unmapped)),
+            (_, Place::Moved { .. } | Place::Private(_)) => {
+                Err(to.sink_fault(Unreachable::Unmapped))
+            }
         }
     }
 
-    /// The mapping and the range in it, for gathering system calls; none for attached memory.
+    /// The mover that alone reaches it, and its address there.
+    pub fn mover(&self) -> Option<(&'t Arc<Mover>, u64)> {
+        match self.place {
+            Place::Moved { mover, address } => Some((mover, address)),
+            Place::Segment { .. } | Place::Attached { .. } | Place::Private(_) => None,
+        }
+    }
+
+    /// The mapping and the range in it, for gathering system calls; none for other memory.
     pub fn shared(&self) -> Option<(&'t Mapping, usize, usize)> {
         match self.place {
             Place::Segment { mapping, offset } => Some((mapping, offset, self.len)),
-            Place::Attached { .. } => None,
+            Place::Attached { .. } | Place::Moved { .. } | Place::Private(_) => None,
         }
+    }
+
+    /// Octets that a mover has brought from memory of `owner`.
+    pub(crate) fn private(owner: SessionId, octets: &'t [u8]) -> Target<'t> {
+        Target { place: Place::Private(octets), len: octets.len(), owner }
     }
 
     /// Inline data of a send queue entry: octets of the client's own arena that the queue's
@@ -276,6 +332,25 @@ impl Payload<'_> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Copies the octets from `from` on out of this payload.
+    pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
+        match self {
+            Payload::Octets(b) => dst.copy_from_slice(&b[from..from + dst.len()]),
+            Payload::Gather(sources) => {
+                let (mut skip, mut done) = (from, 0);
+                for s in *sources {
+                    let n = s.len.saturating_sub(skip).min(dst.len() - done);
+                    if n > 0 {
+                        s.read(skip, &mut dst[done..done + n])?;
+                    }
+                    done += n;
+                    skip = skip.saturating_sub(s.len);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Copies the octets `from..from + target.len()` of this payload to a target.

@@ -9,6 +9,7 @@
 
 pub mod cq;
 pub mod memory;
+pub mod mover;
 pub mod qp;
 pub mod srq;
 pub mod stag;
@@ -17,6 +18,7 @@ pub mod window;
 
 pub use cq::Cq;
 pub use memory::Memory;
+pub use mover::Mover;
 pub use qp::QpShared;
 pub use srq::Srq;
 pub use stag::{StagAllocator, StagEntry, StagTable};

@@ -7,8 +7,10 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
 use super::memory::{Memory, Target};
+use super::mover::Mover;
 use super::window::{Known, Names, StagChange};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
@@ -309,6 +311,14 @@ impl StagTable {
         self.entries.get(&stag.0).is_some_and(|e| matches!(e.names, Names::Window(_)))
     }
 
+    /// The mover that alone reaches the memory of an STag.
+    pub fn mover_of(&self, stag: Stag) -> Option<Arc<Mover>> {
+        match &self.entries.get(&stag.0)?.memory {
+            Memory::Moved { mover, .. } => Some(mover.clone()),
+            Memory::Segment { .. } | Memory::Attached { .. } => None,
+        }
+    }
+
     /// Resolves a local element. `write` asks for the right to write it.
     pub fn local(
         &self,
@@ -379,7 +389,8 @@ impl StagTable {
     }
 
     /// Invalidates an STag for `who` itself: a region without windows, or a window of type 2. What
-    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it.
+    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it and
+    /// no mover does.
     pub fn invalidate_by_owner(
         &mut self,
         who: Principal,
@@ -389,6 +400,7 @@ impl StagTable {
         if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
             return Err(LocalFault::InvalidKey);
         }
+        let mover = self.mover_of(stag);
         match (&e.names, e.scope) {
             (Names::Window(_), Scope::Qp(_)) => self.unbind(stag),
             // Unbound by a bind of no octets, as in the verbs.
@@ -396,16 +408,14 @@ impl StagTable {
             (Names::Region(windows), scope) => {
                 windows.withdraw().map_err(|_| LocalFault::HasWindows)?;
                 if scope == Scope::Pd {
-                    return Ok(Some(StagChange {
-                        revoke: Some(stag),
-                        install: None,
-                        window: None,
-                    }));
+                    let revoke = Some(stag);
+                    return Ok(Some(StagChange { revoke, mover, ..StagChange::default() }));
                 }
                 self.revoke(stag);
             }
         }
-        Ok(None)
+        // Nothing changes elsewhere, but a copy may be under way here.
+        Ok(mover.map(|mover| StagChange { mover: Some(mover), ..StagChange::default() }))
     }
 }
 

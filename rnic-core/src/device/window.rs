@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
+use super::mover::Mover;
 use super::stag::{Principal, StagEntry, StagTable, in_scope};
 use crate::types::{Access, MrId, MwId, PdId, QpId, Scope, SessionId, Stag, WindowKind};
 
@@ -220,9 +221,11 @@ impl Names {
 }
 
 /// A change of the STag table of every worker, asked for by a send request.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct StagChange {
     pub(super) revoke: Option<Stag>,
+    /// The mover that alone reaches the memory of what is revoked.
+    pub(super) mover: Option<Arc<Mover>>,
     pub(super) install: Option<StagEntry>,
     /// The window that changes, and the STag it then has.
     pub(super) window: Option<(Arc<Window>, Stag)>,
@@ -240,6 +243,12 @@ impl StagChange {
         window.settle(*stag, to);
     }
 
+    /// The mover that may be at work on what stops to work here: its jobs must be over as well
+    /// before this is settled.
+    pub fn mover(&self) -> Option<&Arc<Mover>> {
+        self.mover.as_ref()
+    }
+
     /// The STag that stops to work, if one does.
     pub fn revoked(&self) -> Option<Stag> {
         self.revoke
@@ -248,7 +257,7 @@ impl StagChange {
 
 impl fmt::Debug for StagChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let StagChange { revoke, install, window } = self;
+        let StagChange { revoke, install, window, .. } = self;
         let install = install.as_ref().map(|entry| entry.stag);
         let window = window.as_ref().map(|(window, _)| window.id);
         write!(f, "revoke {revoke:?}, install {install:?} of window {window:?}")
@@ -368,7 +377,8 @@ impl StagTable {
                     _ => Some(self.entry_for(who, &window, request)?.0),
                 };
                 let revoke = window.begin(request.window)?;
-                Ok(Some(StagChange { revoke, install, window: Some((window, new)) }))
+                let mover = revoke.and_then(|stag| self.mover_of(stag));
+                Ok(Some(StagChange { revoke, mover, install, window: Some((window, new)) }))
             }
             WindowKind::Type2 => {
                 let (entry, binding) = self.entry_for(who, &window, request)?;

@@ -8,12 +8,13 @@
 use super::hold::Segment::AtPeer;
 use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Head, Segment, Source};
+use super::moving::After;
 use super::place::Trouble;
 use super::qp::Qp;
 use super::schedule::REQUEST_COST;
 use super::why::Reason;
 use super::{Delivery, Shard};
-use crate::ddp::{TaggedHeader, UntaggedHeader};
+use crate::ddp::{MAX_HEADER_LEN, TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Payload};
 use crate::rdmap::{Opcode, Terminate};
 use crate::shm::attached::CopyEnd;
@@ -50,6 +51,10 @@ impl Qp {
             let segment = message.next_segment(SEGMENT, 1);
             match self.hand_over(peer, shard, &segment) {
                 Outcome::Done => self.segment_left(segment.len, done),
+                Outcome::Source(GatherFault::Unstaged) => {
+                    self.stage(shard);
+                    break;
+                }
                 Outcome::Source(fault) => self.gather_failed(fault, shard),
                 Outcome::Memory(fault) => self.memory_failed(fault, shard),
                 // The message stays as it is, and nothing overtakes it.
@@ -94,14 +99,16 @@ impl Qp {
             return Outcome::Done;
         }
         let mut memory = Gather::new();
-        let gathered = message.gather(
-            segment.len,
-            self.principal(),
-            &shard.stags,
-            self.sq.mapping(),
-            self.elements.as_slice(),
-            &mut memory,
-        );
+        let gathered = message
+            .gather(
+                segment.len,
+                self.principal(),
+                &shard.stags,
+                self.sq.mapping(),
+                self.elements.as_slice(),
+                &mut memory,
+            )
+            .and_then(|()| self.stage.fill_in(message, segment.len, &mut memory));
         if let Err(fault) = gathered {
             return Outcome::Source(fault);
         }
@@ -109,19 +116,15 @@ impl Qp {
         let from = message.sent;
         let last = segment.last;
         peer.shared.segments_received.add(1);
-        match message.head {
+        let (placed, after) = match message.head {
             Head::Tagged { opcode: Opcode::Write, stag, to } => {
                 let to = to.wrapping_add(u64::from(from));
-                sunk(peer.place_write(&shard.stags, stag, to, payload, last, false))
+                (peer.place_write(&shard.stags, stag, to, payload, last, false), After::Write)
             }
             Head::Tagged { stag, to, .. } => {
                 let to = to.wrapping_add(u64::from(from));
                 let placed = peer.place_response(&shard.stags, stag, to, payload, last);
-                drop(memory);
-                if placed.is_ok() && last {
-                    peer.finish_read(shard);
-                }
-                sunk(placed)
+                (placed, After::Response { last })
             }
             Head::Untagged { opcode, invalidate, .. } => {
                 // Only now: a segment that cannot be gathered never reaches the peer.
@@ -136,18 +139,20 @@ impl Qp {
                     };
                 }
                 let placed = taken.and_then(|_| peer.place_send(&shard.stags, from, payload));
-                drop(memory);
-                if placed.is_err() || !last {
-                    return sunk(placed);
-                }
                 let invalidates =
                     matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
                 let solicited =
                     matches!(opcode, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate);
                 let kind = SendKind { solicited, invalidate: invalidates.then_some(invalidate) };
-                sunk(peer.deliver_send(shard, kind, message.total))
+                (placed, After::Send { kind, mo: from, last, total: Some(message.total) })
             }
-        }
+        };
+        drop(memory);
+        let mut header = [0; MAX_HEADER_LEN];
+        let header_len = segment.header.emit(&mut header);
+        let len = segment.len as usize;
+        let back = (&header[..header_len], (header_len + len) as u16);
+        sunk(placed.and_then(|placed| peer.follow(shard, placed, after, len, back)))
     }
 
     /// The peer refuses the segment at hand after it held it: over TCP it would have been taken before.

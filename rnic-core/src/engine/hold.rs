@@ -1,25 +1,31 @@
-//! A stream whose incoming direction stands still, and the one reason for it so far: a Send found no
-//! receive and its QP was made to hold it (RFC 5041 section 7.1 lets a receiver end the stream at once;
-//! to wait instead is ours, and costs the peer only what TCP's flow control costs it anyway).
+//! A stream whose incoming direction stands still, for one of two reasons at a time. Either a Send
+//! found no receive and its QP was made to hold it (RFC 5041 section 7.1 lets a receiver end the stream
+//! at once; to wait instead is ours, and costs the peer only what TCP's flow control costs it anyway);
+//! or a mover is writing the octets of a segment (`moving`). A Send that was held may, with its
+//! receive, go on to wait for a mover.
 //!
-//! *Over TCP* the segment has been verified and is kept with what was read behind it; the socket is
-//! not read again, so everything else stays in the kernel and the peer's window closes. A QP that
-//! [may pause](Qp::may_pause) reads so little at a time that what is kept never exceeds one FPDU of
-//! the largest size. A reset is seen all the same, because the worker passes on the socket's error
+//! *Over TCP* a segment without a receive has been verified and is kept with what was read behind it,
+//! of a segment that is being written only the latter; the socket is not read again, so everything
+//! else stays in the kernel and the peer's window closes. A QP that [may pause](Qp::may_pause) reads
+//! so little at a time that what is kept never exceeds one FPDU of the largest size; only at its first
+//! job for a mover a QP has not known that it would, and keeps what it has read. A reset is seen all the same, because the worker passes on the socket's error
 //! ([`Engine::socket_failed`](super::Engine::socket_failed)); a FIN is in its place behind the octets,
 //! and waits with them. *By the direct path* nothing is kept: the sender's QP takes no turn at this one
-//! until it is woken.
+//! until it is woken. What it does besides sending is deferred where TCP would deliver it in its place
+//! behind a segment that has left ([`Qp::defer`]).
 //!
 //! The other direction goes on. But a Read Response to this QP is behind the message that is held, so
 //! an application that posts its next receive only after a Read is done waits for itself; it is warned
 //! once.
 //!
 //! A pause ends in one of three ways, each by [`Qp::lift`]: what is awaited has come
-//! ([`Qp::resume`]), the deadline has passed ([`Qp::held_too_long`]), or the stream has ended.
+//! ([`Qp::resume`], [`Qp::moved`]), the deadline has passed ([`Qp::held_too_long`]), or the stream has
+//! ended.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::moving::Landing;
 use super::place::Trouble;
 use super::qp::{Link, Qp};
 use super::receives::{Receives, tell};
@@ -37,13 +43,15 @@ use crate::types::Time;
 /// A stream whose incoming direction stands still.
 pub(super) struct Pause {
     /// What it waits for.
-    awaits: Awaits,
-    /// Over TCP: the ULPDU in progress, if it is one, then what was read and not looked at.
-    octets: Vec<u8>,
+    pub(super) awaits: Awaits,
+    /// Over TCP: the ULPDU that lacks a receive, then what was read and not looked at.
+    pub(super) octets: Vec<u8>,
 }
 
 /// What a stream waits for.
-enum Awaits {
+pub(super) enum Awaits {
+    /// A mover, which writes a segment.
+    Mover(Landing),
     /// A receive for this segment.
     Receive {
         segment: Segment,
@@ -82,7 +90,7 @@ impl Holds {
 impl Qp {
     /// Whether the incoming direction may have to stand still: then little is read at a time.
     pub(super) fn may_pause(&self) -> bool {
-        self.hold.is_some()
+        self.hold.is_some() || self.paced
     }
 
     /// Whether the incoming direction stands still: nothing may be read, nothing handed over.
@@ -152,7 +160,7 @@ impl Qp {
     /// Goes on if what is awaited has come. Called in each turn; costs nothing unless paused.
     pub(super) fn resume(&mut self, shard: &mut Shard) {
         let Some(pause) = &self.pause else { return };
-        let Awaits::Receive { place, .. } = &pause.awaits;
+        let Awaits::Receive { place, .. } = &pause.awaits else { return };
         let turn = place.map_or(Turn::AtOnce, Turn::Waited);
         match self.take_in(turn, shard.now, &mut shard.outputs) {
             Ok(false) => self.warn_of_read(shard),
@@ -167,10 +175,10 @@ impl Qp {
     /// There is a receive: places the segment, then handles what was read behind it.
     fn go_on(&mut self, shard: &mut Shard) {
         let Some(mut pause) = self.lift(shard) else { return };
-        let Awaits::Receive { segment, .. } = &pause.awaits;
+        let Awaits::Receive { segment, .. } = &pause.awaits else { return };
         let Segment::Received { ulpdu, payload, kind, mo, last } = *segment else { return };
-        let arrived = &pause.octets[payload..ulpdu];
-        if let Err(trouble) = self.send_arrived(shard, kind, mo, arrived, last) {
+        let arrived = &pause.octets[..ulpdu];
+        if let Err(trouble) = self.send_arrived(shard, kind, mo, arrived, payload, last) {
             self.segment_failed(shard, trouble, |fault| pause.refusal(fault));
         }
         self.consume(shard, &mut pause.octets[ulpdu..]);
@@ -206,16 +214,17 @@ impl Qp {
     /// Ends a pause, if there is one: nobody waits any more, and the stream moves again.
     pub(super) fn lift(&mut self, shard: &mut Shard) -> Option<Box<Pause>> {
         let pause = self.pause.take()?;
-        let Awaits::Receive { place, until, .. } = &pause.awaits;
-        shard.holds.0.remove(&(*until, self.key));
-        match (&mut self.rq, place) {
-            (Receives::Own(rq), _) => rq.clear_waits(shard.worker),
-            (Receives::Shared(srq), Some(place)) => {
-                let workers = srq.leave(*place);
-                shard.sessions.release(self.session, srq);
-                shard.receives_freed(srq, workers);
+        if let Awaits::Receive { place, until, .. } = &pause.awaits {
+            shard.holds.0.remove(&(*until, self.key));
+            match (&mut self.rq, place) {
+                (Receives::Own(rq), _) => rq.clear_waits(shard.worker),
+                (Receives::Shared(srq), Some(place)) => {
+                    let workers = srq.leave(*place);
+                    shard.sessions.release(self.session, srq);
+                    shard.receives_freed(srq, workers);
+                }
+                (Receives::Shared(_), None) => {}
             }
-            (Receives::Shared(_), None) => {}
         }
         match &self.link {
             Link::Tcp(_) => shard.outputs.push_back(Output::ReadAgain(self.id)),
@@ -236,13 +245,13 @@ impl super::Engine {
 
 impl Pause {
     /// The Terminate for a fault of the segment in progress.
-    fn refusal(&self, fault: Fault) -> Vec<u8> {
-        let Awaits::Receive { segment, .. } = &self.awaits;
-        match segment {
-            Segment::Received { ulpdu, .. } => {
+    pub(super) fn refusal(&self, fault: Fault) -> Vec<u8> {
+        match &self.awaits {
+            Awaits::Mover(landing) => landing.refusal(fault),
+            Awaits::Receive { segment: Segment::Received { ulpdu, .. }, .. } => {
                 terminate::build(fault, &self.octets[..*ulpdu], None)
             }
-            Segment::AtPeer { header, len } => {
+            Awaits::Receive { segment: Segment::AtPeer { header, len }, .. } => {
                 terminate::build_from_header(fault, *len, header, None)
             }
         }

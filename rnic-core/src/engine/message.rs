@@ -73,6 +73,8 @@ pub(super) enum GatherFault {
     Local(Reason),
     /// The region of a read has been revoked since it was checked.
     Revoked,
+    /// Only a mover reaches it: it has to be staged first.
+    Unstaged,
 }
 
 impl Message {

@@ -8,8 +8,8 @@
 //!
 //! One file per hop: `post` (send queue to message; `bind` for what changes STags instead), `message`
 //! (segmentation), `tx` (to TCP; `bare` without a copy), `direct` (to another QP), `rx` (from TCP),
-//! `receives` (a buffer for a message), `hold` (or a wait for one), `place` (into memory), `complete`
-//! (to the CQ), `teardown` (ends), `why` (reasons in words), `record` (kept).
+//! `receives` (a buffer for a message), `hold` (or a wait for one), `place` (into memory; `moving`
+//! by a mover), `complete` (to the CQ), `teardown` (ends), `why` (reasons in words), `record` (kept).
 
 mod bare;
 mod bind;
@@ -18,6 +18,7 @@ mod direct;
 mod hold;
 mod ledger;
 mod message;
+mod moving;
 mod partial;
 mod place;
 mod post;
@@ -48,12 +49,15 @@ pub use tcp::{MulpduPolicy, TxBatch};
 
 use crate::abi::control::Event;
 use crate::device::cq::CqFault;
+use crate::device::memory::Unreachable;
+use crate::device::mover::{MoveJob, Moved};
 use crate::device::srq::SrqFault;
-use crate::device::{Cq, Srq, StagChange, StagEntry, StagTable, WhyLog, Window};
+use crate::device::{Cq, Mover, Srq, StagChange, StagEntry, StagTable, WhyLog, Window};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, SrqId, Stag, Time};
 use hold::Holds;
+use moving::Jobs;
 use partial::{Buffers, Owner};
 use qp::{Link, Phase, Qp};
 use schedule::{Key, QUANTUM, Schedule};
@@ -71,6 +75,8 @@ pub struct EngineOptions {
     pub drain_deadline: Duration,
     /// How long a disconnect may take to finish what was posted and see the peer's FIN.
     pub close_deadline: Duration,
+    /// How long a mover may take for a copy.
+    pub mover_deadline: Duration,
     /// How long a responder waits for the first FPDU.
     pub first_fpdu_deadline: Duration,
     /// Where MULPDU comes from.
@@ -108,8 +114,9 @@ pub enum Output {
         /// Reset the connection instead of closing it in order.
         reset: bool,
     },
-    /// Have every worker carry out a change of its STag table by [`Engine::change_stags`], settle
-    /// the change, then call [`Engine::stags_changed`].
+    /// Have every worker carry out a change of its STag table by [`Engine::change_stags`], wait for
+    /// the jobs that its [mover](StagChange::mover) has by then, settle the change, then call
+    /// [`Engine::stags_changed`].
     ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
@@ -169,6 +176,9 @@ pub enum Output {
         /// A sentence for people.
         text: String,
     },
+    /// Hand a copy to its mover, then call [`Engine::moved`] with the answer, or when there will be
+    /// none.
+    Move(MoveJob),
     /// A session's attached address space is gone: its regions there must be revoked and the client
     /// told. May come more than once.
     Detached {
@@ -231,6 +241,7 @@ struct Shard {
     schedule: Schedule,
     timers: Timers,
     holds: Holds,
+    jobs: Jobs,
     buffers: Buffers,
     outputs: VecDeque<Output>,
     deliveries: VecDeque<(Key, Delivery)>,
@@ -287,6 +298,7 @@ impl Engine {
                 timers: Timers::default(),
                 holds: Holds::default(),
                 buffers,
+                jobs: Jobs::default(),
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
@@ -575,6 +587,17 @@ impl Engine {
         outcome.unwrap_or(Transmit::Idle)
     }
 
+    /// A mover has answered a job of this engine, or is gone. Jobs of one mover are answered in the
+    /// order in which they came.
+    pub fn moved(&mut self, mover: &Mover, job: u64, result: Moved, now: Time) {
+        self.shard.now = now;
+        mover.over(self.shard.worker);
+        // It may have been given up meanwhile.
+        if let Some(job_of) = self.shard.jobs.close(job) {
+            self.with(job_of.qp, |qp, shard| qp.moved(shard, job, result));
+        }
+    }
+
     /// A QP's socket takes octets again.
     pub fn writable(&mut self, qp: QpId) {
         self.with(qp, |qp, shard| {
@@ -597,6 +620,15 @@ impl Engine {
         }
         while let Some(key) = self.shard.buffers.pop_due(now) {
             self.with_key(key, |qp, shard| qp.look_for_stall(shard));
+        }
+        while let Some(id) = self.shard.jobs.pop_due(now) {
+            let Some(job) = self.shard.jobs.close(id) else { continue };
+            let span = self.shard.options.mover_deadline.as_secs_f32();
+            let why = format!("a copy of attached memory did not return in {span} s");
+            let session = job.mover.session();
+            self.shard.outputs.push_back(Output::Misbehaved { session, why });
+            let gone = Err(Unreachable::Detached);
+            self.with(job.qp, |qp, shard| qp.moved(shard, id, gone));
         }
     }
 
@@ -653,8 +685,9 @@ impl Engine {
 
     /// When [`Engine::handle_timeout`] is due.
     pub fn next_timeout(&self) -> Option<Time> {
-        let Shard { timers, holds, buffers, .. } = &self.shard;
-        [timers.next(), holds.next(), buffers.next_look()].into_iter().flatten().min()
+        let Shard { timers, holds, jobs, buffers, .. } = &self.shard;
+        let all = [timers.next(), holds.next(), jobs.next(), buffers.next_look()];
+        all.into_iter().flatten().min()
     }
 
     /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the
@@ -718,7 +751,9 @@ impl Engine {
         loop {
             if let Some((key, delivery)) = shard.deliveries.pop_front() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
-                    qp.delivered(shard, &delivery);
+                    if let Err(delivery) = qp.defer(delivery) {
+                        qp.delivered(shard, &delivery);
+                    }
                 }
             } else if let Some(key) = shard.awakened.pop() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {

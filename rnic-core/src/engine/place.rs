@@ -4,15 +4,16 @@
 //! function passes all of them before the first octet is placed.
 
 use super::complete::Side;
-use super::ledger::{Ledger, Progress};
+use super::ledger::Progress;
 use super::message::Gather;
-use super::qp::Qp;
+use super::moving::{After, Placed, Writing};
+use super::qp::{Link, Qp};
 use super::receives::SRQ_IS_DEAD;
 use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
-use crate::device::memory::{MemoryFault, Payload, Unreachable};
+use crate::device::memory::{MemoryFault, Payload, Target, Unreachable};
 use crate::device::qp::terminate_detail;
 use crate::device::srq::SrqFault;
 use crate::device::stag::{RemoteFault, StagTable};
@@ -64,10 +65,10 @@ impl Qp {
         payload: Payload<'_>,
         last: bool,
         stag_changed: bool,
-    ) -> Result<(), Trouble> {
+    ) -> Result<Placed, Trouble> {
         let len = payload.len();
         if len == 0 {
-            return Ok(());
+            return Ok(Placed::Done);
         }
         let target = stags
             .remote(self.principal(), stag, to, len as u64, Access::REMOTE_WRITE)
@@ -75,9 +76,7 @@ impl Qp {
         if stag_changed {
             return Err(Reason::StagChanged { stag, to, len: len as u64 }.into());
         }
-        payload.place(0, target, last).map_err(Trouble::Memory)?;
-        self.shared.bytes_received.add(len as u64);
-        Ok(())
+        place(&payload, target, last).map_err(Trouble::Memory)
     }
 
     /// Places a Send segment into the receive in use (step 12).
@@ -86,8 +85,8 @@ impl Qp {
         stags: &StagTable,
         mo: u32,
         payload: Payload<'_>,
-    ) -> Result<(), Trouble> {
-        let Some(receiving) = &self.receiving else { return Ok(()) };
+    ) -> Result<Placed, Trouble> {
+        let Some(receiving) = &self.receiving else { return Ok(Placed::Done) };
         let len = payload.len();
         let capacity = receiving.capacity;
         send_fits(mo, len, capacity).map_err(|fault| match fault.code {
@@ -117,16 +116,49 @@ impl Qp {
             from += n;
             skip = 0;
         }
-        let mut from = 0;
+        let (mut from, mut moving) = (0, None);
         for target in targets {
-            payload.place(from, target, false).map_err(|fault| match (fault.cause, fault.end) {
+            let placed = match target.mover() {
+                None => payload.place(from, target, false).map(|()| moving),
+                Some(by) => Writing::add(moving, by, &payload, from, target.len(), false).map(Some),
+            };
+            moving = placed.map_err(|fault| match (fault.cause, fault.end) {
                 (Unreachable::Truncated, _) | (_, CopyEnd::Source) => Trouble::Memory(fault),
                 (_, CopyEnd::Sink) => Trouble::BadReceive(Some(fault), Reason::Memory(fault)),
             })?;
             from += target.len();
         }
+        Ok(moving.map_or(Placed::Done, Placed::Moving))
+    }
+
+    /// What follows when all octets of a segment are in place, by either path.
+    pub(super) fn placed(
+        &mut self,
+        shard: &mut Shard,
+        after: After,
+        len: usize,
+    ) -> Result<(), Trouble> {
         self.shared.bytes_received.add(len as u64);
-        Ok(())
+        match after {
+            After::Write => Ok(()),
+            After::Response { last } => {
+                self.response_placed(len, last)?;
+                if last {
+                    self.finish_read(shard);
+                }
+                Ok(())
+            }
+            After::Send { kind, mo, last, total } => {
+                let total = match &mut self.link {
+                    Link::Tcp(tcp) => tcp.inbound.sent_placed(mo, len, last)?,
+                    Link::Direct(_) | Link::None => total.filter(|_| last),
+                };
+                match total {
+                    Some(total) => self.deliver_send(shard, kind, total),
+                    None => Ok(()),
+                }
+            }
+        }
     }
 
     /// The last segment of a Send has been placed and the message is whole: invalidate, then deliver
@@ -145,6 +177,9 @@ impl Qp {
         flags.set(CompletionFlags::SOLICITED, kind.solicited);
         if let Some(stag) = kind.invalidate {
             flags |= CompletionFlags::WITH_INV;
+            if shard.stags.mover_of(stag).is_some() {
+                self.unstage();
+            }
             match shard.stags.invalidate_by_peer(self.principal(), stag) {
                 Ok(()) => {}
                 Err(fault) => {
@@ -202,53 +237,52 @@ impl Qp {
         to: u64,
         payload: Payload<'_>,
         last: bool,
-    ) -> Result<(), Trouble> {
+    ) -> Result<Placed, Trouble> {
         let who = self.principal();
-        let Some(read) = self.reads.front_mut() else {
+        let Some(read) = self.reads.front() else {
             return Err(Reason::NoRead.into());
         };
         let len = payload.len();
-        let (seq, size) = (read.seq, read.size);
-        let refuse = |ledger: &mut Ledger, reason: Reason| {
-            if let Some(seq) = seq {
-                ledger.fail(seq, reason.status(), Some(reason.fault().code));
-            }
-            Err(reason.into())
-        };
-        if len > 0 {
-            if stag != read.sink {
-                let reason = Reason::OtherSink { found: stag, sink: read.sink };
-                return refuse(&mut self.ledger, reason);
-            }
-            // The sink must still be enabled before its bounds are of interest.
-            let Ok(sink) = stags.local(who, stag.0, read.to, read.size, true) else {
-                let reason = Reason::SinkGone { stag, to: read.to, size };
-                return refuse(&mut self.ledger, reason);
-            };
-            let Some(target) = to.checked_sub(read.to).and_then(|from| sink.part(from, len)) else {
-                let reason = Reason::OutsideSink { stag, to, len: len as u64, size };
-                return refuse(&mut self.ledger, reason);
-            };
-            if let Err(fault) = payload.place(0, target, last) {
-                if let (CopyEnd::Sink, Some(seq)) = (fault.end, seq) {
-                    self.ledger.fail(
-                        seq,
-                        CompletionStatus::LocalAccess,
-                        Some(codes::DDP_LOCAL_CATASTROPHIC),
-                    );
-                }
-                return Err(Trouble::Memory(fault));
-            }
-            // A peer that repeats octets overshoots and is caught at the end. A segment is at most
-            // 64 KiB.
-            read.received = read.received.saturating_add(len as u32);
-            self.shared.bytes_received.add(len as u64);
+        if len == 0 {
+            return Ok(Placed::Done);
         }
+        let (seq, size) = (read.seq, read.size);
+        let reason = if stag != read.sink {
+            Reason::OtherSink { found: stag, sink: read.sink }
+        // The sink must still be enabled before its bounds are of interest.
+        } else if let Ok(sink) = stags.local(who, stag.0, read.to, size, true) {
+            match to.checked_sub(read.to).and_then(|from| sink.part(from, len)) {
+                Some(target) => {
+                    return place(&payload, target, last)
+                        .map_err(|fault| self.not_placed(After::Response { last }, fault));
+                }
+                None => Reason::OutsideSink { stag, to, len: len as u64, size },
+            }
+        } else {
+            Reason::SinkGone { stag, to: read.to, size }
+        };
+        Err(self.response_refused(seq, reason))
+    }
+
+    /// A segment of a Read Response has been placed.
+    fn response_placed(&mut self, len: usize, last: bool) -> Result<(), Trouble> {
+        let Some(read) = self.reads.front_mut() else { return Ok(()) };
+        // A peer that repeats octets overshoots and is caught at the end. A segment is at most
+        // 64 KiB.
+        read.received = read.received.saturating_add(len as u32);
         if last && read.received != read.size {
-            let reason = Reason::ResponseLength { received: read.received, size };
-            return refuse(&mut self.ledger, reason);
+            let reason = Reason::ResponseLength { received: read.received, size: read.size };
+            let seq = read.seq;
+            return Err(self.response_refused(seq, reason));
         }
         Ok(())
+    }
+
+    fn response_refused(&mut self, seq: Option<u64>, reason: Reason) -> Trouble {
+        if let Some(seq) = seq {
+            self.ledger.fail(seq, reason.status(), Some(reason.fault().code));
+        }
+        reason.into()
     }
 
     /// The last segment of a Read Response has been placed: the read is done.
@@ -333,6 +367,14 @@ impl Qp {
             self.fail_locally(shard, SRQ_IS_DEAD, reason);
         }
         self.phase.receives()
+    }
+}
+
+/// Places a payload in one piece of memory, or has it placed.
+fn place(payload: &Payload<'_>, target: Target<'_>, last: bool) -> Result<Placed, MemoryFault> {
+    match target.mover() {
+        None => payload.place(0, target, last).map(|()| Placed::Done),
+        Some(by) => Writing::add(None, by, payload, 0, target.len(), last).map(Placed::Moving),
     }
 }
 

@@ -8,6 +8,7 @@ use super::Shard;
 use super::complete::Side;
 use super::ledger::{Entry, Progress};
 use super::message::{Head, Message, Source, element, total_length};
+use super::moving::Stage;
 use super::qp::{OutstandingRead, Qp};
 use super::why::Reason;
 use crate::abi::queue::{SendFlags, SendOpcode};
@@ -32,6 +33,7 @@ impl Qp {
         if self.message.is_some() {
             return true;
         }
+        self.stage = Stage::default();
         for _ in 0..2 {
             let response = self.response_next;
             self.response_next = !response;

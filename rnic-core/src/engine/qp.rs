@@ -1,8 +1,8 @@
 //! One queue pair as its worker owns it: queues, both directions of the stream, and its phase.
 //!
 //! The methods live beside the hop they belong to: `post` takes requests, `tx` and `direct` send,
-//! `rx` and `place` receive, `receives` and `hold` find a buffer or wait for one, `complete` retires and
-//! flushes, `teardown` ends.
+//! `rx` and `place` receive, `receives` and `hold` find a buffer or wait for one, `moving` waits for
+//! movers, `complete` retires and flushes, `teardown` ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::hold::Pause;
 use super::ledger::Ledger;
 use super::message::Message;
+use super::moving::Stage;
 use super::receives::Receives;
 use super::schedule::Key;
 use super::tcp::TcpLink;
@@ -175,6 +176,11 @@ pub(super) struct Qp {
     /// The owner was told that no more receives are taken.
     pub last_receive_told: bool,
 
+    /// What a mover brings, or has brought, of the message in progress.
+    pub stage: Stage,
+    /// A mover has written for it: from then on little is received at a time.
+    pub paced: bool,
+
     pub phase: Phase,
     pub link: Link,
     /// The peer's FIN has been seen.
@@ -229,6 +235,8 @@ impl Qp {
             pause: None,
             warned_of_read: false,
             last_receive_told: false,
+            stage: Stage::default(),
+            paced: false,
             phase: Phase::Dead,
             link: Link::None,
             peer_fin: false,

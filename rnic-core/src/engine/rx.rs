@@ -7,10 +7,12 @@
 use std::io::{self, IoSliceMut};
 
 use super::hold::Segment;
+use super::moving::After;
 use super::partial::{Excess, Owner};
 use super::qp::{Link, Phase, Qp};
 use super::{Delivery, Output, Receive, Shard};
 use crate::abi::control::{DisconnectReason, Event};
+use crate::ddp::MAX_HEADER_LEN;
 use crate::device::memory::Payload;
 use crate::mpa::{MAX_FPDU, MpaFault};
 use crate::rdmap::codes;
@@ -88,6 +90,10 @@ impl Qp {
 
     /// Handles every complete FPDU in the partial buffer and then in `octets`.
     pub(super) fn consume(&mut self, shard: &mut Shard, mut octets: &mut [u8]) {
+        // What came before may have found its receive and wait for a mover now.
+        if self.is_paused() {
+            return self.keep_unread(octets);
+        }
         let owner = Owner { key: self.key, session: self.session };
         // Complete the FPDU that began earlier, learning its length on the way.
         while let Link::Tcp(tcp) = &mut self.link
@@ -210,16 +216,17 @@ impl Qp {
         })?;
         match arrival {
             Arrival::Write { stag, to, payload, last, stag_changed } => {
+                let len = payload.len();
                 let payload = Payload::Octets(payload);
-                self.place_write(&shard.stags, stag, to.0, payload, last, stag_changed)
+                let stags = &shard.stags;
+                let placed = self.place_write(stags, stag, to.0, payload, last, stag_changed)?;
+                self.follow(shard, placed, After::Write, len, back(ulpdu))
             }
             Arrival::ReadResponse { stag, to, payload, last } => {
+                let len = payload.len();
                 let payload = Payload::Octets(payload);
-                self.place_response(&shard.stags, stag, to.0, payload, last)?;
-                if last {
-                    self.finish_read(shard);
-                }
-                Ok(())
+                let placed = self.place_response(&shard.stags, stag, to.0, payload, last)?;
+                self.follow(shard, placed, After::Response { last }, len, back(ulpdu))
             }
             Arrival::Send { kind, mo, payload, last, first_of_message, .. } => {
                 // The first FPDU may be no message but the peer's sign that it is ready.
@@ -233,15 +240,16 @@ impl Qp {
                 if !self.can_receive(shard) {
                     return Ok(());
                 }
+                let at = ulpdu.len() - payload.len();
                 if !self.take_receive(shard.now, &mut shard.outputs)? {
-                    let (ulpdu_len, at) = (ulpdu.len(), ulpdu.len() - payload.len());
+                    let ulpdu_len = ulpdu.len();
                     let segment =
                         Segment::Received { ulpdu: ulpdu_len, payload: at, kind, mo, last };
                     if !self.await_receive(shard, segment, ulpdu)? {
                         return Ok(());
                     }
                 }
-                self.send_arrived(shard, kind, mo, payload, last)
+                self.send_arrived(shard, kind, mo, ulpdu, at, last)
             }
             Arrival::ReadRequest(read) => {
                 if let Err(trouble) = self.read_requested(shard, read) {
@@ -265,21 +273,20 @@ impl Qp {
         }
     }
 
-    /// A Send segment for which there is a receive.
+    /// A Send segment for which there is a receive; its payload is the ULPDU from `at` on.
     pub(super) fn send_arrived(
         &mut self,
         shard: &mut Shard,
         kind: SendKind,
         mo: u32,
-        payload: &[u8],
+        ulpdu: &[u8],
+        at: usize,
         last: bool,
     ) -> Result<(), Trouble> {
-        self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
-        let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
-        match tcp.inbound.sent_placed(mo, payload.len(), last)? {
-            Some(total) => self.deliver_send(shard, kind, total),
-            None => Ok(()),
-        }
+        let payload = &ulpdu[at..];
+        let placed = self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
+        let after = After::Send { kind, mo, last, total: None };
+        self.follow(shard, placed, after, payload.len(), back(ulpdu))
     }
 
     /// `recv` returned 0: the peer has closed its direction.
@@ -301,4 +308,9 @@ impl Qp {
             self.terminate(shard, codes::LLP_CLOSED, None, Reason::CutShort);
         }
     }
+}
+
+/// A ULPDU's header, should it have to go back, and its length, which is a u16.
+fn back(ulpdu: &[u8]) -> (&[u8], u16) {
+    (&ulpdu[..ulpdu.len().min(MAX_HEADER_LEN)], ulpdu.len() as u16)
 }

@@ -149,6 +149,10 @@ impl Qp {
                 return (used, true);
             }
             match self.frame_segment(shard, out) {
+                Err(FrameFault::Gather(GatherFault::Unstaged)) => {
+                    self.stage(shard);
+                    return (used, false);
+                }
                 Ok((n, len)) => {
                     self.deficit -= (n as i64).max(REQUEST_COST);
                     used += n;
@@ -185,6 +189,7 @@ impl Qp {
         let (arena, list) = (self.sq.mapping(), self.elements.as_slice());
         message
             .gather(segment.len, who, &shard.stags, arena, list, &mut memory)
+            .and_then(|()| self.stage.fill_in(message, segment.len, &mut memory))
             .map_err(FrameFault::Gather)?;
         let mut reader = Reader { targets: &memory, index: 0, offset: 0 };
         let n = tcp

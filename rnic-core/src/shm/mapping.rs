@@ -212,16 +212,16 @@ impl Mapping {
 impl Drop for Pages {
     fn drop(&mut self) {
         match self.origin {
-            // SAFETY: `base` and `len` are what `mmap` took and returned, unmapped only here;
-            // pointers derived from them live only in values that hold an `Arc` of the mapping, all
-            // gone by now.
             Origin::Mapped => {
+                // SAFETY: `base` and `len` are what `mmap` took and returned, unmapped only here;
+                // pointers derived from them live only in values that hold an `Arc` of the mapping,
+                // all gone by now.
                 let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
             }
-            // SAFETY: these are the parts of the vector that `from_vec` took apart; the rest as
-            // above.
             Origin::Heap { capacity } => {
-                drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) })
+                // SAFETY: these are the parts of the vector that `from_vec` took apart; the rest as
+                // above.
+                drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) });
             }
         }
     }

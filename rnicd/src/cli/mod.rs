@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{ANNOTATED_DEFAULT, Config, Control, Loopback, Size, explain};
+use crate::config::{ANNOTATED_DEFAULT, Config, Control, Loopback, Seccomp, Size, explain};
 use crate::control::{ControlSocket, Notifier, Server};
 use crate::demo;
 use crate::exec;
@@ -44,6 +44,14 @@ enum Command {
     /// A child process of the demo.
     #[command(hide = true, subcommand)]
     DemoPart(demo::parts::Part),
+    /// Copies for a daemon from and to the memory of a process that it does not trust.
+    #[command(hide = true)]
+    Mover {
+        /// The process.
+        pid: i32,
+        /// control.seccomp of the daemon.
+        seccomp: SeccompArg,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -91,6 +99,24 @@ enum LoopbackArg {
     Tcp,
 }
 
+/// `control.seccomp`, as the daemon tells its movers.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SeccompArg {
+    Enforce,
+    Log,
+    Off,
+}
+
+impl From<SeccompArg> for Seccomp {
+    fn from(arg: SeccompArg) -> Self {
+        match arg {
+            SeccompArg::Enforce => Seccomp::Enforce,
+            SeccompArg::Log => Seccomp::Log,
+            SeccompArg::Off => Seccomp::Off,
+        }
+    }
+}
+
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
@@ -100,6 +126,10 @@ pub fn main() -> ExitCode {
         Command::Exec(args) => exec(args),
         Command::Demo(args) => show(args),
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
+        Command::Mover { pid, seccomp } => {
+            let ended = crate::mover::run(pid, seccomp.into());
+            ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
     };
     result.unwrap_or_else(|error| {
         eprintln!("rnicd: {error}");

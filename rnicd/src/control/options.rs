@@ -47,6 +47,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             worker: 0,
             drain_deadline: config.engine.drain_deadline,
             close_deadline: config.engine.close_deadline,
+            mover_deadline: config.engine.mover_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             partial: PartialLimits {
                 device: share(limits.partial_bytes).unwrap_or(usize::MAX),

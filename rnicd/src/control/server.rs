@@ -25,6 +25,7 @@ use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
 use crate::log::{Damper, Level};
 use crate::metrics::Writer;
+use crate::mover::Movers;
 use crate::privilege::{Peer, Signals, ThreadKind, check_available, confine};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
 use crate::worker::{Workers, clock};
@@ -137,13 +138,16 @@ impl Server {
             .map_err(system("cannot start workers"))?;
         let reaper =
             Reaper::start(waker.clone(), seccomp).map_err(system("cannot start the reaper"))?;
+        let movers = Movers::start(waker.clone(), config.engine.mover_deadline, seccomp)
+            .map_err(system("cannot start the thread that starts movers"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let writer =
             Writer::start(seccomp).map_err(system("cannot start the writer of metrics"))?;
         let metrics = Metrics { writer, due: clock::now() };
         let count = capacity.workers;
         let loopback = config.engine.loopback.name();
-        let manager = Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), random);
+        let manager =
+            Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), movers, random);
         tracing::info!(
             socket = %socket.path().display(),
             pid = std::process::id(),
@@ -451,6 +455,9 @@ impl Server {
     fn settle_clients(&mut self, now: Time) {
         while let Some((session, granted)) = self.manager.poll_answer() {
             self.answer(session, Ok(granted), now);
+        }
+        while let Some((session, refused)) = self.manager.poll_refused() {
+            self.answer(session, Err(refused), now);
         }
         while let Some((session, why)) = self.manager.poll_ended() {
             if let Some(key) = self.by_session.get(&session) {

@@ -4,31 +4,46 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::abi::control::{Event, Refusal};
-use rnic_core::device::Memory;
+use rnic_core::abi::control::{Event, Refusal, ReplyBody, RequestBody};
+use rnic_core::device::{Memory, Mover};
 use rnic_core::shm::AddressSpace;
 use rnic_core::shm::attached::USER_END;
 use rnic_core::types::*;
 
-use super::session::{Client, Session};
+use super::session::Session;
+use super::why::Asked;
 use super::{Answer, Given, Manager, find, refuse};
+use crate::mover::{MoverHandle, MoverReport, Why};
+use crate::worker::clock;
 
 /// A session's attached address space.
 pub struct Attached {
-    space: Arc<AddressSpace>,
+    reach: Reach,
     /// It has been found gone, its regions are revoked and the client has been told.
     gone: bool,
 }
 
-/// Whether workers may copy from and to this client's address space themselves. Such a copy waits
-/// for whoever serves the client's pages, so only a user who could stop the daemon anyway may.
-pub fn may_attach(client: &Client) -> bool {
-    client.is_trusted()
+/// How it is reached.
+enum Reach {
+    /// By the workers themselves.
+    Own(Arc<AddressSpace>),
+    /// By a mover.
+    Mover(MoverHandle),
+}
+
+impl Attached {
+    /// The mover that reaches it, if one does.
+    pub fn mover(&self) -> Option<Arc<Mover>> {
+        match &self.reach {
+            Reach::Own(_) => None,
+            Reach::Mover(mover) => Some(mover.shared.clone()),
+        }
+    }
 }
 
 /// The memory of a new region at this address of the client.
 pub fn attached_memory(session: &Session, address: u64, length: u64) -> Result<Memory, Refusal> {
-    let Some(Attached { space, gone }) = &session.attached else {
+    let Some(Attached { reach, gone }) = &session.attached else {
         return Err(refuse::invalid("source", "this session has not attached its memory"));
     };
     if *gone {
@@ -38,49 +53,87 @@ pub fn attached_memory(session: &Session, address: u64, length: u64) -> Result<M
         let why = format!("{address:#x} plus {length} octets is no range of a program's addresses");
         return Err(refuse::invalid("address", why));
     }
-    Ok(Memory::Attached { space: space.clone(), address })
+    Ok(match reach {
+        Reach::Own(space) => Memory::Attached { space: space.clone(), address },
+        Reach::Mover(mover) => Memory::Moved { mover: mover.shared.clone(), address },
+    })
 }
 
 impl Manager {
     /// `descriptor` may be anything: it is touched only if its owner may keep the daemon waiting,
     /// and if it is not wanted it is closed where that may take its time.
     pub(super) fn attach_memory(&mut self, id: SessionId, descriptor: OwnedFd) -> Answer {
-        match self.examine_memory(id, descriptor) {
-            Ok(()) => Given::done(),
-            Err((refusal, descriptor)) => {
-                self.reaper.close_suspect(descriptor);
-                Err(refusal)
-            }
-        }
+        self.examine_memory(id, descriptor).map_err(|(refusal, descriptor)| {
+            self.reaper.close_suspect(descriptor);
+            refusal
+        })
     }
 
     fn examine_memory(
         &mut self,
         id: SessionId,
         descriptor: OwnedFd,
-    ) -> Result<(), (Refusal, OwnedFd)> {
+    ) -> Result<Given, (Refusal, OwnedFd)> {
         let session = match find(&mut self.sessions, id) {
             Ok(session) => session,
             Err(refusal) => return Err((refusal, descriptor)),
         };
-        if !may_attach(&session.client) {
-            let refusal = Refusal::NotAllowed {
-                rule: "attached memory of other users needs a mover".to_owned(),
-                what: format!("attaching memory of user {}", session.client.identity.uid),
-            };
-            return Err((refusal, descriptor));
-        }
         if session.attached.is_some() {
             let by = "the address space attached before";
             return Err((refuse::in_use("session", id.0, by), descriptor));
         }
-        match AddressSpace::adopt(descriptor, session.client.pid) {
-            Ok(space) => {
-                session.attached = Some(Attached { space, gone: false });
-                Ok(())
+        let pid = session.client.pid;
+        // A copy waits for whoever serves the client's pages, so workers make it themselves only for
+        // those who could stop the daemon anyway.
+        if session.client.is_trusted() {
+            let space = AddressSpace::adopt(descriptor, pid)
+                .map_err(|(error, d)| (refuse::invalid("memory", error.to_string()), d))?;
+            session.attached = Some(Attached { reach: Reach::Own(space), gone: false });
+            return Ok(Given::Now(Box::new(ReplyBody::Done.into())));
+        }
+        let (limit, used) = (self.config.limits.movers, self.movers.alive());
+        if used >= limit {
+            let refusal = Refusal::Limit {
+                key: "limits.movers".to_owned(),
+                limit: limit.into(),
+                used: used.into(),
+                wanted: 1,
+            };
+            return Err((refusal, descriptor));
+        }
+        let (mover, channels) = self
+            .movers
+            .add(id, pid, descriptor, self.capacity.workers)
+            .map_err(|(error, d)| (refuse::system("cannot start a mover", &error), d))?;
+        self.workers.add_mover(&mover.shared, channels);
+        session.attached = Some(Attached { reach: Reach::Mover(mover), gone: false });
+        Ok(Given::Later)
+    }
+
+    /// A mover has started, or has not.
+    pub(super) fn mover_reported(&mut self, report: MoverReport) {
+        match report {
+            MoverReport::Ready { session: id, process } => {
+                // If the session has ended meanwhile, so does the mover: its channels are closed.
+                let Ok(session) = find(&mut self.sessions, id) else { return };
+                if let Some(Attached { reach: Reach::Mover(mover), .. }) = &mut session.attached {
+                    mover.started(process);
+                    self.answers.push_back((id, ReplyBody::Done.into()));
+                }
             }
-            Err((error, descriptor)) => {
-                Err((refuse::invalid("memory", error.to_string()), descriptor))
+            MoverReport::Refused { session: id, why, memory } => {
+                if let Some(memory) = memory {
+                    self.reaper.close_suspect(memory);
+                }
+                let Ok(session) = find(&mut self.sessions, id) else { return };
+                session.attached = None;
+                let refusal = match why {
+                    Why::Memory(why) => refuse::invalid("memory", why),
+                    Why::System(error) => refuse::system("cannot start a mover", &error),
+                };
+                let asked = Asked::of(&RequestBody::AttachMemory);
+                let refused = self.refused(id, asked, refusal, clock::now());
+                self.late_refusals.push_back((id, refused));
             }
         }
     }
@@ -102,5 +155,6 @@ impl Manager {
         let reason = "the attached address space has ended (by exec, or with its process)";
         tracing::info!(session = %id, pid = session.client.pid, revoked, reason, "memory detached");
         session.tell(&Event::Detached { reason: reason.to_owned() });
+        self.note("memory_detached", Some(id), format!("{reason}; {revoked} regions are revoked"));
     }
 }

@@ -9,6 +9,7 @@ use rnic_core::device::{Memory, Names, StagEntry};
 use rnic_core::shm::{AdoptError, Mapping};
 use rnic_core::types::*;
 
+use super::attach::Attached;
 use super::ledger::Kind;
 use super::named_pd::Member;
 use super::session::{Mr, Pd, Segment, Session};
@@ -172,8 +173,10 @@ impl Manager {
         let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
         let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
         object.windows.withdraw().map_err(in_use)?;
-        let stag = object.stag;
+        let (stag, attached) = (object.stag, object.segment.is_none());
+        let mover = session.attached.as_ref().and_then(Attached::mover).filter(|_| attached);
         let ticket = self.workers.revoke_stag(stag);
+        self.workers.await_moves(ticket, mover);
         self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
         Given::later()
     }

@@ -55,6 +55,7 @@ use crate::cm::{AcceptParams, ConnectParams, ConnectionManager, Quota};
 use crate::config::{Config, Loopback};
 use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
+use crate::mover::Movers;
 use crate::privilege::Peer;
 use crate::rate::Buckets;
 use crate::worker::{Ticket, WorkerReport, Workers};
@@ -155,6 +156,9 @@ pub struct Manager {
     /// What the reaper has yet to drop, and still counts.
     dropping: HashMap<Receipt, Dropping>,
     answers: VecDeque<(SessionId, Granted)>,
+    /// Refusals that took their time.
+    late_refusals: VecDeque<(SessionId, Refused)>,
+    movers: Movers,
     ended: VecDeque<(SessionId, String)>,
     refusals: u64,
     misbehaved: u64,
@@ -206,6 +210,7 @@ impl Manager {
         workers: Workers,
         cm: ConnectionManager,
         reaper: Reaper,
+        movers: Movers,
         random: Random,
     ) -> Self {
         let policy = Policy::new(&config);
@@ -225,6 +230,8 @@ impl Manager {
             pending: HashMap::new(),
             dropping: HashMap::new(),
             answers: VecDeque::new(),
+            late_refusals: VecDeque::new(),
+            movers,
             ended: VecDeque::new(),
             refusals: 0,
             misbehaved: 0,
@@ -481,6 +488,9 @@ impl Manager {
                 None => {}
             }
         }
+        while let Some(report) = self.movers.poll_report() {
+            self.mover_reported(report);
+        }
         while let Some(receipt) = self.reaper.poll_gone() {
             match self.dropping.remove(&receipt) {
                 Some(Dropping::Session(mut counts)) => self.ledger.credit_all(&mut counts),
@@ -493,6 +503,11 @@ impl Manager {
     /// An answer that was promised for later.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
         self.answers.pop_front()
+    }
+
+    /// A refusal that took its time.
+    pub fn poll_refused(&mut self) -> Option<(SessionId, Refused)> {
+        self.late_refusals.pop_front()
     }
 
     /// A session that a worker found misbehaving, and why; it is to be closed.

@@ -11,6 +11,7 @@ use rnic_core::shm::queue::{QueueMemory, ReceiveConsumer, SendConsumer};
 use rnic_core::types::*;
 
 use super::arena::{Made, Place};
+use super::attach::Attached;
 use super::ledger::{Kind, Ledger};
 use super::named_pd::Member;
 use super::reads::Reads;
@@ -241,7 +242,10 @@ impl Manager {
         let object = session.qp(qp)?;
         match std::mem::replace(&mut object.phase, Phase::Leaving) {
             Phase::Bound(worker) => {
+                // What it had a mover write would land in buffers that are its owner's again.
+                let mover = session.attached.as_ref().and_then(Attached::mover);
                 let ticket = self.workers.destroy_qp(worker, qp);
+                self.workers.await_moves(ticket, mover);
                 self.pending.insert(ticket, Pending::DestroyQp { session: id, qp });
                 return Given::later();
             }

@@ -34,6 +34,7 @@ impl Manager {
         self.policy.report_unknown();
         self.cm.set_options(options::cm(&effective));
         let workers = self.capacity.workers;
+        self.movers.set_deadline(effective.engine.mover_deadline);
         self.workers.set_options(&options::workers(&effective, workers).engine);
         self.config = Arc::new(effective);
         for session in self.sessions.values_mut() {

@@ -6,6 +6,7 @@ use rnic_core::abi::control::{ReplyBody, WindowRow};
 use rnic_core::device::Window;
 use rnic_core::types::*;
 
+use super::attach::Attached;
 use super::ledger::Kind;
 use super::session::{MemoryWindow, Session};
 use super::{Answer, Given, Manager, Pending, find, refuse};
@@ -36,7 +37,10 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let object =
             session.windows.get(&window).ok_or_else(|| refuse::no_such("window", window.0))?;
+        // A mover may be at work on what it is bound to, if it is.
+        let mover = session.attached.as_ref().and_then(Attached::mover);
         let ticket = self.workers.remove_window(&object.window);
+        self.workers.await_moves(ticket, mover);
         self.pending.insert(ticket, Pending::DeallocWindow { session: id, window });
         Given::later()
     }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::{Cq, Srq, StagChange, StagEntry, Window};
+use rnic_core::device::{Cq, Mover, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
@@ -51,6 +51,11 @@ pub(super) enum Command {
     ChangeStags(StagChange),
     /// Every worker has carried out the change that this QP asked for.
     StagsChanged(QpId),
+    /// A channel to a session's mover.
+    AddMover {
+        mover: Arc<Mover>,
+        channel: OwnedFd,
+    },
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
     SpaceFreed(Arc<Cq>),
     /// QPs of this worker that wait for a receive of this SRQ may get one.
@@ -91,6 +96,7 @@ impl Command {
             | Command::ChangeStags(_)
             | Command::UnregisterCq(_) => Urgency::Wake,
             Command::Attach { .. }
+            | Command::AddMover { .. }
             | Command::Detach(_)
             | Command::BindTcp { .. }
             | Command::BindDirect { .. }

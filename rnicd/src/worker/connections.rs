@@ -28,6 +28,8 @@ pub(super) enum Polled {
     Connection(Connection),
     /// A client's eventfd. Never read: the client shares its flags, and edges are enough.
     Bell { session: SessionId, eventfd: OwnedFd },
+    /// A channel to a session's mover, which is kept elsewhere.
+    Mover { session: SessionId, fd: RawFd },
     /// A client's socket that was full.
     Sender { session: SessionId, sender: FullSender },
 }
@@ -150,6 +152,12 @@ impl Connections {
     pub(super) fn add_bell(&mut self, session: SessionId, eventfd: OwnedFd) -> io::Result<()> {
         let fd = eventfd.as_raw_fd();
         self.register(fd, Interest::READABLE, Polled::Bell { session, eventfd }).map(drop)
+    }
+
+    /// Watches a channel to a mover.
+    pub(super) fn add_mover(&mut self, session: SessionId, fd: RawFd) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.register(fd, interest, Polled::Mover { session, fd }).map(drop)
     }
 
     /// Watches a sender that is full, until it is not.
@@ -288,7 +296,9 @@ impl Connections {
     /// Forgets the descriptors of a session; its QPs' connections have been closed.
     pub(super) fn remove_session(&mut self, session: SessionId) {
         let of_session = |polled: &Polled| match polled {
-            Polled::Bell { session: s, .. } | Polled::Sender { session: s, .. } => *s == session,
+            Polled::Bell { session: s, .. }
+            | Polled::Sender { session: s, .. }
+            | Polled::Mover { session: s, .. } => *s == session,
             Polled::Connection(_) => false,
         };
         let keys: Vec<_> =
@@ -307,6 +317,7 @@ impl Connections {
                 c.stream.as_fd().as_raw_fd()
             }
             Polled::Bell { eventfd, .. } => eventfd.as_raw_fd(),
+            Polled::Mover { fd, .. } => *fd,
             Polled::Sender { sender, .. } => {
                 self.full.remove(&sender.fd());
                 sender.fd()

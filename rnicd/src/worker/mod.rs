@@ -12,6 +12,7 @@ mod clients;
 pub mod clock;
 mod command;
 mod connections;
+mod movers;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,8 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::{Cq, Srq, StagChange, StagEntry, WhyLog, Window};
+use rnic_core::device::mover::Mark;
+use rnic_core::device::{Cq, Mover, Srq, StagChange, StagEntry, WhyLog, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -109,6 +111,10 @@ pub struct Workers {
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
+    /// Tickets that all workers must carry out before what movers are at is waited for.
+    moved: HashMap<Ticket, Arc<Mover>>,
+    /// Tickets that wait for movers.
+    draining: Vec<(Ticket, Arc<Mover>, Mark)>,
 }
 
 /// What a worker sends to the control thread.
@@ -118,6 +124,8 @@ enum Report {
     Public(WorkerReport),
     /// A QP changes an STag that every worker knows.
     ChangeStags { worker: u32, qp: QpId, change: Box<StagChange> },
+    /// A mover that somebody waits for has answered.
+    Moved,
     /// Slots of a CQ are free again; these other workers (by bit) wait for some.
     SpaceFreed { cq: Arc<Cq>, workers: u64 },
     /// Receives of an SRQ may be taken by QPs of these other workers (by bit).
@@ -158,6 +166,8 @@ impl Workers {
             reports: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
+            moved: HashMap::new(),
+            draining: Vec::new(),
         })
     }
 
@@ -224,6 +234,20 @@ impl Workers {
     /// Withdraws a memory window; when done, nothing is reached through it.
     pub fn remove_window(&mut self, window: &Arc<Window>) -> Ticket {
         self.all(|| Command::RemoveWindow(window.clone()))
+    }
+
+    /// Has a ticket done only when also the jobs are over that this mover has when all workers have
+    /// carried it out. To be asked before [`poll_done`](Self::poll_done) is.
+    pub fn await_moves(&mut self, ticket: Ticket, mover: Option<Arc<Mover>>) {
+        self.moved.extend(mover.map(|mover| (ticket, mover)));
+    }
+
+    /// Makes a session's mover known: one channel per worker.
+    pub fn add_mover(&mut self, mover: &Arc<Mover>, channels: Vec<OwnedFd>) {
+        for (worker, channel) in self.workers.iter().zip(channels) {
+            let mover = mover.clone();
+            worker.send(None, Command::AddMover { mover, channel });
+        }
     }
 
     /// Ends all of a session's QPs and forgets it.
@@ -310,8 +334,11 @@ impl Workers {
                 // window any more and install nothing.
                 Report::ChangeStags { worker, qp, change } => {
                     let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
+                    self.await_moves(ticket, change.mover().cloned());
                     self.changes.insert(ticket, (worker, qp, change));
                 }
+                // What waits is looked at below.
+                Report::Moved => {}
                 Report::SpaceFreed { cq, workers } => {
                     for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
                         self.one(worker, None, Command::SpaceFreed(cq.clone()));
@@ -327,14 +354,33 @@ impl Workers {
         loop {
             let workers = &self.workers;
             let carried_out = |w: usize| workers[w].shared.carried_out.load(Ordering::Acquire);
-            let Some(ticket) = self.tickets.poll(carried_out) else { return };
-            match self.changes.remove(&ticket) {
-                Some((worker, qp, change)) => {
-                    change.settle();
-                    self.one(worker, None, Command::StagsChanged(qp));
+            let Some(ticket) = self.tickets.poll(carried_out) else { break };
+            match self.moved.remove(&ticket) {
+                // From now on no job can begin there: those that have are waited for.
+                Some(mover) => {
+                    let mark = mover.mark();
+                    self.draining.push((ticket, mover, mark));
                 }
-                None => self.done.push_back(ticket),
+                None => self.finish(ticket),
             }
+        }
+        let passed: Vec<_> =
+            self.draining.extract_if(.., |(_, m, mark)| m.has_passed(mark)).collect();
+        for (ticket, mover, _) in passed {
+            if !self.draining.iter().any(|(_, other, _)| Arc::ptr_eq(other, &mover)) {
+                mover.unwatch();
+            }
+            self.finish(ticket);
+        }
+    }
+
+    fn finish(&mut self, ticket: Ticket) {
+        match self.changes.remove(&ticket) {
+            Some((worker, qp, change)) => {
+                change.settle();
+                self.one(worker, None, Command::StagsChanged(qp));
+            }
+            None => self.done.push_back(ticket),
         }
     }
 

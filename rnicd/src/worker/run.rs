@@ -7,6 +7,7 @@
 //! anything else, because the control thread may have answered for the sleeper.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 use super::clients::Clients;
 use super::command::{Command, Order};
 use super::connections::{Connections, Polled, WAKER};
+use super::movers::{Answer, Channels};
 use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, WorkerReport, clock};
 
 /// One worker, on its own thread.
@@ -31,6 +33,7 @@ pub(super) struct Worker {
     engine: Engine,
     connections: Connections,
     clients: Clients,
+    movers: Channels,
     waiter: Waiter,
     poll: Poll,
     events: Events,
@@ -59,6 +62,7 @@ impl Worker {
             engine: Engine::new(engine),
             connections: Connections::new(poll.registry().try_clone()?),
             clients: Clients::default(),
+            movers: Channels::default(),
             waiter: Waiter::new(cpus(), options.wait),
             poll,
             events: Events::with_capacity(EVENTS),
@@ -196,6 +200,10 @@ impl Worker {
                 Output::ChangeStags { qp, change } => {
                     self.report(Report::ChangeStags { worker: self.number, qp, change });
                 }
+                Output::Move(job) => {
+                    let answer = self.movers.submit(&job);
+                    self.moved(answer, clock::now());
+                }
                 Output::SpaceFreed { cq, workers } => {
                     self.report(Report::SpaceFreed { cq, workers });
                 }
@@ -222,6 +230,16 @@ impl Worker {
                 Output::Detached { session } => {
                     self.report(Report::Public(WorkerReport::Detached { session }));
                 }
+            }
+        }
+    }
+
+    /// Passes on what movers have answered, and says so if somebody waits for it.
+    fn moved(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
+        for (mover, job, moved) in answers {
+            self.engine.moved(&mover, job, moved, now);
+            if mover.is_watched() {
+                self.report(Report::Moved);
             }
         }
     }
@@ -272,6 +290,8 @@ impl Worker {
                 self.carry_out();
                 self.clients.detach(session);
                 self.connections.remove_session(session);
+                let left = self.movers.remove(session);
+                self.moved(left, now);
             }
             Command::RegisterCq { cq, session, channel } => {
                 self.clients.register_cq(cq, session, channel);
@@ -283,6 +303,15 @@ impl Worker {
             Command::RemoveWindow(window) => self.engine.remove_window(&window),
             Command::ChangeStags(change) => self.engine.change_stags(&change),
             Command::StagsChanged(qp) => self.engine.stags_changed(qp, now),
+            Command::AddMover { mover, channel } => {
+                let session = mover.session();
+                let watched = self.connections.add_mover(session, channel.as_raw_fd());
+                self.movers.add(mover, channel);
+                if let Err(e) = watched {
+                    let why = format!("its mover cannot be polled: {e}");
+                    self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
+                }
+            }
             Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
             Command::ReceivesPosted(srq) => self.engine.receives_posted(&srq, now),
             Command::BindTcp { end, stream } => {
@@ -329,7 +358,9 @@ impl Worker {
     /// Sleeps until a socket, a client, the control thread or a deadline wants something.
     fn sleep(&mut self, now: Time) {
         self.connections.cool();
-        if self.engine.has_work() || !self.engine.prepare_sleep() {
+        // Nobody will say again that a connection is readable.
+        let unread = self.connections.readable() > 0;
+        if unread || self.engine.has_work() || !self.engine.prepare_sleep() {
             return;
         }
         let timeout = self.engine.next_timeout().map(|at| at.since(now));
@@ -376,6 +407,12 @@ impl Worker {
                     }
                 }
                 Some(Polled::Bell { session, .. }) => self.engine.rang(*session, now),
+                Some(Polled::Mover { session, .. }) => {
+                    let answers = self.movers.ready(*session);
+                    self.moved(answers, now);
+                    // It may say that there is something to be read.
+                    self.carry_out();
+                }
                 Some(Polled::Sender { .. }) => self.connections.flush_sender(token),
                 // Removed since the event was collected.
                 None => {}

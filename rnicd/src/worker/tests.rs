@@ -51,6 +51,7 @@ impl Rig {
             engine: EngineOptions {
                 worker: 0,
                 drain_deadline: Duration::from_secs(5),
+                mover_deadline: Duration::from_secs(5),
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),
                 partial: Default::default(),
@@ -579,6 +580,62 @@ fn an_invalidation_waits_for_all_workers() {
     };
     assert_eq!((completed.wr_id, completed.status), (3, CompletionStatus::Success as u8));
     rig.workers.stop();
+}
+
+/// A job in a mover counts as a use of the region: who revokes it is answered when the job is.
+#[test]
+fn a_revocation_waits_for_the_mover() {
+    use rnic_core::device::memory::Unreachable;
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+    for workers in [1, 3] {
+        let mut rig = Rig::start(workers);
+        let mut client = Client::attach(1, &mut rig);
+        let pair = |_| {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+            rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("socket pair")
+        };
+        let (channels, ours): (Vec<_>, Vec<_>) = (0..workers).map(pair).unzip();
+        let mover = Mover::new(client.session, workers);
+        rig.workers.add_mover(&mover, channels);
+        let stag = Stag(0x3000_0000);
+        let memory = Memory::Moved { mover: mover.clone(), address: 4096 };
+        let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
+        rig.done(ticket);
+        let (mut a, a_config) = client.make_qp(1);
+        let (mut b, b_config) = client.make_qp(2);
+        let last = workers - 1;
+        rig.workers.bind_direct(last, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        expect_established(&client, a.id);
+        let sge = Sge { addr: 10, length: 6, lkey: stag.0 };
+        client.post(&mut a, &write_to(&client, 1, 500), &[sge]);
+        let mut packet = [0; 100];
+        let ours = &ours[last as usize];
+        let (len, _) = rustix::net::recv(ours, &mut packet, RecvFlags::empty()).expect("a job");
+        let job = crate::mover::wire::parse_job(&packet[..len]).expect("a job");
+        assert_eq!((&job.pieces[..], job.write), (&[(4106, 6)][..], None));
+
+        let ticket = rig.workers.revoke_stag(stag);
+        rig.workers.await_moves(ticket, Some(mover.clone()));
+        let other = rig.workers.revoke_stag(Stag(0x4000_0000));
+        // Whatever else is asked goes on, also on the other QP.
+        rig.done(other);
+        client.post(&mut b, &write_to(&client, 2, 600), &[client.sge(0, 4)]);
+        b.completes(2);
+        assert_eq!(rig.workers.poll_done(), None);
+        let mut answer = Vec::new();
+        crate::mover::wire::emit_answer(job.id, Ok(()), &mut answer);
+        answer.extend_from_slice(b"octets");
+        rustix::net::send(ours, &answer, SendFlags::empty()).expect("room");
+        rig.done(ticket);
+        // What it brought is of a region that is none any more.
+        let cqe = a.completion();
+        assert_eq!((cqe.wr_id, cqe.status), (1, CompletionStatus::LocalProtection as u8));
+        assert!(!mover.is_watched());
+        // A mover that says what it was not asked for is none.
+        crate::mover::wire::emit_answer(99, Err(Unreachable::Unmapped), &mut answer);
+        rustix::net::send(ours, &answer, SendFlags::empty()).expect("room");
+        rig.workers.stop();
+    }
 }
 
 #[test]

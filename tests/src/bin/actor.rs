@@ -13,7 +13,9 @@ use rnic_client::programs::tour;
 use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
 };
-use rnic_tests::{DEADLINE, Process, attached, burst, exhaust, hammer, hostile, over, traffic};
+use rnic_tests::{
+    DEADLINE, Process, attached, burst, exhaust, hammer, hostile, over, raw, traffic,
+};
 
 #[derive(Parser)]
 struct Args {
@@ -64,6 +66,14 @@ enum Part {
         #[arg(long)]
         keep: bool,
     },
+    /// Writes and reads memory that a lender lends, from and to attached memory of its own.
+    Borrow {
+        /// The lender's address.
+        address: SocketAddr,
+    },
+    /// Passes everything as its memory that is not, by a session of its own; says if all of it is
+    /// refused.
+    Offer,
     /// Posts small Writes in batches as fast as they are taken; prints how many calls of `read`
     /// and `write` that cost.
     Burst {
@@ -212,6 +222,20 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             }
             println!("checksum {:08x}", crc32c::crc32c(&attached::octets(&region)?));
             drop((qp, region));
+        }
+        Part::Borrow { address } => {
+            attached::there_and_back(&attached::Guest::connect(
+                &context,
+                address,
+                attached::pattern(1),
+            )?)?;
+            println!("the same came back");
+        }
+        Part::Offer => {
+            let socket = std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?;
+            let mut raw = raw::Raw::open(Path::new(&socket)).ok_or("no session")?;
+            attached::offer_wrong_descriptors(&mut raw)?;
+            println!("all are refused");
         }
         Part::Burst { address, posts } => {
             println!("calls: {}", burst::post(&context, address, posts)?);

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use super::requests::{Mr, Wr};
-use super::world::{A, B, Wiring, World, own_address_space};
+use super::world::{A, B, MemoryKind, QpShape, Wiring, World, own_address_space};
 use crate::device::Memory;
 use crate::shm::{AddressSpace, Mapping};
 use crate::types::{Access, QpState, Scope};
@@ -20,8 +20,15 @@ fn region(w: &mut World, qp: usize, space: Arc<AddressSpace>, address: u64, len:
 }
 
 /// Nothing is mapped where it should be.
-fn unmapped(w: &mut World, qp: usize) -> Mr {
-    region(w, qp, own_address_space(), 8, 5000)
+fn unmapped(w: &mut World, qp: usize, moved: bool) -> Mr {
+    if !moved {
+        return region(w, qp, own_address_space(), 8, 5000);
+    }
+    let (mapping, _fd) = Mapping::create_segment(5000).unwrap();
+    let memory = Memory::Moved { mover: w.mover(qp), address: 8 };
+    let iova = 0x5000_0000;
+    let (stag, windows) = w.install(qp, memory, 5000, Access::all(), Scope::Pd, iova);
+    Mr { stag, iova, len: 5000, mapping, windows }
 }
 
 /// Its process has ended.
@@ -38,12 +45,20 @@ fn gone(w: &mut World, qp: usize) -> Mr {
 #[test]
 fn every_operation_from_and_to_either_kind_of_memory() {
     for wiring in Wiring::all() {
-        for (source, sink) in [(true, true), (true, false), (false, true)] {
+        use MemoryKind::{Attached, Moved, Shared};
+        for (source, sink) in [
+            (Attached, Attached),
+            (Attached, Shared),
+            (Shared, Attached),
+            (Moved, Moved),
+            (Moved, Attached),
+            (Shared, Moved),
+        ] {
             let mut w = World::connected(wiring);
             let len = 150_001;
-            w.attached = source;
+            w.kind = source;
             let a = w.any_mr(A, len);
-            w.attached = sink;
+            w.kind = sink;
             let b = w.any_mr(B, len);
             let octets = a.pattern(1);
             w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
@@ -68,9 +83,9 @@ fn every_operation_from_and_to_either_kind_of_memory() {
 #[test]
 fn it_is_never_sent_from_where_it_lies() {
     let mut w = World::connected(Wiring::tcp().with(|o| o.crc = false));
-    w.attached = true;
+    w.kind = MemoryKind::Attached;
     let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
-    w.attached = false;
+    w.kind = MemoryKind::Shared;
     let shared = w.any_mr(A, 20_000);
     let octets = a.pattern(1);
     w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
@@ -87,7 +102,7 @@ fn it_is_never_sent_from_where_it_lies() {
 fn it_is_read_when_it_is_sent() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        w.attached = true;
+        w.kind = MemoryKind::Attached;
         let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
         a.fill(1);
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
@@ -97,7 +112,7 @@ fn it_is_read_when_it_is_sent() {
     }
     // The peer takes only the first octets for now.
     let mut w = World::connected(Wiring::tcp());
-    w.attached = true;
+    w.kind = MemoryKind::Attached;
     let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
     a.fill(1);
     w.links[0].pipes[0].window = 10_000;
@@ -125,10 +140,10 @@ fn outcome(w: &mut World) -> Vec<String> {
 
 #[test]
 fn a_range_that_is_not_mapped_costs_its_request() {
-    for wiring in Wiring::both() {
+    for (wiring, moved) in Wiring::both().into_iter().flat_map(|w| [(w, false), (w, true)]) {
         let case = |post: &dyn Fn(&mut World, &Mr, &Mr), bad_end: usize| {
             let mut w = World::connected(wiring);
-            let bad = unmapped(&mut w, bad_end);
+            let bad = unmapped(&mut w, bad_end, moved);
             let good = w.any_mr(1 - bad_end, 5000);
             post(&mut w, &bad, &good);
             w.settle();
@@ -214,6 +229,111 @@ fn an_address_space_that_is_gone_is_reported_with_its_owner() {
             let found = outcome(&mut w);
             let said = |n: usize| found[n].starts_with(expected[n]);
             assert!(said(0) && said(1), "{found:?} over {wiring:?}");
+        }
+    }
+}
+
+/// A pair in which A writes to B what only a mover reaches at one end; no job is answered yet.
+fn under_way(wiring: Wiring, source: bool) -> (World, Mr, Mr) {
+    let mut w = World::connected(wiring);
+    w.answer_moves = false;
+    let kinds = [MemoryKind::Moved, MemoryKind::Shared];
+    w.kind = kinds[usize::from(!source)];
+    let a = w.any_mr(A, 100_000);
+    w.kind = kinds[usize::from(source)];
+    let b = w.any_mr(B, 100_000);
+    w.kind = MemoryKind::Shared;
+    a.pattern(1);
+    w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+    (w, a, b)
+}
+
+#[test]
+fn a_qp_waits_for_its_mover_and_the_others_do_not() {
+    for wiring in Wiring::both() {
+        for source in [true, false] {
+            let (mut w, a, b) = under_way(wiring, source);
+            assert_eq!(w.moves.len(), 1, "one job of one direction");
+            let (app_a, app_b) = (w.qps[A].app, w.qps[B].app);
+            let c = w.qp(app_a, 0, 0, QpShape::default());
+            let d = w.qp(app_b, 0, 0, QpShape::default());
+            w.connect(c, d, wiring);
+            w.settle();
+            let (from, to) = (w.any_mr(c, 1000), w.any_mr(d, 1000));
+            let octets = from.pattern(2);
+            w.post(c, &[Wr::write(2, &[from.all()], &to, 0)]);
+            assert_eq!(to.octets(), octets);
+            let done = w.completions(A);
+            assert!(done.contains(&"2 RdmaWrite".to_owned()), "{done:?}");
+            if source {
+                // What is read by the job is what is there when it is made.
+                a.fill(7);
+                assert_eq!(done, ["2 RdmaWrite"], "nothing completes before it has left");
+            }
+            w.answer_moves = true;
+            w.settle();
+            assert_eq!(b.octets(), a.octets(), "{wiring:?}");
+            assert!(w.moves.is_empty());
+        }
+    }
+}
+
+/// Also the end of the stream stands behind what a mover is writing.
+#[test]
+fn nothing_overtakes_what_a_mover_writes() {
+    for wiring in Wiring::both() {
+        let (mut w, a, b) = under_way(wiring, false);
+        let to = w.any_mr(B, 100);
+        w.recv(B, 7, &[to.all()]);
+        w.push(A, &[Wr::send(2, &[a.sge(0..100)])]);
+        w.disconnect(A);
+        assert_eq!(w.completions(B), [""; 0]);
+        assert_eq!(w.events(B), [""; 0]);
+        while !w.moves.is_empty() {
+            assert_eq!(w.completions(B), [""; 0]);
+            assert_eq!(w.moves.len(), 1);
+            w.make_move();
+            w.settle();
+        }
+        assert_eq!(b.octets(), a.octets(), "{wiring:?}");
+        assert_eq!(w.completions(B), ["7 Receive 100"]);
+        assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send"]);
+        assert_eq!(w.events(B), ["peer closed"]);
+        w.disconnect(B);
+        assert_eq!([w.events(A), w.events(B)], [["disconnected"]; 2]);
+    }
+}
+
+#[test]
+fn a_job_that_is_not_answered_in_time_ends_its_session_and_the_stream() {
+    for wiring in Wiring::both() {
+        for source in [true, false] {
+            let (mut w, ..) = under_way(wiring, source);
+            let owner = w.apps[w.qps[if source { A } else { B }].app].session;
+            w.advance(std::time::Duration::from_millis(4999));
+            assert!(w.misbehaved.is_empty());
+            w.advance(std::time::Duration::from_millis(1));
+            let said = "a copy of attached memory did not return in 5 s";
+            assert_eq!(w.misbehaved, [(owner, said.to_owned())]);
+            assert_eq!([w.state(A), w.state(B)], [QpState::Error; 2]);
+            // It comes all the same, and meets nobody.
+            assert!(w.make_move());
+            w.settle();
+            assert_eq!(w.misbehaved.len(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_qp_that_is_gone_is_not_missed_by_its_mover() {
+    for wiring in Wiring::both() {
+        for (source, gone) in [(true, A), (false, B), (true, B), (false, A)] {
+            let (mut w, ..) = under_way(wiring, source);
+            w.destroy(gone);
+            w.answer_moves = true;
+            w.settle();
+            assert_eq!(w.state(A + B - gone), QpState::Error);
+            assert!(w.moves.is_empty());
         }
     }
 }

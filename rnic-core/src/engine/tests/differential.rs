@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::link::Cuts;
 use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, WINDOW, any_op, rights, safe_op};
 use super::requests::{Mr, Wr};
-use super::world::{A, B, QpShape, Wiring, World};
+use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::abi::control::WhyRecord;
 use crate::abi::queue::SendFlags;
 use crate::device::window::BindRequest;
@@ -18,8 +18,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// `attached` has a bit for each region that is attached memory.
-    fn new(wiring: Wiring, attached: u64) -> Self {
+    /// `kinds` has two bits for each region: of what memory it is.
+    fn new(wiring: Wiring, kinds: u64) -> Self {
         let shape = QpShape { sq: 64, rq: 64, inline: 128, ..QpShape::default() };
         let mut w = World::pair_with(wiring, shape, 256);
         let mut regions = [Vec::new(), Vec::new()];
@@ -27,7 +27,11 @@ impl Bench {
             for n in 0..REGIONS {
                 let scope = if n == OWN { Scope::Qp(w.qps[end].id) } else { Scope::Pd };
                 let iova = 0x1_0000 * (n as u64 + 1);
-                w.attached = attached >> (end * REGIONS + n) & 1 == 1;
+                w.kind = match kinds >> (2 * (end * REGIONS + n)) & 3 {
+                    0 | 1 => MemoryKind::Shared,
+                    2 => MemoryKind::Attached,
+                    _ => MemoryKind::Moved,
+                };
                 let mr = w.mr_at(end, REGION_LEN, rights(n), scope, iova);
                 mr.pattern((end * REGIONS + n) as u8);
                 regions[end].push(mr);
@@ -120,10 +124,10 @@ impl Bench {
 fn run(
     ops: &[(usize, Op)],
     wiring: Wiring,
-    attached: u64,
+    kinds: u64,
     cuts: Option<u64>,
 ) -> Result<Vec<String>, TestCaseError> {
-    let mut bench = Bench::new(wiring, attached);
+    let mut bench = Bench::new(wiring, kinds);
     if let Some(seed) = cuts {
         for (n, pipe) in bench.w.links[0].pipes.iter_mut().enumerate() {
             pipe.cuts = Cuts::Random(seed + n as u64);
@@ -187,10 +191,10 @@ fn run(
 fn run_batch(
     ops: &[(usize, Op)],
     flags: u64,
-    attached: u64,
+    kinds: u64,
     wiring: Wiring,
 ) -> Result<(), TestCaseError> {
-    let mut bench = Bench::new(wiring, attached);
+    let mut bench = Bench::new(wiring, kinds);
     let mut model = Model::new(bench.memory());
     let mut batches = [Vec::new(), Vec::new()];
     // Room for every Send, in the order of the Sends.
@@ -234,7 +238,7 @@ fn run_batch(
     Ok(())
 }
 
-/// Which regions are attached memory: none of them as often as any.
+/// Of what memory regions are: all shared as often as anything.
 fn memory_kinds() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), any::<u64>()]
 }
@@ -247,10 +251,10 @@ proptest! {
         ops in proptest::collection::vec(any_op(), 1..40),
         seed in any::<u64>(),
         framing in 1usize..6,
-        attached in memory_kinds(),
+        kinds in memory_kinds(),
     ) {
-        let direct = run(&ops, Wiring::direct(), attached, None)?;
-        let tcp = run(&ops, Wiring::all()[framing], attached, Some(seed >> 1))?;
+        let direct = run(&ops, Wiring::direct(), kinds, None)?;
+        let tcp = run(&ops, Wiring::all()[framing], kinds, Some(seed >> 1))?;
         prop_assert_eq!(direct, tcp);
     }
 
@@ -259,9 +263,9 @@ proptest! {
         ops in proptest::collection::vec(safe_op(), 1..60),
         flags in any::<u64>(),
         framing in 0usize..6,
-        attached in memory_kinds(),
+        kinds in memory_kinds(),
     ) {
-        run_batch(&ops, flags, attached, Wiring::all()[framing])?;
+        run_batch(&ops, flags, kinds, Wiring::all()[framing])?;
     }
 
     /// A CQ smaller than the queues, read now and then, by two QPs at once: published - consumed +

@@ -4,6 +4,7 @@
 //! A client is the real one as far as shared memory goes: its rings, doorbells and completion
 //! queues are those of `shm`, over an arena that both sides hold in this process.
 
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,6 +15,7 @@ use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::{Event, WhyRecord};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
+use crate::device::mover::{MoveJob, Mover, Way};
 use crate::device::window::WindowCount;
 use crate::device::{
     Cq, Memory, Names, QpShared, Srq, StagAllocator, StagChange, StagEntry, Window,
@@ -39,6 +41,15 @@ use crate::types::{
 /// The ends of the connection that most tests are about.
 pub(super) const A: usize = 0;
 pub(super) const B: usize = 1;
+
+/// What a region is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryKind {
+    Shared,
+    Attached,
+    /// Attached, and reached by a mover only.
+    Moved,
+}
 
 /// How two QPs are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,8 +208,12 @@ pub(super) struct World {
     pub apps: Vec<App>,
     pub qps: Vec<QpEnd>,
     pub links: Vec<Link>,
-    /// Regions are made of attached memory: this process's own.
-    pub attached: bool,
+    /// What regions are made of: shared memory, or this process's own, attached.
+    pub kind: MemoryKind,
+    /// Copies that movers have not made yet, each with its engine.
+    pub moves: VecDeque<(usize, MoveJob)>,
+    pub answer_moves: bool,
+    movers: HashMap<usize, Arc<Mover>>,
     /// Sessions whose address space was found gone.
     pub detached: Vec<SessionId>,
     pub misbehaved: Vec<(SessionId, String)>,
@@ -242,7 +257,10 @@ impl World {
             apps: Vec::new(),
             qps: Vec::new(),
             links: Vec::new(),
-            attached: false,
+            kind: MemoryKind::Shared,
+            moves: VecDeque::new(),
+            answer_moves: true,
+            movers: HashMap::new(),
             detached: Vec::new(),
             misbehaved: Vec::new(),
             guesses: Vec::new(),
@@ -495,13 +513,57 @@ impl World {
         scope: Scope,
         iova: u64,
     ) -> Mr {
-        let memory = if self.attached {
-            Memory::Attached { space: own_address_space(), address: mapping.address() }
-        } else {
-            Memory::Segment { mapping: mapping.clone(), offset: 0 }
+        let address = mapping.address();
+        let memory = match self.kind {
+            MemoryKind::Shared => Memory::Segment { mapping: mapping.clone(), offset: 0 },
+            MemoryKind::Attached => Memory::Attached { space: own_address_space(), address },
+            MemoryKind::Moved => Memory::Moved { mover: self.mover(qp), address },
         };
         let (stag, windows) = self.install(qp, memory, len, access, scope, iova);
         Mr { stag, iova, len, mapping, windows }
+    }
+
+    /// The mover of a QP's session.
+    pub fn mover(&mut self, qp: usize) -> Arc<Mover> {
+        let app = self.qps[qp].app;
+        let (session, workers) = (self.apps[app].session, self.hosts[self.apps[app].host].len());
+        let new = || Mover::new(session, workers as u32);
+        self.movers.entry(app).or_insert_with(new).clone()
+    }
+
+    /// Makes one copy as a mover does.
+    pub fn make_move(&mut self) -> bool {
+        let Some((engine, job)) = self.moves.pop_front() else { return false };
+        let space = own_address_space();
+        let mut at = 0;
+        let result = match job.way {
+            Way::Out => {
+                let mut octets = vec![0; job.pieces.iter().map(|(_, n)| *n as usize).sum()];
+                let mut read = || {
+                    for (address, len) in &job.pieces {
+                        let len = *len as usize;
+                        space.read(*address, &mut octets[at..at + len])?;
+                        at += len;
+                    }
+                    Ok::<_, crate::shm::attached::AttachedFault>(())
+                };
+                read().map(|()| octets)
+            }
+            Way::In { octets, tail_last } => {
+                let mut write = || {
+                    for (address, len) in &job.pieces {
+                        let len = *len as usize;
+                        space.write(*address, &octets[at..at + len], tail_last)?;
+                        at += len;
+                    }
+                    Ok(Vec::new())
+                };
+                write()
+            }
+        };
+        let now = self.now;
+        self.engines[engine].moved(&job.mover, job.id, result.map_err(Into::into), now);
+        true
     }
 
     /// Makes memory known to all workers of the QP's host.
@@ -804,6 +866,12 @@ impl World {
             }
             worked |= self.carry_out(engine);
         }
+        if self.answer_moves && self.make_move() {
+            worked = true;
+            for engine in 0..self.engines.len() {
+                self.carry_out(engine);
+            }
+        }
         for link in 0..self.links.len() {
             for end in 0..2 {
                 worked |= self.serve(link, end);
@@ -933,6 +1001,7 @@ impl World {
                 Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
                 Output::Note { session, kind, .. } => self.notes.push((session, kind)),
                 Output::Detached { session } => self.detached.push(session),
+                Output::Move(job) => self.moves.push_back((engine, job)),
             }
         }
         if self.answer_changes && !self.changes.is_empty() {
@@ -968,6 +1037,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),
+        mover_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
         why: Arc::default(),
     }

@@ -18,6 +18,7 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
         // Lingering is a client's setting.
         ThreadKind::Reaper => allow(&[libc::SYS_setsockopt]),
         ThreadKind::Log => allow(&[libc::SYS_writev]),
+        ThreadKind::Mover => allow(COPY),
         ThreadKind::Worker => {
             allow(MOVE);
             // Taking a connection off a client's socket resets it.
@@ -119,6 +120,10 @@ const MOVE: &[c_long] = &[
     libc::SYS_shutdown,
     libc::SYS_writev,
 ];
+
+/// Taking jobs and answering, and the copies between.
+const COPY: &[c_long] =
+    &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_recvfrom, libc::SYS_sendto];
 
 /// Files, sockets and other new descriptors.
 const OPEN: &[c_long] = &[

@@ -34,16 +34,19 @@ pub enum ThreadKind {
     /// Starts processes of the daemon's own program, which inherit its filter: it may do what they
     /// need until they have one of their own.
     Spawner,
+    /// In a process of its own: copies between channels and the memory of one other process.
+    Mover,
 }
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [ThreadKind; 5] = [
+    pub const ALL: [ThreadKind; 6] = [
         ThreadKind::Control,
         ThreadKind::Worker,
         ThreadKind::Reaper,
         ThreadKind::Log,
         ThreadKind::Spawner,
+        ThreadKind::Mover,
     ];
 }
 

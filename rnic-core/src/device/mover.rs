@@ -1,0 +1,159 @@
+//! A process that copies to and from a client's address space for workers that must not wait for it.
+//!
+//! A [`Mover`] is what workers and the resource manager share of it: who it works for, and how many
+//! jobs of each worker are under way. Jobs of one worker are answered in the order in which they were
+//! begun, so that counting tells when all that were begun before some moment are over: that is when
+//! a revocation may be answered (a job has left the STag table behind it).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+use arrayvec::ArrayVec;
+
+use super::memory::Unreachable;
+use crate::shm::queue::MAX_SGE;
+use crate::types::SessionId;
+
+/// Octets of one job at most.
+pub const MAX_MOVE: usize = 64 * 1024;
+
+/// A mover, as far as it is shared.
+#[derive(Debug)]
+pub struct Mover {
+    session: SessionId,
+    /// By worker.
+    jobs: Box<[Jobs]>,
+    /// Somebody waits for jobs to end.
+    watched: AtomicBool,
+    /// It is being ended: nobody waits for its jobs.
+    ended: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    begun: AtomicU64,
+    over: AtomicU64,
+}
+
+/// Jobs begun at some moment, by worker.
+#[derive(Clone, Debug)]
+pub struct Mark(Vec<u64>);
+
+impl Mover {
+    /// The mover of a session, for so many workers.
+    pub fn new(session: SessionId, workers: u32) -> Arc<Self> {
+        Arc::new(Mover {
+            session,
+            jobs: (0..workers).map(|_| Jobs::default()).collect(),
+            watched: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Whose memory it reaches.
+    pub fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// A job of this worker begins.
+    pub(crate) fn begin(&self, worker: u32) {
+        if let Some(jobs) = self.jobs.get(worker as usize) {
+            jobs.begun.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// A job of this worker is over.
+    pub(crate) fn over(&self, worker: u32) {
+        if let Some(jobs) = self.jobs.get(worker as usize) {
+            jobs.over.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Whether somebody waits for jobs to end, and is to be told when some are. Asked after they are
+    /// counted: the pair of [`mark`](Self::mark).
+    pub fn is_watched(&self) -> bool {
+        self.watched.load(SeqCst)
+    }
+
+    /// The jobs begun by now; from here on somebody waits for them. What ends after this is told:
+    /// either the worker's count is seen by [`has_passed`](Self::has_passed), which is asked
+    /// afterwards, or the worker sees that it is watched.
+    pub fn mark(&self) -> Mark {
+        self.watched.store(true, SeqCst);
+        Mark(self.jobs.iter().map(|jobs| jobs.begun.load(SeqCst)).collect())
+    }
+
+    /// Whether all jobs begun before are over, or will never touch a living session's memory.
+    pub fn has_passed(&self, mark: &Mark) -> bool {
+        let over = self.jobs.iter().zip(&mark.0).all(|(jobs, m)| jobs.over.load(SeqCst) >= *m);
+        over || self.ended.load(SeqCst)
+    }
+
+    /// Nobody waits any more.
+    pub fn unwatch(&self) {
+        self.watched.store(false, SeqCst);
+    }
+
+    /// It is being ended with its session.
+    pub fn end(&self) {
+        self.ended.store(true, SeqCst);
+    }
+}
+
+/// Ranges of addresses, in order.
+pub type Pieces = ArrayVec<(u64, u32), MAX_SGE>;
+
+/// A copy for a mover to make.
+#[derive(Debug)]
+pub struct MoveJob {
+    /// Its number, unique among those of its worker.
+    pub id: u64,
+    /// Who makes it.
+    pub mover: Arc<Mover>,
+    /// Where in the address space.
+    pub pieces: Pieces,
+    /// Which way.
+    pub way: Way,
+}
+
+/// Direction of a copy.
+#[derive(Debug)]
+pub enum Way {
+    /// Out of the address space: the answer brings the octets of all pieces.
+    Out,
+    /// Into it.
+    In {
+        /// For all pieces.
+        octets: Vec<u8>,
+        /// The last octets become visible last.
+        tail_last: bool,
+    },
+}
+
+/// What came of a job: the octets of [`Way::Out`], none of [`Way::In`].
+pub type Moved = Result<Vec<u8>, Unreachable>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_passed_when_every_worker_has_ended_what_it_had_begun() {
+        let mover = Mover::new(SessionId(1), 2);
+        let before = mover.mark();
+        assert!(mover.is_watched() && mover.has_passed(&before));
+        mover.begin(0);
+        mover.begin(1);
+        let mark = mover.mark();
+        mover.begin(1);
+        assert!(mover.has_passed(&before) && !mover.has_passed(&mark));
+        mover.over(1);
+        assert!(!mover.has_passed(&mark));
+        mover.over(0);
+        assert!(mover.has_passed(&mark));
+        let mark = mover.mark();
+        assert!(!mover.has_passed(&mark));
+        mover.end();
+        assert!(mover.has_passed(&mark));
+    }
+}

@@ -1,0 +1,296 @@
+//! Movers: processes that copy to and from the address space of a client whom no worker may wait
+//! for.
+//!
+//! A copy of attached memory waits for whoever serves the client's pages, past any signal, and so
+//! may every touch of a descriptor that a client made. For clients who are neither the daemon's own
+//! user nor trusted, both are left to a process per session: `rnicd mover`, which holds that
+//! descriptor and nothing else. Workers send it jobs and go on; one that does not answer in time
+//! costs its session its life. [`Movers`] starts them and hears of their ends; `process` is what
+//! runs in them, `wire` what is said. Nobody waits for a mover but a thread of its own: one that is
+//! stuck in the kernel is left behind with it, and counts against `limits.movers` until it is gone.
+//! Those threads are started by one that began with the daemon, because no other may start anything.
+
+mod process;
+pub mod wire;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use mio::Waker;
+use parking_lot::Mutex;
+use rnic_core::device::Mover;
+use rnic_core::types::SessionId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+    SocketType, recv, sendmsg, socketpair,
+};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+pub use process::run;
+
+use crate::config::Seccomp;
+use crate::privilege::{ThreadKind, spawn_confined};
+
+/// Starts movers, and hears of them.
+pub struct Movers {
+    deadline: Duration,
+    seccomp: Seccomp,
+    spawner: Sender<Start>,
+    inbox: Receiver<MoverReport>,
+    /// Processes that have not ended.
+    alive: Arc<AtomicU32>,
+}
+
+/// What became of a mover.
+#[derive(Debug)]
+pub enum MoverReport {
+    /// It has found what it was given to be the client's memory, and takes jobs.
+    Ready {
+        /// Whose it is.
+        session: SessionId,
+        /// To end it by.
+        process: OwnedFd,
+    },
+    /// There is none.
+    Refused {
+        /// Whose it would be.
+        session: SessionId,
+        /// Why.
+        why: Why,
+        /// What was passed, if nobody has touched it: closing it may take its time.
+        memory: Option<OwnedFd>,
+    },
+}
+
+/// Why there is no mover.
+#[derive(Debug)]
+pub enum Why {
+    /// The descriptor is not what it should be.
+    Memory(String),
+    /// The system refused, or the descriptor did not let itself be looked at in time.
+    System(String),
+}
+
+/// A session's mover, as the resource manager holds it. Dropping it ends the process, without
+/// waiting for that.
+#[derive(Debug)]
+pub struct MoverHandle {
+    /// What workers know of it.
+    pub shared: Arc<Mover>,
+    /// When the last copy of this is closed, it ends by itself.
+    _setup: Arc<OwnedFd>,
+    process: Option<OwnedFd>,
+}
+
+impl MoverHandle {
+    /// It has started.
+    pub fn started(&mut self, process: OwnedFd) {
+        self.process = Some(process);
+    }
+}
+
+impl Drop for MoverHandle {
+    fn drop(&mut self) {
+        self.shared.end();
+        if let Some(process) = &self.process {
+            kill(process);
+        }
+    }
+}
+
+impl Movers {
+    /// None yet, and the thread that is to start them. `control` is woken when there is something to
+    /// hear. A mover may take `deadline` to look at what it is given.
+    pub fn start(control: Arc<Waker>, deadline: Duration, seccomp: Seccomp) -> io::Result<Self> {
+        let (reports, inbox) = unbounded();
+        let (spawner, starts) = unbounded();
+        let alive = Arc::new(AtomicU32::new(0));
+        let told = Told { reports, control, alive: alive.clone() };
+        spawn_confined("rnicd-movers", ThreadKind::Spawner, seccomp, move || {
+            starts.into_iter().for_each(|start| begin(start, &told));
+        })?;
+        Ok(Movers { deadline, seccomp, spawner, inbox, alive })
+    }
+
+    /// Takes another deadline from now on.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// Processes that have not ended, those included that are stuck.
+    pub fn alive(&self) -> u32 {
+        self.alive.load(Ordering::Relaxed)
+    }
+
+    /// What is new.
+    pub fn poll_report(&mut self) -> Option<MoverReport> {
+        self.inbox.try_recv().ok()
+    }
+
+    /// Begins to start a mover for what a client says is the memory of process `pid`. The descriptor is
+    /// passed on, not touched. Returns also one channel for each worker; a report follows.
+    pub fn add(
+        &mut self,
+        session: SessionId,
+        pid: i32,
+        memory: OwnedFd,
+        workers: u32,
+    ) -> Result<(MoverHandle, Vec<OwnedFd>), (io::Error, OwnedFd)> {
+        let prepared = pair().and_then(|setup| {
+            let channels = (0..workers).map(|_| pair()).collect::<io::Result<Vec<_>>>()?;
+            Ok((setup, channels))
+        });
+        let ((ours, theirs), channels) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return Err((error, memory)),
+        };
+        let (channels, ends): (Vec<_>, Vec<_>) = channels.into_iter().unzip();
+        let setup = Arc::new(ours);
+        let start = Start {
+            session,
+            pid,
+            deadline: self.deadline,
+            seccomp: self.seccomp,
+            setup: setup.clone(),
+            theirs,
+            passed: std::iter::once(memory).chain(ends).collect(),
+        };
+        self.alive.fetch_add(1, Ordering::Relaxed);
+        // The thread lives as long as this.
+        let _ = self.spawner.send(start);
+        let shared = Mover::new(session, workers);
+        Ok((MoverHandle { shared, _setup: setup, process: None }, channels))
+    }
+}
+
+/// Who is told what becomes of movers.
+#[derive(Clone)]
+struct Told {
+    reports: Sender<MoverReport>,
+    control: Arc<Waker>,
+    alive: Arc<AtomicU32>,
+}
+
+impl Told {
+    fn report(&self, report: MoverReport) {
+        // Nobody hears it when the daemon has ended.
+        let _ = self.reports.send(report);
+        let _ = self.control.wake();
+    }
+}
+
+/// Starts a mover on a thread that may be kept waiting, and that must live as long as the mover: the
+/// kernel takes its end for that of the mover's parent.
+fn begin(start: Start, told: &Told) {
+    let session = start.session;
+    let start = Arc::new(Mutex::new(Some(start)));
+    let (starts, tells) = (start.clone(), told.clone());
+    let spawned = std::thread::Builder::new().name("rnicd-mover".to_owned()).spawn(move || {
+        let Some(start) = starts.lock().take() else { return };
+        let (report, child) = start.carry_out();
+        tells.report(report);
+        if let Some(mut child) = child {
+            let _ = child.wait();
+        }
+        tells.alive.fetch_sub(1, Ordering::Relaxed);
+    });
+    if let Err(error) = spawned {
+        told.alive.fetch_sub(1, Ordering::Relaxed);
+        // Without a thread the descriptor goes back, to be closed where that may take its time.
+        let memory = start.lock().take().map(|mut start| start.passed.swap_remove(0));
+        let why = Why::System(error.to_string());
+        told.report(MoverReport::Refused { session, why, memory });
+    }
+}
+
+/// What it takes to start a mover.
+struct Start {
+    session: SessionId,
+    pid: i32,
+    deadline: Duration,
+    seccomp: Seccomp,
+    setup: Arc<OwnedFd>,
+    theirs: OwnedFd,
+    /// The memory, then a channel for each worker.
+    passed: Vec<OwnedFd>,
+}
+
+impl Start {
+    fn carry_out(self) -> (MoverReport, Option<Child>) {
+        let Start { session, pid, deadline, seccomp, setup, theirs, passed } = self;
+        let refused = |why| MoverReport::Refused { session, why, memory: None };
+        let spawned = Command::new("/proc/self/exe")
+            .arg("mover")
+            .arg(pid.to_string())
+            .arg(seccomp.name())
+            .env_clear()
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let mut child = match spawned {
+            Ok(child) => child,
+            Err(error) => return (refused(Why::System(error.to_string())), None),
+        };
+        let process = pass(&setup, &passed)
+            .and_then(|()| Ok(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?));
+        let answer = process.and_then(|process| Ok((process, answer(&setup, deadline)?)));
+        let report = match answer {
+            Ok((process, None)) => MoverReport::Ready { session, process },
+            Ok((_, Some(why))) => refused(Why::Memory(why)),
+            Err(error) => refused(Why::System(error.to_string())),
+        };
+        if matches!(report, MoverReport::Refused { .. }) {
+            let _ = child.kill();
+        }
+        // Last, because this may be for ever.
+        drop(passed);
+        (report, Some(child))
+    }
+}
+
+/// Passes descriptors.
+fn pass(setup: &OwnedFd, passed: &[OwnedFd]) -> io::Result<()> {
+    let fds: Vec<BorrowedFd<'_>> = passed.iter().map(AsFd::as_fd).collect();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::Error::other("too many workers"));
+    }
+    sendmsg(setup, &[io::IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// What a mover says of the memory: nothing, or why it is none.
+fn answer(setup: &OwnedFd, deadline: Duration) -> io::Result<Option<String>> {
+    let timeout =
+        Timespec { tv_sec: deadline.as_secs() as i64, tv_nsec: i64::from(deadline.subsec_nanos()) };
+    if poll(&mut [PollFd::new(setup, PollFlags::IN)], Some(&timeout))? == 0 {
+        return Err(io::Error::other("the descriptor could not be examined in time"));
+    }
+    let mut said = [0; 512];
+    let (len, _) = recv(setup, &mut said, RecvFlags::DONTWAIT)?;
+    match said.get(..len) {
+        Some([0]) => Ok(None),
+        Some([]) | None => Err(io::Error::other("the mover has ended")),
+        Some(why) => Ok(Some(String::from_utf8_lossy(why).into_owned())),
+    }
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+fn kill(process: &OwnedFd) {
+    // If it has ended, all the better.
+    let _ = pidfd_send_signal(process, Signal::KILL);
+}
+
+/// The memory, and a channel for each of at most 64 workers.
+const MAX_PASSED: usize = 65;

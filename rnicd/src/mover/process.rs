@@ -1,0 +1,114 @@
+//! What runs in a mover: one thread per worker's channel, which copies and answers; and one that
+//! ends the process when the daemon has closed its end, or has ended itself.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rnic_core::device::memory::Unreachable;
+use rnic_core::shm::AddressSpace;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
+};
+use rustix::process::{Resource, Rlimit, Signal};
+
+use super::MAX_PASSED;
+use super::wire::{self, Job, MAX_PACKET};
+use crate::config::Seccomp;
+use crate::privilege::{ThreadKind, confine, spawn_confined};
+
+/// Works for the process `pid`, whose memory comes by standard input, until the daemon has enough.
+///
+/// # Errors
+///
+/// If standard input is no channel of a daemon.
+pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
+    give_up()?;
+    let stdin = io::stdin();
+    let setup = stdin.as_fd();
+    let mut passed = receive(setup)?.into_iter();
+    let memory = passed.next().ok_or(io::ErrorKind::InvalidInput)?;
+    // Looking at it may take for ever; the daemon does not wait that long.
+    let space = match AddressSpace::adopt(memory, pid) {
+        Ok(space) => space,
+        Err((error, _)) => {
+            send(setup, error.to_string().as_bytes(), SendFlags::NOSIGNAL)?;
+            return Ok(());
+        }
+    };
+    for channel in passed {
+        let space = space.clone();
+        spawn_confined("copies", ThreadKind::Mover, seccomp, move || serve(&channel, &space))?;
+    }
+    confine(ThreadKind::Mover, seccomp)?;
+    send(setup, &[0], SendFlags::NOSIGNAL)?;
+    // Nothing more comes but the end. A thread that is stuck in the kernel ends when it can.
+    while matches!(recv(setup, &mut [0], RecvFlags::empty()), Ok((1.., _))) {}
+    std::process::exit(0)
+}
+
+/// Gives up what a mover does not need. It has no descriptor but its own, because all of the daemon's
+/// are close-on-exec, and no variable of the environment. What it may ask of the kernel is little once
+/// it has threads ([`confine`]); up to then it is what the thread may that started it.
+fn give_up() -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    rustix::thread::set_no_new_privs(true)?;
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    for resource in [Resource::Core, Resource::Fsize] {
+        rustix::process::setrlimit(resource, none)?;
+    }
+    Ok(())
+}
+
+fn receive(setup: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut octet = [0];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    recvmsg(setup, &mut [IoSliceMut::new(&mut octet)], &mut ancillary, flags)?;
+    let passed = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    Ok(passed.flatten().collect())
+}
+
+/// Carries out the jobs of one worker until there are no more.
+fn serve(channel: &OwnedFd, space: &Arc<AddressSpace>) {
+    let mut packet = vec![0; MAX_PACKET];
+    let mut answer = Vec::with_capacity(MAX_PACKET);
+    loop {
+        let len = match recv(channel, &mut packet, RecvFlags::empty()) {
+            Ok((0, _)) => return,
+            Ok((len, _)) => len,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        let Some(job) = packet.get(..len).and_then(wire::parse_job) else { return };
+        carry_out(space, &job, &mut answer);
+        if send(channel, &answer, SendFlags::NOSIGNAL).is_err() {
+            return;
+        }
+    }
+}
+
+fn carry_out(space: &AddressSpace, job: &Job<'_>, answer: &mut Vec<u8>) {
+    wire::emit_answer(job.id, Ok(()), answer);
+    let mut at = 0;
+    for (address, len) in &job.pieces {
+        let len = *len as usize;
+        let copied = match job.write {
+            Some((octets, tail_last)) => space.write(*address, &octets[at..at + len], tail_last),
+            None => {
+                let from = answer.len();
+                answer.resize(from + len, 0);
+                space.read(*address, &mut answer[from..])
+            }
+        };
+        if let Err(fault) = copied {
+            return wire::emit_answer(job.id, Err(Unreachable::from(fault)), answer);
+        }
+        at += len;
+    }
+}

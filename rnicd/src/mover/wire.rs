@@ -1,0 +1,130 @@
+//! What workers and movers say to each other: one packet per job, one per answer, in order.
+//!
+//! A job is its number (8 octets, little-endian as all numbers), the way (1: 0 out, 1 in, 2 in with
+//! the last octets last), the number of pieces (1), per piece its address (8) and length (4), then
+//! the octets to be written. An answer is the number (8), the outcome (1: 0 done, 1 gone, 2 not
+//! mapped), then the octets that were read.
+
+use rnic_core::device::memory::Unreachable;
+use rnic_core::device::mover::{MAX_MOVE, MoveJob, Moved, Pieces, Way};
+use rnic_core::shm::queue::MAX_SGE;
+
+/// Octets of the longest packet.
+pub const MAX_PACKET: usize = 8 + 1 + 1 + 12 * MAX_SGE + MAX_MOVE;
+
+/// A job's packet.
+pub fn emit_job(job: &MoveJob) -> Vec<u8> {
+    let (way, octets): (u8, &[u8]) = match &job.way {
+        Way::Out => (0, &[]),
+        Way::In { octets, tail_last: false } => (1, octets),
+        Way::In { octets, tail_last: true } => (2, octets),
+    };
+    let mut packet = Vec::with_capacity(10 + 12 * job.pieces.len() + octets.len());
+    packet.extend_from_slice(&job.id.to_le_bytes());
+    // At most MAX_SGE pieces.
+    packet.extend_from_slice(&[way, job.pieces.len() as u8]);
+    for (address, len) in &job.pieces {
+        packet.extend_from_slice(&address.to_le_bytes());
+        packet.extend_from_slice(&len.to_le_bytes());
+    }
+    packet.extend_from_slice(octets);
+    packet
+}
+
+/// A job as its mover sees it: number, pieces, and what is to be written, if anything, and how.
+pub struct Job<'p> {
+    /// Its number.
+    pub id: u64,
+    /// Where.
+    pub pieces: Pieces,
+    /// What is to be written, and whether the last octets come last; nothing is to be read.
+    pub write: Option<(&'p [u8], bool)>,
+}
+
+/// Reads a job's packet; `None` if it is none.
+pub fn parse_job(packet: &[u8]) -> Option<Job<'_>> {
+    let (id, rest) = packet.split_first_chunk()?;
+    let ([way, count], mut rest) = rest.split_first_chunk::<2>()?;
+    let mut pieces = Pieces::new();
+    let mut total = 0usize;
+    for _ in 0..*count {
+        let (address, after) = rest.split_first_chunk()?;
+        let (len, after) = after.split_first_chunk()?;
+        let len = u32::from_le_bytes(*len);
+        pieces.try_push((u64::from_le_bytes(*address), len)).ok()?;
+        total = total.checked_add(len as usize).filter(|n| *n <= MAX_MOVE)?;
+        rest = after;
+    }
+    let write = match (way, rest.len()) {
+        (0, 0) => None,
+        (1 | 2, n) if n == total => Some((rest, *way == 2)),
+        _ => return None,
+    };
+    Some(Job { id: u64::from_le_bytes(*id), pieces, write })
+}
+
+/// Starts an answer's packet, to which the octets that were read are added.
+pub fn emit_answer(id: u64, outcome: Result<(), Unreachable>, packet: &mut Vec<u8>) {
+    packet.clear();
+    packet.extend_from_slice(&id.to_le_bytes());
+    packet.push(match outcome {
+        Ok(()) => 0,
+        Err(Unreachable::Detached) => 1,
+        Err(Unreachable::Unmapped | Unreachable::Truncated) => 2,
+    });
+}
+
+/// Reads an answer's packet; `None` if it is none.
+pub fn parse_answer(packet: &[u8]) -> Option<(u64, Moved)> {
+    let (id, rest) = packet.split_first_chunk()?;
+    let (outcome, octets) = rest.split_first()?;
+    let moved = match outcome {
+        0 => Ok(octets.to_vec()),
+        1 => Err(Unreachable::Detached),
+        2 => Err(Unreachable::Unmapped),
+        _ => return None,
+    };
+    Some((u64::from_le_bytes(*id), moved))
+}
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::device::Mover;
+    use rnic_core::types::SessionId;
+
+    use super::*;
+
+    #[test]
+    fn jobs_arrive_as_they_were_sent_and_not_cut_anywhere() {
+        let mover = Mover::new(SessionId(1), 1);
+        let pieces: Pieces = [(0x1122_3344_5566, 3), (7, 2)].into_iter().collect();
+        for tail_last in [false, true] {
+            let way = Way::In { octets: b"12345".to_vec(), tail_last };
+            let job = MoveJob { id: 9, mover: mover.clone(), pieces: pieces.clone(), way };
+            let packet = emit_job(&job);
+            let seen = parse_job(&packet).expect("a job");
+            assert_eq!((seen.id, &seen.pieces), (9, &pieces));
+            assert_eq!(seen.write, Some((&b"12345"[..], tail_last)));
+            for cut in 0..packet.len() {
+                assert!(parse_job(&packet[..cut]).is_none(), "cut at {cut}");
+            }
+        }
+        let job = MoveJob { id: 9, mover, pieces: pieces.clone(), way: Way::Out };
+        let packet = emit_job(&job);
+        assert!(parse_job(&packet).is_some_and(|j| j.write.is_none() && j.pieces == pieces));
+        assert!(parse_job(&[packet, vec![0]].concat()).is_none());
+    }
+
+    #[test]
+    fn answers_arrive_as_they_were_sent() {
+        let mut packet = vec![1, 2, 3];
+        for outcome in [Ok(()), Err(Unreachable::Detached), Err(Unreachable::Unmapped)] {
+            emit_answer(77, outcome, &mut packet);
+            packet.extend_from_slice(b"read");
+            let expected = outcome.map(|()| b"read".to_vec());
+            assert_eq!(parse_answer(&packet), Some((77, expected)));
+        }
+        assert_eq!(parse_answer(&[0; 8]), None);
+        assert_eq!(parse_answer(&[9; 9]), None);
+    }
+}
