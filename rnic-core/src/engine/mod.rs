@@ -503,7 +503,8 @@ impl Engine {
         if qp.scheduled {
             shard.schedule.remove(qp.session, key);
         }
-        shard.sessions.unroute(qp.session, qp.doorbell, [&qp.send_cq, &qp.recv_cq], key);
+        let cqs = [&*qp.send_cq, &*qp.recv_cq];
+        shard.sessions.unroute(qp.session, qp.doorbell, cqs, shard.worker, key);
         // Slots of requests that will never complete must not shrink a CQ that lives on.
         let held = qp.slots + qp.ledger.len() as u32;
         shard.unreserve(&qp.send_cq, held);
