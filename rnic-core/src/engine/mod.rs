@@ -463,11 +463,11 @@ impl Engine {
     }
 
     /// Takes other deadlines and another policy of FPDU sizes from now on. Deadlines that run are
-    /// not touched, and the worker's number stays.
+    /// not touched; the worker's number stays, and so does the log of reasons, which others read.
     pub fn set_options(&mut self, options: EngineOptions) {
-        let worker = self.shard.options.worker;
+        let (worker, why) = (self.shard.options.worker, self.shard.options.why.clone());
         self.shard.buffers.set_limits(options.partial);
-        self.shard.options = EngineOptions { worker, ..options };
+        self.shard.options = EngineOptions { worker, why, ..options };
     }
 
     /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;
