@@ -475,11 +475,11 @@ impl Engine {
     }
 
     /// Takes other deadlines and another policy of FPDU sizes from now on. Deadlines that run are
-    /// not touched, and the worker's number stays.
+    /// not touched; the worker's number stays, and so does the log of reasons, which others read.
     pub fn set_options(&mut self, options: EngineOptions) {
-        let worker = self.shard.options.worker;
+        let (worker, why) = (self.shard.options.worker, self.shard.options.why.clone());
         self.shard.buffers.set_limits(options.partial);
-        self.shard.options = EngineOptions { worker, ..options };
+        self.shard.options = EngineOptions { worker, why, ..options };
     }
 
     /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;
@@ -515,7 +515,8 @@ impl Engine {
         if qp.scheduled {
             shard.schedule.remove(qp.session, key);
         }
-        shard.sessions.unroute(qp.session, qp.doorbell, [&qp.send_cq, &qp.recv_cq], key);
+        let cqs = [&*qp.send_cq, &*qp.recv_cq];
+        shard.sessions.unroute(qp.session, qp.doorbell, cqs, shard.worker, key);
         // Slots of requests that will never complete must not shrink a CQ that lives on.
         let held = qp.slots + qp.ledger.len() as u32;
         shard.unreserve(&qp.send_cq, held);

@@ -81,8 +81,16 @@ impl Sessions {
         }
     }
 
-    /// Forgets a QP, with the CQs it may wait for.
-    pub(super) fn unroute(&mut self, id: SessionId, index: u32, cqs: [&Cq; 2], key: Key) {
+    /// Forgets a QP, with the CQs it may wait for. A CQ for which it alone has waited is forgotten as
+    /// well: it may go next, and its doorbell index and its memory belong to something else then.
+    pub(super) fn unroute(
+        &mut self,
+        id: SessionId,
+        index: u32,
+        cqs: [&Cq; 2],
+        worker: u32,
+        key: Key,
+    ) {
         if let Some(s) = self.sessions.get_mut(&id) {
             if let Some(t) = s.targets.get_mut(index as usize) {
                 *t = None;
@@ -90,6 +98,10 @@ impl Sessions {
             for cq in cqs {
                 if let Some(stalled) = s.stalled.get_mut(&cq.doorbell()) {
                     stalled.qps.remove(&key);
+                    if stalled.qps.is_empty() {
+                        s.stalled.remove(&cq.doorbell());
+                        cq.stop_waiting(worker);
+                    }
                 }
             }
         }

@@ -57,3 +57,16 @@ fn a_terminate_that_cannot_leave_ends_in_a_reset_after_the_deadline_in_force() {
     w.advance(Duration::from_millis(1));
     assert!(w.events(B)[0].starts_with("lost: "));
 }
+
+/// Options come again with every reload of the configuration, the log is one for life.
+#[test]
+fn other_options_leave_the_log_of_reasons_where_it_is() {
+    let mut w = World::connected(Wiring::tcp());
+    let log = w.engines[0].shard.options.why.clone();
+    for engine in &mut w.engines {
+        engine.set_options(options(7));
+    }
+    w.post(A, &[Wr::send(1, &[])]);
+    assert!(w.events(A)[0].starts_with("terminated by peer 1/2/02"));
+    assert!(log.made() > 0, "the record is where others look for it");
+}

@@ -375,6 +375,41 @@ mod held {
         }
     }
 
+    /// A doorbell index and a place in the arena serve one queue after the other.
+    #[test]
+    fn a_queue_that_takes_the_place_of_a_full_cq_is_rung_for() {
+        for wiring in Wiring::both() {
+            let mut w = World::new(if wiring.direct { &[1] } else { &[1, 1] });
+            let (from, to) = (w.app(0), w.app(usize::from(!wiring.direct)));
+            let (cq_from, cq_to) = (w.cq(from, 64), w.cq(to, 64));
+            let at = w.apps[to].next_offset();
+            let full = w.cq(to, 1);
+            // A QP ends while it waits for room in its CQ.
+            let waits = w.qp(to, full, full, QpShape::default());
+            let more = u64::from(w.apps[to].cqs[full].cq.capacity()) + 1;
+            (0..more).for_each(|id| w.recv(waits, id, &[]));
+            w.bind_dead(waits);
+            let waiting = |w: &World| w.apps[to].arena.load_u64(at + queue_header::ENGINE_WAITS);
+            assert_eq!(waiting(&w).unwrap(), 1, "it waits");
+            w.destroy(waits);
+            assert_eq!(waiting(&w).unwrap(), 0, "nobody waits any more");
+            // Then the CQ goes, and an SRQ gets its index.
+            let next = w.apps[to].next_doorbell;
+            w.apps[to].next_doorbell = w.apps[to].cqs[full].cq.doorbell();
+            let srq = w.srq(to, 8, 0);
+            w.apps[to].next_doorbell = next;
+            let hold = Some(Duration::from_secs(10));
+            let shape = QpShape { srq: Some(srq), hold, ..QpShape::default() };
+            let receiver = w.qp(to, cq_to, cq_to, shape);
+            let sender = w.qp(from, cq_from, cq_from, QpShape::default());
+            w.connect(sender, receiver, wiring);
+            w.post(sender, &[Wr::send(1, &[])]);
+            w.srq_recv(to, srq, 7..8);
+            w.settle();
+            assert_eq!(w.poll_cq(to, cq_to, 9), numbers(7..8), "{wiring:?}");
+        }
+    }
+
     #[test]
     fn a_ring_scribbled_over_while_messages_wait_ends_those_who_wait() {
         for wiring in Wiring::both() {

@@ -135,7 +135,7 @@ pub(super) struct App {
     pub host: usize,
     pub arena: Arc<Mapping>,
     next_offset: usize,
-    next_doorbell: u32,
+    pub next_doorbell: u32,
     /// One per worker of the host, with that worker's engine.
     ringers: Vec<(usize, DoorbellRinger)>,
     pub cqs: Vec<CqEnd>,
