@@ -104,8 +104,13 @@ impl Qp {
     }
 
     /// Flushes everything that was posted and is not done. What finds no CQ slot stays in its queue
-    /// until there is one.
+    /// until there is one. All of it waits for a mover that is writing: whoever gets a receive back, or
+    /// a read, may use its memory for something else at once.
     pub(super) fn flush(&mut self, shard: &mut Shard) {
+        if self.is_landing() {
+            self.flush_pending = true;
+            return;
+        }
         self.lift(shard);
         let accepted = self.accepted();
         if let Some(held) = self.held.take() {

@@ -20,7 +20,7 @@
 //!
 //! A pause ends in one of three ways, each by [`Qp::lift`]: what is awaited has come
 //! ([`Qp::resume`], [`Qp::moved`]), the deadline has passed ([`Qp::held_too_long`]), or the stream has
-//! ended.
+//! ended; only a mover's answer is awaited even then, because it writes where a flushed receive is.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

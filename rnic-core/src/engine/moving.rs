@@ -293,6 +293,10 @@ impl Qp {
         let Some(mut pause) = self.lift(shard) else { return };
         let Awaits::Mover(landing) = &mut pause.awaits else { return };
         let (after, len) = (landing.after, landing.len);
+        if self.phase.flushes() {
+            // The stream has ended meanwhile.
+            return self.flush(shard);
+        }
         let outcome = match result {
             Ok(_) => self.placed(shard, after, len),
             Err(cause) => {
@@ -310,6 +314,11 @@ impl Qp {
             self.delivered(shard, &delivery);
         }
         self.consume(shard, &mut pause.octets);
+    }
+
+    /// Whether a mover is writing a segment.
+    pub(super) fn is_landing(&self) -> bool {
+        self.pause.as_ref().is_some_and(|pause| matches!(pause.awaits, Awaits::Mover(_)))
     }
 
     /// What it means that a segment's octets could not be written.

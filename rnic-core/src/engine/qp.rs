@@ -193,7 +193,8 @@ pub(super) struct Qp {
     pub why: u64,
     /// The record for requests that are flushed otherwise, once there is one.
     pub flush_why: u64,
-    /// Entries remain in the queues that could not be flushed for lack of CQ slots.
+    /// Entries remain in the queues that could not be flushed for lack of CQ slots, or because of a
+    /// mover that is writing.
     pub flush_pending: bool,
 
     pub scheduled: bool,

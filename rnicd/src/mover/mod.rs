@@ -78,7 +78,8 @@ pub enum Why {
 }
 
 /// A session's mover, as the resource manager holds it. Dropping it ends the process, without
-/// waiting for that.
+/// waiting for that; a thread that may not send signals is to drop it only when it has been
+/// [ended](MoverHandle::end).
 #[derive(Debug)]
 pub struct MoverHandle {
     /// What workers know of it.
@@ -93,14 +94,19 @@ impl MoverHandle {
     pub fn started(&mut self, process: OwnedFd) {
         self.process = Some(process);
     }
+
+    /// Ends the process, without waiting for that.
+    pub fn end(&mut self) {
+        self.shared.end();
+        if let Some(process) = self.process.take() {
+            kill(&process);
+        }
+    }
 }
 
 impl Drop for MoverHandle {
     fn drop(&mut self) {
-        self.shared.end();
-        if let Some(process) = &self.process {
-            kill(process);
-        }
+        self.end();
     }
 }
 

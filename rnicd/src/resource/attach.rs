@@ -32,6 +32,13 @@ enum Reach {
 }
 
 impl Attached {
+    /// Ends the mover that reaches it, if one does: the reaper, which closes what is left, may not.
+    pub fn end_mover(&mut self) {
+        if let Reach::Mover(mover) = &mut self.reach {
+            mover.end();
+        }
+    }
+
     /// The mover that reaches it, if one does.
     pub fn mover(&self) -> Option<Arc<Mover>> {
         match &self.reach {

@@ -62,6 +62,9 @@ impl Manager {
         session.listeners.keys().for_each(|h| handles.listeners.release(h.0));
         handles.sessions.release(id.0);
         let counts = session.counts.take();
+        if let Some(attached) = &mut session.attached {
+            attached.end_mover();
+        }
         let receipt = self.reaper.drop_counted(session);
         self.dropping.insert(receipt, Dropping::Session(counts));
     }

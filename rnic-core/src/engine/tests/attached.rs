@@ -337,3 +337,140 @@ fn a_qp_that_is_gone_is_not_missed_by_its_mover() {
         }
     }
 }
+
+/// Messages are held, then written by a mover, and nothing overtakes either.
+#[test]
+fn a_held_message_that_has_found_its_receive_waits_for_the_mover() {
+    for wiring in Wiring::all() {
+        let hold = Some(std::time::Duration::from_secs(10));
+        let mut w = World::pair_with(wiring, QpShape { hold, ..QpShape::default() }, 128);
+        w.events(A);
+        w.events(B);
+        let from = w.any_mr(A, 150_000);
+        let octets = from.pattern(1);
+        w.kind = MemoryKind::Moved;
+        let into = w.any_mr(B, 150_000);
+        let sizes = [5, 150_000, 0, 70_000, 1];
+        let sends: Vec<Wr> =
+            (0..).zip(sizes).map(|(n, len)| Wr::send(n, &[from.sge(0..len)])).collect();
+        w.post(A, &sends);
+        w.disconnect(A);
+        w.answer_moves = false;
+        for (n, len) in (0..).zip(sizes) {
+            into.fill(0);
+            assert!(w.moves.is_empty(), "held: {wiring:?}");
+            w.recv(B, n, &[into.sge(0..len)]);
+            w.settle();
+            while !w.moves.is_empty() {
+                assert_eq!((w.completions(B), w.events(B)), (vec![], vec![]));
+                assert_eq!(w.moves.len(), 1);
+                w.make_move();
+                w.settle();
+            }
+            let size = if len == 0 { String::new() } else { format!(" {len}") };
+            assert_eq!(w.completions(B), [format!("{n} Receive{size}")]);
+            assert_eq!(into.octets()[..len], octets[..len]);
+        }
+        assert_eq!(w.completions(A).len(), sizes.len());
+        assert_eq!(w.events(B), ["peer closed"]);
+        w.disconnect(B);
+        assert_eq!([w.events(A), w.events(B)], [["disconnected"]; 2], "{wiring:?}");
+        assert!(w.next_timeout().is_none());
+        assert!(w.engines.iter().all(|e| e.kept_octets() == 0));
+    }
+}
+
+/// A window that only one QP uses, and one of all, on memory that a mover is writing.
+#[test]
+fn a_window_is_invalidated_or_unbound_when_the_mover_has_written() {
+    use crate::device::window::BindRequest;
+    use crate::types::{Stag, WindowKind};
+    for (wiring, kind) in Wiring::both()
+        .into_iter()
+        .flat_map(|w| [WindowKind::Type1, WindowKind::Type2].map(|k| (w, k)))
+    {
+        let mut w = World::connected(wiring);
+        w.kind = MemoryKind::Moved;
+        let region = w.mr(B, 100, Access::LOCAL_WRITE | Access::MW_BIND);
+        let window = w.window(B, kind);
+        let bind = |present: Stag, length| BindRequest {
+            window: present,
+            new: Stag(present.0 & !0xFF | present.0.wrapping_add(1) & 0xFF),
+            address: region.iova,
+            length,
+            lkey: region.stag.0,
+            access: if length > 0 { Access::REMOTE_WRITE.bits() } else { 0 },
+        };
+        let bound = bind(window.view().0, 100);
+        w.post(B, &[Wr::bind(1, &bound)]);
+        assert_eq!(w.completions(B), ["1 BindMw"]);
+        let seen = Mr { stag: bound.new, ..region.clone() };
+        w.answer_moves = false;
+        w.post(A, &[Wr::write(2, &[], &seen, 0).inline(b"first"), Wr::write(3, &[], &seen, 50)]);
+        assert_eq!(w.moves.len(), 1);
+        let taken_back = match kind {
+            WindowKind::Type1 => Wr::bind(4, &bind(bound.new, 0)),
+            WindowKind::Type2 => Wr::local_invalidate(4, bound.new),
+        };
+        w.post(B, &[taken_back]);
+        assert_eq!(w.completions(B), [""; 0], "{wiring:?} {kind:?}");
+        w.make_move();
+        w.settle();
+        assert_eq!(w.completions(B).len(), 1, "{wiring:?} {kind:?}");
+        assert_eq!(region.octets()[..5], *b"first");
+        w.post(A, &[Wr::write(5, &[], &seen, 0).inline(b"late")]);
+        assert!(w.moves.is_empty());
+        assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"));
+    }
+}
+
+/// What a mover is writing comes back to its owner when it has.
+#[test]
+fn a_receive_is_not_flushed_while_a_mover_writes_there() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.kind = MemoryKind::Moved;
+        let into = w.any_mr(B, 100);
+        w.answer_moves = false;
+        w.recv(B, 1, &[into.all()]);
+        w.recv(B, 2, &[into.all()]);
+        w.post(A, &[Wr::send(1, &[]).inline(b"under way")]);
+        w.abort(B);
+        assert_eq!((w.state(B), w.completions(B)), (QpState::Error, vec![]), "{wiring:?}");
+        assert_eq!(w.events(B), [""; 0]);
+        w.make_move();
+        w.settle();
+        assert_eq!(w.completions(B), ["1 Receive WrFlush", "2 Receive WrFlush"], "{wiring:?}");
+        assert_eq!(w.events(B), ["aborted"]);
+    }
+}
+
+/// A QP of the direct path is gone while the other still waits for a mover: whoever has its place
+/// next is none of that one's business.
+#[test]
+fn the_end_of_a_qp_is_deferred_and_its_successor_left_alone() {
+    let (mut w, _a, b) = under_way(Wiring::direct(), false);
+    let lone = w.any_mr(B, 100);
+    let (app_a, app_b) = (w.qps[A].app, w.qps[B].app);
+    while w.completions(A).is_empty() {
+        assert!(w.make_move());
+        w.settle();
+    }
+    // The last segment is being written; nothing is left to be sent.
+    assert_eq!(w.moves.len(), 1);
+    w.destroy(A);
+    let c = w.qp(app_a, 0, 0, QpShape::default());
+    let d = w.qp(app_b, 0, 0, QpShape::default());
+    w.connect(c, d, Wiring::direct());
+    w.settle();
+    w.events(c);
+    w.events(d);
+    w.post(B, &[Wr::send(9, &[lone.sge(0..4)])]);
+    w.answer_moves = true;
+    w.settle();
+    assert_eq!(b.octets().len(), 100_000);
+    assert_eq!(w.state(B), QpState::Error);
+    assert_eq!([w.state(c), w.state(d)], [QpState::Rts; 2]);
+    assert_eq!(w.events(c), [""; 0]);
+    assert_eq!(w.completions(c), [""; 0]);
+}

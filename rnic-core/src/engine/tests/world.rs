@@ -1005,22 +1005,30 @@ impl World {
             }
         }
         if self.answer_changes && !self.changes.is_empty() {
-            self.answer();
-            worked = true;
+            worked |= self.answer();
         }
         worked
     }
 
-    /// Has every worker change what was asked for, then says so.
-    pub fn answer(&mut self) {
+    /// Has every worker change what was asked for, then says so, when the mover that may be at work
+    /// there has no job any more. Whether it has said so of any.
+    pub fn answer(&mut self) -> bool {
+        let mut said = false;
         for (engine, qp, change) in std::mem::take(&mut self.changes) {
             let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
             for other in host {
                 self.engines[other].change_stags(&change);
             }
+            let at_work = |mover| self.moves.iter().any(|(_, job)| Arc::ptr_eq(&job.mover, mover));
+            if change.mover().is_some_and(at_work) {
+                self.changes.push((engine, qp, change));
+                continue;
+            }
             change.settle();
             self.engines[engine].stags_changed(qp, self.now);
+            said = true;
         }
+        said
     }
 }
 
