@@ -600,7 +600,7 @@ fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
     let destroy = RequestBody::DestroySrq { srq };
     assert_eq!(raw.refused(destroy.clone()), format!("SRQ {srq} is in use by 1 QPs"));
     let closing = raw.refused(RequestBody::ClosePd { pd });
-    assert_eq!(closing, format!("PD {pd} is in use by 0 MRs, 1 QPs and 1 SRQs"));
+    assert_eq!(closing, format!("PD {pd} is in use by 0 MRs, 1 QPs, 0 windows and 1 SRQs"));
     // A QP in Error still uses it, and one that a worker has is given back by that worker.
     assert_eq!(raw.call(RequestBody::QpToError { qp }), Ok(ReplyBody::Done));
     assert_eq!(raw.refused(destroy.clone()), format!("SRQ {srq} is in use by 1 QPs"));
