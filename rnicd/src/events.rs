@@ -243,6 +243,9 @@ fn record_pair() -> io::Result<(OwnedFd, OwnedFd)> {
         None,
     )?;
     rustix::io::ioctl_fionbio(&ours, true)?;
+    // Nothing is ever read here, and descriptors in what a client sends would be closed with this
+    // end, which may take as long as their owner wants.
+    rustix::net::shutdown(&ours, rustix::net::Shutdown::Read)?;
     Ok((ours, theirs))
 }
 

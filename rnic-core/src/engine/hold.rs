@@ -167,6 +167,7 @@ impl Qp {
             Ok(true) => self.go_on(shard),
             Err(trouble) => {
                 let Some(pause) = self.lift(shard) else { return };
+                self.take_to_no_avail(shard);
                 self.segment_failed(shard, trouble, |fault| pause.refusal(fault));
             }
         }
@@ -188,13 +189,18 @@ impl Qp {
     pub(super) fn held_too_long(&mut self, shard: &mut Shard) {
         self.warn_of_read(shard);
         let Some(pause) = self.lift(shard) else { return };
-        if let Link::Direct(peer) = &self.link {
-            // TCP would have taken the segment long before.
-            shard.deliver(*peer, Delivery::SegmentTaken);
-        }
+        self.take_to_no_avail(shard);
         let reason = Reason::NoReceive { held: true };
         let fault = reason.fault();
         self.terminate(shard, fault.code, Some(pause.refusal(fault)), reason);
+    }
+
+    /// The segment that was held fails: the peer of a direct connection is rid of it, as it would
+    /// have been long before with TCP between them.
+    fn take_to_no_avail(&self, shard: &mut Shard) {
+        if let Link::Direct(peer) = &self.link {
+            shard.deliver(*peer, Delivery::SegmentTaken);
+        }
     }
 
     /// An application that waits for a Read before it posts a receive waits for itself: says so once.

@@ -222,17 +222,17 @@ impl Connection {
 
     /// Names what was malformed, as the last thing this client is told.
     pub fn complain(&mut self, why: String, why_id: u64) {
-        // Closing a socket with unread packets would take the complaint back from the peer. One
-        // that keeps sending is not worth more.
-        for _ in 0..UNREAD_DROPPED {
-            if packet::take(self.socket.as_fd()).is_err() {
-                break;
-            }
-        }
         // The id, if there was one, is part of what could not be read; and who has gone already
         // need not be told.
         let refusal = Refusal::Malformed { why };
         let _ = self.reply(0, Err(Refused { refusal, why_id }));
+    }
+
+    /// Closes it, where that may take its time.
+    pub fn close(self, reaper: &Reaper) {
+        let Connection { socket, peer, outbox, events, .. } = self;
+        reaper.close_client(socket);
+        reaper.drop_later((peer, outbox, events));
     }
 
     /// Sends what waited for the client to read.
@@ -287,9 +287,6 @@ impl Wanted {
         }
     }
 }
-
-/// Packets of a client that are dropped before it is told why its session ends.
-const UNREAD_DROPPED: u32 = 64;
 
 /// Reads a request; octets after it are as bad as octets missing.
 fn decode_request(octets: &[u8]) -> Result<Request, String> {

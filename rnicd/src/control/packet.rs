@@ -52,7 +52,34 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> io::Resul
     }
 }
 
-/// Takes the front packet away, without its descriptors.
+/// Has nothing more come from the peer.
+pub fn stop_receiving(socket: BorrowedFd<'_>) {
+    // It fails only if there is no peer any more, from whom nothing comes either.
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+}
+
+/// Whether there is a packet, be it an empty one. What it carries stays unknown: afterwards all
+/// packets look as if descriptors were attached.
+pub fn is_waiting(socket: BorrowedFd<'_>) -> bool {
+    // With this every packet has something for a control buffer, and the end of the stream has not.
+    if rustix::net::sockopt::set_socket_passcred(socket, true).is_err() {
+        return true;
+    }
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    loop {
+        let mut none = RecvAncillaryBuffer::new(&mut []);
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut [0])], &mut none, flags) {
+            Ok(got) => return got.flags.contains(ReturnFlags::CTRUNC),
+            // Told once, before what the peer sent.
+            Err(Errno::CONNRESET | Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Takes the front packet away, without its descriptors, of which the last ones are closed
+/// thereby. A packet with descriptors is not for a thread that may not wait: closing a TCP socket
+/// takes as long as its owner wants (`SO_LINGER`).
 pub fn take(socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut none = RecvAncillaryBuffer::new(&mut []);
     let flags = RecvFlags::DONTWAIT;
@@ -60,10 +87,11 @@ pub fn take(socket: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the front packet away and returns its first descriptors (one, or the few more that the
-/// alignment of the control buffer leaves room for), and whether there were more.
+/// Takes the front packet away and returns its descriptors, and whether there were more than this
+/// process can have. There is room for all that a packet carries, because the kernel closes the
+/// others as [`take`] does.
 pub fn take_descriptors(socket: BorrowedFd<'_>) -> io::Result<(Vec<OwnedFd>, bool)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_TAKEN))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got =
@@ -141,6 +169,9 @@ impl Outbox {
 /// Most descriptors of one packet: the Hello reply's arena, channel and one eventfd per worker.
 const MOST_DESCRIPTORS: usize = 80;
 
+/// `SCM_MAX_FD`, the most that the kernel lets a packet carry.
+const MOST_TAKEN: usize = 253;
+
 #[cfg(test)]
 mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -183,12 +214,34 @@ mod tests {
 
         assert_eq!(peek(b.as_fd(), &mut buffer).ok(), packet(5, true));
         let (descriptors, more) = take_descriptors(b.as_fd()).unwrap_or_else(|e| panic!("{e}"));
-        assert!((1..5).contains(&descriptors.len()) && more, "{}", descriptors.len());
+        assert_eq!((descriptors.len(), more), (5, false));
 
         assert_eq!(peek(b.as_fd(), &mut buffer).ok(), packet(MAX_MESSAGE + 100, false));
         assert!(take(b.as_fd()).is_ok());
         drop(a);
         assert_eq!(peek(b.as_fd(), &mut buffer).ok(), Some(Front::End));
+    }
+
+    #[test]
+    fn the_end_is_told_from_packets_that_look_like_it() {
+        for (octets, descriptors) in [(b"x".as_slice(), 0), (b"", 0), (b"", 1)] {
+            for gone in [false, true] {
+                let (a, b) = pair();
+                assert!(!is_waiting(b.as_fd()), "nothing was sent");
+                assert!(Outbox::default().send(a.as_fd(), outgoing(octets, descriptors)).is_ok());
+                let mut a = Some(a);
+                if gone {
+                    // With a packet of ours unread, so that the end is a reset.
+                    assert!(Outbox::default().send(b.as_fd(), outgoing(b"y", 0)).is_ok());
+                    a = None;
+                }
+                stop_receiving(b.as_fd());
+                assert!(is_waiting(b.as_fd()), "{octets:?} {descriptors} {gone}");
+                assert!(take(b.as_fd()).is_ok());
+                assert!(!is_waiting(b.as_fd()), "{octets:?} {descriptors} {gone}");
+                drop(a);
+            }
+        }
     }
 
     #[test]

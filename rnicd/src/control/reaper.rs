@@ -7,13 +7,14 @@
 
 use std::any::Any;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 
+use super::packet;
 use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, spawn_confined};
 
@@ -21,10 +22,19 @@ use crate::privilege::{ThreadKind, spawn_confined};
 #[derive(Clone, Debug)]
 pub struct Reaper {
     ours: Sender<(Box<dyn Any + Send>, Option<Receipt>)>,
-    suspect: Sender<OwnedFd>,
+    suspect: Sender<Suspect>,
     sockets: Sender<OwnedFd>,
     gone: Receiver<Receipt>,
     last: Arc<AtomicU64>,
+}
+
+/// What may take for ever to close.
+enum Suspect {
+    /// A descriptor of a client.
+    Descriptor(OwnedFd),
+    /// The daemon's end of a control socket, with packets from the client that nobody has taken: the
+    /// descriptors in them are closed with it.
+    Client(OwnedFd),
 }
 
 /// Names a thing whose end is of interest.
@@ -35,7 +45,7 @@ impl Reaper {
     /// Starts the threads. `control` is woken when something with a receipt is gone.
     pub fn start(control: Arc<Waker>, seccomp: Seccomp) -> io::Result<Self> {
         let (ours, ours_in) = unbounded::<(Box<dyn Any + Send>, _)>();
-        let (suspect, suspect_in) = unbounded::<OwnedFd>();
+        let (suspect, suspect_in) = unbounded::<Suspect>();
         let (gone_out, gone) = unbounded();
         spawn_confined("reaper", ThreadKind::Reaper, seccomp, move || {
             for (thing, receipt) in ours_in {
@@ -48,7 +58,7 @@ impl Reaper {
             }
         })?;
         spawn_confined("reaper-suspect", ThreadKind::Reaper, seccomp, move || {
-            suspect_in.iter().for_each(drop);
+            suspect_in.into_iter().for_each(close);
         })?;
         let (sockets, sockets_in) = unbounded::<OwnedFd>();
         spawn_confined("reaper-sockets", ThreadKind::Reaper, seccomp, move || {
@@ -79,12 +89,32 @@ impl Reaper {
 
     /// Closes a descriptor that a client made and that is not of a known kind.
     pub fn close_suspect(&self, descriptor: OwnedFd) {
-        let _ = self.suspect.send(descriptor);
+        let _ = self.suspect.send(Suspect::Descriptor(descriptor));
+    }
+
+    /// Closes the daemon's end of a control socket.
+    pub fn close_client(&self, socket: OwnedFd) {
+        packet::stop_receiving(socket.as_fd());
+        match packet::is_waiting(socket.as_fd()) {
+            true => drop(self.suspect.send(Suspect::Client(socket))),
+            false => self.drop_later(socket),
+        }
     }
 
     /// Closes a TCP socket that a client made.
     pub fn close_socket(&self, socket: OwnedFd) {
         let _ = self.sockets.send(socket);
+    }
+}
+
+fn close(suspect: Suspect) {
+    match suspect {
+        Suspect::Descriptor(descriptor) => drop(descriptor),
+        // Closing it with unread packets would take back from the client what it was told last. It
+        // ends, as nothing comes any more.
+        Suspect::Client(socket) => {
+            while packet::is_waiting(socket.as_fd()) && packet::take(socket.as_fd()).is_ok() {}
+        }
     }
 }
 

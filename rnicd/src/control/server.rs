@@ -361,6 +361,7 @@ impl Server {
                     Ok(peer) => (client, peer),
                     Err(error) => {
                         tracing::debug!(%error, "a client was gone before it was known");
+                        self.reaper.close_client(client);
                         continue;
                     }
                 },
@@ -376,7 +377,10 @@ impl Server {
             let silent = self.connections.iter().filter(|(_, c)| same(c)).count();
             if silent < SILENT_PER_USER {
                 self.add(Connection::new(client, peer, now.after(HELLO_DEADLINE)));
-            } else if let Some(suppressed) = self.hostile.count(Instant::now()) {
+                continue;
+            }
+            self.reaper.close_client(client);
+            if let Some(suppressed) = self.hostile.count(Instant::now()) {
                 tracing::warn!(uid = peer.uid, suppressed, "too many clients without a Hello");
             }
         }
@@ -401,7 +405,10 @@ impl Server {
                 entry.insert(client);
                 self.enqueue(key);
             }
-            Err(error) => tracing::warn!(%error, "cannot watch a client"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot watch a client");
+                client.close(&self.reaper);
+            }
         }
     }
 
@@ -552,7 +559,7 @@ impl Server {
             // All are registered; workers may hold the event channel a little longer.
             let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
         }
-        self.reaper.drop_later(client);
+        client.close(&self.reaper);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::requests::Wr;
 use super::world::{QpShape, Wiring, World};
-use crate::abi::queue::queue_header;
+use crate::abi::queue::{QUEUE_HEADER_LEN, queue_header};
 use crate::types::{QpId, QpState};
 
 /// Receivers are on an app with an SRQ, senders on another.
@@ -372,6 +372,24 @@ mod held {
             assert_eq!(b.received(), [""; 0], "the one in front comes first");
             b.w.destroy(b.ends[0][1]);
             assert_eq!(b.received(), numbers(7..8));
+        }
+    }
+
+    #[test]
+    fn a_receive_that_is_none_ends_a_held_message_alike_on_both_paths() {
+        for wiring in Wiring::both() {
+            let mut b = bench(wiring, 1, 1);
+            b.send(0, 1..2);
+            let end = &mut b.w.apps[b.to].srqs[b.srq];
+            end.producer.push(77, &[]).unwrap();
+            end.producer.publish();
+            let arena = b.w.apps[b.to].arena.clone();
+            arena.store_u64(b.at + QUEUE_HEADER_LEN, 1 << 8).unwrap();
+            let index = b.w.apps[b.to].srqs[b.srq].srq.doorbell();
+            b.w.ring(b.to, 0, index);
+            b.w.settle();
+            assert_eq!(b.received(), ["77 Receive LocalQpOperation"], "{wiring:?}");
+            assert_eq!(b.w.completions(b.ends[0][0]), ["1 Send"], "{wiring:?}");
         }
     }
 

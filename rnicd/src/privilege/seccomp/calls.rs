@@ -15,8 +15,8 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
     let mut rules: Vec<Rule> = EVERYBODY.iter().copied().map(Rule::Any).collect();
     let mut allow = |calls: &[c_long]| rules.extend(calls.iter().copied().map(Rule::Any));
     match kind {
-        // Lingering is a client's setting.
-        ThreadKind::Reaper => allow(&[libc::SYS_setsockopt]),
+        // Lingering is a client's setting; packets of a client are dropped.
+        ThreadKind::Reaper => allow(&[libc::SYS_setsockopt, libc::SYS_recvmsg]),
         ThreadKind::Log => allow(&[libc::SYS_writev]),
         ThreadKind::Mover => allow(COPY),
         ThreadKind::Worker => {
