@@ -26,9 +26,8 @@ fn lingering() -> (TcpStream, TcpStream) {
     let other = listener.accept().unwrap().0;
     stream.set_nonblocking(true).unwrap();
     let full = loop {
-        match stream.write(&[0; 65536]) {
-            Ok(_) => {}
-            Err(error) => break error,
+        if let Err(error) = stream.write_all(&[0; 65536]) {
+            break error;
         }
     };
     assert_eq!(full.kind(), ErrorKind::WouldBlock);
