@@ -750,10 +750,10 @@ impl Engine {
         let Engine { qps, shard, .. } = self;
         loop {
             if let Some((key, delivery)) = shard.deliveries.pop_front() {
-                if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
-                    if let Err(delivery) = qp.defer(delivery) {
-                        qp.delivered(shard, &delivery);
-                    }
+                if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut)
+                    && let Err(delivery) = qp.defer(delivery)
+                {
+                    qp.delivered(shard, &delivery);
                 }
             } else if let Some(key) = shard.awakened.pop() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
