@@ -254,6 +254,22 @@ impl Strangers {
         numbers.filter(is_child).collect()
     }
 
+    /// Every thread of every mover has a filter of its own behind its starter's, and no mover has an
+    /// environment.
+    fn movers_are_confined(&self) {
+        for pid in self.movers() {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+            for task in tasks.flatten() {
+                let status = std::fs::read_to_string(task.path().join("status")).expect("it lives");
+                let has = |line| status.lines().any(|l| l == line);
+                assert!(has("Seccomp:\t2") && has("Seccomp_filters:\t2"), "{status}");
+                assert!(has("NoNewPrivs:\t1"), "{status}");
+            }
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).expect("it lives");
+            assert_eq!(environment, b"");
+        }
+    }
+
     /// Waits until no mover is left.
     fn has_no_movers(&self) {
         let deadline = Instant::now() + DEADLINE;
@@ -324,6 +340,7 @@ fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
         // As if stuck in the kernel.
         let movers = strangers.movers();
         assert_eq!(movers.len(), 1, "{movers:?}");
+        strangers.movers_are_confined();
         movers.into_iter().for_each(stop);
         let all = [guest.own.sge(0, LENT as u32)];
         guest.post(SendRequest::write(1, &all, guest.lent.at(0))).expect("room");
