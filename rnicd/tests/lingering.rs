@@ -99,3 +99,25 @@ fn nothing_can_be_sent_to_the_daemon_on_an_event_channel() {
     assert_eq!(sent, Err(rustix::io::Errno::PIPE));
     daemon.stop().unwrap();
 }
+
+/// A refusal leaves the session, so it could pass one descriptor after the other that nobody can
+/// close yet.
+#[test]
+fn descriptors_that_wait_to_be_closed_do_not_pile_up() {
+    let daemon = daemon("");
+    let mut bystander = Raw::open(&daemon.socket());
+    let mut raw = Raw::open(&daemon.socket());
+    let (stream, _other) = lingering();
+    raw.ask(RequestBody::AttachMemory, &[stream.as_fd()]);
+    drop(stream);
+    assert!(matches!(raw.reply(), Some(Reply { result: Err(_), .. })));
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let passed = (0..1000).take_while(|_| {
+        raw.ask(RequestBody::AttachMemory, &[file.as_fd()]);
+        raw.reply().is_some()
+    });
+    let passed = passed.count();
+    assert!((10..200).contains(&passed), "{passed} were taken");
+    assert_alive(&mut bystander, "a session that passed too many");
+    daemon.stop().unwrap();
+}

@@ -15,12 +15,10 @@ use parking_lot::Mutex;
 use crate::abi::control::{WhyKind, WhyRecord};
 use crate::types::{AddressPair, PdId, QpId, SessionId, Stag, Time};
 
-/// Records of faults that each session keeps.
-pub const SESSION_RECORDS: usize = 64;
-/// Records that each session keeps of flushes its own doing brought about.
+/// Most records that each session keeps of flushes its own doing brought about.
 pub const ROUTINE_RECORDS: usize = 16;
-/// Records that the device keeps of sessions that have ended.
-pub const ENDED_RECORDS: usize = 1024;
+/// Records kept of sessions that have ended, unless [`WhyLog::keep_of_ended`] says otherwise.
+const ENDED_RECORDS: usize = 1024;
 /// Octets of a rule; a longer one is cut.
 pub const MAX_RULE: usize = 200;
 /// Octets of a text; a longer one is cut.
@@ -108,14 +106,22 @@ struct Inner {
 #[derive(Debug)]
 struct Rings {
     owner: u32,
+    /// How many faults are kept.
+    most: usize,
     faults: VecDeque<Arc<Kept>>,
     routine: VecDeque<Arc<Kept>>,
 }
 
 impl WhyLog {
-    /// Prepares for a session that acts for `owner`. It costs memory only when something fails.
-    pub fn open(&self, session: SessionId, owner: u32) {
-        let rings = Rings { owner, faults: VecDeque::new(), routine: VecDeque::new() };
+    /// Keeps so many records of sessions that have ended, at least 1, and forgets those there are.
+    pub fn keep_of_ended(&self, most: usize) {
+        self.inner.lock().ended = FairRing::new(most);
+    }
+
+    /// Prepares for a session that acts for `owner` and keeps at most `most` records of faults. It
+    /// costs memory only when something fails.
+    pub fn open(&self, session: SessionId, owner: u32, most: usize) {
+        let rings = Rings { owner, most, faults: VecDeque::new(), routine: VecDeque::new() };
         let old = self.inner.lock().sessions.insert(session, rings);
         debug_assert!(old.is_none(), "session {session} was opened twice");
     }
@@ -147,13 +153,13 @@ impl WhyLog {
         match inner.sessions.get_mut(&session) {
             Some(rings) => {
                 let (ring, most) = match routine {
-                    true => (&mut rings.routine, ROUTINE_RECORDS),
-                    false => (&mut rings.faults, SESSION_RECORDS),
+                    true => (&mut rings.routine, rings.most.min(ROUTINE_RECORDS)),
+                    false => (&mut rings.faults, rings.most),
                 };
-                if ring.len() == most {
+                ring.push_back(Arc::new(Kept { time: now, owner: Some(rings.owner), record }));
+                if ring.len() > most {
                     ring.pop_front();
                 }
-                ring.push_back(Arc::new(Kept { time: now, owner: Some(rings.owner), record }));
             }
             // The session has ended, but not yet for every worker.
             None => inner.ended.push(None, Arc::new(Kept { time: now, owner: None, record })),
@@ -178,8 +184,8 @@ impl WhyLog {
 
     /// Records that `visible` accepts, newest first.
     pub fn newest(&self, visible: impl Fn(&Kept) -> bool) -> Vec<Arc<Kept>> {
-        let mut all: Vec<_> = self.inner.lock().all().cloned().collect();
-        all.retain(|kept| visible(kept));
+        let mut all: Vec<_> =
+            self.inner.lock().all().filter(|kept| visible(kept)).cloned().collect();
         all.sort_unstable_by_key(|kept| std::cmp::Reverse(kept.record.id));
         all
     }
@@ -269,6 +275,8 @@ mod tests {
         Why::new(SessionId(session), WhyKind::Refused, "a rule", text)
     }
 
+    const SESSION_RECORDS: usize = 64;
+
     fn texts(log: &WhyLog, session: u32) -> Vec<String> {
         let of = log.newest(|kept| kept.record.session == SessionId(session));
         of.iter().map(|kept| kept.record.text.clone()).collect()
@@ -277,7 +285,7 @@ mod tests {
     #[test]
     fn records_are_numbered_from_1_and_found_by_number() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1000);
+        log.open(SessionId(1), 1000, SESSION_RECORDS);
         assert_eq!(log.record(Time(5), refused(1, "first")), 1);
         assert_eq!(log.record(Time(6), refused(1, "second")), 2);
         let found = log.find(1).map(|k| (k.time, k.owner, k.record.text.clone()));
@@ -289,8 +297,8 @@ mod tests {
     #[test]
     fn a_session_displaces_its_own_records_only() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1);
-        log.open(SessionId(2), 2);
+        log.open(SessionId(1), 1, SESSION_RECORDS);
+        log.open(SessionId(2), 2, SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
         for n in 0..10_000 {
             assert_eq!(log.record(Time(0), refused(2, "flood")), kept + 1 + n);
@@ -303,7 +311,7 @@ mod tests {
     #[test]
     fn what_happens_all_the_time_does_not_displace_faults() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1);
+        log.open(SessionId(1), 1, SESSION_RECORDS);
         let fault = log.record(Time(0), refused(1, "fault"));
         for _ in 0..1000 {
             log.record(Time(0), Why { routine: true, ..refused(1, "flushed") });
@@ -315,12 +323,12 @@ mod tests {
     #[test]
     fn records_outlive_their_session_and_floods_of_others() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1);
+        log.open(SessionId(1), 1, SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
         log.end(SessionId(1));
         // Another owner opens session after session to fail in.
         for session in 2..200 {
-            log.open(SessionId(session), 2);
+            log.open(SessionId(session), 2, SESSION_RECORDS);
             for _ in 0..100 {
                 log.record(Time(0), refused(session, "flood"));
             }
@@ -349,5 +357,22 @@ mod tests {
         let id = log.record(Time(0), refused(1, &"ä".repeat(400)));
         let text = log.find(id).map(|k| k.record.text.clone()).unwrap_or_default();
         assert!(text.len() <= MAX_TEXT && text.ends_with("ä…"), "{}", text.len());
+    }
+
+    #[test]
+    fn as_many_are_kept_as_was_said() {
+        let log = WhyLog::default();
+        log.keep_of_ended(3);
+        for (session, most) in [(1, 0), (2, 2)] {
+            log.open(SessionId(session), 1, most);
+            for n in 0..5 {
+                let mut why = Why::new(SessionId(session), WhyKind::Refused, "r", "t");
+                why.routine = n % 2 == 0;
+                assert_ne!(log.record(Time(0), why), 0);
+            }
+        }
+        assert_eq!(log.kept(), 4);
+        log.end(SessionId(2));
+        assert_eq!(log.kept(), 3);
     }
 }

@@ -79,6 +79,6 @@ const HALF_OPEN: u64 = 2 << 10;
 /// Octets of an unread event, private data included.
 const EVENT: u64 = 1 << 10;
 /// Octets of a why record or a record of a happening.
-const RECORD: u64 = 512;
+const RECORD: u64 = 1 << 10;
 /// Octets of a worker's receive slab, transmit slab and pool.
 const WORKER_SLABS: u64 = 4 << 20;

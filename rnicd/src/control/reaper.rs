@@ -92,6 +92,11 @@ impl Reaper {
         let _ = self.suspect.send(Suspect::Descriptor(descriptor));
     }
 
+    /// Descriptors of clients that wait behind one whose close takes its time.
+    pub fn waiting(&self) -> usize {
+        self.suspect.len() + self.sockets.len()
+    }
+
     /// Closes the daemon's end of a control socket.
     pub fn close_client(&self, socket: OwnedFd) {
         packet::stop_receiving(socket.as_fd());

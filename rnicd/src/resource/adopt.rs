@@ -85,17 +85,29 @@ impl Manager {
         session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
     }
 
+    /// Ends a session that goes on passing descriptors while those passed before are still being
+    /// closed: each holds one of the daemon's.
+    pub(super) fn mind_descriptors(&mut self, id: SessionId) {
+        if self.reaper.waiting() > MOST_WAITING {
+            let why = "passes descriptors faster than they can be closed".to_owned();
+            self.ended.push_back((id, why));
+        }
+    }
+
     /// What a client passed, from here on closed only where closing may take its time.
     fn passed(&mut self, id: SessionId, descriptor: Option<OwnedFd>) -> Result<Socket, Refusal> {
         let descriptor = descriptor.ok_or_else(refuse::lost_descriptor)?;
         let socket = Socket::passed(TcpStream::from(descriptor), self.reaper.clone());
         let client = &find(&mut self.sessions, id)?.client;
-        match client.is_trusted() {
-            true => Ok(socket),
-            false => Err(Refusal::NotAllowed {
-                rule: "user.trusted".to_owned(),
-                what: format!("a socket of user {}", client.identity.uid),
-            }),
+        if client.is_trusted() {
+            return Ok(socket);
         }
+        let what = format!("a socket of user {}", client.identity.uid);
+        drop(socket);
+        self.mind_descriptors(id);
+        Err(Refusal::NotAllowed { rule: "user.trusted".to_owned(), what })
     }
 }
+
+/// Descriptors of clients that may wait to be closed before whoever passes more is ended.
+const MOST_WAITING: usize = 64;

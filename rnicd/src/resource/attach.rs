@@ -72,6 +72,7 @@ impl Manager {
     pub(super) fn attach_memory(&mut self, id: SessionId, descriptor: OwnedFd) -> Answer {
         self.examine_memory(id, descriptor).map_err(|(refusal, descriptor)| {
             self.reaper.close_suspect(descriptor);
+            self.mind_descriptors(id);
             refusal
         })
     }

@@ -215,6 +215,8 @@ impl Manager {
     ) -> Self {
         let policy = Policy::new(&config);
         policy.report_unknown();
+        let why = workers.why().clone();
+        why.keep_of_ended(config.limits.device_why_records as usize);
         Manager {
             policy,
             named_pds: NamedPds::default(),
@@ -236,8 +238,8 @@ impl Manager {
             refusals: 0,
             misbehaved: 0,
             terminates: Terminates::default(),
-            why: workers.why().clone(),
-            notes: Notes::default(),
+            why,
+            notes: Notes::new(config.limits.event_records as usize),
             past: Past::default(),
             config,
             capacity,
@@ -270,7 +272,8 @@ impl Manager {
                 };
                 self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
                 let events = welcome.events.clone();
-                self.why.open(id, client.identity.uid);
+                let most = counts.rights.why_records as usize;
+                self.why.open(id, client.identity.uid, most);
                 self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
                 Ok((id, welcome))
             }

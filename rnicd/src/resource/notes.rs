@@ -12,8 +12,6 @@ use super::why::{Reader, Wall};
 use crate::log::Damper;
 use crate::worker::clock;
 
-/// Happenings kept.
-const EVENTS: usize = 1024;
 /// Octets of a text; a longer one is cut.
 const MAX_TEXT: usize = 500;
 
@@ -29,13 +27,12 @@ struct Note {
     record: EventRecord,
 }
 
-impl Default for Notes {
-    fn default() -> Self {
-        Notes { sequence: 0, ring: FairRing::new(EVENTS) }
-    }
-}
-
 impl Notes {
+    /// Nothing yet, and room for so many.
+    pub fn new(most: usize) -> Self {
+        Notes { sequence: 0, ring: FairRing::new(most) }
+    }
+
     /// How many there were since the start.
     pub fn total(&self) -> u64 {
         self.sequence
