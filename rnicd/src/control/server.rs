@@ -144,17 +144,8 @@ impl Server {
         let writer =
             Writer::start(seccomp).map_err(system("cannot start the writer of metrics"))?;
         let metrics = Metrics { writer, due: clock::now() };
-        let count = capacity.workers;
-        let loopback = config.engine.loopback.name();
         let manager =
             Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), movers, random);
-        tracing::info!(
-            socket = %socket.path().display(),
-            pid = std::process::id(),
-            workers = count,
-            loopback,
-            "listening"
-        );
         Ok(Server {
             poll,
             socket: Some(socket),
@@ -189,6 +180,16 @@ impl Server {
     /// Works until told to stop. Confines the thread that calls it to what that takes, for good.
     pub fn run(mut self) -> io::Result<()> {
         confine(ThreadKind::Control, self.seccomp)?;
+        // Not before: whoever reads this may look whether it is confined.
+        if let Some(socket) = &self.socket {
+            tracing::info!(
+                socket = %socket.path().display(),
+                pid = std::process::id(),
+                workers = self.manager.workers(),
+                loopback = self.manager.config().engine.loopback.name(),
+                "listening"
+            );
+        }
         self.notifier.ready(SERVING);
         let mut events = mio::Events::with_capacity(256);
         while !self.has_stopped() {

@@ -503,6 +503,11 @@ impl Manager {
         }
     }
 
+    /// Worker threads.
+    pub fn workers(&self) -> u32 {
+        self.capacity.workers
+    }
+
     /// An answer that was promised for later.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
         self.answers.pop_front()
