@@ -1,0 +1,554 @@
+//! Engines with everything around them: clients, workers, sockets and a clock that stands still
+//! until it is moved.
+//!
+//! A client is the real one as far as shared memory goes: its rings, doorbells and completion
+//! queues are those of `shm`, over an arena that both sides hold in this process.
+
+mod objects;
+mod workers;
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::link::{End, Link};
+use super::raw::Raw;
+use super::requests::{Mr, Wr, completion, event};
+use crate::abi::control::{Event, WhyRecord};
+use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
+use crate::device::mover::{MoveJob, Mover, Way};
+use crate::device::window::WindowCount;
+use crate::device::{
+    Cq, Memory, Names, QpShared, Srq, StagAllocator, StagChange, StagEntry, Window,
+};
+use crate::engine::{
+    Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Receives, Transmit, Work,
+};
+use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
+use crate::shm::io::Piece;
+use crate::shm::queue::{
+    CompletionConsumer, QueueMemory, ReceiveConsumer, ReceiveProducer, SendConsumer, SendProducer,
+};
+use crate::shm::{AddressSpace, Mapping};
+use crate::stream::Negotiated;
+use crate::stream::startup::{
+    Initiator, InitiatorStep, Options, Responder, ResponderStep, RtrKinds,
+};
+use crate::types::{
+    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag,
+    Time, WindowKind,
+};
+
+/// The ends of the connection that most tests are about.
+pub(super) const A: usize = 0;
+pub(super) const B: usize = 1;
+
+/// What a region is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryKind {
+    Shared,
+    Attached,
+    /// Attached, and reached by a mover only.
+    Moved,
+}
+
+/// How two QPs are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wiring {
+    pub direct: bool,
+    pub a: Options,
+    pub b: Options,
+    /// Both ends take the other for an RDMAC peer.
+    pub rdmac: bool,
+}
+
+impl Wiring {
+    pub fn direct() -> Self {
+        Wiring { direct: true, ..Wiring::tcp() }
+    }
+
+    pub fn tcp() -> Self {
+        let options = Options {
+            revision: 2,
+            crc: true,
+            markers: false,
+            rdmac: false,
+            peer_to_peer: true,
+            ird: 4,
+            ord: 4,
+            rtr: RtrKinds::WRITE,
+        };
+        Wiring { direct: false, a: options, b: options, rdmac: false }
+    }
+
+    /// Direct, and TCP in every framing.
+    pub fn all() -> Vec<Wiring> {
+        let mut all = vec![Wiring::direct()];
+        for (crc, m_a, m_b) in [
+            (true, false, false),
+            (false, false, false),
+            (true, true, false),
+            (true, false, true),
+            (false, true, true),
+        ] {
+            let mut w = Wiring::tcp();
+            (w.a.crc, w.b.crc, w.a.markers, w.b.markers) = (crc, crc, m_a, m_b);
+            all.push(w);
+        }
+        all
+    }
+
+    pub fn both() -> [Wiring; 2] {
+        [Wiring::direct(), Wiring::tcp()]
+    }
+
+    pub fn with(mut self, change: impl Fn(&mut Options)) -> Self {
+        change(&mut self.a);
+        change(&mut self.b);
+        self
+    }
+
+    /// What start-up makes of it.
+    pub fn negotiate(&self) -> (Negotiated, Negotiated) {
+        let mut initiator = Initiator::new(&self.a, b"from a").unwrap();
+        let mut responder = Responder::new(&self.b);
+        let step = responder.handle_input(initiator.request()).unwrap();
+        assert!(matches!(step, ResponderStep::Request(_)));
+        let (reply, passive) =
+            responder.accept(None, None, self.b.ird, self.b.ord, b"from b").unwrap();
+        let InitiatorStep::Accepted(mut active) = initiator.handle_input(&reply).unwrap() else {
+            panic!("not accepted")
+        };
+        let mut passive = passive;
+        if self.rdmac {
+            for n in [&mut active, &mut passive] {
+                (n.version, n.crc, n.tx_markers, n.rx_markers) = (0, true, true, true);
+            }
+        }
+        (active, passive)
+    }
+}
+
+/// A session and its memory.
+pub(super) struct App {
+    pub session: SessionId,
+    pub pd: PdId,
+    pub host: usize,
+    pub arena: Arc<Mapping>,
+    next_offset: usize,
+    pub next_doorbell: u32,
+    /// One per worker of the host, with that worker's engine.
+    ringers: Vec<(usize, DoorbellRinger)>,
+    pub cqs: Vec<CqEnd>,
+    pub srqs: Vec<SrqEnd>,
+    pub events: Vec<Event>,
+    /// CQs whose channel had a record, in order.
+    pub notified: Vec<CqId>,
+}
+
+impl App {
+    /// Where in the arena the next queue will stand.
+    pub fn next_offset(&self) -> usize {
+        self.next_offset
+    }
+}
+
+/// A completion queue, both ends of it.
+pub(super) struct CqEnd {
+    pub cq: Arc<Cq>,
+    pub consumer: CompletionConsumer,
+}
+
+/// A shared receive queue, both ends of it.
+pub(super) struct SrqEnd {
+    pub srq: Arc<Srq>,
+    pub producer: ReceiveProducer,
+}
+
+/// A queue pair, seen by its client.
+pub(super) struct QpEnd {
+    pub app: usize,
+    pub id: QpId,
+    pub sq: SendProducer,
+    /// None if it is on a shared receive queue.
+    pub rq: Option<ReceiveProducer>,
+    pub send_cq: usize,
+    pub recv_cq: usize,
+    pub shared: Arc<QpShared>,
+    pub doorbell: u32,
+    /// The engine it was bound to.
+    pub engine: usize,
+    config: Option<Box<QpConfig>>,
+}
+
+/// What a QP is made like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QpShape {
+    pub sq: u32,
+    pub rq: u32,
+    pub sges: u8,
+    pub inline: u16,
+    pub signal_all: bool,
+    /// Shared receive queue of its app.
+    pub srq: Option<usize>,
+    pub hold: Option<Duration>,
+}
+
+impl Default for QpShape {
+    fn default() -> Self {
+        QpShape { sq: 32, rq: 32, sges: 4, inline: 64, signal_all: false, srq: None, hold: None }
+    }
+}
+
+/// Everything.
+pub(super) struct World {
+    pub now: Time,
+    pub engines: Vec<Engine>,
+    /// Engines by host: the workers of one daemon.
+    hosts: Vec<Vec<usize>>,
+    pub apps: Vec<App>,
+    pub qps: Vec<QpEnd>,
+    pub links: Vec<Link>,
+    /// What regions are made of: shared memory, or this process's own, attached.
+    pub kind: MemoryKind,
+    /// Copies that movers have not made yet, each with its engine.
+    pub moves: VecDeque<(usize, MoveJob)>,
+    pub answer_moves: bool,
+    movers: HashMap<usize, Arc<Mover>>,
+    /// Sessions whose address space was found gone.
+    pub detached: Vec<SessionId>,
+    pub misbehaved: Vec<(SessionId, String)>,
+    /// Peers that named wrong STags.
+    pub guesses: Vec<std::net::IpAddr>,
+    pub notes: Vec<(SessionId, &'static str)>,
+    pub failed_cqs: Vec<CqId>,
+    /// Changes of STags nobody has answered yet.
+    pub changes: Vec<(usize, QpId, StagChange)>,
+    pub answer_changes: bool,
+    pub failed_srqs: Vec<SrqId>,
+    pub warnings: Vec<String>,
+    /// Sockets that are not to be read, by link and end.
+    paused: Vec<(usize, usize)>,
+    pub emss: usize,
+    /// Octets given to sockets straight from shared memory.
+    pub shared_octets: usize,
+    /// Octets that came behind the next MPA reply.
+    pub leftover: Vec<u8>,
+    stags: StagAllocator,
+    next_id: u32,
+}
+
+impl World {
+    /// Hosts with so many workers each.
+    pub fn new(workers: &[u32]) -> Self {
+        let mut engines = Vec::new();
+        let mut hosts = Vec::new();
+        for n in workers {
+            let mut of_host = Vec::new();
+            for worker in 0..*n {
+                of_host.push(engines.len());
+                engines.push(Engine::new(options(worker)));
+            }
+            hosts.push(of_host);
+        }
+        World {
+            now: Time(1_000_000_000),
+            engines,
+            hosts,
+            apps: Vec::new(),
+            qps: Vec::new(),
+            links: Vec::new(),
+            kind: MemoryKind::Shared,
+            moves: VecDeque::new(),
+            answer_moves: true,
+            movers: HashMap::new(),
+            detached: Vec::new(),
+            misbehaved: Vec::new(),
+            guesses: Vec::new(),
+            notes: Vec::new(),
+            failed_cqs: Vec::new(),
+            changes: Vec::new(),
+            answer_changes: true,
+            failed_srqs: Vec::new(),
+            warnings: Vec::new(),
+            paused: Vec::new(),
+            emss: 1460,
+            shared_octets: 0,
+            leftover: Vec::new(),
+            stags: StagAllocator::new([9; 32]),
+            next_id: 100,
+        }
+    }
+
+    /// Two apps with a QP each, connected: on one host by the direct path, else on two by TCP.
+    pub fn pair(wiring: Wiring) -> Self {
+        Self::pair_with(wiring, QpShape::default(), 128)
+    }
+
+    pub fn pair_with(wiring: Wiring, shape: QpShape, cq_entries: u32) -> Self {
+        let mut w = if wiring.direct { World::new(&[1]) } else { World::new(&[1, 1]) };
+        for host in [0, w.hosts.len() - 1] {
+            let app = w.app(host);
+            let cq = w.cq(app, cq_entries);
+            w.qp(app, cq, cq, shape);
+        }
+        w.connect(A, B, wiring);
+        w.settle();
+        w
+    }
+
+    /// A pair whose start-up events have been read.
+    pub fn connected(wiring: Wiring) -> Self {
+        let mut w = World::pair(wiring);
+        assert_eq!(w.events(A), ["established 4/4"]);
+        assert_eq!(w.events(B), ["established 4/4"]);
+        w
+    }
+
+    /// A connected initiator against a scripted peer that sent nothing yet.
+    pub fn raw() -> (Self, Raw) {
+        let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+        let (mut w, raw) = World::against_raw(true, options, options);
+        assert_eq!(w.events(A), ["established 4/4"]);
+        (w, raw)
+    }
+
+    /// One QP against a scripted peer. `options.0` is the QP's end, which takes this role.
+    pub fn against_raw(initiator: bool, ours: Options, theirs: Options) -> (Self, Raw) {
+        let mut w = World::new(&[1]);
+        let app = w.app(0);
+        let cq = w.cq(app, 128);
+        let qp = w.qp(app, cq, cq, QpShape::default());
+        let raw = w.connect_raw(qp, initiator, ours, theirs);
+        (w, raw)
+    }
+
+    pub fn connect_raw(
+        &mut self,
+        qp: usize,
+        initiator: bool,
+        ours: Options,
+        theirs: Options,
+    ) -> Raw {
+        let (mut n, peer) = if initiator {
+            Wiring { a: ours, b: theirs, ..Wiring::tcp() }.negotiate()
+        } else {
+            let wiring = Wiring { a: theirs, b: ours, ..Wiring::tcp() };
+            let (active, passive) = wiring.negotiate();
+            (passive, active)
+        };
+        let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
+        let id = self.qps[qp].id;
+        let link = self.links.len();
+        self.links.push(Link::new(End::Qp { engine, qp: id }, End::Raw));
+        let config = self.take_config(qp, engine);
+        n.leftover = std::mem::take(&mut self.leftover);
+        self.engines[engine].bind_tcp(config, n, addresses(false), self.now);
+        self.settle();
+        Raw::new(link, &peer)
+    }
+
+    // --- Connecting --------------------------------------------------------------------------
+
+    fn take_config(&mut self, qp: usize, engine: usize) -> Box<QpConfig> {
+        self.qps[qp].engine = engine;
+        self.qps[qp].config.take().unwrap()
+    }
+
+    /// Connects two QPs, each on the first worker of its host.
+    pub fn connect(&mut self, a: usize, b: usize, wiring: Wiring) {
+        self.connect_on(a, 0, b, 0, wiring);
+    }
+
+    /// The same on these workers.
+    pub fn connect_on(&mut self, a: usize, a_on: usize, b: usize, b_on: usize, wiring: Wiring) {
+        let (active, passive) = wiring.negotiate();
+        let engine_of = |w: &World, qp: usize, on: usize| w.hosts[w.apps[w.qps[qp].app].host][on];
+        let (on_a, on_b) = (engine_of(self, a, a_on), engine_of(self, b, b_on));
+        let (ca, cb) = (self.take_config(a, on_a), self.take_config(b, on_b));
+        let now = self.now;
+        if wiring.direct {
+            assert_eq!(on_a, on_b, "the direct path is within one worker");
+            self.engines[on_a].bind_direct(
+                (ca, active, addresses(false)),
+                (cb, passive, addresses(true)),
+                now,
+            );
+            return;
+        }
+        let end = |engine, qp: usize, w: &World| End::Qp { engine, qp: w.qps[qp].id };
+        self.links.push(Link::new(end(on_a, a, self), end(on_b, b, self)));
+        self.engines[on_b].bind_tcp(cb, passive, addresses(true), now);
+        self.engines[on_a].bind_tcp(ca, active, addresses(false), now);
+    }
+
+    /// Hands over a QP that was moved to Error before it was connected.
+    pub fn bind_dead(&mut self, qp: usize) {
+        let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
+        let config = self.take_config(qp, engine);
+        self.engines[engine].bind_dead(config, self.now);
+        self.settle();
+    }
+
+    pub fn disconnect(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].disconnect(id, false, self.now);
+        self.settle();
+    }
+
+    pub fn abort(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].disconnect(id, true, self.now);
+        self.settle();
+    }
+
+    pub fn expel(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].expel(id, self.now);
+        self.settle();
+    }
+
+    pub fn destroy(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].destroy(id, self.now);
+        self.settle();
+    }
+
+    pub fn state(&self, qp: usize) -> QpState {
+        self.qps[qp].shared.state()
+    }
+
+    // --- What clients do ---------------------------------------------------------------------
+
+    /// Posts requests with one doorbell, and lets everything run.
+    pub fn post(&mut self, qp: usize, requests: &[Wr]) {
+        self.push(qp, requests);
+        self.settle();
+    }
+
+    /// Posts requests with one doorbell.
+    pub fn push(&mut self, qp: usize, requests: &[Wr]) {
+        let q = &mut self.qps[qp];
+        for wr in requests {
+            q.sq.push(&wr.header, &wr.sges, &wr.inline).unwrap();
+        }
+        q.sq.publish();
+        if let Some(worker) = q.sq.queue().worker() {
+            let (app, index) = (q.app, q.doorbell);
+            self.ring(app, worker, index);
+        }
+    }
+
+    pub fn ring(&mut self, app: usize, worker: u32, index: u32) {
+        let (engine, ringer) = &self.apps[app].ringers[worker as usize];
+        if ringer.ring(index) {
+            let session = self.apps[app].session;
+            self.engines[*engine].rang(session, self.now);
+        }
+    }
+
+    /// Posts a receive, and rings if a message waits for it.
+    pub fn recv(&mut self, qp: usize, wr_id: u64, sges: &[Sge]) {
+        let q = &mut self.qps[qp];
+        let rq = q.rq.as_mut().unwrap();
+        rq.push(wr_id, sges).unwrap();
+        rq.publish();
+        let (app, index, waiting) = (q.app, q.doorbell, rq.waits());
+        for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
+            self.ring(app, worker, index);
+        }
+    }
+
+    /// Reads a completion queue and gives the slots back.
+    pub fn poll_cq(&mut self, app: usize, cq: usize, most: usize) -> Vec<String> {
+        let end = &mut self.apps[app].cqs[cq];
+        let (mut found, mut cqes) = (Vec::new(), Vec::new());
+        while found.len() < most
+            && let Some(cqe) = end.consumer.poll()
+        {
+            found.push(completion(&cqe));
+            cqes.push(cqe);
+        }
+        let waiting = end.consumer.release();
+        let index = end.cq.doorbell();
+        for cqe in &cqes {
+            self.check_why(app, cqe);
+        }
+        for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
+            self.ring(app, worker, index);
+        }
+        found
+    }
+
+    /// A completion names a record of its own QP if it failed, and none if it did not.
+    fn check_why(&self, app: usize, cqe: &Cqe) {
+        if cqe.status == 0 {
+            assert_eq!(cqe.why_id, 0);
+            return;
+        }
+        let qp = self.qps.iter().find(|qp| qp.id.0 == cqe.qp).unwrap();
+        let log = &self.engines[qp.engine].shard.options.why;
+        let kept = log.find(cqe.why_id).unwrap_or_else(|| panic!("no record of {cqe:?}"));
+        let record = &kept.record;
+        assert_eq!((record.session, record.qp), (self.apps[app].session, Some(qp.id)));
+        assert!(!record.rule.is_empty() && !record.text.is_empty());
+    }
+
+    /// Records about a QP, oldest first.
+    pub fn whys(&self, qp: usize) -> Vec<WhyRecord> {
+        let QpEnd { engine, id, .. } = self.qps[qp];
+        let log = &self.engines[engine].shard.options.why;
+        let all = log.newest(|kept| kept.record.qp == Some(id));
+        all.iter().rev().map(|kept| kept.record.clone()).collect()
+    }
+
+    /// The only record about a QP.
+    pub fn why(&self, qp: usize) -> WhyRecord {
+        let mut all = self.whys(qp);
+        assert_eq!(all.len(), 1, "{all:#?}");
+        all.remove(0)
+    }
+
+    /// Completions of a QP's queues, those of the send queue's CQ first.
+    pub fn completions(&mut self, qp: usize) -> Vec<String> {
+        let QpEnd { app, send_cq, recv_cq, .. } = self.qps[qp];
+        let mut found = self.poll_cq(app, send_cq, usize::MAX);
+        if recv_cq != send_cq {
+            found.extend(self.poll_cq(app, recv_cq, usize::MAX));
+        }
+        found
+    }
+
+    /// Events of a QP's session since the last call.
+    pub fn events(&mut self, qp: usize) -> Vec<String> {
+        let app = self.qps[qp].app;
+        self.apps[app].events.drain(..).map(|e| event(&e)).collect()
+    }
+}
+
+/// This process's memory, as a client would attach it.
+pub(super) fn own_address_space() -> Arc<AddressSpace> {
+    let file = std::fs::File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+    AddressSpace::adopt(file.into(), std::process::id() as i32).unwrap()
+}
+
+pub(super) fn options(worker: u32) -> EngineOptions {
+    EngineOptions {
+        worker,
+        drain_deadline: Duration::from_secs(5),
+        close_deadline: Duration::from_secs(10),
+        first_fpdu_deadline: Duration::from_secs(3),
+        partial: Default::default(),
+        mover_deadline: Duration::from_secs(5),
+        mulpdu: MulpduPolicy::Emss,
+        why: Arc::default(),
+    }
+}
+
+fn addresses(passive: bool) -> AddressPair {
+    let a = "192.0.2.1:1000".parse().unwrap();
+    let b = "192.0.2.2:4791".parse().unwrap();
+    if passive { AddressPair { local: b, peer: a } } else { AddressPair { local: a, peer: b } }
+}

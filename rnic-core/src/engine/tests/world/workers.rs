@@ -1,0 +1,226 @@
+//! What workers do: they turn the engines, carry out what these want, and move octets over links.
+
+use super::*;
+
+impl World {
+    /// Lets everything run that needs no time, or only the time of octets under way.
+    pub fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            if self.round() {
+                continue;
+            }
+            // Workers go to sleep over it, if nobody rang meanwhile.
+            if self.engines.iter_mut().any(|e| e.has_work() || !e.prepare_sleep()) {
+                continue;
+            }
+            let arrivals = self.links.iter().flat_map(|l| &l.pipes);
+            let Some(at) =
+                arrivals.filter_map(|p| p.next_arrival()).filter(|t| *t > self.now).min()
+            else {
+                return;
+            };
+            self.now = at;
+        }
+        panic!("does not settle");
+    }
+
+    /// Lets time pass.
+    pub fn advance(&mut self, by: Duration) {
+        let until = self.now.after(by);
+        loop {
+            match self.next_timeout() {
+                Some(at) if at <= until => self.now = at.max(self.now),
+                _ => break,
+            }
+            for engine in &mut self.engines {
+                engine.handle_timeout(self.now);
+            }
+            self.settle();
+        }
+        self.now = self.now.max(until);
+        self.settle();
+    }
+
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.engines.iter().filter_map(Engine::next_timeout).min()
+    }
+
+    /// One round of every worker; whether anything happened.
+    pub fn round(&mut self) -> bool {
+        let mut worked = false;
+        for engine in 0..self.engines.len() {
+            worked |= self.engines[engine].scan(self.now);
+            for _ in 0..16 {
+                worked |= self.engines[engine].has_work();
+                let Some(Work::Transmit(qp)) = self.engines[engine].next_work(self.now) else {
+                    break;
+                };
+                self.transmit(engine, qp);
+            }
+            worked |= self.carry_out(engine);
+        }
+        if self.answer_moves && self.make_move() {
+            worked = true;
+            for engine in 0..self.engines.len() {
+                self.carry_out(engine);
+            }
+        }
+        for link in 0..self.links.len() {
+            for end in 0..2 {
+                worked |= self.serve(link, end);
+            }
+        }
+        worked
+    }
+
+    /// The link and end of a QP's socket, unless it is closed.
+    pub fn link_of(&self, engine: usize, qp: QpId) -> Option<(usize, usize)> {
+        let wanted = End::Qp { engine, qp };
+        (0..self.links.len())
+            .find_map(|l| self.links[l].ends.iter().position(|e| *e == wanted).map(|end| (l, end)))
+    }
+
+    pub fn transmit(&mut self, engine: usize, qp: QpId) {
+        let (now, emss) = (self.now, self.emss);
+        let Some((l, end)) = self.link_of(engine, qp) else { return };
+        let link = &mut self.links[l];
+        let mut shared_octets = 0;
+        let sent = self.engines[engine].transmit(qp, now, emss, |batch| {
+            let mut octets = Vec::new();
+            for piece in batch.pieces() {
+                match piece {
+                    Piece::Private(p) => octets.extend_from_slice(p),
+                    Piece::Shared { mapping, offset, len } => {
+                        let from = octets.len();
+                        octets.resize(from + len, 0);
+                        shared_octets += len;
+                        // As `send_pieces` does it.
+                        if mapping.read(*offset, &mut octets[from..]).is_err() {
+                            return Err(std::io::Error::from_raw_os_error(libc::EFAULT));
+                        }
+                    }
+                }
+            }
+            link.send(end, &octets, now)
+        });
+        self.shared_octets += shared_octets;
+        if sent != Transmit::Blocked {
+            self.links[l].pipes[end].blocked = false;
+        }
+    }
+
+    /// Readable and writable sockets.
+    fn serve(&mut self, link: usize, end: usize) -> bool {
+        let now = self.now;
+        let End::Qp { engine, qp } = self.links[link].ends[end] else { return false };
+        let mut worked = false;
+        let out = &mut self.links[link].pipes[end];
+        if out.blocked && out.has_room() {
+            out.blocked = false;
+            self.engines[engine].writable(qp);
+            worked = true;
+        }
+        if self.paused.contains(&(link, end)) {
+            // What the kernel says of its own accord.
+            if let Some(error) = self.links[link].pipes[1 - end].take_error() {
+                self.engines[engine].socket_failed(qp, &error, now);
+                self.carry_out(engine);
+                return true;
+            }
+            return worked;
+        }
+        let inbound = &mut self.links[link].pipes[1 - end];
+        if inbound.is_readable(now) {
+            let received = self.engines[engine].receive(qp, now, |buffers| {
+                let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut b[..]).collect();
+                inbound.recv(&mut into, now)
+            });
+            worked |= received != Receive::WouldBlock;
+            if received == Receive::Paused {
+                self.paused.push((link, end));
+            }
+            worked |= self.carry_out(engine);
+        }
+        worked
+    }
+
+    /// Carries out what an engine wants.
+    pub fn carry_out(&mut self, engine: usize) -> bool {
+        let mut worked = false;
+        while let Some(output) = self.engines[engine].poll_output() {
+            worked = true;
+            match output {
+                Output::Event { session, event } => {
+                    let app = self.apps.iter_mut().find(|a| a.session == session).unwrap();
+                    app.events.push(event);
+                }
+                Output::Notify(cq) => {
+                    let app = self.apps.iter_mut().find(|a| a.session == cq.session()).unwrap();
+                    app.notified.push(cq.id());
+                }
+                Output::ShutdownWrite(qp) => {
+                    let (l, end) = self.link_of(engine, qp).expect("shut down after closing");
+                    self.links[l].pipes[end].finish(self.now);
+                }
+                Output::Farewell { qp, octets } => {
+                    let (l, end) = self.link_of(engine, qp).expect("farewell after closing");
+                    let _ = self.links[l].send(end, &octets, self.now);
+                }
+                Output::Close { qp, reset } => {
+                    let (l, end) = self.link_of(engine, qp).expect("closed twice");
+                    self.links[l].close(end, reset, self.now);
+                }
+                Output::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
+                Output::CqFailed(cq) => self.failed_cqs.push(cq),
+                Output::SpaceFreed { cq, workers } => {
+                    let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+                    for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
+                        self.engines[host[worker]].space_freed(&cq, self.now);
+                    }
+                }
+                Output::SrqFailed(srq) => self.failed_srqs.push(srq),
+                Output::ReceivesFreed { srq, workers } => {
+                    let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+                    for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
+                        self.engines[host[worker]].receives_posted(&srq, self.now);
+                    }
+                }
+                Output::ReadAgain(qp) => {
+                    let of = self.link_of(engine, qp);
+                    self.paused.retain(|at| Some(*at) != of);
+                }
+                Output::Warning { text, .. } => self.warnings.push(text),
+                Output::StagGuessed { peer, .. } => self.guesses.push(peer),
+                Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
+                Output::Note { session, kind, .. } => self.notes.push((session, kind)),
+                Output::Detached { session } => self.detached.push(session),
+                Output::Move(job) => self.moves.push_back((engine, job)),
+            }
+        }
+        if self.answer_changes && !self.changes.is_empty() {
+            worked |= self.answer();
+        }
+        worked
+    }
+
+    /// Has every worker change what was asked for, then says so, when the mover that may be at work
+    /// there has no job any more. Whether it has said so of any.
+    pub fn answer(&mut self) -> bool {
+        let mut said = false;
+        for (engine, qp, change) in std::mem::take(&mut self.changes) {
+            let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+            for other in host {
+                self.engines[other].change_stags(&change);
+            }
+            let at_work = |mover| self.moves.iter().any(|(_, job)| Arc::ptr_eq(&job.mover, mover));
+            if change.mover().is_some_and(at_work) {
+                self.changes.push((engine, qp, change));
+                continue;
+            }
+            change.settle();
+            self.engines[engine].stags_changed(qp, self.now);
+            said = true;
+        }
+        said
+    }
+}
