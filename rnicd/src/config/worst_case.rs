@@ -40,8 +40,10 @@ pub(super) fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
     let slabs = workers * WORKER_SLABS;
     let rings = u64::from(limits.device_why_records.saturating_add(limits.event_records)) * RECORD;
     lines.push(format!(
-        "besides: {} for FPDUs that have not arrived in full, {} for connections in start-up, {} for slabs of workers, {} for records",
+        "besides: {} for FPDUs that have not arrived in full, {} if every connection holds a message \
+         for want of a receive or of a mover, {} for connections in start-up, {} for slabs of workers, {} for records",
         human(limits.partial_bytes),
+        human(u64::from(capacity.qps) * HELD),
         human(half_open),
         human(slabs),
         human(rings)
@@ -68,6 +70,8 @@ fn human(octets: u64) -> String {
 
 /// Octets of one entry in a worker's STag table.
 const STAG_ENTRY: u64 = 112;
+/// Octets kept of a connection that waits: one FPDU of the largest size.
+const HELD: u64 = 64 << 10;
 /// Octets of a shared receive queue in the daemon, its ring apart: the last takings.
 const SRQ: u64 = 17 << 10;
 /// Octets of a window in a worker's tables, bound, with its share of what all workers have.
