@@ -100,6 +100,9 @@ fn nothing_can_be_sent_to_the_daemon_on_an_event_channel() {
     daemon.stop().unwrap();
 }
 
+/// Requests whose answers, of more than a kilobyte each, do not fit a socket.
+const UNREAD: usize = 200;
+
 /// A refusal leaves the session, so it could pass one descriptor after the other that nobody can
 /// close yet.
 #[test]
@@ -108,8 +111,17 @@ fn descriptors_that_wait_to_be_closed_do_not_pile_up() {
     let mut bystander = Raw::open(&daemon.socket());
     let mut raw = Raw::open(&daemon.socket());
     let (stream, _other) = lingering();
+    // Answers that nobody reads keep the daemon from taking the next request before this process has
+    // closed its own descriptor: the daemon's must be the last.
+    let list = RequestBody::List { what: ListKind::Limits, from: 0 };
+    for _ in 0..UNREAD {
+        raw.ask(list.clone(), &[]);
+    }
     raw.ask(RequestBody::AttachMemory, &[stream.as_fd()]);
     drop(stream);
+    for _ in 0..UNREAD {
+        assert!(matches!(raw.reply(), Some(Reply { result: Ok(_), .. })));
+    }
     assert!(matches!(raw.reply(), Some(Reply { result: Err(_), .. })));
     let file = std::fs::File::open("/dev/null").unwrap();
     let passed = (0..1000).take_while(|_| {

@@ -215,8 +215,13 @@ impl Buffers {
     pub(super) fn give(&mut self, partial: &mut Partial, owner: Owner) {
         let (buffer, _) = self.take(partial, owner.session);
         self.give_buffer(buffer);
+        self.unwatch(partial, owner.key);
+    }
+
+    /// Stops to look at a stream until it has an incomplete FPDU again.
+    pub(super) fn unwatch(&mut self, partial: &mut Partial, key: Key) {
         if let Some(at) = partial.watched.take() {
-            self.watched.remove(&(at, owner.key));
+            self.watched.remove(&(at, key));
         }
     }
 

@@ -50,9 +50,15 @@ impl Qp {
             true => (true, slab.len().min(MAX_FPDU)),
             false => (false, slab.len()),
         };
-        let slab = &mut slab[..slab_len];
         let Link::Tcp(tcp) = &mut self.link else { return Receive::Closed };
         let needed = tcp.deframer.needed(tcp.partial.octets());
+        // Of a peer that has just begun no more than the first FPDU: its sign that the connection
+        // stands is to be told before anything that came behind it completes.
+        let (narrow, slab_len) = match self.phase {
+            Phase::Quiet => (true, needed.min(slab_len)),
+            _ => (narrow, slab_len),
+        };
+        let slab = &mut slab[..slab_len];
         let window = tcp.partial.window(needed);
         let window_len = window.len();
         let result = if window_len == 0 {
@@ -181,6 +187,10 @@ impl Qp {
     /// A responder's first valid FPDU: it may send from now on (RFC 5044 section 7.1.2).
     fn first_fpdu(&mut self, shard: &mut Shard) {
         self.enter(Phase::Open);
+        // It was read piece by piece; few streams have such pieces later.
+        if let Link::Tcp(tcp) = &mut self.link {
+            shard.buffers.unwatch(&mut tcp.partial, self.key);
+        }
         shard.timers.set(self, None);
         self.announce(shard, Vec::new());
         shard.wake(self);

@@ -52,10 +52,10 @@ pub fn peek(socket: BorrowedFd<'_>, buffer: &mut [u8; MAX_MESSAGE]) -> io::Resul
     }
 }
 
-/// Has nothing more come from the peer.
-pub fn stop_receiving(socket: BorrowedFd<'_>) {
+/// Lets nothing more pass, either way. What was sent before still arrives.
+pub fn shut(socket: BorrowedFd<'_>) {
     // It fails only if there is no peer any more, from whom nothing comes either.
-    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
 /// Whether there is a packet, be it an empty one. What it carries stays unknown: afterwards all
@@ -235,7 +235,7 @@ mod tests {
                     assert!(Outbox::default().send(b.as_fd(), outgoing(b"y", 0)).is_ok());
                     a = None;
                 }
-                stop_receiving(b.as_fd());
+                shut(b.as_fd());
                 assert!(is_waiting(b.as_fd()), "{octets:?} {descriptors} {gone}");
                 assert!(take(b.as_fd()).is_ok());
                 assert!(!is_waiting(b.as_fd()), "{octets:?} {descriptors} {gone}");

@@ -99,7 +99,7 @@ impl Reaper {
 
     /// Closes the daemon's end of a control socket.
     pub fn close_client(&self, socket: OwnedFd) {
-        packet::stop_receiving(socket.as_fd());
+        packet::shut(socket.as_fd());
         match packet::is_waiting(socket.as_fd()) {
             true => drop(self.suspect.send(Suspect::Client(socket))),
             false => self.drop_later(socket),
