@@ -60,9 +60,9 @@ pub enum Output {
         /// Reset the connection instead of closing it in order.
         reset: bool,
     },
-    /// Have every worker carry out a change of its STag table by [`Engine::change_stags`], wait for
+    /// Have every worker carry out a change of its STag table by [`Engine::change_stags`](super::Engine::change_stags), wait for
     /// the jobs that its [mover](StagChange::mover) has by then, settle the change, then call
-    /// [`Engine::stags_changed`].
+    /// [`Engine::stags_changed`](super::Engine::stags_changed).
     ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
@@ -71,7 +71,7 @@ pub enum Output {
     },
     /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
     CqFailed(CqId),
-    /// Slots of a CQ have become free, by no doing of its client: call [`Engine::space_freed`] on
+    /// Slots of a CQ have become free, by no doing of its client: call [`Engine::space_freed`](super::Engine::space_freed) on
     /// these workers (bit `n` for worker `n`), which have QPs that wait for one.
     SpaceFreed {
         /// The CQ.
@@ -83,14 +83,14 @@ pub enum Output {
     /// engine's have.
     SrqFailed(SrqId),
     /// QPs that wait for a receive of a shared queue may get one, by no doing of its client: call
-    /// [`Engine::receives_posted`] on these workers (bit `n` for worker `n`).
+    /// [`Engine::receives_posted`](super::Engine::receives_posted) on these workers (bit `n` for worker `n`).
     ReceivesFreed {
         /// The queue.
         srq: Arc<Srq>,
         /// The workers.
         workers: u64,
     },
-    /// Read the QP's socket again: [`Engine::receive`] had said [`Receive::Paused`].
+    /// Read the QP's socket again: [`Engine::receive`](super::Engine::receive) had said [`Receive::Paused`].
     ReadAgain(QpId),
     /// Something the operator should know about a client's program.
     Warning {
@@ -122,7 +122,7 @@ pub enum Output {
         /// A sentence for people.
         text: String,
     },
-    /// Hand a copy to its mover, then call [`Engine::moved`] with the answer, or when there will be
+    /// Hand a copy to its mover, then call [`Engine::moved`](super::Engine::moved) with the answer, or when there will be
     /// none.
     Move(MoveJob),
     /// A session's attached address space is gone: its regions there must be revoked and the client
@@ -136,22 +136,22 @@ pub enum Output {
 /// Work that needs the worker's hands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Call [`Engine::transmit`] for this QP.
+    /// Call [`Engine::transmit`](super::Engine::transmit) for this QP.
     Transmit(QpId),
 }
 
-/// What came of [`Engine::transmit`].
+/// What came of [`Engine::transmit`](super::Engine::transmit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transmit {
     /// Nothing was to be sent.
     Idle,
     /// Octets were accepted; the QP is scheduled again if it has more.
     More,
-    /// TCP takes no more: call [`Engine::writable`] when it does.
+    /// TCP takes no more: call [`Engine::writable`](super::Engine::writable) when it does.
     Blocked,
 }
 
-/// What came of [`Engine::receive`].
+/// What came of [`Engine::receive`](super::Engine::receive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
     /// Octets were handled; there may be more.
@@ -161,6 +161,6 @@ pub enum Receive {
     /// Nothing more will come, or nothing more is wanted.
     Closed,
     /// Nothing was read and nothing is to be until [`Output::ReadAgain`]. The socket may have failed
-    /// already: look, and watch it for errors, for [`Engine::socket_failed`].
+    /// already: look, and watch it for errors, for [`Engine::socket_failed`](super::Engine::socket_failed).
     Paused,
 }
