@@ -14,7 +14,7 @@ const NOW: Time = Time(1_000_000_000);
 const WATCHDOG: Duration = Duration::from_secs(20);
 const LISTENER: ListenerId = ListenerId(1);
 /// Descriptors left for accepted connections.
-const LEFT: u64 = 10;
+const LEFT: usize = 10;
 const PEERS: usize = 40;
 
 fn options() -> CmOptions {
@@ -96,9 +96,11 @@ fn set_limit(current: u64) {
     setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).expect("below it");
 }
 
-fn open_descriptors() -> u64 {
-    // One more for the listing itself.
-    std::fs::read_dir("/proc/self/fd").expect("proc").count() as u64 - 1
+/// Leaves room for `count` more descriptors. The kernel holds numbers against the limit and hands
+/// out the lowest that is free, so gaps count, and what was inherited far above does not.
+fn leave_descriptors(count: usize) {
+    let is_free = |fd: &u64| !std::fs::exists(format!("/proc/self/fd/{fd}")).expect("proc");
+    set_limit((0..).filter(is_free).nth(count).expect("endless"));
 }
 
 /// A request by hand: MPA revision 1 with CRC.
@@ -120,31 +122,30 @@ fn silent_connections_give_way_and_undecided_ones_are_kept() {
 
     // Silent ones: the oldest give way, the newest stay.
     let silent: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
-    set_limit(open_descriptors() + LEFT);
-    let kept = LEFT as usize;
+    leave_descriptors(LEFT);
     // An old one gives way before the newcomer is taken, and the kernel may hand that one over in a
-    // later turn.
+    // later turn. The last descriptor is in use, and nobody gives way to nobody.
     node.until("the oldest are over and the newest are in", |n| {
-        silent[..PEERS - kept].iter().all(is_over) && n.cm.half_open() == kept
+        silent[..PEERS - LEFT].iter().all(is_over) && n.cm.half_open() == LEFT
     });
-    assert!(!silent[PEERS - kept..].iter().any(is_over));
+    assert!(!silent[PEERS - LEFT..].iter().any(is_over));
 
     // Those that wait for a decision do not give way to newcomers, which are turned away instead.
-    for mut stream in &silent[PEERS - kept..] {
+    for mut stream in &silent[PEERS - LEFT..] {
         stream.write_all(&request()).expect("write");
     }
-    node.until("all are requests", |n| n.requests == kept);
+    node.until("all are requests", |n| n.requests == LEFT);
     set_limit(before);
     let late: Vec<_> = (0..PEERS).map(|_| peer(address)).collect();
     // All of these were open before the limit came down, so no descriptor is left for accepting.
-    set_limit(open_descriptors());
+    leave_descriptors(0);
     node.until("all are turned away", |_| late.iter().all(is_over));
-    assert_eq!(node.cm.half_open(), kept);
-    assert!(!silent[PEERS - kept..].iter().any(is_over));
+    assert_eq!(node.cm.half_open(), LEFT);
+    assert!(!silent[PEERS - LEFT..].iter().any(is_over));
 
     // With descriptors, life goes on.
     set_limit(before);
     let mut last = peer(address);
     last.write_all(&request()).expect("write");
-    node.until("one more request", |n| n.requests == kept + 1);
+    node.until("one more request", |n| n.requests == LEFT + 1);
 }

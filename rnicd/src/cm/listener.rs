@@ -178,6 +178,7 @@ impl ConnectionManager {
                 Ok(stream) => self.admit(id, stream, now),
                 Err(e) => match Errno::from_io_error(&e) {
                     Some(Errno::AGAIN) => return,
+                    Some(Errno::MFILE | Errno::NFILE) if !net::someone_waits(socket) => return,
                     Some(Errno::MFILE | Errno::NFILE) if self.make_room(id, now) => {}
                     Some(
                         Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::PERM,

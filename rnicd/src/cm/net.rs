@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -59,6 +60,13 @@ pub(super) fn connected(stream: impl AsFd) -> io::Result<bool> {
 pub(super) fn accept(listener: &Socket) -> io::Result<TcpStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     Ok(TcpStream::from(rustix::net::accept_with(listener, flags)?))
+}
+
+/// Whether a connection waits to be accepted. accept(2) does not tell when descriptors are short: it
+/// takes the descriptor first and fails with `EMFILE` even if nobody waits.
+pub(super) fn someone_waits(listener: &Socket) -> bool {
+    let mut listeners = [PollFd::new(listener, PollFlags::IN)];
+    poll(&mut listeners, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// Reads what is there; `Ok(0)` is the peer's FIN.
