@@ -13,6 +13,8 @@
 
 mod calls;
 mod program;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::thread::JoinHandle;

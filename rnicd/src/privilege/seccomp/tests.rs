@@ -1,7 +1,5 @@
 //! The filters of system calls hold: each kind of thread can do what it is for and nothing else.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::net::{TcpListener, UdpSocket};
@@ -10,13 +8,17 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use libc::{SIGABRT, SIGSYS};
-use rnicd::config::Seccomp;
-use rnicd::privilege::{ThreadKind, confine};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{AddressFamily, SocketType};
+
+use super::{ThreadKind, confine};
+use crate::config::Seccomp;
+
+/// The test that is run in a process of its own, by its full name.
+const ATTACKER: &str = "privilege::seccomp::tests::attacker";
 
 /// Runs `act` in a thread that is confined as one of this kind.
 fn as_kind<T: Send + 'static>(kind: ThreadKind, act: impl FnOnce() -> T + Send + 'static) -> T {
@@ -74,7 +76,6 @@ fn memory_comes_and_goes_but_not_with_code() {
     }
 }
 
-#[allow(unsafe_code)]
 fn map(protection: ProtFlags) -> Result<(), Errno> {
     let null = std::ptr::null_mut();
     // SAFETY: a new mapping of a page at a place of the kernel's choice, to which nothing refers.
@@ -102,12 +103,13 @@ fn a_worker_moves_data_between_descriptors_it_has() {
 }
 
 #[test]
-fn a_spawner_runs_the_daemons_program_as_another_process() {
+fn a_spawner_runs_its_own_program_as_another_process() {
     let output = as_kind(ThreadKind::Spawner, || {
-        Command::new(env!("CARGO_BIN_EXE_rnicd")).arg("print-config").output().unwrap()
+        Command::new("/proc/self/exe").args(["--exact", ATTACKER, "--list"]).output().unwrap()
     });
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout), rnicd::config::ANNOTATED_DEFAULT);
+    let listed = String::from_utf8_lossy(&output.stdout);
+    assert!(listed.starts_with(&format!("{ATTACKER}: test")), "{listed}");
 }
 
 #[test]
@@ -136,7 +138,7 @@ fn what_only_an_attacker_does_ends_the_process() {
     ] {
         for kind in ["control", "worker", "reaper", "log", "mover", "spawner"] {
             let child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "attacker", "--nocapture"])
+                .args(["--exact", ATTACKER, "--nocapture"])
                 .env("ATTACK", what)
                 .env("ATTACK_AS", kind)
                 .output()
@@ -154,7 +156,7 @@ fn what_only_an_attacker_does_ends_the_process() {
 #[test]
 fn what_libraries_ask_for_once_is_asked_before() {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "attacker", "--nocapture"])
+        .args(["--exact", ATTACKER, "--nocapture"])
         .env("ATTACK", "none")
         .env("ATTACK_AS", "worker")
         .output()
@@ -164,7 +166,6 @@ fn what_libraries_ask_for_once_is_asked_before() {
 
 /// The other half of the tests above, which run it in a process of its own and see that end.
 #[test]
-#[allow(unsafe_code)]
 fn attacker() {
     let Ok(what) = std::env::var("ATTACK") else { return };
     let kind = match std::env::var("ATTACK_AS").unwrap().as_str() {
