@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod exhaust;
 pub mod hammer;
 pub mod hostile;
+mod join;
 pub mod over;
 pub mod pinger;
 pub mod process;
@@ -19,4 +20,5 @@ pub mod traffic;
 pub mod wire;
 
 pub use daemon::Daemon;
+pub use join::join;
 pub use process::{DEADLINE, Process};

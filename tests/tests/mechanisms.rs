@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, Arm, Completion, CompletionChannel, CompletionStatus, ConnectOptions,
-    Context, Cq, Listener, Mr, Pd, Qp, QpOptions, RecvRequest, SendRequest,
+    Access, Arm, Completion, CompletionChannel, CompletionStatus, Context, Cq, Listener, Mr, Pd,
+    Qp, QpOptions, RecvRequest, SendRequest,
 };
 use rnic_tests::traffic::Rng;
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, join};
 
 fn long(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
@@ -49,13 +49,6 @@ impl Side {
     fn qp(&self, cq: &Cq) -> Qp {
         self.pd.create_qp(&QpOptions { sq_depth: 128, ..QpOptions::new(cq) }).unwrap()
     }
-}
-
-fn join(listener: &Listener, active: &Qp, passive: &Qp) {
-    active.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
-    let request = listener.accept_request(Some(DEADLINE)).unwrap();
-    request.accept(passive, &AcceptOptions::default()).unwrap();
-    active.wait_connected(Some(DEADLINE)).unwrap();
 }
 
 /// Calls of `read`, `write` and their kin that a process has made, which includes every ringing of

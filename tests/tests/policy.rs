@@ -5,9 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
-    DisconnectReason, Error, Event, Mr, Pd, Qp, QpOptions, QpState, RecvRequest, RemoteMr,
-    SendRequest,
+    Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Error, Event, Mr, Pd, Qp,
+    QpOptions, QpState, RecvRequest, RemoteMr, SendRequest,
 };
 use rnic_core::abi::control::RequestBody;
 use rnic_core::abi::queue::Sge;
@@ -68,10 +67,7 @@ impl End {
 
 fn join(active: &End, passive: &End) {
     let listener = passive.context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
-    active.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
-    let request = listener.accept_request(Some(DEADLINE)).unwrap();
-    request.accept(&passive.qp, &AcceptOptions::default()).unwrap();
-    active.qp.wait_connected(Some(DEADLINE)).unwrap();
+    rnic_tests::join(&listener, &active.qp, &passive.qp);
 }
 
 /// A writer connected to a session that holds `pd`.

@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
-    DisconnectReason, Event, Listener, NoReceive, Pd, Qp, QpOptions, RecvRequest, SendRequest, Srq,
-    SrqOptions,
+    AcceptOptions, Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Event,
+    Listener, NoReceive, Pd, Qp, QpOptions, RecvRequest, SendRequest, Srq, SrqOptions,
 };
 use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
 use rnic_core::abi::queue::{QUEUE_HEADER_LEN, queue_header};
 use rnic_core::shm::Mapping;
 use rnic_core::types::{CqId, PdId, QpId, SrqId};
 use rnic_tests::raw::{Raw, qp_request};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, join};
 
 /// Both paths, with one worker and with three.
 const DAEMONS: [&str; 4] = [
@@ -95,13 +94,6 @@ impl Side {
         }
         found
     }
-}
-
-fn join(listener: &Listener, active: &Qp, passive: &Qp) {
-    active.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
-    let request = listener.accept_request(Some(DEADLINE)).unwrap();
-    request.accept(passive, &AcceptOptions::default()).unwrap();
-    active.wait_connected(Some(DEADLINE)).unwrap();
 }
 
 /// Queue pairs of `host` on one shared receive queue, each connected to one of `guest`.

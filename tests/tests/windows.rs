@@ -130,10 +130,7 @@ impl Pair {
 fn join(owner: &Side, peer: &Side) -> (Qp, Qp) {
     let listener = owner.listener();
     let (owned, peering) = (owner.qp(), peer.qp());
-    peering.start_connect(listener.local_addr(), &Default::default()).unwrap();
-    let request = listener.accept_request(Some(DEADLINE)).unwrap();
-    request.accept(&owned, &AcceptOptions::default()).unwrap();
-    peering.wait_connected(Some(DEADLINE)).unwrap();
+    rnic_tests::join(&listener, &peering, &owned);
     (owned, peering)
 }
 

@@ -4,9 +4,8 @@
 use std::os::fd::BorrowedFd;
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
-    DisconnectReason, Listener, Mr, MrOptions, Pd, Qp, QpOptions, RecvRequest, RemoteAddr, Scope,
-    SendRequest, TerminateCode,
+    Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Listener, Mr, MrOptions,
+    Pd, Qp, QpOptions, RecvRequest, RemoteAddr, Scope, SendRequest, TerminateCode,
 };
 use rnic_core::abi::control::{ReplyBody, RequestBody};
 use rnic_core::types::{CqId, PdId, SegmentId};
@@ -69,10 +68,7 @@ impl Side {
 
     /// Connects a QP of another session with one of this.
     pub fn join(&self, own: &Qp, visitor: &Qp) {
-        visitor.start_connect(self.listener.local_addr(), &ConnectOptions::default()).unwrap();
-        let request = self.listener.accept_request(Some(DEADLINE)).unwrap();
-        request.accept(own, &AcceptOptions::default()).unwrap();
-        visitor.wait_connected(Some(DEADLINE)).unwrap();
+        rnic_tests::join(&self.listener, visitor, own);
     }
 
     pub fn one(&self) -> Completion {
