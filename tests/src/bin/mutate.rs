@@ -164,7 +164,7 @@ impl Copy {
         target: &str,
         tests: &[String],
     ) -> Result<Outcome, Box<dyn Error>> {
-        let mut chosen = vec!["test", "--offline", "-p", package];
+        let mut chosen = vec!["test", "--offline", "--profile", "mutants", "-p", package];
         chosen.extend(if target == "lib" { vec!["--lib"] } else { vec!["--test", target] });
         let build = self.command("cargo").args(&chosen).arg("--no-run").output()?;
         if !build.status.success() {
