@@ -455,12 +455,7 @@ fn a_long_tagged_message_is_cut_by_a_terminate_and_an_untagged_one_is_not() {
         let any = w.any_mr(A, 60_000);
         w.links[0].pipes[0].window = 4000;
         // More than one batch, so that the message is under way when the fault comes.
-        for engine in &mut w.engines {
-            for qp in engine.qps.iter_mut().flatten() {
-                let crate::engine::qp::Link::Tcp(tcp) = &mut qp.link else { panic!() };
-                tcp.batch = 1;
-            }
-        }
+        w.one_segment_at_a_time();
         let wr =
             if untagged { Wr::send(1, &[any.all()]) } else { Wr::write(1, &[any.all()], &any, 0) };
         w.post(A, &[wr]);
