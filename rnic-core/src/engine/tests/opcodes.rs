@@ -168,7 +168,8 @@ fn every_opcode_where_it_belongs_and_nowhere_else() {
                             && row.find_bool("tagged") == Some(queue.is_none())
                             && row.find_number("queue") == queue.map(u64::from)
                     });
-                    let known = |queue| queues.iter().any(|q| q.number("value") == u64::from(queue));
+                    let known =
+                        |queue| queues.iter().any(|q| q.number("value") == u64::from(queue));
                     if !queue.is_none_or(known) {
                         bench.raw_says(&octets).was_refused(&octets, "1/2/01", &what);
                     } else if rv != version {

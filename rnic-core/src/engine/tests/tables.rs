@@ -2,10 +2,8 @@
 
 use toml::{Table, Value};
 
-const SUITE: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../tests/conformance/requirements.toml"
-));
+const SUITE: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/conformance/requirements.toml"));
 
 /// A row of a table.
 #[derive(Clone, Debug)]
