@@ -145,7 +145,7 @@ fn every_kind_of_message_is_what_the_table_says() {
 }
 
 /// The messages that segments make, with the payload of each, if all of it is in order.
-fn messages(segments: &[Segment]) -> Vec<(Header, Vec<u8>)> {
+pub(super) fn messages(segments: &[Segment]) -> Vec<(Header, Vec<u8>)> {
     let mut found: Vec<(Header, Vec<u8>)> = Vec::new();
     let mut open = false;
     for Segment { header, payload } in segments {
@@ -174,7 +174,7 @@ fn messages(segments: &[Segment]) -> Vec<(Header, Vec<u8>)> {
     found
 }
 
-fn opcode_of(header: &Header) -> Opcode {
+pub(super) fn opcode_of(header: &Header) -> Opcode {
     crate::rdmap::Control::parse(header.rsvd_ulp()).opcode
 }
 
