@@ -180,6 +180,8 @@ fn octets_behind_the_reply_are_the_first_fpdus() {
 
 // --- In order ------------------------------------------------------------------------------------
 
+//= RDMAP-6.2-1
+//= RDMAP-7-4
 #[test]
 fn disconnect_finishes_what_was_posted() {
     for wiring in Wiring::all() {
@@ -234,6 +236,7 @@ fn disconnect_sends_all_that_was_posted_however_little_the_engine_had_seen() {
     }
 }
 
+//= RDMAP-6.2-1
 #[test]
 fn both_disconnect_at_once() {
     for wiring in Wiring::all() {
@@ -317,6 +320,10 @@ fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
 
 // --- Terminates ----------------------------------------------------------------------------------
 
+//= RDMAP-5.4-8
+//= RDMAP-5.4-9
+//= RDMAP-6.2.1-4
+//= RDMAP-7-1
 #[test]
 fn one_terminate_then_fin_then_nothing() {
     // Decisions test 38: with a full send queue, and a peer with much unread.
@@ -403,6 +410,7 @@ fn a_received_terminate_is_reported_and_never_answered() {
     }
 }
 
+//= RDMAP-7-4
 #[test]
 fn a_peer_that_never_closes_after_a_terminate_is_closed() {
     let (mut w, mut raw) = World::raw();

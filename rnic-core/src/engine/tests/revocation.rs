@@ -7,6 +7,7 @@ use crate::ddp::Header;
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, QpState, Stag, TaggedOffset};
 
+//= RDMAP-4.8-12
 #[test]
 fn a_response_under_way_stops_at_a_segment_boundary() {
     // Decision D31, RFC 5040 section 4.8: the header goes back advanced by what was sent.

@@ -423,6 +423,7 @@ fn a_peer_that_tears_down_at_once_behind_a_terminate_is_no_trouble() {
 //= RDMAP-5.4-4
 //= RDMAP-5.4-9
 //= RDMAP-7.1-5
+//= RDMAP-7-3
 /// Behind a Terminate, of either side, messages that would be fine and others that would not are
 /// dropped alike: nothing is placed, read, invalidated, delivered or said.
 #[test]

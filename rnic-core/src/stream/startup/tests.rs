@@ -262,6 +262,7 @@ fn markers_go_to_the_end_that_wants_them() {
     }
 }
 
+//= RDMAP-6.1-5
 #[test]
 fn reads_are_bounded_by_both_ends() {
     let passive = Options { ird: 3, ord: 100, ..OPTIONS };
