@@ -3,7 +3,7 @@
 use super::raw::ulpdu;
 use super::requests::{Mr, Wr};
 use super::tables::table;
-use super::world::{A, QpShape, World};
+use super::world::{A, QpShape, Wiring, World};
 use crate::abi::queue::Sge;
 use crate::ddp::{Header, qn};
 use crate::device::Memory;
@@ -164,20 +164,21 @@ fn first_msn(first: u32) {
 //= RDMAP-6.1-4
 //= RDMAP-6.1-6
 //= RDMAP-6.1-7
-/// IRD and ORD as they were agreed, from one to many: so many Reads of this side's are out at once
+/// IRD and ORD as they were agreed, few and many: so many Reads of this side's are out at once
 /// and so many of the peer's are taken on, and the next is not.
 #[test]
 fn reads_outstanding_are_as_many_as_agreed_in_each_direction() {
     for agreed in [1, 2, 3, 16, 200] {
-        let options = super::world::Wiring::tcp()
-            .with(|o| (o.peer_to_peer, o.ird, o.ord) = (false, agreed, agreed))
-            .a;
+        // The peer asks for more than this side takes on, and takes on less than is asked of it.
+        let options =
+            |ird, ord| Wiring::tcp().with(|o| (o.peer_to_peer, o.ird, o.ord) = (false, ird, ord)).a;
+        let (ours, theirs) = (options(agreed + 2, agreed + 5), options(agreed, agreed + 2));
         let mut w = World::new(&[1]);
         let app = w.app(0);
         let cq = w.cq(app, 512);
         let qp = w.qp(app, cq, cq, QpShape { sq: 256, ..QpShape::default() });
-        let mut raw = w.connect_raw(qp, true, options, options);
-        assert_eq!(w.events(qp), [format!("established {agreed}/{agreed}")]);
+        let mut raw = w.connect_raw(qp, true, ours, theirs);
+        assert_eq!(w.events(qp), [format!("established {}/{agreed}", agreed + 2)]);
         let region = w.any_mr(qp, 4);
         let reads: Vec<Wr> =
             (0..u64::from(agreed) + 3).map(|n| Wr::read(n, region.all(), &region, 0)).collect();
@@ -208,6 +209,6 @@ fn reads_outstanding_are_as_many_as_agreed_in_each_direction() {
         assert_eq!(told[6..], ulpdu(&header, &[]));
         // One that has been given to TCP makes room, though TCP has not taken it.
         let waiting = taken - 1 - answered as u32;
-        assert_eq!(waiting, u32::from(agreed), "of {taken}");
+        assert_eq!(waiting, u32::from(agreed) + 2, "of {taken}");
     }
 }

@@ -18,10 +18,13 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (mut w, mut raw) = World::raw_of_version(version);
     let (near, far) = (w.any_mr(A, 16), w.any_mr(A, 16));
     near.set(b"0123456789abcdef");
+    // An STag to invalidate has no meaning here, and does not leave.
+    let mut plain = Wr::send(1, &[]).inline(b"a");
+    plain.header.inv_rkey = INVALIDATED.0;
     w.post(
         A,
         &[
-            Wr::send(1, &[]).inline(b"a"),
+            plain,
             Wr::send(2, &[near.sge(1..3)]).with(SendFlags::SOLICITED),
             Wr::send_invalidate(3, &[], INVALIDATED),
             Wr::send_invalidate(4, &[near.sge(4..5)], INVALIDATED).with(SendFlags::SOLICITED),
