@@ -35,7 +35,13 @@ fn a_response_under_way_stops_at_a_segment_boundary() {
     assert_eq!(t.code.to_string(), "0/1/00");
     let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
     assert_eq!(t.ddp_header, Some(&ulpdu(&header, &[])[..]));
-    assert_eq!(ReadRequest::parse(t.read_request.unwrap()), request.advanced(octets as u32));
+    let rest = ReadRequest {
+        sink_to: TaggedOffset(0x10 + octets as u64),
+        size: 10_000 - octets as u32,
+        src_to: TaggedOffset(from.iova + octets as u64),
+        ..request
+    };
+    assert_eq!(ReadRequest::parse(t.read_request.unwrap()), rest);
     assert!(raw.fin);
 }
 
