@@ -369,12 +369,13 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
     let target = Target::new(&daemon);
     let (stag, base) = (target.region.lkey().0, target.region.iova() + 100);
     let other = target.inbox.lkey().0;
-    let cases: [(&str, Vec<Vec<u8>>, [u8; 2]); 6] = [
-        ("another STag", vec![tagged(2, other, base, &[1; 10])], [0x11, 0]),
-        ("before the sink", vec![tagged(2, stag, base - 1, &[1; 10])], [0x11, 1]),
-        ("behind it", vec![tagged(2, stag, base + 1, &[1; 10])], [0x11, 1]),
-        ("too long", vec![tagged(2, stag, base, &[1; 11])], [0x11, 1]),
-        ("too short", vec![tagged(2, stag, base, &[1; 9])], [0x11, 1]),
+    let alone = |response: Vec<u8>| vec![response];
+    let cases = [
+        ("another STag", alone(tagged(2, other, base, &[1; 10])), [0x11, 0]),
+        ("before the sink", alone(tagged(2, stag, base - 1, &[1; 10])), [0x11, 1]),
+        ("behind it", alone(tagged(2, stag, base + 1, &[1; 10])), [0x11, 1]),
+        ("too long", alone(tagged(2, stag, base, &[1; 11])), [0x11, 1]),
+        ("too short", alone(tagged(2, stag, base, &[1; 9])), [0x11, 1]),
         ("twice", vec![tagged(2, stag, base, &[1; 10]); 2], [0x02, 6]),
     ];
     for (what, responses, code) in cases {

@@ -196,6 +196,7 @@ fn reads_outstanding_are_as_many_as_agreed_in_each_direction() {
         };
         let mut taken = 0;
         while w.state(qp) == QpState::Rts {
+            assert!(taken < 2 * u32::from(agreed) + 10, "all are taken");
             taken += 1;
             raw.read(&mut w, taken, &request);
         }
