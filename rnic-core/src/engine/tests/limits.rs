@@ -12,6 +12,7 @@ use crate::shm::Mapping;
 use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
 
 //= RDMAP-4.4-6
+//= RDMAP-5.2.2-7
 /// Every row has its test here, or is of another layer and named as such.
 #[test]
 fn every_limit_of_rdmap_is_kept() {

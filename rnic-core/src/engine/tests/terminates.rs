@@ -390,6 +390,7 @@ fn a_received_terminate_completes_everything_in_error_and_silences_this_side() {
 }
 
 //= RDMAP-6.2.1-3
+//= RDMAP-7-4
 /// A peer may tear the connection down the moment it has sent or received a Terminate.
 #[test]
 fn a_peer_that_tears_down_at_once_behind_a_terminate_is_no_trouble() {
