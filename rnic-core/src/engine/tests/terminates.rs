@@ -9,6 +9,9 @@ use crate::ddp::qn;
 use crate::rdmap::{Opcode, ReadRequest, codes};
 use crate::types::{Access, QpState, Scope, Stag, TaggedOffset, TerminateCode};
 
+/// Long enough to be taken for the header of a Read Request.
+const PAYLOAD: [u8; 30] = *b"thirty octets of no importance";
+
 fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
     ReadRequest {
         sink_stag: Stag(0xA1A2_A3A4),
@@ -44,17 +47,17 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
     let write_only = w.mr(A, 100, access);
     let unknown = Mr { stag: Stag(region.stag.0 ^ 0x0F0F_0F00), ..region.clone() };
     if code != (1, 2, 2) {
-        w.recv(A, 7, &[region.sge(0..10)]);
+        w.recv(A, 7, &[region.sge(0..40)]);
     }
     let write = |raw: &Raw, to: &Mr, at: u64| {
-        ulpdu(&raw.tagged(Opcode::Write, to.stag, to.iova.wrapping_add(at), true), b"octets")
+        ulpdu(&raw.tagged(Opcode::Write, to.stag, to.iova.wrapping_add(at), true), &PAYLOAD)
     };
     let send = |raw: &Raw, queue, msn, mo| {
-        ulpdu(&raw.untagged(Opcode::Send, queue, msn, mo, true), b"octets")
+        ulpdu(&raw.untagged(Opcode::Send, queue, msn, mo, true), &PAYLOAD)
     };
     let invalidate = |raw: &Raw, stag: Stag| {
         let header = raw.untagged(Opcode::SendInvalidate, qn::SEND, 1, 0, true);
-        let mut octets = ulpdu(&header, b"octets");
+        let mut octets = ulpdu(&header, &PAYLOAD);
         octets[2..6].copy_from_slice(&stag.0.to_be_bytes());
         octets
     };
@@ -89,8 +92,8 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
         (1, 2, 1) => send(&raw, 3, 1, 0),
         (1, 2, 2) => send(&raw, 0, 1, 0),
         (1, 2, 3) => send(&raw, 0, 2, 0),
-        (1, 2, 4) => send(&raw, 0, 1, 11),
-        (1, 2, 5) => send(&raw, 0, 1, 5),
+        (1, 2, 4) => send(&raw, 0, 1, 41),
+        (1, 2, 5) => send(&raw, 0, 1, 11),
         (1, 2, 6) => change(send(&raw, 0, 1, 0), 0, 2),
         (0, 0, 0) => {
             w.post(A, &[Wr::write(1, &[region.sge(99..101)], &region, 0)]);
@@ -101,7 +104,7 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
             let (mapping, fd) = crate::shm::Mapping::create_segment(8192).unwrap();
             let gone = w.mr_over(A, mapping, 8192, access, Scope::Pd, 0x10_0000);
             rustix::fs::ftruncate(&fd, 0).unwrap();
-            raw.write(&mut w, gone.stag, gone.iova, b"octets");
+            raw.write(&mut w, gone.stag, gone.iova, &PAYLOAD);
             vec![]
         }
         (2, 0, 1) => {
