@@ -113,6 +113,33 @@ pub fn ending(stream: &mut TcpStream) -> Ending {
     }
 }
 
+/// The ULPDUs of these FPDUs, which are whole and without Markers; their CRCs are checked.
+///
+/// # Panics
+///
+/// If they are not.
+pub fn ulpdus(mut octets: &[u8]) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    while octets.len() >= 2 {
+        let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
+        let ulpdu = octets.get(2..2 + len).expect("a whole FPDU").to_vec();
+        let frame = fpdu(&ulpdu);
+        assert_eq!(octets.get(..frame.len()), Some(&frame[..]), "padding and CRC");
+        octets = &octets[frame.len()..];
+        found.push(ulpdu);
+    }
+    assert!(octets.is_empty(), "part of an FPDU");
+    found
+}
+
+/// Reads one FPDU; its ULPDU.
+pub fn next_ulpdu(stream: &mut TcpStream) -> Vec<u8> {
+    let mut octets = exactly(stream, 2);
+    let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
+    octets.extend(exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2));
+    ulpdus(&octets).remove(0)
+}
+
 /// Layer, type and code of the Terminate at the end of these FPDUs, if there is one
 /// (RFC 5040 section 4.8).
 pub fn terminate(mut octets: &[u8]) -> Option<[u8; 3]> {

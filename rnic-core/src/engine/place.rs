@@ -267,10 +267,10 @@ impl Qp {
     /// A segment of a Read Response has been placed.
     fn response_placed(&mut self, len: usize, last: bool) -> Result<(), Trouble> {
         let Some(read) = self.reads.front_mut() else { return Ok(()) };
-        // A peer that repeats octets overshoots and is caught at the end. A segment is at most
-        // 64 KiB.
-        read.received = read.received.saturating_add(len as u32);
-        if last && read.received != read.size {
+        // A peer that repeats octets overshoots, also beyond what a size can say, and is caught at
+        // the end.
+        read.received = read.received.saturating_add(len as u64);
+        if last && read.received != u64::from(read.size) {
             let reason = Reason::ResponseLength { received: read.received, size: read.size };
             let seq = read.seq;
             return Err(self.response_refused(seq, reason));

@@ -114,7 +114,7 @@ pub(super) struct OutstandingRead {
     pub sink: Stag,
     pub to: u64,
     pub size: u32,
-    pub received: u32,
+    pub received: u64,
     /// Invalidate the sink when it is done.
     pub invalidate: bool,
 }

@@ -70,7 +70,7 @@ pub(super) enum Reason {
     /// A Read Response outside of the read's buffer.
     OutsideSink { stag: Stag, to: u64, len: u64, size: u32 },
     /// A Read Response of another length than was asked for.
-    ResponseLength { received: u32, size: u32 },
+    ResponseLength { received: u64, size: u32 },
     /// The buffer of a read is not to be had any more.
     SinkGone { stag: Stag, to: u64, size: u32 },
     /// A segment that is wrong in itself, as its code says.
@@ -277,7 +277,7 @@ impl Reason {
             Reason::ResponseLength { received, size } => {
                 let text =
                     format!("the peer answered a read of {size} octets with {received} octets");
-                Words { length: Some(received.into()), ..wire(text) }
+                Words { length: Some(received), ..wire(text) }
             }
             Reason::SinkGone { stag, to, size } => wire(format!(
                 "STag {stag}, the buffer of a read, was deregistered or invalidated before the \

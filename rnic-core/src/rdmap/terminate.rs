@@ -54,7 +54,7 @@ impl<'a> Terminate<'a> {
     /// behind the announced headers are not looked at.
     pub fn parse(octets: &'a [u8]) -> Result<Terminate<'a>, TerminateTooShort> {
         let (control, rest) = octets.split_first_chunk::<CONTROL_LEN>().ok_or(TerminateTooShort)?;
-        let (code, flags, layout) = read_control(control);
+        let (code, flags, layout) = read_control(control, !rest.is_empty());
         let (mut rest, mut segment_len, mut ddp_header) = (rest, None, None);
         if flags & (LENGTH_VALID | DDP_HEADER) != 0 {
             let (length, behind) = rest.split_first_chunk().ok_or(TerminateTooShort)?;
@@ -120,17 +120,18 @@ impl<'a> Terminate<'a> {
     }
 }
 
-/// Code and flags (as [`FLAGS`]) of a control word in either layout.
+/// Code and flags (as [`FLAGS`]) of a control word in either layout, with headers behind it or not.
 ///
 /// It is siw's if the flags are where only siw puts them, or if the code exists only with Layer
-/// and EType exchanged.
-fn read_control(control: &[u8; CONTROL_LEN]) -> (TerminateCode, u8, Layout) {
+/// and EType exchanged. Where siw has its flags the RFC has reserved bits, which say nothing: a
+/// Terminate of the RFC without flags has no headers either, and one of siw with flags has some.
+fn read_control(control: &[u8; CONTROL_LEN], headers: bool) -> (TerminateCode, u8, Layout) {
     let [first, code, third, _] = *control;
     let plain = TerminateCode { layer: first >> 4, etype: first & 0x0F, code };
     let swapped = TerminateCode { layer: plain.etype, etype: plain.layer, code };
     let (high, low) = (third & FLAGS, third & 0x07);
     let low_as_high = (low & 1) << 7 | (low & 2) << 5 | (low & 4) << 3;
-    let misplaced = high == 0 && low != 0;
+    let misplaced = high == 0 && low != 0 && headers;
     let only_swapped = codes::name(plain).is_none() && codes::name(swapped).is_some();
     match (misplaced, only_swapped) {
         (true, _) => (swapped, low_as_high, Layout::Siw),
@@ -225,6 +226,25 @@ mod tests {
             let octets = [hex(octets), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
             let t = Terminate::parse(&octets).expect("as long as can be");
             assert_eq!((t.code, t.layout), (code, Layout::Rfc5040));
+        }
+    }
+
+    //= RDMAP-4.8-6
+    #[test]
+    fn reserved_bits_are_sent_as_zero_and_not_looked_at() {
+        let headers = [hex("0000"), hex(UNTAGGED), hex(READ)].concat();
+        for control in ["1202c000", "0100e000", "20020000", "11018000", "10000000", "11000000"] {
+            let control = hex(control);
+            // Without a flag nothing follows: that is how siw's layout is told from reserved bits.
+            let headers = if control[2] == 0 { &[][..] } else { &headers[..] };
+            let plain = [&control, headers].concat();
+            let expected = Terminate::parse(&plain).expect("as long as can be");
+            assert_eq!(expected.to_vec()[2..4], control[2..4]);
+            for reserved in 0..1u16 << 13 {
+                let [third, fourth] = reserved.to_be_bytes();
+                let octets = [&[control[0], control[1], control[2] | third, fourth], headers];
+                assert_eq!(Terminate::parse(&octets.concat()), Ok(expected), "{reserved:#x}");
+            }
         }
     }
 

@@ -202,6 +202,7 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
 }
 
 //= RDMAP-8.1.2-5
+//= RDMAP-8.1-0
 #[test]
 fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
     let config = "[limits]\ncq_entries = 64\n[limits.session]\narena_bytes = \"1MiB\"\n";

@@ -249,6 +249,7 @@ fn rdmap_8_1_1_7_a_peer_invalidates_only_what_is_its_streams_alone() {
 
 //= RDMAP-8.1.1-8
 //= RDMAP-8.1.1-8a
+//= RDMAP-8.1-0
 #[test]
 fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
     const COUNT: usize = 1000;

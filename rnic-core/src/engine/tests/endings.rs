@@ -180,6 +180,8 @@ fn octets_behind_the_reply_are_the_first_fpdus() {
 
 // --- In order ------------------------------------------------------------------------------------
 
+//= RDMAP-6.2-1
+//= RDMAP-7-4
 #[test]
 fn disconnect_finishes_what_was_posted() {
     for wiring in Wiring::all() {
@@ -234,6 +236,7 @@ fn disconnect_sends_all_that_was_posted_however_little_the_engine_had_seen() {
     }
 }
 
+//= RDMAP-6.2-1
 #[test]
 fn both_disconnect_at_once() {
     for wiring in Wiring::all() {
@@ -317,6 +320,10 @@ fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
 
 // --- Terminates ----------------------------------------------------------------------------------
 
+//= RDMAP-5.4-8
+//= RDMAP-5.4-9
+//= RDMAP-6.2.1-4
+//= RDMAP-7-1
 #[test]
 fn one_terminate_then_fin_then_nothing() {
     // Decisions test 38: with a full send queue, and a peer with much unread.
@@ -403,6 +410,7 @@ fn a_received_terminate_is_reported_and_never_answered() {
     }
 }
 
+//= RDMAP-7-4
 #[test]
 fn a_peer_that_never_closes_after_a_terminate_is_closed() {
     let (mut w, mut raw) = World::raw();
@@ -455,12 +463,7 @@ fn a_long_tagged_message_is_cut_by_a_terminate_and_an_untagged_one_is_not() {
         let any = w.any_mr(A, 60_000);
         w.links[0].pipes[0].window = 4000;
         // More than one batch, so that the message is under way when the fault comes.
-        for engine in &mut w.engines {
-            for qp in engine.qps.iter_mut().flatten() {
-                let crate::engine::qp::Link::Tcp(tcp) = &mut qp.link else { panic!() };
-                tcp.batch = 1;
-            }
-        }
+        w.one_segment_at_a_time();
         let wr =
             if untagged { Wr::send(1, &[any.all()]) } else { Wr::write(1, &[any.all()], &any, 0) };
         w.post(A, &[wr]);

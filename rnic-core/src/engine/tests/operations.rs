@@ -5,6 +5,7 @@ use super::world::{A, B, Wiring, World};
 use crate::abi::queue::SendFlags;
 use crate::types::{Access, QpState};
 
+//= RDMAP-5.1-5
 #[test]
 fn write_places_octets_and_completes_at_the_source_only() {
     for wiring in Wiring::all() {
@@ -20,6 +21,9 @@ fn write_places_octets_and_completes_at_the_source_only() {
     }
 }
 
+//= RDMAP-3.2-3
+//= RDMAP-5.3-2
+//= RDMAP-5.3-3
 #[test]
 fn send_fills_the_posted_receive() {
     for wiring in Wiring::all() {
@@ -35,6 +39,9 @@ fn send_fills_the_posted_receive() {
     }
 }
 
+//= RDMAP-4.4-5
+//= RDMAP-5.2.1-10
+//= RDMAP-5.2.1-11
 #[test]
 fn read_fetches_octets() {
     for wiring in Wiring::all() {
@@ -73,6 +80,10 @@ fn messages_of_many_segments() {
     }
 }
 
+//= RDMAP-5.1-9
+//= RDMAP-5.2.1-12
+//= RDMAP-5.3-10
+//= RDMAP-5.3-11
 #[test]
 fn zero_length_forms() {
     for wiring in Wiring::all() {
@@ -115,6 +126,8 @@ fn inline_data_needs_no_region() {
     }
 }
 
+//= RDMAP-3.1-7
+//= RDMAP-3.2-3
 #[test]
 fn solicited_and_invalidating_sends_say_so() {
     for wiring in Wiring::all() {
@@ -157,6 +170,7 @@ fn unsignaled_requests_complete_in_silence_and_give_their_slots_back() {
     }
 }
 
+//= RDMAP-5.3-5
 #[test]
 fn a_batch_arrives_in_order() {
     for wiring in Wiring::all() {

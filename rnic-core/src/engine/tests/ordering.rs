@@ -87,6 +87,7 @@ fn a_fence_waits_for_every_read_and_only_for_them() {
     assert_eq!(w.completions(A), ["2 RdmaRead 1", "3 Send", "4 RdmaWrite", "5 Send"]);
 }
 
+//= RDMAP-5.5-12a
 #[test]
 fn a_fenced_write_never_changes_what_an_earlier_read_fetches() {
     for wiring in Wiring::both() {
@@ -183,6 +184,7 @@ fn a_qp_without_read_slots_refuses_reads() {
     }
 }
 
+//= RDMAP-5.5-1
 #[test]
 fn one_busy_qp_does_not_keep_the_others_waiting() {
     // 64 MiB on one QP, and small messages of other QPs and another session in between.

@@ -230,6 +230,7 @@ fn a_half_filled_receive_is_flushed_without_overflow() {
     raw.collect(&mut w);
 }
 
+//= RDMAP-5.3-6
 #[test]
 fn events_are_sent_when_armed_and_only_then() {
     for wiring in Wiring::both() {

@@ -25,6 +25,11 @@ fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
     }
 }
 
+//= RDMAP-3.2-8
+//= RDMAP-5.1-3
+//= RDMAP-5.1-4
+//= RDMAP-7.1-3
+//= RDMAP-7.2-1
 #[test]
 fn writes_outside_of_a_region() {
     // RFC 5041 section 7.1; decisions D15, D16.
@@ -78,6 +83,7 @@ fn a_failing_segment_leaves_the_earlier_ones_placed() {
     assert_eq!(&to.octets(), b"12345\0\0\0\0\0");
 }
 
+//= RDMAP-3.2-8
 #[test]
 fn writes_to_what_is_not_theirs() {
     let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
@@ -127,6 +133,12 @@ fn a_zero_length_write_names_nothing() {
     assert_eq!(w.completions(A), [""; 0]);
 }
 
+//= RDMAP-5.2.1-13
+//= RDMAP-7.2-7
+//= RDMAP-7.2-8
+//= RDMAP-7.2-9
+//= RDMAP-7.2-10
+//= RDMAP-7.2-11
 #[test]
 fn read_requests_that_may_not_be_answered_return_both_headers() {
     for (what, code) in [
@@ -165,6 +177,8 @@ fn read_requests_that_may_not_be_answered_return_both_headers() {
     }
 }
 
+//= RDMAP-5.2.1-14
+//= RDMAP-5.2.1-15
 #[test]
 fn a_read_of_nothing_is_answered_whatever_it_names() {
     let (mut w, mut raw) = World::raw();
@@ -182,6 +196,9 @@ fn a_read_of_nothing_is_answered_whatever_it_names() {
     assert_eq!(answer[0].payload, b"");
 }
 
+//= RDMAP-4.4-3
+//= RDMAP-4.4-4
+//= RDMAP-5.2.2-5
 #[test]
 fn a_response_goes_where_the_request_says_even_across_the_top() {
     let (mut w, mut raw) = World::raw();
@@ -201,6 +218,7 @@ fn a_response_goes_where_the_request_says_even_across_the_top() {
     assert_eq!(got, octets);
 }
 
+//= RDMAP-5.2.1-2
 #[test]
 fn more_reads_than_agreed() {
     let (mut w, mut raw) = World::raw();
@@ -227,6 +245,7 @@ fn more_reads_than_agreed() {
     assert_eq!(terminate.payload, expected, "1/2/02 with M and D");
 }
 
+//= RDMAP-5.3-4
 #[test]
 fn sends_without_a_receive_or_too_long_for_it() {
     for wiring in Wiring::both() {
@@ -268,6 +287,7 @@ fn a_receive_that_names_bad_memory_is_its_owners_fault() {
     }
 }
 
+//= RDMAP-5.3-7
 #[test]
 fn parts_of_a_send_in_any_order_but_whole() {
     let send = |raw: &Raw, mo, last| raw.untagged(Opcode::Send, qn::SEND, 1, mo, last);
@@ -301,6 +321,8 @@ fn parts_of_a_send_in_any_order_but_whole() {
     }
 }
 
+//= RDMAP-5.2.2-4
+//= RDMAP-5.2.2-7
 #[test]
 fn responses_that_were_not_asked_for() {
     // Decision D29: (STag or none for the sink's, offset, octets, last), then what comes of them.
@@ -339,70 +361,6 @@ fn responses_that_were_not_asked_for() {
 }
 
 #[test]
-fn every_opcode_queue_and_version() {
-    // RFC 5040 sections 4.1 and 7, wire.md section 9 steps 5 to 8.
-    for opcode in 0..16u8 {
-        for tagged in [true, false] {
-            for queue in [0, 1, 2, 3, u32::MAX] {
-                for (dv, rv) in [(1, 1), (0, 1), (2, 1), (3, 1), (1, 0), (1, 2), (1, 3)] {
-                    if tagged && queue != 0 {
-                        continue;
-                    }
-                    let (mut w, mut raw) = World::raw();
-                    w.recv(A, 1, &[]);
-                    let opcode = Opcode::from_bits(opcode);
-                    let mut octets = if tagged {
-                        ulpdu(&raw.tagged(opcode, Stag(0), 0, true), b"")
-                    } else {
-                        ulpdu(&raw.untagged(opcode, queue, 1, 0, true), b"")
-                    };
-                    // Reserved bits are set, and not looked at.
-                    octets[0] = octets[0] & !3 | dv | 0x3C;
-                    octets[1] = octets[1] & 0x0F | rv << 6 | 0x30;
-                    let reads = opcode == Opcode::ReadRequest && queue == 1;
-                    if reads {
-                        octets.extend([0; 28]);
-                    }
-                    raw.ulpdu(&mut w, &octets);
-                    let send = matches!(
-                        opcode,
-                        Opcode::Send
-                            | Opcode::SendSolicited
-                            | Opcode::SendInvalidate
-                            | Opcode::SendSolicitedInvalidate
-                    );
-                    let invalidates =
-                        matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
-                    let code = match (tagged, queue) {
-                        (true, _) if dv != 1 => "1/1/04",
-                        (false, _) if dv != 1 => "1/2/06",
-                        (false, 3..) => "1/2/01",
-                        _ if rv != 1 => "0/2/05",
-                        (true, _) if opcode == Opcode::Write => "",
-                        (true, _) => "0/2/06",
-                        (false, 0) if invalidates => "0/1/09",
-                        (false, 0) if send => "",
-                        (false, 1) if reads => "",
-                        // A Terminate of no octets: lost, and not answered.
-                        (false, 2) if opcode == Opcode::Terminate => {
-                            assert_eq!(raw.segments(&mut w), []);
-                            assert_eq!(w.state(A), QpState::Error);
-                            continue;
-                        }
-                        _ => "0/2/06",
-                    };
-                    if code.is_empty() {
-                        assert_eq!(w.state(A), QpState::Rts, "{opcode:?} {queue}");
-                    } else {
-                        assert_eq!(raw.expect_terminate(&mut w).0, code, "{opcode:?} {queue}");
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
 fn segments_too_short_for_their_header() {
     for len in [0, 1, 13, 17] {
         let (mut w, mut raw) = World::raw();
@@ -417,6 +375,7 @@ fn segments_too_short_for_their_header() {
     }
 }
 
+//= RDMAP-7.2-6
 #[test]
 fn message_numbers_are_counted_per_queue() {
     let (mut w, mut raw) = World::raw();
@@ -433,6 +392,7 @@ fn message_numbers_are_counted_per_queue() {
     assert_eq!(w.completions(A), ["0 Receive", "1 Receive", "2 Receive WrFlush"]);
 }
 
+//= RDMAP-6.2.1-1
 #[test]
 fn a_flipped_bit_places_nothing_and_ends_the_stream() {
     let (mut w, mut raw) = World::raw();
@@ -500,6 +460,10 @@ fn read_requests_in_parts() {
     assert_eq!(raw.segments(&mut w)[0].payload, octets);
 }
 
+//= RDMAP-5.3-13
+//= RDMAP-5.3-14
+//= RDMAP-7.2-4
+//= RDMAP-7.2-5
 #[test]
 fn invalidation_by_the_peer() {
     for wiring in Wiring::both() {
@@ -549,6 +513,8 @@ fn a_send_that_cannot_be_gathered_never_reaches_the_peer() {
     }
 }
 
+//= RDMAP-4.8-10
+//= RDMAP-7.1-2
 #[test]
 fn local_requests_that_cannot_be() {
     for wiring in Wiring::both() {

@@ -297,6 +297,7 @@ fn read_request_in_parts_is_put_together_and_takes_one_slot() {
     assert!(inbound.handle(&read(LAST, 2, 0, &whole), true).is_ok());
 }
 
+//= RDMAP-7.2-6
 #[test]
 fn read_request_of_the_wrong_size() {
     for (mo, len, code) in [

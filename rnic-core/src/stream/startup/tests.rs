@@ -262,6 +262,7 @@ fn markers_go_to_the_end_that_wants_them() {
     }
 }
 
+//= RDMAP-6.1-5
 #[test]
 fn reads_are_bounded_by_both_ends() {
     let passive = Options { ird: 3, ord: 100, ..OPTIONS };
@@ -271,6 +272,7 @@ fn reads_are_bounded_by_both_ends() {
     assert_eq!((p.peer_ird, p.peer_ord), (Some(5), Some(7)));
 }
 
+//= RDMAP-6.1-5
 #[test]
 fn ird_the_application_insists_on_is_not_raised() {
     let mut initiator = Initiator::new(&Options { ord: 9, ..OPTIONS }, &[]).expect("short");

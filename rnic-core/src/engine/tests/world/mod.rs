@@ -236,6 +236,8 @@ pub(super) struct World {
     pub shared_octets: usize,
     /// Octets that came behind the next MPA reply.
     pub leftover: Vec<u8>,
+    /// Scripted peers are RDMAC ones: version 0, Markers and CRCs in both directions.
+    pub rdmac: bool,
     stags: StagAllocator,
     next_id: u32,
 }
@@ -277,6 +279,7 @@ impl World {
             emss: 1460,
             shared_octets: 0,
             leftover: Vec::new(),
+            rdmac: false,
             stags: StagAllocator::new([9; 32]),
             next_id: 100,
         }
@@ -309,9 +312,19 @@ impl World {
 
     /// A connected initiator against a scripted peer that sent nothing yet.
     pub fn raw() -> (Self, Raw) {
+        World::raw_of_version(1)
+    }
+
+    /// The same with a peer that speaks this version of DDP and RDMAP: 1, or 0 as RDMAC peers do.
+    pub fn raw_of_version(version: u8) -> (Self, Raw) {
         let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
-        let (mut w, raw) = World::against_raw(true, options, options);
-        assert_eq!(w.events(A), ["established 4/4"]);
+        let mut w = World::new(&[1]);
+        w.rdmac = version == 0;
+        let app = w.app(0);
+        let cq = w.cq(app, 128);
+        let qp = w.qp(app, cq, cq, QpShape::default());
+        let raw = w.connect_raw(qp, true, options, options);
+        assert_eq!((w.events(A), raw.version), (vec!["established 4/4".to_owned()], version));
         (w, raw)
     }
 
@@ -332,10 +345,11 @@ impl World {
         ours: Options,
         theirs: Options,
     ) -> Raw {
+        let wiring = Wiring { rdmac: self.rdmac, ..Wiring::tcp() };
         let (mut n, peer) = if initiator {
-            Wiring { a: ours, b: theirs, ..Wiring::tcp() }.negotiate()
+            Wiring { a: ours, b: theirs, ..wiring }.negotiate()
         } else {
-            let wiring = Wiring { a: theirs, b: ours, ..Wiring::tcp() };
+            let wiring = Wiring { a: theirs, b: ours, ..wiring };
             let (active, passive) = wiring.negotiate();
             (passive, active)
         };
@@ -390,6 +404,15 @@ impl World {
         let config = self.take_config(qp, engine);
         self.engines[engine].bind_dead(config, self.now);
         self.settle();
+    }
+
+    /// Keeps each call to a socket to one segment, so that messages are seen under way.
+    pub fn one_segment_at_a_time(&mut self) {
+        for qp in self.engines.iter_mut().flat_map(|e| &mut e.qps).flatten() {
+            if let crate::engine::qp::Link::Tcp(tcp) = &mut qp.link {
+                tcp.batch = 1;
+            }
+        }
     }
 
     pub fn disconnect(&mut self, qp: usize) {

@@ -1,0 +1,270 @@
+//! When something counts as done: octets in place, requests complete, messages delivered, reads
+//! begun (RFC 5040 section 5.5).
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::raw::Raw;
+use super::requests::{Mr, Wr};
+use super::world::{A, B, Wiring, World};
+use crate::ddp::{Header, qn};
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::types::{Access, Stag, TaggedOffset};
+
+//= RDMAP-3.1-5
+//= RDMAP-5.5-4
+//= RDMAP-5.5-5
+//= RDMAP-5.5-6
+//= RDMAP-5.5-16
+//= RDMAP-5.5-19
+//= RDMAP-5.5-20b
+/// Octets are in place as their segments come, which nobody may rely on; only the last segment
+/// delivers, with the length of the whole message, or completes the read.
+#[test]
+fn octets_are_in_place_before_anything_is_said_of_them() {
+    let (mut w, mut raw) = World::raw();
+    let (inbox, region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8), w.any_mr(A, 8));
+    w.recv(A, 7, &[inbox.all()]);
+    w.post(A, &[Wr::read(8, sink.sge(0..6), &region, 0)]);
+    raw.segments(&mut w);
+    let quiet = |w: &mut World| assert_eq!((w.completions(A), w.events(A)), (vec![], vec![]));
+    raw.segment(&mut w, raw.untagged(Opcode::Send, qn::SEND, 1, 0, false), b"sen");
+    assert_eq!(&inbox.octets(), b"sen\0\0\0\0\0");
+    quiet(&mut w);
+    raw.segment(&mut w, raw.untagged(Opcode::Send, qn::SEND, 1, 3, true), b"ding");
+    assert_eq!(&inbox.octets(), b"sending\0");
+    assert_eq!(w.completions(A), ["7 Receive 7"]);
+    raw.segment(&mut w, raw.tagged(Opcode::Write, region.stag, region.iova, false), b"wri");
+    assert_eq!(&region.octets(), b"wri\0\0\0\0\0");
+    raw.segment(&mut w, raw.tagged(Opcode::Write, region.stag, region.iova + 3, true), b"ting");
+    assert_eq!(&region.octets(), b"writing\0");
+    quiet(&mut w);
+    raw.response(&mut w, sink.stag, sink.iova, b"rea", false);
+    assert_eq!(&sink.octets(), b"rea\0\0\0\0\0");
+    quiet(&mut w);
+    raw.response(&mut w, sink.stag, sink.iova + 3, b"din", true);
+    assert_eq!(&sink.octets(), b"readin\0\0");
+    assert_eq!(w.completions(A), ["8 RdmaRead 6"]);
+}
+
+//= RDMAP-3.2-6
+//= RDMAP-3.2-7
+//= RDMAP-5.1-2
+//= RDMAP-5.2.1-3
+//= RDMAP-5.2.1-4
+/// Writes and Reads, long and of no octets, pass their target by: no completion, no event, no
+/// notification, and receives stay where they are.
+#[test]
+fn the_target_of_writes_and_reads_hears_nothing_of_them() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let (near, there) = (w.any_mr(A, 5000), w.any_mr(B, 5000));
+        w.recv(B, 7, &[]);
+        w.apps[1].cqs[0].consumer.arm(crate::abi::queue::ARM_NEXT);
+        let octets = near.pattern(1);
+        let writes = [Wr::write(1, &[near.all()], &there, 0), Wr::write(2, &[], &there, 0)];
+        w.post(A, &writes);
+        near.fill(0);
+        let nothing = near.sge(0..0);
+        w.post(A, &[Wr::read(3, near.all(), &there, 0), Wr::read(4, nothing, &there, 0)]);
+        assert_eq!(w.completions(A).len(), 4);
+        assert_eq!((near.octets(), there.octets()), (octets.clone(), octets));
+        assert_eq!((w.completions(B), w.events(B)), (vec![], vec![]), "{wiring:?}");
+        assert_eq!(w.apps[1].notified, []);
+        w.post(A, &[Wr::send(5, &[])]);
+        assert_eq!(w.completions(B), ["7 Receive"]);
+        assert_eq!(w.apps[1].notified, [w.apps[1].cqs[0].cq.id()]);
+    }
+}
+
+//= RDMAP-5.5-9
+//= RDMAP-5.5-14
+/// A request is complete when TCP has taken its last octet, neither before nor only when it arrives.
+#[test]
+fn a_completion_says_that_tcp_has_taken_all_and_no_more_than_that() {
+    let mut w = World::connected(Wiring::tcp());
+    let (near, there) = (w.any_mr(A, 3000), w.any_mr(B, 3000));
+    near.fill(1);
+    w.recv(B, 7, &[]);
+    w.links[0].pipes[0].window = 0;
+    // A second is under way; nothing arrives while the clock stands.
+    w.links[0].pipes[0].latency = 1_000_000_000;
+    w.push(A, &[Wr::write(1, &[near.all()], &there, 0), Wr::send(2, &[])]);
+    let mut taken = Vec::new();
+    let mut completed_at = Vec::new();
+    for octets in 0.. {
+        w.links[0].pipes[0].window = octets;
+        while w.round() {}
+        let found = w.completions(A);
+        if !found.is_empty() {
+            completed_at.push(w.links[0].pipes[0].sent);
+            taken.extend(found);
+        }
+        if taken.len() == 2 {
+            break;
+        }
+    }
+    assert_eq!(taken, ["1 RdmaWrite", "2 Send"]);
+    assert_eq!(there.octets(), vec![0; 3000], "not even begun over there");
+    assert_eq!(w.completions(B), [""; 0]);
+    w.links[0].pipes[0].window = 1 << 20;
+    w.settle();
+    // The last FPDU is that of the Send, which has no payload.
+    let end = w.links[0].pipes[0].sent;
+    assert_eq!(completed_at, [end - 24, end]);
+    assert_eq!(there.octets(), vec![1; 3000]);
+    assert_eq!(w.completions(B), ["7 Receive"]);
+}
+
+//= RDMAP-5.5-12
+//= RDMAP-5.5-17
+/// Memory is read when the whole request has arrived, not when it began to; the same for a request
+/// of no octets.
+#[test]
+fn a_read_begins_when_its_request_is_complete() {
+    for size in [6, 0] {
+        let (mut w, mut raw) = World::raw();
+        let from = w.mr(A, 6, Access::REMOTE_READ);
+        from.set(b"before");
+        let request = read_of(&from, size).emit();
+        let header = |raw: &Raw, mo, last| raw.untagged(Opcode::ReadRequest, 1, 1, mo, last);
+        raw.segment(&mut w, header(&raw, 0, false), &request[..27]);
+        assert_eq!(raw.segments(&mut w), [], "{size}");
+        from.set(b"behind");
+        raw.segment(&mut w, header(&raw, 27, true), &request[27..]);
+        let answer = raw.segments(&mut w);
+        assert_eq!(answer.len(), 1);
+        assert_eq!(answer[0].payload, &b"behind"[..size as usize]);
+    }
+}
+
+fn read_of(from: &Mr, size: u32) -> ReadRequest {
+    ReadRequest {
+        sink_stag: Stag(9),
+        sink_to: TaggedOffset(0),
+        size,
+        src_stag: from.stag,
+        src_to: TaggedOffset(from.iova),
+    }
+}
+
+//= RDMAP-5.2.1-8
+//= RDMAP-5.2.2-6
+//= RDMAP-5.5-20
+/// Requests from different regions, some of no octets, some posted while others are answered.
+#[test]
+fn reads_are_answered_in_the_order_of_their_requests() {
+    let (mut w, mut raw) = World::raw();
+    let regions: Vec<Mr> = (0..4).map(|_| w.mr(A, 2000, Access::REMOTE_READ)).collect();
+    let mut order = Vec::new();
+    for n in 1..=40u32 {
+        let from = &regions[n as usize * 7 % 4];
+        let request = ReadRequest {
+            sink_stag: Stag(n),
+            sink_to: TaggedOffset(u64::from(n)),
+            ..read_of(from, n % 5 * 500)
+        };
+        w.links[0].pipes[0].window = if n % 4 == 0 { 1 << 20 } else { 0 };
+        raw.read(&mut w, n, &request);
+        w.settle();
+        for segment in raw.segments(&mut w) {
+            assert_eq!(segment.opcode(), Opcode::ReadResponse);
+            let Header::Tagged(h) = segment.header else { panic!("{segment:?}") };
+            if h.last {
+                order.push(h.stag.0);
+            }
+        }
+    }
+    assert_eq!(order, (1..=40).collect::<Vec<_>>());
+}
+
+//= RDMAP-5.2.2-3
+//= RDMAP-5.5-11
+//= RDMAP-5.5-15
+/// Everything completes as it was posted, though a Send and a Write are done long before the Read
+/// ahead of them.
+#[test]
+fn operations_complete_in_the_order_in_which_they_were_posted() {
+    let (mut w, mut raw) = World::raw();
+    let (sink, source) = (w.any_mr(A, 4), w.any_mr(A, 4));
+    w.post(
+        A,
+        &[
+            Wr::send(1, &[]),
+            Wr::read(2, sink.sge(0..1), &source, 0),
+            Wr::write(3, &[source.all()], &source, 0),
+            Wr::send(4, &[]),
+            Wr::read(5, sink.sge(1..2), &source, 0),
+            Wr::write(6, &[], &source, 0),
+        ],
+    );
+    assert_eq!(raw.segments(&mut w).len(), 6, "all have left");
+    assert_eq!(w.completions(A), ["1 Send"]);
+    raw.response(&mut w, sink.stag, sink.iova, b"a", true);
+    assert_eq!(w.completions(A), ["2 RdmaRead 1", "3 RdmaWrite", "4 Send"]);
+    raw.response(&mut w, sink.stag, sink.iova + 1, b"b", true);
+    assert_eq!(w.completions(A), ["5 RdmaRead 1", "6 RdmaWrite"]);
+    assert_eq!(&sink.octets(), b"ab\0\0");
+}
+
+//= RDMAP-5.5-2
+/// What one end posts is done while everything of the other is still under way.
+#[test]
+fn the_two_ends_of_a_stream_do_not_wait_for_each_other() {
+    let mut w = World::connected(Wiring::tcp());
+    let (a, b) = (w.any_mr(A, 8), w.any_mr(B, 8));
+    w.recv(A, 7, &[]);
+    w.recv(B, 7, &[]);
+    w.links[0].pipes[0].latency = 1_000_000_000;
+    w.push(A, &[Wr::write(1, &[], &b, 0).inline(b"from a"), Wr::send(2, &[])]);
+    while w.round() {}
+    w.push(B, &[Wr::write(1, &[], &a, 0).inline(b"from b"), Wr::send(2, &[])]);
+    while w.round() {}
+    // Posted later, arrived and delivered earlier.
+    assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send", "7 Receive"]);
+    assert_eq!(w.completions(B), ["1 RdmaWrite", "2 Send"]);
+    assert_eq!((&a.octets()[..6], b.octets()), (&b"from b"[..], vec![0; 8]));
+    w.settle();
+    assert_eq!(w.completions(B), ["7 Receive"]);
+    assert_eq!(&b.octets()[..6], b"from a");
+}
+
+//= RDMAP-5.5-8
+/// An application that writes to what is being sent changes its octets, never the framing: the CRC
+/// is that of the octets that left.
+#[test]
+fn memory_that_changes_while_it_is_sent_does_not_break_the_stream() {
+    let (mut w, mut raw) = World::raw();
+    w.emss = 65483;
+    let from = w.mr(A, 200_000, Access::REMOTE_READ);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Also when an assertion fails: the scope waits for the thread.
+        let _stop = Stop(&done);
+        scope.spawn(|| {
+            for octet in (0..=u8::MAX).cycle() {
+                if done.load(Relaxed) {
+                    break;
+                }
+                from.fill(octet);
+            }
+        });
+        for n in 1..30 {
+            w.post(A, &[Wr::write(1, &[from.all()], &from, 0)]);
+            raw.read(&mut w, n, &read_of(&from, 200_000));
+            // Taking the FPDUs apart checks their CRCs.
+            let octets: usize = raw.segments(&mut w).iter().map(|s| s.payload.len()).sum();
+            assert_eq!(octets, 400_000);
+            assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+        }
+    });
+}
+
+/// Sets a flag when it goes out of scope.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}

@@ -1,0 +1,318 @@
+//! Messages as they leave: every octet of each kind, and how long ones are cut.
+
+use super::raw::Segment;
+use super::requests::{Mr, Wr};
+use super::tables::table;
+use super::world::{A, B, Wiring, World};
+use crate::abi::queue::SendFlags;
+use crate::ddp::Header;
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::types::{Access, Scope, Stag, TaggedOffset};
+
+const SINK: Stag = Stag(0xA1A2_A3A4);
+const INVALIDATED: Stag = Stag(0xB1B2_B3B4);
+
+/// Every kind of message that a QP sends, in a stream of this version, each with what its octets
+/// have to be.
+fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let (mut w, mut raw) = World::raw_of_version(version);
+    let (near, far) = (w.any_mr(A, 16), w.any_mr(A, 16));
+    near.set(b"0123456789abcdef");
+    // An STag to invalidate has no meaning here, and does not leave.
+    let mut plain = Wr::send(1, &[]).inline(b"a");
+    plain.header.inv_rkey = INVALIDATED.0;
+    w.post(
+        A,
+        &[
+            plain,
+            Wr::send(2, &[near.sge(1..3)]).with(SendFlags::SOLICITED),
+            Wr::send_invalidate(3, &[], INVALIDATED),
+            Wr::send_invalidate(4, &[near.sge(4..5)], INVALIDATED).with(SendFlags::SOLICITED),
+            Wr::write(5, &[near.sge(6..9)], &far, 7),
+            Wr::read(6, near.sge(2..5), &far, 11),
+        ],
+    );
+    let sent = ["1 Send", "2 Send", "3 Send", "4 Send", "5 RdmaWrite"];
+    assert_eq!(w.completions(A), sent);
+    let request = ReadRequest {
+        sink_stag: SINK,
+        sink_to: TaggedOffset(0x0102_0304_0506_0708),
+        size: 2,
+        src_stag: near.stag,
+        src_to: TaggedOffset(near.iova + 10),
+    };
+    raw.read(&mut w, 1, &request);
+    raw.response(&mut w, near.stag, near.iova + 2, b"xyz", true);
+    assert_eq!(w.completions(A), ["6 RdmaRead 3"]);
+    // A fault of this side, which encloses nothing.
+    w.post(A, &[Wr::write(9, &[near.sge(0..17)], &far, 0)]);
+    assert_eq!(w.completions(A), ["9 RdmaWrite LocalProtection"]);
+
+    let octets = raw.ulpdus(&mut w);
+    assert!(raw.has_whole_fpdus() && raw.fin, "nothing else was said");
+    let v = version;
+    let untagged = |opcode: u8, stag: u32, queue: u8, msn: u8, payload: &[u8]| {
+        let control = [0x40 | v, v << 6 | opcode];
+        let numbers = [0, 0, 0, queue, 0, 0, 0, msn, 0, 0, 0, 0];
+        [&control[..], &stag.to_be_bytes(), &numbers, payload].concat()
+    };
+    let tagged = |opcode: u8, stag: Stag, to: u64, payload: &[u8]| {
+        let control = [0xC0 | v, v << 6 | opcode];
+        [&control[..], &stag.0.to_be_bytes(), &to.to_be_bytes(), payload].concat()
+    };
+    let read = [
+        &near.stag.0.to_be_bytes()[..],
+        &(near.iova + 2).to_be_bytes(),
+        &[0, 0, 0, 3],
+        &far.stag.0.to_be_bytes(),
+        &(far.iova + 11).to_be_bytes(),
+    ]
+    .concat();
+    let expected = [
+        untagged(3, 0, 0, 1, b"a"),
+        untagged(5, 0, 0, 2, b"12"),
+        untagged(4, INVALIDATED.0, 0, 3, b""),
+        untagged(6, INVALIDATED.0, 0, 4, b"4"),
+        tagged(0, far.stag, far.iova + 7, b"678"),
+        untagged(1, 0, 1, 1, &read),
+        tagged(2, SINK, 0x0102_0304_0506_0708, b"ab"),
+        untagged(7, 0, 2, 1, &[0; 4]),
+    ];
+    assert_eq!(octets.len(), expected.len());
+    octets.into_iter().zip(expected).collect()
+}
+
+//= RDMAP-3.1-1
+//= RDMAP-3.1-4
+//= RDMAP-3.1-6
+//= RDMAP-3.2-1
+//= RDMAP-3.2-2
+//= RDMAP-3.2-5
+//= RDMAP-4.1-1
+//= RDMAP-4.1-2
+//= RDMAP-4.1-5
+//= RDMAP-4.1-7
+//= RDMAP-4.1-9
+//= RDMAP-4.4-1
+//= RDMAP-4.4-2
+//= RDMAP-4.4-3
+//= RDMAP-5.3-12
+//= RDMAP-6.1-1
+/// The six operations, a Read Response and a Terminate in a DDP stream of either version.
+#[test]
+fn every_kind_of_message_octet_by_octet() {
+    for version in [1, 0] {
+        for (octets, expected) in all_kinds(version) {
+            assert_eq!(octets, expected, "version {version}");
+        }
+    }
+}
+
+//= RDMAP-3.1-2
+//= RDMAP-4.1-3
+//= RDMAP-4.1-4
+//= RDMAP-4.2-1
+//= RDMAP-5.1-1
+//= RDMAP-5.2.1-1
+//= RDMAP-5.2.1-6
+//= RDMAP-5.2.2-1
+//= RDMAP-5.3-1
+//= RDMAP-5.3-8
+//= RDMAP-5.4-1
+//= RDMAP-5.4-2
+/// T, queue number and what follows the DDP header, for each opcode of RFC 5040.
+#[test]
+fn every_kind_of_message_is_what_the_table_says() {
+    let sent = all_kinds(1);
+    for row in table("opcode").iter().filter(|row| row.number("rfc") == 5040) {
+        let name = row.text("name");
+        let (octets, _) = sent
+            .iter()
+            .find(|(octets, _)| u64::from(octets[1] & 0x0F) == row.number("value"))
+            .unwrap_or_else(|| panic!("no {name} was sent"));
+        let tagged = octets[0] & 0x80 != 0;
+        assert_eq!(Some(tagged), row.find_bool("tagged"), "{name}");
+        if !tagged {
+            let queue = u32::from_be_bytes(octets[6..10].try_into().unwrap());
+            assert_eq!(Some(u64::from(queue)), row.find_number("queue"), "{name}");
+        }
+        let behind = octets.len() - if tagged { 14 } else { 18 };
+        let payload = row.find_bool("ulp_payload").unwrap();
+        match (row.text("header"), payload) {
+            ("none", true) => assert!(behind < 4, "{name}"),
+            ("Read Request, 28 octets", false) => assert_eq!(behind, 28, "{name}"),
+            ("Terminate, 4 to 52 octets", false) => assert_eq!(behind, 4, "{name}"),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+/// The messages that segments make, with the payload of each, if all of it is in order.
+pub(super) fn messages(segments: &[Segment]) -> Vec<(Header, Vec<u8>)> {
+    let mut found: Vec<(Header, Vec<u8>)> = Vec::new();
+    let mut open = false;
+    for Segment { header, payload } in segments {
+        if !open {
+            found.push((*header, Vec::new()));
+        }
+        let (first, octets) = found.last_mut().unwrap();
+        let at = octets.len() as u64;
+        let last = match (*first, *header) {
+            (Header::Tagged(f), Header::Tagged(h)) => {
+                assert_eq!((h.rsvd_ulp, h.stag), (f.rsvd_ulp, f.stag));
+                assert_eq!(h.to.0, f.to.0 + at);
+                h.last
+            }
+            (Header::Untagged(f), Header::Untagged(h)) => {
+                assert_eq!((h.rsvd_ulp, h.inv_stag), (f.rsvd_ulp, f.inv_stag));
+                assert_eq!((h.qn, h.msn, u64::from(h.mo)), (f.qn, f.msn, at));
+                h.last
+            }
+            other => panic!("a message of both models: {other:?}"),
+        };
+        octets.extend(payload);
+        open = !last;
+    }
+    assert!(!open, "a message without an end");
+    found
+}
+
+pub(super) fn opcode_of(header: &Header) -> Opcode {
+    crate::rdmap::Control::parse(header.rsvd_ulp()).opcode
+}
+
+//= RDMAP-3.1-3
+//= RDMAP-5.1-8
+//= RDMAP-5.2-1
+//= RDMAP-5.2.2-8
+/// However many segments it takes: opcode, buffer and number stay, and only the last is the last.
+#[test]
+fn one_message_of_rdmap_is_one_of_ddp() {
+    let (mut w, mut raw) = World::raw();
+    let (near, far) = (w.any_mr(A, 5000), w.any_mr(A, 5000));
+    let octets = near.pattern(1);
+    w.post(
+        A,
+        &[
+            Wr::write(1, &[near.sge(0..2500), near.sge(2500..5000)], &far, 0),
+            Wr::send_invalidate(2, &[near.all()], INVALIDATED),
+            Wr::send(3, &[near.sge(0..0)]),
+            Wr::read(4, near.all(), &far, 0),
+        ],
+    );
+    let request = ReadRequest {
+        sink_stag: SINK,
+        sink_to: TaggedOffset(3),
+        size: 5000,
+        src_stag: near.stag,
+        src_to: TaggedOffset(near.iova),
+    };
+    raw.read(&mut w, 1, &request);
+    let segments = raw.segments(&mut w);
+    assert!(segments.len() > 10, "each long one takes several segments");
+    let found = messages(&segments);
+    let kinds: Vec<Opcode> = found.iter().map(|(header, _)| opcode_of(header)).collect();
+    use Opcode::{ReadRequest as Request, ReadResponse as Response, Send, SendInvalidate, Write};
+    assert_eq!(kinds, [Write, SendInvalidate, Send, Request, Response]);
+    for long in [0, 1, 4] {
+        assert_eq!(found[long].1, octets, "{}", kinds[long]);
+    }
+    // A Read is answered by one message, and that is all there is to it.
+    raw.response(&mut w, near.stag, near.iova, &[7; 5000], true);
+    assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send", "3 Send", "4 RdmaRead 5000"]);
+    assert_eq!(raw.segments(&mut w), []);
+}
+
+//= RDMAP-5.1-8
+//= RDMAP-5.2.1-9
+/// Two regions side by side in memory and in their addresses are two buffers all the same.
+#[test]
+fn a_message_reaches_one_buffer() {
+    for wiring in Wiring::both() {
+        let neighbours = || {
+            let mut w = World::connected(wiring);
+            let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+            let (left, right): (Mr, Mr) = (
+                w.mr_at(B, 10, access, Scope::Pd, 0x1000),
+                w.mr_at(B, 10, access, Scope::Pd, 0x100A),
+            );
+            left.fill(b'l');
+            right.fill(b'r');
+            let near = w.any_mr(A, 20);
+            near.fill(b'n');
+            (w, near, left, right)
+        };
+        let (mut w, near, left, _) = neighbours();
+        w.post(A, &[Wr::read(1, near.sge(0..11), &left, 0)]);
+        assert_eq!(w.completions(A), ["1 RdmaRead RemoteAccess 0/1/01"], "{wiring:?}");
+        let (mut w, near, left, right) = neighbours();
+        w.post(A, &[Wr::write(1, &[near.sge(0..11)], &left, 0)]);
+        assert!(w.events(B)[0].starts_with("terminated 1/1/01"), "{wiring:?}");
+        assert_eq!((left.octets(), right.octets()), (vec![b'l'; 10], vec![b'r'; 10]));
+        // Two of each reach both.
+        let (mut w, near, left, right) = neighbours();
+        w.post(
+            A,
+            &[
+                Wr::write(1, &[near.sge(0..1)], &left, 9),
+                Wr::write(2, &[near.sge(0..1)], &right, 0),
+                Wr::read(3, near.sge(0..10), &left, 0),
+                Wr::read(4, near.sge(10..20), &right, 0),
+            ],
+        );
+        assert_eq!(near.octets(), b"lllllllllnnrrrrrrrrr");
+        assert_eq!(w.completions(A).len(), 4, "{wiring:?}");
+    }
+}
+
+//= RDMAP-5.1-6
+//= RDMAP-5.2.1-7
+//= RDMAP-5.3-9
+//= RDMAP-5.5-13
+/// Requests of every kind, in an order that no kind has of itself.
+#[test]
+fn messages_leave_in_the_order_in_which_they_were_posted() {
+    let (mut w, mut raw) = World::raw();
+    w.emss = 500;
+    let (near, far) = (w.any_mr(A, 900), w.any_mr(A, 64));
+    let long = near.sge(0..900);
+    let batch = [
+        Wr::read(0, near.sge(0..1), &far, 10),
+        Wr::write(1, &[long], &far, 11),
+        Wr::send(2, &[near.sge(0..2)]),
+        Wr::read(3, near.sge(0..3), &far, 13),
+        Wr::send(4, &[long]),
+        Wr::write(5, &[], &far, 15),
+        Wr::write(6, &[near.sge(0..4)], &far, 16),
+        Wr::send(7, &[near.sge(0..0)]),
+        Wr::read(8, near.sge(0..8), &far, 18),
+    ];
+    w.post(A, &batch);
+    let found = messages(&raw.segments(&mut w));
+    let order: Vec<String> = found
+        .iter()
+        .map(|(header, payload)| match header {
+            Header::Tagged(h) => format!("write {}", h.to.0 - far.iova),
+            Header::Untagged(h) if opcode_of(header) == Opcode::Send => {
+                format!("send {} of {}", h.msn.0, payload.len())
+            }
+            Header::Untagged(h) => {
+                let request = ReadRequest::parse(payload[..].try_into().unwrap());
+                format!("read {} at {}", h.msn.0, request.src_to.0 - far.iova)
+            }
+        })
+        .collect();
+    let expected = [
+        "read 1 at 10",
+        "write 11",
+        "send 1 of 2",
+        "read 2 at 13",
+        "send 2 of 900",
+        "write 15",
+        "write 16",
+        "send 3 of 0",
+        "read 3 at 18",
+    ];
+    assert_eq!(order, expected);
+    assert!(raw.has_whole_fpdus());
+}

@@ -1,0 +1,215 @@
+//! Every opcode where it belongs and where it does not, as the tables of the suite have it.
+
+use super::raw::{Raw, ulpdu};
+use super::requests::{Mr, Wr};
+use super::tables::{Row, table};
+use super::world::{A, World};
+use crate::ddp::{Header, UntaggedHeader};
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::types::{Access, Msn, QpState, Stag, TaggedOffset};
+
+/// Queue numbers to try; no other is in a table.
+const QUEUES: [u32; 5] = [0, 1, 2, 3, u32::MAX];
+
+/// A QP that every message of the base protocol finds something to do at: a receive, a region to
+/// write to and to read from, an outstanding Read, an STag that the peer may invalidate.
+struct Bench {
+    w: World,
+    raw: Raw,
+    inbox: Mr,
+    region: Mr,
+    sink: Mr,
+    own: Mr,
+}
+
+impl Bench {
+    fn new(version: u8) -> Self {
+        let (mut w, mut raw) = World::raw_of_version(version);
+        let (inbox, sink) = (w.any_mr(A, 8), w.any_mr(A, 4));
+        let region = w.any_mr(A, 4);
+        region.set(b"data");
+        let own = w.own_mr(A, 4, Access::REMOTE_WRITE);
+        w.recv(A, 7, &[inbox.all()]);
+        w.post(A, &[Wr::read(8, sink.all(), &region, 0)]);
+        assert_eq!(raw.segments(&mut w).len(), 1);
+        Bench { w, raw, inbox, region, sink, own }
+    }
+
+    /// A message with this opcode, as well formed as it can be where it does not belong. Bits that
+    /// are reserved, and the STag to invalidate of messages that have none, are not 0.
+    fn message(&self, opcode: Opcode, queue: Option<u32>, rv: u8) -> Vec<u8> {
+        let payload = match opcode {
+            Opcode::ReadRequest => {
+                let request = ReadRequest {
+                    sink_stag: Stag(0xA1A2_A3A4),
+                    sink_to: TaggedOffset(0x10),
+                    size: 4,
+                    src_stag: self.region.stag,
+                    src_to: TaggedOffset(self.region.iova),
+                };
+                request.emit().to_vec()
+            }
+            Opcode::Terminate => vec![0x20, 0x02, 0, 0],
+            _ => b"oct!".to_vec(),
+        };
+        let header = match queue {
+            None if opcode == Opcode::ReadResponse => {
+                self.raw.tagged(opcode, self.sink.stag, self.sink.iova, true)
+            }
+            None => self.raw.tagged(opcode, self.region.stag, self.region.iova, true),
+            Some(qn) => Header::Untagged(UntaggedHeader {
+                last: true,
+                dv: self.raw.version,
+                rsvd_ulp: opcode.bits(),
+                inv_stag: self.own.stag,
+                qn,
+                msn: Msn(1),
+                mo: 0,
+            }),
+        };
+        let mut octets = ulpdu(&header, &payload);
+        octets[0] |= 0x3C;
+        octets[1] = rv << 6 | 0x30 | opcode.bits();
+        octets
+    }
+
+    /// That a message where it belongs has done what it is there for.
+    fn was_carried_out(mut self, opcode: Opcode) {
+        let invalidated = format!(" invalidated {:#x}", self.own.stag.0);
+        let completions = self.w.completions(A);
+        let receive = |what: &str| vec![format!("7 Receive 4{what}")];
+        let expected = match opcode {
+            Opcode::Write | Opcode::ReadRequest => vec![],
+            Opcode::ReadResponse => vec!["8 RdmaRead 4".to_owned()],
+            Opcode::Send => receive(""),
+            Opcode::SendInvalidate => receive(&invalidated),
+            Opcode::SendSolicited => receive(" solicited"),
+            Opcode::SendSolicitedInvalidate => receive(&format!(" solicited{invalidated}")),
+            Opcode::Terminate => {
+                vec!["8 RdmaRead WrFlush".to_owned(), "7 Receive WrFlush".to_owned()]
+            }
+            other => panic!("{other} is not of the base protocol"),
+        };
+        assert_eq!(completions, expected, "{opcode}");
+        let places: [(&Mr, &[u8]); 3] =
+            [(&self.region, b"data"), (&self.sink, &[0; 4]), (&self.inbox, &[0; 8])];
+        for (place, before) in places {
+            let written = match opcode {
+                Opcode::Write => place.stag == self.region.stag,
+                Opcode::ReadResponse => place.stag == self.sink.stag,
+                Opcode::ReadRequest | Opcode::Terminate => false,
+                _ => place.stag == self.inbox.stag,
+            };
+            let expected = if written { &b"oct!"[..] } else { &before[..4] };
+            assert_eq!(&place.octets()[..4], expected, "{opcode}");
+        }
+        let said = self.raw.segments(&mut self.w);
+        match opcode {
+            Opcode::ReadRequest => {
+                assert_eq!((said.len(), &said[0].payload[..]), (1, &b"data"[..]));
+            }
+            _ => assert_eq!(said, [], "{opcode}"),
+        }
+        let invalidates =
+            matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
+        let known = self.w.engines[0].shard.stags.get(self.own.stag).is_some();
+        assert_eq!(known, !invalidates, "{opcode}");
+        if opcode == Opcode::Terminate {
+            self.raw.finish(&mut self.w);
+            assert_eq!(self.w.events(A), ["terminated by peer 2/0/02"]);
+        } else {
+            assert_eq!(self.w.state(A), QpState::Rts, "{opcode}");
+        }
+    }
+
+    /// That nothing has come of a message but this Terminate about it.
+    fn was_refused(mut self, octets: &[u8], code: &str, what: &str) {
+        let header_len = if octets[0] & 0x80 != 0 { 14 } else { 18 };
+        let mut headers = (octets.len() as u16).to_be_bytes().to_vec();
+        headers.extend(&octets[..header_len]);
+        let told = self.raw.expect_terminate(&mut self.w);
+        assert_eq!(told, (code.to_owned(), headers), "{what}");
+        assert_eq!(self.region.octets(), b"data", "{what}");
+        assert_eq!((self.sink.octets(), self.inbox.octets()), (vec![0; 4], vec![0; 8]), "{what}");
+        let flushed = ["8 RdmaRead WrFlush", "7 Receive WrFlush"];
+        assert_eq!(self.w.completions(A), flushed, "{what}");
+    }
+}
+
+/// The rows of RFC 5040 itself.
+fn base(name: &str) -> Vec<Row> {
+    table(name).into_iter().filter(|row| row.number("rfc") == 5040).collect()
+}
+
+//= RDMAP-3.1-2
+//= RDMAP-4.1-6
+//= RDMAP-4.1-8
+//= RDMAP-4.1-10
+//= RDMAP-4.2-2
+//= RDMAP-7.2-2
+//= RDMAP-7.2-3
+/// Opcodes, T, queue numbers and versions in all combinations, in streams of either version: those
+/// of the table are carried out, the rest is told by the first check that fails (RFC 5040 section
+/// 7.2). Decisions test 29.
+#[test]
+fn every_opcode_where_it_belongs_and_nowhere_else() {
+    let (opcodes, queues) = (base("opcode"), base("queue"));
+    let mut carried_out = 0;
+    for version in [1, 0] {
+        for bits in 0..16u8 {
+            for queue in [None].into_iter().chain(QUEUES.map(Some)) {
+                for rv in 0..4 {
+                    let bench = Bench::new(version);
+                    let opcode = Opcode::from_bits(bits);
+                    let octets = bench.message(opcode, queue, rv);
+                    let what = format!("version {version} opcode {bits} {queue:?} RV {rv}");
+                    let belongs = opcodes.iter().any(|row| {
+                        row.number("value") == u64::from(bits)
+                            && row.find_bool("tagged") == Some(queue.is_none())
+                            && row.find_number("queue") == queue.map(u64::from)
+                    });
+                    let known =
+                        |queue| queues.iter().any(|q| q.number("value") == u64::from(queue));
+                    if !queue.is_none_or(known) {
+                        bench.raw_says(&octets).was_refused(&octets, "1/2/01", &what);
+                    } else if rv != version {
+                        bench.raw_says(&octets).was_refused(&octets, "0/2/05", &what);
+                    } else if !belongs {
+                        bench.raw_says(&octets).was_refused(&octets, "0/2/06", &what);
+                    } else {
+                        carried_out += 1;
+                        bench.raw_says(&octets).was_carried_out(opcode);
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(carried_out, 2 * opcodes.len());
+    assert_eq!(opcodes.len(), 8);
+}
+
+impl Bench {
+    fn raw_says(mut self, octets: &[u8]) -> Self {
+        self.raw.ulpdu(&mut self.w, octets);
+        self
+    }
+}
+
+//= RDMAP-7.2-1
+/// DV is checked before everything of RDMAP, in the words of the buffer model.
+#[test]
+fn another_ddp_version_is_refused_before_the_opcode_is_looked_at() {
+    for version in [1, 0] {
+        for opcode in (0..16).map(Opcode::from_bits) {
+            for (queue, code) in [(None, "1/1/04"), (Some(0), "1/2/06"), (Some(9), "1/2/06")] {
+                for dv in (0..4).filter(|dv| *dv != version) {
+                    let bench = Bench::new(version);
+                    let mut octets = bench.message(opcode, queue, 3);
+                    octets[0] = octets[0] & !3 | dv;
+                    let what = format!("{opcode} {queue:?} DV {dv}");
+                    bench.raw_says(&octets).was_refused(&octets, code, &what);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! Terminates, sent and received: which headers go with which code, every layout that may come, and
+//! that nothing comes behind one.
+
+use super::raw::{Raw, ulpdu};
+use super::requests::{Mr, Wr};
+use super::tables::table;
+use super::world::{A, B, Wiring, World};
+use crate::ddp::qn;
+use crate::rdmap::{Opcode, ReadRequest, codes};
+use crate::types::{Access, QpState, Scope, Stag, TaggedOffset, TerminateCode};
+
+/// Long enough to be taken for the header of a Read Request.
+const PAYLOAD: [u8; 30] = *b"thirty octets of no importance";
+
+fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
+    ReadRequest {
+        sink_stag: Stag(0xA1A2_A3A4),
+        sink_to: TaggedOffset(0x10),
+        size,
+        src_stag: from.stag,
+        src_to: TaggedOffset(from.iova.wrapping_add(at)),
+    }
+}
+
+/// The FPDU of a Send whose Marker is wrong, in a stream with Markers.
+fn with_a_bad_marker(raw: &mut Raw) -> Vec<u8> {
+    let mut octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, qn::SEND, 1, 0, true), b""));
+    octets[3] ^= 4;
+    let end = octets.len() - 4;
+    let crc = crc32c::crc32c(&octets[..end]);
+    octets[end..].copy_from_slice(&crc.to_le_bytes());
+    octets
+}
+
+/// Does what a QP answers by this code; the payload of its Terminate, and the octets of the segment
+/// that it is about, if it is about one. None for a code that is never sent in a stream.
+fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
+    let markers =
+        Wiring::tcp().with(|o| (o.peer_to_peer, o.markers) = (false, code == (2, 0, 3))).a;
+    let (mut w, mut raw) = World::against_raw(true, markers, markers);
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = w.mr_at(A, 100, access | Access::REMOTE_READ, Scope::Pd, 0x1000);
+    let app = w.app(0);
+    let cq = w.cq(app, 16);
+    let stranger = w.qp(app, cq, cq, Default::default());
+    let theirs = w.any_mr(stranger, 100);
+    let write_only = w.mr(A, 100, access);
+    let unknown = Mr { stag: Stag(region.stag.0 ^ 0x0F0F_0F00), ..region.clone() };
+    if code != (1, 2, 2) {
+        w.recv(A, 7, &[region.sge(0..40)]);
+    }
+    let write = |raw: &Raw, to: &Mr, at: u64| {
+        ulpdu(&raw.tagged(Opcode::Write, to.stag, to.iova.wrapping_add(at), true), &PAYLOAD)
+    };
+    let send = |raw: &Raw, queue, msn, mo| {
+        ulpdu(&raw.untagged(Opcode::Send, queue, msn, mo, true), &PAYLOAD)
+    };
+    let invalidate = |raw: &Raw, stag: Stag| {
+        let header = raw.untagged(Opcode::SendInvalidate, qn::SEND, 1, 0, true);
+        let mut octets = ulpdu(&header, &PAYLOAD);
+        octets[2..6].copy_from_slice(&stag.0.to_be_bytes());
+        octets
+    };
+    let read = |raw: &Raw, from: &Mr, at, size| {
+        let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
+        ulpdu(&header, &read_of(from, at, size).emit())
+    };
+    let change = |mut octets: Vec<u8>, at: usize, xor: u8| {
+        octets[at] ^= xor;
+        octets
+    };
+    let segment = match code {
+        (0, 1, 0) => read(&raw, &unknown, 0, 100),
+        (0, 1, 1) => read(&raw, &region, 1, 100),
+        (0, 1, 2) => read(&raw, &write_only, 0, 100),
+        (0, 1, 3) => read(&raw, &theirs, 0, 100),
+        (0, 1, 4) => read(&raw, &region, u64::MAX - 0x1000 - 50, 100),
+        (0, 1, 9) => invalidate(&raw, unknown.stag),
+        (0, 2, 5) => change(send(&raw, 0, 1, 0), 1, 0x80),
+        (0, 2, 6) => change(send(&raw, 0, 1, 0), 1, 0x0F),
+        (0, 2, 9) => invalidate(&raw, region.stag),
+        (0, 2, 0xFF) => {
+            let mut short = read(&raw, &region, 0, 100);
+            short.pop();
+            short
+        }
+        (1, 1, 0) => write(&raw, &unknown, 0),
+        (1, 1, 1) => write(&raw, &region, 95),
+        (1, 1, 2) => write(&raw, &theirs, 0),
+        (1, 1, 3) => write(&raw, &region, u64::MAX - 0x1000 - 3),
+        (1, 1, 4) => change(write(&raw, &region, 0), 0, 2),
+        (1, 2, 1) => send(&raw, 3, 1, 0),
+        (1, 2, 2) => send(&raw, 0, 1, 0),
+        (1, 2, 3) => send(&raw, 0, 2, 0),
+        (1, 2, 4) => send(&raw, 0, 1, 41),
+        (1, 2, 5) => send(&raw, 0, 1, 11),
+        (1, 2, 6) => change(send(&raw, 0, 1, 0), 0, 2),
+        (0, 0, 0) => {
+            w.post(A, &[Wr::write(1, &[region.sge(99..101)], &region, 0)]);
+            vec![]
+        }
+        (1, 0, 0) => {
+            crate::shm::fault::install().unwrap();
+            let (mapping, fd) = crate::shm::Mapping::create_segment(8192).unwrap();
+            let gone = w.mr_over(A, mapping, 8192, access, Scope::Pd, 0x10_0000);
+            rustix::fs::ftruncate(&fd, 0).unwrap();
+            raw.write(&mut w, gone.stag, gone.iova, &PAYLOAD);
+            vec![]
+        }
+        (2, 0, 1) => {
+            raw.octets(&mut w, &[0, 40, 1]);
+            raw.finish(&mut w);
+            vec![]
+        }
+        (2, 0, 2) => {
+            let send = send(&raw, 0, 1, 0);
+            let octets = raw.fpdu(&send);
+            raw.octets(&mut w, &change(octets, 9, 1));
+            vec![]
+        }
+        (2, 0, 3) => {
+            let octets = with_a_bad_marker(&mut raw);
+            raw.octets(&mut w, &octets);
+            vec![]
+        }
+        // Codes without a cause here, of the LLP's own, local reports, and of enhanced start-up.
+        (0, 1, 0xFF) | (0, 2, 7 | 8) | (1, 3, _) | (2, 0, 4..=7) => return None,
+        other => panic!("{other:?} is a code that nothing provokes"),
+    };
+    if !segment.is_empty() {
+        raw.ulpdu(&mut w, &segment);
+    }
+    let sent = raw.ulpdus(&mut w);
+    assert_eq!(sent.len(), 1, "{code:?}: {sent:?}");
+    assert!(raw.fin && !raw.reset, "{code:?}");
+    let header = [0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0];
+    assert_eq!(sent[0][..18], header, "{code:?}");
+    Some((sent[0][18..].to_vec(), segment))
+}
+
+//= RDMAP-4.8-1
+//= RDMAP-4.8-2
+//= RDMAP-4.8-3
+//= RDMAP-4.8-4
+//= RDMAP-4.8-5
+//= RDMAP-4.8-7
+//= RDMAP-4.8-8
+//= RDMAP-4.8-9
+//= RDMAP-4.8-10
+//= RDMAP-4.8-11
+//= RDMAP-4.8-14
+//= RDMAP-7.1-3
+//= RDMAP-7.1-4
+/// Every code of the table that is sent in a stream, with the flags of the table and, octet for
+/// octet, what these announce.
+#[test]
+fn every_code_goes_with_the_headers_of_the_table() {
+    let mut silent = 0;
+    for row in table("terminate_code") {
+        let number = |key| row.find_number(key).map(|n| n as u8);
+        let code =
+            (number("layer").unwrap(), number("etype").unwrap(), number("code").unwrap_or(0));
+        let Some((payload, segment)) = provoke(code) else {
+            silent += 1;
+            continue;
+        };
+        let flags = row.text("flags");
+        let bits = ["M", "D", "R"].into_iter().zip([0x80, 0x40, 0x20]);
+        let bits = bits.filter(|(flag, _)| flags.contains(flag)).map(|(_, bit)| bit).sum();
+        let mut expected = vec![code.0 << 4 | code.1, code.2, bits, 0];
+        let header = if segment.first().is_some_and(|o| o & 0x80 != 0) { 14 } else { 18 };
+        match flags {
+            "" => assert_eq!(segment, [], "{code:?}"),
+            "MD" | "MDR" => {
+                expected.extend((segment.len() as u16).to_be_bytes());
+                expected.extend(&segment[..if flags == "MD" { header } else { 46 }]);
+            }
+            other => panic!("{other}"),
+        }
+        assert_eq!(payload, expected, "{code:?}");
+    }
+    assert_eq!(silent, 8, "of all codes, those that are not sent in a stream");
+}
+
+//= RDMAP-4.8-3
+//= RDMAP-4.8-13
+/// What the table assigns has a name, all codes of a local catastrophic error among it, and nothing
+/// else has.
+#[test]
+fn codes_are_those_of_the_table() {
+    let rows = table("terminate_code");
+    for layer in 0..16u8 {
+        for etype in 0..16u8 {
+            for code in 0..=255u8 {
+                let assigned = rows.iter().any(|row| {
+                    row.number("layer") == u64::from(layer)
+                        && row.number("etype") == u64::from(etype)
+                        && row.find_number("code").is_none_or(|c| c == u64::from(code))
+                });
+                let code = TerminateCode { layer, etype, code };
+                assert_eq!(codes::name(code).is_some(), assigned, "{code}");
+            }
+        }
+    }
+}
+
+//= RDMAP-3.1-8
+//= RDMAP-3.2-4
+//= RDMAP-5.1-3
+//= RDMAP-5.2.1-5
+//= RDMAP-5.3-7
+//= RDMAP-5.4-5
+//= RDMAP-5.4-6
+//= RDMAP-7.1-1
+/// A Send, Write or Read Request that fails over there is told to both applications, with the
+/// headers it failed with.
+#[test]
+fn both_applications_are_told_of_a_message_that_failed() {
+    for wiring in Wiring::both() {
+        for (what, code) in [("send", "1/2/05"), ("write", "1/1/01"), ("read", "0/1/02")] {
+            let mut w = World::connected(wiring);
+            let (near, there) = (w.any_mr(A, 10), w.mr(B, 10, Access::REMOTE_WRITE));
+            let inbox = w.any_mr(B, 3);
+            w.recv(B, 7, &[inbox.all()]);
+            let (wr, header) = match what {
+                "send" => {
+                    (Wr::send(1, &[near.all()]), "001c414300000000000000000000000100000000".into())
+                }
+                "write" => (
+                    Wr::write(1, &[near.all()], &there, 1),
+                    format!("0018c140{:08x}{:016x}", there.stag.0, there.iova + 1),
+                ),
+                _ => (
+                    Wr::read(1, near.all(), &there, 0),
+                    format!(
+                        "002e414100000000000000010000000100000000{:08x}{:016x}0000000a{:08x}{:016x}",
+                        near.stag.0, near.iova, there.stag.0, there.iova
+                    ),
+                ),
+            };
+            w.post(A, &[wr]);
+            assert_eq!(w.events(A), [format!("terminated by peer {code} {header}")], "{wiring:?}");
+            assert_eq!(w.events(B), [format!("terminated {code} {header}")], "{wiring:?}");
+            let receive = match what {
+                "send" => "7 Receive LocalLength 1/2/05",
+                _ => "7 Receive WrFlush",
+            };
+            assert_eq!(w.completions(B), [receive]);
+            assert_eq!((there.octets(), inbox.octets()), (vec![0; 10], vec![0; 3]));
+        }
+    }
+}
+
+// --- Received ------------------------------------------------------------------------------------
+
+/// A Terminate with these flags about a tagged or an untagged segment: payload and how it is told.
+fn received(control: [u8; 4], flags: u8, tagged: bool) -> (Vec<u8>, String) {
+    let (length, read) = ([0x01, 0x23], (0x40..0x40 + 28).collect::<Vec<u8>>());
+    let header = match tagged {
+        true => (0xC1..0xC1 + 14).collect::<Vec<u8>>(),
+        false => (0x41..0x41 + 18).collect(),
+    };
+    let mut behind = Vec::new();
+    if flags & 0xC0 != 0 {
+        behind.extend(length);
+    }
+    if flags & 0x40 != 0 {
+        behind.extend(header);
+    }
+    if flags & 0x20 != 0 {
+        behind.extend(read);
+    }
+    let hex: String = behind.iter().map(|o| format!("{o:02x}")).collect();
+    let space = if hex.is_empty() { "" } else { " " };
+    ([&control[..], &behind].concat(), format!("{space}{hex}"))
+}
+
+/// What a QP with no receive posted and a Read outstanding makes of a Terminate; it says nothing
+/// itself.
+fn told_of(payload: &[u8]) -> String {
+    let (mut w, mut raw) = World::raw();
+    let (sink, source) = (w.any_mr(A, 4), w.any_mr(A, 4));
+    w.post(A, &[Wr::read(1, sink.all(), &source, 0)]);
+    assert_eq!(raw.segments(&mut w).len(), 1);
+    raw.terminate(&mut w, payload);
+    assert_eq!(raw.segments(&mut w), [], "a Terminate is not answered");
+    assert!(raw.fin || raw.reset);
+    raw.finish(&mut w);
+    let completions = w.completions(A);
+    assert_eq!(completions.len(), 1);
+    assert!(!completions[0].ends_with("RdmaRead 4"), "{completions:?}");
+    let mut events = w.events(A);
+    assert_eq!((events.len(), w.state(A)), (1, QpState::Error));
+    events.remove(0)
+}
+
+//= RDMAP-3.2-9
+//= RDMAP-4.8-1
+//= RDMAP-4.8-2
+//= RDMAP-4.8-6
+//= RDMAP-4.8-8
+//= RDMAP-4.8-11
+//= RDMAP-5.4-3
+//= RDMAP-5.4-6
+/// M, D and R in every combination, about either kind of segment, with any code: told by the flags.
+/// Linux siw's layout is told as what it means. No receive is needed for it.
+#[test]
+fn a_terminate_of_every_layout_is_told_to_the_application() {
+    for code in ["1/2/05", "0/1/00", "0/0/77", "e/e/77"] {
+        let number = |at| u8::from_str_radix(&code[at], 16).unwrap();
+        let first = number(0..1) << 4 | number(2..3);
+        for flags in (0..8).map(|n: u8| n << 5) {
+            for tagged in [false, true] {
+                // Bits that are reserved are set where headers leave no doubt, and where none follow.
+                for reserved in [[0, 0], [0x1F, 0xFF]] {
+                    let control = [first, number(4..6), flags | reserved[0], reserved[1]];
+                    let (payload, headers) = received(control, flags, tagged);
+                    // D means that a length is there; so it is told as if M were set.
+                    let told = told_of(&payload);
+                    assert_eq!(told, format!("terminated by peer {code}{headers}"), "{flags:#x}");
+                }
+            }
+        }
+    }
+    for (control, flags, code) in [
+        ([0x21, 0x02, 0x03, 0], 0xC0, "1/2/02"),
+        ([0x10, 0x00, 0x07, 0], 0xE0, "0/1/00"),
+        ([0x11, 0x01, 0x01, 0], 0x80, "1/1/01"),
+        ([0x02, 0x02, 0x00, 0], 0x00, "2/0/02"),
+    ] {
+        let (payload, headers) = received(control, flags, false);
+        assert_eq!(told_of(&payload), format!("terminated by peer {code}{headers}"));
+    }
+}
+
+//= RDMAP-5.4-7
+/// Cut off anywhere, in parts, or out of number: told as what it is, and not answered either.
+#[test]
+fn a_malformed_terminate_ends_the_stream_and_is_told() {
+    for flags in (0..8).map(|n: u8| n << 5) {
+        let (payload, _) = received([0x12, 5, flags, 0], flags, false);
+        for cut in 0..payload.len() {
+            let told = told_of(&payload[..cut]);
+            let expected = "lost: the peer sent a malformed Terminate: Terminate too short";
+            assert!(told.starts_with(expected), "{flags:#x} cut at {cut}: {told}");
+        }
+    }
+    for (msn, mo, last) in [(0, 0, true), (2, 0, true), (1, 4, true), (1, 0, false)] {
+        let (mut w, mut raw) = World::raw();
+        w.recv(A, 7, &[]);
+        let header = raw.untagged(Opcode::Terminate, qn::TERMINATE, msn, mo, last);
+        raw.segment(&mut w, header, &[0x12, 5, 0, 0]);
+        assert_eq!(raw.segments(&mut w), []);
+        assert_eq!(w.completions(A), ["7 Receive WrFlush"]);
+        let events = w.events(A);
+        assert!(events[0].starts_with("lost: the peer sent a malformed Terminate"), "{events:?}");
+    }
+}
+
+//= RDMAP-5.4-8
+//= RDMAP-5.4-10
+//= RDMAP-6.2.1-2
+/// Requests waiting for a response, for the socket and in the queue, and receives: each completes
+/// once, in error, and nothing more is sent.
+#[test]
+fn a_received_terminate_completes_everything_in_error_and_silences_this_side() {
+    let (mut w, mut raw) = World::raw();
+    let (near, far) = (w.any_mr(A, 3000), w.any_mr(A, 3000));
+    w.recv(A, 50, &[]);
+    w.recv(A, 51, &[]);
+    w.post(A, &[Wr::read(1, near.sge(0..8), &far, 0), Wr::send(2, &[])]);
+    assert_eq!(raw.segments(&mut w).len(), 2);
+    w.links[0].pipes[0].window = 100;
+    let mut batch: Vec<Wr> = (3..20).map(|n| Wr::write(n, &[near.all()], &far, 0)).collect();
+    batch.push(Wr::send(20, &[]).unsignaled());
+    w.post(A, &batch);
+    let sent = w.links[0].pipes[0].sent;
+    raw.terminate(&mut w, &[0x20, 0x02, 0, 0]);
+    w.links[0].pipes[0].window = 1 << 20;
+    w.settle();
+    w.post(A, &[Wr::send(21, &[])]);
+    raw.collect(&mut w);
+    assert!(raw.fin && !raw.reset);
+    assert_eq!(w.links[0].pipes[0].sent, sent, "what TCP had not taken stays");
+    raw.finish(&mut w);
+    let mut expected = vec!["1 RdmaRead WrFlush".to_owned(), "2 Send".to_owned()];
+    expected.extend((3..20).map(|n| format!("{n} RdmaWrite WrFlush")));
+    expected.push("20 Send WrFlush".to_owned());
+    expected.extend([50, 51].map(|n| format!("{n} Receive WrFlush")));
+    expected.push("21 Send WrFlush".to_owned());
+    assert_eq!(w.completions(A), expected);
+    assert_eq!(w.events(A), ["terminated by peer 2/0/02"]);
+}
+
+//= RDMAP-6.2.1-3
+//= RDMAP-7-4
+/// A peer may tear the connection down the moment it has sent or received a Terminate.
+#[test]
+fn a_peer_that_tears_down_at_once_behind_a_terminate_is_no_trouble() {
+    for ours in [false, true] {
+        for how in ["fin", "close", "reset"] {
+            let (mut w, mut raw) = World::raw();
+            w.recv(A, 7, &[]);
+            let code = if ours {
+                raw.write(&mut w, Stag(5), 0, b"x");
+                "terminated 1/1/00"
+            } else {
+                raw.terminate(&mut w, &[0x20, 0x02, 0, 0]);
+                "terminated by peer 2/0/02"
+            };
+            match how {
+                "fin" => raw.finish(&mut w),
+                "close" => raw.close(&mut w),
+                _ => raw.reset(&mut w),
+            }
+            assert_eq!(w.completions(A), ["7 Receive WrFlush"], "{how}");
+            let events = w.events(A);
+            assert!(events.len() == 1 && events[0].starts_with(code), "{how}: {events:?}");
+            assert!(raw.is_closed(&w), "{how}");
+            assert_eq!(w.next_timeout(), None, "nothing is waited for");
+        }
+    }
+}
+
+// --- Behind one ----------------------------------------------------------------------------------
+
+//= RDMAP-5.4-4
+//= RDMAP-5.4-9
+//= RDMAP-7.1-5
+//= RDMAP-7-3
+/// Behind a Terminate, of either side, messages that would be fine and others that would not are
+/// dropped alike: nothing is placed, read, invalidated, delivered or said.
+#[test]
+fn nothing_behind_a_terminate_has_any_effect() {
+    for ours in [false, true] {
+        let (mut w, mut raw) = World::raw();
+        let (region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
+        let own = w.own_mr(A, 8, Access::REMOTE_WRITE);
+        w.recv(A, 7, &[region.all()]);
+        w.post(A, &[Wr::read(8, sink.all(), &region, 0)]);
+        assert_eq!(raw.segments(&mut w).len(), 1);
+        let mut invalidate =
+            ulpdu(&raw.untagged(Opcode::SendInvalidate, qn::SEND, 1, 0, true), b"x");
+        invalidate[2..6].copy_from_slice(&own.stag.0.to_be_bytes());
+        let terminate = |raw: &Raw, code: [u8; 4]| {
+            ulpdu(&raw.untagged(Opcode::Terminate, qn::TERMINATE, 1, 0, true), &code)
+        };
+        let read = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
+        let first = match ours {
+            true => ulpdu(&raw.tagged(Opcode::Write, region.stag, region.iova + 1, true), &[9; 8]),
+            false => terminate(&raw, [0x12, 5, 0, 0]),
+        };
+        let behind = [
+            ulpdu(&raw.tagged(Opcode::Write, region.stag, region.iova, true), b"written!"),
+            ulpdu(&raw.tagged(Opcode::ReadResponse, sink.stag, sink.iova, true), b"response"),
+            ulpdu(&raw.untagged(Opcode::Send, qn::SEND, 1, 0, true), b"sent"),
+            invalidate,
+            ulpdu(&read, &read_of(&region, 0, 8).emit()),
+            ulpdu(&raw.tagged(Opcode::Write, Stag(1), 0, true), b"fault"),
+            terminate(&raw, [0x20, 2, 0, 0]),
+            vec![0x41],
+        ];
+        // In one call to the socket, and each in its own.
+        let mut octets = raw.fpdu(&first);
+        for ulpdu in &behind {
+            octets.extend(raw.fpdu(ulpdu));
+        }
+        raw.octets(&mut w, &octets);
+        for ulpdu in &behind {
+            raw.ulpdu(&mut w, ulpdu);
+        }
+        let code = if ours { "terminated 1/1/01" } else { "terminated by peer 1/2/05" };
+        match ours {
+            true => assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01"),
+            false => assert_eq!((raw.segments(&mut w), raw.fin), (vec![], true)),
+        }
+        raw.finish(&mut w);
+        assert_eq!((region.octets(), sink.octets()), (vec![0; 8], vec![0; 8]));
+        assert!(w.engines[0].shard.stags.get(own.stag).is_some());
+        assert_eq!(w.completions(A), ["8 RdmaRead WrFlush", "7 Receive WrFlush"]);
+        let events = w.events(A);
+        assert!(events.len() == 1 && events[0].starts_with(code), "{events:?}");
+        assert!(raw.segments(&mut w).is_empty() && !raw.reset);
+    }
+}

@@ -1,0 +1,138 @@
+//! What applications rely on: a Send shows the Writes before it, a Read what was written before it,
+//! a fence keeps later Writes away from it.
+
+use rnic_client::{
+    Access, Completion, Context, Cq, Mr, Pd, Qp, QpOptions, RecvRequest, SendRequest,
+};
+use rnic_tests::traffic::Rng;
+use rnic_tests::{DEADLINE, Daemon, binaries, join};
+
+const PATHS: [&str; 2] = ["direct", "tcp"];
+
+fn daemon(path: &str) -> Daemon {
+    Daemon::start(binaries!(), &format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n"))
+}
+
+/// Times that something is repeated.
+fn rounds(short: u64, long: u64) -> u64 {
+    if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
+}
+
+/// A session with a QP.
+struct Side {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+}
+
+impl Side {
+    fn new(daemon: &Daemon) -> Self {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(256, None).unwrap();
+        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+        Side { context, pd, cq, qp }
+    }
+
+    fn pair(daemon: &Daemon) -> (Self, Self) {
+        let (a, b) = (Side::new(daemon), Side::new(daemon));
+        let listener = b.context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
+        join(&listener, &a.qp, &b.qp);
+        (a, b)
+    }
+
+    fn region(&self, len: u64) -> Mr {
+        let segment = self.context.create_segment(len).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        self.pd.reg_mr(&segment, .., access).unwrap()
+    }
+
+    /// The next completion, which is a success.
+    fn done(&self) -> Completion {
+        let mut one = [Completion::default()];
+        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion came");
+        one[0].ok().unwrap()
+    }
+}
+
+/// A checksum of a region, read piece by piece.
+fn checksum(region: &Mr) -> u32 {
+    let mut piece = vec![0; 1 << 20];
+    (0..region.len() / piece.len() as u64).fold(0, |sum, n| {
+        region.read_at(n * piece.len() as u64, &mut piece).unwrap();
+        crc32c::crc32c_append(sum, &piece)
+    })
+}
+
+//= RDMAP-5.1-7
+//= RDMAP-5.5-10
+/// Decisions test 34: 64 MiB and a Send behind them; another thread sees all of them when the
+/// receive is complete.
+#[test]
+fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
+    const LEN: u64 = 64 << 20;
+    for path in PATHS {
+        let daemon = daemon(path);
+        let (a, b) = Side::pair(&daemon);
+        let (source, sink) = (a.region(LEN), b.region(LEN));
+        let mut rng = Rng::new(34);
+        let mut piece = vec![0; 1 << 20];
+        for n in 0..LEN >> 20 {
+            rng.fill(&mut piece);
+            source.write_at(n << 20, &piece).unwrap();
+        }
+        for round in 0..rounds(3, 30) {
+            // Other octets each time, in every page.
+            for page in 0..LEN / 4096 {
+                source.store_u64(page * 4096, rng.word()).unwrap();
+            }
+            let expected = checksum(&source);
+            b.qp.post_recv(&[RecvRequest::new(round, &[])]).unwrap();
+            std::thread::scope(|scope| {
+                let watcher = scope.spawn(|| {
+                    b.done();
+                    checksum(&sink)
+                });
+                let sges = [source.sge(0, LEN as u32)];
+                let write = SendRequest::write(1, &sges, sink.remote().at(0));
+                let send = SendRequest::send_inline(2, b"").signaled();
+                a.qp.post_send(&[write, send]).unwrap();
+                assert_eq!(watcher.join().unwrap(), expected, "{path} round {round}");
+            });
+            assert_eq!(a.done().wr_id, 2);
+        }
+    }
+}
+
+//= RDMAP-5.5-12
+/// Decisions test 33: what a Write has written, the Read behind it fetches; with a fence a later
+/// Write leaves it alone. Many at once, all in the same place.
+#[test]
+fn a_read_fetches_what_was_written_before_and_not_what_a_fence_holds_back() {
+    const BATCH: u64 = 8;
+    for path in PATHS {
+        let daemon = daemon(path);
+        let (a, b) = Side::pair(&daemon);
+        let (sink, place) = (a.region(4096), b.region(4096));
+        let at = place.remote().at(0);
+        let mut number = 0u64;
+        for _ in 0..rounds(1_000, 100_000 / BATCH) {
+            let numbers: Vec<[u8; 8]> = (0..BATCH).map(|n| (number + n).to_ne_bytes()).collect();
+            let spoiler = u64::MAX.to_ne_bytes();
+            let mut batch = Vec::new();
+            for (n, octets) in (0..).zip(&numbers) {
+                let read = SendRequest::read(n, sink.sge(n * 8, 8), at).signaled();
+                batch.push(SendRequest::write_inline(100, octets, at));
+                batch.push(read);
+                batch.push(SendRequest::write_inline(101, &spoiler, at).fence());
+            }
+            a.qp.post_send(&batch).unwrap();
+            for n in 0..BATCH {
+                assert_eq!(a.done().wr_id, n, "{path}");
+                assert_eq!(sink.load_u64(n * 8).unwrap(), number + n, "{path}");
+            }
+            number += BATCH;
+        }
+    }
+}

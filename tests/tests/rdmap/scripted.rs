@@ -1,0 +1,459 @@
+//! Peers made of octets: opcodes by the table, Read Requests that fail, Terminates of every layout,
+//! and what is left of a connection that ends by one.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use rnic_client::{
+    Access, Completion, CompletionStatus, Context, DisconnectReason, Mr, Qp, RemoteAddr, Scope,
+    SendRequest, Stag, TerminateCode, TerminateOrigin,
+};
+use rnic_tests::target::{LEN, Target, UNTOUCHED};
+use rnic_tests::wire::{self, Ending, fpdu, next_ulpdu, tagged, ulpdus, untagged};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+const SUITE: &str = include_str!("../../conformance/requirements.toml");
+
+fn tcp_daemon(more: &str) -> Daemon {
+    let config = format!("[engine]\nworkers = 2\nloopback = \"tcp\"\n{more}");
+    Daemon::start(binaries!(), &config)
+}
+
+/// What the daemon said up to its FIN, after which nothing else comes.
+fn until_fin(peer: &mut TcpStream) -> Vec<Vec<u8>> {
+    match wire::ending(peer) {
+        Ending::Fin(octets) => ulpdus(&octets),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A Terminate, alone before the FIN: its RDMAP header.
+fn terminated(peer: &mut TcpStream) -> Vec<u8> {
+    let mut said = until_fin(peer);
+    assert_eq!(said.len(), 1, "{said:02x?}");
+    assert_eq!(said[0][..18], untagged(7, 2, 1, b""), "{said:02x?}");
+    said.remove(0).split_off(18)
+}
+
+fn one(target: &Target) -> Completion {
+    let mut one = [Completion::default()];
+    assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion came");
+    one[0]
+}
+
+fn drain(target: &Target) {
+    let mut some = [Completion::default(); 64];
+    while target.cq.poll(&mut some).unwrap() > 0 {}
+}
+
+fn read_request(number: u32, from: u32, at: u64, size: u32) -> Vec<u8> {
+    let mut header = 0xA1A2_A3A4_u32.to_be_bytes().to_vec();
+    header.extend(0x10_u64.to_be_bytes());
+    header.extend(size.to_be_bytes());
+    header.extend(from.to_be_bytes());
+    header.extend(at.to_be_bytes());
+    untagged(1, 1, number, &header)
+}
+
+//= RDMAP-3.1-2
+//= RDMAP-7.2-2
+//= RDMAP-7.2-3
+/// Decisions test 29 against the daemon: RV 1 everywhere, another one where the opcode belongs.
+#[test]
+fn every_opcode_of_the_table_is_served_where_it_belongs_and_nowhere_else() {
+    let suite: toml::Table = SUITE.parse().unwrap();
+    let rows = suite["opcode"].as_array().unwrap();
+    let belongs = |opcode: u8, queue: Option<u32>| {
+        rows.iter().any(|row| {
+            row["rfc"].as_integer() == Some(5040)
+                && row["value"].as_integer() == Some(opcode.into())
+                && row["tagged"].as_bool() == Some(queue.is_none())
+                && row.get("queue").and_then(toml::Value::as_integer) == queue.map(i64::from)
+        })
+    };
+    let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
+    let target = Target::new(&daemon);
+    let queues = [0, 1, 2, 3, u32::MAX];
+    let mut served = 0;
+    for opcode in 0..16 {
+        for queue in [None].into_iter().chain(queues.map(Some)) {
+            for rv in [1, 0, 2, 3] {
+                if rv == 1 || belongs(opcode, queue) {
+                    served += usize::from(rv == 1 && belongs(opcode, queue));
+                    let expected = match queue {
+                        Some(3..) => Some([0x12, 1]),
+                        _ if rv != 1 => Some([0x02, 5]),
+                        _ if !belongs(opcode, queue) => Some([0x02, 6]),
+                        _ => None,
+                    };
+                    try_message(&target, opcode, queue, rv, expected);
+                }
+            }
+        }
+    }
+    assert_eq!(served, 8);
+}
+
+/// Sends a message and looks for this code, or for what it is there for.
+fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused: Option<[u8; 2]>) {
+    let what = format!("opcode {opcode} queue {queue:?} RV {rv}");
+    target.region.fill(0, LEN, UNTOUCHED).unwrap();
+    let (mut peer, qp) = target.open();
+    let (stag, at) = (target.region.rkey().0, target.region.iova());
+    // A Read is outstanding, so that a response belongs to something.
+    let from = RemoteAddr { addr: 0, rkey: Stag(7) };
+    qp.post_send(&[SendRequest::read(9, target.region.sge(64, 4), from).signaled()]).unwrap();
+    assert_eq!(next_ulpdu(&mut peer)[1], 0x41, "{what}");
+    let mut message = match (queue, opcode) {
+        (None, 2) => tagged(opcode, stag, at + 64, b"oct!"),
+        (None, _) => tagged(opcode, stag, at, b"oct!"),
+        (Some(queue), 1) => untagged(1, queue, 1, &[0; 28]),
+        (Some(queue), 7) => untagged(7, queue, 1, &[0x20, 2, 0, 0]),
+        (Some(queue), _) => untagged(opcode, queue, 1, b"oct!"),
+    };
+    message[1] = rv << 6 | opcode;
+    let header = if queue.is_none() { 14 } else { 18 };
+    let enclosing = |code: [u8; 2]| {
+        let length = (message.len() as u16).to_be_bytes();
+        [&[code[0], code[1], 0xC0, 0][..], &length, &message[..header]].concat()
+    };
+    wire::say(&mut peer, &fpdu(&message));
+    match (refused, opcode) {
+        (Some(code), _) => {
+            assert_eq!(terminated(&mut peer), enclosing(code), "{what}");
+            assert!(target.is_untouched(), "{what}");
+        }
+        (None, 0) => {
+            // A Send behind it shows that it has been placed.
+            wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+            assert_eq!(one(target).wr_id, 1);
+            assert_eq!(&target.memory()[..4], b"oct!");
+        }
+        (None, 1) => {
+            let response = [&[0xC1, 0x42][..], &[0; 12]].concat();
+            assert_eq!(next_ulpdu(&mut peer), response, "{what}");
+        }
+        (None, 2) => {
+            let read = one(target).ok().unwrap();
+            assert_eq!((read.wr_id, read.byte_len), (9, 4));
+            assert_eq!(&target.memory()[64..68], b"oct!");
+        }
+        (None, 3 | 5) => {
+            let receive = one(target).ok().unwrap();
+            assert_eq!((receive.byte_len, receive.solicited), (4, opcode == 5), "{what}");
+        }
+        (None, 4 | 6) => {
+            // No STag has the number 0.
+            assert_eq!(one(target).status, CompletionStatus::RemoteInvalidRequest, "{what}");
+            assert_eq!(terminated(&mut peer), enclosing([0x01, 9]), "{what}");
+        }
+        (None, 7) => assert_eq!(until_fin(&mut peer), Vec::<Vec<u8>>::new(), "{what}"),
+        (None, other) => panic!("{other} is not of the base protocol"),
+    }
+    drop(peer);
+    qp.wait_disconnected(Some(DEADLINE)).unwrap();
+    drop(qp);
+    drain(target);
+}
+
+/// A region of another domain than the target's, or none's.
+fn region(context: &Context, access: Access) -> Mr {
+    let segment = context.create_segment(LEN as u64).unwrap();
+    context.open_pd(None).unwrap().reg_mr(&segment, .., access).unwrap()
+}
+
+//= RDMAP-7.1-4
+//= RDMAP-7.2-7
+//= RDMAP-7.2-8
+//= RDMAP-7.2-9
+//= RDMAP-7.2-10
+//= RDMAP-7.2-11
+/// Decisions test 31: M, D and R, length 46, both headers as they were sent.
+#[test]
+fn a_read_request_that_fails_comes_back_with_both_headers() {
+    let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
+    let target = Target::new(&daemon);
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let stranger = region(&context, Access::REMOTE_READ);
+    let segment = target.context().create_segment(4096).unwrap();
+    let readable = target.pd.reg_mr(&segment, 100..200, Access::REMOTE_READ).unwrap();
+    let (stag, base) = (readable.rkey().0, readable.iova());
+    let cases = [
+        (0, read_request(1, stag ^ 0x5555_5500, base, 1)),
+        (1, read_request(1, stag, base.wrapping_sub(1), 2)),
+        (1, read_request(1, stag, base + 99, 2)),
+        (2, read_request(1, target.region.rkey().0, target.region.iova(), 1)),
+        (3, read_request(1, stranger.rkey().0, stranger.iova(), 1)),
+        (4, read_request(1, stag, u64::MAX, 1)),
+    ];
+    for (code, request) in cases {
+        let (mut peer, qp) = target.open();
+        wire::say(&mut peer, &fpdu(&request));
+        let expected = [&[0x01, code, 0xE0, 0, 0, 46][..], &request].concat();
+        assert_eq!(terminated(&mut peer), expected, "0/1/{code:02}");
+        drop(peer);
+        match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
+            DisconnectReason::Terminate { origin: TerminateOrigin::Local, headers, .. } => {
+                assert_eq!(headers, expected[4..]);
+            }
+            other => panic!("{other:?}"),
+        }
+        target.flushed(2);
+    }
+    // A Read of nothing looks at nothing (decisions test 30), and the stream lives.
+    let (mut peer, qp) = target.open();
+    let requests = [read_request(1, 0xFFFF_FFFF, u64::MAX, 0), read_request(2, stag, base, 100)];
+    wire::say(&mut peer, &requests.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
+    assert_eq!(next_ulpdu(&mut peer), tagged(2, 0xA1A2_A3A4, 0x10, b""));
+    assert_eq!(next_ulpdu(&mut peer), tagged(2, 0xA1A2_A3A4, 0x10, &[0; 100]));
+    drop((peer, qp));
+}
+
+//= RDMAP-3.2-9
+//= RDMAP-5.4-6
+/// Every combination of flags, whole and cut short, and siw's layout: told and not answered.
+#[test]
+fn terminates_of_every_layout_reach_the_application() {
+    let daemon = tcp_daemon("");
+    let target = Target::new(&daemon);
+    let told = |payload: &[u8]| {
+        let (mut peer, qp) = target.open();
+        wire::say(&mut peer, &fpdu(&untagged(7, 2, 1, payload)));
+        let ending = wire::ending(&mut peer);
+        assert!(matches!(&ending, Ending::Fin(said) | Ending::Reset(said) if said.is_empty()));
+        drop(peer);
+        let reason = qp.wait_disconnected(Some(DEADLINE)).unwrap();
+        target.flushed(2);
+        reason
+    };
+    let by_peer = |layer, etype, code, headers: &[u8]| DisconnectReason::Terminate {
+        origin: TerminateOrigin::Peer,
+        code: TerminateCode { layer, etype, code },
+        headers: headers.to_vec(),
+    };
+    for flags in (0..8).map(|n: u8| n << 5) {
+        let mut headers = Vec::new();
+        if flags & 0xC0 != 0 {
+            headers.extend([0, 46]);
+        }
+        if flags & 0x40 != 0 {
+            headers.extend(untagged(1, 1, 1, b""));
+        }
+        if flags & 0x20 != 0 {
+            headers.extend([7; 28]);
+        }
+        let payload = [&[0x12, 5, flags, 0][..], &headers].concat();
+        assert_eq!(told(&payload), by_peer(1, 2, 5, &headers), "{flags:#x}");
+        let cut = told(&payload[..payload.len() - 1]);
+        assert!(matches!(cut, DisconnectReason::Lost { .. }), "{flags:#x}: {cut:?}");
+    }
+    let siw = [&[0x21, 2, 3, 0, 0, 0][..], &untagged(3, 0, 1, b"")].concat();
+    assert_eq!(told(&siw), by_peer(1, 2, 2, &siw[4..]));
+}
+
+//= RDMAP-5.4-9
+//= RDMAP-6.2.1-1
+//= RDMAP-6.2.1-4
+/// Decisions test 38: the socket is full of what the application posted, the peer goes on sending,
+/// a Terminate of its own at the end. It still finds ours, once, and a FIN behind it; each request
+/// of the application completes once.
+#[test]
+fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
+    let daemon = tcp_daemon("");
+    let target = Target::new(&daemon);
+    let big = target.context().create_segment(1 << 20).unwrap();
+    let big = target.pd.reg_mr(&big, .., Access::LOCAL_WRITE).unwrap();
+    let (mut peer, qp) = target.open();
+    let sges = [big.sge(0, 1 << 20)];
+    let to = RemoteAddr { addr: 0, rkey: Stag(7) };
+    let writes: Vec<SendRequest<'_>> =
+        (100..164).map(|n| SendRequest::write(n, &sges, to).signaled()).collect();
+    qp.post_send(&writes).unwrap();
+    // The first octets are there, so the socket is filling.
+    let first = next_ulpdu(&mut peer);
+    let mut sender = peer.try_clone().unwrap();
+    let fault = fpdu(&tagged(0, 1, 0, b"x"));
+    let good = fpdu(&target.write(0, &[1; 1000]));
+    let ours = fpdu(&untagged(7, 2, 1, &[0x12, 5, 0, 0]));
+    let (sent, mut said) = std::thread::scope(|scope| {
+        // Far more than socket buffers hold: somebody has to read and drop it.
+        let sending = scope.spawn(move || {
+            wire::say(&mut sender, &fault);
+            for _ in 0..20_000 {
+                wire::say(&mut sender, &good);
+            }
+            wire::say(&mut sender, &ours);
+            sender.shutdown(Shutdown::Write).is_ok()
+        });
+        let said = until_fin(&mut peer);
+        (sending.join().unwrap(), said)
+    });
+    assert!(sent, "the connection was not reset");
+    said.insert(0, first);
+    let terminates = said.iter().filter(|ulpdu| ulpdu[1] & 0x0F == 7).count();
+    assert_eq!((terminates, said.last().unwrap()[1]), (1, 0x47));
+    assert_eq!(said.last().unwrap()[18..20], [0x11, 0x00]);
+    assert!(target.is_untouched(), "what came behind the fault");
+    match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
+        DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
+            assert_eq!(code, TerminateCode { layer: 1, etype: 1, code: 0 });
+        }
+        other => panic!("{other:?}"),
+    }
+    let seen: Vec<Completion> = (0..66).map(|_| one(&target)).collect();
+    let names: Vec<u64> = seen.iter().map(|c| c.wr_id).collect();
+    assert_eq!(names, (100..164).chain([1, 2]).collect::<Vec<u64>>());
+    let taken = seen.iter().take_while(|c| c.status == CompletionStatus::Success).count();
+    assert!(taken < 64, "the socket had no room for all");
+    assert!(seen[taken..].iter().all(|c| c.status == CompletionStatus::WrFlush));
+    assert_eq!(target.cq.poll(&mut [Completion::default()]).unwrap(), 0);
+}
+
+//= RDMAP-5.2.1-7
+//= RDMAP-5.5-15
+//= RDMAP-6.1-6
+/// Decisions test 32: ORD 2, ten Reads and a Send. The third request leaves when the first response
+/// has come, the Send behind the tenth, and all complete as they were posted.
+#[test]
+fn no_more_reads_are_out_than_the_ord() {
+    let daemon = tcp_daemon("[limits]\nord = 2\n");
+    let target = Target::new(&daemon);
+    let (mut peer, qp) = target.open();
+    let stag = target.region.lkey().0;
+    let mut batch: Vec<SendRequest<'_>> = (0..10)
+        .map(|n| {
+            let from = RemoteAddr { addr: 1000 + n, rkey: Stag(7) };
+            SendRequest::read(100 + n, target.region.sge(n, 1), from).signaled()
+        })
+        .collect();
+    batch.push(SendRequest::send_inline(110, b"").signaled());
+    qp.post_send(&batch).unwrap();
+    let request = |peer: &mut TcpStream, n: u8| {
+        let ulpdu = next_ulpdu(peer);
+        assert_eq!((ulpdu[1], ulpdu[13]), (0x41, n + 1), "request {n}");
+        assert_eq!(ulpdu[18 + 20..], (1000 + u64::from(n)).to_be_bytes());
+    };
+    request(&mut peer, 0);
+    request(&mut peer, 1);
+    for n in 0..10 {
+        // Nothing more until there is an answer; whatever came too early is there by now.
+        peer.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let early = peer.read(&mut [0]);
+        let nothing =
+            |e: &std::io::Error| matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+        assert!(early.as_ref().is_err_and(nothing), "{early:?} before response {n}");
+        peer.set_read_timeout(Some(DEADLINE)).unwrap();
+        let at = target.region.iova() + u64::from(n);
+        wire::say(&mut peer, &fpdu(&tagged(2, stag, at, &[n])));
+        if n < 8 {
+            request(&mut peer, n + 2);
+        }
+        if n == 7 {
+            assert_eq!(next_ulpdu(&mut peer), untagged(3, 0, 1, b""), "the Send, with the last");
+        }
+        assert_eq!(one(&target).ok().unwrap().wr_id, 100 + u64::from(n));
+    }
+    assert_eq!(one(&target).ok().unwrap().wr_id, 110);
+    assert_eq!(target.memory()[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    drop((peer, qp));
+}
+
+//= RDMAP-5.2.2-4
+//= RDMAP-5.2.2-7
+/// Decisions test 35: responses that are not the one asked for end the stream and the Read, and
+/// change nothing outside of its sink.
+#[test]
+fn a_response_other_than_the_one_asked_for_is_an_error() {
+    let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
+    let target = Target::new(&daemon);
+    let (stag, base) = (target.region.lkey().0, target.region.iova() + 100);
+    let other = target.inbox.lkey().0;
+    let alone = |response: Vec<u8>| vec![response];
+    let cases = [
+        ("another STag", alone(tagged(2, other, base, &[1; 10])), [0x11, 0]),
+        ("before the sink", alone(tagged(2, stag, base - 1, &[1; 10])), [0x11, 1]),
+        ("behind it", alone(tagged(2, stag, base + 1, &[1; 10])), [0x11, 1]),
+        ("too long", alone(tagged(2, stag, base, &[1; 11])), [0x11, 1]),
+        ("too short", alone(tagged(2, stag, base, &[1; 9])), [0x11, 1]),
+        ("twice", vec![tagged(2, stag, base, &[1; 10]); 2], [0x02, 6]),
+    ];
+    for (what, responses, code) in cases {
+        target.region.fill(0, LEN, UNTOUCHED).unwrap();
+        let (mut peer, qp) = target.open();
+        let from = RemoteAddr { addr: 0, rkey: Stag(7) };
+        qp.post_send(&[SendRequest::read(9, target.region.sge(100, 10), from).signaled()]).unwrap();
+        next_ulpdu(&mut peer);
+        wire::say(&mut peer, &responses.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
+        assert_eq!(terminated(&mut peer)[..2], code, "{what}");
+        let read = one(&target);
+        assert_eq!((read.wr_id, read.status == CompletionStatus::Success), (9, what == "twice"));
+        let memory = target.memory();
+        let outside = memory[..100].iter().chain(&memory[110..]);
+        assert!(outside.copied().all(|octet| octet == UNTOUCHED), "{what}");
+        drop(peer);
+        qp.wait_disconnected(Some(DEADLINE)).unwrap();
+        target.flushed(2);
+    }
+}
+
+//= RDMAP-5.3-13
+//= RDMAP-5.3-14
+//= RDMAP-7.2-4
+//= RDMAP-7.2-5
+/// Decisions test 36: the receive names the STag, and a Write right behind it finds it gone. STags
+/// that are not the stream's alone stay, whoever asks.
+#[test]
+fn an_invalidating_send_revokes_before_it_is_seen() {
+    let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
+    let target = Target::new(&daemon);
+    let segment = target.context().create_segment(64).unwrap();
+    let own = |qp: &Qp| {
+        let options = rnic_client::MrOptions {
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            scope: Scope::Qp(qp.id()),
+            ..Default::default()
+        };
+        target.pd.reg_mr_with(&segment, .., &options).unwrap()
+    };
+    let invalidate = |opcode, stag: Stag| {
+        let mut ulpdu = untagged(opcode, 0, 1, b"");
+        ulpdu[2..6].copy_from_slice(&stag.0.to_be_bytes());
+        fpdu(&ulpdu)
+    };
+    for opcode in [4, 6] {
+        let (mut peer, qp) = target.open();
+        let mr = own(&qp);
+        let write = fpdu(&tagged(0, mr.rkey().0, mr.iova(), b"x"));
+        wire::say(&mut peer, &[write.clone(), invalidate(opcode, mr.rkey()), write].concat());
+        assert_eq!(terminated(&mut peer)[..2], [0x11, 0]);
+        let receive = one(&target).ok().unwrap();
+        assert_eq!((receive.invalidated, receive.solicited), (Some(mr.rkey()), opcode == 6));
+        drop(peer);
+        qp.wait_disconnected(Some(DEADLINE)).unwrap();
+        target.flushed(1);
+    }
+    let (other_peer, other) = target.open();
+    let foreign = own(&other);
+    for (stag, code) in [(foreign.rkey(), [0x01, 9]), (target.region.rkey(), [0x02, 9])] {
+        let (mut peer, qp) = target.open();
+        wire::say(&mut peer, &invalidate(4, stag));
+        assert_eq!(terminated(&mut peer)[..2], code);
+        assert_eq!(one(&target).status, CompletionStatus::RemoteInvalidRequest);
+        drop(peer);
+        qp.wait_disconnected(Some(DEADLINE)).unwrap();
+        target.flushed(1);
+    }
+    let (mut peer, qp) = (other_peer, other);
+    let writes = [
+        fpdu(&tagged(0, foreign.rkey().0, foreign.iova(), b"still")),
+        fpdu(&target.write(0, b"there")),
+        fpdu(&untagged(3, 0, 1, b"")),
+    ];
+    wire::say(&mut peer, &writes.concat());
+    one(&target).ok().unwrap();
+    let mut octets = [0; 5];
+    foreign.read_at(0, &mut octets).unwrap();
+    assert_eq!((&octets, &target.memory()[..5]), (b"still", &b"there"[..]));
+    drop((peer, qp));
+}
