@@ -145,8 +145,8 @@ impl Raw {
         w.links[self.link].ends[0] == End::Closed
     }
 
-    /// Reads what the QP sent and takes it apart.
-    pub fn segments(&mut self, w: &mut World) -> Vec<Segment> {
+    /// Reads what the QP sent: its ULPDUs.
+    pub fn ulpdus(&mut self, w: &mut World) -> Vec<Vec<u8>> {
         self.collect(w);
         let mut found = Vec::new();
         loop {
@@ -155,10 +155,22 @@ impl Raw {
                 return found;
             }
             let mut fpdu: Vec<u8> = self.inbox.drain(..needed).collect();
-            let ulpdu = self.deframer.take(&mut fpdu).unwrap();
-            let (header, payload) = Header::parse(ulpdu).unwrap();
-            found.push(Segment { header, payload: payload.to_vec() });
+            found.push(self.deframer.take(&mut fpdu).unwrap().to_vec());
         }
+    }
+
+    /// Reads what the QP sent and takes it apart.
+    pub fn segments(&mut self, w: &mut World) -> Vec<Segment> {
+        let segment = |ulpdu: Vec<u8>| {
+            let (header, payload) = Header::parse(&ulpdu).unwrap();
+            Segment { header, payload: payload.to_vec() }
+        };
+        self.ulpdus(w).into_iter().map(segment).collect()
+    }
+
+    /// Whether what the QP sent so far ends with an FPDU.
+    pub fn has_whole_fpdus(&self) -> bool {
+        self.inbox.is_empty()
     }
 
     /// Reads a Terminate as the only thing left on the stream, with the FIN behind it; its code and

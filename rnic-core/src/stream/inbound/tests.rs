@@ -100,8 +100,7 @@ fn sends_start_at_msn_one_and_count_alone() {
 #[test]
 fn msn_wraps_to_zero() {
     let mut inbound = Inbound::new(1);
-    inbound.sends.msn = Msn(u32::MAX);
-    inbound.reads.msn = Msn(u32::MAX);
+    inbound.number_from(Msn(u32::MAX));
     for msn in [u32::MAX, 0, 1] {
         assert_eq!(place(&mut inbound, &send(LAST, msn, 0, &[1])), Ok(Some(1)));
         assert_eq!(inbound.handle(&read(LAST, msn, 0, &[0; 28]), true).map(drop), Ok(()));
