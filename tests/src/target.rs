@@ -27,7 +27,8 @@ pub struct Target {
     pub pd: Pd,
     /// Where all its completions go.
     pub cq: Cq,
-    _context: Context,
+    /// Its session.
+    pub context: Context,
 }
 
 impl Target {
@@ -47,7 +48,7 @@ impl Target {
         let inbox = pd.reg_mr(&inbox, .., Access::LOCAL_WRITE).expect("the daemon serves");
         let cq = context.create_cq(256, None).expect("the daemon serves");
         let listener = context.listen(([127, 0, 0, 1], 0).into(), 64).expect("the daemon serves");
-        Target { listener, region, inbox, pd, cq, _context: context }
+        Target { listener, region, inbox, pd, cq, context }
     }
 
     /// A peer whose request has been accepted with a QP that has two receives.
