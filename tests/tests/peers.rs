@@ -104,6 +104,7 @@ fn a_fin_at_every_position_of_a_message_is_no_more_than_an_end() {
     bystanders.were_not_disturbed();
 }
 
+//= DDP-6.1-1
 #[test]
 fn start_up_and_messages_may_come_octet_by_octet() {
     let daemon = tcp_daemon();

@@ -20,6 +20,7 @@ fn write_places_octets_and_completes_at_the_source_only() {
     }
 }
 
+//= DDP-5.4-3
 #[test]
 fn send_fills_the_posted_receive() {
     for wiring in Wiring::all() {
@@ -49,6 +50,7 @@ fn read_fetches_octets() {
     }
 }
 
+//= DDP-5.2-5
 #[test]
 fn messages_of_many_segments() {
     for wiring in Wiring::all() {
@@ -73,6 +75,7 @@ fn messages_of_many_segments() {
     }
 }
 
+//= DDP-5.2-9
 #[test]
 fn zero_length_forms() {
     for wiring in Wiring::all() {
@@ -115,6 +118,8 @@ fn inline_data_needs_no_region() {
     }
 }
 
+//= DDP-4.3-3
+//= DDP-5.4-5
 #[test]
 fn solicited_and_invalidating_sends_say_so() {
     for wiring in Wiring::all() {
@@ -157,6 +162,8 @@ fn unsignaled_requests_complete_in_silence_and_give_their_slots_back() {
     }
 }
 
+//= DDP-5.3-1
+//= DDP-5.3-7
 #[test]
 fn a_batch_arrives_in_order() {
     for wiring in Wiring::all() {

@@ -25,6 +25,9 @@ fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
     }
 }
 
+//= DDP-7.1-13
+//= DDP-7.1-14
+//= DDP-7.1-15
 #[test]
 fn writes_outside_of_a_region() {
     // RFC 5041 section 7.1; decisions D15, D16.
@@ -68,6 +71,7 @@ fn writes_outside_of_a_region() {
     }
 }
 
+//= DDP-7.1-16
 #[test]
 fn a_failing_segment_leaves_the_earlier_ones_placed() {
     let (mut w, mut raw) = World::raw();
@@ -78,6 +82,8 @@ fn a_failing_segment_leaves_the_earlier_ones_placed() {
     assert_eq!(&to.octets(), b"12345\0\0\0\0\0");
 }
 
+//= DDP-7.1-11
+//= DDP-7.1-12
 #[test]
 fn writes_to_what_is_not_theirs() {
     let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
@@ -119,10 +125,14 @@ fn writes_to_what_is_not_theirs() {
     }
 }
 
+//= DDP-5.2-10
+//= DDP-5.2-11
 #[test]
 fn a_zero_length_write_names_nothing() {
     let (mut w, mut raw) = World::raw();
-    raw.write(&mut w, Stag(0), u64::MAX, b"");
+    for stag in [0, 0x1234_5678, u32::MAX] {
+        raw.write(&mut w, Stag(stag), u64::MAX, b"");
+    }
     assert_eq!(w.state(A), QpState::Rts);
     assert_eq!(w.completions(A), [""; 0]);
 }
@@ -268,6 +278,7 @@ fn a_receive_that_names_bad_memory_is_its_owners_fault() {
     }
 }
 
+//= DDP-5.4-2
 #[test]
 fn parts_of_a_send_in_any_order_but_whole() {
     let send = |raw: &Raw, mo, last| raw.untagged(Opcode::Send, qn::SEND, 1, mo, last);
@@ -301,6 +312,7 @@ fn parts_of_a_send_in_any_order_but_whole() {
     }
 }
 
+//= DDP-4.2-7
 #[test]
 fn responses_that_were_not_asked_for() {
     // Decision D29: (STag or none for the sink's, offset, octets, last), then what comes of them.
@@ -433,6 +445,7 @@ fn message_numbers_are_counted_per_queue() {
     assert_eq!(w.completions(A), ["0 Receive", "1 Receive", "2 Receive WrFlush"]);
 }
 
+//= DDP-3-6
 #[test]
 fn a_flipped_bit_places_nothing_and_ends_the_stream() {
     let (mut w, mut raw) = World::raw();
