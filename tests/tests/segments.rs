@@ -327,7 +327,6 @@ fn message(peer: &mut TcpStream) -> (Vec<u8>, Vec<u8>) {
 
 //= DDP-4.1-3
 //= DDP-5.2-1
-//= DDP-5.2-4
 #[test]
 fn long_messages_leave_in_segments_of_one_message_each() {
     const LONG: usize = 300_000;

@@ -50,6 +50,7 @@ fn read_fetches_octets() {
     }
 }
 
+//= DDP-5.2-4
 //= DDP-5.2-5
 #[test]
 fn messages_of_many_segments() {
@@ -75,6 +76,7 @@ fn messages_of_many_segments() {
     }
 }
 
+//= DDP-4.4-1
 //= DDP-5.2-9
 #[test]
 fn zero_length_forms() {

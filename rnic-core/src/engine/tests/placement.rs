@@ -207,31 +207,38 @@ fn a_send_of_the_buffers_size_fits_and_one_octet_more_does_not() {
 //= DDP-7.1-19
 #[test]
 fn behind_a_fault_one_message_leaves_and_nothing_arrives() {
-    let (mut w, mut raw) = World::raw();
-    let (region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
-    w.post(A, &[Wr::read(1, sink.all(), &region, 0)]);
-    assert_eq!(raw.segments(&mut w).len(), 1);
-    // No receive for it; there would be for what follows.
-    raw.send(&mut w, 1, b"");
-    w.recv(A, 7, &[region.all()]);
-    w.recv(A, 8, &[region.all()]);
-    for msn in [1, 2] {
-        raw.send(&mut w, msn, b"late");
-        raw.write(&mut w, region.stag, region.iova, b"late");
-        raw.response(&mut w, sink.stag, sink.iova, b"too late", true);
+    for window in [1 << 20, 0] {
+        let (mut w, mut raw) = World::raw();
+        let (region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
+        w.post(A, &[Wr::read(1, sink.all(), &region, 0)]);
+        assert_eq!(raw.segments(&mut w).len(), 1);
+        // Whether the Terminate leaves at once or later.
+        w.links[0].pipes[0].window = window;
+        // No receive for it; there would be for what follows.
+        raw.send(&mut w, 1, b"");
+        w.recv(A, 7, &[region.all()]);
+        w.recv(A, 8, &[region.all()]);
+        for msn in [1, 2] {
+            raw.send(&mut w, msn, b"late");
+            raw.write(&mut w, region.stag, region.iova, b"late");
+            raw.response(&mut w, sink.stag, sink.iova, b"too late", true);
+        }
+        raw.read(&mut w, 1, &ReadRequest::parse(&[0; 28]));
+        w.post(A, &[Wr::send(2, &[]), Wr::write(3, &[region.all()], &region, 0)]);
+        let mut log = w.completions(A);
+        log.sort();
+        let flushed = ["1 RdmaRead", "2 Send", "3 RdmaWrite", "7 Receive", "8 Receive"];
+        assert_eq!(log, flushed.map(|what| format!("{what} WrFlush")), "window {window}");
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
+        assert_eq!((region.octets(), sink.octets()), (vec![0; 8], vec![0; 8]));
+        raw.close(&mut w);
+        assert_eq!(w.state(A), QpState::Error);
+        let events = w.events(A);
+        assert!(events.len() == 1 && events[0].starts_with("terminated 1/2/02"), "{events:?}");
+        assert_eq!(w.completions(A), [""; 0]);
     }
-    raw.read(&mut w, 1, &ReadRequest::parse(&[0; 28]));
-    w.post(A, &[Wr::send(2, &[]), Wr::write(3, &[region.all()], &region, 0)]);
-    assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
-    assert_eq!((region.octets(), sink.octets()), (vec![0; 8], vec![0; 8]));
-    let mut log = w.completions(A);
-    log.sort();
-    let flushed = ["1 RdmaRead", "2 Send", "3 RdmaWrite", "7 Receive", "8 Receive"];
-    assert_eq!(log, flushed.map(|what| format!("{what} WrFlush")));
-    raw.close(&mut w);
-    assert_eq!(w.state(A), QpState::Error);
-    let events = w.events(A);
-    assert!(events.len() == 1 && events[0].starts_with("terminated 1/2/02"), "{events:?}");
 }
 
 //= DDP-7.1-3
