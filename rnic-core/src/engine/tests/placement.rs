@@ -260,6 +260,7 @@ fn a_send_without_a_receive_ends_its_stream_and_no_other() {
     assert_eq!((w.state(A), w.state(other)), (QpState::Terminate, QpState::Rts));
 }
 
+//= DDP-3-10
 //= DDP-6.2.2-3
 //= DDP-6.2.2-4
 #[test]
