@@ -7,14 +7,20 @@ use libfuzzer_sys::fuzz_target;
 use rnic_core::abi::queue::{SendFlags, SendHeader};
 use rnic_core::stream::startup::Role;
 use rnic_core::types::{QpState, Stag};
-use rnic_fuzz::{IOVA, Input, QP_BELL, World, negotiated, stag};
+use rnic_fuzz::{IOVA, Input, QP_BELL, Receiving, SRQ_BELL, World, negotiated, stag};
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input(data);
     // 0 and 1 are honest; 2 is not, and connected by TCP or to 3.
-    let mut w = World::new(4);
+    let how = input.u8();
+    let receiving = match how >> 1 & 3 {
+        0 => Receiving::Shared,
+        1 => Receiving::SharedAndHeld,
+        _ => Receiving::Own,
+    };
+    let mut w = World::receiving(4, receiving);
     w.bind_direct(0, 1);
-    if input.u8() & 1 == 0 {
+    if how & 1 == 0 {
         w.bind_tcp(2, negotiated(Role::Initiator { rtr: None }, true, false));
     } else {
         w.bind_direct(2, 3);
@@ -40,6 +46,7 @@ fuzz_target!(|data: &[u8]| {
             }
             6 => {
                 w.ring(2, QP_BELL);
+                w.ring(2, SRQ_BELL);
                 w.settle();
             }
             _ => {

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge, WindowParams};
-use rnic_core::device::{Cq, Memory, Names, QpShared, StagEntry, Window};
+use rnic_core::device::{Cq, Memory, Names, QpShared, Srq, StagEntry, Window};
 use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receives, Work};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
@@ -15,7 +16,8 @@ use rnic_core::shm::queue::{
 };
 use rnic_core::stream::startup::{Negotiated, Role};
 use rnic_core::types::{
-    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, Stag, Time, WindowKind,
+    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, SrqId, Stag, Time,
+    WindowKind,
 };
 
 /// Reads an input from front to back; at its end everything is 0.
@@ -60,6 +62,14 @@ pub const IOVA: u64 = 0x10_000;
 pub const REGION: usize = 4096;
 const ARENA: usize = 256 << 10;
 
+/// Where a client's QP takes its receives from, and whether a message waits for one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Receiving {
+    Own,
+    Shared,
+    SharedAndHeld,
+}
+
 /// A client with one QP.
 pub struct Client {
     pub session: SessionId,
@@ -77,9 +87,10 @@ pub struct Client {
     config: Option<Box<QpConfig>>,
 }
 
-/// Doorbell indices of a client's CQ and QP.
+/// Doorbell indices of a client's CQ, QP and SRQ.
 pub const CQ_BELL: u32 = 1;
 pub const QP_BELL: u32 = 2;
+pub const SRQ_BELL: u32 = 3;
 
 /// One engine and its clients.
 pub struct World {
@@ -93,6 +104,11 @@ pub struct World {
 
 impl World {
     pub fn new(clients: u32) -> Self {
+        Self::receiving(clients, Receiving::Own)
+    }
+
+    /// All clients take their receives alike.
+    pub fn receiving(clients: u32, how: Receiving) -> Self {
         let options = EngineOptions {
             worker: 0,
             drain_deadline: Duration::from_secs(1),
@@ -105,7 +121,7 @@ impl World {
         };
         let mut engine = Engine::new(options);
         let now = Time(1);
-        let clients = (0..clients).map(|n| Client::new(n, &mut engine, now)).collect();
+        let clients = (0..clients).map(|n| Client::new(n, how, &mut engine, now)).collect();
         World { engine, clients, now, closed: false, sent: 0 }
     }
 
@@ -210,7 +226,7 @@ impl World {
 }
 
 impl Client {
-    fn new(n: u32, engine: &mut Engine, now: Time) -> Self {
+    fn new(n: u32, how: Receiving, engine: &mut Engine, now: Time) -> Self {
         let (arena, _fd) = Mapping::create_arena("fuzz", ARENA).expect("memory");
         let (memory, _fd) = Mapping::create_arena("fuzz-region", REGION).expect("memory");
         let (session, qp, pd) = (SessionId(n + 1), QpId(100 + n), PdId(n + 1));
@@ -229,7 +245,19 @@ impl Client {
         };
         let (cq, cq_end) = queue(QueueKind::Completion, QueueShape::completion(16), CQ_BELL);
         let (sq, sq_end) = queue(QueueKind::Send, QueueShape::send(8, 4, 64), QP_BELL);
-        let (rq, rq_end) = queue(QueueKind::Receive, QueueShape::receive(8, 2), QP_BELL);
+        let (kind, bell) = match how {
+            Receiving::Own => (QueueKind::Receive, QP_BELL),
+            _ => (QueueKind::SharedReceive, SRQ_BELL),
+        };
+        let (rq, rq_end) = queue(kind, QueueShape::receive(8, 2), bell);
+        let rq = match how {
+            Receiving::Own => Receives::Own(ReceiveConsumer::new(rq)),
+            _ => {
+                let srq = Srq::new(SrqId(300 + n), session, 0, 2, rq);
+                srq.users.fetch_add(1, Relaxed);
+                Receives::Shared(Arc::new(srq))
+            }
+        };
         let shared_cq = Arc::new(Cq::new(CqId(200 + n), session, 0, cq));
         for (k, scope, access) in [
             (0, Scope::Pd, Access::all() - Access::REMOTE_ATOMIC - Access::ZERO_BASED),
@@ -261,11 +289,11 @@ impl Client {
             pd,
             doorbell: QP_BELL,
             sq: SendConsumer::new(sq),
-            rq: Receives::Own(ReceiveConsumer::new(rq)),
+            rq,
             send_cq: shared_cq.clone(),
             recv_cq: shared_cq.clone(),
             signal_all: false,
-            hold: None,
+            hold: (how == Receiving::SharedAndHeld).then_some(Duration::from_secs(1)),
             shared: shared.clone(),
         };
         Client {

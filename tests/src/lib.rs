@@ -6,6 +6,7 @@
 
 pub mod attached;
 pub mod burst;
+pub mod conformance;
 pub mod daemon;
 pub mod exhaust;
 pub mod hammer;

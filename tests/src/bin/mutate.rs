@@ -1,0 +1,205 @@
+//! Puts faults into a copy of the tree, one after the other, and sees whether the tests that cite
+//! the broken requirements notice (`tests/conformance/mutations.toml`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Parser;
+use rnic_tests::conformance::{self, Mutation, NOTICED, Notice, Record};
+use serde::Serialize;
+
+/// Seconds that tests may take which normally take a few; a fault may make them run for ever.
+const DEADLINE: &str = "90";
+
+/// What a file of notices begins with.
+const HEAD: &str = "# What noticed the faults of mutations.toml. Written by \
+`cargo run -p rnic-tests --bin mutate`.\n\n";
+
+#[derive(Parser)]
+struct Args {
+    /// Only faults whose file, text or requirements contain this.
+    only: Option<String>,
+    /// Only faults that have not been noticed yet.
+    #[arg(long)]
+    new: bool,
+    /// Top of the repository.
+    #[arg(long, default_value_os_t = conformance::root())]
+    root: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Notices<'a> {
+    notice: &'a [Notice],
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(unnoticed) => {
+            eprintln!("mutate: {unnoticed} faults were not noticed");
+            ExitCode::FAILURE
+        }
+        Err(e) => {
+            eprintln!("mutate: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The number of faults that nothing noticed.
+fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
+    let record = Record::read(&args.root)?;
+    let chosen: Vec<&Mutation> = record
+        .mutations
+        .iter()
+        .filter(|m| !(args.new && record.notice_of(m).is_some()))
+        .filter(|m| args.only.as_ref().is_none_or(|part| concerns(m, part)))
+        .collect();
+    let copy = Copy::of(&args.root)?;
+    copy.pass(&chosen)?;
+    let mut noticed = record.noticed.clone();
+    noticed.retain(|n| record.mutations.iter().any(|m| is_of(n, m)));
+    let mut unnoticed = 0;
+    for (n, m) in chosen.iter().enumerate() {
+        noticed.retain(|n| !is_of(n, m));
+        let outcome = copy.with(m, || copy.test(&m.package, &m.target, &m.tests))??;
+        let by = match outcome {
+            Outcome::Passed => Vec::new(),
+            Outcome::Endless => vec!["the deadline".into()],
+            // A fault may also end the whole process.
+            Outcome::Failed(by) if by.is_empty() => vec!["the end of the process".into()],
+            Outcome::Failed(by) => by,
+        };
+        let told = if by.is_empty() { "NOT NOTICED".into() } else { by.join(", ") };
+        println!("{}/{} {} {}: {told}", n + 1, chosen.len(), m.ids.join(" "), m.file);
+        if by.is_empty() {
+            unnoticed += 1;
+        } else {
+            noticed.push(Notice { file: m.file.clone(), from: m.from.clone(), by });
+        }
+        noticed.sort_by_key(|n| record.mutations.iter().position(|m| is_of(n, m)));
+        let text = toml::to_string(&Notices { notice: &noticed })?;
+        std::fs::write(args.root.join(NOTICED), format!("{HEAD}{text}"))?;
+    }
+    Ok(unnoticed)
+}
+
+fn concerns(m: &Mutation, part: &str) -> bool {
+    m.file.contains(part) || m.from.contains(part) || m.ids.iter().any(|id| id.contains(part))
+}
+
+fn is_of(n: &Notice, m: &Mutation) -> bool {
+    n.file == m.file && n.from == m.from
+}
+
+/// How tests ended.
+enum Outcome {
+    Passed,
+    Failed(Vec<String>),
+    Endless,
+}
+
+/// A copy of the tree, with a build directory of its own; both are kept for the next time.
+struct Copy {
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+impl Copy {
+    /// Brings the copy up to date; what is the same keeps its time, so that it is not built again.
+    fn of(root: &Path) -> Result<Copy, Box<dyn Error>> {
+        let base = root.join("target/mutations");
+        let copy = Copy { tree: base.join("tree"), target: base.join("target") };
+        let listed = Command::new("git")
+            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+            .current_dir(root)
+            .output()?;
+        for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
+            let (from, to) = (root.join(name), copy.tree.join(name));
+            // What is deleted and not committed is listed still.
+            let Ok(new) = std::fs::read(&from) else { continue };
+            if std::fs::read(&to).ok().is_none_or(|old| old != new) {
+                std::fs::create_dir_all(to.parent().unwrap_or(&copy.tree))?;
+                std::fs::copy(&from, &to)?;
+            }
+        }
+        Ok(copy)
+    }
+
+    /// Checks that the tests pass as things are.
+    fn pass(&self, chosen: &[&Mutation]) -> Result<(), Box<dyn Error>> {
+        let mut all: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();
+        for m in chosen {
+            all.entry((&m.package, &m.target)).or_default().extend(m.tests.iter().cloned());
+        }
+        for ((package, target), tests) in all {
+            let tests: Vec<_> = tests.into_iter().collect();
+            match self.test(package, target, &tests)? {
+                Outcome::Passed => {}
+                Outcome::Failed(by) => return Err(format!("fail already: {by:?}").into()),
+                Outcome::Endless => return Err(format!("endless already: {tests:?}").into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something while the fault is in the copy.
+    fn with<T>(&self, m: &Mutation, act: impl FnOnce() -> T) -> Result<T, Box<dyn Error>> {
+        let file = self.tree.join(&m.file);
+        let right = std::fs::read_to_string(&file)?;
+        if right.matches(&m.from).count() != 1 {
+            return Err(format!("{}: `{}` does not occur once", m.file, m.from).into());
+        }
+        std::fs::write(&file, right.replace(&m.from, &m.to))?;
+        let done = act();
+        std::fs::write(&file, right)?;
+        Ok(done)
+    }
+
+    fn test(
+        &self,
+        package: &str,
+        target: &str,
+        tests: &[String],
+    ) -> Result<Outcome, Box<dyn Error>> {
+        let mut chosen = vec!["test", "--offline", "--profile", "mutants", "-p", package];
+        chosen.extend(if target == "lib" { vec!["--lib"] } else { vec!["--test", target] });
+        let build = self.command("cargo").args(&chosen).arg("--no-run").output()?;
+        if !build.status.success() {
+            let why = String::from_utf8_lossy(&build.stderr);
+            return Err(format!("{package} {target} does not build:\n{why}").into());
+        }
+        // It ends its whole group of processes, also those that the tests have started.
+        let mut run = self.command("timeout");
+        run.args(["--kill-after=5", DEADLINE, "cargo"]).args(&chosen).arg("--").args(tests);
+        let run = run.output()?;
+        let said = String::from_utf8_lossy(&run.stdout);
+        if matches!(run.status.code(), Some(124 | 137) | None) {
+            return Ok(Outcome::Endless);
+        }
+        let names = |end: &str| -> Vec<String> {
+            let of = |line: &str| Some(line.strip_prefix("test ")?.strip_suffix(end)?.to_owned());
+            said.lines().filter_map(of).collect()
+        };
+        let failed = names(" ... FAILED");
+        match run.status.success() {
+            true if names(" ... ok").is_empty() => {
+                Err(format!("{package} {target} has no tests like {tests:?}").into())
+            }
+            true => Ok(Outcome::Passed),
+            false => Ok(Outcome::Failed(failed)),
+        }
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(&self.tree)
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env_remove("CI")
+            .stdin(Stdio::null());
+        command
+    }
+}
