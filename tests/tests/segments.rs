@@ -79,8 +79,9 @@ fn one_version_all_along_and_reserved_bits_that_say_nothing() {
                 if dv == 1 {
                     let number = if name == "tagged" { 1 } else { 2 };
                     wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"done")));
-                    let byte_len = (0..number).map(|_| next(&target).ok().unwrap().byte_len).last();
-                    assert_eq!(byte_len, Some(4), "{name}");
+                    let lengths: Vec<_> =
+                        (0..number).map(|_| next(&target).ok().unwrap().byte_len).collect();
+                    assert_eq!(lengths.last(), Some(&4), "{name}");
                     leave((peer, qp));
                 } else {
                     ends_with(code, &target, (peer, qp), name);
