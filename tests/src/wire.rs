@@ -48,6 +48,14 @@ pub fn untagged(opcode: u8, queue: u32, number: u32, payload: &[u8]) -> Vec<u8> 
     ulpdu
 }
 
+/// A segment of a Send, from this offset of the message on.
+pub fn part(number: u32, offset: u32, last: bool, payload: &[u8]) -> Vec<u8> {
+    let mut ulpdu = untagged(3, 0, number, payload);
+    ulpdu[0] = if last { 0x41 } else { 0x01 };
+    ulpdu[14..18].copy_from_slice(&offset.to_be_bytes());
+    ulpdu
+}
+
 /// What a daemon said before it closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -82,6 +90,15 @@ pub fn reply(stream: &mut TcpStream) -> Vec<u8> {
     let private = usize::from(u16::from_be_bytes([frame[18], frame[19]]));
     frame.extend(exactly(stream, private));
     frame
+}
+
+/// Reads one FPDU without Markers; its ULPDU.
+pub fn ulpdu(stream: &mut TcpStream) -> Vec<u8> {
+    let length = exactly(stream, 2);
+    let len = usize::from(u16::from_be_bytes([length[0], length[1]]));
+    let rest = exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2);
+    assert_eq!(fpdu(&rest[..len]), [&length[..], &rest[..]].concat());
+    rest[..len].to_vec()
 }
 
 /// Sends what the daemon takes of these octets.
@@ -138,6 +155,20 @@ pub fn next_ulpdu(stream: &mut TcpStream) -> Vec<u8> {
     let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
     octets.extend(exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2));
     ulpdus(&octets).remove(0)
+}
+
+/// What came back, as a Terminate before an orderly end.
+///
+/// # Panics
+///
+/// If it is not that.
+pub fn terminated(peer: &mut TcpStream) -> [u8; 3] {
+    match ending(peer) {
+        Ending::Fin(octets) => {
+            terminate(&octets).unwrap_or_else(|| panic!("no Terminate in {octets:02x?}"))
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Layer, type and code of the Terminate at the end of these FPDUs, if there is one

@@ -10,21 +10,11 @@ use rnic_client::{
 };
 use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
-use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, untagged};
+use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, terminated, untagged};
 use rnic_tests::{DEADLINE, Daemon, binaries};
 
 fn tcp_daemon() -> Daemon {
     Daemon::start(binaries!(), "[engine]\nworkers = 2\nloopback = \"tcp\"\n")
-}
-
-/// What came back, as a Terminate before an orderly end.
-fn terminated(peer: &mut TcpStream) -> [u8; 3] {
-    match wire::ending(peer) {
-        Ending::Fin(octets) => {
-            wire::terminate(&octets).unwrap_or_else(|| panic!("no Terminate in {octets:02x?}"))
-        }
-        other => panic!("{other:?}"),
-    }
 }
 
 fn local_end(qp: &Qp) -> DisconnectReason {
@@ -114,6 +104,7 @@ fn a_fin_at_every_position_of_a_message_is_no_more_than_an_end() {
     bystanders.were_not_disturbed();
 }
 
+//= DDP-6.1-1
 #[test]
 fn start_up_and_messages_may_come_octet_by_octet() {
     let daemon = tcp_daemon();

@@ -9,7 +9,7 @@ use rnic_client::{
     RecvRequest, SendRequest,
 };
 use rnic_tests::traffic::Rng;
-use rnic_tests::wire::{self, CRC, fpdu, tagged, untagged};
+use rnic_tests::wire::{self, CRC, fpdu, tagged, ulpdu, untagged};
 use rnic_tests::{DEADLINE, Daemon, binaries};
 
 /// Enhanced data follows (flag of a start-up frame of revision 2).
@@ -80,15 +80,6 @@ impl Client {
         assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
         one[0].ok().unwrap()
     }
-}
-
-/// Reads one FPDU without Markers; its ULPDU.
-fn ulpdu(stream: &mut TcpStream) -> Vec<u8> {
-    let length = wire::exactly(stream, 2);
-    let len = usize::from(u16::from_be_bytes([length[0], length[1]]));
-    let rest = wire::exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2);
-    assert_eq!(fpdu(&rest[..len]), [&length[..], &rest[..]].concat());
-    rest[..len].to_vec()
 }
 
 #[test]

@@ -272,6 +272,8 @@ mod tests {
     use super::*;
     use crate::mpa::tests::hex;
 
+    //= DDP-4.2-1
+    //= DDP-4.3-1
     #[test]
     fn literal_headers() {
         let tagged = hex("c140 12345678 00000000 00001000");

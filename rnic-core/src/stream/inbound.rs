@@ -161,6 +161,12 @@ impl Inbound {
         }
     }
 
+    /// Lets the next Send and the next Read Request have this number, as after so many.
+    #[cfg(test)]
+    pub(crate) fn number_from(&mut self, msn: Msn) {
+        (self.sends.msn, self.reads.msn) = (msn, msn);
+    }
+
     /// Validates one ULPDU. `ird_free` says that a slot for another inbound Read is free; it is
     /// looked at only when a Read Request begins.
     #[inline]

@@ -130,6 +130,8 @@ fn v3_send_without_markers() {
     Bench::new(false).pass(send(1), &[0; 24], &v3, is_send(1, None, &[0; 24]));
 }
 
+//= DDP-4.2-1
+//= DDP-4.2-7
 #[test]
 fn v4_write_with_pad() {
     let v4 = hex("0013c140 12345678 00000000 00001000 68656c6c 6f000000 4bf8eb4a");
@@ -232,6 +234,8 @@ fn v10_fpdu_that_ends_where_a_marker_is_due() {
     bench.pass(send(2), &[0; 24], &second, is_send(2, None, &[0; 24]));
 }
 
+//= DDP-4.3-3
+//= DDP-5.4-5
 #[test]
 fn v11_send_with_invalidate() {
     let v11 = hex("00124144 deadbeef 00000000 00000001 00000000 1c08461b");

@@ -159,6 +159,7 @@ fn a_send_is_absorbed_only_as_the_agreed_first_fpdu() {
     }
 }
 
+//= DDP-6.1-1
 #[test]
 fn octets_behind_the_reply_are_the_first_fpdus() {
     let options = plain();
@@ -182,6 +183,13 @@ fn octets_behind_the_reply_are_the_first_fpdus() {
 
 //= RDMAP-6.2-1
 //= RDMAP-7-4
+//= DDP-3-9
+//= DDP-3-9a
+//= DDP-6.2.1-1
+//= DDP-6.2.1-2
+//= DDP-6.2.1-3
+//= DDP-6.2.1-5
+//= DDP-6.2.1-7
 #[test]
 fn disconnect_finishes_what_was_posted() {
     for wiring in Wiring::all() {
@@ -213,6 +221,7 @@ fn disconnect_finishes_what_was_posted() {
     }
 }
 
+//= DDP-6.2.1-2
 #[test]
 fn disconnect_sends_all_that_was_posted_however_little_the_engine_had_seen() {
     for wiring in Wiring::both() {
@@ -272,6 +281,10 @@ fn a_peer_that_does_not_close_is_not_waited_for() {
     }
 }
 
+//= DDP-3-10
+//= DDP-6.2-2
+//= DDP-6.2.1-5
+//= DDP-6.2.1-6
 #[test]
 fn fin_fails_outstanding_reads_and_later_ones_at_once() {
     // Decision D37.
@@ -295,6 +308,9 @@ fn fin_fails_outstanding_reads_and_later_ones_at_once() {
     assert!(raw.is_closed(&w));
 }
 
+//= DDP-6.2.2-1
+//= DDP-6.2.2-2
+//= DDP-7-1
 #[test]
 fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
     // Decisions test 19 and D11: at every octet of an FPDU.
@@ -324,6 +340,8 @@ fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
 //= RDMAP-5.4-9
 //= RDMAP-6.2.1-4
 //= RDMAP-7-1
+//= DDP-3-8
+//= DDP-6.2.2-2
 #[test]
 fn one_terminate_then_fin_then_nothing() {
     // Decisions test 38: with a full send queue, and a peer with much unread.
@@ -411,6 +429,8 @@ fn a_received_terminate_is_reported_and_never_answered() {
 }
 
 //= RDMAP-7-4
+//= DDP-3-10
+//= DDP-6.2-2
 #[test]
 fn a_peer_that_never_closes_after_a_terminate_is_closed() {
     let (mut w, mut raw) = World::raw();
@@ -553,6 +573,9 @@ fn detaching_a_session_takes_everything_of_it() {
     }
 }
 
+//= DDP-3-3
+//= DDP-6.2.2-1
+//= DDP-7-1
 #[test]
 fn a_reset_or_a_failing_socket_is_a_loss() {
     let (mut w, mut raw) = World::raw();

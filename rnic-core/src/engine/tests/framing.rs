@@ -71,6 +71,7 @@ fn framings() -> Vec<Wiring> {
     all
 }
 
+//= DDP-3-4
 #[test]
 fn a_stream_cut_at_every_octet_means_the_same() {
     for wiring in framings() {
@@ -86,6 +87,7 @@ fn a_stream_cut_at_every_octet_means_the_same() {
     }
 }
 
+//= DDP-3-11
 #[test]
 fn octet_by_octet_and_at_random() {
     for wiring in framings() {
@@ -103,6 +105,7 @@ fn octet_by_octet_and_at_random() {
     }
 }
 
+//= DDP-3-3
 #[test]
 fn a_socket_that_refuses_octets_anywhere_loses_none() {
     for wiring in framings() {
@@ -127,6 +130,7 @@ fn a_socket_that_refuses_octets_anywhere_loses_none() {
     }
 }
 
+//= DDP-3-7
 #[test]
 fn every_send_length_around_the_marker_interval() {
     let mut wirings = framings();
@@ -148,6 +152,8 @@ fn every_send_length_around_the_marker_interval() {
     }
 }
 
+//= DDP-3-1
+//= DDP-5.2-2
 #[test]
 fn no_fpdu_is_longer_than_the_segment_size_and_a_smaller_one_is_obeyed() {
     for (markers, emss) in [(false, 536), (true, 536), (false, 8960), (true, 1460)] {

@@ -18,6 +18,7 @@ fn pair(wiring: Wiring) -> World {
     w
 }
 
+//= DDP-7.1-4
 #[test]
 fn a_held_message_is_delivered_when_a_receive_is_posted() {
     for wiring in Wiring::all() {

@@ -24,6 +24,7 @@ fn write_places_octets_and_completes_at_the_source_only() {
 //= RDMAP-3.2-3
 //= RDMAP-5.3-2
 //= RDMAP-5.3-3
+//= DDP-5.4-3
 #[test]
 fn send_fills_the_posted_receive() {
     for wiring in Wiring::all() {
@@ -56,6 +57,8 @@ fn read_fetches_octets() {
     }
 }
 
+//= DDP-5.2-4
+//= DDP-5.2-5
 #[test]
 fn messages_of_many_segments() {
     for wiring in Wiring::all() {
@@ -84,6 +87,8 @@ fn messages_of_many_segments() {
 //= RDMAP-5.2.1-12
 //= RDMAP-5.3-10
 //= RDMAP-5.3-11
+//= DDP-4.4-1
+//= DDP-5.2-9
 #[test]
 fn zero_length_forms() {
     for wiring in Wiring::all() {
@@ -128,6 +133,8 @@ fn inline_data_needs_no_region() {
 
 //= RDMAP-3.1-7
 //= RDMAP-3.2-3
+//= DDP-4.3-3
+//= DDP-5.4-5
 #[test]
 fn solicited_and_invalidating_sends_say_so() {
     for wiring in Wiring::all() {
@@ -171,6 +178,8 @@ fn unsignaled_requests_complete_in_silence_and_give_their_slots_back() {
 }
 
 //= RDMAP-5.3-5
+//= DDP-5.3-1
+//= DDP-5.3-7
 #[test]
 fn a_batch_arrives_in_order() {
     for wiring in Wiring::all() {

@@ -224,6 +224,10 @@ fn one_busy_qp_does_not_keep_the_others_waiting() {
     }
 }
 
+//= DDP-4.2-2
+//= DDP-4.3-2
+//= DDP-5.2-7
+//= DDP-5.3-2
 #[test]
 fn requests_go_out_in_the_order_of_the_queue() {
     let (mut w, mut raw) = World::raw();

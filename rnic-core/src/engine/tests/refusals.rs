@@ -30,6 +30,9 @@ fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
 //= RDMAP-5.1-4
 //= RDMAP-7.1-3
 //= RDMAP-7.2-1
+//= DDP-7.1-13
+//= DDP-7.1-14
+//= DDP-7.1-15
 #[test]
 fn writes_outside_of_a_region() {
     // RFC 5041 section 7.1; decisions D15, D16.
@@ -73,6 +76,7 @@ fn writes_outside_of_a_region() {
     }
 }
 
+//= DDP-7.1-16
 #[test]
 fn a_failing_segment_leaves_the_earlier_ones_placed() {
     let (mut w, mut raw) = World::raw();
@@ -84,6 +88,8 @@ fn a_failing_segment_leaves_the_earlier_ones_placed() {
 }
 
 //= RDMAP-3.2-8
+//= DDP-7.1-11
+//= DDP-7.1-12
 #[test]
 fn writes_to_what_is_not_theirs() {
     let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
@@ -125,10 +131,14 @@ fn writes_to_what_is_not_theirs() {
     }
 }
 
+//= DDP-5.2-10
+//= DDP-5.2-11
 #[test]
 fn a_zero_length_write_names_nothing() {
     let (mut w, mut raw) = World::raw();
-    raw.write(&mut w, Stag(0), u64::MAX, b"");
+    for stag in [0, 0x1234_5678, u32::MAX] {
+        raw.write(&mut w, Stag(stag), u64::MAX, b"");
+    }
     assert_eq!(w.state(A), QpState::Rts);
     assert_eq!(w.completions(A), [""; 0]);
 }
@@ -288,6 +298,7 @@ fn a_receive_that_names_bad_memory_is_its_owners_fault() {
 }
 
 //= RDMAP-5.3-7
+//= DDP-5.4-2
 #[test]
 fn parts_of_a_send_in_any_order_but_whole() {
     let send = |raw: &Raw, mo, last| raw.untagged(Opcode::Send, qn::SEND, 1, mo, last);
@@ -323,6 +334,7 @@ fn parts_of_a_send_in_any_order_but_whole() {
 
 //= RDMAP-5.2.2-4
 //= RDMAP-5.2.2-7
+//= DDP-4.2-7
 #[test]
 fn responses_that_were_not_asked_for() {
     // Decision D29: (STag or none for the sink's, offset, octets, last), then what comes of them.
@@ -393,6 +405,7 @@ fn message_numbers_are_counted_per_queue() {
 }
 
 //= RDMAP-6.2.1-1
+//= DDP-3-6
 #[test]
 fn a_flipped_bit_places_nothing_and_ends_the_stream() {
     let (mut w, mut raw) = World::raw();

@@ -54,6 +54,7 @@ fn place(inbound: &mut Inbound, ulpdu: &[u8]) -> Result<Option<u32>, Fault> {
     }
 }
 
+//= DDP-5.4-4
 #[test]
 fn segments_of_three_in_any_order_but_the_last_are_one_message() {
     let mut inbound = Inbound::new(1);
@@ -97,11 +98,11 @@ fn sends_start_at_msn_one_and_count_alone() {
     assert_eq!(other_read, Err(Fault::segment(codes::UNTAGGED_MSN)));
 }
 
+//= DDP-4.3-9
 #[test]
 fn msn_wraps_to_zero() {
     let mut inbound = Inbound::new(1);
-    inbound.sends.msn = Msn(u32::MAX);
-    inbound.reads.msn = Msn(u32::MAX);
+    inbound.number_from(Msn(u32::MAX));
     for msn in [u32::MAX, 0, 1] {
         assert_eq!(place(&mut inbound, &send(LAST, msn, 0, &[1])), Ok(Some(1)));
         assert_eq!(inbound.handle(&read(LAST, msn, 0, &[0; 28]), true).map(drop), Ok(()));
@@ -169,6 +170,7 @@ fn stag_that_changes_inside_a_write_is_marked_but_for_empty_segments() {
     assert!(!changed(LAST, 2, &[0]));
 }
 
+//= DDP-4.1-11
 #[test]
 fn ddp_version_that_was_not_negotiated() {
     for version in [0, 1] {
@@ -192,6 +194,7 @@ fn ddp_version_that_changes_in_mid_stream() {
     assert_eq!(result, Err(Fault::segment(codes::UNTAGGED_VERSION)));
 }
 
+//= DDP-4.1-9
 #[test]
 fn reserved_bits_are_accepted() {
     assert_eq!(code_of(&untagged(0x7D, 0x73, 0, 1, 0, &[])), None);
@@ -225,6 +228,7 @@ fn rdmap_version_that_was_not_negotiated() {
     }
 }
 
+//= DDP-4.2-3
 #[test]
 fn every_opcode_with_every_buffer_model_and_queue() {
     for op in 0..16u8 {

@@ -1,0 +1,209 @@
+//! The tables `queue` and `limit` of `tests/conformance/requirements.toml`, as far as they are about
+//! DDP, carried out. A row that nothing here knows fails.
+
+use super::raw::Raw;
+use super::requests::Wr;
+use super::tables::table;
+use super::world::{A, World};
+use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
+use crate::types::{QpState, Stag, TaggedOffset};
+
+/// Sends a message of so little that it is whole on this queue, under this number.
+fn message(w: &mut World, raw: &mut Raw, queue: u32, msn: u32) {
+    let (opcode, payload) = match queue {
+        1 => (Opcode::ReadRequest, ReadRequest::parse(&[0; 28]).emit().to_vec()),
+        2 => (Opcode::Terminate, vec![0x20, 0x02, 0, 0]),
+        _ => (Opcode::Send, vec![]),
+    };
+    raw.segment(w, raw.untagged(opcode, queue, msn, 0, true), &payload);
+}
+
+/// The number of the first message that a QP sends on a queue.
+fn first_sent(queue: u32) -> u32 {
+    let (mut w, mut raw) = World::raw();
+    let any = w.any_mr(A, 1);
+    match queue {
+        0 => w.post(A, &[Wr::send(1, &[])]),
+        1 => w.post(A, &[Wr::read(1, any.all(), &any, 0)]),
+        _ => raw.send(&mut w, 1, b"without a receive"),
+    }
+    let sent = raw.segments(&mut w);
+    let Header::Untagged(header) = sent[0].header else { panic!("{sent:?}") };
+    assert_eq!(header.qn, queue);
+    header.msn.0
+}
+
+//= DDP-4.3-7
+//= DDP-4.3-8
+//= DDP-7.1-1
+//= DDP-7.1-9
+#[test]
+fn each_queue_of_the_table_counts_from_its_first_number() {
+    let rows = table("queue");
+    for row in &rows {
+        let (queue, first) = (row.number("value") as u32, row.number("first_msn") as u32);
+        if row.number("rfc") == 7306 {
+            // Atomics are not served: there is no such queue.
+            let (mut w, mut raw) = World::raw();
+            message(&mut w, &mut raw, queue, first);
+            assert_eq!(raw.expect_terminate(&mut w).0, "1/2/01");
+            continue;
+        }
+        assert_eq!(first_sent(queue), first);
+        for wrong in [first.wrapping_sub(1), first + 1, first + 2, 1 << 31, u32::MAX] {
+            let (mut w, mut raw) = World::raw();
+            w.recv(A, 7, &[]);
+            message(&mut w, &mut raw, queue, wrong);
+            if queue == 2 {
+                // A Terminate is never answered by one.
+                assert_eq!(raw.segments(&mut w), []);
+                assert!(w.events(A)[0].starts_with("lost: the peer sent a malformed Terminate"));
+                continue;
+            }
+            assert_eq!(raw.expect_terminate(&mut w).0, "1/2/03", "message {wrong} on {queue}");
+        }
+        let (mut w, mut raw) = World::raw();
+        w.recv(A, 7, &[]);
+        message(&mut w, &mut raw, queue, first);
+        let expected = if queue == 2 { QpState::Terminate } else { QpState::Rts };
+        assert_eq!(w.state(A), expected, "message {first} on {queue}");
+        match queue {
+            0 => assert_eq!(w.completions(A), ["7 Receive"]),
+            1 => assert_eq!(raw.segments(&mut w)[0].opcode(), Opcode::ReadResponse),
+            _ => {
+                raw.finish(&mut w);
+                assert_eq!(w.events(A), ["terminated by peer 2/0/02"]);
+            }
+        }
+    }
+    // And no others.
+    let known = |queue| rows.iter().any(|row| row.number("value") == u64::from(queue));
+    for queue in (0..10).chain([1 << 16, 1 << 31, u32::MAX]).filter(|queue| !known(*queue)) {
+        let (mut w, mut raw) = World::raw();
+        w.recv(A, 7, &[]);
+        raw.segment(&mut w, raw.untagged(Opcode::Send, queue, 1, 0, true), b"x");
+        assert_eq!(raw.expect_terminate(&mut w).0, "1/2/01", "queue {queue}");
+    }
+}
+
+/// Rows of `limit` that other tests carry out, and where.
+const ELSEWHERE: [(&str, &str); 6] = [
+    ("MPA Private Data, maximum", "start-up: stream/startup"),
+    ("MPA startup frame header", "start-up: stream/startup"),
+    ("enhanced connection data inside Private Data", "start-up: stream/startup"),
+    ("IRD and ORD, maximum negotiable (0x3FFF means not negotiated)", "start-up: stream/startup"),
+    ("Marker interval", "framing: mpa/tests.rs"),
+    ("first MSN of each queue", "each_queue_of_the_table_counts_from_its_first_number"),
+];
+
+//= DDP-4.2-1
+//= DDP-4.3-1
+//= DDP-5.2-3
+#[test]
+fn each_limit_of_the_table_is_the_one_that_is_kept() {
+    use crate::mpa::mulpdu;
+    for row in table("limit") {
+        let (name, value) = (row.text("name"), u32::try_from(row.number("value")).unwrap());
+        let found = match name {
+            "ULP message length, maximum" => longest_message(value),
+            "RDMA Read size, maximum" => longest_read(value),
+            "MULPDU, minimum" => {
+                assert_eq!(mulpdu(0, true), mulpdu(100, false));
+                mulpdu(0, false).into()
+            }
+            "MULPDU and ULPDU sent, maximum" => {
+                assert_eq!(mulpdu(65_535, true), mulpdu(65_535, false));
+                longest_ulpdu_sent()
+            }
+            "ULPDU_Length field, maximum" => longest_ulpdu_taken(value),
+            "DDP tagged header" => shortest_ulpdu(0xC1, 0x40),
+            "DDP untagged header" => shortest_ulpdu(0x41, 0x43),
+            "RDMA Read Request header" => READ_REQUEST_LEN as u32,
+            "Terminate header, maximum" => longest_terminate(),
+            _ => match ELSEWHERE.iter().find(|(elsewhere, _)| *elsewhere == name) {
+                Some((_, where_else)) => {
+                    assert!(!where_else.is_empty());
+                    continue;
+                }
+                None => panic!("nothing carries out the limit {name:?}"),
+            },
+        };
+        assert_eq!(found, value, "{name}");
+    }
+}
+
+/// `most` if a message of so many octets is one, and one more is not.
+fn longest_message(most: u32) -> u32 {
+    use crate::abi::queue::Sge;
+    use crate::engine::message::total_length;
+    let sge = |length| Sge { length, ..Sge::default() };
+    assert_eq!(total_length(&[sge(most), sge(1)]), None);
+    assert_eq!(total_length(&[sge(most - 7), sge(7)]), Some(most));
+    most
+}
+
+/// `most` if a Read Request for so many octets is taken for one.
+fn longest_read(most: u32) -> u32 {
+    let (mut w, mut raw) = World::raw();
+    let (mapping, _fd) = crate::shm::Mapping::create_arena("mr", 1 << 20).unwrap();
+    let (access, scope) = (crate::types::Access::REMOTE_READ, crate::types::Scope::Pd);
+    let from = w.mr_over(A, mapping, most as usize, access, scope, 0x10_0000);
+    w.links[0].pipes[0].window = 100_000;
+    let request = ReadRequest {
+        sink_stag: Stag(1),
+        sink_to: TaggedOffset(0),
+        size: most,
+        src_stag: from.stag,
+        src_to: TaggedOffset(from.iova),
+    };
+    raw.read(&mut w, 1, &request);
+    let sent = raw.segments(&mut w);
+    assert!(sent.len() > 50 && sent.iter().all(|s| s.opcode() == Opcode::ReadResponse));
+    request.size
+}
+
+fn longest_ulpdu_sent() -> u32 {
+    let (mut w, mut raw) = World::raw();
+    w.emss = 1 << 20;
+    let from = w.any_mr(A, 200_000);
+    w.post(A, &[Wr::write(1, &[from.all()], &from, 0)]);
+    raw.ulpdus(&mut w).iter().map(|ulpdu| ulpdu.len() as u32).max().unwrap()
+}
+
+/// `most` if a segment of so many octets is placed.
+fn longest_ulpdu_taken(most: u32) -> u32 {
+    let (mut w, mut raw) = World::raw();
+    let payload = vec![7; most as usize - TaggedHeader::LEN];
+    let to = w.any_mr(A, payload.len());
+    raw.write(&mut w, to.stag, to.iova, &payload);
+    assert!(to.octets() == payload);
+    most
+}
+
+/// How long a segment that begins like this has to be.
+fn shortest_ulpdu(control: u8, rdmap: u8) -> u32 {
+    let enough = |len: &usize| {
+        let (mut w, mut raw) = World::raw();
+        w.recv(A, 7, &[]);
+        let mut ulpdu = vec![0; *len];
+        ulpdu[..2].copy_from_slice(&[control, rdmap]);
+        if let Some(msn) = ulpdu.get_mut(13).filter(|_| control == 0x41) {
+            *msn = 1;
+        }
+        raw.ulpdu(&mut w, &ulpdu);
+        w.state(A) == QpState::Rts
+    };
+    (2..=ddp::MAX_HEADER_LEN).find(enough).unwrap() as u32
+}
+
+/// Octets of a Terminate that has everything in it.
+fn longest_terminate() -> u32 {
+    let (mut w, mut raw) = World::raw();
+    let request = ReadRequest { size: 1, ..ReadRequest::parse(&[9; 28]) };
+    raw.read(&mut w, 1, &request);
+    let sent = raw.segments(&mut w);
+    assert_eq!(sent[0].opcode(), Opcode::Terminate);
+    assert_eq!(Terminate::MAX_LEN, 4 + 2 + UntaggedHeader::LEN + READ_REQUEST_LEN);
+    sent[0].payload.len() as u32
+}

@@ -1,0 +1,303 @@
+//! What becomes of segments that arrive: which buffer they go to, when a message is delivered, and
+//! what happens behind a fault (RFC 5041 sections 4.1, 5.3, 5.4, 6.2 and 7.1).
+
+use std::time::Duration;
+
+use super::raw::{Raw, ulpdu};
+use super::requests::Wr;
+use super::world::{A, B, MemoryKind, Wiring, World};
+use crate::ddp::{Header, qn};
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::types::{Access, QpState, Stag};
+
+/// A segment of the first Send.
+fn part(raw: &Raw, mo: u32, last: bool) -> Header {
+    raw.untagged(Opcode::Send, qn::SEND, 1, mo, last)
+}
+
+//= DDP-4.1-1
+//= DDP-4.1-2
+#[test]
+fn the_t_bit_decides_which_buffer_it_is() {
+    let (mut w, mut raw) = World::raw();
+    let region = w.any_mr(A, 8);
+    let buffer = w.mr(A, 8, Access::LOCAL_WRITE);
+    w.recv(A, 7, &[buffer.all()]);
+    // The same octets stand where the other kind of header has its STag.
+    let Header::Untagged(mut header) = part(&raw, 0, true) else { unreachable!() };
+    header.inv_stag = region.stag;
+    raw.segment(&mut w, Header::Untagged(header), b"untagged");
+    assert_eq!((&region.octets()[..], &buffer.octets()[..]), (&[0; 8][..], &b"untagged"[..]));
+    assert_eq!(w.completions(A), ["7 Receive 8"]);
+    w.recv(A, 8, &[buffer.all()]);
+    raw.write(&mut w, region.stag, region.iova, b" tagged ");
+    assert_eq!((&region.octets()[..], &buffer.octets()[..]), (&b" tagged "[..], &b"untagged"[..]));
+    assert_eq!(w.completions(A), [""; 0], "a receive is not consumed");
+}
+
+//= DDP-4.1-7
+//= DDP-5.2-5
+//= DDP-5.3-1
+//= DDP-5.3-7
+//= DDP-5.4-2
+//= DDP-5.4-3
+#[test]
+fn a_message_is_delivered_with_its_last_segment_in_order_and_with_its_length() {
+    let (mut w, mut raw) = World::raw();
+    let (region, buffer) = (w.any_mr(A, 9), w.any_mr(A, 12));
+    w.recv(A, 7, &[buffer.sge(0..12)]);
+    w.recv(A, 8, &[]);
+    let header = raw.tagged(Opcode::Write, region.stag, region.iova, false);
+    raw.segment(&mut w, header, b"wri");
+    for (mo, octets) in [(4, b"4567"), (0, b"0123")] {
+        raw.segment(&mut w, part(&raw, mo, false), octets);
+        assert_eq!(w.completions(A), [""; 0]);
+    }
+    let header = raw.tagged(Opcode::Write, region.stag, region.iova + 3, true);
+    raw.segment(&mut w, header, b"te");
+    assert_eq!(w.completions(A), [""; 0], "a Write is not delivered");
+    raw.segment(&mut w, part(&raw, 8, true), b"89");
+    assert_eq!(w.completions(A), ["7 Receive 10"]);
+    assert_eq!(&region.octets(), b"write\0\0\0\0");
+    assert_eq!(&buffer.octets(), b"0123456789\0\0");
+    raw.send(&mut w, 2, b"");
+    assert_eq!(w.completions(A), ["8 Receive"]);
+}
+
+//= DDP-4.1-7
+//= DDP-5.4-2
+#[test]
+fn a_message_is_not_delivered_before_all_that_came_ahead_of_it_is_placed() {
+    let (mut w, mut raw) = World::raw();
+    w.kind = MemoryKind::Moved;
+    let region = w.any_mr(A, 8);
+    w.kind = MemoryKind::Shared;
+    let buffer = w.any_mr(A, 8);
+    w.recv(A, 7, &[buffer.all()]);
+    w.recv(A, 8, &[]);
+    // Another process places it, and takes its time.
+    w.answer_moves = false;
+    raw.write(&mut w, region.stag, region.iova, b"earlier!");
+    raw.send(&mut w, 1, b"later");
+    raw.send(&mut w, 2, b"");
+    assert_eq!(w.completions(A), [""; 0]);
+    assert_eq!(region.octets(), [0; 8]);
+    while w.make_move() {
+        w.settle();
+    }
+    assert_eq!(&region.octets(), b"earlier!");
+    assert_eq!(w.completions(A), ["7 Receive 5", "8 Receive"]);
+}
+
+//= DDP-5.3-6
+#[test]
+fn a_message_that_comes_twice_is_delivered_once() {
+    for between in [0, 1] {
+        let (mut w, mut raw) = World::raw();
+        let buffer = w.any_mr(A, 8);
+        for n in 0..4 {
+            w.recv(A, n, &[buffer.sge(2 * n as usize..2 * n as usize + 2)]);
+        }
+        raw.send(&mut w, 1, b"ab");
+        for n in 0..between {
+            raw.send(&mut w, 2 + n, b"cd");
+        }
+        raw.send(&mut w, 1, b"XX");
+        assert_eq!(raw.expect_terminate(&mut w).0, "1/2/03");
+        let log = w.completions(A);
+        let delivered = log.iter().filter(|c| !c.ends_with("WrFlush")).count();
+        assert_eq!((delivered, log.len()), (1 + between as usize, 4), "{log:?}");
+        assert!(!buffer.octets().contains(&b'X'));
+    }
+}
+
+//= DDP-4.3-5
+#[test]
+fn the_reserved_octets_of_an_untagged_message_may_differ_between_its_segments() {
+    let (mut w, mut raw) = World::raw();
+    let buffer = w.any_mr(A, 6);
+    w.recv(A, 7, &[buffer.all()]);
+    for (mo, stag, octets) in [(0, 0, b"ab"), (2, 0xFFFF_FFFF, b"cd"), (4, 0x1234, b"ef")] {
+        let Header::Untagged(mut header) = part(&raw, mo, mo == 4) else { unreachable!() };
+        header.inv_stag = Stag(stag);
+        raw.segment(&mut w, Header::Untagged(header), octets);
+    }
+    assert_eq!(w.completions(A), ["7 Receive 6"]);
+    assert_eq!(&buffer.octets(), b"abcdef");
+}
+
+//= DDP-5.2-12
+#[test]
+fn whether_a_write_is_whole_or_in_order_is_not_looked_at() {
+    let (mut w, mut raw) = World::raw();
+    let region = w.any_mr(A, 10);
+    w.recv(A, 7, &[]);
+    // From the back, with a hole, and one place twice.
+    for (at, octets, last) in [(7, b"xy", false), (2, b"AB", false), (2, b"CD", true)] {
+        let header = raw.tagged(Opcode::Write, region.stag, region.iova + at, last);
+        raw.segment(&mut w, header, octets);
+    }
+    raw.send(&mut w, 1, b"");
+    assert_eq!(w.completions(A), ["7 Receive"]);
+    assert_eq!(&region.octets(), b"\0\0CD\0\0\0xy\0");
+}
+
+//= DDP-4.1-11
+#[test]
+fn a_version_that_changes_in_mid_stream_is_refused() {
+    for dv in [0, 2, 3] {
+        for tagged in [false, true] {
+            for inside in [false, true] {
+                let (mut w, mut raw) = World::raw();
+                let region = w.any_mr(A, 8);
+                w.recv(A, 7, &[region.all()]);
+                w.recv(A, 8, &[region.all()]);
+                let header = |raw: &Raw, last, n: u32| match tagged {
+                    true => raw.tagged(Opcode::Write, region.stag, region.iova, last),
+                    false => raw.untagged(Opcode::Send, 0, n, 0, last),
+                };
+                raw.segment(&mut w, header(&raw, !inside, 1), b"good");
+                let mut octets = ulpdu(&header(&raw, true, 2 - u32::from(inside)), b"evil");
+                octets[0] = octets[0] & !3 | dv;
+                raw.ulpdu(&mut w, &octets);
+                let code = if tagged { "1/1/04" } else { "1/2/06" };
+                assert_eq!(raw.expect_terminate(&mut w).0, code, "DV {dv}");
+                assert_eq!(&region.octets()[..4], b"good");
+            }
+        }
+    }
+}
+
+//= DDP-7.1-8
+#[test]
+fn a_send_of_the_buffers_size_fits_and_one_octet_more_does_not() {
+    for parts in [&[8][..], &[5, 3]] {
+        for too_much in [0, 1] {
+            let (mut w, mut raw) = World::raw();
+            let region = w.any_mr(A, 12);
+            region.fill(0xEE);
+            w.recv(A, 7, &[region.sge(0..8)]);
+            let mut at = 0;
+            for (n, len) in (1..).zip(parts) {
+                let last = n == parts.len();
+                let len = len + if last { too_much } else { 0 };
+                raw.segment(&mut w, part(&raw, at as u32, last), &[n as u8; 9][..len]);
+                at += len;
+            }
+            assert_eq!(region.octets()[8..], [0xEE; 4], "nothing behind the buffer");
+            if too_much == 0 {
+                assert_eq!(w.completions(A), ["7 Receive 8"]);
+                continue;
+            }
+            assert_eq!(raw.expect_terminate(&mut w).0, "1/2/05");
+            assert_eq!(w.completions(A), ["7 Receive LocalLength 1/2/05"]);
+            let before = at - parts[parts.len() - 1] - 1;
+            assert!(region.octets()[before..].iter().all(|o| *o == 0xEE), "nor of the segment");
+        }
+    }
+}
+
+//= DDP-3-8
+//= DDP-3-8a
+//= DDP-6.2.2-2
+//= DDP-6.2.2-3
+//= DDP-7.1-5
+//= DDP-7.1-6
+//= DDP-7.1-18
+//= DDP-7.1-19
+#[test]
+fn behind_a_fault_one_message_leaves_and_nothing_arrives() {
+    for window in [1 << 20, 0] {
+        let (mut w, mut raw) = World::raw();
+        let (region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
+        w.post(A, &[Wr::read(1, sink.all(), &region, 0)]);
+        assert_eq!(raw.segments(&mut w).len(), 1);
+        // Whether the Terminate leaves at once or later.
+        w.links[0].pipes[0].window = window;
+        // No receive for it; there would be for what follows.
+        raw.send(&mut w, 1, b"");
+        w.recv(A, 7, &[region.all()]);
+        w.recv(A, 8, &[region.all()]);
+        for msn in [1, 2] {
+            raw.send(&mut w, msn, b"late");
+            raw.write(&mut w, region.stag, region.iova, b"late");
+            raw.response(&mut w, sink.stag, sink.iova, b"too late", true);
+        }
+        raw.read(&mut w, 1, &ReadRequest::parse(&[0; 28]));
+        w.post(A, &[Wr::send(2, &[]), Wr::write(3, &[region.all()], &region, 0)]);
+        let mut log = w.completions(A);
+        log.sort();
+        let flushed = ["1 RdmaRead", "2 Send", "3 RdmaWrite", "7 Receive", "8 Receive"];
+        assert_eq!(log, flushed.map(|what| format!("{what} WrFlush")), "window {window}");
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
+        assert_eq!((region.octets(), sink.octets()), (vec![0; 8], vec![0; 8]));
+        raw.close(&mut w);
+        assert_eq!(w.state(A), QpState::Error);
+        let events = w.events(A);
+        assert!(events.len() == 1 && events[0].starts_with("terminated 1/2/02"), "{events:?}");
+        assert_eq!(w.completions(A), [""; 0]);
+    }
+}
+
+//= DDP-7.1-3
+//= DDP-7.1-6
+#[test]
+fn a_send_without_a_receive_ends_its_stream_and_no_other() {
+    let (mut w, mut raw) = World::raw();
+    let cq = w.cq(0, 16);
+    let other = w.qp(0, cq, cq, Default::default());
+    let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+    let mut neighbour = w.connect_raw(other, true, options, options);
+    let region = w.any_mr(A, 8);
+    w.recv(other, 7, &[region.all()]);
+    raw.send(&mut w, 1, b"nobody");
+    assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
+    neighbour.send(&mut w, 1, b"somebody");
+    assert_eq!(w.completions(other), ["7 Receive 8"]);
+    assert_eq!(&region.octets(), b"somebody");
+    assert_eq!((w.state(A), w.state(other)), (QpState::Terminate, QpState::Rts));
+}
+
+//= DDP-3-10
+//= DDP-6.2.2-3
+//= DDP-6.2.2-4
+#[test]
+fn a_faulty_stream_stands_until_the_last_word_has_left() {
+    let (mut w, mut raw) = World::raw();
+    w.links[0].pipes[0].window = 0;
+    raw.write(&mut w, Stag(1), 0, b"x");
+    assert_eq!(w.state(A), QpState::Terminate);
+    w.advance(Duration::from_secs(1));
+    raw.collect(&mut w);
+    assert!(!raw.fin && !raw.reset && !raw.is_closed(&w));
+    w.links[0].pipes[0].window = 1 << 20;
+    w.settle();
+    assert_eq!(raw.expect_terminate(&mut w).0, "1/1/00");
+    assert!(!raw.is_closed(&w), "the peer has not finished");
+    raw.finish(&mut w);
+    assert!(raw.is_closed(&w));
+}
+
+//= DDP-6.2-1
+#[test]
+fn a_stream_ends_when_somebody_ends_it_and_not_for_its_age() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.advance(Duration::from_secs(100 * 86_400));
+        assert_eq!((w.events(A), w.events(B)), (vec![], vec![]));
+        w.recv(B, 7, &[]);
+        w.post(A, &[Wr::send(1, &[])]);
+        assert_eq!(w.completions(B), ["7 Receive"], "{wiring:?}");
+    }
+    // Nor because a message is not whole for long.
+    let (mut w, mut raw) = World::raw();
+    let buffer = w.any_mr(A, 4);
+    w.recv(A, 7, &[buffer.all()]);
+    raw.segment(&mut w, part(&raw, 0, false), b"ab");
+    w.advance(Duration::from_secs(100 * 86_400));
+    raw.segment(&mut w, part(&raw, 2, true), b"cd");
+    assert_eq!(w.completions(A), ["7 Receive 4"]);
+    assert_eq!(w.events(A), [""; 0]);
+}

@@ -1,0 +1,387 @@
+//! The table `terminate_code` of `tests/conformance/requirements.toml`, carried out: for every code
+//! that a peer can cause something that causes it, and the octets that have to come back. The others
+//! are named with the reason why no peer sees them; a row that is neither fails.
+
+use std::collections::BTreeSet;
+
+use super::raw::{Raw, ulpdu};
+use super::requests::Mr;
+use super::tables::table;
+use super::world::{A, Wiring, World};
+use crate::abi::queue::Sge;
+use crate::ddp::Header;
+use crate::mpa::tests::hex;
+use crate::rdmap::{Opcode, ReadRequest};
+use crate::shm::Mapping;
+use crate::stream::startup::Options;
+use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
+
+/// Layer, type, code.
+type Code = (u8, u8, u8);
+
+/// Does what is wrong and returns the segment that is to blame, if one is.
+type Stimulus = fn(&mut World, &mut Raw) -> Vec<u8>;
+
+/// What causes a code, in words and in deeds. Several causes of one code are several rows.
+const STIMULI: &[(Code, &str, Stimulus)] = &[
+    ((0, 0, 0), "a Send into a receive of bad memory, which is not the peer's fault", |w, raw| {
+        w.recv(A, 1, &[Sge { addr: 0, length: 8, lkey: 0x77 }]);
+        raw.send(w, 1, b"x");
+        vec![]
+    }),
+    ((0, 1, 0), "a Read of an unknown STag", |w, raw| read(w, raw, |_, r| r.src_stag.0 ^= 0xFF00)),
+    ((0, 1, 0), "a Read of a revoked STag", |w, raw| read(w, raw, |w, r| w.revoke(A, r.src_stag))),
+    ((0, 1, 1), "a Read from below", |w, raw| read(w, raw, |_, r| r.src_to.0 -= 1)),
+    ((0, 1, 1), "a Read beyond the end", |w, raw| read(w, raw, |_, r| r.size += 1)),
+    ((0, 1, 2), "a Read of what may only be written", |w, raw| {
+        read(w, raw, |w, r| r.src_stag = w.mr(A, 100, Access::REMOTE_WRITE).stag)
+    }),
+    ((0, 1, 3), "a Read from another domain", |w, raw| {
+        read(w, raw, |w, r| r.src_stag = strangers(w).stag)
+    }),
+    ((0, 1, 3), "a Read from another stream", |w, raw| {
+        read(w, raw, |w, r| r.src_stag = siblings(w).stag)
+    }),
+    ((0, 1, 4), "a Read that wraps", |w, raw| read(w, raw, |_, r| r.src_to.0 = u64::MAX - 99)),
+    ((0, 1, 9), "an invalidation of nothing", |w, raw| invalidate(w, raw, Stag(0x1234_5678))),
+    ((0, 1, 9), "an invalidation of another stream's", |w, raw| {
+        let stag = siblings(w).stag;
+        invalidate(w, raw, stag)
+    }),
+    ((0, 2, 5), "an untagged segment of another RDMAP version", |w, raw| {
+        let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
+        altered(w, raw, header, |o| o[1] = o[1] & 0x3F | 0x80)
+    }),
+    ((0, 2, 5), "a tagged one", |w, raw| {
+        let header = raw.tagged(Opcode::Write, Stag(1), 0, true);
+        altered(w, raw, header, |o| o[1] &= 0x3F)
+    }),
+    ((0, 2, 6), "an opcode nobody knows", |w, raw| {
+        let header = raw.untagged(Opcode::from_bits(13), 0, 1, 0, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((0, 2, 6), "an opcode of another queue", |w, raw| {
+        let header = raw.untagged(Opcode::Send, 1, 1, 0, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((0, 2, 6), "a tagged Send", |w, raw| {
+        let header = raw.tagged(Opcode::Send, Stag(1), 0, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((0, 2, 6), "a response to no Read", |w, raw| {
+        let header = raw.tagged(Opcode::ReadResponse, Stag(1), 0, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((0, 2, 6), "an opcode that changes inside of a message", |w, raw| {
+        let to = buffer(w, 8);
+        w.recv(A, 1, &[to.all()]);
+        raw.segment(w, raw.untagged(Opcode::Send, 0, 1, 0, false), b"x");
+        let header = raw.untagged(Opcode::SendSolicited, 0, 1, 1, true);
+        segment(w, raw, header, b"y")
+    }),
+    ((0, 2, 9), "an invalidation of what serves the whole domain", |w, raw| {
+        let stag = buffer(w, 8).stag;
+        invalidate(w, raw, stag)
+    }),
+    ((0, 2, 255), "a Read Request that is too short", |w, raw| {
+        let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
+        segment(w, raw, header, &[0; 27])
+    }),
+    ((1, 0, 0), "a Write into memory that its owner took away", |w, raw| {
+        crate::shm::fault::install().unwrap();
+        let (mapping, fd) = Mapping::create_segment(8192).unwrap();
+        let to = w.mr_over(A, mapping, 8192, Access::all(), Scope::Pd, 0x10_0000);
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        raw.write(w, to.stag, to.iova, b"x");
+        vec![]
+    }),
+    ((1, 1, 0), "a Write to an unknown STag", |w, raw| write(w, raw, |_, h| h.0.0 ^= 0xFF00)),
+    ((1, 1, 0), "a Write to a revoked STag", |w, raw| write(w, raw, |w, h| w.revoke(A, h.0))),
+    ((1, 1, 0), "a Write to what may only be read", |w, raw| {
+        write(w, raw, |w, h| h.0 = w.mr(A, 8, Access::REMOTE_READ | Access::LOCAL_WRITE).stag)
+    }),
+    ((1, 1, 1), "a Write from one octet below", |w, raw| write(w, raw, |_, h| h.1 -= 1)),
+    ((1, 1, 1), "a Write up to one octet above", |w, raw| write(w, raw, |_, h| h.1 += 1)),
+    ((1, 1, 1), "a Write from behind the end", |w, raw| write(w, raw, |_, h| h.1 += 9)),
+    ((1, 1, 2), "a Write to another domain", |w, raw| {
+        write(w, raw, |w, h| h.0 = strangers(w).stag)
+    }),
+    ((1, 1, 2), "a Write to another stream", |w, raw| write(w, raw, |w, h| h.0 = siblings(w).stag)),
+    ((1, 1, 3), "a Write up to 2^64", |w, raw| write(w, raw, |_, h| h.1 = u64::MAX - 7)),
+    ((1, 1, 3), "a Write across 2^64", |w, raw| write(w, raw, |_, h| h.1 = u64::MAX)),
+    ((1, 1, 4), "a tagged segment of another DDP version", |w, raw| {
+        let header = raw.tagged(Opcode::Write, Stag(1), 0, true);
+        altered(w, raw, header, |o| o[0] ^= 0x02)
+    }),
+    ((1, 2, 1), "a queue nobody knows", |w, raw| {
+        let header = raw.untagged(Opcode::Send, 3, 1, 0, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((1, 2, 2), "a Send without a receive", |w, raw| {
+        let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((1, 2, 2), "a Read beyond IRD", |w, raw| {
+        let from = w.mr(A, 8, Access::REMOTE_READ);
+        let request = ReadRequest { size: 8, ..whole(&from) };
+        // The first response waits for TCP, and four requests, as many as agreed, behind it.
+        w.links[0].pipes[0].window = 0;
+        (1..=5).for_each(|msn| raw.read(w, msn, &request));
+        assert_eq!(w.state(A), QpState::Rts);
+        let header = raw.untagged(Opcode::ReadRequest, 1, 6, 0, true);
+        let octets = segment(w, raw, header, &request.emit());
+        assert_eq!(w.state(A), QpState::Terminate);
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        octets
+    }),
+    ((1, 2, 3), "a message that was left out", |w, raw| {
+        let to = buffer(w, 8);
+        w.recv(A, 1, &[to.all()]);
+        w.recv(A, 2, &[to.all()]);
+        let header = raw.untagged(Opcode::Send, 0, 2, 0, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((1, 2, 4), "an MO outside of the buffer", |w, raw| {
+        let to = buffer(w, 8);
+        w.recv(A, 1, &[to.all()]);
+        let header = raw.untagged(Opcode::Send, 0, 1, 9, true);
+        segment(w, raw, header, b"x")
+    }),
+    ((1, 2, 4), "a last segment that is not the highest", |w, raw| {
+        let to = buffer(w, 8);
+        w.recv(A, 1, &[to.all()]);
+        raw.segment(w, raw.untagged(Opcode::Send, 0, 1, 4, false), b"4567");
+        let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
+        segment(w, raw, header, b"0123")
+    }),
+    ((1, 2, 5), "one octet more than the buffer has", |w, raw| {
+        let to = buffer(w, 8);
+        w.recv(A, 1, &[to.all()]);
+        let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
+        segment(w, raw, header, &[7; 9])
+    }),
+    ((1, 2, 6), "an untagged segment of another DDP version", |w, raw| {
+        let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
+        altered(w, raw, header, |o| o[0] &= !3)
+    }),
+    ((2, 0, 1), "a FIN inside of an FPDU", |w, raw| {
+        raw.octets(w, &hex("002a4143 0000"));
+        raw.finish(w);
+        vec![]
+    }),
+    ((2, 0, 2), "a CRC that is wrong", |w, raw| {
+        let mut fpdu = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));
+        *fpdu.last_mut().unwrap() ^= 0x80;
+        raw.octets(w, &fpdu);
+        vec![]
+    }),
+    ((2, 0, 3), "a Marker that points elsewhere", |w, raw| {
+        let mut fpdu = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));
+        fpdu[3] ^= 0x04;
+        let end = fpdu.len() - 4;
+        let crc = crc32c::crc32c(&fpdu[..end]);
+        fpdu[end..].copy_from_slice(&crc.to_le_bytes());
+        raw.octets(w, &fpdu);
+        vec![]
+    }),
+];
+
+/// Codes that no peer can make this side send, and why.
+const NEVER: &[(Code, &str)] = &[
+    ((0, 1, 255), "every protection error has a code of its own"),
+    (
+        (0, 2, 7),
+        "for the stream alone a local failure is 0/0/00; atomics, which have it, are refused",
+    ),
+    ((0, 2, 8), "a daemon that fails as a whole says nothing more; no peer makes it"),
+    ((1, 3, 0), "reserved for the LLP: TCP has no error of its own to put there"),
+    ((2, 0, 4), "a wrong start-up frame closes the connection; there is no stream for a Terminate"),
+    ((2, 0, 5), "RFC 6581, at start-up, before there is an engine"),
+    ((2, 0, 6), "RFC 6581, at start-up: stream/startup/tests.rs"),
+    ((2, 0, 7), "RFC 6581, at start-up: stream/startup/tests.rs"),
+];
+
+//= DDP-6.2.2-1
+//= DDP-6.2.2-3
+//= DDP-7-1
+//= DDP-7.1-1
+//= DDP-7.1-2
+//= DDP-7.1-7
+//= DDP-7.1-8
+//= DDP-7.1-9
+//= DDP-7.1-11
+//= DDP-7.1-12
+//= DDP-7.1-13
+//= DDP-7.1-14
+//= DDP-7.1-15
+//= DDP-7.1-16
+//= DDP-7.1-17
+//= DDP-7.1-19
+//= DDP-7.2-1
+#[test]
+fn every_code_of_the_table_comes_back_with_what_the_table_says() {
+    let mut carried_out = BTreeSet::new();
+    for row in table("terminate_code") {
+        let octet = |key| row.find_number(key).map(|n| u8::try_from(n).unwrap());
+        // A code that may be any is sent as 0.
+        let code = octet("code").unwrap_or(0);
+        let code = (octet("layer").unwrap(), octet("etype").unwrap(), code);
+        let name = row.text("name");
+        let stimuli: Vec<_> = STIMULI.iter().filter(|(of, ..)| *of == code).collect();
+        match NEVER.iter().find(|(of, _)| *of == code) {
+            Some((_, reason)) => {
+                assert!(stimuli.is_empty() && !reason.is_empty(), "{name} is sent, and is not");
+            }
+            None => assert!(!stimuli.is_empty(), "nothing causes {name}, {code:?}"),
+        }
+        for (_, cause, act) in stimuli {
+            comes_back(code, row.text("flags"), cause, *act);
+        }
+        carried_out.insert(code);
+    }
+    let known = STIMULI.iter().map(|(of, ..)| of).chain(NEVER.iter().map(|(of, _)| of));
+    assert_eq!(known.copied().collect::<BTreeSet<_>>(), carried_out, "not in the table");
+}
+
+/// The only code for a segment that has no header, with its length and nothing else.
+#[test]
+fn a_segment_shorter_than_its_header_is_told_by_its_length() {
+    for octets in ["", "41", &"41".repeat(17), "c1", &"c1".repeat(13)] {
+        comes_back_from(plain(), (0, 2, 255), "M", octets, |w, raw| {
+            raw.ulpdu(w, &hex(octets));
+            hex(octets)
+        });
+    }
+}
+
+fn plain() -> Options {
+    Wiring::tcp().with(|o| o.peer_to_peer = false).a
+}
+
+fn comes_back(code: Code, flags: &str, cause: &str, act: Stimulus) {
+    // Markers, where it is about them.
+    let options = Options { markers: code == (2, 0, 3), ..plain() };
+    comes_back_from(options, code, flags, cause, act);
+}
+
+/// Has a peer do something, and compares octet for octet what it is told of it.
+fn comes_back_from(
+    options: Options,
+    (layer, etype, code): Code,
+    flags: &str,
+    cause: &str,
+    act: impl FnOnce(&mut World, &mut Raw) -> Vec<u8>,
+) {
+    let (mut w, mut raw) = World::against_raw(true, options, options);
+    w.events(A);
+    let failing = act(&mut w, &mut raw);
+    let has = |flag| if flags.contains(flag) { 0xFF } else { 0 };
+    let bits = 0x80 & has('M') | 0x40 & has('D') | 0x20 & has('R');
+    let mut expected = vec![layer << 4 | etype, code, bits, 0];
+    if bits & 0x80 != 0 {
+        expected.extend((failing.len() as u16).to_be_bytes());
+    }
+    let header_len = if failing.first().is_some_and(|o| o & 0x80 != 0) { 14 } else { 18 };
+    if bits & 0x40 != 0 {
+        expected.extend(&failing[..header_len]);
+    }
+    if bits & 0x20 != 0 {
+        expected.extend(&failing[header_len..header_len + 28]);
+    }
+    let sent = raw.segments(&mut w);
+    let terminate = sent.last().unwrap_or_else(|| panic!("{cause}: nothing came back"));
+    assert_eq!(terminate.header, raw.untagged(Opcode::Terminate, 2, 1, 0, true), "{cause}");
+    assert_eq!(terminate.payload, expected, "{cause}");
+    assert!(raw.fin && !raw.reset, "{cause}: a FIN is behind it");
+    // The application is told the same, and nothing else.
+    raw.close(&mut w);
+    let mut events = w.events(A);
+    events.retain(|event| !event.starts_with("fatal: "));
+    let headers: String = expected[4..].iter().map(|o| format!("{o:02x}")).collect();
+    let told = format!("terminated {layer:x}/{etype:x}/{code:02x} {headers}");
+    let told = if cause.contains("FIN") {
+        "lost: the peer closed inside a message"
+    } else {
+        told.trim_end()
+    };
+    assert_eq!(events, [told], "{cause}");
+    assert_eq!(w.state(A), QpState::Error);
+}
+
+// --- What the stimuli are made of ----------------------------------------------------------------
+
+fn segment(w: &mut World, raw: &mut Raw, header: Header, payload: &[u8]) -> Vec<u8> {
+    let octets = ulpdu(&header, payload);
+    raw.ulpdu(w, &octets);
+    octets
+}
+
+/// A segment with something changed in its octets, and with the reserved bits of DDP set.
+fn altered(w: &mut World, raw: &mut Raw, header: Header, change: fn(&mut [u8])) -> Vec<u8> {
+    let mut octets = ulpdu(&header, b"x");
+    octets[0] |= 0x3C;
+    change(&mut octets);
+    raw.ulpdu(w, &octets);
+    octets
+}
+
+fn buffer(w: &mut World, len: usize) -> Mr {
+    w.any_mr(A, len)
+}
+
+/// A region at the usual place of another domain.
+fn strangers(w: &mut World) -> Mr {
+    let app = w.app(0);
+    let cq = w.cq(app, 16);
+    let stranger = w.qp(app, cq, cq, Default::default());
+    w.any_mr(stranger, 100)
+}
+
+/// A region of another QP of the same domain.
+fn siblings(w: &mut World) -> Mr {
+    let cq = w.cq(0, 16);
+    let sibling = w.qp(0, cq, cq, Default::default());
+    w.own_mr(sibling, 100, Access::all())
+}
+
+fn whole(from: &Mr) -> ReadRequest {
+    ReadRequest {
+        sink_stag: Stag(0xA1A2_A3A4),
+        sink_to: TaggedOffset(0x10),
+        size: from.len as u32,
+        src_stag: from.stag,
+        src_to: TaggedOffset(from.iova),
+    }
+}
+
+/// A Read Request that would be right but for a change.
+fn read(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut ReadRequest)) -> Vec<u8> {
+    let from = w.mr(A, 100, Access::REMOTE_READ);
+    let mut request = whole(&from);
+    change(w, &mut request);
+    let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
+    segment(w, raw, header, &request.emit())
+}
+
+/// A Write of eight octets that would be right but for a change of its STag and offset. Nothing may
+/// be placed.
+fn write(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut (Stag, u64))) -> Vec<u8> {
+    let to = w.mr(A, 8, Access::REMOTE_WRITE);
+    let mut place = (to.stag, to.iova);
+    change(w, &mut place);
+    let header = raw.tagged(Opcode::Write, place.0, place.1, true);
+    let octets = segment(w, raw, header, b"evil evi");
+    assert_eq!(to.octets(), [0; 8]);
+    octets
+}
+
+/// A Send with Invalidate that finds its receive.
+fn invalidate(w: &mut World, raw: &mut Raw, stag: Stag) -> Vec<u8> {
+    w.recv(A, 1, &[]);
+    let mut header = raw.untagged(Opcode::SendInvalidate, 0, 1, 0, true);
+    if let Header::Untagged(header) = &mut header {
+        header.inv_stag = stag;
+    }
+    segment(w, raw, header, b"")
+}
