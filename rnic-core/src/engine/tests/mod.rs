@@ -23,6 +23,7 @@ mod raw;
 mod refusals;
 mod requests;
 mod revocation;
+mod siw;
 mod srq;
 mod why;
 mod windows;
