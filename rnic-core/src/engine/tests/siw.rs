@@ -3,7 +3,7 @@
 use super::requests::Wr;
 use super::world::{A, World};
 use crate::rdmap::ReadRequest;
-use crate::types::TaggedOffset;
+use crate::types::{Stag, TaggedOffset};
 
 /// A Terminate as siw writes it: Layer and EType exchanged, M, D and R in the lowest bits.
 fn terminate(control: [u8; 4], segment_len: u16, headers: &[&[u8]]) -> Vec<u8> {
@@ -37,4 +37,20 @@ fn a_read_that_siw_blames_is_known_by_its_request_and_not_by_its_number() {
             ["1 RdmaRead WrFlush", "2 RdmaRead RemoteAccess 0/1/00", "3 RdmaRead WrFlush"]
         );
     }
+}
+
+#[test]
+fn the_record_of_a_terminate_says_that_it_is_in_the_layout_of_siw() {
+    let (mut w, mut raw) = World::raw();
+    let header = [0xC1, 0x40, 0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0x10, 0];
+    // Its length is that of the payload, where RFC 5040 has that of the segment.
+    raw.terminate(&mut w, &terminate([0x11, 0x01, 0x03, 0x00], 64, &[&header]));
+    let why = w.why(A);
+    assert_eq!(
+        why.text,
+        "the peer ended the stream with Terminate 1/1/01 (tagged buffer: base or bounds \
+         violation), written as Linux siw does; it is about a tagged segment of 64 octets at \
+         0x1000 of STag 0x00001234"
+    );
+    assert_eq!((why.stag, why.length), (Some(Stag(0x1234)), Some(64)));
 }
