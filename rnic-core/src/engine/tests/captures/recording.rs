@@ -56,8 +56,8 @@ pub fn connections(file: &[u8]) -> Vec<Connection> {
     found
 }
 
-/// Adds a packet to its connection. Where large offload left the IP length at 0, the lax reading
-/// takes that of the packet.
+/// Adds a packet to its connection. The lax reading copes with the IP length of 0 that large
+/// offload leaves behind.
 fn take(found: &mut Vec<Connection>, packet: &[u8]) {
     let packet = LaxSlicedPacket::from_ethernet(packet).unwrap();
     let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { panic!("not TCP: {packet:?}") };
