@@ -13,11 +13,14 @@ pub mod hammer;
 pub mod hostile;
 mod join;
 pub mod over;
+pub mod pcap;
 pub mod pinger;
 pub mod process;
 pub mod raw;
+pub mod relay;
 pub mod target;
 pub mod traffic;
+pub mod tshark;
 pub mod wire;
 
 pub use daemon::Daemon;

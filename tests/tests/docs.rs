@@ -19,22 +19,31 @@ fn sources(dir: &Path, text: &mut String) {
     }
 }
 
-#[test]
-fn every_test_and_file_that_the_threat_model_names_exists() {
-    let document = std::fs::read_to_string(root().join("docs/threat-model.md")).unwrap();
+/// Checks that every test and file that a document names exists, and that it names this many tests.
+fn named_things_exist(document: &str, at_least: usize) {
+    let document = std::fs::read_to_string(root().join(document)).unwrap();
     let mut text = String::new();
     for package in ["rnic-core", "rnic-client", "rnicd", "tests"] {
         sources(&root().join(package), &mut text);
     }
     // Names of tests are the quoted words with many underscores.
-    let named: Vec<&str> =
-        document.split('`').skip(1).step_by(2).filter(|w| w.matches('_').count() >= 3).collect();
-    assert!(named.len() > 40, "{named:?}");
+    let quoted = || document.split('`').skip(1).step_by(2);
+    let named: Vec<&str> = quoted().filter(|w| w.matches('_').count() >= 3).collect();
+    assert!(named.len() >= at_least, "{named:?}");
     let missing: Vec<_> =
         named.iter().filter(|name| !text.contains(&format!("fn {name}("))).collect();
     assert!(missing.is_empty(), "no such tests: {missing:?}");
-    let files = document.split('`').skip(1).step_by(2).filter(|w| w.ends_with(".rs"));
-    for file in files {
+    for file in quoted().filter(|w| w.ends_with(".rs")) {
         assert!(root().join(file).exists(), "no such file: {file}");
     }
+}
+
+#[test]
+fn every_test_and_file_that_the_threat_model_names_exists() {
+    named_things_exist("docs/threat-model.md", 41);
+}
+
+#[test]
+fn every_test_and_file_that_the_interop_page_names_exists() {
+    named_things_exist("docs/interop.md", 12);
 }

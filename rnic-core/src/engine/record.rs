@@ -8,7 +8,7 @@ use super::why::{FLUSHED, LOST, Reason, Words, about, rule_of};
 use super::{Output, Shard};
 use crate::abi::control::{DisconnectReason, WhyKind};
 use crate::device::why::Why;
-use crate::rdmap::{Terminate, codes};
+use crate::rdmap::{Layout, Terminate, codes};
 use crate::types::{CompletionStatus, TerminateCode, TerminateOrigin};
 
 impl Qp {
@@ -87,6 +87,9 @@ impl Qp {
         }
         if let Some(wr_id) = request {
             text += &format!(", for this side's request {wr_id}");
+        }
+        if t.layout == Layout::Siw {
+            text += ", written as Linux siw does";
         }
         let what = WhyKind::Terminate { origin: TerminateOrigin::Peer, code };
         let words = about(t, Words::new(rule_of(code), text));

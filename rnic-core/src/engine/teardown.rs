@@ -16,7 +16,7 @@ use super::why::Reason;
 use super::{Delivery, Output, Shard};
 use crate::abi::control::{DisconnectReason, Event};
 use crate::ddp;
-use crate::rdmap::{Terminate, codes};
+use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::shm::queue::QueueFault;
 use crate::stream::{Fault, terminate};
 use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
@@ -188,7 +188,14 @@ impl Qp {
 
     /// The read that a Terminate is about: it says by its headers which of several.
     fn blamed_read(&self, t: &Terminate<'_>) -> Option<OutstandingRead> {
-        t.read_request?;
+        let request = ReadRequest::parse(t.read_request?);
+        if t.layout == Layout::Siw {
+            // siw returns the request as it was but has written its size over the MSN. Where it
+            // ends does not depend on how much of it was answered.
+            let asked = (request.sink_stag, request.sink_to.0.wrapping_add(request.size.into()));
+            let of = |r: &&OutstandingRead| (r.sink, r.to.wrapping_add(r.size.into())) == asked;
+            return self.reads.iter().find(of).copied();
+        }
         let Some(header) = t.ddp_header else { return self.reads.front().copied() };
         match ddp::Header::parse(header) {
             Ok((ddp::Header::Untagged(h), _)) if h.qn == ddp::qn::READ_REQUEST => {

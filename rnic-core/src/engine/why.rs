@@ -12,7 +12,7 @@ use crate::device::memory::MemoryFault;
 use crate::device::srq::SrqFault;
 use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault, StagTable};
 use crate::device::window::BindFault;
-use crate::rdmap::{ReadRequest, Terminate, codes};
+use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::shm::queue::{Malformed, QueueFault};
 use crate::stream::{Fault, ReadArrival};
 use crate::types::{Access, CompletionStatus, CqId, Scope, SrqId, Stag, TerminateCode};
@@ -445,9 +445,14 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
         );
         return words.about(src_stag, src_to.0, size.into());
     }
+    let payload = |header: &ddp::Header| match (t.segment_len.unwrap_or(0), t.layout) {
+        (len, Layout::Rfc5040) => len.saturating_sub(header.len() as u16),
+        // siw leaves the header out of the length.
+        (len, Layout::Siw) => len,
+    };
     match t.ddp_header.map(ddp::Header::parse) {
         Some(Ok((header @ ddp::Header::Tagged(h), _))) => {
-            let len = t.segment_len.unwrap_or(0).saturating_sub(header.len() as u16);
+            let len = payload(&header);
             words.text += &format!(
                 "; it is about a tagged segment of {len} octets at {:#x} of STag {}",
                 h.to.0, h.stag
@@ -455,7 +460,7 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
             words.about(h.stag, h.to.0, len.into())
         }
         Some(Ok((header @ ddp::Header::Untagged(h), _))) => {
-            let len = t.segment_len.unwrap_or(0).saturating_sub(header.len() as u16);
+            let len = payload(&header);
             words.text += &format!(
                 "; it is about a segment of {len} octets at offset {} of message {} on queue {}",
                 h.mo, h.msn.0, h.qn

@@ -419,7 +419,7 @@ fn a_received_terminate_is_reported_and_never_answered() {
     // An unknown code, and siw's layout, are reported as what they are.
     for (octets, words) in [
         (&[0xEE, 0x77, 0, 0][..], "terminated by peer e/e/77"),
-        (&[0x20, 0x02, 0, 0], "terminated by peer 2/0/02"),
+        (&[0x02, 0x02, 0, 0], "terminated by peer 2/0/02"),
     ] {
         let (mut w, mut raw) = World::raw();
         raw.terminate(&mut w, octets);

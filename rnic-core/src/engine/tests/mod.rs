@@ -3,12 +3,14 @@
 //!
 //! `world` is the machine around the engines (clients with their rings, workers, sockets), `link` a
 //! TCP connection that can cut, delay, block and reset, `raw` a peer made of octets, `requests` the
-//! words in which tests post. The other files are scenarios, one subject each; they read as
-//! transcripts of what was posted and what came of it.
+//! words in which tests post. `captures` replays what another implementation was recorded saying.
+//! The other files are scenarios, one subject each; they read as transcripts of what was posted and
+//! what came of it.
 
 mod administration;
 mod attached;
 mod bare;
+mod captures;
 mod ddp_limits;
 mod delivery;
 mod differential;
@@ -31,6 +33,7 @@ mod refusals;
 mod requests;
 mod revocation;
 mod segmentation;
+mod siw;
 mod srq;
 mod tables;
 mod terminate_table;

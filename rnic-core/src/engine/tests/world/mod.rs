@@ -346,13 +346,18 @@ impl World {
         theirs: Options,
     ) -> Raw {
         let wiring = Wiring { rdmac: self.rdmac, ..Wiring::tcp() };
-        let (mut n, peer) = if initiator {
+        let (n, peer) = if initiator {
             Wiring { a: ours, b: theirs, ..wiring }.negotiate()
         } else {
             let wiring = Wiring { a: theirs, b: ours, ..wiring };
             let (active, passive) = wiring.negotiate();
             (passive, active)
         };
+        self.connect_negotiated(qp, n, &peer)
+    }
+
+    /// One QP against a scripted peer, after a start-up that the test played itself.
+    pub fn connect_negotiated(&mut self, qp: usize, mut n: Negotiated, peer: &Negotiated) -> Raw {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let id = self.qps[qp].id;
         let link = self.links.len();
@@ -361,7 +366,7 @@ impl World {
         n.leftover = std::mem::take(&mut self.leftover);
         self.engines[engine].bind_tcp(config, n, addresses(false), self.now);
         self.settle();
-        Raw::new(link, &peer)
+        Raw::new(link, peer)
     }
 
     // --- Connecting --------------------------------------------------------------------------

@@ -177,6 +177,15 @@ impl World {
         Mr { stag, iova, len, mapping, windows }
     }
 
+    /// A region of the QP's own under an STag that the test chose, such as a recorded one.
+    pub fn mr_as(&mut self, qp: usize, stag: Stag, iova: u64, len: usize, access: Access) -> Mr {
+        let (mapping, _fd) = Mapping::create_arena("mr", len.max(1)).unwrap();
+        let memory = Memory::Segment { mapping: mapping.clone(), offset: 0 };
+        let scope = Scope::Qp(self.qps[qp].id);
+        let windows = self.install_as(stag, qp, memory, len, access, scope, iova);
+        Mr { stag, iova, len, mapping, windows }
+    }
+
     /// The mover of a QP's session.
     pub fn mover(&mut self, qp: usize) -> Arc<Mover> {
         let app = self.qps[qp].app;
@@ -231,6 +240,21 @@ impl World {
         iova: u64,
     ) -> (Stag, Arc<WindowCount>) {
         let stag = self.stags.allocate().unwrap();
+        (stag, self.install_as(stag, qp, memory, len, access, scope, iova))
+    }
+
+    /// The same under an STag that the test chose.
+    #[expect(clippy::too_many_arguments, reason = "as many as an entry of the table has")]
+    pub fn install_as(
+        &mut self,
+        stag: Stag,
+        qp: usize,
+        memory: Memory,
+        len: usize,
+        access: Access,
+        scope: Scope,
+        iova: u64,
+    ) -> Arc<WindowCount> {
         let app = &self.apps[self.qps[qp].app];
         let windows = Arc::new(WindowCount::default());
         let entry = StagEntry {
@@ -249,7 +273,7 @@ impl World {
             self.engines[*engine].install_stag(entry.clone());
         }
         self.id();
-        (stag, windows)
+        windows
     }
 
     /// A window of a QP's domain, as the resource manager makes one.

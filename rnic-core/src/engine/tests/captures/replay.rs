@@ -1,0 +1,431 @@
+//! One side of a recorded connection played by our engine, the other by the recording.
+//!
+//! The engine gets the recorded peer's octets packet by packet, in the recorded order. Where the
+//! side that it stands for posted something (a Send, a Write, a Read), it is given the same request;
+//! what RNICs answer by themselves (Read Responses, Terminates, the first message of the peer-to-peer
+//! model) it has to come up with. Regions stand under the recorded STags and addresses.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use super::recording::Side;
+use super::speech::{Act, Conversation, Ear, Message};
+use crate::abi::control::WhyKind;
+use crate::abi::queue::{SendFlags, SendOpcode, Sge};
+use crate::engine::tests::link::Cuts;
+use crate::engine::tests::raw::Raw;
+use crate::engine::tests::requests::{Mr, Wr};
+use crate::engine::tests::world::{A, QpShape, World};
+use crate::mpa::startup::{Frame, Kind, Progress, Repr};
+use crate::rdmap::{Layout, Opcode, Terminate};
+use crate::stream::startup::{
+    ConnectRequest, Initiator, InitiatorStep, Negotiated, Options, Responder, ResponderStep,
+    RtrKinds,
+};
+use crate::types::{Access, Stag, TerminateOrigin};
+
+/// How the memory of the side that we stand for differs from what its traffic suggests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    None,
+    /// The peer's last message names memory that is not there.
+    Unknown,
+    /// Its regions grant this, and not what the peer needs.
+    Rights(Access),
+    /// There is no receive for the peer's last message.
+    NoReceive,
+    /// The receive for the peer's last message is an octet too short.
+    ShortReceive,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Our start-up frame and messages, and the recorded ones, in words, where they differ.
+    pub differences: Vec<[String; 2]>,
+    /// How it ended: the events behind `established` without headers, and requests that came to
+    /// something else than recorded.
+    pub end: Vec<String>,
+    /// How many of our octets behind the start-up frame were as recorded.
+    pub same: usize,
+}
+
+/// Number of the first receive; requests are numbered from 0.
+const RECEIVES: u64 = 1000;
+
+/// Plays one side of a connection.
+pub fn play(talk: &Conversation, us: Side, flaw: Flaw, cuts: Cuts) -> Outcome {
+    let mut outcome = Outcome::default();
+    let Some((ours, peer)) = start_up(talk, us, &mut outcome) else { return outcome };
+    let mut stage = Stage::new(talk, us, flaw, ours.clone(), &peer);
+    for pipe in &mut stage.w.links[stage.raw.link].pipes {
+        pipe.cuts = cuts.clone();
+    }
+    stage.run(talk, us);
+    stage.judge(talk, us, ours.crc, &mut outcome);
+    outcome
+}
+
+/// Goes through start-up; what both ends agreed on, if they did.
+fn start_up(
+    talk: &Conversation,
+    us: Side,
+    outcome: &mut Outcome,
+) -> Option<(Negotiated, Negotiated)> {
+    let (request, reply) = (parse(Kind::Request, &talk.request), parse(Kind::Reply, &talk.reply));
+    let as_recorded = |frame: &Repr<'_>| Options {
+        revision: frame.revision.max(1),
+        crc: frame.crc,
+        markers: frame.markers,
+        rdmac: false,
+        peer_to_peer: frame.enhanced.is_some_and(|e| e.peer_to_peer),
+        ird: frame.enhanced.map_or(16, |e| e.ird),
+        ord: frame.enhanced.map_or(16, |e| e.ord),
+        rtr: RtrKinds::all(),
+    };
+    let (active, passive) = (as_recorded(&request), as_recorded(&reply));
+    let mut initiator = Initiator::new(&active, request.private_data).unwrap();
+    let mut responder = Responder::new(&passive);
+    let mut compare = |ours: &[u8], theirs: &[u8], kind| {
+        if ours != theirs {
+            let words = [ours, theirs].map(|frame| parse(kind, frame).to_string());
+            outcome.differences.push(words);
+        }
+    };
+    // The side that we stand for hears the recording, the peer's side what we say to it.
+    let (heard, answered) = match us {
+        Side::Responder => (talk.request.clone(), None),
+        Side::Initiator => {
+            compare(initiator.request(), &talk.request, Kind::Request);
+            (initiator.request().to_vec(), Some(&talk.reply))
+        }
+    };
+    let asked = match responder.handle_input(&heard) {
+        Ok(ResponderStep::Request(asked)) => asked,
+        Ok(ResponderStep::NeedMore) => panic!("a whole Request"),
+        Err(error) => {
+            compare(error.farewell(), &talk.reply, Kind::Reply);
+            outcome.end.push(error.to_string());
+            return None;
+        }
+    };
+    if us == Side::Responder {
+        understood(&asked, &request);
+        if reply.reject {
+            let ours = responder.reject(reply.private_data).unwrap();
+            compare(&ours, &talk.reply, Kind::Reply);
+            outcome.end.push("rejected".into());
+            return None;
+        }
+    }
+    let (ird, ord) = (passive.ird, passive.ord);
+    let (ours, n) = responder.accept(Some(ird), Some(ord), ird, ord, reply.private_data).unwrap();
+    if us == Side::Responder {
+        compare(&ours, &talk.reply, Kind::Reply);
+    }
+    match initiator.handle_input(answered.unwrap_or(&ours)) {
+        Ok(InitiatorStep::Accepted(m)) if us == Side::Initiator => Some((m, n)),
+        Ok(InitiatorStep::Accepted(m)) => Some((n, m)),
+        Ok(InitiatorStep::Rejected { private_data }) => {
+            outcome.end.push(format!("rejected: {}", private_data.escape_ascii()));
+            None
+        }
+        Ok(InitiatorStep::NeedMore) => panic!("a whole Reply"),
+        Err(error) => {
+            outcome.end.push(error.to_string());
+            None
+        }
+    }
+}
+
+fn parse(kind: Kind, frame: &[u8]) -> Repr<'_> {
+    match Frame::check(kind, 2, frame) {
+        // A frame has no other owner than the recording.
+        Ok(Progress::Complete(found, [])) => Repr::parse(&found),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The application is told what the Request said.
+fn understood(asked: &ConnectRequest, request: &Repr<'_>) {
+    assert_eq!(asked.private_data, request.private_data);
+    assert_eq!(asked.revision, request.revision);
+    assert_eq!(asked.peer_ird, request.enhanced.map(|e| e.ird));
+    assert_eq!(asked.peer_ord, request.enhanced.map(|e| e.ord));
+    assert_eq!(asked.peer_to_peer, request.enhanced.is_some_and(|e| e.peer_to_peer));
+}
+
+/// A world with one QP and the memory that the recording speaks of.
+struct Stage {
+    w: World,
+    raw: Raw,
+    /// Regions of the side we stand for, under their STags.
+    regions: HashMap<Stag, Mr>,
+    /// What the peer's Sends go into.
+    inboxes: Vec<Mr>,
+    /// Read Responses recorded of the side we stand for that have not been asked for yet.
+    answers: VecDeque<Message>,
+    /// Reads we posted and the response that the recording has for each.
+    reads: Vec<(u64, Message)>,
+    posted: Vec<(u64, Message)>,
+    /// The first message of ours is the engine's own affair.
+    ready_first: bool,
+}
+
+impl Stage {
+    fn new(
+        talk: &Conversation,
+        us: Side,
+        flaw: Flaw,
+        ours: Negotiated,
+        peer: &Negotiated,
+    ) -> Stage {
+        let mut w = World::new(&[1]);
+        let app = w.app(0);
+        let cq = w.cq(app, 512);
+        let shape = QpShape { sq: 128, rq: 128, ..QpShape::default() };
+        let qp = w.qp(app, cq, cq, shape);
+        assert_eq!(qp, A);
+        w.emss = talk.emss;
+        let mut regions = HashMap::new();
+        for (stag, range) in ranges(talk, us, flaw) {
+            let access = match flaw {
+                Flaw::Rights(access) => access,
+                _ => Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            };
+            let len = (range.end - range.start) as usize;
+            regions.insert(stag, w.mr_as(A, stag, range.start, len, access));
+        }
+        let sends: Vec<usize> =
+            talk.messages(us.other()).filter(|m| m.sends()).map(|m| m.payload.len()).collect();
+        let mut inboxes = Vec::new();
+        for (n, len) in sends.iter().enumerate() {
+            let room = match flaw {
+                Flaw::NoReceive if n + 1 == sends.len() => break,
+                Flaw::ShortReceive if n + 1 == sends.len() => len - 1,
+                _ => *len,
+            };
+            let inbox = w.any_mr(A, room);
+            w.recv(A, RECEIVES + n as u64, &[inbox.all()]);
+            inboxes.push(inbox);
+        }
+        let ready_first = us == Side::Initiator && ours.peer_to_peer;
+        let raw = w.connect_negotiated(A, ours, peer);
+        let responses = |side| {
+            talk.messages(side).filter(|m| m.opcode == Opcode::ReadResponse).cloned().collect()
+        };
+        Stage {
+            w,
+            raw,
+            regions,
+            inboxes,
+            answers: responses(us),
+            reads: Vec::new(),
+            posted: Vec::new(),
+            ready_first,
+        }
+    }
+
+    /// Goes through the recording.
+    fn run(&mut self, talk: &Conversation, us: Side) {
+        let mut responses: VecDeque<Message> = talk
+            .messages(us.other())
+            .filter(|m| m.opcode == Opcode::ReadResponse)
+            .cloned()
+            .collect();
+        for (side, act) in &talk.acts {
+            match act {
+                Act::Spoke { complete, .. } if *side == us => {
+                    for message in complete {
+                        if !std::mem::take(&mut self.ready_first) {
+                            self.post(message, &mut responses);
+                        }
+                    }
+                }
+                Act::Spoke { octets, complete } => self.hear(octets, complete),
+                Act::Finished if *side == us => self.w.disconnect(A),
+                Act::Finished => self.raw.finish(&mut self.w),
+                Act::Reset if *side == us => self.w.abort(A),
+                Act::Reset => self.raw.reset(&mut self.w),
+            }
+        }
+    }
+
+    /// The side that we stand for said this: its application posted it, or it was an answer.
+    fn post(&mut self, message: &Message, responses: &mut VecDeque<Message>) {
+        let id = self.posted.len() as u64;
+        let wr = match message.opcode {
+            Opcode::ReadResponse | Opcode::Terminate => return,
+            Opcode::ReadRequest => {
+                let request = message.read_request().unwrap();
+                let sge = Sge {
+                    addr: request.sink_to.0,
+                    length: request.size,
+                    lkey: request.sink_stag.0,
+                };
+                if let Some(response) = responses.pop_front() {
+                    self.reads.push((id, response));
+                }
+                Wr::new(SendOpcode::Read, id, &[sge]).remote(request.src_stag, request.src_to.0)
+            }
+            _ => {
+                let source = self.w.any_mr(A, message.payload.len());
+                source.set(&message.payload);
+                let sges = if source.len == 0 { vec![] } else { vec![source.all()] };
+                let wr = match (message.tagged(), message.invalidates()) {
+                    (Some((stag, to)), _) => Wr::new(SendOpcode::Write, id, &sges).remote(stag, to),
+                    (None, Some(stag)) => Wr::send_invalidate(id, &sges, stag),
+                    (None, None) => Wr::send(id, &sges),
+                };
+                if message.solicits() { wr.with(SendFlags::SOLICITED) } else { wr }
+            }
+        };
+        self.posted.push((id, message.clone()));
+        self.w.post(A, &[wr]);
+    }
+
+    /// The peer said this.
+    fn hear(&mut self, octets: &[u8], complete: &[Message]) {
+        for request in complete.iter().filter_map(Message::read_request) {
+            let Some(answer) = self.answers.pop_front() else { continue };
+            if request.size > 0 {
+                let region = &self.regions[&request.src_stag];
+                let at = (request.src_to.0 - region.iova) as usize;
+                region.mapping.write(at, &answer.payload).unwrap();
+            }
+        }
+        self.raw.octets(&mut self.w, octets);
+        if self.w.whys(A).is_empty() {
+            for message in complete {
+                self.placed(message);
+            }
+        }
+    }
+
+    /// What a tagged message brought is where it was to go.
+    fn placed(&self, message: &Message) {
+        let Some((stag, to)) = message.tagged() else { return };
+        if message.payload.is_empty() {
+            return;
+        }
+        let region = &self.regions[&stag];
+        let mut octets = vec![0; message.payload.len()];
+        region.mapping.read((to - region.iova) as usize, &mut octets).unwrap();
+        assert!(octets == message.payload, "{}", message.words());
+    }
+
+    /// Compares what was done with what was recorded.
+    fn judge(&mut self, talk: &Conversation, us: Side, crc: bool, outcome: &mut Outcome) {
+        let mut events = self.w.events(A);
+        if events.first().is_some_and(|e| e.starts_with("established")) {
+            events.remove(0);
+        } else {
+            events.insert(0, "never established".into());
+        }
+        // The headers that a Terminate encloses are compared with the message.
+        let without =
+            |e: String| e.split(' ').filter(|w| w.len() < 32).collect::<Vec<_>>().join(" ");
+        outcome.end = events.into_iter().map(without).collect();
+        self.completions(talk, us, outcome);
+        if let Some(said) = talk.messages(us.other()).find(|m| m.opcode == Opcode::Terminate) {
+            self.reported(said, outcome);
+        }
+
+        let ours = Ear::new(crc).hear(&self.w.links[self.raw.link].pipes[0].log);
+        let theirs: Vec<&Message> = talk.messages(us).collect();
+        for n in 0..ours.len().max(theirs.len()) {
+            let words = |m: Option<&Message>| m.map_or("nothing".to_owned(), Message::words);
+            match (ours.get(n), theirs.get(n).copied()) {
+                (Some(a), Some(b)) if a.octets == b.octets => outcome.same += a.octets.len(),
+                (Some(a), Some(b)) if a.words() == b.words() => {
+                    outcome.differences.push([a, b].map(Message::hex));
+                }
+                (a, b) => outcome.differences.push([words(a), words(b)]),
+            }
+        }
+    }
+
+    /// The peer's Terminate is told with its code, and its layout is noticed.
+    fn reported(&self, said: &Message, outcome: &Outcome) {
+        let t = Terminate::parse(&said.payload).unwrap();
+        assert_eq!(t.layout, Layout::Siw);
+        assert_eq!(t.to_vec().len(), said.payload.len(), "nothing behind the headers");
+        assert_eq!(outcome.end[0], format!("terminated by peer {}", t.code));
+        let why = self.w.why(A);
+        assert_eq!(why.what, WhyKind::Terminate { origin: TerminateOrigin::Peer, code: t.code });
+        assert!(why.text.contains("written as Linux siw does"), "{}", why.text);
+    }
+
+    /// Every request completed, every Send arrived, or is named in the outcome.
+    fn completions(&mut self, talk: &Conversation, us: Side, outcome: &mut Outcome) {
+        let mut expected = BTreeMap::new();
+        for (id, message) in &self.posted {
+            let response = self.reads.iter().find(|(of, _)| of == id).map(|(_, m)| m);
+            let words = match (message.opcode, response) {
+                (Opcode::Write, _) => format!("{id} RdmaWrite"),
+                (Opcode::ReadRequest, Some(m)) if m.payload.is_empty() => format!("{id} RdmaRead"),
+                (Opcode::ReadRequest, Some(m)) => format!("{id} RdmaRead {}", m.payload.len()),
+                (Opcode::ReadRequest, None) => format!("{id} RdmaRead unanswered"),
+                _ => format!("{id} Send"),
+            };
+            expected.insert(*id, words);
+        }
+        for (n, message) in talk.messages(us.other()).filter(|m| m.sends()).enumerate() {
+            let id = RECEIVES + n as u64;
+            let mut words = format!("{id} Receive");
+            if !message.payload.is_empty() {
+                words += &format!(" {}", message.payload.len());
+            }
+            if message.solicits() {
+                words += " solicited";
+            }
+            if let Some(stag) = message.invalidates() {
+                words += &format!(" invalidated {:#x}", stag.0);
+            }
+            expected.insert(id, words);
+        }
+        for words in self.w.completions(A) {
+            let id: u64 = words.split(' ').next().unwrap().parse().unwrap();
+            if expected.get(&id) != Some(&words) {
+                outcome.end.push(words);
+            } else if id >= RECEIVES {
+                let n = (id - RECEIVES) as usize;
+                let message = talk.messages(us.other()).filter(|m| m.sends()).nth(n).unwrap();
+                assert_eq!(self.inboxes[n].octets(), message.payload);
+            }
+            expected.remove(&id);
+        }
+        outcome.end.extend(expected.into_values().map(|words| format!("not completed: {words}")));
+    }
+}
+
+/// What memory the side that we stand for has, by its STags: all that its peer uses of it without
+/// being refused, all that it reads into, and what it advertised.
+fn ranges(talk: &Conversation, us: Side, flaw: Flaw) -> BTreeMap<Stag, std::ops::Range<u64>> {
+    let mut found: BTreeMap<Stag, std::ops::Range<u64>> = BTreeMap::new();
+    let mut add = |stag: Stag, to: u64, len: u64| {
+        let range = found.entry(stag).or_insert(to..to + len);
+        *range = range.start.min(to)..range.end.max(to + len);
+    };
+    let theirs: Vec<&Message> = talk.messages(us.other()).collect();
+    let unknown = usize::from(flaw == Flaw::Unknown);
+    for message in &theirs[..theirs.len() - unknown] {
+        if let (Some((stag, to)), false) = (message.tagged(), message.payload.is_empty()) {
+            add(stag, to, message.payload.len() as u64);
+        }
+        if let Some(request) = message.read_request().filter(|r| r.size > 0) {
+            add(request.src_stag, request.src_to.0, request.size.into());
+        }
+    }
+    for request in talk.messages(us).filter_map(Message::read_request).filter(|r| r.size > 0) {
+        add(request.sink_stag, request.sink_to.0, request.size.into());
+    }
+    if us == Side::Responder
+        && let private_data = parse(Kind::Reply, &talk.reply).private_data
+        && let Ok(advertised) = <&[u8; 16]>::try_from(private_data)
+    {
+        let word = |at: usize| u32::from_be_bytes(advertised[at..at + 4].try_into().unwrap());
+        let address = u64::from_be_bytes(advertised[..8].try_into().unwrap());
+        add(Stag(word(8)), address, word(12).into());
+    }
+    found
+}

@@ -1,0 +1,137 @@
+//! Capture files out of what a relay carried: classic pcap with Ethernet, IP and TCP around it, as
+//! if it had been caught on a wire.
+
+use std::io::Write;
+use std::path::Path;
+
+use etherparse::{PacketBuilder, TcpOptionElement};
+
+use crate::relay::{Record, Way, What};
+
+/// Port of the responder; no other protocol has it.
+pub const PORT: u16 = 4791;
+/// Octets of segments, one after the other, so that hardly an FPDU begins a segment. Wireshark does not
+/// take a segment for the beginning of an FPDU that holds only its first few octets, so none is
+/// smaller than this.
+const SEGMENTS: [usize; 8] = [1448, 71, 49, 600, 33, 1448, 90, 1001];
+
+/// How octets become segments.
+pub enum Cuts {
+    /// Anywhere.
+    Anywhere,
+    /// One segment for each FPDU, whose lengths these are, each way.
+    Fpdus([Vec<usize>; 2]),
+}
+
+/// One end of the connection.
+struct End {
+    address: [u8; 4],
+    port: u16,
+    next: u32,
+}
+
+/// Writes the connection to a file.
+pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
+    let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+    // Magic number with microseconds, version 2.4, longest packet, Ethernet.
+    for word in [0xA1B2_C3D4, 0x0004_0002, 0, 0, 262_144, 1u32] {
+        file.write_all(&word.to_le_bytes())?;
+    }
+    let mut wire = Wire {
+        ends: [
+            End { address: [192, 0, 2, 1], port: 40_000, next: 0xFFFF_F000 },
+            End { address: [192, 0, 2, 2], port: PORT, next: 77_000 },
+        ],
+        file,
+        clock: 0,
+    };
+    wire.packet(Way::Up, Flags::Syn, &[])?;
+    wire.packet(Way::Down, Flags::SynAck, &[])?;
+    let mut anywhere = SEGMENTS.iter().cycle();
+    let mut fpdus = match cuts {
+        Cuts::Anywhere => [[].iter(), [].iter()],
+        Cuts::Fpdus(lengths) => [lengths[0].iter(), lengths[1].iter()],
+    };
+    for (n, (way, what)) in joined(record).into_iter().enumerate() {
+        let What::Octets(octets) = what else {
+            wire.packet(way, Flags::Fin, &[])?;
+            continue;
+        };
+        let mut rest = &octets[..];
+        while !rest.is_empty() {
+            let size = match cuts {
+                // The start-up frames.
+                _ if n < 2 => rest.len(),
+                Cuts::Anywhere => *anywhere.next().expect("a cycle"),
+                Cuts::Fpdus(_) => *fpdus[way as usize].next().expect("all FPDUs"),
+            };
+            let (segment, behind) = rest.split_at(rest.len().min(size));
+            wire.packet(way, Flags::None, segment)?;
+            rest = behind;
+        }
+    }
+    wire.file.flush()
+}
+
+/// Octets that followed one another one way as one piece, but for the start-up frames.
+fn joined(record: &Record) -> Record {
+    let mut all = record[..2].to_vec();
+    for (way, what) in &record[2..] {
+        match (all[2..].last_mut(), what) {
+            (Some((last, What::Octets(before))), What::Octets(more)) if last == way => {
+                before.extend(more);
+            }
+            _ => all.push((*way, what.clone())),
+        }
+    }
+    all
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flags {
+    None,
+    Syn,
+    SynAck,
+    Fin,
+}
+
+struct Wire<W> {
+    ends: [End; 2],
+    file: W,
+    /// Microseconds.
+    clock: u32,
+}
+
+impl<W: Write> Wire<W> {
+    fn packet(&mut self, way: Way, flags: Flags, payload: &[u8]) -> std::io::Result<()> {
+        let (from, to) = match way {
+            Way::Up => (&self.ends[0], &self.ends[1]),
+            Way::Down => (&self.ends[1], &self.ends[0]),
+        };
+        let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
+            .ipv4(from.address, to.address, 64)
+            .tcp(from.port, to.port, from.next, u16::MAX);
+        let mss = [TcpOptionElement::MaximumSegmentSize(1460)];
+        let options = |b: etherparse::PacketBuilderStep<etherparse::TcpHeader>| {
+            b.options(&mss).expect("one option fits")
+        };
+        let builder = match flags {
+            Flags::None => builder.ack(to.next).psh(),
+            Flags::Syn => options(builder.syn()),
+            Flags::SynAck => options(builder.syn().ack(to.next)),
+            Flags::Fin => builder.ack(to.next).fin(),
+        };
+        let mut packet = Vec::with_capacity(builder.size(payload.len()));
+        builder.write(&mut packet, payload).expect("a packet below 64 KiB");
+        self.clock += 1;
+        let len = packet.len() as u32;
+        for word in [self.clock / 1_000_000, self.clock % 1_000_000, len, len] {
+            self.file.write_all(&word.to_le_bytes())?;
+        }
+        self.file.write_all(&packet)?;
+        let end = &mut self.ends[if way == Way::Up { 0 } else { 1 }];
+        let step = payload.len() as u32 + u32::from(flags != Flags::None);
+        end.next = end.next.wrapping_add(step);
+        Ok(())
+    }
+}

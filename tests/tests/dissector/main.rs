@@ -1,0 +1,261 @@
+//! Our TCP traffic, decoded by somebody else: Wireshark's dissectors for MPA, DDP and RDMAP find every
+//! message in it, every CRC right, and nothing to complain about.
+//!
+//! A relay between two daemons keeps the octets; a capture file is made of them with segments that
+//! begin anywhere. Root also has the kernel's packets caught, in a network namespace of its own. Without
+//! tshark the tests say so and pass, but not in CI.
+
+mod talk;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use rnic_core::mpa::Deframer;
+use rnic_tests::pcap::Cuts;
+use rnic_tests::relay::{Record, Relay, Way, What};
+use rnic_tests::tshark::{self, Dissection, Fpdu};
+use rnic_tests::{DEADLINE, Process, pcap};
+use rustix::process::Signal;
+use talk::{
+    Count, DEFAULT, Manner, Posted, READ_RESPONSE, TERMINATE, WRITE, Wire, converse, wires,
+};
+use tempfile::TempDir;
+
+/// What tshark must have found.
+fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissection) {
+    let what = format!("{}, {manner:?}", wire.name);
+    assert_eq!(found.complaints, [""; 0], "{what}");
+    let [request, reply] = &found.frames[..] else { panic!("{what}: {:?}", found.frames) };
+    assert_eq!((request.reply, reply.reply), (false, true), "{what}");
+    let [to_a, to_b] = wire.markers;
+    let rejected = manner == Manner::Rejected;
+    assert_eq!(request.flags, [to_a, wire.crc, false], "{what}");
+    assert_eq!(reply.flags, [to_b, wire.crc, rejected], "{what}");
+    assert_eq!((request.revision, reply.revision), (wire.revision, wire.revision), "{what}");
+    let enhanced = if wire.revision == 2 { 4 } else { 0 };
+    let said = if rejected { b"not now".len() } else { b"a responder".len() } as u64;
+    assert_eq!(request.private_data, b"initiator".len() as u64 + enhanced, "{what}");
+    assert_eq!(reply.private_data, said + enhanced, "{what}");
+
+    let (mut messages, mut octets) = (Count::new(), BTreeMap::new());
+    for fpdu in &found.fpdus {
+        let up = fpdu.from != port;
+        let Some(opcode) = fpdu.opcode else { panic!("{what}: no opcode in {fpdu:?}") };
+        let header = if matches!(opcode, WRITE | READ_RESPONSE) { 14 } else { 18 };
+        *messages.entry((up, opcode)).or_default() += usize::from(fpdu.last);
+        *octets.entry((up, opcode)).or_default() += fpdu.len - header;
+        assert_eq!(fpdu.crc_is_good, wire.crc.then_some(true), "{what}: {fpdu:?}");
+    }
+    assert_eq!(messages, posted.messages, "{what}");
+    assert_eq!(octets, posted.octets, "{what}");
+    let terminate = found.fpdus.iter().find(|f| f.opcode == Some(TERMINATE));
+    let (said, enclosed) = match terminate {
+        None => (vec![], vec![]),
+        Some(Fpdu { terminate, enclosed, .. }) => (terminate.clone(), enclosed.clone()),
+    };
+    match manner {
+        Manner::Orderly | Manner::Rejected => assert!(said.is_empty()),
+        // Layer, type, code, then M, D and R; segment length, DDP and RDMAP headers.
+        Manner::BadWrite => assert_eq!((said, enclosed), (vec![1, 1, 0, 1, 1, 0], vec![2, 14])),
+        Manner::BadSend => assert_eq!((said, enclosed), (vec![1, 2, 5, 1, 1, 0], vec![2, 18])),
+        // Wireshark takes type 1 of every layer for that of a tagged segment, so that it sees 14
+        // octets of the 18 of the DDP header. That nothing is missing, the length has shown.
+        Manner::BadRead => assert_eq!((said, enclosed), (vec![0, 1, 0, 1, 1, 1], vec![2, 14, 28])),
+    }
+}
+
+/// Lengths of the FPDUs of a record each way, found without tshark.
+fn fpdus(wire: &Wire, record: &Record) -> [Vec<usize>; 2] {
+    [Way::Up, Way::Down].map(|way| {
+        let said = record.iter().filter(|(w, _)| *w == way).filter_map(|(_, what)| match what {
+            What::Octets(octets) => Some(&octets[..]),
+            What::Fin => None,
+        });
+        // Behind the start-up frame.
+        let mut stream = said.skip(1).collect::<Vec<_>>().concat();
+        let markers = wire.markers[if way == Way::Up { 1 } else { 0 }];
+        let (mut deframer, mut lengths) = (Deframer::new(markers, wire.crc), Vec::new());
+        while !stream.is_empty() {
+            let rest = stream.split_off(deframer.needed(&stream));
+            deframer.take(&mut stream).unwrap();
+            lengths.push(stream.len());
+            stream = rest;
+        }
+        lengths
+    })
+}
+
+/// The way that has Markers, if only one does.
+fn only_marked(wire: &Wire) -> Option<Way> {
+    match wire.markers {
+        [false, true] => Some(Way::Up),
+        [true, false] => Some(Way::Down),
+        _ => None,
+    }
+}
+
+/// Talks over a relay and has the record dissected.
+fn relayed(dir: &Path, wire: &Wire, manner: Manner) {
+    let mut relay: Option<Relay> = None;
+    let mut posted = converse(wire, manner, |listener| {
+        relay.insert(Relay::start(listener.local_addr(), wire.edit)).address
+    });
+    let mut record = relay.take().unwrap().finish();
+    // If one way has Markers, Wireshark looks for them in the other as well: it is shown only one.
+    if let Some(way) = only_marked(wire) {
+        posted.retain(way == Way::Up);
+        let octets = |what: &What| matches!(what, What::Octets(_));
+        let frames = record.drain(..2).collect::<Vec<_>>();
+        record.retain(|(w, what)| *w == way || !octets(what));
+        record.splice(..0, frames);
+    }
+    let lengths = fpdus(wire, &record);
+    let counted = lengths.each_ref().map(Vec::len);
+    // With Markers Wireshark wants an FPDU in every segment, neither less nor more.
+    let marked = wire.markers != [false; 2];
+    let cuts = if marked { Cuts::Fpdus(lengths) } else { Cuts::Anywhere };
+    let file = dir.join(format!("{}-{manner:?}.pcap", wire.name));
+    pcap::write(&file, &record, &cuts).unwrap();
+    let found = tshark::dissect(&file);
+    judge(wire, manner, &posted, pcap::PORT, &found);
+    let ups = found.fpdus.iter().filter(|fpdu| fpdu.from != pcap::PORT).count();
+    assert_eq!([ups, found.fpdus.len() - ups], counted, "{}", wire.name);
+    let markers = found.fpdus.iter().any(|fpdu| fpdu.markers > 0);
+    assert_eq!(markers, marked && manner != Manner::Rejected);
+}
+
+#[test]
+fn every_operation_is_what_wireshark_takes_it_for() {
+    if !tshark::is_there() {
+        return;
+    }
+    let dir = TempDir::with_prefix("rnic-test-").unwrap();
+    for wire in wires() {
+        relayed(dir.path(), &wire, Manner::Orderly);
+    }
+}
+
+#[test]
+fn terminates_and_rejections_are_what_wireshark_takes_them_for() {
+    if !tshark::is_there() {
+        return;
+    }
+    let dir = TempDir::with_prefix("rnic-test-").unwrap();
+    for manner in [Manner::BadWrite, Manner::BadRead, Manner::BadSend, Manner::Rejected] {
+        for wire in wires().iter().filter(|wire| only_marked(wire).is_none()) {
+            relayed(dir.path(), wire, manner);
+        }
+    }
+}
+
+#[test]
+fn wireshark_does_see_an_octet_that_is_wrong() {
+    if !tshark::is_there() {
+        return;
+    }
+    let dir = TempDir::with_prefix("rnic-test-").unwrap();
+    let mut relay = None;
+    converse(&DEFAULT, Manner::BadWrite, |listener| {
+        relay.insert(Relay::start(listener.local_addr(), DEFAULT.edit)).address
+    });
+    let mut record = relay.take().unwrap().finish();
+    let lengths = fpdus(&DEFAULT, &record);
+    // The Terminate: its last octet before the CRC.
+    let What::Octets(last) = &mut record
+        .iter_mut()
+        .rfind(|(way, what)| *way == Way::Down && *what != What::Fin)
+        .unwrap()
+        .1
+    else {
+        panic!("octets")
+    };
+    let at = last.len() - 5;
+    last[at] ^= 1;
+    let file = dir.path().join("wrong.pcap");
+    pcap::write(&file, &record, &Cuts::Anywhere).unwrap();
+    let verdicts: Vec<_> = tshark::dissect(&file).fpdus.iter().map(|f| f.crc_is_good).collect();
+    let mut expected = vec![Some(true); lengths[0].len()];
+    expected.push(Some(false));
+    assert_eq!(verdicts, expected);
+}
+
+/// Set in the process that plays inside of a network namespace.
+const INSIDE: &str = "RNIC_TEST_INSIDE_NAMESPACE";
+const CAUGHT: &str = "what_the_kernel_sends_is_what_wireshark_takes_it_for";
+
+#[test]
+fn what_the_kernel_sends_is_what_wireshark_takes_it_for() {
+    if std::env::var_os(INSIDE).is_some() {
+        return play_inside();
+    }
+    if !tshark::is_there() {
+        return;
+    }
+    let probe = Command::new("unshare").args(["--net", "ip", "link", "set", "lo", "up"]).output();
+    if !probe.is_ok_and(|output| output.status.success()) {
+        return tshark::not_tested("no packets caught: only root makes network namespaces");
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""]);
+    command.arg(std::env::current_exe().unwrap()).args(["--exact", CAUGHT, "--nocapture"]);
+    command.env(INSIDE, "1");
+    Process::start(command).succeed();
+}
+
+/// Catches what goes over the loopback interface of this namespace, which has nothing else to carry.
+fn play_inside() {
+    let dir = TempDir::with_prefix("rnic-test-").unwrap();
+    for manner in [Manner::Orderly, Manner::BadWrite, Manner::Rejected] {
+        let file = dir.path().join(format!("{manner:?}.pcap"));
+        let mut command = Command::new("dumpcap");
+        command.args(["-q", "-P", "-i", "lo", "-f", "tcp or udp", "-w"]).arg(&file);
+        let mut dumpcap = Process::start(command);
+        dumpcap.line_after("File: ");
+        let mut port = 0;
+        let posted = converse(&DEFAULT, manner, |listener| {
+            port = listener.local_addr().port();
+            listener.local_addr()
+        });
+        catches_up(&file);
+        dumpcap.signal(Signal::INT);
+        dumpcap.succeed();
+        judge(&DEFAULT, manner, &posted, port, &tshark::dissect(&file));
+    }
+}
+
+/// Waits until the last packet of a conversation is in the file: until one sent after it is.
+fn catches_up(file: &Path) {
+    const LAST: &[u8] = b"nothing comes behind this";
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.send_to(LAST, socket.local_addr().unwrap()).unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    while !std::fs::read(file).unwrap().windows(LAST.len()).any(|w| w == LAST) {
+        assert!(Instant::now() < deadline, "dumpcap does not catch up");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn recordings_of_siw_are_read_without_complaint() {
+    if !tshark::is_there() {
+        return;
+    }
+    let captures = Path::new(env!("CARGO_MANIFEST_DIR")).join("captures");
+    let (mut files, mut fpdus) = (0, 0);
+    for entry in std::fs::read_dir(captures).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_none_or(|e| e != "pcap") {
+            continue;
+        }
+        let found = tshark::dissect(&file);
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        assert_eq!(found.complaints, [""; 0], "{name}");
+        let crc = name.starts_with("crc-");
+        let right = |f: &Fpdu| f.crc_is_good == crc.then_some(true) && f.opcode.is_some();
+        assert!(found.fpdus.iter().all(right), "{name}: {:?}", found.fpdus);
+        (files, fpdus) = (files + 1, fpdus + found.fpdus.len());
+    }
+    assert_eq!((files, fpdus), (33, 475));
+}

@@ -1,0 +1,305 @@
+//! Two ends that use every operation, and what they put on the wire.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, ConnectOptions, Context, Cq, DisconnectReason, Error,
+    Listener, Mr, MrOptions, Pd, Qp, QpOptions, RecvRequest, RemoteMr, Scope, SendRequest, Stag,
+};
+use rnic_tests::relay::Edit;
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+pub const WRITE: u8 = 0;
+const READ_REQUEST: u8 = 1;
+pub const READ_RESPONSE: u8 = 2;
+const SEND: u8 = 3;
+const SEND_INVALIDATE: u8 = 4;
+const SEND_SOLICITED: u8 = 5;
+const SEND_SOLICITED_INVALIDATE: u8 = 6;
+pub const TERMINATE: u8 = 7;
+
+/// Octets of the large messages: three FPDUs at least.
+const LARGE: u32 = 150_000;
+/// Octets of each end's memory.
+const LEN: u64 = 1 << 20;
+
+/// How two daemons talk.
+pub struct Wire {
+    pub name: &'static str,
+    /// Configuration of the initiator's daemon and of the responder's.
+    pub config: [&'static str; 2],
+    pub edit: Edit,
+    /// What start-up comes to: revision, and Markers towards the initiator and the responder.
+    pub revision: u64,
+    pub markers: [bool; 2],
+    pub crc: bool,
+    /// The message by which the initiator shows that it is ready.
+    pub ready: Option<u8>,
+}
+
+pub const DEFAULT: Wire = Wire {
+    name: "default",
+    config: ["", ""],
+    edit: |_| (),
+    revision: 2,
+    markers: [false; 2],
+    crc: true,
+    ready: Some(WRITE),
+};
+
+/// The RTR kinds that the Reply offers: flags of the octet of ORD (RFC 6581 section 9.2).
+const BY_WRITE: u8 = 0x80;
+const BY_READ: u8 = 0x40;
+
+pub fn wires() -> Vec<Wire> {
+    let no_crc = "[mpa]\ncrc = false\n";
+    let markers = "[mpa]\nmarkers = true\n";
+    let markers_only = "[mpa]\nmarkers = true\ncrc = false\n";
+    vec![
+        DEFAULT,
+        Wire {
+            name: "ready by Read",
+            edit: |reply| reply[22] &= !BY_WRITE,
+            ready: Some(READ_REQUEST),
+            ..DEFAULT
+        },
+        Wire {
+            name: "ready by Send",
+            edit: |reply| reply[22] &= !(BY_WRITE | BY_READ),
+            ready: Some(SEND),
+            ..DEFAULT
+        },
+        Wire {
+            name: "no peer-to-peer",
+            config: ["[mpa]\npeer_to_peer = false\n", ""],
+            ready: None,
+            ..DEFAULT
+        },
+        Wire {
+            name: "revision 1",
+            config: ["[mpa]\nrevision = 1\n", ""],
+            revision: 1,
+            ready: None,
+            ..DEFAULT
+        },
+        Wire { name: "no CRC", config: [no_crc; 2], crc: false, ..DEFAULT },
+        Wire { name: "Markers", config: [markers; 2], markers: [true; 2], ..DEFAULT },
+        Wire { name: "Markers up", config: ["", markers], markers: [false, true], ..DEFAULT },
+        Wire { name: "Markers down", config: [markers, ""], markers: [true, false], ..DEFAULT },
+        Wire {
+            name: "Markers, no CRC",
+            config: [markers_only; 2],
+            markers: [true; 2],
+            crc: false,
+            ..DEFAULT
+        },
+    ]
+}
+
+/// Messages by way and opcode.
+pub type Count = BTreeMap<(bool, u8), usize>;
+
+/// What was posted, as messages on the wire and their payload.
+#[derive(Default)]
+pub struct Posted {
+    pub messages: Count,
+    pub octets: BTreeMap<(bool, u8), u64>,
+}
+
+impl Posted {
+    /// Forgets what went the other way.
+    pub fn retain(&mut self, up: bool) {
+        self.messages.retain(|(way, _), _| *way == up);
+        self.octets.retain(|(way, _), _| *way == up);
+    }
+
+    fn add(&mut self, up: bool, opcode: u8, len: u32) {
+        *self.messages.entry((up, opcode)).or_default() += 1;
+        *self.octets.entry((up, opcode)).or_default() += u64::from(len);
+    }
+}
+
+/// One end: a client of a daemon with a QP.
+struct End {
+    up: bool,
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    mr: Mr,
+}
+
+impl End {
+    fn new(daemon: &Daemon, up: bool) -> End {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(256, None).unwrap();
+        let qp = pd.create_qp(&QpOptions { signal_all: true, ..QpOptions::new(&cq) }).unwrap();
+        let segment = context.create_segment(LEN).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let mr = pd.reg_mr(&segment, .., access).unwrap();
+        // Where Sends go: the upper half, which nothing else uses.
+        for n in 0..16 {
+            let len = if n < 15 { 4096 } else { LARGE };
+            let sge = mr.sge(LEN / 2 + n * 4096, len);
+            qp.post_recv(&[RecvRequest::new(100 + n, &[sge])]).unwrap();
+        }
+        End { up, context, pd, cq, qp, mr }
+    }
+
+    /// A region that the peer may invalidate.
+    fn revocable(&self) -> Mr {
+        let segment = self.context.create_segment(64).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let options = MrOptions { access, scope: Scope::Qp(self.qp.id()), ..MrOptions::default() };
+        self.pd.reg_mr_with(&segment, .., &options).unwrap()
+    }
+
+    fn completes(&self, n: usize) -> Vec<Completion> {
+        let (mut found, deadline) = (Vec::new(), Instant::now() + DEADLINE);
+        while found.len() < n {
+            assert!(Instant::now() < deadline, "{found:?}");
+            let mut some = [Completion::default(); 16];
+            let most = some.len().min(n - found.len());
+            let taken = self.cq.wait(&mut some[..most], Some(DEADLINE)).unwrap();
+            found.extend(some[..taken].iter().map(|c| c.ok().unwrap()));
+        }
+        found
+    }
+
+    /// Every operation towards the other end, one after the other.
+    fn speak(&self, to: &End, posted: &mut Posted) {
+        let (up, mine, theirs) = (self.up, &self.mr, to.mr.remote());
+        for len in [0, 1, 20, 21, 100] {
+            posted.add(up, SEND, len);
+            self.qp.post_send(&[SendRequest::send(1, &[mine.sge(0, len)])]).unwrap();
+        }
+        posted.add(up, SEND_SOLICITED, 9);
+        self.qp.post_send(&[SendRequest::send(1, &[mine.sge(0, 9)]).solicited()]).unwrap();
+        self.completes(6);
+        to.completes(6);
+        let gone = [to.revocable(), to.revocable()];
+        posted.add(up, SEND_INVALIDATE, 7);
+        posted.add(up, SEND_SOLICITED_INVALIDATE, 0);
+        let sges = [mine.sge(0, 7)];
+        self.qp
+            .post_send(&[
+                SendRequest::send_invalidate(1, &sges, gone[0].rkey()),
+                SendRequest::send_invalidate(1, &[], gone[1].rkey()).solicited(),
+            ])
+            .unwrap();
+        self.completes(2);
+        let stags: Vec<Option<Stag>> = to.completes(2).iter().map(|c| c.invalidated).collect();
+        assert_eq!(stags, gone.each_ref().map(|mr| Some(mr.rkey())));
+        for len in [0, 3, 1000, LARGE] {
+            posted.add(up, WRITE, len);
+            posted.add(up, READ_REQUEST, 28);
+            posted.add(!up, READ_RESPONSE, len);
+            let sges = [mine.sge(0, len)];
+            self.qp
+                .post_send(&[
+                    SendRequest::write(1, &sges, theirs.at(0)),
+                    SendRequest::read(2, mine.sge(u64::from(LARGE), len), theirs.at(0)),
+                ])
+                .unwrap();
+            self.completes(2);
+        }
+        let sink = self.revocable();
+        posted.add(up, READ_REQUEST, 28);
+        posted.add(!up, READ_RESPONSE, 64);
+        self.qp
+            .post_send(&[SendRequest::read_invalidate(3, sink.sge(0, 64), theirs.at(5))])
+            .unwrap();
+        self.completes(1);
+        // The last receive is the large one.
+        for len in [2, 4, 8, 16, 32, 64, 128, LARGE] {
+            posted.add(up, SEND, len);
+            self.qp.post_send(&[SendRequest::send(1, &[mine.sge(0, len)])]).unwrap();
+        }
+        self.completes(8);
+        to.completes(8);
+    }
+}
+
+/// How a conversation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    Orderly,
+    /// The initiator writes to, or reads from, what is not there.
+    BadWrite,
+    BadRead,
+    /// It sends more than fits.
+    BadSend,
+    Rejected,
+}
+
+/// Lets two ends talk; what was posted. `address` is where the initiator connects to.
+pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> SocketAddr) -> Posted {
+    let daemons = wire.config.map(|config| Daemon::start(binaries!(), config));
+    let (a, b) = (End::new(&daemons[0], true), End::new(&daemons[1], false));
+    let listener = b.context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+    let options = ConnectOptions { private_data: b"initiator".to_vec(), ..Default::default() };
+    a.qp.start_connect(via(&listener), &options).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    assert_eq!(request.private_data(), b"initiator");
+    let mut posted = Posted::default();
+    if manner == Manner::Rejected {
+        request.reject(b"not now").unwrap();
+        match a.qp.wait_connected(Some(DEADLINE)) {
+            Err(Error::Rejected { private_data }) => assert_eq!(private_data, b"not now"),
+            other => panic!("{other:?}"),
+        }
+        return posted;
+    }
+    let private_data = b"a responder".to_vec();
+    request.start_accept(&b.qp, &AcceptOptions { private_data, ..Default::default() }).unwrap();
+    assert_eq!(a.qp.wait_connected(Some(DEADLINE)).unwrap().private_data, b"a responder");
+    match wire.ready {
+        Some(READ_REQUEST) => {
+            posted.add(true, READ_REQUEST, 28);
+            posted.add(false, READ_RESPONSE, 0);
+        }
+        Some(opcode) => posted.add(true, opcode, 0),
+        None => {}
+    }
+    let nowhere = RemoteMr { rkey: Stag(0x5500_0055), ..b.mr.remote() };
+    match manner {
+        Manner::Orderly => {
+            a.speak(&b, &mut posted);
+            b.speak(&a, &mut posted);
+            a.qp.disconnect().unwrap();
+            for end in [&b, &a] {
+                let reason = end.qp.wait_disconnected(Some(DEADLINE)).unwrap();
+                assert_eq!(reason, DisconnectReason::Orderly);
+            }
+        }
+        Manner::BadWrite => {
+            posted.add(true, WRITE, 5);
+            a.qp.post_send(&[SendRequest::write(1, &[a.mr.sge(0, 5)], nowhere.at(0))]).unwrap();
+        }
+        Manner::BadRead => {
+            posted.add(true, READ_REQUEST, 28);
+            a.qp.post_send(&[SendRequest::read(1, a.mr.sge(0, 5), nowhere.at(0))]).unwrap();
+        }
+        Manner::BadSend => {
+            posted.add(true, SEND, 4097);
+            a.qp.post_send(&[SendRequest::send(1, &[a.mr.sge(0, 4097)])]).unwrap();
+        }
+        Manner::Rejected => {}
+    }
+    if manner != Manner::Orderly {
+        let encloses = match manner {
+            Manner::BadRead => 2 + 18 + 28,
+            Manner::BadSend => 2 + 18,
+            _ => 2 + 14,
+        };
+        posted.add(false, TERMINATE, 4 + encloses);
+        for end in [&a, &b] {
+            let reason = end.qp.wait_disconnected(Some(DEADLINE)).unwrap();
+            assert!(matches!(reason, DisconnectReason::Terminate { .. }), "{reason:?}");
+        }
+    }
+    posted
+}
