@@ -44,7 +44,7 @@ impl Record {
 
     fn faults_of_mutations(&self, faults: &mut Vec<String>) {
         for m in &self.mutations {
-            let what = format!("{}: `{}`", m.file, m.from.trim());
+            let what = format!("{}: `{}`", m.file, one_line(&m.from));
             match read_text(&self.root.join(&m.file)).map(|t| t.matches(&m.from).count()) {
                 Ok(1) => {}
                 Ok(n) => faults.push(format!("{what} occurs {n} times, not once")),
@@ -70,6 +70,10 @@ impl Record {
             }
         }
     }
+}
+
+fn one_line(code: &str) -> String {
+    code.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn ids(ids: &[String]) -> impl Iterator<Item = &str> {

@@ -29,11 +29,7 @@ pub(super) struct Segment {
 
 impl Segment {
     pub fn opcode(&self) -> Opcode {
-        Control::parse(match self.header {
-            Header::Tagged(h) => h.rsvd_ulp,
-            Header::Untagged(h) => h.rsvd_ulp,
-        })
-        .opcode
+        Control::parse(self.header.rsvd_ulp()).opcode
     }
 }
 
