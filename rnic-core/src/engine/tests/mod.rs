@@ -7,6 +7,7 @@
 //! transcripts of what was posted and what came of it.
 
 mod administration;
+mod agreed;
 mod attached;
 mod bare;
 mod differential;
