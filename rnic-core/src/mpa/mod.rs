@@ -8,6 +8,10 @@
 
 pub mod deframer;
 pub mod framer;
+#[cfg(test)]
+mod limits;
+#[cfg(test)]
+mod octets;
 pub mod startup;
 #[cfg(test)]
 pub(crate) mod tests;
