@@ -21,6 +21,8 @@ fn responder() -> (World, Raw) {
 
 // --- The first FPDU ------------------------------------------------------------------------------
 
+//= MPA-7.1.2-2g
+//= MPA-7.1.2-4
 #[test]
 fn a_responder_is_silent_until_the_first_fpdu() {
     // Decisions test 7; RFC 5044 section 7.1.2.
@@ -38,6 +40,7 @@ fn a_responder_is_silent_until_the_first_fpdu() {
     assert_eq!(w.state(A), QpState::Rts, "the deadline is off");
 }
 
+//= MPA-7.1.2-4
 #[test]
 fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
     let (mut w, mut raw) = responder();
@@ -58,6 +61,7 @@ fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
     assert!(w.events(A)[0].starts_with("established"));
 }
 
+//= MPA-7.1.2-10a
 #[test]
 fn a_responder_does_not_wait_for_ever() {
     let (mut w, mut raw) = responder();
@@ -159,6 +163,8 @@ fn a_send_is_absorbed_only_as_the_agreed_first_fpdu() {
     }
 }
 
+//= MPA-7.1-5
+//= MPA-7.1.2-3c
 #[test]
 fn octets_behind_the_reply_are_the_first_fpdus() {
     let options = plain();
@@ -180,6 +186,7 @@ fn octets_behind_the_reply_are_the_first_fpdus() {
 
 // --- In order ------------------------------------------------------------------------------------
 
+//= MPA-7.2-1
 #[test]
 fn disconnect_finishes_what_was_posted() {
     for wiring in Wiring::all() {
@@ -269,6 +276,7 @@ fn a_peer_that_does_not_close_is_not_waited_for() {
     }
 }
 
+//= MPA-7.2-2
 #[test]
 fn fin_fails_outstanding_reads_and_later_ones_at_once() {
     // Decision D37.
@@ -292,6 +300,9 @@ fn fin_fails_outstanding_reads_and_later_ones_at_once() {
     assert!(raw.is_closed(&w));
 }
 
+//= MPA-6-5
+//= MPA-8-1
+//= MPA-8-3
 #[test]
 fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
     // Decisions test 19 and D11: at every octet of an FPDU.
@@ -550,6 +561,7 @@ fn detaching_a_session_takes_everything_of_it() {
     }
 }
 
+//= MPA-8-3
 #[test]
 fn a_reset_or_a_failing_socket_is_a_loss() {
     let (mut w, mut raw) = World::raw();

@@ -71,6 +71,8 @@ fn framings() -> Vec<Wiring> {
     all
 }
 
+//= MPA-5.1-6
+//= MPA-A.4-1
 #[test]
 fn a_stream_cut_at_every_octet_means_the_same() {
     for wiring in framings() {

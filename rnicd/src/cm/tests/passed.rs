@@ -108,6 +108,7 @@ fn an_accepted_connection_loses_no_octet_behind_the_reply() {
     assert_eq!((&octets, r.half_open()), (b"first FPDU", 0));
 }
 
+//= MPA-7.1.2-3b
 #[test]
 fn a_rejected_initiator_leaves_every_octet_behind_the_reply() {
     let mut r = Rig::new();
@@ -140,6 +141,7 @@ fn a_peer_that_closes_is_not_tried_again_as_revision_1() {
     assert_eq!(r.half_open(), 0);
 }
 
+//= MPA-7.1-7
 #[test]
 fn a_request_is_served_and_what_follows_it_is_too_early() {
     let mut r = Rig::new();
@@ -164,6 +166,7 @@ fn a_request_is_served_and_what_follows_it_is_too_early() {
     assert_eq!(r.half_open(), 0);
 }
 
+//= MPA-7.1.2-2d
 #[test]
 fn a_rejected_request_leaves_the_connection_to_the_client() {
     let mut r = Rig::new();
