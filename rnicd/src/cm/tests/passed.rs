@@ -114,12 +114,14 @@ fn a_rejected_initiator_leaves_every_octet_behind_the_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     read(&mut r.peer, 28, &mut r.node);
-    // An octet at a time, and at once what comes after it.
-    for octet in frame(true, 0x60, 1, b"no") {
-        r.peer.write_all(&[octet]).expect("write");
+    // An octet at a time, and with the last one what comes after it.
+    let reply = frame(true, 0x60, 1, b"no");
+    let (last, earlier) = reply.split_last().expect("not empty");
+    for octet in earlier {
+        r.peer.write_all(&[*octet]).expect("write");
         r.node.turn(Duration::ZERO);
     }
-    r.peer.write_all(b"behind").expect("write");
+    r.peer.write_all(&[&[*last], &b"behind"[..]].concat()).expect("write");
     match r.node.event() {
         CmEvent::Rejected { qp: ACTIVE, private_data } => assert_eq!(private_data, b"no"),
         other => panic!("not rejected but {other:?}"),
