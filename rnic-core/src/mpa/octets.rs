@@ -27,7 +27,7 @@ impl Encoder {
     fn fpdu(&mut self, ulpdu: &[u8]) -> Vec<u8> {
         let mut plain = (ulpdu.len() as u16).to_be_bytes().to_vec();
         plain.extend(ulpdu);
-        while plain.len() % 4 != 0 {
+        while !plain.len().is_multiple_of(4) {
             plain.push(0);
         }
         let (mut out, mut length_at) = (Vec::new(), None);

@@ -329,6 +329,13 @@ impl Connections {
     }
 }
 
+/// Connections worth a try before sleeping.
+const HOT: usize = 8;
+/// How long an answer about the segment size is good.
+const EMSS_FOR: Duration = Duration::from_millis(20);
+/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section 3.7.1).
+const EMSS_DEFAULT: usize = 536;
+
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -363,10 +370,3 @@ mod tests {
         assert_eq!(connection.emss(later), emss);
     }
 }
-
-/// Connections worth a try before sleeping.
-const HOT: usize = 8;
-/// How long an answer about the segment size is good.
-const EMSS_FOR: Duration = Duration::from_millis(20);
-/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section 3.7.1).
-const EMSS_DEFAULT: usize = 536;
