@@ -241,6 +241,8 @@ fn a_rejection_that_never_finds_room_ends_at_a_deadline() {
     assert_eq!((r.half_open(), r.node.cm.next_timeout()), (0, None));
 }
 
+//= MPA-7.1.1-2
+//= MPA-7.1.1-16
 #[test]
 fn every_way_to_bring_no_request_is_told() {
     // Nothing at all.
