@@ -52,6 +52,9 @@ pub struct Connected {
     pub ord: u16,
     /// Both addresses.
     pub addresses: AddressPair,
+    /// MPA revision of the exchange: 1 or 2, or 0 with a peer of the RDMA Consortium's protocols,
+    /// where the administrator lets those be served (RFC 5044 appendix C).
+    pub revision: u8,
 }
 
 impl Qp {
@@ -136,8 +139,8 @@ impl Qp {
             .session()
             .await_event(deadline(timeout), |e| e.take(Subject::Qp(self.id), settles_connection))?;
         match decision {
-            Some(Event::Established { addresses, ird, ord, private_data, .. }) => {
-                Ok(Connected { private_data, ird, ord, addresses })
+            Some(Event::Established { addresses, ird, ord, private_data, revision, .. }) => {
+                Ok(Connected { private_data, ird, ord, addresses, revision })
             }
             Some(Event::Rejected { private_data, .. }) => Err(Error::Rejected { private_data }),
             Some(Event::Unreachable { reason, .. } | Event::QpFatal { reason, .. }) => {

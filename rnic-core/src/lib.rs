@@ -8,6 +8,8 @@
 //! `rnicd` drives it; `rnic-client` uses only `types`, `abi` and `shm`.
 
 pub mod abi;
+#[cfg(test)]
+mod conformance;
 pub mod ddp;
 pub mod device;
 pub mod engine;

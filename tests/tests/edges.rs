@@ -93,6 +93,8 @@ fn a_listener_on_any_address_is_found_under_each() {
     }
 }
 
+//= MPA-7.1.1-20
+//= MPA-7.1.2-9a
 #[test]
 fn private_data_of_every_length_arrives_on_both_paths() {
     for path in PATHS {
@@ -111,10 +113,12 @@ fn private_data_of_every_length_arrives_on_both_paths() {
             request.start_accept(&other, &answer).unwrap();
             let connected = qp.wait_connected(Some(DEADLINE)).unwrap();
             assert_eq!(connected.private_data, private_data, "{path} {len}");
+            assert_eq!(connected.revision, revision, "{path} {len}");
             // What the initiator sends first shows that it is ready, also as revision 1.
             other.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
             qp.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
-            other.wait_connected(Some(DEADLINE)).unwrap();
+            let accepted = other.wait_connected(Some(DEADLINE)).unwrap();
+            assert_eq!(accepted.revision, revision, "{path} {len}");
             b.completions(1);
         }
         let options = ConnectOptions { private_data: vec![0; 513], ..Default::default() };

@@ -21,6 +21,9 @@ fn local_end(qp: &Qp) -> DisconnectReason {
     qp.wait_disconnected(Some(DEADLINE)).unwrap()
 }
 
+//= MPA-6-1
+//= MPA-8-9
+//= MPA-8-10
 #[test]
 fn a_corrupted_octet_anywhere_leaves_memory_alone_and_is_terminated() {
     let daemon = tcp_daemon();

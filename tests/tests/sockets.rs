@@ -35,6 +35,9 @@ fn pair() -> (TcpStream, TcpStream) {
     (ours, theirs)
 }
 
+//= MPA-7.1-4
+//= MPA-7.1.2-2d
+//= MPA-7.1.2-3b
 #[test]
 fn rejected_connections_go_on_in_plain_tcp_and_accepted_ones_in_mpa() {
     let daemon = daemon();

@@ -42,7 +42,7 @@ struct Client {
     pd: Pd,
     cq: Cq,
     peer: TcpListener,
-    _daemon: Daemon,
+    daemon: Daemon,
 }
 
 impl Client {
@@ -52,7 +52,7 @@ impl Client {
         let pd = context.open_pd(None).unwrap();
         let cq = context.create_cq(64, None).unwrap();
         let peer = TcpListener::bind("127.0.0.1:0").unwrap();
-        Client { context, pd, cq, peer, _daemon: daemon }
+        Client { context, pd, cq, peer, daemon }
     }
 
     fn qp(&self) -> Qp {
@@ -73,6 +73,13 @@ impl Client {
         let private = usize::from(u16::from_be_bytes([frame[18], frame[19]]));
         let private = wire::exactly(&mut stream, private);
         (stream, frame[16], frame[17], private)
+    }
+
+    /// Ends the daemon; what it logged.
+    fn stop(self) -> Vec<String> {
+        let Client { context, pd, cq, daemon, .. } = self;
+        drop((cq, pd, context));
+        daemon.stop()
     }
 
     fn next(&self) -> Completion {
@@ -191,6 +198,99 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
     }
 }
 
+//= MPA-1.2-2
+//= MPA-4.3-3
+//= MPA-4.4-3
+//= MPA-4.4-4
+//= MPA-4.4-8
+#[test]
+fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_tell() {
+    let mut seen = Vec::new();
+    for (config, crc) in [("", CRC), ("[mpa]\ncrc = false\n", 0)] {
+        let client = Client::new(config);
+        let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let mut of_client = Vec::new();
+        // As initiator, then as responder; the peer does not mind.
+        for active in [true, false] {
+            let qp = client.qp();
+            let mut peer = if active {
+                let (mut peer, flags, ..) = client.connecting(&qp);
+                assert_eq!(flags & (CRC | MARKERS), crc, "{config:?}");
+                wire::say(&mut peer, &reply(0, 1, b"welcome"));
+                peer
+            } else {
+                let mut peer = wire::dial(listener.local_addr());
+                wire::say(&mut peer, &wire::request(0, 1, b"please"));
+                let request = listener.accept_request(Some(DEADLINE)).unwrap();
+                assert_eq!(request.private_data(), b"please");
+                request.start_accept(&qp, &AcceptOptions::default()).unwrap();
+                assert_eq!(wire::reply(&mut peer)[16] & (CRC | MARKERS), crc, "{config:?}");
+                peer
+            };
+            wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
+            let mut connected = qp.wait_connected(Some(DEADLINE)).unwrap();
+            assert_eq!(client.next().wr_id, 1);
+            qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
+            assert_eq!(client.next().wr_id, 9);
+            // All that the program learns of its connection, but for numbers that are new each time.
+            let row = qp.query().unwrap();
+            connected.addresses = row.addresses.unwrap();
+            let ports = [connected.addresses.local, connected.addresses.peer];
+            let told = format!("{connected:?} {:?} {:?} {}", row.state, row.counters, row.path);
+            of_client.push(
+                ports.iter().fold(told, |told, a| told.replace(&a.to_string(), "an address")),
+            );
+            // The peer sees the field in either case.
+            assert_eq!(wire::exactly(&mut peer, 28)[..2], [0, 21]);
+        }
+        seen.push(of_client);
+        let said = client.stop();
+        let warned = said.iter().any(|line| line.contains("mpa.crc = false"));
+        assert_eq!(warned, crc == 0, "{said:?}");
+    }
+    assert_eq!(seen[0], seen[1]);
+}
+
+//= MPA-7.1.1-17
+//= MPA-C.2.4-1
+//= MPA-C.2.5-1
+#[test]
+fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
+    let client = Client::new("[mpa]\nrdmac = true\n");
+    let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+    // A zero-length Write of version 0, behind the first Marker.
+    let write = {
+        let mut fpdu = vec![0, 0, 0, 0, 0, 14, 0xC0];
+        fpdu.resize(4 + 2 + 14, 0);
+        let crc = crc32c::crc32c(&fpdu);
+        [&fpdu[..], &crc.to_le_bytes()].concat()
+    };
+    for active in [true, false] {
+        let qp = client.qp();
+        let mut peer = if active {
+            let (mut peer, _, revision, _) = client.connecting(&qp);
+            assert_eq!(revision, 1);
+            wire::say(&mut peer, &reply(CRC | MARKERS, 0, b""));
+            peer
+        } else {
+            let mut peer = wire::dial(listener.local_addr());
+            wire::say(&mut peer, &wire::request(CRC | MARKERS, 0, b""));
+            let request = listener.accept_request(Some(DEADLINE)).unwrap();
+            assert_eq!(request.revision(), 0);
+            request.start_accept(&qp, &AcceptOptions::default()).unwrap();
+            let frame = wire::reply(&mut peer);
+            assert_eq!((frame[16], frame[17]), (CRC | MARKERS, 0));
+            peer
+        };
+        wire::say(&mut peer, &write);
+        assert_eq!(qp.wait_connected(Some(DEADLINE)).unwrap().revision, 0);
+        qp.post_send(&[SendRequest::send_inline(9, b"").signaled()]).unwrap();
+        assert_eq!(client.next().wr_id, 9);
+        // Marker, length, DV and RV 0.
+        assert_eq!(wire::exactly(&mut peer, 8), [0, 0, 0, 0, 0, 18, 0x40, 0x03]);
+    }
+}
+
 /// Takes Markers out of a stream whose first octet is at position 0, checking each; the FPDUs.
 fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
     let mut fpdus = Vec::new();
@@ -226,6 +326,7 @@ fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
     fpdus
 }
 
+//= MPA-4.3-2
 #[test]
 fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
     for config in ["[mpa]\nmulpdu = \"mss\"\n", "[mpa]\nmulpdu = \"max\"\n"] {

@@ -20,7 +20,8 @@ fn peer() -> SocketAddr {
 
 fn established(qp: QpId, ird: u16) -> Event {
     let private_data = qp.0.to_le_bytes().to_vec();
-    Event::Established { qp, context: 0, addresses: addresses(), ird, ord: 4, private_data }
+    let (context, addresses) = (0, addresses());
+    Event::Established { qp, context, addresses, ird, ord: 4, private_data, revision: 2 }
 }
 
 fn asks(listener: ListenerId, request: u32) -> Event {

@@ -236,9 +236,10 @@ impl Engine {
         let id = config.qp;
         let link = Box::new(TcpLink::new(&negotiated));
         self.insert(*config, Link::Tcp(link));
-        let Negotiated { role, ird, ord, private_data, mut leftover, .. } = negotiated;
+        let Negotiated { role, revision, ird, ord, private_data, mut leftover, .. } = negotiated;
         self.with(id, |qp, shard| {
             qp.addresses = Some(addresses);
+            qp.revision = revision;
             (qp.ird, qp.ord) = (ird, ord);
             match role {
                 Role::Initiator { .. } => {
@@ -277,6 +278,7 @@ impl Engine {
             self.with(id, |qp, shard| {
                 qp.link = Link::Direct(peer);
                 qp.addresses = Some(addresses);
+                qp.revision = negotiated.revision;
                 (qp.ird, qp.ord) = (negotiated.ird, negotiated.ord);
                 qp.enter(Phase::Open);
                 let private_data = match negotiated.role {

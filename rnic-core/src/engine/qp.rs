@@ -136,6 +136,8 @@ pub(super) struct Qp {
     pub signal_all: bool,
     pub shared: Arc<QpShared>,
     pub addresses: Option<AddressPair>,
+    /// MPA revision of start-up.
+    pub revision: u8,
 
     pub sq: SendConsumer,
     pub rq: Receives,
@@ -213,6 +215,7 @@ impl Qp {
             signal_all: config.signal_all,
             shared: config.shared,
             addresses: None,
+            revision: 0,
             sq: config.sq,
             rq: config.rq,
             send_cq: config.send_cq,

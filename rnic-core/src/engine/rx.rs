@@ -207,6 +207,7 @@ impl Qp {
             ird: self.ird,
             ord: self.ord,
             private_data,
+            revision: self.revision,
         };
         shard.outputs.push_back(Output::Event { session: self.session, event });
     }

@@ -85,7 +85,8 @@ impl TcpLink {
         }
     }
 
-    /// Takes over the connection's effective MSS; called between messages (RFC 5044 section 4.5).
+    /// Takes over the connection's effective MSS (RFC 5044 section 4.5). What has been framed stays
+    /// as it is; the rest of a message under way is cut to the new size.
     pub(super) fn set_emss(&mut self, emss: usize, policy: MulpduPolicy) {
         if emss != self.emss {
             self.emss = emss;

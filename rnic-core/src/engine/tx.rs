@@ -40,9 +40,7 @@ impl Qp {
         send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
     ) -> Transmit {
         let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
-        if self.message.is_none() {
-            tcp.set_emss(emss, shard.options.mulpdu);
-        }
+        tcp.set_emss(emss, shard.options.mulpdu);
         let had_tail = !tcp.tail().is_empty();
         if !had_tail {
             tcp.blocked = false;

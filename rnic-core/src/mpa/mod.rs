@@ -8,6 +8,10 @@
 
 pub mod deframer;
 pub mod framer;
+#[cfg(test)]
+mod limits;
+#[cfg(test)]
+mod octets;
 pub mod startup;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -78,6 +82,8 @@ const fn marker_octets(phase: usize, unmarked: usize) -> usize {
 mod arithmetic {
     use super::*;
 
+    //= MPA-4.5-1
+    //= MPA-4.5-2
     #[test]
     fn mulpdu_follows_the_formulas() {
         for (emss, plain, marked) in
@@ -88,6 +94,8 @@ mod arithmetic {
         }
     }
 
+    //= MPA-3-4
+    //= MPA-4.5-7
     #[test]
     fn mulpdu_is_clamped_for_absurd_segments() {
         for markers in [false, true] {
@@ -98,6 +106,7 @@ mod arithmetic {
         }
     }
 
+    //= MPA-5.1-1
     #[test]
     fn fpdu_of_mulpdu_fits_the_segment_at_every_phase() {
         for emss in (134..3000).chain([8960, 16344, 32741, 64000]) {

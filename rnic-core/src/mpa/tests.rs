@@ -61,6 +61,11 @@ impl Collector {
     }
 }
 
+//= MPA-4.3-13
+//= MPA-5.1-6
+//= MPA-5.2-1
+//= MPA-6-5
+//= MPA-A.4-1
 #[test]
 fn messages_of_every_length_with_markers_cut_at_every_octet() {
     let mut framer = Framer::new(true, true);
@@ -76,6 +81,7 @@ fn messages_of_every_length_with_markers_cut_at_every_octet() {
     }
 }
 
+//= MPA-6-5
 #[test]
 fn messages_at_every_phase_of_markers_cut_in_two_at_every_octet() {
     for phase in (0..MARKER_INTERVAL).step_by(4) {
@@ -92,6 +98,7 @@ fn messages_at_every_phase_of_markers_cut_in_two_at_every_octet() {
     }
 }
 
+//= MPA-4.3-11
 #[test]
 fn two_markers_in_one_fpdu_point_to_its_length_field() {
     let mut framer = Framer::new(true, true);
@@ -104,6 +111,9 @@ fn two_markers_in_one_fpdu_point_to_its_length_field() {
     }
 }
 
+//= MPA-4.2-3
+//= MPA-4.2-5
+//= MPA-4.3-8
 #[test]
 fn reserved_marker_octets_and_low_pointer_bits_are_ignored() {
     let mut fpdu = frame(&mut Framer::new(true, true), &pattern(18), &pattern(600));
@@ -117,6 +127,9 @@ fn reserved_marker_octets_and_low_pointer_bits_are_ignored() {
     assert_eq!(Deframer::new(true, true).take(&mut fpdu), Ok(&ulpdu[..]));
 }
 
+//= MPA-5.2-2
+//= MPA-8-4
+//= MPA-8-5
 #[test]
 fn marker_that_is_off_by_four_is_error_3_even_with_a_correct_crc() {
     for (at, crc) in [(0, true), (512, true), (0, false), (512, false)] {
@@ -127,6 +140,7 @@ fn marker_that_is_off_by_four_is_error_3_even_with_a_correct_crc() {
     }
 }
 
+//= MPA-4.1-4
 #[test]
 fn pad_that_is_not_zero_is_accepted_if_the_crc_covers_it() {
     let mut fpdu = frame(&mut Framer::new(false, true), &pattern(15), &[]);
@@ -137,6 +151,10 @@ fn pad_that_is_not_zero_is_accepted_if_the_crc_covers_it() {
     assert_eq!(Deframer::new(false, true).take(&mut fpdu), Ok(&pattern(15)[..]));
 }
 
+//= MPA-4.4-18
+//= MPA-4.4-19
+//= MPA-6-1
+//= MPA-6-3
 #[test]
 fn one_flipped_bit_anywhere_hands_nothing_out() {
     for markers in [false, true] {
@@ -155,6 +173,9 @@ fn one_flipped_bit_anywhere_hands_nothing_out() {
     }
 }
 
+//= MPA-4.1-6
+//= MPA-4.4-12
+//= MPA-7.1.1-9
 #[test]
 fn crc_field_is_present_but_never_checked_when_crcs_are_off() {
     let mut fpdu = frame(&mut Framer::new(false, false), &pattern(18), &pattern(24));

@@ -99,6 +99,7 @@ fn is_send(
     }
 }
 
+//= MPA-4.4-13
 #[test]
 fn v1_and_v2_sends_with_markers_before_and_inside() {
     let mut bench = Bench::new(true);
@@ -209,6 +210,7 @@ fn v8_terminate_that_gives_a_read_request_back() {
     });
 }
 
+//= MPA-4.4-15
 #[test]
 fn v9_marker_between_pad_and_crc() {
     let payload: Vec<u8> = (0..488).map(|i| i as u8).collect();
@@ -218,6 +220,8 @@ fn v9_marker_between_pad_and_crc() {
     Bench::new(true).pass(send(1), &payload, &v9, is_send(1, None, &payload));
 }
 
+//= MPA-4.3-7
+//= MPA-4.4-16
 #[test]
 fn v10_fpdu_that_ends_where_a_marker_is_due() {
     let payload: Vec<u8> = (0..484).map(|i| i as u8).collect();

@@ -10,7 +10,7 @@ use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiate
 use rnic_core::types::{AddressPair, Time};
 
 use super::net::Outgoing;
-use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, too_long};
+use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, too_long, with_code};
 use crate::socket::Socket;
 use crate::system;
 
@@ -108,8 +108,13 @@ impl Active {
                     Ok(InitiatorStep::Rejected { private_data }) => {
                         return Step::Rejected(private_data);
                     }
-                    Err(e) if e.farewell().is_empty() => return Step::Failed(e.to_string()),
-                    Err(e) => return Step::Part(e.farewell().to_vec(), e.to_string()),
+                    Err(e) => {
+                        let why = with_code(&e, e.code());
+                        return match e.farewell() {
+                            [] => Step::Failed(why),
+                            words => Step::Part(words.to_vec(), why),
+                        };
+                    }
                 },
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     return Step::Wait { entered_reply };
@@ -138,7 +143,7 @@ impl Active {
                 Step::Failed("the peer closed the connection without an MPA reply".into())
             }
             (EofVerdict::RetryRevision1, _) => Step::Retry,
-            (EofVerdict::Fail(e), None) => Step::Failed(e.to_string()),
+            (EofVerdict::Fail(e), None) => Step::Failed(with_code(&e, e.code())),
             (EofVerdict::Fail(_), Some(e)) => Step::Failed(format!("before the MPA reply: {e}")),
         }
     }

@@ -31,7 +31,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use rnic_core::abi::control::{ListenerRow, Refusal};
 use rnic_core::stream::startup::{Negotiated, Options, PrivateDataTooLong, ResponderError};
-use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
+use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, TerminateCode, Time};
 use slab::Slab;
 
 use active::Active;
@@ -607,6 +607,14 @@ impl Slot {
             Slot::Returning(r) => Some(r.stream()),
             Slot::Listener(_) | Slot::Direct(_) => None,
         }
+    }
+}
+
+/// A failure of start-up in words, with the number that RFC 5044 section 8 has for it.
+fn with_code(what: &impl std::fmt::Display, code: Option<TerminateCode>) -> String {
+    match code {
+        Some(code) => format!("{what} ({code})"),
+        None => what.to_string(),
     }
 }
 

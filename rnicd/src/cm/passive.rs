@@ -11,7 +11,9 @@ use rnic_core::stream::startup::{
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::net::Outgoing;
-use super::{AcceptParams, CmEvent, ConnectionManager, Rejection, Slot, answer_refused, net};
+use super::{
+    AcceptParams, CmEvent, ConnectionManager, Rejection, Slot, answer_refused, net, with_code,
+};
 use crate::socket::Socket;
 
 /// A connection that came to a listener.
@@ -105,8 +107,13 @@ impl Passive {
                             Err(why) => Step::Failed(why),
                         };
                     }
-                    Err(e) if e.farewell().is_empty() => return Step::Failed(e.to_string()),
-                    Err(e) => return Step::Answer(e.farewell().to_vec(), e.to_string()),
+                    Err(e) => {
+                        let why = with_code(&e, e.code());
+                        return match e.farewell() {
+                            [] => Step::Failed(why),
+                            words => Step::Answer(words.to_vec(), why),
+                        };
+                    }
                 },
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Step::Wait,
                 Err(e) => return Step::Failed(e.to_string()),

@@ -9,6 +9,7 @@ use rnic_core::stream::startup::{Role, RtrKinds};
 
 use super::*;
 
+mod frames;
 mod passed;
 
 const SESSION: SessionId = SessionId(1);
@@ -542,6 +543,8 @@ fn requests_beyond_the_backlog_are_rejected_on_the_wire() {
     assert!(matches!(d.event(), CmEvent::Rejected { qp: QpId(101), .. }));
 }
 
+//= MPA-7.1.2-8a
+//= MPA-7.1.2-10
 #[test]
 fn every_phase_has_a_deadline() {
     let tick = Duration::from_nanos(1);

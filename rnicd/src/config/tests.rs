@@ -167,6 +167,8 @@ fn contradictions_are_warned_of_if_they_were_written() {
     assert_eq!(warnings(&Config::default()), Vec::<String>::new());
     // The defaults of a user are above this, but nobody has written them.
     assert_eq!(warnings(&config("[limits]\nqps = 5\n")), Vec::<String>::new());
+    let said = warnings(&config("[mpa]\ncrc = false\n"));
+    assert!(said.len() == 1 && said[0].contains("IPsec"), "{said:?}");
     let said = warnings(&config(
         "[limits.user]\nmrs = 9\nsessions = 500\n[[user]]\nwho = \"a\"\nsession = { mrs = 10 }\n\
          [[pd]]\nname = \"p\"\nusers = [1]\nqps = 40000\n",

@@ -1,9 +1,10 @@
-//! What is allowed in a configuration and yet cannot be meant: limits that others make void.
+//! What is allowed in a configuration and yet deserves a word: limits that others make void, and
+//! doing without checksums.
 
 use super::explain::amount;
 use super::{Config, Limits, Network};
 
-/// Contradictions, in sentences.
+/// What an administrator should be told, in sentences.
 pub fn warnings(config: &Config) -> Vec<String> {
     let limits = &config.limits;
     let default = Limits::default();
@@ -11,6 +12,13 @@ pub fn warnings(config: &Config) -> Vec<String> {
     let user = ("limits.user".to_owned(), limits.user.totals.each());
     let session = ("limits.session".to_owned(), limits.session.each());
     let mut all = Vec::new();
+    if !config.mpa.crc {
+        all.push(
+            "mpa.crc = false is for connections that something else protects as well as CRC32C \
+             from end to end, such as IPsec (RFC 5044 section 4.4)"
+                .to_owned(),
+        );
+    }
     // A default that a lowered limit makes void is no contradiction: nobody has written it.
     all.extend(above(&session, &user, &default.session.each()));
     all.extend(above(&user, &device, &default.user.totals.each()));

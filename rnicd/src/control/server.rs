@@ -182,6 +182,9 @@ impl Server {
         confine(ThreadKind::Control, self.seccomp)?;
         // Not before: whoever reads this may look whether it is confined.
         if let Some(socket) = &self.socket {
+            for warning in crate::config::warnings(self.manager.config()) {
+                tracing::warn!("configuration: {warning}");
+            }
             tracing::info!(
                 socket = %socket.path().display(),
                 pid = std::process::id(),

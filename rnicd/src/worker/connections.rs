@@ -335,3 +335,38 @@ const HOT: usize = 8;
 const EMSS_FOR: Duration = Duration::from_millis(20);
 /// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section 3.7.1).
 const EMSS_DEFAULT: usize = 536;
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::*;
+
+    //= MPA-3-2
+    //= MPA-5.1-2
+    //= MPA-5.1-4
+    #[test]
+    fn segments_are_of_the_size_that_tcp_names_and_go_out_as_they_are() {
+        let poll = mio::Poll::new().expect("epoll");
+        let registry = poll.registry().try_clone().expect("epoll");
+        let mut connections = Connections::new(registry);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        // Path and peer allow for much more.
+        SockRef::from(&listener).set_tcp_mss(700).expect("an MSS to announce");
+        let address = listener.local_addr().expect("bound");
+        let stream = TcpStream::connect(address).expect("connect");
+        let socket = stream.try_clone().expect("a descriptor");
+        connections.add(QpId(7), Socket::own(stream)).expect("watched");
+        // Held back octets would be joined with the next FPDU's.
+        assert!(SockRef::from(&socket).tcp_nodelay().expect("an option"));
+        let connection = connections.of_qp(QpId(7)).expect("just added");
+        let now = Time(1_000_000_000);
+        let emss = connection.emss(now);
+        assert!(emss <= 700 && emss != EMSS_DEFAULT, "{emss}");
+        // What was asked for once is good for a while, and no longer.
+        connection.emss = Some((1, now));
+        let later = now.after(EMSS_FOR);
+        assert_eq!(connection.emss(Time(later.0 - 1)), 1);
+        assert_eq!(connection.emss(later), emss);
+    }
+}

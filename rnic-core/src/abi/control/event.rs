@@ -54,6 +54,8 @@ pub enum Event {
         ord: u16,
         /// Private data of the peer's reply; empty on the accepting side.
         private_data: Vec<u8>,
+        /// MPA revision of the exchange: 0 with an RDMAC peer (RFC 5044 appendix C).
+        revision: u8,
     },
     /// The peer rejected the connection. The QP is Idle again.
     Rejected {

@@ -72,6 +72,8 @@ fn framings() -> Vec<Wiring> {
 }
 
 //= DDP-3-4
+//= MPA-5.1-6
+//= MPA-A.4-1
 #[test]
 fn a_stream_cut_at_every_octet_means_the_same() {
     for wiring in framings() {
@@ -170,6 +172,31 @@ fn no_fpdu_is_longer_than_the_segment_size_and_a_smaller_one_is_obeyed() {
             let most = usize::from(crate::mpa::mulpdu(emss, markers)) - 14;
             assert_eq!(segments, 40_000_usize.div_ceil(most), "EMSS {emss}");
         }
+    }
+}
+
+//= MPA-4.5-6
+#[test]
+fn a_message_under_way_obeys_an_emss_that_changes() {
+    for crc in [true, false] {
+        let mut w = World::pair(Wiring::tcp().with(|o| o.crc = crc));
+        w.emss = 8960;
+        let (a, b) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000));
+        let octets = a.pattern(3);
+        w.links[0].pipes[0].window = 50_000;
+        w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
+        w.round();
+        let seen = |w: &World| w.qps[A].shared.counters().segments_sent as usize;
+        let queued = seen(&w);
+        assert!(queued > 5 && queued < 400_000 / 8940, "{queued} segments so far");
+        // What is queued stays as it was cut (RFC 5041 section 3); the rest is cut anew.
+        w.emss = 1460;
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        assert_eq!(b.octets(), octets);
+        let rest = 400_000 - queued * (8954 - 14);
+        let expected = rest.div_ceil(1454 - 14);
+        assert_eq!(seen(&w) - queued, expected, "CRC {crc}");
     }
 }
 

@@ -8,6 +8,7 @@
 //! what came of it.
 
 mod administration;
+mod agreed;
 mod attached;
 mod bare;
 mod captures;

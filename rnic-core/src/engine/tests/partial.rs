@@ -56,6 +56,7 @@ fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
     assert_eq!(w.state(22), QpState::Rts);
 }
 
+//= MPA-7.1.2-10a
 #[test]
 fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
     let stall = Duration::from_secs(10);

@@ -372,6 +372,7 @@ fn responses_that_were_not_asked_for() {
     assert_eq!(raw.expect_terminate(&mut w).0, "0/2/06");
 }
 
+//= MPA-3-6
 #[test]
 fn segments_too_short_for_their_header() {
     for len in [0, 1, 13, 17] {
@@ -406,28 +407,38 @@ fn message_numbers_are_counted_per_queue() {
 
 //= RDMAP-6.2.1-1
 //= DDP-3-6
+//= MPA-6-1
+//= MPA-8-1
+//= MPA-8-9
+//= MPA-8-10
 #[test]
 fn a_flipped_bit_places_nothing_and_ends_the_stream() {
     let (mut w, mut raw) = World::raw();
     let to = w.mr(A, 8, Access::REMOTE_WRITE);
     let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
     let fpdu = raw.fpdu(&ulpdu(&header, b"evil"));
-    for octet in 2..fpdu.len() {
-        for bit in [0, 3, 7] {
-            let (mut w, mut raw) = World::raw();
-            let to = w.mr(A, 8, Access::REMOTE_WRITE);
-            let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
-            let mut octets = raw.fpdu(&ulpdu(&header, b"evil"));
-            octets[octet] ^= 1 << bit;
-            // A valid one follows in the same segment.
+    for bit in 0..fpdu.len() * 8 {
+        let (mut w, mut raw) = World::raw();
+        let to = w.mr(A, 8, Access::REMOTE_WRITE);
+        let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
+        let mut octets = raw.fpdu(&ulpdu(&header, b"evil"));
+        octets[bit / 8] ^= 0x80 >> (bit % 8);
+        // Valid ones follow in the same segment; of a longer ULPDU they are a part.
+        for _ in 0..3000 {
             octets.extend(raw.fpdu(&ulpdu(&header, b"also")));
-            raw.octets(&mut w, &octets);
-            assert_eq!(raw.expect_terminate(&mut w), ("2/0/02".to_owned(), vec![]));
-            assert_eq!(to.octets(), [0; 8]);
         }
+        raw.octets(&mut w, &octets);
+        assert_eq!(raw.expect_terminate(&mut w), ("2/0/02".to_owned(), vec![]), "bit {bit}");
+        assert_eq!(to.octets(), [0; 8], "bit {bit}");
+        // The connection is the peer's to end now.
+        assert!(!raw.reset && !raw.is_closed(&w), "bit {bit}");
     }
 }
 
+//= MPA-4.2-3
+//= MPA-4.2-5
+//= MPA-8-4
+//= MPA-8-10
 #[test]
 fn markers_are_checked_behind_the_crc() {
     for (octet, xor, code) in [(0, 0xFF, ""), (1, 0xFF, ""), (3, 0x03, ""), (3, 0x04, "2/0/03")] {
@@ -444,6 +455,7 @@ fn markers_are_checked_behind_the_crc() {
             assert_eq!(w.completions(A), ["1 Receive"]);
         } else {
             assert_eq!(raw.expect_terminate(&mut w), (code.to_owned(), vec![]));
+            assert!(!raw.reset && !raw.is_closed(&w));
         }
     }
 }

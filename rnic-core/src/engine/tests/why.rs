@@ -270,6 +270,7 @@ fn receives_and_invalidations_that_cannot_be() {
     }
 }
 
+//= MPA-8-2
 #[test]
 fn what_a_scripted_peer_gets_wrong() {
     let response = |w: &mut World, raw: &mut Raw, at: i64, len: usize| {

@@ -10,7 +10,7 @@ use crate::mpa::startup::{
 };
 use crate::rdmap::{Control, Opcode, codes};
 use crate::stream::{Fault, terminate};
-use crate::types::{Msn, Stag};
+use crate::types::{Msn, Stag, TerminateCode};
 
 /// Why no connection came about; the TCP connection is to be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +46,18 @@ pub enum StartupError {
 }
 
 impl StartupError {
+    /// What it is in the numbers of RFC 5044 section 8, which RFC 6581 has more of.
+    #[must_use]
+    pub fn code(&self) -> Option<TerminateCode> {
+        match self {
+            StartupError::Frame(_) | StartupError::Rdmac => Some(codes::LLP_STARTUP),
+            StartupError::Closed => Some(codes::LLP_CLOSED),
+            StartupError::InsufficientIrd { .. } => Some(codes::LLP_IRD),
+            StartupError::NoMatchingRtr { .. } => Some(codes::LLP_RTR),
+            StartupError::Over => None,
+        }
+    }
+
     /// Octets to send before the connection is closed in order; mostly none.
     #[must_use]
     pub fn farewell(&self) -> &[u8] {

@@ -12,6 +12,8 @@
 //! Deadlines, sockets and the new connection of a fallback are the connection manager's.
 
 mod initiator;
+#[cfg(test)]
+mod negotiation;
 mod responder;
 #[cfg(test)]
 mod tables;

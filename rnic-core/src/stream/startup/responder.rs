@@ -4,6 +4,8 @@ use super::{
     Negotiated, Options, PrivateDataTooLong, Role, RtrKinds, frame_missing, negotiated, stated,
 };
 use crate::mpa::startup::{Enhanced, Frame, FrameError, Kind, NOT_NEGOTIATED, Progress, Repr};
+use crate::rdmap::codes;
+use crate::types::TerminateCode;
 
 /// Why no connection came about; the TCP connection is to be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +32,17 @@ pub enum ResponderError {
 }
 
 impl ResponderError {
+    /// What a peer got wrong, in the numbers of RFC 5044 section 8; none if it was no peer.
+    #[must_use]
+    pub fn code(&self) -> Option<TerminateCode> {
+        match self {
+            ResponderError::Frame(_)
+            | ResponderError::Rdmac { .. }
+            | ResponderError::OctetsAfterRequest => Some(codes::LLP_STARTUP),
+            ResponderError::OutOfTurn | ResponderError::PrivateData(_) => None,
+        }
+    }
+
     /// Octets to send before the connection is closed in order; mostly none.
     #[must_use]
     pub fn farewell(&self) -> &[u8] {

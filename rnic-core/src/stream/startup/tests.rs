@@ -144,6 +144,7 @@ fn private_data_too_long_for_the_reply_leaves_the_decision_open() {
     assert!(responder.accept(None, None, 64, 64, &[0; 512]).is_ok());
 }
 
+//= MPA-7.1.2-8
 #[test]
 fn two_initiators_notice() {
     let mut one = Initiator::new(&OPTIONS, &[]).expect("short");
@@ -164,9 +165,16 @@ fn key_is_refused_at_its_first_wrong_octet() {
     assert_eq!(error, Err(FrameError::NoKey.into()));
 }
 
+//= MPA-7.1.1-10
+//= MPA-7.1.1-13
 #[test]
 fn reserved_bits_and_r_of_a_request_are_not_looked_at() {
     let (_, n) = accept(&OPTIONS, &frame(REQUEST, "7f010000"));
+    assert_eq!((n.revision, n.version, n.peer_to_peer), (1, 1, false));
+    assert!(n.crc && !n.tx_markers);
+    // Nor are they in a Reply.
+    let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
+    let n = accepted(&mut initiator, &frame(REPLY, "5f010000"));
     assert_eq!((n.revision, n.version, n.peer_to_peer), (1, 1, false));
     assert!(n.crc && !n.tx_markers);
 }
@@ -241,6 +249,8 @@ fn permissive_mode_talks_to_an_rdmac_peer() {
     assert_eq!(initiator.handle_input(&frame(REPLY, "40000000")), Err(StartupError::Rdmac));
 }
 
+//= MPA-7.1.1-7
+//= MPA-7.1.1-8
 #[test]
 fn crc_is_on_unless_both_ends_want_it_off() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -250,6 +260,8 @@ fn crc_is_on_unless_both_ends_want_it_off() {
     }
 }
 
+//= MPA-7.1.1-5
+//= MPA-7.1.1-6
 #[test]
 fn markers_go_to_the_end_that_wants_them() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {

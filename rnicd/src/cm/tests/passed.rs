@@ -108,17 +108,20 @@ fn an_accepted_connection_loses_no_octet_behind_the_reply() {
     assert_eq!((&octets, r.half_open()), (b"first FPDU", 0));
 }
 
+//= MPA-7.1.2-3b
 #[test]
 fn a_rejected_initiator_leaves_every_octet_behind_the_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     read(&mut r.peer, 28, &mut r.node);
-    // An octet at a time, and at once what comes after it.
-    for octet in frame(true, 0x60, 1, b"no") {
-        r.peer.write_all(&[octet]).expect("write");
+    // An octet at a time, and with the last one what comes after it.
+    let reply = frame(true, 0x60, 1, b"no");
+    let (last, earlier) = reply.split_last().expect("not empty");
+    for octet in earlier {
+        r.peer.write_all(&[*octet]).expect("write");
         r.node.turn(Duration::ZERO);
     }
-    r.peer.write_all(b"behind").expect("write");
+    r.peer.write_all(&[&[*last], &b"behind"[..]].concat()).expect("write");
     match r.node.event() {
         CmEvent::Rejected { qp: ACTIVE, private_data } => assert_eq!(private_data, b"no"),
         other => panic!("not rejected but {other:?}"),
@@ -140,6 +143,7 @@ fn a_peer_that_closes_is_not_tried_again_as_revision_1() {
     assert_eq!(r.half_open(), 0);
 }
 
+//= MPA-7.1-7
 #[test]
 fn a_request_is_served_and_what_follows_it_is_too_early() {
     let mut r = Rig::new();
@@ -164,6 +168,7 @@ fn a_request_is_served_and_what_follows_it_is_too_early() {
     assert_eq!(r.half_open(), 0);
 }
 
+//= MPA-7.1.2-2d
 #[test]
 fn a_rejected_request_leaves_the_connection_to_the_client() {
     let mut r = Rig::new();
@@ -236,6 +241,8 @@ fn a_rejection_that_never_finds_room_ends_at_a_deadline() {
     assert_eq!((r.half_open(), r.node.cm.next_timeout()), (0, None));
 }
 
+//= MPA-7.1.1-2
+//= MPA-7.1.1-16
 #[test]
 fn every_way_to_bring_no_request_is_told() {
     // Nothing at all.

@@ -1,0 +1,143 @@
+//! The rows of the table `limit` that are MPA's, held against what the code does.
+
+use std::convert::Infallible;
+
+use super::startup::{Enhanced, Frame, Kind, Progress, Repr, RtrKinds};
+use super::tests::pattern;
+use super::*;
+use crate::conformance::limit;
+use crate::stream::startup::{Initiator, Options, Responder, ResponderStep};
+
+const OPTIONS: Options = Options {
+    revision: 2,
+    crc: true,
+    markers: false,
+    rdmac: false,
+    peer_to_peer: false,
+    ird: u16::MAX,
+    ord: u16::MAX,
+    rtr: RtrKinds::all(),
+};
+
+/// A Request of revision 1 that claims so much Private Data; all of it, or the header alone.
+fn request(private_data: usize, all: bool) -> Vec<u8> {
+    let mut octets = b"MPA ID Req Frame\x40\x01".to_vec();
+    octets.extend((private_data as u16).to_be_bytes());
+    assert_eq!(octets.len(), limit("MPA startup frame header"));
+    octets.resize(octets.len() + if all { private_data } else { 0 }, 7);
+    octets
+}
+
+//= MPA-7.1.1-18
+//= MPA-7.1.1-19
+//= MPA-7.1.1-21
+//= MPA-7.1.2-9
+//= MPA-7.1.2-9b
+#[test]
+fn private_data_ends_at_its_limit() {
+    let most = limit("MPA Private Data, maximum");
+    let header = limit("MPA startup frame header");
+    for len in [0, 1, most - 1, most] {
+        let octets = request(len, true);
+        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 1, &octets) else {
+            panic!("a Request with {len} octets")
+        };
+        assert_eq!(frame.private_data(), vec![7; len]);
+        // The header alone tells how much is to come, and what follows is no part of it.
+        let progress = Frame::check(Kind::Request, 1, &octets[..header]);
+        assert!(len == 0 || progress == Ok(Progress::NeedMore(header + len)));
+        let more = [&octets[..], b"more"].concat();
+        let progress = Frame::check(Kind::Request, 1, &more);
+        assert!(matches!(progress, Ok(Progress::Complete(_, b"more"))), "{progress:?}");
+    }
+    for len in [most + 1, 0xFFFF] {
+        assert!(Frame::check(Kind::Request, 1, &request(len, false)).is_err(), "{len}");
+    }
+    assert!(Initiator::new(&OPTIONS, &pattern(most)).is_ok());
+    assert!(Initiator::new(&OPTIONS, &pattern(most + 1)).is_err());
+    let mut responder = Responder::new(&OPTIONS);
+    assert!(matches!(responder.handle_input(&request(0, true)), Ok(ResponderStep::Request(_))));
+    assert!(responder.accept(None, None, 1, 1, &pattern(most + 1)).is_err());
+    assert!(responder.accept(None, None, 1, 1, &pattern(most)).is_ok());
+}
+
+#[test]
+fn enhanced_data_takes_its_room_and_states_at_most_the_limit() {
+    let room =
+        limit("MPA Private Data, maximum") - limit("enhanced connection data inside Private Data");
+    let most = limit("IRD and ORD, maximum negotiable (0x3FFF means not negotiated)");
+    for (len, revision) in [(room, 2), (room + 1, 1)] {
+        let initiator = Initiator::new(&OPTIONS, &pattern(len)).expect("fits");
+        let Ok(Progress::Complete(frame, &[])) =
+            Frame::check(Kind::Request, 2, initiator.request())
+        else {
+            panic!("a Request")
+        };
+        let repr = Repr::parse(&frame);
+        assert_eq!((repr.revision, repr.private_data), (revision, &pattern(len)[..]));
+        let stated = Enhanced {
+            peer_to_peer: false,
+            rtr: RtrKinds::empty(),
+            ird: most as u16,
+            ord: most as u16,
+        };
+        assert_eq!(repr.enhanced, (revision == 2).then_some(stated));
+    }
+}
+
+//= MPA-3-4
+//= MPA-4.5-1
+//= MPA-4.5-2
+#[test]
+fn mulpdu_stays_inside_its_limits() {
+    let (least, most) =
+        (limit("MULPDU, minimum") as u16, limit("MULPDU and ULPDU sent, maximum") as u16);
+    for markers in [false, true] {
+        let all: Vec<u16> = (0..70_000).map(|emss| mulpdu(emss, markers)).collect();
+        assert_eq!(all.iter().min(), Some(&least));
+        assert_eq!(all.iter().max(), Some(&most));
+        for (emss, mulpdu) in all.into_iter().enumerate() {
+            // Section 4.5, as it is printed.
+            let marked = if markers { 4 * (emss as f64 / 512.0).ceil() as i64 } else { 0 };
+            let formula = emss as i64 - (6 + marked + emss as i64 % 4);
+            let expected = formula.clamp(i64::from(least), i64::from(most));
+            assert_eq!(i64::from(mulpdu), expected, "EMSS {emss}, Markers {markers}");
+        }
+    }
+}
+
+#[test]
+fn a_length_field_tells_up_to_its_limit() {
+    let most = limit("ULPDU_Length field, maximum");
+    let mut out = vec![0; MAX_FPDU];
+    let fill = |_: usize, block: &mut [u8]| {
+        block.fill(9);
+        Ok::<_, Infallible>(())
+    };
+    let len = Framer::new(false, true).frame(&mut out, &[], most, fill).expect("never fails");
+    assert_eq!(out[..2], [0xFF, 0xFF]);
+    assert_eq!(Deframer::new(false, true).take(&mut out[..len]), Ok(&vec![9; most][..]));
+}
+
+//= MPA-4.3-4
+//= MPA-4.3-9
+#[test]
+fn markers_stand_at_their_interval() {
+    let interval = limit("Marker interval");
+    let mut framer = Framer::new(true, false);
+    let (mut stream, mut starts) = (Vec::new(), Vec::new());
+    // Nothing but Markers' RESERVED octets and pad is 0 in here.
+    for len in (1..40).map(|n| n * 37) {
+        starts.push(stream.len());
+        stream.extend(super::tests::frame(&mut framer, &[], &vec![0xEE; len]));
+    }
+    for at in (0..stream.len()).step_by(interval) {
+        let marker = &stream[at..at + 4];
+        assert_eq!(marker[..2], [0, 0], "position {at}");
+        let fpdu = starts.iter().rev().find(|start| **start <= at).expect("the first is at 0");
+        // An FPDU whose first octets are the Marker has its length field behind it.
+        let length_at = if fpdu.is_multiple_of(interval) { fpdu + 4 } else { *fpdu };
+        let back = u16::from_be_bytes([marker[2], marker[3]]);
+        assert_eq!(usize::from(back), at.saturating_sub(length_at), "position {at}");
+    }
+}

@@ -1,0 +1,272 @@
+//! Start-up frames octet by octet (RFC 5044 section 7.1): what is sent, what is taken, what is closed.
+
+use super::*;
+
+/// What came until the peer closed in order; a reset is none.
+fn finished(stream: &mut TcpStream, node: &mut Node) -> Vec<u8> {
+    stream.set_nonblocking(true).expect("flag");
+    let mut all = Vec::new();
+    node.until(|_| {
+        let mut buffer = [0; 1024];
+        match stream.read(&mut buffer) {
+            Ok(0) => return true,
+            Ok(n) => all.extend(&buffer[..n]),
+            Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock, "{e}"),
+        }
+        false
+    });
+    all
+}
+
+/// Frames that are wrong in themselves, whichever of the two they are.
+fn malformed(reply: bool) -> Vec<Vec<u8>> {
+    let good = frame(reply, 0x40, 1, &[]);
+    let mut all = Vec::new();
+    for at in 0..16 {
+        let mut wrong_key = good.clone();
+        wrong_key[at] ^= 0x80;
+        all.push(wrong_key);
+    }
+    // The other one of the two: two Initiators, or two Responders.
+    all.push(frame(!reply, 0x40, 1, &[]));
+    for revision in [3, 255] {
+        all.push(frame(reply, 0x40, revision, &[]));
+    }
+    // Of these nothing follows the header.
+    for pd_length in [513_u16, 0xFFFF] {
+        all.push([&good[..18], &pd_length.to_be_bytes()].concat());
+    }
+    // Enhanced data announced, without room for it (RFC 6581).
+    all.push(frame(reply, 0x50, 2, b"123"));
+    all
+}
+
+//= MPA-7.1.1-2
+//= MPA-7.1.1-15
+//= MPA-7.1.1-16
+//= MPA-7.1.1-19
+//= MPA-7.1.2-2
+//= MPA-7.1.2-2a
+//= MPA-7.1.2-5
+//= MPA-7.1.2-9
+//= MPA-7.1.2-9c
+//= MPA-8-7
+#[test]
+fn a_responder_closes_at_once_on_what_is_no_request() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 4);
+    // And what may not be there yet.
+    let early = [frame(false, 0x40, 1, b"data"), vec![0; 8]].concat();
+    for octets in malformed(false).into_iter().chain([early]) {
+        let mut peer = raw(address);
+        peer.write_all(&octets).expect("write");
+        // The peer says and closes nothing more, and no time passes.
+        assert_eq!(closed(&mut peer, &mut b), b"", "{octets:x?}");
+        assert_eq!(b.cm.half_open(), 0, "{octets:x?}");
+    }
+    assert!(b.cm.poll_event().is_none());
+    assert_eq!((b.row().pending, b.row().accepted), (0, 0));
+}
+
+//= MPA-7.1.1-4
+//= MPA-7.1.1-15
+//= MPA-7.1.1-16
+//= MPA-7.1.1-19
+//= MPA-7.1.2-3
+//= MPA-7.1.2-3a
+//= MPA-7.1.2-5
+//= MPA-7.1.2-8
+//= MPA-7.1.2-9c
+//= MPA-8-2
+//= MPA-8-7
+#[test]
+fn an_initiator_closes_at_once_on_what_is_no_reply() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    for octets in malformed(true) {
+        a.connect(ACTIVE, address, &[]);
+        let mut peer = take(&listener, &mut a);
+        let asked = read(&mut peer, 24, &mut a);
+        peer.write_all(&octets).expect("write");
+        let reason = a.unreachable();
+        assert!(reason.ends_with("(2/0/04)"), "{reason} for {octets:x?}");
+        assert_eq!(closed(&mut peer, &mut a), b"", "{octets:x?}");
+        assert_eq!((a.cm.half_open(), asked[17]), (0, 2));
+        // A wrong frame is no sign of a peer that knows revision 1 only.
+        let again = listener.accept().map(drop).map_err(|e| e.kind());
+        assert_eq!(again, Err(std::io::ErrorKind::WouldBlock));
+    }
+    // Where the end of the stream comes first, that is it.
+    a.connect(ACTIVE, address, &[]);
+    let mut peer = take(&listener, &mut a);
+    read(&mut peer, 24, &mut a);
+    peer.write_all(&frame(true, 0x40, 1, b"data")[..21]).expect("write");
+    peer.shutdown(Shutdown::Write).expect("FIN");
+    assert!(a.unreachable().ends_with("(2/0/01)"));
+}
+
+//= MPA-C.2.2-1
+#[test]
+fn revision_0_in_a_reply_is_closed_in_order() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, &[]);
+    let mut peer = take(&listener, &mut a);
+    read(&mut peer, 24, &mut a);
+    peer.write_all(&frame(true, 0xC0, 0, &[])).expect("write");
+    a.unreachable();
+    assert_eq!(finished(&mut peer, &mut a), b"");
+}
+
+//= MPA-C.2.1-1
+#[test]
+fn revision_0_in_a_request_is_answered_and_closed_in_order() {
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    peer.write_all(&frame(false, 0xC0, 0, b"historic")).expect("write");
+    let reply = finished(&mut peer, &mut b);
+    assert_eq!((&reply[..16], reply[17]), (&b"MPA ID Rep Frame"[..], 1));
+    assert!(b.cm.poll_event().is_none(), "nobody has a decision to make");
+}
+
+//= MPA-7.1.2-8a
+//= MPA-7.1.2-10
+#[test]
+fn octets_that_drip_do_not_move_the_deadline() {
+    let (tick, step) = (Duration::from_nanos(1), Duration::from_millis(200));
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    b.until(|b| b.cm.half_open() == 1);
+    let began = b.now;
+    for octet in &frame(false, 0x40, 1, &[])[..14] {
+        peer.write_all(&[*octet]).expect("write");
+        b.pass(step);
+        b.turn(Duration::from_millis(1));
+        assert_eq!(b.cm.half_open(), 1);
+    }
+    let left = options().request_deadline - b.now.since(began) - tick;
+    b.pass(left);
+    assert_eq!(b.cm.half_open(), 1);
+    b.pass(tick);
+    assert_eq!(b.cm.half_open(), 0);
+    assert_eq!(closed(&mut peer, &mut b), b"");
+
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, &[]);
+    let mut peer = take(&listener, &mut a);
+    read(&mut peer, 24, &mut a);
+    for octet in &frame(true, 0x40, 1, &[])[..9] {
+        peer.write_all(&[*octet]).expect("write");
+        a.pass(step);
+        a.turn(Duration::from_millis(1));
+        assert_eq!(a.cm.half_open(), 1);
+    }
+    a.pass(options().reply_deadline - 9 * step);
+    assert!(a.unreachable().contains("deadline"));
+    assert_eq!(closed(&mut peer, &mut a), b"");
+}
+
+/// Lengths of private data that are at a border.
+const LENGTHS: [usize; 4] = [0, 1, 511, 512];
+
+fn data(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n % 251) as u8).collect()
+}
+
+//= MPA-7.1-3
+//= MPA-7.1-6
+//= MPA-7.1-8
+//= MPA-7.1.1-3
+//= MPA-7.1.1-11
+//= MPA-7.1.1-12
+//= MPA-7.1.1-17
+//= MPA-7.1.1-18
+//= MPA-7.1.1-20
+//= MPA-7.1.1-21
+//= MPA-7.1.2-2
+//= MPA-7.1.2-2b
+//= MPA-7.1.2-2c
+//= MPA-7.1.2-2e
+//= MPA-7.1.2-2f
+//= MPA-7.1.2-6a
+//= MPA-7.1.2-9a
+//= MPA-7.1.2-9b
+#[test]
+fn a_request_waits_for_its_decision_and_gets_the_reply_that_says_it() {
+    let mut options = options();
+    // Both wanted, and neither applies to the frames.
+    (options.startup.markers, options.startup.crc) = (true, true);
+    let mut b = Node::new(options);
+    let address = b.listen("127.0.0.1", 4);
+    for (len, accepted) in LENGTHS.into_iter().flat_map(|len| [(len, true), (len, false)]) {
+        let what = format!("{len} octets, accepted {accepted}");
+        let mut peer = raw(address);
+        peer.write_all(&frame(false, 0x80, 1, &data(len))).expect("write");
+        let request = b.request();
+        assert_eq!((request.private_data, request.revision), (data(len), 1), "{what}");
+        peer.set_nonblocking(true).expect("flag");
+        b.turn(Duration::from_millis(1));
+        let early = peer.peek(&mut [0]).map_err(|e| e.kind());
+        assert_eq!(early, Err(std::io::ErrorKind::WouldBlock), "{what}");
+        assert!(b.cm.poll_event().is_none());
+        if accepted {
+            b.accept(request.id, &data(len)).expect("accept");
+            let n = b.connected().negotiated;
+            assert_eq!((n.private_data, n.crc), (data(len), true), "{what}");
+            assert!(n.tx_markers && n.rx_markers);
+        } else {
+            let now = b.now;
+            b.cm.reject(request.id, &data(len), now).expect("reject");
+        }
+        let expected = frame(true, if accepted { 0xC0 } else { 0xE0 }, 1, &data(len));
+        assert_eq!(read(&mut peer, 20 + len, &mut b), expected, "{what}");
+        peer.set_nonblocking(true).expect("flag");
+        // Not an octet behind the Reply, which could only be an FPDU or a Marker.
+        b.turn(Duration::from_millis(1));
+        let behind = peer.read(&mut [0]);
+        assert!(!matches!(behind, Ok(1..)), "{what}");
+    }
+}
+
+//= MPA-7.1-3
+//= MPA-7.1-6
+//= MPA-7.1.1-1
+//= MPA-7.1.1-10
+//= MPA-7.1.1-12
+//= MPA-7.1.1-14
+//= MPA-7.1.1-18
+//= MPA-7.1.1-20
+//= MPA-7.1.1-21
+//= MPA-7.1.2-1
+//= MPA-7.1.2-1a
+//= MPA-7.1.2-3b
+//= MPA-7.1.2-3c
+//= MPA-7.1.2-9a
+#[test]
+fn an_initiator_asks_as_the_rfc_has_it_and_hears_the_answer() {
+    let mut options = options();
+    (options.startup.markers, options.startup.revision) = (true, 1);
+    let mut a = Node::new(options);
+    let (listener, address) = raw_listener();
+    for (len, accepted) in LENGTHS.into_iter().flat_map(|len| [(len, true), (len, false)]) {
+        let what = format!("{len} octets, accepted {accepted}");
+        a.connect(ACTIVE, address, &data(len));
+        let mut peer = take(&listener, &mut a);
+        let expected = frame(false, 0xC0, 1, &data(len));
+        assert_eq!(read(&mut peer, 20 + len, &mut a), expected, "{what}");
+        let flags = if accepted { 0x40 } else { 0x60 };
+        peer.write_all(&frame(true, flags, 1, &data(len))).expect("write");
+        match a.event() {
+            CmEvent::ConnectedTcp { qp: ACTIVE, negotiated: n, .. } if accepted => {
+                assert_eq!((n.private_data, n.revision), (data(len), 1), "{what}");
+                assert!(n.rx_markers && !n.tx_markers && n.crc);
+            }
+            CmEvent::Rejected { qp: ACTIVE, private_data } if !accepted => {
+                assert_eq!(private_data, data(len), "{what}");
+            }
+            other => panic!("{what}: {other:?}"),
+        }
+        assert_eq!(a.cm.half_open(), 0);
+    }
+}
