@@ -1,20 +1,51 @@
-//! The tables of `tests/conformance/requirements.toml`, for tests that execute them.
+//! The tables of `tests/conformance/requirements.toml`, for tests that walk through them row by row.
 
-use toml::Table;
+use toml::{Table, Value};
 
-const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/conformance/requirements.toml");
+const SUITE: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/conformance/requirements.toml"));
 
-/// The rows of one of its arrays of tables, in their order.
-pub(crate) fn rows(name: &str) -> Vec<Table> {
-    let text = std::fs::read_to_string(PATH).expect("the file is part of the repository");
-    let file: Table = text.parse().expect("TOML");
-    let rows = file[name].as_array().expect("an array of tables");
-    rows.iter().map(|row| row.as_table().expect("a table").clone()).collect()
+/// A row of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct Row(Table);
+
+impl Row {
+    /// A text that every row has.
+    pub fn text(&self, key: &str) -> &str {
+        self.find_text(key).unwrap_or_else(|| panic!("no {key} in {:?}", self.0))
+    }
+
+    pub fn find_text(&self, key: &str) -> Option<&str> {
+        self.0.get(key).and_then(Value::as_str)
+    }
+
+    /// A number that every row has.
+    pub fn number(&self, key: &str) -> u64 {
+        self.find_number(key).unwrap_or_else(|| panic!("no {key} in {:?}", self.0))
+    }
+
+    pub fn find_number(&self, key: &str) -> Option<u64> {
+        self.0.get(key).and_then(Value::as_integer).map(|n| n.try_into().unwrap())
+    }
+
+    pub fn find_bool(&self, key: &str) -> Option<bool> {
+        self.0.get(key).and_then(Value::as_bool)
+    }
+}
+
+/// All rows of a table, at least one.
+pub(crate) fn table(name: &str) -> Vec<Row> {
+    let suite: Table = SUITE.parse().unwrap();
+    let rows = suite.get(name).and_then(Value::as_array).unwrap_or_else(|| panic!("no {name}"));
+    let row = |row: &Value| Row(row.as_table().unwrap().clone());
+    let rows: Vec<Row> = rows.iter().map(row).collect();
+    assert!(!rows.is_empty(), "{name} has no rows");
+    rows
 }
 
 /// The value of a row of the table `limit`.
 pub(crate) fn limit(name: &str) -> usize {
-    let row = rows("limit").into_iter().find(|row| row["name"].as_str() == Some(name));
-    let value = row.and_then(|row| row["value"].as_integer());
-    usize::try_from(value.unwrap_or_else(|| panic!("no limit {name:?}"))).expect("not negative")
+    let row = table("limit").into_iter().find(|row| row.text("name") == name);
+    let row = row.unwrap_or_else(|| panic!("no limit {name:?}"));
+    usize::try_from(row.number("value")).unwrap()
 }

@@ -3,8 +3,8 @@
 
 use super::raw::Raw;
 use super::requests::Wr;
-use super::tables::table;
 use super::world::{A, World};
+use crate::conformance::table;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
 use crate::types::{QpState, Stag, TaggedOffset};

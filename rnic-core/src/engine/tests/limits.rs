@@ -2,9 +2,9 @@
 
 use super::raw::ulpdu;
 use super::requests::{Mr, Wr};
-use super::tables::table;
 use super::world::{A, QpShape, Wiring, World};
 use crate::abi::queue::Sge;
+use crate::conformance::table;
 use crate::ddp::{Header, qn};
 use crate::device::Memory;
 use crate::rdmap::{Opcode, ReadRequest};

@@ -2,9 +2,9 @@
 
 use super::raw::Segment;
 use super::requests::{Mr, Wr};
-use super::tables::table;
 use super::world::{A, B, Wiring, World};
 use crate::abi::queue::SendFlags;
+use crate::conformance::table;
 use crate::ddp::Header;
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, Scope, Stag, TaggedOffset};

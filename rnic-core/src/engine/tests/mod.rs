@@ -36,7 +36,6 @@ mod revocation;
 mod segmentation;
 mod siw;
 mod srq;
-mod tables;
 mod terminate_table;
 mod terminates;
 mod why;

@@ -2,8 +2,8 @@
 
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr};
-use super::tables::{Row, table};
 use super::world::{A, World};
+use crate::conformance::{Row, table};
 use crate::ddp::{Header, UntaggedHeader};
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, Msn, QpState, Stag, TaggedOffset};

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use super::raw::{Raw, ulpdu};
 use super::requests::Mr;
-use super::tables::table;
 use super::world::{A, Wiring, World};
 use crate::abi::queue::Sge;
+use crate::conformance::table;
 use crate::ddp::Header;
 use crate::mpa::tests::hex;
 use crate::rdmap::{Opcode, ReadRequest};

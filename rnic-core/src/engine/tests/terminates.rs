@@ -3,8 +3,8 @@
 
 use super::raw::{Raw, ulpdu};
 use super::requests::{Mr, Wr};
-use super::tables::table;
 use super::world::{A, B, Wiring, World};
+use crate::conformance::table;
 use crate::ddp::qn;
 use crate::rdmap::{Opcode, ReadRequest, codes};
 use crate::types::{Access, QpState, Scope, Stag, TaggedOffset, TerminateCode};

@@ -1,11 +1,9 @@
 //! The table `mpa_negotiation`: figures 15 to 17 of RFC 5044 appendix C, every row of them, played by
 //! our machines. An end that we cannot be, the RDMA Consortium's, is played by hand.
 
-use toml::Table;
-
 use super::tests::{OPTIONS, REPLY, REQUEST, frame};
 use super::*;
-use crate::conformance::rows;
+use crate::conformance::{Row, table};
 
 /// What became of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,17 +97,17 @@ fn answered_by_rdmac(active: &Options) -> Outcome {
     }
 }
 
-fn expected(row: &Table) -> Option<Outcome> {
-    let is = |key: &str| row[key].as_integer() == Some(1);
-    match row["result"].as_str() {
-        Some("connect") => Some(Outcome::Connect {
-            version: u8::try_from(row["version"].as_integer().expect("a number")).expect("0 or 1"),
+fn expected(row: &Row) -> Option<Outcome> {
+    let is = |key: &str| row.number(key) == 1;
+    match row.text("result") {
+        "connect" => Some(Outcome::Connect {
+            version: u8::try_from(row.number("version")).expect("0 or 1"),
             markers_to_initiator: is("markers_to_initiator"),
             markers_to_responder: is("markers_to_responder"),
         }),
-        Some("close") => Some(Outcome::Close),
-        Some("not-applicable") => None,
-        other => panic!("{other:?}"),
+        "close" => Some(Outcome::Close),
+        "not-applicable" => None,
+        other => panic!("{other}"),
     }
 }
 
@@ -125,15 +123,14 @@ fn expected(row: &Table) -> Option<Outcome> {
 //= MPA-C.3-1
 #[test]
 fn every_row_of_the_table_is_what_our_machines_do() {
-    let rows = rows("mpa_negotiation");
+    let rows = table("mpa_negotiation");
     let mut played = 0;
     for row in &rows {
-        let end = |who: &str| row[who].as_str().expect("a kind").to_owned();
-        let (active, passive) = (end("initiator"), end("responder"));
-        let m = |who: &str| row[who].as_integer() == Some(1);
+        let (active, passive) = (row.text("initiator"), row.text("responder"));
+        let m = |who: &str| row.number(who) == 1;
         for revision in [1, 2] {
-            let active = ours(&active, m("initiator_m"), revision);
-            let passive = ours(&passive, m("responder_m"), revision);
+            let active = ours(active, m("initiator_m"), revision);
+            let passive = ours(passive, m("responder_m"), revision);
             let outcome = match (active, passive) {
                 (Some(active), Some(passive)) => both(&active, &passive),
                 (None, Some(passive)) => asked_by_rdmac(&passive),
@@ -142,7 +139,7 @@ fn every_row_of_the_table_is_what_our_machines_do() {
             };
             played += 1;
             match expected(row) {
-                Some(expected) => assert_eq!(outcome, expected, "{row}"),
+                Some(expected) => assert_eq!(outcome, expected, "{row:?}"),
                 // A Responder that declares M = 0 to such an Initiator: ours declares M = 1 then,
                 // whatever it was told to want, so this is the next row.
                 None => {
@@ -151,7 +148,7 @@ fn every_row_of_the_table_is_what_our_machines_do() {
                         markers_to_initiator: true,
                         markers_to_responder: true,
                     };
-                    assert_eq!(outcome, all, "{row}");
+                    assert_eq!(outcome, all, "{row:?}");
                 }
             }
         }
