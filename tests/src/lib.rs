@@ -25,4 +25,4 @@ pub mod wire;
 
 pub use daemon::Daemon;
 pub use join::join;
-pub use process::{DEADLINE, Process};
+pub use process::{DEADLINE, Process, copy_program};

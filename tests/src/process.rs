@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -16,6 +17,18 @@ pub fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
     setrlimit(Resource::Nofile, raised).expect("the hard limit is allowed");
+}
+
+/// Copies a program to where others than its owner may run it. Another process writes the copy: a
+/// descriptor of ours that is open for writing could be inherited by a child that another thread is
+/// starting, and the copy would be busy (`ETXTBSY`) until that child runs its own program.
+///
+/// # Panics
+///
+/// If it cannot be copied.
+pub fn copy_program(program: &str, to: &Path) {
+    let copied = Command::new("cp").arg(program).arg(to).status().expect("cp");
+    assert!(copied.success(), "{program} cannot be copied to {}", to.display());
 }
 
 /// A child process. Dropping it kills it if it is still alive.

@@ -9,7 +9,7 @@ use rnic_client::{
     Qp, QpOptions, RecvRequest, SendRequest,
 };
 use rnic_tests::traffic::Rng;
-use rnic_tests::{DEADLINE, Daemon, binaries, join};
+use rnic_tests::{DEADLINE, Daemon, binaries, copy_program, join};
 
 fn long(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
@@ -380,7 +380,7 @@ fn clients_may_be_of_any_user_and_namespace() {
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     // Where others can run it.
     let actor = dir.join("actor");
-    std::fs::copy(binaries!().actor, &actor).unwrap();
+    copy_program(binaries!().actor, &actor);
     let actor = actor.to_str().unwrap();
     let run = |wrapper: &[&str], part: &[&str]| {
         let mut command = std::process::Command::new(wrapper[0]);

@@ -18,7 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rnic_client::Context;
-use rnic_tests::{DEADLINE, Process, binaries};
+use rnic_tests::{DEADLINE, Process, binaries, copy_program};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Resource, Signal, WaitOptions, getrlimit, kill_process, waitpid};
 
@@ -50,8 +50,8 @@ impl Stage {
     fn new() -> Stage {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
-        std::fs::copy(binaries!().rnicd, dir.path().join("rnicd")).unwrap();
-        std::fs::copy(binaries!().actor, dir.path().join("actor")).unwrap();
+        copy_program(binaries!().rnicd, &dir.path().join("rnicd"));
+        copy_program(binaries!().actor, &dir.path().join("actor"));
         std::fs::create_dir(dir.path().join("run")).unwrap();
         Stage { dir }
     }

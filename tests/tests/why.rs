@@ -15,7 +15,7 @@ use rnic_client::{
 use rnic_core::abi::control::Reply;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire::{self, CRC, fpdu, tagged};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, copy_program};
 use serde_json::Value;
 
 const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
@@ -415,7 +415,7 @@ fn another_users_records_are_nobodys_business() {
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), open).unwrap();
     let copy = daemon.dir().join("rnicctl");
-    std::fs::copy(RNICCTL, &copy).unwrap();
+    copy_program(RNICCTL, &copy);
     let as_user = |uid: u32, args: &[&str]| {
         let mut command = Command::new(&copy);
         let command = command.args(args).arg("--json").arg("--socket").arg(daemon.socket());
