@@ -141,3 +141,9 @@ fn markers_stand_at_their_interval() {
         assert_eq!(usize::from(back), at.saturating_sub(length_at), "position {at}");
     }
 }
+
+#[test]
+fn the_longest_fpdu_is_as_long_as_is_said() {
+    let at = |phase| Framer::at_phase(phase).fpdu_len(MAX_ULPDU);
+    assert_eq!((0..MARKER_INTERVAL).step_by(4).map(at).max(), Some(MAX_FPDU));
+}

@@ -135,7 +135,8 @@ fn exceptions(record: &Record, out: &mut String) -> fmt::Result {
         }
         writeln!(out, "\n### {}\n", kind.heading())?;
         for e in these {
-            writeln!(out, "- {}: {}", e.ids.join(", "), e.reason)?;
+            let reason = e.reason.split_whitespace().collect::<Vec<_>>().join(" ");
+            writeln!(out, "- {}: {reason}", e.ids.join(", "))?;
         }
     }
     Ok(())
