@@ -204,3 +204,22 @@ impl From<PublishError> for CqFault {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::queue::{QueueKind, QueueShape};
+    use crate::shm::Mapping;
+
+    #[test]
+    fn it_tells_what_it_was_made_with() {
+        let shape = QueueShape::completion(16);
+        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let queue =
+            QueueMemory::format(arena, 0, QueueKind::Completion, shape, 3, 9).expect("it fits");
+        let cq = Cq::new(CqId(3), SessionId(1), 7, queue);
+        assert_eq!((cq.id(), cq.session()), (CqId(3), SessionId(1)));
+        assert_eq!((cq.doorbell(), cq.capacity(), cq.is_dead()), (9, 16, false));
+        assert_eq!(cq.context.load(Relaxed), 7);
+    }
+}

@@ -60,10 +60,10 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     let copy = Copy::of(&args.root)?;
     copy.pass(&chosen)?;
     let mut noticed = record.noticed.clone();
-    noticed.retain(|n| record.mutations.iter().any(|m| is_of(n, m)));
+    noticed.retain(|n| record.mutations.iter().any(|m| n.is_of(m)));
     let mut unnoticed = 0;
     for (n, m) in chosen.iter().enumerate() {
-        noticed.retain(|n| !is_of(n, m));
+        noticed.retain(|n| !n.is_of(m));
         let outcome = copy.with(m, || copy.test(&m.package, &m.target, &m.tests))??;
         let by = match outcome {
             Outcome::Passed => Vec::new(),
@@ -77,9 +77,10 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
         if by.is_empty() {
             unnoticed += 1;
         } else {
-            noticed.push(Notice { file: m.file.clone(), from: m.from.clone(), by });
+            let (file, from, to) = (m.file.clone(), m.from.clone(), m.to.clone());
+            noticed.push(Notice { file, from, to, by });
         }
-        noticed.sort_by_key(|n| record.mutations.iter().position(|m| is_of(n, m)));
+        noticed.sort_by_key(|n| record.mutations.iter().position(|m| n.is_of(m)));
         let text = toml::to_string(&Notices { notice: &noticed })?;
         std::fs::write(args.root.join(NOTICED), format!("{HEAD}{text}"))?;
     }
@@ -88,10 +89,6 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
 
 fn concerns(m: &Mutation, part: &str) -> bool {
     m.file.contains(part) || m.from.contains(part) || m.ids.iter().any(|id| id.contains(part))
-}
-
-fn is_of(n: &Notice, m: &Mutation) -> bool {
-    n.file == m.file && n.from == m.from
 }
 
 /// How tests ended.

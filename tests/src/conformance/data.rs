@@ -152,8 +152,18 @@ pub struct Notice {
     pub file: String,
     /// As of the [`Mutation`].
     pub from: String,
+    /// As of the [`Mutation`].
+    pub to: String,
     /// Tests that failed; or, in words, what else came of it.
     pub by: Vec<String>,
+}
+
+impl Notice {
+    /// Whether it is of this fault.
+    #[must_use]
+    pub fn is_of(&self, m: &Mutation) -> bool {
+        (&self.file, &self.from, &self.to) == (&m.file, &m.from, &m.to)
+    }
 }
 
 /// A module mutated as a whole, by `cargo-mutants`.

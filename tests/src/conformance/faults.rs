@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Record, read_text};
+use super::{Mutation, Record, read_text};
 
 impl Record {
     /// Everything that is wrong with the record, a line each; empty if nothing is.
@@ -57,8 +57,16 @@ impl Record {
                 faults.push(format!("{what}: not noticed yet; see `--bin mutate`"));
             }
         }
+        for (n, m) in self.mutations.iter().enumerate() {
+            let is_same = |other: &Mutation| {
+                (&m.file, &m.from, &m.to) == (&other.file, &other.from, &other.to)
+            };
+            if self.mutations[..n].iter().any(is_same) {
+                faults.push(format!("{}: `{}` stands twice", m.file, one_line(&m.to)));
+            }
+        }
         for n in &self.noticed {
-            if !self.mutations.iter().any(|m| m.file == n.file && m.from == n.from) {
+            if !self.mutations.iter().any(|m| n.is_of(m)) {
                 faults
                     .push(format!("{}: `{}` was noticed and is no fault any more", n.file, n.from));
             }

@@ -100,7 +100,7 @@ impl Record {
     /// What noticed a fault, if it was put in and noticed.
     #[must_use]
     pub fn notice_of(&self, mutation: &Mutation) -> Option<&Notice> {
-        self.noticed.iter().find(|n| n.file == mutation.file && n.from == mutation.from)
+        self.noticed.iter().find(|n| n.is_of(mutation))
     }
 }
 

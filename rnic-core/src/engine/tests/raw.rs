@@ -1,6 +1,7 @@
 //! A peer that the test plays itself: segments in, segments out, whatever they say.
 
 use super::link::End;
+use super::requests::Mr;
 use super::world::World;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
 use crate::mpa::{Deframer, Framer};
@@ -207,4 +208,15 @@ pub(super) fn ulpdu(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut octets = [0; ddp::MAX_HEADER_LEN];
     let len = header.emit(&mut octets);
     [&octets[..len], payload].concat()
+}
+
+/// A request to read `size` octets at `at` of a region, to a sink that no region has.
+pub(super) fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
+    ReadRequest {
+        sink_stag: Stag(0xA1A2_A3A4),
+        sink_to: TaggedOffset(0x10),
+        size,
+        src_stag: from.stag,
+        src_to: TaggedOffset(from.iova.wrapping_add(at)),
+    }
 }

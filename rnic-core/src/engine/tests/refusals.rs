@@ -1,7 +1,7 @@
 //! What the peer may not do, and the exact words in which it is told.
 
-use super::raw::{Raw, ulpdu};
-use super::requests::{Mr, Wr, pattern};
+use super::raw::{Raw, read_of, ulpdu};
+use super::requests::{Wr, pattern};
 use super::world::{A, B, Wiring, World};
 use crate::abi::queue::Sge;
 use crate::ddp::{Header, qn};
@@ -13,16 +13,6 @@ fn enclosed(header: &Header, payload: usize) -> Vec<u8> {
     let octets = ulpdu(header, &[]);
     let len = (octets.len() + payload) as u16;
     [&len.to_be_bytes()[..], &octets].concat()
-}
-
-fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
-    ReadRequest {
-        sink_stag: Stag(0xA1A2_A3A4),
-        sink_to: TaggedOffset(0x10),
-        size,
-        src_stag: from.stag,
-        src_to: TaggedOffset(from.iova.wrapping_add(at)),
-    }
 }
 
 //= RDMAP-3.2-8

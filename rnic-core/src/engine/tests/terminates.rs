@@ -1,26 +1,16 @@
 //! Terminates, sent and received: which headers go with which code, every layout that may come, and
 //! that nothing comes behind one.
 
-use super::raw::{Raw, ulpdu};
+use super::raw::{Raw, read_of, ulpdu};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, Wiring, World};
 use crate::conformance::table;
 use crate::ddp::qn;
-use crate::rdmap::{Opcode, ReadRequest, codes};
-use crate::types::{Access, QpState, Scope, Stag, TaggedOffset, TerminateCode};
+use crate::rdmap::{Opcode, codes};
+use crate::types::{Access, QpState, Scope, Stag, TerminateCode};
 
 /// Long enough to be taken for the header of a Read Request.
 const PAYLOAD: [u8; 30] = *b"thirty octets of no importance";
-
-fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
-    ReadRequest {
-        sink_stag: Stag(0xA1A2_A3A4),
-        sink_to: TaggedOffset(0x10),
-        size,
-        src_stag: from.stag,
-        src_to: TaggedOffset(from.iova.wrapping_add(at)),
-    }
-}
 
 /// The FPDU of a Send whose Marker is wrong, in a stream with Markers.
 fn with_a_bad_marker(raw: &mut Raw) -> Vec<u8> {
