@@ -187,6 +187,8 @@ pub struct Score {
 pub struct Survivor {
     /// What was changed, where.
     pub mutants: Vec<String>,
+    /// How many they are.
+    pub count: u32,
     /// Why nothing can notice, or what it would take.
     pub why: String,
 }

@@ -72,8 +72,8 @@ impl Record {
             }
         }
         for s in &self.scores {
-            let survivors: usize = s.survivors.iter().map(|s| s.mutants.len()).sum();
-            if s.tested as usize != s.noticed as usize + survivors {
+            let survivors: u32 = s.survivors.iter().map(|s| s.count).sum();
+            if s.tested != s.noticed + survivors {
                 faults.push(format!("{}: {survivors} survivors do not add up", s.module));
             }
         }

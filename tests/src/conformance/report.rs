@@ -94,12 +94,7 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
     }
     writeln!(out, "\nWhat survived, and why:\n")?;
     for survivor in record.scores.iter().flat_map(|s| &s.survivors) {
-        writeln!(
-            out,
-            "- {}: {}",
-            quoted(survivor.mutants.iter().map(String::as_str)),
-            survivor.why
-        )?;
+        writeln!(out, "- {} ({}): {}.", survivor.mutants.join("; "), survivor.count, survivor.why)?;
     }
     Ok(())
 }
