@@ -212,6 +212,11 @@ mod tests {
             assert_eq!(t.ddp_header.map(<[u8]>::to_vec), (flags > 1).then(|| hex(UNTAGGED)));
             assert_eq!(t.read_request.map(|r| r.to_vec()), (flags > 2).then(|| hex(READ)));
         }
+        // Each flag for itself.
+        let octets = [hex("10000400"), hex(READ)].concat();
+        let t = Terminate::parse(&octets).expect("as long as can be");
+        assert_eq!((t.segment_len, t.ddp_header), (None, None));
+        assert_eq!(t.read_request.map(|r| r.to_vec()), Some(hex(READ)));
     }
 
     #[test]

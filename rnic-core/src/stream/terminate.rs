@@ -56,3 +56,18 @@ pub fn build_from_octets(
     }
     .to_vec()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdmap::codes;
+
+    #[test]
+    fn of_a_segment_without_a_whole_header_only_the_length_is_told() {
+        let fault = Fault::segment(codes::OPERATION_UNSPECIFIED);
+        let octets = build(fault, &[0x41, 0x43, 0], None);
+        let t = Terminate::parse(&octets).expect("as long as can be");
+        assert_eq!((t.segment_len, t.ddp_header, t.read_request), (Some(3), None, None));
+        assert_eq!(octets.len(), 6);
+    }
+}
