@@ -84,7 +84,7 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\n### Modules mutated as a whole\n")?;
     writeln!(
         out,
-        "By `cargo-mutants`, with the unit tests of the package (`.cargo/mutants.toml`).\n"
+        "By `cargo-mutants`, with the unit tests of the package (`.cargo/mutants.toml`). What is not listed has not been mutated as a whole.\n"
     )?;
     writeln!(out, "| module | mutants tested | noticed | survived |")?;
     writeln!(out, "| --- | ---: | ---: | ---: |")?;

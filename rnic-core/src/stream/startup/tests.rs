@@ -564,3 +564,19 @@ fn reading_only_what_is_missing_takes_exactly_the_frame() {
     }
     assert_eq!((initiator.missing(), responder.missing()), (0, 0));
 }
+
+#[test]
+fn failures_have_the_numbers_of_rfc_5044_and_6581() {
+    use crate::rdmap::codes;
+    let wanted = StartupError::InsufficientIrd { wanted: 2, offered: 1, terminate: Vec::new() };
+    for (error, code) in [
+        (StartupError::Closed, Some(codes::LLP_CLOSED)),
+        (StartupError::Rdmac, Some(codes::LLP_STARTUP)),
+        (wanted, Some(codes::LLP_IRD)),
+        (StartupError::Over, None),
+    ] {
+        assert_eq!(error.code(), code, "{error}");
+    }
+    assert_eq!(ResponderError::OctetsAfterRequest.code(), Some(codes::LLP_STARTUP));
+    assert_eq!(ResponderError::OutOfTurn.code(), None);
+}
