@@ -270,3 +270,143 @@ fn an_initiator_asks_as_the_rfc_has_it_and_hears_the_answer() {
         assert_eq!(a.cm.half_open(), 0);
     }
 }
+
+#[test]
+fn a_request_may_come_octet_by_octet() {
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    for octet in frame(false, 0x40, 1, b"slow") {
+        peer.write_all(&[octet]).expect("write");
+        b.turn(Duration::from_millis(1));
+    }
+    let request = b.request();
+    assert_eq!((request.revision, request.peer_to_peer), (1, false));
+    assert_eq!((request.private_data.as_slice(), request.reads), (&b"slow"[..], (None, None)));
+    b.accept(request.id, b"fast").expect("accept");
+    assert_eq!(b.connected().negotiated.revision, 1);
+    assert_eq!(read(&mut peer, 24, &mut b), frame(true, 0x40, 1, b"fast"));
+}
+
+#[test]
+fn a_private_data_length_above_512_is_not_waited_for() {
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    let mut header = frame(false, 0x40, 1, &[0; 513]);
+    header.truncate(20);
+    peer.write_all(&header).expect("write");
+    assert_eq!(closed(&mut peer, &mut b), b"");
+    assert_eq!(b.cm.half_open(), 0);
+}
+
+#[test]
+fn what_is_no_request_is_closed_without_a_word() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 4);
+    let mut wrong_key = frame(false, 0x40, 1, &[]);
+    wrong_key[0] ^= 1;
+    let of_a_reply = frame(true, 0x40, 1, &[]);
+    let revision_3 = frame(false, 0x40, 3, &[]);
+    let cut_short = frame(false, 0x40, 1, b"abc")[..21].to_vec();
+    for octets in [wrong_key, of_a_reply, revision_3, cut_short] {
+        let mut peer = raw(address);
+        peer.write_all(&octets).expect("write");
+        peer.shutdown(Shutdown::Write).expect("FIN");
+        assert_eq!(closed(&mut peer, &mut b), b"", "{octets:x?}");
+    }
+    assert!(b.cm.poll_event().is_none());
+    assert_eq!((b.cm.half_open(), b.row().pending), (0, 0));
+}
+
+#[test]
+fn revision_0_is_told_revision_1_and_closed_in_order() {
+    let mut b = Node::new(options());
+    let mut peer = raw(b.listen("127.0.0.1", 1));
+    peer.write_all(&frame(false, 0xC0, 0, &[])).expect("write");
+    let reply = closed(&mut peer, &mut b);
+    assert_eq!((reply.len(), &reply[..16], reply[17]), (20, &b"MPA ID Rep Frame"[..], 1));
+    assert_eq!(b.cm.half_open(), 1, "waits for the peer's FIN");
+    drop(peer);
+    b.until(|b| b.cm.half_open() == 0);
+}
+
+#[test]
+fn octets_before_the_reply_withdraw_the_request() {
+    let mut b = Node::new(options());
+    let address = b.listen("127.0.0.1", 3);
+    // In one segment with the request.
+    let mut peer = raw(address);
+    let mut octets = frame(false, 0x40, 1, &[]);
+    octets.push(0);
+    peer.write_all(&octets).expect("write");
+    closed(&mut peer, &mut b);
+    assert!(b.cm.poll_event().is_none());
+    // After it.
+    let mut peer = raw(address);
+    peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let request = b.request().id;
+    peer.write_all(&[0]).expect("write");
+    assert!(b.withdrawn(request).contains("before"));
+    assert!(matches!(b.accept(request, &[]), Err(Refusal::NoSuchObject { .. })));
+    // After it, unseen until the moment of accepting.
+    let mut peer = raw(address);
+    peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
+    let request = b.request().id;
+    peer.shutdown(Shutdown::Write).expect("FIN");
+    let begun = Instant::now();
+    while matches!(&b.cm.slots[b.cm.requests[&request]].slot, Slot::Passive(p)
+        if net::peek(&p.stream, &mut [0]).is_err())
+    {
+        assert!(begun.elapsed() < WATCHDOG);
+        std::thread::yield_now();
+    }
+    assert!(matches!(b.accept(request, &[]), Err(Refusal::NoSuchObject { .. })));
+    assert!(b.withdrawn(request).contains("closed"));
+    assert_eq!((b.row().pending, b.row().accepted), (0, 0));
+}
+
+#[test]
+fn a_peer_that_closes_without_a_word_is_tried_as_revision_1() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, b"data");
+    let mut first = take(&listener, &mut a);
+    let request = read(&mut first, 28, &mut a);
+    assert_eq!((request[16] & 0x10, request[17]), (0x10, 2));
+    drop(first);
+    let mut second = take(&listener, &mut a);
+    assert_eq!(read(&mut second, 24, &mut a), frame(false, 0x40, 1, b"data"));
+    let mut reply = frame(true, 0x40, 1, b"fine");
+    reply.extend(b"first FPDU");
+    second.write_all(&reply).expect("write");
+    let active = a.connected();
+    assert_eq!(active.negotiated.revision, 1);
+    assert_eq!(active.negotiated.private_data, b"fine");
+    assert_eq!(active.negotiated.leftover, b"first FPDU");
+    assert_eq!(a.cm.half_open(), 0);
+}
+
+#[test]
+fn a_peer_that_closes_on_revision_1_too_is_unreachable() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, &[]);
+    for _ in 0..2 {
+        // Dropped with the request unread: the peer sees a reset, as it would from some stacks.
+        drop(take(&listener, &mut a));
+    }
+    a.unreachable();
+    assert_eq!(a.cm.half_open(), 0);
+}
+
+#[test]
+fn a_reply_that_is_none_ends_the_attempt() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    for octets in [frame(false, 0x40, 2, &[]), frame(true, 0x40, 9, &[]), vec![0; 20]] {
+        a.connect(ACTIVE, address, &[]);
+        let mut peer = take(&listener, &mut a);
+        peer.write_all(&octets).expect("write");
+        a.unreachable();
+        assert_eq!(a.cm.half_open(), 0);
+    }
+}
