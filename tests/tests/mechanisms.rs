@@ -200,7 +200,7 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
 
 #[test]
 fn nothing_lands_after_a_revocation_on_the_direct_path() {
-    revocation(3, "direct", long(600, 50_000));
+    revocation(3, "direct", long(600, 60_000));
 }
 
 #[test]
