@@ -56,7 +56,8 @@ impl PrivateDaemon {
         let folder = folder.map_err(system("cannot make a folder for the socket"))?;
         let path = folder.path().join(SOCKET);
         let socket = ControlSocket::open(Some(&path), &config.control).map_err(StartError::from)?;
-        let server = Server::start(config, socket, None, Notifier::default())?;
+        // Its clients are of its own user: nobody needs a mover.
+        let server = Server::start(config, socket, None, Notifier::default(), None)?;
         let stopper = server.stopper();
         let thread = std::thread::Builder::new()
             .name("rnicd-control".to_owned())

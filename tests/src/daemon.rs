@@ -129,6 +129,15 @@ impl Daemon {
         self.actor_by(&["unshare", "--user", "--map-root-user", "--net"], part)
     }
 
+    /// As [`Daemon::actor`], in a mount namespace of its own, which only root can make everywhere.
+    ///
+    /// # Panics
+    ///
+    /// If the directory cannot be opened to others.
+    pub fn actor_unseen(&self, part: &[&str]) -> Process {
+        self.actor_by(&["unshare", "--mount", "--propagation", "private"], part)
+    }
+
     /// A client process started by another program.
     fn actor_by(&self, program: &[&str], part: &[&str]) -> Process {
         use std::os::unix::fs::PermissionsExt;
@@ -245,6 +254,23 @@ impl Daemon {
     /// If it ends otherwise or leaves its socket behind.
     pub fn stop(mut self) -> Vec<String> {
         self.stop_in_order()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(process) = &self.process {
+            process.signal(signal);
+        }
+    }
+
+    /// Waits for the orderly end of a daemon that was told to stop and has given up its socket; what
+    /// it printed.
+    ///
+    /// # Panics
+    ///
+    /// If it ends otherwise or stays.
+    pub fn ends(mut self) -> Vec<String> {
+        self.process.take().map(Process::succeed).unwrap_or_default()
     }
 
     /// Kills it.

@@ -9,6 +9,7 @@ pub mod burst;
 pub mod conformance;
 pub mod daemon;
 pub mod exhaust;
+pub mod frozen;
 pub mod hammer;
 pub mod hostile;
 mod join;

@@ -241,17 +241,12 @@ impl Strangers {
         (lender, context, guest)
     }
 
-    /// Process ids of the daemon's movers: its children.
+    /// Process ids of the daemon's movers: children of the process that starts them, which is the
+    /// daemon's own child.
     fn movers(&self) -> Vec<i32> {
-        let parent = format!("PPid:\t{}", self.daemon.pid());
-        let all = std::fs::read_dir("/proc").expect("this is Linux").flatten();
-        let numbers = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-        let is_child = |pid: &i32| {
-            // It may be gone by now.
-            let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
-            status.is_ok_and(|s| s.lines().any(|line| line == parent))
-        };
-        numbers.filter(is_child).collect()
+        let starters = children(self.daemon.pid() as i32);
+        assert_eq!(starters.len(), 1, "{starters:?}");
+        children(starters[0])
     }
 
     /// Every thread of every mover has a filter of its own behind its starter's, and no mover has an
@@ -278,6 +273,19 @@ impl Strangers {
             std::thread::yield_now();
         }
     }
+}
+
+/// Process ids of a process's children.
+fn children(parent: i32) -> Vec<i32> {
+    let parent = format!("PPid:\t{parent}");
+    let all = std::fs::read_dir("/proc").expect("this is Linux").flatten();
+    let numbers = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    let is_child = |pid: &i32| {
+        // It may be gone by now.
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+        status.is_ok_and(|s| s.lines().any(|line| line == parent))
+    };
+    numbers.filter(is_child).collect()
 }
 
 const PATHS: [&str; 3] = [

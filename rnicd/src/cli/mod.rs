@@ -18,6 +18,7 @@ use crate::control::{ControlSocket, Notifier, Server};
 use crate::demo;
 use crate::exec;
 use crate::log::Log;
+use crate::mover::{self, Starter};
 use crate::privilege::{self, SignalSet, Signals};
 use crate::resource::{Capacity, Policy};
 
@@ -44,6 +45,12 @@ enum Command {
     /// A child process of the demo.
     #[command(hide = true, subcommand)]
     DemoPart(demo::parts::Part),
+    /// Starts movers for a daemon.
+    #[command(hide = true)]
+    MoverStarter {
+        /// control.seccomp of the daemon.
+        seccomp: SeccompArg,
+    },
     /// Copies for a daemon from and to the memory of a process that it does not trust.
     #[command(hide = true)]
     Mover {
@@ -126,8 +133,12 @@ pub fn main() -> ExitCode {
         Command::Exec(args) => exec(args),
         Command::Demo(args) => show(args),
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
+        Command::MoverStarter { seccomp } => {
+            let ended = mover::start_movers(seccomp.into());
+            ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
         Command::Mover { pid, seccomp } => {
-            let ended = crate::mover::run(pid, seccomp.into());
+            let ended = mover::run(pid, seccomp.into());
             ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
         }
     };
@@ -151,8 +162,14 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     };
     let notifier = Notifier::from_environment()?;
     give_up_privileges(control, &socket)?;
+    let starter = match config.limits.movers {
+        0 => None,
+        _ => {
+            Some(Starter::start(control.seccomp).map_err(|e| format!("cannot start movers: {e}"))?)
+        }
+    };
     log.start_writing(control.seccomp)?;
-    let mut server = Server::start(config, socket, Some(signals), notifier)?;
+    let mut server = Server::start(config, socket, Some(signals), notifier, starter)?;
     if let Some(file) = &args.configured.config {
         server.reload_from(file.clone(), log.level());
     }

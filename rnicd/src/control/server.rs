@@ -25,7 +25,7 @@ use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
 use crate::log::{Damper, Level};
 use crate::metrics::Writer;
-use crate::mover::Movers;
+use crate::mover::{Movers, Starter};
 use crate::privilege::{Peer, Signals, ThreadKind, check_available, confine};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
 use crate::worker::{Workers, clock};
@@ -103,12 +103,13 @@ impl Stopper {
 
 impl Server {
     /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told by
-    /// them to stop. Threads are started here, so what they are not to inherit is given up before.
+    /// them to stop, a starter of movers for one with clients of other users. Threads are started here, so what they are not to inherit is given up before.
     pub fn start(
         config: Config,
         socket: ControlSocket,
         signals: Option<Signals>,
         notifier: Notifier,
+        starter: Option<Starter>,
     ) -> Result<Self, StartError> {
         let seccomp = config.control.seccomp;
         check_available(seccomp)
@@ -138,8 +139,9 @@ impl Server {
             .map_err(system("cannot start workers"))?;
         let reaper =
             Reaper::start(waker.clone(), seccomp).map_err(system("cannot start the reaper"))?;
-        let movers = Movers::start(waker.clone(), config.engine.mover_deadline, seccomp)
-            .map_err(system("cannot start the thread that starts movers"))?;
+        let deadline = config.engine.mover_deadline;
+        let movers = Movers::start(waker.clone(), starter, deadline, seccomp)
+            .map_err(system("cannot start the thread that minds movers"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let writer =
             Writer::start(seccomp).map_err(system("cannot start the writer of metrics"))?;

@@ -5,17 +5,23 @@
 //! may every touch of a descriptor that a client made. For clients who are neither the daemon's own
 //! user nor trusted, both are left to a process per session: `rnicd mover`, which holds that
 //! descriptor and nothing else. Workers send it jobs and go on; one that does not answer in time
-//! costs its session its life. [`Movers`] starts them and hears of their ends; `process` is what
-//! runs in them, `wire` what is said. Nobody waits for a mover but a thread of its own: one that is
-//! stuck in the kernel is left behind with it, and counts against `limits.movers` until it is gone.
-//! Those threads are started by one that began with the daemon, because no other may start anything.
+//! costs its session its life.
+//!
+//! [`Movers`] has them started and hears of their ends. [`Starter`] starts them: a process of its
+//! own, because what a new process inherits is closed before it runs its program, and among what
+//! this one has open may be a descriptor that nobody can close. `process` is what runs in a mover,
+//! `channel` how descriptors are passed, `wire` what is said. Nobody waits for a mover but a thread
+//! of its own: one that is stuck in the kernel is left behind with it, and counts against
+//! `limits.movers` until it is gone. Those threads are started by one that began with the daemon,
+//! because no other may start anything.
 
+mod channel;
 mod process;
+mod starter;
 pub mod wire;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -26,21 +32,19 @@ use parking_lot::Mutex;
 use rnic_core::device::Mover;
 use rnic_core::types::SessionId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
-    SocketType, recv, sendmsg, socketpair,
-};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::net::{RecvFlags, recv};
+use rustix::process::{Signal, pidfd_send_signal};
 
+use channel::pair;
 pub use process::run;
+pub use starter::{Starter, start_movers};
 
 use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, spawn_confined};
 
-/// Starts movers, and hears of them.
+/// Has movers started, and hears of them.
 pub struct Movers {
     deadline: Duration,
-    seccomp: Seccomp,
     spawner: Sender<Start>,
     inbox: Receiver<MoverReport>,
     /// Processes that have not ended.
@@ -111,17 +115,23 @@ impl Drop for MoverHandle {
 }
 
 impl Movers {
-    /// None yet, and the thread that is to start them. `control` is woken when there is something to
-    /// hear. A mover may take `deadline` to look at what it is given.
-    pub fn start(control: Arc<Waker>, deadline: Duration, seccomp: Seccomp) -> io::Result<Self> {
+    /// None yet, and the thread that is to have them started by `starter`; without one, none is.
+    /// `control` is woken when there is something to hear. A mover may take `deadline` to look at
+    /// what it is given.
+    pub fn start(
+        control: Arc<Waker>,
+        starter: Option<Starter>,
+        deadline: Duration,
+        seccomp: Seccomp,
+    ) -> io::Result<Self> {
         let (reports, inbox) = unbounded();
         let (spawner, starts) = unbounded();
         let alive = Arc::new(AtomicU32::new(0));
         let told = Told { reports, control, alive: alive.clone() };
-        spawn_confined("rnicd-movers", ThreadKind::Spawner, seccomp, move || {
-            starts.into_iter().for_each(|start| begin(start, &told));
+        spawn_confined("rnicd-movers", ThreadKind::Minder, seccomp, move || {
+            starts.into_iter().for_each(|start| begin(start, starter.as_ref(), &told));
         })?;
-        Ok(Movers { deadline, seccomp, spawner, inbox, alive })
+        Ok(Movers { deadline, spawner, inbox, alive })
     }
 
     /// Takes another deadline from now on.
@@ -162,7 +172,6 @@ impl Movers {
             session,
             pid,
             deadline: self.deadline,
-            seccomp: self.seccomp,
             setup: setup.clone(),
             theirs,
             passed: std::iter::once(memory).chain(ends).collect(),
@@ -191,27 +200,37 @@ impl Told {
     }
 }
 
-/// Starts a mover on a thread that may be kept waiting, and that must live as long as the mover: the
-/// kernel takes its end for that of the mover's parent.
-fn begin(start: Start, told: &Told) {
+/// Has a mover started, and minds it on a thread that may be kept waiting.
+fn begin(start: Start, starter: Option<&Starter>, told: &Told) {
     let session = start.session;
-    let start = Arc::new(Mutex::new(Some(start)));
+    let refused = |error: io::Error, start: Option<Start>| {
+        told.alive.fetch_sub(1, Ordering::Relaxed);
+        // The descriptor goes back, to be closed where that may take its time.
+        let memory = start.map(|mut start| start.passed.swap_remove(0));
+        let why = Why::System(error.to_string());
+        told.report(MoverReport::Refused { session, why, memory });
+    };
+    let process = match starter {
+        Some(starter) => starter.mover(start.pid, &start.theirs),
+        None => Err(io::Error::other("this daemon was started without movers")),
+    };
+    let process = match process {
+        Ok(process) => process,
+        Err(error) => return refused(error, Some(start)),
+    };
+    let start = Arc::new(Mutex::new(Some((start, process))));
     let (starts, tells) = (start.clone(), told.clone());
     let spawned = std::thread::Builder::new().name("rnicd-mover".to_owned()).spawn(move || {
-        let Some(start) = starts.lock().take() else { return };
-        let (report, child) = start.carry_out();
-        tells.report(report);
-        if let Some(mut child) = child {
-            let _ = child.wait();
-        }
+        let Some((start, process)) = starts.lock().take() else { return };
+        start.mind(&process, &tells);
         tells.alive.fetch_sub(1, Ordering::Relaxed);
     });
     if let Err(error) = spawned {
-        told.alive.fetch_sub(1, Ordering::Relaxed);
-        // Without a thread the descriptor goes back, to be closed where that may take its time.
-        let memory = start.lock().take().map(|mut start| start.passed.swap_remove(0));
-        let why = Why::System(error.to_string());
-        told.report(MoverReport::Refused { session, why, memory });
+        let start = start.lock().take().map(|(start, process)| {
+            kill(&process);
+            start
+        });
+        refused(error, start);
     }
 }
 
@@ -220,7 +239,6 @@ struct Start {
     session: SessionId,
     pid: i32,
     deadline: Duration,
-    seccomp: Seccomp,
     setup: Arc<OwnedFd>,
     theirs: OwnedFd,
     /// The memory, then a channel for each worker.
@@ -228,49 +246,36 @@ struct Start {
 }
 
 impl Start {
-    fn carry_out(self) -> (MoverReport, Option<Child>) {
-        let Start { session, pid, deadline, seccomp, setup, theirs, passed } = self;
-        let refused = |why| MoverReport::Refused { session, why, memory: None };
-        let spawned = Command::new("/proc/self/exe")
-            .arg("mover")
-            .arg(pid.to_string())
-            .arg(seccomp.name())
-            .env_clear()
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let mut child = match spawned {
-            Ok(child) => child,
-            Err(error) => return (refused(Why::System(error.to_string())), None),
+    /// Passes a mover what it needs, reports what it says of it, and returns when it has ended.
+    fn mind(self, process: &OwnedFd, told: &Told) {
+        let Start { session, deadline, setup, theirs, passed, .. } = self;
+        // Its standard input by now; open here as well, its end would not be seen.
+        drop(theirs);
+        let fds: Vec<BorrowedFd<'_>> = passed.iter().map(AsFd::as_fd).collect();
+        let answered = channel::send(&*setup, &[0], &fds)
+            .and_then(|()| answer(&setup, deadline))
+            .and_then(|answer| Ok((answer, process.try_clone()?)));
+        let refused = |why| {
+            kill(process);
+            MoverReport::Refused { session, why, memory: None }
         };
-        let process = pass(&setup, &passed)
-            .and_then(|()| Ok(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?));
-        let answer = process.and_then(|process| Ok((process, answer(&setup, deadline)?)));
-        let report = match answer {
-            Ok((process, None)) => MoverReport::Ready { session, process },
-            Ok((_, Some(why))) => refused(Why::Memory(why)),
+        told.report(match answered {
+            Ok((None, process)) => MoverReport::Ready { session, process },
+            Ok((Some(why), _)) => refused(Why::Memory(why)),
             Err(error) => refused(Why::System(error.to_string())),
-        };
-        if matches!(report, MoverReport::Refused { .. }) {
-            let _ = child.kill();
-        }
-        // Last, because this may be for ever.
+        });
+        drop(setup);
+        // These may be for ever.
         drop(passed);
-        (report, Some(child))
+        wait_for_end(process);
     }
 }
 
-/// Passes descriptors.
-fn pass(setup: &OwnedFd, passed: &[OwnedFd]) -> io::Result<()> {
-    let fds: Vec<BorrowedFd<'_>> = passed.iter().map(AsFd::as_fd).collect();
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(io::Error::other("too many workers"));
+/// Returns when a process has ended. It may be nobody's child here.
+fn wait_for_end(process: &OwnedFd) {
+    while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(process, PollFlags::IN)], None)
+    {
     }
-    sendmsg(setup, &[io::IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
 }
 
 /// What a mover says of the memory: nothing, or why it is none.
@@ -289,14 +294,7 @@ fn answer(setup: &OwnedFd, deadline: Duration) -> io::Result<Option<String>> {
     }
 }
 
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
-}
-
 fn kill(process: &OwnedFd) {
     // If it has ended, all the better.
     let _ = pidfd_send_signal(process, Signal::KILL);
 }
-
-/// The memory, and a channel for each of at most 64 workers.
-const MAX_PASSED: usize = 65;

@@ -1,19 +1,16 @@
 //! What runs in a mover: one thread per worker's channel, which copies and answers; and one that
 //! ends the process when the daemon has closed its end, or has ended itself.
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rnic_core::device::memory::Unreachable;
 use rnic_core::shm::AddressSpace;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Resource, Rlimit, Signal};
 
-use super::MAX_PASSED;
+use super::channel;
 use super::wire::{self, Job, MAX_PACKET};
 use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, confine, spawn_confined};
@@ -27,7 +24,8 @@ pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
     give_up()?;
     let stdin = io::stdin();
     let setup = stdin.as_fd();
-    let mut passed = receive(setup)?.into_iter();
+    let (_, passed) = channel::receive(setup, &mut [0])?;
+    let mut passed = passed.into_iter();
     let memory = passed.next().ok_or(io::ErrorKind::InvalidInput)?;
     // Looking at it may take for ever; the daemon does not wait that long.
     let space = match AddressSpace::adopt(memory, pid) {
@@ -48,10 +46,10 @@ pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
     std::process::exit(0)
 }
 
-/// Gives up what a mover does not need. It has no descriptor but its own, because all of the daemon's
+/// Gives up what a mover, or who starts movers, does not need. It has no descriptor but its own, because all of the daemon's
 /// are close-on-exec, and no variable of the environment. What it may ask of the kernel is little once
 /// it has threads ([`confine`]); up to then it is what the thread may that started it.
-fn give_up() -> io::Result<()> {
+pub(super) fn give_up() -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     rustix::thread::set_no_new_privs(true)?;
     let none = Rlimit { current: Some(0), maximum: Some(0) };
@@ -59,19 +57,6 @@ fn give_up() -> io::Result<()> {
         rustix::process::setrlimit(resource, none)?;
     }
     Ok(())
-}
-
-fn receive(setup: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PASSED))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut octet = [0];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    recvmsg(setup, &mut [IoSliceMut::new(&mut octet)], &mut ancillary, flags)?;
-    let passed = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    Ok(passed.flatten().collect())
 }
 
 /// Carries out the jobs of one worker until there are no more.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
 };
 use rnic_tests::{
-    DEADLINE, Process, attached, burst, exhaust, hammer, hostile, over, raw, traffic,
+    DEADLINE, Process, attached, burst, exhaust, frozen, hammer, hostile, over, raw, traffic,
 };
 
 #[derive(Parser)]
@@ -118,6 +118,32 @@ enum Part {
     Duet,
     /// Connects two sessions over sockets of its own network namespace.
     Over,
+    /// Serves a file system that never answers, and starts a client in front of it.
+    Freeze {
+        /// Where to mount it.
+        directory: PathBuf,
+        /// The client's user.
+        uid: u32,
+        /// The part it plays, with the frozen file as its last argument.
+        part: Vec<String>,
+    },
+    /// Passes a descriptor of a frozen file to the daemon, and stays until its standard input
+    /// closes.
+    PassFrozen {
+        /// As what.
+        #[arg(value_enum)]
+        how: frozen::Passed,
+        /// The file.
+        file: PathBuf,
+    },
+    /// Lends the pages of a frozen file to a named protection domain until its standard input
+    /// closes; prints where they are.
+    LendFrozen {
+        /// The domain's name.
+        pd: String,
+        /// The file.
+        file: PathBuf,
+    },
     /// Goes on a tour of every operation.
     Visit {
         /// The host's address.
@@ -152,27 +178,59 @@ fn released() -> Arc<AtomicBool> {
     released
 }
 
+/// The daemon's socket, for those who speak to it by hand.
+fn socket() -> Result<PathBuf, traffic::Failure> {
+    Ok(std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?.into())
+}
+
 fn play(part: Part) -> Result<(), traffic::Failure> {
-    if let Part::Attack { seed, seconds, victim } = part {
-        let socket = std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?;
-        let (socket, time) = (Path::new(&socket), Duration::from_secs(seconds));
-        let sessions = hostile::attack(socket, seed, time, victim);
-        println!("{sessions} sessions");
-        // In the middle of a session it becomes a program that knows nothing of it.
-        return Err(hostile::exec_in_a_session(socket, seed, &mut Command::new("true")).into());
-    }
-    if let Part::Exhaust { what } = part {
-        rnic_tests::process::raise_descriptor_limit();
-        let released = released();
-        let refused = |error: &rnic_client::Error| println!("refused: {error}");
-        let had = exhaust::exhaust(what, refused, || !released.load(Ordering::Relaxed))?;
-        println!("had {had}");
-        return Ok(());
-    }
-    let context = Context::open()?;
     match part {
-        // Done above.
-        Part::Attack { .. } | Part::Exhaust { .. } => {}
+        Part::Attack { seed, seconds, victim } => {
+            let (socket, time) = (socket()?, Duration::from_secs(seconds));
+            let sessions = hostile::attack(&socket, seed, time, victim);
+            println!("{sessions} sessions");
+            // In the middle of a session it becomes a program that knows nothing of it.
+            Err(hostile::exec_in_a_session(&socket, seed, &mut Command::new("true")).into())
+        }
+        Part::Exhaust { what } => {
+            rnic_tests::process::raise_descriptor_limit();
+            let released = released();
+            let refused = |error: &rnic_client::Error| println!("refused: {error}");
+            let had = exhaust::exhaust(what, refused, || !released.load(Ordering::Relaxed))?;
+            println!("had {had}");
+            Ok(())
+        }
+        Part::Offer => {
+            let mut raw = raw::Raw::open(&socket()?).ok_or("no session")?;
+            attached::offer_wrong_descriptors(&mut raw)?;
+            println!("all are refused");
+            Ok(())
+        }
+        Part::Freeze { directory, uid, part } => frozen::serve(&directory, uid, &part),
+        Part::PassFrozen { how, file } => {
+            frozen::pass(&socket()?, how, &file)?;
+            println!("passed");
+            wait_for_release();
+            Ok(())
+        }
+        Part::LendFrozen { pd, file } => {
+            let _lent = frozen::Lent::new(&socket()?, &pd, &file)?;
+            wait_for_release();
+            Ok(())
+        }
+        part => play_with(Context::open()?, part),
+    }
+}
+
+/// Plays a part that has a session of the library.
+fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
+    match part {
+        Part::Attack { .. }
+        | Part::Exhaust { .. }
+        | Part::Offer
+        | Part::Freeze { .. }
+        | Part::PassFrozen { .. }
+        | Part::LendFrozen { .. } => unreachable!("played without a session of the library"),
         Part::Host { guests, address } => {
             let listener = context.listen(address, 16)?;
             println!("listening on {}", listener.local_addr());
@@ -230,12 +288,6 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
                 attached::pattern(1),
             )?)?;
             println!("the same came back");
-        }
-        Part::Offer => {
-            let socket = std::env::var_os("RNIC_SOCKET").ok_or("RNIC_SOCKET is not set")?;
-            let mut raw = raw::Raw::open(Path::new(&socket)).ok_or("no session")?;
-            attached::offer_wrong_descriptors(&mut raw)?;
-            println!("all are refused");
         }
         Part::Burst { address, posts } => {
             println!("calls: {}", burst::post(&context, address, posts)?);

@@ -19,6 +19,13 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
         ThreadKind::Reaper => allow(&[libc::SYS_setsockopt, libc::SYS_recvmsg]),
         ThreadKind::Log => allow(&[libc::SYS_writev]),
         ThreadKind::Mover => allow(COPY),
+        ThreadKind::Minder => {
+            allow(MOVE);
+            allow(THREAD);
+            allow(&[libc::SYS_pidfd_send_signal]);
+            // A thread's name.
+            rules.push(Rule::OneOf(libc::SYS_prctl, 0, vec![libc::PR_SET_NAME as u32]));
+        }
         ThreadKind::Worker => {
             allow(MOVE);
             // Taking a connection off a client's socket resets it.
@@ -39,6 +46,7 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             allow(OPEN);
             allow(OPEN_OLD);
             allow(EXEC);
+            allow(THREAD);
             allow(SPAWN);
             allow(SPAWN_OLD);
             // The program loader maps code.
@@ -181,12 +189,13 @@ const OPEN_OLD: &[c_long] = &[];
 /// Running a program.
 pub const EXEC: &[c_long] = &[libc::SYS_execve, libc::SYS_execveat];
 
+/// Starting a thread.
+const THREAD: &[c_long] = &[libc::SYS_clone, libc::SYS_clone3];
+
 /// Starting a process of the daemon's own program, its start up to its own filter, and its end.
 const SPAWN: &[c_long] = &[
     libc::SYS_chdir,
     libc::SYS_clock_getres,
-    libc::SYS_clone,
-    libc::SYS_clone3,
     libc::SYS_close_range,
     libc::SYS_getdents64,
     libc::SYS_ioctl,

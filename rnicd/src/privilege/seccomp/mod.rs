@@ -33,8 +33,10 @@ pub enum ThreadKind {
     Reaper,
     /// Writes the log.
     Log,
-    /// Starts processes of the daemon's own program, which inherit its filter: it may do what they
-    /// need until they have one of their own.
+    /// Passes movers their descriptors, and waits for them, in threads of its own.
+    Minder,
+    /// In a process of its own: starts processes of the daemon's own program, which inherit its
+    /// filter. It may do what they need until they have one of their own.
     Spawner,
     /// In a process of its own: copies between channels and the memory of one other process.
     Mover,
@@ -42,11 +44,12 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [ThreadKind; 6] = [
+    pub const ALL: [ThreadKind; 7] = [
         ThreadKind::Control,
         ThreadKind::Worker,
         ThreadKind::Reaper,
         ThreadKind::Log,
+        ThreadKind::Minder,
         ThreadKind::Spawner,
         ThreadKind::Mover,
     ];
