@@ -272,6 +272,16 @@ impl Strangers {
             assert!(Instant::now() < deadline, "movers are left: {:?}", self.movers());
             std::thread::yield_now();
         }
+        // The daemon hears of it a moment later.
+        let context = Context::open_at(self.daemon.socket()).expect("the daemon answers");
+        let counted = || match context.list(ListKind::Limits, 0).expect("the daemon answers").0 {
+            Rows::Limits(rows) => rows.into_iter().find(|r| r.key == "limits.movers").unwrap().used,
+            other => panic!("{other:?}"),
+        };
+        while counted() > 0 {
+            assert!(Instant::now() < deadline, "movers are counted that have ended");
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -404,19 +414,31 @@ fn strangers_are_refused_by_name() {
     assert_eq!(said, ["all are refused"]);
     strangers.has_no_movers();
     strangers.daemon.shrinks_to(start);
-    let Some(strangers) = Strangers::new("[limits]\nmovers = 2\n") else { return };
+    for (limits, told) in [
+        ("[limits]\nmovers = 2\n", "limits.movers = 2 reached"),
+        ("[limits.user]\nmovers = 2\n", "limits.user.movers (user 65534) = 2 reached"),
+    ] {
+        too_many_movers(limits, told);
+    }
+}
+
+/// The third mover of a user is refused by this limit, as long as the first two live.
+fn too_many_movers(limits: &str, told: &str) {
+    let Some(strangers) = Strangers::new(limits) else { return };
     let start = strangers.daemon.at_rest();
-    let mut lenders = [(); 2].map(|()| strangers.actor(&["lend"]));
-    for lender in &mut lenders {
-        lender.line_after("listening on ");
-        lender.line_after("attached");
+    for _ in 0..2 {
+        let mut lenders = [(); 2].map(|()| strangers.actor(&["lend"]));
+        for lender in &mut lenders {
+            lender.line_after("listening on ");
+            lender.line_after("attached");
+        }
+        let mut one_too_many = strangers.actor(&["lend"]);
+        let refused = one_too_many.line_after("refused: ");
+        assert!(refused.starts_with(told), "{refused}");
+        for lender in lenders {
+            lender.kill();
+        }
+        strangers.has_no_movers();
     }
-    let mut one_too_many = strangers.actor(&["lend"]);
-    let refused = one_too_many.line_after("refused: ");
-    assert!(refused.starts_with("limits.movers = 2 reached"), "{refused}");
-    for lender in lenders {
-        lender.kill();
-    }
-    strangers.has_no_movers();
     strangers.daemon.shrinks_to(start);
 }

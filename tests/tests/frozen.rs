@@ -9,7 +9,7 @@ use rnic_client::{
 };
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, frozen};
 
-/// The client that has the file is another user than the daemon.
+/// The client that has the file: another user than the daemon, and than the one beside him.
 const HOSTILE: u32 = 61_013;
 
 /// A daemon that serves everybody, if anybody may mount a file system here.
@@ -110,7 +110,7 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
     for loopback in ["direct", "tcp"] {
         let config = format!(
             "[engine]\nmover_deadline = \"300ms\"\nloopback = \"{loopback}\"\n\
-             [[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n",
+             [[user]]\nwho = {HOSTILE}\nuser = {{ movers = 1 }}\n[[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n",
         );
         let Some(daemon) = daemon(&config) else { return };
         let start = daemon.at_rest();
@@ -145,6 +145,12 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
         drop((reader, partner, listener, own, segment, pd, cq, context));
         // While its mover still waits in the kernel for a page, nothing of the session is left.
         daemon.is_empty();
+        // The mover itself counts against its user, and against nobody else.
+        let lend = |uid| daemon.actor_as(uid, &["lend"]);
+        let refused = lend(HOSTILE).line_after("refused: ");
+        let limit = format!("user.{HOSTILE}.user.movers = 1 reached");
+        assert!(refused.starts_with(&limit), "{refused}");
+        lend(HOSTILE + 1).line_after("attached");
         hostile.kill();
         daemon.shrinks_to(start);
     }

@@ -197,6 +197,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         ("connections_per_second", user.connections_per_second, "that one user begins"),
         ("ird", user.ird, "inbound reads of all connections of one user"),
         ("ord", user.ord, "outbound reads of all connections of one user"),
+        ("movers", user.movers, "processes that copy for attached clients of one user"),
     ] {
         row(&format!("limits.user.{name}"), value.to_string(), meaning);
     }

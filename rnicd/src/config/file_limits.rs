@@ -146,6 +146,8 @@ section_with_totals! {
         ird: Field<u32>,
         /// Outbound reads of all QPs together.
         ord: Field<u32>,
+        /// Processes that copy for the user's attached clients.
+        movers: Field<u32>,
     }
 }
 

@@ -98,6 +98,8 @@ pub struct UserLimits {
     pub ird: u32,
     /// Outbound reads of all QPs together.
     pub ord: u32,
+    /// Processes that copy for the user's attached clients, from their start to their end.
+    pub movers: u32,
 }
 
 /// Some of the [`Totals`].
@@ -158,13 +160,14 @@ impl Totals {
 
 impl UserLimits {
     /// Those that are no totals, each with its key.
-    pub fn each_of_its_own(&self) -> [(&'static str, u64); 5] {
+    pub fn each_of_its_own(&self) -> [(&'static str, u64); 6] {
         [
             ("sessions", self.sessions.into()),
             ("half_open", self.half_open.into()),
             ("connections_per_second", self.connections_per_second.into()),
             ("ird", self.ird.into()),
             ("ord", self.ord.into()),
+            ("movers", self.movers.into()),
         ]
     }
 
@@ -179,6 +182,7 @@ impl UserLimits {
                 .unwrap_or(self.connections_per_second),
             ird: patch.ird.unwrap_or(self.ird),
             ord: patch.ord.unwrap_or(self.ord),
+            movers: patch.movers.unwrap_or(self.movers),
         }
     }
 }
@@ -222,6 +226,7 @@ impl Default for Limits {
                 connections_per_second: 10_000,
                 ird: 1 << 21,
                 ord: 1 << 21,
+                movers: 8,
             },
             session: Totals {
                 pds: 1_024,
@@ -285,6 +290,7 @@ impl Checker<'_> {
             connections_per_second: self.optional_number(u.connections_per_second, 1..=MAX_RATE)?,
             ird: self.optional_number(u.ird, 0..=MAX_READS_TOTAL)?,
             ord: self.optional_number(u.ord, 0..=MAX_READS_TOTAL)?,
+            movers: self.optional_number(u.movers, 0..=MAX_MOVERS)?,
         };
         let device = s.totals();
         Ok(Limits {
@@ -376,4 +382,4 @@ const MAX_READS: u16 = (1 << 14) - 2;
 /// Every worker's share should hold a few FPDUs of 64 KiB.
 const PARTIAL: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
 /// Processes.
-const MAX_MOVERS: u32 = 1_024;
+pub(super) const MAX_MOVERS: u32 = 1_024;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::checker::Checker;
 use super::error::ConfigError;
 use super::file_rules::OverrideTable;
-use super::limits::{MAX_RATE, MAX_READS_TOTAL, MAX_SESSIONS, MAX_WHY, TotalsPatch};
+use super::limits::{MAX_MOVERS, MAX_RATE, MAX_READS_TOTAL, MAX_SESSIONS, MAX_WHY, TotalsPatch};
 use super::people::Id;
 
 /// What one rule changes. Keys that it does not set stay as they are without it.
@@ -45,6 +45,8 @@ pub struct UserPatch {
     pub ird: Option<u32>,
     /// Outbound reads of all QPs together.
     pub ord: Option<u32>,
+    /// Processes that copy for the user's attached clients.
+    pub movers: Option<u32>,
 }
 
 impl Checker<'_> {
@@ -72,6 +74,7 @@ impl Checker<'_> {
                     .optional_number(u.connections_per_second.take(), 1..=MAX_RATE)?,
                 ird: self.optional_number(u.ird.take(), 0..=MAX_READS_TOTAL)?,
                 ord: self.optional_number(u.ord.take(), 0..=MAX_READS_TOTAL)?,
+                movers: self.optional_number(u.movers.take(), 0..=MAX_MOVERS)?,
             };
             Ok(Override { who, trusted: table.trusted, session, user })
         };

@@ -12,8 +12,8 @@
 //! this one has open may be a descriptor that nobody can close. `process` is what runs in a mover,
 //! `channel` how descriptors are passed, `wire` what is said. Nobody waits for a mover but a thread
 //! of its own: one that is stuck in the kernel is left behind with it, and counts against
-//! `limits.movers` until it is gone. Those threads are started by one that began with the daemon,
-//! because no other may start anything.
+//! `limits.user.movers` and `limits.movers` until it is gone. Those threads are started by one that
+//! began with the daemon, because no other may start anything.
 
 mod channel;
 mod process;
@@ -23,7 +23,6 @@ pub mod wire;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -47,8 +46,6 @@ pub struct Movers {
     deadline: Duration,
     spawner: Sender<Start>,
     inbox: Receiver<MoverReport>,
-    /// Processes that have not ended.
-    alive: Arc<AtomicU32>,
 }
 
 /// What became of a mover.
@@ -69,6 +66,11 @@ pub enum MoverReport {
         why: Why,
         /// What was passed, if nobody has touched it: closing it may take its time.
         memory: Option<OwnedFd>,
+    },
+    /// Nothing is left of one that was added: no process, no descriptor.
+    Ended {
+        /// Whose it was.
+        session: SessionId,
     },
 }
 
@@ -126,22 +128,16 @@ impl Movers {
     ) -> io::Result<Self> {
         let (reports, inbox) = unbounded();
         let (spawner, starts) = unbounded();
-        let alive = Arc::new(AtomicU32::new(0));
-        let told = Told { reports, control, alive: alive.clone() };
+        let told = Told { reports, control };
         spawn_confined("rnicd-movers", ThreadKind::Minder, seccomp, move || {
             starts.into_iter().for_each(|start| begin(start, starter.as_ref(), &told));
         })?;
-        Ok(Movers { deadline, spawner, inbox, alive })
+        Ok(Movers { deadline, spawner, inbox })
     }
 
     /// Takes another deadline from now on.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
-    }
-
-    /// Processes that have not ended, those included that are stuck.
-    pub fn alive(&self) -> u32 {
-        self.alive.load(Ordering::Relaxed)
     }
 
     /// What is new.
@@ -150,7 +146,7 @@ impl Movers {
     }
 
     /// Begins to start a mover for what a client says is the memory of process `pid`. The descriptor is
-    /// passed on, not touched. Returns also one channel for each worker; a report follows.
+    /// passed on, not touched. Returns also one channel for each worker. A report follows; the last one is that it has ended.
     pub fn add(
         &mut self,
         session: SessionId,
@@ -176,7 +172,6 @@ impl Movers {
             theirs,
             passed: std::iter::once(memory).chain(ends).collect(),
         };
-        self.alive.fetch_add(1, Ordering::Relaxed);
         // The thread lives as long as this.
         let _ = self.spawner.send(start);
         let shared = Mover::new(session, workers);
@@ -189,7 +184,6 @@ impl Movers {
 struct Told {
     reports: Sender<MoverReport>,
     control: Arc<Waker>,
-    alive: Arc<AtomicU32>,
 }
 
 impl Told {
@@ -204,11 +198,11 @@ impl Told {
 fn begin(start: Start, starter: Option<&Starter>, told: &Told) {
     let session = start.session;
     let refused = |error: io::Error, start: Option<Start>| {
-        told.alive.fetch_sub(1, Ordering::Relaxed);
         // The descriptor goes back, to be closed where that may take its time.
         let memory = start.map(|mut start| start.passed.swap_remove(0));
         let why = Why::System(error.to_string());
         told.report(MoverReport::Refused { session, why, memory });
+        told.report(MoverReport::Ended { session });
     };
     let process = match starter {
         Some(starter) => starter.mover(start.pid, &start.theirs),
@@ -223,7 +217,7 @@ fn begin(start: Start, starter: Option<&Starter>, told: &Told) {
     let spawned = std::thread::Builder::new().name("rnicd-mover".to_owned()).spawn(move || {
         let Some((start, process)) = starts.lock().take() else { return };
         start.mind(&process, &tells);
-        tells.alive.fetch_sub(1, Ordering::Relaxed);
+        tells.report(MoverReport::Ended { session });
     });
     if let Err(error) = spawned {
         let start = start.lock().take().map(|(start, process)| {

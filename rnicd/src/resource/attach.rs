@@ -1,6 +1,7 @@
 //! Attached memory: who may have regions in his own address space, and what becomes of them when it
 //! is gone.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -10,6 +11,8 @@ use rnic_core::shm::AddressSpace;
 use rnic_core::shm::attached::USER_END;
 use rnic_core::types::*;
 
+use super::ledger::{Counts, Kind, Ledger};
+use super::policy::Rights;
 use super::session::Session;
 use super::why::Asked;
 use super::{Answer, Given, Manager, find, refuse};
@@ -44,6 +47,35 @@ impl Attached {
         match &self.reach {
             Reach::Own(_) => None,
             Reach::Mover(mover) => Some(mover.shared.clone()),
+        }
+    }
+}
+
+/// Movers that have not ended, as they were charged. One that is stuck outlives its session.
+#[derive(Debug, Default)]
+pub struct Moving(HashMap<SessionId, Counts>);
+
+impl Moving {
+    fn charge(
+        &mut self,
+        ledger: &mut Ledger,
+        id: SessionId,
+        rights: &Arc<Rights>,
+    ) -> Result<(), Refusal> {
+        let mut counts = self.0.remove(&id).unwrap_or_else(|| Counts::new(rights.clone()));
+        counts.rights = rights.clone();
+        let charged = ledger.charge(&mut counts, Kind::Movers, 1);
+        if counts.of(Kind::Movers) > 0 {
+            self.0.insert(id, counts);
+        }
+        charged
+    }
+
+    fn credit(&mut self, ledger: &mut Ledger, id: SessionId) {
+        let Some(mut counts) = self.0.remove(&id) else { return };
+        ledger.credit(&mut counts, Kind::Movers, 1);
+        if counts.of(Kind::Movers) > 0 {
+            self.0.insert(id, counts);
         }
     }
 }
@@ -99,26 +131,22 @@ impl Manager {
             session.attached = Some(Attached { reach: Reach::Own(space), gone: false });
             return Ok(Given::Now(Box::new(ReplyBody::Done.into())));
         }
-        let (limit, used) = (self.config.limits.movers, self.movers.alive());
-        if used >= limit {
-            let refusal = Refusal::Limit {
-                key: "limits.movers".to_owned(),
-                limit: limit.into(),
-                used: used.into(),
-                wanted: 1,
-            };
+        if let Err(refusal) = self.moving.charge(&mut self.ledger, id, &session.counts.rights) {
             return Err((refusal, descriptor));
         }
-        let (mover, channels) = self
-            .movers
-            .add(id, pid, descriptor, self.capacity.workers)
-            .map_err(|(error, d)| (refuse::system("cannot start a mover", &error), d))?;
+        let (mover, channels) = match self.movers.add(id, pid, descriptor, self.capacity.workers) {
+            Ok(added) => added,
+            Err((error, descriptor)) => {
+                self.moving.credit(&mut self.ledger, id);
+                return Err((refuse::system("cannot start a mover", &error), descriptor));
+            }
+        };
         self.workers.add_mover(&mover.shared, channels);
         session.attached = Some(Attached { reach: Reach::Mover(mover), gone: false });
         Ok(Given::Later)
     }
 
-    /// A mover has started, or has not.
+    /// A mover has started, or has not, or has ended.
     pub(super) fn mover_reported(&mut self, report: MoverReport) {
         match report {
             MoverReport::Ready { session: id, process } => {
@@ -143,6 +171,7 @@ impl Manager {
                 let refused = self.refused(id, asked, refusal, clock::now());
                 self.late_refusals.push_back((id, refused));
             }
+            MoverReport::Ended { session } => self.moving.credit(&mut self.ledger, session),
         }
     }
 

@@ -35,11 +35,13 @@ pub enum Kind {
     Ird,
     /// Outbound reads granted to connections.
     Ord,
+    /// Processes that copy for attached clients.
+    Movers,
 }
 
 impl Kind {
     /// Each kind, in the order of its number.
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 16] = [
         Kind::Sessions,
         Kind::Pds,
         Kind::Segments,
@@ -55,6 +57,7 @@ impl Kind {
         Kind::ArenaBytes,
         Kind::Ird,
         Kind::Ord,
+        Kind::Movers,
     ];
     pub const COUNT: usize = Kind::ALL.len();
 
@@ -76,6 +79,7 @@ impl Kind {
             Kind::ArenaBytes => "arena_bytes",
             Kind::Ird => "ird",
             Kind::Ord => "ord",
+            Kind::Movers => "movers",
         }
     }
 
@@ -90,6 +94,7 @@ impl Kind {
             Kind::Sessions => user.sessions.into(),
             Kind::Ird => user.ird.into(),
             Kind::Ord => user.ord.into(),
+            Kind::Movers => user.movers.into(),
             // Every other kind is a total.
             _ => self.of_totals(&user.totals).unwrap_or(UNLIMITED),
         }
@@ -98,7 +103,7 @@ impl Kind {
     /// What a rule sets for sessions.
     pub fn of_patch(self, patch: &TotalsPatch) -> Option<u64> {
         match self {
-            Kind::Sessions | Kind::Ird | Kind::Ord => None,
+            Kind::Sessions | Kind::Ird | Kind::Ord | Kind::Movers => None,
             Kind::Pds => patch.pds.map(u64::from),
             Kind::Segments => patch.segments.map(u64::from),
             Kind::SegmentBytes => patch.segment_bytes,
@@ -120,6 +125,7 @@ impl Kind {
             Kind::Sessions => patch.sessions.map(u64::from),
             Kind::Ird => patch.ird.map(u64::from),
             Kind::Ord => patch.ord.map(u64::from),
+            Kind::Movers => patch.movers.map(u64::from),
             _ => self.of_patch(&patch.totals),
         }
     }

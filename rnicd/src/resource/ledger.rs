@@ -103,6 +103,7 @@ impl Ledger {
         };
         self.device = Kind::ALL.map(|kind| match kind {
             Kind::Sessions => limits.sessions.into(),
+            Kind::Movers => limits.movers.into(),
             Kind::Qps => capacity.qps.into(),
             _ => kind.of_totals(&limits.device).unwrap_or(UNLIMITED),
         });

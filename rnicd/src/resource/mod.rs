@@ -61,6 +61,7 @@ use crate::rate::Buckets;
 use crate::worker::{Ticket, WorkerReport, Workers};
 use adopt::ConnectOver;
 use arena::Arenas;
+use attach::Moving;
 pub use capacity::Capacity;
 use figures::Past;
 use ledger::{Counts, Kind, Ledger};
@@ -159,6 +160,7 @@ pub struct Manager {
     /// Refusals that took their time.
     late_refusals: VecDeque<(SessionId, Refused)>,
     movers: Movers,
+    moving: Moving,
     ended: VecDeque<(SessionId, String)>,
     refusals: u64,
     misbehaved: u64,
@@ -234,6 +236,7 @@ impl Manager {
             answers: VecDeque::new(),
             late_refusals: VecDeque::new(),
             movers,
+            moving: Moving::default(),
             ended: VecDeque::new(),
             refusals: 0,
             misbehaved: 0,
