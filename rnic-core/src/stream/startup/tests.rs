@@ -412,6 +412,19 @@ fn client_server_model_has_no_ready_to_receive() {
     assert!(!a.peer_to_peer && !p.peer_to_peer);
 }
 
+/// A peer-to-peer connection takes both: a reply that was not asked for one makes none, whatever it
+/// offers.
+#[test]
+fn a_reply_alone_makes_no_peer_to_peer_connection() {
+    let eager = Enhanced { peer_to_peer: true, rtr: RtrKinds::all(), ..PLAIN };
+    for (asks, answer) in [(false, eager), (true, PLAIN)] {
+        let options = Options { peer_to_peer: asks, ..OPTIONS };
+        let mut initiator = Initiator::new(&options, &[]).expect("short");
+        let n = accepted(&mut initiator, &enhanced(Kind::Reply, answer));
+        assert_eq!((n.peer_to_peer, n.role), (false, Role::Initiator { rtr: None }), "{asks}");
+    }
+}
+
 #[test]
 fn reply_without_enhanced_data_settles_for_less() {
     for reply in ["40010000", "40020000"] {
