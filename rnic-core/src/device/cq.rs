@@ -211,15 +211,37 @@ mod tests {
     use crate::abi::queue::{QueueKind, QueueShape};
     use crate::shm::Mapping;
 
-    #[test]
-    fn it_tells_what_it_was_made_with() {
+    fn cq() -> Cq {
         let shape = QueueShape::completion(16);
         let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
         let queue =
             QueueMemory::format(arena, 0, QueueKind::Completion, shape, 3, 9).expect("it fits");
-        let cq = Cq::new(CqId(3), SessionId(1), 7, queue);
+        Cq::new(CqId(3), SessionId(1), 7, queue)
+    }
+
+    #[test]
+    fn it_tells_what_it_was_made_with() {
+        let cq = cq();
         assert_eq!((cq.id(), cq.session()), (CqId(3), SessionId(1)));
         assert_eq!((cq.doorbell(), cq.capacity(), cq.is_dead()), (9, 16, false));
         assert_eq!(cq.context.load(Relaxed), 7);
+        assert_eq!(format!("{cq:?}"), "Cq { id: CqId(3), dead: false }");
+    }
+
+    #[test]
+    fn slots_given_back_are_told_to_who_still_waits_for_them() {
+        let cq = cq();
+        assert_eq!(cq.reserve(20), Ok(16));
+        assert_eq!(cq.unreserve(1), 0);
+        [1, 3, 40].into_iter().for_each(|worker| cq.wait_for_space(worker));
+        assert_eq!(cq.unreserve(1), 1 << 40 | 0b1010);
+        cq.stop_waiting(40);
+        assert_eq!(cq.unreserve(1), 0b1010);
+        cq.stop_waiting(1);
+        // Nothing given back is nothing to be told of.
+        assert_eq!((cq.unreserve(0), cq.unreserve(1)), (0, 0b1000));
+        cq.stop_waiting(3);
+        assert_eq!(cq.unreserve(1), 0);
+        assert_eq!(cq.usage(), (0, 11, 0));
     }
 }

@@ -146,13 +146,8 @@ enum Place<'t> {
 
 impl<'t> Target<'t> {
     /// Octets it covers.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether it covers none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// `len` octets of it from `from` on, if they are inside.

@@ -243,10 +243,30 @@ fn permissive_mode_talks_to_an_rdmac_peer() {
     assert!(n.crc && n.tx_markers && n.rx_markers);
 
     // siw started with revision 0 is no RDMAC peer: it could not read our Markers.
-    let error = Responder::new(&options).handle_input(&frame(REQUEST, "00000000"));
-    assert!(matches!(error, Err(ResponderError::Rdmac { .. })));
-    let mut initiator = Initiator::new(&options, &[]).expect("short");
-    assert_eq!(initiator.handle_input(&frame(REPLY, "40000000")), Err(StartupError::Rdmac));
+    for flags in ["00", "40", "80"] {
+        let request = frame(REQUEST, &format!("{flags}000000"));
+        let error = Responder::new(&options).handle_input(&request);
+        assert!(matches!(error, Err(ResponderError::Rdmac { .. })), "{flags}");
+        let mut initiator = Initiator::new(&options, &[]).expect("short");
+        let reply = frame(REPLY, &format!("{flags}000000"));
+        assert_eq!(initiator.handle_input(&reply), Err(StartupError::Rdmac), "{flags}");
+    }
+}
+
+/// A rejection declares Markers and CRCs as an acceptance would.
+#[test]
+fn a_rejection_has_the_flags_of_its_end() {
+    let plain = Options { rdmac: true, crc: false, markers: false, ..OPTIONS };
+    for (options, request, reply) in [
+        (plain, "00010000", "20010000"),
+        (Options { crc: true, ..plain }, "00010000", "60010000"),
+        (Options { markers: true, ..plain }, "00010000", "a0010000"),
+        // An RDMAC peer is told what it could not do without.
+        (plain, "c0000000", "e0000000"),
+    ] {
+        let (mut responder, _) = responder_with(&options, &frame(REQUEST, request));
+        assert_eq!(responder.reject(&[]), Ok(frame(REPLY, reply)), "{options:?}");
+    }
 }
 
 //= MPA-7.1.1-7
@@ -396,6 +416,14 @@ fn ready_to_receive_by_read_raises_an_ird_of_zero() {
     let only_read = Options { rtr: RtrKinds::READ, ird: 0, ord: 0, ..OPTIONS };
     let (a, p) = connect(&only_read, &only_read);
     assert_eq!((a.role, p.ird), (Role::Initiator { rtr: Some(Rtr::Read) }, 1));
+
+    // Only for a Read that both offer.
+    let not_read = Options { rtr: RtrKinds::WRITE | RtrKinds::SEND, ..OPTIONS };
+    for (active, passive) in [(not_read, OPTIONS), (OPTIONS, not_read)] {
+        let (_, p) = connect(&Options { ord: 0, ..active }, &Options { ird: 0, ..passive });
+        let await_rtr = Some(not_read.rtr);
+        assert_eq!((p.ird, p.role), (0, Role::Responder { await_rtr }), "{active:?}");
+    }
 
     let request = Initiator::new(&Options { ord: 0, ..OPTIONS }, &[]).expect("short");
     let (mut responder, _) = responder_with(&OPTIONS, request.request());
