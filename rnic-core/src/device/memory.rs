@@ -317,16 +317,11 @@ pub enum Payload<'a> {
 
 impl Payload<'_> {
     /// Octets in all.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Payload::Octets(b) => b.len(),
             Payload::Gather(targets) => targets.iter().map(Target::len).sum(),
         }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Copies the octets from `from` on out of this payload.
