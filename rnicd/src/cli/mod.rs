@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::config::{ANNOTATED_DEFAULT, Config, Control, Loopback, Seccomp, Size, explain};
-use crate::control::{ControlSocket, Notifier, Server};
+use crate::control::{ControlSocket, Notifier, Server, check_filters};
 use crate::demo;
 use crate::exec;
 use crate::log::Log;
@@ -162,14 +162,16 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     };
     let notifier = Notifier::from_environment()?;
     give_up_privileges(control, &socket)?;
-    let starter = match config.limits.movers {
-        0 => None,
-        _ => {
-            Some(Starter::start(control.seccomp).map_err(|e| format!("cannot start movers: {e}"))?)
-        }
-    };
+    check_filters(control.seccomp)?;
+    privilege::pass_on_no_descriptors();
+    // Before the starter of movers, which is to have as many: what it sends counts against them,
+    // together with what clients of the daemon have not read yet.
+    privilege::raise_descriptor_limit();
+    // Also if limits.movers is 0: that can change, and nothing can be started later.
+    let starter =
+        Starter::start(control.seccomp).map_err(|e| format!("cannot start movers: {e}"))?;
     log.start_writing(control.seccomp)?;
-    let mut server = Server::start(config, socket, Some(signals), notifier, starter)?;
+    let mut server = Server::start(config, socket, Some(signals), notifier, Some(starter))?;
     if let Some(file) = &args.configured.config {
         server.reload_from(file.clone(), log.level());
     }

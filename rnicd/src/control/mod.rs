@@ -17,5 +17,5 @@ mod socket;
 
 pub use notify::Notifier;
 pub use reaper::{Reaper, Receipt};
-pub use server::{Server, StartError, Stopper};
+pub use server::{Server, StartError, Stopper, check_filters};
 pub use socket::{ControlSocket, SocketError};

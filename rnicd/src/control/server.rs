@@ -101,6 +101,11 @@ impl Stopper {
     }
 }
 
+/// Whether this kernel has the filters that `control.seccomp` asks for.
+pub fn check_filters(seccomp: Seccomp) -> Result<(), StartError> {
+    check_available(seccomp).map_err(|error| StartError::NoFilters { value: seccomp.name(), error })
+}
+
 impl Server {
     /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told by
     /// them to stop, a starter of movers for one with clients of other users. Threads are started here, so what they are not to inherit is given up before.
@@ -112,8 +117,7 @@ impl Server {
         starter: Option<Starter>,
     ) -> Result<Self, StartError> {
         let seccomp = config.control.seccomp;
-        check_available(seccomp)
-            .map_err(|error| StartError::NoFilters { value: seccomp.name(), error })?;
+        check_filters(seccomp)?;
         let capacity = Capacity::of_this_process(&config);
         rnic_core::shm::fault::install().map_err(system("cannot install the fault handler"))?;
         let poll = Poll::new().map_err(system("cannot make a poll"))?;

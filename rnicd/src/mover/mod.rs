@@ -67,7 +67,8 @@ pub enum MoverReport {
         /// What was passed, if nobody has touched it: closing it may take its time.
         memory: Option<OwnedFd>,
     },
-    /// Nothing is left of one that was added: no process, no descriptor.
+    /// One that was added has no process any more, and nobody holds a descriptor for it but for the
+    /// one that was refused back.
     Ended {
         /// Whose it was.
         session: SessionId,
@@ -130,7 +131,8 @@ impl Movers {
         let (spawner, starts) = unbounded();
         let told = Told { reports, control };
         spawn_confined("rnicd-movers", ThreadKind::Minder, seccomp, move || {
-            starts.into_iter().for_each(|start| begin(start, starter.as_ref(), &told));
+            let mut starter = starter;
+            starts.into_iter().for_each(|start| begin(start, &mut starter, &told));
         })?;
         Ok(Movers { deadline, spawner, inbox })
     }
@@ -195,7 +197,7 @@ impl Told {
 }
 
 /// Has a mover started, and minds it on a thread that may be kept waiting.
-fn begin(start: Start, starter: Option<&Starter>, told: &Told) {
+fn begin(start: Start, starter: &mut Option<Starter>, told: &Told) {
     let session = start.session;
     let refused = |error: io::Error, start: Option<Start>| {
         // The descriptor goes back, to be closed where that may take its time.
@@ -204,13 +206,17 @@ fn begin(start: Start, starter: Option<&Starter>, told: &Told) {
         told.report(MoverReport::Refused { session, why, memory });
         told.report(MoverReport::Ended { session });
     };
-    let process = match starter {
-        Some(starter) => starter.mover(start.pid, &start.theirs),
-        None => Err(io::Error::other("this daemon was started without movers")),
-    };
-    let process = match process {
-        Ok(process) => process,
-        Err(error) => return refused(error, Some(start)),
+    let answer = starter.as_ref().map(|starter| starter.mover(start.pid, &start.theirs));
+    let process = match answer {
+        Some(Ok(Ok(process))) => process,
+        Some(Ok(Err(why))) => return refused(io::Error::other(why), Some(start)),
+        Some(Err(error)) => {
+            // Whatever it says later would be taken for the answer to another question.
+            *starter = None;
+            tracing::error!(%error, "no mover can be started any more, until the daemon is restarted");
+            return refused(starter::ended(), Some(start));
+        }
+        None => return refused(starter::ended(), Some(start)),
     };
     let start = Arc::new(Mutex::new(Some((start, process))));
     let (starts, tells) = (start.clone(), told.clone());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rnic_core::device::memory::Unreachable;
 use rnic_core::shm::AddressSpace;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use rustix::process::{Resource, Rlimit, Signal};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 
 use super::channel;
 use super::wire::{self, Job, MAX_PACKET};
@@ -52,6 +52,8 @@ pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
 pub(super) fn give_up() -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     rustix::thread::set_no_new_privs(true)?;
+    // Running a program has made it possible again for others of this user to look into this one.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     for resource in [Resource::Core, Resource::Fsize] {
         rustix::process::setrlimit(resource, none)?;

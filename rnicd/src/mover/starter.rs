@@ -8,8 +8,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{channel, process};
@@ -24,50 +30,70 @@ pub struct Starter {
 }
 
 impl Starter {
-    /// Starts the process, of this process's own program, as the user this process is now.
+    /// Starts the process, of this process's own program, as the user this process is now and with
+    /// its limits.
     ///
     /// # Errors
     ///
-    /// Those of the system; a process that ends at once, as one does that may not have the filter
-    /// `seccomp`.
+    /// Those of the system; what keeps the process from beginning its work.
     pub fn start(seccomp: Seccomp) -> io::Result<Self> {
         let (ours, theirs) = channel::pair()?;
-        let arguments = ["mover-starter", seccomp.name()];
-        // It is not waited for: it ends after everything else, or with everything else.
-        drop(run(&arguments, theirs)?);
-        match channel::receive(&ours, &mut [0])? {
-            (0, _) => Err(ended()),
-            _ => Ok(Starter { channel: ours }),
+        let mut starter = program(&["mover-starter", seccomp.name()], theirs);
+        // In a group of its own: a terminal's signals are for the daemon. It is not waited for: it
+        // ends after everything else, or with everything else.
+        drop(starter.process_group(0).spawn()?);
+        let starter = Starter { channel: ours };
+        match starter.answer()? {
+            Ok(_) => Ok(starter),
+            Err(why) => Err(io::Error::other(why)),
         }
     }
 
-    /// Has a mover started for process `pid`, with `setup` as its standard input; what to signal it
-    /// by, and to wait for its end.
-    pub(super) fn mover(&self, pid: i32, setup: &OwnedFd) -> io::Result<OwnedFd> {
+    /// Has a mover started for process `pid`, with `setup` as its standard input: what to signal it
+    /// by, and to wait for its end; or why there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the starter does not answer. It is of no use any more then.
+    pub(super) fn mover(&self, pid: i32, setup: &OwnedFd) -> io::Result<Result<OwnedFd, String>> {
         channel::send(&self.channel, &pid.to_le_bytes(), &[setup.as_fd()])?;
+        let started = self.answer()?;
+        // The kernel drops a descriptor for which this process has no room.
+        Ok(started.and_then(|process| process.ok_or_else(|| Errno::MFILE.to_string())))
+    }
+
+    /// What it says: that something was done, with a descriptor perhaps, or why not.
+    fn answer(&self) -> io::Result<Result<Option<OwnedFd>, String>> {
+        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        if poll(&mut [PollFd::new(&self.channel, PollFlags::IN)], Some(&patience))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let mut said = [0; 256];
         match channel::receive(&self.channel, &mut said)? {
             (0, _) => Err(ended()),
-            (len, mut passed) => passed.pop().ok_or_else(|| {
-                io::Error::other(String::from_utf8_lossy(&said[..len]).into_owned())
-            }),
+            (1, mut passed) if said[0] == DONE => Ok(Ok(passed.pop())),
+            (len, _) => Ok(Err(String::from_utf8_lossy(&said[..len]).into_owned())),
         }
     }
 }
 
-fn ended() -> io::Error {
+/// It starts a process, which no client can delay. After this it is taken for dead.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An answer that is no error's text.
+const DONE: u8 = 0;
+
+/// What clients are told from then on.
+pub(super) fn ended() -> io::Error {
     io::Error::other("the process that starts movers has ended")
 }
 
-/// Starts this program as another process, with nothing of this one but its standard input.
-fn run(arguments: &[&str], stdin: OwnedFd) -> io::Result<Child> {
-    Command::new("/proc/self/exe")
-        .args(arguments)
-        .env_clear()
-        .stdin(Stdio::from(stdin))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
+/// This program as another process, with nothing of this one but its standard input.
+fn program(arguments: &[&str], stdin: OwnedFd) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(arguments).env_clear().stdin(Stdio::from(stdin));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
 }
 
 /// What runs in the process: starts movers as long as its daemon asks, by standard input.
@@ -76,31 +102,45 @@ fn run(arguments: &[&str], stdin: OwnedFd) -> io::Result<Child> {
 ///
 /// If standard input is no channel of a daemon.
 pub fn start_movers(seccomp: Seccomp) -> io::Result<()> {
-    process::give_up()?;
-    confine(ThreadKind::Spawner, seccomp)?;
     let stdin = io::stdin();
-    channel::send(&stdin, &[0], &[])?;
+    let complain = |e: io::Error| channel::send(&stdin, e.to_string().as_bytes(), &[]);
+    if let Err(error) = process::give_up().and_then(|()| confine(ThreadKind::Spawner, seccomp)) {
+        return complain(error);
+    }
+    channel::send(&stdin, &[DONE], &[])?;
     loop {
         let mut pid = [0; 4];
         let (len, mut passed) = channel::receive(&stdin, &mut pid)?;
         if len == 0 {
             return Ok(());
         }
-        let setup = passed.pop().ok_or(io::ErrorKind::InvalidInput)?;
-        match start_mover(i32::from_le_bytes(pid), setup, seccomp) {
-            Ok(process) => channel::send(&stdin, &[0], &[process.as_fd()])?,
-            Err(error) => channel::send(&stdin, error.to_string().as_bytes(), &[])?,
+        let setup = passed.pop().ok_or_else(|| Errno::MFILE.into());
+        let started = setup.and_then(|s| start_mover(i32::from_le_bytes(pid), s, seccomp));
+        // Passing it fails where clients of the daemon's user have left too much unread
+        // (ETOOMANYREFS). That must end nobody's mover but this one, which ends with `setup`.
+        let answered = started.and_then(|p| channel::send(&stdin, &[DONE], &[p.as_fd()]));
+        if let Err(error) = answered {
+            complain(error)?;
         }
     }
 }
 
 fn start_mover(pid: i32, setup: OwnedFd, seccomp: Seccomp) -> io::Result<OwnedFd> {
-    let mut child = run(&["mover", &pid.to_string(), seccomp.name()], setup)?;
-    let opened = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    let mut mover = program(&["mover", &pid.to_string(), seccomp.name()], setup).spawn()?;
+    let opened = pidfd_open(Pid::from_child(&mover), PidfdFlags::empty());
     if opened.is_err() {
-        let _ = child.kill();
+        let _ = mover.kill();
     }
+    let mover = Arc::new(Mutex::new(mover));
+    let waits = mover.clone();
     // Somebody has to take note of its end, or its number stays taken.
-    std::thread::Builder::new().spawn(move || child.wait())?;
+    let waiting = std::thread::Builder::new().spawn(move || waits.lock().wait());
+    if let Err(error) = waiting {
+        // It has nothing of a client yet, and cannot be stuck.
+        let mut mover = mover.lock();
+        mover.kill()?;
+        mover.wait()?;
+        return Err(error);
+    }
     Ok(opened?)
 }

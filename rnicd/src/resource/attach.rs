@@ -160,6 +160,7 @@ impl Manager {
             MoverReport::Refused { session: id, why, memory } => {
                 if let Some(memory) = memory {
                     self.reaper.close_suspect(memory);
+                    self.mind_descriptors(id);
                 }
                 let Ok(session) = find(&mut self.sessions, id) else { return };
                 session.attached = None;
