@@ -597,6 +597,23 @@ mod tests {
         }
     }
 
+    /// Against values of another program for the same seed; those of the mixer are the ones that
+    /// are published for SplitMix64 from 0.
+    #[test]
+    fn permutation_and_first_keys_are_the_ones_meant() {
+        assert_eq!(mix(0), 0xE220_A839_7B1D_CDAF);
+        assert_eq!(mix(0x9E37_79B9_7F4A_7C15), 0x6E78_9E6A_A1B9_65F4);
+        let p = Permutation::new(std::array::from_fn(|i| i as u8));
+        for (slot, permuted, key) in [
+            (0, 0x30_BF6E, 0xA8),
+            (1, 0x92_193F, 0x86),
+            (0x12_3456, 0x4D_B4DB, 0xE0),
+            (0xFF_FFFF, 0x25_29FD, 0x7F),
+        ] {
+            assert_eq!((p.apply(slot), p.first_key(slot)), (permuted, key), "{slot:#x}");
+        }
+    }
+
     #[test]
     fn ten_thousand_stags_are_distinct_and_spread() {
         let mut a = StagAllocator::new([1; 32]);
@@ -622,6 +639,37 @@ mod tests {
             a.release(s);
         }
         assert!(seen.iter().any(|s| s >> 8 == first.0 >> 8 && *s != first.0), "slot never reused");
+    }
+
+    #[test]
+    fn a_slot_waits_for_exactly_so_many_others() {
+        let reused = |free: usize| {
+            let mut a = StagAllocator::new([2; 32]);
+            let all: Vec<Stag> = (0..free).map(|_| a.allocate().unwrap()).collect();
+            all.iter().for_each(|stag| a.release(*stag));
+            a.allocate().unwrap().0 >> 8 == all[0].0 >> 8
+        };
+        let seen = [REUSE_AFTER, REUSE_AFTER + 1, REUSE_AFTER + 2].map(reused);
+        assert_eq!(seen, [false, true, true]);
+    }
+
+    #[test]
+    fn keys_that_others_choose_reach_no_reserved_value() {
+        let mut a = StagAllocator::new([5; 32]);
+        let slot_of = |wanted| (0..SLOTS).find(|s| a.permutation.apply(*s) == wanted).unwrap();
+        let slots = [slot_of(0), slot_of(SLOTS - 1), slot_of(77)];
+        a.fresh = SLOTS;
+        for slot in slots {
+            a.give_back(FreeSlot { slot, key: 5, keys_left: 256 });
+        }
+        let issued = a.allocate_for_window().unwrap();
+        assert_eq!(issued, Stag(77 << 8 | 5));
+        // Somebody has counted it up; the next one begins behind that.
+        a.release_window(issued, Stag(77 << 8 | 9));
+        assert_eq!(a.allocate_for_window(), Ok(Stag(77 << 8 | 10)));
+        // The other two are good for regions.
+        let rest = [a.allocate(), a.allocate()].map(|stag| stag.unwrap().0 >> 8);
+        assert_eq!(rest, [0, SLOTS - 1]);
     }
 
     #[test]
