@@ -375,3 +375,35 @@ impl Payload<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: SessionId = SessionId(1);
+
+    #[test]
+    fn a_gathered_payload_is_placed_from_and_up_to_anywhere() {
+        let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("a little memory");
+        let sources = [&b"abcde"[..], b"", b"fghijkl", b"mnop"].map(|o| Target::private(OWNER, o));
+        let payload = Payload::Gather(&sources);
+        let whole = b"abcdefghijklmnop";
+        assert_eq!(payload.len(), whole.len());
+        for from in 0..whole.len() {
+            for len in 0..=whole.len() - from {
+                let clean = [b'.'; 32];
+                let to = |offset, len| Target::inline(OWNER, &mapping, offset, len);
+                to(0, 32).write(&clean, false).expect("it is there");
+                payload.place(from, to(8, len), len % 2 == 0).expect("it is there");
+                let mut found = [0; 32];
+                to(0, 32).read(0, &mut found).expect("it is there");
+                let mut expected = clean;
+                expected[8..8 + len].copy_from_slice(&whole[from..from + len]);
+                assert_eq!(found, expected, "{len} octets from {from}");
+                let mut read = vec![0; len];
+                payload.read(from, &mut read).expect("it is there");
+                assert_eq!(read, &whole[from..from + len], "{len} octets from {from}");
+            }
+        }
+    }
+}

@@ -140,8 +140,11 @@ mod tests {
     #[test]
     fn a_mark_is_passed_when_every_worker_has_ended_what_it_had_begun() {
         let mover = Mover::new(SessionId(1), 2);
+        assert!(!mover.is_watched());
         let before = mover.mark();
         assert!(mover.is_watched() && mover.has_passed(&before));
+        mover.unwatch();
+        assert!(!mover.is_watched());
         mover.begin(0);
         mover.begin(1);
         let mark = mover.mark();

@@ -99,3 +99,29 @@ impl Counter {
         self.0.load(Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_published_is_read() {
+        let qp = QpShared::default();
+        assert_eq!((qp.state(), qp.terminate()), (QpState::Idle, None));
+        for state in
+            [QpState::Rts, QpState::Closing, QpState::Terminate, QpState::Error, QpState::Idle]
+        {
+            qp.set_state(state);
+            assert_eq!(qp.state(), state);
+        }
+        let code = TerminateCode { layer: 0x12, etype: 0x34, code: 0x56 };
+        assert_eq!(terminate_detail(code), 0x12_3456);
+        for origin in [TerminateOrigin::Local, TerminateOrigin::Peer] {
+            qp.set_terminate(origin, code);
+            assert_eq!(qp.terminate(), Some((origin, code)));
+        }
+        qp.sends_completed.add(3);
+        qp.sends_completed.add(4);
+        assert_eq!(qp.counters(), QpCounters { sends_completed: 7, ..QpCounters::default() });
+    }
+}

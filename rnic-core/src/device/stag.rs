@@ -597,6 +597,85 @@ mod tests {
         }
     }
 
+    fn entry(stag: Stag, scope: Scope, memory: Memory) -> StagEntry {
+        StagEntry {
+            stag,
+            names: Names::region(),
+            mr: MrId(1),
+            session: SessionId(1),
+            pd: PdId(1),
+            scope,
+            access: Access::REMOTE_READ,
+            iova: 0,
+            length: 100,
+            memory,
+        }
+    }
+
+    #[test]
+    fn a_region_is_invalidated_by_its_owner_alone() {
+        let who =
+            |session, pd, qp| Principal { session: SessionId(session), pd: PdId(pd), qp: QpId(qp) };
+        let (mapping, _fd) = Mapping::create_arena("test", 4096).unwrap();
+        let memory = Memory::Segment { mapping, offset: 0 };
+        let mut table = StagTable::default();
+        let [shared, own] = [Stag(0x100), Stag(0x200)];
+        table.install(entry(shared, Scope::Pd, memory.clone()));
+        table.install(entry(own, Scope::Qp(QpId(1)), memory));
+        assert!(!table.is_empty() && table.len() == 2);
+        for (stranger, stag) in [
+            (who(2, 1, 1), shared),
+            (who(1, 2, 1), shared),
+            (who(2, 1, 1), own),
+            (who(1, 2, 1), own),
+            (who(1, 1, 2), own),
+        ] {
+            let refused = table.invalidate_by_owner(stranger, stag);
+            assert!(matches!(refused, Err(LocalFault::InvalidKey)), "{refused:?}");
+        }
+        let alone = table.invalidate_by_owner(who(1, 1, 1), own);
+        assert!(matches!(alone, Ok(None)) && table.get(own).is_none(), "{alone:?}");
+        let everywhere = table.invalidate_by_owner(who(1, 1, 2), shared).unwrap().unwrap();
+        assert_eq!((everywhere.revoke, everywhere.mover.is_some()), (Some(shared), false));
+    }
+
+    /// A copy may be under way in memory that only a mover reaches, whoever uses the STag.
+    #[test]
+    fn invalidating_what_a_mover_reaches_waits_for_it() {
+        for scope in [Scope::Pd, Scope::Qp(QpId(1))] {
+            let mover = Mover::new(SessionId(1), 1);
+            let mut table = StagTable::default();
+            table.install(entry(Stag(0x100), scope, Memory::Moved { mover, address: 4096 }));
+            let who = Principal { session: SessionId(1), pd: PdId(1), qp: QpId(1) };
+            let change = table.invalidate_by_owner(who, Stag(0x100)).unwrap().unwrap();
+            assert!(change.mover.is_some(), "{scope:?}");
+        }
+    }
+
+    #[test]
+    fn hashes_fill_both_ends_of_a_word() {
+        let hash = |n: u32| {
+            let mut hasher = StagHasher::default();
+            hasher.write_u32(n);
+            hasher.finish()
+        };
+        let mut a = StagAllocator::new([6; 32]);
+        let hashes: Vec<u64> = (0..1000).map(|_| hash(a.allocate().unwrap().0)).collect();
+        // Those of a hash table's buckets, and those of its control octets.
+        let low: HashSet<u64> = hashes.iter().map(|h| h & 0xFF).collect();
+        let high: HashSet<u64> = hashes.iter().map(|h| h >> 57).collect();
+        assert!(low.len() > 200 && high.len() > 100, "{} {}", low.len(), high.len());
+        // Octets one by one, each of which counts.
+        let all: HashSet<u64> = (0..=255u8)
+            .map(|n| {
+                let mut hasher = StagHasher::default();
+                hasher.write(&[1, n, 2]);
+                hasher.finish()
+            })
+            .collect();
+        assert_eq!(all.len(), 256);
+    }
+
     /// Against values of another program for the same seed; those of the mixer are the ones that
     /// are published for SplitMix64 from 0.
     #[test]

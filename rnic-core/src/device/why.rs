@@ -351,6 +351,25 @@ mod tests {
         assert_eq!(log.find(log.made()).map(|k| k.owner), Some(None));
     }
 
+    /// Who has had many does not pay for it when others have more.
+    #[test]
+    fn whoever_has_the_most_now_makes_room() {
+        let mut ring = FairRing::new(5);
+        for owner in ["a", "a", "a", "a", "a", "b", "b", "b", "c"] {
+            ring.push(owner, owner);
+        }
+        assert_eq!(ring.iter().copied().collect::<String>(), "aabbc");
+    }
+
+    #[test]
+    fn a_text_that_fits_exactly_is_whole() {
+        for (len, whole) in [(MAX_TEXT, true), (MAX_TEXT + 1, false)] {
+            let mut text = "x".repeat(len);
+            cut(&mut text, MAX_TEXT);
+            assert_eq!((text.len(), !text.ends_with('…')), (MAX_TEXT, whole));
+        }
+    }
+
     #[test]
     fn long_texts_are_cut_between_characters() {
         let log = WhyLog::default();

@@ -49,6 +49,14 @@ fn called(srq: &Srq, worker: u32) -> Vec<u32> {
 }
 
 #[test]
+fn it_tells_what_it_was_made_with() {
+    let (srq, mut client, _arena) = srq(8, 2);
+    assert_eq!((srq.id(), srq.session(), srq.doorbell()), (SrqId(3), SessionId(1), 9));
+    assert_eq!((srq.capacity(), client.free(), srq.is_dead()), (8, 8, false));
+    assert_eq!(format!("{srq:?}"), "Srq { id: SrqId(3), dead: false }");
+}
+
+#[test]
 fn one_queue_pair_may_take_all_and_order_is_that_of_posting() {
     let (srq, mut client, _arena) = srq(8, 0);
     assert_eq!(post(&mut client, 0..8), 0);

@@ -404,3 +404,39 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_region_counts_no_more_windows_than_it_can() {
+    let count = WindowCount(AtomicU32::new(CLOSED - 2));
+    assert!(count.add());
+    // One more would be a region that has gone.
+    assert!(!count.add());
+    assert_eq!(count.withdraw(), Err(CLOSED - 1));
+}
+
+#[test]
+fn a_window_is_bound_by_its_owner_and_within_its_slot() {
+    for slot in [0, 7, (1 << 24) - 1] {
+        let present = Stag(slot << 8 | 5);
+        let kind = WindowKind::Type1;
+        let mut table = StagTable::default();
+        table.add_window(Arc::new(Window::new(MwId(1), SESSION, PD, kind, present)));
+        let unbind = |new| {
+            let (window, access) = (present, 0);
+            BindRequest { window, new, address: 0, length: 0, lkey: 0, access }
+        };
+        let renamed = unbind(Stag(present.0 + 1));
+        for stranger in
+            [Principal { session: SessionId(9), ..who(0) }, Principal { pd: PdId(9), ..who(0) }]
+        {
+            let refused = table.bind(stranger, &renamed).err();
+            assert_eq!(refused, Some(BindFault::NoWindow), "{stranger:?}");
+        }
+        for reserved in [0, u32::MAX, present.0 ^ 1 << 8] {
+            let refused = table.bind(who(0), &unbind(Stag(reserved))).err();
+            assert_eq!(refused, Some(BindFault::NewKey), "{reserved:#x} in slot {slot}");
+        }
+        let change = table.bind(who(0), &renamed).unwrap().unwrap();
+        assert_eq!(format!("{change:?}"), "revoke None, install None of window Some(MwId(1))");
+    }
+}
