@@ -167,6 +167,17 @@ mod tests {
     }
 
     #[test]
+    fn an_episode_lasts_until_no_more_than_the_fair_share_is_taken() {
+        // A taking leaves before the next is counted: 33 of 64 are 32 for that moment.
+        for (others, named_again) in [(30, 0), (31, 1)] {
+            let mut shares = Shares::new(64);
+            assert_eq!(feed(&mut shares, &[(1, 64)], 2, Time(0)).len(), 1);
+            let again = feed(&mut shares, &[(2, others), (1, 64)], 2, Time(2 * SECOND));
+            assert_eq!(again.len(), named_again, "{others} by others");
+        }
+    }
+
+    #[test]
     fn memory_is_bounded_by_the_window() {
         let mut shares = Shares::new(100);
         for n in 0..10_000 {

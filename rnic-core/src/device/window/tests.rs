@@ -440,3 +440,56 @@ fn a_window_is_bound_by_its_owner_and_within_its_slot() {
         assert_eq!(format!("{change:?}"), "revoke None, install None of window Some(MwId(1))");
     }
 }
+
+/// A region that `who(0)` may bind windows to, in segment memory.
+fn region(session: SessionId, pd: PdId) -> StagEntry {
+    let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("a little memory");
+    StagEntry {
+        stag: Stag(0x100),
+        names: Names::region(),
+        mr: MrId(1),
+        session,
+        pd,
+        scope: Scope::Pd,
+        access: Access::MW_BIND | Access::LOCAL_WRITE,
+        iova: 0,
+        length: LENGTH,
+        memory: Memory::Segment { mapping, offset: 0 },
+    }
+}
+
+fn window_of(session: SessionId, id: u32) -> Arc<Window> {
+    Arc::new(Window::new(MwId(id), session, PD, WindowKind::Type2, Stag((id + 16) << 8)))
+}
+
+#[test]
+fn a_window_opens_regions_of_its_owner_only() {
+    for (session, pd) in [(SessionId(9), PD), (SESSION, PdId(9)), (SESSION, PD)] {
+        let mut table = StagTable::default();
+        table.install(region(session, pd));
+        table.add_window(window_of(SESSION, 1));
+        let window = Stag(17 << 8);
+        let (new, access) = (Stag(window.0 + 1), Access::REMOTE_READ.bits());
+        let request = BindRequest { window, new, address: 0, length: 1, lkey: 0x100, access };
+        let bound = table.bind(who(0), &request).err();
+        let own = (session, pd) == (SESSION, PD);
+        assert_eq!(bound, (!own).then_some(BindFault::NoRegion), "{session} {pd}");
+        if !own {
+            continue;
+        }
+        assert_eq!(table.windows[&17].bound, Some(new));
+        // Nothing is kept of what was bound.
+        assert!(table.invalidate_by_owner(who(0), new).is_ok());
+        assert_eq!((table.windows[&17].bound, table.of_qps.len()), (None, 0));
+    }
+}
+
+#[test]
+fn windows_of_a_session_are_forgotten_with_it() {
+    let mut table = StagTable::default();
+    table.add_window(window_of(SESSION, 1));
+    table.add_window(window_of(SessionId(9), 2));
+    table.forget_windows_of(SESSION);
+    let left: Vec<MwId> = table.windows.values().map(|known| known.window.id()).collect();
+    assert_eq!(left, [MwId(2)]);
+}
