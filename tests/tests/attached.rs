@@ -345,7 +345,7 @@ fn stop(pid: i32) {
 #[test]
 fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
     for config in PATHS {
-        let engine = "[engine]\nmover_deadline = \"300ms\"\n";
+        let engine = "[engine]\nmover_deadline = \"2s\"\n";
         let config = match config.strip_prefix("[engine]\n") {
             Some(rest) => format!("{engine}{rest}"),
             None => format!("{engine}{config}"),
