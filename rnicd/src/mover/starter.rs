@@ -56,7 +56,12 @@ impl Starter {
     ///
     /// If the starter does not answer. It is of no use any more then.
     pub(super) fn mover(&self, pid: i32, setup: &OwnedFd) -> io::Result<Result<OwnedFd, String>> {
-        channel::send(&self.channel, &pid.to_le_bytes(), &[setup.as_fd()])?;
+        match channel::send(&self.channel, &pid.to_le_bytes(), &[setup.as_fd()]) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(error),
+            // Nothing was sent (ETOOMANYREFS, ENOMEM): the next one may be.
+            Err(error) => return Ok(Err(error.to_string())),
+        }
         let started = self.answer()?;
         // The kernel drops a descriptor for which this process has no room.
         Ok(started.and_then(|process| process.ok_or_else(|| Errno::MFILE.to_string())))
