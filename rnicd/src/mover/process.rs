@@ -1,6 +1,7 @@
 //! What runs in a mover: one thread per worker's channel, which copies and answers; and one that
 //! ends the process when the daemon has closed its end, or has ended itself.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::privilege::{ThreadKind, confine, spawn_confined};
 ///
 /// If standard input is no channel of a daemon.
 pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
-    give_up()?;
+    give_up(c"rnicd-mover")?;
     let stdin = io::stdin();
     let setup = stdin.as_fd();
     let (_, passed) = channel::receive(setup, &mut [0])?;
@@ -46,10 +47,13 @@ pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
     std::process::exit(0)
 }
 
-/// Gives up what a mover, or who starts movers, does not need. It has no descriptor but its own, because all of the daemon's
-/// are close-on-exec, and no variable of the environment. What it may ask of the kernel is little once
-/// it has threads ([`confine`]); up to then it is what the thread may that started it.
-pub(super) fn give_up() -> io::Result<()> {
+/// Gives up what a mover, or who starts movers, does not need, and takes a name. It has no descriptor
+/// but its own, because all of the daemon's are close-on-exec, and no variable of the environment.
+/// What it may ask of the kernel is little once it has threads ([`confine`]); up to then it is what
+/// the thread may that started it.
+pub(super) fn give_up(name: &CStr) -> io::Result<()> {
+    // Who lists processes would see `exe`.
+    rustix::thread::set_name(name)?;
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     rustix::thread::set_no_new_privs(true)?;
     // Running a program has made it possible again for others of this user to look into this one.

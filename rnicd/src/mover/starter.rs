@@ -96,7 +96,7 @@ pub(super) fn ended() -> io::Error {
 /// This program as another process, with nothing of this one but its standard input.
 fn program(arguments: &[&str], stdin: OwnedFd) -> Command {
     let mut command = Command::new("/proc/self/exe");
-    command.args(arguments).env_clear().stdin(Stdio::from(stdin));
+    command.arg0("rnicd").args(arguments).env_clear().stdin(Stdio::from(stdin));
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command
 }
@@ -109,7 +109,9 @@ fn program(arguments: &[&str], stdin: OwnedFd) -> Command {
 pub fn start_movers(seccomp: Seccomp) -> io::Result<()> {
     let stdin = io::stdin();
     let complain = |e: io::Error| channel::send(&stdin, e.to_string().as_bytes(), &[]);
-    if let Err(error) = process::give_up().and_then(|()| confine(ThreadKind::Spawner, seccomp)) {
+    if let Err(error) =
+        process::give_up(c"rnicd-starter").and_then(|()| confine(ThreadKind::Spawner, seccomp))
+    {
         return complain(error);
     }
     channel::send(&stdin, &[DONE], &[])?;
