@@ -148,7 +148,8 @@ impl Movers {
     }
 
     /// Begins to start a mover for what a client says is the memory of process `pid`. The descriptor is
-    /// passed on, not touched. Returns also one channel for each worker. A report follows; the last one is that it has ended.
+    /// passed on, not touched. Returns also one channel for each worker. Reports follow, of which the
+    /// last is that it has ended.
     pub fn add(
         &mut self,
         session: SessionId,
