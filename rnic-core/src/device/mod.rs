@@ -1,12 +1,13 @@
 //! The device model: what an RNIC owns on behalf of its clients.
 //!
-//! Steering tags ([`stag`]) and the memory they name ([`memory`]), memory windows ([`window`]),
+//! Steering tags ([`allocator`], [`stag`]) and the memory they name ([`memory`]), windows ([`window`]),
 //! completion queues ([`cq`]), shared receive queues ([`srq`]), the shared face of a queue pair
 //! ([`qp`]) and the reasons of failures ([`why`]). It never sees the wire: the
 //! [`engine`](crate::engine) asks it whether a range may be touched and gets a token, or asks it to
 //! publish a completion. Who may create what is decided before, by the resource manager of the
 //! daemon.
 
+pub mod allocator;
 pub mod cq;
 pub mod memory;
 pub mod mover;
@@ -16,11 +17,12 @@ pub mod stag;
 pub mod why;
 pub mod window;
 
+pub use allocator::StagAllocator;
 pub use cq::Cq;
 pub use memory::Memory;
 pub use mover::Mover;
 pub use qp::QpShared;
 pub use srq::Srq;
-pub use stag::{StagAllocator, StagEntry, StagTable};
+pub use stag::{StagEntry, StagTable};
 pub use why::WhyLog;
 pub use window::{Names, StagChange, Window};
