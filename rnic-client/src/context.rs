@@ -50,6 +50,17 @@ impl Default for OpenOptions {
     }
 }
 
+/// A page of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Its rows, at most [`PAGE_ROWS`].
+    pub rows: Rows,
+    /// How many rows there are in all.
+    pub total: u32,
+    /// Where the next page begins; none if this is the last.
+    pub next: Option<u64>,
+}
+
 impl Context {
     /// Opens the device that the environment names, see [`OpenOptions::socket`].
     ///
@@ -114,11 +125,14 @@ impl Context {
         }
     }
 
-    /// One page of at most [`PAGE_ROWS`] objects from row `from` on, with the number of all: those
-    /// of this session or, for administrators, of all sessions.
-    pub fn list(&self, what: ListKind, from: u32) -> Result<(Rows, u32), Error> {
+    /// One page of at most [`PAGE_ROWS`] objects: those of this session or, for administrators, of
+    /// all sessions. The first page is the one from 0 on, the following are each from
+    /// [`next`](Page::next) of the page before on. A page may be empty and not the last.
+    pub fn list(&self, what: ListKind, from: u64) -> Result<Page, Error> {
         match self.session.request(RequestBody::List { what, from })? {
-            ReplyBody::Rows { rows, total } => Ok((rows, total)),
+            ReplyBody::Rows { rows, total, next } => {
+                Ok(Page { rows, total, next: (next != 0).then_some(next) })
+            }
             other => Err(unexpected(&other)),
         }
     }

@@ -119,7 +119,7 @@ pub use attached::AttachedBuffer;
 pub use channel::CompletionChannel;
 pub use completion::Completion;
 pub use connect::{ConnectOptions, Connected};
-pub use context::{Context, OpenOptions};
+pub use context::{Context, OpenOptions, Page};
 pub use cq::{Arm, Cq, CqOptions};
 pub use error::{Admission, Error, Fault, PostError};
 pub use listener::{AcceptOptions, ConnectionRequest, Listener};

@@ -435,18 +435,19 @@ fn lists_come_in_pages() {
     let mut qps: Vec<QpId> = (0..PAGE_ROWS + 5).map(|_| raw.qp(pd, cq)).collect();
     qps.sort_unstable();
     let mut seen = Vec::new();
+    let mut from = 0;
     loop {
-        let from = u32::try_from(seen.len()).unwrap();
         let body = RequestBody::List { what: ListKind::Qps, from };
-        let Ok(ReplyBody::Rows { rows: Rows::Qps(rows), total }) = raw.call(body) else {
+        let Ok(ReplyBody::Rows { rows: Rows::Qps(rows), total, next }) = raw.call(body) else {
             panic!("no rows")
         };
         assert_eq!(total as usize, qps.len());
         assert!(rows.len() <= PAGE_ROWS);
-        if rows.is_empty() {
+        seen.extend(rows.into_iter().map(|r| r.qp));
+        if next == 0 {
             break;
         }
-        seen.extend(rows.into_iter().map(|r| r.qp));
+        from = next;
     }
     assert_eq!(seen, qps);
     for what in [ListKind::Clients, ListKind::Cqs, ListKind::Mrs, ListKind::Listeners] {
@@ -590,7 +591,9 @@ fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
     let found = srq_row(&mut raw, srq);
     assert_eq!(SrqRow { session: SessionId(0), ..found }, row(1));
     match raw.call(RequestBody::List { what: ListKind::Srqs, from: 0 }) {
-        Ok(ReplyBody::Rows { rows: Rows::Srqs(rows), total: 1 }) => assert_eq!(rows[0].qps, 1),
+        Ok(ReplyBody::Rows { rows: Rows::Srqs(rows), total: 1, next: 0 }) => {
+            assert_eq!(rows[0].qps, 1)
+        }
         other => panic!("{other:?}"),
     }
     match raw.call(RequestBody::QueryQp { qp }) {

@@ -235,12 +235,17 @@ fn reads_are_counted_over_all_connections_of_a_user() {
 }
 
 fn limits(raw: &mut Raw) -> Vec<LimitRow> {
-    let mut all = Vec::new();
+    let (mut all, mut from) = (Vec::new(), 0);
     loop {
-        let from = u32::try_from(all.len()).unwrap();
         match raw.call(RequestBody::List { what: ListKind::Limits, from }) {
-            Ok(ReplyBody::Rows { rows: Rows::Limits(rows), .. }) if rows.is_empty() => return all,
-            Ok(ReplyBody::Rows { rows: Rows::Limits(rows), .. }) => all.extend(rows),
+            Ok(ReplyBody::Rows { rows: Rows::Limits(rows), total, next }) => {
+                all.extend(rows);
+                if next == 0 {
+                    assert_eq!(all.len(), total as usize);
+                    return all;
+                }
+                from = next;
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -111,8 +111,8 @@ fn memory_is_detached_when_its_program_is_replaced() {
         );
         assert!(by_peer, "{reason:?} after {ended}");
         assert!(!lender.has_ended());
-        let (rows, sessions) = context.list(ListKind::Clients, 0).expect("the daemon answers");
-        assert_eq!(sessions, 2, "{rows:?}");
+        let listed = context.list(ListKind::Clients, 0).expect("the daemon answers");
+        assert_eq!(listed.total, 2, "{listed:?}");
         lender.kill();
         drop((guest, context));
         daemon.is_empty();
@@ -274,7 +274,7 @@ impl Strangers {
         }
         // The daemon hears of it a moment later.
         let context = Context::open_at(self.daemon.socket()).expect("the daemon answers");
-        let counted = || match context.list(ListKind::Limits, 0).expect("the daemon answers").0 {
+        let counted = || match context.list(ListKind::Limits, 0).expect("the daemon answers").rows {
             Rows::Limits(rows) => rows.into_iter().find(|r| r.key == "limits.movers").unwrap().used,
             other => panic!("{other:?}"),
         };

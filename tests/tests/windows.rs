@@ -82,7 +82,7 @@ impl Side {
     }
 
     fn windows(&self) -> Vec<WindowRow> {
-        let Rows::Windows(rows) = self.context.list(ListKind::Windows, 0).unwrap().0 else {
+        let Rows::Windows(rows) = self.context.list(ListKind::Windows, 0).unwrap().rows else {
             panic!("not windows")
         };
         rows.into_iter().filter(|row| row.session == self.context.session()).collect()

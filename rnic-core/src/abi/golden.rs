@@ -299,8 +299,8 @@ fn replies() {
                 "01000a05302e312e3006726e69636430e80700000664697265637400000000000000000000008080808004000000010000",
             ),
             (
-                reply(ReplyBody::Rows { rows, total: 33 }),
-                "01000b0401010200c0000207af3a030405062100",
+                reply(ReplyBody::Rows { rows, total: 33, next: 7 }),
+                "01000b0401010200c0000207af3a03040506210700",
             ),
             (
                 reply(ReplyBody::Window { window: MwId(1), stag: Stag(0x1234_5678) }),

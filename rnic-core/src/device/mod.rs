@@ -2,7 +2,7 @@
 //!
 //! Steering tags ([`allocator`], [`stag`]) and the memory they name ([`memory`]), windows ([`window`]),
 //! completion queues ([`cq`]), shared receive queues ([`srq`]), the shared face of a queue pair
-//! ([`qp`]) and the reasons of failures ([`why`]). It never sees the wire: the
+//! ([`qp`]) and the reasons of failures ([`why`], [`records`]). It never sees the wire: the
 //! [`engine`](crate::engine) asks it whether a range may be touched and gets a token, or asks it to
 //! publish a completion. Who may create what is decided before, by the resource manager of the
 //! daemon.
@@ -12,6 +12,7 @@ pub mod cq;
 pub mod memory;
 pub mod mover;
 pub mod qp;
+pub mod records;
 pub mod srq;
 pub mod stag;
 pub mod why;

@@ -4,14 +4,16 @@
 //! success: who fails makes a record, and names it by number in a completion or a reply. Memory is
 //! fixed: a ring for each session, so that one session can displace only its own records, and a
 //! ring of the device for sessions that have ended, in which the owner with the most records gives
-//! way. Who may read which record is decided by the caller. Clocks are the caller's too.
+//! way. Workers take the log's lock when something fails, so nobody holds it for longer than a
+//! record or a page takes. Who may read which record is decided by the caller. Clocks are the
+//! caller's too.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::Hash;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::records::{FairRing, Records};
 use crate::abi::control::{WhyKind, WhyRecord};
 use crate::types::{AddressPair, PdId, QpId, SessionId, Stag, Time};
 
@@ -98,29 +100,52 @@ pub struct WhyLog {
 struct Inner {
     /// Number of the newest record; 0 before the first.
     last: u64,
+    /// All records, by number and by owner.
+    records: Records<Owner, Arc<Kept>>,
     sessions: HashMap<SessionId, Rings>,
-    ended: FairRing<Option<u32>, Arc<Kept>>,
+    ended: FairRing<Owner, u64>,
 }
 
-/// Records of a session, oldest first.
+/// An account, if it is known.
+type Owner = Option<u32>;
+
+/// Numbers of a session's records, oldest first.
 #[derive(Debug)]
 struct Rings {
-    owner: u32,
+    owner: Owner,
     /// How many faults are kept.
     most: usize,
-    faults: VecDeque<Arc<Kept>>,
-    routine: VecDeque<Arc<Kept>>,
+    faults: VecDeque<u64>,
+    routine: VecDeque<u64>,
+}
+
+/// Whose records are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Everybody's.
+    All,
+    /// Those of sessions that were opened for this account, or for none that is known.
+    Of(Option<u32>),
+}
+
+impl Whose {
+    fn owner(self) -> Option<Owner> {
+        match self {
+            Whose::All => None,
+            Whose::Of(owner) => Some(owner),
+        }
+    }
 }
 
 impl WhyLog {
-    /// Keeps so many records of sessions that have ended, at least 1, and forgets those there are.
+    /// Keeps so many records of sessions that have ended, at least 1. To be said before there are any.
     pub fn keep_of_ended(&self, most: usize) {
         self.inner.lock().ended = FairRing::new(most);
     }
 
-    /// Prepares for a session that acts for `owner` and keeps at most `most` records of faults. It
-    /// costs memory only when something fails.
-    pub fn open(&self, session: SessionId, owner: u32, most: usize) {
+    /// Prepares for a session that acts for `owner`, if that is known, and keeps at most `most`
+    /// records of faults. It costs memory only when something fails.
+    pub fn open(&self, session: SessionId, owner: Option<u32>, most: usize) {
         let rings = Rings { owner, most, faults: VecDeque::new(), routine: VecDeque::new() };
         let old = self.inner.lock().sessions.insert(session, rings);
         debug_assert!(old.is_none(), "session {session} was opened twice");
@@ -147,22 +172,18 @@ impl WhyLog {
             addresses,
         };
         let mut inner = self.inner.lock();
+        let inner = &mut *inner;
         inner.last += 1;
         record.id = inner.last;
         let id = record.id;
-        match inner.sessions.get_mut(&session) {
-            Some(rings) => {
-                let (ring, most) = match routine {
-                    true => (&mut rings.routine, rings.most.min(ROUTINE_RECORDS)),
-                    false => (&mut rings.faults, rings.most),
-                };
-                ring.push_back(Arc::new(Kept { time: now, owner: Some(rings.owner), record }));
-                if ring.len() > most {
-                    ring.pop_front();
-                }
-            }
+        let (owner, displaced) = match inner.sessions.get_mut(&session) {
+            Some(rings) => (rings.owner, rings.push(id, routine)),
             // The session has ended, but not yet for every worker.
-            None => inner.ended.push(None, Arc::new(Kept { time: now, owner: None, record })),
+            None => (None, inner.ended.push(None, id)),
+        };
+        inner.records.insert(id, owner, Arc::new(Kept { time: now, owner, record }));
+        if let Some(displaced) = displaced {
+            inner.records.remove(displaced);
         }
         id
     }
@@ -170,24 +191,25 @@ impl WhyLog {
     /// A session has ended: its records go to the ring of the device.
     pub fn end(&self, session: SessionId) {
         let mut inner = self.inner.lock();
-        let Some(Rings { faults, routine, .. }) = inner.sessions.remove(&session) else { return };
-        for kept in routine.into_iter().chain(faults) {
-            inner.ended.push(kept.owner, kept);
+        let inner = &mut *inner;
+        let Some(Rings { owner, faults, routine, .. }) = inner.sessions.remove(&session) else {
+            return;
+        };
+        for id in routine.into_iter().chain(faults) {
+            if let Some(displaced) = inner.ended.push(owner, id) {
+                inner.records.remove(displaced);
+            }
         }
     }
 
     /// The record with this number, unless newer ones have displaced it.
     pub fn find(&self, id: u64) -> Option<Arc<Kept>> {
-        let inner = self.inner.lock();
-        inner.all().find(|kept| kept.record.id == id).cloned()
+        self.inner.lock().records.get(id).cloned()
     }
 
-    /// Records that `visible` accepts, newest first.
-    pub fn newest(&self, visible: impl Fn(&Kept) -> bool) -> Vec<Arc<Kept>> {
-        let mut all: Vec<_> =
-            self.inner.lock().all().filter(|kept| visible(kept)).cloned().collect();
-        all.sort_unstable_by_key(|kept| std::cmp::Reverse(kept.record.id));
-        all
+    /// At most `most` records with numbers below `before`, newest first.
+    pub fn newest(&self, whose: Whose, before: u64, most: usize) -> Vec<Arc<Kept>> {
+        self.inner.lock().records.newest(whose.owner(), before).take(most).cloned().collect()
     }
 
     /// Records made so far.
@@ -196,60 +218,31 @@ impl WhyLog {
     }
 
     /// Records kept now.
-    pub fn kept(&self) -> usize {
-        self.inner.lock().all().count()
+    pub fn kept(&self, whose: Whose) -> usize {
+        self.inner.lock().records.len(whose.owner())
     }
 }
 
-impl Inner {
-    fn all(&self) -> impl Iterator<Item = &Arc<Kept>> {
-        let current = self.sessions.values().flat_map(|s| s.faults.iter().chain(&s.routine));
-        current.chain(self.ended.iter())
-    }
-}
-
-/// A ring that several owners fill. When it is full, whoever has the most makes room, so that a
-/// flood displaces itself.
-#[derive(Debug)]
-pub struct FairRing<K, T> {
-    most: usize,
-    items: VecDeque<(K, T)>,
-    counts: HashMap<K, usize>,
-}
-
-impl<K: Copy + Eq + Hash, T> FairRing<K, T> {
-    /// A ring of at most `most` items, at least 1.
-    pub fn new(most: usize) -> Self {
-        FairRing { most: most.max(1), items: VecDeque::new(), counts: HashMap::new() }
-    }
-
-    /// Adds the newest item.
-    pub fn push(&mut self, owner: K, item: T) {
-        if self.items.len() == self.most {
-            let richest = self.counts.iter().max_by_key(|(_, n)| **n).map(|(owner, _)| *owner);
-            let oldest = self.items.iter().position(|(owner, _)| Some(*owner) == richest);
-            if let Some((gone, _)) = self.items.remove(oldest.unwrap_or(0))
-                && let Some(n) = self.counts.get_mut(&gone)
-            {
-                *n -= 1;
-                if *n == 0 {
-                    self.counts.remove(&gone);
-                }
-            }
-        }
-        *self.counts.entry(owner).or_default() += 1;
-        self.items.push_back((owner, item));
-    }
-
-    /// All items, oldest first.
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
-        self.items.iter().map(|(_, item)| item)
+impl Rings {
+    /// Adds a record; returns the one that makes room for it, which may be the new one itself.
+    fn push(&mut self, id: u64, routine: bool) -> Option<u64> {
+        let (ring, most) = match routine {
+            true => (&mut self.routine, self.most.min(ROUTINE_RECORDS)),
+            false => (&mut self.faults, self.most),
+        };
+        ring.push_back(id);
+        if ring.len() > most { ring.pop_front() } else { None }
     }
 }
 
 impl Default for Inner {
     fn default() -> Self {
-        Inner { last: 0, sessions: HashMap::new(), ended: FairRing::new(ENDED_RECORDS) }
+        Inner {
+            last: 0,
+            records: Records::default(),
+            sessions: HashMap::new(),
+            ended: FairRing::new(ENDED_RECORDS),
+        }
     }
 }
 
@@ -278,14 +271,15 @@ mod tests {
     const SESSION_RECORDS: usize = 64;
 
     fn texts(log: &WhyLog, session: u32) -> Vec<String> {
-        let of = log.newest(|kept| kept.record.session == SessionId(session));
-        of.iter().map(|kept| kept.record.text.clone()).collect()
+        let all = log.newest(Whose::All, u64::MAX, usize::MAX);
+        let of = all.iter().filter(|kept| kept.record.session == SessionId(session));
+        of.map(|kept| kept.record.text.clone()).collect()
     }
 
     #[test]
     fn records_are_numbered_from_1_and_found_by_number() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1000, SESSION_RECORDS);
+        log.open(SessionId(1), Some(1000), SESSION_RECORDS);
         assert_eq!(log.record(Time(5), refused(1, "first")), 1);
         assert_eq!(log.record(Time(6), refused(1, "second")), 2);
         let found = log.find(1).map(|k| (k.time, k.owner, k.record.text.clone()));
@@ -297,44 +291,44 @@ mod tests {
     #[test]
     fn a_session_displaces_its_own_records_only() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1, SESSION_RECORDS);
-        log.open(SessionId(2), 2, SESSION_RECORDS);
+        log.open(SessionId(1), Some(1), SESSION_RECORDS);
+        log.open(SessionId(2), Some(2), SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
         for n in 0..10_000 {
             assert_eq!(log.record(Time(0), refused(2, "flood")), kept + 1 + n);
         }
         assert!(log.find(kept).is_some());
-        assert_eq!(log.kept(), 1 + SESSION_RECORDS);
+        assert_eq!(log.kept(Whose::All), 1 + SESSION_RECORDS);
         assert_eq!(log.made(), 10_001);
     }
 
     #[test]
     fn what_happens_all_the_time_does_not_displace_faults() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1, SESSION_RECORDS);
+        log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let fault = log.record(Time(0), refused(1, "fault"));
         for _ in 0..1000 {
             log.record(Time(0), Why { routine: true, ..refused(1, "flushed") });
         }
         assert!(log.find(fault).is_some());
-        assert_eq!(log.kept(), 1 + ROUTINE_RECORDS);
+        assert_eq!(log.kept(Whose::All), 1 + ROUTINE_RECORDS);
     }
 
     #[test]
     fn records_outlive_their_session_and_floods_of_others() {
         let log = WhyLog::default();
-        log.open(SessionId(1), 1, SESSION_RECORDS);
+        log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
         log.end(SessionId(1));
         // Another owner opens session after session to fail in.
         for session in 2..200 {
-            log.open(SessionId(session), 2, SESSION_RECORDS);
+            log.open(SessionId(session), Some(2), SESSION_RECORDS);
             for _ in 0..100 {
                 log.record(Time(0), refused(session, "flood"));
             }
             log.end(SessionId(session));
         }
-        assert_eq!(log.kept(), ENDED_RECORDS);
+        assert_eq!(log.kept(Whose::All), ENDED_RECORDS);
         assert_eq!(log.find(kept).map(|k| k.owner), Some(Some(1)));
         // The newest of the flood are those that are left.
         assert!(log.find(log.made()).is_some());
@@ -347,18 +341,35 @@ mod tests {
         for _ in 0..2 * ENDED_RECORDS {
             log.record(Time(0), refused(7, "late"));
         }
-        assert_eq!(log.kept(), ENDED_RECORDS);
+        assert_eq!(log.kept(Whose::All), ENDED_RECORDS);
         assert_eq!(log.find(log.made()).map(|k| k.owner), Some(None));
     }
 
-    /// Who has had many does not pay for it when others have more.
+    /// Who asks for his own looks at none of others', and in pages.
     #[test]
-    fn whoever_has_the_most_now_makes_room() {
-        let mut ring = FairRing::new(5);
-        for owner in ["a", "a", "a", "a", "a", "b", "b", "b", "c"] {
-            ring.push(owner, owner);
+    fn pages_are_of_the_askers_own_records() {
+        let log = WhyLog::default();
+        for session in 1..=100 {
+            log.open(SessionId(session), Some(session % 2), SESSION_RECORDS);
+            log.record(Time(0), refused(session, "r"));
         }
-        assert_eq!(ring.iter().copied().collect::<String>(), "aabbc");
+        // Half of the sessions are over: their records stand elsewhere, in the same order.
+        (1..=50).for_each(|session| log.end(SessionId(session)));
+        log.record(Time(0), refused(1, "late"));
+        let page = |whose, before| -> Vec<u64> {
+            let page = log.newest(whose, before, 30);
+            page.iter().map(|kept| kept.record.id).collect()
+        };
+        let first = page(Whose::Of(Some(1)), u64::MAX);
+        assert!(first.iter().copied().eq((41..=99).rev().step_by(2)), "{first:?}");
+        let second = page(Whose::Of(Some(1)), 41);
+        assert!(second.iter().copied().eq((1..=39).rev().step_by(2)), "{second:?}");
+        assert!(page(Whose::Of(Some(1)), 1).is_empty());
+        assert_eq!(page(Whose::Of(None), u64::MAX), [101]);
+        assert!(page(Whose::All, u64::MAX).into_iter().eq((72..=101).rev()));
+        let kept =
+            [Whose::All, Whose::Of(Some(0)), Whose::Of(Some(7))].map(|whose| log.kept(whose));
+        assert_eq!(kept, [101, 50, 0]);
     }
 
     #[test]
@@ -383,15 +394,15 @@ mod tests {
         let log = WhyLog::default();
         log.keep_of_ended(3);
         for (session, most) in [(1, 0), (2, 2)] {
-            log.open(SessionId(session), 1, most);
+            log.open(SessionId(session), Some(1), most);
             for n in 0..5 {
                 let mut why = Why::new(SessionId(session), WhyKind::Refused, "r", "t");
                 why.routine = n % 2 == 0;
                 assert_ne!(log.record(Time(0), why), 0);
             }
         }
-        assert_eq!(log.kept(), 4);
+        assert_eq!(log.kept(Whose::All), 4);
         log.end(SessionId(2));
-        assert_eq!(log.kept(), 3);
+        assert_eq!(log.kept(Whose::All), 3);
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rnic_client::{Context, Error, ListKind, QpId, Rows};
+use rnic_client::{Context, Error, ListKind, Page, QpId, Rows};
 use serde::Serialize;
 
 use super::table::{Table, of_rows, of_status};
@@ -164,16 +164,13 @@ fn show_rows(
     }
 }
 
-/// All pages of a list. Objects come and go meanwhile, so the sum may miss or repeat one.
+/// All pages of a list. Objects come and go meanwhile, so the sum is true of no one instant.
 fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
-    let (mut all, _) = context.list(kind, 0)?;
-    loop {
-        let have = len(&all);
-        let (page, total) = context.list(kind, u32::try_from(have).unwrap_or(u32::MAX))?;
-        if len(&page) == 0 || have >= total as usize {
-            return Ok(all);
-        }
-        match (&mut all, page) {
+    let Page { rows: mut all, mut next, .. } = context.list(kind, 0)?;
+    while let Some(from) = next {
+        let page = context.list(kind, from)?;
+        next = page.next;
+        match (&mut all, page.rows) {
             (Rows::Clients(all), Rows::Clients(page)) => all.extend(page),
             (Rows::Qps(all), Rows::Qps(page)) => all.extend(page),
             (Rows::Cqs(all), Rows::Cqs(page)) => all.extend(page),
@@ -189,22 +186,7 @@ fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
             _ => return Ok(all),
         }
     }
-}
-
-fn len(rows: &Rows) -> usize {
-    match rows {
-        Rows::Clients(rows) => rows.len(),
-        Rows::Qps(rows) => rows.len(),
-        Rows::Cqs(rows) => rows.len(),
-        Rows::Mrs(rows) => rows.len(),
-        Rows::Listeners(rows) => rows.len(),
-        Rows::Srqs(rows) => rows.len(),
-        Rows::Windows(rows) => rows.len(),
-        Rows::Pds(rows) => rows.len(),
-        Rows::Limits(rows) => rows.len(),
-        Rows::Whys(rows) => rows.len(),
-        Rows::Events(rows) => rows.len(),
-    }
+    Ok(all)
 }
 
 /// What was asked for has been done, and there is nothing to show.

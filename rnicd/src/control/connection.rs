@@ -365,7 +365,7 @@ mod tests {
         let rows = Rows::Qps(vec![row; PAGE_ROWS]);
         let reply = Reply {
             id: u32::MAX,
-            result: Ok(ReplyBody::Rows { rows, total: u32::MAX }),
+            result: Ok(ReplyBody::Rows { rows, total: u32::MAX, next: u64::MAX }),
             why_id: 0,
         };
         let octets = encode(reply.clone());

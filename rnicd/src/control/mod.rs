@@ -7,6 +7,7 @@
 //! `rnicd exec` start it.
 
 mod connection;
+mod greetings;
 mod notify;
 pub(crate) mod options;
 mod packet;
@@ -14,6 +15,7 @@ mod reaper;
 mod reload;
 mod server;
 mod socket;
+mod turns;
 
 pub use notify::Notifier;
 pub use reaper::{Reaper, Receipt};

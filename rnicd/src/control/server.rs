@@ -1,8 +1,8 @@
 //! The control loop.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,11 +16,13 @@ use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
 use super::connection::{Connection, End, Incoming, Stage};
+use super::greetings::Greetings;
 use super::notify::Notifier;
 use super::options;
 use super::reaper::Reaper;
 use super::reload::{Source, reload};
 use super::socket::{ControlSocket, SocketError};
+use super::turns::Turns;
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
 use crate::log::{Damper, Level};
@@ -67,7 +69,9 @@ pub struct Server {
     connections: Slab<Connection>,
     by_session: HashMap<SessionId, usize>,
     /// Connections that may have something to read.
-    ready: VecDeque<usize>,
+    ready: Turns,
+    /// Connections without a session.
+    greetings: Greetings,
     /// When to look for clients again after descriptors ran out.
     accept_again: Option<Time>,
     hostile: Damper,
@@ -163,7 +167,8 @@ impl Server {
             reaper,
             connections: Slab::new(),
             by_session: HashMap::new(),
-            ready: VecDeque::new(),
+            ready: Turns::default(),
+            greetings: Greetings::default(),
             accept_again: None,
             hostile: Damper::new(10, Duration::from_secs(60)),
             buffer: Box::new([0; MAX_MESSAGE]),
@@ -233,13 +238,10 @@ impl Server {
         if !self.ready.is_empty() {
             return Some(Duration::ZERO);
         }
-        let greeting = self.connections.iter().filter_map(|(_, c)| match c.stage {
-            Stage::AwaitHello { deadline } => Some(deadline),
-            _ => None,
-        });
+        let greeting = self.greetings.first().map(|(deadline, _)| deadline);
         let cm = self.manager.connections().next_timeout();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
-        let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
+        let next = greeting.into_iter().chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
         let next = next.min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
         Some(next.since(clock::now()) + Duration::from_millis(1))
@@ -352,11 +354,9 @@ impl Server {
             self.metrics.due = now.after(metrics.interval);
             self.metrics.writer.write(file.clone(), self.manager.metrics());
         }
-        let silent =
-            |c: &Connection| matches!(c.stage, Stage::AwaitHello { deadline } if deadline <= now);
-        let silent: Vec<usize> =
-            self.connections.iter().filter(|(_, c)| silent(c)).map(|(key, _)| key).collect();
-        for key in silent {
+        while let Some((deadline, key)) = self.greetings.first()
+            && deadline <= now
+        {
             self.end(key, End::Silent, now);
         }
     }
@@ -383,10 +383,8 @@ impl Server {
                     return;
                 }
             };
-            let same = |c: &Connection| c.session().is_none() && c.peer.uid == peer.uid;
-            let silent = self.connections.iter().filter(|(_, c)| same(c)).count();
-            if silent < SILENT_PER_USER {
-                self.add(Connection::new(client, peer, now.after(HELLO_DEADLINE)));
+            if self.greetings.of(peer.uid) < SILENT_PER_USER {
+                self.add(client, peer, now.after(HELLO_DEADLINE));
                 continue;
             }
             self.reaper.close_client(client);
@@ -398,7 +396,9 @@ impl Server {
         self.accept_again = Some(now);
     }
 
-    fn add(&mut self, client: Connection) {
+    fn add(&mut self, socket: OwnedFd, peer: Peer, deadline: Time) {
+        let uid = peer.uid;
+        let client = Connection::new(socket, peer, deadline);
         let entry = self.connections.vacant_entry();
         let token = |source| Token(FIRST_CLIENT + entry.key() * SOURCES + source);
         let registry = self.poll.registry();
@@ -413,6 +413,7 @@ impl Server {
             Ok(()) => {
                 let key = entry.key();
                 entry.insert(client);
+                self.greetings.insert(deadline, key, uid);
                 self.enqueue(key);
             }
             Err(error) => {
@@ -427,45 +428,53 @@ impl Server {
             && !client.queued
         {
             client.queued = true;
-            self.ready.push_back(key);
+            self.ready.add(client.peer.uid, key);
         }
     }
 
-    /// Answers what is due, then carries out a bounded number of requests of each client.
+    /// Answers what is due, then gives users their turns, for a bounded time: whoever is not reached
+    /// is the first in the next round.
     fn serve(&mut self, now: Time) {
         self.settle_clients(now);
-        for _ in 0..self.ready.len() {
-            let Some(key) = self.ready.pop_front() else { return };
-            if let Some(client) = self.connections.get_mut(key) {
-                client.queued = false;
+        let began = Instant::now();
+        for _ in 0..self.ready.users() {
+            let Some(user) = self.ready.begin() else { return };
+            let turn = Instant::now();
+            while let Some(key) = self.ready.client(user) {
+                self.serve_client(key, now);
+                if turn.elapsed() >= TURN {
+                    break;
+                }
             }
-            for turn in 0..REQUESTS_PER_TURN {
-                let Some(client) = self.connections.get_mut(key) else { break };
-                match client.receive(&mut self.buffer, &self.reaper) {
-                    Incoming::Nothing => break,
-                    Incoming::Hello(hello) => self.greet(key, hello, now),
-                    Incoming::Request(request, descriptor) => {
-                        let Some(session) = client.session() else { break };
-                        let id = request.id;
-                        // Before the answer, which may be there at once.
-                        client.stage = Stage::AwaitWorkers { session, request: id };
-                        match self.manager.request(session, request.body, descriptor, now) {
-                            Ok(Given::Later) => {}
-                            Ok(Given::Now(granted)) => self.answer(session, Ok(*granted), now),
-                            Err(refused) => self.answer(session, Err(refused), now),
-                        }
-                        self.settle_clients(now);
-                    }
-                    Incoming::End(end) => {
-                        self.end(key, end, now);
-                        break;
-                    }
-                }
-                if turn + 1 == REQUESTS_PER_TURN {
-                    self.enqueue(key);
-                }
+            self.ready.end(user);
+            if began.elapsed() >= ROUND {
+                return;
             }
         }
+    }
+
+    /// Carries out one request of a client, which then stands behind others of its user.
+    fn serve_client(&mut self, key: usize, now: Time) {
+        let Some(client) = self.connections.get_mut(key) else { return };
+        client.queued = false;
+        match client.receive(&mut self.buffer, &self.reaper) {
+            Incoming::Nothing => return,
+            Incoming::Hello(hello) => self.greet(key, hello, now),
+            Incoming::Request(request, descriptor) => {
+                let Some(session) = client.session() else { return };
+                let id = request.id;
+                // Before the answer, which may be there at once.
+                client.stage = Stage::AwaitWorkers { session, request: id };
+                match self.manager.request(session, request.body, descriptor, now) {
+                    Ok(Given::Later) => {}
+                    Ok(Given::Now(granted)) => self.answer(session, Ok(*granted), now),
+                    Err(refused) => self.answer(session, Err(refused), now),
+                }
+                self.settle_clients(now);
+            }
+            Incoming::End(end) => self.end(key, end, now),
+        }
+        self.enqueue(key);
     }
 
     /// Passes on answers that the workers were waited for, and ends sessions that misbehaved.
@@ -520,6 +529,9 @@ impl Server {
             command = client.peer.command,
             "session opened"
         );
+        if let Stage::AwaitHello { deadline } = client.stage {
+            self.greetings.remove(deadline, key, client.peer.uid);
+        }
         client.stage = Stage::AwaitRequest(session);
         let channel = events.as_fd().as_raw_fd();
         client.events = Some(events);
@@ -560,8 +572,13 @@ impl Server {
 
     fn remove(&mut self, key: usize) {
         let Some(client) = self.connections.try_remove(key) else { return };
-        if let Some(session) = client.session() {
-            self.by_session.remove(&session);
+        match client.stage {
+            Stage::AwaitHello { deadline } => {
+                self.greetings.remove(deadline, key, client.peer.uid);
+            }
+            Stage::AwaitRequest(session) | Stage::AwaitWorkers { session, .. } => {
+                self.by_session.remove(&session);
+            }
         }
         let events = client.events.as_ref().map(|e| e.as_fd().as_raw_fd());
         let sources = [client.as_fd().as_raw_fd(), client.peer.process.as_raw_fd()];
@@ -616,10 +633,12 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// Clients of one user that may be connected without a Hello.
 const SILENT_PER_USER: usize = 64;
 /// Clients taken in before others have their turn.
-const ACCEPTS: usize = 64;
+const ACCEPTS: usize = 16;
 /// How long to wait for descriptors to become free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Requests of one client before others have their turn.
-const REQUESTS_PER_TURN: usize = 16;
+/// How long one user's requests are carried out before others have their turn.
+const TURN: Duration = Duration::from_millis(1);
+/// How long turns are given before the poll is asked for who else is there.
+const ROUND: Duration = Duration::from_millis(4);
 /// How long sessions may take to end when the daemon stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@
 //! Every object is charged here before it is made and credited after it is gone. The manager
 //! calls it; it knows kinds and numbers, not objects.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{LimitRow, Refusal};
@@ -76,7 +76,16 @@ pub struct Ledger {
     descriptors: Descriptors,
     used: Amounts,
     /// Users who have something.
-    users: HashMap<u32, Amounts>,
+    users: BTreeMap<u32, Account>,
+}
+
+/// What a user has, and may have.
+#[derive(Debug)]
+pub struct Account {
+    /// The sum of his sessions.
+    pub used: Amounts,
+    /// As of his last charge or the last reload.
+    pub rights: Arc<Rights>,
 }
 
 impl Ledger {
@@ -87,7 +96,7 @@ impl Ledger {
             qps_key: String::new(),
             descriptors: Descriptors::default(),
             used: Amounts::default(),
-            users: HashMap::new(),
+            users: BTreeMap::new(),
         };
         ledger.set_limits(limits, capacity);
         ledger
@@ -119,9 +128,10 @@ impl Ledger {
         let limit = self.device[kind as usize];
         check(self.used.of(kind), amount, limit, || self.device_key(kind))?;
         let none = Amounts::default();
-        let of_user = self.users.get(&rights.uid).unwrap_or(&none);
-        self.descriptors.check(rights.uid, of_user, &self.used, kind, amount)?;
-        self.users.entry(rights.uid).or_default().add(kind, amount);
+        let of_user = self.users.get(&rights.uid).map_or(&none, |account| &account.used);
+        self.descriptors.check(rights, of_user, &self.used, kind, amount)?;
+        let fresh = || Account { used: Amounts::default(), rights: rights.clone() };
+        self.users.entry(rights.uid).or_insert_with(fresh).used.add(kind, amount);
         self.used.add(kind, amount);
         own.own.add(kind, amount);
         Ok(())
@@ -134,8 +144,8 @@ impl Ledger {
         self.used.subtract(kind, amount);
         let uid = own.rights.uid;
         if let Some(user) = self.users.get_mut(&uid) {
-            user.subtract(kind, amount);
-            if user.is_empty() {
+            user.used.subtract(kind, amount);
+            if user.used.is_empty() {
                 self.users.remove(&uid);
             }
         }
@@ -187,18 +197,33 @@ impl Ledger {
         })
     }
 
-    /// The limits of a user with what is in use.
-    pub fn user_rows(&self, rights: &Rights) -> impl Iterator<Item = LimitRow> {
-        Kind::ALL.into_iter().map(|kind| LimitRow {
-            key: rights.user_key(kind),
-            scope: format!("user {}", rights.uid),
-            limit: rights.user_limit(kind),
-            used: self.of_user(rights.uid, kind),
-        })
+    /// Users who have something, from a number on, in the order of their numbers: one of them, or
+    /// all.
+    pub fn accounts(
+        &self,
+        only: Option<u32>,
+        from: Option<u32>,
+    ) -> impl Iterator<Item = (u32, &Account)> {
+        let range = from.map(|from| self.users.range(only.unwrap_or(from)..));
+        let wanted = move |uid: u32| only.is_none_or(|only| only == uid);
+        let accounts = range.into_iter().flatten().map(|(uid, account)| (*uid, account));
+        accounts.take_while(move |(uid, _)| wanted(*uid))
+    }
+
+    /// How many users have something.
+    pub fn users(&self) -> usize {
+        self.users.len()
+    }
+
+    /// A user may have something else from now on.
+    pub fn set_rights(&mut self, rights: &Arc<Rights>) {
+        if let Some(account) = self.users.get_mut(&rights.uid) {
+            account.rights = rights.clone();
+        }
     }
 
     fn of_user(&self, uid: u32, kind: Kind) -> u64 {
-        self.users.get(&uid).map_or(0, |user| user.of(kind))
+        self.users.get(&uid).map_or(0, |account| account.used.of(kind))
     }
 
     fn device_key(&self, kind: Kind) -> String {
@@ -235,7 +260,7 @@ impl Descriptors {
 
     fn check(
         &self,
-        uid: u32,
+        rights: &Rights,
         of_user: &Amounts,
         used: &Amounts,
         kind: Kind,
@@ -247,8 +272,8 @@ impl Descriptors {
         }
         let for_what =
             format!("sessions, channels and listeners (RLIMIT_NOFILE = {})", self.nofile);
-        if uid != crate::privilege::own_user() {
-            let key = || format!("half of the descriptors for {for_what} for user {uid}");
+        if !rights.own {
+            let key = || format!("half of the descriptors for {for_what} for user {}", rights.uid);
             check(self.of(of_user), wanted, self.limit / 2, key)?;
         }
         check(self.of(used), wanted, self.limit, || format!("descriptors for {for_what}"))

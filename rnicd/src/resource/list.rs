@@ -4,16 +4,15 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_core::abi::control::*;
-use rnic_core::device::QpShared;
+use rnic_core::device::{Cq, QpShared};
 use rnic_core::types::*;
-use serde::Serialize;
 
 use super::ledger::Kind;
 use super::session::{Phase, Qp, Session};
 use super::srqs::srq_row;
 use super::why::Reader;
 use super::windows::window_row;
-use super::{Answer, Given, Manager, find};
+use super::{Answer, Given, Manager, find, page};
 
 /// Terminates of QPs that are gone.
 #[derive(Debug, Default)]
@@ -81,8 +80,7 @@ impl Manager {
         // Counts of objects are below their limits, which are below 2^32.
         let count = |kind| u32::try_from(counts.of(kind)).unwrap_or(u32::MAX);
         let mut terminates = Terminates::default();
-        let visible = self.sessions.values().filter(|s| own.is_none_or(|own| own == s.id));
-        for qp in visible.flat_map(|s| s.qps.values()) {
+        for qp in page::sessions(&self.sessions, own, 0).flat_map(|s| s.qps.values()) {
             terminates.count(&qp.shared);
         }
         if own.is_none() {
@@ -118,43 +116,32 @@ impl Manager {
         }))
     }
 
-    pub(super) fn list(&mut self, id: SessionId, what: ListKind, from: u32) -> Answer {
-        let client = &find(&mut self.sessions, id)?.client;
-        let own = (!client.admin).then_some(id);
-        let reader = Reader::of(id, client);
-        let visible = || self.sessions.values().filter(move |s| own.is_none_or(|own| own == s.id));
-        let (rows, total) = match what {
+    pub(super) fn list(&mut self, id: SessionId, what: ListKind, from: u64) -> Answer {
+        let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
+        let own = reader.own();
+        let visible = || page::sessions(&self.sessions, own, from);
+        let all = || page::sessions(&self.sessions, own, 0);
+        let (rows, total, next) = match what {
             ListKind::Clients => {
-                let (rows, total) = page(visible(), from, client_row);
-                (Rows::Clients(rows), total)
+                let clients = visible().map(|s| (page::key(s.id, 0), s));
+                let (rows, next) = page::page(clients, client_row);
+                (Rows::Clients(rows), own.map_or(self.sessions.len() as u32, |_| 1), next)
             }
             ListKind::Qps => {
-                let all = visible().flat_map(|s| s.qps.iter().map(move |(qp, o)| (s.id, *qp, o)));
-                let (rows, total) = page(all, from, |(s, qp, object)| qp_row(s, qp, object));
-                (Rows::Qps(rows), total)
+                let qps = page::objects(visible(), from, |s| &s.qps, QpId, |id| id.0);
+                let (rows, next) = page::page(qps, |(s, qp, object)| qp_row(s.id, qp, object));
+                (Rows::Qps(rows), page::count(all(), |s| &s.qps), next)
             }
             ListKind::Cqs => {
-                let all = visible().flat_map(|s| s.cqs.values());
-                let (rows, total) = page(all, from, |o| {
-                    let (unread, reserved, completions) = o.cq.usage();
-                    CqRow {
-                        cq: o.cq.id(),
-                        session: o.cq.session(),
-                        capacity: o.cq.capacity(),
-                        unread,
-                        reserved,
-                        qps: o.cq.users.load(Relaxed),
-                        completions,
-                        overflowed: o.cq.is_dead(),
-                    }
-                });
-                (Rows::Cqs(rows), total)
+                let cqs = page::objects(visible(), from, |s| &s.cqs, CqId, |id| id.0);
+                let (rows, next) = page::page(cqs, |(_, _, object)| cq_row(&object.cq));
+                (Rows::Cqs(rows), page::count(all(), |s| &s.cqs), next)
             }
             ListKind::Mrs => {
-                let all = visible().flat_map(|s| s.mrs.iter().map(move |(mr, o)| (s.id, *mr, o)));
-                let (rows, total) = page(all, from, |(session, mr, o)| MrRow {
+                let mrs = page::objects(visible(), from, |s| &s.mrs, MrId, |id| id.0);
+                let (rows, next) = page::page(mrs, |(s, mr, o)| MrRow {
                     mr,
-                    session,
+                    session: s.id,
                     pd: o.pd,
                     segment: o.segment,
                     iova: o.iova,
@@ -162,16 +149,15 @@ impl Manager {
                     access: o.access,
                     scope: o.scope,
                 });
-                (Rows::Mrs(rows), total)
+                (Rows::Mrs(rows), page::count(all(), |s| &s.mrs), next)
             }
             ListKind::Listeners => {
-                let all =
-                    visible().flat_map(|s| s.listeners.iter().map(move |(l, o)| (s.id, *l, o)));
-                let cm = &self.cm;
-                let (rows, total) = page(all, from, |(session, listener, o)| {
-                    cm.listener(listener).unwrap_or(ListenerRow {
+                let listeners =
+                    page::objects(visible(), from, |s| &s.listeners, ListenerId, |id| id.0);
+                let (rows, next) = page::page(listeners, |(session, listener, o)| {
+                    self.cm.listener(listener).unwrap_or(ListenerRow {
                         listener,
-                        session,
+                        session: session.id,
                         address: o.address,
                         backlog: 0,
                         pending: 0,
@@ -179,68 +165,46 @@ impl Manager {
                         rejected: 0,
                     })
                 });
-                (Rows::Listeners(rows), total)
+                (Rows::Listeners(rows), page::count(all(), |s| &s.listeners), next)
             }
             ListKind::Windows => {
-                let all = visible().flat_map(|s| s.windows.values().map(move |o| (s.id, o)));
-                let (rows, total) = page(all, from, |(session, o)| window_row(session, o));
-                (Rows::Windows(rows), total)
+                let windows = page::objects(visible(), from, |s| &s.windows, MwId, |id| id.0);
+                let (rows, next) = page::page(windows, |(s, _, object)| window_row(s.id, object));
+                (Rows::Windows(rows), page::count(all(), |s| &s.windows), next)
             }
             ListKind::Srqs => {
-                let all = visible().flat_map(|s| s.srqs.values());
-                let (rows, total) = page(all, from, srq_row);
-                (Rows::Srqs(rows), total)
+                let srqs = page::objects(visible(), from, |s| &s.srqs, SrqId, |id| id.0);
+                let (rows, next) = page::page(srqs, |(_, _, object)| srq_row(object));
+                (Rows::Srqs(rows), page::count(all(), |s| &s.srqs), next)
             }
             ListKind::Pds => {
-                let (rows, total) = page(self.pd_rows(own).into_iter(), from, |row| row);
-                (Rows::Pds(rows), total)
+                let (rows, total, next) = self.pd_rows(own, from);
+                (Rows::Pds(rows), total, next)
             }
             ListKind::Limits => {
-                let (rows, total) = page(self.limit_rows(own).into_iter(), from, |row| row);
-                (Rows::Limits(rows), total)
+                let (rows, total, next) = self.limit_rows(own, from);
+                (Rows::Limits(rows), total, next)
             }
             ListKind::Whys => self.whys(reader, from),
             ListKind::Events => self.list_events(reader, from),
         };
-        Given::now(ReplyBody::Rows { rows, total })
+        Given::now(ReplyBody::Rows { rows, total, next })
     }
 }
 
-/// A page of rows, and how many there are in all.
-fn page<T, R>(all: impl Iterator<Item = T>, from: u32, row: impl FnMut(T) -> R) -> (Vec<R>, u32) {
-    let mut total = 0u32;
-    let mut chosen = Vec::with_capacity(PAGE_ROWS);
-    for item in all {
-        if total >= from && chosen.len() < PAGE_ROWS {
-            chosen.push(item);
-        }
-        total += 1;
+fn cq_row(cq: &Cq) -> CqRow {
+    let (unread, reserved, completions) = cq.usage();
+    CqRow {
+        cq: cq.id(),
+        session: cq.session(),
+        capacity: cq.capacity(),
+        unread,
+        reserved,
+        qps: cq.users.load(Relaxed),
+        completions,
+        overflowed: cq.is_dead(),
     }
-    (chosen.into_iter().map(row).collect(), total)
 }
-
-/// A page of rows that are long: as many as a message holds.
-pub fn page_that_fits<T, R: Serialize>(
-    all: &[T],
-    from: u32,
-    mut row: impl FnMut(&T) -> R,
-) -> Vec<R> {
-    let mut room = MAX_MESSAGE - REPLY_HEAD;
-    let mut rows = Vec::new();
-    for item in all.iter().skip(from as usize).take(PAGE_ROWS) {
-        let row = row(item);
-        let octets = postcard::to_stdvec(&row).map_or(usize::MAX, |octets| octets.len());
-        if octets > room {
-            break;
-        }
-        room -= octets;
-        rows.push(row);
-    }
-    rows
-}
-
-/// More octets than a reply with a list has besides its rows.
-const REPLY_HEAD: usize = 64;
 
 fn client_row(s: &Session) -> ClientRow {
     let count = |kind| u32::try_from(s.counts.of(kind)).unwrap_or(u32::MAX);
@@ -281,47 +245,3 @@ fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
 
 /// Version of the daemon.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-#[cfg(test)]
-mod tests {
-    use rnic_core::device::why::{MAX_RULE, MAX_TEXT};
-
-    use super::*;
-
-    #[test]
-    fn the_longest_records_come_in_pages_that_fit_a_message() {
-        let all = u64::MAX;
-        let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
-        let record = WhyRecord {
-            id: all,
-            time_ms: all,
-            session: SessionId(u32::MAX),
-            what: WhyKind::Completion { wr_id: all, status: CompletionStatus::General },
-            rule: "r".repeat(MAX_RULE),
-            text: "t".repeat(MAX_TEXT),
-            qp: Some(QpId(u32::MAX)),
-            pd: Some(PdId(u32::MAX)),
-            stag: Some(Stag(u32::MAX)),
-            offset: Some(all),
-            length: Some(all),
-            addresses: Some(AddressPair { local: address, peer: address }),
-        };
-        let records = vec![record; 100];
-        let (mut from, mut pages) = (0, 0);
-        while from < 100 {
-            let rows = page_that_fits(&records, from, Clone::clone);
-            assert!(!rows.is_empty(), "stuck at {from}");
-            from += rows.len() as u32;
-            pages += 1;
-            let body = ReplyBody::Rows { rows: Rows::Whys(rows), total: u32::MAX };
-            let reply = Reply { id: u32::MAX, result: Ok(body), why_id: all };
-            let octets = postcard::to_stdvec(&reply).map_or(usize::MAX, |octets| octets.len());
-            assert!(octets <= MAX_MESSAGE, "{octets}");
-        }
-        assert!(pages < 20, "{pages} pages");
-        assert!(page_that_fits(&records, 100, Clone::clone).is_empty());
-        let short = vec![7u8; 100];
-        assert_eq!(page_that_fits(&short, 90, |n| *n).len(), 10);
-        assert_eq!(page_that_fits(&short, 0, |n| *n).len(), PAGE_ROWS);
-    }
-}

@@ -1,78 +1,164 @@
 //! Lists of protection domains and of limits.
 
 use rnic_core::abi::control::{LimitRow, PdRow};
-use rnic_core::types::SessionId;
+use rnic_core::types::{PdId, SessionId};
 
 use super::Manager;
 use super::kind::{Kind, UNLIMITED};
+use super::ledger::Account;
+use super::page::{self, key, page};
+use super::policy::Rights;
 use super::session::Session;
 
 impl Manager {
     /// Open domains: every one, or those of one session with what it has in them.
-    pub(super) fn pd_rows(&self, own: Option<SessionId>) -> Vec<PdRow> {
-        let mut rows = Vec::new();
-        if own.is_none() {
-            rows.extend(self.named_pds.rows());
-        }
-        for session in self.sessions.values().filter(|s| own.is_none_or(|own| own == s.id)) {
-            for (pd, object) in &session.pds {
-                let name = self.named_pds.name(*pd).map(str::to_owned);
-                // Shared ones stand above with everybody's share.
-                if name.is_some() && own.is_none() {
-                    continue;
-                }
-                rows.push(PdRow {
-                    pd: *pd,
-                    session: name.is_none().then_some(session.id),
-                    name,
-                    sessions: 1,
-                    mrs: object.mrs,
-                    qps: object.qps,
-                });
-            }
-        }
-        rows
+    pub(super) fn pd_rows(&self, own: Option<SessionId>, from: u64) -> (Vec<PdRow>, u32, u64) {
+        // No session has number 0: what is shared stands before everybody's.
+        let named = own.is_none().then(|| self.named_pds.rows()).into_iter().flatten();
+        let named = named.map(|row| (key(SessionId(0), row.pd.0), row));
+        let sessions = || page::sessions(&self.sessions, own, from);
+        let private = page::objects(sessions(), from, |s| &s.pds, PdId, |pd| pd.0);
+        let private = private.filter_map(|(key, (session, pd, object))| {
+            let name = self.named_pds.name(pd).map(str::to_owned);
+            // Shared ones stand above with everybody's share.
+            (name.is_none() || own.is_some()).then(|| {
+                let session = name.is_none().then_some(session.id);
+                let (mrs, qps) = (object.mrs, object.qps);
+                (key, PdRow { pd, session, name, sessions: 1, mrs, qps })
+            })
+        });
+        let (rows, next) = page(named.filter(|(key, _)| *key >= from).chain(private), |row| row);
+        let counted = page::count(page::sessions(&self.sessions, own, 0), |s| &s.pds);
+        let total = match own {
+            Some(_) => counted,
+            None => self.named_pds.total(counted),
+        };
+        (rows, total, next)
     }
 
     /// Limits and how much of each is in use: of the device, of domains, of users and of sessions;
     /// or of one session and its user.
-    pub(super) fn limit_rows(&self, own: Option<SessionId>) -> Vec<LimitRow> {
-        let mut rows: Vec<LimitRow> = Vec::new();
-        if own.is_none() {
-            rows.extend(self.ledger.device_rows());
-            rows.push(LimitRow {
-                key: "limits.half_open".to_owned(),
-                scope: "device".to_owned(),
-                limit: self.config.limits.half_open.into(),
-                used: self.cm.giving_way() as u64,
-            });
-            rows.extend(self.named_pds.limit_rows(&self.policy));
-        }
-        let visible = || self.sessions.values().filter(|s| own.is_none_or(|own| own == s.id));
-        let mut users: Vec<u32> = Vec::new();
-        for Session { counts, .. } in visible() {
-            if !users.contains(&counts.rights.uid) {
-                users.push(counts.rights.uid);
-                let rights = &counts.rights;
-                rows.extend(self.ledger.user_rows(rights));
-                rows.push(LimitRow {
-                    key: rights.half_open_key(),
-                    scope: format!("user {}", rights.uid),
-                    limit: rights.half_open.into(),
-                    used: self.cm.giving_way_of(rights.uid) as u64,
-                });
-            }
-        }
-        for session in visible() {
-            let rights = &session.counts.rights;
-            let limited = |kind: &Kind| rights.session_limit(*kind) != UNLIMITED;
-            rows.extend(Kind::ALL.into_iter().filter(limited).map(|kind| LimitRow {
-                key: rights.session_key(kind),
-                scope: format!("session {}", session.id),
-                limit: rights.session_limit(kind),
-                used: session.counts.of(kind),
-            }));
-        }
+    pub(super) fn limit_rows(
+        &self,
+        own: Option<SessionId>,
+        from: u64,
+    ) -> (Vec<LimitRow>, u32, u64) {
+        let device = match own {
+            Some(_) => Vec::new(),
+            None => self.device_limits(),
+        };
+        let limits_of_device = device.len();
+        let place = Place::of(from);
+        let device = (0..).zip(device).map(|(row, limit)| (Place::device(row), limit));
+        let user = own.and_then(|own| self.sessions.get(&own)).map(|s| s.counts.rights.uid);
+        let users = self.ledger.accounts(user, place.user());
+        let users = users.flat_map(|(uid, account)| {
+            let rows = (0..).zip(self.user_limits(account));
+            rows.map(move |(row, limit)| (Place::of_user(uid, row), limit))
+        });
+        let sessions = page::sessions(&self.sessions, own, key(place.session(), 0));
+        let sessions = sessions.flat_map(|session| {
+            let rows = (0..).zip(session_limits(session));
+            rows.map(|(row, limit)| (Place::of_session(session.id, row), limit))
+        });
+        let all = device.chain(users).chain(sessions).filter(|(key, _)| *key >= from);
+        let (rows, next) = page(all, |row| row);
+        let (users, sessions) = match own {
+            Some(_) => (1, 1),
+            None => (self.ledger.users(), self.sessions.len()),
+        };
+        let limited = |kind: &Kind| kind.of_totals(&self.config.limits.session).is_some();
+        let of_session = Kind::ALL.into_iter().filter(limited).count();
+        let total = limits_of_device + users * (Kind::COUNT + 1) + sessions * of_session;
+        (rows, u32::try_from(total).unwrap_or(u32::MAX), next)
+    }
+
+    fn device_limits(&self) -> Vec<LimitRow> {
+        let mut rows: Vec<LimitRow> = self.ledger.device_rows().collect();
+        rows.push(LimitRow {
+            key: "limits.half_open".to_owned(),
+            scope: "device".to_owned(),
+            limit: self.config.limits.half_open.into(),
+            used: self.cm.giving_way() as u64,
+        });
+        rows.extend(self.named_pds.limit_rows(&self.policy));
         rows
+    }
+
+    fn user_limits(&self, Account { used, rights }: &Account) -> impl Iterator<Item = LimitRow> {
+        let scope = user_scope(rights);
+        let counted = Kind::ALL.into_iter().map(move |kind| LimitRow {
+            key: rights.user_key(kind),
+            scope: user_scope(rights),
+            limit: rights.user_limit(kind),
+            used: used.of(kind),
+        });
+        counted.chain(std::iter::once_with(move || LimitRow {
+            key: rights.half_open_key(),
+            scope,
+            limit: rights.half_open.into(),
+            used: self.cm.giving_way_of(rights.uid) as u64,
+        }))
+    }
+}
+
+fn user_scope(rights: &Rights) -> String {
+    format!("user {}", rights.uid)
+}
+
+fn session_limits(session: &Session) -> impl Iterator<Item = LimitRow> {
+    let rights = &session.counts.rights;
+    let limited = move |kind: &Kind| rights.session_limit(*kind) != UNLIMITED;
+    Kind::ALL.into_iter().filter(limited).map(move |kind| LimitRow {
+        key: rights.session_key(kind),
+        scope: format!("session {}", session.id),
+        limit: rights.session_limit(kind),
+        used: session.counts.of(kind),
+    })
+}
+
+/// The place of a limit in the list: those of the device, then of users, then of sessions.
+struct Place {
+    part: u64,
+    whose: u32,
+}
+
+impl Place {
+    const PART: u32 = 40;
+    const ROWS: u32 = 8;
+
+    fn of(key: u64) -> Self {
+        // Cut to the 32 bits that stand there.
+        Place { part: key >> Self::PART, whose: (key >> Self::ROWS) as u32 }
+    }
+
+    fn device(row: u32) -> u64 {
+        row.into()
+    }
+
+    fn of_user(uid: u32, row: u32) -> u64 {
+        1 << Self::PART | u64::from(uid) << Self::ROWS | u64::from(row)
+    }
+
+    fn of_session(session: SessionId, row: u32) -> u64 {
+        2 << Self::PART | u64::from(session.0) << Self::ROWS | u64::from(row)
+    }
+
+    /// The first user whose limits may stand there; none if they all stand before.
+    fn user(&self) -> Option<u32> {
+        match self.part {
+            0 => Some(0),
+            1 => Some(self.whose),
+            _ => None,
+        }
+    }
+
+    /// The first session whose limits may stand there.
+    fn session(&self) -> SessionId {
+        match self.part {
+            0 | 1 => SessionId(0),
+            2 => SessionId(self.whose),
+            _ => SessionId(u32::MAX),
+        }
     }
 }

@@ -24,6 +24,7 @@ mod memory;
 mod named_pd;
 mod notes;
 mod numbers;
+mod page;
 mod policy;
 mod queues;
 mod reads;
@@ -272,11 +273,13 @@ impl Manager {
                     command: peer.command.clone(),
                     admin: rights.admin,
                     trusted: rights.trusted,
+                    known: rights.known,
+                    own: rights.own,
                 };
                 self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
                 let events = welcome.events.clone();
                 let most = counts.rights.why_records as usize;
-                self.why.open(id, client.identity.uid, most);
+                self.why.open(id, client.account(), most);
                 self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
                 Ok((id, welcome))
             }

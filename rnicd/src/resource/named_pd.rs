@@ -116,6 +116,12 @@ impl NamedPds {
         })
     }
 
+    /// How many domains there are, if sessions together have so many open: a named one counts once.
+    pub fn total(&self, opened: u32) -> u32 {
+        let again: usize = self.open.values().map(|shared| shared.sessions.len() - 1).sum();
+        opened.saturating_sub(u32::try_from(again).unwrap_or(u32::MAX))
+    }
+
     /// The name of a domain.
     pub fn name(&self, pd: PdId) -> Option<&str> {
         self.open.get(&pd).map(|shared| shared.name.as_str())

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use rnic_core::abi::control::{EventRecord, Rows};
-use rnic_core::device::why::FairRing;
+use rnic_core::device::records::{FairRing, Records};
+use rnic_core::device::why::Whose;
 use rnic_core::types::{SessionId, Time};
 
 use super::Manager;
-use super::list::page_that_fits;
-use super::why::{Reader, Wall};
+use super::page::page_that_fits;
+use super::why::{Reader, Wall, before};
 use crate::log::Damper;
 use crate::worker::clock;
 
@@ -18,7 +19,8 @@ const MAX_TEXT: usize = 500;
 /// What happened lately.
 pub struct Notes {
     sequence: u64,
-    ring: FairRing<Option<u32>, Note>,
+    records: Records<Option<u32>, Note>,
+    ring: FairRing<Option<u32>, u64>,
 }
 
 struct Note {
@@ -30,7 +32,7 @@ struct Note {
 impl Notes {
     /// Nothing yet, and room for so many.
     pub fn new(most: usize) -> Self {
-        Notes { sequence: 0, ring: FairRing::new(most) }
+        Notes { sequence: 0, records: Records::default(), ring: FairRing::new(most) }
     }
 
     /// How many there were since the start.
@@ -46,7 +48,7 @@ impl Manager {
         self.notes.sequence += 1;
         let mut owner = None;
         if let Some(session) = session.and_then(|id| self.sessions.get_mut(&id)) {
-            owner = Some(session.client.identity.uid);
+            owner = session.client.account();
             match session.noted.count(Instant::now()) {
                 None => return,
                 Some(0) => {}
@@ -60,18 +62,28 @@ impl Manager {
         let sequence = self.notes.sequence;
         let record = EventRecord { sequence, time_ms: 0, session, kind: kind.to_owned(), text };
         tracing::debug!(kind, session = session.map(|s| s.0), text = record.text, "noted");
-        self.notes.ring.push(owner, Note { time: clock::now(), owner, record });
+        let note = Note { time: clock::now(), owner, record };
+        self.notes.records.insert(sequence, owner, note);
+        if let Some(displaced) = self.notes.ring.push(owner, sequence) {
+            self.notes.records.remove(displaced);
+        }
     }
 
-    pub(super) fn list_events(&self, reader: Reader, from: u32) -> (Rows, u32) {
-        let visible = |note: &&Note| reader.may_read(note.owner, note.record.session);
-        let all: Vec<&Note> = self.notes.ring.iter().rev().filter(visible).collect();
+    pub(super) fn list_events(&self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+        let owner = match reader.whose() {
+            Whose::All => None,
+            Whose::Of(owner) => Some(owner),
+        };
+        let newest = self.notes.records.newest(owner, before(from));
         let wall = Wall::now();
-        let rows = page_that_fits(&all, from, |note| EventRecord {
-            time_ms: wall.at(note.time),
-            ..note.record.clone()
+        let keyed = newest.map(|note| (note.record.sequence + 1, note));
+        let (rows, next) = page_that_fits(keyed, |note| {
+            let readable = reader.may_read(note.owner, note.record.session);
+            let time_ms = wall.at(note.time);
+            readable.then(|| EventRecord { time_ms, ..note.record.clone() })
         });
-        (Rows::Events(rows), u32::try_from(all.len()).unwrap_or(u32::MAX))
+        let total = u32::try_from(self.notes.records.len(owner)).unwrap_or(u32::MAX);
+        (Rows::Events(rows), total, next)
     }
 }
 

@@ -41,6 +41,7 @@ impl Manager {
             let rights = self.policy.rights(&session.client.identity);
             (session.client.admin, session.client.trusted) = (rights.admin, rights.trusted);
             self.cm.set_quota(session.id, Quota { user: rights.uid, half_open: rights.half_open });
+            self.ledger.set_rights(&rights);
             session.counts.rights = rights;
         }
         Reloaded { changed, kept }

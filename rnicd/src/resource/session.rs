@@ -58,14 +58,22 @@ pub struct Client {
     pub admin: bool,
     /// Whether the daemon itself may copy in its attached memory.
     pub trusted: bool,
+    /// Whether the kernel could name its user here.
+    pub known: bool,
+    /// Whether that is the daemon's own.
+    pub own: bool,
 }
 
 impl Client {
     /// Whether threads that serve others may touch its descriptors, which it can make wait: only who
     /// could stop the daemon anyway, or whom the administrator trusts as much.
     pub fn is_trusted(&self) -> bool {
-        let uid = self.identity.uid;
-        self.trusted || uid == 0 || uid == crate::privilege::own_user()
+        self.trusted || self.identity.uid == 0 || self.own
+    }
+
+    /// Its user, unless the kernel cannot name him: then the number it has says nothing.
+    pub fn account(&self) -> Option<u32> {
+        self.known.then_some(self.identity.uid)
     }
 }
 

@@ -5,14 +5,13 @@
 //! run a program as a user can debug that user's processes anyway, and `rnicctl` is always another
 //! session than the one it is asked about.
 
-use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rnic_core::abi::control::*;
-use rnic_core::device::why::{Kept, Why};
+use rnic_core::device::why::{Kept, Whose, Why};
 use rnic_core::types::*;
 
-use super::list::page_that_fits;
+use super::page::page_that_fits;
 use super::session::Client;
 use super::{Answer, Given, Manager, find};
 use crate::worker::clock;
@@ -153,38 +152,61 @@ impl Manager {
             return Err(super::refuse::no_such("why record", handle));
         };
         let rows = Rows::Whys(vec![told(&kept, Wall::now())]);
-        Given::now(ReplyBody::Rows { rows, total: 1 })
+        Given::now(ReplyBody::Rows { rows, total: 1, next: 0 })
     }
 
-    pub(super) fn whys(&mut self, reader: Reader, from: u32) -> (Rows, u32) {
-        let all: Vec<Arc<Kept>> =
-            self.why.newest(|kept| reader.may_read(kept.owner, Some(kept.record.session)));
+    pub(super) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+        let whose = reader.whose();
+        // One more than a page shows, to know where the next one begins.
+        let newest = self.why.newest(whose, before(from), PAGE_ROWS + 1);
         let wall = Wall::now();
-        let rows = page_that_fits(&all, from, |kept| told(kept, wall));
-        (Rows::Whys(rows), u32::try_from(all.len()).unwrap_or(u32::MAX))
+        let keyed = newest.iter().map(|kept| (kept.record.id + 1, kept));
+        let (rows, next) = page_that_fits(keyed, |kept| {
+            let readable = reader.may_read(kept.owner, Some(kept.record.session));
+            readable.then(|| told(kept, wall))
+        });
+        let total = u32::try_from(self.why.kept(whose)).unwrap_or(u32::MAX);
+        (Rows::Whys(rows), total, next)
     }
+}
+
+/// Records below this number stand on the page that begins there.
+pub fn before(from: u64) -> u64 {
+    if from == 0 { u64::MAX } else { from }
 }
 
 /// Who reads records.
 #[derive(Clone, Copy)]
 pub struct Reader {
     session: SessionId,
-    uid: u32,
+    /// Its user, if the kernel could name him here.
+    account: Option<u32>,
     admin: bool,
 }
 
 impl Reader {
     pub fn of(session: SessionId, client: &Client) -> Self {
-        Reader { session, uid: client.identity.uid, admin: client.admin }
+        Reader { session, account: client.account(), admin: client.admin }
     }
 
-    /// Whether a record of this user and session is theirs to read.
+    /// Whether a record of this user and session is theirs to read. Whom the kernel cannot name
+    /// sees what his session left: others whom it cannot name need not be the same user.
     pub fn may_read(self, owner: Option<u32>, session: Option<SessionId>) -> bool {
-        // All users that a user namespace does not map look like this one.
-        const OVERFLOW_UID: u32 = 65_534;
-        self.admin
-            || (owner.is_some() && session == Some(self.session))
-            || (owner == Some(self.uid) && self.uid != OVERFLOW_UID)
+        match (self.admin, self.account) {
+            (true, _) => true,
+            (false, Some(_)) => owner == self.account,
+            (false, None) => owner.is_none() && session == Some(self.session),
+        }
+    }
+
+    /// Among whose records his are.
+    pub fn whose(self) -> Whose {
+        if self.admin { Whose::All } else { Whose::Of(self.account) }
+    }
+
+    /// The session whose objects alone it sees, unless it sees everybody's.
+    pub fn own(self) -> Option<SessionId> {
+        (!self.admin).then_some(self.session)
     }
 }
 
@@ -232,22 +254,26 @@ fn rule_of(refusal: &Refusal) -> String {
 mod tests {
     use super::*;
 
-    fn reader(session: u32, uid: u32, admin: bool) -> Reader {
-        Reader { session: SessionId(session), uid, admin }
+    fn reader(session: u32, account: Option<u32>, admin: bool) -> Reader {
+        Reader { session: SessionId(session), account, admin }
     }
 
     #[test]
     fn records_are_for_their_user_and_for_administrators() {
         let (owner, session) = (Some(1000), Some(SessionId(3)));
-        assert!(reader(3, 1000, false).may_read(owner, session));
-        assert!(reader(4, 1000, false).may_read(owner, session), "rnicctl of the same user");
-        assert!(!reader(4, 1001, false).may_read(owner, session));
-        assert!(!reader(3, 1001, false).may_read(None, session), "an earlier session's number");
-        assert!(reader(9, 0, true).may_read(owner, session));
-        assert!(reader(9, 0, true).may_read(None, None));
-        // Who is mapped to nobody shares that number with everybody else who is.
-        assert!(reader(3, 65_534, false).may_read(Some(65_534), session));
-        assert!(!reader(4, 65_534, false).may_read(Some(65_534), session));
-        assert!(!reader(4, 1000, false).may_read(None, None));
+        assert!(reader(3, Some(1000), false).may_read(owner, session));
+        assert!(reader(4, Some(1000), false).may_read(owner, session), "rnicctl of the same user");
+        assert!(!reader(4, Some(1001), false).may_read(owner, session));
+        assert!(
+            !reader(3, Some(1001), false).may_read(None, session),
+            "an earlier session's number"
+        );
+        assert!(reader(9, Some(0), true).may_read(owner, session));
+        assert!(reader(9, Some(0), true).may_read(None, None));
+        // Two whom the kernel cannot name need not be one user.
+        assert!(reader(3, None, false).may_read(None, session));
+        assert!(!reader(4, None, false).may_read(None, session));
+        assert!(!reader(3, None, false).may_read(owner, session));
+        assert!(!reader(4, Some(1000), false).may_read(None, None));
     }
 }

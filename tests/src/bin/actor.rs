@@ -308,7 +308,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         }
         Part::Binds => hammer::bind_for_ever(&context)?,
         Part::Clients => {
-            println!("{} clients", context.list(ListKind::Clients, 0)?.1);
+            println!("{} clients", context.list(ListKind::Clients, 0)?.total);
         }
         Part::Churn => loop {
             let pd = context.open_pd(None)?;

@@ -523,7 +523,7 @@ impl Session {
             9 => RequestBody::CloseListener { listener: ListenerId(any(rng)) },
             10 => RequestBody::Reject { request: RequestId(any(rng)), private_data: vec![1] },
             11 => RequestBody::SetContext { object: ObjectRef::Qp(qp), context: rng.word() },
-            12 => RequestBody::List { what: ListKind::Qps, from: any(rng) },
+            12 => RequestBody::List { what: ListKind::Qps, from: rng.word() },
             13 => RequestBody::DestroySrq { srq: SrqId(any(rng)) },
             14 => RequestBody::QuerySrq { srq: SrqId(any(rng)) },
             15 => RequestBody::ArmSrq { srq: SrqId(any(rng)), limit: rng.below(9) as u32 },

@@ -60,7 +60,7 @@ impl Session {
                     ListKind::Events,
                 ];
                 let what = kinds[rng.below(kinds.len() as u64) as usize];
-                let from = [0, 1, 31, u32::MAX][rng.below(4) as usize];
+                let from = [0, 1, 31, 1 << 33, rng.word(), u64::MAX][rng.below(6) as usize];
                 let _ = self.raw.call(RequestBody::List { what, from }, &[])?;
             }
             _ => {

@@ -106,6 +106,8 @@ pub enum ReplyBody {
         rows: Rows,
         /// How many there are in all.
         total: u32,
+        /// Where the next page begins; 0 if this is the last.
+        next: u64,
     },
     /// A window was made.
     Window {

@@ -174,8 +174,8 @@ pub enum RequestBody {
     List {
         /// What to list.
         what: ListKind,
-        /// Rows to skip.
-        from: u32,
+        /// 0 for the first page, then [`next`](super::ReplyBody::Rows::next) of the page before.
+        from: u64,
     },
     /// Makes a memory window that is bound to nothing yet. Answer: `Window`.
     AllocWindow {

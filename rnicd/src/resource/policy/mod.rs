@@ -16,12 +16,15 @@ use crate::config::{AddressRule, Config, Id, Limits, NamedPd, Override, People};
 pub use people::Identity;
 use people::{Members, Overflow};
 pub use rights::Rights;
+use rights::Standing;
 
 /// Rules with their names looked up.
 #[derive(Debug)]
 pub struct Policy {
     limits: Limits,
     overflow: Overflow,
+    /// The user the daemon runs as.
+    own_user: u32,
     admins: Members,
     users: Vec<(u32, Override)>,
     groups: Vec<(u32, Override)>,
@@ -34,10 +37,10 @@ pub struct Policy {
 impl Policy {
     /// The rules of a configuration.
     pub fn new(config: &Config) -> Self {
-        Policy::with_overflow(config, Overflow::of_this_system())
+        Policy::for_system(config, Overflow::of_this_system(), crate::privilege::own_user())
     }
 
-    fn with_overflow(config: &Config, overflow: Overflow) -> Self {
+    fn for_system(config: &Config, overflow: Overflow, own_user: u32) -> Self {
         let mut unknown = Vec::new();
         let mut members =
             |people: &People, rule: &str| Members::look_up(people, rule, &mut unknown);
@@ -76,7 +79,13 @@ impl Policy {
         let users = numbered(&config.users, "user", people::user);
         let groups = numbered(&config.groups, "group", people::group);
         let limits = config.limits.clone();
-        Policy { limits, overflow, admins, users, groups, pds, listen, connect, unknown }
+        Policy { limits, overflow, own_user, admins, users, groups, pds, listen, connect, unknown }
+    }
+
+    /// Whether the daemon runs as a user whom the kernel cannot tell from those it cannot name:
+    /// then nobody is taken for the daemon's own user.
+    pub fn own_user_is_unknown(&self) -> bool {
+        self.own_user == self.overflow.uid
     }
 
     /// Users and groups that rules name and that do not exist here, in sentences.
@@ -89,6 +98,13 @@ impl Policy {
         for problem in &self.unknown {
             tracing::warn!("configuration: {problem}");
         }
+        if self.own_user_is_unknown() {
+            tracing::warn!(
+                "the daemon runs as the overflow user ({}): its own user's programs cannot be told \
+                 from those of users whom the kernel cannot name, and are trusted no more than they",
+                self.overflow.uid
+            );
+        }
     }
 
     /// What a client may have: its user's rule counts first, then the first rule that matches one
@@ -98,15 +114,12 @@ impl Policy {
         let user = known.as_ref().and_then(|w| self.users.iter().find(|(uid, _)| *uid == w.uid));
         let group =
             known.as_ref().and_then(|w| self.groups.iter().find(|(gid, _)| w.gids.contains(gid)));
-        let own = known.is_some() && who.uid == crate::privilege::own_user();
+        let known_here = known.is_some();
+        let own = known_here && who.uid == self.own_user;
         let admin = who.uid == 0 || own || known.is_some_and(|w| self.admins.contain(&w));
-        Arc::new(Rights::new(
-            who.uid,
-            admin,
-            &self.limits,
-            user.map(|(_, rule)| rule),
-            group.map(|(_, rule)| rule),
-        ))
+        let standing = Standing { uid: who.uid, known: known_here, own, admin };
+        let (user, group) = (user.map(|(_, rule)| rule), group.map(|(_, rule)| rule));
+        Arc::new(Rights::new(standing, &self.limits, user, group))
     }
 
     /// A named domain, if this client may open it.

@@ -3,11 +3,28 @@
 use super::super::kind::{Kind, UNLIMITED};
 use crate::config::{Limits, Override};
 
+/// Who a client is to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Its user.
+    pub uid: u32,
+    /// Whether the kernel could name him: if not, others with the same number need not be he.
+    pub known: bool,
+    /// Whether he is the user the daemon runs as.
+    pub own: bool,
+    /// Whether it sees everybody's objects and may drain and disconnect.
+    pub admin: bool,
+}
+
 /// What one client may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Its user.
     pub uid: u32,
+    /// Whether the kernel could name him: if not, others with the same number need not be he.
+    pub known: bool,
+    /// Whether he is the user the daemon runs as.
+    pub own: bool,
     /// Whether it sees everybody's objects and may drain and disconnect.
     pub admin: bool,
     /// Whether the daemon itself may copy in its attached memory.
@@ -37,8 +54,7 @@ enum Source {
 impl Rights {
     /// The defaults with what rules set.
     pub fn new(
-        uid: u32,
-        admin: bool,
+        standing: Standing,
         limits: &Limits,
         user: Option<&Override>,
         group: Option<&Override>,
@@ -61,8 +77,11 @@ impl Rights {
         let (half_open, half_open_source) =
             choose(user.and_then(half_open), group.and_then(half_open), limits.user.half_open);
         let name = |rule: Option<&Override>| rule.map(|r| r.who.to_string()).unwrap_or_default();
+        let Standing { uid, known, own, admin } = standing;
         Rights {
             uid,
+            known,
+            own,
             admin,
             trusted: choose(user.and_then(trusted), group.and_then(trusted), false).0,
             why_records: choose(user.and_then(why), group.and_then(why), limits.why_records).0,

@@ -4,8 +4,13 @@ use super::*;
 use crate::resource::kind::Kind;
 
 fn policy(text: &str) -> Policy {
+    policy_of(text, 0)
+}
+
+/// The rules of a daemon that runs as this user.
+fn policy_of(text: &str, own_user: u32) -> Policy {
     let config = Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
-    Policy::with_overflow(&config, Overflow { uid: 65_534, gid: 65_534 })
+    Policy::for_system(&config, Overflow { uid: 65_534, gid: 65_534 }, own_user)
 }
 
 fn who(uid: u32, gids: &[u32]) -> Identity {
@@ -62,6 +67,19 @@ fn whom_the_kernel_cannot_name_matches_no_rule() {
     assert_eq!(policy.rights(&who(7, &[65_534])).session_limit(Kind::Qps), 9);
     assert!(policy.named_pd(&nobody, "p").is_err());
     assert!(policy.may_listen(&nobody, ([127, 0, 0, 1], 7).into()).is_err());
+}
+
+/// A daemon that runs as `nobody` cannot tell its own user's programs from those of users whom the
+/// kernel cannot name.
+#[test]
+fn whom_the_kernel_cannot_name_is_not_the_daemons_own_user() {
+    let nobody = who(65_534, &[65_534]);
+    let rights = policy_of(RULES, 65_534).rights(&nobody);
+    assert!(!rights.own && !rights.known && !rights.admin && !rights.trusted);
+    assert!(policy_of(RULES, 65_534).own_user_is_unknown());
+    let rights = policy_of(RULES, 1001).rights(&who(1001, &[]));
+    assert!(rights.own && rights.known && rights.admin);
+    assert!(!policy_of(RULES, 1001).own_user_is_unknown());
 }
 
 #[test]

@@ -19,6 +19,7 @@ use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::{Event, WhyRecord};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
 use crate::device::mover::{MoveJob, Mover, Way};
+use crate::device::why::Whose;
 use crate::device::window::WindowCount;
 use crate::device::{
     Cq, Memory, Names, QpShared, Srq, StagAllocator, StagChange, StagEntry, Window,
@@ -528,8 +529,12 @@ impl World {
     pub fn whys(&self, qp: usize) -> Vec<WhyRecord> {
         let QpEnd { engine, id, .. } = self.qps[qp];
         let log = &self.engines[engine].shard.options.why;
-        let all = log.newest(|kept| kept.record.qp == Some(id));
-        all.iter().rev().map(|kept| kept.record.clone()).collect()
+        let all = log.newest(Whose::All, u64::MAX, usize::MAX);
+        all.iter()
+            .rev()
+            .filter(|kept| kept.record.qp == Some(id))
+            .map(|kept| kept.record.clone())
+            .collect()
     }
 
     /// The only record about a QP.
