@@ -27,6 +27,8 @@ pub struct Socket {
 #[derive(Debug)]
 struct Passed {
     reaper: Reaper,
+    /// Whose client passed it.
+    user: u32,
     /// The connection is the daemon's to end.
     engaged: bool,
 }
@@ -37,9 +39,9 @@ impl Socket {
         Socket { stream: Some(stream), passed: None }
     }
 
-    /// One that a client passed. Nothing has been done with it: dropped now it stays as it is.
-    pub fn passed(stream: TcpStream, reaper: Reaper) -> Self {
-        Socket { stream: Some(stream), passed: Some(Passed { reaper, engaged: false }) }
+    /// One that a client of this user passed. Nothing has been done with it: dropped now it stays as it is.
+    pub fn passed(stream: TcpStream, user: u32, reaper: Reaper) -> Self {
+        Socket { stream: Some(stream), passed: Some(Passed { reaper, user, engaged: false }) }
     }
 
     /// Whether a client may hold it as well.
@@ -90,7 +92,7 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let (Some(stream), Some(Passed { reaper, engaged })) =
+        let (Some(stream), Some(Passed { reaper, user, engaged })) =
             (self.stream.take(), self.passed.take())
         else {
             return;
@@ -99,6 +101,6 @@ impl Drop for Socket {
             // If it fails the connection has ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
-        reaper.close_socket(OwnedFd::from(stream));
+        reaper.close_socket(user, OwnedFd::from(stream));
     }
 }

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[allow(dead_code)]
 mod support;
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -3,63 +3,20 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[allow(dead_code)]
 mod support;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rnic_core::abi::control::*;
 use rnic_core::types::*;
 use rnicd::exec::PrivateDaemon;
-use rustix::process::{Gid, Uid};
 use support::*;
 
 /// How long anything may take that should take a moment.
 const DEADLINE: Duration = Duration::from_secs(20);
-
-fn uid() -> u32 {
-    rustix::process::geteuid().as_raw()
-}
-
-/// A daemon with one worker and this configuration.
-fn one_worker(configuration: &str) -> PrivateDaemon {
-    daemon(&format!("[engine]\nworkers = 1\n{configuration}"))
-}
-
-/// A daemon that other users reach as well; none if this test cannot be other users.
-fn for_others(configuration: &str) -> Option<PrivateDaemon> {
-    if uid() != 0 {
-        eprintln!("only root can be several users: this part is left out");
-        return None;
-    }
-    let daemon = one_worker(&format!("{configuration}[control]\nmode = \"0666\"\n"));
-    let folder = daemon.socket().parent().unwrap().to_owned();
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
-    Some(daemon)
-}
-
-/// Connects as another user: identities belong to threads, and a socket keeps the one it was
-/// connected with.
-fn connect_as(socket: &PathBuf, user: u32, groups: &[u32]) -> Raw {
-    std::thread::scope(|scope| {
-        let connect = || {
-            let groups: Vec<Gid> = groups.iter().map(|g| Gid::from_raw(*g)).collect();
-            rustix::thread::set_thread_groups(&groups).unwrap();
-            rustix::thread::set_thread_uid(Uid::from_raw(user)).unwrap();
-            Raw::connect(socket)
-        };
-        scope.spawn(connect).join().unwrap()
-    })
-}
-
-fn open_as(socket: &PathBuf, user: u32, groups: &[u32]) -> Raw {
-    let mut raw = connect_as(socket, user, groups);
-    assert_eq!(raw.hello().unwrap().0.status, HelloStatus::Ok as u32);
-    raw
-}
 
 /// What a Hello is answered with.
 fn greeting(mut raw: Raw) -> Option<HelloStatus> {

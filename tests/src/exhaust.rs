@@ -1,6 +1,10 @@
 //! A client that takes all there is of one thing, keeps it, and goes on asking for more.
 
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 
 use clap::ValueEnum;
 use rnic_client::{Access, ConnectOptions, Context, Error, MrOptions, Qp, QpOptions};
@@ -48,6 +52,34 @@ pub fn exhaust(
     }
     Ok(hoard.len())
 }
+
+/// Has so many descriptors in flight, in packets that nobody reads, as long as the socket lives.
+///
+/// # Errors
+///
+/// Those of the system.
+pub fn in_flight(count: usize) -> io::Result<[OwnedFd; 2]> {
+    use rustix::net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+        SocketType, sendmsg, socketpair,
+    };
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let file = File::open("/dev/null")?;
+    for sent in (0..count).step_by(PACKET) {
+        let descriptors = vec![file.as_fd(); PACKET.min(count - sent)];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::Error::other("too many descriptors for a packet"));
+        }
+        sendmsg(&ours, &[IoSlice::new(b"x")], &mut ancillary, SendFlags::DONTWAIT)?;
+    }
+    Ok([ours, theirs])
+}
+
+/// Descriptors of a packet.
+const PACKET: usize = 100;
 
 struct Taker {
     context: Context,

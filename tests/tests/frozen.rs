@@ -23,8 +23,13 @@ fn daemon(config: &str) -> Option<Daemon> {
 
 /// A client that plays `part` with a frozen file, behind the server of that file.
 fn freeze(daemon: &Daemon, part: &[&str]) -> Process {
+    freeze_as(HOSTILE, daemon, part)
+}
+
+/// The same of another user.
+fn freeze_as(uid: u32, daemon: &Daemon, part: &[&str]) -> Process {
     let mount = tempfile::TempDir::new_in(daemon.dir()).expect("a directory").keep();
-    let (mount, uid) = (mount.to_string_lossy(), HOSTILE.to_string());
+    let (mount, uid) = (mount.to_string_lossy(), uid.to_string());
     let mut arguments = vec!["freeze", &mount, &uid, "--"];
     arguments.extend(part);
     let mut server = daemon.actor_unseen(&arguments);
@@ -73,6 +78,27 @@ fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_mover() {
     let mut lender = daemon.actor_as(HOSTILE + 1, &["lend"]);
     lender.line_after("attached");
     lender.kill();
+    hostile.into_iter().for_each(Process::kill);
+    daemon.shrinks_to(start);
+}
+
+/// What is never closed counts against its user, who may pass no more, and keeps no other user's from
+/// being closed.
+#[test]
+fn whoever_passes_too_many_that_cannot_be_closed_is_refused_by_name() {
+    let Some(daemon) = daemon("[limits.user]\nclosing = 5\n") else { return };
+    let start = daemon.at_rest();
+    let mut hostile = [(); 5].map(|()| freeze(&daemon, &["pass-frozen", "segment"]));
+    hostile.iter_mut().for_each(|one| says(one, &["the descriptor is not a memfd"]));
+    let mut one_too_many = freeze(&daemon, &["pass-frozen", "segment"]);
+    let limit = format!("limits.user.closing (user {HOSTILE}) = 5 reached");
+    says(&mut one_too_many, &[&limit, "passed"]);
+    // Another user's is being closed all the same.
+    let mut other = freeze_as(HOSTILE + 2, &daemon, &["pass-frozen", "segment"]);
+    says(&mut other, &["asked: flush"]);
+    daemon.actor(&["duet"]).succeed();
+    one_too_many.kill();
+    other.kill();
     hostile.into_iter().for_each(Process::kill);
     daemon.shrinks_to(start);
 }

@@ -66,6 +66,35 @@ fn clients_that_read_nothing_keep_nobody_from_having_a_mover() {
     assert_eq!(lends(&daemon), Ok(()));
 }
 
+/// Nothing tells when others have read enough for an answer with descriptors to be sent.
+#[test]
+fn an_answer_comes_when_others_have_read_what_kept_it_back() {
+    if !is_root() {
+        return;
+    }
+    let config = format!("[control]\nmode = \"0666\"\nuser = \"{DAEMON}\"\n");
+    let limit = format!("ulimit -n 256; chown {DAEMON} \"${{3%/*}}\"");
+    let daemon = Daemon::start_limited(binaries!(), &config, &limit);
+    let start = daemon.at_rest();
+    let mut holder = daemon.actor_as(DAEMON, &["in-flight", "400"]);
+    holder.line_after("in flight");
+    let raw = Raw::connect(daemon.socket()).expect("the daemon is there");
+    let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
+    raw.send(&hello.to_bytes(), &[]);
+    // It has a session, and nothing of it.
+    let deadline = Instant::now() + DEADLINE;
+    while daemon.footprint().descriptors < start.descriptors + 5 {
+        assert!(Instant::now() < deadline, "no session was made");
+        std::thread::yield_now();
+    }
+    let mut answer = [PollFd::new(&raw.socket, PollFlags::IN)];
+    assert_eq!(poll(&mut answer, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(0));
+    holder.release();
+    holder.succeed();
+    let (_, descriptors) = raw.receive().expect("it is answered");
+    assert!(descriptors.len() > 2);
+}
+
 #[test]
 fn without_its_starter_a_daemon_says_so_once_and_serves_on() {
     if !is_root() {

@@ -170,6 +170,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     row("limits.why", limits.device_why_records.to_string(), "why records of the device");
     row("limits.event_records", limits.event_records.to_string(), "records of happenings");
     row("limits.movers", limits.movers.to_string(), "processes that copy for attached clients");
+    row("limits.closing", limits.closing.to_string(), "descriptors of clients yet to be closed");
     row(
         "limits.peer.connections_per_second",
         limits.peer_connections_per_second.to_string(),
@@ -198,6 +199,8 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         ("ird", user.ird, "inbound reads of all connections of one user"),
         ("ord", user.ord, "outbound reads of all connections of one user"),
         ("movers", user.movers, "processes that copy for attached clients of one user"),
+        ("attachments_per_second", user.attachments_per_second, "that one user asks for"),
+        ("closing", user.closing, "descriptors of one user's clients yet to be closed"),
     ] {
         row(&format!("limits.user.{name}"), value.to_string(), meaning);
     }

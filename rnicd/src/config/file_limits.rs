@@ -120,6 +120,8 @@ section_with_totals! {
         event_records: Field<u32>,
         /// Mover processes.
         movers: Field<u32>,
+        /// Descriptors of clients that wait to be closed.
+        closing: Field<u32>,
         /// Octets of incomplete FPDUs.
         partial_bytes: Field<Size>,
         /// Octets of incomplete FPDUs of one session.
@@ -148,6 +150,10 @@ section_with_totals! {
         ord: Field<u32>,
         /// Processes that copy for the user's attached clients.
         movers: Field<u32>,
+        /// Times per second that the user's clients ask for one.
+        attachments_per_second: Field<u32>,
+        /// Descriptors of the user's clients that wait to be closed.
+        closing: Field<u32>,
     }
 }
 

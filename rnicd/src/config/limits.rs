@@ -48,6 +48,8 @@ pub struct Limits {
     pub event_records: u32,
     /// Mover processes, which copy for clients whose address space is attached.
     pub movers: u32,
+    /// Descriptors of clients that wait to be closed.
+    pub closing: u32,
     /// Octets of FPDUs that have not arrived in full.
     pub partial_bytes: u64,
     /// The same of one session.
@@ -100,6 +102,10 @@ pub struct UserLimits {
     pub ord: u32,
     /// Processes that copy for the user's attached clients, from their start to their end.
     pub movers: u32,
+    /// Times per second that the user's clients ask for such a process.
+    pub attachments_per_second: u32,
+    /// Descriptors of the user's clients that wait to be closed.
+    pub closing: u32,
 }
 
 /// Some of the [`Totals`].
@@ -160,7 +166,7 @@ impl Totals {
 
 impl UserLimits {
     /// Those that are no totals, each with its key.
-    pub fn each_of_its_own(&self) -> [(&'static str, u64); 6] {
+    pub fn each_of_its_own(&self) -> [(&'static str, u64); 8] {
         [
             ("sessions", self.sessions.into()),
             ("half_open", self.half_open.into()),
@@ -168,6 +174,8 @@ impl UserLimits {
             ("ird", self.ird.into()),
             ("ord", self.ord.into()),
             ("movers", self.movers.into()),
+            ("attachments_per_second", self.attachments_per_second.into()),
+            ("closing", self.closing.into()),
         ]
     }
 
@@ -183,6 +191,10 @@ impl UserLimits {
             ird: patch.ird.unwrap_or(self.ird),
             ord: patch.ord.unwrap_or(self.ord),
             movers: patch.movers.unwrap_or(self.movers),
+            attachments_per_second: patch
+                .attachments_per_second
+                .unwrap_or(self.attachments_per_second),
+            closing: patch.closing.unwrap_or(self.closing),
         }
     }
 }
@@ -227,6 +239,8 @@ impl Default for Limits {
                 ird: 1 << 21,
                 ord: 1 << 21,
                 movers: 8,
+                attachments_per_second: 16,
+                closing: 128,
             },
             session: Totals {
                 pds: 1_024,
@@ -257,6 +271,7 @@ impl Default for Limits {
             device_why_records: 4_096,
             event_records: 1_024,
             movers: 16,
+            closing: 512,
             partial_bytes: 256 << 20,
             session_partial_bytes: 64 << 20,
         }
@@ -291,6 +306,8 @@ impl Checker<'_> {
             ird: self.optional_number(u.ird, 0..=MAX_READS_TOTAL)?,
             ord: self.optional_number(u.ord, 0..=MAX_READS_TOTAL)?,
             movers: self.optional_number(u.movers, 0..=MAX_MOVERS)?,
+            attachments_per_second: self.optional_number(u.attachments_per_second, 1..=MAX_RATE)?,
+            closing: self.optional_number(u.closing, 1..=MAX_CLOSING)?,
         };
         let device = s.totals();
         Ok(Limits {
@@ -322,6 +339,7 @@ impl Checker<'_> {
             device_why_records: self.number(s.why, default.device_why_records, 0..=MAX_WHY)?,
             event_records: self.number(s.event_records, default.event_records, 16..=MAX_WHY)?,
             movers: self.number(s.movers, default.movers, 0..=MAX_MOVERS)?,
+            closing: self.number(s.closing, default.closing, 1..=MAX_CLOSING)?,
             partial_bytes: self.size(s.partial_bytes, default.partial_bytes, PARTIAL)?,
             session_partial_bytes: self.size(
                 s.session_partial_bytes,
@@ -383,3 +401,5 @@ const MAX_READS: u16 = (1 << 14) - 2;
 const PARTIAL: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
 /// Processes.
 pub(super) const MAX_MOVERS: u32 = 1_024;
+/// Descriptors.
+pub(super) const MAX_CLOSING: u32 = 1 << 20;

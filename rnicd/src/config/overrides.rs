@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use super::checker::Checker;
 use super::error::ConfigError;
 use super::file_rules::OverrideTable;
-use super::limits::{MAX_MOVERS, MAX_RATE, MAX_READS_TOTAL, MAX_SESSIONS, MAX_WHY, TotalsPatch};
+use super::limits::{
+    MAX_CLOSING, MAX_MOVERS, MAX_RATE, MAX_READS_TOTAL, MAX_SESSIONS, MAX_WHY, TotalsPatch,
+};
 use super::people::Id;
 
 /// What one rule changes. Keys that it does not set stay as they are without it.
@@ -47,6 +49,10 @@ pub struct UserPatch {
     pub ord: Option<u32>,
     /// Processes that copy for the user's attached clients.
     pub movers: Option<u32>,
+    /// Times per second that the user's clients ask for one.
+    pub attachments_per_second: Option<u32>,
+    /// Descriptors of the user's clients that wait to be closed.
+    pub closing: Option<u32>,
 }
 
 impl Checker<'_> {
@@ -75,6 +81,9 @@ impl Checker<'_> {
                 ird: self.optional_number(u.ird.take(), 0..=MAX_READS_TOTAL)?,
                 ord: self.optional_number(u.ord.take(), 0..=MAX_READS_TOTAL)?,
                 movers: self.optional_number(u.movers.take(), 0..=MAX_MOVERS)?,
+                attachments_per_second: self
+                    .optional_number(u.attachments_per_second.take(), 1..=MAX_RATE)?,
+                closing: self.optional_number(u.closing.take(), 1..=MAX_CLOSING)?,
             };
             Ok(Override { who, trusted: table.trusted, session, user })
         };

@@ -26,6 +26,7 @@ pub fn warnings(config: &Config) -> Vec<String> {
         ("sessions", limits.user.sessions, limits.sessions, default.user.sessions),
         ("half_open", limits.user.half_open, limits.half_open, default.user.half_open),
         ("movers", limits.user.movers, limits.movers, default.user.movers),
+        ("closing", limits.user.closing, limits.closing, default.user.closing),
     ] {
         if inner > outer && inner != unset {
             all.push(void(&format!("limits.user.{key}"), inner, &format!("limits.{key}"), outer));

@@ -82,7 +82,7 @@ const IDLE_QP: u64 = 8 << 10;
 const HALF_OPEN: u64 = 2 << 10;
 /// Octets of an unread event, private data included.
 const EVENT: u64 = 1 << 10;
-/// Octets of a why record or a record of a happening.
-const RECORD: u64 = 1 << 10;
+/// Octets of a why record or a record of a happening, with its places in the indexes.
+const RECORD: u64 = 1280;
 /// Octets of a worker's receive slab, transmit slab and pool.
 const WORKER_SLABS: u64 = 4 << 20;

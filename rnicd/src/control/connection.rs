@@ -14,6 +14,7 @@ use rnic_core::abi::control::{
 use rnic_core::types::{SessionId, Time};
 
 use super::packet::{self, Front, Outbox, Outgoing};
+use super::passed::{Kind, Passed};
 use super::reaper::Reaper;
 use crate::events::EventSender;
 use crate::privilege::Peer;
@@ -65,7 +66,7 @@ pub enum Incoming {
     /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or what
     /// the client says is its memory, which nobody has touched. It lacks that if this process has no
     /// descriptor left.
-    Request(Request, Option<OwnedFd>),
+    Request(Request, Option<Passed>),
     /// It is over.
     End(End),
 }
@@ -82,6 +83,9 @@ pub enum End {
     /// The client broke the protocol of the control socket.
     #[error("malformed message: {0}")]
     Malformed(String),
+    /// The client passed a descriptor while too many of its user's wait to be closed.
+    #[error("passes descriptors faster than they can be closed: {0}")]
+    Crowded(Refusal),
     /// No Hello came in time.
     #[error("said nothing")]
     Silent,
@@ -97,9 +101,23 @@ pub enum End {
 }
 
 impl End {
+    /// What happened, without the particulars.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            End::Closed => "closed",
+            End::Exited => "exited",
+            End::Malformed(_) => "malformed",
+            End::Misbehaved(_) => "misbehaved",
+            End::Crowded(_) => "crowded",
+            End::Silent => "silent",
+            End::Failed(_) => "failed",
+            End::Stopping => "stopping",
+        }
+    }
+
     /// Whether the client is to blame.
     pub fn is_hostile(&self) -> bool {
-        matches!(self, End::Malformed(_) | End::Misbehaved(_) | End::Silent)
+        matches!(self, End::Malformed(_) | End::Misbehaved(_) | End::Crowded(_) | End::Silent)
     }
 }
 
@@ -125,8 +143,14 @@ impl Connection {
         }
     }
 
-    /// Takes the next packet, if it may be taken now.
-    pub fn receive(&mut self, buffer: &mut [u8; MAX_MESSAGE], reaper: &Reaper) -> Incoming {
+    /// Takes the next packet, if it may be taken now. One with a descriptor is left where it is if
+    /// `may_pass` refuses: there it costs nothing more, and it goes with the client.
+    pub fn receive(
+        &mut self,
+        buffer: &mut [u8; MAX_MESSAGE],
+        reaper: &Reaper,
+        may_pass: impl FnOnce() -> Result<(), Refusal>,
+    ) -> Incoming {
         let busy = matches!(self.stage, Stage::AwaitWorkers { .. }) || !self.outbox.is_empty();
         if busy || !self.readable {
             return Incoming::Nothing;
@@ -144,10 +168,13 @@ impl Connection {
             Front::Packet { len, descriptors } => (len, descriptors),
         };
         let taken = match buffer.get(..len) {
-            Some(octets) => self.decode(octets, descriptors, reaper),
-            None => Err(format!("{len} octets, at most {MAX_MESSAGE} are allowed")),
+            Some(octets) => self.decode(octets, descriptors, reaper, may_pass),
+            None => {
+                let why = format!("{len} octets, at most {MAX_MESSAGE} are allowed");
+                Err(End::Malformed(why))
+            }
         };
-        taken.unwrap_or_else(|why| Incoming::End(End::Malformed(why)))
+        taken.unwrap_or_else(Incoming::End)
     }
 
     fn decode(
@@ -155,12 +182,15 @@ impl Connection {
         octets: &[u8],
         descriptors: bool,
         reaper: &Reaper,
-    ) -> Result<Incoming, String> {
+        may_pass: impl FnOnce() -> Result<(), Refusal>,
+    ) -> Result<Incoming, End> {
+        let malformed = |why: &str| End::Malformed(why.to_owned());
         let incoming = match self.stage {
             Stage::AwaitHello { .. } => {
-                Incoming::Hello(Hello::from_bytes(octets).ok_or("no Hello of this protocol")?)
+                let hello = Hello::from_bytes(octets);
+                Incoming::Hello(hello.ok_or_else(|| malformed("no Hello of this protocol"))?)
             }
-            _ => Incoming::Request(decode_request(octets)?, None),
+            _ => Incoming::Request(decode_request(octets).map_err(End::Malformed)?, None),
         };
         let wanted = match &incoming {
             Incoming::Request(request, _) => Wanted::by(&request.body),
@@ -168,15 +198,16 @@ impl Connection {
         };
         match (wanted, descriptors, incoming) {
             (Some(wanted), true, Incoming::Request(request, _)) => {
-                let descriptor = self.take_wanted(wanted, reaper)?;
+                may_pass().map_err(End::Crowded)?;
+                let descriptor = self.take_wanted(wanted, reaper).map_err(End::Malformed)?;
                 Ok(Incoming::Request(request, descriptor))
             }
             (Some(wanted), false, _) => {
-                Err(format!("the descriptor of {} is missing", wanted.name()))
+                Err(malformed(&format!("the descriptor of {} is missing", wanted.name())))
             }
-            (None, true, _) => Err("a descriptor that nobody asked for".to_owned()),
+            (None, true, _) => Err(malformed("a descriptor that nobody asked for")),
             (_, _, incoming) => {
-                packet::take(self.socket.as_fd()).map_err(|e| e.to_string())?;
+                packet::take(self.socket.as_fd()).map_err(End::Failed)?;
                 Ok(incoming)
             }
         }
@@ -185,23 +216,22 @@ impl Connection {
     /// Takes the front packet with its descriptor, which must be one of the wanted kind; every
     /// other is closed where closing may take for ever. None if the kernel dropped it because this
     /// process has no descriptor left, which is no fault of the client.
-    fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<Option<OwnedFd>, String> {
+    fn take_wanted(&self, wanted: Wanted, reaper: &Reaper) -> Result<Option<Passed>, String> {
         let (descriptors, more) =
             packet::take_descriptors(self.socket.as_fd()).map_err(|e| e.to_string())?;
         if descriptors.is_empty() && more && self.socket.try_clone().is_err() {
             return Ok(None);
         }
+        let descriptors = descriptors.into_iter().map(|d| Passed::new(d, self.peer.uid, reaper));
         let (mut right, others): (Vec<_>, Vec<_>) =
-            descriptors.into_iter().partition(|d| wanted.is_met_by(d.as_fd()));
+            descriptors.partition(|passed| wanted.is_met_by(passed.kind()));
         if right.len() == 1 && others.is_empty() && !more {
             return Ok(right.pop());
         }
-        let why = match others.is_empty() {
+        Err(match others.is_empty() {
             true => "one descriptor is expected, more came".to_owned(),
             false => format!("the descriptor is not {}", wanted.name()),
-        };
-        right.into_iter().chain(others).for_each(|d| reaper.close_suspect(d));
-        Err(why)
+        })
     }
 
     /// Answers a Hello.
@@ -220,19 +250,25 @@ impl Connection {
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
-    /// Names what was malformed, as the last thing this client is told.
-    pub fn complain(&mut self, why: String, why_id: u64) {
-        // The id, if there was one, is part of what could not be read; and who has gone already
+    /// Names what ends this client, as the last thing it is told.
+    pub fn complain(&mut self, refusal: Refusal, why_id: u64) {
+        // The id, if there was one, is part of what may not be readable; and who has gone already
         // need not be told.
-        let refusal = Refusal::Malformed { why };
         let _ = self.reply(0, Err(Refused { refusal, why_id }));
     }
 
     /// Closes it, where that may take its time.
     pub fn close(self, reaper: &Reaper) {
         let Connection { socket, peer, outbox, events, .. } = self;
-        reaper.close_client(socket);
-        reaper.drop_later((peer, outbox, events));
+        let user = peer.uid;
+        reaper.close_client(user, socket);
+        reaper.drop_later(user, (peer, outbox, events));
+    }
+
+    /// Whether what waits is to be [flushed](Connection::flush) after a while, because nothing tells
+    /// when it can be sent.
+    pub fn is_to_be_tried_again(&self) -> bool {
+        self.outbox.is_to_be_tried_again()
     }
 
     /// Sends what waited for the client to read.
@@ -268,14 +304,12 @@ impl Wanted {
         }
     }
 
-    /// The first thing done with a descriptor is a question that no file of another kind answers,
-    /// and none can delay.
-    fn is_met_by(self, descriptor: BorrowedFd<'_>) -> bool {
+    fn is_met_by(self, kind: Kind) -> bool {
         match self {
-            Wanted::Memfd => rustix::fs::fcntl_get_seals(descriptor).is_ok(),
-            // Not even asking what it is, or closing it, is safe.
+            Wanted::Memfd => kind == Kind::Memfd,
+            // More than that cannot be asked here: it may be safe to do so, or not.
             Wanted::AddressSpace => true,
-            Wanted::Socket => rustix::net::sockopt::socket_type(descriptor).is_ok(),
+            Wanted::Socket => kind == Kind::Socket,
         }
     }
 

@@ -115,8 +115,8 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Sends it; `false` if the peer must read first.
-    fn send(&self, socket: BorrowedFd<'_>) -> io::Result<bool> {
+    /// Sends it, if that is possible now.
+    fn send(&self, socket: BorrowedFd<'_>) -> io::Result<Sent> {
         let borrowed: Vec<BorrowedFd<'_>> = self.descriptors.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -126,13 +126,27 @@ impl Outgoing {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let octets = [IoSlice::new(&self.octets)];
         match rustix::net::sendmsg(socket, &octets, &mut ancillary, flags) {
-            Ok(_) => Ok(true),
-            // TOOMANYREFS: the peer has left too many descriptors unread; that too passes when
-            // it reads.
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
+            Ok(_) => Ok(Sent::Done),
+            Err(Errno::AGAIN) => Ok(Sent::NoRoom),
+            // TOOMANYREFS: clients of the daemon's user, any of them, have left too many descriptors
+            // unread.
+            Err(Errno::INTR | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
+                Ok(Sent::NotNow)
+            }
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// What became of a packet that was to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    /// The peer has it.
+    Done,
+    /// The peer must read first; then the socket becomes writable.
+    NoRoom,
+    /// The system refuses for now; nothing tells when it would not.
+    NotNow,
 }
 
 /// Packets the peer has not had room for. Nothing more is read from a peer while any wait, which
@@ -140,6 +154,8 @@ impl Outgoing {
 #[derive(Debug, Default)]
 pub struct Outbox {
     waiting: VecDeque<Outgoing>,
+    /// Nothing will tell when they can be sent.
+    untold: bool,
 }
 
 impl Outbox {
@@ -151,13 +167,24 @@ impl Outbox {
 
     /// Sends what can be sent.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.untold = false;
         while let Some(packet) = self.waiting.front() {
-            if !packet.send(socket)? {
-                return Ok(());
+            match packet.send(socket)? {
+                Sent::Done => drop(self.waiting.pop_front()),
+                Sent::NoRoom => break,
+                Sent::NotNow => {
+                    self.untold = true;
+                    break;
+                }
             }
-            self.waiting.pop_front();
         }
         Ok(())
+    }
+
+    /// Whether packets wait that are to be [flushed](Outbox::flush) after a while: the socket does
+    /// not tell when.
+    pub fn is_to_be_tried_again(&self) -> bool {
+        self.untold
     }
 
     /// Whether everything has been sent.

@@ -1,6 +1,6 @@
 //! The control loop.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token, Waker};
 use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE};
+use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refusal};
 use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
@@ -25,7 +25,7 @@ use super::socket::{ControlSocket, SocketError};
 use super::turns::Turns;
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
-use crate::log::{Damper, Level};
+use crate::log::{Dampers, Level};
 use crate::metrics::Writer;
 use crate::mover::{Movers, Starter};
 use crate::privilege::{Peer, Signals, ThreadKind, check_available, confine};
@@ -74,7 +74,12 @@ pub struct Server {
     greetings: Greetings,
     /// When to look for clients again after descriptors ran out.
     accept_again: Option<Time>,
-    hostile: Damper,
+    /// Clients to whom something is to be sent again, and when.
+    again: BTreeSet<usize>,
+    again_at: Option<Time>,
+    /// Clients that were to blame for their end, or were turned away.
+    hostile: u64,
+    said: Dampers,
     buffer: Box<[u8; MAX_MESSAGE]>,
     /// Where the configuration is read again, if anywhere.
     source: Option<Source>,
@@ -170,7 +175,10 @@ impl Server {
             ready: Turns::default(),
             greetings: Greetings::default(),
             accept_again: None,
-            hostile: Damper::new(10, Duration::from_secs(60)),
+            again: BTreeSet::new(),
+            again_at: None,
+            hostile: 0,
+            said: Dampers::new(10, Duration::from_secs(60)),
             buffer: Box::new([0; MAX_MESSAGE]),
             source: None,
             stopping: None,
@@ -223,7 +231,7 @@ impl Server {
             self.manager.settle();
             self.serve(now);
         }
-        tracing::info!(hostile = self.hostile.total(), "stopped");
+        tracing::info!(hostile = self.hostile, "stopped");
         self.manager.stop();
         Ok(())
     }
@@ -241,7 +249,13 @@ impl Server {
         let greeting = self.greetings.first().map(|(deadline, _)| deadline);
         let cm = self.manager.connections().next_timeout();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
-        let next = greeting.into_iter().chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
+        let next = greeting
+            .into_iter()
+            .chain(cm)
+            .chain(self.accept_again)
+            .chain(self.again_at)
+            .chain(self.stopping)
+            .chain(metrics);
         let next = next.min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
         Some(next.since(clock::now()) + Duration::from_millis(1))
@@ -276,8 +290,8 @@ impl Server {
         match source {
             SOCKET => {
                 client.readable = true;
-                if writable && let Err(error) = client.flush() {
-                    return self.end(key, End::Failed(error), now);
+                if writable {
+                    self.flush(key, now);
                 }
                 self.enqueue(key);
             }
@@ -292,6 +306,27 @@ impl Server {
                     let _ = events.flush();
                 }
             }
+        }
+    }
+
+    /// Sends what a client was owed.
+    fn flush(&mut self, key: usize, now: Time) {
+        let Some(client) = self.connections.get_mut(key) else { return };
+        match client.flush() {
+            Ok(()) => self.sent(key, now),
+            Err(error) => self.end(key, ended_by(error), now),
+        }
+    }
+
+    /// Something was sent to a client, or waits: if nothing will tell when it can be sent, time does.
+    fn sent(&mut self, key: usize, now: Time) {
+        let Some(client) = self.connections.get(key) else { return };
+        if client.is_to_be_tried_again() {
+            self.again.insert(key);
+            self.again_at.get_or_insert(now.after(SEND_PAUSE));
+        } else {
+            // What it asked while it was owed something may be there.
+            self.enqueue(key);
         }
     }
 
@@ -343,6 +378,12 @@ impl Server {
         if self.manager.connections().next_timeout().is_some_and(|at| at <= now) {
             self.manager.connections().handle_timeout(now);
         }
+        if self.again_at.is_some_and(|at| at <= now) {
+            self.again_at = None;
+            for key in std::mem::take(&mut self.again) {
+                self.flush(key, now);
+            }
+        }
         if self.accept_again.is_some_and(|at| at <= now) {
             self.accept_again = None;
             self.accept(now);
@@ -365,18 +406,24 @@ impl Server {
     fn accept(&mut self, now: Time) {
         for _ in 0..ACCEPTS {
             let Some(socket) = &self.socket else { return };
+            // Each that is turned away may have to be closed elsewhere. That is soon over.
+            if self.reaper.closing_soon() as u64 >= self.manager.most_closing() {
+                self.accept_again = Some(now.after(CLOSING_PAUSE));
+                return;
+            }
             let (client, peer) = match socket.accept() {
                 Ok(None) => return,
                 Ok(Some(client)) => match Peer::of(client.as_fd()) {
                     Ok(peer) => (client, peer),
                     Err(error) => {
                         tracing::debug!(%error, "a client was gone before it was known");
-                        self.reaper.close_client(client);
+                        // Nobody in particular.
+                        self.reaper.close_client(u32::MAX, client);
                         continue;
                     }
                 },
                 Err(error) => {
-                    if let Some(suppressed) = self.hostile.count(Instant::now()) {
+                    if let Some(suppressed) = self.said.count("no accept", Instant::now()) {
                         tracing::warn!(%error, suppressed, "cannot accept clients for now");
                     }
                     self.accept_again = Some(now.after(ACCEPT_PAUSE));
@@ -387,8 +434,9 @@ impl Server {
                 self.add(client, peer, now.after(HELLO_DEADLINE));
                 continue;
             }
-            self.reaper.close_client(client);
-            if let Some(suppressed) = self.hostile.count(Instant::now()) {
+            self.reaper.close_client(peer.uid, client);
+            self.hostile += 1;
+            if let Some(suppressed) = self.said.count("no hello", Instant::now()) {
                 tracing::warn!(uid = peer.uid, suppressed, "too many clients without a Hello");
             }
         }
@@ -417,7 +465,9 @@ impl Server {
                 self.enqueue(key);
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot watch a client");
+                if let Some(suppressed) = self.said.count("no watch", Instant::now()) {
+                    tracing::warn!(%error, suppressed, "cannot watch a client");
+                }
                 client.close(&self.reaper);
             }
         }
@@ -457,7 +507,9 @@ impl Server {
     fn serve_client(&mut self, key: usize, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         client.queued = false;
-        match client.receive(&mut self.buffer, &self.reaper) {
+        let (uid, session) = (client.peer.uid, client.session());
+        let may_pass = || self.manager.may_pass(uid, session);
+        match client.receive(&mut self.buffer, &self.reaper, may_pass) {
             Incoming::Nothing => return,
             Incoming::Hello(hello) => self.greet(key, hello, now),
             Incoming::Request(request, descriptor) => {
@@ -498,7 +550,7 @@ impl Server {
         let Stage::AwaitWorkers { request, .. } = client.stage else { return };
         client.stage = Stage::AwaitRequest(session);
         match client.reply(request, result) {
-            Ok(()) => self.enqueue(key),
+            Ok(()) => self.sent(key, now),
             Err(error) => self.end(key, ended_by(error), now),
         }
     }
@@ -540,8 +592,9 @@ impl Server {
         let watched =
             self.poll.registry().register(&mut SourceFd(&channel), token, Interest::WRITABLE);
         let sent = watched.and_then(|()| client.welcome(reply, descriptors));
-        if let Err(error) = sent {
-            self.end(key, ended_by(error), now);
+        match sent {
+            Ok(()) => self.sent(key, now),
+            Err(error) => self.end(key, ended_by(error), now),
         }
     }
 
@@ -551,12 +604,18 @@ impl Server {
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
         if end.is_hostile() {
             let why_id = self.manager.misbehaved(session, &end.to_string(), now);
-            if let End::Malformed(why) = &end
+            let refusal = match &end {
+                End::Malformed(why) => Some(Refusal::Malformed { why: why.clone() }),
+                End::Crowded(refusal) => Some(refusal.clone()),
+                _ => None,
+            };
+            if let Some(refusal) = refusal
                 && session.is_some()
             {
-                client.complain(why.clone(), why_id);
+                client.complain(refusal, why_id);
             }
-            if let Some(suppressed) = self.hostile.count(Instant::now()) {
+            self.hostile += 1;
+            if let Some(suppressed) = self.said.count(end.kind(), Instant::now()) {
                 let command = &client.peer.command;
                 let reason = end;
                 tracing::warn!(pid, uid, command, suppressed, why = why_id, %reason, "client ended");
@@ -572,6 +631,9 @@ impl Server {
 
     fn remove(&mut self, key: usize) {
         let Some(client) = self.connections.try_remove(key) else { return };
+        if client.queued {
+            self.ready.remove(client.peer.uid, key);
+        }
         match client.stage {
             Stage::AwaitHello { deadline } => {
                 self.greetings.remove(deadline, key, client.peer.uid);
@@ -634,6 +696,10 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 const SILENT_PER_USER: usize = 64;
 /// Clients taken in before others have their turn.
 const ACCEPTS: usize = 16;
+/// How long to wait for clients that were turned away to be closed.
+const CLOSING_PAUSE: Duration = Duration::from_millis(1);
+/// How long to wait before something is sent again that the system refused to take.
+const SEND_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait for descriptors to become free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long one user's requests are carried out before others have their turn.

@@ -23,6 +23,13 @@ impl Turns {
         clients.push_back(client);
     }
 
+    /// A client that waits is gone.
+    pub(super) fn remove(&mut self, user: u32, client: usize) {
+        if let Some(clients) = self.clients.get_mut(&user) {
+            clients.retain(|waiting| *waiting != client);
+        }
+    }
+
     /// Begins the next user's turn. It has to be [ended](Turns::end).
     pub(super) fn begin(&mut self) -> Option<u32> {
         self.users.pop_front()

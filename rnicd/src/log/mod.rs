@@ -146,9 +146,51 @@ impl Damper {
     }
 }
 
+/// A [`Damper`] for each kind of message, so that a flood of one silences no other.
+#[derive(Debug)]
+pub struct Dampers {
+    burst: u32,
+    interval: Duration,
+    /// One for each kind that was ever counted: kinds are words of the program.
+    kinds: Vec<(&'static str, Damper)>,
+}
+
+impl Dampers {
+    /// `burst` messages of each kind per `interval`.
+    pub fn new(burst: u32, interval: Duration) -> Self {
+        Dampers { burst, interval, kinds: Vec::new() }
+    }
+
+    /// Counts one of a kind; whether to log it, and then how many of that kind were not logged
+    /// since the last one.
+    pub fn count(&mut self, kind: &'static str, now: Instant) -> Option<u64> {
+        let place = self.kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+            self.kinds.push((kind, Damper::new(self.burst, self.interval)));
+            self.kinds.len() - 1
+        });
+        self.kinds[place].1.count(now)
+    }
+
+    /// How many of a kind there were in all.
+    pub fn total(&self, kind: &'static str) -> u64 {
+        let of_kind = self.kinds.iter().find(|(known, _)| *known == kind);
+        of_kind.map_or(0, |(_, damper)| damper.total())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flood_of_one_kind_silences_no_other() {
+        let mut dampers = Dampers::new(2, Duration::from_secs(60));
+        let start = Instant::now();
+        let spoken = (0..1000).filter(|_| dampers.count("one", start).is_some()).count();
+        assert_eq!((spoken, dampers.count("other", start)), (2, Some(0)));
+        assert_eq!(dampers.count("one", start + Duration::from_secs(61)), Some(998));
+        assert_eq!(["one", "other", "never"].map(|k| dampers.total(k)), [1001, 1, 0]);
+    }
 
     #[test]
     fn a_flood_is_counted_and_mostly_silent() {

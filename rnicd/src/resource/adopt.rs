@@ -7,7 +7,6 @@
 //! stop the daemon anyway.
 
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
 
 use rnic_core::abi::control::{Event, Refusal, ReplyBody};
 use rnic_core::types::*;
@@ -16,6 +15,7 @@ use super::ledger::Kind;
 use super::session::{Listener, Phase};
 use super::{Answer, Given, Manager, find, refuse};
 use crate::cm::{self, ConnectParams};
+use crate::control::Passed;
 use crate::socket::Socket;
 
 /// What a client asks for with the socket of a connection that it wants to be the initiator on.
@@ -31,7 +31,7 @@ impl Manager {
         &mut self,
         id: SessionId,
         wanted: ConnectOver,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Passed>,
         now: Time,
     ) -> Answer {
         let socket = self.passed(id, descriptor)?;
@@ -53,7 +53,7 @@ impl Manager {
         &mut self,
         id: SessionId,
         context: u64,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Passed>,
         now: Time,
     ) -> Answer {
         let socket = self.passed(id, descriptor)?;
@@ -85,29 +85,36 @@ impl Manager {
         session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
     }
 
-    /// Ends a session that goes on passing descriptors while those passed before are still being
-    /// closed: each holds one of the daemon's.
-    pub(super) fn mind_descriptors(&mut self, id: SessionId) {
-        if self.reaper.waiting() > MOST_WAITING {
-            let why = "passes descriptors faster than they can be closed".to_owned();
-            self.ended.push_back((id, why));
-        }
+    /// Refuses another descriptor of a user with too many that are not closed yet: each holds one of
+    /// the daemon's.
+    pub fn may_pass(&self, user: u32, id: Option<SessionId>) -> Result<(), Refusal> {
+        let Some(session) = id.and_then(|id| self.sessions.get(&id)) else { return Ok(()) };
+        let rights = &session.counts.rights;
+        let check = |used: usize, limit: u64, key: &dyn Fn() -> String| match used as u64 >= limit {
+            true => Err(Refusal::Limit { key: key(), limit, used: used as u64, wanted: 1 }),
+            false => Ok(()),
+        };
+        let limit = self.capacity.closing_of_user(rights.closing);
+        check(self.reaper.closing(user), limit, &|| rights.closing_key())?;
+        let key = || self.capacity.closing_key(self.config.limits.closing);
+        check(self.reaper.closing_of_all(), self.capacity.closing, &key)
+    }
+
+    /// How many descriptors of clients may wait to be closed.
+    pub fn most_closing(&self) -> u64 {
+        self.capacity.closing.max(1)
     }
 
     /// What a client passed, from here on closed only where closing may take its time.
-    fn passed(&mut self, id: SessionId, descriptor: Option<OwnedFd>) -> Result<Socket, Refusal> {
+    fn passed(&mut self, id: SessionId, descriptor: Option<Passed>) -> Result<Socket, Refusal> {
         let descriptor = descriptor.ok_or_else(refuse::lost_descriptor)?;
-        let socket = Socket::passed(TcpStream::from(descriptor), self.reaper.clone());
         let client = &find(&mut self.sessions, id)?.client;
+        let user = client.identity.uid;
         if client.is_trusted() {
-            return Ok(socket);
+            let stream = TcpStream::from(descriptor.into_inner());
+            return Ok(Socket::passed(stream, user, self.reaper.clone()));
         }
-        let what = format!("a socket of user {}", client.identity.uid);
-        drop(socket);
-        self.mind_descriptors(id);
+        let what = format!("a socket of user {user}");
         Err(Refusal::NotAllowed { rule: "user.trusted".to_owned(), what })
     }
 }
-
-/// Descriptors of clients that may wait to be closed before whoever passes more is ended.
-const MOST_WAITING: usize = 64;

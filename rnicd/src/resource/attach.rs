@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rnic_core::abi::control::{Event, Refusal, ReplyBody, RequestBody};
 use rnic_core::device::{Memory, Mover};
@@ -16,6 +17,7 @@ use super::policy::Rights;
 use super::session::Session;
 use super::why::Asked;
 use super::{Answer, Given, Manager, find, refuse};
+use crate::control::Passed;
 use crate::mover::{MoverHandle, MoverReport, Why};
 use crate::worker::clock;
 
@@ -71,6 +73,11 @@ impl Moving {
         charged
     }
 
+    /// Whose mover it is.
+    fn user(&self, id: SessionId) -> Option<u32> {
+        self.0.get(&id).map(|counts| counts.rights.uid)
+    }
+
     fn credit(&mut self, ledger: &mut Ledger, id: SessionId) {
         let Some(mut counts) = self.0.remove(&id) else { return };
         ledger.credit(&mut counts, Kind::Movers, 1);
@@ -101,12 +108,36 @@ pub fn attached_memory(session: &Session, address: u64, length: u64) -> Result<M
 impl Manager {
     /// `descriptor` may be anything: it is touched only if its owner may keep the daemon waiting,
     /// and if it is not wanted it is closed where that may take its time.
-    pub(super) fn attach_memory(&mut self, id: SessionId, descriptor: OwnedFd) -> Answer {
-        self.examine_memory(id, descriptor).map_err(|(refusal, descriptor)| {
-            self.reaper.close_suspect(descriptor);
-            self.mind_descriptors(id);
+    pub(super) fn attach_memory(&mut self, id: SessionId, memory: Passed, now: Time) -> Answer {
+        self.check_attaching(id, now)?;
+        let user = find(&mut self.sessions, id)?.client.identity.uid;
+        self.examine_memory(id, memory.into_inner()).map_err(|(refusal, memory)| {
+            drop(Passed::new(memory, user, &self.reaper));
             refusal
         })
+    }
+
+    /// Refuses a session that has attached its memory already, and a user who asks for movers too
+    /// often: each costs a process, also where it comes to nothing.
+    fn check_attaching(&mut self, id: SessionId, now: Time) -> Result<(), Refusal> {
+        let session = find(&mut self.sessions, id)?;
+        if session.attached.is_some() {
+            return Err(refuse::in_use("session", id.0, "the address space attached before"));
+        }
+        if session.client.is_trusted() {
+            return Ok(());
+        }
+        let rights = &session.counts.rights;
+        let limit = rights.attachments_per_second;
+        match self.attachments.take(rights.uid, limit, now) {
+            true => Ok(()),
+            false => Err(Refusal::Limit {
+                key: rights.attachments_key(),
+                limit: limit.into(),
+                used: limit.into(),
+                wanted: 1,
+            }),
+        }
     }
 
     fn examine_memory(
@@ -118,10 +149,6 @@ impl Manager {
             Ok(session) => session,
             Err(refusal) => return Err((refusal, descriptor)),
         };
-        if session.attached.is_some() {
-            let by = "the address space attached before";
-            return Err((refuse::in_use("session", id.0, by), descriptor));
-        }
         let pid = session.client.pid;
         // A copy waits for whoever serves the client's pages, so workers make it themselves only for
         // those who could stop the daemon anyway.
@@ -159,8 +186,10 @@ impl Manager {
             }
             MoverReport::Refused { session: id, why, memory } => {
                 if let Some(memory) = memory {
-                    self.reaper.close_suspect(memory);
-                    self.mind_descriptors(id);
+                    // A session that has ended left nobody to count it for but its user, who is
+                    // known by his mover, which is counted until its end is reported as well.
+                    let user = self.moving.user(id).unwrap_or(u32::MAX);
+                    drop(Passed::new(memory, user, &self.reaper));
                 }
                 let Ok(session) = find(&mut self.sessions, id) else { return };
                 session.attached = None;
@@ -191,7 +220,10 @@ impl Manager {
             revoked += 1;
         }
         let reason = "the attached address space has ended (by exec, or with its process)";
-        tracing::info!(session = %id, pid = session.client.pid, revoked, reason, "memory detached");
+        if let Some(suppressed) = self.said.count("memory detached", Instant::now()) {
+            let pid = session.client.pid;
+            tracing::info!(session = %id, pid, revoked, reason, suppressed, "memory detached");
+        }
         session.tell(&Event::Detached { reason: reason.to_owned() });
         self.note("memory_detached", Some(id), format!("{reason}; {revoked} regions are revoked"));
     }

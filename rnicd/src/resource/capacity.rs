@@ -11,6 +11,8 @@ pub struct Capacity {
     pub qps: u32,
     /// The soft limit on descriptors, after it was raised.
     pub nofile: u64,
+    /// Descriptors of clients that may wait to be closed: as configured, or what the others leave.
+    pub closing: u64,
 }
 
 impl Capacity {
@@ -28,7 +30,7 @@ impl Capacity {
             Loopback::Tcp => cpus.clamp(1, 2),
         };
         let workers = config.engine.workers.unwrap_or((cpus / 2).max(least));
-        Capacity { workers, qps: 0, nofile }.with_limits_of(config)
+        Capacity { workers, qps: 0, nofile, closing: 0 }.with_limits_of(config)
     }
 
     /// The same machine under other limits.
@@ -36,12 +38,18 @@ impl Capacity {
     pub fn with_limits_of(&self, config: &Config) -> Self {
         let configured = config.limits.device.qps;
         let qps = u32::try_from(self.room()).map_or(configured, |room| room.min(configured));
-        Capacity { qps, ..*self }
+        let closing = u64::from(config.limits.closing);
+        let closing = closing.min((self.not_for_connections() / 4).max(LEAST_CLOSING));
+        Capacity { qps, closing, ..*self }
     }
 
     /// Where the descriptors come from, in words.
     pub fn reason(&self) -> String {
-        format!("RLIMIT_NOFILE = {} leaves {} for connections", self.nofile, self.room())
+        let Capacity { nofile, closing, .. } = self;
+        let room = self.room();
+        format!(
+            "RLIMIT_NOFILE = {nofile} leaves {room} for connections, {closing} for what clients passed and is not closed yet"
+        )
     }
 
     /// The key to name when QPs run out: the configured one, or what lowered it.
@@ -54,6 +62,24 @@ impl Capacity {
 
     /// Descriptors for sessions, channels and bound addresses together.
     pub fn rest(&self) -> u64 {
+        self.not_for_connections().saturating_sub(self.closing)
+    }
+
+    /// The key to name when too many descriptors wait to be closed: the configured one, or what
+    /// lowered it.
+    pub fn closing_key(&self, configured: u32) -> String {
+        match self.closing < u64::from(configured) {
+            true => format!("limits.closing (lowered by RLIMIT_NOFILE = {})", self.nofile),
+            false => "limits.closing".to_owned(),
+        }
+    }
+
+    /// How many of one user's may wait, given his own limit: half of them at most.
+    pub fn closing_of_user(&self, limit: u32) -> u64 {
+        u64::from(limit).min(self.closing.div_ceil(2))
+    }
+
+    fn not_for_connections(&self) -> u64 {
         self.nofile.saturating_sub(RESERVED) - self.room()
     }
 
@@ -63,8 +89,8 @@ impl Capacity {
         3 + u64::from(self.workers)
     }
 
-    /// A connected QP holds one descriptor. A quarter stays for sessions, channels and bound
-    /// addresses, which are counted. Connections in start-up give way when there are no more.
+    /// A connected QP holds one descriptor. A quarter stays for sessions, channels, bound addresses
+    /// and what waits to be closed, which are counted. Connections in start-up give way when there are no more.
     fn room(&self) -> u64 {
         self.nofile.saturating_sub(RESERVED) / 4 * 3
     }
@@ -74,6 +100,10 @@ impl Capacity {
 fn cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
+
+/// Descriptors that may wait to be closed however few there are: with fewer, whoever only just
+/// passed one would be refused another.
+const LEAST_CLOSING: u64 = 8;
 
 /// Descriptors of the daemon itself.
 const RESERVED: u64 = 64;
@@ -94,6 +124,20 @@ mod tests {
         assert_eq!(large.qps_key(config.limits.device.qps), "limits.qps");
         assert_eq!(Capacity::derive(&config, 10, 1).qps, 0);
         assert_eq!(Capacity::derive(&config, u64::MAX, 1).qps, config.limits.device.qps);
+    }
+
+    #[test]
+    fn what_waits_to_be_closed_takes_no_session_s_descriptors() {
+        let config = Config::default();
+        let small = Capacity::derive(&config, 1024, 2);
+        assert_eq!((small.closing, small.rest()), (60, 180));
+        assert_eq!((small.closing_of_user(128), small.closing_of_user(7)), (30, 7));
+        assert_eq!(small.closing_key(512), "limits.closing (lowered by RLIMIT_NOFILE = 1024)");
+        let large = Capacity::derive(&config, 1 << 20, 2);
+        assert_eq!((large.closing, large.closing_of_user(128)), (512, 128));
+        assert_eq!(large.closing_key(512), "limits.closing");
+        let tiny = Capacity::derive(&config, 10, 1);
+        assert_eq!((tiny.closing, tiny.rest(), tiny.closing_of_user(128)), (8, 0, 4));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Manager {
         };
         let limited = |kind: &Kind| kind.of_totals(&self.config.limits.session).is_some();
         let of_session = Kind::ALL.into_iter().filter(limited).count();
-        let total = limits_of_device + users * (Kind::COUNT + 1) + sessions * of_session;
+        let total = limits_of_device + users * (Kind::COUNT + 2) + sessions * of_session;
         (rows, u32::try_from(total).unwrap_or(u32::MAX), next)
     }
 
@@ -81,24 +81,36 @@ impl Manager {
             limit: self.config.limits.half_open.into(),
             used: self.cm.giving_way() as u64,
         });
+        rows.push(LimitRow {
+            key: self.capacity.closing_key(self.config.limits.closing),
+            scope: "device".to_owned(),
+            limit: self.capacity.closing,
+            used: self.reaper.closing_of_all() as u64,
+        });
         rows.extend(self.named_pds.limit_rows(&self.policy));
         rows
     }
 
     fn user_limits(&self, Account { used, rights }: &Account) -> impl Iterator<Item = LimitRow> {
-        let scope = user_scope(rights);
         let counted = Kind::ALL.into_iter().map(move |kind| LimitRow {
             key: rights.user_key(kind),
             scope: user_scope(rights),
             limit: rights.user_limit(kind),
             used: used.of(kind),
         });
-        counted.chain(std::iter::once_with(move || LimitRow {
+        let closing = LimitRow {
+            key: rights.closing_key(),
+            scope: user_scope(rights),
+            limit: self.capacity.closing_of_user(rights.closing),
+            used: self.reaper.closing(rights.uid) as u64,
+        };
+        let half_open = LimitRow {
             key: rights.half_open_key(),
-            scope,
+            scope: user_scope(rights),
             limit: rights.half_open.into(),
             used: self.cm.giving_way_of(rights.uid) as u64,
-        }))
+        };
+        counted.chain([half_open, closing])
     }
 }
 

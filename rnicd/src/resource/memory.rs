@@ -1,6 +1,6 @@
 //! Protection domains, segments and memory regions.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
@@ -14,6 +14,7 @@ use super::ledger::Kind;
 use super::named_pd::Member;
 use super::session::{Mr, Pd, Segment, Session};
 use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
+use crate::control::Passed;
 use crate::system;
 
 /// What a client asks of a new memory region.
@@ -86,8 +87,8 @@ impl Manager {
         Given::done()
     }
 
-    /// The descriptor has answered `F_GET_SEALS`, so it is safe to use and to close.
-    pub(super) fn add_segment(&mut self, id: SessionId, length: u64, memfd: OwnedFd) -> Answer {
+    /// The descriptor has answered `F_GET_SEALS`, so it is safe to use.
+    pub(super) fn add_segment(&mut self, id: SessionId, length: u64, memfd: Passed) -> Answer {
         let session = find(&mut self.sessions, id)?;
         if length == 0 || !length.is_multiple_of(PAGE) {
             let why = format!("{length} is no multiple of the page size, {PAGE}");
@@ -106,6 +107,8 @@ impl Manager {
                 return Err(segment_refusal(&error));
             }
         };
+        // Nothing is freed by that: the mapping has it as well.
+        drop(memfd.into_inner());
         let segment = SegmentId(self.handles.segments.allocate(id));
         session.segments.insert(segment, Segment { mapping, length, mrs: 0 });
         Given::now(ReplyBody::Segment { segment })
@@ -121,7 +124,7 @@ impl Manager {
             return Given::done();
         };
         self.handles.segments.release(segment.0);
-        let receipt = self.reaper.drop_counted(mapping);
+        let receipt = self.reaper.drop_counted(session.client.identity.uid, mapping);
         self.dropping.insert(receipt, Dropping::Segment { session: id, length });
         Given::later()
     }

@@ -41,7 +41,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rnic_core::abi::ABI_VERSION;
 use rnic_core::abi::control::{
@@ -54,8 +54,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::cm::{AcceptParams, ConnectParams, ConnectionManager, Quota};
 use crate::config::{Config, Loopback};
-use crate::control::{Reaper, Receipt};
+use crate::control::{Passed, Reaper, Receipt};
 use crate::events::EventSender;
+use crate::log::Dampers;
 use crate::mover::Movers;
 use crate::privilege::Peer;
 use crate::rate::Buckets;
@@ -142,6 +143,8 @@ pub struct Manager {
     named_pds: NamedPds,
     /// How often users connect.
     connects: Buckets<u32>,
+    /// How often users ask for movers.
+    attachments: Buckets<u32>,
     /// Nothing new is taken.
     draining: bool,
     generation: u64,
@@ -170,6 +173,7 @@ pub struct Manager {
     why: Arc<WhyLog>,
     notes: Notes,
     past: Past,
+    said: Dampers,
 }
 
 /// Handles of every kind.
@@ -224,6 +228,7 @@ impl Manager {
             policy,
             named_pds: NamedPds::default(),
             connects: Buckets::new(USERS_REMEMBERED),
+            attachments: Buckets::new(USERS_REMEMBERED),
             draining: false,
             generation: random.generation,
             started: Instant::now(),
@@ -245,6 +250,7 @@ impl Manager {
             why,
             notes: Notes::new(config.limits.event_records as usize),
             past: Past::default(),
+            said: Dampers::new(10, Duration::from_secs(60)),
             config,
             capacity,
             workers,
@@ -284,7 +290,10 @@ impl Manager {
                 Ok((id, welcome))
             }
             Err(error) => {
-                tracing::warn!(%error, pid = peer.pid, "no resources for another session");
+                if let Some(suppressed) = self.said.count("no session", Instant::now()) {
+                    let pid = peer.pid;
+                    tracing::warn!(%error, pid, suppressed, "no resources for another session");
+                }
                 self.handles.sessions.release(id.0);
                 self.ledger.credit_all(&mut counts);
                 Err(HelloStatus::Resources)
@@ -349,7 +358,7 @@ impl Manager {
         &mut self,
         id: SessionId,
         body: RequestBody,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Passed>,
         now: Time,
     ) -> Result<Given, Refused> {
         let asked = Asked::of(&body);
@@ -377,7 +386,7 @@ impl Manager {
         &mut self,
         id: SessionId,
         body: RequestBody,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Passed>,
         now: Time,
     ) -> Answer {
         use RequestBody as R;
@@ -428,7 +437,7 @@ impl Manager {
             R::QuerySrq { srq } => self.query_srq(id, srq),
             R::DestroySrq { srq } => self.destroy_srq(id, srq),
             R::AttachMemory => match descriptor {
-                Some(memory) => self.attach_memory(id, memory),
+                Some(memory) => self.attach_memory(id, memory, now),
                 None => Err(refuse::lost_descriptor()),
             },
             R::ConnectOver { qp, ird, ord, private_data } => {

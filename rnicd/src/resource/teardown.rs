@@ -65,7 +65,7 @@ impl Manager {
         if let Some(attached) = &mut session.attached {
             attached.end_mover();
         }
-        let receipt = self.reaper.drop_counted(session);
+        let receipt = self.reaper.drop_counted(session.client.identity.uid, session);
         self.dropping.insert(receipt, Dropping::Session(counts));
     }
 

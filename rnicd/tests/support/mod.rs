@@ -4,6 +4,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rnic_core::abi::ABI_VERSION;
@@ -15,11 +16,54 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use rustix::process::{Gid, Uid};
 
 /// A daemon with a configuration of the test's choice.
 pub fn daemon(configuration: &str) -> PrivateDaemon {
     let config = Config::parse(Path::new("test.toml"), configuration).expect("configuration");
     PrivateDaemon::start(config).expect("daemon")
+}
+
+/// The user these tests run as.
+pub fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// A daemon with one worker and this configuration.
+pub fn one_worker(configuration: &str) -> PrivateDaemon {
+    daemon(&format!("[engine]\nworkers = 1\n{configuration}"))
+}
+
+/// A daemon that other users reach as well; none if this test cannot be other users.
+pub fn for_others(configuration: &str) -> Option<PrivateDaemon> {
+    if uid() != 0 {
+        eprintln!("only root can be several users: this part is left out");
+        return None;
+    }
+    let daemon = one_worker(&format!("{configuration}[control]\nmode = \"0666\"\n"));
+    let folder = daemon.socket().parent().unwrap().to_owned();
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    Some(daemon)
+}
+
+/// Connects as another user: identities belong to threads, and a socket keeps the one it was
+/// connected with.
+pub fn connect_as(socket: &PathBuf, user: u32, groups: &[u32]) -> Raw {
+    std::thread::scope(|scope| {
+        let connect = || {
+            let groups: Vec<Gid> = groups.iter().map(|g| Gid::from_raw(*g)).collect();
+            rustix::thread::set_thread_groups(&groups).unwrap();
+            rustix::thread::set_thread_uid(Uid::from_raw(user)).unwrap();
+            Raw::connect(socket)
+        };
+        scope.spawn(connect).join().unwrap()
+    })
+}
+
+pub fn open_as(socket: &PathBuf, user: u32, groups: &[u32]) -> Raw {
+    let mut raw = connect_as(socket, user, groups);
+    assert_eq!(raw.hello().unwrap().0.status, HelloStatus::Ok as u32);
+    raw
 }
 
 /// A connected control socket.

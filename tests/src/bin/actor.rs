@@ -118,6 +118,11 @@ enum Part {
     Duet,
     /// Connects two sessions over sockets of its own network namespace.
     Over,
+    /// Has so many descriptors in flight until its standard input closes; prints when it has.
+    InFlight {
+        /// How many.
+        count: usize,
+    },
     /// Serves a file system that never answers, and starts a client in front of it.
     Freeze {
         /// Where to mount it.
@@ -206,6 +211,12 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             println!("all are refused");
             Ok(())
         }
+        Part::InFlight { count } => {
+            let _unread = exhaust::in_flight(count)?;
+            println!("in flight");
+            wait_for_release();
+            Ok(())
+        }
         Part::Freeze { directory, uid, part } => frozen::serve(&directory, uid, &part),
         Part::PassFrozen { how, file } => {
             frozen::pass(&socket()?, how, &file)?;
@@ -228,6 +239,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         Part::Attack { .. }
         | Part::Exhaust { .. }
         | Part::Offer
+        | Part::InFlight { .. }
         | Part::Freeze { .. }
         | Part::PassFrozen { .. }
         | Part::LendFrozen { .. } => unreachable!("played without a session of the library"),

@@ -33,7 +33,7 @@ impl Rig {
     /// The descriptor as the daemon gets it; the client keeps its own.
     fn pass(&self) -> Socket {
         let descriptor: OwnedFd = self.client.try_clone().expect("a descriptor").into();
-        Socket::passed(descriptor.into(), self.reaper.clone())
+        Socket::passed(descriptor.into(), 0, self.reaper.clone())
     }
 
     fn connect_over(&mut self) -> Result<(), Refusal> {

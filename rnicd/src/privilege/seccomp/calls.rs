@@ -15,8 +15,15 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
     let mut rules: Vec<Rule> = EVERYBODY.iter().copied().map(Rule::Any).collect();
     let mut allow = |calls: &[c_long]| rules.extend(calls.iter().copied().map(Rule::Any));
     match kind {
-        // Lingering is a client's setting; packets of a client are dropped.
-        ThreadKind::Reaper => allow(&[libc::SYS_setsockopt, libc::SYS_recvmsg]),
+        // Lingering is a client's setting; packets of a client are dropped; what waits is
+        // interrupted.
+        ThreadKind::Reaper => allow(&[
+            libc::SYS_recvmsg,
+            libc::SYS_setsockopt,
+            libc::SYS_timer_create,
+            libc::SYS_timer_delete,
+            libc::SYS_timer_settime,
+        ]),
         ThreadKind::Log => allow(&[libc::SYS_writev]),
         ThreadKind::Mover => allow(COPY),
         ThreadKind::Minder => {

@@ -35,6 +35,12 @@ pub struct Rights {
     pub half_open: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,
+    /// Times per second that the user's clients ask for a mover.
+    pub attachments_per_second: u32,
+    /// Descriptors of the user's clients that wait to be closed.
+    pub closing: u32,
+    attachments_source: Source,
+    closing_source: Source,
     half_open_source: Source,
     rate_source: Source,
     session: [(u64, Source); Kind::COUNT],
@@ -76,6 +82,15 @@ impl Rights {
             choose(user.and_then(rate), group.and_then(rate), limits.user.connections_per_second);
         let (half_open, half_open_source) =
             choose(user.and_then(half_open), group.and_then(half_open), limits.user.half_open);
+        let attachments = |rule: &Override| rule.user.attachments_per_second;
+        let (attachments_per_second, attachments_source) = choose(
+            user.and_then(attachments),
+            group.and_then(attachments),
+            limits.user.attachments_per_second,
+        );
+        let closing = |rule: &Override| rule.user.closing;
+        let (closing, closing_source) =
+            choose(user.and_then(closing), group.and_then(closing), limits.user.closing);
         let name = |rule: Option<&Override>| rule.map(|r| r.who.to_string()).unwrap_or_default();
         let Standing { uid, known, own, admin } = standing;
         Rights {
@@ -89,6 +104,10 @@ impl Rights {
             half_open_source,
             connections_per_second,
             rate_source,
+            attachments_per_second,
+            attachments_source,
+            closing,
+            closing_source,
             session,
             user: of_user,
             user_rule: name(user),
@@ -127,6 +146,18 @@ impl Rights {
     pub fn rate_key(&self) -> String {
         let whose = format!(" (user {})", self.uid);
         self.named(self.rate_source, "user", "connections_per_second", &whose)
+    }
+
+    /// The key that limits how often the user asks for movers.
+    pub fn attachments_key(&self) -> String {
+        let whose = format!(" (user {})", self.uid);
+        self.named(self.attachments_source, "user", "attachments_per_second", &whose)
+    }
+
+    /// The key that limits the descriptors of the user's clients that wait to be closed.
+    pub fn closing_key(&self) -> String {
+        let whose = format!(" (user {})", self.uid);
+        self.named(self.closing_source, "user", "closing", &whose)
     }
 
     fn named(&self, source: Source, section: &str, key: &str, whose: &str) -> String {

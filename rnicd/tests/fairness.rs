@@ -1,0 +1,116 @@
+//! What one user asks of the daemon beside another: how long the other waits for what he asks.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[allow(dead_code)]
+mod support;
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rnic_core::abi::control::*;
+use rnic_core::types::*;
+use support::*;
+
+/// A user who asks too much.
+const HOSTILE: u32 = 61_031;
+/// His sessions, each with as many records as it may leave.
+const SESSIONS: usize = 48;
+const RECORDS: usize = 256;
+/// Requests that each of them has under way.
+const UNDER_WAY: usize = 8;
+/// An answer is to be there in a twentieth of a second; the rest is for the machine these tests run
+/// on. Without turns by user it took seconds.
+const SOON: Duration = Duration::from_millis(200);
+const ROUNDS: usize = 40;
+/// So that the flood comes round several times.
+const LONG_ENOUGH: Duration = Duration::from_millis(500);
+
+/// How long it takes to register a region and to withdraw it, but for the slowest tenth.
+fn registering(raw: &mut Raw, pd: PdId, segment: SegmentId) -> Duration {
+    let mut took: Vec<Duration> = Vec::new();
+    let began = Instant::now();
+    while took.len() < ROUNDS || began.elapsed() < LONG_ENOUGH {
+        let start = Instant::now();
+        let (mr, _) = raw.mr(pd, segment, 4096);
+        raw.call(RequestBody::DeregMr { mr }).unwrap();
+        took.push(start.elapsed());
+    }
+    took.sort_unstable();
+    took[took.len() * 9 / 10]
+}
+
+/// Asks the same in all sessions, over and over.
+fn flood(sessions: &mut [Raw], body: &RequestBody, stop: &AtomicBool, answers: &AtomicU64) {
+    while !stop.load(Ordering::Relaxed) {
+        for raw in &mut *sessions {
+            for _ in 0..UNDER_WAY {
+                raw.ask(body.clone(), &[]);
+            }
+        }
+        for raw in &mut *sessions {
+            for _ in 0..UNDER_WAY {
+                assert!(raw.reply().unwrap().result.is_ok());
+                answers.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_questions_keeps_nobody_waiting() {
+    let Some(daemon) = for_others("") else { return };
+    let socket = daemon.socket();
+    let mut bystander = Raw::open(&socket);
+    let (pd, segment) = (bystander.pd(), bystander.segment(4096));
+    let mut hostile: Vec<Raw> = (0..SESSIONS).map(|_| open_as(&socket, HOSTILE, &[])).collect();
+    for raw in &mut hostile {
+        for _ in 0..RECORDS {
+            raw.refused(RequestBody::ClosePd { pd: PdId(7) });
+        }
+    }
+    let before = registering(&mut bystander, pd, segment);
+    for body in [
+        RequestBody::List { what: ListKind::Whys, from: 0 },
+        RequestBody::List { what: ListKind::Limits, from: 0 },
+        RequestBody::QueryDevice,
+    ] {
+        let (stop, answers) = (AtomicBool::new(false), AtomicU64::new(0));
+        let during = std::thread::scope(|scope| {
+            let flood = scope.spawn(|| flood(&mut hostile, &body, &stop, &answers));
+            while answers.load(Ordering::Relaxed) == 0 && !flood.is_finished() {
+                std::thread::yield_now();
+            }
+            let during = registering(&mut bystander, pd, segment);
+            let opened = Instant::now();
+            drop(Raw::open(&socket));
+            let opened = opened.elapsed();
+            stop.store(true, Ordering::Relaxed);
+            assert!(opened < 10 * SOON, "{body:?}: a session was opened in {opened:?}");
+            during
+        });
+        println!("{body:?}: {before:?} before, {during:?} beside {answers:?} answers");
+        assert!(during < SOON, "{body:?}: {during:?}");
+    }
+    daemon.stop().unwrap();
+}
+
+/// Each attempt may cost a process, whatever comes of it.
+#[test]
+fn whoever_asks_for_movers_too_often_is_refused_by_name() {
+    let Some(daemon) = for_others("[limits.user]\nattachments_per_second = 5\n") else { return };
+    let mut raw = open_as(&daemon.socket(), HOSTILE, &[]);
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let start = Instant::now();
+    let mut refused = (0..100).map(|_| {
+        let refusal = raw.call_with(RequestBody::AttachMemory, &[file.as_fd()]).unwrap_err();
+        refusal.to_string()
+    });
+    let limit = format!("limits.user.attachments_per_second (user {HOSTILE}) = 5 reached");
+    assert!(refused.any(|text| text.starts_with(&limit)), "all were tried");
+    let tried = 100 - refused.filter(|text| text.starts_with(&limit)).count();
+    let seconds = usize::try_from(start.elapsed().as_secs()).unwrap() + 1;
+    assert!(tried <= 2 + 5 * (seconds + 1), "{tried} were tried in {seconds} s");
+    daemon.stop().unwrap();
+}
