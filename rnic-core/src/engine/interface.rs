@@ -99,7 +99,8 @@ pub enum Output {
         /// What.
         text: String,
     },
-    /// A peer named an STag that it may not use, over TCP: such guesses are to be limited.
+    /// A peer named memory that it does not have, over TCP, be it an STag that is none of its or an
+    /// offset outside of the region: such guesses are to be limited.
     StagGuessed {
         /// The peer's address.
         peer: IpAddr,

@@ -104,10 +104,8 @@ impl Qp {
         if self.phase.flushes() {
             return;
         }
-        // An STag that is none, whoever of Write, Read and Send with Invalidate named it.
-        let guessed = matches!(code, TerminateCode { layer: 0 | 1, etype: 1, code: 0 });
         if let (true, Link::Tcp(_), Some(AddressPair { peer, .. })) =
-            (guessed, &self.link, self.addresses)
+            (reason.is_guess(), &self.link, self.addresses)
         {
             shard.outputs.push_back(Output::StagGuessed { peer: peer.ip(), at: shard.now });
         }

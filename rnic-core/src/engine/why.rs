@@ -156,6 +156,21 @@ impl Reason {
         }
     }
 
+    /// Whether the peer named memory that it does not have. Whoever tries STags, or offsets behind
+    /// an STag that is one, leaves nothing but these, and learns from each which of them it was.
+    pub(super) fn is_guess(self) -> bool {
+        match self {
+            Reason::Write { .. }
+            | Reason::StagChanged { .. }
+            | Reason::Read { .. }
+            | Reason::Invalidate { .. }
+            | Reason::OtherSink { .. }
+            | Reason::OutsideSink { .. } => true,
+            // What was the peer's and is no more, or names no memory.
+            _ => false,
+        }
+    }
+
     pub(super) fn words(self, qp: &Qp, stags: &StagTable) -> Words {
         let wire = |text: String| Words::new(rule_of(self.fault().code), text);
         match self {

@@ -98,13 +98,18 @@ fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
 }
 
 #[test]
-fn wrong_stags_are_told_with_the_peers_address() {
+fn wrong_stags_and_offsets_are_told_with_the_peers_address() {
+    let peer = "192.0.2.2".parse::<std::net::IpAddr>().unwrap();
     let (mut w, mut raw) = World::raw();
     raw.write(&mut w, Stag(0x1234_5600), 0, b"x");
-    assert_eq!(w.guesses, ["192.0.2.2".parse::<std::net::IpAddr>().unwrap()]);
-    // Other faults are no guesses.
+    assert_eq!(w.guesses, [peer]);
+    // An STag that is one, and the octet behind its region.
     let (mut w, mut raw) = World::raw();
     let mr = w.mr(A, 64, Access::REMOTE_WRITE);
     raw.write(&mut w, mr.stag, mr.iova + 64, b"x");
+    assert_eq!((w.state(A), &w.guesses[..]), (QpState::Terminate, &[peer][..]));
+    // Other faults are no guesses.
+    let (mut w, mut raw) = World::raw();
+    raw.send(&mut w, 1, b"x");
     assert_eq!((w.state(A), w.guesses.len()), (QpState::Terminate, 0));
 }
