@@ -292,10 +292,20 @@ impl Checker<'_> {
             ord: self.optional_number(u.ord, 0..=MAX_READS_TOTAL)?,
             movers: self.optional_number(u.movers, 0..=MAX_MOVERS)?,
         };
-        let device = s.totals();
+        let device_place = s.windows.as_ref().or(s.mrs.as_ref()).map(|f| f.span().start);
+        let device = default.device.with(&self.totals(s.totals(), false)?);
+        // Each is at most 2^23, so the sum is far below 2^32.
+        let stags = device.mrs + device.windows;
+        if stags > MAX_MRS {
+            let why = format!(
+                "limits.mrs + windows = {stags} is above {MAX_MRS}, half of the STags there are; the \
+                 other half keeps them from being guessed"
+            );
+            return Err(self.wrong(device_place.unwrap_or(0), why));
+        }
         Ok(Limits {
             sessions: self.number(s.sessions, default.sessions, 1..=MAX_SESSIONS)?,
-            device: default.device.with(&self.totals(device, false)?),
+            device,
             user: default.user.with(&of_user),
             session,
             peer_connections_per_second: self.number(
@@ -357,8 +367,8 @@ impl Checker<'_> {
 
 /// Most objects of a kind: handles are 24-bit numbers.
 pub(super) const MAX_OBJECTS: u32 = 1 << 20;
-/// STag slots are 24-bit numbers; half of them keeps reuse late.
-pub(super) const MAX_MRS: u32 = 1 << 23;
+/// Regions and windows together: each has an STag.
+pub(super) const MAX_MRS: u32 = rnic_core::device::allocator::MOST;
 /// Sessions of the device.
 pub(super) const MAX_SESSIONS: u32 = 65_535;
 /// Reads of all QPs of a user.

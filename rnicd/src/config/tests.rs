@@ -80,6 +80,17 @@ fn queues_of_a_session_must_fit_its_doorbell_page() {
 }
 
 #[test]
+fn half_of_all_stags_stay_unused() {
+    let within = Config::parse(Path::new("t"), "[limits]\nmrs = 8388607\nwindows = 1\n");
+    assert!(within.is_ok());
+    let e = refused("[limits]\nmrs = 8388607\nwindows = 2\n");
+    assert!(
+        e.starts_with("test.toml:3:11: limits.mrs + windows = 8388609 is above 8388608"),
+        "{e}"
+    );
+}
+
+#[test]
 fn wrong_words_and_paths_are_refused() {
     for (text, start) in [
         ("[engine]\nloopback = \"udp\"\n", "test.toml:2:12: engine.loopback = \"udp\": "),

@@ -540,16 +540,17 @@ impl Manager {
 pub struct Random {
     /// Told to clients in the arena header.
     pub generation: u64,
-    /// Which STags are issued in which order.
+    /// Decides which STags are issued.
     pub stag_seed: [u8; 32],
 }
 
 impl Random {
-    /// From the kernel.
+    /// From the kernel, once it has gathered enough; `/dev/urandom` would not wait for that.
     pub fn from_system() -> io::Result<Self> {
-        use std::io::Read;
-        let mut octets = [0; 40];
-        std::fs::File::open("/dev/urandom")?.read_exact(&mut octets)?;
+        use rustix::rand::{GetRandomFlags, getrandom};
+        let mut octets = [0u8; 40];
+        // So few come at once or not at all.
+        rustix::io::retry_on_intr(|| getrandom(&mut octets, GetRandomFlags::empty()))?;
         let (generation, seed) = octets.split_at(8);
         let mut random = Random { generation: 0, stag_seed: [0; 32] };
         random.generation = generation.iter().fold(0, |n, octet| n << 8 | u64::from(*octet));

@@ -278,7 +278,7 @@ impl World {
 
     /// A window of a QP's domain, as the resource manager makes one.
     pub fn window(&mut self, qp: usize, kind: WindowKind) -> Arc<Window> {
-        let stag = self.stags.allocate_for_window().unwrap();
+        let stag = self.stags.allocate().unwrap();
         let id = MwId(self.id());
         let app = &self.apps[self.qps[qp].app];
         let window = Arc::new(Window::new(id, app.session, app.pd, kind, stag));
