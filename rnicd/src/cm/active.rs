@@ -11,6 +11,7 @@ use rnic_core::types::{AddressPair, Time};
 
 use super::net::Outgoing;
 use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, too_long, with_code};
+use crate::config::Tcp;
 use crate::socket::Socket;
 use crate::system;
 
@@ -66,6 +67,11 @@ impl Active {
     /// The connection is ours to end from now on.
     pub(super) fn engage(&mut self) {
         self.stream.engage();
+    }
+
+    /// A peer that is gone is to be noticed.
+    pub(super) fn watch(&mut self, tcp: &Tcp) -> io::Result<()> {
+        self.stream.watch(tcp)
     }
 
     /// What is missing, in words.
@@ -126,12 +132,13 @@ impl Active {
     }
 
     /// Begins again as revision 1; the old connection is closed.
-    fn start_over(&mut self) -> io::Result<()> {
+    fn start_over(&mut self, tcp: &Tcp) -> io::Result<()> {
         self.options.revision = 1;
         // Revision 1 has room for more private data, so this does not fail.
         self.initiator =
             Initiator::new(&self.options, &self.params.private_data).map_err(io::Error::other)?;
         self.stream = Socket::own(net::start_connect(self.params.local, self.params.peer)??);
+        self.stream.watch(tcp)?;
         self.phase = Phase::AwaitTcp;
         Ok(())
     }
@@ -155,7 +162,7 @@ impl ConnectionManager {
         let initiator = new_initiator(&options, &params.private_data)?;
         let qp = params.qp;
         let what = || format!("connect {}", params.peer);
-        let stream = match net::start_connect(params.local, params.peer) {
+        let mut stream = match net::start_connect(params.local, params.peer) {
             Ok(Ok(stream)) => Socket::own(stream),
             Ok(Err(e)) => {
                 let reason = format!("connect: {e}");
@@ -164,6 +171,7 @@ impl ConnectionManager {
             }
             Err(e) => return Err(system::refusal(&what(), &e)),
         };
+        stream.watch(&self.options.tcp).map_err(|e| system::refusal(&what(), &e))?;
         let active = Active { params, options, initiator, stream, phase: Phase::AwaitTcp };
         let key = self.insert(Slot::Active(Box::new(active)));
         if let Slot::Active(active) = &self.slots[key].slot
@@ -243,7 +251,7 @@ impl ConnectionManager {
     /// Starts over with revision 1; the slot, and with it the token, stays.
     fn retry(&mut self, key: usize, now: Time) {
         let result = match &mut self.slots[key].slot {
-            Slot::Active(active) => active.start_over(),
+            Slot::Active(active) => active.start_over(&self.options.tcp),
             _ => return,
         };
         let result = result.and_then(|()| match &self.slots[key].slot {

@@ -45,6 +45,7 @@ use passive::{Closing, Passive};
 pub use quota::Quota;
 use quota::Quotas;
 
+use crate::config::Tcp;
 use crate::socket::Socket;
 
 /// Numbers the connection manager works within.
@@ -56,6 +57,8 @@ pub struct CmOptions {
     pub max_ird: u16,
     /// Most outbound reads.
     pub max_ord: u16,
+    /// How soon a peer that is gone is noticed, of connections that begin from now on.
+    pub tcp: Tcp,
     /// Whether connects to this daemon's own listeners stay in memory.
     pub direct: bool,
     /// Accepted connections that have not completed a request, or that wait to close. The oldest

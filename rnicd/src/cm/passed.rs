@@ -62,6 +62,10 @@ impl ConnectionManager {
         let mut active = Active::over(params, options, initiator, socket);
         let key = self.slots.vacant_key();
         self.register(key, active.stream()).map_err(|e| system::refusal("poll the socket", &e))?;
+        if let Err(e) = active.watch(&self.options.tcp) {
+            self.deregister(active.stream());
+            return Err(system::refusal("watch the socket", &e));
+        }
         active.engage();
         self.insert(Slot::Active(Box::new(active)));
         self.qps.insert(qp, key);

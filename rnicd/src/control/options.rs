@@ -24,6 +24,7 @@ pub fn cm(config: &Config) -> CmOptions {
         },
         max_ird: limits.ird,
         max_ord: limits.ord,
+        tcp: config.tcp,
         direct: config.engine.loopback == Loopback::Direct,
         half_open: limits.half_open as usize,
         peer_connections_per_second: limits.peer_connections_per_second,
