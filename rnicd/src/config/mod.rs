@@ -46,7 +46,7 @@ pub use explain::explain;
 use file::File;
 pub use file::{Loopback, Mulpdu, Seccomp};
 pub use limits::{Limits, Totals, TotalsPatch, UserLimits};
-pub use log::Log;
+pub use log::{Log, log_filter};
 pub use metrics::Metrics;
 pub use mpa::Mpa;
 pub use named_pds::NamedPd;
