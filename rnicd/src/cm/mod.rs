@@ -443,7 +443,7 @@ impl ConnectionManager {
     fn expire(&mut self, key: usize) {
         match &self.slots[key].slot {
             Slot::Active(active) => {
-                let reason = active.awaited().to_owned();
+                let reason = active.awaited(&self.options);
                 self.fail_active(key, reason);
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
@@ -616,7 +616,7 @@ impl Slot {
 /// A failure of start-up in words, with the number that RFC 5044 section 8 has for it.
 fn with_code(what: &impl std::fmt::Display, code: Option<TerminateCode>) -> String {
     match code {
-        Some(code) => format!("{what} ({code})"),
+        Some(code) => format!("{what}: {code}"),
         None => what.to_string(),
     }
 }

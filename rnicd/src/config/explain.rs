@@ -138,6 +138,11 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     row("mpa.connect_deadline", Span(mpa.connect_deadline).to_string(), "for the TCP connection");
     row("mpa.startup_deadline", Span(mpa.startup_deadline).to_string(), "for the start-up frame");
     row(
+        "mpa.reply_deadline",
+        Span(mpa.reply_deadline).to_string(),
+        "for the peer to reply, its program's decision included",
+    );
+    row(
         "mpa.decision_deadline",
         Span(mpa.decision_deadline).to_string(),
         "for a program to accept or reject",

@@ -202,6 +202,8 @@ pub struct MpaSection {
     pub connect_deadline: Field<Span>,
     /// Start-up frames.
     pub startup_deadline: Field<Span>,
+    /// The peer's reply.
+    pub reply_deadline: Field<Span>,
     /// The application's decision.
     pub decision_deadline: Field<Span>,
     /// First FPDU after the reply.

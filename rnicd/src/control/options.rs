@@ -30,7 +30,7 @@ pub fn cm(config: &Config) -> CmOptions {
         peer_connections_per_second: limits.peer_connections_per_second,
         stag_guesses_per_minute: limits.peer_stag_guesses_per_minute,
         connect_deadline: mpa.connect_deadline,
-        reply_deadline: mpa.startup_deadline + mpa.decision_deadline,
+        reply_deadline: mpa.reply_deadline,
         request_deadline: mpa.startup_deadline,
         decide_deadline: mpa.decision_deadline,
         close_deadline: config.engine.close_deadline,
