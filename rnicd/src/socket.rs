@@ -43,7 +43,10 @@ impl Socket {
 
     /// One that a client passed. Nothing has been done with it: dropped now it stays as it is.
     pub fn passed(stream: TcpStream, reaper: Reaper) -> Self {
-        Socket { stream: Some(stream), passed: Some(Passed { reaper, engaged: false, before: None }) }
+        Socket {
+            stream: Some(stream),
+            passed: Some(Passed { reaper, engaged: false, before: None }),
+        }
     }
 
     /// Whether a client may hold it as well.

@@ -97,9 +97,9 @@ impl<'de> Deserialize<'de> for SpanOrOff {
         let text = String::deserialize(d)?;
         match text.as_str() {
             "off" => Ok(SpanOrOff(None)),
-            _ => Span::parse(&text).map(|span| SpanOrOff(Some(span.0))).map_err(|why| {
-                serde::de::Error::custom(format!("{why}, or \"off\""))
-            }),
+            _ => Span::parse(&text)
+                .map(|span| SpanOrOff(Some(span.0)))
+                .map_err(|why| serde::de::Error::custom(format!("{why}, or \"off\""))),
         }
     }
 }
