@@ -24,8 +24,9 @@ pub struct ConnectOptions {
     pub ord: Option<u16>,
     /// Source address, if it matters.
     pub local: Option<SocketAddr>,
-    /// How long [`Qp::connect`] waits; default 30 s, `None` as long as the daemon's own deadlines
-    /// let it.
+    /// How long [`Qp::connect`] waits; default 40 s, `None` as long as the daemon's own deadlines
+    /// let it. Those are 30 s together where the administrator has not changed them, and a program
+    /// that lets the daemon give up first learns why (`mpa.connect_deadline`, `mpa.reply_deadline`).
     pub timeout: Option<Duration>,
 }
 
@@ -36,7 +37,7 @@ impl Default for ConnectOptions {
             ird: None,
             ord: None,
             local: None,
-            timeout: Some(Duration::from_secs(30)),
+            timeout: Some(Duration::from_secs(40)),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rnic_core::abi::control::*;
 use rnic_core::types::{QpId, SessionId};
 
+use crate::access;
 use crate::adopt::{SocketError, SocketListener};
 use crate::channel::CompletionChannel;
 use crate::control::dial;
@@ -82,7 +83,10 @@ impl Context {
                     let session = Session::open(socket, &path, options.reply_timeout, owner)?;
                     return Ok(Context { session: Arc::new(session) });
                 }
-                Err(e) => tried.push((path, e)),
+                Err(e) => {
+                    let e = access::explained(&path, e);
+                    tried.push((path, e));
+                }
             }
         }
         Err(Error::NoDaemon { tried })

@@ -123,10 +123,10 @@ pub enum Error {
         reason: String,
     },
     /// The connection ended before it was usable.
-    #[error("the connection ended: {0:?}")]
+    #[error("the connection ended: {0}")]
     Disconnected(DisconnectReason),
     /// A posted request completed with an error.
-    #[error("{opcode:?} {wr_id} of QP {qp} failed: {status:?}{}", detail_in_words(detail, *why_id))]
+    #[error("{opcode} {wr_id} of QP {qp} failed: {status}{}", detail_in_words(detail, *why_id))]
     Failed {
         /// The application's name for the request.
         wr_id: u64,
@@ -150,7 +150,7 @@ pub enum Error {
 
     // The daemon's, or the machine's.
     /// No daemon answers at any of these sockets.
-    #[error("no RNIC daemon: {}", tried_in_words(tried))]
+    #[error("{}", tried_in_words(tried))]
     NoDaemon {
         /// Each socket that was tried, and how it failed.
         tried: Vec<(PathBuf, io::Error)>,
@@ -318,6 +318,17 @@ fn why_in_words(why_id: u64) -> String {
 }
 
 fn tried_in_words(tried: &[(PathBuf, io::Error)]) -> String {
-    let each: Vec<_> = tried.iter().map(|(p, e)| format!("{}: {e}", p.display())).collect();
-    format!("{}; start `rnicd run` or set RNIC_SOCKET", each.join(", "))
+    let each = |which: &dyn Fn(&io::Error) -> bool| -> Vec<_> {
+        let some = tried.iter().filter(|(_, e)| which(e));
+        some.map(|(p, e)| format!("{}: {e}", p.display())).collect()
+    };
+    let denied = each(&|e| e.kind() == io::ErrorKind::PermissionDenied);
+    match denied.is_empty() {
+        true => {
+            let all = each(&|_| true).join(", ");
+            format!("no RNIC daemon: {all}; start `rnicd run` or set RNIC_SOCKET")
+        }
+        // There is one; to start another would be the wrong advice.
+        false => format!("no access to the RNIC daemon: {}", denied.join(", ")),
+    }
 }

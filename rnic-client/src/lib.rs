@@ -84,6 +84,7 @@
 //! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
 //! refuses something ([`Error::Refused`]).
 
+mod access;
 mod adopt;
 mod attached;
 mod channel;

@@ -32,6 +32,7 @@ fn options() -> CmOptions {
         },
         max_ird: 16,
         max_ord: 16,
+        tcp: Default::default(),
         direct: false,
         half_open: 1000,
         peer_connections_per_second: 1_000_000,

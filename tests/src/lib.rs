@@ -4,6 +4,7 @@
 //! waits longer than [`DEADLINE`]; what is still alive then is killed and the test fails with what it
 //! printed. Dropping a [`Daemon`] stops it in order and fails the test if it left anything behind.
 
+pub mod apart;
 pub mod attached;
 pub mod burst;
 pub mod conformance;

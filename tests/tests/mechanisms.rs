@@ -379,7 +379,10 @@ fn clients_may_be_of_any_user_and_namespace() {
         eprintln!("not root: clients of other users are not tested");
         return;
     }
-    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
+    let daemon = Daemon::start(
+        binaries!(),
+        "[control]\nmode = \"0666\"\n[[user]]\nwho = \"root\"\nhost_loopback = true\n",
+    );
     let dir = daemon.dir();
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     // Where others can run it.

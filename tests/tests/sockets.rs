@@ -78,7 +78,7 @@ fn other_users_may_not_pass_sockets() {
     command.arg("over").env("RNIC_SOCKET", daemon.socket()).uid(65_534).gid(65_534);
     let (status, lines) = Process::start(command).finish();
     assert!(!status.success());
-    let why = "not allowed by user.trusted: a socket of user 65534";
+    let why = "not allowed by user.sockets: a socket of user 65534";
     assert!(lines.iter().any(|l| l.contains(why)), "{lines:?}");
     // Neither end was touched: what the actor says last is the refusal, and nothing is left.
     daemon.is_empty();

@@ -1,11 +1,13 @@
 //! Command-line manners shared by the programs: exit codes, sizes, addresses, progress bars.
 
 use std::fmt::Display;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::num::NonZeroU32;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use rustix::net::{AddressFamily, SocketType};
 
 /// The exit code of a program: 0, or 1 after saying on standard error what went wrong. (A wrong
 /// command line is 2, and clap's business.)
@@ -21,10 +23,45 @@ pub fn exit_code<E: Display>(program: &str, result: Result<(), E>) -> ExitCode {
 
 /// Parses `HOST:PORT`; a name is looked up and its first address taken.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
-    text.to_socket_addrs()
-        .map_err(|e| format!("{text:?} is no HOST:PORT: {e}"))?
-        .next()
-        .ok_or_else(|| format!("{text:?} has no address"))
+    addresses(text).map(|all| all[0])
+}
+
+/// Parses `HOST:PORT`: an IPv4 address, an IPv6 address in brackets, or a name, which may have several
+/// addresses; at least one comes out. A link-local address needs its interface, by name or number:
+/// `[fe80::1%eth0]:7471`, `[fe80::1%2]:7471`.
+pub fn addresses(text: &str) -> Result<Vec<SocketAddr>, String> {
+    if let Some((ip, zone, port)) = with_zone(text) {
+        let ip: Ipv6Addr =
+            ip.parse().map_err(|_| format!("{text:?}: {ip:?} is no IPv6 address"))?;
+        let port = port.parse().map_err(|_| format!("{text:?}: {port:?} is no port"))?;
+        return Ok(vec![SocketAddrV6::new(ip, port, 0, interface(zone)?).into()]);
+    }
+    let all: Vec<SocketAddr> =
+        text.to_socket_addrs().map_err(|e| format!("{text:?} is no HOST:PORT: {e}"))?.collect();
+    match all.first() {
+        None => Err(format!("{text:?} has no address")),
+        Some(SocketAddr::V6(a)) if a.ip().is_unicast_link_local() && a.scope_id() == 0 => {
+            Err(format!("{text:?} is link-local: say on which interface, as in [{}%eth0]", a.ip()))
+        }
+        Some(_) => Ok(all),
+    }
+}
+
+/// The parts of `[IP%ZONE]:PORT`.
+fn with_zone(text: &str) -> Option<(&str, &str, &str)> {
+    let (host, port) = text.strip_prefix('[')?.rsplit_once("]:")?;
+    let (ip, zone) = host.split_once('%')?;
+    Some((ip, zone, port))
+}
+
+/// The number of a network interface of this process's namespace.
+fn interface(zone: &str) -> Result<u32, String> {
+    if let Ok(number) = zone.parse::<NonZeroU32>() {
+        return Ok(number.get());
+    }
+    rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
+        .and_then(|socket| rustix::net::netdevice::name_to_index(socket, zone))
+        .map_err(|_| format!("there is no network interface {zone:?} here"))
 }
 
 /// Parses a number of octets: `4096`, `64KiB`, `1MiB`, `2GiB`.
@@ -132,6 +169,21 @@ mod tests {
         assert_eq!(address("[::1]:80").map(|a| a.is_ipv6()), Ok(true));
         assert!(address("127.0.0.1").is_err());
         assert!(address("127.0.0.1:99999").is_err());
+    }
+
+    #[test]
+    fn link_local_addresses_have_their_interface() {
+        let scoped = |scope| SocketAddrV6::new([0xFE80, 0, 0, 0, 0, 0, 0, 1].into(), 80, 0, scope);
+        assert_eq!(address("[fe80::1%2]:80"), Ok(scoped(2).into()));
+        // The first interface of every namespace.
+        assert_eq!(address("[fe80::1%lo]:80"), Ok(scoped(1).into()));
+        let e = address("[fe80::1%no-such]:80").unwrap_err();
+        assert_eq!(e, "there is no network interface \"no-such\" here");
+        let e = address("[fe80::1]:80").unwrap_err();
+        assert!(e.contains("is link-local: say on which interface"), "{e}");
+        for wrong in ["[fe80::1%2]", "[fe80::1%]:80", "[fe80::1%0]:80", "[x%2]:80", "[::1%2]:x"] {
+            assert!(address(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod bare;
 mod bind;
 mod complete;
 mod direct;
+mod failure;
 mod hold;
 mod interface;
 mod ledger;
@@ -412,7 +413,7 @@ impl Engine {
     /// The socket of a QP that [is paused](Receive::Paused) has failed.
     pub fn socket_failed(&mut self, qp: QpId, error: &io::Error, now: Time) {
         self.shard.now = now;
-        self.with(qp, |qp, shard| qp.lost(shard, &format!("receiving failed: {error}")));
+        self.with(qp, |qp, shard| qp.lost(shard, &failure::in_words("receiving", error)));
     }
 
     /// Sends what a QP has to send by `send`, one call. `emss` is the connection's effective MSS.

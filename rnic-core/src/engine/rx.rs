@@ -6,6 +6,7 @@
 
 use std::io::{self, IoSliceMut};
 
+use super::failure;
 use super::hold::Segment;
 use super::moving::After;
 use super::partial::{Excess, Owner};
@@ -77,7 +78,7 @@ impl Qp {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Receive::WouldBlock,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Receive::Progress,
             Err(e) => {
-                self.lost(shard, &format!("receiving failed: {e}"));
+                self.lost(shard, &failure::in_words("receiving", &e));
                 return Receive::Closed;
             }
         };

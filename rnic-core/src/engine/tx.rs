@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::io;
 
 use super::bare::BareFault;
+use super::failure;
 use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
@@ -70,7 +71,7 @@ impl Qp {
                     self.memory_failed(fault, shard);
                 }
                 Err(BareFault::Socket(e)) => {
-                    self.lost(shard, &format!("sending failed: {e}"));
+                    self.lost(shard, &failure::in_words("sending", &e));
                     return Transmit::Idle;
                 }
             }
@@ -86,7 +87,7 @@ impl Qp {
                     0
                 }
                 Err(e) => {
-                    self.lost(shard, &format!("sending failed: {e}"));
+                    self.lost(shard, &failure::in_words("sending", &e));
                     return Transmit::Idle;
                 }
             };

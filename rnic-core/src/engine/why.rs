@@ -357,7 +357,7 @@ pub(super) fn rule_of(code: TerminateCode) -> String {
         _ => "RFC 5044 section 8",
     };
     match codes::name(code) {
-        Some(name) => format!("{section}, {code}: {name}"),
+        Some(name) => format!("{section}, {}: {name}", code.number()),
         None => format!("{section}, {code}: not an assigned code"),
     }
 }

@@ -241,8 +241,9 @@ impl ConnectionManager {
         self.set_deadline(key, Some(deadline), true);
         let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(()) };
         passive.stream.engage();
+        let watched = passive.stream.watch(&self.options.tcp);
         let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(()) };
-        let registered = self.register(key, &passive.stream);
+        let registered = watched.and_then(|()| self.register(key, &passive.stream));
         if registered.is_err() {
             self.remove(key);
         }

@@ -45,6 +45,7 @@ use passive::{Closing, Passive};
 pub use quota::Quota;
 use quota::Quotas;
 
+use crate::config::Tcp;
 use crate::socket::Socket;
 
 /// Numbers the connection manager works within.
@@ -56,6 +57,8 @@ pub struct CmOptions {
     pub max_ird: u16,
     /// Most outbound reads.
     pub max_ord: u16,
+    /// How soon a peer that is gone is noticed, of connections that begin from now on.
+    pub tcp: Tcp,
     /// Whether connects to this daemon's own listeners stay in memory.
     pub direct: bool,
     /// Accepted connections that have not completed a request, or that wait to close. The oldest
@@ -440,7 +443,7 @@ impl ConnectionManager {
     fn expire(&mut self, key: usize) {
         match &self.slots[key].slot {
             Slot::Active(active) => {
-                let reason = active.awaited().to_owned();
+                let reason = active.awaited(&self.options);
                 self.fail_active(key, reason);
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
@@ -613,7 +616,7 @@ impl Slot {
 /// A failure of start-up in words, with the number that RFC 5044 section 8 has for it.
 fn with_code(what: &impl std::fmt::Display, code: Option<TerminateCode>) -> String {
     match code {
-        Some(code) => format!("{what} ({code})"),
+        Some(code) => format!("{what}: {code}"),
         None => what.to_string(),
     }
 }

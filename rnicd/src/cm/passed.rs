@@ -59,13 +59,18 @@ impl ConnectionManager {
         let options = self.initiator_options(&params);
         let initiator = new_initiator(&options, &params.private_data)?;
         let qp = params.qp;
-        let mut active = Active::over(params, options, initiator, socket);
+        let until = now.after(self.options.reply_deadline);
+        let mut active = Active::over(params, options, initiator, socket, until);
         let key = self.slots.vacant_key();
         self.register(key, active.stream()).map_err(|e| system::refusal("poll the socket", &e))?;
+        if let Err(e) = active.watch(&self.options.tcp) {
+            self.deregister(active.stream());
+            return Err(system::refusal("watch the socket", &e));
+        }
         active.engage();
         self.insert(Slot::Active(Box::new(active)));
         self.qps.insert(qp, key);
-        self.set_deadline(key, Some(now.after(self.options.reply_deadline)), false);
+        self.set_deadline(key, Some(until), false);
         Ok(())
     }
 

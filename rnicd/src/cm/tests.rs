@@ -11,6 +11,7 @@ use super::*;
 
 mod frames;
 mod passed;
+mod watched;
 
 const SESSION: SessionId = SessionId(1);
 const OTHER: SessionId = SessionId(2);
@@ -35,6 +36,7 @@ fn options() -> CmOptions {
         },
         max_ird: 32,
         max_ord: 32,
+        tcp: Tcp::default(),
         direct: false,
         half_open: 5000,
         peer_connections_per_second: 1_000_000,

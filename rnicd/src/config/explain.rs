@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::sentences::sentences;
 use super::warnings::warnings;
 use super::worst_case::worst_case;
-use super::{Config, Loopback, Mulpdu, Seccomp, Size, Span};
+use super::{Config, Loopback, Mulpdu, Seccomp, Size, Span, SpanOrOff};
 use crate::resource::Capacity;
 
 /// What every value means here, and what the daemon may use at worst. `unknown` says which users
@@ -40,7 +40,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
     };
-    let Config { device, control, engine, mpa, limits, metrics, log, .. } = config;
+    let Config { device, control, engine, mpa, tcp, limits, metrics, log, .. } = config;
     row("device.name", device.name.clone(), "shown to programs");
     let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     row(
@@ -138,6 +138,11 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     row("mpa.connect_deadline", Span(mpa.connect_deadline).to_string(), "for the TCP connection");
     row("mpa.startup_deadline", Span(mpa.startup_deadline).to_string(), "for the start-up frame");
     row(
+        "mpa.reply_deadline",
+        Span(mpa.reply_deadline).to_string(),
+        "for the peer to reply, its program's decision included",
+    );
+    row(
         "mpa.decision_deadline",
         Span(mpa.decision_deadline).to_string(),
         "for a program to accept or reject",
@@ -156,6 +161,21 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         "mpa.stall_deadline",
         Span(mpa.stall_deadline).to_string(),
         "for the next octet of an FPDU that has begun",
+    );
+    row(
+        "tcp.keepalive",
+        SpanOrOff(tcp.keepalive).to_string(),
+        "silence after which the peer's host is asked whether it is there",
+    );
+    row(
+        "tcp.keepalive_interval",
+        Span(tcp.keepalive_interval).to_string(),
+        "between two such questions",
+    );
+    row(
+        "tcp.user_timeout",
+        SpanOrOff(tcp.user_timeout).to_string(),
+        "a connection ends if nothing is acknowledged, or taken by a closed window, for so long",
     );
     row("limits.sessions", limits.sessions.to_string(), "programs at once");
     row("limits.half_open", limits.half_open.to_string(), "connections in start-up");

@@ -15,6 +15,11 @@ pub struct Override {
     pub who: Id,
     /// Whether the daemon may copy in the user's own address space by itself.
     pub trusted: Option<bool>,
+    /// Whether the user may pass TCP sockets of its own.
+    pub sockets: Option<bool>,
+    /// Whether the user's programs in other network namespaces may use the loopback and link-local
+    /// addresses of the daemon's.
+    pub host_loopback: Option<bool>,
     /// Instead of `[limits.session]`.
     pub session: SessionPatch,
     /// Instead of `[limits.user]`.
@@ -76,7 +81,8 @@ impl Checker<'_> {
                 ord: self.optional_number(u.ord.take(), 0..=MAX_READS_TOTAL)?,
                 movers: self.optional_number(u.movers.take(), 0..=MAX_MOVERS)?,
             };
-            Ok(Override { who, trusted: table.trusted, session, user })
+            let OverrideTable { trusted, sockets, host_loopback, .. } = table;
+            Ok(Override { who, trusted, sockets, host_loopback, session, user })
         };
         tables.into_iter().map(one).collect()
     }

@@ -9,6 +9,7 @@
 
 mod account;
 mod activation;
+mod network;
 mod peer;
 mod renounce;
 mod seccomp;
@@ -16,6 +17,7 @@ mod signals;
 
 pub use account::{Account, group_id, user_id};
 pub use activation::passed_socket;
+pub use network::Network;
 pub use peer::Peer;
 pub use renounce::{RenounceError, account_to_become, become_account, renounce};
 pub use seccomp::{ThreadKind, check_available, confine, spawn_confined};

@@ -4,6 +4,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::Network;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -20,6 +21,8 @@ pub struct Peer {
     pub groups: Vec<u32>,
     /// Its command name, printable.
     pub command: String,
+    /// The network namespace in which it made its socket; none if the kernel does not say.
+    pub network: Option<Network>,
     /// The process itself.
     pub process: OwnedFd,
 }
@@ -40,6 +43,7 @@ impl Peer {
             gid: credentials.gid.as_raw(),
             groups: peer_groups(socket, credentials.gid.as_raw())?,
             command: command(credentials.pid),
+            network: Network::of(socket).ok(),
             process,
         })
     }
@@ -141,6 +145,7 @@ mod tests {
         let own = rustix::process::getgroups().unwrap_or_default();
         let own: Vec<u32> = own.into_iter().map(|g| g.as_raw()).collect();
         assert_eq!(peer.groups[1..], own);
+        assert_eq!(peer.network, Network::own().ok());
         assert!(!peer.command.is_empty());
         assert!(!peer.has_exited());
     }

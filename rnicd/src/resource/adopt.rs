@@ -4,7 +4,7 @@
 //! one socket: a client that sends from memory of which it serves a page itself (a mapped file of a
 //! FUSE file system) holds the socket for as long as it likes, and the daemon's next call with it,
 //! whatever its flags (seen, by userfaultfd). So only clients may pass sockets that could
-//! stop the daemon anyway.
+//! stop the daemon anyway, or whom a rule allows it (`sockets = true`).
 
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -99,13 +99,13 @@ impl Manager {
         let descriptor = descriptor.ok_or_else(refuse::lost_descriptor)?;
         let socket = Socket::passed(TcpStream::from(descriptor), self.reaper.clone());
         let client = &find(&mut self.sessions, id)?.client;
-        if client.is_trusted() {
+        if client.may_pass_sockets() {
             return Ok(socket);
         }
         let what = format!("a socket of user {}", client.identity.uid);
         drop(socket);
         self.mind_descriptors(id);
-        Err(Refusal::NotAllowed { rule: "user.trusted".to_owned(), what })
+        Err(Refusal::NotAllowed { rule: "user.sockets".to_owned(), what })
     }
 }
 

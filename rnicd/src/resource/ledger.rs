@@ -282,7 +282,7 @@ mod tests {
 
     impl Fixture {
         fn session(&self, uid: u32) -> Counts {
-            Counts::new(self.policy.rights(&Identity { uid, gids: vec![uid] }))
+            Counts::new(self.policy.rights(&Identity { uid, gids: vec![uid], foreign: false }))
         }
 
         fn charge(&mut self, own: &mut Counts, kind: Kind, amount: u64) -> Result<(), String> {

@@ -56,7 +56,7 @@ use crate::config::{Config, Loopback};
 use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
 use crate::mover::Movers;
-use crate::privilege::Peer;
+use crate::privilege::{Network, Peer};
 use crate::rate::Buckets;
 use crate::worker::{Ticket, WorkerReport, Workers};
 use adopt::ConnectOver;
@@ -143,6 +143,8 @@ pub struct Manager {
     connects: Buckets<u32>,
     /// Nothing new is taken.
     draining: bool,
+    /// Where the daemon makes its sockets; clients of other namespaces are foreign.
+    network: Option<Network>,
     generation: u64,
     started: Instant,
     ledger: Ledger,
@@ -224,6 +226,7 @@ impl Manager {
             named_pds: NamedPds::default(),
             connects: Buckets::new(USERS_REMEMBERED),
             draining: false,
+            network: Network::own().ok(),
             generation: random.generation,
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
@@ -254,7 +257,8 @@ impl Manager {
 
     /// Starts a session for a client.
     pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
-        let identity = Identity { uid: peer.uid, gids: peer.groups.clone() };
+        let foreign = self.network.is_none() || peer.network != self.network;
+        let identity = Identity { uid: peer.uid, gids: peer.groups.clone(), foreign };
         let rights = self.policy.rights(&identity);
         // Administrators come in all the same: somebody must be able to end it.
         if self.draining && !rights.admin {
@@ -272,6 +276,7 @@ impl Manager {
                     command: peer.command.clone(),
                     admin: rights.admin,
                     trusted: rights.trusted,
+                    sockets: rights.sockets,
                 };
                 self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
                 let events = welcome.events.clone();

@@ -40,6 +40,7 @@ impl Manager {
         for session in self.sessions.values_mut() {
             let rights = self.policy.rights(&session.client.identity);
             (session.client.admin, session.client.trusted) = (rights.admin, rights.trusted);
+            session.client.sockets = rights.sockets;
             self.cm.set_quota(session.id, Quota { user: rights.uid, half_open: rights.half_open });
             session.counts.rights = rights;
         }

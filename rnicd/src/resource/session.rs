@@ -58,14 +58,25 @@ pub struct Client {
     pub admin: bool,
     /// Whether the daemon itself may copy in its attached memory.
     pub trusted: bool,
+    /// Whether it may pass TCP sockets of its own.
+    pub sockets: bool,
 }
 
 impl Client {
-    /// Whether threads that serve others may touch its descriptors, which it can make wait: only who
-    /// could stop the daemon anyway, or whom the administrator trusts as much.
+    /// Whether workers may touch its attached memory, which it can make wait: only who could stop the
+    /// daemon anyway, or whom the administrator trusts as much.
     pub fn is_trusted(&self) -> bool {
+        self.trusted || self.could_stop_the_daemon()
+    }
+
+    /// Whether threads that serve others may touch TCP sockets of its own, which it can make wait.
+    pub fn may_pass_sockets(&self) -> bool {
+        self.sockets || self.could_stop_the_daemon()
+    }
+
+    fn could_stop_the_daemon(&self) -> bool {
         let uid = self.identity.uid;
-        self.trusted || uid == 0 || uid == crate::privilege::own_user()
+        uid == 0 || uid == crate::privilege::own_user()
     }
 }
 

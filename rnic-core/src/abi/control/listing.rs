@@ -209,6 +209,7 @@ pub struct ListenerRow {
     /// Its owner.
     pub session: SessionId,
     /// Address.
+    #[serde(with = "address")]
     pub address: SocketAddr,
     /// Backlog; 0 if bound only.
     pub backlog: u32,

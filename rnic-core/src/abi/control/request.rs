@@ -103,6 +103,7 @@ pub enum RequestBody {
     /// Binds an address without listening. Answer: `Listener`.
     Bind {
         /// Address; port 0 lets the kernel choose.
+        #[serde(with = "address")]
         address: SocketAddr,
         /// The application's context, returned in events.
         context: u64,
@@ -144,8 +145,10 @@ pub enum RequestBody {
         /// The QP to connect.
         qp: QpId,
         /// Where to.
+        #[serde(with = "address")]
         peer: SocketAddr,
         /// Source address, if it matters.
+        #[serde(with = "address::optional")]
         local: Option<SocketAddr>,
         /// Inbound reads to offer; `None` for the device's default.
         ird: Option<u16>,
