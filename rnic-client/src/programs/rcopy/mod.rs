@@ -11,6 +11,7 @@
 //! The sender may write into the ring at any time. A chunk is therefore copied out once, and the
 //! copy is both hashed and written: whatever the sender scribbles, the file is what was hashed.
 
+mod cli;
 mod incoming;
 mod name;
 mod receive;
@@ -27,6 +28,7 @@ use crate::Error;
 use crate::programs::cli::printable;
 use crate::programs::link::LinkError;
 
+pub use cli::main;
 pub use name::{FileName, NameError};
 pub use receive::{receive_file, serve_one};
 pub use send::send_file;
