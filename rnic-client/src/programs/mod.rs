@@ -9,6 +9,7 @@
 
 pub mod cli;
 pub mod clients;
+pub mod endpoint;
 mod fields;
 pub mod latency;
 pub mod link;

@@ -1,6 +1,5 @@
 //! The command line of `rcopy`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,14 +7,19 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{MultiProgress, ProgressBar};
 
-use super::{CopyError, ReceiveOptions, Report, SendOptions, receive_file, refusal, send_file};
-use crate::programs::{cli, clients};
+use super::send_file;
+use super::{CopyError, ReceiveOptions, Report, SendOptions, check_folder, receive_file, refusal};
+use crate::programs::cli::Failure;
+use crate::programs::endpoint::Endpoint;
+use crate::programs::{cli, clients, link};
 use crate::{ConnectionRequest, Context};
 
 /// Copies files to other processes and hosts by RDMA Write, and verifies their SHA-256.
 ///
 /// Start `rcopy serve` at the receiver, then `rcopy send FILE HOST:PORT` at the sender. Both need a
 /// running `rnicd`; RNIC_SOCKET names its socket.
+///
+/// Exit codes: 0 copied and verified; 1 something failed, and there is no half file; 2 wrong usage.
 #[derive(Parser)]
 #[command(name = "rcopy", version)]
 struct Cli {
@@ -35,9 +39,10 @@ enum Command {
 struct Serve {
     /// Address to listen on; port 0 takes a free one, which is printed. Everybody who reaches it may
     /// send files.
-    #[arg(default_value = "127.0.0.1:7472", value_parser = cli::address)]
-    address: SocketAddr,
-    /// Folder the files go to.
+    #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7472",
+          value_parser = Endpoint::parse)]
+    address: Endpoint,
+    /// Folder the files go to; it must be there.
     #[arg(long, default_value = ".")]
     dir: PathBuf,
     /// Receive one file, then exit: successfully if it arrived.
@@ -50,7 +55,7 @@ struct Serve {
     #[arg(long, value_name = "SIZE", value_parser = cli::size)]
     max_size: Option<u64>,
     /// Files received at the same time; more senders are turned away.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = cli::at_least_one)]
     clients: usize,
     #[command(flatten)]
     ring: Ring,
@@ -62,7 +67,7 @@ struct Send {
     file: PathBuf,
     /// Receiver, and the name the file shall have there [default: the name it has here].
     #[arg(value_name = "HOST:PORT[/NAME]", value_parser = destination)]
-    to: (SocketAddr, Option<String>),
+    to: (Endpoint, Option<String>),
     #[command(flatten)]
     ring: Ring,
 }
@@ -94,28 +99,31 @@ pub fn main() -> ExitCode {
 }
 
 impl Send {
-    fn run(self) -> Result<(), CopyError> {
-        let (peer, name) = self.to;
+    fn run(self) -> Result<(), Failure> {
+        let (to, name) = self.to;
         let Ring { chunk, chunks, timeout } = self.ring;
         let options = SendOptions { name, chunk, chunks, patience: timeout };
         let context = Context::open()?;
         let label = self.file.file_name().unwrap_or_default().to_string_lossy();
         let bar = cli::byte_bar(0, &label);
-        let outcome = send_file(&context, &self.file, peer, &options, |progress| {
-            bar.set_length(progress.total);
-            bar.set_position(progress.done);
-        });
+        let outcome = to.try_each(
+            |peer| {
+                send_file(&context, &self.file, peer, &options, |progress| {
+                    bar.set_length(progress.total);
+                    bar.set_position(progress.done);
+                })
+            },
+            |e| matches!(e, CopyError::Link(e) if e.is_unreachable()),
+        );
         bar.finish_and_clear();
-        let report = outcome?;
-        let Report { name, bytes, seconds, sha256, .. } = report;
-        println!("{name}: {} to {peer}", cli::throughput(bytes, seconds));
-        println!("SHA-256 {sha256}, verified and stored by the receiver");
-        Ok(())
+        let Report { name, peer, bytes, seconds, sha256 } = outcome?;
+        cli::say(format_args!("{name}: {} to {peer}", cli::throughput(bytes, seconds)))?;
+        Ok(cli::say(format_args!("SHA-256 {sha256}, verified and stored by the receiver"))?)
     }
 }
 
 impl Serve {
-    fn run(self) -> Result<(), CopyError> {
+    fn run(self) -> Result<(), Failure> {
         let options = ReceiveOptions {
             replace: self.replace,
             max_size: self.max_size,
@@ -123,15 +131,17 @@ impl Serve {
             chunks: self.ring.chunks,
             patience: self.ring.timeout,
         };
+        check_folder(&self.dir)?;
         let context = Context::open()?;
-        let listener = context.listen(self.address, BACKLOG)?;
+        let listener = link::listen(&context, &self.address, BACKLOG)?;
         let bars = MultiProgress::new();
-        println!("receiving files into {} at {}", self.dir.display(), listener.local_addr());
+        let (dir, address) = (self.dir.display(), listener.local_addr());
+        cli::say(format_args!("receiving files into {dir} at {address}"))?;
         if self.once {
             let request = listener.accept_request(None)?;
-            return self.receive(&context, request, &options, &bars);
+            return Ok(self.receive(&context, request, &options, &bars)?);
         }
-        let report = |line: &str| bars.suspend(|| eprintln!("rcopy: {line}"));
+        let report = |line: &str| bars.suspend(|| cli::complain("rcopy", line));
         clients::serve(&listener, self.clients, &refusal(BUSY), report, |request| {
             self.receive(&context, request, &options, &bars)
         })?;
@@ -155,16 +165,18 @@ impl Serve {
         }
         let Report { name, peer, bytes, seconds, sha256 } = outcome?;
         let size = cli::throughput(bytes, seconds);
-        bars.suspend(|| println!("{name}: {size} from {peer}, SHA-256 {sha256}"));
+        let line = format!("{name}: {size} from {peer}, SHA-256 {sha256}");
+        // The file is there, whether or not somebody reads that.
+        let _ = bars.suspend(|| cli::say(line));
         Ok(())
     }
 }
 
-fn destination(text: &str) -> Result<(SocketAddr, Option<String>), String> {
+fn destination(text: &str) -> Result<(Endpoint, Option<String>), String> {
     match text.split_once('/') {
-        None => Ok((cli::address(text)?, None)),
+        None => Ok((Endpoint::parse(text)?, None)),
         Some((_, "")) => Err(format!("{text:?} has an empty NAME")),
-        Some((address, name)) => Ok((cli::address(address)?, Some(name.to_owned()))),
+        Some((address, name)) => Ok((Endpoint::parse(address)?, Some(name.to_owned()))),
     }
 }
 
@@ -191,9 +203,9 @@ mod tests {
 
     #[test]
     fn destinations_may_name_the_file() {
-        let at = "127.0.0.1:7472".parse().unwrap();
-        assert_eq!(destination("127.0.0.1:7472"), Ok((at, None)));
-        assert_eq!(destination("127.0.0.1:7472/b"), Ok((at, Some("b".to_owned()))));
+        let at = || Endpoint::parse("127.0.0.1:7472").unwrap();
+        assert_eq!(destination("127.0.0.1:7472"), Ok((at(), None)));
+        assert_eq!(destination("127.0.0.1:7472/b"), Ok((at(), Some("b".to_owned()))));
         assert!(destination("127.0.0.1:7472/").is_err());
         assert!(destination("127.0.0.1/b").is_err());
     }

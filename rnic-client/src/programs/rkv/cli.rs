@@ -1,7 +1,6 @@
 //! The command line of `rkv`.
 
-use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::io::Read;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,12 +8,16 @@ use clap::{Args, Parser, Subcommand};
 
 use super::{Bench, Client, Geometry, KvError, Operations, Server, ServerOptions};
 use crate::Context;
-use crate::programs::{cli, clients};
+use crate::programs::cli::Failure;
+use crate::programs::endpoint::Endpoint;
+use crate::programs::{cli, clients, link};
 
 /// A key-value store whose GETs are RDMA Reads that the server's process does not see.
 ///
 /// Start `rkv server`, then put and get. Everything needs a running `rnicd`; RNIC_SOCKET names its
 /// socket.
+///
+/// Exit codes: 0 done; 1 failed, or there is no such key; 2 wrong usage.
 #[derive(Parser)]
 #[command(name = "rkv", version)]
 struct Cli {
@@ -40,8 +43,9 @@ enum Command {
 struct Serve {
     /// Address to listen on; port 0 takes a free one, which is printed. Everybody who reaches it may
     /// read and write.
-    #[arg(default_value = "127.0.0.1:7473", value_parser = cli::address)]
-    address: SocketAddr,
+    #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7473",
+          value_parser = Endpoint::parse)]
+    address: Endpoint,
     /// Slots of the table; each holds one key and value.
     #[arg(long, value_name = "N", default_value_t = 16384)]
     slots: u64,
@@ -56,7 +60,7 @@ struct Serve {
     probes: u32,
     /// Clients at the same time; more are turned away. Each costs eight times the longest key and
     /// value.
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = cli::at_least_one)]
     clients: usize,
     /// Send clients away that have stored and deleted nothing for so many seconds [default: never].
     #[arg(long, value_name = "SECONDS", value_parser = cli::seconds)]
@@ -67,8 +71,8 @@ struct Serve {
 struct Connection {
     /// Where the server is.
     #[arg(long, short, value_name = "HOST:PORT", default_value = "127.0.0.1:7473",
-          value_parser = cli::address)]
-    server: SocketAddr,
+          value_parser = Endpoint::parse)]
+    server: Endpoint,
     /// Seconds the server may take for an answer.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = cli::seconds)]
     timeout: Duration,
@@ -124,23 +128,6 @@ struct Load {
     seconds: Duration,
 }
 
-/// What can end the program.
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error(transparent)]
-    Kv(#[from] KvError),
-    #[error("there is no {key:?} at {server}")]
-    Absent { key: String, server: SocketAddr },
-    #[error("{what}: {source}")]
-    Io { what: &'static str, source: std::io::Error },
-}
-
-impl From<crate::Error> for Failure {
-    fn from(e: crate::Error) -> Self {
-        Failure::Kv(e.into())
-    }
-}
-
 /// `rkv`: reads the command line and does what it says. The exit code tells whether it was done.
 pub fn main() -> ExitCode {
     cli::exit_code(
@@ -161,14 +148,14 @@ impl Serve {
         let geometry = Geometry { slots, probes, max_key, max_value };
         let context = Context::open()?;
         let server = Server::new(&context, ServerOptions { geometry, idle: self.idle })?;
-        let listener = context.listen(self.address, BACKLOG)?;
-        println!(
+        let listener = link::listen(&context, &self.address, BACKLOG)?;
+        cli::say(format_args!(
             "{slots} slots of {} octets, {} in all, at {}",
             geometry.slot_size(),
             indicatif::BinaryBytes(geometry.octets()),
             listener.local_addr()
-        );
-        let report = |line: &str| eprintln!("rkv: {line}");
+        ))?;
+        let report = |line: &str| cli::complain("rkv", line);
         clients::serve(&listener, self.clients, b"too many clients", report, |request| {
             server.serve(request).map(drop)
         })?;
@@ -179,8 +166,19 @@ impl Serve {
 impl Connection {
     fn open(&self) -> Result<Client, Failure> {
         let context = Context::open()?;
-        Ok(Client::connect(&context, self.server, self.timeout)?)
+        let connected =
+            self.server.try_each(|at| Client::connect(&context, at, self.timeout), unreachable);
+        Ok(connected?)
     }
+
+    fn without(&self, key: &str) -> Failure {
+        format!("there is no {key:?} at {}", self.server).into()
+    }
+}
+
+/// Whether another address of the server may do.
+fn unreachable(e: &KvError) -> bool {
+    matches!(e, KvError::Link(e) if e.is_unreachable())
 }
 
 impl Get {
@@ -188,12 +186,8 @@ impl Get {
         let mut client = self.connection.open()?;
         let found = client.get(self.key.as_bytes());
         client.close();
-        match found? {
-            Some(found) => std::io::stdout()
-                .write_all(&found.value)
-                .map_err(|source| Failure::Io { what: "writing the value", source }),
-            None => Err(Failure::Absent { key: self.key, server: self.connection.server }),
-        }
+        let found = found?.ok_or_else(|| self.connection.without(&self.key))?;
+        Ok(cli::write(&found.value)?)
     }
 }
 
@@ -205,15 +199,13 @@ impl Put {
             value.clear();
             // One octet more than fits is enough to see that it does not.
             let most = u64::from(client.geometry().max_value) + 1;
-            std::io::stdin()
-                .take(most)
-                .read_to_end(&mut value)
-                .map_err(|source| Failure::Io { what: "reading the value", source })?;
+            let read = std::io::stdin().take(most).read_to_end(&mut value);
+            read.map_err(|e| format!("cannot read the value: {e}"))?;
         }
         let version = client.put(self.key.as_bytes(), &value);
         client.close();
-        println!("stored {} octets, version {}", value.len(), version?);
-        Ok(())
+        let version = version?;
+        Ok(cli::say(format_args!("stored {} octets, version {version}", value.len()))?)
     }
 }
 
@@ -224,7 +216,7 @@ impl Del {
         client.close();
         match there? {
             true => Ok(()),
-            false => Err(Failure::Absent { key: self.key, server: self.connection.server }),
+            false => Err(self.connection.without(&self.key)),
         }
     }
 }
@@ -233,26 +225,32 @@ impl Load {
     fn run(self) -> Result<(), Failure> {
         let Load { connection, connections, keys, value, gets, seconds } = self;
         let Connection { server, timeout: patience } = connection;
-        let bench = Bench { server, connections, keys, value, gets, duration: seconds, patience };
         let context = Context::open()?;
         let bar = cli::percent_bar("get and put");
-        let outcome =
-            bench.run(&context, |share| bar.set_position((share * 100.0).min(100.0) as u64));
+        let outcome = server.try_each(
+            |server| {
+                let duration = seconds;
+                Bench { server, connections, keys, value, gets, duration, patience }
+                    .run(&context, |share| bar.set_position((share * 100.0).min(100.0) as u64))
+            },
+            unreachable,
+        );
         bar.finish_and_clear();
         let report = outcome?;
         let elapsed = report.elapsed.as_secs_f64();
-        println!("{connections} connections, {keys} keys, values of {value} octets, all as stored");
-        print_operations("GET", &report.gets, elapsed);
-        print_operations("PUT", &report.puts, elapsed);
-        println!("torn reads, detected and repeated: {}", report.torn);
-        Ok(())
+        cli::say(format_args!(
+            "{connections} connections, {keys} keys, values of {value} octets, all as stored"
+        ))?;
+        cli::say(operations("GET", &report.gets, elapsed))?;
+        cli::say(operations("PUT", &report.puts, elapsed))?;
+        Ok(cli::say(format_args!("torn reads, detected and repeated: {}", report.torn))?)
     }
 }
 
-fn print_operations(name: &str, operations: &Operations, seconds: f64) {
+fn operations(name: &str, operations: &Operations, seconds: f64) -> String {
     let count = operations.latencies.count();
     let rate = count as f64 / seconds.max(1e-9);
-    println!("{name} {count} ({rate:.0}/s)  {}", operations.latencies);
+    format!("{name} {count} ({rate:.0}/s)  {}", operations.latencies)
 }
 
 fn value_size(text: &str) -> Result<u32, String> {
