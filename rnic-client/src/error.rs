@@ -200,6 +200,9 @@ pub enum Admission {
     /// An administrator has it refuse everything new.
     #[error("it is draining: it takes no new sessions until `rnicctl drain off`")]
     Draining,
+    /// Too many clients of this user are connected that have said nothing yet.
+    #[error("too many connections of this user to its socket have said nothing yet; try again")]
+    Silent,
 }
 
 /// Whose fault an [`Error`] is.

@@ -45,6 +45,23 @@ fn bystander(socket: &std::path::PathBuf) -> (Raw, PdId) {
     (raw, pd)
 }
 
+/// Whether the daemon reads the Hello before it hangs up is a race; the answer is there in any case.
+#[test]
+fn a_client_beside_too_many_silent_ones_is_told_so() {
+    let daemon = daemon(SMALL);
+    let silent: Vec<Raw> = (0..64).map(|_| Raw::connect(&daemon.socket())).collect();
+    for _ in 0..200 {
+        let error = rnic_client::Context::open_at(daemon.socket()).err().unwrap();
+        let rnic_client::Error::NotAdmitted { why, .. } = &error else { panic!("{error}") };
+        assert_eq!(*why, rnic_client::Admission::Silent);
+        assert!(error.to_string().contains("of this user to its socket have said nothing yet"));
+    }
+    // One of them speaks, and there is room again.
+    let mut first = silent.into_iter().next().unwrap();
+    assert_eq!(first.hello().unwrap().0.status, HelloStatus::Ok as u32);
+    rnic_client::Context::open_at(daemon.socket()).unwrap();
+}
+
 #[test]
 fn garbage_instead_of_a_hello_ends_only_that_client() {
     let daemon = daemon(SMALL);

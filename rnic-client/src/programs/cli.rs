@@ -1,13 +1,14 @@
-//! Command-line manners shared by the programs: exit codes, sizes, addresses, progress bars.
+//! Command-line manners shared by the programs: exit codes, output, sizes, progress bars.
 
 use std::fmt::Display;
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
-use std::num::NonZeroU32;
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
-use rustix::net::{AddressFamily, SocketType};
+
+/// What ends a program, in words.
+pub type Failure = Box<dyn std::error::Error>;
 
 /// The exit code of a program: 0, or 1 after saying on standard error what went wrong. (A wrong
 /// command line is 2, and clap's business.)
@@ -15,53 +16,30 @@ pub fn exit_code<E: Display>(program: &str, result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("{program}: {e}");
+            complain(program, &e);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Parses `HOST:PORT`; a name is looked up and its first address taken.
-pub fn address(text: &str) -> Result<SocketAddr, String> {
-    addresses(text).map(|all| all[0])
+/// Says something on standard error, if that takes it.
+pub fn complain(program: &str, what: impl Display) {
+    let _ = writeln!(io::stderr(), "{program}: {what}");
 }
 
-/// Parses `HOST:PORT`: an IPv4 address, an IPv6 address in brackets, or a name, which may have several
-/// addresses; at least one comes out. A link-local address needs its interface, by name or number:
-/// `[fe80::1%eth0]:7471`, `[fe80::1%2]:7471`.
-pub fn addresses(text: &str) -> Result<Vec<SocketAddr>, String> {
-    if let Some((ip, zone, port)) = with_zone(text) {
-        let ip: Ipv6Addr =
-            ip.parse().map_err(|_| format!("{text:?}: {ip:?} is no IPv6 address"))?;
-        let port = port.parse().map_err(|_| format!("{text:?}: {port:?} is no port"))?;
-        return Ok(vec![SocketAddrV6::new(ip, port, 0, interface(zone)?).into()]);
-    }
-    let all: Vec<SocketAddr> =
-        text.to_socket_addrs().map_err(|e| format!("{text:?} is no HOST:PORT: {e}"))?.collect();
-    match all.first() {
-        None => Err(format!("{text:?} has no address")),
-        Some(SocketAddr::V6(a)) if a.ip().is_unicast_link_local() && a.scope_id() == 0 => {
-            Err(format!("{text:?} is link-local: say on which interface, as in [{}%eth0]", a.ip()))
-        }
-        Some(_) => Ok(all),
-    }
+/// Writes a line to standard output. A reader that has had enough is no error.
+pub fn say(line: impl Display) -> io::Result<()> {
+    write(format!("{line}\n").as_bytes())
 }
 
-/// The parts of `[IP%ZONE]:PORT`.
-fn with_zone(text: &str) -> Option<(&str, &str, &str)> {
-    let (host, port) = text.strip_prefix('[')?.rsplit_once("]:")?;
-    let (ip, zone) = host.split_once('%')?;
-    Some((ip, zone, port))
-}
-
-/// The number of a network interface of this process's namespace.
-fn interface(zone: &str) -> Result<u32, String> {
-    if let Ok(number) = zone.parse::<NonZeroU32>() {
-        return Ok(number.get());
+/// Writes to standard output, to the last byte. A reader that has had enough is no error.
+pub fn write(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(e) => Err(io::Error::new(e.kind(), format!("cannot write to standard output: {e}"))),
+        Ok(()) => Ok(()),
     }
-    rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)
-        .and_then(|socket| rustix::net::netdevice::name_to_index(socket, zone))
-        .map_err(|_| format!("there is no network interface {zone:?} here"))
 }
 
 /// Parses a number of octets: `4096`, `64KiB`, `1MiB`, `2GiB`.
@@ -86,10 +64,21 @@ pub fn size32(text: &str) -> Result<u32, String> {
     u32::try_from(size(text)?).map_err(|_| format!("{text} is above 4GiB"))
 }
 
-/// Parses a number of seconds, which may have a fraction.
+/// Parses a number of seconds above 0, which may have a fraction.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|e| format!("{text:?} is no number: {e}"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text} seconds: {e}"))
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(Duration::ZERO) => Err("it must be above 0".to_owned()),
+        other => other.map_err(|e| format!("{text} seconds: {e}")),
+    }
+}
+
+/// Parses a number of things of which there has to be one.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        other => other.map_err(|e| format!("{text:?} is no number: {e}")),
+    }
 }
 
 /// A bar for `total` octets on standard error; nothing is drawn when that is no terminal.
@@ -158,31 +147,12 @@ mod tests {
     #[test]
     fn seconds_may_have_a_fraction_but_no_sign() {
         assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
-        for wrong in ["", "-1", "nan", "inf", "1s"] {
+        for wrong in ["", "-1", "nan", "inf", "1s", "0", "1e30"] {
             assert!(seconds(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn addresses_need_a_port() {
-        assert_eq!(address("127.0.0.1:80"), Ok(([127, 0, 0, 1], 80).into()));
-        assert_eq!(address("[::1]:80").map(|a| a.is_ipv6()), Ok(true));
-        assert!(address("127.0.0.1").is_err());
-        assert!(address("127.0.0.1:99999").is_err());
-    }
-
-    #[test]
-    fn link_local_addresses_have_their_interface() {
-        let scoped = |scope| SocketAddrV6::new([0xFE80, 0, 0, 0, 0, 0, 0, 1].into(), 80, 0, scope);
-        assert_eq!(address("[fe80::1%2]:80"), Ok(scoped(2).into()));
-        // The first interface of every namespace.
-        assert_eq!(address("[fe80::1%lo]:80"), Ok(scoped(1).into()));
-        let e = address("[fe80::1%no-such]:80").unwrap_err();
-        assert_eq!(e, "there is no network interface \"no-such\" here");
-        let e = address("[fe80::1]:80").unwrap_err();
-        assert!(e.contains("is link-local: say on which interface"), "{e}");
-        for wrong in ["[fe80::1%2]", "[fe80::1%]:80", "[fe80::1%0]:80", "[x%2]:80", "[::1%2]:x"] {
-            assert!(address(wrong).is_err(), "{wrong}");
+        assert_eq!(at_least_one("3"), Ok(3));
+        for wrong in ["0", "-1", "x", ""] {
+            assert!(at_least_one(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::programs::cli::printable;
+use crate::programs::endpoint::{Endpoint, EndpointError};
 use crate::{CompletionStatus, DisconnectReason, Error, PostError, Qp, TerminateCode};
-use crate::{ConnectOptions, Connected, TerminateOrigin};
+use crate::{ConnectOptions, Connected, Context, Fault, Listener, TerminateOrigin};
 
 /// Why a conversation stopped.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,14 @@ pub enum LinkError {
         /// Why.
         source: Error,
     },
+    /// The address cannot be listened at.
+    #[error("cannot listen at {address}: {source}")]
+    NotListening {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: Error,
+    },
     /// The peer does not want the connection.
     #[error("{peer} refused: {}", printable(&String::from_utf8_lossy(private_data)))]
     Rejected {
@@ -91,6 +100,29 @@ impl LinkError {
             _ => LinkError::Rnic(error),
         }
     }
+}
+
+impl LinkError {
+    /// Whether no connection came about with this address, where another one may do.
+    pub fn is_unreachable(&self) -> bool {
+        let LinkError::NotConnected { source, .. } = self else { return false };
+        matches!(source.fault(), Fault::Peer | Fault::Refusal)
+    }
+}
+
+/// Listens at the first address of an endpoint that can be had.
+pub fn listen(
+    context: &Context,
+    endpoint: &Endpoint,
+    backlog: u32,
+) -> Result<Listener, EndpointError<LinkError>> {
+    endpoint.try_each(
+        |address| {
+            let listener = context.listen(address, backlog);
+            listener.map_err(|source| LinkError::NotListening { address, source })
+        },
+        |e| matches!(e, LinkError::NotListening { source, .. } if source.fault() == Fault::Refusal),
+    )
 }
 
 /// Connects, naming the peer in the error.

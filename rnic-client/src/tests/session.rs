@@ -44,6 +44,10 @@ fn the_reason_for_turning_a_session_away_is_named() {
             HelloStatus::Draining,
             "it is draining: it takes no new sessions until `rnicctl drain off`",
         ),
+        (
+            HelloStatus::Silent,
+            "too many connections of this user to its socket have said nothing yet; try again",
+        ),
     ] {
         let daemon = FakeDaemon::answering(status, ABI_VERSION);
         let error = Context::open_with(daemon.options()).err().unwrap();

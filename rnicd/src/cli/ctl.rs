@@ -1,6 +1,5 @@
 //! `rnicctl`: asks the daemon what it knows, and tells it what administrators want.
 
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -96,7 +95,7 @@ pub fn main() -> ExitCode {
     match carry_out(&command, &how) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rnicctl: {error}");
+            super::complain(&format!("rnicctl: {error}"));
             match error.downcast_ref::<Error>() {
                 Some(Error::NoDaemon { .. } | Error::NotAdmitted { .. }) => ExitCode::from(3),
                 _ => ExitCode::FAILURE,
@@ -219,8 +218,5 @@ fn print<T: Serialize + ?Sized>(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut text = if json { serde_json::to_string_pretty(value)? } else { text.to_string() };
     text.push('\n');
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    super::print(&text).map(drop)
 }

@@ -93,14 +93,21 @@ pub struct Config {
 impl Config {
     /// Reads and validates a file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigError::Read { file: path.to_owned(), error })?;
-        Config::parse(path, &text)
+        Config::parse(path, &read(path)?)
     }
 
     /// The configuration of `path` if there is one, else the built-in default.
     pub fn load_or_default(path: Option<&Path>) -> Result<Self, ConfigError> {
         path.map_or_else(|| Ok(Config::default()), Config::load)
+    }
+
+    /// The text of `path`, empty if there is none, which has been validated: for a process that is
+    /// started with it.
+    pub fn read_or_default(path: Option<&Path>) -> Result<String, ConfigError> {
+        let Some(path) = path else { return Ok(String::new()) };
+        let text = read(path)?;
+        Config::parse(path, &text)?;
+        Ok(text)
     }
 
     /// Validates `text`, which came from `file`.
@@ -125,4 +132,9 @@ impl Config {
             log: check.log(parsed.log)?,
         })
     }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Read { file: path.to_owned(), error })
 }

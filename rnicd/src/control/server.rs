@@ -389,9 +389,13 @@ impl Server {
                 self.add(Connection::new(client, peer, now.after(HELLO_DEADLINE)));
                 continue;
             }
-            self.reaper.close_client(client);
+            // Told without having been heard: its Hello may be under way.
+            let mut client = Connection::new(client, peer, now);
+            let _ = client.welcome(turned_away(HelloStatus::Silent), Vec::new());
+            let uid = client.peer.uid;
+            client.close(&self.reaper);
             if let Some(suppressed) = self.hostile.count(Instant::now()) {
-                tracing::warn!(uid = peer.uid, suppressed, "too many clients without a Hello");
+                tracing::warn!(uid, suppressed, "too many clients without a Hello");
             }
         }
         // More may wait, and the poll reports only what is new.
