@@ -69,13 +69,15 @@ impl Apart {
         b.line_after("made");
         let apart = Apart { a, b };
         let peer = apart.b.id().to_string();
-        apart.ip(
-            Side::A,
-            &["link", "add", "va", "type", "veth", "peer", "name", "vb", "netns", &peer],
-        );
+        // Numbers of interfaces that differ, so that nobody can mistake one for the other.
+        let link = ["link", "add", "name", "va", "index", "7", "type", "veth"];
+        let of_peer = ["peer", "name", "vb", "netns", &peer];
+        apart.ip(Side::A, &[&link[..], &of_peer[..]].concat());
         for side in [Side::A, Side::B] {
             let (dev, ip) = (side.interface(), format!("{}/24", side.ip()));
             apart.ip(side, &["addr", "add", &ip, "dev", dev]);
+            // The one link-local address that it gets by hand.
+            apart.ip(side, &["link", "set", dev, "addrgenmode", "none"]);
             apart.ip(side, &["link", "set", dev, "up"]);
             let ip = format!("{}/64", side.link_local());
             // Nobody else can have it.

@@ -5,9 +5,7 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -72,17 +70,21 @@ fn other_users_may_not_pass_sockets() {
         println!("not tested: only root can play another user");
         return;
     }
-    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
-    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut command = Command::new(binaries!().actor);
-    command.arg("over").env("RNIC_SOCKET", daemon.socket()).uid(65_534).gid(65_534);
-    let (status, lines) = Process::start(command).finish();
-    assert!(!status.success());
-    let why = "not allowed by user.sockets: a socket of user 65534";
-    assert!(lines.iter().any(|l| l.contains(why)), "{lines:?}");
-    // Neither end was touched: what the actor says last is the refusal, and nothing is left.
-    daemon.is_empty();
+    // Trust in other things is none in this.
+    for (right, may) in [("", false), ("trusted = true", false), ("sockets = true", true)] {
+        let config = format!("[control]\nmode = \"0666\"\n[[user]]\nwho = {OTHER}\n{right}\n");
+        let daemon = Daemon::start(binaries!(), &config);
+        let (status, lines) = daemon.actor_as(OTHER, &["over"]).finish();
+        assert_eq!(status.success(), may, "{right}: {lines:?}");
+        let why = format!("not allowed by user.sockets: a socket of user {OTHER}");
+        assert_eq!(lines.iter().any(|l| l.contains(&why)), !may, "{right}: {lines:?}");
+        // Neither end was touched: what the actor says last is the refusal, and nothing is left.
+        daemon.is_empty();
+    }
 }
+
+/// Somebody else.
+const OTHER: u32 = 61_004;
 
 #[test]
 fn a_socket_that_is_not_taken_comes_back() {
