@@ -84,10 +84,8 @@ fn half_of_all_stags_stay_unused() {
     let within = Config::parse(Path::new("t"), "[limits]\nmrs = 8388607\nwindows = 1\n");
     assert!(within.is_ok());
     let e = refused("[limits]\nmrs = 8388607\nwindows = 2\n");
-    assert!(
-        e.starts_with("test.toml:3:11: limits.mrs + windows = 8388609 is above 8388608"),
-        "{e}"
-    );
+    assert!(e.starts_with("test.toml:3:11: limits.windows = 2: limits.mrs + windows = "), "{e}");
+    assert!(e.contains("8388609 is above 8388608"), "{e}");
 }
 
 #[test]
