@@ -116,6 +116,7 @@ impl World {
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),
+            unsent: Default::default(),
             mulpdu: MulpduPolicy::Emss,
             why: Arc::default(),
         };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::MulpduPolicy;
+use super::charge::HoldLimits;
 use super::partial::PartialLimits;
 use crate::abi::control::Event;
 use crate::device::mover::MoveJob;
@@ -29,6 +30,8 @@ pub struct EngineOptions {
     pub mulpdu: MulpduPolicy,
     /// What incomplete FPDUs may cost, and how long they may take.
     pub partial: PartialLimits,
+    /// What bytes may cost that TCP does not take.
+    pub unsent: HoldLimits,
     /// Where reasons of failures go.
     pub why: Arc<WhyLog>,
 }
@@ -102,6 +105,8 @@ pub enum Output {
     /// A peer named memory that it does not have, over TCP, be it an STag that is none of its or an
     /// offset outside of the region: such guesses are to be limited.
     StagGuessed {
+        /// Whose QP it was.
+        session: SessionId,
         /// The peer's address.
         peer: IpAddr,
         /// When.

@@ -13,6 +13,7 @@
 
 mod bare;
 mod bind;
+mod charge;
 mod complete;
 mod direct;
 mod failure;
@@ -42,6 +43,7 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+pub use charge::HoldLimits;
 pub use interface::{EngineOptions, Output, Receive, Transmit, Work};
 pub use partial::PartialLimits;
 pub use qp::QpConfig;
@@ -56,6 +58,7 @@ use crate::device::{Cq, Mover, Srq, StagChange, StagEntry, StagTable, Window};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, CqId, QpId, SessionId, SrqId, Stag, Time};
+use charge::Charges;
 use hold::Holds;
 use moving::Jobs;
 use partial::{Buffers, Owner};
@@ -90,6 +93,8 @@ struct Shard {
     holds: Holds,
     jobs: Jobs,
     buffers: Buffers,
+    /// Bytes that TCP has not taken.
+    unsent: Charges,
     outputs: VecDeque<Output>,
     deliveries: VecDeque<(Key, Delivery)>,
     /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may try
@@ -131,6 +136,7 @@ impl Engine {
     /// An engine without sessions.
     pub fn new(options: EngineOptions) -> Self {
         let buffers = Buffers::new(options.partial);
+        let unsent = Charges::new(options.unsent, tx::UNSENT);
         Engine {
             qps: Vec::new(),
             free: Vec::new(),
@@ -145,6 +151,7 @@ impl Engine {
                 timers: Timers::default(),
                 holds: Holds::default(),
                 buffers,
+                unsent,
                 jobs: Jobs::default(),
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
@@ -328,6 +335,7 @@ impl Engine {
     pub fn set_options(&mut self, options: EngineOptions) {
         let (worker, why) = (self.shard.options.worker, self.shard.options.why.clone());
         self.shard.buffers.set_limits(options.partial);
+        self.shard.unsent.set_limits(options.unsent);
         self.shard.options = EngineOptions { worker, why, ..options };
     }
 
@@ -343,6 +351,7 @@ impl Engine {
         let reset = farewell.is_none();
         if let Link::Tcp(tcp) = &mut qp.link {
             shard.buffers.give(&mut tcp.partial, Owner { key, session: qp.session });
+            shard.unsent.release(&mut tcp.held, qp.session);
         }
         if !reset {
             qp.destroyed(shard);

@@ -27,7 +27,7 @@ use super::why::Reason;
 
 impl Shard {
     /// Ends the stream that gives way to others, after whatever goes on.
-    fn end_for_room(&mut self, excess: Option<Excess>) {
+    pub(super) fn end_for_room(&mut self, excess: Option<Excess>) {
         if let Some(Excess { victim, why }) = excess {
             self.deliver(victim, Delivery::Lost(why));
         }

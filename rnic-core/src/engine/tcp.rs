@@ -3,6 +3,7 @@
 //! One slab each for sending and receiving serve all QPs; a QP owns memory only for octets that the
 //! kernel has not taken yet and for an FPDU that has not arrived in full. An idle connection owns none.
 
+use super::charge::Held;
 use super::partial::Partial;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
 use crate::shm::io::Piece;
@@ -33,6 +34,8 @@ pub(super) struct TcpLink {
     /// Octets that TCP did not take, from `tail_at` on.
     tail: Vec<u8>,
     tail_at: usize,
+    /// What the session is charged for them.
+    pub held: Held,
     /// Octets after which a call is made; tests make one per FPDU.
     pub batch: usize,
     /// TCP refused octets; nothing is tried until it is writable.
@@ -75,6 +78,7 @@ impl TcpLink {
             accepted: 0,
             tail: Vec::new(),
             tail_at: 0,
+            held: Held::default(),
             batch: BATCH,
             blocked: false,
             rtr,
@@ -100,6 +104,11 @@ impl TcpLink {
 
     pub(super) fn has_unsent(&self) -> bool {
         self.framed != self.accepted
+    }
+
+    /// Memory that is kept for octets that TCP did not take.
+    pub(super) fn tail_room(&self) -> usize {
+        self.tail.capacity()
     }
 
     pub(super) fn tail(&self) -> &[u8] {

@@ -107,7 +107,8 @@ impl Qp {
         if let (true, Link::Tcp(_), Some(AddressPair { peer, .. })) =
             (reason.is_guess(), &self.link, self.addresses)
         {
-            shard.outputs.push_back(Output::StagGuessed { peer: peer.ip(), at: shard.now });
+            let (session, at) = (self.session, shard.now);
+            shard.outputs.push_back(Output::StagGuessed { session, peer: peer.ip(), at });
         }
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
         self.terminated_by_us(shard, code, &payload, reason);
@@ -173,6 +174,7 @@ impl Qp {
             Link::None | Link::Direct(_) => self.finish(shard, false),
             Link::Tcp(tcp) => {
                 tcp.drop_unsent();
+                shard.unsent.release(&mut tcp.held, self.session);
                 if !std::mem::replace(&mut tcp.fin_sent, true) {
                     shard.outputs.push_back(Output::ShutdownWrite(self.id));
                 }
@@ -364,6 +366,7 @@ impl Qp {
             Link::Tcp(tcp) => {
                 let owner = Owner { key: self.key, session: self.session };
                 shard.buffers.give(&mut tcp.partial, owner);
+                shard.unsent.release(&mut tcp.held, self.session);
                 shard.outputs.push_back(Output::Close { qp: self.id, reset });
             }
         }

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::io;
 
 use super::bare::BareFault;
+use super::charge::{Names, Owner};
 use super::failure;
 use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Message, Source};
@@ -100,6 +101,7 @@ impl Qp {
             tcp.blocked &= !interrupted;
             more |= interrupted;
         }
+        self.charge_unsent(shard);
         let blocked = matches!(&self.link, Link::Tcp(tcp) if tcp.blocked);
         self.retire(shard);
         self.after_transmit(shard);
@@ -107,6 +109,16 @@ impl Qp {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,
             (false, false) => Transmit::Idle,
+        }
+    }
+
+    /// Charges the session for what TCP has not taken, and ends a stream if that is too much.
+    fn charge_unsent(&mut self, shard: &mut Shard) {
+        let owner = Owner { key: self.key, session: self.session };
+        if let Link::Tcp(tcp) = &mut self.link {
+            let room = tcp.tail_room();
+            let excess = shard.unsent.set(&mut tcp.held, owner, room);
+            shard.end_for_room(excess);
         }
     }
 
@@ -388,6 +400,13 @@ impl Qp {
         }
     }
 }
+
+/// The limits of what TCP has not taken, in words.
+pub(super) const UNSENT: Names = Names {
+    device: "limits.unsent_bytes",
+    session: "limits.session_unsent_bytes",
+    thing: "unsent bytes were",
+};
 
 /// Room for a Terminate that encloses nothing, Markers included.
 const FAREWELL_LEN: usize = 64;

@@ -152,13 +152,14 @@ impl Active {
     }
 
     /// Begins again as revision 1; the old connection is closed.
-    fn start_over(&mut self, tcp: &Tcp) -> io::Result<()> {
+    fn start_over(&mut self, options: &CmOptions) -> io::Result<()> {
         self.options.revision = 1;
         // Revision 1 has room for more private data, so this does not fail.
         self.initiator =
             Initiator::new(&self.options, &self.params.private_data).map_err(io::Error::other)?;
-        self.stream = Socket::own(net::start_connect(self.params.local, self.params.peer)??);
-        self.stream.watch(tcp)?;
+        let (local, peer) = (self.params.local, self.params.peer);
+        self.stream = Socket::own(net::start_connect(local, peer, options.buffers)??);
+        self.stream.watch(&options.tcp)?;
         self.phase = Phase::AwaitTcp;
         Ok(())
     }
@@ -188,7 +189,8 @@ impl ConnectionManager {
         let initiator = new_initiator(&options, &params.private_data)?;
         let qp = params.qp;
         let what = || format!("connect {}", params.peer);
-        let mut stream = match net::start_connect(params.local, params.peer) {
+        let buffers = self.options.buffers;
+        let mut stream = match net::start_connect(params.local, params.peer, buffers) {
             Ok(Ok(stream)) => Socket::own(stream),
             Ok(Err(e)) => {
                 let reason = format!("connect: {e}");
@@ -206,11 +208,11 @@ impl ConnectionManager {
             && let Err(e) = self.register(key, &active.stream)
         {
             let refusal = system::refusal(&format!("connect {}", active.params.peer), &e);
-            self.slots.remove(key);
+            self.remove(key);
             return Err(refusal);
         }
         self.qps.insert(qp, key);
-        self.set_deadline(key, Some(now.after(self.options.connect_deadline)), false);
+        self.set_deadline(key, Some(now.after(self.options.connect_deadline)));
         Ok(())
     }
 
@@ -228,7 +230,7 @@ impl ConnectionManager {
             Step::Wait { entered_reply: false } => {}
             Step::Wait { entered_reply: true } => {
                 let at = now.after(self.options.reply_deadline).min(active.until);
-                self.set_deadline(key, Some(at), false);
+                self.set_deadline(key, Some(at));
             }
             Step::Accepted(negotiated) => self.finish_active(key, negotiated),
             Step::Rejected(private_data) => {
@@ -244,7 +246,8 @@ impl ConnectionManager {
                 if let Some(Slot::Active(mut active)) = self.remove(key) {
                     let (qp, reason) = (active.params.qp, active.with_first(reason));
                     self.events.push_back(CmEvent::Unreachable { qp, reason });
-                    self.close_after(active.stream, words, now);
+                    let whose = (active.params.session, active.params.peer.ip());
+                    self.close_after(active.stream, words, whose, now);
                 }
             }
         }
@@ -283,14 +286,14 @@ impl ConnectionManager {
         let Slot::Active(active) = &mut self.slots[key].slot else { return };
         active.first = Some(first);
         let at = now.after(self.options.connect_deadline).min(active.until);
-        let result = active.start_over(&self.options.tcp);
+        let result = active.start_over(&self.options);
         let result = result.and_then(|()| match &self.slots[key].slot {
             Slot::Active(active) => self.register(key, &active.stream),
             _ => Ok(()),
         });
         match result {
             Ok(()) => {
-                self.set_deadline(key, Some(at), false);
+                self.set_deadline(key, Some(at));
             }
             Err(e) => self.fail_active(key, format!("connect: {e}")),
         }

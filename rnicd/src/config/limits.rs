@@ -22,7 +22,7 @@ pub struct Limits {
     pub peer_connections_per_second: u32,
     /// Wrong STags that one remote host names per minute.
     pub peer_stag_guesses_per_minute: u32,
-    /// Connections in start-up.
+    /// Connections in start-up that hold a descriptor and no QP.
     pub half_open: u32,
     /// Entries of one CQ.
     pub cq_entries: u32,
@@ -52,6 +52,14 @@ pub struct Limits {
     pub partial_bytes: u64,
     /// The same of one session.
     pub session_partial_bytes: u64,
+    /// Bytes that TCP has not taken.
+    pub unsent_bytes: u64,
+    /// The same of one session.
+    pub session_unsent_bytes: u64,
+    /// Bytes of kernel memory for what one connection has to send.
+    pub socket_send_bytes: u32,
+    /// The same for what it has received.
+    pub socket_receive_bytes: u32,
 }
 
 /// Limits that exist for the device, for a user and for a session alike.
@@ -90,7 +98,7 @@ pub struct UserLimits {
     pub totals: Totals,
     /// Sessions.
     pub sessions: u32,
-    /// Connections in start-up that came to listeners of the user.
+    /// Those of the user's listeners and programs.
     pub half_open: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,
@@ -244,7 +252,7 @@ impl Default for Limits {
             },
             peer_connections_per_second: 10_000,
             peer_stag_guesses_per_minute: 600,
-            half_open: 1_024,
+            half_open: 2_048,
             cq_entries: 65_536,
             wr_depth: 16_384,
             sge: 16,
@@ -259,6 +267,10 @@ impl Default for Limits {
             movers: 16,
             partial_bytes: 256 << 20,
             session_partial_bytes: 64 << 20,
+            unsent_bytes: 256 << 20,
+            session_unsent_bytes: 64 << 20,
+            socket_send_bytes: 512 << 10,
+            socket_receive_bytes: 1 << 20,
         }
     }
 }
@@ -338,6 +350,23 @@ impl Checker<'_> {
                 default.session_partial_bytes,
                 PARTIAL,
             )?,
+            unsent_bytes: self.size(s.unsent_bytes, default.unsent_bytes, PARTIAL)?,
+            session_unsent_bytes: self.size(
+                s.session_unsent_bytes,
+                default.session_unsent_bytes,
+                PARTIAL,
+            )?,
+            // In range of u32 because the range ends at 1 GiB.
+            socket_send_bytes: self.size(
+                s.socket_send_bytes,
+                default.socket_send_bytes.into(),
+                SOCKET,
+            )? as u32,
+            socket_receive_bytes: self.size(
+                s.socket_receive_bytes,
+                default.socket_receive_bytes.into(),
+                SOCKET,
+            )? as u32,
         })
     }
 
@@ -391,5 +420,7 @@ const MAX_SGE: u8 = 16;
 const MAX_READS: u16 = (1 << 14) - 2;
 /// Every worker's share should hold a few FPDUs of 64 KiB.
 const PARTIAL: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
+/// A few FPDUs of 64 KiB, and what the kernel can name twice.
+const SOCKET: std::ops::RangeInclusive<u64> = 256 << 10..=1 << 30;
 /// Processes.
 pub(super) const MAX_MOVERS: u32 = 1_024;

@@ -42,7 +42,7 @@ pub struct UserPatch {
     pub totals: TotalsPatch,
     /// Sessions.
     pub sessions: Option<u32>,
-    /// Connections in start-up that came to listeners of the user.
+    /// Connections in start-up of the user's listeners and programs.
     pub half_open: Option<u32>,
     /// Connections that the user begins per second.
     pub connections_per_second: Option<u32>,

@@ -136,7 +136,7 @@ impl Server {
         };
         let waker = registered().map_err(system("cannot register with the poll"))?;
         let clone = registry.try_clone().map_err(system("cannot share the poll"))?;
-        let options = options::cm(&config);
+        let options = options::cm(&config, &capacity);
         let cm = ConnectionManager::new(clone, FIRST_CM.0, options);
         let options = options::workers(&config, capacity.workers);
         let workers = Workers::start(capacity.workers, &options, waker.clone())

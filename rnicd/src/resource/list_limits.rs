@@ -41,10 +41,10 @@ impl Manager {
         if own.is_none() {
             rows.extend(self.ledger.device_rows());
             rows.push(LimitRow {
-                key: "limits.half_open".to_owned(),
+                key: self.capacity.half_open_key(self.config.limits.half_open),
                 scope: "device".to_owned(),
-                limit: self.config.limits.half_open.into(),
-                used: self.cm.giving_way() as u64,
+                limit: self.capacity.half_open.into(),
+                used: self.cm.startups() as u64,
             });
             rows.extend(self.named_pds.limit_rows(&self.policy));
         }
@@ -55,11 +55,12 @@ impl Manager {
                 users.push(counts.rights.uid);
                 let rights = &counts.rights;
                 rows.extend(self.ledger.user_rows(rights));
+                let quota = self.capacity.quota(rights);
                 rows.push(LimitRow {
-                    key: rights.half_open_key(),
+                    key: quota.half_open_key,
                     scope: format!("user {}", rights.uid),
-                    limit: rights.half_open.into(),
-                    used: self.cm.giving_way_of(rights.uid) as u64,
+                    limit: quota.half_open.into(),
+                    used: self.cm.startups_of(rights.uid) as u64,
                 });
             }
         }

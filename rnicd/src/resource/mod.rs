@@ -51,7 +51,7 @@ use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::cm::{AcceptParams, ConnectParams, ConnectionManager, Quota};
+use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
 use crate::config::{Config, Loopback};
 use crate::control::{Reaper, Receipt};
 use crate::events::EventSender;
@@ -278,7 +278,8 @@ impl Manager {
                     trusted: rights.trusted,
                     sockets: rights.sockets,
                 };
-                self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
+                let quota = self.capacity.quota(&rights);
+                self.cm.set_quota(id, quota);
                 let events = welcome.events.clone();
                 let most = counts.rights.why_records as usize;
                 self.why.open(id, client.identity.uid, most);
@@ -462,7 +463,9 @@ impl Manager {
         while let Some(report) = self.workers.poll_report() {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
-                WorkerReport::StagGuessed { peer, at } => self.cm.stag_guessed(peer, at),
+                WorkerReport::StagGuessed { session, peer, at } => {
+                    self.cm.stag_guessed(session, peer, at);
+                }
                 WorkerReport::CqFailed { cq } => {
                     let owner = self.handles.cqs.owner(cq.0);
                     self.note("cq_failed", owner, format!("completion queue {cq} is dead"));

@@ -69,6 +69,8 @@ pub enum WorkerReport {
     },
     /// A peer named an STag that it may not use.
     StagGuessed {
+        /// Whose QP it was.
+        session: SessionId,
         /// Its address.
         peer: IpAddr,
         /// When.

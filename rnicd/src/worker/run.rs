@@ -218,8 +218,9 @@ impl Worker {
                 Output::CqFailed(cq) => {
                     self.report(Report::Public(WorkerReport::CqFailed { cq }));
                 }
-                Output::StagGuessed { peer, at } => {
-                    self.report(Report::Public(WorkerReport::StagGuessed { peer, at }));
+                Output::StagGuessed { session, peer, at } => {
+                    let guess = WorkerReport::StagGuessed { session, peer, at };
+                    self.report(Report::Public(guess));
                 }
                 Output::Note { session, kind, text } => {
                     self.report(Report::Public(WorkerReport::Note { session, kind, text }));

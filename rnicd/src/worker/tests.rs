@@ -55,6 +55,7 @@ impl Rig {
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),
                 partial: Default::default(),
+                unsent: Default::default(),
                 mulpdu: MulpduPolicy::Emss,
                 why: Default::default(),
             },

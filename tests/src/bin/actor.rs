@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{
-    AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
+    AcceptOptions, Access, ConnectOptions, Context, Error, ListKind, QpOptions, SrqOptions,
 };
 use rnic_tests::{
     DEADLINE, Process, attached, burst, exhaust, frozen, hammer, hostile, over, raw, traffic,
@@ -94,6 +94,14 @@ enum Part {
         /// The host's address.
         address: SocketAddr,
     },
+    /// Listens at so many addresses, which it prints, and decides about no request until its standard
+    /// input closes.
+    Ignore {
+        /// Addresses.
+        listeners: usize,
+    },
+    /// Accepts whoever comes, and does nothing else, until its standard input closes; prints where.
+    Bait,
     /// Binds windows until it is killed; prints when it has begun.
     Binds,
     /// Prints how many sessions it may see.
@@ -307,6 +315,32 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             println!("{} times", hammer::hammer(&context, address)?);
         }
         Part::Binds => hammer::bind_for_ever(&context)?,
+        Part::Ignore { listeners } => {
+            let all = (0..listeners).map(|_| context.listen(([127, 0, 0, 1], 0).into(), 1024));
+            let all = all.collect::<Result<Vec<_>, _>>()?;
+            all.iter().for_each(|listener| println!("listening on {}", listener.local_addr()));
+            wait_for_release();
+        }
+        Part::Bait => {
+            let listener = context.listen(([127, 0, 0, 1], 0).into(), 64)?;
+            println!("listening on {}", listener.local_addr());
+            let (pd, cq) = (context.open_pd(None)?, context.create_cq(1024, None)?);
+            let released = released();
+            let mut taken = Vec::new();
+            while !released.load(Ordering::Relaxed) {
+                match listener.accept_request(Some(Duration::from_millis(100))) {
+                    Ok(request) => {
+                        let qp = pd.create_qp(&QpOptions::new(&cq))?;
+                        // Its peer may be gone.
+                        if request.start_accept(&qp, &AcceptOptions::default()).is_ok() {
+                            taken.push(qp);
+                        }
+                    }
+                    Err(Error::TimedOut { .. }) => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
         Part::Clients => {
             println!("{} clients", context.list(ListKind::Clients, 0)?.1);
         }

@@ -38,6 +38,7 @@ mod siw;
 mod srq;
 mod terminate_table;
 mod terminates;
+mod unsent;
 mod why;
 mod windows;
 mod world;

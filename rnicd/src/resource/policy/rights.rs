@@ -16,7 +16,7 @@ pub struct Rights {
     pub sockets: bool,
     /// *Why* records of each of its sessions.
     pub why_records: u32,
-    /// Connections in start-up that came to listeners of the user.
+    /// Connections in start-up of the user's listeners and programs.
     pub half_open: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,

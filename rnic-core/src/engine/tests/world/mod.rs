@@ -569,6 +569,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),
+        unsent: Default::default(),
         mover_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
         why: Arc::default(),
