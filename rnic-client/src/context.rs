@@ -156,8 +156,11 @@ impl Context {
 
     /// Makes memory that regions can name: zeroed, populated and shared with the daemon.
     ///
-    /// `len` is in octets, rounded up to whole pages. The pages are this process's own and count
-    /// against the daemon's `limits.segment_bytes`.
+    /// `len` is in bytes, rounded up to whole pages. The pages are this process's own and count
+    /// against the daemon's `limits.segment_bytes`, which is asked before any of them is taken.
+    ///
+    /// Errors: [`Error::Refused`] names the limit; [`Error::NotEnoughMemory`] if the machine, or the
+    /// control group of this process, has less left, which is looked at while the pages are taken.
     pub fn create_segment(&self, len: u64) -> Result<Segment, Error> {
         Segment::create(&self.session, len)
     }

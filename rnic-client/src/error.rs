@@ -161,6 +161,15 @@ pub enum Error {
     /// The daemon said something that this library does not understand; a bug of one of them.
     #[error("the daemon broke the protocol: {0}")]
     Protocol(String),
+    /// The machine, or the control group of this process, has less memory left than a segment
+    /// takes. Nothing was taken: a kernel without memory would kill somebody.
+    #[error("{wanted} more bytes of memory wanted, but only about {available} are available")]
+    NotEnoughMemory {
+        /// Bytes that were still wanted.
+        wanted: u64,
+        /// Bytes there are, swap included.
+        available: u64,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
@@ -244,9 +253,11 @@ impl Error {
                 CompletionStatus::Fatal => Fault::Daemon,
                 _ => Fault::Peer,
             },
-            Error::NoDaemon { .. } | Error::DaemonGone | Error::Protocol(_) | Error::Io { .. } => {
-                Fault::Daemon
-            }
+            Error::NoDaemon { .. }
+            | Error::DaemonGone
+            | Error::Protocol(_)
+            | Error::NotEnoughMemory { .. }
+            | Error::Io { .. } => Fault::Daemon,
         }
     }
 

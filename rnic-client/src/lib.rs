@@ -96,6 +96,7 @@ mod error;
 mod events;
 mod inbox;
 mod listener;
+mod memory;
 mod mr;
 mod paths;
 mod pd;

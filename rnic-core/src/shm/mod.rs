@@ -38,7 +38,7 @@ mod window;
 
 pub use attached::AddressSpace;
 pub use copy::CopyFault;
-pub use mapping::{AdoptError, Mapping};
+pub use mapping::{AdoptError, Mapping, POPULATE_STEP};
 
 #[cfg(target_endian = "big")]
 compile_error!("the queues are little-endian words and are not byte-swapped");
