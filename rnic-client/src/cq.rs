@@ -1,5 +1,7 @@
 //! Completion queues: polling, arming, and waiting with as little cost as the wait is long.
 
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,7 @@ use crate::inbox::deadline;
 use crate::session::{Session, unexpected};
 
 /// How to make a completion queue.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct CqOptions<'a> {
     /// Entries wanted, rounded up to a power of two; default 128. A CQ needs room for every request
     /// that can be outstanding on its QPs: send requests hold an entry from the time the daemon
@@ -61,7 +63,7 @@ pub(crate) struct CqInner {
     capacity: u32,
     /// Index to ring when a worker waits for room.
     doorbell: u32,
-    channel: Arc<ChannelInner>,
+    pub(crate) channel: Arc<ChannelInner>,
     state: Mutex<CqState>,
 }
 
@@ -119,6 +121,11 @@ impl Cq {
     /// Entries it holds.
     pub fn capacity(&self) -> u32 {
         self.inner.capacity
+    }
+
+    /// Where its completion events go: the channel it was made with, or one of its own.
+    pub fn channel(&self) -> CompletionChannel {
+        CompletionChannel { inner: self.inner.channel.clone() }
     }
 
     /// Takes up to `completions.len()` completions, oldest first, and returns how many
@@ -227,6 +234,30 @@ impl Cq {
     }
 }
 
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq")
+            .field("id", &self.id())
+            .field("capacity", &self.capacity())
+            .field("channel", &self.inner.channel.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The descriptor of its channel ([`Cq::channel`]), with what is said there.
+impl AsFd for Cq {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.channel.as_fd()
+    }
+}
+
+/// The descriptor of its channel ([`Cq::channel`]), with what is said there.
+impl AsRawFd for Cq {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
 impl CqInner {
     /// Rings the workers that wait for room in this CQ (M11).
     #[cold]
@@ -272,13 +303,13 @@ impl CqState {
 }
 
 /// One thread in `wait`, from the first look to the last.
-struct Watch<'a> {
+pub(crate) struct Watch<'a> {
     cq: &'a CqInner,
     cpus: usize,
 }
 
 impl<'a> Watch<'a> {
-    fn begin(cq: &'a CqInner) -> Self {
+    pub(crate) fn begin(cq: &'a CqInner) -> Self {
         let mut state = cq.state.lock();
         state.waiters += 1;
         state.publish_spinning();
@@ -289,7 +320,7 @@ impl<'a> Watch<'a> {
     /// number returned. The number is read before arming, so that the event of this arming is
     /// beyond it whoever reads it from the channel; and one that a former wait left behind is read
     /// first, so that unread events do not pile up.
-    fn prepare_sleep(&self) -> Result<u64, Error> {
+    pub(crate) fn prepare_sleep(&self) -> Result<u64, Error> {
         self.cq.session.check_owner()?;
         let stray = std::mem::take(&mut self.cq.state.lock().stray_event);
         if stray {
@@ -305,7 +336,7 @@ impl<'a> Watch<'a> {
 
     /// The sleep is over without the event it armed for. Takes the arm back unless somebody else
     /// may rely on it; the event may be on its way all the same.
-    fn left_armed(&self) {
+    pub(crate) fn left_armed(&self) {
         let mut state = self.cq.state.lock();
         if state.alone() {
             state.consumer.arm(ARM_NONE);

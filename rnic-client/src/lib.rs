@@ -70,8 +70,8 @@
 //!
 //! # Threads, processes, memory
 //!
-//! Everything is `Send` and `Sync`; several threads may wait for different things at once. There is
-//! no thread in the background. Objects keep what they were made with alive and are destroyed in
+//! Every type of this library is `Send` and `Sync`, and every handle has `Debug`; several threads may
+//! wait for different things at once. There is no thread in the background. Objects keep what they were made with alive and are destroyed in
 //! the daemon when dropped. All descriptors are close-on-exec; after `fork` only the parent may use
 //! its context (see [`Context`]).
 //!
@@ -83,6 +83,8 @@
 //! Calls fail with an [`Error`], sorted by whose fault it is; requests that were posted fail with a
 //! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
 //! refuses something ([`Error::Refused`]).
+
+#![warn(missing_debug_implementations)]
 
 mod adopt;
 mod attached;
@@ -101,6 +103,8 @@ mod mr;
 mod paths;
 mod pd;
 #[cfg(feature = "programs")]
+// What the programs are made of; handles of the library are elsewhere.
+#[allow(missing_debug_implementations)]
 pub mod programs;
 mod qp;
 mod receive;
@@ -108,6 +112,8 @@ mod request;
 mod segment;
 mod session;
 mod srq;
+#[cfg(feature = "tokio")]
+mod tasks;
 mod window;
 
 #[cfg(test)]
@@ -133,11 +139,12 @@ pub use srq::{Srq, SrqOptions};
 pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{
-    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, ListKind,
-    ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, SrqRow,
-    StatusInfo, WhyKind, WhyRecord, WindowRow,
+    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, LimitRow,
+    ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, PdRow, QpCounters, QpRow, Refusal,
+    Rows, SrqRow, StatusInfo, WhyKind, WhyRecord, WindowRow,
 };
 pub use rnic_core::abi::queue::Sge;
+pub use rnic_core::shm::RawBytes;
 pub use rnic_core::types::{
     Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
     MwId, NoReceive, PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, SrqId, Stag,

@@ -1,5 +1,6 @@
 //! Protection domains.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
@@ -93,6 +94,12 @@ impl Pd {
     /// Makes a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
     pub fn create_srq(&self, options: &SrqOptions) -> Result<Srq, Error> {
         Srq::create(&self.inner, options)
+    }
+}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pd").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Queue pairs: making them, posting to them, asking about them. [`crate::connect`] connects them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ use crate::session::{Session, unexpected};
 use crate::srq::Srq;
 
 /// How to make a queue pair.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct QpOptions<'a> {
     /// Where completions of send requests go.
     pub send_cq: &'a Cq,
@@ -253,6 +254,18 @@ impl Qp {
             None => Ok(()),
             Some(source) => Err(PostError { posted, source }),
         }
+    }
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qp")
+            .field("id", &self.id)
+            .field("pd", &self.pd.id)
+            .field("send_cq", &self.cqs[0].id())
+            .field("recv_cq", &self.cqs[1].id())
+            .field("srq", &self.srq.as_ref().map(Srq::id))
+            .finish_non_exhaustive()
     }
 }
 

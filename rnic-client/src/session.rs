@@ -209,6 +209,16 @@ impl Session {
         self.events.wait(deadline, take)
     }
 
+    /// As [`await_event`](Self::await_event), for a task, as long as it takes.
+    #[cfg(feature = "tokio")]
+    pub(crate) async fn task_event<T>(
+        &self,
+        take: impl FnMut(&mut Events) -> Option<T>,
+    ) -> Result<T, Error> {
+        self.check_owner()?;
+        crate::tasks::taken(&self.events, take).await
+    }
+
     /// Whether this is the process that opened the session: one system call.
     pub(crate) fn check_owner(&self) -> Result<(), Error> {
         match std::process::id() == self.owner {

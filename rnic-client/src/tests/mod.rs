@@ -2,6 +2,7 @@
 
 mod connections;
 mod data;
+mod handles;
 mod session;
 mod waiting;
 mod windows;

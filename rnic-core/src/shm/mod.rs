@@ -21,6 +21,7 @@
 #![allow(unsafe_code)]
 
 pub mod attached;
+mod bytes;
 mod copy;
 pub mod doorbell;
 pub mod fault;
@@ -37,6 +38,7 @@ pub mod wait;
 mod window;
 
 pub use attached::AddressSpace;
+pub use bytes::RawBytes;
 pub use copy::CopyFault;
 pub use mapping::{AdoptError, Mapping, POPULATE_STEP};
 
