@@ -1,5 +1,6 @@
 //! Completion queues: polling, arming, and waiting with as little cost as the wait is long.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -8,15 +9,17 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
 use rnic_core::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
+use rnic_core::shm::lease::Done;
 use rnic_core::shm::queue::CompletionConsumer;
 use rnic_core::shm::wait::{Step, WaitPolicy, Waiter};
-use rnic_core::types::{CqId, Time};
+use rnic_core::types::{CqId, QpId, Time};
 
 use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::error::Error;
 use crate::events::Subject;
 use crate::inbox::deadline;
+use crate::lease::Flight;
 use crate::session::{Session, unexpected};
 
 /// How to make a completion queue.
@@ -75,6 +78,10 @@ struct CqState {
     waiters: u32,
     /// The program arms this CQ itself, so somebody else may sleep on its events.
     armed_by_program: bool,
+    /// Requests with a lease whose completions are awaited, by the number the daemon knows.
+    flights: HashMap<u64, Flight>,
+    /// Some of them are of QPs that are gone.
+    orphans: bool,
     /// A `wait` armed the CQ and left without the event: it may come when nobody awaits it.
     stray_event: bool,
 }
@@ -100,6 +107,8 @@ impl Cq {
             waiters: 0,
             armed_by_program: false,
             stray_event: false,
+            flights: HashMap::new(),
+            orphans: false,
             consumer: CompletionConsumer::new(memory.clone()),
         };
         let inner = CqInner {
@@ -259,6 +268,18 @@ impl AsRawFd for Cq {
 }
 
 impl CqInner {
+    /// Awaits the completion of a request that has a lease.
+    pub(crate) fn await_landing(&self, number: u64, flight: Flight) {
+        self.state.lock().flights.insert(number, flight);
+    }
+
+    /// A QP is gone, and writes no completion any more.
+    pub(crate) fn orphan(&self, qp: QpId) {
+        let mut state = self.state.lock();
+        let any = state.flights.values_mut().fold(false, |any, flight| flight.orphan(qp) | any);
+        state.orphans |= any;
+    }
+
     /// Rings the workers that wait for room in this CQ (M11).
     #[cold]
     fn wake(&self, workers: u64) -> Result<(), Error> {
@@ -281,11 +302,36 @@ impl CqState {
     fn take(&mut self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut n = 0;
         for place in completions {
-            let Some(entry) = self.consumer.poll() else { break };
+            let Some((entry, done)) = self.consumer.poll_loan() else {
+                if self.orphans {
+                    self.forget_orphans();
+                }
+                break;
+            };
             *place = Completion::from_entry(&entry)?;
+            if let Some(done) = done {
+                self.land(done, place);
+            }
             n += 1;
         }
         Ok(n)
+    }
+
+    /// Gives a lease back, and the completion the program's name for its request.
+    #[cold]
+    fn land(&mut self, done: Done, completion: &mut Completion) {
+        if let Some(flight) = self.flights.remove(&done.wr_id()) {
+            completion.wr_id = flight.wr_id;
+            flight.land(done);
+        }
+    }
+
+    /// Everything that was written has been read: what QPs that are gone have not completed until
+    /// now, they never will.
+    #[cold]
+    fn forget_orphans(&mut self) {
+        self.orphans = false;
+        self.flights.retain(|_, flight| !flight.is_orphan());
     }
 
     /// Tells the daemon whether it may skip the event because somebody looks. Only if that is the

@@ -76,7 +76,9 @@
 //! its context (see [`Context`]).
 //!
 //! A peer with rights to a region writes into it whenever it likes, so a `&[u8]` of it would be
-//! unsound: [`Mr`] copies in and out and has atomic words instead. Programs need no `unsafe`.
+//! unsound: [`Mr`] copies in and out and has atomic words instead. Slices without `unsafe` are those
+//! of a [`Lease`] on a [`LocalMr`], which no peer reaches and which a posted request takes along until
+//! its completion gives it back; [`Mr::raw`] has `unsafe` ones. Programs need no `unsafe`.
 //!
 //! # Errors
 //!
@@ -97,6 +99,7 @@ mod cq;
 mod error;
 mod events;
 mod inbox;
+mod lease;
 mod listener;
 mod memory;
 mod mr;
@@ -129,6 +132,7 @@ pub use connect::{ConnectOptions, Connected};
 pub use context::{Context, OpenOptions};
 pub use cq::{Arm, Cq, CqOptions};
 pub use error::{Admission, Error, Fault, PostError};
+pub use lease::{Lease, LeasedRequest, LocalMr, NotPosted, Posted};
 pub use listener::{AcceptOptions, ConnectionRequest, Listener};
 pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
 pub use pd::Pd;

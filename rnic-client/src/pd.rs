@@ -8,6 +8,7 @@ use rnic_core::types::{Access, PdId, WindowKind};
 
 use crate::attached::AttachedBuffer;
 use crate::error::Error;
+use crate::lease::LocalMr;
 use crate::mr::{Mr, MrOptions};
 use crate::qp::{Qp, QpOptions};
 use crate::segment::Segment;
@@ -55,6 +56,12 @@ impl Pd {
         access: Access,
     ) -> Result<Mr, Error> {
         Mr::register(&self.inner, segment, range, &MrOptions { access, ..MrOptions::default() })
+    }
+
+    /// Makes `len` bytes of memory, rounded up to whole pages, and registers them for this program's
+    /// own requests alone, so that ranges of them can be leased as slices.
+    pub fn reg_local(&self, len: u64) -> Result<LocalMr, Error> {
+        LocalMr::register(&self.inner, len)
     }
 
     /// Registers a range of a segment with an address of the caller's choice or for one QP.

@@ -31,24 +31,8 @@ pub(crate) struct SegmentInner {
 
 impl Segment {
     pub(crate) fn create(session: &Arc<Session>, len: u64) -> Result<Segment, Error> {
-        let page = rustix::param::page_size();
-        let size = usize::try_from(len.max(1)).ok().and_then(|n| n.checked_next_multiple_of(page));
-        let size = size.ok_or(Error::OutOfRange { offset: 0, length: len, size: u64::MAX })?;
-        // The daemon's limits are asked before the machine's memory is taken.
-        let reserved = match session.request(RequestBody::ReserveSegment { length: size as u64 })? {
-            ReplyBody::Segment { segment: id } => Reserved { session, id },
-            other => return Err(unexpected(&other)),
-        };
-        let (mapping, fd) = populated(size)?;
-        let body =
-            RequestBody::FillSegment { segment: reserved.id, client_address: mapping.address() };
-        match session.request_with(body, Some(fd.as_fd()))?.0 {
-            ReplyBody::Done => {
-                let inner = SegmentInner { session: session.clone(), id: reserved.keep(), mapping };
-                Ok(Segment { inner: Arc::new(inner) })
-            }
-            other => Err(unexpected(&other)),
-        }
+        let (id, mapping) = share(session, len)?;
+        Ok(Segment { inner: Arc::new(SegmentInner { session: session.clone(), id, mapping }) })
     }
 
     /// Its handle in the daemon.
@@ -73,6 +57,25 @@ impl fmt::Debug for Segment {
             .field("id", &self.id())
             .field("len", &self.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// Memory of at least `len` bytes that the daemon has mapped. The only handle of it is returned.
+pub(crate) fn share(session: &Session, len: u64) -> Result<(SegmentId, Arc<Mapping>), Error> {
+    let page = rustix::param::page_size();
+    let size = usize::try_from(len.max(1)).ok().and_then(|n| n.checked_next_multiple_of(page));
+    let size = size.ok_or(Error::OutOfRange { offset: 0, length: len, size: u64::MAX })?;
+    // The daemon's limits are asked before the machine's memory is taken.
+    let reserved = match session.request(RequestBody::ReserveSegment { length: size as u64 })? {
+        ReplyBody::Segment { segment: id } => Reserved { session, id },
+        other => return Err(unexpected(&other)),
+    };
+    let (mapping, fd) = populated(size)?;
+    let client_address = mapping.address();
+    let body = RequestBody::FillSegment { segment: reserved.id, client_address };
+    match session.request_with(body, Some(fd.as_fd()))?.0 {
+        ReplyBody::Done => Ok((reserved.keep(), mapping)),
+        other => Err(unexpected(&other)),
     }
 }
 

@@ -15,6 +15,7 @@ fn everything_may_be_sent_to_and_shared_with_other_threads() {
     );
     both::<(Error, PostError, SocketError, Refusal, Event, Rows, DeviceAttributes, StatusInfo)>();
     both::<(PdRow, LimitRow)>();
+    both::<(LocalMr, Lease, LeasedRequest, Posted, NotPosted)>();
 }
 
 #[cfg(feature = "tokio")]

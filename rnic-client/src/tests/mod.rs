@@ -3,6 +3,7 @@
 mod connections;
 mod data;
 mod handles;
+mod leases;
 mod session;
 mod waiting;
 mod windows;

@@ -228,7 +228,12 @@ impl Mapping {
         Ok(())
     }
 
-    fn advise(&self, advice: Advice) -> io::Result<()> {
+    /// Where it starts.
+    pub(super) fn base(&self) -> *mut u8 {
+        self.pages.base.as_ptr()
+    }
+
+    pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
         // SAFETY: the range is our mapping, and the advice used here does not change its contents.
         unsafe { rustix::mm::madvise(self.pages.base.as_ptr().cast(), self.pages.len, advice) }?;
         Ok(())

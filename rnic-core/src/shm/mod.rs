@@ -26,6 +26,7 @@ mod copy;
 pub mod doorbell;
 pub mod fault;
 pub mod io;
+pub mod lease;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
