@@ -90,6 +90,29 @@ pub enum Error {
     #[error("this QP takes its receives from a shared receive queue: post there")]
     SharedReceives,
 
+    /// A range of a [`LocalMr`](crate::LocalMr) is leased or posted already, or a part of it is.
+    #[error("{length} bytes at {offset} are leased already, or some of them are")]
+    Leased {
+        /// Bytes from the region's start.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// An element that was built by hand names a [`LocalMr`](crate::LocalMr), whose bytes may be
+    /// somebody's slice: post a lease instead.
+    #[error("STag {lkey:#010x} is of a region whose bytes are leased: post a lease")]
+    LeasedMemory {
+        /// The element's key.
+        lkey: u32,
+    },
+    /// This library numbers requests that have a lease from `0x1EA0_0000_0000_0000` to
+    /// `0x1EAF_FFFF_FFFF_FFFF`; a request of the program must not look like one.
+    #[error("wr_id {wr_id:#x} is among those that this library uses itself")]
+    ReservedWrId {
+        /// As given.
+        wr_id: u64,
+    },
+
     // A resource or a right that the daemon refused.
     /// The daemon refused the request; the refusal names the limit, rule or field.
     #[error("refused: {refusal}{}", why_in_words(*why_id))]
@@ -161,6 +184,15 @@ pub enum Error {
     /// The daemon said something that this library does not understand; a bug of one of them.
     #[error("the daemon broke the protocol: {0}")]
     Protocol(String),
+    /// The machine, or the control group of this process, has less memory left than a segment
+    /// takes. Nothing was taken: a kernel without memory would kill somebody.
+    #[error("{wanted} more bytes of memory wanted, but only about {available} are available")]
+    NotEnoughMemory {
+        /// Bytes that were still wanted.
+        wanted: u64,
+        /// Bytes there are, swap included.
+        available: u64,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
@@ -232,6 +264,9 @@ impl Error {
             | Error::PrivateDataTooLong { .. }
             | Error::WrongWindow { .. }
             | Error::ForeignObject { .. }
+            | Error::Leased { .. }
+            | Error::LeasedMemory { .. }
+            | Error::ReservedWrId { .. }
             | Error::SharedReceives => Fault::Application,
             Error::Refused { .. } | Error::NotAdmitted { .. } => Fault::Refusal,
             Error::Rejected { .. }
@@ -247,9 +282,11 @@ impl Error {
                 CompletionStatus::Fatal => Fault::Daemon,
                 _ => Fault::Peer,
             },
-            Error::NoDaemon { .. } | Error::DaemonGone | Error::Protocol(_) | Error::Io { .. } => {
-                Fault::Daemon
-            }
+            Error::NoDaemon { .. }
+            | Error::DaemonGone
+            | Error::Protocol(_)
+            | Error::NotEnoughMemory { .. }
+            | Error::Io { .. } => Fault::Daemon,
         }
     }
 

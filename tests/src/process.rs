@@ -19,6 +19,18 @@ pub fn raise_descriptor_limit() {
     setrlimit(Resource::Nofile, raised).expect("the hard limit is allowed");
 }
 
+/// The most memory that this process has had at once so far, in KiB.
+///
+/// # Errors
+///
+/// If the kernel does not say.
+pub fn touched() -> std::io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = peak.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok());
+    number.ok_or_else(|| std::io::Error::other("no VmHWM in /proc/self/status"))
+}
+
 /// Copies a program to where others than its owner may run it. Another process writes the copy: a
 /// descriptor of ours that is open for writing could be inherited by a child that another thread is
 /// starting, and the copy would be busy (`ETXTBSY`) until that child runs its own program.

@@ -202,6 +202,14 @@ fn requests() {
             (request(RequestBody::AdminDisconnect { qp }), "ac0222ac02"),
             (request(RequestBody::Drain { on: true }), "ac022301"),
             (request(RequestBody::Why { id: 1 << 40 }), "ac0224808080808020"),
+            (request(RequestBody::ReserveSegment { length: 1 << 20 }), "ac0225808040"),
+            (
+                request(RequestBody::FillSegment {
+                    segment: SegmentId(5),
+                    client_address: 1 << 46,
+                }),
+                "ac02260580808080808010",
+            ),
         ],
     );
 }

@@ -441,6 +441,11 @@ impl Manager {
             R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
             R::Drain { on } => self.drain(id, on),
             R::Why { id: number } => self.why(id, number),
+            R::ReserveSegment { length } => self.reserve_segment(id, length),
+            R::FillSegment { segment, client_address: _ } => match descriptor {
+                Some(memfd) => self.fill_segment(id, segment, memfd),
+                None => Err(refuse::lost_descriptor()),
+            },
         }
     }
 

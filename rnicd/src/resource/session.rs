@@ -93,7 +93,8 @@ pub struct Pd {
 
 /// Shared memory.
 pub struct Segment {
-    pub mapping: Arc<Mapping>,
+    /// None while it is only reserved.
+    pub mapping: Option<Arc<Mapping>>,
     pub length: u64,
     pub mrs: u32,
 }

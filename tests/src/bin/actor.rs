@@ -71,6 +71,12 @@ enum Part {
         /// The lender's address.
         address: SocketAddr,
     },
+    /// Makes a segment of so many bytes, with 4 GiB of address space; prints why it cannot, and how
+    /// much memory it has touched.
+    Take {
+        /// Bytes.
+        bytes: u64,
+    },
     /// Passes everything as its memory that is not, by a session of its own; says if all of it is
     /// refused.
     Offer,
@@ -310,6 +316,17 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             let mut octets = [0; 4];
             region.read_at(0, &mut octets)?;
             println!("holds {octets:?}");
+        }
+        Part::Take { bytes } => {
+            use rustix::process::{Resource, Rlimit, setrlimit};
+            let most = Some(4 << 30);
+            setrlimit(Resource::As, Rlimit { current: most, maximum: most })?;
+            let before = rnic_tests::process::touched()?;
+            match context.create_segment(bytes) {
+                Ok(segment) => return Err(format!("made {segment:?}").into()),
+                Err(error) => println!("refused: {error}"),
+            }
+            println!("KiB touched: {}", rnic_tests::process::touched()?.saturating_sub(before));
         }
         Part::Hammer { address } => {
             println!("{} times", hammer::hammer(&context, address)?);
