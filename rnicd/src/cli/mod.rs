@@ -14,13 +14,15 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{ANNOTATED_DEFAULT, Config, Control, Loopback, Seccomp, Size, explain};
-use crate::control::{ControlSocket, Notifier, Server, check_filters};
+use crate::config::{
+    ANNOTATED_DEFAULT, Config, ConfigError, Control, Loopback, Seccomp, Size, explain,
+};
+use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
 use crate::demo;
 use crate::exec;
 use crate::log::Log;
 use crate::mover::{self, Starter};
-use crate::privilege::{self, SignalSet, Signals};
+use crate::privilege::{self, RenounceError, SignalSet, Signals};
 use crate::resource::{Capacity, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
@@ -34,9 +36,14 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the daemon in the foreground until SIGTERM or SIGINT.
+    ///
+    /// Exit codes: 0 stopped; 1 failed; 2 wrong usage; 78 the configuration is wrong, and starting
+    /// again is of no use before it is changed.
     Run(Run),
     /// Explain every effective value of a configuration and the memory it may cost.
-    CheckConfig(Configured),
+    ///
+    /// Exit codes: 0 it is right; 78 it is wrong; 2 wrong usage.
+    CheckConfig(Check),
     /// Print the default configuration, every key with its meaning.
     PrintConfig,
     /// Run a program with a daemon of its own, and end both together.
@@ -67,6 +74,15 @@ struct Configured {
     /// Configuration file; the built-in default without it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct Check {
+    #[command(flatten)]
+    configured: Configured,
+    /// Say nothing of a configuration that is right.
+    #[arg(long)]
+    quiet: bool,
 }
 
 #[derive(Debug, Args)]
@@ -145,9 +161,27 @@ pub fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("rnicd: {error}");
-        ExitCode::FAILURE
+        if is_configuration(&error) { ExitCode::from(EX_CONFIG) } else { ExitCode::FAILURE }
     })
 }
+
+/// Whether it failed for what the configuration says, so that it will fail again.
+fn is_configuration(error: &Failure) -> bool {
+    let socket = match error.downcast_ref::<StartError>() {
+        Some(StartError::NoFilters { .. }) => return true,
+        Some(StartError::Socket(error)) => Some(error),
+        _ => error.downcast_ref::<SocketError>(),
+    };
+    error.is::<ConfigError>()
+        || matches!(socket, Some(SocketError::NoSuchGroup { .. }))
+        || matches!(
+            error.downcast_ref::<RenounceError>(),
+            Some(RenounceError::NoSuchUser { .. } | RenounceError::NotRoot { .. })
+        )
+}
+
+/// `EX_CONFIG` of `sysexits.h`, by which a service manager knows that it need not try again.
+const EX_CONFIG: u8 = 78;
 
 /// What a user is told when a command fails.
 type Failure = Box<dyn std::error::Error>;
@@ -201,8 +235,11 @@ fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), F
     Ok(())
 }
 
-fn check_config(args: &Configured) -> Result<ExitCode, Failure> {
-    let config = Config::load_or_default(args.config.as_deref())?;
+fn check_config(args: &Check) -> Result<ExitCode, Failure> {
+    let config = Config::load_or_default(args.configured.config.as_deref())?;
+    if args.quiet {
+        return Ok(ExitCode::SUCCESS);
+    }
     let capacity = Capacity::of_this_process(&config);
     print(&explain(&config, &capacity, Policy::new(&config).unknown()))
 }
