@@ -215,7 +215,13 @@ impl Server {
                 self.begin_stop(now);
             }
             self.handle_timeouts(now);
+            if self.notifier.asks(now) {
+                self.manager.ask_workers();
+            }
             self.manager.settle();
+            if self.manager.poll_alive() {
+                self.notifier.alive(now);
+            }
             self.serve(now);
         }
         tracing::info!(hostile = self.hostile.total(), "stopped");
@@ -239,8 +245,9 @@ impl Server {
         });
         let cm = self.manager.connections().next_timeout();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
+        let watchdog = self.notifier.next_question();
         let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
-        let next = next.min()?;
+        let next = next.chain(watchdog).min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
         Some(next.since(clock::now()) + Duration::from_millis(1))
     }
@@ -300,9 +307,11 @@ impl Server {
             match signal.number {
                 libc::SIGHUP => {
                     self.notifier.reloading();
-                    reload(self.source.as_ref(), &mut self.manager);
+                    let reloaded = reload(self.source.as_ref(), &mut self.manager);
                     self.metrics.due = now;
-                    self.notifier.ready(SERVING);
+                    let status = reloaded
+                        .map_or_else(|why| format!("{SERVING}; {why}"), |()| SERVING.to_owned());
+                    self.notifier.ready(&status);
                 }
                 number => {
                     tracing::info!(signal = number, "stopping");
@@ -370,7 +379,11 @@ impl Server {
                 Ok(Some(client)) => match Peer::of(client.as_fd()) {
                     Ok(peer) => (client, peer),
                     Err(error) => {
-                        tracing::debug!(%error, "a client was gone before it was known");
+                        if error.kind() != io::ErrorKind::Unsupported {
+                            tracing::debug!(%error, "a client was gone before it was known");
+                        } else if let Some(suppressed) = self.hostile.count(Instant::now()) {
+                            tracing::warn!(%error, suppressed, "a client cannot be served");
+                        }
                         self.reaper.close_client(client);
                         continue;
                     }
@@ -541,8 +554,9 @@ impl Server {
     fn end(&mut self, key: usize, end: End, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
+        let why = end.to_string();
         if end.is_hostile() {
-            let why_id = self.manager.misbehaved(session, &end.to_string(), now);
+            let why_id = self.manager.misbehaved(session, &why, now);
             if let End::Malformed(why) = &end
                 && session.is_some()
             {
@@ -558,6 +572,7 @@ impl Server {
         }
         self.remove(key);
         if let Some(session) = session {
+            self.manager.note_end(session, &why);
             self.manager.close_session(session, now);
         }
     }
