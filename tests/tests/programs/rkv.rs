@@ -25,7 +25,7 @@ impl Tearer {
         let listener = talker.listen();
         let segment = talker.context.create_segment(SLOT as u64).unwrap();
         let rights = Access::REMOTE_READ | Access::ZERO_BASED;
-        let slot = talker.pd.reg_mr(&segment, .., rights).unwrap();
+        let slot = talker.pd.reg_mr(&segment, ..SLOT as u64, rights).unwrap();
         Tearer { talker, listener, slot }
     }
 

@@ -25,7 +25,7 @@ pub struct Talker {
 const RECEIVES: u64 = 32;
 const PLACE: u64 = 4096;
 /// Bytes a talker can say in all.
-const OUTBOX: u64 = 1 << 20;
+const OUTBOX: u64 = 4 << 20;
 
 impl Talker {
     pub fn new(daemon: &Daemon) -> Talker {
