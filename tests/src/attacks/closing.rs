@@ -8,14 +8,16 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::sockopt::set_socket_linger;
+use rustix::net::sockopt::{
+    set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+};
 
 use super::progress::Progress;
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// Sockets that linger.
-const LINGERING: usize = 4;
+/// Sockets that linger: more than there are pauses, because a signal to the daemon ends such a wait.
+const LINGERING: usize = 48;
 
 /// Passes the sockets, then comes and goes with unread packets, for ever.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
@@ -42,7 +44,10 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
 /// closed; and that other end.
 pub(super) fn closed_window() -> Result<(TcpStream, TcpStream), Failure> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    // Neither end takes much.
+    set_socket_recv_buffer_size(&listener, 4096)?;
     let mut near = TcpStream::connect(listener.local_addr()?)?;
+    set_socket_send_buffer_size(&near, 4096)?;
     let (far, _) = listener.accept()?;
     near.set_nonblocking(true)?;
     loop {
