@@ -6,6 +6,7 @@
 
 pub mod apart;
 pub mod attached;
+pub mod attacks;
 pub mod burst;
 pub mod conformance;
 pub mod daemon;
@@ -14,6 +15,7 @@ pub mod frozen;
 pub mod hammer;
 pub mod hostile;
 mod join;
+mod omit;
 pub mod over;
 pub mod pcap;
 pub mod pinger;
@@ -28,4 +30,5 @@ pub mod wire;
 
 pub use daemon::Daemon;
 pub use join::join;
+pub use omit::omit;
 pub use process::{DEADLINE, Process, copy_program};

@@ -1,6 +1,6 @@
 //! A child process whose output is read line by line, with a deadline on everything.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -116,6 +116,33 @@ impl Process {
                 }
             }
         }
+    }
+
+    /// What follows `text` in the latest line with it, of those that have come and were not asked
+    /// for before.
+    pub fn latest_after(&mut self, text: &str) -> Option<String> {
+        let mut latest = None;
+        while let Ok(line) = self.lines.try_recv() {
+            if let Some((_, rest)) = line.split_once(text) {
+                latest = Some(rest.trim().to_owned());
+            } else {
+                self.seen.push(line);
+            }
+        }
+        latest
+    }
+
+    /// Writes a line to its standard input, and waits for one that contains `text`; what follows it.
+    ///
+    /// # Panics
+    ///
+    /// If it has ended, or does not answer before the deadline.
+    pub fn ask(&mut self, line: &str, text: &str) -> String {
+        let said = self.input.as_mut().map(|input| writeln!(input, "{line}"));
+        if !matches!(said, Some(Ok(()))) {
+            self.fail(&format!("cannot be told {line:?}"));
+        }
+        self.line_after(text)
     }
 
     /// Closes its standard input: it is to come to an end.

@@ -473,7 +473,9 @@ fn ten_thousand_silent_connections_are_in_nobodys_way() {
     };
     let room = usize::try_from(hard).unwrap_or(usize::MAX).saturating_sub(1000);
     if room < 10_000 {
-        println!("only {room} connections: the hard limit on descriptors is {hard}");
+        rnic_tests::omit(&format!(
+            "only {room} connections: the hard limit on descriptors is {hard}"
+        ));
     }
     silent_connections(room.min(10_000));
 }

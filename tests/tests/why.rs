@@ -429,7 +429,7 @@ fn bad_octets_from_a_scripted_peer() {
 fn another_users_records_are_nobodys_business() {
     // Other users are played by root alone.
     if !rustix::process::geteuid().is_root() {
-        eprintln!("not run: needs root to be other users");
+        rnic_tests::omit("needs root to be other users");
         return;
     }
     let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");

@@ -14,7 +14,8 @@ use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, Error, ListKind, QpOptions, SrqOptions,
 };
 use rnic_tests::{
-    DEADLINE, Process, attached, burst, exhaust, frozen, hammer, hostile, over, raw, traffic,
+    DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, over, raw,
+    traffic,
 };
 
 #[derive(Parser)]
@@ -121,6 +122,19 @@ enum Part {
         /// Somebody to connect to.
         victim: Option<SocketAddr>,
     },
+    /// Takes more than its share in one way, until its standard input closes; prints how far it is.
+    Overload {
+        /// In which way.
+        #[arg(value_enum)]
+        attack: attacks::Attack,
+        /// The CPU it keeps to.
+        cpu: usize,
+    },
+    /// Measures itself whenever its standard input says so.
+    Bystand {
+        /// The CPU it keeps to.
+        cpu: usize,
+    },
     /// Takes all there is of something, prints the refusal, and asks on until its standard input
     /// closes.
     Exhaust {
@@ -206,6 +220,18 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             // In the middle of a session it becomes a program that knows nothing of it.
             Err(hostile::exec_in_a_session(&socket, seed, &mut Command::new("true")).into())
         }
+        Part::Overload { attack, cpu } => {
+            attacks::confine(cpu);
+            std::thread::spawn(|| {
+                wait_for_release();
+                std::process::exit(0);
+            });
+            match attacks::play(attack, &socket()?)? {}
+        }
+        Part::Bystand { cpu } => {
+            attacks::confine(cpu);
+            attacks::bystander::serve(&socket()?, std::io::stdin().lines())
+        }
         Part::Exhaust { what } => {
             rnic_tests::process::raise_descriptor_limit();
             let released = released();
@@ -240,6 +266,8 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
 fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
     match part {
         Part::Attack { .. }
+        | Part::Overload { .. }
+        | Part::Bystand { .. }
         | Part::Exhaust { .. }
         | Part::Offer
         | Part::Freeze { .. }
