@@ -28,7 +28,7 @@ pub enum EndpointError<E: fmt::Display> {
     },
     /// The only attempt, or one that another address would not have helped.
     #[error("{0}")]
-    Failed(E),
+    Failed(Box<E>),
     /// Each address was tried in vain.
     #[error("cannot reach {endpoint}: {}", in_words(tried))]
     Unreachable {
@@ -114,7 +114,7 @@ impl Endpoint {
             match attempt(*address) {
                 Ok(done) => return Ok(done),
                 Err(e) if in_vain(&e) && addresses.len() > 1 => tried.push(e),
-                Err(e) => return Err(EndpointError::Failed(e)),
+                Err(e) => return Err(EndpointError::Failed(Box::new(e))),
             }
         }
         Err(EndpointError::Unreachable { endpoint: self.clone(), tried })

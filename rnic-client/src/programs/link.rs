@@ -54,14 +54,6 @@ pub enum LinkError {
         /// Why.
         source: Error,
     },
-    /// The address cannot be listened at.
-    #[error("cannot listen at {address}: {source}")]
-    NotListening {
-        /// The address.
-        address: SocketAddr,
-        /// Why.
-        source: Error,
-    },
     /// The peer does not want the connection.
     #[error("{peer} refused: {}", printable(&String::from_utf8_lossy(private_data)))]
     Rejected {
@@ -115,13 +107,11 @@ pub fn listen(
     context: &Context,
     endpoint: &Endpoint,
     backlog: u32,
-) -> Result<Listener, EndpointError<LinkError>> {
+) -> Result<Listener, EndpointError<Error>> {
     endpoint.try_each(
-        |address| {
-            let listener = context.listen(address, backlog);
-            listener.map_err(|source| LinkError::NotListening { address, source })
-        },
-        |e| matches!(e, LinkError::NotListening { source, .. } if source.fault() == Fault::Refusal),
+        |address| context.listen(address, backlog),
+        // It names the address.
+        |e| e.fault() == Fault::Refusal,
     )
 }
 
