@@ -70,6 +70,8 @@ fn undecided_requests_of_one_user_leave_descriptors_to_others() {
     // Those that were kept are told when their listeners go.
     mallory.release();
     mallory.succeed();
+    // The daemon waits for their peers to close.
+    drop(requests);
     daemon.settles("rid of them", |s| s.half_open == 0);
     server.release();
     server.succeed();
