@@ -370,7 +370,11 @@ impl Server {
                 Ok(Some(client)) => match Peer::of(client.as_fd()) {
                     Ok(peer) => (client, peer),
                     Err(error) => {
-                        tracing::debug!(%error, "a client was gone before it was known");
+                        if error.kind() != io::ErrorKind::Unsupported {
+                            tracing::debug!(%error, "a client was gone before it was known");
+                        } else if let Some(suppressed) = self.hostile.count(Instant::now()) {
+                            tracing::warn!(%error, suppressed, "a client cannot be served");
+                        }
                         self.reaper.close_client(client);
                         continue;
                     }
