@@ -8,7 +8,7 @@ use rnic_client::{Context, Error, ListKind, QpId, Rows};
 use serde::Serialize;
 
 use super::table::{Table, of_rows, of_status};
-use super::why;
+use super::{follow, why};
 
 /// Show what rnicd knows, and have it do what administrators may ask.
 ///
@@ -57,7 +57,11 @@ enum Command {
     /// Limits, and how much of each is in use.
     Limits,
     /// Notable happenings, newest first.
-    Events,
+    Events {
+        /// Show them as they happen, oldest first, until interrupted.
+        #[arg(long)]
+        follow: bool,
+    },
     /// Why something was refused or failed.
     ///
     /// Every refused request, failed completion, Terminate and lost connection leaves a record. A
@@ -124,7 +128,10 @@ fn carry_out(command: &Command, how: &How) -> Result<(), Box<dyn std::error::Err
         Command::Pds => list(ListKind::Pds),
         Command::Listeners => list(ListKind::Listeners),
         Command::Limits => list(ListKind::Limits),
-        Command::Events => list(ListKind::Events),
+        Command::Events { follow: false } => list(ListKind::Events),
+        Command::Events { follow: true } => {
+            follow::follow(&context, how.json, &mut std::io::stdout())
+        }
         Command::Why { id: None } => list(ListKind::Whys),
         Command::Why { id: Some(id) } => {
             let record = context.why(id)?;

@@ -4,6 +4,7 @@
 //! The binary calls [`main`].
 
 pub mod ctl;
+mod follow;
 pub mod table;
 pub mod why;
 

@@ -545,8 +545,9 @@ impl Server {
     fn end(&mut self, key: usize, end: End, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
+        let why = end.to_string();
         if end.is_hostile() {
-            let why_id = self.manager.misbehaved(session, &end.to_string(), now);
+            let why_id = self.manager.misbehaved(session, &why, now);
             if let End::Malformed(why) = &end
                 && session.is_some()
             {
@@ -562,6 +563,7 @@ impl Server {
         }
         self.remove(key);
         if let Some(session) = session {
+            self.manager.note_end(session, &why);
             self.manager.close_session(session, now);
         }
     }

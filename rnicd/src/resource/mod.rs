@@ -376,6 +376,16 @@ impl Manager {
         }
     }
 
+    /// Notes why a session ends whose beginning was noted.
+    pub fn note_end(&mut self, id: SessionId, why: &str) {
+        let Some(session) = self.sessions.get(&id).filter(|session| session.opening_noted) else {
+            return;
+        };
+        let Client { pid, identity, command, .. } = &session.client;
+        let text = format!("{command} (pid {pid}, uid {}): {why}", identity.uid);
+        self.note("session_ended", Some(id), text);
+    }
+
     fn dispatch(
         &mut self,
         id: SessionId,
