@@ -23,6 +23,7 @@ pub mod relay;
 pub mod target;
 pub mod traffic;
 pub mod tshark;
+pub mod unit;
 pub mod wire;
 
 pub use daemon::Daemon;

@@ -15,13 +15,15 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{ANNOTATED_DEFAULT, Config, Control, Loopback, Seccomp, Size, explain};
-use crate::control::{ControlSocket, Notifier, Server, check_filters};
+use crate::config::{
+    ANNOTATED_DEFAULT, Config, ConfigError, Control, Loopback, Seccomp, Size, explain,
+};
+use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
 use crate::demo;
 use crate::exec::{self, DaemonProcess, ExecError, LogTo, Overrides};
 use crate::log::Log;
 use crate::mover::{self, Starter};
-use crate::privilege::{self, SignalSet, Signals};
+use crate::privilege::{self, RenounceError, SignalSet, Signals};
 use crate::resource::{Capacity, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
@@ -37,8 +39,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the daemon in the foreground until SIGTERM or SIGINT.
+    ///
+    /// Exit codes: 0 stopped; 1 failed; 2 wrong usage; 78 the configuration is wrong, and starting
+    /// again is of no use before it is changed.
     Run(Run),
     /// Explain every effective value of a configuration and the memory it may cost.
+    ///
+    /// Exit codes: 0 it is right; 78 it is wrong; 2 wrong usage.
     CheckConfig(Check),
     /// Print the default configuration, every key with its meaning.
     PrintConfig,
@@ -97,6 +104,9 @@ struct Check {
     /// The same.
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     config: Option<PathBuf>,
+    /// Say nothing of a configuration that is right.
+    #[arg(long)]
+    quiet: bool,
 }
 
 #[derive(Debug, Args)]
@@ -174,7 +184,7 @@ pub fn main() -> ExitCode {
     // The exit code of a failure, where it is not 1.
     let code: fn(&Failure) -> ExitCode = match command {
         Command::Exec(_) => exec_failed,
-        _ => |_| ExitCode::FAILURE,
+        _ => failed,
     };
     let result = match command {
         Command::Run(args) => run(&args),
@@ -206,6 +216,28 @@ pub fn main() -> ExitCode {
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
+
+fn failed(error: &Failure) -> ExitCode {
+    if is_configuration(error) { ExitCode::from(EX_CONFIG) } else { ExitCode::FAILURE }
+}
+
+/// Whether it failed for what the configuration says, so that it will fail again.
+fn is_configuration(error: &Failure) -> bool {
+    let socket = match error.downcast_ref::<StartError>() {
+        Some(StartError::NoFilters { .. }) => return true,
+        Some(StartError::Socket(error)) => Some(error),
+        _ => error.downcast_ref::<SocketError>(),
+    };
+    error.is::<ConfigError>()
+        || matches!(socket, Some(SocketError::NoSuchGroup { .. }))
+        || matches!(
+            error.downcast_ref::<RenounceError>(),
+            Some(RenounceError::NoSuchUser { .. } | RenounceError::NotRoot { .. })
+        )
+}
+
+/// `EX_CONFIG` of `sysexits.h`, by which a service manager knows that it need not try again.
+const EX_CONFIG: u8 = 78;
 
 /// What a user is told when a command fails.
 pub(crate) type Failure = Box<dyn std::error::Error>;
@@ -262,6 +294,9 @@ fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), F
 fn check_config(args: &Check) -> Result<ExitCode, Failure> {
     let config =
         Config::load_or_default(args.file.as_ref().or(args.config.as_ref()).map(|f| f.as_path()))?;
+    if args.quiet {
+        return Ok(ExitCode::SUCCESS);
+    }
     let capacity = Capacity::of_this_process(&config);
     print(&explain(&config, &capacity, Policy::new(&config).unknown()))
 }

@@ -215,7 +215,13 @@ impl Server {
                 self.begin_stop(now);
             }
             self.handle_timeouts(now);
+            if self.notifier.asks(now) {
+                self.manager.ask_workers();
+            }
             self.manager.settle();
+            if self.manager.poll_alive() {
+                self.notifier.alive(now);
+            }
             self.serve(now);
         }
         tracing::info!(hostile = self.hostile.total(), "stopped");
@@ -239,8 +245,9 @@ impl Server {
         });
         let cm = self.manager.connections().next_timeout();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
+        let watchdog = self.notifier.next_question();
         let next = greeting.chain(cm).chain(self.accept_again).chain(self.stopping).chain(metrics);
-        let next = next.min()?;
+        let next = next.chain(watchdog).min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
         Some(next.since(clock::now()) + Duration::from_millis(1))
     }
@@ -300,9 +307,11 @@ impl Server {
             match signal.number {
                 libc::SIGHUP => {
                     self.notifier.reloading();
-                    reload(self.source.as_ref(), &mut self.manager);
+                    let reloaded = reload(self.source.as_ref(), &mut self.manager);
                     self.metrics.due = now;
-                    self.notifier.ready(SERVING);
+                    let status = reloaded
+                        .map_or_else(|why| format!("{SERVING}; {why}"), |()| SERVING.to_owned());
+                    self.notifier.ready(&status);
                 }
                 number => {
                     tracing::info!(signal = number, "stopping");

@@ -170,6 +170,8 @@ pub struct Manager {
     /// Shared with the workers.
     why: Arc<WhyLog>,
     notes: Notes,
+    /// All workers have answered the last question.
+    alive: bool,
     past: Past,
 }
 
@@ -196,6 +198,7 @@ enum Pending {
     AllocWindow { session: SessionId, window: MwId, stag: Stag },
     DeallocWindow { session: SessionId, window: MwId },
     Detach { session: SessionId },
+    Alive,
 }
 
 /// What counts until the reaper has dropped it.
@@ -246,6 +249,7 @@ impl Manager {
             terminates: Terminates::default(),
             why,
             notes: Notes::new(config.limits.event_records as usize),
+            alive: false,
             past: Past::default(),
             config,
             capacity,
@@ -514,6 +518,7 @@ impl Manager {
                     self.window_gone(session, window);
                 }
                 Some(Pending::Detach { session }) => self.detached(session),
+                Some(Pending::Alive) => self.alive = true,
                 None => {}
             }
         }
@@ -532,6 +537,17 @@ impl Manager {
     /// Worker threads.
     pub fn workers(&self) -> u32 {
         self.capacity.workers
+    }
+
+    /// Asks all workers whether they take commands; [`Manager::poll_alive`] says when they have.
+    pub fn ask_workers(&mut self) {
+        let ticket = self.workers.ask();
+        self.pending.insert(ticket, Pending::Alive);
+    }
+
+    /// Whether all workers have answered since this was last asked.
+    pub fn poll_alive(&mut self) -> bool {
+        std::mem::take(&mut self.alive)
     }
 
     /// An answer that was promised for later.

@@ -78,6 +78,8 @@ pub(super) enum Command {
     Expel(QpId),
     SetOptions(EngineOptions),
     Destroy(QpId),
+    /// Nothing but the answer is of interest.
+    Answer,
     Stop,
 }
 
@@ -85,7 +87,8 @@ impl Command {
     /// How a worker that sleeps takes it.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
-            Command::InstallStag(_)
+            Command::Answer
+            | Command::InstallStag(_)
             | Command::AddWindow(_)
             | Command::RegisterCq { .. }
             | Command::SetOptions(_) => Urgency::Later,

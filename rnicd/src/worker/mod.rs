@@ -302,6 +302,11 @@ impl Workers {
         ticket
     }
 
+    /// Done when every worker has come to its commands, or sleeps.
+    pub fn ask(&mut self) -> Ticket {
+        self.all(|| Command::Answer)
+    }
+
     /// A ticket that is done. To be asked after issuing one, because sleeping workers are answered
     /// for at once, and whenever the control thread is woken.
     pub fn poll_done(&mut self) -> Option<Ticket> {

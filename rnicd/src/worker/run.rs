@@ -335,6 +335,7 @@ impl Worker {
             Command::Expel(qp) => self.engine.expel(qp, now),
             Command::SetOptions(options) => self.engine.set_options(options),
             Command::Destroy(qp) => self.engine.destroy(qp, now),
+            Command::Answer => {}
             Command::Stop => self.stopping = true,
         }
     }
