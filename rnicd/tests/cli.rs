@@ -136,7 +136,7 @@ fn configurations_are_printed_checked_and_refused_by_line() {
     std::fs::write(&file, "[limits]\nqqs = 4\n").unwrap();
     for command in ["check-config", "run"] {
         let refused = rnicd().args([command, "--config"]).arg(&file).output().unwrap();
-        assert_eq!(refused.status.code(), Some(1));
+        assert_eq!(refused.status.code(), Some(78));
         let said = text(&refused.stderr);
         assert!(said.contains(&format!("{}:2:1: limits.qqs = 4", file.display())), "{said}");
     }
