@@ -81,7 +81,15 @@ impl Server {
         while let Some(event) = self.context.next_event(Some(Duration::ZERO))? {
             match self.context.connection_request(event) {
                 Ok(request) => self.welcome(request)?,
-                Err(Event::PeerClosed { qp, .. }) => self.peers[&qp].qp.disconnect()?,
+                Err(Event::PeerClosed { qp, .. }) => {
+                    if let Some(peer) = self.peers.get(&qp) {
+                        // Refused if it has ended meanwhile: then that is what comes next.
+                        match peer.qp.disconnect() {
+                            Ok(()) | Err(rnic_client::Error::Refused { .. }) => {}
+                            Err(e) => return Err(e.into()),
+                        }
+                    }
+                }
                 Err(Event::Disconnected { qp, reason, .. }) => {
                     println!("connection {qp} ended: {reason:?}");
                     self.peers.remove(&qp);

@@ -272,11 +272,13 @@ impl Posted {
     /// The lease, if the request's completion has been polled ([`Cq::poll`](crate::Cq::poll) and what
     /// calls it), whether it succeeded or not; itself otherwise.
     pub fn take(self) -> Result<Lease, Posted> {
-        let place = std::mem::replace(&mut *self.place.lock(), Place::Gone);
-        match place {
+        // One lock from the look to what is left there: the completion may land at any moment.
+        let mut place = self.place.lock();
+        match std::mem::replace(&mut *place, Place::Gone) {
             Place::Back(lease) => Ok(lease),
             other => {
-                *self.place.lock() = other;
+                *place = other;
+                drop(place);
                 Err(self)
             }
         }

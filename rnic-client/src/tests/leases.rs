@@ -187,3 +187,34 @@ fn a_queue_pair_that_goes_first_loses_what_it_has_not_completed() {
     assert_eq!(polled(&r).unwrap().wr_id, 3);
     assert!(elsewhere.take().is_ok());
 }
+
+#[test]
+fn a_completion_that_lands_while_somebody_looks_for_it_is_found() {
+    let r = rig();
+    let region = r.pd.reg_local(4096).unwrap();
+    let (send, given) = std::sync::mpsc::channel::<Posted>();
+    let (back, leases) = std::sync::mpsc::channel();
+    let looker = std::thread::spawn(move || {
+        for posted in given {
+            let mut posted = Some(posted);
+            let lease = until("lease", || match posted.take()?.take() {
+                Ok(lease) => Some(lease),
+                Err(not_yet) => {
+                    posted = Some(not_yet);
+                    None
+                }
+            });
+            back.send(lease.len()).unwrap();
+        }
+    });
+    for round in 0..5000 {
+        send.send(r.qp.post_recv_leased(round, region.lease(..).unwrap()).unwrap()).unwrap();
+        receive(&r, CompletionStatus::Success);
+        assert_eq!(polled(&r).unwrap().wr_id, round);
+        assert_eq!(leases.recv_timeout(PATIENCE), Ok(4096), "round {round}");
+        // The looker drops it after it has said so.
+        until("region to be free", || region.lease(..).ok());
+    }
+    drop(send);
+    looker.join().unwrap();
+}
