@@ -36,7 +36,7 @@ fn is_root() -> bool {
 /// Says why a test does nothing.
 fn needs_root(what: &str) -> bool {
     if !is_root() {
-        eprintln!("left out: {what} takes root");
+        rnic_tests::omit(&format!("{what} takes root"));
     }
     is_root()
 }
@@ -242,16 +242,16 @@ fn it_serves_under_the_restrictions_of_its_unit() {
 
     let mounts = is_root() && may_mount(&stage.path("run"));
     if !mounts {
-        eprintln!("left out: private and read-only folders take root, and a container that mounts");
+        rnic_tests::omit("private and read-only folders take root, and a container that mounts");
     }
     if is_root() {
         chown(stage.socket(), None, Some(GROUP)).unwrap();
         chown(stage.path("run"), Some(DAEMON), None).unwrap();
     } else {
-        eprintln!("left out: another user and an empty bounding set take root");
+        rnic_tests::omit("another user and an empty bounding set take root");
     }
     if unit::call_groups().is_empty() {
-        eprintln!("left out: what @system-service allows, systemd-analyze must say");
+        rnic_tests::omit("what @system-service allows, systemd-analyze must say");
     }
     let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let user = is_root().then_some(DAEMON);

@@ -89,6 +89,7 @@ workers = {workers}
 [limits]
 sessions = 200
 partial_bytes = \"16MiB\"
+unsent_bytes = \"16MiB\"
 qps = {}
 events = 64
 mrs = 10000
