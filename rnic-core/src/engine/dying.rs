@@ -137,8 +137,8 @@ impl Engine {
             return None;
         }
         // Nothing that was made for a session has no doorbell, but nothing may be left of it either.
-        let of_session = |qp: &&Box<super::Qp>| qp.session == session;
-        let left: Vec<_> = self.qps.iter().flatten().filter(of_session).map(|qp| qp.id).collect();
+        let qps = self.qps.iter().flatten();
+        let left: Vec<_> = qps.filter(|qp| qp.session == session).map(|qp| qp.id).collect();
         for qp in left {
             self.destroy(qp, now);
         }

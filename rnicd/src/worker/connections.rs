@@ -195,7 +195,7 @@ impl Connections {
     }
 
     /// A QP's connection, to be read.
-    pub(super) fn to_read(&mut self, qp: QpId) -> Option<(Token, &mut Connection)> {
+    pub(super) fn readable(&mut self, qp: QpId) -> Option<(Token, &mut Connection)> {
         let key = *self.by_qp.get(&qp)?;
         match self.polled.get_mut(key) {
             Some(Polled::Connection(c)) if !c.ended && !c.paused => Some((Token(key), c)),

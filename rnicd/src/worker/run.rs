@@ -180,7 +180,7 @@ impl Worker {
 
     /// Reads a connection once; whether anything came.
     fn receive(&mut self, qp: QpId, now: Time) -> bool {
-        let Some((token, connection)) = self.connections.to_read(qp) else { return false };
+        let Some((token, connection)) = self.connections.readable(qp) else { return false };
         let stream = &connection.stream;
         let received = self.engine.receive(qp, now, |buffers| {
             let mut no_descriptors = RecvAncillaryBuffer::default();
@@ -215,13 +215,12 @@ impl Worker {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event { session, event } => {
-                    if let Event::SrqUnfair { srq, qp, taken, window, .. } = &event {
-                        if let Some(held_back) = self.unfair.count(Instant::now()) {
-                            tracing::info!(
-                                %session, %srq, %qp, taken, window, held_back,
-                                "unfair share of an SRQ"
-                            );
-                        }
+                    if let Event::SrqUnfair { srq, qp, taken, window, .. } = &event
+                        && let Some(held_back) = self.unfair.count(Instant::now())
+                    {
+                        tracing::info!(
+                            %session, %srq, %qp, taken, window, held_back, "unfair share of an SRQ"
+                        );
                     }
                     self.clients.tell(session, &event, &mut self.connections);
                 }
