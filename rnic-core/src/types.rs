@@ -30,6 +30,9 @@ macro_rules! id32 {
 id32! {
     /// One client's lease on the device: from Hello to the end of its socket or process.
     SessionId,
+    /// Whose a session is: the time of a worker is shared out among users, however many sessions
+    /// each of them has.
+    UserId,
     /// A protection domain.
     PdId,
     /// Memory a client shares with the daemon.

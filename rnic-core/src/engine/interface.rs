@@ -144,6 +144,8 @@ pub enum Output {
 pub enum Work {
     /// Call [`Engine::transmit`](super::Engine::transmit) for this QP.
     Transmit(QpId),
+    /// Call [`Engine::receive`](super::Engine::receive) for this QP, which is [readable](super::Engine::readable).
+    Receive(QpId),
 }
 
 /// What came of [`Engine::transmit`](super::Engine::transmit).
@@ -160,7 +162,7 @@ pub enum Transmit {
 /// What came of [`Engine::receive`](super::Engine::receive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// Octets were handled; there may be more.
+    /// Octets were handled, or had to wait for the QP's turn; there may be more.
     Progress,
     /// Nothing is there.
     WouldBlock,

@@ -5,6 +5,8 @@
 
 use super::charge::Held;
 use super::partial::Partial;
+use super::schedule::QUANTUM;
+use super::unread::Unread;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
 use crate::shm::io::Piece;
 use crate::stream::inbound::Inbound;
@@ -12,8 +14,8 @@ use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
 /// Octets of the transmit slab: the most that one call hands to TCP.
 pub(super) const TX_SLAB: usize = BATCH + MAX_FPDU;
-/// Octets of the receive slab.
-pub(super) const RX_SLAB: usize = 256 * 1024;
+/// Octets of a receive slab: as much as a turn is worth.
+pub(super) const RX_SLAB: usize = QUANTUM as usize;
 /// Octets after which a call is made. With more, both ends wait for each other in larger steps: of 64,
 /// 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
 const BATCH: usize = 64 * 1024;
@@ -49,6 +51,8 @@ pub(super) struct TcpLink {
     pub fin_sent: bool,
     /// The FPDU that has not arrived in full.
     pub partial: Partial,
+    /// What was read behind it and not looked at.
+    pub unread: Option<Unread>,
 }
 
 /// Why `mulpdu` is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.
@@ -86,6 +90,7 @@ impl TcpLink {
             terminate: None,
             fin_sent: false,
             partial: Partial::default(),
+            unread: None,
         }
     }
 

@@ -11,7 +11,7 @@ use super::ledger::Progress;
 use super::message::Head;
 use super::partial::Owner;
 use super::qp::{Link, OutstandingRead, Phase, Qp};
-use super::schedule::Key;
+use super::schedule::{END_COST, Key};
 use super::why::Reason;
 use super::{Delivery, Output, Shard};
 use crate::abi::control::{DisconnectReason, Event};
@@ -110,6 +110,7 @@ impl Qp {
             let (session, at) = (self.session, shard.now);
             shard.outputs.push_back(Output::StagGuessed { session, peer: peer.ip(), at });
         }
+        self.deficit -= END_COST;
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
         self.terminated_by_us(shard, code, &payload, reason);
         let headers = payload.get(4..).unwrap_or_default().to_vec();
@@ -356,6 +357,7 @@ impl Qp {
             return;
         }
         self.message = None;
+        self.deficit -= END_COST;
         self.enter(Phase::Dead);
         shard.timers.set(self, None);
         self.flush(shard);

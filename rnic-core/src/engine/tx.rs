@@ -13,7 +13,7 @@ use super::failure;
 use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
-use super::schedule::REQUEST_COST;
+use super::schedule::{CALL_COST, FPDU_COST};
 use super::tcp::TxBatch;
 use super::why::{Reason, revoked};
 use super::{Output, Shard, Transmit};
@@ -52,6 +52,7 @@ impl Qp {
         let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
         tcp.framed += produced as u64;
         if bare {
+            self.deficit -= CALL_COST;
             match self.transmit_bare(shard, &slab[..produced], send) {
                 Ok(()) => more = true,
                 Err(BareFault::Interrupted) => {
@@ -77,6 +78,7 @@ impl Qp {
                 }
             }
         } else if had_tail || produced > 0 {
+            self.deficit -= CALL_COST;
             let octets = if had_tail { tcp.tail() } else { &slab[..produced] };
             let result = send(&TxBatch::new(&[Piece::Private(octets)]));
             let mut interrupted = false;
@@ -154,7 +156,8 @@ impl Qp {
                 return (used, false);
             }
             if !terminating && (!self.phase.sends() || !self.pick_message(shard)) {
-                return (used, false);
+                // If the turn ended over requests that made no message, there may be more.
+                return (used, self.deficit <= 0);
             }
             if self.goes_bare(shard) {
                 return (used, true);
@@ -165,7 +168,7 @@ impl Qp {
                     return (used, false);
                 }
                 Ok((n, len)) => {
-                    self.deficit -= (n as i64).max(REQUEST_COST);
+                    self.deficit -= (n as i64).max(FPDU_COST);
                     used += n;
                     let Link::Tcp(tcp) = &self.link else { return (used, false) };
                     // What was framed before, and what stands in the slab.

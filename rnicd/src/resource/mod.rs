@@ -272,7 +272,7 @@ impl Manager {
         let arena_len = Arenas::first_length(self.capacity.workers);
         self.charge_session(&mut counts, arena_len as u64)?;
         let id = SessionId(self.handles.sessions.allocate(SessionId(0)));
-        match self.prepare_session(id) {
+        match self.prepare_session(id, UserId(rights.uid)) {
             Ok((arenas, welcome)) => {
                 let client = Client {
                     pid: peer.pid,
@@ -320,7 +320,7 @@ impl Manager {
         })
     }
 
-    fn prepare_session(&mut self, id: SessionId) -> io::Result<(Arenas, Welcome)> {
+    fn prepare_session(&mut self, id: SessionId, user: UserId) -> io::Result<(Arenas, Welcome)> {
         let workers = self.capacity.workers;
         let features =
             if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
@@ -337,7 +337,7 @@ impl Manager {
             let scanner = DoorbellScanner::new(first.clone(), worker);
             scanners.push(scanner.map_err(io::Error::other)?);
         }
-        self.workers.attach_session(id, scanners, eventfds, &events);
+        self.workers.attach_session(id, user, scanners, eventfds, &events);
         let reply = HelloReply {
             status: HelloStatus::Ok as u32,
             version: ABI_VERSION,

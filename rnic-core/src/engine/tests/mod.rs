@@ -16,6 +16,7 @@ mod ddp_limits;
 mod delivery;
 mod differential;
 mod endings;
+mod fairness;
 mod framing;
 mod hold;
 mod limits;

@@ -38,7 +38,7 @@ use crate::stream::startup::{
 };
 use crate::types::{
     Access, AddressPair, CqId, MrId, MwId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag,
-    Time, WindowKind,
+    Time, UserId, WindowKind,
 };
 
 /// The ends of the connection that most tests are about.

@@ -9,13 +9,19 @@ impl World {
     }
 
     pub fn app(&mut self, host: usize) -> usize {
-        let (arena, _fd) = Mapping::create_arena("test", 256 << 10).unwrap();
+        let user = UserId(self.id());
+        self.app_of(host, user)
+    }
+
+    /// A session of this user.
+    pub fn app_of(&mut self, host: usize, user: UserId) -> usize {
+        let (arena, _fd) = Mapping::create_arena("test", 512 << 10).unwrap();
         let session = SessionId(self.id());
         let pd = PdId(self.id());
         let mut ringers = Vec::new();
         for (worker, engine) in (0..).zip(self.hosts[host].clone()) {
             let scanner = DoorbellScanner::new(arena.clone(), worker).unwrap();
-            self.engines[engine].attach_session(session, scanner, self.now);
+            self.engines[engine].attach_session(session, user, scanner, self.now);
             ringers.push((engine, DoorbellRinger::new(arena.clone(), worker).unwrap()));
         }
         self.apps.push(App {
