@@ -17,7 +17,7 @@ use rnic_core::shm::queue::{
 use rnic_core::stream::startup::{Negotiated, Role};
 use rnic_core::types::{
     Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, SrqId, Stag, Time,
-    WindowKind,
+    UserId, WindowKind,
 };
 
 /// Reads an input from front to back; at its end everything is 0.
@@ -116,6 +116,7 @@ impl World {
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),
+            unsent: Default::default(),
             mulpdu: MulpduPolicy::Emss,
             why: Arc::default(),
         };
@@ -231,7 +232,7 @@ impl Client {
         let (memory, _fd) = Mapping::create_arena("fuzz-region", REGION).expect("memory");
         let (session, qp, pd) = (SessionId(n + 1), QpId(100 + n), PdId(n + 1));
         let scanner = DoorbellScanner::new(arena.clone(), 0).expect("inside the arena");
-        engine.attach_session(session, scanner, now);
+        engine.attach_session(session, UserId(n), scanner, now);
         let mut used = PAGE * 2;
         let mut queue = |kind, shape: QueueShape, bell| {
             let offset = used;

@@ -84,6 +84,7 @@ impl Qp {
 
 /// A TCP connection of this program on which an MPA Request is awaited. Dropping it ends the
 /// connection.
+#[derive(Debug)]
 pub struct SocketListener {
     listener: Listener,
     stream: TcpStream,
@@ -133,6 +134,7 @@ impl SocketListener {
 
 /// A peer that asks to connect over a TCP connection of this program. Dropping it rejects it
 /// without private data and ends the TCP connection.
+#[derive(Debug)]
 pub struct SocketRequest {
     // In this order: a listener that closes rejects what is undecided.
     request: ConnectionRequest,

@@ -1,7 +1,8 @@
 //! Completion channels: a descriptor that says which CQ has something new.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,9 +76,27 @@ impl CompletionChannel {
     }
 }
 
+impl fmt::Debug for CompletionChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionChannel").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
+
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.inbox.as_fd()
+        self.inner.as_fd()
+    }
+}
+
+impl AsFd for ChannelInner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inbox.as_fd()
+    }
+}
+
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 
@@ -112,14 +131,13 @@ impl ChannelInner {
         count: u64,
         deadline: Option<Instant>,
     ) -> Result<bool, Error> {
-        let more = |records: &mut Records| {
-            let more = records.count(cq) > count;
-            if more {
-                records.unread.retain(|c| *c != cq);
-            }
-            more.then_some(())
-        };
-        Ok(self.inbox.wait(deadline, more)?.is_some())
+        Ok(self.inbox.wait(deadline, |records| records.take_beyond(cq, count))?.is_some())
+    }
+
+    /// As [`wait_beyond`](Self::wait_beyond), for a task.
+    #[cfg(feature = "tokio")]
+    pub(crate) async fn task_wait_beyond(&self, cq: CqId, count: u64) -> Result<(), Error> {
+        crate::tasks::taken(&self.inbox, |records| records.take_beyond(cq, count)).await
     }
 }
 
@@ -143,6 +161,15 @@ impl Records {
             }
         }
         Ok(())
+    }
+
+    /// Whether this CQ has had more than `count` events, which are then nobody else's.
+    fn take_beyond(&mut self, cq: CqId, count: u64) -> Option<()> {
+        let more = self.count(cq) > count;
+        if more {
+            self.unread.retain(|c| *c != cq);
+        }
+        more.then_some(())
     }
 
     fn count(&self, cq: CqId) -> u64 {

@@ -118,7 +118,11 @@ mod tests {
         e.detail = 0x01_01_02;
         e.why_id = 9;
         let said = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
-        assert_eq!(said, "RdmaRead 77 of QP 5 failed: RemoteAccess, Terminate 1/1/02 (why 9)");
+        assert_eq!(
+            said,
+            "RDMA Read 77 of QP 5 failed: the peer refuses access to its memory, Terminate 1/1/02 \
+             (tagged buffer: STag not associated with the DDP stream) (why 9)"
+        );
     }
 
     #[test]

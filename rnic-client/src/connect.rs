@@ -24,8 +24,9 @@ pub struct ConnectOptions {
     pub ord: Option<u16>,
     /// Source address, if it matters.
     pub local: Option<SocketAddr>,
-    /// How long [`Qp::connect`] waits; default 30 s, `None` as long as the daemon's own deadlines
-    /// let it.
+    /// How long [`Qp::connect`] waits; default 40 s, `None` as long as the daemon's own deadlines
+    /// let it. Those are 30 s together where the administrator has not changed them, and a program
+    /// that lets the daemon give up first learns why (`mpa.connect_deadline`, `mpa.reply_deadline`).
     pub timeout: Option<Duration>,
 }
 
@@ -36,7 +37,7 @@ impl Default for ConnectOptions {
             ird: None,
             ord: None,
             local: None,
-            timeout: Some(Duration::from_secs(30)),
+            timeout: Some(Duration::from_secs(40)),
         }
     }
 }
@@ -115,13 +116,18 @@ impl Qp {
         loop {
             match self.session().await_event(deadline, |events| events.ending(self.id))? {
                 Some(Ending::Ended(reason)) => return Ok(reason),
-                Some(Ending::PeerClosed) => match self.disconnect() {
-                    // Refused if it has ended meanwhile: then that is what comes next.
-                    Ok(()) | Err(Error::Refused { .. }) => {}
-                    Err(e) => return Err(e),
-                },
+                Some(Ending::PeerClosed) => self.finish_as_well()?,
                 None => return Err(Error::TimedOut { what: "the end of the connection" }),
             }
+        }
+    }
+
+    /// The peer has finished sending: so do we.
+    pub(crate) fn finish_as_well(&self) -> Result<(), Error> {
+        match self.disconnect() {
+            // Refused if it has ended meanwhile: then that is what comes next.
+            Ok(()) | Err(Error::Refused { .. }) => Ok(()),
+            Err(e) => Err(e),
         }
     }
 
@@ -139,20 +145,27 @@ impl Qp {
             .session()
             .await_event(deadline(timeout), |e| e.take(Subject::Qp(self.id), settles_connection))?;
         match decision {
-            Some(Event::Established { addresses, ird, ord, private_data, revision, .. }) => {
-                Ok(Connected { private_data, ird, ord, addresses, revision })
-            }
-            Some(Event::Rejected { private_data, .. }) => Err(Error::Rejected { private_data }),
-            Some(Event::Unreachable { reason, .. } | Event::QpFatal { reason, .. }) => {
-                Err(Error::Unreachable { reason })
-            }
-            Some(Event::Disconnected { reason, .. }) => Err(Error::Disconnected(reason)),
-            Some(other) => Err(Error::protocol(format!("{other:?} settles no connection"))),
+            Some(event) => outcome(event),
             None => {
                 self.abort()?;
                 Err(Error::TimedOut { what: "the connection; it has been aborted" })
             }
         }
+    }
+}
+
+/// What a decision about an attempt says.
+pub(crate) fn outcome(decision: Event) -> Result<Connected, Error> {
+    match decision {
+        Event::Established { addresses, ird, ord, private_data, revision, .. } => {
+            Ok(Connected { private_data, ird, ord, addresses, revision })
+        }
+        Event::Rejected { private_data, .. } => Err(Error::Rejected { private_data }),
+        Event::Unreachable { reason, .. } | Event::QpFatal { reason, .. } => {
+            Err(Error::Unreachable { reason })
+        }
+        Event::Disconnected { reason, .. } => Err(Error::Disconnected(reason)),
+        other => Err(Error::protocol(format!("{other:?} settles no connection"))),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Opening the device, and what belongs to the whole session.
 
+use std::fmt;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use rnic_core::abi::control::*;
 use rnic_core::types::{QpId, SessionId};
 
+use crate::access;
 use crate::adopt::{SocketError, SocketListener};
 use crate::channel::CompletionChannel;
 use crate::control::dial;
@@ -61,6 +63,12 @@ pub struct Page {
     pub next: Option<u64>,
 }
 
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("session", &self.session()).finish_non_exhaustive()
+    }
+}
+
 impl Context {
     /// Opens the device that the environment names, see [`OpenOptions::socket`].
     ///
@@ -93,10 +101,18 @@ impl Context {
                     let session = Session::open(socket, &path, options.reply_timeout, owner)?;
                     return Ok(Context { session: Arc::new(session) });
                 }
-                Err(e) => tried.push((path, e)),
+                Err(e) => {
+                    let e = access::explained(&path, e);
+                    tried.push((path, e));
+                }
             }
         }
         Err(Error::NoDaemon { tried })
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn of_session(&self) -> &Session {
+        &self.session
     }
 
     /// The daemon's number for this session, as `rnicctl clients` shows it.
@@ -170,8 +186,11 @@ impl Context {
 
     /// Makes memory that regions can name: zeroed, populated and shared with the daemon.
     ///
-    /// `len` is in octets, rounded up to whole pages. The pages are this process's own and count
-    /// against the daemon's `limits.segment_bytes`.
+    /// `len` is in bytes, rounded up to whole pages. The pages are this process's own and count
+    /// against the daemon's `limits.segment_bytes`, which is asked before any of them is taken.
+    ///
+    /// Errors: [`Error::Refused`] names the limit; [`Error::NotEnoughMemory`] if the machine, or the
+    /// control group of this process, has less left, which is looked at while the pages are taken.
     pub fn create_segment(&self, len: u64) -> Result<Segment, Error> {
         Segment::create(&self.session, len)
     }
@@ -255,5 +274,19 @@ impl Context {
     /// `next_event` no longer shows here.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.session.events.as_fd()
+    }
+}
+
+/// The descriptor of [`Context::event_fd`], with what is said there.
+impl AsFd for Context {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event_fd()
+    }
+}
+
+/// The descriptor of [`Context::event_fd`], with what is said there.
+impl AsRawFd for Context {
+    fn as_raw_fd(&self) -> RawFd {
+        self.event_fd().as_raw_fd()
     }
 }

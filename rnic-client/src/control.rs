@@ -80,7 +80,12 @@ impl Control {
             Err(e) => return Err(e),
         }
         let mut space = [0; HELLO_LEN];
-        let (packet, descriptors) = control.receive(&mut space)?;
+        let (packet, descriptors) = match control.receive(&mut space) {
+            // It hung up without having read our Hello, which the kernel tells first, and once: an
+            // answer it gave before is still there.
+            Err(Error::DaemonGone) => control.receive(&mut space)?,
+            other => other?,
+        };
         let reply = HelloReply::from_bytes(packet)
             .ok_or_else(|| Error::protocol("its first packet is no Hello reply"))?;
         let why = match HelloStatus::from_u32(reply.status) {
@@ -96,6 +101,7 @@ impl Control {
             Some(HelloStatus::NotAllowed) => Admission::NotAllowed,
             Some(HelloStatus::UserSessions) => Admission::UserSessions,
             Some(HelloStatus::Draining) => Admission::Draining,
+            Some(HelloStatus::Silent) => Admission::Silent,
             None => {
                 return Err(Error::protocol(format!("unknown Hello status {}", reply.status)));
             }

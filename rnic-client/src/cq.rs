@@ -1,24 +1,29 @@
 //! Completion queues: polling, arming, and waiting with as little cost as the wait is long.
 
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
 use rnic_core::abi::queue::{ARM_NEXT, ARM_NONE, ARM_SOLICITED, QueueKind};
+use rnic_core::shm::lease::Done;
 use rnic_core::shm::queue::CompletionConsumer;
 use rnic_core::shm::wait::{Step, WaitPolicy, Waiter};
-use rnic_core::types::{CqId, Time};
+use rnic_core::types::{CqId, QpId, Time};
 
 use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::error::Error;
 use crate::events::Subject;
 use crate::inbox::deadline;
+use crate::lease::Flight;
 use crate::session::{Session, unexpected};
 
 /// How to make a completion queue.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct CqOptions<'a> {
     /// Entries wanted, rounded up to a power of two; default 128. A CQ needs room for every request
     /// that can be outstanding on its QPs: send requests hold an entry from the time the daemon
@@ -61,7 +66,7 @@ pub(crate) struct CqInner {
     capacity: u32,
     /// Index to ring when a worker waits for room.
     doorbell: u32,
-    channel: Arc<ChannelInner>,
+    pub(crate) channel: Arc<ChannelInner>,
     state: Mutex<CqState>,
 }
 
@@ -73,6 +78,10 @@ struct CqState {
     waiters: u32,
     /// The program arms this CQ itself, so somebody else may sleep on its events.
     armed_by_program: bool,
+    /// Requests with a lease whose completions are awaited, by the number the daemon knows.
+    flights: HashMap<u64, Flight>,
+    /// Some of them are of QPs that are gone.
+    orphans: bool,
     /// A `wait` armed the CQ and left without the event: it may come when nobody awaits it.
     stray_event: bool,
 }
@@ -98,6 +107,8 @@ impl Cq {
             waiters: 0,
             armed_by_program: false,
             stray_event: false,
+            flights: HashMap::new(),
+            orphans: false,
             consumer: CompletionConsumer::new(memory.clone()),
         };
         let inner = CqInner {
@@ -119,6 +130,11 @@ impl Cq {
     /// Entries it holds.
     pub fn capacity(&self) -> u32 {
         self.inner.capacity
+    }
+
+    /// Where its completion events go: the channel it was made with, or one of its own.
+    pub fn channel(&self) -> CompletionChannel {
+        CompletionChannel { inner: self.inner.channel.clone() }
     }
 
     /// Takes up to `completions.len()` completions, oldest first, and returns how many
@@ -227,7 +243,43 @@ impl Cq {
     }
 }
 
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq")
+            .field("id", &self.id())
+            .field("capacity", &self.capacity())
+            .field("channel", &self.inner.channel.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The descriptor of its channel ([`Cq::channel`]), with what is said there.
+impl AsFd for Cq {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.channel.as_fd()
+    }
+}
+
+/// The descriptor of its channel ([`Cq::channel`]), with what is said there.
+impl AsRawFd for Cq {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
 impl CqInner {
+    /// Awaits the completion of a request that has a lease.
+    pub(crate) fn await_landing(&self, number: u64, flight: Flight) {
+        self.state.lock().flights.insert(number, flight);
+    }
+
+    /// A QP is gone, and writes no completion any more.
+    pub(crate) fn orphan(&self, qp: QpId) {
+        let mut state = self.state.lock();
+        let any = state.flights.values_mut().fold(false, |any, flight| flight.orphan(qp) | any);
+        state.orphans |= any;
+    }
+
     /// Rings the workers that wait for room in this CQ (M11).
     #[cold]
     fn wake(&self, workers: u64) -> Result<(), Error> {
@@ -250,11 +302,36 @@ impl CqState {
     fn take(&mut self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut n = 0;
         for place in completions {
-            let Some(entry) = self.consumer.poll() else { break };
+            let Some((entry, done)) = self.consumer.poll_loan() else {
+                if self.orphans {
+                    self.forget_orphans();
+                }
+                break;
+            };
             *place = Completion::from_entry(&entry)?;
+            if let Some(done) = done {
+                self.land(done, place);
+            }
             n += 1;
         }
         Ok(n)
+    }
+
+    /// Gives a lease back, and the completion the program's name for its request.
+    #[cold]
+    fn land(&mut self, done: Done, completion: &mut Completion) {
+        if let Some(flight) = self.flights.remove(&done.wr_id()) {
+            completion.wr_id = flight.wr_id;
+            flight.land(done);
+        }
+    }
+
+    /// Everything that was written has been read: what QPs that are gone have not completed until
+    /// now, they never will.
+    #[cold]
+    fn forget_orphans(&mut self) {
+        self.orphans = false;
+        self.flights.retain(|_, flight| !flight.is_orphan());
     }
 
     /// Tells the daemon whether it may skip the event because somebody looks. Only if that is the
@@ -272,13 +349,13 @@ impl CqState {
 }
 
 /// One thread in `wait`, from the first look to the last.
-struct Watch<'a> {
+pub(crate) struct Watch<'a> {
     cq: &'a CqInner,
     cpus: usize,
 }
 
 impl<'a> Watch<'a> {
-    fn begin(cq: &'a CqInner) -> Self {
+    pub(crate) fn begin(cq: &'a CqInner) -> Self {
         let mut state = cq.state.lock();
         state.waiters += 1;
         state.publish_spinning();
@@ -289,7 +366,7 @@ impl<'a> Watch<'a> {
     /// number returned. The number is read before arming, so that the event of this arming is
     /// beyond it whoever reads it from the channel; and one that a former wait left behind is read
     /// first, so that unread events do not pile up.
-    fn prepare_sleep(&self) -> Result<u64, Error> {
+    pub(crate) fn prepare_sleep(&self) -> Result<u64, Error> {
         self.cq.session.check_owner()?;
         let stray = std::mem::take(&mut self.cq.state.lock().stray_event);
         if stray {
@@ -305,7 +382,7 @@ impl<'a> Watch<'a> {
 
     /// The sleep is over without the event it armed for. Takes the arm back unless somebody else
     /// may rely on it; the event may be on its way all the same.
-    fn left_armed(&self) {
+    pub(crate) fn left_armed(&self) {
         let mut state = self.cq.state.lock();
         if state.alone() {
             state.consumer.arm(ARM_NONE);

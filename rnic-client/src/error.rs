@@ -90,6 +90,29 @@ pub enum Error {
     #[error("this QP takes its receives from a shared receive queue: post there")]
     SharedReceives,
 
+    /// A range of a [`LocalMr`](crate::LocalMr) is leased or posted already, or a part of it is.
+    #[error("{length} bytes at {offset} are leased already, or some of them are")]
+    Leased {
+        /// Bytes from the region's start.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// An element that was built by hand names a [`LocalMr`](crate::LocalMr), whose bytes may be
+    /// somebody's slice: post a lease instead.
+    #[error("STag {lkey:#010x} is of a region whose bytes are leased: post a lease")]
+    LeasedMemory {
+        /// The element's key.
+        lkey: u32,
+    },
+    /// This library numbers requests that have a lease from `0x1EA0_0000_0000_0000` to
+    /// `0x1EAF_FFFF_FFFF_FFFF`; a request of the program must not look like one.
+    #[error("wr_id {wr_id:#x} is among those that this library uses itself")]
+    ReservedWrId {
+        /// As given.
+        wr_id: u64,
+    },
+
     // A resource or a right that the daemon refused.
     /// The daemon refused the request; the refusal names the limit, rule or field.
     #[error("refused: {refusal}{}", why_in_words(*why_id))]
@@ -123,10 +146,10 @@ pub enum Error {
         reason: String,
     },
     /// The connection ended before it was usable.
-    #[error("the connection ended: {0:?}")]
+    #[error("the connection ended: {0}")]
     Disconnected(DisconnectReason),
     /// A posted request completed with an error.
-    #[error("{opcode:?} {wr_id} of QP {qp} failed: {status:?}{}", detail_in_words(detail, *why_id))]
+    #[error("{opcode} {wr_id} of QP {qp} failed: {status}{}", detail_in_words(detail, *why_id))]
     Failed {
         /// The application's name for the request.
         wr_id: u64,
@@ -150,7 +173,7 @@ pub enum Error {
 
     // The daemon's, or the machine's.
     /// No daemon answers at any of these sockets.
-    #[error("no RNIC daemon: {}", tried_in_words(tried))]
+    #[error("{}", tried_in_words(tried))]
     NoDaemon {
         /// Each socket that was tried, and how it failed.
         tried: Vec<(PathBuf, io::Error)>,
@@ -161,6 +184,15 @@ pub enum Error {
     /// The daemon said something that this library does not understand; a bug of one of them.
     #[error("the daemon broke the protocol: {0}")]
     Protocol(String),
+    /// The machine, or the control group of this process, has less memory left than a segment
+    /// takes. Nothing was taken: a kernel without memory would kill somebody.
+    #[error("{wanted} more bytes of memory wanted, but only about {available} are available")]
+    NotEnoughMemory {
+        /// Bytes that were still wanted.
+        wanted: u64,
+        /// Bytes there are, swap included.
+        available: u64,
+    },
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
@@ -200,6 +232,9 @@ pub enum Admission {
     /// An administrator has it refuse everything new.
     #[error("it is draining: it takes no new sessions until `rnicctl drain off`")]
     Draining,
+    /// Too many clients of this user are connected that have said nothing yet.
+    #[error("too many connections of this user to its socket have said nothing yet; try again")]
+    Silent,
 }
 
 /// Whose fault an [`Error`] is.
@@ -229,6 +264,9 @@ impl Error {
             | Error::PrivateDataTooLong { .. }
             | Error::WrongWindow { .. }
             | Error::ForeignObject { .. }
+            | Error::Leased { .. }
+            | Error::LeasedMemory { .. }
+            | Error::ReservedWrId { .. }
             | Error::SharedReceives => Fault::Application,
             Error::Refused { .. } | Error::NotAdmitted { .. } => Fault::Refusal,
             Error::Rejected { .. }
@@ -244,9 +282,11 @@ impl Error {
                 CompletionStatus::Fatal => Fault::Daemon,
                 _ => Fault::Peer,
             },
-            Error::NoDaemon { .. } | Error::DaemonGone | Error::Protocol(_) | Error::Io { .. } => {
-                Fault::Daemon
-            }
+            Error::NoDaemon { .. }
+            | Error::DaemonGone
+            | Error::Protocol(_)
+            | Error::NotEnoughMemory { .. }
+            | Error::Io { .. } => Fault::Daemon,
         }
     }
 
@@ -318,6 +358,17 @@ fn why_in_words(why_id: u64) -> String {
 }
 
 fn tried_in_words(tried: &[(PathBuf, io::Error)]) -> String {
-    let each: Vec<_> = tried.iter().map(|(p, e)| format!("{}: {e}", p.display())).collect();
-    format!("{}; start `rnicd run` or set RNIC_SOCKET", each.join(", "))
+    let each = |which: &dyn Fn(&io::Error) -> bool| -> Vec<_> {
+        let some = tried.iter().filter(|(_, e)| which(e));
+        some.map(|(p, e)| format!("{}: {e}", p.display())).collect()
+    };
+    let denied = each(&|e| e.kind() == io::ErrorKind::PermissionDenied);
+    match denied.is_empty() {
+        true => {
+            let all = each(&|_| true).join(", ");
+            format!("no RNIC daemon: {all}; start `rnicd run` or set RNIC_SOCKET")
+        }
+        // There is one; to start another would be the wrong advice.
+        false => format!("no access to the RNIC daemon: {}", denied.join(", ")),
+    }
 }

@@ -60,6 +60,8 @@ pub(crate) struct Device {
     pub(crate) qps: HashMap<QpId, FakeQp>,
     pub(crate) srqs: HashMap<SrqId, ReceiveConsumer>,
     pub(crate) cqs: HashMap<CqId, FakeCq>,
+    /// Bytes of segments without memory.
+    pub(crate) reserved: HashMap<SegmentId, u64>,
     pub(crate) segments: HashMap<SegmentId, Arc<Mapping>>,
     pub(crate) scanners: Vec<DoorbellScanner>,
     eventfds: Vec<OwnedFd>,
@@ -113,6 +115,7 @@ impl FakeDaemon {
             qps: HashMap::new(),
             srqs: HashMap::new(),
             cqs: HashMap::new(),
+            reserved: HashMap::new(),
             segments: HashMap::new(),
             scanners: Vec::new(),
             eventfds: Vec::new(),
@@ -258,11 +261,16 @@ impl Device {
         let mut fd = None;
         let reply = match body {
             RequestBody::OpenPd { .. } => ReplyBody::Pd { pd: PdId(self.handle()) },
-            RequestBody::AddSegment { length, .. } => {
+            RequestBody::ReserveSegment { length } => {
                 let segment = SegmentId(self.handle());
-                let mapping = Mapping::adopt_segment(passed.unwrap().as_fd(), *length).unwrap();
-                self.segments.insert(segment, mapping);
+                self.reserved.insert(segment, *length);
                 ReplyBody::Segment { segment }
+            }
+            RequestBody::FillSegment { segment, .. } => {
+                let length = self.reserved.remove(segment).unwrap();
+                let mapping = Mapping::adopt_segment(passed.unwrap().as_fd(), length).unwrap();
+                self.segments.insert(*segment, mapping);
+                ReplyBody::Done
             }
             RequestBody::RegMr { .. } => {
                 let n = self.handle();

@@ -4,13 +4,16 @@
 //! channel, while each waiting thread cares for only one of them. Whoever waits first reads for
 //! everybody (there is no background thread): it sleeps in `poll`, sorts each packet into the
 //! shared state and wakes the others to look. When it has what it came for, another one takes its
-//! place. What the packets mean is the business of `sort`; [`crate::events`] and
+//! place. Tasks of an executor, which cannot sleep here, read only while no thread does. What the packets mean is the business of `sort`; [`crate::events`] and
 //! [`crate::channel`] use this.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+#[cfg(feature = "tokio")]
+use std::task::Poll;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -23,7 +26,7 @@ pub(crate) struct Inbox<S> {
     /// Puts one packet in its place; an error closes the inbox.
     sort: fn(&mut S, &[u8]) -> Result<(), Error>,
     shared: Mutex<Shared<S>>,
-    /// Something was sorted, the reader left, or the socket closed.
+    /// Something was sorted, the reader left, or the socket closed. Told by [`Inbox::tell`].
     changed: Condvar,
 }
 
@@ -33,6 +36,8 @@ struct Shared<S> {
     space: Box<[u8]>,
     /// A thread sleeps on the socket for all.
     reading: bool,
+    /// Tasks that look again when something has changed.
+    tasks: Vec<Waker>,
     /// The other end is gone, or sent nonsense.
     closed: bool,
 }
@@ -45,7 +50,8 @@ impl<S> Inbox<S> {
         sort: fn(&mut S, &[u8]) -> Result<(), Error>,
     ) -> Self {
         let space = vec![0; packet].into();
-        let shared = Mutex::new(Shared { sorted, space, reading: false, closed: false });
+        let shared =
+            Mutex::new(Shared { sorted, space, reading: false, tasks: Vec::new(), closed: false });
         Inbox { socket, sort, shared, changed: Condvar::new() }
     }
 
@@ -87,7 +93,7 @@ impl<S> Inbox<S> {
                 Ok(true) => self.read_one(&mut shared).map(|_| true),
                 other => other,
             };
-            self.changed.notify_all();
+            self.tell(&mut shared);
             match outcome {
                 Ok(true) => {}
                 Ok(false) => return Ok(take(&mut shared.sorted)),
@@ -107,7 +113,7 @@ impl<S> Inbox<S> {
                 if !self.read_one(&mut shared)? {
                     break;
                 }
-                self.changed.notify_all();
+                self.tell(&mut shared);
             } else if wait_readable(self.socket.as_fd(), Some(Instant::now()))? {
                 // The reader has been woken by the same packet, and says when it has sorted it.
                 self.changed.wait(&mut shared);
@@ -125,9 +131,54 @@ impl<S> Inbox<S> {
 
     /// Changes the sorted state and lets all waiters look again.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut S) -> T) -> T {
-        let result = f(&mut self.shared.lock().sorted);
-        self.changed.notify_all();
+        let mut shared = self.shared.lock();
+        let result = f(&mut shared.sorted);
+        self.tell(&mut shared);
         result
+    }
+
+    /// Looks for what `take` finds, after sorting what has arrived; if there is nothing, the task is
+    /// woken when another one, or a thread, has sorted something or has left the socket alone. That
+    /// something arrives on the socket is the caller's to notice.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn poll_take<T>(
+        &self,
+        task: &Waker,
+        take: &mut impl FnMut(&mut S) -> Option<T>,
+    ) -> Poll<Result<T, Error>> {
+        let mut shared = self.shared.lock();
+        loop {
+            if let Some(found) = take(&mut shared.sorted) {
+                return Poll::Ready(Ok(found));
+            }
+            if shared.closed {
+                return Poll::Ready(Err(Error::DaemonGone));
+            }
+            if shared.reading {
+                break;
+            }
+            match self.read_one(&mut shared) {
+                Ok(false) => break,
+                Ok(true) => self.tell(&mut shared),
+                Err(e) => {
+                    self.tell(&mut shared);
+                    return Poll::Ready(Err(e));
+                }
+            }
+        }
+        if !shared.tasks.iter().any(|known| known.will_wake(task)) {
+            shared.tasks.push(task.clone());
+        }
+        Poll::Pending
+    }
+
+    /// Has everybody look again. The lock is let go of meanwhile: who is woken may run at once.
+    fn tell(&self, shared: &mut MutexGuard<'_, Shared<S>>) {
+        self.changed.notify_all();
+        let tasks = std::mem::take(&mut shared.tasks);
+        if !tasks.is_empty() {
+            MutexGuard::unlocked(shared, || tasks.into_iter().for_each(Waker::wake));
+        }
     }
 
     /// Whether the other end is known to be gone; asks the socket.

@@ -70,13 +70,15 @@
 //!
 //! # Threads, processes, memory
 //!
-//! Everything is `Send` and `Sync`; several threads may wait for different things at once. There is
-//! no thread in the background. Objects keep what they were made with alive and are destroyed in
+//! Every type of this library is `Send` and `Sync`, and every handle has `Debug`; several threads may
+//! wait for different things at once. There is no thread in the background. Objects keep what they were made with alive and are destroyed in
 //! the daemon when dropped. All descriptors are close-on-exec; after `fork` only the parent may use
 //! its context (see [`Context`]).
 //!
 //! A peer with rights to a region writes into it whenever it likes, so a `&[u8]` of it would be
-//! unsound: [`Mr`] copies in and out and has atomic words instead. Programs need no `unsafe`.
+//! unsound: [`Mr`] copies in and out and has atomic words instead. Slices without `unsafe` are those
+//! of a [`Lease`] on a [`LocalMr`], which no peer reaches and which a posted request takes along until
+//! its completion gives it back; [`Mr::raw`] has `unsafe` ones. Programs need no `unsafe`.
 //!
 //! # Errors
 //!
@@ -84,6 +86,9 @@
 //! [`Completion`] whose status is not success. The daemon names every limit and rule by which it
 //! refuses something ([`Error::Refused`]).
 
+#![warn(missing_debug_implementations)]
+
+mod access;
 mod adopt;
 mod attached;
 mod channel;
@@ -95,11 +100,15 @@ mod cq;
 mod error;
 mod events;
 mod inbox;
+mod lease;
 mod listener;
+mod memory;
 mod mr;
 mod paths;
 mod pd;
 #[cfg(feature = "programs")]
+// What the programs are made of; handles of the library are elsewhere.
+#[allow(missing_debug_implementations)]
 pub mod programs;
 mod qp;
 mod receive;
@@ -107,6 +116,8 @@ mod request;
 mod segment;
 mod session;
 mod srq;
+#[cfg(feature = "tokio")]
+mod tasks;
 mod window;
 
 #[cfg(test)]
@@ -122,6 +133,7 @@ pub use connect::{ConnectOptions, Connected};
 pub use context::{Context, OpenOptions, Page};
 pub use cq::{Arm, Cq, CqOptions};
 pub use error::{Admission, Error, Fault, PostError};
+pub use lease::{Lease, LeasedRequest, LocalMr, NotPosted, Posted};
 pub use listener::{AcceptOptions, ConnectionRequest, Listener};
 pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
 pub use pd::Pd;
@@ -132,11 +144,12 @@ pub use srq::{Srq, SrqOptions};
 pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{
-    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, ListKind,
-    ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, QpCounters, QpRow, Refusal, Rows, SrqRow,
-    StatusInfo, WhyKind, WhyRecord, WindowRow,
+    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, LimitRow,
+    ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, PdRow, QpCounters, QpRow, Refusal,
+    Rows, SrqRow, StatusInfo, WhyKind, WhyRecord, WindowRow,
 };
 pub use rnic_core::abi::queue::Sge;
+pub use rnic_core::shm::RawBytes;
 pub use rnic_core::types::{
     Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
     MwId, NoReceive, PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, SrqId, Stag,

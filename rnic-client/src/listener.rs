@@ -1,5 +1,6 @@
 //! Bound addresses and the connection requests that come to them.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,6 +77,15 @@ impl Listener {
     pub fn set_context(&self, context: u64) -> Result<(), Error> {
         let object = ObjectRef::Listener(self.id);
         self.session.command(RequestBody::SetContext { object, context })
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener")
+            .field("id", &self.id)
+            .field("address", &self.address)
+            .finish_non_exhaustive()
     }
 }
 
@@ -239,6 +249,18 @@ impl ConnectionRequest {
         self.decided = true;
         self.session
             .command(RequestBody::Reject { request: self.id, private_data: private_data.to_vec() })
+    }
+}
+
+impl fmt::Debug for ConnectionRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionRequest")
+            .field("id", &self.id)
+            .field("listener", &self.listener)
+            .field("addresses", &self.addresses)
+            .field("revision", &self.revision)
+            .field("private_data", &self.private_data.len())
+            .finish_non_exhaustive()
     }
 }
 

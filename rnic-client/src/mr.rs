@@ -1,11 +1,12 @@
 //! Memory regions, and what a peer must know to reach one.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
 use rnic_core::abi::queue::Sge;
-use rnic_core::shm::{CopyFault, Mapping};
+use rnic_core::shm::{CopyFault, Mapping, RawBytes};
 use rnic_core::types::{Access, MrId, Scope, Stag};
 use serde::{Deserialize, Serialize};
 
@@ -205,6 +206,32 @@ impl Mr {
         self.registration.mapping.fill(at, length, octet).map_err(|e| self.fault(e, offset, length))
     }
 
+    /// Copies `length` bytes from `offset` on into another region, from `to_offset` on, with one pass
+    /// over them. The regions may overlap, or be the same: what arrives is what was there before.
+    pub fn copy_to(
+        &self,
+        offset: u64,
+        to: &Mr,
+        to_offset: u64,
+        length: usize,
+    ) -> Result<(), Error> {
+        let from = self.at(offset, length)?;
+        let at = to.at(to_offset, length)?;
+        let target = &to.registration.mapping;
+        let done = self.registration.mapping.copy_to(from, target, at, length, false);
+        done.map_err(|e| self.fault(e, offset, length))
+    }
+
+    /// `length` bytes from `offset` on as they lie in memory, for programs that read or write in
+    /// place: a pointer, and slices by `unsafe` calls that say what the caller has to see to. What a
+    /// peer can reach, or a posted request names, must not be a slice meanwhile; memory of a
+    /// [`LocalMr`](crate::LocalMr) is lent as slices without `unsafe`.
+    pub fn raw(&self, offset: u64, length: usize) -> Result<RawBytes<'_>, Error> {
+        let at = self.at(offset, length)?;
+        let bytes = RawBytes::new(&self.registration.mapping, at, length);
+        bytes.ok_or_else(|| self.fault(CopyFault::OutOfRange, offset, length))
+    }
+
     /// Loads the native-endian word at `offset` with acquire: octets that a peer placed before it
     /// are visible after it. The word must be aligned to 8 octets in memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, Error> {
@@ -254,6 +281,17 @@ impl Mr {
 
     fn fault(&self, e: CopyFault, offset: u64, length: usize) -> Error {
         copy_error(e, offset, length, self.len)
+    }
+}
+
+impl fmt::Debug for Mr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mr")
+            .field("id", &self.id())
+            .field("stag", &self.stag)
+            .field("iova", &self.iova)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 

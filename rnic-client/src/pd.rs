@@ -1,5 +1,6 @@
 //! Protection domains.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
@@ -7,6 +8,7 @@ use rnic_core::types::{Access, PdId, WindowKind};
 
 use crate::attached::AttachedBuffer;
 use crate::error::Error;
+use crate::lease::LocalMr;
 use crate::mr::{Mr, MrOptions};
 use crate::qp::{Qp, QpOptions};
 use crate::segment::Segment;
@@ -56,6 +58,12 @@ impl Pd {
         Mr::register(&self.inner, segment, range, &MrOptions { access, ..MrOptions::default() })
     }
 
+    /// Makes `len` bytes of memory, rounded up to whole pages, and registers them for this program's
+    /// own requests alone, so that ranges of them can be leased as slices.
+    pub fn reg_local(&self, len: u64) -> Result<LocalMr, Error> {
+        LocalMr::register(&self.inner, len)
+    }
+
     /// Registers a range of a segment with an address of the caller's choice or for one QP.
     pub fn reg_mr_with(
         &self,
@@ -93,6 +101,12 @@ impl Pd {
     /// Makes a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
     pub fn create_srq(&self, options: &SrqOptions) -> Result<Srq, Error> {
         Srq::create(&self.inner, options)
+    }
+}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pd").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 

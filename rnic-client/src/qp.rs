@@ -1,16 +1,19 @@
 //! Queue pairs: making them, posting to them, asking about them. [`crate::connect`] connects them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rnic_core::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
 use rnic_core::abi::queue::QueueKind;
+use rnic_core::shm::lease::LoanNumber;
 use rnic_core::shm::queue::{PushError, QueueMemory, SendProducer};
 use rnic_core::types::{NoReceive, QpId};
 
 use crate::cq::Cq;
 use crate::error::{Error, PostError};
 use crate::events::Subject;
+use crate::lease::{Lease, LeasedRequest, NotPosted, Posted};
 use crate::pd::PdInner;
 use crate::receive::ReceiveQueue;
 use crate::request::{Data, RecvRequest, SendRequest};
@@ -18,7 +21,7 @@ use crate::session::{Session, unexpected};
 use crate::srq::Srq;
 
 /// How to make a queue pair.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct QpOptions<'a> {
     /// Where completions of send requests go.
     pub send_cq: &'a Cq,
@@ -172,7 +175,8 @@ impl Qp {
         let mut posted = 0;
         let mut failure = None;
         for request in requests {
-            if let Err(e) = self.push_send(&mut sq, request) {
+            let allowed = self.session().local_keys.check(request.wr_id(), request.elements());
+            if let Err(e) = allowed.and_then(|()| self.push_send(&mut sq, request)) {
                 failure = Some(e);
                 break;
             }
@@ -181,6 +185,67 @@ impl Qp {
         sq.producer.publish();
         drop(sq);
         self.finish(posted, failure)
+    }
+
+    /// Posts a send request that takes a lease along until its completion has been polled. It writes
+    /// a completion in any case; the error gives the lease back.
+    pub fn post_send_leased(&self, request: LeasedRequest) -> Result<Posted, NotPosted> {
+        let refuse = |lease, error| Err(NotPosted { error, lease });
+        let wr_id = request.request.wr_id();
+        let number = match self.may_lend(&request.lease) {
+            Ok(number) => number,
+            Err(error) => return refuse(request.lease, error),
+        };
+        let mut sq = self.sq.lock();
+        if let Err(error) = self.push_send(&mut sq, &request.numbered(&number)) {
+            return refuse(request.lease, error);
+        }
+        // Awaited before the daemon sees it, so that its completion finds it.
+        let key = number.wr_id();
+        let (flight, posted) = request.lease.lend(number, wr_id, self.id);
+        self.cqs[0].inner.await_landing(key, flight);
+        sq.producer.publish();
+        drop(sq);
+        // A worker that does not exist is found out by whoever waits.
+        let _ = self.finish(1, None);
+        Ok(posted)
+    }
+
+    /// Posts a receive that takes a lease along until its completion has been polled; the error gives
+    /// the lease back. The QP must have a receive queue of its own.
+    pub fn post_recv_leased(&self, wr_id: u64, lease: Lease) -> Result<Posted, NotPosted> {
+        let refuse = |lease, error| Err(NotPosted { error, lease });
+        let Some(rq) = &self.rq else { return refuse(lease, Error::SharedReceives) };
+        let number = match self.may_lend(&lease) {
+            Ok(number) => number,
+            Err(error) => return refuse(lease, error),
+        };
+        let key = number.wr_id();
+        let mut slot = Some((lease, number));
+        let mut posted = None;
+        let element = slot.as_ref().map(|(lease, _)| lease.element());
+        let pushed = rq.post_one(self.session(), key, element.as_slice(), || {
+            if let Some((lease, number)) = slot.take() {
+                let (flight, ticket) = lease.lend(number, wr_id, self.id);
+                self.cqs[1].inner.await_landing(key, flight);
+                posted = Some(ticket);
+            }
+        });
+        match (pushed, posted, slot) {
+            (_, Some(posted), _) => Ok(posted),
+            (Err(error), None, Some((lease, _))) => refuse(lease, error),
+            // Either the closure ran or there was an error.
+            (_, None, _) => unreachable!("a receive was neither posted nor refused"),
+        }
+    }
+
+    /// A number for a loan of this lease, if it is of this session and the daemon is there.
+    fn may_lend(&self, lease: &Lease) -> Result<LoanNumber, Error> {
+        self.session().check()?;
+        if !Arc::ptr_eq(lease.session(), self.session()) {
+            return Err(Error::ForeignObject { what: "the lease" });
+        }
+        LoanNumber::next().ok_or_else(|| Error::protocol("this process has lent 2^52 times"))
     }
 
     /// Posts receives in order (`ibv_post_recv(3)`), at best before the QP is connected: a message
@@ -256,6 +321,18 @@ impl Qp {
     }
 }
 
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qp")
+            .field("id", &self.id)
+            .field("pd", &self.pd.id)
+            .field("send_cq", &self.cqs[0].id())
+            .field("recv_cq", &self.cqs[1].id())
+            .field("srq", &self.srq.as_ref().map(Srq::id))
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Qp {
     fn drop(&mut self) {
         // A session that has ended has destroyed it already.
@@ -264,6 +341,8 @@ impl Drop for Qp {
         // a place to go, so that it cannot be taken for an event of a later QP of the same number.
         let _ = self.session().events.drain();
         self.session().events.with(|events| events.close(Subject::Qp(self.id)));
+        // The daemon writes no more completions of it.
+        self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
     }
 }
 

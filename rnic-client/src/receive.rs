@@ -1,6 +1,7 @@
 //! Posting receives, to a QP's own queue or to a shared one.
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use rnic_core::abi::queue::Sge;
 use rnic_core::shm::queue::{PushError, QueueMemory, ReceiveProducer};
 
 use crate::error::{Error, PostError};
@@ -43,23 +44,50 @@ impl ReceiveQueue {
         let mut posted = 0;
         let mut failure = None;
         for request in requests {
-            if let Err(e) = self.push(&mut producer, request) {
+            let allowed = session.local_keys.check(request.wr_id, request.sges);
+            if let Err(e) = allowed.and_then(|()| self.push(&mut producer, request)) {
                 failure = Some(e);
                 break;
             }
             posted += 1;
         }
-        producer.publish();
-        // Nobody looks for receives before a message comes, unless one is waiting for them (M11).
-        let waiting = if posted > 0 { producer.waits() } else { 0 };
-        drop(producer);
-        let rung = (0..u64::BITS)
-            .filter(|worker| waiting >> worker & 1 == 1)
-            .try_for_each(|worker| session.ring(worker, self.doorbell));
+        let rung = self.show(session, producer, posted);
         match failure.or(rung.err()) {
             None => Ok(()),
             Some(source) => Err(PostError { posted, source }),
         }
+    }
+
+    /// Posts one receive of this number; `before` runs when it stands in the queue and before the
+    /// daemon is shown it.
+    pub(crate) fn post_one(
+        &self,
+        session: &Session,
+        wr_id: u64,
+        sges: &[Sge],
+        before: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let mut producer = self.producer.lock();
+        self.push(&mut producer, &RecvRequest::new(wr_id, sges))?;
+        before();
+        self.show(session, producer, 1)
+    }
+
+    /// Shows the daemon what was pushed, and rings the workers that wait for it.
+    #[inline]
+    fn show(
+        &self,
+        session: &Session,
+        mut producer: MutexGuard<'_, ReceiveProducer>,
+        posted: usize,
+    ) -> Result<(), Error> {
+        producer.publish();
+        // Nobody looks for receives before a message comes, unless one is waiting for them.
+        let waiting = if posted > 0 { producer.waits() } else { 0 };
+        drop(producer);
+        (0..u64::BITS)
+            .filter(|worker| waiting >> worker & 1 == 1)
+            .try_for_each(|worker| session.ring(worker, self.doorbell))
     }
 
     #[inline]

@@ -121,6 +121,15 @@ impl<'a> SendRequest<'a> {
         self.header.wr_id
     }
 
+    /// The memory that it names.
+    pub(crate) fn elements(&self) -> &[Sge] {
+        match &self.data {
+            Data::Elements(elements) => elements,
+            Data::Element(element) => std::slice::from_ref(element),
+            Data::Inline(_) => &[],
+        }
+    }
+
     fn new(opcode: SendOpcode, wr_id: u64, data: Data<'a>) -> Self {
         let flags = match data {
             Data::Inline(_) => SendFlags::INLINE,

@@ -1,7 +1,9 @@
 //! Memory shared with the daemon.
 
+use std::fmt;
+use std::io;
 use std::ops::{Bound, RangeBounds};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
@@ -9,6 +11,7 @@ use rnic_core::shm::Mapping;
 use rnic_core::types::SegmentId;
 
 use crate::error::Error;
+use crate::memory;
 use crate::session::{Session, unexpected};
 
 /// Zeroed memory that this process and the daemon share, out of which regions are registered.
@@ -28,20 +31,8 @@ pub(crate) struct SegmentInner {
 
 impl Segment {
     pub(crate) fn create(session: &Arc<Session>, len: u64) -> Result<Segment, Error> {
-        let page = rustix::param::page_size();
-        let size = usize::try_from(len.max(1)).ok().and_then(|n| n.checked_next_multiple_of(page));
-        let size = size.ok_or(Error::OutOfRange { offset: 0, length: len, size: u64::MAX })?;
-        let (mapping, fd) =
-            Mapping::create_segment(size).map_err(|e| Error::io("making a segment", e))?;
-        let body =
-            RequestBody::AddSegment { length: size as u64, client_address: mapping.address() };
-        match session.request_with(body, Some(fd.as_fd()))?.0 {
-            ReplyBody::Segment { segment: id } => {
-                let inner = SegmentInner { session: session.clone(), id, mapping };
-                Ok(Segment { inner: Arc::new(inner) })
-            }
-            other => Err(unexpected(&other)),
-        }
+        let (id, mapping) = share(session, len)?;
+        Ok(Segment { inner: Arc::new(SegmentInner { session: session.clone(), id, mapping }) })
     }
 
     /// Its handle in the daemon.
@@ -58,6 +49,73 @@ impl Segment {
     pub fn is_empty(&self) -> bool {
         false
     }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment")
+            .field("id", &self.id())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Memory of at least `len` bytes that the daemon has mapped. The only handle of it is returned.
+pub(crate) fn share(session: &Session, len: u64) -> Result<(SegmentId, Arc<Mapping>), Error> {
+    let page = rustix::param::page_size();
+    let size = usize::try_from(len.max(1)).ok().and_then(|n| n.checked_next_multiple_of(page));
+    let size = size.ok_or(Error::OutOfRange { offset: 0, length: len, size: u64::MAX })?;
+    // The daemon's limits are asked before the machine's memory is taken.
+    let reserved = match session.request(RequestBody::ReserveSegment { length: size as u64 })? {
+        ReplyBody::Segment { segment: id } => Reserved { session, id },
+        other => return Err(unexpected(&other)),
+    };
+    let (mapping, fd) = populated(size)?;
+    let client_address = mapping.address();
+    let body = RequestBody::FillSegment { segment: reserved.id, client_address };
+    match session.request_with(body, Some(fd.as_fd()))?.0 {
+        ReplyBody::Done => Ok((reserved.keep(), mapping)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// A segment that the daemon counts and that has no memory yet; given back unless it is kept.
+struct Reserved<'a> {
+    session: &'a Session,
+    id: SegmentId,
+}
+
+impl Reserved<'_> {
+    fn keep(self) -> SegmentId {
+        std::mem::ManuallyDrop::new(self).id
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        // A session that has ended has let go of it already.
+        let _ = self.session.command(RequestBody::RemoveSegment { segment: self.id });
+    }
+}
+
+/// Memory of `size` bytes that exists, taken in steps as long as the machine has it.
+fn populated(size: usize) -> Result<(Arc<Mapping>, OwnedFd), Error> {
+    enum Failed {
+        NotEnough(Error),
+        System(io::Error),
+    }
+    impl From<io::Error> for Failed {
+        fn from(error: io::Error) -> Self {
+            Failed::System(error)
+        }
+    }
+    let made = Mapping::create_segment_by_steps(size, |left| {
+        memory::check(left as u64).map_err(Failed::NotEnough)
+    });
+    made.map_err(|failed| match failed {
+        Failed::NotEnough(error) => error,
+        Failed::System(error) => Error::io("making a segment", error),
+    })
 }
 
 /// Start and length of a range of `size` octets, if it lies inside.

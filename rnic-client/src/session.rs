@@ -24,6 +24,7 @@ use crate::control::{Control, Welcome};
 use crate::error::Error;
 use crate::events::Events;
 use crate::inbox::Inbox;
+use crate::lease::LocalKeys;
 
 pub(crate) struct Session {
     /// Process that may use it.
@@ -36,6 +37,8 @@ pub(crate) struct Session {
     /// One per worker.
     doorbells: Box<[Doorbell]>,
     pub(crate) events: Inbox<Events>,
+    /// STags of regions that are leased as slices.
+    pub(crate) local_keys: LocalKeys,
     /// The daemon has this process's memory.
     attached: Mutex<bool>,
     /// The daemon is known to be gone. Only ever set.
@@ -83,6 +86,7 @@ impl Session {
             channel: Mutex::new(Channel { control, arenas: vec![(0, arena)] }),
             doorbells,
             events: Inbox::new(events, MAX_MESSAGE, Events::new(), Events::sort),
+            local_keys: LocalKeys::default(),
             attached: Mutex::new(false),
             gone: AtomicBool::new(false),
         })
@@ -207,6 +211,16 @@ impl Session {
     ) -> Result<Option<T>, Error> {
         self.check_owner()?;
         self.events.wait(deadline, take)
+    }
+
+    /// As [`await_event`](Self::await_event), for a task, as long as it takes.
+    #[cfg(feature = "tokio")]
+    pub(crate) async fn task_event<T>(
+        &self,
+        take: impl FnMut(&mut Events) -> Option<T>,
+    ) -> Result<T, Error> {
+        self.check_owner()?;
+        crate::tasks::taken(&self.events, take).await
     }
 
     /// Whether this is the process that opened the session: one system call.

@@ -1,5 +1,6 @@
 //! Shared receive queues.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody, SrqRequest, SrqRow};
@@ -116,6 +117,16 @@ impl Srq {
 
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.inner.pd.session
+    }
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Srq")
+            .field("id", &self.id())
+            .field("pd", &self.pd())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
     }
 }
 

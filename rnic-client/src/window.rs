@@ -1,5 +1,6 @@
 //! Memory windows: a part of a region for a peer, given and taken away by send requests.
 
+use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::request::SendRequest;
 use crate::session::unexpected;
 
 /// What a window is to be bound to (`struct ibv_mw_bind_info` of `ibv_bind_mw(3)`).
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Bind<'a> {
     /// The region; none unbinds a window of type 1.
     pub region: Option<&'a Mr>,
@@ -223,6 +224,17 @@ impl MemoryWindow {
             state.regions.push(new.clone());
         }
         Ok(remote)
+    }
+}
+
+impl fmt::Debug for MemoryWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryWindow")
+            .field("id", &self.id)
+            .field("kind", &self.kind)
+            .field("rkey", &self.rkey())
+            .field("remote", &self.remote())
+            .finish_non_exhaustive()
     }
 }
 

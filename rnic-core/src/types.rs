@@ -3,6 +3,8 @@
 //! Numbers follow verbs where an application sees them (`ibv_wc_status`, `ibv_access_flags`) and
 //! the RFCs where the wire does. Nothing here does anything; everybody calls it.
 
+pub mod address;
+
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -28,6 +30,9 @@ macro_rules! id32 {
 id32! {
     /// One client's lease on the device: from Hello to the end of its socket or process.
     SessionId,
+    /// Whose a session is: the time of a worker is shared out among users, however many sessions
+    /// each of them has.
+    UserId,
     /// A protection domain.
     PdId,
     /// Memory a client shares with the daemon.
@@ -215,6 +220,31 @@ pub enum CompletionStatus {
     General = 21,
 }
 
+/// What happened, in words.
+impl fmt::Display for CompletionStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use CompletionStatus::*;
+        f.write_str(match self {
+            Success => "done",
+            LocalLength => "the local buffer is too short for the message",
+            LocalQpOperation => "the request is malformed or not allowed in this QP",
+            LocalProtection => "a local key does not cover the range with the right needed",
+            WrFlush => "flushed: the connection ended before it was done",
+            MwBind => "the window could not be bound",
+            BadResponse => "the peer answered with something that was not the response",
+            LocalAccess => "a local region was revoked while it was under way",
+            RemoteInvalidRequest => "the peer calls the request malformed",
+            RemoteAccess => "the peer refuses access to its memory",
+            RemoteOperation => "the peer could not carry it out",
+            TransportRetryExceeded => "the connection was lost",
+            ReceiverNotReady => "the peer had no receive posted",
+            RemoteAborted => "the peer aborted",
+            Fatal => "the device failed",
+            General => "it failed",
+        })
+    }
+}
+
 impl CompletionStatus {
     /// The status with this number, if there is one.
     pub fn from_u8(n: u8) -> Option<Self> {
@@ -259,6 +289,20 @@ pub enum CompletionOpcode {
     Receive = 128,
 }
 
+impl fmt::Display for CompletionOpcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use CompletionOpcode::*;
+        f.write_str(match self {
+            Send => "Send",
+            RdmaWrite => "RDMA Write",
+            RdmaRead => "RDMA Read",
+            BindMw => "bind of a window",
+            LocalInvalidate => "local invalidate",
+            Receive => "receive",
+        })
+    }
+}
+
 impl CompletionOpcode {
     /// The opcode with this number, if there is one.
     pub fn from_u8(n: u8) -> Option<Self> {
@@ -287,9 +331,22 @@ pub struct TerminateCode {
     pub code: u8,
 }
 
+impl TerminateCode {
+    /// Layer, type and code as the RFCs write them: `1/2/02`.
+    #[must_use]
+    pub fn number(self) -> String {
+        format!("{:x}/{:x}/{:02x}", self.layer, self.etype, self.code)
+    }
+}
+
+/// The numbers, and what the RFC that assigned them calls it: `1/2/02 (untagged buffer: ...)`.
 impl fmt::Display for TerminateCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:x}/{:x}/{:02x}", self.layer, self.etype, self.code)
+        f.write_str(&self.number())?;
+        match crate::rdmap::codes::name(*self) {
+            Some(name) => write!(f, " ({name})"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -306,7 +363,9 @@ pub enum TerminateOrigin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AddressPair {
     /// Our end.
+    #[serde(with = "address")]
     pub local: SocketAddr,
     /// The other end.
+    #[serde(with = "address")]
     pub peer: SocketAddr,
 }

@@ -294,8 +294,20 @@ mod tests {
 
     /// Sends numbered events until one waits; returns the number of the first that did.
     fn fill(sender: &EventSender) -> u64 {
-        (0..).find(|n| sender.send(&event(*n)) == Sent::Waiting).expect("an endless range")
+        let waits = |n: &u64| sender.send(&event(*n)) == Sent::Waiting;
+        (0..MOST).find(waits).expect("a socket that takes no more")
     }
+
+    /// The same with records of one CQ.
+    fn fill_channel(sender: &ChannelSender) -> u64 {
+        let waits = |_: &u64| sender.notify(CqId(1)) == Sent::Waiting;
+        (0..MOST).find(waits).expect("a socket that takes no more")
+    }
+
+    /// More packets than any socket takes.
+    const MOST: u64 = 1_000_000;
+    /// How long anything may take that should take a moment.
+    const DEADLINE: std::time::Duration = std::time::Duration::from_secs(20);
 
     #[test]
     fn events_that_wait_keep_their_order() {
@@ -344,9 +356,15 @@ mod tests {
         // The client can reach no flag of our end; ours being blocking would change nothing.
         rustix::io::ioctl_fionbio(&client, false).expect("client end");
         rustix::io::ioctl_fionbio(&sender.socket, false).expect("our end");
-        for n in 0..10_000 {
-            let _ = sender.send(&event(n));
-        }
+        // A call that blocks never returns, so another thread makes it.
+        let (done, sent) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for n in 0..10_000 {
+                let _ = sender.send(&event(n));
+            }
+            let _ = done.send(sender);
+        });
+        let sender = sent.recv_timeout(DEADLINE).expect("sending blocks");
         assert!(sender.wants_writable());
         assert!(sender.state.lock().waiting.len() <= 2);
     }
@@ -371,8 +389,7 @@ mod tests {
     #[test]
     fn a_full_channel_remembers_one_record_per_cq() {
         let (sender, client) = ChannelSender::pair().expect("socket pair");
-        let delivered = (0..).find(|_| sender.notify(CqId(1)) == Sent::Waiting);
-        let delivered: u64 = delivered.expect("an endless range");
+        let delivered = fill_channel(&sender);
         for _ in 0..1000 {
             assert_eq!(sender.notify(CqId(1)), Sent::Waiting);
             assert_eq!(sender.notify(CqId(2)), Sent::Waiting);
@@ -393,7 +410,7 @@ mod tests {
     #[test]
     fn a_forgotten_cq_is_not_announced() {
         let (sender, client) = ChannelSender::pair().expect("socket pair");
-        while sender.notify(CqId(1)) != Sent::Waiting {}
+        fill_channel(&sender);
         assert_eq!(sender.notify(CqId(2)), Sent::Waiting);
         sender.forget(CqId(2));
         while let Some(packet) = read(&client) {

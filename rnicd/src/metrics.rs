@@ -6,9 +6,9 @@
 //! now and then and costs nothing else. Which figures there are is the resource manager's business.
 
 use std::fmt::{Display, Write as _};
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -107,19 +107,29 @@ fn replace(path: &Path, octets: &[u8]) -> io::Result<()> {
     hidden.push(name);
     hidden.push(".tmp");
     let temporary = path.with_file_name(hidden);
-    let written = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o644)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(&temporary)
-        .and_then(|mut file| file.write_all(octets))
+    let mut file = match make(&temporary) {
+        // Left behind by a daemon that died, or put there by somebody: a link, in a folder in which
+        // others write too. It is removed, not written to.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(&temporary)?;
+            make(&temporary)?
+        }
+        made => made?,
+    };
+    // The collector is another user, whatever the umask is.
+    let written = file
+        .set_permissions(Permissions::from_mode(0o644))
+        .and_then(|()| file.write_all(octets))
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// A file that nobody else has made. Not even its owner's group may read it before it is complete.
+fn make(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 fn escaped(value: &str) -> String {
@@ -163,12 +173,35 @@ mod tests {
         assert!(replace(&taken, b"x").is_err());
         assert!(replace(&dir.path().join("no/such/folder"), b"x").is_err());
         assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(2));
-        // A link in the place of the temporary file is not followed.
-        let secret = dir.path().join("secret");
-        fs::write(&secret, "kept").unwrap_or_else(|e| panic!("{e}"));
-        let link = dir.path().join(".rnicd.prom.tmp");
-        std::os::unix::fs::symlink(&secret, link).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn a_collector_of_another_user_may_read_it() {
+        let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let path = dir.path().join("rnicd.prom");
+        replace(&path, b"x").unwrap_or_else(|e| panic!("{e}"));
+        let mode = fs::metadata(&path).map(|m| m.permissions().mode() & 0o7777).ok();
+        assert_eq!(mode, Some(0o644));
+    }
+
+    #[test]
+    fn what_lies_in_the_place_of_the_temporary_file_is_not_written_to() {
+        let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let at = |name: &str| dir.path().join(name);
+        let (path, temporary) = (at("rnicd.prom"), at(".rnicd.prom.tmp"));
+        fs::write(at("secret"), "kept").unwrap_or_else(|e| panic!("{e}"));
+        let links: [fn(&Path, &Path) -> io::Result<()>; 2] =
+            [|from, to| std::os::unix::fs::symlink(from, to), |from, to| fs::hard_link(from, to)];
+        for link in links {
+            link(&at("secret"), &temporary).unwrap_or_else(|e| panic!("{e}"));
+            replace(&path, b"new").unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(fs::read_to_string(at("secret")).ok().as_deref(), Some("kept"));
+            assert_eq!(fs::read_to_string(&path).ok().as_deref(), Some("new"));
+            assert!(fs::symlink_metadata(&path).is_ok_and(|m| m.is_file()));
+        }
+        // What cannot be removed stays, and nothing is written.
+        fs::create_dir(&temporary).unwrap_or_else(|e| panic!("{e}"));
         assert!(replace(&path, b"x").is_err());
-        assert_eq!(fs::read_to_string(&secret).ok().as_deref(), Some("kept"));
+        assert_eq!(fs::read_to_string(&path).ok().as_deref(), Some("new"));
     }
 }

@@ -6,12 +6,14 @@
 //! and `SO_LINGER` is the client's, so the close itself is the reaper's. It knows no protocol; [`cm`](crate::cm)
 //! and [`worker`](crate::worker) use it.
 
+use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 
+use crate::config::Tcp;
 use crate::control::Reaper;
 
 /// A connection's socket. Dropping it ends the connection in order, except that a passed socket
@@ -31,6 +33,8 @@ struct Passed {
     user: u32,
     /// The connection is the daemon's to end.
     engaged: bool,
+    /// How the client had it noticed that the peer is gone, if that was changed.
+    before: Option<Vigilance>,
 }
 
 impl Socket {
@@ -41,12 +45,36 @@ impl Socket {
 
     /// One that a client of this user passed. Nothing has been done with it: dropped now it stays as it is.
     pub fn passed(stream: TcpStream, user: u32, reaper: Reaper) -> Self {
-        Socket { stream: Some(stream), passed: Some(Passed { reaper, user, engaged: false }) }
+        Socket {
+            stream: Some(stream),
+            passed: Some(Passed { reaper, user, engaged: false, before: None }),
+        }
     }
 
     /// Whether a client may hold it as well.
     pub fn is_passed(&self) -> bool {
         self.passed.is_some()
+    }
+
+    /// Has the kernel notice it if the peer is gone: asked whether it is there after some silence, and
+    /// not waited for without end when it acknowledges nothing. The connection fails then.
+    pub fn watch(&mut self, tcp: &Tcp) -> io::Result<()> {
+        if let Some(passed) = &mut self.passed
+            && let Some(stream) = &self.stream
+        {
+            passed.before = Some(Vigilance::of(SockRef::from(stream))?);
+        }
+        let socket = SockRef::from(&*self);
+        if let Some(silence) = tcp.keepalive {
+            let times = TcpKeepalive::new()
+                .with_time(whole_seconds(silence))
+                .with_interval(whole_seconds(tcp.keepalive_interval));
+            socket.set_tcp_keepalive(&times)?;
+        }
+        match tcp.user_timeout {
+            Some(most) => socket.set_tcp_user_timeout(Some(most)),
+            None => Ok(()),
+        }
     }
 
     /// From now on dropping it ends the connection.
@@ -60,6 +88,10 @@ impl Socket {
     pub fn let_go(mut self) {
         if let Some(passed) = &mut self.passed {
             passed.engaged = false;
+            if let (Some(before), Some(stream)) = (passed.before.take(), &self.stream) {
+                // Fails only where nothing is left to be watched.
+                let _ = before.restore(SockRef::from(stream));
+            }
         }
     }
 
@@ -80,6 +112,39 @@ impl Socket {
     }
 }
 
+/// What makes a socket notice that its peer is gone.
+#[derive(Clone, Copy, Debug)]
+struct Vigilance {
+    keepalive: bool,
+    silence: Duration,
+    interval: Duration,
+    user_timeout: Option<Duration>,
+}
+
+impl Vigilance {
+    fn of(socket: SockRef<'_>) -> io::Result<Self> {
+        Ok(Vigilance {
+            keepalive: socket.keepalive()?,
+            silence: socket.tcp_keepalive_time()?,
+            interval: socket.tcp_keepalive_interval()?,
+            user_timeout: socket.tcp_user_timeout()?,
+        })
+    }
+
+    fn restore(self, socket: SockRef<'_>) -> io::Result<()> {
+        // Sets the times, and switches it on.
+        let times = TcpKeepalive::new().with_time(self.silence).with_interval(self.interval);
+        socket.set_tcp_keepalive(&times)?;
+        socket.set_keepalive(self.keepalive)?;
+        socket.set_tcp_user_timeout(self.user_timeout)
+    }
+}
+
+/// The kernel counts in seconds here.
+fn whole_seconds(time: Duration) -> Duration {
+    Duration::from_secs(time.as_secs() + u64::from(time.subsec_nanos() > 0))
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.stream {
@@ -92,7 +157,7 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let (Some(stream), Some(Passed { reaper, user, engaged })) =
+        let (Some(stream), Some(Passed { reaper, user, engaged, .. })) =
             (self.stream.take(), self.passed.take())
         else {
             return;

@@ -46,6 +46,23 @@ fn bystander(socket: &std::path::PathBuf) -> (Raw, PdId) {
     (raw, pd)
 }
 
+/// Whether the daemon reads the Hello before it hangs up is a race; the answer is there in any case.
+#[test]
+fn a_client_beside_too_many_silent_ones_is_told_so() {
+    let daemon = daemon(SMALL);
+    let silent: Vec<Raw> = (0..64).map(|_| Raw::connect(&daemon.socket())).collect();
+    for _ in 0..200 {
+        let error = rnic_client::Context::open_at(daemon.socket()).err().unwrap();
+        let rnic_client::Error::NotAdmitted { why, .. } = &error else { panic!("{error}") };
+        assert_eq!(*why, rnic_client::Admission::Silent);
+        assert!(error.to_string().contains("of this user to its socket have said nothing yet"));
+    }
+    // One of them speaks, and there is room again.
+    let mut first = silent.into_iter().next().unwrap();
+    assert_eq!(first.hello().unwrap().0.status, HelloStatus::Ok as u32);
+    rnic_client::Context::open_at(daemon.socket()).unwrap();
+}
+
 #[test]
 fn garbage_instead_of_a_hello_ends_only_that_client() {
     let daemon = daemon(SMALL);
@@ -637,4 +654,56 @@ fn a_session_that_ends_gives_its_shared_receive_queues_back() {
         std::thread::yield_now();
     }
     assert_eq!((watcher.status().srqs, watcher.status().qps), (0, 0));
+}
+
+#[test]
+fn a_reserved_segment_counts_before_it_has_memory_and_is_filled_once() {
+    let daemon = daemon(SMALL);
+    let mut raw = Raw::open(&daemon.socket());
+    let pd = raw.pd();
+    let starts = |text: String, start: &str| assert!(text.starts_with(start), "{text}");
+    let reserve = |length| RequestBody::ReserveSegment { length };
+    // Nothing of this size exists anywhere.
+    starts(raw.refused(reserve(1 << 40)), "limits.session.segment_bytes = 65536 reached");
+    starts(raw.refused(reserve(0)), "length");
+    starts(raw.refused(reserve(4097)), "length");
+
+    let reserved = |raw: &mut Raw, length| match raw.call(reserve(length)) {
+        Ok(ReplyBody::Segment { segment }) => segment,
+        other => panic!("{other:?}"),
+    };
+    let segment = reserved(&mut raw, 32768);
+    let status = raw.status();
+    assert_eq!((status.segments, status.segment_bytes), (1, 32768));
+    starts(raw.refused(reserve(36864)), "limits.session.segment_bytes = 65536 reached");
+    starts(raw.refused(reg_mr(pd, segment, 1)), "segment: is reserved");
+
+    // What does not fit leaves it reserved.
+    let fill = |segment| RequestBody::FillSegment { segment, client_address: 0 };
+    let refusal = raw.call_with(fill(segment), &[memfd(4096).as_fd()]).unwrap_err().to_string();
+    starts(refusal, "segment: the memfd has 4096");
+    assert_eq!(raw.call_with(fill(segment), &[memfd(32768).as_fd()]), Ok(ReplyBody::Done));
+    raw.mr(pd, segment, 32768);
+    let refusal = raw.call_with(fill(segment), &[memfd(32768).as_fd()]).unwrap_err().to_string();
+    starts(refusal, "segment: has its memory already");
+    let stranger = SegmentId(segment.0 + 1000);
+    let refusal = raw.call_with(fill(stranger), &[memfd(4096).as_fd()]).unwrap_err().to_string();
+    assert!(refusal.contains("segment"), "{refusal}");
+
+    // It is given back by name, or with its session.
+    let other = reserved(&mut raw, 32768);
+    assert_eq!(raw.call(RequestBody::RemoveSegment { segment: other }), Ok(ReplyBody::Done));
+    reserved(&mut raw, 32768);
+    drop(raw);
+    let mut raw = Raw::open(&daemon.socket());
+    let start = std::time::Instant::now();
+    loop {
+        let status = raw.status();
+        if (status.sessions, status.segments, status.segment_bytes) == (1, 0, 0) {
+            break;
+        }
+        assert!(start.elapsed().as_secs() < 60, "{status:?}");
+        std::thread::yield_now();
+    }
+    daemon.stop().unwrap();
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mio::{Events, Poll};
 use rnic_core::stream::startup::{Options, RtrKinds};
 use rnic_core::types::{ListenerId, SessionId, Time};
-use rnicd::cm::{CmEvent, CmOptions, ConnectionManager};
+use rnicd::cm::{CmEvent, CmOptions, ConnectionManager, SocketBuffers};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const NOW: Time = Time(1_000_000_000);
@@ -32,8 +32,11 @@ fn options() -> CmOptions {
         },
         max_ird: 16,
         max_ord: 16,
+        tcp: Default::default(),
         direct: false,
         half_open: 1000,
+        half_open_key: "limits.half_open".into(),
+        buffers: SocketBuffers { send: 512 << 10, receive: 1 << 20 },
         peer_connections_per_second: 1_000_000,
         stag_guesses_per_minute: 1000,
         connect_deadline: minute,

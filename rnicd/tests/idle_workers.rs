@@ -37,6 +37,7 @@ fn idle_workers_do_not_wake() {
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),
+            unsent: Default::default(),
             mulpdu: MulpduPolicy::Emss,
             why: Arc::default(),
         },

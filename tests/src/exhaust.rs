@@ -3,11 +3,14 @@
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use clap::ValueEnum;
-use rnic_client::{Access, ConnectOptions, Context, Error, MrOptions, Qp, QpOptions};
+use rnic_client::{
+    AcceptOptions, Access, ConnectOptions, Context, Error, Listener, MrOptions, Qp, QpOptions,
+};
+
+use crate::DEADLINE;
 
 /// What is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -86,7 +89,7 @@ struct Taker {
     pd: rnic_client::Pd,
     cq: rnic_client::Cq,
     segment: rnic_client::Segment,
-    address: Option<SocketAddr>,
+    listener: Option<Listener>,
 }
 
 impl Taker {
@@ -95,7 +98,7 @@ impl Taker {
         let pd = context.open_pd(None)?;
         let cq = context.create_cq(16, None)?;
         let segment = context.create_segment(4096)?;
-        Ok(Taker { context, pd, cq, segment, address: None })
+        Ok(Taker { context, pd, cq, segment, listener: None })
     }
 
     fn take(&mut self, what: What) -> Result<Box<dyn std::any::Any>, Error> {
@@ -118,21 +121,22 @@ impl Taker {
         self.pd.create_qp(&QpOptions::new(&self.cq))
     }
 
-    /// A connection begun and never decided, to a listener of the same session.
-    fn connect(&mut self) -> Result<Qp, Error> {
-        let address = match self.address {
-            Some(address) => address,
-            None => {
-                let listener = self.context.listen(([127, 0, 0, 1], 0).into(), 1024)?;
-                let address = listener.local_addr();
-                // It stays as long as the session.
-                std::mem::forget(listener);
-                self.address = Some(address);
-                address
-            }
+    /// A connection between two QPs of this session.
+    fn connect(&mut self) -> Result<[Qp; 2], Error> {
+        let listener = match &mut self.listener {
+            Some(listener) => listener,
+            none => none.insert(self.context.listen(([127, 0, 0, 1], 0).into(), 16)?),
         };
-        let qp = self.qp()?;
-        qp.start_connect(address, &ConnectOptions::default())?;
-        Ok(qp)
+        let address = listener.local_addr();
+        let (active, passive) = (self.qp()?, self.qp()?);
+        let options = ConnectOptions { ird: Some(1), ord: Some(1), ..ConnectOptions::default() };
+        active.start_connect(address, &options)?;
+        let request = self.listener.as_ref().map(|l| l.accept_request(Some(DEADLINE)));
+        if let Some(request) = request.transpose()? {
+            let options = AcceptOptions { ird: Some(1), ord: Some(1), ..AcceptOptions::default() };
+            request.start_accept(&passive, &options)?;
+            active.wait_connected(Some(DEADLINE))?;
+        }
+        Ok([active, passive])
     }
 }

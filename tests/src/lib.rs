@@ -4,7 +4,9 @@
 //! waits longer than [`DEADLINE`]; what is still alive then is killed and the test fails with what it
 //! printed. Dropping a [`Daemon`] stops it in order and fails the test if it left anything behind.
 
+pub mod apart;
 pub mod attached;
+pub mod attacks;
 pub mod burst;
 pub mod conformance;
 pub mod daemon;
@@ -13,6 +15,7 @@ pub mod frozen;
 pub mod hammer;
 pub mod hostile;
 mod join;
+mod omit;
 pub mod over;
 pub mod pcap;
 pub mod pinger;
@@ -22,8 +25,10 @@ pub mod relay;
 pub mod target;
 pub mod traffic;
 pub mod tshark;
+pub mod unit;
 pub mod wire;
 
 pub use daemon::Daemon;
 pub use join::join;
+pub use omit::omit;
 pub use process::{DEADLINE, Process, copy_program};

@@ -1,5 +1,6 @@
 //! Two sessions that bounce a message, to see what others do to its time.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
@@ -21,8 +22,16 @@ impl Pinger {
     ///
     /// If the daemon does not let it.
     pub fn new(daemon: &Daemon) -> Self {
-        let contexts =
-            [(); 2].map(|()| Context::open_at(daemon.socket()).expect("the daemon answers"));
+        Pinger::at(daemon.socket())
+    }
+
+    /// Connects the two at the daemon that serves this socket.
+    ///
+    /// # Panics
+    ///
+    /// If the daemon does not let it.
+    pub fn at(socket: &Path) -> Self {
+        let contexts = [(); 2].map(|()| Context::open_at(socket).expect("the daemon answers"));
         let ends = [0, 1].map(|n| {
             let pd = contexts[n].open_pd(None).expect("a domain");
             let cq = contexts[n].create_cq(16, None).expect("a queue");
@@ -47,19 +56,39 @@ impl Pinger {
         let mut times: Vec<Duration> = (0..rounds)
             .map(|_| {
                 let began = Instant::now();
-                for (from, to) in [(0, 1), (1, 0)] {
-                    let (qp, cq) = &self.ends[to];
-                    qp.post_recv(&[RecvRequest::new(0, &[])]).expect("room");
-                    let ping = SendRequest::send_inline(1, b"");
-                    self.ends[from].0.post_send(&[ping]).expect("room");
-                    let mut one = [Completion::default()];
-                    assert_eq!(cq.wait(&mut one, Some(DEADLINE)).expect("the daemon lives"), 1);
-                    one[0].ok().expect("delivered");
-                }
+                self.round();
                 began.elapsed()
             })
             .collect();
         times.sort();
         times[rounds / 2]
+    }
+
+    /// Round trips per second, of as many as begin in this time.
+    ///
+    /// # Panics
+    ///
+    /// If a message is not delivered.
+    pub fn rate(&self, time: Duration) -> f64 {
+        let began = Instant::now();
+        let mut rounds = 0;
+        while began.elapsed() < time {
+            self.round();
+            rounds += 1;
+        }
+        f64::from(rounds) / began.elapsed().as_secs_f64()
+    }
+
+    /// There and back.
+    fn round(&self) {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let (qp, cq) = &self.ends[to];
+            qp.post_recv(&[RecvRequest::new(0, &[])]).expect("room");
+            let ping = SendRequest::send_inline(1, b"");
+            self.ends[from].0.post_send(&[ping]).expect("room");
+            let mut one = [Completion::default()];
+            assert_eq!(cq.wait(&mut one, Some(DEADLINE)).expect("the daemon lives"), 1);
+            one[0].ok().expect("delivered");
+        }
     }
 }

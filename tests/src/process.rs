@@ -1,6 +1,6 @@
 //! A child process whose output is read line by line, with a deadline on everything.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -17,6 +17,18 @@ pub fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
     setrlimit(Resource::Nofile, raised).expect("the hard limit is allowed");
+}
+
+/// The most memory that this process has had at once so far, in KiB.
+///
+/// # Errors
+///
+/// If the kernel does not say.
+pub fn touched() -> std::io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = peak.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok());
+    number.ok_or_else(|| std::io::Error::other("no VmHWM in /proc/self/status"))
 }
 
 /// Copies a program to where others than its owner may run it. Another process writes the copy: a
@@ -104,6 +116,33 @@ impl Process {
                 }
             }
         }
+    }
+
+    /// What follows `text` in the latest line with it, of those that have come and were not asked
+    /// for before.
+    pub fn latest_after(&mut self, text: &str) -> Option<String> {
+        let mut latest = None;
+        while let Ok(line) = self.lines.try_recv() {
+            if let Some((_, rest)) = line.split_once(text) {
+                latest = Some(rest.trim().to_owned());
+            } else {
+                self.seen.push(line);
+            }
+        }
+        latest
+    }
+
+    /// Writes a line to its standard input, and waits for one that contains `text`; what follows it.
+    ///
+    /// # Panics
+    ///
+    /// If it has ended, or does not answer before the deadline.
+    pub fn ask(&mut self, line: &str, text: &str) -> String {
+        let said = self.input.as_mut().map(|input| writeln!(input, "{line}"));
+        if !matches!(said, Some(Ok(()))) {
+            self.fail(&format!("cannot be told {line:?}"));
+        }
+        self.line_after(text)
     }
 
     /// Closes its standard input: it is to come to an end.

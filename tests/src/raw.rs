@@ -6,12 +6,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rnic_core::abi::ABI_VERSION;
 use rnic_core::abi::control::*;
 use rnic_core::shm::Mapping;
 use rnic_core::types::*;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -36,10 +37,17 @@ pub type Packet = Option<(Vec<u8>, Vec<OwnedFd>)>;
 impl Raw {
     /// Connects and says nothing. `None` if the daemon is not there or does not answer.
     pub fn connect(path: &Path) -> Option<Raw> {
+        Raw::connect_within(path, Duration::from_secs(30))
+    }
+
+    /// As [`Raw::connect`], if the daemon takes it within this time.
+    fn connect_within(path: &Path, patience: Duration) -> Option<Raw> {
         let flags = SocketFlags::CLOEXEC;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
                 .ok()?;
+        let which = rustix::net::sockopt::Timeout::Send;
+        rustix::net::sockopt::set_socket_timeout(&socket, which, Some(patience)).ok()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
         let which = rustix::net::sockopt::Timeout::Recv;
         // A watchdog, so that a daemon that does not answer fails a test and does not hang it.
@@ -51,9 +59,25 @@ impl Raw {
 
     /// Connects and opens a session.
     pub fn open(path: &Path) -> Option<Raw> {
-        let mut raw = Raw::connect(path)?;
-        let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
-        raw.send(&hello.to_bytes(), &[]);
+        Raw::connect(path)?.greet()
+    }
+
+    /// As [`Raw::open`], if the daemon answers within this time.
+    pub fn open_within(path: &Path, patience: Duration) -> Option<Raw> {
+        let raw = Raw::connect_within(path, patience)?;
+        raw.send(&HELLO.to_bytes(), &[]);
+        raw.hears_within(patience).then(|| raw.welcomed()).flatten()
+    }
+
+    /// Opens a session on a connection that has said nothing.
+    fn greet(self) -> Option<Raw> {
+        self.send(&HELLO.to_bytes(), &[]);
+        self.welcomed()
+    }
+
+    /// Takes the answer to a Hello.
+    fn welcomed(mut self) -> Option<Raw> {
+        let raw = &mut self;
         let (octets, descriptors) = raw.receive()?;
         let reply = HelloReply::from_bytes(&octets)?;
         if reply.status != HelloStatus::Ok as u32 {
@@ -63,7 +87,33 @@ impl Raw {
         let arena = descriptors.first()?.as_fd();
         raw.arenas.push(Mapping::map_arena(arena, reply.arena_len as usize).ok()?);
         raw.descriptors = descriptors;
-        Some(raw)
+        Some(self)
+    }
+
+    /// Whether something comes from the daemon within this time, be it the end.
+    pub fn hears_within(&self, patience: Duration) -> bool {
+        readable_within(self.socket.as_fd(), patience)
+    }
+
+    /// Ends the session and waits until nothing of it is left: then the last that the daemon gives up
+    /// is its end of the event channel. False if that takes longer than `patience`.
+    pub fn ends_within(self, patience: Duration) -> bool {
+        let Raw { socket, mut descriptors, .. } = self;
+        let events = descriptors.swap_remove(1);
+        drop((socket, descriptors));
+        let end = Instant::now() + patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if !readable_within(events.as_fd(), left) {
+                return false;
+            }
+            let mut octets = [0; 1];
+            match rustix::net::recv(&events, &mut octets[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return true,
+                Ok(_) => {}
+                Err(_) => return true,
+            }
+        }
     }
 
     /// Sends a packet; whether the daemon was there to take it is seen when receiving.
@@ -141,6 +191,17 @@ impl Raw {
             }
         }
     }
+}
+
+/// What a client of this version says first.
+const HELLO: Hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
+
+/// Whether there is something to be read within this time, be it the end.
+fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {
+    let patience =
+        Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+    let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    rustix::event::poll(&mut ready, Some(&patience)).is_ok_and(|n| n > 0)
 }
 
 /// A request for a QP of modest size.

@@ -1,6 +1,5 @@
 //! Wireshark's dissectors, asked what they make of a capture file.
 
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -64,15 +63,8 @@ pub fn is_there() -> bool {
         return true;
     }
     assert!(std::env::var_os("CI").is_none(), "no tshark (Debian package tshark)");
-    not_tested("no tshark here (Debian package tshark), so nothing was dissected");
+    crate::omit("no tshark here (Debian package tshark), so nothing was dissected");
     false
-}
-
-/// Says on standard error, past the test runner that keeps what passing tests print, that
-/// something was left out.
-pub fn not_tested(why: &str) {
-    // Without a standard error there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "NOT TESTED: {why}");
 }
 
 /// Asks for everything in a capture file.

@@ -210,7 +210,7 @@ impl Strangers {
     fn new(config: &str) -> Option<Self> {
         use std::os::unix::fs::PermissionsExt;
         if !rustix::process::getuid().is_root() {
-            eprintln!("not root: attached memory of other users is not tested");
+            rnic_tests::omit("not root: attached memory of other users is not tested");
             return None;
         }
         let daemon = Daemon::start(binaries!(), &format!("[control]\nmode = \"0666\"\n{config}"));

@@ -1,19 +1,20 @@
 //! One client takes all there is of something: it is refused by name, others get the same results in
 //! the same time, and when it is gone the daemon has what it had.
 
-use std::time::Instant;
-
 use rnic_tests::pinger::Pinger;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{Daemon, Process, binaries};
 use rustix::process::Signal;
 
 /// Round trips of one measurement.
 const ROUNDS: usize = 1000;
 
+/// Pairs of measurements from which a verdict is tried; an odd number.
+const PAIRS: usize = 7;
+
 /// Runs the hoarder as another user where that is possible.
 fn hoarder(daemon: &Daemon, what: &str) -> Process {
     if !rustix::process::getuid().is_root() {
-        eprintln!("not root: the hoarder is of the same user as everybody else");
+        rnic_tests::omit("not root: the hoarder is of the same user as everybody else");
         return daemon.actor(&["exhaust", what]);
     }
     daemon.actor_as(61_001, &["exhaust", what])
@@ -37,24 +38,14 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     for name in named {
         assert!(refusal.contains(name), "{what}: {refusal:?} does not name {name}");
     }
-    // A machine with other work has bad moments; a daemon that lets a hoarder harm others has no
-    // good ones.
-    let began = Instant::now();
-    let mut ratio = f64::INFINITY;
-    while ratio >= 2.0 {
-        assert!(began.elapsed() < DEADLINE, "{what}: round trips take {ratio:.1} times as long");
-        hoarder.signal(Signal::STOP);
-        let alone = pinger.median(ROUNDS);
-        hoarder.signal(Signal::CONT);
-        ratio = ratio.min(pinger.median(ROUNDS).as_secs_f64() / alone.as_secs_f64());
-    }
+    let ratio = slowed_down(&pinger, &hoarder, what);
     eprintln!("{what}: {refusal}; round trips take {ratio:.2} times as long");
 
     // What others have and do is what it was, also new traffic of those who were there before.
     // A user may use up his own share of sessions and descriptors, so those of the same user have to
     // wait.
     let same_user = !rustix::process::getuid().is_root();
-    if !(same_user && ["sessions", "channels"].contains(&what)) {
+    if !(same_user && ["sessions", "channels", "connections"].contains(&what)) {
         daemon.actor(&["traffic", &address, "6", "20"]).succeed();
     }
     hoarder.release();
@@ -68,6 +59,29 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     let end = daemon.shrinks_to(start);
     assert_eq!(end.threads, start.threads);
     assert!(end.resident < start.resident + 8 * 1024, "{what}: {start:?} has become {end:?}");
+}
+
+/// How many times as long round trips take beside a hoarder: the median of measurements that take
+/// turns with some in which it is stopped, so that a moment in which the machine does something else
+/// decides nothing. Where that is not below 2, more are taken.
+fn slowed_down(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
+    let mut ratios = Vec::new();
+    loop {
+        hoarder.signal(Signal::STOP);
+        let alone = pinger.median(ROUNDS);
+        hoarder.signal(Signal::CONT);
+        ratios.push(pinger.median(ROUNDS).as_secs_f64() / alone.as_secs_f64());
+        if ratios.len() % PAIRS != 0 {
+            continue;
+        }
+        ratios.sort_by(f64::total_cmp);
+        let ratio = ratios[ratios.len() / 2];
+        // Nobody gets faster by company: then it was not the hoarder who was measured.
+        if (0.3..2.0).contains(&ratio) {
+            return ratio;
+        }
+        assert!(ratios.len() < 3 * PAIRS, "{what}: round trips take {ratio:.2} times as long");
+    }
 }
 
 fn config(limits: &str) -> String {
@@ -116,8 +130,9 @@ fn bound_addresses() {
 
 #[test]
 fn connections() {
-    let daemon = daemon("[limits.session]\nqps = 800\n");
-    exhausted(&daemon, "connections", &["limits.session.qps = 800 reached"]);
+    // Each end may read one thing at a time.
+    let daemon = daemon("[limits.user]\nird = 600\n");
+    exhausted(&daemon, "connections", &["limits.user.ird", "= 600 reached"]);
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn sigterm_under_load_stops_in_order_and_everybody_is_told() {
             let (status, lines) = visitor.finish();
             assert_eq!(status.code(), Some(1), "{lines:?}");
             // One whose server's session ended first sees that.
-            let told = ["daemon is gone", "WrFlush", "RemoteAborted", "Lost", "Terminate"];
+            let told = ["daemon is gone", "flushed", "peer aborted", "was lost", "Terminate"];
             let said = |l: &String| told.iter().any(|word| l.contains(word));
             assert!(lines.iter().any(said), "{lines:?}");
         }
@@ -137,9 +137,23 @@ fn too_few_descriptors_turn_newcomers_away_and_nobody_else() {
 }
 
 #[test]
+fn who_may_not_use_the_socket_is_told_why_and_not_to_start_another_daemon() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not tested: only root can play another user");
+        return;
+    }
+    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0600\"\n");
+    let (status, lines) = daemon.actor_as(65_534, &["clients"]).finish();
+    let said = lines.join("\n");
+    assert!(!status.success() && said.contains("no access to the RNIC daemon: "), "{said}");
+    assert!(said.contains("permission denied: mode 0600, user root, group root"), "{said}");
+    assert!(said.contains("control.mode") && !said.contains("rnicd run"), "{said}");
+}
+
+#[test]
 fn who_cannot_be_reached_is_named_and_the_queue_pair_may_try_again() {
     let config = "[mpa]\nstartup_deadline = \"50ms\"\ndecision_deadline = \"1s\"\n\
-                  connect_deadline = \"300ms\"\n";
+                  connect_deadline = \"300ms\"\nreply_deadline = \"1s\"\n";
     let daemon = Daemon::start(binaries!(), config);
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();

@@ -2,8 +2,8 @@
 //! and what is left of its privileges.
 //!
 //! There is no systemd here. `config/rnicd.service` and `config/rnicd.socket` are read for what they
-//! claim, and the same is done with `unshare` and `setpriv`. What takes root is left out without it,
-//! and said.
+//! claim, and the same is done with `unshare`, `setpriv` and filters of system calls (`unit`). What
+//! takes root is left out without it, and said.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
@@ -11,13 +11,14 @@ use std::collections::HashMap;
 use std::fs::Permissions;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rnic_client::Context;
+use rnic_client::{Context, ListKind, Rows};
+use rnic_tests::unit::{self, How, Sandbox};
 use rnic_tests::{DEADLINE, Process, binaries, copy_program};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Resource, Signal, WaitOptions, getrlimit, kill_process, waitpid};
@@ -35,7 +36,7 @@ fn is_root() -> bool {
 /// Says why a test does nothing.
 fn needs_root(what: &str) -> bool {
     if !is_root() {
-        eprintln!("left out: {what} takes root");
+        rnic_tests::omit(&format!("{what} takes root"));
     }
     is_root()
 }
@@ -213,88 +214,226 @@ fn may_mount(folder: &Path) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// The assignments of a unit, the last one of each key.
-fn unit(text: &str) -> HashMap<&str, &str> {
-    text.lines().filter(|l| !l.starts_with('#')).filter_map(|l| l.split_once('=')).collect()
+const SERVICE: &str = include_str!("../../config/rnicd.service");
+const SOCKET: &str = include_str!("../../config/rnicd.socket");
+
+/// Whether a unit says this, and nothing else about it.
+fn says(key: &str, value: &str) {
+    let all = unit::directives(SERVICE, "Service");
+    let values: Vec<&str> = all.iter().filter(|(k, _)| *k == key).map(|(_, v)| *v).collect();
+    assert_eq!(values, [value], "{key}");
 }
 
 #[test]
 fn it_serves_under_the_restrictions_of_its_unit() {
-    let service = unit(include_str!("../../config/rnicd.service"));
-    let passed = unit(include_str!("../../config/rnicd.socket"));
-    for (key, value) in [
-        ("Type", "notify"),
-        ("User", "rnicd"),
-        ("CapabilityBoundingSet", ""),
-        ("AmbientCapabilities", ""),
-        ("NoNewPrivileges", "yes"),
-        ("ProtectSystem", "strict"),
-        ("ProtectHome", "yes"),
-        ("ExecReload", "/bin/kill -HUP $MAINPID"),
-    ] {
-        assert_eq!(service.get(key), Some(&value), "{key}");
-    }
+    says("Type", "notify");
+    says("User", "rnicd");
+    let passed: HashMap<&str, &str> = unit::directives(SOCKET, "Socket").into_iter().collect();
+    let sandbox = Sandbox::of(SERVICE);
     let stage = Stage::new();
+    copy_program(env!("CARGO_BIN_EXE_confine"), &stage.path("confine"));
     let manager = Manager::new(&stage);
     let socket = activated(&stage.socket(), SocketType::SEQPACKET);
     let mode = u32::from_str_radix(passed["SocketMode"], 8).unwrap();
     std::fs::set_permissions(stage.socket(), Permissions::from_mode(mode)).unwrap();
-    let config = stage.config("[engine]\nworkers = 2\n");
+    let figures = stage.path("run/rnicd.prom");
+    let metrics = format!("[metrics]\nfile = {:?}\n", figures.to_str().unwrap());
+    let config = stage.config(&format!("[engine]\nworkers = 2\n{metrics}"));
 
-    // The socket comes as standard input, because only unsafe code can put it elsewhere.
-    let start = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
     let mounts = is_root() && may_mount(&stage.path("run"));
-    let mut command = if mounts {
-        let script = "set -e; mount --bind \"$0\" \"$0\"; mount -o remount,bind,ro /; \
-                      for home in /home /root; do mount -t tmpfs -o ro,mode=0 none $home; done; ";
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", &format!("{script}{start}")]).arg(stage.path("run"));
-        command
-    } else {
-        eprintln!("left out: a read-only root takes root, and a container that lets it mount");
-        let mut command = Command::new("sh");
-        command.args(["-c", start, "sh"]);
-        command
-    };
+    if !mounts {
+        rnic_tests::omit("private and read-only folders take root, and a container that mounts");
+    }
     if is_root() {
         chown(stage.socket(), None, Some(GROUP)).unwrap();
-        let limit: u64 = service["LimitNOFILE"].parse().unwrap();
-        let allowed = getrlimit(Resource::Nofile).maximum.unwrap_or(limit);
-        command.arg("prlimit").arg(format!("--nofile={}", limit.min(allowed)));
-        command.args(["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]);
-        command.args([&format!("--reuid={DAEMON}"), &format!("--regid={DAEMON}")]);
-        command.args(["--clear-groups", "--no-new-privs"]);
+        chown(stage.path("run"), Some(DAEMON), None).unwrap();
     } else {
-        eprintln!("left out: another user and an empty bounding set take root");
+        rnic_tests::omit("another user and an empty bounding set take root");
     }
+    if unit::call_groups().is_empty() {
+        rnic_tests::omit("what @system-service allows, systemd-analyze must say");
+    }
+    let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let user = is_root().then_some(DAEMON);
+    let confine = stage.path("confine");
+    let how = How { folder: stage.dir.path(), confine: &confine, mounts, user, descriptors };
+    let mut command = sandbox.command(&how);
     command.arg(stage.path("rnicd")).args(["run", "--config"]).arg(&config);
     command.env("NOTIFY_SOCKET", &manager.name).stdin(Stdio::from(socket));
     let mut daemon = Service(command.spawn().unwrap());
-    manager.hears("READY=1\nSTATUS=");
+    manager.hears("READY=1\nSTATUS=serving\n");
 
     let names = threads_are_confined(daemon.0.id());
     assert!(names.iter().filter(|n| n.starts_with("rnicd-worker")).count() == 2, "{names:?}");
+    let fields = daemon.status();
+    // The unit's and the thread's own.
+    assert_eq!(fields["Seccomp_filters"], (sandbox.filters() + 1).to_string());
+    assert_eq!(fields["Umask"], "0077");
     if is_root() {
-        let fields = daemon.status();
         assert_eq!(fields["CapBnd"], NONE);
         assert_eq!(fields["Uid"], four_times(DAEMON));
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.0.id())).unwrap();
+        let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap();
+        assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
         assert!(!stage.duet(STRANGER, ""), "somebody outside the group was served");
     }
     if mounts {
         let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", daemon.0.id())).unwrap();
-        let root = mounts.lines().rfind(|l| l.split(' ').nth(1) == Some("/")).unwrap();
-        assert!(root.split(' ').nth(3).unwrap().starts_with("ro"), "{root}");
+        let last = |at: &str| mounts.lines().rfind(|l| l.split(' ').nth(1) == Some(at)).unwrap();
+        for (at, how) in [("/", "ro"), ("/dev", "ro"), ("/root", "ro"), ("/tmp", "rw")] {
+            let found = last(at);
+            assert!(found.split(' ').nth(3).unwrap().starts_with(how), "{found}");
+        }
+        assert!(last("/proc").contains("subset=pid"));
     }
     assert!(stage.duet(CLIENT, &GROUP.to_string()));
-
+    // Whatever the umask: a collector is another user.
+    let readable = || std::fs::metadata(&figures).is_ok_and(|m| m.mode() & 0o7777 == 0o644);
     kill_process(daemon.pid(), Signal::HUP).unwrap();
     manager.hears("RELOADING=1\nMONOTONIC_USEC=");
-    manager.hears("READY=1\n");
+    manager.hears("READY=1\nSTATUS=serving\n");
+    until("a page of figures that all may read", readable);
+
+    // As its commands do: what is wrong does not get as far as the signal.
+    let commands: Vec<&str> = unit::directives(SERVICE, "Service")
+        .into_iter()
+        .filter_map(|(key, value)| (key == "ExecReload").then_some(value))
+        .collect();
+    let [check, "/bin/kill -HUP $MAINPID"] = commands[..] else { panic!("{commands:?}") };
+    let check = check.strip_prefix("/usr/bin/rnicd ").unwrap();
+    let check = check.replace("/etc/rnicd/rnicd.toml", config.to_str().unwrap());
+    let reload_check = || {
+        let mut command = Command::new(stage.path("rnicd"));
+        command.args(check.split(' ')).output().unwrap()
+    };
+    let right = reload_check();
+    assert_eq!((right.status.code(), right.stdout), (Some(0), vec![]));
+    stage.config("[engine]\nworkers = \"many\"\n");
+    let wrong = reload_check();
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert_eq!(wrong.status.code(), Some(78), "{said}");
+    assert!(said.contains("engine.workers"), "{said}");
+    // Who sends the signal all the same is told what came of it.
+    kill_process(daemon.pid(), Signal::HUP).unwrap();
+    manager.hears("RELOADING=1\nMONOTONIC_USEC=");
+    manager.hears("READY=1\nSTATUS=serving; configuration not reloaded, the old one stays: ");
+
     assert_eq!(daemon.terminate(), Some(0));
     manager.hears("STOPPING=1\n");
     manager.hears_nothing();
     assert!(stage.socket().exists(), "the socket is the service manager's");
+    std::fs::remove_file(figures).unwrap();
     assert_eq!(std::fs::read_dir(stage.path("run")).unwrap().count(), 1, "nothing else was left");
+}
+
+#[test]
+#[should_panic(expected = "PrivateUsers=yes of rnicd.service is neither applied nor argued")]
+fn a_directive_that_is_not_known_fails_the_test() {
+    Sandbox::of(&SERVICE.replace("RemoveIPC=yes", "PrivateUsers=yes"));
+}
+
+/// systemd's own opinion, where there is one.
+#[test]
+fn the_units_are_what_systemd_takes() {
+    let stage = Stage::new();
+    let rnicd = stage.path("rnicd");
+    let service = SERVICE.replace("/usr/bin/rnicd", rnicd.to_str().unwrap());
+    std::fs::write(stage.path("rnicd.service"), service).unwrap();
+    std::fs::write(stage.path("rnicd.socket"), SOCKET).unwrap();
+    let mut command = Command::new("systemd-analyze");
+    command.args(["verify", "--man=no"]).arg(stage.path("rnicd.service"));
+    let Ok(output) = command.output() else {
+        eprintln!("left out: there is no systemd-analyze");
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stderr);
+    // It may know less than the unit's systemd, and more of this machine than matters here.
+    let about: Vec<&str> = said.lines().filter(|line| line.contains("rnicd.")).collect();
+    assert!(output.status.success() && about.is_empty(), "{said}");
+}
+
+/// A service manager does not start again what would fail again.
+#[test]
+fn a_wrong_configuration_has_an_exit_code_of_its_own() {
+    says("RestartPreventExitStatus", "78");
+    let stage = Stage::new();
+    let run = |config: &Path| {
+        let mut command = Command::new(stage.path("rnicd"));
+        command.args(["run", "--config"]).arg(config).arg("--socket").arg(stage.socket());
+        command.output().unwrap()
+    };
+    for (text, expected) in [
+        ("[engine]\nworkers = \"many\"\n", "engine.workers"),
+        ("[control]\ngroup = \"no-such-group\"\n", "no-such-group"),
+    ] {
+        let output = run(&stage.config(text));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(78), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
+    // What may pass is worth another try.
+    std::fs::write(stage.socket(), "in the way").unwrap();
+    assert_eq!(run(&stage.config("")).status.code(), Some(1));
+}
+
+#[test]
+fn a_watchdog_hears_that_it_is_alive() {
+    let seconds: u64 = unit::directives(SERVICE, "Service")
+        .iter()
+        .find_map(|(key, value)| (*key == "WatchdogSec").then(|| value.strip_suffix('s')))
+        .flatten()
+        .and_then(|n| n.parse().ok())
+        .unwrap();
+    assert!((10..=120).contains(&seconds));
+    let stage = Stage::new();
+    let manager = Manager::new(&stage);
+    let mut command = Command::new(stage.path("rnicd"));
+    command.args(["run", "--socket"]).arg(stage.socket());
+    command.env("NOTIFY_SOCKET", &manager.name).env("WATCHDOG_USEC", "200000");
+    let mut daemon = Service(command.spawn().unwrap());
+    manager.hears("READY=1\n");
+    let from = Instant::now();
+    for _ in 0..4 {
+        manager.hears("WATCHDOG=1\n");
+    }
+    // One at once, and then one each half of the time.
+    assert!(from.elapsed() >= Duration::from_millis(300), "{:?}", from.elapsed());
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+/// Of such a client the kernel tells no process number.
+#[test]
+fn clients_outside_of_its_pid_namespace_are_served() {
+    if !needs_root("a pid namespace") {
+        return;
+    }
+    let stage = Stage::new();
+    let manager = Manager::new(&stage);
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child=TERM", "--mount-proc"]);
+    command.arg(stage.path("rnicd")).args(["run", "--socket"]).arg(stage.socket());
+    command.env("NOTIFY_SOCKET", &manager.name);
+    let daemon = Service(command.spawn().unwrap());
+    manager.hears("READY=1\n");
+    let context = Context::open_at(&stage.socket()).unwrap();
+    assert!(context.status().unwrap().sessions >= 1);
+    let Rows::Clients(rows) = context.list(ListKind::Clients, 0).unwrap().rows else {
+        panic!("no clients")
+    };
+    assert_eq!((rows[0].pid, rows[0].uid), (0, 0));
+    drop(context);
+    // Its death is noticed all the same, whoever holds its socket.
+    assert!(stage.duet(0, ""));
+    drop(daemon);
+}
+
+/// Waits for something that is about to be so.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what} at the deadline");
+        std::thread::yield_now();
+    }
 }
 
 #[test]
@@ -394,7 +533,7 @@ fn a_plain_user_cannot_become_another_and_has_nothing_left() {
         Process::start(command)
     };
     let (status, lines) = run(&stage.config("[control]\nuser = \"root\"\n")).finish();
-    assert_eq!(status.code(), Some(1));
+    assert_eq!(status.code(), Some(78));
     assert!(lines.iter().any(|l| l.contains("control.user = \"root\": only root")), "{lines:?}");
     let mut daemon = run(&stage.config(""));
     daemon.line_after("listening");

@@ -5,9 +5,7 @@
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -58,7 +56,7 @@ fn a_client_in_another_network_namespace_passes_its_sockets() {
     command.arg(binaries!().actor).env("RNIC_SOCKET", daemon.socket());
     let (status, lines) = Process::start(command).finish();
     if !lines.iter().any(|l| l == "apart") {
-        println!("not tested: no network namespace of its own here: {}", lines.join("; "));
+        rnic_tests::omit(&format!("no network namespace of its own here: {}", lines.join("; ")));
         return;
     }
     assert!(status.success(), "{}", lines.join("\n"));
@@ -69,20 +67,24 @@ fn a_client_in_another_network_namespace_passes_its_sockets() {
 #[test]
 fn other_users_may_not_pass_sockets() {
     if !rustix::process::geteuid().is_root() {
-        println!("not tested: only root can play another user");
+        rnic_tests::omit("only root can play another user");
         return;
     }
-    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
-    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut command = Command::new(binaries!().actor);
-    command.arg("over").env("RNIC_SOCKET", daemon.socket()).uid(65_534).gid(65_534);
-    let (status, lines) = Process::start(command).finish();
-    assert!(!status.success());
-    let why = "not allowed by user.trusted: a socket of user 65534";
-    assert!(lines.iter().any(|l| l.contains(why)), "{lines:?}");
-    // Neither end was touched: what the actor says last is the refusal, and nothing is left.
-    daemon.is_empty();
+    // Trust in other things is none in this.
+    for (right, may) in [("", false), ("trusted = true", false), ("sockets = true", true)] {
+        let config = format!("[control]\nmode = \"0666\"\n[[user]]\nwho = {OTHER}\n{right}\n");
+        let daemon = Daemon::start(binaries!(), &config);
+        let (status, lines) = daemon.actor_as(OTHER, &["over"]).finish();
+        assert_eq!(status.success(), may, "{right}: {lines:?}");
+        let why = format!("not allowed by user.sockets: a socket of user {OTHER}");
+        assert_eq!(lines.iter().any(|l| l.contains(&why)), !may, "{right}: {lines:?}");
+        // Neither end was touched: what the actor says last is the refusal, and nothing is left.
+        daemon.is_empty();
+    }
 }
+
+/// Somebody else.
+const OTHER: u32 = 61_004;
 
 #[test]
 fn a_socket_that_is_not_taken_comes_back() {
@@ -112,6 +114,42 @@ fn a_socket_that_is_not_taken_comes_back() {
     let error = qp.connect_over(ours, &Default::default()).unwrap_err();
     assert!(matches!(error.error, Error::Unreachable { .. }), "{error}");
     assert!(error.stream.is_none());
+}
+
+/// Whoever may not connect or listen somewhere may not do so with a socket of his own making either.
+#[test]
+fn rules_hold_for_passed_sockets() {
+    let uid = rustix::process::geteuid().as_raw();
+    let daemon = |network: &str| {
+        let rules = ["connect", "listen"].map(|rule| {
+            let network = match rule {
+                "connect" => format!("network = \"{network}\""),
+                _ => format!("address = \"{network}\""),
+            };
+            format!("[[{rule}]]\nwho = {uid}\n{network}\nports = \"1-65535\"\n")
+        });
+        Daemon::start(binaries!(), &rules.concat())
+    };
+    let elsewhere = daemon("10.0.0.0/8");
+    let (mut raw, qp, _) = raw_with_qp(&elsewhere);
+    for (body, rule) in
+        [(connect_over(qp), "connect"), (RequestBody::ServeOver { context: 0 }, "listen")]
+    {
+        let (ours, _theirs) = pair();
+        match raw.call(body, &[ours.as_fd()]) {
+            Some(Err(Refusal::NotAllowed { rule: named, .. })) => assert_eq!(named, rule),
+            other => panic!("{rule}: {other:?}"),
+        }
+    }
+    // Where they allow it, the same is taken.
+    let here = daemon("127.0.0.0/8");
+    let (mut raw, qp, _) = raw_with_qp(&here);
+    let (ours, mut theirs) = pair();
+    assert_eq!(raw.call(connect_over(qp), &[ours.as_fd()]), Some(Ok(ReplyBody::Done)));
+    assert_eq!(wire::exactly(&mut theirs, 16), b"MPA ID Req Frame");
+    let (ours, _theirs) = pair();
+    let serving = raw.call(RequestBody::ServeOver { context: 0 }, &[ours.as_fd()]);
+    assert!(matches!(serving, Some(Ok(ReplyBody::Listener { .. }))), "{serving:?}");
 }
 
 /// A session spoken by hand with a QP.

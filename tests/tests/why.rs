@@ -15,7 +15,7 @@ use rnic_client::{
 use rnic_core::abi::control::Reply;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire::{self, CRC, fpdu, tagged};
-use rnic_tests::{DEADLINE, Daemon, binaries, copy_program};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_program};
 use serde_json::Value;
 
 const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
@@ -311,6 +311,27 @@ fn a_completion_queue_that_overflows() {
     }
 }
 
+/// Sessions begin and end while somebody watches.
+#[test]
+fn who_follows_the_events_sees_sessions_end() {
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = Command::new(RNICCTL);
+    command.args(["events", "--follow", "--json", "--socket"]).arg(daemon.socket());
+    let mut follower = Process::start(command);
+    for _ in 0..2 {
+        let end = End::new(&daemon, 8);
+        let session = end.context.session().0;
+        let begun = format!("\"session\":{session},\"kind\":\"session_opened\",\"text\":\"");
+        let who = follower.line_after(&begun);
+        drop(end);
+        let ended = format!("\"session\":{session},\"kind\":\"session_ended\",\"text\":\"");
+        let why = follower.line_after(&ended);
+        let who = who.split('"').next().unwrap();
+        assert_eq!(why, format!("{who}: closed by the client\"}}"));
+    }
+    follower.kill();
+}
+
 #[test]
 fn a_refused_request_and_a_connection_that_did_not_come_about() {
     let daemon = Daemon::start(binaries!(), "[limits.session]\npds = 1\n");
@@ -408,7 +429,7 @@ fn bad_octets_from_a_scripted_peer() {
 fn another_users_records_are_nobodys_business() {
     // Other users are played by root alone.
     if !rustix::process::geteuid().is_root() {
-        eprintln!("not run: needs root to be other users");
+        rnic_tests::omit("needs root to be other users");
         return;
     }
     let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");

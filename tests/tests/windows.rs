@@ -137,7 +137,7 @@ fn join(owner: &Side, peer: &Side) -> (Qp, Qp) {
 fn ended(qp: &Qp, by: TerminateOrigin, expected: &str) {
     match qp.wait_disconnected(Some(DEADLINE)).unwrap() {
         DisconnectReason::Terminate { origin, code, .. } => {
-            assert_eq!((origin, code.to_string().as_str()), (by, expected));
+            assert_eq!((origin, code.number().as_str()), (by, expected));
         }
         other => panic!("{other:?} instead of {expected}"),
     }

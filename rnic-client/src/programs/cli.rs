@@ -1,11 +1,14 @@
-//! Command-line manners shared by the programs: exit codes, sizes, addresses, progress bars.
+//! Command-line manners shared by the programs: exit codes, output, sizes, progress bars.
 
 use std::fmt::Display;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+
+/// What ends a program, in words.
+pub type Failure = Box<dyn std::error::Error>;
 
 /// The exit code of a program: 0, or 1 after saying on standard error what went wrong. (A wrong
 /// command line is 2, and clap's business.)
@@ -13,18 +16,30 @@ pub fn exit_code<E: Display>(program: &str, result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("{program}: {e}");
+            complain(program, &e);
             ExitCode::FAILURE
         }
     }
 }
 
-/// Parses `HOST:PORT`; a name is looked up and its first address taken.
-pub fn address(text: &str) -> Result<SocketAddr, String> {
-    text.to_socket_addrs()
-        .map_err(|e| format!("{text:?} is no HOST:PORT: {e}"))?
-        .next()
-        .ok_or_else(|| format!("{text:?} has no address"))
+/// Says something on standard error, if that takes it.
+pub fn complain(program: &str, what: impl Display) {
+    let _ = writeln!(io::stderr(), "{program}: {what}");
+}
+
+/// Writes a line to standard output. A reader that has had enough is no error.
+pub fn say(line: impl Display) -> io::Result<()> {
+    write(format!("{line}\n").as_bytes())
+}
+
+/// Writes to standard output, to the last byte. A reader that has had enough is no error.
+pub fn write(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        Err(e) => Err(io::Error::new(e.kind(), format!("cannot write to standard output: {e}"))),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// Parses a number of octets: `4096`, `64KiB`, `1MiB`, `2GiB`.
@@ -49,10 +64,21 @@ pub fn size32(text: &str) -> Result<u32, String> {
     u32::try_from(size(text)?).map_err(|_| format!("{text} is above 4GiB"))
 }
 
-/// Parses a number of seconds, which may have a fraction.
+/// Parses a number of seconds above 0, which may have a fraction.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|e| format!("{text:?} is no number: {e}"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text} seconds: {e}"))
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(Duration::ZERO) => Err("it must be above 0".to_owned()),
+        other => other.map_err(|e| format!("{text} seconds: {e}")),
+    }
+}
+
+/// Parses a number of things of which there has to be one.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".to_owned()),
+        other => other.map_err(|e| format!("{text:?} is no number: {e}")),
+    }
 }
 
 /// A bar for `total` octets on standard error; nothing is drawn when that is no terminal.
@@ -121,17 +147,13 @@ mod tests {
     #[test]
     fn seconds_may_have_a_fraction_but_no_sign() {
         assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
-        for wrong in ["", "-1", "nan", "inf", "1s"] {
+        for wrong in ["", "-1", "nan", "inf", "1s", "0", "1e30"] {
             assert!(seconds(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn addresses_need_a_port() {
-        assert_eq!(address("127.0.0.1:80"), Ok(([127, 0, 0, 1], 80).into()));
-        assert_eq!(address("[::1]:80").map(|a| a.is_ipv6()), Ok(true));
-        assert!(address("127.0.0.1").is_err());
-        assert!(address("127.0.0.1:99999").is_err());
+        assert_eq!(at_least_one("3"), Ok(3));
+        for wrong in ["0", "-1", "x", ""] {
+            assert!(at_least_one(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::programs::cli::printable;
+use crate::programs::endpoint::{Endpoint, EndpointError};
 use crate::{CompletionStatus, DisconnectReason, Error, PostError, Qp, TerminateCode};
-use crate::{ConnectOptions, Connected, TerminateOrigin};
+use crate::{ConnectOptions, Connected, Context, Fault, Listener, TerminateOrigin};
 
 /// Why a conversation stopped.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +92,27 @@ impl LinkError {
             _ => LinkError::Rnic(error),
         }
     }
+}
+
+impl LinkError {
+    /// Whether no connection came about with this address, where another one may do.
+    pub fn is_unreachable(&self) -> bool {
+        let LinkError::NotConnected { source, .. } = self else { return false };
+        matches!(source.fault(), Fault::Peer | Fault::Refusal)
+    }
+}
+
+/// Listens at the first address of an endpoint that can be had.
+pub fn listen(
+    context: &Context,
+    endpoint: &Endpoint,
+    backlog: u32,
+) -> Result<Listener, EndpointError<Error>> {
+    endpoint.try_each(
+        |address| context.listen(address, backlog),
+        // It names the address.
+        |e| e.fault() == Fault::Refusal,
+    )
 }
 
 /// Connects, naming the peer in the error.

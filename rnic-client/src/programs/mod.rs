@@ -1,14 +1,15 @@
 //! What the programs of this package are made of: `pingpong`, `rcopy`, `rkv`, `rnic-perf`, and the
 //! tour of `rnicd demo`.
 //!
-//! The binaries hold only their command lines; what moves data is here, so that other programs may
-//! use it too ([`rcopy`] copies the file of `rnicd demo`). Everything is written against the public
+//! The binaries only call the `main` of their module; what moves data is apart from the command lines,
+//! so that other programs may use it too ([`rcopy`] copies the file of `rnicd demo`). Everything is written against the public
 //! interface of this library, as in any application. The modules know nothing of the daemon but what
 //! that interface says, and trust the peer in nothing: messages are parsed in full before they are
 //! acted on, and what a connection may allocate is fixed when it is made.
 
 pub mod cli;
 pub mod clients;
+pub mod endpoint;
 mod fields;
 pub mod latency;
 pub mod link;

@@ -2,6 +2,8 @@
 
 mod connections;
 mod data;
+mod handles;
+mod leases;
 mod session;
 mod waiting;
 mod windows;

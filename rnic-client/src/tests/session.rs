@@ -44,6 +44,10 @@ fn the_reason_for_turning_a_session_away_is_named() {
             HelloStatus::Draining,
             "it is draining: it takes no new sessions until `rnicctl drain off`",
         ),
+        (
+            HelloStatus::Silent,
+            "too many connections of this user to its socket have said nothing yet; try again",
+        ),
     ] {
         let daemon = FakeDaemon::answering(status, ABI_VERSION);
         let error = Context::open_with(daemon.options()).err().unwrap();
@@ -206,11 +210,35 @@ fn regions_count_from_where_they_were_told_to() {
     assert_eq!(*source, MrSource::Segment { segment: segment.id(), offset: 64 });
     assert_eq!(*scope, Scope::Qp(r.qp.id()));
     let client_address = device.requests.iter().find_map(|r| match r {
-        RequestBody::AddSegment { client_address, .. } => Some(*client_address),
+        RequestBody::FillSegment { client_address, .. } => Some(*client_address),
         _ => None,
     });
     assert_eq!(client_address, Some(plain.iova() - 64));
     drop(device);
+}
+
+#[test]
+fn a_segment_asks_the_limit_before_it_takes_memory_and_gives_back_what_it_cannot_fill() {
+    let r = rig();
+    let limit = Refusal::Limit { key: "k".into(), limit: 1, used: 0, wanted: 4096 };
+    r.daemon.device().requests.clear();
+    r.daemon.answer_next(Answer::Refuse(limit.clone()));
+    let refused = r.context.create_segment(1).unwrap_err();
+    assert_eq!(refused.refusal(), Some(&limit));
+    let asked = [RequestBody::ReserveSegment { length: 4096 }];
+    assert_eq!(r.daemon.device().requests, asked, "no memory was offered");
+
+    // More than any machine has: nothing is taken, and the reservation is given back.
+    r.daemon.device().requests.clear();
+    let refused = r.context.create_segment(1 << 60).unwrap_err();
+    let Error::NotEnoughMemory { wanted: 0x1000_0000_0000_0000, .. } = refused else {
+        panic!("{refused:?}");
+    };
+    let requests = r.daemon.device().requests.clone();
+    let [RequestBody::ReserveSegment { .. }, RequestBody::RemoveSegment { .. }] = requests[..]
+    else {
+        panic!("{requests:?}");
+    };
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Each list holds one value per variant, in order. A new variant is appended here as it is there;
 //! a line that has to change means that an older client would misread the daemon.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV6};
 
 use serde::Serialize;
 
@@ -27,7 +27,8 @@ fn v4() -> SocketAddr {
 }
 
 fn v6() -> SocketAddr {
-    SocketAddr::from(([0x2001, 0xDB8, 0, 0, 0, 0, 0, 1], 4791))
+    let ip = [0x2001, 0xDB8, 0, 0, 0, 0, 0, 1].into();
+    SocketAddrV6::new(ip, 4791, 0, 7).into()
 }
 
 fn pair() -> AddressPair {
@@ -133,7 +134,7 @@ fn requests() {
             (request(RequestBody::QueryQp { qp }), "ac020eac02"),
             (
                 request(RequestBody::Bind { address: v6(), context: 6 }),
-                "ac020f0120010db8000000000000000000000001b72506",
+                "ac020f0120010db8000000000000000000000001b7250706",
             ),
             (request(RequestBody::Listen { listener: ListenerId(8), backlog: 16 }), "ac02100810"),
             (request(RequestBody::CloseListener { listener: ListenerId(8) }), "ac021108"),
@@ -160,7 +161,7 @@ fn requests() {
                     ord: Some(8),
                     private_data: vec![0xFF],
                 }),
-                "ac0214ac0200c0000207af3a010120010db8000000000000000000000001b72500010801ff",
+                "ac0214ac0200c0000207af3a010120010db8000000000000000000000001b7250700010801ff",
             ),
             (request(RequestBody::Disconnect { qp, abort: true }), "ac0215ac0201"),
             (
@@ -201,6 +202,14 @@ fn requests() {
             (request(RequestBody::AdminDisconnect { qp }), "ac0222ac02"),
             (request(RequestBody::Drain { on: true }), "ac022301"),
             (request(RequestBody::Why { id: 1 << 40 }), "ac0224808080808020"),
+            (request(RequestBody::ReserveSegment { length: 1 << 20 }), "ac0225808040"),
+            (
+                request(RequestBody::FillSegment {
+                    segment: SegmentId(5),
+                    client_address: 1 << 46,
+                }),
+                "ac02260580808080808010",
+            ),
         ],
     );
 }
@@ -280,7 +289,7 @@ fn replies() {
             ),
             (
                 reply(ReplyBody::QpInfo(qp_row)),
-                "010008010203010402037463700100c0000207af3a0120010db8000000000000000000000001b725010004050600000000000007010101020300",
+                "010008010203010402037463700100c0000207af3a0120010db8000000000000000000000001b72507010004050600000000000007010101020300",
             ),
             (
                 reply(ReplyBody::Listener { listener: ListenerId(7), address: v4() }),
@@ -391,7 +400,7 @@ fn rows() {
             ),
             (
                 Rows::Whys(vec![why()]),
-                "090101020301040901720174010501060107010801090100c0000207af3a0120010db8000000000000000000000001b725",
+                "090101020301040901720174010501060107010801090100c0000207af3a0120010db8000000000000000000000001b72507",
             ),
             (
                 Rows::Events(vec![EventRecord {
@@ -488,7 +497,7 @@ fn events() {
                     peer_to_peer: true,
                     private_data: vec![0xAB; 3],
                 },
-                "0001808080808080808080010200c0000207af3a0120010db8000000000000000000000001b725011000020103ababab",
+                "0001808080808080808080010200c0000207af3a0120010db8000000000000000000000001b72507011000020103ababab",
             ),
             (
                 Event::RequestWithdrawn {
@@ -509,7 +518,7 @@ fn events() {
                     private_data: vec![],
                     revision: 2,
                 },
-                "02068080808080808080800100c0000207af3a0120010db8000000000000000000000001b72501020002",
+                "02068080808080808080800100c0000207af3a0120010db8000000000000000000000001b7250701020002",
             ),
             (
                 Event::Rejected { qp, context, private_data: vec![1] },

@@ -1,255 +1,172 @@
 //! Steering tags: issuing them.
 //!
-//! [`StagAllocator`] lives with the resource manager and issues values that a peer cannot guess
-//! (RFC 5042 section 8.1.1).
+//! [`StagAllocator`] lives with the resource manager and issues values that nobody can foretell
+//! (RFC 5042 section 8.1.1), neither a peer nor a client that has seen any number of them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use chacha20::ChaCha20Rng;
+use chacha20::rand_core::{Rng, SeedableRng};
 
 use crate::types::Stag;
 
-/// Issues STags: a keyed permutation of a 24-bit slot number, then an 8-bit key.
+/// Issues STags: an index of 24 bits that no other object has, then a key of 8 bits, all of them drawn
+/// anew each time.
 ///
-/// Slots are reused first-in first-out and only after [`REUSE_AFTER`] others, with the key advanced; a
-/// slot whose 256 keys are used up is retired. 0 and `0xFFFF_FFFF` are never issued.
+/// An index is drawn among those that are neither in use nor resting: one that is taken back rests
+/// until [`REST`] others have been. Nothing is remembered of an index that does so, least of all a
+/// key to count up, so there is no end to how often it may be used.
+///
+/// The key is the owner's to change where verbs say so (windows). The first and the last index are not
+/// used: every other STag, whatever its key, is neither 0 nor `0xFFFF_FFFF`.
+///
+/// At most half of all indices are in use, so two draws find a free one on average, however many there
+/// are, and even who holds or has seen all others can rule out little more than every second one.
 pub struct StagAllocator {
-    permutation: Permutation,
-    fresh: u32,
-    free: VecDeque<FreeSlot>,
-    issued: HashMap<u32, FreeSlot>,
+    space: Space,
+    random: ChaCha20Rng,
+    used: Indices,
+    resting: Indices,
+    /// Those that rest, in the order in which they were taken back.
+    returned: VecDeque<u32>,
+    in_use: u32,
 }
 
-/// Slots that must be free before the one freed first is used again.
-pub const REUSE_AFTER: usize = 4096;
-const SLOTS: u32 = 1 << 24;
+/// Objects that may have an STag at once.
+pub const MOST: u32 = Space::WHOLE.most();
+/// Indices that are taken back before one of them can be used again.
+pub const REST: usize = Space::WHOLE.rest();
 
-#[derive(Clone, Copy)]
-struct FreeSlot {
-    slot: u32,
-    key: u8,
-    keys_left: u16,
-}
-
-/// Every slot is in use or retired.
+/// [`MOST`] objects have STags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no STag is left")]
+#[error("{MOST} STags are in use, which is half of all")]
 pub struct StagsExhausted;
 
 impl StagAllocator {
-    /// An allocator whose sequence depends on 32 random octets only.
+    /// An allocator whose sequence depends on 32 random bytes, and on what is asked of it.
     pub fn new(seed: [u8; 32]) -> Self {
+        StagAllocator::within(Space::WHOLE, seed)
+    }
+
+    fn within(space: Space, seed: [u8; 32]) -> Self {
         StagAllocator {
-            permutation: Permutation::new(seed),
-            fresh: 0,
-            free: VecDeque::new(),
-            issued: HashMap::new(),
+            space,
+            random: ChaCha20Rng::from_seed(seed),
+            used: Indices::none(space),
+            resting: Indices::none(space),
+            returned: VecDeque::new(),
+            in_use: 0,
         }
     }
 
-    /// Issues an STag that is not in use and was not for a long time.
+    /// Issues an STag that nothing has that was said before tells anything about.
     pub fn allocate(&mut self) -> Result<Stag, StagsExhausted> {
-        loop {
-            let mut entry = if self.free.len() > REUSE_AFTER || self.fresh == SLOTS {
-                self.free.pop_front().ok_or(StagsExhausted)?
-            } else {
-                let slot = self.fresh;
-                self.fresh += 1;
-                FreeSlot { slot, key: self.permutation.first_key(slot), keys_left: 256 }
-            };
-            let stag = self.permutation.apply(entry.slot) << 8 | u32::from(entry.key);
-            entry.key = entry.key.wrapping_add(1);
-            entry.keys_left -= 1;
-            if stag == 0 || stag == u32::MAX {
-                self.give_back(entry);
-                continue;
-            }
-            self.issued.insert(stag, entry);
-            return Ok(Stag(stag));
+        if self.in_use == self.space.most() {
+            return Err(StagsExhausted);
         }
-    }
-
-    /// Issues an STag of which every key is usable, for a window whose keys others choose.
-    pub fn allocate_for_window(&mut self) -> Result<Stag, StagsExhausted> {
+        // At most half of the indices are in use and one of 256 rests, so each draw succeeds with
+        // nearly one half at least.
         loop {
-            let stag = self.allocate()?;
-            // Keys of these two would reach the values that are never issued.
-            if stag.0 >> 8 != 0 && stag.0 >> 8 != SLOTS - 1 {
+            let stag = self.space.stag(self.random.next_u32());
+            let index = index(stag);
+            if self.space.has(index) && !self.used.has(index) && !self.resting.has(index) {
+                self.used.add(index);
+                self.in_use += 1;
                 return Ok(stag);
             }
-            self.release(stag);
         }
     }
 
-    /// Takes back a window's STag, whose last key was `last`: the next one to be issued follows that.
-    pub fn release_window(&mut self, issued: Stag, last: Stag) {
-        if let Some(entry) = self.issued.get_mut(&issued.0) {
-            entry.key = (last.0 as u8).wrapping_add(1);
-        }
-        self.release(issued);
-    }
-
-    /// Takes back an STag that was issued; anything else is ignored.
+    /// Takes back an STag that was issued, whatever its key is by now. One that is not in use is
+    /// ignored.
     pub fn release(&mut self, stag: Stag) {
-        if let Some(entry) = self.issued.remove(&stag.0) {
-            self.give_back(entry);
+        let index = index(stag);
+        if !self.used.has(index) {
+            return;
         }
-    }
-
-    fn give_back(&mut self, entry: FreeSlot) {
-        if entry.keys_left > 0 {
-            self.free.push_back(entry);
+        self.used.remove(index);
+        self.in_use -= 1;
+        self.resting.add(index);
+        self.returned.push_back(index);
+        if self.returned.len() > self.space.rest()
+            && let Some(rested) = self.returned.pop_front()
+        {
+            self.resting.remove(rested);
         }
     }
 }
 
-/// A keyed permutation of 24-bit numbers: a Feistel network of eight rounds over two halves of 12.
-struct Permutation {
-    round_keys: [u64; 8],
-    key_key: u64,
+/// The part of an STag that stays when its key changes.
+pub(super) fn index(stag: Stag) -> u32 {
+    stag.0 >> KEY_BITS
 }
 
-impl Permutation {
-    fn new(seed: [u8; 32]) -> Self {
-        // Expand the seed: each round key depends on all 32 octets.
-        let word =
-            |i: usize| u64::from_le_bytes(seed[i * 8..i * 8 + 8].try_into().unwrap_or([0; 8]));
-        let mut state = word(0);
-        let mut next = |round: usize| {
-            for i in 0..4 {
-                state = mix(state ^ word(i).rotate_left(round as u32 * 7 + 1));
-            }
-            state
-        };
-        Permutation { round_keys: std::array::from_fn(&mut next), key_key: next(8) }
+const KEY_BITS: u32 = 8;
+
+/// The indices there are: those of so many bits. Tests have small ones, to go through them often.
+#[derive(Clone, Copy)]
+struct Space {
+    bits: u32,
+}
+
+impl Space {
+    const WHOLE: Space = Space { bits: u32::BITS - KEY_BITS };
+
+    const fn indices(self) -> u32 {
+        1 << self.bits
     }
 
-    fn apply(&self, slot: u32) -> u32 {
-        let (mut l, mut r) = (slot >> 12 & 0xFFF, slot & 0xFFF);
-        for k in self.round_keys {
-            (l, r) = (r, l ^ (mix(k ^ u64::from(r)) as u32 & 0xFFF));
+    const fn most(self) -> u32 {
+        self.indices() / 2
+    }
+
+    const fn rest(self) -> usize {
+        (self.indices() / 256) as usize
+    }
+
+    /// As many random bits as an index and a key have.
+    fn stag(self, random: u32) -> Stag {
+        Stag(random >> (Space::WHOLE.bits - self.bits))
+    }
+
+    /// Whether an index is used at all.
+    fn has(self, index: u32) -> bool {
+        index != 0 && index < self.indices() - 1
+    }
+}
+
+/// A set of indices, one bit each.
+struct Indices(Vec<u64>);
+
+impl Indices {
+    fn none(space: Space) -> Self {
+        Indices(vec![0; (space.indices() / u64::BITS) as usize])
+    }
+
+    fn has(&self, index: u32) -> bool {
+        self.0.get(word(index)).is_some_and(|word| word & bit(index) != 0)
+    }
+
+    fn add(&mut self, index: u32) {
+        if let Some(word) = self.0.get_mut(word(index)) {
+            *word |= bit(index);
         }
-        l << 12 | r
     }
 
-    fn first_key(&self, slot: u32) -> u8 {
-        mix(self.key_key ^ u64::from(slot)) as u8
+    fn remove(&mut self, index: u32) {
+        if let Some(word) = self.0.get_mut(word(index)) {
+            *word &= !bit(index);
+        }
     }
 }
 
-/// A bijective mixer with full avalanche (the finaliser of SplitMix64).
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ x >> 31
+fn word(index: u32) -> usize {
+    (index / u64::BITS) as usize
+}
+
+fn bit(index: u32) -> u64 {
+    1 << (index % u64::BITS)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    /// Against values of another program for the same seed; those of the mixer are the ones that
-    /// are published for SplitMix64 from 0.
-    #[test]
-    fn permutation_and_first_keys_are_the_ones_meant() {
-        assert_eq!(mix(0), 0xE220_A839_7B1D_CDAF);
-        assert_eq!(mix(0x9E37_79B9_7F4A_7C15), 0x6E78_9E6A_A1B9_65F4);
-        let p = Permutation::new(std::array::from_fn(|i| i as u8));
-        for (slot, permuted, key) in [
-            (0, 0x30_BF6E, 0xA8),
-            (1, 0x92_193F, 0x86),
-            (0x12_3456, 0x4D_B4DB, 0xE0),
-            (0xFF_FFFF, 0x25_29FD, 0x7F),
-        ] {
-            assert_eq!((p.apply(slot), p.first_key(slot)), (permuted, key), "{slot:#x}");
-        }
-    }
-
-    #[test]
-    fn permutation_is_one_to_one() {
-        let p = Permutation::new([7; 32]);
-        let mut seen = vec![false; SLOTS as usize];
-        for slot in 0..SLOTS {
-            let x = p.apply(slot) as usize;
-            assert!(!seen[x], "slot {slot} collides");
-            seen[x] = true;
-        }
-    }
-
-    #[test]
-    fn ten_thousand_stags_are_distinct_and_spread() {
-        let mut a = StagAllocator::new([1; 32]);
-        let stags: Vec<u32> = (0..10_000).map(|_| a.allocate().unwrap().0).collect();
-        assert_eq!(stags.iter().collect::<HashSet<_>>().len(), stags.len());
-        for sixteenth in 0..16u32 {
-            let n = stags.iter().filter(|s| **s >> 28 == sixteenth).count();
-            assert!((400..900).contains(&n), "{n} STags begin with {sixteenth:x}");
-        }
-        let steps: HashSet<u32> = stags.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect();
-        assert!(steps.len() > 9_900, "a step repeats");
-    }
-
-    #[test]
-    fn a_freed_stag_comes_back_late_and_never_the_same() {
-        let mut a = StagAllocator::new([2; 32]);
-        let first = a.allocate().unwrap();
-        a.release(first);
-        let mut seen = HashSet::from([first.0]);
-        for _ in 0..3 * REUSE_AFTER {
-            let s = a.allocate().unwrap();
-            assert!(seen.insert(s.0), "{s} was issued twice");
-            a.release(s);
-        }
-        assert!(seen.iter().any(|s| s >> 8 == first.0 >> 8 && *s != first.0), "slot never reused");
-    }
-
-    #[test]
-    fn a_slot_waits_for_exactly_so_many_others() {
-        let reused = |free: usize| {
-            let mut a = StagAllocator::new([2; 32]);
-            let all: Vec<Stag> = (0..free).map(|_| a.allocate().unwrap()).collect();
-            all.iter().for_each(|stag| a.release(*stag));
-            a.allocate().unwrap().0 >> 8 == all[0].0 >> 8
-        };
-        let seen = [REUSE_AFTER, REUSE_AFTER + 1, REUSE_AFTER + 2].map(reused);
-        assert_eq!(seen, [false, true, true]);
-    }
-
-    #[test]
-    fn keys_that_others_choose_reach_no_reserved_value() {
-        let mut a = StagAllocator::new([5; 32]);
-        let slot_of = |wanted| (0..SLOTS).find(|s| a.permutation.apply(*s) == wanted).unwrap();
-        let slots = [slot_of(0), slot_of(SLOTS - 1), slot_of(77)];
-        a.fresh = SLOTS;
-        for slot in slots {
-            a.give_back(FreeSlot { slot, key: 5, keys_left: 256 });
-        }
-        let issued = a.allocate_for_window().unwrap();
-        assert_eq!(issued, Stag(77 << 8 | 5));
-        // Somebody has counted it up; the next one begins behind that.
-        a.release_window(issued, Stag(77 << 8 | 9));
-        assert_eq!(a.allocate_for_window(), Ok(Stag(77 << 8 | 10)));
-        // The other two are good for regions.
-        let rest = [a.allocate(), a.allocate()].map(|stag| stag.unwrap().0 >> 8);
-        assert_eq!(rest, [0, SLOTS - 1]);
-    }
-
-    #[test]
-    fn a_slot_is_retired_when_its_keys_are_used_up() {
-        let mut a = StagAllocator::new([3; 32]);
-        a.give_back(FreeSlot { slot: 5, key: 9, keys_left: 0 });
-        assert!(a.free.is_empty());
-    }
-
-    #[test]
-    fn reserved_values_are_never_issued() {
-        let mut a = StagAllocator::new([4; 32]);
-        let zero = (0..SLOTS).find(|s| a.permutation.apply(*s) == 0).unwrap();
-        for _ in 0..=REUSE_AFTER {
-            a.give_back(FreeSlot { slot: zero, key: 0, keys_left: 1 });
-        }
-        a.fresh = SLOTS;
-        assert_eq!(a.allocate(), Err(StagsExhausted));
-    }
-}
+mod tests;

@@ -6,7 +6,8 @@
 //! nothing, and a receive completion without a slot is an overflow that kills this CQ and its QPs and
 //! nobody else.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use parking_lot::Mutex;
 
@@ -25,6 +26,8 @@ pub struct Cq {
     /// QPs that use it, counted by the control thread.
     pub users: AtomicU32,
     dead: AtomicBool,
+    /// Its event is on the way to its channel.
+    notice: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -67,6 +70,7 @@ impl Cq {
             context: AtomicU64::new(context),
             users: AtomicU32::new(0),
             dead: AtomicBool::new(false),
+            notice: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 producer: CompletionProducer::new(queue),
                 waiting: 0,
@@ -103,6 +107,21 @@ impl Cq {
     /// Marks it dead; whether this call was the first to.
     pub fn kill(&self) -> bool {
         !self.dead.swap(true, Relaxed)
+    }
+
+    /// Before an event is put on its way: whether none is. A client that arms faster than its events
+    /// are sent gets one for several, and cannot have them pile up.
+    ///
+    /// Pairs with [`Cq::send_notice`]. Here: write the completion, take the arm, swap. There: swap,
+    /// send. If we find an event on its way, its sender's swap comes after ours and so sees the
+    /// completion written; the event that it sends then is one for this arm as well.
+    pub fn begin_notice(&self) -> bool {
+        !self.notice.swap(true, AcqRel)
+    }
+
+    /// Its event is about to be sent: another may follow.
+    pub fn send_notice(&self) {
+        self.notice.swap(false, AcqRel);
     }
 
     /// Entries unread, entries reserved, entries ever written.

@@ -4,10 +4,12 @@
 //! [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows the table, so no check
 //! can outlive the next change of the table.
 
+mod hash;
+
 use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use self::hash::StagHash;
 use super::memory::{Memory, Target};
 use super::mover::Mover;
 use super::window::{Known, Names, StagChange};
@@ -100,9 +102,9 @@ pub struct Principal {
 /// A worker's copy of all STags, as plain data.
 #[derive(Default)]
 pub struct StagTable {
-    pub(super) entries: HashMap<u32, StagEntry, BuildHasherDefault<StagHasher>>,
+    pub(super) entries: HashMap<u32, StagEntry, StagHash>,
     /// Windows, bound or not, by the 24 bits of their STag that stay.
-    pub(super) windows: HashMap<u32, Known, BuildHasherDefault<StagHasher>>,
+    pub(super) windows: HashMap<u32, Known, StagHash>,
     /// Windows that only one QP uses, by that QP.
     pub(super) of_qps: HashMap<QpId, BTreeSet<Stag>>,
 }
@@ -297,35 +299,11 @@ impl StagEntry {
     }
 }
 
-/// STags are a keyed permutation already; one multiplication spreads them over the table's control
-/// bits.
-#[derive(Default)]
-pub(super) struct StagHasher(u64);
-
-impl Hasher for StagHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.write_u32(u32::from(*b));
-        }
-    }
-
-    fn write_u32(&mut self, n: u32) {
-        self.0 = (self.0.rotate_left(5) ^ u64::from(n)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::StagAllocator;
     use crate::shm::Mapping;
 
     /// What a region is, as a set of octets; everything else follows.
@@ -497,29 +475,5 @@ mod tests {
             let change = table.invalidate_by_owner(who, Stag(0x100)).unwrap().unwrap();
             assert!(change.mover.is_some(), "{scope:?}");
         }
-    }
-
-    #[test]
-    fn hashes_fill_both_ends_of_a_word() {
-        let hash = |n: u32| {
-            let mut hasher = StagHasher::default();
-            hasher.write_u32(n);
-            hasher.finish()
-        };
-        let mut a = StagAllocator::new([6; 32]);
-        let hashes: Vec<u64> = (0..1000).map(|_| hash(a.allocate().unwrap().0)).collect();
-        // Those of a hash table's buckets, and those of its control octets.
-        let low: HashSet<u64> = hashes.iter().map(|h| h & 0xFF).collect();
-        let high: HashSet<u64> = hashes.iter().map(|h| h >> 57).collect();
-        assert!(low.len() > 200 && high.len() > 100, "{} {}", low.len(), high.len());
-        // Octets one by one, each of which counts.
-        let all: HashSet<u64> = (0..=255u8)
-            .map(|n| {
-                let mut hasher = StagHasher::default();
-                hasher.write(&[1, n, 2]);
-                hasher.finish()
-            })
-            .collect();
-        assert_eq!(all.len(), 256);
     }
 }

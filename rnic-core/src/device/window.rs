@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
+use super::allocator::index;
 use super::mover::Mover;
 use super::stag::{Principal, StagEntry, StagTable, in_scope};
 use crate::types::{Access, MrId, MwId, PdId, QpId, Scope, SessionId, Stag, WindowKind};
@@ -331,22 +332,17 @@ pub(super) struct Known {
 const WINDOW_RIGHTS: Access =
     Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::ZERO_BASED);
 
-/// The part of an STag that stays when the key changes.
-fn slot(stag: Stag) -> u32 {
-    stag.0 >> 8
-}
-
 impl StagTable {
     /// Makes a window known, so that it can be bound.
     pub fn add_window(&mut self, window: Arc<Window>) {
         let (stag, _) = window.view();
-        self.windows.insert(slot(stag), Known { window, bound: None });
+        self.windows.insert(index(stag), Known { window, bound: None });
     }
 
     /// Forgets a window, and what could be reached through it.
     pub fn remove_window(&mut self, window: &Window) {
         let (stag, _) = window.view();
-        if let Some(Known { bound: Some(bound), .. }) = self.windows.remove(&slot(stag)) {
+        if let Some(Known { bound: Some(bound), .. }) = self.windows.remove(&index(stag)) {
             self.remove(bound);
         }
     }
@@ -358,13 +354,13 @@ impl StagTable {
         who: Principal,
         request: &BindRequest,
     ) -> Result<Option<StagChange>, BindFault> {
-        let known = self.windows.get(&slot(request.window)).ok_or(BindFault::NoWindow)?;
+        let known = self.windows.get(&index(request.window)).ok_or(BindFault::NoWindow)?;
         let window = known.window.clone();
         if window.session != who.session || window.pd != who.pd {
             return Err(BindFault::NoWindow);
         }
         let new = request.new;
-        if slot(new) != slot(request.window) || new.0 == 0 || new.0 == u32::MAX {
+        if index(new) != index(request.window) || new.0 == 0 || new.0 == u32::MAX {
             return Err(BindFault::NewKey);
         }
         match window.kind {
@@ -448,7 +444,7 @@ impl StagTable {
 
     /// Adds the entry of a window to what is known of it; whether the window is still there.
     pub(super) fn note_bound(&mut self, entry: &StagEntry, binding: &Binding) -> bool {
-        let Some(known) = self.windows.get_mut(&slot(entry.stag)) else { return false };
+        let Some(known) = self.windows.get_mut(&index(entry.stag)) else { return false };
         if known.window.id != binding.window {
             return false;
         }
@@ -461,7 +457,7 @@ impl StagTable {
 
     /// Takes the entry of a window that is gone out of what is known of it.
     pub(super) fn note_unbound(&mut self, entry: &StagEntry) {
-        if let Some(known) = self.windows.get_mut(&slot(entry.stag))
+        if let Some(known) = self.windows.get_mut(&index(entry.stag))
             && known.bound == Some(entry.stag)
         {
             known.bound = None;
@@ -480,7 +476,7 @@ impl StagTable {
     pub(super) fn unbind(&mut self, stag: Stag) {
         let Some(entry) = self.remove(stag) else { return };
         if let Names::Window(binding) = &entry.names
-            && let Some(known) = self.windows.get(&slot(stag))
+            && let Some(known) = self.windows.get(&index(stag))
         {
             known.window.unbound(binding);
         }

@@ -2,9 +2,11 @@
 
 use arrayvec::ArrayVec;
 
+use super::dying::Dying;
 use super::ledger::Entry;
 use super::qp::{Phase, Qp};
 use super::receives::Receives;
+use super::schedule::REQUEST_COST;
 use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::control::Event;
@@ -18,6 +20,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Completions published under one lock and with one look at the arm.
 const PUBLISH_BATCH: usize = 32;
+/// Requests, and receives, that are flushed in one turn.
+const FLUSH_BATCH: u32 = PUBLISH_BATCH as u32;
 /// What the owner of a QP is told when its completion queue dies.
 pub(super) const CQ_IS_DEAD: &str = "its completion queue is dead";
 
@@ -29,7 +33,8 @@ pub(super) enum Side {
 }
 
 impl Qp {
-    /// Completes the requests at the head of the ledger that are done.
+    /// Completes the requests at the head of the ledger that are done; of a stream that has ended
+    /// some, the rest in its next turns.
     pub(super) fn retire(&mut self, shard: &mut Shard) {
         let accepted = self.accepted();
         let mut silent = 0;
@@ -59,12 +64,20 @@ impl Qp {
             if retired == 0 {
                 break;
             }
+            let batch_is_full = cqes.is_full();
             self.shared.sends_completed.add(u64::from(retired));
             // The ring slots come back first: who sees the completion may post again at once.
             self.sq.retire(retired);
             if !cqes.is_empty() {
                 notify(self.send_cq.publish_reserved(&cqes), &self.send_cq, shard);
                 cqes.clear();
+            }
+            if self.phase.flushes() {
+                self.deficit -= REQUEST_COST * i64::from(retired);
+                if batch_is_full {
+                    self.flush_later(shard);
+                }
+                break;
             }
         }
         shard.unreserve(&self.send_cq, silent);
@@ -93,7 +106,7 @@ impl Qp {
             let event = Event::CqError { cq: cq.id(), context };
             shard.outputs.push_back(Output::Event { session: cq.session(), event });
             shard.outputs.push_back(Output::CqFailed(cq.id()));
-            shard.dead_cqs.push(cq.id());
+            shard.dying.push_back(Dying::of_cq(cq));
             if let CqFault::Scribbled(fault) = fault {
                 let why = format!("completion queue {}: {fault}", cq.id());
                 shard.outputs.push_back(Output::Misbehaved { session: cq.session(), why });
@@ -103,8 +116,9 @@ impl Qp {
         self.fail_locally(shard, CQ_IS_DEAD, reason);
     }
 
-    /// Flushes everything that was posted and is not done. What finds no CQ slot stays in its queue
-    /// until there is one. All of it waits for a mover that is writing: whoever gets a receive back, or
+    /// Flushes what was posted and is not done: as much as a turn is worth, of what is there now; the
+    /// rest is for the next turns, and what is posted meanwhile rings for one. What finds no CQ slot
+    /// stays in its queue until there is one. All of it waits for a mover that is writing: whoever gets a receive back, or
     /// a read, may use its memory for something else at once.
     pub(super) fn flush(&mut self, shard: &mut Shard) {
         if self.is_landing() {
@@ -123,8 +137,8 @@ impl Qp {
         self.owed.clear();
         self.changing.clear();
         self.take_limit = None;
-        self.retire(shard);
         self.flush_pending = false;
+        self.retire(shard);
         self.flush_posted(shard);
         self.flush_receives(shard);
         self.say_last_receive(shard);
@@ -133,7 +147,7 @@ impl Qp {
         }
     }
 
-    /// Goes on with a flush that found no CQ slot.
+    /// Goes on with a flush in the turn of its QP.
     pub(super) fn resume_flush(&mut self, shard: &mut Shard) {
         if self.phase.flushes() {
             self.flush(shard);
@@ -142,88 +156,120 @@ impl Qp {
         }
     }
 
-    /// Flushes requests still in the send queue.
+    /// There is more to be flushed than this turn was worth.
+    fn flush_later(&mut self, shard: &mut Shard) {
+        self.flush_pending = true;
+        shard.wake(self);
+    }
+
+    /// Flushes requests still in the send queue. A fresh look at the queue finds those that were rung
+    /// for before this turn began, and no others are waited for.
     fn flush_posted(&mut self, shard: &mut Shard) {
-        while !self.send_cq.is_dead() {
-            let pending = self.sq.pending().unwrap_or(0);
-            if pending == 0 {
-                break;
-            }
-            if !self.have_slot(shard, pending) {
+        // Requests that were taken complete before those that were not.
+        if self.send_cq.is_dead() || !self.ledger.is_empty() {
+            return self.return_slots(shard);
+        }
+        let posted = self.sq.look().unwrap_or(0);
+        let most = posted.min(FLUSH_BATCH);
+        let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
+        while (cqes.len() as u32) < most {
+            if !self.have_slot(shard, most - cqes.len() as u32) {
                 self.flush_pending = true;
                 break;
             }
             let (wr_id, opcode) = match self.sq.take() {
-                Ok(None) => break,
-                Ok(Some(e)) => {
-                    let opcode = SendOpcode::from_u8(e.header.opcode);
-                    (e.header.wr_id, opcode.map_or(CompletionOpcode::Send, |o| o.completion()))
-                }
-                Err(TakeError::Entry(e)) => {
-                    let opcode = SendOpcode::from_u8(e.opcode);
-                    (e.wr_id, opcode.map_or(CompletionOpcode::Send, |o| o.completion()))
-                }
-                Err(TakeError::Queue(_)) => break,
+                Ok(None) | Err(TakeError::Queue(_)) => break,
+                Ok(Some(e)) => (e.header.wr_id, e.header.opcode),
+                Err(TakeError::Entry(e)) => (e.wr_id, e.opcode),
             };
             self.slots -= 1;
-            self.sq.retire(1);
-            self.shared.sends_completed.add(1);
-            self.shared.errors.add(1);
+            let opcode = SendOpcode::from_u8(opcode);
+            let opcode = opcode.map_or(CompletionOpcode::Send, |o| o.completion());
             let mut cqe = Cqe::new(self.id.0, wr_id, opcode, CompletionStatus::WrFlush);
             cqe.why_id = self.flushed(shard, wr_id);
-            notify(self.send_cq.publish_reserved(&[cqe]), &self.send_cq, shard);
+            cqes.push(cqe);
+        }
+        if !cqes.is_empty() {
+            let flushed = cqes.len() as u32;
+            self.deficit -= REQUEST_COST * i64::from(flushed);
+            self.shared.sends_completed.add(flushed.into());
+            self.shared.errors.add(flushed.into());
+            self.sq.retire(flushed);
+            notify(self.send_cq.publish_reserved(&cqes), &self.send_cq, shard);
+        }
+        if posted > most {
+            self.flush_later(shard);
         }
         self.return_slots(shard);
     }
 
     /// Flushes the receive that is being filled and those still in the receive queue; those in a
-    /// shared one stay for others.
+    /// shared one stay for others. As for requests: some, of those that are there.
     pub(super) fn flush_receives(&mut self, shard: &mut Shard) {
-        while !self.recv_cq.is_dead()
-            && (self.receiving.is_some() || self.rq.own_pending().is_ok_and(|n| n > 0))
-        {
-            if !self.receive_slot(shard) {
-                self.flush_pending = true;
-                break;
+        if self.recv_cq.is_dead() {
+            return;
+        }
+        let posted = self.rq.look_at_own().unwrap_or(0) + u32::from(self.receiving.is_some());
+        let most = posted.min(FLUSH_BATCH);
+        let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
+        let mut slots = 0;
+        while (cqes.len() as u32) < most {
+            if slots == 0 {
+                slots = self.receive_slots(shard, most - cqes.len() as u32);
+                if slots == 0 {
+                    self.flush_pending = true;
+                    break;
+                }
             }
-            let wr_id = match (self.receiving.take(), &mut self.rq) {
-                (Some(receiving), _) => Some(receiving.entry.wr_id),
-                (None, Receives::Own(rq)) => match rq.take() {
-                    Ok(None) | Err(TakeError::Queue(_)) => None,
-                    Ok(Some(e)) => Some(e.wr_id),
-                    Err(TakeError::Entry(e)) => Some(e.wr_id),
-                },
-                (None, Receives::Shared(_)) => None,
-            };
-            let Some(wr_id) = wr_id else {
-                shard.unreserve(&self.recv_cq, 1);
-                break;
-            };
+            let Some(wr_id) = self.next_receive_to_flush() else { break };
+            slots -= 1;
             let mut cqe = self.receive_cqe(wr_id, CompletionStatus::WrFlush);
             cqe.why_id = self.flushed(shard, wr_id);
-            self.shared.receives_completed.add(1);
-            self.shared.errors.add(1);
-            notify(self.recv_cq.publish_reserved(&[cqe]), &self.recv_cq, shard);
+            cqes.push(cqe);
+        }
+        shard.unreserve(&self.recv_cq, slots);
+        if !cqes.is_empty() {
+            let flushed = cqes.len() as u32;
+            self.deficit -= REQUEST_COST * i64::from(flushed);
+            self.shared.receives_completed.add(flushed.into());
+            self.shared.errors.add(flushed.into());
+            notify(self.recv_cq.publish_reserved(&cqes), &self.recv_cq, shard);
+        }
+        if posted > most {
+            self.flush_later(shard);
         }
     }
 
-    /// Reserves a slot for a flushed receive, or arranges to be woken when there is one.
-    fn receive_slot(&mut self, shard: &mut Shard) -> bool {
+    fn next_receive_to_flush(&mut self) -> Option<u64> {
+        match (self.receiving.take(), &mut self.rq) {
+            (Some(receiving), _) => Some(receiving.entry.wr_id),
+            (None, Receives::Own(rq)) => match rq.take() {
+                Ok(None) | Err(TakeError::Queue(_)) => None,
+                Ok(Some(e)) => Some(e.wr_id),
+                Err(TakeError::Entry(e)) => Some(e.wr_id),
+            },
+            (None, Receives::Shared(_)) => None,
+        }
+    }
+
+    /// Reserves slots for flushed receives, at most so many, or arranges to be woken when there are
+    /// some.
+    fn receive_slots(&mut self, shard: &mut Shard, wanted: u32) -> u32 {
         for wait in [false, true] {
             if wait {
                 self.recv_cq.wait_for_space(shard.worker);
             }
-            match self.recv_cq.reserve(1) {
+            match self.recv_cq.reserve(wanted) {
                 Ok(0) => {}
-                Ok(_) => return true,
+                Ok(n) => return n,
                 Err(fault) => {
                     self.cq_failed(shard, Side::Receive, fault);
-                    return false;
+                    return 0;
                 }
             }
         }
-        shard.sessions.stall(self.session, &self.recv_cq, self.key);
-        false
+        shard.sessions.stall(self.seat, &self.recv_cq, self.key);
+        0
     }
 }
 
@@ -246,12 +292,12 @@ impl Shard {
 
     /// Wakes the QPs that wait for a slot of a CQ.
     pub(super) fn space_freed(&mut self, cq: &Cq) {
-        self.sessions.unstall(cq, self.worker, &mut self.awakened);
+        self.sessions.unstall(cq, self.worker, &self.schedule);
     }
 }
 
 fn notify(published: Published, cq: &Arc<Cq>, shard: &mut Shard) {
-    if published == Published::Notify {
+    if published == Published::Notify && cq.begin_notice() {
         shard.outputs.push_back(Output::Notify(cq.clone()));
     }
 }

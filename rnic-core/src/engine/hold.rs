@@ -136,7 +136,7 @@ impl Qp {
                         return self.got(got, entry);
                     }
                     Err(place) => {
-                        shard.sessions.hold(self.session, srq);
+                        shard.sessions.hold(self.seat, srq);
                         Some(place)
                     }
                 }
@@ -175,14 +175,14 @@ impl Qp {
 
     /// There is a receive: places the segment, then handles what was read behind it.
     fn go_on(&mut self, shard: &mut Shard) {
-        let Some(mut pause) = self.lift(shard) else { return };
+        let Some(pause) = self.lift(shard) else { return };
         let Awaits::Receive { segment, .. } = &pause.awaits else { return };
         let Segment::Received { ulpdu, payload, kind, mo, last } = *segment else { return };
         let arrived = &pause.octets[..ulpdu];
         if let Err(trouble) = self.send_arrived(shard, kind, mo, arrived, payload, last) {
             self.segment_failed(shard, trouble, |fault| pause.refusal(fault));
         }
-        self.consume(shard, &mut pause.octets[ulpdu..]);
+        self.read_later(shard, pause.octets, ulpdu);
     }
 
     /// The deadline of a pause has passed: the message has found no receive after all.
@@ -226,7 +226,7 @@ impl Qp {
                 (Receives::Own(rq), _) => rq.clear_waits(shard.worker),
                 (Receives::Shared(srq), Some(place)) => {
                     let workers = srq.leave(*place);
-                    shard.sessions.release(self.session, srq);
+                    shard.sessions.release(self.seat, srq);
                     shard.receives_freed(srq, workers);
                 }
                 (Receives::Shared(_), None) => {}
@@ -280,6 +280,6 @@ impl Shard {
 
     /// Wakes the QPs that may take a receive of a shared queue.
     pub(super) fn receives_posted(&mut self, srq: &Srq) {
-        srq.ready(self.worker, |key| self.awakened.push(key));
+        self.sessions.receives_posted(srq, self.worker, &mut self.schedule);
     }
 }

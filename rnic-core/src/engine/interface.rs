@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::MulpduPolicy;
+use super::charge::HoldLimits;
 use super::partial::PartialLimits;
 use crate::abi::control::Event;
 use crate::device::mover::MoveJob;
@@ -29,6 +30,8 @@ pub struct EngineOptions {
     pub mulpdu: MulpduPolicy,
     /// What incomplete FPDUs may cost, and how long they may take.
     pub partial: PartialLimits,
+    /// What bytes may cost that TCP does not take.
+    pub unsent: HoldLimits,
     /// Where reasons of failures go.
     pub why: Arc<WhyLog>,
 }
@@ -99,8 +102,11 @@ pub enum Output {
         /// What.
         text: String,
     },
-    /// A peer named an STag that it may not use, over TCP: such guesses are to be limited.
+    /// A peer named memory that it does not have, over TCP, be it an STag that is none of its or an
+    /// offset outside of the region: such guesses are to be limited.
     StagGuessed {
+        /// Whose QP it was.
+        session: SessionId,
         /// The peer's address.
         peer: IpAddr,
         /// When.
@@ -138,6 +144,8 @@ pub enum Output {
 pub enum Work {
     /// Call [`Engine::transmit`](super::Engine::transmit) for this QP.
     Transmit(QpId),
+    /// Call [`Engine::receive`](super::Engine::receive) for this QP, which is [readable](super::Engine::readable).
+    Receive(QpId),
 }
 
 /// What came of [`Engine::transmit`](super::Engine::transmit).
@@ -154,7 +162,7 @@ pub enum Transmit {
 /// What came of [`Engine::receive`](super::Engine::receive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// Octets were handled; there may be more.
+    /// Octets were handled, or had to wait for the QP's turn; there may be more.
     Progress,
     /// Nothing is there.
     WouldBlock,

@@ -13,8 +13,11 @@
 
 mod bare;
 mod bind;
+mod charge;
 mod complete;
 mod direct;
+mod dying;
+mod failure;
 mod hold;
 mod interface;
 mod ledger;
@@ -34,6 +37,7 @@ mod teardown;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod unread;
 mod why;
 
 use std::collections::{HashMap, VecDeque};
@@ -41,29 +45,31 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+pub use charge::HoldLimits;
 pub use interface::{EngineOptions, Output, Receive, Transmit, Work};
 pub use partial::PartialLimits;
 pub use qp::QpConfig;
 pub use receives::Receives;
 pub use tcp::{MulpduPolicy, TxBatch};
 
-use crate::device::cq::CqFault;
 use crate::device::memory::Unreachable;
 use crate::device::mover::Moved;
-use crate::device::srq::SrqFault;
 use crate::device::{Cq, Mover, Srq, StagChange, StagEntry, StagTable, Window};
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
-use crate::types::{AddressPair, CqId, QpId, SessionId, SrqId, Stag, Time};
+use crate::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
+use bind::Changes;
+use charge::Charges;
+use dying::{Dying, Ending};
 use hold::Holds;
 use moving::Jobs;
 use partial::{Buffers, Owner};
 use qp::{Link, Phase, Qp};
-use schedule::{Key, QUANTUM, Schedule};
+use schedule::{Key, MOST_OWED, QUANTUM, REQUEST_COST, ROUND, Schedule, TURN_COST};
 use session::Sessions;
 use tcp::{RX_SLAB, TX_SLAB, TcpLink};
 use teardown::Timers;
-use why::Reason;
+use unread::Slabs;
 
 /// The engine of one worker.
 pub struct Engine {
@@ -72,7 +78,7 @@ pub struct Engine {
     by_id: HashMap<QpId, Key>,
     shard: Shard,
     tx_slab: Box<[u8]>,
-    rx_slab: Box<[u8]>,
+    rx_slab: Vec<u8>,
     rung: Vec<Key>,
 }
 
@@ -89,15 +95,22 @@ struct Shard {
     holds: Holds,
     jobs: Jobs,
     buffers: Buffers,
+    /// Bytes that TCP has not taken.
+    unsent: Charges,
     outputs: VecDeque<Output>,
     deliveries: VecDeque<(Key, Delivery)>,
     /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may try
     /// again.
     awakened: Vec<Key>,
-    /// CQs that died, with QPs of this engine still to be ended.
-    dead_cqs: Vec<CqId>,
-    /// The same of shared receive queues.
-    dead_srqs: Vec<SrqId>,
+    /// Queues that died, with QPs of this engine still to be ended.
+    dying: VecDeque<Dying>,
+    /// Sessions that were closed, with QPs still to be ended.
+    ending: VecDeque<Ending>,
+    changes: Changes,
+    slabs: Slabs,
+    /// What may still be done in this round.
+    round: i64,
+    turns: u64,
 }
 
 /// What one QP does to another besides moving data.
@@ -113,11 +126,26 @@ enum Delivery {
 }
 
 impl Shard {
-    /// Puts a QP into the schedule.
+    /// Puts a QP into the schedule, for a turn.
     fn wake(&mut self, qp: &mut Qp) {
+        qp.wants_turn = true;
+        self.line_up(qp);
+    }
+
+    /// A QP stands in the schedule, if its session has turns.
+    fn line_up(&mut self, qp: &mut Qp) {
         if !qp.scheduled {
-            qp.scheduled = true;
-            self.schedule.push(qp.session, qp.key);
+            qp.scheduled = self.schedule.push(qp.seat, qp.key);
+        }
+    }
+
+    /// Has a QP's session and user pay for what it has done since its deficit was `before`.
+    fn settle(&mut self, qp: &mut Qp, before: i64) {
+        let cost = before - qp.deficit;
+        if cost > 0 {
+            self.schedule.charge(qp.seat, cost);
+            self.round -= cost;
+            qp.deficit = qp.deficit.max(-MOST_OWED);
         }
     }
 
@@ -130,6 +158,7 @@ impl Engine {
     /// An engine without sessions.
     pub fn new(options: EngineOptions) -> Self {
         let buffers = Buffers::new(options.partial);
+        let unsent = Charges::new(options.unsent, tx::UNSENT);
         Engine {
             qps: Vec::new(),
             free: Vec::new(),
@@ -144,15 +173,20 @@ impl Engine {
                 timers: Timers::default(),
                 holds: Holds::default(),
                 buffers,
+                unsent,
                 jobs: Jobs::default(),
                 outputs: VecDeque::new(),
                 deliveries: VecDeque::new(),
                 awakened: Vec::new(),
-                dead_cqs: Vec::new(),
-                dead_srqs: Vec::new(),
+                dying: VecDeque::new(),
+                ending: VecDeque::new(),
+                changes: Changes::default(),
+                slabs: Slabs::default(),
+                round: ROUND,
+                turns: 0,
             },
             tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
-            rx_slab: vec![0; RX_SLAB].into_boxed_slice(),
+            rx_slab: vec![0; RX_SLAB],
             rung: Vec::new(),
         }
     }
@@ -160,22 +194,17 @@ impl Engine {
     // -----------------------------------------------------------------------------------------
     // Commands of the resource manager
 
-    /// Starts to serve a session's doorbells.
-    pub fn attach_session(&mut self, session: SessionId, scanner: DoorbellScanner, now: Time) {
-        self.shard.sessions.attach(session, scanner, now);
-    }
-
-    /// Ends a session: its STags are off, its connections are aborted, nothing completes any more.
-    pub fn detach_session(&mut self, session: SessionId, now: Time) {
-        self.shard.now = now;
-        self.shard.stags.revoke_session(session);
-        let gone: Vec<QpId> =
-            self.qps.iter().flatten().filter(|q| q.session == session).map(|q| q.id).collect();
-        for qp in gone {
-            self.destroy(qp, now);
-        }
-        self.shard.sessions.detach(session);
-        self.shard.schedule.drop_session(session);
+    /// Starts to serve a session's doorbells. Its QPs take turns with those of other sessions of this
+    /// user, and all of them with those of other users.
+    pub fn attach_session(
+        &mut self,
+        session: SessionId,
+        user: UserId,
+        scanner: DoorbellScanner,
+        now: Time,
+    ) {
+        let seat = self.shard.schedule.join(user);
+        self.shard.sessions.attach(session, user, seat, scanner, now);
     }
 
     /// Adds a region.
@@ -206,7 +235,12 @@ impl Engine {
     /// Every worker has carried out the change that this QP asked for; it asks for one at a time.
     pub fn stags_changed(&mut self, qp: QpId, now: Time) {
         self.shard.now = now;
+        let user = self.shard.changes.answered(qp);
         self.with(qp, |qp, shard| qp.stags_changed(shard));
+        // Others may have waited for this one. Who waits no longer has had his turn.
+        while let Some(next) = user.and_then(|user| self.shard.changes.next(user)) {
+            self.with(next, |qp, shard| qp.ask_at_last(shard));
+        }
     }
 
     /// Another worker has freed slots of a CQ ([`Output::SpaceFreed`]).
@@ -236,7 +270,7 @@ impl Engine {
         let id = config.qp;
         let link = Box::new(TcpLink::new(&negotiated));
         self.insert(*config, Link::Tcp(link));
-        let Negotiated { role, revision, ird, ord, private_data, mut leftover, .. } = negotiated;
+        let Negotiated { role, revision, ird, ord, private_data, leftover, .. } = negotiated;
         self.with(id, |qp, shard| {
             qp.addresses = Some(addresses);
             qp.revision = revision;
@@ -252,7 +286,7 @@ impl Engine {
                     shard.timers.set(qp, Some(deadline));
                 }
             }
-            qp.consume(shard, &mut leftover);
+            qp.read_later(shard, leftover, 0);
             shard.wake(qp);
         });
     }
@@ -327,6 +361,7 @@ impl Engine {
     pub fn set_options(&mut self, options: EngineOptions) {
         let (worker, why) = (self.shard.options.worker, self.shard.options.why.clone());
         self.shard.buffers.set_limits(options.partial);
+        self.shard.unsent.set_limits(options.unsent);
         self.shard.options = EngineOptions { worker, why, ..options };
     }
 
@@ -342,6 +377,7 @@ impl Engine {
         let reset = farewell.is_none();
         if let Link::Tcp(tcp) = &mut qp.link {
             shard.buffers.give(&mut tcp.partial, Owner { key, session: qp.session });
+            shard.unsent.release(&mut tcp.held, qp.session);
         }
         if !reset {
             qp.destroyed(shard);
@@ -360,11 +396,8 @@ impl Engine {
         }
         shard.stags.unbind_all_of(id);
         shard.timers.set(&mut qp, None);
-        if qp.scheduled {
-            shard.schedule.remove(qp.session, key);
-        }
         let cqs = [&*qp.send_cq, &*qp.recv_cq];
-        shard.sessions.unroute(qp.session, qp.doorbell, cqs, shard.worker, key);
+        shard.sessions.unroute(qp.seat, qp.doorbell, cqs, shard.worker, key);
         // Slots of requests that will never complete must not shrink a CQ that lives on.
         let held = qp.slots + qp.ledger.len() as u32;
         shard.unreserve(&qp.send_cq, held);
@@ -375,12 +408,13 @@ impl Engine {
     // -----------------------------------------------------------------------------------------
     // What happened
 
-    /// Looks at the doorbells of sessions that rang lately; whether any did.
+    /// Begins a round: looks at the doorbells of sessions that rang lately. Whether any did.
     pub fn scan(&mut self, now: Time) -> bool {
-        self.shard.now = now;
+        let ended = self.begin_round(now);
         let mut rung = std::mem::take(&mut self.rung);
-        self.shard.sessions.scan(now, self.shard.worker, &mut rung);
-        let any = !rung.is_empty();
+        let Shard { sessions, schedule, worker, .. } = &mut self.shard;
+        sessions.scan(now, *worker, schedule, &mut rung);
+        let any = !rung.is_empty() || ended;
         for key in rung.drain(..) {
             if let Some(qp) = self.qps.get_mut(key as usize).and_then(Option::as_mut) {
                 self.shard.wake(qp);
@@ -390,9 +424,24 @@ impl Engine {
         any
     }
 
+    fn begin_round(&mut self, now: Time) -> bool {
+        self.shard.now = now;
+        self.shard.round = ROUND;
+        self.end_dying()
+    }
+
     /// A session's eventfd fired: its doorbells are scanned again.
     pub fn rang(&mut self, session: SessionId, now: Time) {
-        self.shard.sessions.rang(session, now);
+        self.shard.sessions.rang(session, now, &self.shard.schedule);
+    }
+
+    /// A QP's socket may have something: it is read when it is the QP's turn
+    /// ([`Work::Receive`]).
+    pub fn readable(&mut self, qp: QpId) {
+        self.with(qp, |qp, shard| {
+            qp.readable = true;
+            shard.line_up(qp);
+        });
     }
 
     /// Reads from a QP's socket by `recv` (an end of stream is `Ok(0)`) and handles what came.
@@ -412,7 +461,7 @@ impl Engine {
     /// The socket of a QP that [is paused](Receive::Paused) has failed.
     pub fn socket_failed(&mut self, qp: QpId, error: &io::Error, now: Time) {
         self.shard.now = now;
-        self.with(qp, |qp, shard| qp.lost(shard, &format!("receiving failed: {error}")));
+        self.with(qp, |qp, shard| qp.lost(shard, &failure::in_words("receiving", error)));
     }
 
     /// Sends what a QP has to send by `send`, one call. `emss` is the connection's effective MSS.
@@ -458,19 +507,24 @@ impl Engine {
         });
     }
 
-    /// Deadlines up to `now` have passed.
+    /// Deadlines up to `now` have passed. Those of many QPs are handled some at a time, the others when
+    /// this is called again.
     pub fn handle_timeout(&mut self, now: Time) {
         self.shard.now = now;
-        while let Some(key) = self.shard.timers.pop_due(now) {
+        for _ in 0..DEADLINES {
+            let Some(key) = self.shard.timers.pop_due(now) else { break };
             self.with_key(key, |qp, shard| qp.deadline_passed(shard));
         }
-        while let Some(key) = self.shard.holds.pop_due(now) {
+        for _ in 0..DEADLINES {
+            let Some(key) = self.shard.holds.pop_due(now) else { break };
             self.with_key(key, |qp, shard| qp.held_too_long(shard));
         }
-        while let Some(key) = self.shard.buffers.pop_due(now) {
+        for _ in 0..DEADLINES {
+            let Some(key) = self.shard.buffers.pop_due(now) else { break };
             self.with_key(key, |qp, shard| qp.look_for_stall(shard));
         }
-        while let Some(id) = self.shard.jobs.pop_due(now) {
+        for _ in 0..DEADLINES {
+            let Some(id) = self.shard.jobs.pop_due(now) else { break };
             let Some(job) = self.shard.jobs.close(id) else { continue };
             let span = self.shard.options.mover_deadline.as_secs_f32();
             let why = format!("a copy of attached memory did not return in {span} s");
@@ -484,42 +538,36 @@ impl Engine {
     // -----------------------------------------------------------------------------------------
     // What to carry out
 
-    /// The next QP whose turn needs the worker's hands. Turns that do not are taken here.
+    /// The next QP whose turn needs the worker's hands. Turns that do not are taken here. A round
+    /// ends, by `None`, after so much work as others can wait for: then [`scan`](Self::scan) begins the
+    /// next.
     pub fn next_work(&mut self, now: Time) -> Option<Work> {
         self.shard.now = now;
-        // Bounds, so that a busy direct path cannot keep the worker from its sockets and commands.
-        let mut budget = DIRECT_BUDGET;
-        for _ in 0..TURNS_PER_CALL {
-            if budget <= 0 {
-                return None;
-            }
+        while self.shard.round > 0 {
             let key = self.shard.schedule.pop()?;
+            // It may have gone, and its key be another's by now.
             let Some(mut qp) = self.qps.get_mut(key as usize).and_then(Option::take) else {
                 continue;
             };
+            if !qp.scheduled {
+                self.qps[key as usize] = Some(qp);
+                continue;
+            }
             qp.scheduled = false;
             qp.deficit = (qp.deficit + QUANTUM).min(QUANTUM);
-            let mut transmit = None;
-            qp.resume_flush(&mut self.shard);
-            qp.resume(&mut self.shard);
-            match &qp.link {
-                Link::None => {}
-                // A blocked one waits for `writable`.
-                Link::Tcp(tcp) if tcp.blocked => {}
-                Link::Tcp(_) => transmit = Some(Work::Transmit(qp.id)),
-                Link::Direct(peer) => {
-                    let (peer, before) = (*peer, qp.deficit);
-                    self.turn_direct(&mut qp, peer);
-                    budget -= before - qp.deficit;
-                }
-            }
+            let work = self.take_turn(&mut qp);
             self.qps[key as usize] = Some(qp);
             self.deliver_pending();
-            if transmit.is_some() {
-                return transmit;
+            if work.is_some() {
+                return work;
             }
         }
         None
+    }
+
+    /// Turns taken so far, but for those in which a socket is only to be read.
+    pub fn turns(&self) -> u64 {
+        self.shard.turns
     }
 
     /// Whether some QP waits for its turn.
@@ -529,7 +577,11 @@ impl Engine {
 
     /// The next thing to carry out for the engine.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.shard.outputs.pop_front()
+        let output = self.shard.outputs.pop_front();
+        if let Some(Output::Notify(cq)) = &output {
+            cq.send_notice();
+        }
+        output
     }
 
     /// When [`Engine::handle_timeout`] is due.
@@ -542,7 +594,9 @@ impl Engine {
     /// Before the worker sleeps: from now on clients write their eventfd. False if one rang in the
     /// meantime: scan again.
     pub fn prepare_sleep(&mut self) -> bool {
-        self.shard.sessions.prepare_sleep()
+        self.shard.dying.is_empty()
+            && self.shard.ending.is_empty()
+            && self.shard.sessions.prepare_sleep()
     }
 
     /// QPs this engine owns.
@@ -551,6 +605,46 @@ impl Engine {
     }
 
     // -----------------------------------------------------------------------------------------
+
+    /// The turn of a QP that has just left the schedule.
+    fn take_turn(&mut self, qp: &mut Box<Qp>) -> Option<Work> {
+        if qp.deficit <= 0 {
+            // It has yet to repay earlier ones.
+            self.shard.round -= REQUEST_COST;
+            self.shard.line_up(qp);
+            return None;
+        }
+        let before = qp.deficit;
+        let mut work = None;
+        if std::mem::take(&mut qp.wants_turn) {
+            self.shard.turns += 1;
+            qp.resume_flush(&mut self.shard);
+            qp.resume(&mut self.shard);
+            qp.read_on(&mut self.shard);
+            match &qp.link {
+                Link::None => {}
+                // A blocked one waits for `writable`.
+                Link::Tcp(tcp) if tcp.blocked => {}
+                Link::Tcp(_) => work = Some(Work::Transmit(qp.id)),
+                Link::Direct(peer) => {
+                    let peer = *peer;
+                    self.turn_direct(qp, peer);
+                }
+            }
+        }
+        qp.deficit = qp.deficit.min(before - TURN_COST);
+        if qp.readable {
+            // One thing at a time, and what was read before comes first.
+            if work.is_some() || qp.has_unread() || qp.deficit <= 0 {
+                self.shard.line_up(qp);
+            } else {
+                qp.readable = false;
+                work = Some(Work::Receive(qp.id));
+            }
+        }
+        self.shard.settle(qp, before);
+        work
+    }
 
     /// One turn of a direct connection.
     fn turn_direct(&mut self, qp: &mut Box<Qp>, peer_key: Key) {
@@ -569,10 +663,11 @@ impl Engine {
             self.qps.push(None);
             (self.qps.len() - 1) as Key
         });
-        let mut qp = Box::new(Qp::new(key, config));
+        let seat = self.shard.sessions.seat(config.session);
+        let mut qp = Box::new(Qp::new(key, seat, config));
         qp.link = link;
         self.by_id.insert(qp.id, key);
-        self.shard.sessions.route(qp.session, qp.doorbell, key);
+        self.shard.sessions.route(seat, qp.doorbell, key);
         // Posting rang nothing before this; from now on it does, and the caller scans both rings once.
         qp.sq.queue().set_worker(self.shard.worker);
         if let Receives::Own(rq) = &qp.rq {
@@ -589,7 +684,9 @@ impl Engine {
 
     fn with_key<R>(&mut self, key: Key, f: impl FnOnce(&mut Qp, &mut Shard) -> R) -> Option<R> {
         let qp = self.qps.get_mut(key as usize)?.as_mut()?;
+        let before = qp.deficit;
         let result = f(qp, &mut self.shard);
+        self.shard.settle(qp, before);
         self.deliver_pending();
         Some(result)
     }
@@ -602,24 +699,13 @@ impl Engine {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut)
                     && let Err(delivery) = qp.defer(delivery)
                 {
+                    let before = qp.deficit;
                     qp.delivered(shard, &delivery);
+                    shard.settle(qp, before);
                 }
             } else if let Some(key) = shard.awakened.pop() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
                     shard.wake(qp);
-                }
-            } else if let Some(cq) = shard.dead_cqs.pop() {
-                for qp in qps.iter_mut().flatten() {
-                    if qp.send_cq.id() == cq || qp.recv_cq.id() == cq {
-                        qp.fail_locally(shard, complete::CQ_IS_DEAD, Reason::Cq(cq, CqFault::Dead));
-                    }
-                }
-            } else if let Some(srq) = shard.dead_srqs.pop() {
-                for qp in qps.iter_mut().flatten() {
-                    if qp.rq.shared().is_some_and(|of| of.id() == srq) {
-                        let reason = Reason::Srq(srq, SrqFault::Dead);
-                        qp.fail_locally(shard, receives::SRQ_IS_DEAD, reason);
-                    }
                 }
             } else {
                 return;
@@ -628,6 +714,5 @@ impl Engine {
     }
 }
 
-/// Turns of direct connections between two looks at the sockets, and octets moved in them.
-const TURNS_PER_CALL: usize = 64;
-const DIRECT_BUDGET: i64 = 4 * QUANTUM;
+/// Deadlines of each kind that are handled in one call.
+const DEADLINES: usize = 16;

@@ -313,7 +313,7 @@ impl Qp {
         for delivery in deferred {
             self.delivered(shard, &delivery);
         }
-        self.consume(shard, &mut pause.octets);
+        self.read_later(shard, pause.octets, 0);
     }
 
     /// Whether a mover is writing a segment.

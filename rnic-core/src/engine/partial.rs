@@ -3,13 +3,14 @@
 //! A peer may take as long as it likes with the rest of an FPDU that it has announced, so what a
 //! stream holds follows what has arrived, not what was announced: a buffer of the next power of two.
 //! The few that are incomplete at one time while streams run come from a pool of whole buffers,
-//! which spares them growing. What is not pooled is charged, to the session and to all; beyond a
-//! limit the stream whose incomplete FPDU is the oldest ends, because a working connection completes
-//! one in milliseconds. So does a stream of whose incomplete FPDU no octet has come for long.
+//! which spares them growing. What is not pooled is charged ([`charge`](super::charge)); a working connection
+//! completes an FPDU in milliseconds, so the oldest gives way. So ends a stream of whose incomplete FPDU no octet has come for long.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::charge::{Charges, Held, HoldLimits, Names};
+pub(super) use super::charge::{Excess, Owner};
 use super::schedule::Key;
 use crate::mpa::MAX_FPDU;
 use crate::types::{SessionId, Time};
@@ -17,32 +18,16 @@ use crate::types::{SessionId, Time};
 /// What incomplete FPDUs may cost one engine, its pool apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialLimits {
-    /// Octets of all sessions.
-    pub device: usize,
-    /// Octets of one session.
-    pub session: usize,
+    /// Octets.
+    pub held: HoldLimits,
     /// How long a stream may pause inside an FPDU.
     pub stall: Duration,
 }
 
 impl Default for PartialLimits {
     fn default() -> Self {
-        PartialLimits { device: 256 << 20, session: 64 << 20, stall: Duration::from_secs(120) }
+        PartialLimits { held: HoldLimits::default(), stall: Duration::from_secs(120) }
     }
-}
-
-/// Whose an incomplete FPDU is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Owner {
-    pub key: Key,
-    pub session: SessionId,
-}
-
-/// A stream that has to end because a limit is exceeded.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Excess {
-    pub victim: Key,
-    pub why: String,
 }
 
 /// An FPDU of which some octets are still to come.
@@ -51,8 +36,10 @@ pub(super) struct Partial {
     /// As long as there is room.
     buffer: Vec<u8>,
     len: usize,
-    /// Its number among those that are charged; none if its buffer is the pool's.
-    charged: Option<u64>,
+    /// Its buffer is the pool's.
+    pooled: bool,
+    /// What its session is charged otherwise.
+    held: Held,
     /// When its last octet came.
     latest: Time,
     /// When to look whether it has stalled; outlives the FPDU.
@@ -89,16 +76,11 @@ impl Partial {
 
 /// The buffers of incomplete FPDUs of one engine.
 pub(super) struct Buffers {
-    limits: PartialLimits,
+    stall: Duration,
     /// Whole buffers at hand, and how many more are in use.
     free: Vec<Vec<u8>>,
     lent: usize,
-    /// Octets charged.
-    used: usize,
-    sessions: HashMap<SessionId, usize>,
-    /// Those that are charged, oldest first.
-    ages: BTreeMap<u64, Owner>,
-    begun: u64,
+    charges: Charges,
     /// When to look at which stream.
     watched: BTreeSet<(Time, Key)>,
 }
@@ -106,20 +88,18 @@ pub(super) struct Buffers {
 impl Buffers {
     pub(super) fn new(limits: PartialLimits) -> Self {
         Buffers {
-            limits,
+            stall: limits.stall,
             free: Vec::new(),
             lent: 0,
-            used: 0,
-            sessions: HashMap::new(),
-            ages: BTreeMap::new(),
-            begun: 0,
+            charges: Charges::new(limits.held, NAMES),
             watched: BTreeSet::new(),
         }
     }
 
     /// Takes other limits. What is there already counts against them, and is kept until there is more.
     pub(super) fn set_limits(&mut self, limits: PartialLimits) {
-        self.limits = limits;
+        self.stall = limits.stall;
+        self.charges.set_limits(limits.held);
     }
 
     /// Takes in octets of an FPDU that is not complete, the first or further ones. If that exceeds a
@@ -141,7 +121,9 @@ impl Buffers {
             let more = room - partial.buffer.len();
             partial.buffer.reserve_exact(more);
             partial.buffer.resize(room, 0);
-            excess = self.charge(owner, more);
+            if !partial.pooled {
+                excess = self.charges.set(&mut partial.held, owner, room);
+            }
         }
         partial.buffer[partial.len..len].copy_from_slice(octets);
         partial.grow(octets.len(), now);
@@ -153,53 +135,21 @@ impl Buffers {
         if pooled.is_some() || self.lent < POOL {
             self.lent += 1;
             partial.buffer = pooled.unwrap_or_else(|| vec![0; MAX_FPDU]);
-        } else {
-            self.begun += 1;
-            self.ages.insert(self.begun, owner);
-            partial.charged = Some(self.begun);
+            partial.pooled = true;
         }
         if partial.watched.is_none() {
             self.watch(partial, owner.key, now);
         }
     }
 
-    fn charge(&mut self, owner: Owner, octets: usize) -> Option<Excess> {
-        self.used += octets;
-        let of_session = self.sessions.entry(owner.session).or_default();
-        *of_session += octets;
-        let (key, limit, victim) = if *of_session > self.limits.session {
-            let oldest = self.ages.iter().find(|(_, o)| o.session == owner.session);
-            ("limits.session_partial_bytes", self.limits.session, oldest)
-        } else if self.used > self.limits.device {
-            ("limits.partial_bytes", self.limits.device, self.ages.first_key_value())
-        } else {
-            return None;
-        };
-        let (number, victim) = victim.map(|(number, owner)| (*number, owner.key))?;
-        // Named once; its octets count until it is gone.
-        self.ages.remove(&number);
-        let why = format!(
-            "{key} is reached (this worker's share: {limit} octets), and its incomplete FPDU was \
-             the oldest"
-        );
-        Some(Excess { victim, why })
-    }
-
     /// The whole FPDU, its buffer to be given back by [`Buffers::give_buffer`]; afterwards this
     /// holds nothing.
     pub(super) fn take(&mut self, partial: &mut Partial, session: SessionId) -> (Vec<u8>, usize) {
         let buffer = std::mem::take(&mut partial.buffer);
-        if let Some(number) = partial.charged.take() {
-            self.ages.remove(&number);
-            self.used -= buffer.len();
-            if let Some(used) = self.sessions.get_mut(&session) {
-                *used -= buffer.len();
-                if *used == 0 {
-                    self.sessions.remove(&session);
-                }
-            }
-        } else if !buffer.is_empty() {
+        if std::mem::take(&mut partial.pooled) {
             self.lent -= 1;
+        } else {
+            self.charges.release(&mut partial.held, session);
         }
         (buffer, std::mem::take(&mut partial.len))
     }
@@ -228,17 +178,13 @@ impl Buffers {
     /// Whether nothing is charged, lent or watched.
     #[cfg(test)]
     pub(super) fn is_unused(&self) -> bool {
-        self.used == 0
-            && self.lent == 0
-            && self.sessions.is_empty()
-            && self.ages.is_empty()
-            && self.watched.is_empty()
+        self.charges.is_unused() && self.lent == 0 && self.watched.is_empty()
     }
 
     // --- Stalls ------------------------------------------------------------------------------
 
     fn watch(&mut self, partial: &mut Partial, key: Key, from: Time) {
-        let at = from.after(self.limits.stall);
+        let at = from.after(self.stall);
         self.watched.insert((at, key));
         partial.watched = Some(at);
     }
@@ -269,7 +215,7 @@ impl Buffers {
             return None;
         }
         let paused = now.since(partial.latest);
-        if paused < self.limits.stall {
+        if paused < self.stall {
             self.watch(partial, key, partial.latest);
             return None;
         }
@@ -277,6 +223,12 @@ impl Buffers {
     }
 }
 
+/// Its limits, in words.
+const NAMES: Names = Names {
+    device: "limits.partial_bytes",
+    session: "limits.session_partial_bytes",
+    thing: "incomplete FPDU was",
+};
 /// Whole buffers of an engine, in use and at hand.
 const POOL: usize = 16;
 /// Octets of the smallest buffer.
@@ -296,7 +248,8 @@ mod tests {
     /// Buffers whose pool is used up.
     fn buffers(device: usize, session: usize) -> Buffers {
         let stall = Duration::from_secs(1);
-        let mut buffers = Buffers::new(PartialLimits { device, session, stall });
+        let mut buffers =
+            Buffers::new(PartialLimits { held: HoldLimits { device, session }, stall });
         buffers.lent = POOL;
         buffers
     }
@@ -307,22 +260,23 @@ mod tests {
         let mut p = Partial::default();
         for (more, room) in [(1, 256), (255, 256), (1, 512), (1000, 2048), (64_000, 65_536)] {
             assert_eq!(b.append(&mut p, owner(1, MINE), &vec![7; more], Time(0)), None);
-            assert_eq!((p.buffer.len(), b.used, b.sessions[&MINE]), (room, room, room));
+            let charged = (b.charges.used(), b.charges.used_by(MINE));
+            assert_eq!((p.buffer.len(), charged), (room, (room, room)));
         }
         assert_eq!(p.octets(), vec![7; 65_257]);
         assert_eq!(p.window(MAX_FPDU).len(), 65_536 - 65_257);
         assert_eq!(b.append(&mut p, owner(1, MINE), &[7; 280], Time(0)), None);
-        assert_eq!(b.used, MAX_FPDU.max(65_537));
+        assert_eq!(b.charges.used(), MAX_FPDU.max(65_537));
         let (buffer, len) = b.take(&mut p, MINE);
-        assert_eq!(
-            (buffer[..len].len(), b.used, b.sessions.len(), b.ages.len()),
-            (65_537, 0, 0, 0)
-        );
+        assert_eq!((buffer[..len].len(), b.charges.is_unused()), (65_537, true));
     }
 
     #[test]
     fn the_pool_serves_the_first_without_charge() {
-        let mut b = Buffers::new(PartialLimits { device: 0, session: 0, ..Default::default() });
+        let mut b = Buffers::new(PartialLimits {
+            held: HoldLimits { device: 0, session: 0 },
+            ..Default::default()
+        });
         let mut held: Vec<_> = (0..POOL).map(|_| Partial::default()).collect();
         for (key, p) in (0..).zip(&mut held) {
             assert_eq!(b.append(p, owner(key, MINE), &[1; 100], Time(0)), None);
@@ -333,7 +287,7 @@ mod tests {
         b.give(&mut p, owner(99, MINE));
         b.give(&mut held[3], owner(3, MINE));
         assert_eq!(b.append(&mut p, owner(99, MINE), &[1], Time(0)), None);
-        assert_eq!((b.used, b.lent, b.free.len()), (0, POOL, 0));
+        assert_eq!((b.charges.used(), b.lent, b.free.len()), (0, POOL, 0));
         held.push(p);
         for (key, p) in (0..).zip(&mut held) {
             let key = if key == POOL as Key { 99 } else { key };
@@ -343,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_of_a_session_gives_way_to_it_and_the_oldest_of_all_to_all() {
+    fn the_oldest_of_a_session_gives_way_to_it_and_of_the_one_with_most_to_all() {
         let mut b = buffers(1024, 512);
         let mut p: Vec<_> = (0..5).map(|_| Partial::default()).collect();
         assert_eq!(b.append(&mut p[0], owner(0, THEIRS), &[0; 256], Time(0)), None);
@@ -358,12 +312,12 @@ mod tests {
         );
         // It has not gone yet, and is not named again.
         let excess = b.append(&mut p[4], owner(4, THEIRS), &[0; 1], Time(0)).expect("above 1024");
-        assert_eq!(excess.victim, 0);
+        assert_eq!(excess.victim, 2);
         assert!(excess.why.starts_with("limits.partial_bytes is reached"), "{}", excess.why);
         for (key, session) in [(0, THEIRS), (1, MINE), (2, MINE), (3, MINE), (4, THEIRS)] {
             b.give(&mut p[key as usize], owner(key, session));
         }
-        assert_eq!((b.used, b.sessions.len(), b.ages.len()), (0, 0, 0));
+        assert!(b.charges.is_unused());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::ledger::{Entry, Progress};
 use super::message::{Head, Message, Source, element, total_length};
 use super::moving::Stage;
 use super::qp::{OutstandingRead, Qp};
+use super::schedule::REQUEST_COST;
 use super::why::Reason;
 use crate::abi::queue::{SendFlags, SendOpcode};
 use crate::ddp::{UntaggedHeader, qn};
@@ -49,9 +50,10 @@ impl Qp {
         false
     }
 
-    /// Takes requests until one becomes a message; false if none does.
+    /// Takes requests until one becomes a message, which pays for itself; false if none does, or if
+    /// the turn has ended before.
     fn next_request(&mut self, shard: &mut Shard) -> bool {
-        while self.phase.sends() && self.changing.is_empty() {
+        while self.phase.sends() && self.changing.is_empty() && self.deficit > 0 {
             let Some(entry) = self.take_request(shard) else { return false };
             let flags = SendFlags::from_bits_truncate(entry.header.flags);
             let reads = matches!(
@@ -67,6 +69,7 @@ impl Qp {
             if self.begin(&entry, shard) {
                 return true;
             }
+            self.deficit -= REQUEST_COST;
         }
         false
     }
@@ -131,7 +134,7 @@ impl Qp {
                 }
             }
         }
-        shard.sessions.stall(self.session, &self.send_cq, self.key);
+        shard.sessions.stall(self.seat, &self.send_cq, self.key);
         false
     }
 

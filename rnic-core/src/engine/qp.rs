@@ -13,7 +13,7 @@ use super::ledger::Ledger;
 use super::message::Message;
 use super::moving::Stage;
 use super::receives::Receives;
-use super::schedule::Key;
+use super::schedule::{Key, Seat};
 use super::tcp::TcpLink;
 use crate::device::stag::Principal;
 use crate::device::{Cq, QpShared, StagChange};
@@ -131,6 +131,8 @@ pub(super) struct Qp {
     pub key: Key,
     pub id: QpId,
     pub session: SessionId,
+    /// Where its session stands in the schedule.
+    pub seat: Seat,
     pub pd: PdId,
     pub doorbell: u32,
     pub signal_all: bool,
@@ -199,17 +201,22 @@ pub(super) struct Qp {
     /// mover that is writing.
     pub flush_pending: bool,
 
+    /// It stands in the schedule: for a turn, to be read, or both.
     pub scheduled: bool,
+    pub wants_turn: bool,
+    pub readable: bool,
+    /// What is left of its turn; what it owes, if negative.
     pub deficit: i64,
     pub deadline: Option<Time>,
 }
 
 impl Qp {
-    pub(super) fn new(key: Key, config: QpConfig) -> Self {
+    pub(super) fn new(key: Key, seat: Seat, config: QpConfig) -> Self {
         Qp {
             key,
             id: config.qp,
             session: config.session,
+            seat,
             pd: config.pd,
             doorbell: config.doorbell,
             signal_all: config.signal_all,
@@ -250,6 +257,8 @@ impl Qp {
             flush_why: 0,
             flush_pending: false,
             scheduled: false,
+            wants_turn: false,
+            readable: false,
             deficit: 0,
             deadline: None,
         }
@@ -270,6 +279,11 @@ impl Qp {
 
     pub(super) fn enter(&mut self, phase: Phase) {
         self.phase = phase;
+        if let Link::Tcp(tcp) = &mut self.link
+            && !phase.receives()
+        {
+            tcp.unread = None;
+        }
         self.shared.set_state(phase.state());
     }
 

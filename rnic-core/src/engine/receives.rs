@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::dying::Dying;
 use super::place::Trouble;
 use super::qp::{Phase, Qp, Receiving};
 use super::why::Reason;
@@ -28,9 +29,9 @@ pub enum Receives {
 
 impl Receives {
     /// Receives that would be flushed with the QP: those of a shared queue are not its own.
-    pub(super) fn own_pending(&mut self) -> Result<u32, QueueFault> {
+    pub(super) fn look_at_own(&mut self) -> Result<u32, QueueFault> {
         match self {
-            Receives::Own(rq) => rq.pending(),
+            Receives::Own(rq) => rq.look(),
             Receives::Shared(_) => Ok(0),
         }
     }
@@ -119,7 +120,7 @@ impl Qp {
             let event = Event::SrqError { srq: srq.id(), context };
             shard.outputs.push_back(Output::Event { session: srq.session(), event });
             shard.outputs.push_back(Output::SrqFailed(srq.id()));
-            shard.dead_srqs.push(srq.id());
+            shard.dying.push_back(Dying::of_srq(srq));
             if let SrqFault::Scribbled(fault) = fault {
                 let why = format!("shared receive queue {}: {fault}", srq.id());
                 shard.outputs.push_back(Output::Misbehaved { session: srq.session(), why });

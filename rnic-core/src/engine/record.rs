@@ -82,9 +82,6 @@ impl Qp {
     ) {
         let code = t.code;
         let mut text = format!("the peer ended the stream with Terminate {code}");
-        if let Some(name) = codes::name(code) {
-            text += &format!(" ({name})");
-        }
         if let Some(wr_id) = request {
             text += &format!(", for this side's request {wr_id}");
         }

@@ -6,10 +6,12 @@
 
 use std::io::{self, IoSliceMut};
 
+use super::failure;
 use super::hold::Segment;
 use super::moving::After;
 use super::partial::{Excess, Owner};
 use super::qp::{Link, Phase, Qp};
+use super::schedule::{CALL_COST, FPDU_COST};
 use super::{Delivery, Output, Receive, Shard};
 use crate::abi::control::{DisconnectReason, Event};
 use crate::ddp::MAX_HEADER_LEN;
@@ -26,7 +28,7 @@ use super::why::Reason;
 
 impl Shard {
     /// Ends the stream that gives way to others, after whatever goes on.
-    fn end_for_room(&mut self, excess: Option<Excess>) {
+    pub(super) fn end_for_room(&mut self, excess: Option<Excess>) {
         if let Some(Excess { victim, why }) = excess {
             self.deliver(victim, Delivery::Lost(why));
         }
@@ -38,17 +40,24 @@ impl Qp {
     pub(super) fn receive_tcp(
         &mut self,
         shard: &mut Shard,
-        slab: &mut [u8],
+        slab: &mut Vec<u8>,
         recv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
     ) -> Receive {
         if self.is_paused() {
             return Receive::Paused;
         }
+        if self.deficit <= 0 || self.has_unread() {
+            // Not now: in its turn, and behind what was read before.
+            shard.wake(self);
+            return Receive::Progress;
+        }
+        self.deficit -= CALL_COST;
+        let (limit, may_leave) = self.read_limit(shard);
         // What is read has to be kept if the stream must stand still: at most the rest of one FPDU,
         // or as many octets as the longest one has.
         let (narrow, slab_len) = match self.may_pause() {
-            true => (true, slab.len().min(MAX_FPDU)),
-            false => (false, slab.len()),
+            true => (true, limit.min(MAX_FPDU)),
+            false => (false, limit),
         };
         let Link::Tcp(tcp) = &mut self.link else { return Receive::Closed };
         let needed = tcp.deframer.needed(tcp.partial.octets());
@@ -58,31 +67,32 @@ impl Qp {
             Phase::Quiet => (true, needed.min(slab_len)),
             _ => (narrow, slab_len),
         };
-        let slab = &mut slab[..slab_len];
+        let space = &mut slab[..slab_len];
         let window = tcp.partial.window(needed);
         let window_len = window.len();
         let result = if window_len == 0 {
-            recv(&mut [IoSliceMut::new(slab)])
+            recv(&mut [IoSliceMut::new(space)])
         } else if narrow {
             recv(&mut [IoSliceMut::new(window)])
         } else {
-            recv(&mut [IoSliceMut::new(window), IoSliceMut::new(slab)])
+            recv(&mut [IoSliceMut::new(window), IoSliceMut::new(space)])
         };
         let n = match result {
             Ok(0) => {
                 self.fin_from_socket(shard);
                 return Receive::Closed;
             }
-            Ok(n) => n.min(window_len + slab.len()),
+            Ok(n) => n.min(window_len + slab_len),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Receive::WouldBlock,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Receive::Progress,
             Err(e) => {
-                self.lost(shard, &format!("receiving failed: {e}"));
+                self.lost(shard, &failure::in_words("receiving", &e));
                 return Receive::Closed;
             }
         };
         // After a Terminate of either side the rest is read and dropped.
         if !self.phase.receives() {
+            self.deficit -= n as i64;
             shard.buffers.give(&mut tcp.partial, Owner { key: self.key, session: self.session });
             return Receive::Progress;
         }
@@ -90,15 +100,23 @@ impl Qp {
         if into_partial > 0 {
             tcp.partial.grow(into_partial, shard.now);
         }
-        self.consume(shard, &mut slab[..n - into_partial]);
+        self.read_slab(shard, slab, n - into_partial, may_leave);
         Receive::Progress
     }
 
-    /// Handles every complete FPDU in the partial buffer and then in `octets`.
-    pub(super) fn consume(&mut self, shard: &mut Shard, mut octets: &mut [u8]) {
+    /// Handles complete FPDUs, in the partial buffer and then in `octets`, until the turn ends,
+    /// or whatever it costs. How many of `octets` need not be looked at again.
+    pub(super) fn consume(
+        &mut self,
+        shard: &mut Shard,
+        mut octets: &mut [u8],
+        at_any_cost: bool,
+    ) -> usize {
+        let len = octets.len();
         // What came before may have found its receive and wait for a mover now.
         if self.is_paused() {
-            return self.keep_unread(octets);
+            self.keep_unread(octets);
+            return len;
         }
         let owner = Owner { key: self.key, session: self.session };
         // Complete the FPDU that began earlier, learning its length on the way.
@@ -109,7 +127,7 @@ impl Qp {
             let missing = needed.saturating_sub(tcp.partial.octets().len());
             if missing > 0 {
                 if octets.is_empty() {
-                    return;
+                    return len;
                 }
                 let n = missing.min(octets.len());
                 let (now, later) = octets.split_at_mut(n);
@@ -118,30 +136,37 @@ impl Qp {
                 octets = later;
                 continue;
             }
-            let (mut buffer, len) = shard.buffers.take(&mut tcp.partial, self.session);
-            self.fpdu_arrived(shard, &mut buffer[..len]);
+            let (mut buffer, filled) = shard.buffers.take(&mut tcp.partial, self.session);
+            self.fpdu_arrived(shard, &mut buffer[..filled]);
             shard.buffers.give_buffer(buffer);
             if self.is_paused() {
-                return self.keep_unread(octets);
+                self.keep_unread(octets);
+                return len;
             }
         }
         while self.phase.receives()
             && !octets.is_empty()
             && let Link::Tcp(tcp) = &mut self.link
         {
+            if self.deficit <= 0 && !at_any_cost {
+                return len - octets.len();
+            }
             let needed = tcp.deframer.needed(octets);
             if needed > octets.len() {
                 let excess = shard.buffers.append(&mut tcp.partial, owner, octets, shard.now);
                 shard.end_for_room(excess);
-                return;
+                return len;
             }
             let (fpdu, later) = octets.split_at_mut(needed);
             self.fpdu_arrived(shard, fpdu);
             octets = later;
             if self.is_paused() {
-                return self.keep_unread(octets);
+                self.keep_unread(octets);
+                return len;
             }
         }
+        // Of a stream that has ended, the rest is dropped.
+        len
     }
 
     /// Ends the stream if it has paused inside an FPDU for too long.
@@ -158,6 +183,7 @@ impl Qp {
 
     /// One whole FPDU.
     fn fpdu_arrived(&mut self, shard: &mut Shard, fpdu: &mut [u8]) {
+        self.deficit -= (fpdu.len() as i64).max(FPDU_COST);
         let Link::Tcp(tcp) = &mut self.link else { return };
         let ulpdu = match tcp.deframer.take(fpdu) {
             Ok(ulpdu) => ulpdu,

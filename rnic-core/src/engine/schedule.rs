@@ -1,68 +1,264 @@
-//! Who is served next: sessions in turn, and within a session its ready QPs in turn.
+//! Who is served next: users in turn, of a user his sessions in turn, and of a session its ready
+//! QPs in turn.
 //!
-//! Deficit round robin (Shreedhar and Varghese 1996): a turn is worth [`QUANTUM`] octets, what a QP
-//! overdraws it repays in its next turn. Turns rotate over sessions first, so a client with a thousand
-//! busy QPs gets no more of a worker than a client with one.
+//! Deficit round robin (Shreedhar and Varghese 1996) on three levels. Costs are in octets: what is
+//! moved costs its length, and everything that costs time without moving much costs as much as could
+//! have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is the turn of a session
+//! and that of a user, in which several QPs may be served one after the other. Whoever overdraws his
+//! turn repays it in his next ones. So who has a thousand busy QPs, or a hundred sessions, gets no
+//! more of a worker than who has one of each.
+//!
+//! Work that is no QP's turn (looking at what rang, ending queue pairs) is charged here as well; a
+//! user who owes much for it is [not looked at](Schedule::owes) until he has repaid.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
-use crate::types::SessionId;
+use crate::types::UserId;
 
-/// Octets a QP may move per turn.
-pub(super) const QUANTUM: i64 = 256 * 1024;
-/// Octets that a request costs at least, which bounds the requests of a turn.
-pub(super) const REQUEST_COST: i64 = 1024;
+/// Octets that a user, a session and a QP may move per turn: some ten microseconds, for which
+/// everybody else waits.
+pub(super) const QUANTUM: i64 = 128 * 1024;
+/// What a round costs at most, one turn more or less.
+pub(super) const ROUND: i64 = QUANTUM;
+/// What a request costs at least, whatever comes of it. 8-byte Writes take as long as this many octets
+/// of a long one.
+pub(super) const REQUEST_COST: i64 = 2048;
+/// What an FPDU costs at least: the request that it belongs to is mostly paid for elsewhere.
+pub(super) const FPDU_COST: i64 = 1024;
+/// What a turn costs at least, with nothing to do in it.
+pub(super) const TURN_COST: i64 = 2048;
+/// What a system call costs besides what it moves.
+pub(super) const CALL_COST: i64 = 8 * 1024;
+/// What the end of a stream costs: its record, its events, its socket.
+pub(super) const END_COST: i64 = 16 * 1024;
+/// What a change of STags costs that all workers make, with the control thread between them.
+pub(super) const CHANGE_COST: i64 = 64 * 1024;
+/// What a step along a list costs.
+pub(super) const STEP_COST: i64 = 64;
+/// Nobody owes more than this, so repaying takes a bounded number of steps.
+pub(super) const MOST_OWED: i64 = 64 * QUANTUM;
 
 /// Index of a QP in its engine.
 pub(super) type Key = u32;
 
-/// Ready QPs by session.
+/// A session's place in the schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Seat(u32);
+
+impl Seat {
+    /// Of a session that is not attached: its QPs have no turns.
+    pub(super) const NONE: Seat = Seat(u32::MAX);
+
+    pub(super) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Ready QPs by session and user.
 #[derive(Default)]
 pub(super) struct Schedule {
-    turns: VecDeque<SessionId>,
-    ready: HashMap<SessionId, VecDeque<Key>>,
+    /// Users with ready QPs, or in debt for other work, by index.
+    turns: VecDeque<u32>,
+    users: Vec<User>,
+    free_users: Vec<u32>,
+    by_user: HashMap<UserId, u32>,
+    seats: Vec<Session>,
+    free_seats: Vec<u32>,
+    /// QPs in all queues.
+    ready: usize,
+}
+
+struct User {
+    id: UserId,
+    credit: i64,
+    /// Sessions with ready QPs.
+    turns: VecDeque<Seat>,
+    queued: bool,
+    /// It has what its turn is worth.
+    paid: bool,
+    /// Sessions that have a seat.
+    sessions: u32,
+    /// Held by each receive slab that keeps unread octets of this user's.
+    slabs: Arc<()>,
+}
+
+struct Session {
+    user: u32,
+    credit: i64,
+    ready: VecDeque<Key>,
+    paid: bool,
+    /// Its QPs have turns.
+    open: bool,
 }
 
 impl Schedule {
-    /// Adds a QP that is not in the schedule.
-    pub(super) fn push(&mut self, session: SessionId, key: Key) {
-        let queue = self.ready.entry(session).or_default();
-        if queue.is_empty() {
-            self.turns.push_back(session);
-        }
-        queue.push_back(key);
+    /// A seat for a session of this user.
+    pub(super) fn join(&mut self, id: UserId) -> Seat {
+        let Schedule { users, free_users, by_user, .. } = self;
+        let user = *by_user.entry(id).or_insert_with(|| {
+            let user = User {
+                id,
+                credit: 0,
+                turns: VecDeque::new(),
+                queued: false,
+                paid: false,
+                sessions: 0,
+                slabs: Arc::new(()),
+            };
+            place(users, free_users, user)
+        });
+        users[user as usize].sessions += 1;
+        let ready = VecDeque::new();
+        let session = Session { user, credit: 0, ready, paid: false, open: true };
+        Seat(place(&mut self.seats, &mut self.free_seats, session))
     }
 
-    /// The QP whose turn it is; it leaves the schedule.
-    pub(super) fn pop(&mut self) -> Option<Key> {
-        let session = self.turns.pop_front()?;
-        let queue = self.ready.get_mut(&session)?;
-        let key = queue.pop_front();
-        if !queue.is_empty() {
-            self.turns.push_back(session);
+    /// No QP of this session has a turn any more.
+    pub(super) fn close(&mut self, seat: Seat) {
+        let Some(session) = self.seats.get_mut(seat.index()).filter(|s| s.open) else { return };
+        session.open = false;
+        self.ready -= session.ready.len();
+        if !session.ready.is_empty() {
+            session.ready = VecDeque::new();
+            // A user without sessions that are ready is forgotten when his turn comes.
+            self.users[session.user as usize].turns.retain(|s| *s != seat);
         }
-        key
+    }
+
+    /// Takes back the seat of a session that has no QP any more.
+    pub(super) fn leave(&mut self, seat: Seat) {
+        self.close(seat);
+        let Some(session) = self.seats.get(seat.index()) else { return };
+        let at = session.user;
+        self.free_seats.push(seat.0);
+        let user = &mut self.users[at as usize];
+        user.sessions -= 1;
+        if user.sessions == 0 {
+            if std::mem::take(&mut user.queued) {
+                self.turns.retain(|u| *u != at);
+            }
+            self.by_user.remove(&user.id);
+            self.free_users.push(at);
+        }
+    }
+
+    /// Whose a seat is.
+    pub(super) fn user(&self, seat: Seat) -> Option<UserId> {
+        self.seats.get(seat.index()).map(|s| self.users[s.user as usize].id)
+    }
+
+    /// What receive slabs hold that keep unread octets of this session's user.
+    pub(super) fn slabs(&self, seat: Seat) -> Option<&Arc<()>> {
+        self.seats.get(seat.index()).map(|s| &self.users[s.user as usize].slabs)
+    }
+
+    /// Adds a QP that is not in the schedule. Whether it has turns.
+    pub(super) fn push(&mut self, seat: Seat, key: Key) -> bool {
+        let Some(session) = self.seats.get_mut(seat.index()).filter(|s| s.open) else {
+            return false;
+        };
+        let user = &mut self.users[session.user as usize];
+        if session.ready.is_empty() {
+            user.turns.push_back(seat);
+            session.paid = false;
+        }
+        session.ready.push_back(key);
+        self.ready += 1;
+        let at = session.user;
+        self.queue(at);
+        true
+    }
+
+    /// A user stands at the end of the queue, if he is not in it.
+    fn queue(&mut self, at: u32) {
+        let user = &mut self.users[at as usize];
+        if !std::mem::replace(&mut user.queued, true) {
+            user.paid = false;
+            self.turns.push_back(at);
+        }
+    }
+
+    /// The QP whose turn it is; it leaves the schedule. It may be gone, or another's key, by now.
+    pub(super) fn pop(&mut self) -> Option<Key> {
+        while let Some(&at) = self.turns.front() {
+            let user = &mut self.users[at as usize];
+            if !has_turn(&mut user.credit, &mut user.paid) {
+                self.turns.rotate_left(1);
+                continue;
+            }
+            let Some(&seat) = user.turns.front() else {
+                user.queued = false;
+                self.turns.pop_front();
+                continue;
+            };
+            let session = &mut self.seats[seat.index()];
+            if !has_turn(&mut session.credit, &mut session.paid) {
+                user.turns.rotate_left(1);
+                continue;
+            }
+            let key = session.ready.pop_front();
+            self.ready -= usize::from(key.is_some());
+            if session.ready.is_empty() {
+                user.turns.pop_front();
+                if user.turns.is_empty() {
+                    user.queued = false;
+                    self.turns.pop_front();
+                }
+            }
+            if key.is_some() {
+                return key;
+            }
+        }
+        None
+    }
+
+    /// Has a session and its user pay for work.
+    pub(super) fn charge(&mut self, seat: Seat, cost: i64) {
+        let Some(session) = self.seats.get_mut(seat.index()) else { return };
+        session.credit = (session.credit - cost).max(-MOST_OWED);
+        let at = session.user;
+        let user = &mut self.users[at as usize];
+        user.credit = (user.credit - cost).max(-MOST_OWED);
+        if user.credit < -QUANTUM {
+            // He repays while others have turns, whether or not a QP of his is ready.
+            self.queue(at);
+        }
+    }
+
+    /// Whether the user of a session has yet to repay what took more than a turn.
+    pub(super) fn owes(&self, seat: Seat) -> bool {
+        let user = |s: &Session| &self.users[s.user as usize];
+        self.seats.get(seat.index()).is_some_and(|s| user(s).credit < -QUANTUM)
     }
 
     /// Whether nobody is ready.
     pub(super) fn is_empty(&self) -> bool {
-        self.turns.is_empty()
+        self.ready == 0
     }
+}
 
-    /// Removes a QP wherever it waits.
-    pub(super) fn remove(&mut self, session: SessionId, key: Key) {
-        if let Some(queue) = self.ready.get_mut(&session) {
-            queue.retain(|k| *k != key);
-            if queue.is_empty() {
-                self.turns.retain(|s| *s != session);
-            }
+/// Who has come to the front gets what a turn is worth, once; whether he has any of it left. If not,
+/// he goes to the end.
+fn has_turn(credit: &mut i64, paid: &mut bool) -> bool {
+    if !*paid {
+        *credit = (*credit + QUANTUM).min(QUANTUM);
+    }
+    *paid = *credit > 0;
+    *paid
+}
+
+/// Puts something into a list with holes: its index.
+fn place<T>(list: &mut Vec<T>, free: &mut Vec<u32>, what: T) -> u32 {
+    match free.pop() {
+        Some(at) => {
+            list[at as usize] = what;
+            at
         }
-    }
-
-    /// Forgets a session that has no QP any more.
-    pub(super) fn drop_session(&mut self, session: SessionId) {
-        self.ready.remove(&session);
-        self.turns.retain(|s| *s != session);
+        None => {
+            list.push(what);
+            (list.len() - 1) as u32
+        }
     }
 }
 
@@ -70,30 +266,117 @@ impl Schedule {
 mod tests {
     use super::*;
 
+    /// Serves ready QPs that always have more to do, each at this cost, and says how often each was.
+    fn serve(
+        s: &mut Schedule,
+        turns: usize,
+        of: impl Fn(Key) -> (Seat, i64),
+    ) -> HashMap<Seat, i64> {
+        let mut served = HashMap::new();
+        for _ in 0..turns {
+            let key = s.pop().expect("ready");
+            let (seat, cost) = of(key);
+            s.charge(seat, cost);
+            *served.entry(seat).or_default() += cost;
+            assert!(s.push(seat, key));
+        }
+        served
+    }
+
     #[test]
     fn sessions_take_turns_however_many_qps_they_have() {
         let mut s = Schedule::default();
+        let (one, two) = (s.join(UserId(1)), s.join(UserId(1)));
         for key in 0..10 {
-            s.push(SessionId(1), key);
+            s.push(one, key);
         }
-        s.push(SessionId(2), 100);
+        s.push(two, 100);
         let mut order = Vec::new();
         for _ in 0..6 {
             let key = s.pop().unwrap();
             order.push(key);
-            s.push(if key == 100 { SessionId(2) } else { SessionId(1) }, key);
+            let seat = if key == 100 { two } else { one };
+            s.charge(seat, QUANTUM);
+            s.push(seat, key);
         }
         assert_eq!(order, [0, 100, 1, 100, 2, 100]);
     }
 
     #[test]
-    fn a_removed_qp_is_not_served() {
+    fn users_share_however_many_sessions_they_have_and_however_small_their_turns_are() {
+        // Costs of a turn of the one with a single session, and of the one with twenty.
+        for (one, many) in [
+            (QUANTUM, QUANTUM),
+            (QUANTUM, TURN_COST),
+            (REQUEST_COST, QUANTUM),
+            (QUANTUM / 3, QUANTUM + 7777),
+            (QUANTUM * 5 / 2, QUANTUM),
+            (QUANTUM, QUANTUM * 9 / 2),
+        ] {
+            let mut s = Schedule::default();
+            let alone = s.join(UserId(1));
+            let seats: Vec<Seat> = (0..20).map(|_| s.join(UserId(2))).collect();
+            // Enough QPs to use up a turn, however little each needs.
+            for key in 0..256 {
+                s.push(alone, key);
+            }
+            for key in 256..2816 {
+                s.push(seats[key as usize % 20], key);
+            }
+            let seat_of = |key: Key| match key {
+                0..256 => (alone, one),
+                _ => (seats[key as usize % 20], many),
+            };
+            let served = serve(&mut s, 40_000, seat_of);
+            let (of_one, all) = (served[&alone], served.values().sum::<i64>());
+            let share = of_one as f64 / all as f64;
+            assert!((0.48..0.52).contains(&share), "{one} against {many}: {share}");
+            let of_many: Vec<i64> = seats.iter().map(|seat| served[seat]).collect();
+            let (least, most) = (of_many.iter().min().unwrap(), of_many.iter().max().unwrap());
+            assert!(least * 2 > *most - QUANTUM, "{one} against {many}: {of_many:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_overdrawn_is_repaid_and_no_longer_looked_at_until_then() {
         let mut s = Schedule::default();
-        s.push(SessionId(1), 1);
-        s.push(SessionId(2), 2);
-        s.remove(SessionId(1), 1);
+        let (debtor, other) = (s.join(UserId(1)), s.join(UserId(2)));
+        s.push(debtor, 1);
+        s.push(other, 2);
+        s.charge(debtor, 9 * QUANTUM);
+        assert!(s.owes(debtor) && !s.owes(other));
+        for _ in 0..8 {
+            assert_eq!(s.pop(), Some(2));
+            s.charge(other, QUANTUM);
+            s.push(other, 2);
+        }
+        assert!(!s.owes(debtor));
+        let next: Vec<_> = (0..4).map_while(|_| s.pop().inspect(|k| assert!(*k < 3))).collect();
+        assert!(next.contains(&1), "{next:?}");
+        // Who has nothing ready repays as well, and keeps nobody busy.
+        assert!(s.is_empty());
+        s.charge(debtor, i64::MAX / 2);
+        assert!(s.owes(debtor) && s.is_empty());
+        assert_eq!(s.pop(), None);
+        assert!(!s.owes(debtor));
+    }
+
+    #[test]
+    fn a_closed_session_is_not_served_and_a_seat_is_used_again() {
+        let mut s = Schedule::default();
+        let (one, two) = (s.join(UserId(1)), s.join(UserId(2)));
+        s.push(one, 1);
+        s.push(two, 2);
+        s.close(one);
+        assert!(!s.push(one, 3));
         assert_eq!(s.pop(), Some(2));
         assert_eq!(s.pop(), None);
         assert!(s.is_empty());
+        s.leave(one);
+        assert_eq!((s.join(UserId(3)), s.user(one)), (one, Some(UserId(3))));
+        assert!(s.push(one, 4));
+        s.leave(one);
+        assert_eq!((s.pop(), s.is_empty()), (None, true));
+        assert!(!s.push(Seat::NONE, 5));
     }
 }

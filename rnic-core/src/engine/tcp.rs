@@ -3,7 +3,10 @@
 //! One slab each for sending and receiving serve all QPs; a QP owns memory only for octets that the
 //! kernel has not taken yet and for an FPDU that has not arrived in full. An idle connection owns none.
 
+use super::charge::Held;
 use super::partial::Partial;
+use super::schedule::QUANTUM;
+use super::unread::Unread;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
 use crate::shm::io::Piece;
 use crate::stream::inbound::Inbound;
@@ -11,8 +14,8 @@ use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
 /// Octets of the transmit slab: the most that one call hands to TCP.
 pub(super) const TX_SLAB: usize = BATCH + MAX_FPDU;
-/// Octets of the receive slab.
-pub(super) const RX_SLAB: usize = 256 * 1024;
+/// Octets of a receive slab: as much as a turn is worth.
+pub(super) const RX_SLAB: usize = QUANTUM as usize;
 /// Octets after which a call is made. With more, both ends wait for each other in larger steps: of 64,
 /// 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
 const BATCH: usize = 64 * 1024;
@@ -33,6 +36,8 @@ pub(super) struct TcpLink {
     /// Octets that TCP did not take, from `tail_at` on.
     tail: Vec<u8>,
     tail_at: usize,
+    /// What the session is charged for them.
+    pub held: Held,
     /// Octets after which a call is made; tests make one per FPDU.
     pub batch: usize,
     /// TCP refused octets; nothing is tried until it is writable.
@@ -46,6 +51,8 @@ pub(super) struct TcpLink {
     pub fin_sent: bool,
     /// The FPDU that has not arrived in full.
     pub partial: Partial,
+    /// What was read behind it and not looked at.
+    pub unread: Option<Unread>,
 }
 
 /// Why `mulpdu` is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.
@@ -75,6 +82,7 @@ impl TcpLink {
             accepted: 0,
             tail: Vec::new(),
             tail_at: 0,
+            held: Held::default(),
             batch: BATCH,
             blocked: false,
             rtr,
@@ -82,6 +90,7 @@ impl TcpLink {
             terminate: None,
             fin_sent: false,
             partial: Partial::default(),
+            unread: None,
         }
     }
 
@@ -100,6 +109,11 @@ impl TcpLink {
 
     pub(super) fn has_unsent(&self) -> bool {
         self.framed != self.accepted
+    }
+
+    /// Memory that is kept for octets that TCP did not take.
+    pub(super) fn tail_room(&self) -> usize {
+        self.tail.capacity()
     }
 
     pub(super) fn tail(&self) -> &[u8] {

@@ -11,7 +11,7 @@ use super::ledger::Progress;
 use super::message::Head;
 use super::partial::Owner;
 use super::qp::{Link, OutstandingRead, Phase, Qp};
-use super::schedule::Key;
+use super::schedule::{END_COST, Key};
 use super::why::Reason;
 use super::{Delivery, Output, Shard};
 use crate::abi::control::{DisconnectReason, Event};
@@ -104,13 +104,13 @@ impl Qp {
         if self.phase.flushes() {
             return;
         }
-        // An STag that is none, whoever of Write, Read and Send with Invalidate named it.
-        let guessed = matches!(code, TerminateCode { layer: 0 | 1, etype: 1, code: 0 });
         if let (true, Link::Tcp(_), Some(AddressPair { peer, .. })) =
-            (guessed, &self.link, self.addresses)
+            (reason.is_guess(), &self.link, self.addresses)
         {
-            shard.outputs.push_back(Output::StagGuessed { peer: peer.ip(), at: shard.now });
+            let (session, at) = (self.session, shard.now);
+            shard.outputs.push_back(Output::StagGuessed { session, peer: peer.ip(), at });
         }
+        self.deficit -= END_COST;
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
         self.terminated_by_us(shard, code, &payload, reason);
         let headers = payload.get(4..).unwrap_or_default().to_vec();
@@ -175,6 +175,7 @@ impl Qp {
             Link::None | Link::Direct(_) => self.finish(shard, false),
             Link::Tcp(tcp) => {
                 tcp.drop_unsent();
+                shard.unsent.release(&mut tcp.held, self.session);
                 if !std::mem::replace(&mut tcp.fin_sent, true) {
                     shard.outputs.push_back(Output::ShutdownWrite(self.id));
                 }
@@ -356,6 +357,7 @@ impl Qp {
             return;
         }
         self.message = None;
+        self.deficit -= END_COST;
         self.enter(Phase::Dead);
         shard.timers.set(self, None);
         self.flush(shard);
@@ -366,6 +368,7 @@ impl Qp {
             Link::Tcp(tcp) => {
                 let owner = Owner { key: self.key, session: self.session };
                 shard.buffers.give(&mut tcp.partial, owner);
+                shard.unsent.release(&mut tcp.held, self.session);
                 shard.outputs.push_back(Output::Close { qp: self.id, reset });
             }
         }

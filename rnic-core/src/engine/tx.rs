@@ -8,10 +8,12 @@ use std::convert::Infallible;
 use std::io;
 
 use super::bare::BareFault;
+use super::charge::{Names, Owner};
+use super::failure;
 use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, OutstandingRead, Phase, Qp};
-use super::schedule::REQUEST_COST;
+use super::schedule::{CALL_COST, FPDU_COST};
 use super::tcp::TxBatch;
 use super::why::{Reason, revoked};
 use super::{Output, Shard, Transmit};
@@ -50,6 +52,7 @@ impl Qp {
         let Link::Tcp(tcp) = &mut self.link else { return Transmit::Idle };
         tcp.framed += produced as u64;
         if bare {
+            self.deficit -= CALL_COST;
             match self.transmit_bare(shard, &slab[..produced], send) {
                 Ok(()) => more = true,
                 Err(BareFault::Interrupted) => {
@@ -70,11 +73,12 @@ impl Qp {
                     self.memory_failed(fault, shard);
                 }
                 Err(BareFault::Socket(e)) => {
-                    self.lost(shard, &format!("sending failed: {e}"));
+                    self.lost(shard, &failure::in_words("sending", &e));
                     return Transmit::Idle;
                 }
             }
         } else if had_tail || produced > 0 {
+            self.deficit -= CALL_COST;
             let octets = if had_tail { tcp.tail() } else { &slab[..produced] };
             let result = send(&TxBatch::new(&[Piece::Private(octets)]));
             let mut interrupted = false;
@@ -86,7 +90,7 @@ impl Qp {
                     0
                 }
                 Err(e) => {
-                    self.lost(shard, &format!("sending failed: {e}"));
+                    self.lost(shard, &failure::in_words("sending", &e));
                     return Transmit::Idle;
                 }
             };
@@ -99,6 +103,7 @@ impl Qp {
             tcp.blocked &= !interrupted;
             more |= interrupted;
         }
+        self.charge_unsent(shard);
         let blocked = matches!(&self.link, Link::Tcp(tcp) if tcp.blocked);
         self.retire(shard);
         self.after_transmit(shard);
@@ -106,6 +111,16 @@ impl Qp {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,
             (false, false) => Transmit::Idle,
+        }
+    }
+
+    /// Charges the session for what TCP has not taken, and ends a stream if that is too much.
+    fn charge_unsent(&mut self, shard: &mut Shard) {
+        let owner = Owner { key: self.key, session: self.session };
+        if let Link::Tcp(tcp) = &mut self.link {
+            let room = tcp.tail_room();
+            let excess = shard.unsent.set(&mut tcp.held, owner, room);
+            shard.end_for_room(excess);
         }
     }
 
@@ -141,7 +156,8 @@ impl Qp {
                 return (used, false);
             }
             if !terminating && (!self.phase.sends() || !self.pick_message(shard)) {
-                return (used, false);
+                // If the turn ended over requests that made no message, there may be more.
+                return (used, self.deficit <= 0);
             }
             if self.goes_bare(shard) {
                 return (used, true);
@@ -152,7 +168,7 @@ impl Qp {
                     return (used, false);
                 }
                 Ok((n, len)) => {
-                    self.deficit -= (n as i64).max(REQUEST_COST);
+                    self.deficit -= (n as i64).max(FPDU_COST);
                     used += n;
                     let Link::Tcp(tcp) = &self.link else { return (used, false) };
                     // What was framed before, and what stands in the slab.
@@ -387,6 +403,13 @@ impl Qp {
         }
     }
 }
+
+/// The limits of what TCP has not taken, in words.
+pub(super) const UNSENT: Names = Names {
+    device: "limits.unsent_bytes",
+    session: "limits.session_unsent_bytes",
+    thing: "unsent bytes were",
+};
 
 /// Room for a Terminate that encloses nothing, Markers included.
 const FAREWELL_LEN: usize = 64;

@@ -156,6 +156,21 @@ impl Reason {
         }
     }
 
+    /// Whether the peer named memory that it does not have. Whoever tries STags, or offsets behind
+    /// an STag that is one, leaves nothing but these, and learns from each which of them it was.
+    pub(super) fn is_guess(self) -> bool {
+        match self {
+            Reason::Write { .. }
+            | Reason::StagChanged { .. }
+            | Reason::Read { .. }
+            | Reason::Invalidate { .. }
+            | Reason::OtherSink { .. }
+            | Reason::OutsideSink { .. } => true,
+            // What was the peer's and is no more, or names no memory.
+            _ => false,
+        }
+    }
+
     pub(super) fn words(self, qp: &Qp, stags: &StagTable) -> Words {
         let wire = |text: String| Words::new(rule_of(self.fault().code), text);
         match self {
@@ -342,7 +357,7 @@ pub(super) fn rule_of(code: TerminateCode) -> String {
         _ => "RFC 5044 section 8",
     };
     match codes::name(code) {
-        Some(name) => format!("{section}, {code}: {name}"),
+        Some(name) => format!("{section}, {}: {name}", code.number()),
         None => format!("{section}, {code}: not an assigned code"),
     }
 }

@@ -16,7 +16,7 @@ macro_rules! codes {
         pub fn name(code: TerminateCode) -> Option<&'static str> {
             match (code.layer, code.etype, code.code) {
                 $(($layer, $etype, $code) => Some($text),)+
-                (0, 0, _) => Some("RDMA local catastrophic"),
+                (0, 0, _) => Some("RDMA local catastrophic error"),
                 (1, 3, _) => Some("LLP error seen by DDP"),
                 _ => None,
             }
@@ -28,7 +28,7 @@ macro_rules! codes {
 }
 
 codes! {
-    RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00, "RDMA local catastrophic";
+    RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00, "RDMA local catastrophic error, its program or device failed";
     PROTECTION_INVALID_STAG = 0 / 1 / 0x00, "RDMA protection: invalid STag";
     PROTECTION_BOUNDS = 0 / 1 / 0x01, "RDMA protection: base or bounds violation";
     PROTECTION_ACCESS = 0 / 1 / 0x02, "RDMA protection: access rights violation";
@@ -42,7 +42,7 @@ codes! {
     OPERATION_CATASTROPHIC_GLOBAL = 0 / 2 / 0x08, "RDMA operation: catastrophic, global";
     OPERATION_INVALIDATE = 0 / 2 / 0x09, "RDMA operation: STag cannot be invalidated";
     OPERATION_UNSPECIFIED = 0 / 2 / 0xFF, "RDMA operation: unspecified";
-    DDP_LOCAL_CATASTROPHIC = 1 / 0 / 0x00, "DDP local catastrophic";
+    DDP_LOCAL_CATASTROPHIC = 1 / 0 / 0x00, "DDP local catastrophic error";
     TAGGED_INVALID_STAG = 1 / 1 / 0x00, "tagged buffer: invalid STag";
     TAGGED_BOUNDS = 1 / 1 / 0x01, "tagged buffer: base or bounds violation";
     TAGGED_STREAM = 1 / 1 / 0x02, "tagged buffer: STag not associated with the DDP stream";

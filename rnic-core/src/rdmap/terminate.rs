@@ -143,9 +143,6 @@ fn read_control(control: &[u8; CONTROL_LEN], headers: bool) -> (TerminateCode, u
 impl fmt::Display for Terminate<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Terminate {}", self.code)?;
-        if let Some(name) = codes::name(self.code) {
-            write!(f, " ({name})")?;
-        }
         if let Some(len) = self.segment_len {
             write!(f, ", segment of {len}")?;
         }

@@ -4,7 +4,7 @@
 //! bit per leaf line, and the worker's word that says it no longer looks. A busy pair exchanges
 //! only these bits; the eventfd is written once per sleep. No page is shared by two clients, so a
 //! client that writes nonsense here costs its own session some look-ups, and a scan visits at most
-//! `LINES_PER_SCAN` leaf lines (512 indices each) before it returns.
+//! `LINES_PER_SCAN` leaf lines (512 indices each) and finds hardly more than `ENOUGH` indices.
 
 use std::sync::Arc;
 
@@ -54,24 +54,26 @@ impl DoorbellRinger {
 #[derive(Debug)]
 pub struct DoorbellScanner {
     page: Window,
-    /// Summary bits taken from the page whose lines have not been visited yet.
+    /// Summary bits taken from the page whose lines have not been visited yet, or not to the end.
     lines: u64,
+    /// The word of the first of these lines to visit next.
+    word: usize,
 }
 
 impl DoorbellScanner {
     /// The page of `worker` in the session's first arena.
     pub fn new(arena: Arc<Mapping>, worker: u32) -> Result<Self, QueueError> {
-        Ok(DoorbellScanner { page: page(arena, worker)?, lines: 0 })
+        Ok(DoorbellScanner { page: page(arena, worker)?, lines: 0, word: 0 })
     }
 
     /// The other side of the very words that `ringer` rings.
     #[cfg(all(test, loom))]
     pub(super) fn sharing(ringer: &DoorbellRinger) -> Self {
-        DoorbellScanner { page: ringer.page.clone(), lines: 0 }
+        DoorbellScanner { page: ringer.page.clone(), lines: 0, word: 0 }
     }
 
-    /// Calls `rung` for the indices that were rung since the last scan, at most
-    /// `LINES_PER_SCAN` x 512 of them; `false` if there were none. The client may have rung
+    /// Calls `rung` for indices that were rung since the last scan; `false` if there were none. Once
+    /// it has called for `ENOUGH`, the rest waits for the next scan. The client may have rung
     /// without reason, and any index: look it up, then look at its ring.
     #[inline]
     pub fn scan(&mut self, rung: impl FnMut(u32)) -> bool {
@@ -86,30 +88,38 @@ impl DoorbellScanner {
         self.visit(rung)
     }
 
-    /// Takes the leaf bits of some lines.
+    /// Takes the leaf bits of some words.
     fn visit(&mut self, mut rung: impl FnMut(u32)) -> bool {
-        let mut any = false;
+        let mut found = 0;
         for _ in 0..LINES_PER_SCAN {
             if self.lines == 0 {
                 break;
             }
             let line = self.lines.trailing_zeros();
-            self.lines &= self.lines - 1;
             let leaves = self.page.words(doorbell::LEAVES + line as usize * 64, 8);
-            for (n, leaf) in (0..).zip(leaves) {
+            for (n, leaf) in (0..).zip(leaves).skip(self.word) {
                 if leaf.load(Ordering::Relaxed) == 0 {
                     continue;
                 }
                 // Acquire: what the client stored before it rang is visible to `rung`.
                 let mut bits = leaf.swap(0, Ordering::Acquire);
                 while bits != 0 {
-                    any = true;
+                    found += 1;
                     rung(line * 512 + n * 64 + bits.trailing_zeros());
                     bits &= bits - 1;
                 }
+                if found >= ENOUGH && n < 7 {
+                    self.word = n as usize + 1;
+                    return true;
+                }
+            }
+            self.word = 0;
+            self.lines &= self.lines - 1;
+            if found >= ENOUGH {
+                break;
             }
         }
-        any
+        found > 0
     }
 
     /// Before the worker stops looking at this page: asks for the eventfd, then looks once more.
@@ -140,8 +150,9 @@ fn page(arena: Arc<Mapping>, worker: u32) -> Result<Window, QueueError> {
     Window::new(arena, offset, PAGE).ok_or(QueueError::OutOfRange)
 }
 
-/// Bound on the work of one scan.
+/// Bounds on the work of one scan: lines looked at, and indices after which no further word is.
 const LINES_PER_SCAN: usize = 4;
+const ENOUGH: u32 = 64;
 /// Summary bits that stand for a line; the others mean nothing and are dropped.
 const ALL_LINES: u64 = (1 << doorbell::LEAF_LINES) - 1;
 
@@ -191,7 +202,11 @@ mod tests {
         assert_eq!(scan(&mut scanner), [0]);
         // Whatever the client writes: a scan ends.
         arena.fill(doorbell_offset(1), PAGE, 0xFF).expect("in range");
-        assert_eq!(scan(&mut scanner).len(), LINES_PER_SCAN * 512);
+        for index in 0..62 * 8 {
+            let word: Vec<u32> = (index * 64..index * 64 + 64).collect();
+            assert_eq!(scan(&mut scanner), word, "a word is enough, and the next comes next");
+            assert_eq!(scanner.prepare_sleep(), index == 62 * 8 - 1);
+        }
     }
 
     #[test]

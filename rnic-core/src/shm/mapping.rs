@@ -68,10 +68,27 @@ impl Mapping {
     /// Makes a segment, its pages populated and charged to this process, ready to be passed to the
     /// daemon, which seals it. Called by the client.
     pub fn create_segment(len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
+        Self::create_segment_by_steps(len, |_| Ok(()))
+    }
+
+    /// As [`create_segment`](Self::create_segment), [`POPULATE_STEP`] bytes at a time. Before each
+    /// step `go_on` is told how many bytes still have no memory; its error ends the attempt and
+    /// gives back what was taken. A kernel that runs out of memory does not refuse a page, it kills
+    /// somebody: whoever takes much has to look first.
+    pub fn create_segment_by_steps<E: From<io::Error>>(
+        len: usize,
+        mut go_on: impl FnMut(usize) -> Result<(), E>,
+    ) -> Result<(Arc<Self>, OwnedFd), E> {
+        go_on(len)?;
         let fd = memfd("rnic-segment")?;
-        rustix::fs::ftruncate(&fd, nonzero(len)?)?;
+        rustix::fs::ftruncate(&fd, nonzero(len)?).map_err(io::Error::from)?;
         let mapping = Self::map(fd.as_fd(), len)?;
-        mapping.advise(Advice::LinuxPopulateWrite)?;
+        for done in (0..len).step_by(POPULATE_STEP) {
+            if done > 0 {
+                go_on(len - done)?;
+            }
+            mapping.populate(done, POPULATE_STEP.min(len - done))?;
+        }
         Ok((Arc::new(mapping), fd))
     }
 
@@ -202,8 +219,22 @@ impl Mapping {
         Ok(Mapping { registration, pages })
     }
 
-    fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is our mapping, and neither advice used here changes its contents.
+    /// Has the kernel give every page of a range memory. `done` is a multiple of the page size, and
+    /// the range lies within.
+    fn populate(&self, done: usize, len: usize) -> io::Result<()> {
+        let from = self.range(done, len).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is ours, and populating it changes none of its contents.
+        unsafe { rustix::mm::madvise(from.cast(), len, Advice::LinuxPopulateWrite) }?;
+        Ok(())
+    }
+
+    /// Where it starts.
+    pub(super) fn base(&self) -> *mut u8 {
+        self.pages.base.as_ptr()
+    }
+
+    pub(super) fn advise(&self, advice: Advice) -> io::Result<()> {
+        // SAFETY: the range is our mapping, and the advice used here does not change its contents.
         unsafe { rustix::mm::madvise(self.pages.base.as_ptr().cast(), self.pages.len, advice) }?;
         Ok(())
     }
@@ -309,6 +340,10 @@ fn nonzero(len: usize) -> io::Result<u64> {
     Ok(len as u64)
 }
 
+/// Bytes that a segment grows by between two looks at what the machine has left: a multiple of every
+/// page size, and some 20 ms of zeroing.
+pub const POPULATE_STEP: usize = 64 << 20;
+
 /// `TMPFS_MAGIC` of `linux/magic.h`: what a memfd of ordinary pages lives in.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
@@ -344,6 +379,31 @@ mod tests {
         assert_ne!(daemon.address(), client.address());
         assert!(!daemon.is_empty() && !daemon.is_poisoned());
         assert!(format!("{daemon:?}").contains("12288"));
+    }
+
+    #[test]
+    fn a_segment_takes_no_more_memory_once_it_is_told_to_stop() {
+        let mut asked = Vec::new();
+        let refused = Mapping::create_segment_by_steps(2 * POPULATE_STEP + 4096, |left| {
+            asked.push(left);
+            match left {
+                4096 => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
+                _ => Ok(()),
+            }
+        });
+        let kind = refused.err().map(|e| e.kind());
+        assert_eq!(kind, Some(io::ErrorKind::OutOfMemory));
+        assert_eq!(asked, [2 * POPULATE_STEP + 4096, POPULATE_STEP + 4096, 4096]);
+        let made = Mapping::create_segment_by_steps(1, |left| match left {
+            1 => Ok(()),
+            _ => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
+        });
+        assert!(made.is_ok());
+        // Nothing at all is made before the first question.
+        let absurd = Mapping::create_segment_by_steps(usize::MAX, |_| {
+            Err(io::Error::from(io::ErrorKind::OutOfMemory))
+        });
+        assert_eq!(absurd.err().map(|e| e.kind()), Some(io::ErrorKind::OutOfMemory));
     }
 
     #[test]

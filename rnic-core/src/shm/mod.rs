@@ -21,10 +21,12 @@
 #![allow(unsafe_code)]
 
 pub mod attached;
+mod bytes;
 mod copy;
 pub mod doorbell;
 pub mod fault;
 pub mod io;
+pub mod lease;
 mod mapping;
 #[cfg(all(test, loom))]
 mod models;
@@ -37,8 +39,9 @@ pub mod wait;
 mod window;
 
 pub use attached::AddressSpace;
+pub use bytes::RawBytes;
 pub use copy::CopyFault;
-pub use mapping::{AdoptError, Mapping};
+pub use mapping::{AdoptError, Mapping, POPULATE_STEP};
 
 #[cfg(target_endian = "big")]
 compile_error!("the queues are little-endian words and are not byte-swapped");

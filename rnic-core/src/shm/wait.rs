@@ -6,6 +6,12 @@
 //! a connection inside one machine), a spin only keeps the other side from running: on two CPUs,
 //! half a round trip of small Sends took 7 to 15 us with a hundred spins and 1.3 to 1.6 us without.
 //! Spinning without yields was measured at 10 ms per hop.
+//!
+//! Who yields all the time has no claim on the CPU: if somebody computes there, each yield lasts as
+//! long as the scheduler lets him run, some milliseconds. Who sleeps has one: woken, it runs at once. So
+//! a yield that lasted longer than any of those who look could have taken ([`CROWDED`]) ends yielding
+//! for a while, and for longer each time that it happens again; until then it is sleep at the first
+//! empty look.
 
 use std::time::Duration;
 
@@ -43,6 +49,11 @@ pub struct Waiter {
     policy: WaitPolicy,
     spun: u32,
     last_work: Time,
+    /// When the yield began that may still be going on.
+    yielded: Option<Time>,
+    /// Until when there are no yields, and how long that was in all.
+    crowded_until: Time,
+    crowded_for: Duration,
 }
 
 impl Waiter {
@@ -50,12 +61,20 @@ impl Waiter {
     /// when the wait starts.
     pub fn new(cpus: usize, policy: WaitPolicy) -> Self {
         let spins = if cpus > LOOKERS { policy.spins } else { 0 };
-        Waiter { policy: WaitPolicy { spins, ..policy }, spun: 0, last_work: Time(0) }
+        Waiter {
+            policy: WaitPolicy { spins, ..policy },
+            spun: 0,
+            last_work: Time(0),
+            yielded: None,
+            crowded_until: Time(0),
+            crowded_for: Duration::ZERO,
+        }
     }
 
     /// There was work at `now`: the patience starts anew.
     #[inline]
     pub fn progress(&mut self, now: Time) {
+        self.look_back(now);
         self.spun = 0;
         self.last_work = now;
     }
@@ -64,16 +83,45 @@ impl Waiter {
     #[inline]
     #[must_use]
     pub fn step(&mut self, now: Time) -> Step {
+        self.look_back(now);
         if self.spun < self.policy.spins {
             self.spun += 1;
             Step::Spin
-        } else if now.since(self.last_work) < self.policy.yield_for {
+        } else if now.since(self.last_work) < self.policy.yield_for && now >= self.crowded_until {
+            self.yielded = Some(now);
             Step::Yield
         } else {
             Step::Sleep
         }
     }
+
+    /// What the last yield, if there was one, says about others on this CPU.
+    #[inline]
+    fn look_back(&mut self, now: Time) {
+        if let Some(yielded) = self.yielded.take()
+            && now.since(yielded) >= CROWDED
+        {
+            self.make_room(now);
+        }
+    }
+
+    /// Somebody else wants the CPU.
+    #[cold]
+    fn make_room(&mut self, now: Time) {
+        let again = now.since(self.crowded_until) < FORGET;
+        let longer = if again { self.crowded_for * 2 } else { Duration::ZERO };
+        self.crowded_for = longer.clamp(FIRST, LAST);
+        self.crowded_until = now.after(self.crowded_for);
+    }
 }
+
+/// A yield that takes this long has made room for more than another who looks for work.
+const CROWDED: Duration = Duration::from_micros(200);
+/// How long there are no yields, the first time and at most.
+const FIRST: Duration = Duration::from_millis(2);
+const LAST: Duration = Duration::from_millis(256);
+/// How long after that another such yield counts as the same crowd.
+const FORGET: Duration = Duration::from_secs(1);
 
 /// Threads that look for work on behalf of one connection inside a machine.
 const LOOKERS: usize = 3;
@@ -113,6 +161,60 @@ mod tests {
             waiter.progress(Time(0));
             assert!(!steps(&mut waiter, 0, 200).contains(&Step::Spin), "{cpus} CPUs");
         }
+    }
+
+    #[test]
+    fn a_yield_that_took_long_makes_room_for_a_while_and_for_longer_each_time() {
+        const US: u64 = 1000;
+        const MS: u64 = 1000 * US;
+        let mut waiter = Waiter::new(2, WaitPolicy::default());
+        let mut now = 10_000 * MS;
+        waiter.progress(Time(now));
+        for _ in 0..20 {
+            assert_eq!(waiter.step(Time(now)), Step::Yield);
+            now += 2 * US;
+        }
+        // Whether or not there is work after the long yield.
+        for (took_ms, work, room_ms) in
+            [(3, false, 2), (1, true, 4), (4, false, 8), (4, true, 16), (4, true, 32)]
+        {
+            waiter.progress(Time(now));
+            assert_eq!(waiter.step(Time(now)), Step::Yield);
+            now += took_ms * MS;
+            if work {
+                waiter.progress(Time(now));
+            }
+            for at in [0, room_ms * MS / 2, room_ms * MS - 1] {
+                assert_eq!(waiter.step(Time(now + at)), Step::Sleep, "{took_ms} {at}");
+                // As after a sleep.
+                waiter.progress(Time(now + at));
+                assert_eq!(waiter.step(Time(now + at)), Step::Sleep);
+            }
+            now += room_ms * MS;
+        }
+        // It has an upper end, and is forgotten when yields are short.
+        for _ in 0..10 {
+            waiter.progress(Time(now));
+            assert_eq!(waiter.step(Time(now)), Step::Yield);
+            now += 5 * MS;
+            waiter.progress(Time(now));
+            let mut room = 0;
+            while waiter.step(Time(now + room)) == Step::Sleep {
+                room += MS;
+                waiter.progress(Time(now + room));
+            }
+            assert!(room <= 256 * MS, "{room}");
+            now += room + 2 * US;
+        }
+        waiter.progress(Time(now));
+        now += 2000 * MS;
+        waiter.progress(Time(now));
+        assert_eq!(waiter.step(Time(now)), Step::Yield);
+        now += MS;
+        assert_eq!(waiter.step(Time(now)), Step::Sleep);
+        now += 2 * MS;
+        waiter.progress(Time(now));
+        assert_eq!(waiter.step(Time(now)), Step::Yield);
     }
 
     #[test]

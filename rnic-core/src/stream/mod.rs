@@ -81,9 +81,6 @@ impl From<MpaFault> for Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match codes::name(self.code) {
-            Some(name) => write!(f, "{} ({name})", self.code),
-            None => self.code.fmt(f),
-        }
+        self.code.fmt(f)
     }
 }

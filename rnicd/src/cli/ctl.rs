@@ -1,6 +1,5 @@
 //! `rnicctl`: asks the daemon what it knows, and tells it what administrators want.
 
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,7 +8,7 @@ use rnic_client::{Context, Error, ListKind, Page, QpId, Rows};
 use serde::Serialize;
 
 use super::table::{Table, of_rows, of_status};
-use super::why;
+use super::{follow, why};
 
 /// Show what rnicd knows, and have it do what administrators may ask.
 ///
@@ -58,7 +57,11 @@ enum Command {
     /// Limits, and how much of each is in use.
     Limits,
     /// Notable happenings, newest first.
-    Events,
+    Events {
+        /// Show them as they happen, oldest first, until interrupted.
+        #[arg(long)]
+        follow: bool,
+    },
     /// Why something was refused or failed.
     ///
     /// Every refused request, failed completion, Terminate and lost connection leaves a record. A
@@ -96,7 +99,7 @@ pub fn main() -> ExitCode {
     match carry_out(&command, &how) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rnicctl: {error}");
+            super::complain(&format!("rnicctl: {error}"));
             match error.downcast_ref::<Error>() {
                 Some(Error::NoDaemon { .. } | Error::NotAdmitted { .. }) => ExitCode::from(3),
                 _ => ExitCode::FAILURE,
@@ -125,7 +128,10 @@ fn carry_out(command: &Command, how: &How) -> Result<(), Box<dyn std::error::Err
         Command::Pds => list(ListKind::Pds),
         Command::Listeners => list(ListKind::Listeners),
         Command::Limits => list(ListKind::Limits),
-        Command::Events => list(ListKind::Events),
+        Command::Events { follow: false } => list(ListKind::Events),
+        Command::Events { follow: true } => {
+            follow::follow(&context, how.json, &mut std::io::stdout())
+        }
         Command::Why { id: None } => list(ListKind::Whys),
         Command::Why { id: Some(id) } => {
             let record = context.why(id)?;
@@ -201,8 +207,5 @@ fn print<T: Serialize + ?Sized>(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let mut text = if json { serde_json::to_string_pretty(value)? } else { text.to_string() };
     text.push('\n');
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    super::print(&text).map(drop)
 }

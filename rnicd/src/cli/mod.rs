@@ -4,25 +4,31 @@
 //! The binary calls [`main`].
 
 pub mod ctl;
+mod follow;
 pub mod table;
 pub mod why;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{ANNOTATED_DEFAULT, Config, Control, Loopback, Seccomp, Size, explain};
-use crate::control::{ControlSocket, Notifier, Server, check_filters};
+use crate::config::{
+    ANNOTATED_DEFAULT, Config, ConfigError, Control, Loopback, Seccomp, Size, explain,
+};
+use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
 use crate::demo;
-use crate::exec;
+use crate::exec::{self, DaemonProcess, ExecError, LogTo, Overrides};
 use crate::log::Log;
 use crate::mover::{self, Starter};
-use crate::privilege::{self, SignalSet, Signals};
+use crate::privilege::{self, RenounceError, SignalSet, Signals};
 use crate::resource::{Capacity, Policy};
 
 /// An iWARP RDMA NIC in a daemon: no hardware, no kernel module, no root.
+///
+/// Exit codes: 0 done; 1 failed; 2 wrong usage. `exec` has those of the program it runs.
 #[derive(Debug, Parser)]
 #[command(name = "rnicd", version, propagate_version = true)]
 struct Cli {
@@ -33,15 +39,38 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the daemon in the foreground until SIGTERM or SIGINT.
+    ///
+    /// Exit codes: 0 stopped; 1 failed; 2 wrong usage; 78 the configuration is wrong, and starting
+    /// again is of no use before it is changed.
     Run(Run),
     /// Explain every effective value of a configuration and the memory it may cost.
-    CheckConfig(Configured),
+    ///
+    /// Exit codes: 0 it is right; 78 it is wrong; 2 wrong usage.
+    CheckConfig(Check),
     /// Print the default configuration, every key with its meaning.
     PrintConfig,
     /// Run a program with a daemon of its own, and end both together.
+    ///
+    /// The daemon's socket is in a folder that only this user may enter: programs that run as other
+    /// users cannot reach it, so there are no helper processes for their attached memory. Signals are
+    /// passed on. If this process is killed by SIGKILL, so is the program, and the daemon ends.
+    ///
+    /// Exit code: the program's, or its signal's end; 127 if the program was not found, 126 if it
+    /// cannot be run, 125 if something else failed or the daemon died while the program succeeded; 2
+    /// wrong usage.
     Exec(Exec),
     /// See RDMA happen: every operation between two processes, a file copied, figures.
     Demo(Demo),
+    /// The daemon of `exec` and `demo`: serves as long as its standard input is open.
+    #[command(hide = true)]
+    PrivateDaemon {
+        /// Overrides engine.loopback.
+        #[arg(long)]
+        loopback: Option<LoopbackArg>,
+        /// Overrides control.seccomp.
+        #[arg(long)]
+        seccomp: Option<SeccompArg>,
+    },
     /// A child process of the demo.
     #[command(hide = true, subcommand)]
     DemoPart(demo::parts::Part),
@@ -69,6 +98,18 @@ struct Configured {
 }
 
 #[derive(Debug, Args)]
+struct Check {
+    /// Configuration file; the built-in default without it.
+    file: Option<PathBuf>,
+    /// The same.
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
+    config: Option<PathBuf>,
+    /// Say nothing of a configuration that is right.
+    #[arg(long)]
+    quiet: bool,
+}
+
+#[derive(Debug, Args)]
 struct Run {
     #[command(flatten)]
     configured: Configured,
@@ -84,6 +125,10 @@ struct Exec {
     /// How queue pairs of this daemon talk to each other; overrides engine.loopback.
     #[arg(long, value_name = "WAY")]
     loopback: Option<LoopbackArg>,
+    /// Write the daemon's log to this file, or to standard error if it is `-` [default: keep it, and
+    /// show its last lines if the daemon dies].
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// The program and its arguments. RNIC_SOCKET in its environment names the daemon.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -124,14 +169,33 @@ impl From<SeccompArg> for Seccomp {
     }
 }
 
+impl From<LoopbackArg> for Loopback {
+    fn from(arg: LoopbackArg) -> Self {
+        match arg {
+            LoopbackArg::Direct => Loopback::Direct,
+            LoopbackArg::Tcp => Loopback::Tcp,
+        }
+    }
+}
+
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    // The exit code of a failure, where it is not 1.
+    let code: fn(&Failure) -> ExitCode = match command {
+        Command::Exec(_) => exec_failed,
+        _ => failed,
+    };
+    let result = match command {
         Command::Run(args) => run(&args),
         Command::CheckConfig(args) => check_config(&args),
         Command::PrintConfig => print(ANNOTATED_DEFAULT),
-        Command::Exec(args) => exec(args),
+        Command::Exec(args) => exec(&args),
         Command::Demo(args) => show(args),
+        Command::PrivateDaemon { loopback, seccomp } => Ok(exec::serve(Overrides {
+            loopback: loopback.map(Loopback::from),
+            seccomp: seccomp.map(Seccomp::from),
+        })),
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
         Command::MoverStarter { seccomp } => {
             let ended = mover::start_movers(seccomp.into());
@@ -143,13 +207,41 @@ pub fn main() -> ExitCode {
         }
     };
     result.unwrap_or_else(|error| {
-        eprintln!("rnicd: {error}");
-        ExitCode::FAILURE
+        complain(&format!("rnicd: {error}"));
+        code(&error)
     })
 }
 
+/// Says what is wrong on standard error, if that takes it: the exit code tells in any case.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// The exit code of other commands that failed.
+fn failed(error: &Failure) -> ExitCode {
+    if is_configuration(error) { ExitCode::from(EX_CONFIG) } else { ExitCode::FAILURE }
+}
+
+/// Whether it failed for what the configuration says, so that it will fail again.
+fn is_configuration(error: &Failure) -> bool {
+    let socket = match error.downcast_ref::<StartError>() {
+        Some(StartError::NoFilters { .. }) => return true,
+        Some(StartError::Socket(error)) => Some(error),
+        _ => error.downcast_ref::<SocketError>(),
+    };
+    error.is::<ConfigError>()
+        || matches!(socket, Some(SocketError::NoSuchGroup { .. }))
+        || matches!(
+            error.downcast_ref::<RenounceError>(),
+            Some(RenounceError::NoSuchUser { .. } | RenounceError::NotRoot { .. })
+        )
+}
+
+/// `EX_CONFIG` of `sysexits.h`, by which a service manager knows that it need not try again.
+const EX_CONFIG: u8 = 78;
+
 /// What a user is told when a command fails.
-type Failure = Box<dyn std::error::Error>;
+pub(crate) type Failure = Box<dyn std::error::Error>;
 
 fn run(args: &Run) -> Result<ExitCode, Failure> {
     let config = Config::load_or_default(args.configured.config.as_deref())?;
@@ -200,27 +292,35 @@ fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), F
     Ok(())
 }
 
-fn check_config(args: &Configured) -> Result<ExitCode, Failure> {
-    let config = Config::load_or_default(args.config.as_deref())?;
+fn check_config(args: &Check) -> Result<ExitCode, Failure> {
+    let config =
+        Config::load_or_default(args.file.as_ref().or(args.config.as_ref()).map(|f| f.as_path()))?;
+    if args.quiet {
+        return Ok(ExitCode::SUCCESS);
+    }
     let capacity = Capacity::of_this_process(&config);
     print(&explain(&config, &capacity, Policy::new(&config).unknown()))
 }
 
-fn exec(args: Exec) -> Result<ExitCode, Failure> {
-    let mut config = Config::load_or_default(args.configured.config.as_deref())?;
-    match args.loopback {
-        Some(LoopbackArg::Direct) => config.engine.loopback = Loopback::Direct,
-        Some(LoopbackArg::Tcp) => config.engine.loopback = Loopback::Tcp,
-        None => {}
-    }
-    let mut log = start_log(&config);
-    // Before any thread: threads inherit the mask.
+fn exec(args: &Exec) -> Result<ExitCode, Failure> {
+    // Read once, and before anything is started: it may come from a pipe.
+    let text = Config::read_or_default(args.configured.config.as_deref())?;
+    let overrides =
+        Overrides { loopback: args.loopback.map(Loopback::from), ..Overrides::default() };
+    let log = match &args.log {
+        None => LogTo::Nobody,
+        Some(path) if path.as_os_str() == "-" => LogTo::Stderr,
+        Some(path) => LogTo::File(path.clone()),
+    };
+    let daemon = DaemonProcess::start(&text, overrides, log)?;
     let signals = Signals::take(SignalSet::Wrapper)?;
-    log.start_writing(config.control.seccomp)?;
-    let status = exec::run(config, &args.program, &signals)?;
-    // Written before this process may die of a signal.
-    drop(log);
-    Ok(exec::end_as(status))
+    Ok(exec::end_as(exec::run(daemon, &args.program, &signals)?))
+}
+
+/// The exit code of an `exec` that could not do what was asked.
+fn exec_failed(error: &Failure) -> ExitCode {
+    let known = error.downcast_ref::<ExecError>().map(ExecError::exit_code);
+    known.unwrap_or(ExitCode::from(exec::FAILED))
 }
 
 fn show(args: Demo) -> Result<ExitCode, Failure> {
@@ -234,16 +334,18 @@ fn show(args: Demo) -> Result<ExitCode, Failure> {
 fn start_log(config: &Config) -> Log {
     let (log, problem) = Log::start(&config.log);
     if let Some(problem) = problem {
-        eprintln!("rnicd: {problem}; using log.level of the configuration");
+        complain(&format!("rnicd: {problem}; using log.level of the configuration"));
     }
     log
 }
 
 /// Writes to standard output; a reader that has had enough is no error.
-fn print(text: &str) -> Result<ExitCode, Failure> {
-    use std::io::{ErrorKind, Write};
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot write to standard output: {error}").into())
+        }
         _ => Ok(ExitCode::SUCCESS),
     }
 }

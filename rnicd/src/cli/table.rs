@@ -292,7 +292,8 @@ pub fn of_rows(rows: &Rows) -> Table {
             rows: rows
                 .iter()
                 .map(|r| {
-                    vec![r.key.clone(), r.scope.clone(), r.limit.to_string(), r.used.to_string()]
+                    let cell = |amount| of_limit(&r.key, amount);
+                    vec![r.key.clone(), r.scope.clone(), cell(r.limit), cell(r.used)]
                 })
                 .collect(),
         },
@@ -331,6 +332,25 @@ pub fn of_rows(rows: &Rows) -> Table {
     }
 }
 
+/// An amount of what a key limits: bytes with a unit, rounded; everything else as it is.
+fn of_limit(key: &str, amount: u64) -> String {
+    if key.ends_with("_bytes") { readable(amount) } else { amount.to_string() }
+}
+
+/// Bytes in the largest unit of which there is one, rounded to a tenth.
+fn readable(bytes: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let Some((shift, unit)) = units.into_iter().find(|(shift, _)| bytes >> shift > 0) else {
+        return format!("{bytes} B");
+    };
+    let whole = bytes >> shift;
+    match bytes == whole << shift {
+        true => format!("{whole} {unit}"),
+        // Exact enough: the mantissa has 53 bits.
+        false => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),
+    }
+}
+
 fn or_dash(value: Option<impl fmt::Display>) -> String {
     value.map_or("-".to_owned(), |v| v.to_string())
 }
@@ -361,6 +381,34 @@ mod tests {
             ],
         };
         assert_eq!(table.to_string(), "QP  STATE   SENT\n 7  Rts    12345\n12  Error      -");
+    }
+
+    #[test]
+    fn limits_on_bytes_have_units_and_others_none() {
+        let row = |key: &str, limit, used| rnic_core::abi::control::LimitRow {
+            key: key.to_owned(),
+            scope: "device".to_owned(),
+            limit,
+            used,
+        };
+        let rows =
+            vec![row("limits.qps", 1 << 20, 7), row("limits.segment_bytes", 1 << 34, 1_500_000)];
+        let table = of_rows(&Rows::Limits(rows)).to_string();
+        let cells = |line| -> Vec<&str> {
+            table.lines().nth(line).unwrap_or_default().split_whitespace().collect()
+        };
+        assert_eq!(cells(1), ["limits.qps", "device", "1048576", "7"]);
+        assert_eq!(cells(2), ["limits.segment_bytes", "device", "16", "GiB", "1.4", "MiB"]);
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (5 << 40, "5 TiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ] {
+            assert_eq!(readable(bytes), text);
+        }
     }
 
     #[test]

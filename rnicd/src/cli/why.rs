@@ -42,7 +42,7 @@ pub fn explain(record: &WhyRecord) -> String {
 pub fn happened(what: &WhyKind) -> String {
     match what {
         WhyKind::Refused => "refused".to_owned(),
-        WhyKind::Completion { wr_id, status } => format!("{status:?} of {wr_id}"),
+        WhyKind::Completion { wr_id, status } => format!("{status:?} of {wr_id} ({status})"),
         WhyKind::Terminate { origin: TerminateOrigin::Local, code } => format!("sent {code}"),
         WhyKind::Terminate { origin: TerminateOrigin::Peer, code } => format!("received {code}"),
         WhyKind::Lost => "connection lost".to_owned(),
@@ -105,7 +105,7 @@ mod tests {
         };
         let text = explain(&record);
         assert!(text.starts_with("why       17, "), "{text}");
-        assert!(text.contains("what      LocalProtection of 7\nrule      a rule\nbecause   words"));
+        assert!(text.contains("what      LocalProtection of 7 (a local key does not cover the range with the\n          right needed)\nrule      a rule\nbecause   words"));
         assert!(text.contains("whose     session 3, QP 9\nSTag      0x000000ab\n"), "{text}");
         assert!(text.ends_with("offset    0x1000\nlength    64 octets"), "{text}");
         assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");

@@ -10,7 +10,8 @@ use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiate
 use rnic_core::types::{AddressPair, Time};
 
 use super::net::Outgoing;
-use super::{CmEvent, ConnectParams, ConnectionManager, Slot, net, too_long, with_code};
+use super::{CmEvent, CmOptions, ConnectParams, ConnectionManager, Slot, net, too_long, with_code};
+use crate::config::{Span, Tcp};
 use crate::socket::Socket;
 use crate::system;
 
@@ -22,6 +23,10 @@ pub(super) struct Active {
     initiator: Initiator,
     stream: Socket,
     phase: Phase,
+    /// When the attempt ends at the latest, the second one included.
+    until: Time,
+    /// What became of the first attempt, if this is the second.
+    first: Option<String>,
 }
 
 #[derive(Debug)]
@@ -40,8 +45,8 @@ enum Step {
     },
     Accepted(Box<Negotiated>),
     Rejected(Vec<u8>),
-    /// Try again as revision 1.
-    Retry,
+    /// Try again as revision 1, since the first attempt came to this.
+    Retry(String),
     Failed(String),
     /// As `Failed`, but the peer is to be told so first.
     Part(Vec<u8>, String),
@@ -54,9 +59,10 @@ impl Active {
         options: Options,
         initiator: Initiator,
         stream: Socket,
+        until: Time,
     ) -> Self {
         let phase = Phase::AwaitReply(Outgoing::new(initiator.request().to_vec()));
-        Active { params, options, initiator, stream, phase }
+        Active { params, options, initiator, stream, phase, until, first: None }
     }
 
     pub(super) fn stream(&self) -> &Socket {
@@ -68,11 +74,31 @@ impl Active {
         self.stream.engage();
     }
 
+    /// A peer that is gone is to be noticed.
+    pub(super) fn watch(&mut self, tcp: &Tcp) -> io::Result<()> {
+        self.stream.watch(tcp)
+    }
+
     /// What is missing, in words.
-    pub(super) fn awaited(&self) -> &'static str {
+    pub(super) fn awaited(&self, options: &CmOptions) -> String {
         match self.phase {
-            Phase::AwaitTcp => "no TCP connection before the deadline",
-            Phase::AwaitReply(_) => "no MPA reply before the deadline",
+            Phase::AwaitTcp => format!(
+                "no TCP connection before the deadline (mpa.connect_deadline = {})",
+                Span(options.connect_deadline)
+            ),
+            Phase::AwaitReply(_) => format!(
+                "TCP was accepted, but no MPA reply came before the deadline (mpa.reply_deadline = \
+                 {}): does an iWARP device listen there?",
+                Span(options.reply_deadline)
+            ),
+        }
+    }
+
+    /// Why both attempts failed, the first one first: that is what the peer made of what was meant.
+    fn with_first(&mut self, reason: String) -> String {
+        match self.first.take() {
+            Some(first) => format!("{first}; as MPA revision 1: {reason}"),
+            None => reason,
         }
     }
 
@@ -126,12 +152,14 @@ impl Active {
     }
 
     /// Begins again as revision 1; the old connection is closed.
-    fn start_over(&mut self) -> io::Result<()> {
+    fn start_over(&mut self, options: &CmOptions) -> io::Result<()> {
         self.options.revision = 1;
         // Revision 1 has room for more private data, so this does not fail.
         self.initiator =
             Initiator::new(&self.options, &self.params.private_data).map_err(io::Error::other)?;
-        self.stream = Socket::own(net::start_connect(self.params.local, self.params.peer)??);
+        let (local, peer) = (self.params.local, self.params.peer);
+        self.stream = Socket::own(net::start_connect(local, peer, options.buffers)??);
+        self.stream.watch(&options.tcp)?;
         self.phase = Phase::AwaitTcp;
         Ok(())
     }
@@ -142,7 +170,13 @@ impl Active {
             (EofVerdict::RetryRevision1, _) if self.stream.is_passed() => {
                 Step::Failed("the peer closed the connection without an MPA reply".into())
             }
-            (EofVerdict::RetryRevision1, _) => Step::Retry,
+            (EofVerdict::RetryRevision1, error) => {
+                let how = error.map(|e| format!(" ({e})")).unwrap_or_default();
+                Step::Retry(format!(
+                    "TCP was accepted, and closed without an MPA reply{how}: does an iWARP device \
+                     listen there?"
+                ))
+            }
             (EofVerdict::Fail(e), None) => Step::Failed(with_code(&e, e.code())),
             (EofVerdict::Fail(_), Some(e)) => Step::Failed(format!("before the MPA reply: {e}")),
         }
@@ -155,7 +189,8 @@ impl ConnectionManager {
         let initiator = new_initiator(&options, &params.private_data)?;
         let qp = params.qp;
         let what = || format!("connect {}", params.peer);
-        let stream = match net::start_connect(params.local, params.peer) {
+        let buffers = self.options.buffers;
+        let mut stream = match net::start_connect(params.local, params.peer, buffers) {
             Ok(Ok(stream)) => Socket::own(stream),
             Ok(Err(e)) => {
                 let reason = format!("connect: {e}");
@@ -164,17 +199,20 @@ impl ConnectionManager {
             }
             Err(e) => return Err(system::refusal(&what(), &e)),
         };
-        let active = Active { params, options, initiator, stream, phase: Phase::AwaitTcp };
+        stream.watch(&self.options.tcp).map_err(|e| system::refusal(&what(), &e))?;
+        let until = now.after(self.options.connect_deadline + self.options.reply_deadline);
+        let phase = Phase::AwaitTcp;
+        let active = Active { params, options, initiator, stream, phase, until, first: None };
         let key = self.insert(Slot::Active(Box::new(active)));
         if let Slot::Active(active) = &self.slots[key].slot
             && let Err(e) = self.register(key, &active.stream)
         {
             let refusal = system::refusal(&format!("connect {}", active.params.peer), &e);
-            self.slots.remove(key);
+            self.remove(key);
             return Err(refusal);
         }
         self.qps.insert(qp, key);
-        self.set_deadline(key, Some(now.after(self.options.connect_deadline)), false);
+        self.set_deadline(key, Some(now.after(self.options.connect_deadline)));
         Ok(())
     }
 
@@ -191,7 +229,8 @@ impl ConnectionManager {
         match active.drive(&mut self.scratch[..]) {
             Step::Wait { entered_reply: false } => {}
             Step::Wait { entered_reply: true } => {
-                self.set_deadline(key, Some(now.after(self.options.reply_deadline)), false);
+                let at = now.after(self.options.reply_deadline).min(active.until);
+                self.set_deadline(key, Some(at));
             }
             Step::Accepted(negotiated) => self.finish_active(key, negotiated),
             Step::Rejected(private_data) => {
@@ -201,21 +240,23 @@ impl ConnectionManager {
                 }
                 self.events.push_back(CmEvent::Rejected { qp, private_data });
             }
-            Step::Retry => self.retry(key, now),
+            Step::Retry(first) => self.retry(key, first, now),
             Step::Failed(reason) => self.fail_active(key, reason),
             Step::Part(words, reason) => {
-                if let Some(Slot::Active(active)) = self.remove(key) {
-                    let qp = active.params.qp;
+                if let Some(Slot::Active(mut active)) = self.remove(key) {
+                    let (qp, reason) = (active.params.qp, active.with_first(reason));
                     self.events.push_back(CmEvent::Unreachable { qp, reason });
-                    self.close_after(active.stream, words, now);
+                    let whose = (active.params.session, active.params.peer.ip());
+                    self.close_after(active.stream, words, whose, now);
                 }
             }
         }
     }
 
     pub(super) fn fail_active(&mut self, key: usize, reason: String) {
-        if let Some(Slot::Active(active)) = self.remove(key) {
-            self.events.push_back(CmEvent::Unreachable { qp: active.params.qp, reason });
+        if let Some(Slot::Active(mut active)) = self.remove(key) {
+            let (qp, reason) = (active.params.qp, active.with_first(reason));
+            self.events.push_back(CmEvent::Unreachable { qp, reason });
         }
     }
 
@@ -241,20 +282,20 @@ impl ConnectionManager {
     }
 
     /// Starts over with revision 1; the slot, and with it the token, stays.
-    fn retry(&mut self, key: usize, now: Time) {
-        let result = match &mut self.slots[key].slot {
-            Slot::Active(active) => active.start_over(),
-            _ => return,
-        };
+    fn retry(&mut self, key: usize, first: String, now: Time) {
+        let Slot::Active(active) = &mut self.slots[key].slot else { return };
+        active.first = Some(first);
+        let at = now.after(self.options.connect_deadline).min(active.until);
+        let result = active.start_over(&self.options);
         let result = result.and_then(|()| match &self.slots[key].slot {
             Slot::Active(active) => self.register(key, &active.stream),
             _ => Ok(()),
         });
         match result {
             Ok(()) => {
-                self.set_deadline(key, Some(now.after(self.options.connect_deadline)), false);
+                self.set_deadline(key, Some(at));
             }
-            Err(e) => self.fail_active(key, format!("connect as MPA revision 1: {e}")),
+            Err(e) => self.fail_active(key, format!("connect: {e}")),
         }
     }
 }

@@ -102,7 +102,7 @@ impl ConnectionManager {
             l.pending += 1;
         }
         let deadline = self.options.reply_deadline.min(self.options.decide_deadline);
-        self.set_deadline(key, Some(now.after(deadline)), false);
+        self.set_deadline(key, Some(now.after(deadline)));
         self.events.push_back(request_event(listener, id, swapped(addresses), request));
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! Bound and listening addresses, and what happens when too many knock.
 //!
-//! Connections that say nothing must not keep others out. Those that have not completed a request
-//! are counted, and the oldest gives way when the count or the descriptors run out; if there is none
-//! to give way, one connection is taken with a descriptor kept for that purpose and reset. Neither
+//! Connections that say nothing, or that nobody decides about, must not keep others out. They are
+//! counted by user, and who has most gives way when the count or the descriptors run out; if there is
+//! none to give way, one connection is taken with a descriptor kept for that purpose and reset. Neither
 //! spins: a listener that can do nothing for now is tried again a little later.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::passive::Passive;
+use super::startups::Awaits;
 use super::{ConnectionManager, Slot, net};
 use crate::{socket, system};
 
@@ -95,9 +97,10 @@ impl ConnectionManager {
         }
         let what = || format!("bind {address}");
         let socket = net::bound(address).map_err(|e| system::refusal(&what(), &e))?;
+        self.options.buffers.bound(&socket).map_err(|e| system::refusal(&what(), &e))?;
         let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
-        let key = self.insert(Slot::Listener(id));
+        let key = self.insert(Slot::Listener { id, session });
         let listener = Listener {
             session,
             socket: Some(socket),
@@ -146,19 +149,16 @@ impl ConnectionManager {
     /// Closes a bound address. Undecided requests are rejected; connections without a request end.
     pub fn close_listener(&mut self, id: ListenerId, now: Time) -> Result<(), Refusal> {
         let key = self.listeners.get(&id).ok_or_else(|| no_listener(id))?.key;
-        let of_this = |slot: &Slot| match slot {
-            Slot::Passive(p) => p.listener == id && p.qp().is_none(),
-            Slot::Direct(d) => d.listener == id,
-            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) | Slot::Returning(_) => false,
-        };
-        let keys: Vec<_> =
-            self.slots.iter().filter(|(_, e)| of_this(&e.slot)).map(|(key, _)| key).collect();
-        for key in keys {
-            if self.slots[key].slot.request().is_some() {
-                // An empty rejection always fits.
-                let _ = self.reject_slot(key, &[], false, now);
-            } else {
-                self.remove(key);
+        for key in self.of_listener.of(&id) {
+            let Some(slot) = self.slots.get(key).map(|entry| &entry.slot) else { continue };
+            match slot {
+                // Accepted already.
+                Slot::Passive(p) if p.qp().is_some() => {}
+                slot if slot.request().is_some() => {
+                    // An empty rejection always fits.
+                    let _ = self.reject_slot(key, &[], false, now);
+                }
+                _ => drop(self.remove(key)),
             }
         }
         self.remove(key);
@@ -169,7 +169,7 @@ impl ConnectionManager {
     /// Takes what the kernel has for a listener, a bounded number at a time.
     pub(super) fn accept_ready(&mut self, id: ListenerId, now: Time) {
         let Some(key) = self.listeners.get(&id).map(|l| l.key) else { return };
-        self.set_deadline(key, None, false);
+        self.set_deadline(key, None);
         for _ in 0..ACCEPT_BUDGET {
             let Some(socket) = self.listeners.get(&id).and_then(|l| l.socket.as_ref()) else {
                 return;
@@ -179,12 +179,12 @@ impl ConnectionManager {
                 Err(e) => match Errno::from_io_error(&e) {
                     Some(Errno::AGAIN) => return,
                     Some(Errno::MFILE | Errno::NFILE) if !net::someone_waits(socket) => return,
-                    Some(Errno::MFILE | Errno::NFILE) if self.make_room(id, now) => {}
+                    Some(Errno::MFILE | Errno::NFILE) if self.make_descriptor(id, now) => {}
                     Some(
                         Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::PERM,
                     ) => {
                         let later = now.after(ACCEPT_PAUSE);
-                        return self.set_deadline(key, Some(later), false);
+                        return self.set_deadline(key, Some(later));
                     }
                     // accept(2) also reports errors of the connection it would have returned.
                     _ => {}
@@ -192,7 +192,7 @@ impl ConnectionManager {
             }
         }
         // More may wait, and no new edge will tell; others get their turn first.
-        self.set_deadline(key, Some(Time(now.0.saturating_add(1))), false);
+        self.set_deadline(key, Some(Time(now.0.saturating_add(1))));
     }
 
     /// Starts start-up on an accepted connection.
@@ -201,29 +201,43 @@ impl ConnectionManager {
             return; // It is gone already.
         };
         let stream = socket::Socket::own(stream);
+        let Some(session) = self.listeners.get(&id).map(|l| l.session) else { return };
+        let user = self.quotas.user(session);
         let rate = self.options.peer_connections_per_second;
-        if !self.quotas.take_rate(peer.ip(), rate, now) {
+        if !self.quotas.take_rate(user, peer.ip(), rate, now) {
             self.shedding.note("limits.peer.connections_per_second", rate as usize, now);
             return stream.reset();
         }
-        if self.guesses.turns_away(peer.ip(), now) {
+        if self.guesses.turns_away(user, peer.ip(), now) || !self.make_room(session, peer.ip(), now)
+        {
             return stream.reset();
         }
-        let Some(session) = self.listeners.get(&id).map(|l| l.session) else { return };
-        self.make_room_for_one(session, now);
         let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
         // If it cannot be polled it is closed.
         let _ = self.begin(session, id, stream, addresses, now);
     }
 
-    /// Lets the oldest connection give way if there is no room for another one of this session.
-    pub(super) fn make_room_for_one(&mut self, session: SessionId, now: Time) {
-        if let Some((age, limit)) = self.quotas.oldest_too_many(session) {
-            self.evict_at(age);
-            self.shedding.note("limits.user.half_open", limit, now);
-        } else if self.evictable.len() >= self.options.half_open && self.evict() {
-            self.shedding.note("limits.half_open", self.options.half_open, now);
+    /// Lets another connection in start-up give way if there is no room for one more of this session's
+    /// user from this peer; false if there is still none.
+    pub(super) fn make_room(&mut self, session: SessionId, peer: IpAddr, now: Time) -> bool {
+        let user = self.quotas.user(session);
+        let (victim, key, limit) = match self.quotas.of(session) {
+            Some(quota) if self.startups.of(user) >= quota.half_open as usize => {
+                let victim = self.startups.own_victim(user, peer);
+                (victim, &quota.half_open_key, quota.half_open as usize)
+            }
+            _ if self.startups.total() >= self.options.half_open => {
+                let victim = self.startups.victim(user, peer);
+                (victim, &self.options.half_open_key, self.options.half_open)
+            }
+            _ => return true,
+        };
+        self.shedding.note(key, limit, now);
+        let why = victim.map(|slot| (slot, format!("it gave way to a newer connection ({key})")));
+        if let Some((slot, why)) = &why {
+            self.evict(*slot, why);
         }
+        why.is_some()
     }
 
     /// Awaits a request on a connection.
@@ -235,46 +249,56 @@ impl ConnectionManager {
         addresses: AddressPair,
         now: Time,
     ) -> std::io::Result<()> {
+        let peer = addresses.peer.ip();
         let passive = Passive::new(session, id, stream, addresses, &self.options.startup);
         let key = self.insert(Slot::Passive(Box::new(passive)));
-        let deadline = now.after(self.options.request_deadline);
-        self.set_deadline(key, Some(deadline), true);
+        self.charge(key, session, peer, Awaits::Peer);
+        self.set_deadline(key, Some(now.after(self.options.request_deadline)));
         let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(()) };
         passive.stream.engage();
+        let watched = passive.stream.watch(&self.options.tcp);
         let Slot::Passive(passive) = &self.slots[key].slot else { return Ok(()) };
-        let registered = self.register(key, &passive.stream);
+        let registered = watched.and_then(|()| self.register(key, &passive.stream));
         if registered.is_err() {
             self.remove(key);
         }
         registered
     }
 
-    /// Makes a descriptor free, or sheds one connection; false if neither is possible now.
-    fn make_room(&mut self, id: ListenerId, now: Time) -> bool {
-        let made = self.evict() || self.listeners.get(&id).is_some_and(|l| self.shedding.shed(l));
+    /// Makes a descriptor free, or sheds one connection; false if neither is possible now. Who waits
+    /// to be accepted may be from anywhere.
+    fn make_descriptor(&mut self, id: ListenerId, now: Time) -> bool {
+        let Some(listener) = self.listeners.get(&id) else { return false };
+        let user = self.quotas.user(listener.session);
+        let made = match self.startups.victim(user, IpAddr::from([0; 4])) {
+            Some(slot) => {
+                self.evict(slot, "it gave way to a newer connection (RLIMIT_NOFILE)");
+                true
+            }
+            None => self.shedding.shed(listener),
+        };
         if made {
             self.shedding.note("descriptors (RLIMIT_NOFILE)", self.slots.len(), now);
         }
         made
     }
 
-    /// Ends the oldest connection that has not completed a request or waits to close.
-    fn evict(&mut self) -> bool {
-        let Some((age, _)) = self.evictable.first_key_value() else { return false };
-        self.evict_at(*age);
-        true
-    }
-
-    fn evict_at(&mut self, age: u64) {
-        let Some(key) = self.evictable.get(&age) else { return };
-        match self.remove(*key) {
-            Some(Slot::Passive(passive)) => {
-                self.no_request(&passive, "it gave way to a newer connection (limits.half_open)");
-                passive.stream.reset();
+    /// Ends a connection in start-up at once, so that its descriptor is free.
+    fn evict(&mut self, key: usize, why: &str) {
+        match self.slots.get(key).map(|entry| &entry.slot) {
+            Some(Slot::Passive(_)) => {
+                if let Some(stream) = self.end_passive(key, why) {
+                    stream.reset();
+                }
             }
-            Some(Slot::Closing(closing)) => closing.stream.reset(),
-            Some(Slot::Listener(_) | Slot::Active(_) | Slot::Direct(_) | Slot::Returning(_))
-            | None => {}
+            Some(Slot::Returning(_)) => self.end_returning(key),
+            Some(Slot::Closing(_)) => {
+                if let Some(Slot::Closing(closing)) = self.remove(key) {
+                    closing.stream.reset();
+                }
+            }
+            // Nobody is charged for these.
+            Some(Slot::Listener { .. } | Slot::Active(_) | Slot::Direct(_)) | None => {}
         }
     }
 }
@@ -284,13 +308,13 @@ impl ConnectionManager {
 pub(super) struct Shedding {
     /// Held so that there is a descriptor to accept with when there is none.
     spare: Option<File>,
-    unreported: u64,
-    reported: Option<Time>,
+    /// By limit, how many connections it has turned away unreported, and when it was reported last.
+    limits: HashMap<String, (u64, Option<Time>)>,
 }
 
 impl Shedding {
     pub(super) fn new() -> Self {
-        Shedding { spare: open_spare(), unreported: 0, reported: None }
+        Shedding { spare: open_spare(), limits: HashMap::new() }
     }
 
     /// Accepts one connection with the spare descriptor and resets it.
@@ -307,12 +331,18 @@ impl Shedding {
     }
 
     fn note(&mut self, limit: &str, value: usize, now: Time) {
-        self.unreported += 1;
-        if self.reported.is_none_or(|at| now.since(at) >= REPORT_PAUSE) {
-            let connections = self.unreported;
+        let over = |at: &Option<Time>| at.is_none_or(|at| now.since(at) >= REPORT_PAUSE);
+        if !self.limits.contains_key(limit) {
+            // Those that nothing is to be said about are forgotten.
+            self.limits.retain(|_, (unreported, at)| *unreported > 0 || !over(at));
+            self.limits.insert(limit.to_owned(), (0, None));
+        }
+        let Some((unreported, reported)) = self.limits.get_mut(limit) else { return };
+        *unreported += 1;
+        if over(reported) {
+            let connections = std::mem::take(unreported);
             tracing::warn!(connections, "{limit} = {value} reached: connections turned away");
-            self.reported = Some(now);
-            self.unreported = 0;
+            *reported = Some(now);
         }
     }
 }
@@ -347,3 +377,27 @@ const ACCEPT_BUDGET: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Between two reports of connections turned away.
 const REPORT_PAUSE: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_is_reported_at_most_once_a_second_and_none_silences_another() {
+        let mut shedding = Shedding::new();
+        let start = Time(7_000_000_000);
+        for _ in 0..3 {
+            shedding.note("limits.half_open", 1, start);
+        }
+        shedding.note("descriptors (RLIMIT_NOFILE)", 1, start);
+        let of = |s: &Shedding, limit: &str| s.limits.get(limit).copied();
+        assert_eq!(of(&shedding, "limits.half_open"), Some((2, Some(start))));
+        assert_eq!(of(&shedding, "descriptors (RLIMIT_NOFILE)"), Some((0, Some(start))));
+        let later = start.after(REPORT_PAUSE);
+        shedding.note("limits.half_open", 1, later);
+        assert_eq!(of(&shedding, "limits.half_open"), Some((0, Some(later))));
+        // What has been said is forgotten.
+        shedding.note("another", 1, later);
+        assert_eq!(of(&shedding, "descriptors (RLIMIT_NOFILE)"), None);
+    }
+}

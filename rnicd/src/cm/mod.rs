@@ -19,10 +19,12 @@ mod net;
 mod passed;
 mod passive;
 mod quota;
+mod slots;
+mod startups;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -34,17 +36,17 @@ use rnic_core::stream::startup::{Negotiated, Options, PrivateDataTooLong, Respon
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, TerminateCode, Time};
 use slab::Slab;
 
-use active::Active;
 use deadlines::Deadlines;
-use direct::Direct;
 use guesses::Guesses;
 use listener::{Listener, Shedding};
-use passed::Returning;
+pub use net::SocketBuffers;
 pub use passed::examine;
-use passive::{Closing, Passive};
 pub use quota::Quota;
 use quota::Quotas;
+use slots::{Entry, Index, Slot};
+use startups::Startups;
 
+use crate::config::Tcp;
 use crate::socket::Socket;
 
 /// Numbers the connection manager works within.
@@ -56,14 +58,21 @@ pub struct CmOptions {
     pub max_ird: u16,
     /// Most outbound reads.
     pub max_ord: u16,
+    /// How soon a peer that is gone is noticed, of connections that begin from now on.
+    pub tcp: Tcp,
     /// Whether connects to this daemon's own listeners stay in memory.
     pub direct: bool,
-    /// Accepted connections that have not completed a request, or that wait to close. The oldest
-    /// gives way to a new one.
+    /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives way
+    /// to a new one.
     pub half_open: usize,
-    /// Connections that one remote host may begin per second; more are reset.
+    /// The key that says so.
+    pub half_open_key: String,
+    /// What the kernel may keep for a connection of the daemon's own.
+    pub buffers: SocketBuffers,
+    /// Connections that one remote host may begin per second to one user; more are reset.
     pub peer_connections_per_second: u32,
-    /// Wrong STags that a peer's address may name in a minute before it is turned away.
+    /// Wrong STags of one user's that a peer's address may name in a minute before that user's
+    /// listeners turn it away.
     pub stag_guesses_per_minute: u32,
     /// For a TCP connection to come about.
     pub connect_deadline: Duration,
@@ -217,11 +226,10 @@ pub struct ConnectionManager {
     options: CmOptions,
     listeners: HashMap<ListenerId, Listener>,
     slots: Slab<Entry>,
+    of_session: Index<SessionId>,
+    of_listener: Index<ListenerId>,
     deadlines: Deadlines,
-    /// Slots that give way to newer connections, by age: how many came before.
-    evictable: BTreeMap<u64, usize>,
-    /// Slots ever put there.
-    aged: u64,
+    startups: Startups,
     /// Undecided requests.
     requests: HashMap<RequestId, usize>,
     /// QPs that connect or whose acceptance is on its way.
@@ -236,25 +244,6 @@ pub struct ConnectionManager {
     scratch: Box<[u8; SCRATCH]>,
 }
 
-/// What stands behind one token.
-#[derive(Debug)]
-struct Entry {
-    slot: Slot,
-    deadline: Option<Time>,
-    /// Its key among the evictable, if it is one of them.
-    age: Option<u64>,
-}
-
-#[derive(Debug)]
-enum Slot {
-    Listener(ListenerId),
-    Active(Box<Active>),
-    Passive(Box<Passive>),
-    Direct(Box<Direct>),
-    Closing(Closing),
-    Returning(Returning),
-}
-
 impl ConnectionManager {
     /// A manager that registers its sockets with `registry` under `first_token` and above.
     pub fn new(registry: Registry, first_token: usize, options: CmOptions) -> Self {
@@ -266,9 +255,10 @@ impl ConnectionManager {
             guesses,
             listeners: HashMap::new(),
             slots: Slab::new(),
+            of_session: Index::default(),
+            of_listener: Index::default(),
             deadlines: Deadlines::default(),
-            evictable: BTreeMap::new(),
-            aged: 0,
+            startups: Startups::default(),
             requests: HashMap::new(),
             qps: HashMap::new(),
             next_request: 1,
@@ -340,29 +330,19 @@ impl ConnectionManager {
     /// Ends everything a session bound, connects or has accepted; the other ends learn of it, the
     /// session itself is told nothing.
     pub fn drop_session(&mut self, session: SessionId, now: Time) {
-        let listeners: Vec<_> = self
-            .listeners
-            .iter()
-            .filter(|(_, l)| l.session == session)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in listeners {
-            // It exists: it was just listed.
-            let _ = self.close_listener(id, now);
+        for key in self.of_session.of(&session) {
+            if let Some(Slot::Listener { id, .. }) = self.slots.get(key).map(|e| &e.slot) {
+                // It exists: its slot does.
+                let _ = self.close_listener(*id, now);
+            }
+        }
+        for key in self.of_session.of(&session) {
+            match self.slots.get(key).and_then(|e| e.slot.qp()) {
+                Some(qp) => self.cancel(qp),
+                None => drop(self.remove(key)),
+            }
         }
         self.quotas.forget(session);
-        let qps: Vec<_> = self
-            .qps
-            .iter()
-            .filter(|(_, key)| {
-                self.slots.get(**key).is_some_and(|e| e.slot.owner() == Some(session))
-            })
-            .map(|(qp, _)| *qp)
-            .collect();
-        for qp in qps {
-            self.cancel(qp);
-        }
-        self.drop_returning(session);
     }
 
     /// Handles readiness of one of its tokens; false if the token is not one of its own.
@@ -377,7 +357,7 @@ impl ConnectionManager {
         // A token may be that of a slot emptied or filled anew since the event was collected; then
         // this finds nothing, or tries a socket in vain.
         match self.slots.get(key).map(|e| &e.slot) {
-            Some(Slot::Listener(id)) => self.accept_ready(*id, now),
+            Some(Slot::Listener { id, .. }) => self.accept_ready(*id, now),
             Some(Slot::Active(_)) => self.drive_active(key, now),
             Some(Slot::Passive(_)) => self.drive_passive(key, now),
             Some(Slot::Closing(_)) if readable || writable => self.drive_closing(key),
@@ -397,7 +377,7 @@ impl ConnectionManager {
         while let Some(key) = self.deadlines.pop_due(now) {
             let Some(entry) = self.slots.get_mut(key) else { continue };
             entry.deadline = None;
-            if let Slot::Listener(id) = entry.slot {
+            if let Slot::Listener { id, .. } = entry.slot {
                 self.accept_ready(id, now);
             } else {
                 self.expire(key);
@@ -405,9 +385,12 @@ impl ConnectionManager {
         }
     }
 
-    /// A peer's stream has ended for an STag that it may not use.
-    pub fn stag_guessed(&mut self, peer: IpAddr, at: Time) {
-        self.guesses.note(peer, at);
+    /// A peer's stream with a session has ended for an STag that it may not use.
+    pub fn stag_guessed(&mut self, session: SessionId, peer: IpAddr, at: Time) {
+        // With its session, the STags that were guessed at are gone.
+        if let Some(quota) = self.quotas.of(session) {
+            self.guesses.note(quota.user, peer, at);
+        }
     }
 
     /// What is to be told to sessions or carried out, oldest first.
@@ -420,14 +403,14 @@ impl ConnectionManager {
         self.slots.len() - self.listeners.len()
     }
 
-    /// Connections that have not completed a request or wait to close, and give way to new ones.
-    pub fn giving_way(&self) -> usize {
-        self.evictable.len()
+    /// Those of them that hold a descriptor and no QP.
+    pub fn startups(&self) -> usize {
+        self.startups.total()
     }
 
-    /// Those of them that came to listeners of a user.
-    pub fn giving_way_of(&self, user: u32) -> usize {
-        self.quotas.used(user)
+    /// Those of them that a user is charged for.
+    pub fn startups_of(&self, user: u32) -> usize {
+        self.startups.of(user)
     }
 
     /// A listener as lists show it.
@@ -435,63 +418,16 @@ impl ConnectionManager {
         self.listeners.get(&id).map(|l| l.row(id))
     }
 
-    // --- Slots -------------------------------------------------------------------------------
-
     fn expire(&mut self, key: usize) {
         match &self.slots[key].slot {
             Slot::Active(active) => {
-                let reason = active.awaited().to_owned();
+                let reason = active.awaited(&self.options);
                 self.fail_active(key, reason);
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
             Slot::Direct(_) => self.expire_direct(key),
             Slot::Returning(_) => self.end_returning(key),
-            Slot::Closing(_) | Slot::Listener(_) => drop(self.remove(key)),
-        }
-    }
-
-    fn insert(&mut self, slot: Slot) -> usize {
-        self.slots.insert(Entry { slot, deadline: None, age: None })
-    }
-
-    /// Empties a slot and forgets its deadline, request and QP. Dropping a stream closes it.
-    fn remove(&mut self, key: usize) -> Option<Slot> {
-        self.set_deadline(key, None, false);
-        let slot = self.slots.try_remove(key)?.slot;
-        // Closing our descriptor would not take it out of the poll if the client holds one as well.
-        if let Some(stream) = slot.stream().filter(|s| s.is_passed()) {
-            self.deregister(stream);
-        }
-        if let Some(request) = slot.request() {
-            self.requests.remove(&request);
-        }
-        if let Some(qp) = slot.qp() {
-            self.qps.remove(&qp);
-        }
-        Some(slot)
-    }
-
-    /// Replaces a slot's deadline; an evictable one gives way to new connections.
-    fn set_deadline(&mut self, key: usize, at: Option<Time>, evictable: bool) {
-        let Some(entry) = self.slots.get_mut(key) else { return };
-        if let Some(old) = entry.deadline {
-            self.deadlines.remove(old, key);
-        }
-        if let Some(age) = entry.age.take() {
-            self.evictable.remove(&age);
-            self.quotas.leave(age);
-        }
-        entry.deadline = at;
-        if evictable {
-            self.aged += 1;
-            entry.age = Some(self.aged);
-            self.evictable.insert(self.aged, key);
-            if let Slot::Passive(passive) = &entry.slot {
-                self.quotas.enter(self.aged, passive.session);
-            }
-        }
-        if let Some(at) = at {
-            self.deadlines.insert(at, key);
+            Slot::Closing(_) | Slot::Listener { .. } => drop(self.remove(key)),
         }
     }
 
@@ -571,49 +507,10 @@ impl ConnectionManager {
     }
 }
 
-impl Slot {
-    fn request(&self) -> Option<RequestId> {
-        match self {
-            Slot::Passive(p) => p.request(),
-            Slot::Direct(d) => Some(d.request),
-            Slot::Listener(_) | Slot::Active(_) | Slot::Closing(_) | Slot::Returning(_) => None,
-        }
-    }
-
-    fn qp(&self) -> Option<QpId> {
-        match self {
-            Slot::Active(a) => Some(a.params.qp),
-            Slot::Passive(p) => p.qp(),
-            Slot::Direct(d) => Some(d.qp),
-            Slot::Listener(_) | Slot::Closing(_) | Slot::Returning(_) => None,
-        }
-    }
-
-    /// The session whose QP is at stake.
-    fn owner(&self) -> Option<SessionId> {
-        match self {
-            Slot::Active(a) => Some(a.params.session),
-            Slot::Passive(p) => Some(p.session),
-            Slot::Direct(d) => Some(d.session),
-            Slot::Listener(_) | Slot::Closing(_) | Slot::Returning(_) => None,
-        }
-    }
-
-    fn stream(&self) -> Option<&Socket> {
-        match self {
-            Slot::Active(a) => Some(a.stream()),
-            Slot::Passive(p) => Some(&p.stream),
-            Slot::Closing(c) => Some(&c.stream),
-            Slot::Returning(r) => Some(r.stream()),
-            Slot::Listener(_) | Slot::Direct(_) => None,
-        }
-    }
-}
-
 /// A failure of start-up in words, with the number that RFC 5044 section 8 has for it.
 fn with_code(what: &impl std::fmt::Display, code: Option<TerminateCode>) -> String {
     match code {
-        Some(code) => format!("{what} ({code})"),
+        Some(code) => format!("{what}: {code}"),
         None => what.to_string(),
     }
 }

@@ -5,6 +5,7 @@
 //! and not an octet further, and after a rejection the daemon lets go of the socket as it is. There
 //! is no second attempt as revision 1, which would need a second connection, and no direct path.
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use socket2::SockRef;
 use super::active::{Active, new_initiator};
 use super::listener::Listener;
 use super::net::{self, Outgoing};
+use super::startups::Awaits;
 use super::{CmEvent, ConnectParams, ConnectionManager, Rejection, Slot};
 use crate::socket::Socket;
 use crate::system;
@@ -59,13 +61,18 @@ impl ConnectionManager {
         let options = self.initiator_options(&params);
         let initiator = new_initiator(&options, &params.private_data)?;
         let qp = params.qp;
-        let mut active = Active::over(params, options, initiator, socket);
+        let until = now.after(self.options.reply_deadline);
+        let mut active = Active::over(params, options, initiator, socket, until);
         let key = self.slots.vacant_key();
         self.register(key, active.stream()).map_err(|e| system::refusal("poll the socket", &e))?;
+        if let Err(e) = active.watch(&self.options.tcp) {
+            self.deregister(active.stream());
+            return Err(system::refusal("watch the socket", &e));
+        }
         active.engage();
         self.insert(Slot::Active(Box::new(active)));
         self.qps.insert(qp, key);
-        self.set_deadline(key, Some(now.after(self.options.reply_deadline)), false);
+        self.set_deadline(key, Some(until));
         Ok(())
     }
 
@@ -79,8 +86,10 @@ impl ConnectionManager {
         socket: Socket,
         now: Time,
     ) -> Result<(), Refusal> {
-        self.make_room_for_one(session, now);
-        let key = self.insert(Slot::Listener(id));
+        if !self.make_room(session, addresses.peer.ip(), now) {
+            return Err(self.no_room(session));
+        }
+        let key = self.insert(Slot::Listener { id, session });
         self.listeners.insert(id, Listener::of_passed(session, addresses.local, key));
         self.begin(session, id, socket, addresses, now).map_err(|e| {
             self.remove(key);
@@ -89,10 +98,21 @@ impl ConnectionManager {
         })
     }
 
+    /// Whose start-ups leave no room for another one.
+    fn no_room(&self, session: SessionId) -> Refusal {
+        let (key, limit, used) = match self.quotas.of(session) {
+            Some(q) if self.startups.of(q.user) >= q.half_open as usize => {
+                (&q.half_open_key, q.half_open as usize, self.startups.of(q.user))
+            }
+            _ => (&self.options.half_open_key, self.options.half_open, self.startups.total()),
+        };
+        Refusal::Limit { key: key.clone(), limit: limit as u64, used: used as u64, wanted: 1 }
+    }
+
     /// Sends a rejection on a connection that a client passed, then lets go of it.
     pub(super) fn give_back(
         &mut self,
-        session: SessionId,
+        (session, peer): (SessionId, IpAddr),
         stream: Socket,
         reply: Vec<u8>,
         awaited: bool,
@@ -104,7 +124,8 @@ impl ConnectionManager {
             Ok(false) => {
                 let key =
                     self.insert(Slot::Returning(Returning { session, awaited, stream, reply }));
-                self.set_deadline(key, Some(now.after(RETURN_DEADLINE)), false);
+                self.charge(key, session, peer, Awaits::Peer);
+                self.set_deadline(key, Some(now.after(RETURN_DEADLINE)));
                 if let Slot::Returning(returning) = &self.slots[key].slot
                     && self.register(key, &returning.stream).is_ok()
                 {
@@ -144,16 +165,6 @@ impl ConnectionManager {
             self.events.push_back(CmEvent::Returned { session: returning.session });
         }
     }
-
-    /// Ends what a session that is gone has rejected.
-    pub(super) fn drop_returning(&mut self, session: SessionId) {
-        let of_session = |slot: &Slot| matches!(slot, Slot::Returning(r) if r.session == session);
-        let keys: Vec<_> =
-            self.slots.iter().filter(|(_, e)| of_session(&e.slot)).map(|(key, _)| key).collect();
-        for key in keys {
-            self.remove(key);
-        }
-    }
 }
 
 /// A rejected connection whose reply the kernel has not taken in full, because the streaming-mode
@@ -168,6 +179,10 @@ pub(super) struct Returning {
 }
 
 impl Returning {
+    pub(super) fn session(&self) -> SessionId {
+        self.session
+    }
+
     pub(super) fn stream(&self) -> &Socket {
         &self.stream
     }

@@ -2,7 +2,7 @@
 //! end of a connection that was rejected.
 
 use std::io;
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 
 use rnic_core::abi::control::Refusal;
 use rnic_core::stream::startup::{
@@ -11,6 +11,7 @@ use rnic_core::stream::startup::{
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::net::Outgoing;
+use super::startups::Awaits;
 use super::{
     AcceptParams, CmEvent, ConnectionManager, Rejection, Slot, answer_refused, net, with_code,
 };
@@ -22,7 +23,7 @@ pub(super) struct Passive {
     pub(super) session: SessionId,
     pub(super) listener: ListenerId,
     pub(super) stream: Socket,
-    addresses: AddressPair,
+    pub(super) addresses: AddressPair,
     responder: Responder,
     phase: Phase,
 }
@@ -144,7 +145,8 @@ impl ConnectionManager {
                 tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
                 if let Some(Slot::Passive(passive)) = self.remove(key) {
                     self.no_request(&passive, &why);
-                    self.close_after(passive.stream, reply, now);
+                    let (session, peer) = (passive.session, passive.addresses.peer.ip());
+                    self.close_after(passive.stream, reply, (session, peer), now);
                 }
             }
         }
@@ -162,7 +164,7 @@ impl ConnectionManager {
     /// Makes a complete request known, if the backlog has room.
     fn announce(&mut self, key: usize, request: ConnectRequest, now: Time) {
         let Slot::Passive(passive) = &self.slots[key].slot else { return };
-        let (listener, addresses) = (passive.listener, passive.addresses);
+        let (session, listener, addresses) = (passive.session, passive.listener, passive.addresses);
         if !self.takes(listener) {
             // An empty rejection always fits.
             let _ = self.turn_away(key, &[], false, now);
@@ -174,13 +176,20 @@ impl ConnectionManager {
         }
         let Slot::Passive(passive) = &mut self.slots[key].slot else { return };
         passive.phase = Phase::AwaitDecision(id);
-        self.set_deadline(key, Some(now.after(self.options.decide_deadline)), false);
+        self.charge(key, session, addresses.peer.ip(), Awaits::Decision);
+        self.set_deadline(key, Some(now.after(self.options.decide_deadline)));
         self.events.push_back(request_event(listener, id, addresses, request));
     }
 
     /// Ends a connection that will not be; what is told depends on how far it got.
     pub(super) fn fail_passive(&mut self, key: usize, why: &str) {
-        let Some(Slot::Passive(passive)) = self.remove(key) else { return };
+        // Dropped, it ends in order.
+        drop(self.end_passive(key, why));
+    }
+
+    /// As [`fail_passive`](Self::fail_passive), with its stream still to be ended.
+    pub(super) fn end_passive(&mut self, key: usize, why: &str) -> Option<Socket> {
+        let Some(Slot::Passive(passive)) = self.remove(key) else { return None };
         match passive.phase {
             Phase::AwaitRequest => {
                 tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
@@ -191,6 +200,7 @@ impl ConnectionManager {
                 self.events.push_back(CmEvent::Unreachable { qp, reason: why.into() });
             }
         }
+        Some(passive.stream)
     }
 
     pub(super) fn accept_tcp(
@@ -224,7 +234,9 @@ impl ConnectionManager {
         }
         self.requests.remove(&params.request);
         self.qps.insert(params.qp, key);
-        self.set_deadline(key, Some(now.after(self.options.reply_deadline)), false);
+        // Its descriptor is the QP's from now on.
+        self.credit(key);
+        self.set_deadline(key, Some(now.after(self.options.reply_deadline)));
         self.drive_passive(key, now);
         Ok(())
     }
@@ -275,20 +287,35 @@ impl ConnectionManager {
         }
         match self.remove(key) {
             Some(Slot::Passive(p)) if p.stream.is_passed() => {
-                return Ok(self.give_back(p.session, p.stream, reply, awaited, now));
+                let whose = (p.session, p.addresses.peer.ip());
+                return Ok(self.give_back(whose, p.stream, reply, awaited, now));
             }
-            Some(Slot::Passive(p)) => self.close_after(p.stream, reply, now),
+            Some(Slot::Passive(p)) => {
+                let whose = (p.session, p.addresses.peer.ip());
+                self.close_after(p.stream, reply, whose, now);
+            }
             _ => {}
         }
         Ok(Rejection::Done)
     }
 
-    /// Sends last words on a stream that is still registered, under a slot of its own.
-    pub(super) fn close_after(&mut self, stream: Socket, words: Vec<u8>, now: Time) {
+    /// Sends last words on a stream that is still registered, under a slot of its own, which this
+    /// session's user is charged for. Without room for it the words are not said.
+    pub(super) fn close_after(
+        &mut self,
+        stream: Socket,
+        words: Vec<u8>,
+        (session, peer): (SessionId, IpAddr),
+        now: Time,
+    ) {
         self.deregister(&stream);
+        if !self.make_room(session, peer, now) {
+            return stream.reset();
+        }
         let closing = Closing { stream, words: Outgoing::new(words), shut: false, discarded: 0 };
         let key = self.insert(Slot::Closing(closing));
-        self.set_deadline(key, Some(now.after(self.options.close_deadline)), true);
+        self.charge(key, session, peer, Awaits::Peer);
+        self.set_deadline(key, Some(now.after(self.options.close_deadline)));
         if let Slot::Closing(closing) = &self.slots[key].slot
             && self.register(key, &closing.stream).is_err()
         {

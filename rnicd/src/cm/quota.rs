@@ -1,43 +1,36 @@
-//! How much of the start-up of connections one user's listeners and one remote host may take up.
-//!
-//! A user with too many connections that have said nothing loses the oldest of them, so that another
-//! user's do not have to give way. Whoever connects too often is not listened to for a while.
+//! Whose a session is, how much of the start-up of connections its user may take up, and how often
+//! one remote host may connect.
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::collections::HashMap;
+use std::net::IpAddr;
 
 use rnic_core::types::{SessionId, Time};
 
+use super::startups::host;
 use crate::rate::Buckets;
 
 /// Whose a session is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Its user.
     pub user: u32,
-    /// Connections to the user's listeners that may be without a complete request.
+    /// Connections in start-up that the user may have.
     pub half_open: u32,
+    /// The key that says so.
+    pub half_open_key: String,
 }
 
-/// The quotas of all sessions, and what is used of them.
+/// The quotas of all sessions, and how often peers connect.
 #[derive(Debug)]
 pub(super) struct Quotas {
     sessions: HashMap<SessionId, Quota>,
-    /// Connections of each user that may give way, by age.
-    half_open: HashMap<u32, BTreeSet<u64>>,
-    /// Users by the ages of their connections.
-    owners: HashMap<u64, u32>,
-    peers: Buckets<IpAddr>,
+    /// By the user whose listeners they come to: no user's peers use up what others' may.
+    peers: Buckets<(u32, IpAddr)>,
 }
 
 impl Default for Quotas {
     fn default() -> Self {
-        Quotas {
-            sessions: HashMap::new(),
-            half_open: HashMap::new(),
-            owners: HashMap::new(),
-            peers: Buckets::new(PEERS_REMEMBERED),
-        }
+        Quotas { sessions: HashMap::new(), peers: Buckets::new(PEERS_REMEMBERED) }
     }
 }
 
@@ -50,52 +43,23 @@ impl Quotas {
         self.sessions.remove(&session);
     }
 
-    /// A connection to a listener of a session may give way from now on.
-    pub(super) fn enter(&mut self, age: u64, session: SessionId) {
-        if let Some(quota) = self.sessions.get(&session) {
-            self.half_open.entry(quota.user).or_default().insert(age);
-            self.owners.insert(age, quota.user);
-        }
+    pub(super) fn of(&self, session: SessionId) -> Option<&Quota> {
+        self.sessions.get(&session)
     }
 
-    /// It is gone, or may no longer.
-    pub(super) fn leave(&mut self, age: u64) {
-        let Some(user) = self.owners.remove(&age) else { return };
-        if let Some(ages) = self.half_open.get_mut(&user) {
-            ages.remove(&age);
-            if ages.is_empty() {
-                self.half_open.remove(&user);
-            }
-        }
+    /// The user of a session.
+    pub(super) fn user(&self, session: SessionId) -> u32 {
+        self.of(session).map_or(NOBODY, |quota| quota.user)
     }
 
-    /// The connection that gives way to one more of this session's user, and the limit that makes
-    /// it.
-    pub(super) fn oldest_too_many(&self, session: SessionId) -> Option<(u64, usize)> {
-        let quota = self.sessions.get(&session)?;
-        let limit = quota.half_open as usize;
-        let ages = self.half_open.get(&quota.user).filter(|ages| ages.len() >= limit)?;
-        ages.first().map(|age| (*age, limit))
-    }
-
-    /// How many connections of a user may give way.
-    pub(super) fn used(&self, user: u32) -> usize {
-        self.half_open.get(&user).map_or(0, BTreeSet::len)
-    }
-
-    /// Counts a connection of a remote host; false if there were too many lately.
-    pub(super) fn take_rate(&mut self, peer: IpAddr, per_second: u32, now: Time) -> bool {
-        self.peers.take(host(peer), per_second, now)
+    /// Counts a connection of a remote host to a user's listeners; false if there were too many
+    /// lately.
+    pub(super) fn take_rate(&mut self, user: u32, peer: IpAddr, most: u32, now: Time) -> bool {
+        self.peers.take((user, host(peer)), most, now)
     }
 }
 
-/// The addresses that one host may have are one: an IPv6 host has a whole /64.
-fn host(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() & !u128::from(u64::MAX))),
-        v4 @ IpAddr::V4(_) => v4,
-    }
-}
-
-/// Remote hosts whose rate is remembered.
+/// Whose sessions are that no quota was set for. It is the number that means no user.
+const NOBODY: u32 = u32::MAX;
+/// Remote hosts, by user, whose rate is remembered.
 const PEERS_REMEMBERED: usize = 4096;

@@ -11,6 +11,8 @@ use super::*;
 
 mod frames;
 mod passed;
+mod startups;
+mod watched;
 
 const SESSION: SessionId = SessionId(1);
 const OTHER: SessionId = SessionId(2);
@@ -35,8 +37,11 @@ fn options() -> CmOptions {
         },
         max_ird: 32,
         max_ord: 32,
+        tcp: Tcp::default(),
         direct: false,
         half_open: 5000,
+        half_open_key: "limits.half_open".into(),
+        buffers: SocketBuffers { send: 512 << 10, receive: 1 << 20 },
         peer_connections_per_second: 1_000_000,
         stag_guesses_per_minute: 3,
         connect_deadline: Duration::from_secs(1),

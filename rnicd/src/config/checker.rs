@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::error::ConfigError;
 use super::file::Field;
-use super::units::{Size, Span};
+use super::units::{Size, Span, SpanOrOff};
 
 /// A file and its text, to say where something stands.
 pub(super) struct Checker<'a> {
@@ -85,6 +85,20 @@ impl Checker<'_> {
     ) -> Result<Duration, ConfigError> {
         let range = Span(*range.start())..=Span(*range.end());
         Ok(self.number(field, Span(default), range)?.0)
+    }
+
+    pub(super) fn span_or_off(
+        &self,
+        field: Field<SpanOrOff>,
+        default: Option<Duration>,
+        range: RangeInclusive<Duration>,
+    ) -> Result<Option<Duration>, ConfigError> {
+        let range = Span(*range.start())..=Span(*range.end());
+        let check = |value: &SpanOrOff| match value.0 {
+            Some(span) => in_range(&Span(span), &range).map_err(|why| format!("{why}, or \"off\"")),
+            None => Ok(()),
+        };
+        Ok(self.checked(field, SpanOrOff(default), check)?.0)
     }
 
     pub(super) fn deadline(

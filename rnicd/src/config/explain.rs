@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::sentences::sentences;
 use super::warnings::warnings;
 use super::worst_case::worst_case;
-use super::{Config, Loopback, Mulpdu, Seccomp, Size, Span};
+use super::{Config, Loopback, Mulpdu, Seccomp, Size, Span, SpanOrOff};
 use crate::resource::Capacity;
 
 /// What every value means here, and what the daemon may use at worst. `unknown` says which users
@@ -40,7 +40,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
     };
-    let Config { device, control, engine, mpa, limits, metrics, log, .. } = config;
+    let Config { device, control, engine, mpa, tcp, limits, metrics, log, .. } = config;
     row("device.name", device.name.clone(), "shown to programs");
     let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     row(
@@ -138,6 +138,11 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     row("mpa.connect_deadline", Span(mpa.connect_deadline).to_string(), "for the TCP connection");
     row("mpa.startup_deadline", Span(mpa.startup_deadline).to_string(), "for the start-up frame");
     row(
+        "mpa.reply_deadline",
+        Span(mpa.reply_deadline).to_string(),
+        "for the peer to reply, its program's decision included",
+    );
+    row(
         "mpa.decision_deadline",
         Span(mpa.decision_deadline).to_string(),
         "for a program to accept or reject",
@@ -157,8 +162,31 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         Span(mpa.stall_deadline).to_string(),
         "for the next octet of an FPDU that has begun",
     );
+    row(
+        "tcp.keepalive",
+        SpanOrOff(tcp.keepalive).to_string(),
+        "silence after which the peer's host is asked whether it is there",
+    );
+    row(
+        "tcp.keepalive_interval",
+        Span(tcp.keepalive_interval).to_string(),
+        "between two such questions",
+    );
+    row(
+        "tcp.user_timeout",
+        SpanOrOff(tcp.user_timeout).to_string(),
+        "a connection ends if nothing is acknowledged, or taken by a closed window, for so long",
+    );
     row("limits.sessions", limits.sessions.to_string(), "programs at once");
-    row("limits.half_open", limits.half_open.to_string(), "connections in start-up");
+    let half_open = match capacity.half_open < limits.half_open {
+        true => format!(
+            "connections in start-up, undecided requests included (limits.half_open = {}, lowered: {})",
+            limits.half_open,
+            capacity.reason()
+        ),
+        false => "connections in start-up, undecided requests included".to_owned(),
+    };
+    row("limits.half_open", capacity.half_open.to_string(), &half_open);
     row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 octets each");
     row("limits.wr_depth", limits.wr_depth.to_string(), "requests of one queue");
     row("limits.sge", limits.sge.to_string(), "elements of one request");
@@ -191,10 +219,30 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         Size(limits.session_partial_bytes).to_string(),
         "the same, of one session",
     );
+    for (name, value, meaning) in [
+        ("unsent_bytes", limits.unsent_bytes, "bytes that TCP has not taken"),
+        ("session_unsent_bytes", limits.session_unsent_bytes, "the same, of one session"),
+        (
+            "socket_send_bytes",
+            limits.socket_send_bytes.into(),
+            "kernel memory for what one connection has to send, at most net.core.wmem_max twice",
+        ),
+        (
+            "socket_receive_bytes",
+            limits.socket_receive_bytes.into(),
+            "kernel memory for what it has received, at most net.core.rmem_max twice",
+        ),
+    ] {
+        row(&format!("limits.{name}"), Size(value).to_string(), meaning);
+    }
     let user = &limits.user;
     for (name, value, meaning) in [
         ("sessions", user.sessions, "programs of one user at once"),
-        ("half_open", user.half_open, "connections in start-up to listeners of one user"),
+        (
+            "half_open",
+            user.half_open,
+            "connections in start-up of one user, undecided requests included",
+        ),
         ("connections_per_second", user.connections_per_second, "that one user begins"),
         ("ird", user.ird, "inbound reads of all connections of one user"),
         ("ord", user.ord, "outbound reads of all connections of one user"),
@@ -276,6 +324,8 @@ mod tests {
         assert!(key("engine.workers").is_some_and(|l| l.contains(" 3 ")), "{text}");
         assert!(key("limits.session.qps").is_some_and(|l| l.contains("16384")), "{text}");
         assert!(text.contains("Worst case"), "{text}");
+        assert!(text.contains("256.0 MiB for bytes that TCP has not taken"), "{text}");
+        assert!(text.contains("do not read: 1.5 MiB each, 24.0 GiB for one user"), "{text}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use toml::Spanned;
 use super::file_limits::LimitsSection;
 use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
 use super::people::People;
-use super::units::Span;
+use super::units::{Span, SpanOrOff};
 
 /// A value with its place, or nothing.
 pub type Field<T> = Option<Spanned<T>>;
@@ -27,6 +27,8 @@ pub struct File {
     pub engine: EngineSection,
     /// `[mpa]`
     pub mpa: MpaSection,
+    /// `[tcp]`
+    pub tcp: TcpSection,
     /// `[limits]`
     pub limits: LimitsSection,
     /// `[metrics]`
@@ -200,6 +202,8 @@ pub struct MpaSection {
     pub connect_deadline: Field<Span>,
     /// Start-up frames.
     pub startup_deadline: Field<Span>,
+    /// The peer's reply.
+    pub reply_deadline: Field<Span>,
     /// The application's decision.
     pub decision_deadline: Field<Span>,
     /// First FPDU after the reply.
@@ -208,6 +212,18 @@ pub struct MpaSection {
     pub hold_deadline: Field<Span>,
     /// A pause inside an FPDU.
     pub stall_deadline: Field<Span>,
+}
+
+/// `[tcp]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TcpSection {
+    /// Silence before a probe.
+    pub keepalive: Field<SpanOrOff>,
+    /// Between two probes.
+    pub keepalive_interval: Field<Span>,
+    /// For an acknowledgement.
+    pub user_timeout: Field<SpanOrOff>,
 }
 
 /// `[log]`

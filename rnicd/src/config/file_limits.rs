@@ -126,6 +126,14 @@ section_with_totals! {
         partial_bytes: Field<Size>,
         /// Octets of incomplete FPDUs of one session.
         session_partial_bytes: Field<Size>,
+        /// Bytes that TCP has not taken.
+        unsent_bytes: Field<Size>,
+        /// Bytes that TCP has not taken, of one session.
+        session_unsent_bytes: Field<Size>,
+        /// Bytes of kernel memory for what one connection has to send.
+        socket_send_bytes: Field<Size>,
+        /// Bytes of kernel memory for what one connection has received.
+        socket_receive_bytes: Field<Size>,
         /// `[limits.user]`
         user: UserLimitsSection,
         /// `[limits.session]`
@@ -140,7 +148,7 @@ section_with_totals! {
     UserLimitsSection {
         /// Sessions.
         sessions: Field<u32>,
-        /// Connections in start-up that came to listeners of the user.
+        /// Connections in start-up of the user's listeners and programs.
         half_open: Field<u32>,
         /// Connections that the user begins per second.
         connections_per_second: Field<u32>,

@@ -8,7 +8,7 @@ use super::file::Field;
 use super::file_limits::{SessionLimitsSection, UserLimitsSection};
 use super::people::{Id, People};
 
-/// `[[user]]` and `[[group]]`: other limits and trust for some.
+/// `[[user]]` and `[[group]]`: other limits and rights for some.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverrideTable {
@@ -16,6 +16,10 @@ pub struct OverrideTable {
     pub who: Spanned<Id>,
     /// Whether the daemon may copy in the user's own address space by itself.
     pub trusted: Option<bool>,
+    /// Whether the user may pass TCP sockets of its own.
+    pub sockets: Option<bool>,
+    /// Whether programs in other network namespaces may use addresses that stay on the host.
+    pub host_loopback: Option<bool>,
     /// Instead of `[limits.session]`.
     #[serde(default)]
     pub session: SessionLimitsSection,

@@ -22,7 +22,7 @@ pub struct Limits {
     pub peer_connections_per_second: u32,
     /// Wrong STags that one remote host names per minute.
     pub peer_stag_guesses_per_minute: u32,
-    /// Connections in start-up.
+    /// Connections in start-up that hold a descriptor and no QP.
     pub half_open: u32,
     /// Entries of one CQ.
     pub cq_entries: u32,
@@ -54,6 +54,14 @@ pub struct Limits {
     pub partial_bytes: u64,
     /// The same of one session.
     pub session_partial_bytes: u64,
+    /// Bytes that TCP has not taken.
+    pub unsent_bytes: u64,
+    /// The same of one session.
+    pub session_unsent_bytes: u64,
+    /// Bytes of kernel memory for what one connection has to send.
+    pub socket_send_bytes: u32,
+    /// The same for what it has received.
+    pub socket_receive_bytes: u32,
 }
 
 /// Limits that exist for the device, for a user and for a session alike.
@@ -92,7 +100,7 @@ pub struct UserLimits {
     pub totals: Totals,
     /// Sessions.
     pub sessions: u32,
-    /// Connections in start-up that came to listeners of the user.
+    /// Those of the user's listeners and programs.
     pub half_open: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,
@@ -258,7 +266,7 @@ impl Default for Limits {
             },
             peer_connections_per_second: 10_000,
             peer_stag_guesses_per_minute: 600,
-            half_open: 1_024,
+            half_open: 2_048,
             cq_entries: 65_536,
             wr_depth: 16_384,
             sge: 16,
@@ -274,6 +282,10 @@ impl Default for Limits {
             closing: 512,
             partial_bytes: 256 << 20,
             session_partial_bytes: 64 << 20,
+            unsent_bytes: 256 << 20,
+            session_unsent_bytes: 64 << 20,
+            socket_send_bytes: 512 << 10,
+            socket_receive_bytes: 1 << 20,
         }
     }
 }
@@ -309,10 +321,20 @@ impl Checker<'_> {
             attachments_per_second: self.optional_number(u.attachments_per_second, 1..=MAX_RATE)?,
             closing: self.optional_number(u.closing, 1..=MAX_CLOSING)?,
         };
-        let device = s.totals();
+        let device_place = s.windows.as_ref().or(s.mrs.as_ref()).map(|f| f.span().start);
+        let device = default.device.with(&self.totals(s.totals(), false)?);
+        // Each is at most 2^23, so the sum is far below 2^32.
+        let stags = device.mrs + device.windows;
+        if stags > MAX_MRS {
+            let why = format!(
+                "limits.mrs + windows = {stags} is above {MAX_MRS}, half of the STags there are; the \
+                 other half keeps them from being guessed"
+            );
+            return Err(self.wrong(device_place.unwrap_or(0), why));
+        }
         Ok(Limits {
             sessions: self.number(s.sessions, default.sessions, 1..=MAX_SESSIONS)?,
-            device: default.device.with(&self.totals(device, false)?),
+            device,
             user: default.user.with(&of_user),
             session,
             peer_connections_per_second: self.number(
@@ -346,6 +368,23 @@ impl Checker<'_> {
                 default.session_partial_bytes,
                 PARTIAL,
             )?,
+            unsent_bytes: self.size(s.unsent_bytes, default.unsent_bytes, PARTIAL)?,
+            session_unsent_bytes: self.size(
+                s.session_unsent_bytes,
+                default.session_unsent_bytes,
+                PARTIAL,
+            )?,
+            // In range of u32 because the range ends at 1 GiB.
+            socket_send_bytes: self.size(
+                s.socket_send_bytes,
+                default.socket_send_bytes.into(),
+                SOCKET,
+            )? as u32,
+            socket_receive_bytes: self.size(
+                s.socket_receive_bytes,
+                default.socket_receive_bytes.into(),
+                SOCKET,
+            )? as u32,
         })
     }
 
@@ -375,8 +414,8 @@ impl Checker<'_> {
 
 /// Most objects of a kind: handles are 24-bit numbers.
 pub(super) const MAX_OBJECTS: u32 = 1 << 20;
-/// STag slots are 24-bit numbers; half of them keeps reuse late.
-pub(super) const MAX_MRS: u32 = 1 << 23;
+/// Regions and windows together: each has an STag.
+pub(super) const MAX_MRS: u32 = rnic_core::device::allocator::MOST;
 /// Sessions of the device.
 pub(super) const MAX_SESSIONS: u32 = 65_535;
 /// Reads of all QPs of a user.
@@ -399,6 +438,8 @@ const MAX_SGE: u8 = 16;
 const MAX_READS: u16 = (1 << 14) - 2;
 /// Every worker's share should hold a few FPDUs of 64 KiB.
 const PARTIAL: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
+/// A few FPDUs of 64 KiB, and what the kernel can name twice.
+const SOCKET: std::ops::RangeInclusive<u64> = 256 << 10..=1 << 30;
 /// Processes.
 pub(super) const MAX_MOVERS: u32 = 1_024;
 /// Descriptors.

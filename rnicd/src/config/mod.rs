@@ -25,6 +25,7 @@ mod named_pds;
 mod overrides;
 mod people;
 mod sentences;
+mod tcp;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -45,13 +46,14 @@ pub use explain::explain;
 use file::File;
 pub use file::{Loopback, Mulpdu, Seccomp};
 pub use limits::{Limits, Totals, TotalsPatch, UserLimits};
-pub use log::Log;
+pub use log::{Log, log_filter};
 pub use metrics::Metrics;
 pub use mpa::Mpa;
 pub use named_pds::NamedPd;
 pub use overrides::{Override, SessionPatch, UserPatch};
 pub use people::{Id, People};
-pub use units::{Size, Span};
+pub use tcp::Tcp;
+pub use units::{Size, Span, SpanOrOff};
 pub use warnings::warnings;
 
 /// `config/rnicd.toml`: every key, its default and what it costs.
@@ -68,6 +70,8 @@ pub struct Config {
     pub engine: Engine,
     /// Connection start-up and framing.
     pub mpa: Mpa,
+    /// How soon a peer that is gone is noticed.
+    pub tcp: Tcp,
     /// Limits.
     pub limits: Limits,
     /// `[[user]]`: other limits and trust for some users.
@@ -89,14 +93,21 @@ pub struct Config {
 impl Config {
     /// Reads and validates a file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigError::Read { file: path.to_owned(), error })?;
-        Config::parse(path, &text)
+        Config::parse(path, &read(path)?)
     }
 
     /// The configuration of `path` if there is one, else the built-in default.
     pub fn load_or_default(path: Option<&Path>) -> Result<Self, ConfigError> {
         path.map_or_else(|| Ok(Config::default()), Config::load)
+    }
+
+    /// The text of `path`, empty if there is none, which has been validated: for a process that is
+    /// started with it.
+    pub fn read_or_default(path: Option<&Path>) -> Result<String, ConfigError> {
+        let Some(path) = path else { return Ok(String::new()) };
+        let text = read(path)?;
+        Config::parse(path, &text)?;
+        Ok(text)
     }
 
     /// Validates `text`, which came from `file`.
@@ -110,6 +121,7 @@ impl Config {
             control: check.control(parsed.control)?,
             engine: check.engine(parsed.engine)?,
             mpa: check.mpa(parsed.mpa)?,
+            tcp: check.tcp(parsed.tcp)?,
             limits: check.limits(parsed.limits)?,
             users: check.overrides(parsed.user)?,
             groups: check.overrides(parsed.group)?,
@@ -120,4 +132,9 @@ impl Config {
             log: check.log(parsed.log)?,
         })
     }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Read { file: path.to_owned(), error })
 }

@@ -25,6 +25,8 @@ pub struct Mpa {
     pub connect_deadline: Duration,
     /// For the start-up frame of a peer; default 10 s.
     pub startup_deadline: Duration,
+    /// For a peer's reply once TCP stands, its program's decision included; default 20 s.
+    pub reply_deadline: Duration,
     /// For an application's decision on a connection request; default 60 s.
     pub decision_deadline: Duration,
     /// For the initiator's first FPDU after the reply; default 10 s.
@@ -46,6 +48,7 @@ impl Default for Mpa {
             mulpdu: Mulpdu::Mss,
             connect_deadline: Duration::from_secs(10),
             startup_deadline: Duration::from_secs(10),
+            reply_deadline: Duration::from_secs(20),
             decision_deadline: Duration::from_secs(60),
             first_fpdu_deadline: Duration::from_secs(10),
             hold_deadline: Duration::from_secs(10),
@@ -68,6 +71,7 @@ impl Checker<'_> {
             mulpdu: s.mulpdu.map_or(default.mulpdu, toml::Spanned::into_inner),
             connect_deadline: self.deadline(s.connect_deadline, default.connect_deadline)?,
             startup_deadline: self.deadline(s.startup_deadline, default.startup_deadline)?,
+            reply_deadline: self.deadline(s.reply_deadline, default.reply_deadline)?,
             decision_deadline: self.deadline(s.decision_deadline, default.decision_deadline)?,
             first_fpdu_deadline: self
                 .deadline(s.first_fpdu_deadline, default.first_fpdu_deadline)?,

@@ -17,6 +17,11 @@ pub struct Override {
     pub who: Id,
     /// Whether the daemon may copy in the user's own address space by itself.
     pub trusted: Option<bool>,
+    /// Whether the user may pass TCP sockets of its own.
+    pub sockets: Option<bool>,
+    /// Whether the user's programs in other network namespaces may use the loopback and link-local
+    /// addresses of the daemon's.
+    pub host_loopback: Option<bool>,
     /// Instead of `[limits.session]`.
     pub session: SessionPatch,
     /// Instead of `[limits.user]`.
@@ -39,7 +44,7 @@ pub struct UserPatch {
     pub totals: TotalsPatch,
     /// Sessions.
     pub sessions: Option<u32>,
-    /// Connections in start-up that came to listeners of the user.
+    /// Connections in start-up of the user's listeners and programs.
     pub half_open: Option<u32>,
     /// Connections that the user begins per second.
     pub connections_per_second: Option<u32>,
@@ -85,7 +90,8 @@ impl Checker<'_> {
                     .optional_number(u.attachments_per_second.take(), 1..=MAX_RATE)?,
                 closing: self.optional_number(u.closing.take(), 1..=MAX_CLOSING)?,
             };
-            Ok(Override { who, trusted: table.trusted, session, user })
+            let OverrideTable { trusted, sockets, host_loopback, .. } = table;
+            Ok(Override { who, trusted, sockets, host_loopback, session, user })
         };
         tables.into_iter().map(one).collect()
     }

@@ -57,6 +57,18 @@ fn of_override(config: &Config, kind: &str, rule: &Override) -> Vec<String> {
         Some(false) => lines.push(format!("{each} is not trusted.")),
         None => {}
     }
+    match rule.sockets {
+        Some(true) => lines.push(format!("{each} may pass TCP sockets of its own.")),
+        Some(false) => lines.push(format!("{each} may pass no TCP sockets.")),
+        None => {}
+    }
+    let where_from = "from other network namespaces";
+    let where_to = "the daemon's loopback and link-local addresses";
+    match rule.host_loopback {
+        Some(true) => lines.push(format!("{each} may use {where_to} {where_from}.")),
+        Some(false) => lines.push(format!("{each} may not use {where_to} {where_from}.")),
+        None => {}
+    }
     if lines.is_empty() {
         lines.push(format!("{each} has the limits of everybody."));
     }

@@ -80,6 +80,15 @@ fn queues_of_a_session_must_fit_its_doorbell_page() {
 }
 
 #[test]
+fn half_of_all_stags_stay_unused() {
+    let within = Config::parse(Path::new("t"), "[limits]\nmrs = 8388607\nwindows = 1\n");
+    assert!(within.is_ok());
+    let e = refused("[limits]\nmrs = 8388607\nwindows = 2\n");
+    assert!(e.starts_with("test.toml:3:11: limits.windows = 2: limits.mrs + windows = "), "{e}");
+    assert!(e.contains("8388609 is above 8388608"), "{e}");
+}
+
+#[test]
 fn wrong_words_and_paths_are_refused() {
     for (text, start) in [
         ("[engine]\nloopback = \"udp\"\n", "test.toml:2:12: engine.loopback = \"udp\": "),
@@ -95,6 +104,36 @@ fn wrong_words_and_paths_are_refused() {
         let e = refused(text);
         assert!(e.starts_with(start), "{e}");
     }
+}
+
+#[test]
+fn times_of_tcp_have_units_bounds_and_an_end() {
+    let text = "[tcp]\nkeepalive = \"off\"\nkeepalive_interval = \"3s\"\nuser_timeout = \"2min\"\n";
+    let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
+    let minutes = |n: u64| Some(std::time::Duration::from_secs(60 * n));
+    assert_eq!((config.tcp.keepalive, config.tcp.user_timeout), (None, minutes(2)));
+    assert_eq!(config.tcp.keepalive_interval.as_secs(), 3);
+    // On, if nothing is written.
+    assert!(Tcp::default().keepalive.is_some() && Tcp::default().user_timeout == minutes(1));
+    let e = refused("[tcp]\nkeepalive = \"0s\"\n");
+    assert_eq!(e, "test.toml:2:13: tcp.keepalive = \"0s\": must be from 1s to 1h, or \"off\"");
+    let e = refused("[tcp]\nuser_timeout = \"no\"\n");
+    assert!(
+        e.starts_with("test.toml:2:16: tcp.user_timeout = \"no\": ") && e.contains("\"off\""),
+        "{e}"
+    );
+    let held = Config::parse(Path::new("t"), "[mpa]\nhold_deadline = \"60s\"\n");
+    let said = warnings(&held.unwrap_or_else(|e| panic!("{e}")));
+    assert!(said.len() == 1 && said[0].contains("tcp.user_timeout = 1min"), "{said:?}");
+}
+
+#[test]
+fn a_program_hears_from_the_daemon_before_it_gives_up_itself() {
+    let mpa = Mpa::default();
+    let patience = rnic_client::ConnectOptions::default().timeout;
+    assert!(patience.is_some_and(|most| most > mpa.connect_deadline + mpa.reply_deadline));
+    // A wrong port is no matter of minutes.
+    assert!(mpa.connect_deadline + mpa.reply_deadline <= std::time::Duration::from_secs(30));
 }
 
 #[test]
@@ -118,7 +157,7 @@ fn a_missing_file_is_named() {
 #[test]
 fn rules_are_read_in_the_order_of_the_file() {
     let text = "[control]\nadmins = [\"alice\", \"@ops\", 1000]\n\
-        [[user]]\nwho = \"alice\"\ntrusted = true\nsession = { qps = 4, why = 9 }\n\
+        [[user]]\nwho = \"alice\"\ntrusted = true\nsockets = true\nhost_loopback = false\nsession = { qps = 4, why = 9 }\n\
         user = { segment_bytes = \"1GiB\", sessions = 2 }\n\
         [[user]]\nwho = 1001\n[[group]]\nwho = \"rdma\"\n[[group]]\nwho = \"7\"\n\
         [[pd]]\nname = \"shared\"\nusers = [\"alice\", 5]\ngroups = [\"rdma\"]\nmrs = 4\n\
@@ -129,6 +168,7 @@ fn rules_are_read_in_the_order_of_the_file() {
     assert_eq!(config.control.admins.to_string(), "alice, 1000, @ops");
     let alice = &config.users[0];
     assert_eq!((alice.trusted, alice.session.totals.qps), (Some(true), Some(4)));
+    assert_eq!((alice.sockets, alice.host_loopback), (Some(true), Some(false)));
     assert_eq!((alice.session.why, alice.user.sessions), (Some(9), Some(2)));
     assert_eq!(alice.user.totals.segment_bytes, Some(1 << 30));
     assert_eq!(config.users[1].who, Id::Number(1001));

@@ -79,6 +79,31 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// A span of time, or `"off"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanOrOff(pub Option<Duration>);
+
+impl fmt::Display for SpanOrOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(span) => Span(span).fmt(f),
+            None => f.write_str("off"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SpanOrOff {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        match text.as_str() {
+            "off" => Ok(SpanOrOff(None)),
+            _ => Span::parse(&text)
+                .map(|span| SpanOrOff(Some(span.0)))
+                .map_err(|why| serde::de::Error::custom(format!("{why}, or \"off\""))),
+        }
+    }
+}
+
 fn split(text: &str) -> Result<(u64, &str), String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

@@ -2,7 +2,7 @@
 //! doing without checksums.
 
 use super::explain::amount;
-use super::{Config, Limits, Network};
+use super::{Config, Limits, Network, Span};
 
 /// What an administrator should be told, in sentences.
 pub fn warnings(config: &Config) -> Vec<String> {
@@ -18,6 +18,14 @@ pub fn warnings(config: &Config) -> Vec<String> {
              from end to end, such as IPsec (RFC 5044 section 4.4)"
                 .to_owned(),
         );
+    }
+    if let Some(most) = config.tcp.user_timeout.filter(|most| *most <= config.mpa.hold_deadline) {
+        all.push(format!(
+            "mpa.hold_deadline = {} is not below tcp.user_timeout = {}: a peer with the same \
+             timeout gives up while a message is held",
+            Span(config.mpa.hold_deadline),
+            Span(most)
+        ));
     }
     // A default that a lowered limit makes void is no contradiction: nobody has written it.
     all.extend(above(&session, &user, &default.session.each()));

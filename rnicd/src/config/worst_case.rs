@@ -36,17 +36,26 @@ pub(super) fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
         )
     })
     .collect();
-    let half_open = u64::from(limits.half_open) * HALF_OPEN;
+    let half_open = u64::from(capacity.half_open) * HALF_OPEN;
     let slabs = workers * WORKER_SLABS;
     let rings = u64::from(limits.device_why_records.saturating_add(limits.event_records)) * RECORD;
     lines.push(format!(
-        "besides: {} for FPDUs that have not arrived in full, {} if every connection holds a message \
+        "besides: {} for FPDUs that have not arrived in full, {} for bytes that TCP has not taken, {} if every connection holds a message \
          for want of a receive or of a mover, {} for connections in start-up, {} for slabs of workers, {} for records",
         human(limits.partial_bytes),
+        human(limits.unsent_bytes),
         human(u64::from(capacity.qps) * HELD),
         human(half_open),
         human(slabs),
         human(rings)
+    ));
+    let socket = u64::from(limits.socket_send_bytes) + u64::from(limits.socket_receive_bytes);
+    lines.push(format!(
+        "in the kernel, for sockets whose peers or programs do not read: {} each, {} for one user and {} \
+         for the device, of what net.ipv4.tcp_mem allows",
+        human(socket),
+        human(u64::from(user.totals.qps.min(capacity.qps)) * socket),
+        human(u64::from(capacity.qps) * socket)
     ));
     let default_qp = QueueShape::send(16, 4, 64).octets() + QueueShape::receive(16, 4).octets();
     lines.push(format!(

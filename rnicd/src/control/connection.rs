@@ -297,7 +297,7 @@ enum Wanted {
 impl Wanted {
     fn by(body: &RequestBody) -> Option<Self> {
         match body {
-            RequestBody::AddSegment { .. } => Some(Wanted::Memfd),
+            RequestBody::AddSegment { .. } | RequestBody::FillSegment { .. } => Some(Wanted::Memfd),
             RequestBody::AttachMemory => Some(Wanted::AddressSpace),
             RequestBody::ConnectOver { .. } | RequestBody::ServeOver { .. } => Some(Wanted::Socket),
             _ => None,

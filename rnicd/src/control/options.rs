@@ -1,15 +1,16 @@
 //! The configuration as the connection manager and the workers take it: plain numbers.
 
-use rnic_core::engine::{EngineOptions, MulpduPolicy, PartialLimits};
+use rnic_core::engine::{EngineOptions, HoldLimits, MulpduPolicy, PartialLimits};
 use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::{Options, RtrKinds};
 
-use crate::cm::CmOptions;
+use crate::cm::{CmOptions, SocketBuffers};
 use crate::config::{Config, Loopback, Mulpdu};
+use crate::resource::Capacity;
 use crate::worker::WorkerOptions;
 
 /// For the connection manager.
-pub fn cm(config: &Config) -> CmOptions {
+pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
     let (mpa, limits) = (&config.mpa, &config.limits);
     CmOptions {
         startup: Options {
@@ -24,12 +25,18 @@ pub fn cm(config: &Config) -> CmOptions {
         },
         max_ird: limits.ird,
         max_ord: limits.ord,
+        tcp: config.tcp,
         direct: config.engine.loopback == Loopback::Direct,
-        half_open: limits.half_open as usize,
+        half_open: capacity.half_open as usize,
+        half_open_key: capacity.half_open_key(limits.half_open),
+        buffers: SocketBuffers {
+            send: limits.socket_send_bytes,
+            receive: limits.socket_receive_bytes,
+        },
         peer_connections_per_second: limits.peer_connections_per_second,
         stag_guesses_per_minute: limits.peer_stag_guesses_per_minute,
         connect_deadline: mpa.connect_deadline,
-        reply_deadline: mpa.startup_deadline + mpa.decision_deadline,
+        reply_deadline: mpa.reply_deadline,
         request_deadline: mpa.startup_deadline,
         decide_deadline: mpa.decision_deadline,
         close_deadline: config.engine.close_deadline,
@@ -40,7 +47,9 @@ pub fn cm(config: &Config) -> CmOptions {
 pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
     let limits = &config.limits;
     // Streams belong to workers for life, and are spread evenly.
-    let share = |octets: u64| usize::try_from(octets / u64::from(workers.max(1)));
+    let share =
+        |octets: u64| usize::try_from(octets / u64::from(workers.max(1))).unwrap_or(usize::MAX);
+    let held = |device, session| HoldLimits { device: share(device), session: share(session) };
     WorkerOptions {
         engine: EngineOptions {
             // Filled in for each worker.
@@ -50,10 +59,10 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             mover_deadline: config.engine.mover_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             partial: PartialLimits {
-                device: share(limits.partial_bytes).unwrap_or(usize::MAX),
-                session: share(limits.session_partial_bytes).unwrap_or(usize::MAX),
+                held: held(limits.partial_bytes, limits.session_partial_bytes),
                 stall: config.mpa.stall_deadline,
             },
+            unsent: held(limits.unsent_bytes, limits.session_unsent_bytes),
             mulpdu: match config.mpa.mulpdu {
                 Mulpdu::Mss => MulpduPolicy::Emss,
                 Mulpdu::Max => MulpduPolicy::Max,

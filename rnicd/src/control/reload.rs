@@ -14,19 +14,16 @@ pub(super) struct Source {
     pub(super) level: Option<Level>,
 }
 
-/// Reads the file again and has the manager take it over.
-pub(super) fn reload(source: Option<&Source>, manager: &mut Manager) {
+/// Reads the file again and has the manager take it over. The error is what whoever asked is told.
+pub(super) fn reload(source: Option<&Source>, manager: &mut Manager) -> Result<(), String> {
     let Some(Source { file, level }) = source else {
         tracing::warn!("SIGHUP: there is no configuration file to read again");
-        return;
+        return Err("there is no configuration file to read again".to_owned());
     };
-    let config = match Config::load(file) {
-        Ok(config) => config,
-        Err(error) => {
-            tracing::error!("configuration not reloaded, the old one stays: {error}");
-            return;
-        }
-    };
+    let config = Config::load(file).map_err(|error| {
+        tracing::error!("configuration not reloaded, the old one stays: {error}");
+        format!("configuration not reloaded, the old one stays: {error}")
+    })?;
     let log = config.log.clone();
     let reloaded = manager.reload(config);
     for change in &reloaded.changed {
@@ -46,4 +43,5 @@ pub(super) fn reload(source: Option<&Source>, manager: &mut Manager) {
     {
         tracing::warn!("log.level stays: RUST_LOG overrides it");
     }
+    Ok(())
 }

@@ -145,7 +145,7 @@ impl Server {
         };
         let waker = registered().map_err(system("cannot register with the poll"))?;
         let clone = registry.try_clone().map_err(system("cannot share the poll"))?;
-        let options = options::cm(&config);
+        let options = options::cm(&config, &capacity);
         let cm = ConnectionManager::new(clone, FIRST_CM.0, options);
         let options = options::workers(&config, capacity.workers);
         let workers = Workers::start(capacity.workers, &options, waker.clone())
@@ -228,7 +228,13 @@ impl Server {
                 self.begin_stop(now);
             }
             self.handle_timeouts(now);
+            if self.notifier.asks(now) {
+                self.manager.ask_workers();
+            }
             self.manager.settle();
+            if self.manager.poll_alive() {
+                self.notifier.alive(now);
+            }
             self.serve(now);
         }
         tracing::info!(hostile = self.hostile, "stopped");
@@ -249,13 +255,15 @@ impl Server {
         let greeting = self.greetings.first().map(|(deadline, _)| deadline);
         let cm = self.manager.connections().next_timeout();
         let metrics = self.manager.config().metrics.file.as_ref().map(|_| self.metrics.due);
+        let watchdog = self.notifier.next_question();
         let next = greeting
             .into_iter()
             .chain(cm)
             .chain(self.accept_again)
             .chain(self.again_at)
             .chain(self.stopping)
-            .chain(metrics);
+            .chain(metrics)
+            .chain(watchdog);
         let next = next.min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
         Some(next.since(clock::now()) + Duration::from_millis(1))
@@ -337,9 +345,11 @@ impl Server {
             match signal.number {
                 libc::SIGHUP => {
                     self.notifier.reloading();
-                    reload(self.source.as_ref(), &mut self.manager);
+                    let reloaded = reload(self.source.as_ref(), &mut self.manager);
                     self.metrics.due = now;
-                    self.notifier.ready(SERVING);
+                    let status = reloaded
+                        .map_or_else(|why| format!("{SERVING}; {why}"), |()| SERVING.to_owned());
+                    self.notifier.ready(&status);
                 }
                 number => {
                     tracing::info!(signal = number, "stopping");
@@ -416,7 +426,13 @@ impl Server {
                 Ok(Some(client)) => match Peer::of(client.as_fd()) {
                     Ok(peer) => (client, peer),
                     Err(error) => {
-                        tracing::debug!(%error, "a client was gone before it was known");
+                        if error.kind() != io::ErrorKind::Unsupported {
+                            tracing::debug!(%error, "a client was gone before it was known");
+                        } else if let Some(suppressed) =
+                            self.said.count("no process", Instant::now())
+                        {
+                            tracing::warn!(%error, suppressed, "a client cannot be served");
+                        }
                         // Nobody in particular.
                         self.reaper.close_client(u32::MAX, client);
                         continue;
@@ -434,10 +450,14 @@ impl Server {
                 self.add(client, peer, now.after(HELLO_DEADLINE));
                 continue;
             }
-            self.reaper.close_client(peer.uid, client);
+            // Told without having been heard: its Hello may be under way.
+            let mut client = Connection::new(client, peer, now);
+            let _ = client.welcome(turned_away(HelloStatus::Silent), Vec::new());
+            let uid = client.peer.uid;
+            client.close(&self.reaper);
             self.hostile += 1;
             if let Some(suppressed) = self.said.count("no hello", Instant::now()) {
-                tracing::warn!(uid = peer.uid, suppressed, "too many clients without a Hello");
+                tracing::warn!(uid, suppressed, "too many clients without a Hello");
             }
         }
         // More may wait, and the poll reports only what is new.
@@ -602,8 +622,9 @@ impl Server {
     fn end(&mut self, key: usize, end: End, now: Time) {
         let Some(client) = self.connections.get_mut(key) else { return };
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
+        let why = end.to_string();
         if end.is_hostile() {
-            let why_id = self.manager.misbehaved(session, &end.to_string(), now);
+            let why_id = self.manager.misbehaved(session, &why, now);
             let refusal = match &end {
                 End::Malformed(why) => Some(Refusal::Malformed { why: why.clone() }),
                 End::Crowded(refusal) => Some(refusal.clone()),
@@ -625,6 +646,7 @@ impl Server {
         }
         self.remove(key);
         if let Some(session) = session {
+            self.manager.note_end(session, &why);
             self.manager.close_session(session, now);
         }
     }

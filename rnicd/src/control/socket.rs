@@ -8,19 +8,17 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
-};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     Access, AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, accessat, chownat, fchmod,
-    fchown, flock,
+    fchown, flock, fstat,
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::Uid;
+use rustix::process::{Gid, Uid};
 
 use crate::config::Control;
 use crate::privilege;
@@ -102,6 +100,12 @@ impl ControlSocket {
         lock_path.push(".lock");
         let lock_path = PathBuf::from(lock_path);
         let lock = take_lock(&path, &lock_path)?;
+        let account = control.user.as_deref().and_then(privilege::user_id);
+        let own = [0, privilege::own_user(), account.unwrap_or(0)];
+        if let Some(who) = path.parent().and_then(|folder| others_who_may_replace(folder, own)) {
+            let path = path.display();
+            tracing::warn!(%path, "{who} can put another socket in the place of this one");
+        }
         let opened = remove_stale(&path).and_then(|()| listen(&path, control));
         match opened {
             Ok(socket) => {
@@ -162,18 +166,8 @@ impl ControlSocket {
         let owner = Some(Uid::from_raw(uid));
         fchown(&lock.file, owner, None)
             .map_err(|e| system("cannot give away", &lock.path)(e.into()))?;
-        let give = || -> io::Result<()> {
-            // Held while it is looked at: somebody who can write to the folder may put something
-            // else there meanwhile.
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let there = rustix::fs::open(&self.path, flags, Mode::empty())?;
-            let kind = FileType::from_raw_mode(rustix::fs::fstat(&there)?.st_mode);
-            if kind != FileType::Socket {
-                return Err(io::Error::other("it has been replaced"));
-            }
-            Ok(chownat(&there, c"", owner, None, AtFlags::EMPTY_PATH)?)
-        };
-        give().map_err(system("cannot give away", &self.path))?;
+        let give = |there| Ok(chownat(there, c"", owner, None, AtFlags::EMPTY_PATH)?);
+        hold(&self.path).and_then(give).map_err(system("cannot give away", &self.path))?;
         if self.path.parent() == Some(Path::new(DEFAULT_FOLDER)) {
             // In /run, where only root can have put it.
             let given = std::os::unix::fs::lchown(DEFAULT_FOLDER, Some(uid), None);
@@ -286,11 +280,13 @@ fn take_lock(path: &Path, lock_path: &Path) -> Result<File, SocketError> {
         }
         // The owner before us removes the file before it lets the lock go: then we hold the lock
         // of a file that nobody else will find.
-        let same = match (lock.metadata(), std::fs::symlink_metadata(lock_path)) {
-            (Ok(held), Ok(there)) => held.dev() == there.dev() && held.ino() == there.ino(),
-            _ => false,
-        };
-        if same {
+        let held = lock.metadata().map_err(system("cannot look at lock file", lock_path))?;
+        let there = std::fs::symlink_metadata(lock_path);
+        if there.is_ok_and(|there| held.dev() == there.dev() && held.ino() == there.ino()) {
+            if !held.is_file() || held.nlink() != 1 {
+                let error = io::Error::other("it is another file as well");
+                return Err(system("cannot write lock file", lock_path)(error));
+            }
             let write = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
             write.map_err(system("cannot write lock file", lock_path))?;
             return Ok(lock);
@@ -331,19 +327,57 @@ fn listen(path: &Path, control: &Control) -> Result<OwnedFd, SocketError> {
         Ok(socket)
     };
     let socket = bound().map_err(|e| system("cannot bind", path)(e.into()))?;
-    let finish = || -> io::Result<()> {
-        if group.is_some() {
-            chown(path, None, group)?;
-        }
-        std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-        Ok(rustix::net::listen(&socket, BACKLOG)?)
-    };
-    finish().map_err(|error| {
+    let listening = open_to_clients(path, mode, group)
+        .and_then(|()| Ok(rustix::net::listen(&socket, BACKLOG)?));
+    listening.map_err(|error| {
         // Ours, as we hold the lock and have bound it.
         let _ = std::fs::remove_file(path);
         system("cannot open to clients", path)(error)
     })?;
     Ok(socket)
+}
+
+/// Gives the socket at `path` its mode, which the umask may have narrowed, and its group.
+fn open_to_clients(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()> {
+    let there = hold(path)?;
+    if group.is_some() {
+        chownat(&there, c"", None, group.map(Gid::from_raw), AtFlags::EMPTY_PATH)?;
+    }
+    if fstat(&there)?.st_mode & 0o7777 != mode {
+        // Not by the descriptor itself, which before Linux 6.6 nothing can do. This is a link to
+        // what it holds and to nothing else.
+        let held = format!("/proc/self/fd/{}", there.as_raw_fd());
+        std::fs::set_permissions(held, Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// The socket that this process has bound at `path`, held while it is looked at and changed: who can
+/// write to the folder may put something else there meanwhile, a link to a file of root's or
+/// another socket of this user's with a second name.
+fn hold(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let there = rustix::fs::open(path, flags, Mode::empty())?;
+    let found = fstat(&there)?;
+    let is_socket = FileType::from_raw_mode(found.st_mode) == FileType::Socket;
+    if !is_socket || found.st_uid != privilege::own_user() || found.st_nlink != 1 {
+        return Err(io::Error::other("it has been replaced"));
+    }
+    Ok(there)
+}
+
+/// Who else than these users can take away and make anew what this process puts into a folder.
+fn others_who_may_replace(folder: &Path, own: [u32; 3]) -> Option<String> {
+    // What cannot be looked at cannot be bound in.
+    let found = std::fs::metadata(folder).ok()?;
+    let (mode, owner) = (found.mode(), found.uid());
+    if !own.contains(&owner) {
+        return Some(format!("user {owner}, to whom {} belongs,", folder.display()));
+    }
+    // With the sticky bit everybody removes only what is his own.
+    let sticky = mode & 0o1000 != 0;
+    (mode & 0o022 != 0 && !sticky)
+        .then(|| format!("whoever may write to {} (mode {:04o})", folder.display(), mode & 0o7777))
 }
 
 fn system(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
@@ -408,6 +442,80 @@ mod tests {
         assert!(matches!(open(&path), Err(SocketError::NotASocket { .. })));
         assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), Some("precious"));
         assert!(!dir.path().join("s.lock").exists());
+    }
+
+    /// Whoever can write to the folder puts something else there between two steps.
+    #[test]
+    fn what_has_been_put_in_the_place_of_the_socket_keeps_its_mode() {
+        let dir = folder();
+        let at = |name: &str| dir.path().join(name);
+        let mode = |path: &Path| std::fs::symlink_metadata(path).map(|m| m.mode() & 0o7777).ok();
+        std::fs::write(at("secret"), "kept").unwrap_or_else(|e| panic!("{e}"));
+        std::fs::set_permissions(at("secret"), Permissions::from_mode(0o600))
+            .unwrap_or_else(|e| panic!("{e}"));
+        std::os::unix::fs::symlink(at("secret"), at("link")).unwrap_or_else(|e| panic!("{e}"));
+        std::fs::hard_link(at("secret"), at("file")).unwrap_or_else(|e| panic!("{e}"));
+        let _other = std::os::unix::net::UnixListener::bind(at("other"));
+        std::fs::set_permissions(at("other"), Permissions::from_mode(0o600))
+            .unwrap_or_else(|e| panic!("{e}"));
+        std::os::unix::fs::symlink(at("other"), at("socket-link"))
+            .unwrap_or_else(|e| panic!("{e}"));
+        let own = privilege::own_user();
+        for name in ["link", "file", "socket-link", "missing"] {
+            assert!(open_to_clients(&at(name), 0o666, None).is_err(), "{name}");
+        }
+        std::fs::hard_link(at("other"), at("second")).unwrap_or_else(|e| panic!("{e}"));
+        assert!(open_to_clients(&at("second"), 0o666, None).is_err(), "another name of a socket");
+        assert_eq!((mode(&at("secret")), mode(&at("other"))), (Some(0o600), Some(0o600)));
+        std::fs::remove_file(at("second")).unwrap_or_else(|e| panic!("{e}"));
+        // The socket itself gets what it is to have.
+        open_to_clients(&at("other"), 0o666, None).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(mode(&at("other")), Some(0o666));
+        if own == 0 {
+            open_to_clients(&at("other"), 0o660, Some(65_534)).unwrap_or_else(|e| panic!("{e}"));
+            let found = std::fs::metadata(at("other")).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!((found.gid(), found.uid(), found.mode() & 0o7777), (65_534, 0, 0o660));
+            // One that is somebody else's.
+            std::os::unix::fs::lchown(at("other"), Some(65_534), None)
+                .unwrap_or_else(|e| panic!("{e}"));
+            assert!(open_to_clients(&at("other"), 0o666, None).is_err());
+        }
+    }
+
+    #[test]
+    fn a_lock_file_that_is_another_file_as_well_is_left_alone() {
+        let dir = folder();
+        let precious = dir.path().join("precious");
+        std::fs::write(&precious, "kept").unwrap_or_else(|e| panic!("{e}"));
+        std::fs::hard_link(&precious, dir.path().join("s.lock")).unwrap_or_else(|e| panic!("{e}"));
+        let error = open(&dir.path().join("s")).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("another file"), "{error}");
+        assert_eq!(std::fs::read_to_string(&precious).ok().as_deref(), Some("kept"));
+    }
+
+    #[test]
+    fn folders_in_which_others_may_replace_the_socket_are_named() {
+        let dir = folder();
+        let who = |mode| {
+            std::fs::set_permissions(dir.path(), Permissions::from_mode(mode))
+                .unwrap_or_else(|e| panic!("{e}"));
+            others_who_may_replace(dir.path(), [0, privilege::own_user(), 65_533])
+        };
+        for safe in [0o700, 0o755, 0o1777, 0o1775] {
+            assert_eq!(who(safe), None, "{safe:o}");
+        }
+        for unsafe_mode in [0o777, 0o775, 0o702] {
+            assert!(who(unsafe_mode).is_some_and(|who| who.starts_with("whoever may write")));
+        }
+        if privilege::own_user() == 0 {
+            std::os::unix::fs::chown(dir.path(), Some(65_534), None)
+                .unwrap_or_else(|e| panic!("{e}"));
+            assert!(who(0o755).is_some_and(|who| who.starts_with("user 65534")));
+            // Given to the user that the daemon becomes.
+            std::os::unix::fs::chown(dir.path(), Some(65_533), None)
+                .unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(who(0o755), None);
+        }
     }
 
     #[test]

@@ -3,10 +3,11 @@
 //! A child plays one part of `parts` and writes lines of the form `kind TAB rest`. It is killed if
 //! it is dropped before it has ended, so nothing stays behind whatever fails.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 
-use crate::exec::PrivateDaemon;
+use crate::exec::DaemonProcess;
 
 /// Why a child is of no use.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +47,8 @@ pub(super) struct Child {
 
 impl Child {
     /// Starts this program again to play a part as a client of `daemon`.
-    pub(super) fn start(daemon: &PrivateDaemon, part: &[&str]) -> Result<Self, ChildError> {
-        let name = part.first().copied().unwrap_or_default().to_owned();
+    pub(super) fn start(daemon: &DaemonProcess, part: &[&OsStr]) -> Result<Self, ChildError> {
+        let name = part.first().copied().unwrap_or_default().to_string_lossy().into_owned();
         let failed = |error| ChildError::System { part: name.clone(), error };
         // The running file itself, even if another one has its name by now.
         let mut process = Command::new("/proc/self/exe")

@@ -1,6 +1,6 @@
 //! `rnicd demo`: RDMA between two unprivileged processes, seen with one command.
 //!
-//! For each path, a private daemon serves two child processes of this program. They exchange every
+//! For each path, a private daemon, a process of its own, serves two child processes of this program. They exchange every
 //! operation (`rnic_client::programs::tour`), copy a file with `rcopy`'s transfer code and measure themselves beside raw
 //! TCP and memcpy. [`parts`] is what the children do; here is who starts them and what a person is
 //! told. Every verdict comes from a child's exit code, and this process's repeats it.
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::config::{Config, Loopback, Seccomp};
-use crate::exec::PrivateDaemon;
+use crate::exec::{DaemonProcess, ExecError, LogTo, Overrides};
 use crate::privilege::check_available;
 use children::{Child, ChildError};
 use report::Report;
@@ -24,8 +24,8 @@ use report::Report;
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     /// The private daemon did not start or stop.
-    #[error("the daemon: {0}")]
-    Daemon(#[from] crate::exec::ExecError),
+    #[error(transparent)]
+    Daemon(#[from] ExecError),
     /// A child process failed.
     #[error(transparent)]
     Child(#[from] ChildError),
@@ -52,40 +52,55 @@ pub enum Cargo {
 
 /// Runs the demo and tells how it went on standard output.
 pub fn run(cargo: &Cargo) -> Result<ExitCode, DemoError> {
+    if let Cargo::File(path) = cargo {
+        // Before anything is started: a copy that cannot be would come late.
+        check(path)?;
+    }
     let mut report = Report::begin();
-    let folder = tempfile::Builder::new()
-        .prefix("rnicd-demo-")
-        .tempdir()
-        .map_err(system("cannot make a folder"))?;
-    let file = match cargo {
-        Cargo::File(path) => path.clone(),
-        Cargo::Made(len) => make(folder.path(), *len).map_err(system("cannot make the file"))?,
-    };
     for (loopback, title) in [
         (Loopback::Direct, "Direct path: from memory to memory inside one daemon"),
         (Loopback::Tcp, "TCP path: iWARP with CRC on the loopback interface"),
     ] {
         report.section(title);
-        let mut config = Config::default();
-        config.engine.loopback = loopback;
-        if check_available(config.control.seccomp).is_err() {
-            // Some sandboxes have no filters; a demo has no configuration to say so in.
-            config.control.seccomp = Seccomp::Off;
+        // Some sandboxes have no filters; a demo has no configuration to say so in.
+        let filters = check_available(Config::default().control.seccomp).is_ok();
+        let seccomp = (!filters).then_some(Seccomp::Off);
+        let overrides = Overrides { loopback: Some(loopback), seccomp };
+        let daemon = DaemonProcess::start("", overrides, LogTo::Nobody)?;
+        if let Err(error) = steps(&daemon, cargo, &mut report) {
+            // The reason behind whatever failed, if it died.
+            return Err(daemon.stop().map_or_else(DemoError::from, |()| error));
         }
-        let daemon = PrivateDaemon::start(config)?;
-        tour(&daemon, &mut report)?;
-        copy(&daemon, &file, &mut report)?;
-        measure(&daemon, &mut report)?;
-        daemon.stop().map_err(system("the daemon did not stop in order"))?;
+        daemon.stop()?;
     }
     report.end();
     Ok(ExitCode::SUCCESS)
 }
 
-fn tour(daemon: &PrivateDaemon, report: &mut Report) -> Result<(), DemoError> {
-    let mut host = Child::start(daemon, &["host"])?;
+fn steps(daemon: &DaemonProcess, cargo: &Cargo, report: &mut Report) -> Result<(), DemoError> {
+    tour(daemon, report)?;
+    let file = match cargo {
+        Cargo::File(path) => path.clone(),
+        Cargo::Made(len) => make(daemon.folder(), *len).map_err(system("cannot make the file"))?,
+    };
+    copy(daemon, &file, report)?;
+    measure(daemon, report)
+}
+
+fn check(path: &Path) -> Result<(), DemoError> {
+    let cannot_read = || format!("cannot read {}", path.display());
+    let metadata = std::fs::metadata(path).map_err(system(&cannot_read()))?;
+    if !metadata.is_file() {
+        let error = io::Error::other("it is no regular file");
+        return Err(DemoError::System { what: cannot_read(), error });
+    }
+    File::open(path).map(drop).map_err(system(&cannot_read()))
+}
+
+fn tour(daemon: &DaemonProcess, report: &mut Report) -> Result<(), DemoError> {
+    let mut host = Child::start(daemon, &["host".as_ref()])?;
     let address = host.line("address")?;
-    let mut guest = Child::start(daemon, &["visit", &address])?;
+    let mut guest = Child::start(daemon, &["visit".as_ref(), address.as_ref()])?;
     report.pair(host.id(), guest.id());
     while let Some(line) = guest.next_line()? {
         report.step(&line);
@@ -95,14 +110,14 @@ fn tour(daemon: &PrivateDaemon, report: &mut Report) -> Result<(), DemoError> {
     Ok(())
 }
 
-fn copy(daemon: &PrivateDaemon, file: &Path, report: &mut Report) -> Result<(), DemoError> {
-    let folder = tempfile::Builder::new()
-        .prefix("rnicd-demo-")
-        .tempdir()
-        .map_err(system("cannot make a folder"))?;
-    let mut receiver = Child::start(daemon, &["receive", &folder.path().to_string_lossy()])?;
+fn copy(daemon: &DaemonProcess, file: &Path, report: &mut Report) -> Result<(), DemoError> {
+    // In the daemon's folder, so that it goes with it.
+    let folder = daemon.folder().join("received");
+    std::fs::create_dir(&folder).map_err(system("cannot make a folder"))?;
+    let mut receiver = Child::start(daemon, &["receive".as_ref(), folder.as_ref()])?;
     let address = receiver.line("address")?;
-    let mut sender = Child::start(daemon, &["send", &file.to_string_lossy(), &address])?;
+    let part = ["send".as_ref(), file.as_os_str(), address.as_ref()];
+    let mut sender = Child::start(daemon, &part)?;
     let sent = sender.line("sent")?;
     let received = receiver.line("received")?;
     sender.finish()?;
@@ -112,11 +127,12 @@ fn copy(daemon: &PrivateDaemon, file: &Path, report: &mut Report) -> Result<(), 
         return Err(DemoError::Differs(file.to_owned()));
     }
     report.copied(file, &sent);
-    Ok(())
+    // Room for the other path's.
+    std::fs::remove_dir_all(&folder).map_err(system("cannot remove the copy"))
 }
 
-fn measure(daemon: &PrivateDaemon, report: &mut Report) -> Result<(), DemoError> {
-    let mut child = Child::start(daemon, &["measure"])?;
+fn measure(daemon: &DaemonProcess, report: &mut Report) -> Result<(), DemoError> {
+    let mut child = Child::start(daemon, &["measure".as_ref()])?;
     while let Some(line) = child.next_line()? {
         report.figure(&line);
     }

@@ -1,6 +1,7 @@
 //! What the demo's child processes do. They are ordinary clients: `rnic-client` and nothing else.
 
 use std::error::Error;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -47,7 +48,7 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
         let mut peer = Command::new("/proc/self/exe");
         peer.args(["demo-part", "measure-peer"]);
         for figure in figures(&perf::quick(perf::QuickOptions { socket: None, peer })?) {
-            println!("figure\t{figure}");
+            writeln!(std::io::stdout(), "figure\t{figure}")?;
         }
         return Ok(());
     }
@@ -56,26 +57,44 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
         Part::Measure | Part::MeasurePeer => {}
         Part::Host => {
             let listener = context.listen(ANYWHERE.into(), 16)?;
-            println!("address\t{}", listener.local_addr());
+            writeln!(std::io::stdout(), "address\t{}", listener.local_addr())?;
             tour::host(&context, &listener, 1, PATIENCE)?;
         }
         Part::Visit { address } => {
             for step in tour::visit(&context, *address, PATIENCE)? {
-                println!("{}\t{}\t{}", step.name, step.detail, step.took.as_micros());
+                writeln!(
+                    std::io::stdout(),
+                    "{}\t{}\t{}",
+                    step.name,
+                    step.detail,
+                    step.took.as_micros()
+                )?;
             }
         }
         Part::Receive { folder } => {
             let listener = context.listen(ANYWHERE.into(), 1)?;
-            println!("address\t{}", listener.local_addr());
+            writeln!(std::io::stdout(), "address\t{}", listener.local_addr())?;
             let options = rcopy::ReceiveOptions::default();
             let report =
                 rcopy::serve_one(&context, &listener, folder, &options, Some(PATIENCE), |_, _| {})?;
-            println!("received\t{}\t{}\t{}", report.bytes, report.sha256, report.seconds);
+            writeln!(
+                std::io::stdout(),
+                "received\t{}\t{}\t{}",
+                report.bytes,
+                report.sha256,
+                report.seconds
+            )?;
         }
         Part::Send { file, address } => {
             let options = rcopy::SendOptions::default();
             let report = rcopy::send_file(&context, file, *address, &options, |_| {})?;
-            println!("sent\t{}\t{}\t{}", report.bytes, report.sha256, report.seconds);
+            writeln!(
+                std::io::stdout(),
+                "sent\t{}\t{}\t{}",
+                report.bytes,
+                report.sha256,
+                report.seconds
+            )?;
         }
     }
     Ok(())

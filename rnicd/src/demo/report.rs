@@ -1,7 +1,15 @@
 //! What a person sees of the demo.
 
+use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
+
+/// Prints a line. A reader that has had enough is no reason to stop: the exit code is the verdict.
+macro_rules! say {
+    ($($line:tt)*) => {{
+        let _ = writeln!(std::io::stdout(), $($line)*);
+    }};
+}
 
 /// Prints as things happen.
 pub(super) struct Report {
@@ -11,16 +19,16 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn begin() -> Self {
-        println!("rnicd {}: an RDMA NIC in a daemon (iWARP)", env!("CARGO_PKG_VERSION"));
+        say!("rnicd {}: an RDMA NIC in a daemon (iWARP)", env!("CARGO_PKG_VERSION"));
         Report { began: Instant::now(), verified: 0 }
     }
 
     pub(super) fn section(&mut self, title: &str) {
-        println!("\n{title}");
+        say!("\n{title}");
     }
 
     pub(super) fn pair(&mut self, host: u32, guest: u32) {
-        println!("  processes {host} (host) and {guest} (guest) exchange every operation:");
+        say!("  processes {host} (host) and {guest} (guest) exchange every operation:");
     }
 
     /// A line of the guest: name, what was verified, microseconds.
@@ -31,7 +39,7 @@ impl Report {
             return;
         };
         self.verified += 1;
-        println!("    ok  {name:<42} {took:>7} us  {detail}");
+        say!("    ok  {name:<42} {took:>7} us  {detail}");
     }
 
     /// A line of the sender: octets, digest, seconds.
@@ -42,23 +50,23 @@ impl Report {
         let seconds: f64 = fields.next().and_then(|f| f.parse().ok()).unwrap_or_default();
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         self.verified += 1;
-        println!(
+        say!(
             "    ok  rcopy of {name}: {:.0} MiB in {seconds:.2} s, {:.0} MB/s with hashing and disk",
             octets / f64::from(1 << 20),
             octets / seconds / 1e6,
         );
-        println!("        SHA-256 {digest} on both sides");
+        say!("        SHA-256 {digest} on both sides");
     }
 
     /// A line of the measuring process.
     pub(super) fn figure(&mut self, line: &str) {
         if let Some((_, figure)) = line.split_once('\t') {
-            println!("        {figure}");
+            say!("        {figure}");
         }
     }
 
     pub(super) fn end(&self) {
         let seconds = self.began.elapsed().as_secs_f64();
-        println!("\nAll {} steps verified in {seconds:.1} s.", self.verified);
+        say!("\nAll {} steps verified in {seconds:.1} s.", self.verified);
     }
 }

@@ -39,9 +39,10 @@ impl Log {
     /// full pipe cannot keep the process from ending.
     pub fn start(log: &config::Log) -> (Self, Option<String>) {
         let (filter, problem, fixed) = match std::env::var("RUST_LOG") {
-            Ok(text) => match EnvFilter::try_new(&text) {
-                Ok(filter) => (filter, None, true),
-                Err(error) => (configured(log), Some(format!("RUST_LOG={text}: {error}")), false),
+            // Also of the variable no wrong word may mean silence.
+            Ok(text) => match config::log_filter(&text) {
+                Ok(filter) => (EnvFilter::new(filter), None, true),
+                Err(error) => (configured(log), Some(format!("RUST_LOG={text} {error}")), false),
             },
             Err(_) => (configured(log), None, false),
         };

@@ -10,6 +10,7 @@
 mod account;
 mod activation;
 mod interrupt;
+mod network;
 mod peer;
 mod renounce;
 mod seccomp;
@@ -18,6 +19,7 @@ mod signals;
 pub use account::{Account, group_id, user_id};
 pub use activation::passed_socket;
 pub use interrupt::Interrupter;
+pub use network::Network;
 pub use peer::Peer;
 pub use renounce::{RenounceError, account_to_become, become_account, renounce};
 pub use seccomp::{ThreadKind, check_available, confine, spawn_confined};

@@ -4,8 +4,9 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::Network;
 
 /// Identity of a peer, and a descriptor that becomes readable when it exits.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Peer {
     pub groups: Vec<u32>,
     /// Its command name, printable.
     pub command: String,
+    /// The network namespace in which it made its socket; none if the kernel does not say.
+    pub network: Option<Network>,
     /// The process itself.
     pub process: OwnedFd,
 }
@@ -27,21 +30,26 @@ pub struct Peer {
 impl Peer {
     /// Asks the kernel who connected `socket`.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let credentials = socket_peercred(socket)?;
-        let process = match peer_pidfd(socket) {
-            Ok(process) => process,
+        let libc::ucred { pid, uid, gid } = peer_credentials(socket)?;
+        // None for a process that has no number in our namespace.
+        let visible = Pid::from_raw(pid.max(0));
+        let process = match (peer_pidfd(socket), visible) {
+            (Ok(process), _) => process,
             // Kernels before 6.5. The pid may have been reused since connect, but only if the
             // peer is gone already; then the socket's end tells as well.
-            Err(_) => pidfd_open(credentials.pid, PidfdFlags::NONBLOCK)?,
+            (Err(_), Some(pid)) => pidfd_open(pid, PidfdFlags::NONBLOCK)?,
+            (Err(error), None) => {
+                let why = format!(
+                    "a client of user {uid} runs outside of the daemon's pid namespace, where this \
+                     kernel cannot tell of its end ({error}); that takes Linux 6.5"
+                );
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
         };
-        Ok(Peer {
-            pid: credentials.pid.as_raw_nonzero().get(),
-            uid: credentials.uid.as_raw(),
-            gid: credentials.gid.as_raw(),
-            groups: peer_groups(socket, credentials.gid.as_raw())?,
-            command: command(credentials.pid),
-            process,
-        })
+        let groups = peer_groups(socket, gid)?;
+        let command = visible.map(command).unwrap_or_default();
+        let network = Network::of(socket).ok();
+        Ok(Peer { pid: pid.max(0), uid, gid, groups, command, network, process })
     }
 
     /// Whether the process has exited.
@@ -51,6 +59,28 @@ impl Peer {
         let process = self.process.as_fd();
         poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0)
     }
+}
+
+/// `SO_PEERCRED`, as the kernel has it: the process is 0 if it is in a pid namespace outside of ours.
+fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: getsockopt writes at most `len` bytes to `credentials`, a live local of exactly that
+    // size, of which every pattern of bits is a value; `len` is initialised to its size, and both
+    // outlive the call. The socket is borrowed, so its descriptor is open.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(credentials)
 }
 
 /// `SO_PEERPIDFD`: names the process that connected, whatever became of its number.
@@ -141,6 +171,7 @@ mod tests {
         let own = rustix::process::getgroups().unwrap_or_default();
         let own: Vec<u32> = own.into_iter().map(|g| g.as_raw()).collect();
         assert_eq!(peer.groups[1..], own);
+        assert_eq!(peer.network, Network::own().ok());
         assert!(!peer.command.is_empty());
         assert!(!peer.has_exited());
     }

@@ -72,24 +72,33 @@ impl Signals {
         Ok(Signals { fd: unsafe { OwnedFd::from_raw_fd(fd) }, before })
     }
 
-    /// Starts a program that gets its signals as if we had never taken them.
-    pub fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+    /// Starts a program that gets its signals as if we had never taken them, and that the kernel
+    /// kills when the calling thread ends before it: to be called by the main thread. (One that is
+    /// set-uid is not killed.)
+    pub fn spawn_to_die_with_us(&self, command: &mut Command) -> io::Result<Child> {
         let before = self.before;
-        let restore = move || {
+        let parent = rustix::process::getpid();
+        let prepare = move || {
             // SAFETY: `before` is an initialised set owned by this closure; a null old set is
             // allowed.
             let error = unsafe {
                 libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
             };
-            match error {
-                0 => Ok(()),
-                error => Err(io::Error::from_raw_os_error(error)),
+            if error != 0 {
+                return Err(io::Error::from_raw_os_error(error));
+            }
+            let kill = Some(rustix::process::Signal::KILL);
+            rustix::process::set_parent_process_death_signal(kill)?;
+            // Whoever has another parent by now was too late to be told.
+            match rustix::process::getppid() == Some(parent) {
+                true => Ok(()),
+                false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
             }
         };
         // SAFETY: the closure runs between fork and exec of a process with threads, where only
-        // async-signal-safe functions may be called: it calls pthread_sigmask, which is, and
-        // neither allocates nor locks (an io::Error from a number does neither).
-        unsafe { command.pre_exec(restore) };
+        // async-signal-safe functions may be called: it calls pthread_sigmask, prctl and getppid,
+        // which are, and neither allocates nor locks (an io::Error from a number does neither).
+        unsafe { command.pre_exec(prepare) };
         command.spawn()
     }
 

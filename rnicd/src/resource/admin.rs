@@ -66,6 +66,7 @@ fn makes_something(body: &RequestBody) -> bool {
     match body {
         R::OpenPd { .. }
         | R::AddSegment { .. }
+        | R::ReserveSegment { .. }
         | R::RegMr { .. }
         | R::CreateChannel
         | R::CreateCq { .. }
@@ -100,6 +101,8 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::DestroySrq { .. }
         | R::AdminDisconnect { .. }
         | R::Drain { .. }
-        | R::Why { .. } => false,
+        | R::Why { .. }
+        // What was reserved before.
+        | R::FillSegment { .. } => false,
     }
 }

@@ -4,7 +4,7 @@
 //! one socket: a client that sends from memory of which it serves a page itself (a mapped file of a
 //! FUSE file system) holds the socket for as long as it likes, and the daemon's next call with it,
 //! whatever its flags (seen, by userfaultfd). So only clients may pass sockets that could
-//! stop the daemon anyway.
+//! stop the daemon anyway, or whom a rule allows it (`sockets = true`).
 
 use std::net::TcpStream;
 
@@ -110,11 +110,11 @@ impl Manager {
         let descriptor = descriptor.ok_or_else(refuse::lost_descriptor)?;
         let client = &find(&mut self.sessions, id)?.client;
         let user = client.identity.uid;
-        if client.is_trusted() {
+        if client.may_pass_sockets() {
             let stream = TcpStream::from(descriptor.into_inner());
             return Ok(Socket::passed(stream, user, self.reaper.clone()));
         }
         let what = format!("a socket of user {user}");
-        Err(Refusal::NotAllowed { rule: "user.trusted".to_owned(), what })
+        Err(Refusal::NotAllowed { rule: "user.sockets".to_owned(), what })
     }
 }

@@ -1,5 +1,7 @@
 //! What this process can really give: limits of the configuration met with those of the machine.
 
+use super::policy::Rights;
+use crate::cm::Quota;
 use crate::config::{Config, Loopback};
 
 /// Workers and limits in force.
@@ -9,6 +11,10 @@ pub struct Capacity {
     pub workers: u32,
     /// Queue pairs of the device: as configured, or what the descriptors allow.
     pub qps: u32,
+    /// Connections in start-up that hold a descriptor and no QP: the same.
+    pub half_open: u32,
+    /// Those of one user: half of them where descriptors have lowered them, unless the daemon is his.
+    half_open_of_user: u32,
     /// The soft limit on descriptors, after it was raised.
     pub nofile: u64,
     /// Descriptors of clients that may wait to be closed: as configured, or what the others leave.
@@ -30,17 +36,27 @@ impl Capacity {
             Loopback::Tcp => cpus.clamp(1, 2),
         };
         let workers = config.engine.workers.unwrap_or((cpus / 2).max(least));
-        Capacity { workers, qps: 0, nofile, closing: 0 }.with_limits_of(config)
+        let nothing =
+            Capacity { workers, qps: 0, half_open: 0, half_open_of_user: 0, nofile, closing: 0 };
+        nothing.with_limits_of(config)
     }
 
     /// The same machine under other limits.
     #[must_use]
     pub fn with_limits_of(&self, config: &Config) -> Self {
-        let configured = config.limits.device.qps;
-        let qps = u32::try_from(self.room()).map_or(configured, |room| room.min(configured));
-        let closing = u64::from(config.limits.closing);
+        let lowered = |configured: u32, room: u64| {
+            u32::try_from(room).map_or(configured, |room| room.min(configured))
+        };
+        let limits = &config.limits;
+        let half_open = lowered(limits.half_open, self.startups().max(1));
+        let half_open_of_user = match half_open < limits.half_open {
+            true => (half_open / 2).max(1),
+            false => u32::MAX,
+        };
+        let qps = lowered(limits.device.qps, self.room());
+        let closing = u64::from(limits.closing);
         let closing = closing.min((self.not_for_connections() / 4).max(LEAST_CLOSING));
-        Capacity { qps, closing, ..*self }
+        Capacity { qps, half_open, half_open_of_user, closing, ..*self }
     }
 
     /// Where the descriptors come from, in words.
@@ -54,9 +70,28 @@ impl Capacity {
 
     /// The key to name when QPs run out: the configured one, or what lowered it.
     pub fn qps_key(&self, configured: u32) -> String {
-        match self.qps < configured {
-            true => format!("limits.qps (lowered by RLIMIT_NOFILE = {})", self.nofile),
-            false => "limits.qps".to_owned(),
+        self.key("limits.qps".to_owned(), self.qps < configured)
+    }
+
+    /// The key to name when there is no room for another connection in start-up.
+    pub fn half_open_key(&self, configured: u32) -> String {
+        self.key("limits.half_open".to_owned(), self.half_open < configured)
+    }
+
+    /// What the start-up of a user's connections may take up.
+    pub fn quota(&self, rights: &Rights) -> Quota {
+        let most = match rights.uid == crate::privilege::own_user() {
+            true => self.half_open,
+            false => self.half_open_of_user,
+        };
+        let half_open_key = self.key(rights.half_open_key(), most < rights.half_open);
+        Quota { user: rights.uid, half_open: rights.half_open.min(most), half_open_key }
+    }
+
+    fn key(&self, name: String, lowered: bool) -> String {
+        match lowered {
+            true => format!("{name} (lowered by RLIMIT_NOFILE = {})", self.nofile),
+            false => name,
         }
     }
 
@@ -80,7 +115,7 @@ impl Capacity {
     }
 
     fn not_for_connections(&self) -> u64 {
-        self.nofile.saturating_sub(RESERVED) - self.room()
+        self.nofile.saturating_sub(RESERVED) - self.room() - self.startups()
     }
 
     /// Descriptors of a session without objects: its socket, its process, its event channel, and an
@@ -90,9 +125,14 @@ impl Capacity {
     }
 
     /// A connected QP holds one descriptor. A quarter stays for sessions, channels, bound addresses
-    /// and what waits to be closed, which are counted. Connections in start-up give way when there are no more.
+    /// and what waits to be closed, an eighth for connections in start-up. All of them are counted, so
+    /// that none of them takes the descriptors of another.
     fn room(&self) -> u64 {
-        self.nofile.saturating_sub(RESERVED) / 4 * 3
+        self.nofile.saturating_sub(RESERVED) / 8 * 5
+    }
+
+    fn startups(&self) -> u64 {
+        self.nofile.saturating_sub(RESERVED) / 8
     }
 }
 
@@ -116,7 +156,7 @@ mod tests {
     fn few_descriptors_lower_the_queue_pairs_and_say_so() {
         let config = Config::default();
         let small = Capacity::derive(&config, 1024, 2);
-        assert_eq!(small.qps, 720);
+        assert_eq!((small.qps, small.half_open, small.rest()), (600, 120, 240));
         let key = small.qps_key(config.limits.device.qps);
         assert_eq!(key, "limits.qps (lowered by RLIMIT_NOFILE = 1024)");
         let large = Capacity::derive(&config, 1 << 20, 2);

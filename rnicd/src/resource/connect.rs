@@ -25,6 +25,7 @@ impl Manager {
     ) -> Answer {
         self.may_serve(id, address)?;
         let session = find(&mut self.sessions, id)?;
+        self.policy.may_reach(&session.client.identity, "bind", address)?;
         self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
         let listener = ListenerId(self.handles.listeners.allocate(id));
         let bound = self.cm.bind(id, listener, address).and_then(|chosen| {
@@ -95,7 +96,14 @@ impl Manager {
         let (qp, peer) = (params.qp, params.peer);
         let session = find(&mut self.sessions, id)?;
         session.qp(qp)?.refuse_unless_idle(qp)?;
-        self.policy.may_connect(&session.client.identity, peer)?;
+        let who = &session.client.identity;
+        self.policy.may_connect(who, peer)?;
+        self.policy.may_reach(who, "connect to", peer)?;
+        // Who comes from the loopback is taken for a program of this host. The unspecified address
+        // leaves the choice to the kernel.
+        if let Some(local) = params.local.filter(|local| !local.ip().is_unspecified()) {
+            self.policy.may_reach(who, "connect from", local)?;
+        }
         self.take_rate(id, now)?;
         self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
         self.cm.connect(params, now).inspect_err(|_| self.release_reads(qp))?;

@@ -73,6 +73,8 @@ impl Counts {
 pub struct Ledger {
     device: [u64; Kind::COUNT],
     qps_key: String,
+    /// Queue pairs of one user, where descriptors have lowered those of the device.
+    qps_of_user: u64,
     descriptors: Descriptors,
     used: Amounts,
     /// Users who have something.
@@ -94,6 +96,7 @@ impl Ledger {
         let mut ledger = Ledger {
             device: [UNLIMITED; Kind::COUNT],
             qps_key: String::new(),
+            qps_of_user: UNLIMITED,
             descriptors: Descriptors::default(),
             used: Amounts::default(),
             users: BTreeMap::new(),
@@ -105,6 +108,10 @@ impl Ledger {
     /// Other limits of the device. What exists stays, even above them.
     pub fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
         self.qps_key = capacity.qps_key(limits.device.qps);
+        self.qps_of_user = match capacity.qps < limits.device.qps {
+            true => u64::from(capacity.qps) / 2,
+            false => UNLIMITED,
+        };
         self.descriptors = Descriptors {
             nofile: capacity.nofile,
             limit: capacity.rest(),
@@ -124,7 +131,7 @@ impl Ledger {
         let of_session = own.own.of(kind);
         check(of_session, amount, rights.session_limit(kind), || rights.session_key(kind))?;
         let of_user = self.of_user(rights.uid, kind);
-        check(of_user, amount, rights.user_limit(kind), || rights.user_key(kind))?;
+        check(of_user, amount, self.user_limit(rights, kind), || self.user_key(rights, kind))?;
         let limit = self.device[kind as usize];
         check(self.used.of(kind), amount, limit, || self.device_key(kind))?;
         let none = Amounts::default();
@@ -171,7 +178,7 @@ impl Ledger {
 
     /// The most of `kind` that a client could ever have.
     pub fn most(&self, rights: &Rights, kind: Kind) -> u64 {
-        let own = rights.session_limit(kind).min(rights.user_limit(kind));
+        let own = rights.session_limit(kind).min(self.user_limit(rights, kind));
         own.min(self.device[kind as usize])
     }
 
@@ -180,7 +187,7 @@ impl Ledger {
         let rights = &own.rights;
         let session = rights.session_limit(kind).saturating_sub(own.of(kind));
         let of_user = self.of_user(rights.uid, kind);
-        let user = rights.user_limit(kind).saturating_sub(of_user);
+        let user = self.user_limit(rights, kind).saturating_sub(of_user);
         let device = self.device[kind as usize].saturating_sub(self.used.of(kind));
         session.min(user).min(device)
     }
@@ -222,8 +229,37 @@ impl Ledger {
         }
     }
 
+    /// The limits of a user with what is in use.
+    pub fn user_rows(&self, rights: &Rights) -> impl Iterator<Item = LimitRow> {
+        Kind::ALL.into_iter().map(|kind| LimitRow {
+            key: self.user_key(rights, kind),
+            scope: format!("user {}", rights.uid),
+            limit: self.user_limit(rights, kind),
+            used: self.of_user(rights.uid, kind),
+        })
+    }
+
     fn of_user(&self, uid: u32, kind: Kind) -> u64 {
         self.users.get(&uid).map_or(0, |account| account.used.of(kind))
+    }
+
+    /// What a user may have: as configured, but no more than half of the queue pairs that there are
+    /// descriptors for, unless the daemon is his.
+    fn user_limit(&self, rights: &Rights, kind: Kind) -> u64 {
+        let configured = rights.user_limit(kind);
+        match kind {
+            Kind::Qps if rights.uid != crate::privilege::own_user() => {
+                configured.min(self.qps_of_user)
+            }
+            _ => configured,
+        }
+    }
+
+    fn user_key(&self, rights: &Rights, kind: Kind) -> String {
+        match self.user_limit(rights, kind) < rights.user_limit(kind) {
+            true => format!("half of {} for user {}", self.qps_key, rights.uid),
+            false => rights.user_key(kind),
+        }
     }
 
     fn device_key(&self, kind: Kind) -> String {
@@ -307,7 +343,7 @@ mod tests {
 
     impl Fixture {
         fn session(&self, uid: u32) -> Counts {
-            Counts::new(self.policy.rights(&Identity { uid, gids: vec![uid] }))
+            Counts::new(self.policy.rights(&Identity { uid, gids: vec![uid], foreign: false }))
         }
 
         fn charge(&mut self, own: &mut Counts, kind: Kind, amount: u64) -> Result<(), String> {
@@ -396,11 +432,18 @@ mod tests {
 
     #[test]
     fn queue_pairs_lowered_by_descriptors_are_refused_by_that_name() {
-        let mut f = fixture(68, FEW);
+        let mut f = fixture(72, FEW);
         let mut own = f.session(1000);
-        assert_eq!(f.charge(&mut own, Kind::Qps, 3), Ok(()));
-        let e = f.charge(&mut own, Kind::Qps, 1);
-        assert!(e.is_err_and(|e| e.contains("RLIMIT_NOFILE = 68")));
+        assert_eq!(f.charge(&mut own, Kind::Qps, 2), Ok(()));
+        let e = f.charge(&mut own, Kind::Qps, 1).unwrap_err();
+        let key = "half of limits.qps (lowered by RLIMIT_NOFILE = 72) for user 1000 = 2 reached";
+        assert!(e.starts_with(key), "{e}");
+        assert_eq!(f.ledger.room(&own, Kind::Qps), 0);
+        let (mut second, mut third) = (f.session(1001), f.session(1002));
+        assert_eq!(f.charge(&mut second, Kind::Qps, 2), Ok(()));
+        assert_eq!(f.charge(&mut third, Kind::Qps, 1), Ok(()));
+        let e = f.charge(&mut third, Kind::Qps, 1);
+        assert!(e.is_err_and(|e| e.contains("RLIMIT_NOFILE = 72")));
     }
 
     #[test]

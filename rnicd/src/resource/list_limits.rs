@@ -76,10 +76,10 @@ impl Manager {
     fn device_limits(&self) -> Vec<LimitRow> {
         let mut rows: Vec<LimitRow> = self.ledger.device_rows().collect();
         rows.push(LimitRow {
-            key: "limits.half_open".to_owned(),
+            key: self.capacity.half_open_key(self.config.limits.half_open),
             scope: "device".to_owned(),
-            limit: self.config.limits.half_open.into(),
-            used: self.cm.giving_way() as u64,
+            limit: self.capacity.half_open.into(),
+            used: self.cm.startups() as u64,
         });
         rows.push(LimitRow {
             key: self.capacity.closing_key(self.config.limits.closing),
@@ -91,26 +91,21 @@ impl Manager {
         rows
     }
 
-    fn user_limits(&self, Account { used, rights }: &Account) -> impl Iterator<Item = LimitRow> {
-        let counted = Kind::ALL.into_iter().map(move |kind| LimitRow {
-            key: rights.user_key(kind),
-            scope: user_scope(rights),
-            limit: rights.user_limit(kind),
-            used: used.of(kind),
-        });
+    fn user_limits(&self, Account { rights, .. }: &Account) -> impl Iterator<Item = LimitRow> {
         let closing = LimitRow {
             key: rights.closing_key(),
             scope: user_scope(rights),
             limit: self.capacity.closing_of_user(rights.closing),
             used: self.reaper.closing(rights.uid) as u64,
         };
+        let quota = self.capacity.quota(rights);
         let half_open = LimitRow {
-            key: rights.half_open_key(),
+            key: quota.half_open_key,
             scope: user_scope(rights),
-            limit: rights.half_open.into(),
-            used: self.cm.giving_way_of(rights.uid) as u64,
+            limit: quota.half_open.into(),
+            used: self.cm.startups_of(rights.uid) as u64,
         };
-        counted.chain([half_open, closing])
+        self.ledger.user_rows(rights).chain([half_open, closing])
     }
 }
 

@@ -89,6 +89,35 @@ impl Manager {
 
     /// The descriptor has answered `F_GET_SEALS`, so it is safe to use.
     pub(super) fn add_segment(&mut self, id: SessionId, length: u64, memfd: Passed) -> Answer {
+        let segment = self.charge_segment(id, length)?;
+        match self.fill(id, segment, memfd) {
+            Ok(()) => Given::now(ReplyBody::Segment { segment }),
+            Err(refusal) => {
+                self.forget_segment(id, segment);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Counts a segment that has no memory yet: the client is told what it may not have before it
+    /// takes it from the machine.
+    pub(super) fn reserve_segment(&mut self, id: SessionId, length: u64) -> Answer {
+        let segment = self.charge_segment(id, length)?;
+        Given::now(ReplyBody::Segment { segment })
+    }
+
+    /// Gives a reserved segment its memory. The descriptor is as for [`Manager::add_segment`].
+    pub(super) fn fill_segment(
+        &mut self,
+        id: SessionId,
+        segment: SegmentId,
+        memfd: Passed,
+    ) -> Answer {
+        self.fill(id, segment, memfd)?;
+        Given::done()
+    }
+
+    fn charge_segment(&mut self, id: SessionId, length: u64) -> Result<SegmentId, Refusal> {
         let session = find(&mut self.sessions, id)?;
         if length == 0 || !length.is_multiple_of(PAGE) {
             let why = format!("{length} is no multiple of the page size, {PAGE}");
@@ -99,26 +128,41 @@ impl Manager {
             self.ledger.credit(&mut session.counts, Kind::Segments, 1);
             return Err(refusal);
         }
-        let mapping = match Mapping::adopt_segment(memfd.as_fd(), length) {
-            Ok(mapping) => mapping,
-            Err(error) => {
-                self.ledger.credit(&mut session.counts, Kind::SegmentBytes, length);
-                self.ledger.credit(&mut session.counts, Kind::Segments, 1);
-                return Err(segment_refusal(&error));
-            }
-        };
+        let segment = SegmentId(self.handles.segments.allocate(id));
+        session.segments.insert(segment, Segment { mapping: None, length, mrs: 0 });
+        Ok(segment)
+    }
+
+    fn fill(&mut self, id: SessionId, segment: SegmentId, memfd: Passed) -> Result<(), Refusal> {
+        let object = find(&mut self.sessions, id)?.segment(segment)?;
+        if object.mapping.is_some() {
+            return Err(refuse::invalid("segment", "has its memory already"));
+        }
+        let mapping = Mapping::adopt_segment(memfd.as_fd(), object.length);
+        object.mapping = Some(mapping.map_err(|error| segment_refusal(&error))?);
         // Nothing is freed by that: the mapping has it as well.
         drop(memfd.into_inner());
-        let segment = SegmentId(self.handles.segments.allocate(id));
-        session.segments.insert(segment, Segment { mapping, length, mrs: 0 });
-        Given::now(ReplyBody::Segment { segment })
+        Ok(())
+    }
+
+    /// Takes back a segment that never had memory.
+    fn forget_segment(&mut self, id: SessionId, segment: SegmentId) {
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        let Some(Segment { length, .. }) = session.segments.remove(&segment) else { return };
+        self.handles.segments.release(segment.0);
+        self.ledger.credit(&mut session.counts, Kind::SegmentBytes, length);
+        self.ledger.credit(&mut session.counts, Kind::Segments, 1);
     }
 
     pub(super) fn remove_segment(&mut self, id: SessionId, segment: SegmentId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let mrs = session.segment(segment)?.mrs;
-        if mrs > 0 {
+        let Segment { mapping, mrs, .. } = session.segment(segment)?;
+        if *mrs > 0 {
             return Err(refuse::in_use("segment", segment.0, format!("{mrs} MRs")));
+        }
+        if mapping.is_none() {
+            self.forget_segment(id, segment);
+            return Given::done();
         }
         let Some(Segment { mapping, length, .. }) = session.segments.remove(&segment) else {
             return Given::done();
@@ -251,6 +295,9 @@ fn named_memory(
             }
             let too_large = |_| refuse::invalid("offset", "is too large");
             let offset = usize::try_from(offset).map_err(too_large)?;
+            let Some(mapping) = mapping else {
+                return Err(refuse::invalid("segment", "is reserved and has no memory yet"));
+            };
             Ok((Some(segment), Memory::Segment { mapping: mapping.clone(), offset }))
         }
         MrSource::Attached { address } => {

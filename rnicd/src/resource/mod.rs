@@ -52,13 +52,13 @@ use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::cm::{AcceptParams, ConnectParams, ConnectionManager, Quota};
+use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
 use crate::config::{Config, Loopback};
 use crate::control::{Passed, Reaper, Receipt};
 use crate::events::EventSender;
 use crate::log::Dampers;
 use crate::mover::Movers;
-use crate::privilege::Peer;
+use crate::privilege::{Network, Peer};
 use crate::rate::Buckets;
 use crate::worker::{Ticket, WorkerReport, Workers};
 use adopt::ConnectOver;
@@ -147,6 +147,8 @@ pub struct Manager {
     attachments: Buckets<u32>,
     /// Nothing new is taken.
     draining: bool,
+    /// Where the daemon makes its sockets; clients of other namespaces are foreign.
+    network: Option<Network>,
     generation: u64,
     started: Instant,
     ledger: Ledger,
@@ -172,6 +174,8 @@ pub struct Manager {
     /// Shared with the workers.
     why: Arc<WhyLog>,
     notes: Notes,
+    /// All workers have answered the last question.
+    alive: bool,
     past: Past,
     said: Dampers,
 }
@@ -199,6 +203,7 @@ enum Pending {
     AllocWindow { session: SessionId, window: MwId, stag: Stag },
     DeallocWindow { session: SessionId, window: MwId },
     Detach { session: SessionId },
+    Alive,
 }
 
 /// What counts until the reaper has dropped it.
@@ -230,6 +235,7 @@ impl Manager {
             connects: Buckets::new(USERS_REMEMBERED),
             attachments: Buckets::new(USERS_REMEMBERED),
             draining: false,
+            network: Network::own().ok(),
             generation: random.generation,
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
@@ -249,6 +255,7 @@ impl Manager {
             terminates: Terminates::default(),
             why,
             notes: Notes::new(config.limits.event_records as usize),
+            alive: false,
             past: Past::default(),
             said: Dampers::new(10, Duration::from_secs(60)),
             config,
@@ -261,7 +268,8 @@ impl Manager {
 
     /// Starts a session for a client.
     pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
-        let identity = Identity { uid: peer.uid, gids: peer.groups.clone() };
+        let foreign = self.network.is_none() || peer.network != self.network;
+        let identity = Identity { uid: peer.uid, gids: peer.groups.clone(), foreign };
         let rights = self.policy.rights(&identity);
         // Administrators come in all the same: somebody must be able to end it.
         if self.draining && !rights.admin {
@@ -271,7 +279,7 @@ impl Manager {
         let arena_len = Arenas::first_length(self.capacity.workers);
         self.charge_session(&mut counts, arena_len as u64)?;
         let id = SessionId(self.handles.sessions.allocate(SessionId(0)));
-        match self.prepare_session(id) {
+        match self.prepare_session(id, UserId(rights.uid)) {
             Ok((arenas, welcome)) => {
                 let client = Client {
                     pid: peer.pid,
@@ -281,8 +289,10 @@ impl Manager {
                     trusted: rights.trusted,
                     known: rights.known,
                     own: rights.own,
+                    sockets: rights.sockets,
                 };
-                self.cm.set_quota(id, Quota { user: rights.uid, half_open: rights.half_open });
+                let quota = self.capacity.quota(&rights);
+                self.cm.set_quota(id, quota);
                 let events = welcome.events.clone();
                 let most = counts.rights.why_records as usize;
                 self.why.open(id, client.account(), most);
@@ -322,7 +332,7 @@ impl Manager {
         })
     }
 
-    fn prepare_session(&mut self, id: SessionId) -> io::Result<(Arenas, Welcome)> {
+    fn prepare_session(&mut self, id: SessionId, user: UserId) -> io::Result<(Arenas, Welcome)> {
         let workers = self.capacity.workers;
         let features =
             if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
@@ -339,7 +349,7 @@ impl Manager {
             let scanner = DoorbellScanner::new(first.clone(), worker);
             scanners.push(scanner.map_err(io::Error::other)?);
         }
-        self.workers.attach_session(id, scanners, eventfds, &events);
+        self.workers.attach_session(id, user, scanners, eventfds, &events);
         let reply = HelloReply {
             status: HelloStatus::Ok as u32,
             version: ABI_VERSION,
@@ -380,6 +390,16 @@ impl Manager {
             let text = format!("{command} (pid {pid}, uid {})", identity.uid);
             self.note("session_opened", Some(id), text);
         }
+    }
+
+    /// Notes why a session ends whose beginning was noted.
+    pub fn note_end(&mut self, id: SessionId, why: &str) {
+        let Some(session) = self.sessions.get(&id).filter(|session| session.opening_noted) else {
+            return;
+        };
+        let Client { pid, identity, command, .. } = &session.client;
+        let text = format!("{command} (pid {pid}, uid {}): {why}", identity.uid);
+        self.note("session_ended", Some(id), text);
     }
 
     fn dispatch(
@@ -447,6 +467,11 @@ impl Manager {
             R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
             R::Drain { on } => self.drain(id, on),
             R::Why { id: number } => self.why(id, number),
+            R::ReserveSegment { length } => self.reserve_segment(id, length),
+            R::FillSegment { segment, client_address: _ } => match descriptor {
+                Some(memfd) => self.fill_segment(id, segment, memfd),
+                None => Err(refuse::lost_descriptor()),
+            },
         }
     }
 
@@ -469,7 +494,9 @@ impl Manager {
         while let Some(report) = self.workers.poll_report() {
             match report {
                 WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
-                WorkerReport::StagGuessed { peer, at } => self.cm.stag_guessed(peer, at),
+                WorkerReport::StagGuessed { session, peer, at } => {
+                    self.cm.stag_guessed(session, peer, at);
+                }
                 WorkerReport::CqFailed { cq } => {
                     let owner = self.handles.cqs.owner(cq.0);
                     self.note("cq_failed", owner, format!("completion queue {cq} is dead"));
@@ -503,6 +530,7 @@ impl Manager {
                     self.window_gone(session, window);
                 }
                 Some(Pending::Detach { session }) => self.detached(session),
+                Some(Pending::Alive) => self.alive = true,
                 None => {}
             }
         }
@@ -521,6 +549,17 @@ impl Manager {
     /// Worker threads.
     pub fn workers(&self) -> u32 {
         self.capacity.workers
+    }
+
+    /// Asks all workers whether they take commands; [`Manager::poll_alive`] says when they have.
+    pub fn ask_workers(&mut self) {
+        let ticket = self.workers.ask();
+        self.pending.insert(ticket, Pending::Alive);
+    }
+
+    /// Whether all workers have answered since this was last asked.
+    pub fn poll_alive(&mut self) -> bool {
+        std::mem::take(&mut self.alive)
     }
 
     /// An answer that was promised for later.
@@ -552,16 +591,17 @@ impl Manager {
 pub struct Random {
     /// Told to clients in the arena header.
     pub generation: u64,
-    /// Which STags are issued in which order.
+    /// Decides which STags are issued.
     pub stag_seed: [u8; 32],
 }
 
 impl Random {
-    /// From the kernel.
+    /// From the kernel, once it has gathered enough; `/dev/urandom` would not wait for that.
     pub fn from_system() -> io::Result<Self> {
-        use std::io::Read;
-        let mut octets = [0; 40];
-        std::fs::File::open("/dev/urandom")?.read_exact(&mut octets)?;
+        use rustix::rand::{GetRandomFlags, getrandom};
+        let mut octets = [0u8; 40];
+        // So few come at once or not at all.
+        rustix::io::retry_on_intr(|| getrandom(&mut octets, GetRandomFlags::empty()))?;
         let (generation, seed) = octets.split_at(8);
         let mut random = Random { generation: 0, stag_seed: [0; 32] };
         random.generation = generation.iter().fold(0, |n, octet| n << 8 | u64::from(*octet));

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use super::{Manager, Policy};
-use crate::cm::Quota;
 use crate::config::{Change, Config, Engine, changes};
 use crate::control::options;
 
@@ -32,7 +31,7 @@ impl Manager {
         self.ledger.set_limits(&effective.limits, &self.capacity);
         self.policy = Policy::new(&effective);
         self.policy.report_unknown();
-        self.cm.set_options(options::cm(&effective));
+        self.cm.set_options(options::cm(&effective, &self.capacity));
         let workers = self.capacity.workers;
         self.movers.set_deadline(effective.engine.mover_deadline);
         self.workers.set_options(&options::workers(&effective, workers).engine);
@@ -40,7 +39,8 @@ impl Manager {
         for session in self.sessions.values_mut() {
             let rights = self.policy.rights(&session.client.identity);
             (session.client.admin, session.client.trusted) = (rights.admin, rights.trusted);
-            self.cm.set_quota(session.id, Quota { user: rights.uid, half_open: rights.half_open });
+            session.client.sockets = rights.sockets;
+            self.cm.set_quota(session.id, self.capacity.quota(&rights));
             self.ledger.set_rights(&rights);
             session.counts.rights = rights;
         }

@@ -62,13 +62,24 @@ pub struct Client {
     pub known: bool,
     /// Whether that is the daemon's own.
     pub own: bool,
+    /// Whether it may pass TCP sockets of its own.
+    pub sockets: bool,
 }
 
 impl Client {
-    /// Whether threads that serve others may touch its descriptors, which it can make wait: only who
-    /// could stop the daemon anyway, or whom the administrator trusts as much.
+    /// Whether workers may touch its attached memory, which it can make wait: only who could stop the
+    /// daemon anyway, or whom the administrator trusts as much.
     pub fn is_trusted(&self) -> bool {
-        self.trusted || self.identity.uid == 0 || self.own
+        self.trusted || self.could_stop_the_daemon()
+    }
+
+    /// Whether threads that serve others may touch TCP sockets of its own, which it can make wait.
+    pub fn may_pass_sockets(&self) -> bool {
+        self.sockets || self.could_stop_the_daemon()
+    }
+
+    fn could_stop_the_daemon(&self) -> bool {
+        self.identity.uid == 0 || self.own
     }
 
     /// Its user, unless the kernel cannot name him: then the number it has says nothing.
@@ -90,7 +101,8 @@ pub struct Pd {
 
 /// Shared memory.
 pub struct Segment {
-    pub mapping: Arc<Mapping>,
+    /// None while it is only reserved.
+    pub mapping: Option<Arc<Mapping>>,
     pub length: u64,
     pub mrs: u32,
 }

@@ -82,6 +82,10 @@ impl Asked {
             R::AdminDisconnect { qp } => on_qp("AdminDisconnect", qp),
             R::Drain { .. } => verb("Drain"),
             R::Why { .. } => verb("Why"),
+            R::ReserveSegment { length } => {
+                Asked { length: Some(*length), ..verb("ReserveSegment") }
+            }
+            R::FillSegment { .. } => verb("FillSegment"),
         }
     }
 

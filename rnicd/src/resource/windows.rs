@@ -16,7 +16,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         session.pd(pd)?;
         self.ledger.charge(&mut session.counts, Kind::Windows, 1)?;
-        let issued = match self.stags.allocate_for_window() {
+        let issued = match self.stags.allocate() {
             Ok(stag) => stag,
             Err(error) => {
                 self.ledger.credit(&mut session.counts, Kind::Windows, 1);
@@ -55,15 +55,15 @@ impl Manager {
             pd.windows -= 1;
         }
         self.ledger.credit(&mut session.counts, Kind::Windows, 1);
-        self.stags.release_window(issued, window.view().0);
+        self.stags.release(issued);
         self.handles.windows.release(handle.0);
         self.answers.push_back((id, ReplyBody::Done.into()));
     }
 
     /// Gives back what a session that has ended had in windows.
     pub(super) fn release_windows(&mut self, session: &Session) {
-        for (handle, MemoryWindow { window, issued }) in &session.windows {
-            self.stags.release_window(*issued, window.view().0);
+        for (handle, MemoryWindow { issued, .. }) in &session.windows {
+            self.stags.release(*issued);
             self.handles.windows.release(handle.0);
         }
     }

@@ -7,7 +7,7 @@ use rnic_core::device::{Cq, Mover, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
-use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag};
+use rnic_core::types::{AddressPair, CqId, QpId, SessionId, Stag, UserId};
 
 use super::Ticket;
 use crate::events::{ChannelSender, EventSender};
@@ -32,6 +32,7 @@ pub(super) struct Order {
 pub(super) enum Command {
     Attach {
         session: SessionId,
+        user: UserId,
         scanner: DoorbellScanner,
         eventfd: OwnedFd,
         events: Arc<EventSender>,
@@ -78,6 +79,8 @@ pub(super) enum Command {
     Expel(QpId),
     SetOptions(EngineOptions),
     Destroy(QpId),
+    /// Nothing but the answer is of interest.
+    Answer,
     Stop,
 }
 
@@ -85,7 +88,8 @@ impl Command {
     /// How a worker that sleeps takes it.
     pub(super) fn urgency(&self) -> Urgency {
         match self {
-            Command::InstallStag(_)
+            Command::Answer
+            | Command::InstallStag(_)
             | Command::AddWindow(_)
             | Command::RegisterCq { .. }
             | Command::SetOptions(_) => Urgency::Later,

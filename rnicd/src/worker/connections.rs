@@ -1,6 +1,6 @@
 //! The descriptors a worker polls, and the sockets of its QPs among them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -62,8 +62,6 @@ impl FullSender {
 pub(super) struct Connection {
     pub(super) qp: QpId,
     pub(super) stream: Socket,
-    /// In the queue of those to be read: an edge was seen, and no end since.
-    queued: bool,
     /// The engine wants nothing more from it.
     pub(super) ended: bool,
     /// The last send found no room.
@@ -109,8 +107,6 @@ pub(super) struct Connections {
     by_qp: HashMap<QpId, usize>,
     /// Full senders by descriptor.
     full: HashMap<RawFd, usize>,
-    /// Connections that may have something to read.
-    readable: VecDeque<usize>,
     /// Connections that had something lately, newest last: worth a try before sleeping.
     hot: Vec<usize>,
 }
@@ -122,7 +118,6 @@ impl Connections {
             polled: Slab::new(),
             by_qp: HashMap::new(),
             full: HashMap::new(),
-            readable: VecDeque::new(),
             hot: Vec::new(),
         }
     }
@@ -134,15 +129,8 @@ impl Connections {
         // all.
         let interest = Interest::READABLE | Interest::WRITABLE;
         let fd = stream.as_fd().as_raw_fd();
-        let connection = Connection {
-            qp,
-            stream,
-            queued: false,
-            ended: false,
-            blocked: false,
-            paused: false,
-            emss: None,
-        };
+        let connection =
+            Connection { qp, stream, ended: false, blocked: false, paused: false, emss: None };
         let key = self.register(fd, interest, Polled::Connection(connection))?;
         self.by_qp.insert(qp, key);
         Ok(())
@@ -193,43 +181,24 @@ impl Connections {
         }
     }
 
-    /// Notes that a connection may have something to read.
-    pub(super) fn mark_readable(&mut self, token: Token) {
-        if let Some(Polled::Connection(c)) = self.polled.get_mut(token.0)
-            && !c.queued
-            && !c.ended
-            && !c.paused
-        {
-            c.queued = true;
-            self.readable.push_back(token.0);
+    /// The QP whose connection this is, if the engine wants to read it.
+    pub(super) fn wanted(&self, token: Token) -> Option<QpId> {
+        match self.polled.get(token.0) {
+            Some(Polled::Connection(c)) if !c.ended && !c.paused => Some(c.qp),
+            _ => None,
         }
     }
 
-    /// The engine reads a QP's connection again. Edges were lost meanwhile.
-    pub(super) fn read_again(&mut self, qp: QpId) {
-        let Some(key) = self.by_qp.get(&qp).copied() else { return };
-        if let Some(Polled::Connection(c)) = self.polled.get_mut(key)
-            && std::mem::take(&mut c.paused)
-        {
-            self.mark_readable(Token(key));
-        }
+    /// The engine reads a QP's connection again, if it did not before. Edges were lost meanwhile.
+    pub(super) fn read_again(&mut self, qp: QpId) -> bool {
+        self.of_qp(qp).is_some_and(|c| std::mem::take(&mut c.paused) && !c.ended)
     }
 
-    /// How many connections may have something to read.
-    pub(super) fn readable(&self) -> usize {
-        self.readable.len()
-    }
-
-    /// Takes the connection that has waited longest to be read, `None` if it is gone by now. It is
-    /// not read again before [`mark_readable`](Self::mark_readable).
-    pub(super) fn next_readable(&mut self) -> Option<(Token, &mut Connection)> {
-        let key = self.readable.pop_front()?;
-        // The slot may be empty or hold something else.
+    /// A QP's connection, to be read.
+    pub(super) fn readable(&mut self, qp: QpId) -> Option<(Token, &mut Connection)> {
+        let key = *self.by_qp.get(&qp)?;
         match self.polled.get_mut(key) {
-            Some(Polled::Connection(c)) if c.queued => {
-                c.queued = false;
-                Some((Token(key), c))
-            }
+            Some(Polled::Connection(c)) if !c.ended && !c.paused => Some((Token(key), c)),
             _ => None,
         }
     }
@@ -246,11 +215,9 @@ impl Connections {
         self.hot.push(token.0);
     }
 
-    /// Has the active connections tried once more.
-    pub(super) fn retry_hot(&mut self) {
-        for at in 0..self.hot.len() {
-            self.mark_readable(Token(self.hot[at]));
-        }
+    /// The active connections, to be tried once more.
+    pub(super) fn hot(&self) -> impl Iterator<Item = QpId> {
+        self.hot.iter().filter_map(|key| self.wanted(Token(*key)))
     }
 
     /// Forgets which connections were active.

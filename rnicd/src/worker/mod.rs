@@ -34,7 +34,7 @@ use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
-use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag, Time};
+use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag, Time, UserId};
 
 use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};
@@ -69,6 +69,8 @@ pub enum WorkerReport {
     },
     /// A peer named an STag that it may not use.
     StagGuessed {
+        /// Whose QP it was.
+        session: SessionId,
         /// Its address.
         peer: IpAddr,
         /// When.
@@ -126,6 +128,8 @@ enum Report {
     ChangeStags { worker: u32, qp: QpId, change: Box<StagChange> },
     /// A mover that somebody waits for has answered.
     Moved,
+    /// This worker holds nothing any more of the session whose end has this ticket.
+    Gone { worker: usize, ticket: Ticket },
     /// Slots of a CQ are free again; these other workers (by bit) wait for some.
     SpaceFreed { cq: Arc<Cq>, workers: u64 },
     /// Receives of an SRQ may be taken by QPs of these other workers (by bit).
@@ -187,17 +191,19 @@ impl Workers {
         (0..).zip(&self.workers).min_by_key(|(_, w)| load(w)).map_or(0, |(number, _)| number)
     }
 
-    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker.
+    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker. Workers
+    /// share their time out among users.
     pub fn attach_session(
         &mut self,
         session: SessionId,
+        user: UserId,
         scanners: Vec<DoorbellScanner>,
         eventfds: Vec<OwnedFd>,
         events: &Arc<EventSender>,
     ) {
         for ((worker, scanner), eventfd) in self.workers.iter().zip(scanners).zip(eventfds) {
             let events = Arc::clone(events);
-            worker.send(None, Command::Attach { session, scanner, eventfd, events });
+            worker.send(None, Command::Attach { session, user, scanner, eventfd, events });
         }
     }
 
@@ -250,9 +256,16 @@ impl Workers {
         }
     }
 
-    /// Ends all of a session's QPs and forgets it.
+    /// Ends all of a session's QPs and forgets it. What is asked for later may be done earlier: workers
+    /// end QPs between turns of others.
     pub fn detach_session(&mut self, session: SessionId) -> Ticket {
-        self.all(|| Command::Detach(session))
+        let ticket = self.tickets.issue();
+        let waiting = (0..self.workers.len()).collect();
+        self.tickets.open_apart(ticket, waiting);
+        for worker in &self.workers {
+            worker.send(Some(ticket), Command::Detach(session));
+        }
+        ticket
     }
 
     /// Gives a QP to a worker, with its TCP connection.
@@ -300,6 +313,11 @@ impl Workers {
         ticket
     }
 
+    /// Done when every worker has come to its commands, or sleeps.
+    pub fn ask(&mut self) -> Ticket {
+        self.all(|| Command::Answer)
+    }
+
     /// A ticket that is done. To be asked after issuing one, because sleeping workers are answered
     /// for at once, and whenever the control thread is woken.
     pub fn poll_done(&mut self) -> Option<Ticket> {
@@ -339,6 +357,7 @@ impl Workers {
                 }
                 // What waits is looked at below.
                 Report::Moved => {}
+                Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
                 Report::SpaceFreed { cq, workers } => {
                     for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
                         self.one(worker, None, Command::SpaceFreed(cq.clone()));

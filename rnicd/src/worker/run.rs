@@ -1,16 +1,17 @@
 //! The life of a worker thread.
 //!
-//! One round: commands, doorbells, sending, receiving, deadlines, and what the engine wants carried
-//! out. After a round without work it spins a little, yields a little, and sleeps (mechanism: the
+//! One round: commands, doorbells, some turns of QPs (sending and receiving), deadlines, and what the
+//! engine wants carried out; rounds are short, so that nobody waits long for any of it. After a round without work it spins a little, yields a little, and sleeps (mechanism: the
 //! same `Waiter` as in the client); while it waits it tries the sockets that were active lately
 //! before it asks the kernel about all of them. A sleep ends with a look at the commands before
 //! anything else, because the control thread may have answered for the sleeper.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
@@ -18,13 +19,15 @@ use rnic_core::abi::control::Event;
 use rnic_core::engine::{Engine, EngineOptions, Output, Receive, Transmit, Work};
 use rnic_core::shm::io::send_pieces;
 use rnic_core::shm::wait::{Step, Waiter, cpus};
-use rnic_core::types::Time;
+use rnic_core::types::{QpId, SessionId, Time};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
 use super::clients::Clients;
 use super::command::{Command, Order};
 use super::connections::{Connections, Polled, WAKER};
 use super::movers::{Answer, Channels};
+use crate::log::Damper;
+
 use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, WorkerReport, clock};
 
 /// One worker, on its own thread.
@@ -44,6 +47,14 @@ pub(super) struct Worker {
     control: Arc<Waker>,
     reports: Sender<Report>,
     stopping: bool,
+    /// Commands are left that could not be carried out with the last ones.
+    behind: bool,
+    /// Who waits for the end of which session.
+    detaching: HashMap<SessionId, Ticket>,
+    /// Log lines that clients can bring about as often as they like.
+    warnings: Damper,
+    unfair: Damper,
+    unpolled: Damper,
 }
 
 impl Worker {
@@ -72,6 +83,11 @@ impl Worker {
             control,
             reports,
             stopping: false,
+            behind: false,
+            detaching: HashMap::new(),
+            warnings: Damper::new(WARNINGS, WARN_EVERY),
+            unfair: Damper::new(WARNINGS, WARN_EVERY),
+            unpolled: Damper::new(WARNINGS, WARN_EVERY),
         })
     }
 
@@ -81,7 +97,7 @@ impl Worker {
         let mut idle_rounds = 0u32;
         loop {
             let now = clock::now();
-            self.obey(now);
+            self.obey(now, 0);
             if self.stopping {
                 return self.end(now);
             }
@@ -95,12 +111,12 @@ impl Worker {
             match self.waiter.step(now) {
                 Step::Spin => {
                     if idle_rounds % SPINS_PER_TRY == 1 {
-                        self.connections.retry_hot();
+                        self.retry_hot();
                     }
                     std::hint::spin_loop();
                 }
                 Step::Yield => {
-                    self.connections.retry_hot();
+                    self.retry_hot();
                     self.look_around(now);
                     std::thread::yield_now();
                 }
@@ -109,78 +125,89 @@ impl Worker {
         }
     }
 
-    /// Everything there is to do at one time, a bounded share of it; whether there was anything.
+    /// Some of what there is to do, as long as commands and doorbells can wait for it; whether there
+    /// was anything.
     fn round(&mut self, now: Time) -> bool {
         let mut worked = self.engine.scan(now);
-        worked |= self.transmit(now);
-        worked |= self.receive(now);
+        worked |= self.serve(now);
         if self.engine.next_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now);
+            worked = true;
+        }
+        if self.engine.is_ending() {
+            self.end_some(now);
             worked = true;
         }
         self.carry_out();
         worked
     }
 
-    /// Whether a command waits: then long work is cut short, so that whoever waits for the
-    /// acknowledgement gets it soon.
+    /// Whether a command waits: then a round is cut short, so that whoever waits for the
+    /// acknowledgement gets it soon. With more commands than can be obeyed at once they take turns
+    /// with rounds as they are.
     fn interrupted(&self) -> bool {
-        !self.inbox.is_empty()
+        !self.behind && !self.inbox.is_empty()
     }
 
-    fn transmit(&mut self, now: Time) -> bool {
-        let mut worked = self.engine.has_work();
-        for _ in 0..TURNS {
-            let Some(Work::Transmit(qp)) = self.engine.next_work(now) else { break };
-            worked = true;
-            // The engine closes a connection by an output, so one without a socket is about to go.
-            if let Some(connection) = self.connections.of_qp(qp) {
-                let emss = connection.emss(now);
-                let stream = &connection.stream;
-                let sent = self
-                    .engine
-                    .transmit(qp, now, emss, |batch| send_pieces(stream, batch.pieces()));
-                connection.blocked = sent == Transmit::Blocked;
+    /// Serves QPs in their turns until nobody is ready, or the round ends: by the work done, as the
+    /// engine counts it, or by time, where what is done takes longer than counted.
+    fn serve(&mut self, begun: Time) -> bool {
+        let before = self.engine.turns();
+        let (mut now, mut worked) = (begun, false);
+        while let Some(work) = self.engine.next_work(now) {
+            match work {
+                Work::Transmit(qp) => self.transmit(qp, now),
+                Work::Receive(qp) => worked |= self.receive(qp, now),
             }
-            if self.interrupted() {
+            now = clock::now();
+            if self.interrupted() || now.since(begun) >= ROUND {
                 break;
             }
         }
-        worked
+        worked || self.engine.turns() != before
     }
 
-    /// Reads each connection that may have something once.
-    fn receive(&mut self, now: Time) -> bool {
-        let mut worked = false;
-        for _ in 0..self.connections.readable() {
-            let Some((token, connection)) = self.connections.next_readable() else { continue };
+    fn transmit(&mut self, qp: QpId, now: Time) {
+        // The engine closes a connection by an output, so one without a socket is about to go.
+        if let Some(connection) = self.connections.of_qp(qp) {
+            let emss = connection.emss(now);
             let stream = &connection.stream;
-            let received = self.engine.receive(connection.qp, now, |buffers| {
-                let mut no_descriptors = RecvAncillaryBuffer::default();
-                let message = recvmsg(stream, buffers, &mut no_descriptors, RecvFlags::DONTWAIT)?;
-                Ok(message.bytes)
-            });
-            match received {
-                Receive::Progress => {
-                    worked = true;
-                    self.connections.keep_hot(token);
-                    self.connections.mark_readable(token);
-                }
-                Receive::WouldBlock => {}
-                // A reset that was seen before this is not announced again.
-                Receive::Paused => {
-                    worked |= connection.pause(&mut self.engine, now);
-                }
-                Receive::Closed => {
-                    worked = true;
-                    connection.ended = true;
-                }
+            let sent =
+                self.engine.transmit(qp, now, emss, |batch| send_pieces(stream, batch.pieces()));
+            connection.blocked = sent == Transmit::Blocked;
+        }
+    }
+
+    /// Reads a connection once; whether anything came.
+    fn receive(&mut self, qp: QpId, now: Time) -> bool {
+        let Some((token, connection)) = self.connections.readable(qp) else { return false };
+        let stream = &connection.stream;
+        let received = self.engine.receive(qp, now, |buffers| {
+            let mut no_descriptors = RecvAncillaryBuffer::default();
+            let message = recvmsg(stream, buffers, &mut no_descriptors, RecvFlags::DONTWAIT)?;
+            Ok(message.bytes)
+        });
+        match received {
+            Receive::Progress => {
+                self.connections.keep_hot(token);
+                self.engine.readable(qp);
+                true
             }
-            if self.interrupted() {
-                break;
+            Receive::WouldBlock => false,
+            // A reset that was seen before this is not announced again.
+            Receive::Paused => connection.pause(&mut self.engine, now),
+            Receive::Closed => {
+                connection.ended = true;
+                true
             }
         }
-        worked
+    }
+
+    /// Has the connections that were active lately tried once more.
+    fn retry_hot(&mut self) {
+        for qp in self.connections.hot() {
+            self.engine.readable(qp);
+        }
     }
 
     /// Carries out what the engine wants.
@@ -188,8 +215,12 @@ impl Worker {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event { session, event } => {
-                    if let Event::SrqUnfair { srq, qp, taken, window, .. } = &event {
-                        tracing::info!(%session, %srq, %qp, taken, window, "unfair share of an SRQ");
+                    if let Event::SrqUnfair { srq, qp, taken, window, .. } = &event
+                        && let Some(held_back) = self.unfair.count(Instant::now())
+                    {
+                        tracing::info!(
+                            %session, %srq, %qp, taken, window, held_back, "unfair share of an SRQ"
+                        );
                     }
                     self.clients.tell(session, &event, &mut self.connections);
                 }
@@ -207,19 +238,29 @@ impl Worker {
                 Output::SpaceFreed { cq, workers } => {
                     self.report(Report::SpaceFreed { cq, workers });
                 }
-                Output::ReadAgain(qp) => self.connections.read_again(qp),
+                Output::ReadAgain(qp) => {
+                    if self.connections.read_again(qp) {
+                        self.engine.readable(qp);
+                    }
+                }
                 Output::ReceivesFreed { srq, workers } => {
                     self.report(Report::ReceivesFreed { srq, workers });
                 }
-                Output::Warning { session, text } => tracing::warn!(%session, "{text}"),
+                Output::Warning { session, text } => {
+                    // As many as clients bring about: most go without a line.
+                    if let Some(held_back) = self.warnings.count(Instant::now()) {
+                        tracing::warn!(%session, held_back, "{text}");
+                    }
+                }
                 Output::SrqFailed(srq) => {
                     self.report(Report::Public(WorkerReport::SrqFailed { srq }));
                 }
                 Output::CqFailed(cq) => {
                     self.report(Report::Public(WorkerReport::CqFailed { cq }));
                 }
-                Output::StagGuessed { peer, at } => {
-                    self.report(Report::Public(WorkerReport::StagGuessed { peer, at }));
+                Output::StagGuessed { session, peer, at } => {
+                    let guess = WorkerReport::StagGuessed { session, peer, at };
+                    self.report(Report::Public(guess));
                 }
                 Output::Note { session, kind, text } => {
                     self.report(Report::Public(WorkerReport::Note { session, kind, text }));
@@ -253,19 +294,33 @@ impl Worker {
 
     // --- Commands ----------------------------------------------------------------------------
 
-    /// Carries out all commands, then says so.
-    fn obey(&mut self, now: Time) {
+    /// Carries out commands and says which: at least so many, then as long as rounds can wait.
+    fn obey(&mut self, now: Time, at_least: usize) {
+        self.behind = false;
         if self.inbox.is_empty() {
             return;
         }
         let mut last = None;
+        let mut carried = 0;
         while let Ok(Order { ticket, command }) = self.inbox.try_recv() {
-            last = ticket.or(last);
+            match (&command, ticket) {
+                // That takes its time: it is answered for by itself.
+                (Command::Detach(session), Some(ticket)) => {
+                    self.detaching.insert(*session, ticket);
+                }
+                _ => last = ticket.or(last),
+            }
             let before = self.engine.qp_count();
             self.carry(command, now);
-            let gone = before.saturating_sub(self.engine.qp_count());
-            // A count of QPs of one worker fits.
-            self.shared.load.fetch_sub(gone as u32, Ordering::Relaxed);
+            self.unload(before);
+            carried += 1;
+            if carried >= at_least
+                && carried % COMMANDS_PER_LOOK == 0
+                && clock::now().since(now) >= OBEY
+            {
+                self.behind = !self.inbox.is_empty();
+                break;
+            }
         }
         // Sockets and descriptors of what went must be gone before anybody is told that it is.
         self.carry_out();
@@ -275,24 +330,49 @@ impl Worker {
         }
     }
 
+    /// There were so many QPs before, and may be fewer now.
+    fn unload(&self, before: usize) {
+        let gone = before.saturating_sub(self.engine.qp_count());
+        // A count of QPs of one worker fits.
+        self.shared.load.fetch_sub(gone as u32, Ordering::Relaxed);
+    }
+
+    /// Ends some QPs of sessions that are over, and says so when a session is gone.
+    fn end_some(&mut self, begun: Time) {
+        while self.engine.is_ending() {
+            let now = clock::now();
+            let before = self.engine.qp_count();
+            let ended = self.engine.end_some(now);
+            self.unload(before);
+            self.carry_out();
+            if let Some(session) = ended {
+                self.clients.detach(session);
+                self.connections.remove_session(session);
+                let left = self.movers.remove(session);
+                self.moved(left, now);
+                self.carry_out();
+                if let Some(ticket) = self.detaching.remove(&session) {
+                    self.report(Report::Gone { worker: self.number as usize, ticket });
+                }
+            }
+            if now.since(begun) >= ROUND && !self.stopping {
+                break;
+            }
+        }
+    }
+
     fn carry(&mut self, command: Command, now: Time) {
         match command {
-            Command::Attach { session, scanner, eventfd, events } => {
-                self.engine.attach_session(session, scanner, now);
+            Command::Attach { session, user, scanner, eventfd, events } => {
+                self.engine.attach_session(session, user, scanner, now);
                 self.clients.attach(session, events);
                 if let Err(e) = self.connections.add_bell(session, eventfd) {
                     let why = format!("its eventfd cannot be polled: {e}");
                     self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
                 }
             }
-            Command::Detach(session) => {
-                self.engine.detach_session(session, now);
-                self.carry_out();
-                self.clients.detach(session);
-                self.connections.remove_session(session);
-                let left = self.movers.remove(session);
-                self.moved(left, now);
-            }
+            // The rest is done in rounds.
+            Command::Detach(session) => self.engine.close_session(session, now),
             Command::RegisterCq { cq, session, channel } => {
                 self.clients.register_cq(cq, session, channel);
             }
@@ -320,7 +400,9 @@ impl Worker {
                 let added = self.connections.add(qp, stream);
                 self.engine.bind_tcp(config, negotiated, addresses, now);
                 if let Err(e) = added {
-                    tracing::warn!(%qp, "its connection cannot be polled: {e}");
+                    if let Some(held_back) = self.unpolled.count(Instant::now()) {
+                        tracing::warn!(%qp, held_back, "its connection cannot be polled: {e}");
+                    }
                     self.engine.to_error(qp, now);
                 }
             }
@@ -334,6 +416,7 @@ impl Worker {
             Command::Expel(qp) => self.engine.expel(qp, now),
             Command::SetOptions(options) => self.engine.set_options(options),
             Command::Destroy(qp) => self.engine.destroy(qp, now),
+            Command::Answer => {}
             Command::Stop => self.stopping = true,
         }
     }
@@ -343,6 +426,7 @@ impl Worker {
         for session in self.clients.sessions() {
             self.carry(Command::Detach(session), now);
         }
+        self.end_some(now);
     }
 
     // --- Waiting -----------------------------------------------------------------------------
@@ -358,9 +442,8 @@ impl Worker {
     /// Sleeps until a socket, a client, the control thread or a deadline wants something.
     fn sleep(&mut self, now: Time) {
         self.connections.cool();
-        // Nobody will say again that a connection is readable.
-        let unread = self.connections.readable() > 0;
-        if unread || self.engine.has_work() || !self.engine.prepare_sleep() {
+        // Nobody will say again that a connection is readable: it counts as work.
+        if self.engine.has_work() || !self.engine.prepare_sleep() {
             return;
         }
         let timeout = self.engine.next_timeout().map(|at| at.since(now));
@@ -371,7 +454,8 @@ impl Worker {
         self.poll(timeout);
         self.shared.parker.unpark();
         let now = clock::now();
-        self.obey(now);
+        // Those that came while this slept were answered for: all of them precede everything else.
+        self.obey(now, self.inbox.len());
         self.waiter.progress(now);
         self.handle_ready(now);
     }
@@ -402,8 +486,10 @@ impl Worker {
                     if event.is_error() && connection.paused {
                         connection.pause(&mut self.engine, now);
                     }
-                    if event.is_readable() || event.is_read_closed() || event.is_error() {
-                        self.connections.mark_readable(token);
+                    if (event.is_readable() || event.is_read_closed() || event.is_error())
+                        && let Some(qp) = self.connections.wanted(token)
+                    {
+                        self.engine.readable(qp);
                     }
                 }
                 Some(Polled::Bell { session, .. }) => self.engine.rang(*session, now),
@@ -435,8 +521,15 @@ impl Drop for AbortOnPanic {
 
 /// Readiness events taken at once.
 const EVENTS: usize = 256;
-/// QPs that send in one round.
-const TURNS: usize = 16;
+/// How long a round takes, with the turn in which it ends.
+const ROUND: Duration = Duration::from_micros(100);
+/// How long commands are carried out between two rounds, and how many before the next look at the
+/// clock.
+const OBEY: Duration = Duration::from_micros(200);
+const COMMANDS_PER_LOOK: usize = 4;
+/// Log lines of one kind about what clients bring about, in so long.
+const WARNINGS: u32 = 5;
+const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Spins between two tries of the active sockets: a try is a system call.
 const SPINS_PER_TRY: u32 = 16;
 /// How long what the kernel said about readiness is good while there is work.

@@ -55,6 +55,7 @@ impl Rig {
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),
                 partial: Default::default(),
+                unsent: Default::default(),
                 mulpdu: MulpduPolicy::Emss,
                 why: Default::default(),
             },
@@ -113,6 +114,10 @@ struct Client {
 
 impl Client {
     fn attach(session: u32, rig: &mut Rig) -> Self {
+        Client::of_user(session, UserId(session), rig)
+    }
+
+    fn of_user(session: u32, user: UserId, rig: &mut Rig) -> Self {
         let workers = rig.workers.count();
         let (arena, _fd) = Mapping::create_arena("rnic-test", ARENA).expect("memfd");
         let (memory, _fd) = Mapping::create_segment(SEGMENT).expect("memfd");
@@ -127,7 +132,7 @@ impl Client {
         let (sender, events) = EventSender::pair(16).expect("socket pair");
         let session = SessionId(session);
         let scanners = (0..workers).map(scanner).collect();
-        rig.workers.attach_session(session, scanners, theirs, &Arc::new(sender));
+        rig.workers.attach_session(session, user, scanners, theirs, &Arc::new(sender));
         let mut client = Client {
             session,
             used: doorbell_offset(workers),
@@ -666,4 +671,142 @@ fn a_client_that_scribbles_over_an_index_is_reported() {
         matches!(report, WorkerReport::Misbehaved { session, .. } if session == client.session)
     );
     rig.workers.stop();
+}
+
+#[test]
+fn a_session_with_many_queue_pairs_ends_without_holding_up_commands() {
+    let mut rig = Rig::start(1);
+    let mut many = Client::attach(1, &mut rig);
+    let other = Client::attach(2, &mut rig);
+    let mut qps = Vec::new();
+    for n in 0..20 {
+        let (a, a_config) = many.make_qp(2 * n + 1);
+        let (b, b_config) = many.make_qp(2 * n + 2);
+        rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        qps.extend([a, b]);
+    }
+    until("all are bound", || qps.iter().all(|qp| qp.shared.state() == QpState::Rts));
+    let detach = rig.workers.detach_session(many.session);
+    let after = rig.workers.install_stag(StagEntry { stag: Stag(0x5000), ..other.region() });
+    // Each is answered for by itself, in whatever order.
+    let mut done = Vec::new();
+    while done.len() < 2 {
+        match rig.workers.poll_done() {
+            Some(ticket) => done.push(ticket),
+            None => rig.woken(),
+        }
+    }
+    assert!(done.contains(&detach) && done.contains(&after));
+    assert_eq!(rig.workers.workers[0].shared.load.load(Ordering::Relaxed), 0);
+    drop(qps);
+    many.ringers.clear();
+    assert_eq!(Arc::strong_count(&many.arena), 1);
+    rig.workers.stop();
+}
+
+/// Confines this thread, and those that it starts from now on, to one of the CPUs it may use.
+fn stay_on(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).expect("one of those it may use");
+}
+
+/// A thread that computes without end, where it was started.
+struct Hog {
+    stop: Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hog {
+    fn start() -> Self {
+        let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        Hog { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The median time of a round trip, of so many.
+fn median(rounds: usize, mut round: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..rounds)
+        .map(|_| {
+            let begun = Instant::now();
+            round();
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[rounds / 2]
+}
+
+/// Somebody computes on the worker's CPU. A worker that went on yielding to him would have the CPU once
+/// in some milliseconds.
+#[test]
+fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
+    use std::io::{Read, Write};
+    let allowed = rustix::thread::sched_getaffinity(None).expect("affinity");
+    let cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let (here, there) = (cpus[0], cpus[cpus.len() - 1]);
+    // On a thread of its own: where others run is not to change.
+    let outcome = std::thread::spawn(move || {
+        stay_on(there);
+        let hog = Hog::start();
+        let mut rig = Rig::start(1);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let address = listener.local_addr().expect("bound");
+        let echo = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("accept");
+            stream.set_nodelay(true).expect("an option");
+            let mut octet = [0];
+            while stream.read_exact(&mut octet).is_ok() {
+                stream.write_all(&octet).expect("open");
+            }
+        });
+        stay_on(here);
+        let mut stream = TcpStream::connect(address).expect("connect");
+        stream.set_nodelay(true).expect("an option");
+        let mut client = Client::attach(1, &mut rig);
+        let (mut a, a_config) = client.make_qp(1);
+        let (_b, b_config) = client.make_qp(2);
+        rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        expect_established(&client, a.id);
+        let (mut raw, mut ours) = (Vec::new(), Vec::new());
+        // By turns, so that whatever else the machine does is in both.
+        for _ in 0..8 {
+            raw.push(median(25, || {
+                let mut octet = [7];
+                stream.write_all(&octet).expect("open");
+                stream.read_exact(&mut octet).expect("an echo");
+            }));
+            ours.push(median(25, || {
+                client.post(&mut a, &write_to(&client, 1, 0), &[client.sge(4096, 8)]);
+                a.completes(1);
+            }));
+        }
+        drop(stream);
+        echo.join().expect("it ends with the connection");
+        rig.workers.stop();
+        drop(hog);
+        raw.sort();
+        ours.sort();
+        (raw[raw.len() / 2], ours[ours.len() / 2])
+    });
+    let (raw, ours) = outcome.join().expect("no panic");
+    // It took two to four milliseconds when workers yielded, raw TCP some ten or twenty microseconds.
+    let bound = (raw * 20).max(Duration::from_micros(600));
+    assert!(ours < bound, "{ours:?} beside {raw:?} of raw TCP");
 }

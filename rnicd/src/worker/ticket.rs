@@ -22,6 +22,8 @@ struct Open {
     ticket: Ticket,
     /// Workers still to answer.
     waiting: Vec<usize>,
+    /// They do so for this one by itself: later ones may be done before.
+    apart: bool,
 }
 
 impl Tickets {
@@ -33,13 +35,27 @@ impl Tickets {
 
     /// Has a ticket wait for these workers; for none, it is done.
     pub(super) fn open(&mut self, ticket: Ticket, waiting: Vec<usize>) {
-        self.open.push_back(Open { ticket, waiting });
+        self.open.push_back(Open { ticket, waiting, apart: false });
+    }
+
+    /// Has a ticket wait for these workers, each of which says of this one by itself when it is
+    /// [answered](Self::answered), because it takes longer than others.
+    pub(super) fn open_apart(&mut self, ticket: Ticket, waiting: Vec<usize>) {
+        self.open.push_back(Open { ticket, waiting, apart: true });
+    }
+
+    /// A worker has carried out what a ticket that is apart stands for.
+    pub(super) fn answered(&mut self, ticket: Ticket, worker: usize) {
+        if let Some(open) = self.open.iter_mut().find(|open| open.apart && open.ticket == ticket) {
+            open.waiting.retain(|w| *w != worker);
+        }
     }
 
     /// Takes a ticket that is done, given the last ticket each worker has carried out.
     pub(super) fn poll(&mut self, carried_out: impl Fn(usize) -> u64) -> Option<Ticket> {
         let done = self.open.iter_mut().position(|open| {
-            open.waiting.retain(|worker| carried_out(*worker) < open.ticket.0);
+            let apart = open.apart;
+            open.waiting.retain(|worker| apart || carried_out(*worker) < open.ticket.0);
             open.waiting.is_empty()
         })?;
         self.open.remove(done).map(|open| open.ticket)
@@ -65,6 +81,19 @@ mod tests {
         passed[2] = first.0;
         assert_eq!(tickets.poll(|w| passed[w]), Some(first));
         assert_eq!(tickets.poll(|w| passed[w]), None);
+    }
+
+    #[test]
+    fn a_ticket_that_is_apart_waits_for_its_own_answers_and_holds_up_no_other() {
+        let mut tickets = Tickets::default();
+        let (end, later) = (tickets.issue(), tickets.issue());
+        tickets.open_apart(end, vec![0, 1]);
+        tickets.open(later, vec![0]);
+        assert_eq!(tickets.poll(|_| later.0), Some(later));
+        tickets.answered(end, 1);
+        assert_eq!(tickets.poll(|_| later.0), None);
+        tickets.answered(end, 0);
+        assert_eq!(tickets.poll(|_| 0), Some(end));
     }
 
     #[test]

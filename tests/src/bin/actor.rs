@@ -11,10 +11,11 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use rnic_client::programs::tour;
 use rnic_client::{
-    AcceptOptions, Access, ConnectOptions, Context, ListKind, QpOptions, SrqOptions,
+    AcceptOptions, Access, ConnectOptions, Context, Error, ListKind, QpOptions, SrqOptions,
 };
 use rnic_tests::{
-    DEADLINE, Process, attached, burst, exhaust, frozen, hammer, hostile, over, raw, traffic,
+    DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, over, raw,
+    traffic,
 };
 
 #[derive(Parser)]
@@ -71,6 +72,12 @@ enum Part {
         /// The lender's address.
         address: SocketAddr,
     },
+    /// Makes a segment of so many bytes, with 4 GiB of address space; prints why it cannot, and how
+    /// much memory it has touched.
+    Take {
+        /// Bytes.
+        bytes: u64,
+    },
     /// Passes everything as its memory that is not, by a session of its own; says if all of it is
     /// refused.
     Offer,
@@ -94,6 +101,14 @@ enum Part {
         /// The host's address.
         address: SocketAddr,
     },
+    /// Listens at so many addresses, which it prints, and decides about no request until its standard
+    /// input closes.
+    Ignore {
+        /// Addresses.
+        listeners: usize,
+    },
+    /// Accepts whoever comes, and does nothing else, until its standard input closes; prints where.
+    Bait,
     /// Binds windows until it is killed; prints when it has begun.
     Binds,
     /// Prints how many sessions it may see.
@@ -106,6 +121,19 @@ enum Part {
         seconds: u64,
         /// Somebody to connect to.
         victim: Option<SocketAddr>,
+    },
+    /// Takes more than its share in one way, until its standard input closes; prints how far it is.
+    Overload {
+        /// In which way.
+        #[arg(value_enum)]
+        attack: attacks::Attack,
+        /// The CPU it keeps to.
+        cpu: usize,
+    },
+    /// Measures itself whenever its standard input says so.
+    Bystand {
+        /// The CPU it keeps to.
+        cpu: usize,
     },
     /// Takes all there is of something, prints the refusal, and asks on until its standard input
     /// closes.
@@ -197,6 +225,18 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             // In the middle of a session it becomes a program that knows nothing of it.
             Err(hostile::exec_in_a_session(&socket, seed, &mut Command::new("true")).into())
         }
+        Part::Overload { attack, cpu } => {
+            attacks::confine(cpu);
+            std::thread::spawn(|| {
+                wait_for_release();
+                std::process::exit(0);
+            });
+            match attacks::play(attack, &socket()?)? {}
+        }
+        Part::Bystand { cpu } => {
+            attacks::confine(cpu);
+            attacks::bystander::serve(&socket()?, std::io::stdin().lines())
+        }
         Part::Exhaust { what } => {
             rnic_tests::process::raise_descriptor_limit();
             let released = released();
@@ -237,6 +277,8 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
 fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
     match part {
         Part::Attack { .. }
+        | Part::Overload { .. }
+        | Part::Bystand { .. }
         | Part::Exhaust { .. }
         | Part::Offer
         | Part::InFlight { .. }
@@ -315,10 +357,47 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             region.read_at(0, &mut octets)?;
             println!("holds {octets:?}");
         }
+        Part::Take { bytes } => {
+            use rustix::process::{Resource, Rlimit, setrlimit};
+            let most = Some(4 << 30);
+            setrlimit(Resource::As, Rlimit { current: most, maximum: most })?;
+            let before = rnic_tests::process::touched()?;
+            match context.create_segment(bytes) {
+                Ok(segment) => return Err(format!("made {segment:?}").into()),
+                Err(error) => println!("refused: {error}"),
+            }
+            println!("KiB touched: {}", rnic_tests::process::touched()?.saturating_sub(before));
+        }
         Part::Hammer { address } => {
             println!("{} times", hammer::hammer(&context, address)?);
         }
         Part::Binds => hammer::bind_for_ever(&context)?,
+        Part::Ignore { listeners } => {
+            let all = (0..listeners).map(|_| context.listen(([127, 0, 0, 1], 0).into(), 1024));
+            let all = all.collect::<Result<Vec<_>, _>>()?;
+            all.iter().for_each(|listener| println!("listening on {}", listener.local_addr()));
+            wait_for_release();
+        }
+        Part::Bait => {
+            let listener = context.listen(([127, 0, 0, 1], 0).into(), 64)?;
+            println!("listening on {}", listener.local_addr());
+            let (pd, cq) = (context.open_pd(None)?, context.create_cq(1024, None)?);
+            let released = released();
+            let mut taken = Vec::new();
+            while !released.load(Ordering::Relaxed) {
+                match listener.accept_request(Some(Duration::from_millis(100))) {
+                    Ok(request) => {
+                        let qp = pd.create_qp(&QpOptions::new(&cq))?;
+                        // Its peer may be gone.
+                        if request.start_accept(&qp, &AcceptOptions::default()).is_ok() {
+                            taken.push(qp);
+                        }
+                    }
+                    Err(Error::TimedOut { .. }) => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
         Part::Clients => {
             println!("{} clients", context.list(ListKind::Clients, 0)?.total);
         }

@@ -280,6 +280,47 @@ fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
     }
 }
 
+/// One session registers and deregisters as much as it likes; nothing it has seen tells it what
+/// another one gets next.
+//= RDMAP-8.1.1-8
+#[test]
+fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
+    const SEEN: usize = 6000;
+    const NEXT: usize = 20;
+    let daemon = daemon("direct");
+    let (attacker, victim) = (Side::new(&daemon), Side::new(&daemon));
+    let [own, segment] = [&attacker, &victim].map(|s| s.context.create_segment(4096).unwrap());
+    let mut seen = Vec::new();
+    // All at once, and then one by one.
+    for at_once in [SEEN / 2, 1] {
+        for _ in 0..SEEN / 2 / at_once {
+            let regions: Vec<_> = (0..at_once)
+                .map(|_| attacker.pd.reg_mr(&own, .., Access::LOCAL_WRITE).unwrap())
+                .collect();
+            for region in regions {
+                seen.push(region.rkey().0);
+                region.deregister().unwrap();
+            }
+        }
+        let regions: Vec<_> = (0..NEXT)
+            .map(|_| victim.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap())
+            .collect();
+        let next: Vec<u32> = regions.iter().map(|r| r.rkey().0).collect();
+        // Somebody else's index with whatever key, given back first or last or in between.
+        let indices: HashSet<u32> = seen.iter().map(|stag| stag >> 8).collect();
+        assert!(next.iter().all(|stag| !indices.contains(&(stag >> 8))), "an index came back");
+        // The latest ones, counted on by some step of the index, the key, or both.
+        let [.., before, last] = seen[..] else { panic!("none seen") };
+        let step = last.wrapping_sub(before);
+        let guesses: HashSet<u32> = (1..=NEXT as u32)
+            .flat_map(|n| [n, n << 8, n << 8 | n, n.wrapping_mul(step)])
+            .map(|step| last.wrapping_add(step))
+            .collect();
+        assert!(next.iter().all(|stag| !guesses.contains(stag)), "counted on from {last:#x}");
+        regions.into_iter().for_each(|region| region.deregister().unwrap());
+    }
+}
+
 //= RDMAP-8.1.1-9
 #[test]
 fn rdmap_8_1_1_9_a_completion_queue_is_no_other_sessions() {

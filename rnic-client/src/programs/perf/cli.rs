@@ -1,6 +1,6 @@
 //! The command line of `rnic-perf`.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -17,11 +17,14 @@ use super::peer::{Peer, open, serve};
 use super::report::{Goal, Kind, Report, Row, daemon_in_words};
 use super::spec::{Flow, Op, Spec, Wait};
 use super::table::parse_octets;
+use crate::programs::cli;
 
 /// How fast the RNIC is, beside raw TCP and memcpy measured in the same run.
 ///
 /// Starts a second process; both use the daemon that RNIC_SOCKET or --socket names. With
 /// --peer-socket the second one uses another daemon, and the two daemons talk TCP.
+///
+/// Exit codes: 0 everything was measured; 1 something failed; 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "rnic-perf", version)]
 struct Arguments {
@@ -117,7 +120,7 @@ struct Common {
     #[arg(long)]
     peer_socket: Option<PathBuf>,
     /// Messages or round trips per round, instead of a time.
-    #[arg(long, conflicts_with = "seconds")]
+    #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
     #[command(flatten)]
     rounds: Rounds,
@@ -151,7 +154,7 @@ pub fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
-            eprintln!("rnic-perf: {e}");
+            cli::complain("rnic-perf", e);
             ExitCode::FAILURE
         }
     }
@@ -296,7 +299,7 @@ fn print(
             .map_err(|e| PerfError::Arguments(format!("a report that is no JSON: {e}")))?,
         false => render(report),
     };
-    writeln!(std::io::stdout(), "{}", text.trim_end()).map_err(PerfError::io("printing"))
+    cli::say(text.trim_end()).map_err(PerfError::io("printing"))
 }
 
 fn octets_u32(text: &str) -> Result<u32, String> {
@@ -365,6 +368,7 @@ mod tests {
             ("rate --qps 10 --active 11", "--active"),
             ("rate --op send --qps 2", "--op send"),
             ("bw --rounds 0", "--rounds"),
+            ("bw --iters 0", "--iters"),
             ("bw --seconds 0", "--seconds"),
             ("bw --seconds 1 --iters 5", "--iters"),
             ("bw --frobnicate", "--frobnicate"),

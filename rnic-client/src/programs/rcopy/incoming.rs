@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use tempfile::{Builder, NamedTempFile};
 
-use super::FileName;
+use super::{CopyError, FileName};
 
 /// A file under way. Dropping it leaves nothing behind.
 pub(super) struct Incoming {
@@ -101,6 +101,22 @@ impl Incoming {
             Content::Nameless(file) => file,
             Content::Named(file) => file.as_file_mut(),
         }
+    }
+}
+
+/// Checks that files can be put into a folder, by making one there that goes at once.
+pub fn check_folder(folder: &Path) -> Result<(), CopyError> {
+    let failed = |source| CopyError::Folder { folder: folder.to_path_buf(), source };
+    if !std::fs::metadata(folder).map_err(failed)?.is_dir() {
+        return Err(failed(io::ErrorKind::NotADirectory.into()));
+    }
+    match nameless(folder) {
+        Some(_) => Ok(()),
+        None => match builder().tempfile_in(folder) {
+            Ok(_) => Ok(()),
+            // Without the name that it would have had.
+            Err(e) => Err(failed(e.raw_os_error().map_or(e, io::Error::from_raw_os_error))),
+        },
     }
 }
 

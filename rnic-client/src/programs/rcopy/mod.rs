@@ -11,6 +11,7 @@
 //! The sender may write into the ring at any time. A chunk is therefore copied out once, and the
 //! copy is both hashed and written: whatever the sender scribbles, the file is what was hashed.
 
+mod cli;
 mod incoming;
 mod name;
 mod receive;
@@ -27,6 +28,8 @@ use crate::Error;
 use crate::programs::cli::printable;
 use crate::programs::link::LinkError;
 
+pub use cli::main;
+pub use incoming::check_folder;
 pub use name::{FileName, NameError};
 pub use receive::{receive_file, serve_one};
 pub use send::send_file;
@@ -152,6 +155,14 @@ pub enum CopyError {
         /// The system's error.
         source: io::Error,
     },
+    /// The folder takes no files.
+    #[error("cannot put files into {folder}: {source}", folder = folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The name cannot be used at the receiver.
     #[error(transparent)]
     Name(#[from] NameError),
@@ -183,6 +194,16 @@ pub enum CopyError {
         /// The receiver's digest.
         arrived: Digest,
     },
+    /// The receiver says that it has stored something else.
+    #[error("{peer} stored a file of SHA-256 {stored}, but {sent} was sent")]
+    StoredOther {
+        /// The receiver.
+        peer: SocketAddr,
+        /// The sender's digest.
+        sent: Digest,
+        /// The receiver's digest.
+        stored: Digest,
+    },
     /// The other side does not keep to the protocol of `rcopy`.
     #[error("{peer} does not keep to the protocol: {why}")]
     Protocol {
@@ -206,10 +227,12 @@ impl CopyError {
     /// What the other side is told of it: nothing if it cannot be told, or knows.
     fn for_peer(&self) -> Option<String> {
         match self {
-            CopyError::Link(_) | CopyError::Peer { .. } => None,
+            CopyError::Link(_) | CopyError::Peer { .. } | CopyError::StoredOther { .. } => None,
             // Where the file is, which errors may tell, is no business of the other side.
             CopyError::Read { source, .. } => Some(format!("cannot read it: {}", source.kind())),
-            CopyError::Write { source, .. } => Some(format!("cannot write it: {}", source.kind())),
+            CopyError::Write { source, .. } | CopyError::Folder { source, .. } => {
+                Some(format!("cannot write it: {}", source.kind()))
+            }
             CopyError::NotRegular { .. } => Some("it is no regular file".to_owned()),
             CopyError::Changed { how, .. } => Some(format!("the file {how} while it was copied")),
             CopyError::Name(e) => Some(e.to_string()),

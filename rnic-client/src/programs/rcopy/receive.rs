@@ -111,7 +111,7 @@ fn examine(
     let incoming = match Incoming::create(folder, name.clone(), options.replace) {
         Ok(incoming) => incoming,
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            return Err(refused("there is one of this name already".to_owned()));
+            return Err(refused(EXISTS.to_owned()));
         }
         Err(source) => {
             return Err(CopyError::Write { path: folder.join(name.as_str()), source });
@@ -225,9 +225,16 @@ impl Receiver<'_> {
         if arrived != sent {
             return Err(CopyError::Digest { peer: self.peer, sent, arrived });
         }
-        let path = self.incoming.path();
-        self.incoming.commit().map_err(|source| CopyError::Write { path, source })?;
-        Ok(arrived)
+        let (path, peer) = (self.incoming.path(), self.peer);
+        match self.incoming.commit() {
+            Ok(()) => Ok(arrived),
+            // Somebody else was faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                Err(CopyError::Refused { peer, name, why: EXISTS.to_owned() })
+            }
+            Err(source) => Err(CopyError::Write { path, source }),
+        }
     }
 
     /// The next message; an abort is an error.
@@ -252,6 +259,7 @@ impl Receiver<'_> {
     }
 }
 
+const EXISTS: &str = "there is one of this name already";
 /// Messages that belong to no chunk: the end, or an abort.
 const SPARE: u32 = 2;
 

@@ -125,6 +125,9 @@ impl Sender {
                     progress(Progress { done: source.size, total: source.size });
                     return Ok(digest);
                 }
+                Message::Stored { digest: stored } => {
+                    return Err(CopyError::StoredOther { peer: self.peer, sent: digest, stored });
+                }
                 other => return Err(self.unexpected(&other)),
             }
             progress(self.progress(source.size));

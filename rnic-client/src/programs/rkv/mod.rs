@@ -12,6 +12,7 @@
 //! its table cannot be written from the wire.
 
 mod bench;
+mod cli;
 mod client;
 mod layout;
 mod server;
@@ -24,6 +25,7 @@ use crate::Error;
 use crate::programs::link::LinkError;
 
 pub use bench::{Bench, BenchReport, Operations};
+pub use cli::main;
 pub use client::{Client, Found};
 pub use layout::{Geometry, MAX_KEY, MAX_PROBES, MAX_VALUE};
 pub use server::{Server, ServerOptions};

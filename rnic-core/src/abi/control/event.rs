@@ -1,5 +1,7 @@
 //! Connection and asynchronous events.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::types::*;
@@ -179,4 +181,43 @@ pub enum DisconnectReason {
     },
     /// This side aborted it.
     Aborted,
+}
+
+/// How it ended, as the rest of a sentence about a connection.
+impl fmt::Display for DisconnectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DisconnectReason::Orderly => f.write_str("it was closed in order"),
+            DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
+                write!(f, "this side found a fault and sent Terminate {code}")
+            }
+            DisconnectReason::Terminate { origin: TerminateOrigin::Peer, code, .. } => {
+                write!(f, "the peer sent Terminate {code}")
+            }
+            DisconnectReason::Lost { why } => write!(f, "it was lost: {why}"),
+            DisconnectReason::Aborted => f.write_str("this side aborted it"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_has_words() {
+        let code = TerminateCode { layer: 0, etype: 0, code: 0 };
+        let terminate =
+            |origin| DisconnectReason::Terminate { origin, code, headers: Vec::new() }.to_string();
+        assert_eq!(
+            terminate(TerminateOrigin::Peer),
+            "the peer sent Terminate 0/0/00 (RDMA local catastrophic error, its program or device \
+             failed)"
+        );
+        assert!(terminate(TerminateOrigin::Local).starts_with("this side found a fault"));
+        let lost = DisconnectReason::Lost { why: "reset".into() };
+        assert_eq!(lost.to_string(), "it was lost: reset");
+        assert_eq!(DisconnectReason::Orderly.to_string(), "it was closed in order");
+        assert_eq!(DisconnectReason::Aborted.to_string(), "this side aborted it");
+    }
 }

@@ -73,13 +73,15 @@ pub enum HelloStatus {
     UserSessions = 6,
     /// An administrator has the daemon refuse everything new.
     Draining = 7,
+    /// Too many clients of this user are connected that have said nothing yet.
+    Silent = 8,
 }
 
 impl HelloStatus {
     /// The status with this number, if there is one.
     pub fn from_u32(n: u32) -> Option<Self> {
         use HelloStatus::*;
-        [Ok, Version, SessionLimit, Stopping, Resources, NotAllowed, UserSessions, Draining]
+        [Ok, Version, SessionLimit, Stopping, Resources, NotAllowed, UserSessions, Draining, Silent]
             .into_iter()
             .find(|s| *s as u32 == n)
     }

@@ -209,6 +209,7 @@ pub struct ListenerRow {
     /// Its owner.
     pub session: SessionId,
     /// Address.
+    #[serde(with = "address")]
     pub address: SocketAddr,
     /// Backlog; 0 if bound only.
     pub backlog: u32,
@@ -355,7 +356,7 @@ pub struct EventRecord {
     pub time_ms: u64,
     /// The session concerned.
     pub session: Option<SessionId>,
-    /// What kind: "session_opened", "limit_reached", "srq_unfair", "reloaded", ...
+    /// What kind: "session_opened", "session_ended", "limit_reached", "srq_unfair", "reloaded", ...
     pub kind: String,
     /// A sentence for people.
     pub text: String,

@@ -96,6 +96,7 @@ pub enum ReplyBody {
         /// Its handle.
         listener: ListenerId,
         /// The address with the port that was chosen.
+        #[serde(with = "address")]
         address: SocketAddr,
     },
     /// Whole-daemon figures.

@@ -30,7 +30,8 @@ pub enum RequestBody {
         /// Which.
         pd: PdId,
     },
-    /// Shares memory. Descriptor: a populated memfd without `F_SEAL_SEAL`. Answer: `Segment`.
+    /// Shares memory that exists already. Descriptor: a populated memfd without `F_SEAL_SEAL`.
+    /// Answer: `Segment`.
     AddSegment {
         /// Octets; must equal the memfd's size and be a multiple of the page size.
         length: u64,
@@ -103,6 +104,7 @@ pub enum RequestBody {
     /// Binds an address without listening. Answer: `Listener`.
     Bind {
         /// Address; port 0 lets the kernel choose.
+        #[serde(with = "address")]
         address: SocketAddr,
         /// The application's context, returned in events.
         context: u64,
@@ -144,8 +146,10 @@ pub enum RequestBody {
         /// The QP to connect.
         qp: QpId,
         /// Where to.
+        #[serde(with = "address")]
         peer: SocketAddr,
         /// Source address, if it matters.
+        #[serde(with = "address::optional")]
         local: Option<SocketAddr>,
         /// Inbound reads to offer; `None` for the device's default.
         ird: Option<u16>,
@@ -249,6 +253,22 @@ pub enum RequestBody {
     Why {
         /// Its number, from a refusal, a completion or a list.
         id: u64,
+    },
+    /// Counts a segment against the limits before it has memory, so that a client learns what it may
+    /// not have before it takes it from the machine. Until it is filled no region can name it;
+    /// `RemoveSegment` gives it back. Answer: `Segment`.
+    ReserveSegment {
+        /// Bytes; a multiple of the page size.
+        length: u64,
+    },
+    /// Gives a reserved segment its memory, as `AddSegment` does for a new one. Descriptor: a
+    /// populated memfd without `F_SEAL_SEAL`, as long as was reserved. Answer: `Done`; after a
+    /// refusal the segment is still reserved.
+    FillSegment {
+        /// Which.
+        segment: SegmentId,
+        /// Where the client mapped it (for addresses in its own terms).
+        client_address: u64,
     },
 }
 

@@ -253,12 +253,13 @@ impl Srq {
     }
 
     /// Receives were posted, or a place in front has become free: passes on the QPs of `worker`
-    /// that may take one now, in the order in which they began to wait.
-    pub fn ready(&self, worker: u32, ready: impl FnMut(u32)) {
+    /// that may take one now and do not know yet, in the order in which they began to wait. The
+    /// result is the number of QPs looked at, for whoever is to pay for that.
+    pub fn ready(&self, worker: u32, ready: impl FnMut(u32)) -> i64 {
         let mut inner = self.inner.lock();
         // With a broken ring all of them are to find out.
         let posted = inner.consumer.look().unwrap_or(u32::MAX);
-        inner.waiters.call(posted, worker, ready);
+        inner.waiters.call(posted, worker, ready).into()
     }
 
     /// Arms the limit; whether its event is due at once, which disarms it again.

@@ -73,14 +73,17 @@ impl Waiters {
         waiting.fold(0, |set, (worker, _)| set | 1 << (worker as u64 % 64))
     }
 
-    /// Calls the first `count`, and passes on those of this worker.
-    pub(super) fn call(&mut self, count: u32, worker: u32, mut each: impl FnMut(u32)) {
+    /// Calls the first `count`, and passes on those of this worker that were not called before:
+    /// whoever was is on the way. How many were looked at.
+    pub(super) fn call(&mut self, count: u32, worker: u32, mut each: impl FnMut(u32)) -> u32 {
+        let mut looked = 0;
         for waiting in self.queue.values_mut().take(count as usize) {
-            if waiting.waiter.worker == worker {
-                waiting.called = true;
+            looked += 1;
+            if waiting.waiter.worker == worker && !std::mem::replace(&mut waiting.called, true) {
                 each(waiting.waiter.key);
             }
         }
+        looked
     }
 
     /// Whether the QP in this place was called, once.

@@ -198,8 +198,8 @@ impl Rig {
                 self.windows[window].close();
                 self.unsettled[window] -= 1;
                 self.must[window] = None;
-                let slot = slot(self.windows[window].view().0);
-                self.may.retain(|stag, _| super::slot(*stag) != slot);
+                let of = index(self.windows[window].view().0);
+                self.may.retain(|stag, _| super::index(*stag) != of);
             }
         }
     }

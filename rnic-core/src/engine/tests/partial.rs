@@ -3,38 +3,44 @@
 use std::time::Duration;
 
 use super::raw::Raw;
-use super::world::{A, QpShape, Wiring, World};
-use crate::engine::{Engine, EngineOptions, PartialLimits};
+use super::world::{A, QpShape, Wiring, World, options};
+use crate::engine::{Engine, EngineOptions, HoldLimits, PartialLimits};
 use crate::types::{Access, QpState, Stag};
 
 /// Octets of an incomplete FPDU.
 const HALF: usize = 1000;
 
 /// Connected initiators of one session, each with a scripted peer.
-fn crowd(n: usize, limits: PartialLimits) -> (World, Vec<Raw>) {
-    let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
+pub(super) fn crowd(n: usize, engine: EngineOptions) -> (World, Vec<Raw>) {
+    let startup = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
     let mut w = World::new(&[1]);
-    w.engines[0] = Engine::new(EngineOptions { partial: limits, ..super::world::options(0) });
+    w.engines[0] = Engine::new(engine);
     let app = w.app(0);
     let cq = w.cq(app, 128);
     let raws = (0..n).map(|_| {
         let qp = w.qp(app, cq, cq, QpShape::default());
-        w.connect_raw(qp, true, options, options)
+        w.connect_raw(qp, true, startup, startup)
     });
     let raws = raws.collect();
     w.events(A);
     (w, raws)
 }
 
-fn dead(w: &World) -> Vec<usize> {
+/// An engine's options with these limits.
+fn limited(partial: PartialLimits) -> EngineOptions {
+    EngineOptions { partial, ..options(0) }
+}
+
+pub(super) fn dead(w: &World) -> Vec<usize> {
     (0..w.qps.len()).filter(|qp| w.state(*qp) == QpState::Error).collect()
 }
 
 #[test]
 fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
     // Room for 4 buffers of 1 KiB besides the pool of 16.
-    let limits = PartialLimits { device: 1 << 20, session: 4096, ..Default::default() };
-    let (mut w, mut raws) = crowd(24, limits);
+    let limits =
+        PartialLimits { held: HoldLimits { device: 1 << 20, session: 4096 }, ..Default::default() };
+    let (mut w, mut raws) = crowd(24, limited(limits));
     let fpdus: Vec<_> = raws.iter_mut().map(|raw| raw.fpdu(&[0; 2 * HALF])).collect();
     for (raw, fpdu) in raws.iter_mut().zip(&fpdus).take(20) {
         raw.octets(&mut w, &fpdu[..HALF]);
@@ -60,7 +66,7 @@ fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
 #[test]
 fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
     let stall = Duration::from_secs(10);
-    let (mut w, mut raws) = crowd(1, PartialLimits { stall, ..Default::default() });
+    let (mut w, mut raws) = crowd(1, limited(PartialLimits { stall, ..Default::default() }));
     let mr = w.mr(A, 64, Access::REMOTE_WRITE);
     let raw = &mut raws[0];
     let payload = super::requests::pattern(8, 3);
@@ -86,7 +92,7 @@ fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
 
 #[test]
 fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
-    let (mut w, mut raws) = crowd(20, PartialLimits::default());
+    let (mut w, mut raws) = crowd(20, options(0));
     for raw in &mut raws {
         let fpdu = raw.fpdu(&[0; 2 * HALF]);
         raw.octets(&mut w, &fpdu[..HALF]);
@@ -98,13 +104,18 @@ fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
 }
 
 #[test]
-fn wrong_stags_are_told_with_the_peers_address() {
+fn wrong_stags_and_offsets_are_told_with_the_peers_address() {
+    let peer = "192.0.2.2".parse::<std::net::IpAddr>().unwrap();
     let (mut w, mut raw) = World::raw();
     raw.write(&mut w, Stag(0x1234_5600), 0, b"x");
-    assert_eq!(w.guesses, ["192.0.2.2".parse::<std::net::IpAddr>().unwrap()]);
-    // Other faults are no guesses.
+    assert_eq!(w.guesses, [peer]);
+    // An STag that is one, and the octet behind its region.
     let (mut w, mut raw) = World::raw();
     let mr = w.mr(A, 64, Access::REMOTE_WRITE);
     raw.write(&mut w, mr.stag, mr.iova + 64, b"x");
+    assert_eq!((w.state(A), &w.guesses[..]), (QpState::Terminate, &[peer][..]));
+    // Other faults are no guesses.
+    let (mut w, mut raw) = World::raw();
+    raw.send(&mut w, 1, b"x");
     assert_eq!((w.state(A), w.guesses.len()), (QpState::Terminate, 0));
 }

@@ -179,7 +179,7 @@ impl Raw {
         assert!(self.fin, "a FIN follows the Terminate");
         let t = Terminate::parse(&segments[0].payload).unwrap();
         assert_eq!(t.to_vec(), segments[0].payload, "nothing behind the headers");
-        (t.code.to_string(), t.headers())
+        (t.code.number(), t.headers())
     }
 
     pub fn collect(&mut self, w: &mut World) {

@@ -205,6 +205,7 @@ pub(super) fn event(event: &Event) -> String {
 }
 
 fn terminated(origin: TerminateOrigin, code: TerminateCode, headers: &[u8]) -> String {
+    let code = code.number();
     let mut s = match origin {
         TerminateOrigin::Local => format!("terminated {code}"),
         TerminateOrigin::Peer => format!("terminated by peer {code}"),

@@ -32,7 +32,7 @@ fn a_response_under_way_stops_at_a_segment_boundary() {
     assert!(octets > 0 && octets < 10_000, "{octets}");
     assert_eq!(last.opcode(), Opcode::Terminate);
     let t = crate::rdmap::Terminate::parse(&last.payload).unwrap();
-    assert_eq!(t.code.to_string(), "0/1/00");
+    assert_eq!(t.code.number(), "0/1/00");
     let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
     assert_eq!(t.ddp_header, Some(&ulpdu(&header, &[])[..]));
     let rest = ReadRequest {

@@ -270,6 +270,9 @@ fn comes_back((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulu
     assert_eq!(terminate.header, raw.untagged(Opcode::Terminate, 2, 1, 0, true), "{cause}");
     assert_eq!(terminate.payload, expected, "{cause}");
     assert!(raw.fin && !raw.reset, "{cause}: a FIN is behind it");
+    // Whoever names memory that is not its own may be trying what there is, whatever was wrong.
+    let tried = matches!((layer, etype, code), (0, 1, 0..=4 | 9) | (0, 2, 9) | (1, 1, 0..=3));
+    assert_eq!(w.guesses.len(), usize::from(tried), "{cause}: guesses");
     // The application is told the same, and nothing else.
     raw.close(&mut w);
     let mut events = w.events(A);

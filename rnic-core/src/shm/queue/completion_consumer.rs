@@ -2,6 +2,7 @@
 
 use super::QueueMemory;
 use crate::abi::queue::{ARM_NONE, COMPLETION_LEN, COMPLETION_WORDS, Cqe, QueueKind, queue_header};
+use crate::shm::lease::Done;
 use crate::shm::sync::{Ordering, fence};
 
 /// Reads completions.
@@ -35,6 +36,12 @@ impl CompletionConsumer {
         let words = self.queue.window.load_words::<COMPLETION_WORDS>(self.queue.slot(self.head));
         self.head = self.head.wrapping_add(1);
         Some(Cqe::from_words(words))
+    }
+
+    /// As [`poll`](Self::poll), and whether what it completes had memory on loan.
+    #[inline]
+    pub fn poll_loan(&mut self) -> Option<(Cqe, Option<Done>)> {
+        self.poll().map(|cqe| (cqe, Done::read(cqe.wr_id)))
     }
 
     /// Whether there is no completion to read.

@@ -89,7 +89,7 @@ fn an_initiator_closes_at_once_on_what_is_no_reply() {
         let asked = read(&mut peer, 24, &mut a);
         peer.write_all(&octets).expect("write");
         let reason = a.unreachable();
-        assert!(reason.ends_with("(2/0/04)"), "{reason} for {octets:x?}");
+        assert!(reason.ends_with(": 2/0/04 (invalid start-up frame)"), "{reason} for {octets:x?}");
         assert_eq!(closed(&mut peer, &mut a), b"", "{octets:x?}");
         assert_eq!((a.cm.half_open(), asked[17]), (0, 2));
         // A wrong frame is no sign of a peer that knows revision 1 only.
@@ -102,7 +102,7 @@ fn an_initiator_closes_at_once_on_what_is_no_reply() {
     read(&mut peer, 24, &mut a);
     peer.write_all(&frame(true, 0x40, 1, b"data")[..21]).expect("write");
     peer.shutdown(Shutdown::Write).expect("FIN");
-    assert!(a.unreachable().ends_with("(2/0/01)"));
+    assert!(a.unreachable().contains("2/0/01 (TCP closed"));
 }
 
 //= MPA-C.2.2-1
@@ -394,7 +394,10 @@ fn a_peer_that_closes_on_revision_1_too_is_unreachable() {
         // Dropped with the request unread: the peer sees a reset, as it would from some stacks.
         drop(take(&listener, &mut a));
     }
-    a.unreachable();
+    // What the peer made of the first attempt is the answer; the second one was a guess.
+    let reason = a.unreachable();
+    assert!(reason.starts_with("TCP was accepted, and closed without an MPA reply"), "{reason}");
+    assert!(reason.contains("; as MPA revision 1: "), "{reason}");
     assert_eq!(a.cm.half_open(), 0);
 }
 
@@ -409,4 +412,26 @@ fn a_reply_that_is_none_ends_the_attempt() {
         a.unreachable();
         assert_eq!(a.cm.half_open(), 0);
     }
+}
+
+#[test]
+fn both_attempts_together_take_no_longer_than_one_may() {
+    let mut a = Node::new(options());
+    let (listener, address) = raw_listener();
+    a.connect(ACTIVE, address, &[]);
+    let first = take(&listener, &mut a);
+    let replied = START.after(options().reply_deadline);
+    a.until(|a| a.cm.next_timeout() == Some(replied));
+    a.pass(options().reply_deadline - Duration::from_millis(1));
+    drop(first);
+    let _second = take(&listener, &mut a);
+    let until = START.after(options().connect_deadline + options().reply_deadline);
+    a.until(|a| a.cm.next_timeout() == Some(until));
+    a.pass(options().connect_deadline + Duration::from_millis(1));
+    let reason = a.unreachable();
+    assert!(reason.starts_with("TCP was accepted, and closed without an MPA reply"), "{reason}");
+    assert!(
+        reason.contains("no MPA reply came before the deadline (mpa.reply_deadline"),
+        "{reason}"
+    );
 }

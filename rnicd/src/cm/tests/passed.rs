@@ -10,15 +10,15 @@ use crate::config::Seccomp;
 use crate::control::Reaper;
 
 /// A node with a reaper, and both ends of a connection: the client's and its peer's.
-struct Rig {
-    node: Node,
+pub(super) struct Rig {
+    pub(super) node: Node,
     reaper: Reaper,
-    client: TcpStream,
-    peer: TcpStream,
+    pub(super) client: TcpStream,
+    pub(super) peer: TcpStream,
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let node = Node::new(CmOptions { direct: true, ..options() });
         let waker = Poll::new().and_then(|poll| mio::Waker::new(poll.registry(), mio::Token(0)));
         let reaper =
@@ -36,7 +36,7 @@ impl Rig {
         Socket::passed(descriptor.into(), 0, self.reaper.clone())
     }
 
-    fn connect_over(&mut self) -> Result<(), Refusal> {
+    pub(super) fn connect_over(&mut self) -> Result<(), Refusal> {
         let socket = self.pass();
         let AddressPair { local, peer } = examine(&socket)?;
         let params = ConnectParams {
@@ -51,7 +51,7 @@ impl Rig {
         self.node.cm.connect_over(params, socket, self.node.now)
     }
 
-    fn serve_over(&mut self) {
+    pub(super) fn serve_over(&mut self) {
         let socket = self.pass();
         let addresses = examine(&socket).expect("a connected TCP socket");
         let now = self.node.now;
@@ -85,7 +85,7 @@ impl Rig {
     }
 }
 
-fn request() -> Vec<u8> {
+pub(super) fn request() -> Vec<u8> {
     frame(false, 0x40, 1, b"please")
 }
 

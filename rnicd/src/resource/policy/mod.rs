@@ -7,7 +7,7 @@
 mod people;
 mod rights;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rnic_core::abi::control::Refusal;
@@ -111,15 +111,19 @@ impl Policy {
     /// of its groups, then the defaults; key by key.
     pub fn rights(&self, who: &Identity) -> Arc<Rights> {
         let known = self.overflow.known(who);
-        let user = known.as_ref().and_then(|w| self.users.iter().find(|(uid, _)| *uid == w.uid));
-        let group =
-            known.as_ref().and_then(|w| self.groups.iter().find(|(gid, _)| w.gids.contains(gid)));
-        let known_here = known.is_some();
-        let own = known_here && who.uid == self.own_user;
-        let admin = who.uid == 0 || own || known.is_some_and(|w| self.admins.contain(&w));
-        let standing = Standing { uid: who.uid, known: known_here, own, admin };
-        let (user, group) = (user.map(|(_, rule)| rule), group.map(|(_, rule)| rule));
+        let (user, group) = self.overrides(known.as_ref());
+        let own = known.is_some() && who.uid == self.own_user;
+        let admin = who.uid == 0 || own || known.as_ref().is_some_and(|w| self.admins.contain(w));
+        let standing = Standing { uid: who.uid, known: known.is_some(), own, admin };
         Arc::new(Rights::new(standing, &self.limits, user, group))
+    }
+
+    /// The rule about a client's user, and the first about one of its groups.
+    fn overrides(&self, known: Option<&Identity>) -> (Option<&Override>, Option<&Override>) {
+        let Some(who) = known else { return (None, None) };
+        let user = self.users.iter().find(|(uid, _)| *uid == who.uid);
+        let group = self.groups.iter().find(|(gid, _)| who.gids.contains(gid));
+        (user.map(|(_, rule)| rule), group.map(|(_, rule)| rule))
     }
 
     /// A named domain, if this client may open it.
@@ -158,6 +162,35 @@ impl Policy {
         self.check("connect", "connect to", &self.connect, who, address, |r| r.covers(address))
     }
 
+    /// Refuses addresses that do not leave the daemon's host to clients of other network namespaces:
+    /// what listens there counts on being reached from nowhere else, and some of it answers to
+    /// anybody who gets that far (a cloud's metadata at 169.254.169.254). A client in a namespace
+    /// without interfaces would otherwise have the daemon go where it cannot go itself. A wildcard
+    /// includes the loopback. `verb` says what the client wants.
+    pub fn may_reach(
+        &self,
+        who: &Identity,
+        verb: &str,
+        address: SocketAddr,
+    ) -> Result<(), Refusal> {
+        if !who.foreign || !stays_on_host(address.ip()) {
+            return Ok(());
+        }
+        let known = self.overflow.known(who);
+        let (user, group) = self.overrides(known.as_ref());
+        let allowed = user.and_then(|r| r.host_loopback).or(group.and_then(|r| r.host_loopback));
+        match allowed {
+            Some(true) => Ok(()),
+            _ => Err(Refusal::NotAllowed {
+                rule: "user.host_loopback".to_owned(),
+                what: format!(
+                    "{verb} {address} from another network namespace as user {}",
+                    who.uid
+                ),
+            }),
+        }
+    }
+
     fn check(
         &self,
         rule: &str,
@@ -178,6 +211,15 @@ impl Policy {
                 what: format!("{verb} {address} as user {}", who.uid),
             }),
         }
+    }
+}
+
+/// Whether an address means this host, or a link of it, to whoever uses it: loopback, link-local, and
+/// the unspecified address, which a connect takes for the loopback and a bind for all.
+fn stays_on_host(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.is_unspecified(),
+        IpAddr::V6(a) => a.is_loopback() || a.is_unicast_link_local() || a.is_unspecified(),
     }
 }
 

@@ -9,6 +9,8 @@ pub struct Identity {
     pub uid: u32,
     /// Effective group and supplementary ones.
     pub gids: Vec<u32>,
+    /// Its network namespace is another one than the daemon's, or is not known.
+    pub foreign: bool,
 }
 
 /// The numbers by which the kernel calls those whom it cannot name here: they come from a user
@@ -37,6 +39,7 @@ impl Overflow {
     pub fn known(&self, who: &Identity) -> Option<Identity> {
         (who.uid != self.uid).then(|| Identity {
             uid: who.uid,
+            foreign: who.foreign,
             gids: who.gids.iter().copied().filter(|gid| *gid != self.gid).collect(),
         })
     }

@@ -29,9 +29,11 @@ pub struct Rights {
     pub admin: bool,
     /// Whether the daemon itself may copy in its attached memory.
     pub trusted: bool,
+    /// Whether it may pass TCP sockets of its own.
+    pub sockets: bool,
     /// *Why* records of each of its sessions.
     pub why_records: u32,
-    /// Connections in start-up that came to listeners of the user.
+    /// Connections in start-up of the user's listeners and programs.
     pub half_open: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,
@@ -78,6 +80,7 @@ impl Rights {
         let half_open = |rule: &Override| rule.user.half_open;
         let why = |rule: &Override| rule.session.why;
         let trusted = |rule: &Override| rule.trusted;
+        let sockets = |rule: &Override| rule.sockets;
         let (connections_per_second, rate_source) =
             choose(user.and_then(rate), group.and_then(rate), limits.user.connections_per_second);
         let (half_open, half_open_source) =
@@ -99,6 +102,7 @@ impl Rights {
             own,
             admin,
             trusted: choose(user.and_then(trusted), group.and_then(trusted), false).0,
+            sockets: choose(user.and_then(sockets), group.and_then(sockets), false).0,
             why_records: choose(user.and_then(why), group.and_then(why), limits.why_records).0,
             half_open,
             half_open_source,

@@ -14,7 +14,7 @@ fn policy_of(text: &str, own_user: u32) -> Policy {
 }
 
 fn who(uid: u32, gids: &[u32]) -> Identity {
-    Identity { uid, gids: gids.to_vec() }
+    Identity { uid, gids: gids.to_vec(), foreign: false }
 }
 
 fn said<T: std::fmt::Debug>(result: Result<T, Refusal>) -> String {
@@ -123,6 +123,62 @@ fn with_connect_rules_only_what_they_name_is_allowed() {
         let text = said(policy.may_connect(&who(5, &[]), address));
         assert_eq!(text, format!("not allowed by connect: connect to {address} as user 5"));
     }
+}
+
+#[test]
+fn addresses_that_stay_on_the_host_are_not_for_other_namespaces() {
+    let policy = policy(
+        "[[user]]\nwho = 5\nhost_loopback = true\n[[user]]\nwho = 6\nhost_loopback = false\n\
+         [[group]]\nwho = 50\nhost_loopback = true\n[[user]]\nwho = 65534\nhost_loopback = true\n",
+    );
+    let foreign = |uid, gids: &[u32]| Identity { foreign: true, ..who(uid, gids) };
+    let reaches = |who: &Identity, address: &str| {
+        let address = address.parse().unwrap_or_else(|e| panic!("{address}: {e}"));
+        policy.may_reach(who, "connect to", address).is_ok()
+    };
+    for here in [
+        "127.0.0.1:1",
+        "127.255.255.254:1",
+        "0.0.0.0:1",
+        "169.254.169.254:80",
+        "[::1]:1",
+        "[::]:1",
+        "[fe80::1%3]:1",
+        "[febf::1]:1",
+        "[::ffff:127.0.0.1]:1",
+        "[::ffff:169.254.0.1]:1",
+        "[::ffff:0.0.0.0]:1",
+    ] {
+        // Not even root's: a container's root may be this one.
+        assert!(!reaches(&foreign(0, &[0]), here) && !reaches(&foreign(7, &[]), here), "{here}");
+        assert!(reaches(&who(7, &[]), here), "{here}: of this namespace");
+        assert!(reaches(&foreign(5, &[]), here) && reaches(&foreign(7, &[50]), here), "{here}");
+        assert!(!reaches(&foreign(6, &[50]), here), "{here}: the user's rule comes first");
+        assert!(!reaches(&foreign(65_534, &[50]), here), "{here}: nobody is no user");
+    }
+    for elsewhere in
+        ["10.0.0.1:1", "128.0.0.1:1", "169.255.0.1:1", "[fec0::1]:1", "[2001:db8::1]:1"]
+    {
+        assert!(reaches(&foreign(7, &[]), elsewhere), "{elsewhere}");
+    }
+    assert_eq!(
+        said(policy.may_reach(&foreign(7, &[]), "bind", ([0, 0, 0, 0], 80).into())),
+        "not allowed by user.host_loopback: bind 0.0.0.0:80 from another network namespace as user 7"
+    );
+}
+
+#[test]
+fn passing_sockets_is_a_right_of_its_own() {
+    let policy = policy(
+        "[[user]]\nwho = 5\nsockets = true\n[[user]]\nwho = 6\ntrusted = true\n\
+         [[group]]\nwho = 50\nsockets = true\n",
+    );
+    let of = |uid, gids: &[u32]| {
+        let rights = policy.rights(&who(uid, gids));
+        (rights.sockets, rights.trusted)
+    };
+    assert_eq!((of(5, &[]), of(6, &[])), ((true, false), (false, true)));
+    assert_eq!((of(6, &[50]), of(7, &[])), ((true, true), (false, false)));
 }
 
 #[test]

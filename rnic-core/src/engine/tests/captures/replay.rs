@@ -349,7 +349,7 @@ impl Stage {
         let t = Terminate::parse(&said.payload).unwrap();
         assert_eq!(t.layout, Layout::Siw);
         assert_eq!(t.to_vec().len(), said.payload.len(), "nothing behind the headers");
-        assert_eq!(outcome.end[0], format!("terminated by peer {}", t.code));
+        assert_eq!(outcome.end[0], format!("terminated by peer {}", t.code.number()));
         let why = self.w.why(A);
         assert_eq!(why.what, WhyKind::Terminate { origin: TerminateOrigin::Peer, code: t.code });
         assert!(why.text.contains("written as Linux siw does"), "{}", why.text);

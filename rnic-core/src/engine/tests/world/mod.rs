@@ -39,7 +39,7 @@ use crate::stream::startup::{
 };
 use crate::types::{
     Access, AddressPair, CqId, MrId, MwId, PdId, QpId, QpState, Scope, SessionId, SrqId, Stag,
-    Time, WindowKind,
+    Time, UserId, WindowKind,
 };
 
 /// The ends of the connection that most tests are about.
@@ -574,6 +574,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),
+        unsent: Default::default(),
         mover_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
         why: Arc::default(),

@@ -9,13 +9,19 @@ impl World {
     }
 
     pub fn app(&mut self, host: usize) -> usize {
-        let (arena, _fd) = Mapping::create_arena("test", 256 << 10).unwrap();
+        let user = UserId(self.id());
+        self.app_of(host, user)
+    }
+
+    /// A session of this user.
+    pub fn app_of(&mut self, host: usize, user: UserId) -> usize {
+        let (arena, _fd) = Mapping::create_arena("test", 512 << 10).unwrap();
         let session = SessionId(self.id());
         let pd = PdId(self.id());
         let mut ringers = Vec::new();
         for (worker, engine) in (0..).zip(self.hosts[host].clone()) {
             let scanner = DoorbellScanner::new(arena.clone(), worker).unwrap();
-            self.engines[engine].attach_session(session, scanner, self.now);
+            self.engines[engine].attach_session(session, user, scanner, self.now);
             ringers.push((engine, DoorbellRinger::new(arena.clone(), worker).unwrap()));
         }
         self.apps.push(App {
@@ -278,7 +284,7 @@ impl World {
 
     /// A window of a QP's domain, as the resource manager makes one.
     pub fn window(&mut self, qp: usize, kind: WindowKind) -> Arc<Window> {
-        let stag = self.stags.allocate_for_window().unwrap();
+        let stag = self.stags.allocate().unwrap();
         let id = MwId(self.id());
         let app = &self.apps[self.qps[qp].app];
         let window = Arc::new(Window::new(id, app.session, app.pd, kind, stag));

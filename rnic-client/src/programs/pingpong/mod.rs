@@ -5,6 +5,8 @@
 //! are posted at any time, so that the next ball finds room while the last one is looked at; the
 //! checks of one side take place while the other side has the ball, or after the clock was read.
 
+mod cli;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,8 @@ use crate::programs::link::{self, LinkError};
 use crate::{AcceptOptions, Access, Arm, Completion, CompletionChannel, CompletionOpcode};
 use crate::{ConnectOptions, ConnectionRequest, Context, Cq, Error, Mr, Qp, QpOptions};
 use crate::{RecvRequest, SendRequest};
+
+pub use cli::main;
 
 /// A match, as the client proposes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,117 @@
+//! Where STags stand in a worker's tables.
+//!
+//! Whoever registers often chooses among the STags it is given, and the key of a window as it likes.
+//! So that nobody can gather those that fall on one place, and so make each look-up of them a long
+//! one, the hash depends on a secret of the table.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+/// The secret of a table.
+#[derive(Clone)]
+pub struct StagHash {
+    /// Odd, so that no bit is lost.
+    factor: u64,
+}
+
+impl StagHash {
+    fn new(secret: u64) -> Self {
+        StagHash { factor: secret | 1 }
+    }
+}
+
+impl Default for StagHash {
+    /// A secret from where the standard library's own tables have theirs.
+    fn default() -> Self {
+        StagHash::new(RandomState::new().hash_one(0u8))
+    }
+}
+
+impl BuildHasher for StagHash {
+    type Hasher = StagHasher;
+
+    fn build_hasher(&self) -> StagHasher {
+        StagHasher { state: 0, factor: self.factor }
+    }
+}
+
+/// One multiplication by a secret: of any two STags chosen without it, at most two in 2^k agree in
+/// the k bits from the middle of the product on (Dietzfelbinger and others, 1997). The table takes
+/// its places from the low end, so those bits go there.
+pub struct StagHasher {
+    state: u64,
+    factor: u64,
+}
+
+impl Hasher for StagHasher {
+    fn finish(&self) -> u64 {
+        self.state
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u32(u32::from(*b));
+        }
+    }
+
+    fn write_u32(&mut self, n: u32) {
+        let product = (self.state ^ u64::from(n)).wrapping_mul(self.factor);
+        self.state = product.rotate_right(32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn hashes(secret: &StagHash, stags: impl Iterator<Item = u32>) -> Vec<u64> {
+        stags.map(|n| secret.hash_one(n)).collect()
+    }
+
+    #[test]
+    fn hashes_fill_both_ends_of_a_word() {
+        let secret = StagHash::new(0xBB67_AE85_84CA_A73B);
+        // STags that agree in all but some bits, as somebody may gather them; the last are those of
+        // one window under all its keys.
+        for (count, shift) in [(4096, 20), (4096, 17), (4096, 8), (256, 0)] {
+            let hashes = hashes(&secret, (0..count).map(|n| 0x1234_5678 ^ n << shift));
+            assert_eq!(hashes.iter().collect::<HashSet<_>>().len(), count as usize);
+            // Those of a hash table's buckets, and those of its control bytes. In the worst case
+            // few come together, of 4096 that somebody has gathered.
+            let (buckets, least) = if count == 256 { (0xFF, 120) } else { (0xFFF, 500) };
+            let low: HashSet<u64> = hashes.iter().map(|h| h & buckets).collect();
+            let high: HashSet<u64> = hashes.iter().map(|h| h >> 57).collect();
+            assert!(low.len() > least, "{} buckets, shift {shift}", low.len());
+            assert!(high.len() > 80, "{} control bytes, shift {shift}", high.len());
+        }
+    }
+
+    #[test]
+    fn what_collides_in_one_table_does_not_in_another() {
+        // Fractions of the roots of 3 and 7.
+        let one = StagHash::new(0xBB67_AE85_84CA_A73B);
+        let other = StagHash::new(0xA54F_F53A_5F1D_36F1);
+        let bucket = |secret: &StagHash, n| secret.hash_one(n) & 0xFFFF;
+        let gathered: Vec<u32> = (1..1 << 24).filter(|n| bucket(&one, *n) == 7).take(100).collect();
+        assert_eq!(gathered.len(), 100);
+        let elsewhere: HashSet<u64> = gathered.iter().map(|n| bucket(&other, *n)).collect();
+        assert!(elsewhere.len() > 90, "{} places", elsewhere.len());
+        let [a, b] = [StagHash::default(), StagHash::default()];
+        assert_ne!(a.hash_one(1u32), b.hash_one(1u32), "every table has a secret of its own");
+    }
+
+    #[test]
+    fn bytes_one_by_one_all_count() {
+        let secret = StagHash::default();
+        let all: HashSet<u64> = (0..=255u8)
+            .map(|n| {
+                let mut hasher = secret.build_hasher();
+                hasher.write(&[1, n, 2]);
+                hasher.finish()
+            })
+            .collect();
+        assert_eq!(all.len(), 256);
+    }
+}

@@ -1,0 +1,61 @@
+//! Peers that do not read: what TCP does not take is kept, and charged.
+
+use super::partial::{crowd, dead};
+use super::requests::Wr;
+use super::world::{A, options};
+use crate::engine::{EngineOptions, HoldLimits};
+use crate::types::QpState;
+
+/// Octets of a message.
+const LEN: usize = 8000;
+
+#[test]
+fn beyond_the_limit_the_stream_that_has_waited_longest_to_send_ends() {
+    // Room for 3 messages of one session.
+    let unsent = HoldLimits { device: 1 << 20, session: 30_000 };
+    let (mut w, raws) = crowd(5, EngineOptions { unsent, ..options(0) });
+    for (qp, raw) in raws.iter().enumerate() {
+        w.links[raw.link].pipes[0].window = 0;
+        let near = w.any_mr(qp, LEN);
+        w.push(qp, &[Wr::send(1, &[near.all()])]);
+        w.settle();
+        assert_eq!(dead(&w), (0..(qp + 1).saturating_sub(3)).collect::<Vec<_>>());
+    }
+    let held = w.engines[0].shard.unsent.used();
+    assert!((3 * LEN..=30_000).contains(&held), "{held}");
+    let events = w.events(A);
+    assert_eq!(events.len(), 2, "{events:?}");
+    for event in events {
+        assert!(event.contains("limits.session_unsent_bytes is reached"), "{event}");
+    }
+    // Peers that read again get everything, and nothing is kept.
+    for raw in &raws {
+        w.links[raw.link].pipes[0].window = 1 << 20;
+    }
+    w.settle();
+    assert!((2..5).all(|qp| w.state(qp) == QpState::Rts));
+    assert!(w.engines[0].shard.unsent.is_unused());
+}
+
+#[test]
+fn what_was_kept_is_given_back_however_a_stream_ends() {
+    let (mut w, mut raws) = crowd(4, options(0));
+    for (qp, raw) in raws.iter().enumerate() {
+        w.links[raw.link].pipes[0].window = 0;
+        let near = w.any_mr(qp, LEN);
+        w.push(qp, &[Wr::send(1, &[near.all()])]);
+        w.settle();
+    }
+    assert!(w.engines[0].shard.unsent.used() >= 4 * LEN);
+    let (ids, now): (Vec<_>, _) = (w.qps.iter().map(|qp| qp.id).collect(), w.now);
+    w.engines[0].destroy(ids[0], now);
+    w.engines[0].disconnect(ids[1], true, now);
+    // A Terminate of the peer's, of which nothing is said in return.
+    let terminate = raws[2].untagged(crate::rdmap::Opcode::Terminate, 2, 1, 0, true);
+    raws[2].segment(&mut w, terminate, &[0x11, 0x02, 0, 0]);
+    let held = w.engines[0].shard.unsent.used();
+    assert!((LEN..2 * LEN).contains(&held), "{held}");
+    let session = w.apps[0].session;
+    w.engines[0].detach_session(session, now);
+    assert!(w.engines[0].shard.unsent.is_unused());
+}

@@ -1,0 +1,269 @@
+//! Connections in start-up that hold a descriptor and no QP: whose they are, and who gives way.
+//!
+//! Each is charged to the user whose listener it came to, or whose program connected. When there
+//! is no room for one more, somebody gives way who has most: the user with most connections, and of
+//! those the remote host with most, its oldest first. Whoever asks for more counts as having it
+//! already, so nobody pushes out others who have no more than himself. Connections that wait for their
+//! peer go before requests that wait for the user's program, and those only for another user's sake:
+//! his own newcomers are turned away instead, as by a full backlog.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// What a connection in start-up waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaits {
+    /// Its peer: a request, a FIN, or room for a rejection.
+    Peer,
+    /// The program that listens: a decision.
+    Decision,
+}
+
+/// A charge, for whoever gives it back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Charge {
+    user: u32,
+    host: IpAddr,
+    awaits: Awaits,
+    age: u64,
+}
+
+/// All charges, by user.
+#[derive(Debug, Default)]
+pub(super) struct Startups {
+    users: HashMap<u32, Share>,
+    most: Ranking<u32>,
+    /// Charges ever made.
+    aged: u64,
+    total: usize,
+}
+
+/// What one user has.
+#[derive(Debug, Default)]
+struct Share {
+    peer: Line,
+    decision: Line,
+}
+
+/// Slots by host and age.
+#[derive(Debug, Default)]
+struct Line {
+    hosts: HashMap<IpAddr, BTreeMap<u64, usize>>,
+    most: Ranking<IpAddr>,
+}
+
+impl Startups {
+    /// Charges a user for the connection in `slot` with a remote address.
+    pub(super) fn charge(
+        &mut self,
+        user: u32,
+        peer: IpAddr,
+        awaits: Awaits,
+        slot: usize,
+    ) -> Charge {
+        self.aged += 1;
+        let charge = Charge { user, host: host(peer), awaits, age: self.aged };
+        let line = self.users.entry(user).or_default().line(awaits);
+        line.hosts.entry(charge.host).or_default().insert(charge.age, slot);
+        line.most.add(charge.host);
+        self.most.add(user);
+        self.total += 1;
+        charge
+    }
+
+    /// Gives a charge back.
+    pub(super) fn credit(&mut self, charge: Charge) {
+        let Charge { user, host, awaits, age } = charge;
+        let Some(share) = self.users.get_mut(&user) else { return };
+        let line = share.line(awaits);
+        let Some(ages) = line.hosts.get_mut(&host) else { return };
+        if ages.remove(&age).is_none() {
+            return;
+        }
+        if ages.is_empty() {
+            line.hosts.remove(&host);
+        }
+        line.most.subtract(host);
+        self.most.subtract(user);
+        self.total -= 1;
+        if self.most.of(user) == 0 {
+            self.users.remove(&user);
+        }
+    }
+
+    /// Connections of all users.
+    pub(super) fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Connections of a user.
+    pub(super) fn of(&self, user: u32) -> usize {
+        self.most.of(user)
+    }
+
+    /// The slot that gives way to one more of this user from this peer, if only his own may.
+    pub(super) fn own_victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
+        self.users.get(&user)?.peer.oldest_of_most(Some(host(peer)))
+    }
+
+    /// The slot that gives way to one more of this user from this peer, whosoever it is.
+    pub(super) fn victim(&self, user: u32, peer: IpAddr) -> Option<usize> {
+        let most = self.most.first_before(Some(user))?;
+        if most == user {
+            return self.own_victim(user, peer);
+        }
+        let share = self.users.get(&most)?;
+        share.peer.oldest_of_most(None).or_else(|| share.decision.oldest_of_most(None))
+    }
+}
+
+impl Share {
+    fn line(&mut self, awaits: Awaits) -> &mut Line {
+        match awaits {
+            Awaits::Peer => &mut self.peer,
+            Awaits::Decision => &mut self.decision,
+        }
+    }
+}
+
+impl Line {
+    fn oldest_of_most(&self, newcomer: Option<IpAddr>) -> Option<usize> {
+        let host = self.most.first_before(newcomer)?;
+        self.hosts.get(&host)?.first_key_value().map(|(_, slot)| *slot)
+    }
+}
+
+/// Who has how many, and who has most.
+#[derive(Debug)]
+struct Ranking<K> {
+    counts: HashMap<K, usize>,
+    order: BTreeSet<(usize, K)>,
+}
+
+impl<K> Default for Ranking<K> {
+    fn default() -> Self {
+        Ranking { counts: HashMap::new(), order: BTreeSet::new() }
+    }
+}
+
+impl<K: Copy + Eq + Hash + Ord> Ranking<K> {
+    fn of(&self, key: K) -> usize {
+        self.counts.get(&key).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, key: K) {
+        self.set(key, self.of(key) + 1);
+    }
+
+    fn subtract(&mut self, key: K) {
+        self.set(key, self.of(key).saturating_sub(1));
+    }
+
+    fn set(&mut self, key: K, count: usize) {
+        if let Some(old) = self.counts.remove(&key) {
+            self.order.remove(&(old, key));
+        }
+        if count > 0 {
+            self.counts.insert(key, count);
+            self.order.insert((count, key));
+        }
+    }
+
+    /// Who has most, once `newcomer` has one more; itself only if it has something already.
+    fn first_before(&self, newcomer: Option<K>) -> Option<K> {
+        let (count, key) = *self.order.last()?;
+        let of_newcomer = newcomer.map(|key| (self.of(key), key));
+        match of_newcomer {
+            Some((own @ 1.., newcomer)) if own + 1 >= count => Some(newcomer),
+            _ => Some(key),
+        }
+    }
+}
+
+/// The addresses that one host may have are one: an IPv6 host has a whole /64.
+pub(super) fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() & !u128::from(u64::MAX))),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: u32 = 1000;
+    const B: u32 = 1001;
+
+    fn peer(n: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, n])
+    }
+
+    #[test]
+    fn who_has_most_gives_way_and_of_that_the_host_with_most_and_of_that_the_oldest() {
+        let mut s = Startups::default();
+        for (slot, user, host) in [(0, B, 9), (1, A, 1), (2, A, 2), (3, A, 2), (4, A, 1), (5, A, 2)]
+        {
+            s.charge(user, peer(host), Awaits::Peer, slot);
+        }
+        assert_eq!((s.total(), s.of(A), s.of(B)), (6, 5, 1));
+        assert_eq!(s.victim(B, peer(9)), Some(2));
+        assert_eq!(s.victim(A, peer(3)), Some(2));
+        // With one more it would have as many as the other host.
+        assert_eq!(s.victim(A, peer(1)), Some(1));
+        assert_eq!(s.own_victim(B, peer(1)), Some(0));
+        assert_eq!(s.own_victim(1002, peer(1)), None);
+    }
+
+    #[test]
+    fn nobody_pushes_out_who_has_no_more_than_himself() {
+        let mut s = Startups::default();
+        for slot in 0..3 {
+            s.charge(A, peer(1), Awaits::Peer, slot);
+            s.charge(B, peer(2), Awaits::Peer, 10 + slot);
+        }
+        assert_eq!(s.victim(A, peer(1)), Some(0));
+        assert_eq!(s.victim(B, peer(1)), Some(10));
+        s.charge(A, peer(1), Awaits::Peer, 3);
+        assert_eq!(s.victim(B, peer(1)), Some(10));
+        s.charge(A, peer(1), Awaits::Peer, 4);
+        assert_eq!(s.victim(B, peer(1)), Some(0));
+    }
+
+    #[test]
+    fn requests_give_way_after_all_others_and_only_for_other_users() {
+        let mut s = Startups::default();
+        s.charge(A, peer(1), Awaits::Decision, 0);
+        s.charge(A, peer(1), Awaits::Decision, 1);
+        let silent = s.charge(A, peer(1), Awaits::Peer, 2);
+        assert_eq!(s.victim(B, peer(1)), Some(2));
+        assert_eq!(s.victim(A, peer(1)), Some(2));
+        s.credit(silent);
+        assert_eq!(s.victim(B, peer(1)), Some(0));
+        assert_eq!((s.victim(A, peer(1)), s.own_victim(A, peer(1))), (None, None));
+    }
+
+    #[test]
+    fn what_is_given_back_leaves_nothing() {
+        let mut s = Startups::default();
+        let charges: Vec<_> = (0..100)
+            .map(|n| s.charge(A + n % 3, peer(n as u8 % 7), Awaits::Peer, n as usize))
+            .collect();
+        for charge in &charges {
+            s.credit(*charge);
+            // A second time it changes nothing.
+            s.credit(*charge);
+        }
+        assert_eq!((s.total(), s.users.len(), s.most.order.len()), (0, 0, 0));
+        assert_eq!((s.most.counts.len(), s.victim(A, peer(1))), (0, None));
+    }
+
+    #[test]
+    fn an_ipv6_host_is_its_network() {
+        let [a, b, c] = ["2001:db8::1", "2001:db8::2:3", "2001:db8:0:1::1"]
+            .map(|text| host(text.parse().expect("an address")));
+        assert!(a == b && a != c);
+        assert_eq!(host("::ffff:192.0.2.1".parse().expect("an address")), peer(1));
+    }
+}

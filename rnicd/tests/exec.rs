@@ -1,0 +1,364 @@
+//! `rnicd exec` and `rnicd demo` as a shell sees them: exit codes, signals, what they say, and that
+//! nothing is left behind, whoever is killed.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl");
+
+fn rnicd() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rnicd"));
+    command.env_remove("RUST_LOG").env_remove("RNIC_SOCKET").stdin(Stdio::null());
+    command
+}
+
+fn exec(options: &[&str], program: &[&str]) -> Output {
+    rnicd().arg("exec").args(options).arg("--").args(program).output().unwrap()
+}
+
+fn text(octets: &[u8]) -> String {
+    String::from_utf8_lossy(octets).into_owned()
+}
+
+/// Waits for something that comes by itself.
+fn wait_for(what: &str, mut come: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !come() {
+        assert!(Instant::now() < deadline, "not at the deadline: {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().count() == 0
+}
+
+/// Whether a process has ended, waited for or not.
+fn has_ended(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')')
+        .next()
+        .is_none_or(|rest| rest.trim().is_empty() || rest.trim().starts_with('Z'))
+}
+
+/// The child of a process whose command line has this word.
+fn child_with(parent: &Child, word: &str) -> Option<String> {
+    let parent = parent.id().to_string();
+    std::fs::read_dir("/proc").unwrap().map_while(Result::ok).find_map(|entry| {
+        let pid = entry.file_name().into_string().ok().filter(|pid| pid.parse::<u32>().is_ok())?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let of = stat.rsplit(')').next()?.split_whitespace().nth(1)? == parent;
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        (of && line.split(|b| *b == 0).any(|w| w == word.as_bytes())).then_some(pid)
+    })
+}
+
+fn signal(name: &str, pid: &str) {
+    Command::new("kill").args(["-s", name, pid]).status().unwrap();
+}
+
+#[test]
+fn exec_passes_exit_codes_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for code in [0, 1, 42] {
+        let script = format!("test -S \"$RNIC_SOCKET\" || exit 99; exit {code}");
+        let status = rnicd()
+            .args(["exec", "--", "sh", "-c", &script])
+            .env("TMPDIR", dir.path())
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(code));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn exec_dies_as_the_program_died_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, number) in [("KILL", 9), ("TERM", 15), ("SEGV", 11)] {
+        let script = format!("kill -s {name} $$");
+        let status = rnicd()
+            .args(["exec", "--", "sh", "-c", &script])
+            .env("TMPDIR", dir.path())
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(number), "{name}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn exec_passes_signals_on() {
+    // Not SIGINT: where it is ignored from the start, as in a background job, no shell traps it.
+    for signal in ["TERM", "USR1", "USR2"] {
+        let script = format!("sleep 600 & trap 'kill $!; exit 7' {signal}; echo ready; wait");
+        let mut child = rnicd()
+            .args(["exec", "--", "sh", "-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(7), "{signal}");
+    }
+}
+
+#[test]
+fn exec_gives_the_program_the_loopback_it_asked_for() {
+    for way in ["tcp", "direct"] {
+        let output = rnicd()
+            .args(["exec", "--loopback", way, "--", env!("CARGO_BIN_EXE_rnicctl"), "status"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let line = text(&output.stdout);
+        let line = line.lines().find(|l| l.starts_with("loopback")).unwrap();
+        assert!(line.ends_with(way), "{line}");
+    }
+}
+
+#[test]
+fn exec_has_the_exit_codes_of_programs_that_run_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("script");
+    std::fs::write(&script, "exit 0\n").unwrap();
+    let wrong = dir.path().join("wrong.toml");
+    std::fs::write(&wrong, "[limits]\nqqs = 4\n").unwrap();
+    let (script, wrong) = (script.to_str().unwrap(), wrong.to_str().unwrap());
+    for (options, program, code, said) in [
+        (&[][..], "/no/such/program", 127, "cannot run \"/no/such/program\": No such file"),
+        (&[], "no-such-program", 127, "cannot run \"no-such-program\": No such file"),
+        (&[], "", 127, "cannot run \"\": No such file"),
+        (&[], script, 126, "Permission denied"),
+        (&["--config", wrong], "true", 125, "limits.qqs = 4"),
+        (&["--config", "/no/such.toml"], "true", 125, "/no/such.toml"),
+        (&["--log", "/no/such/log"], "true", 125, "cannot write the log /no/such/log"),
+        (&["--loopback", "sideways"], "true", 2, "sideways"),
+    ] {
+        let output = exec(options, &[program]);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{options:?} {program}: {stderr}");
+        assert!(stderr.contains(said), "{options:?} {program}: {stderr}");
+    }
+}
+
+#[test]
+fn a_daemon_that_does_not_start_says_why() {
+    let output = rnicd().args(["exec", "--", "true"]).env("TMPDIR", "/no/such/dir").output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let said = text(&output.stderr);
+    assert!(said.contains("/no/such/dir") && said.contains("No such file"), "{said}");
+    let dir = tempfile::tempdir().unwrap();
+    let deep = dir.path().join("x".repeat(100));
+    std::fs::create_dir(&deep).unwrap();
+    let output = rnicd().args(["exec", "--", "true"]).env("TMPDIR", &deep).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let said = text(&output.stderr);
+    assert!(said.contains("the daemon did not start: ") && said.contains("rnicd.sock"), "{said}");
+    assert!(is_empty(&deep));
+}
+
+/// By `kill -9`, which it cannot notice.
+#[test]
+fn exec_killed_takes_program_daemon_and_folder_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "pid=$(\"$0\" status | sed -n 's/^pid *//p'); echo $$ $pid; exec sleep 600";
+    let mut child = rnicd()
+        .args(["exec", "--", "sh", "-c", script, RNICCTL])
+        .env("TMPDIR", dir.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let (program, daemon) = line.trim().split_once(' ').unwrap();
+    assert!(!is_empty(dir.path()) && !has_ended(program) && !has_ended(daemon), "{line}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_for("the program's end", || has_ended(program));
+    wait_for("the daemon's end", || has_ended(daemon));
+    wait_for("the folder's end", || is_empty(dir.path()));
+}
+
+#[test]
+fn a_program_whose_daemon_died_has_not_succeeded() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "kill -9 $(\"$0\" status | sed -n 's/^pid *//p'); exit $1";
+    // A failure of its own is passed on as it is.
+    for (code, passed) in [("0", 125), ("7", 7)] {
+        let output = rnicd()
+            .args(["exec", "--", "sh", "-c", script, RNICCTL, code])
+            .env("TMPDIR", dir.path())
+            .output()
+            .unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(passed), "{said}");
+        assert!(passed == 7 || said.contains("the daemon died (signal: 9"), "{said}");
+        assert!(is_empty(dir.path()));
+    }
+}
+
+#[test]
+fn the_daemon_is_silent_on_the_programs_standard_error_unless_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("loud.toml");
+    // Which it warns of.
+    std::fs::write(&config, "[mpa]\ncrc = false\n[log]\nlevel = \"debug\"\n").unwrap();
+    let config = config.to_str().unwrap();
+    let log = dir.path().join("log");
+    let program = [RNICCTL, "status"];
+    let output = exec(&["--config", config], &program);
+    assert!(output.status.success());
+    assert_eq!(text(&output.stderr), "");
+    let output = exec(&["--config", config, "--log", log.to_str().unwrap()], &program);
+    assert_eq!(text(&output.stderr), "");
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("listening") && said.contains("session opened"), "{said}");
+    let output = exec(&["--config", config, "--log", "-"], &program);
+    assert!(text(&output.stderr).contains("session opened"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn signals_of_a_terminal_do_not_end_the_daemon() {
+    // To the whole process group, as Ctrl-C is; the program asks the daemon when it has got it.
+    let script = "trap '\"$0\" status >/dev/null; exit $?' TERM; kill -s TERM 0; wait";
+    let mut command = rnicd();
+    command.args(["exec", "--", "sh", "-c", script, RNICCTL]).process_group(0);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_configuration_may_come_from_a_pipe() {
+    let mut child = rnicd()
+        .args(["exec", "--config", "/dev/stdin", "--", RNICCTL, "status"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"[device]\nname = \"piped0\"\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(text(&output.stdout).contains("piped0"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn exec_says_whom_its_daemon_serves() {
+    let help = rnicd().args(["exec", "--help"]).output().unwrap();
+    let said = text(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("there are no helper processes for their attached memory"), "{said}");
+    assert!(said.contains("127 if the program was not found"), "{said}");
+}
+
+/// A demo with little to copy, in a folder for its temporary files.
+fn demo(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = rnicd();
+    command.arg("demo").args(arguments).env("TMPDIR", folder);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_demo_whose_daemon_dies_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let demo = demo(dir.path(), &["--size", "1MiB"]).spawn().unwrap();
+    let mut daemon = None;
+    wait_for("the daemon", || {
+        daemon = child_with(&demo, "private-daemon");
+        daemon.is_some() && !is_empty(dir.path())
+    });
+    signal("KILL", &daemon.unwrap());
+    let output = demo.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    let said = text(&output.stderr);
+    assert!(said.contains("the daemon died (signal: 9"), "{said}");
+    assert!(!text(&output.stdout).contains("verified in"), "{}", text(&output.stdout));
+    assert!(is_empty(dir.path()));
+}
+
+#[test]
+fn a_demo_any_of_whose_parts_fails_fails() {
+    for part in ["host", "visit", "receive", "send", "measure"] {
+        let dir = tempfile::tempdir().unwrap();
+        // A part may be over before it is found.
+        let hit = (0..20).find_map(|_| {
+            let mut demo = demo(dir.path(), &["--size", "32MiB"]).spawn().unwrap();
+            loop {
+                if let Some(pid) = child_with(&demo, part) {
+                    signal("KILL", &pid);
+                    let output = demo.wait_with_output().unwrap();
+                    // Nor is it hit if it was just over.
+                    let said = text(&output.stderr);
+                    return said.contains("signal: 9").then_some((output, said));
+                }
+                if demo.try_wait().unwrap().is_some() {
+                    return None;
+                }
+            }
+        });
+        let (output, said) = hit.unwrap_or_else(|| panic!("{part} was never hit"));
+        assert_eq!(output.status.code(), Some(1), "{part}: {said}");
+        assert!(said.contains("process failed (signal: 9"), "{part}: {said}");
+        assert!(!text(&output.stdout).contains("verified in"), "{part}");
+        assert!(is_empty(dir.path()), "{part}");
+    }
+}
+
+#[test]
+fn a_demo_whose_copy_fails_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    // It says that it is empty, and is not.
+    let output = demo(dir.path(), &["/proc/version"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    let said = text(&output.stderr);
+    assert!(said.contains("/proc/version became longer"), "{said}");
+    assert!(!text(&output.stdout).contains("verified in"), "{}", text(&output.stdout));
+    assert!(is_empty(dir.path()));
+}
+
+#[test]
+fn a_demo_of_a_file_that_cannot_be_copied_does_not_begin() {
+    let dir = tempfile::tempdir().unwrap();
+    for (file, why) in [("/no/such/file", "No such file"), ("/dev", "no regular file")] {
+        let output = demo(dir.path(), &[file]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stderr);
+        assert!(said.contains(&format!("cannot read {file}: ")) && said.contains(why), "{said}");
+        assert_eq!(text(&output.stdout), "");
+    }
+}
+
+#[test]
+fn a_demo_that_is_killed_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut demo = demo(dir.path(), &["--size", "64MiB"]).spawn().unwrap();
+    let mut daemon = None;
+    wait_for("a copy under way", || {
+        daemon = child_with(&demo, "private-daemon");
+        daemon.is_some() && child_with(&demo, "receive").is_some()
+    });
+    demo.kill().unwrap();
+    demo.wait().unwrap();
+    wait_for("the daemon's end", || has_ended(daemon.as_ref().unwrap()));
+    wait_for("the folder's end", || is_empty(dir.path()));
+}
+
+#[test]
+fn a_demo_that_nobody_watches_comes_to_its_verdict() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut demo = demo(dir.path(), &["--size", "1MiB"]).spawn().unwrap();
+    // Its first line is enough for the reader.
+    let mut line = String::new();
+    BufReader::new(demo.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let output = demo.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "");
+}

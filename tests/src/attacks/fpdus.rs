@@ -1,0 +1,51 @@
+//! Many connections that bring the shortest FPDUs there are, as fast as TCP carries them.
+
+use std::convert::Infallible;
+use std::io::{ErrorKind, Write};
+use std::net::TcpStream;
+use std::path::Path;
+
+use super::intruder::{End, Intruder};
+use super::progress::Progress;
+use crate::traffic::Failure;
+use crate::wire::{self, CRC, fpdu, tagged};
+
+/// Connections.
+const CONNECTIONS: usize = 64;
+
+/// Writes without data (20 octets each), on every connection that takes them, for ever.
+pub fn run(socket: &Path) -> Result<Infallible, Failure> {
+    let mut intruder = Intruder::open(socket)?;
+    let cq = intruder.cq(64, false)?.cq;
+    let (_, address) = intruder.listen(CONNECTIONS as u32)?;
+    let mut peers: Vec<(TcpStream, usize)> = Vec::new();
+    let mut ends: Vec<End> = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut peer = wire::dial(address);
+        peer.write_all(&wire::request(CRC, 1, b""))?;
+        let end = intruder.qp(cq, 1)?;
+        intruder.accept(&end)?;
+        wire::reply(&mut peer);
+        peer.set_nonblocking(true)?;
+        peers.push((peer, 0));
+        ends.push(end);
+    }
+    let one = fpdu(&tagged(0, 0, 0, b""));
+    let burst = one.repeat(BURST);
+    let progress = Progress::begin();
+    loop {
+        for (peer, done) in &mut peers {
+            match peer.write(&burst[*done..]) {
+                Ok(n) => {
+                    progress.add((n / one.len()) as u64);
+                    *done = (*done + n) % burst.len();
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// FPDUs of one call: as many octets as the daemon reads at once.
+const BURST: usize = 256 * 1024 / 20;

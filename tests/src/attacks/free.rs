@@ -1,0 +1,102 @@
+//! Requests that make no message: binds and local invalidates of a window of one's own, and Reads
+//! behind the peer's FIN, as fast as they are taken, from one session or from many.
+
+use std::convert::Infallible;
+use std::path::Path;
+
+use rnic_core::abi::control::{Event, ReplyBody, RequestBody};
+use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
+use rnic_core::types::{Access, Stag, WindowKind};
+
+use super::flush::send;
+use super::intruder::{Completions, End, Intruder};
+use super::progress::Progress;
+use crate::traffic::Failure;
+
+/// Entries of each send queue: as many as may be, and even, so that binds and invalidates stay paired.
+const DEPTH: u32 = 16_384;
+
+/// What is posted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Binds of a window, and its invalidation.
+    Binds,
+    /// Reads that fail because the peer has finished.
+    Reads,
+}
+
+/// A session, its QP and its CQ.
+struct Busy(Intruder, End, Completions);
+
+/// Posts from so many sessions, for ever.
+pub fn run(socket: &Path, what: What, sessions: usize) -> Result<Infallible, Failure> {
+    let open = || match what {
+        What::Binds => binds(socket),
+        What::Reads => reads(socket),
+    };
+    let busy = (0..sessions).map(|_| open()).collect::<Result<Vec<_>, _>>()?;
+    let progress = Progress::begin();
+    loop {
+        for Busy(intruder, end, completions) in &busy {
+            completions.ring.drain(ARM_NONE);
+            let new = end.sq.refill();
+            if new > 0 {
+                intruder.ring_for(&end.sq);
+            }
+            progress.add(new.into());
+        }
+    }
+}
+
+fn binds(socket: &Path) -> Result<Busy, Failure> {
+    let (mut intruder, end, completions) = coupled(socket)?;
+    let region = intruder.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+    let body = RequestBody::AllocWindow { pd: intruder.pd, kind: WindowKind::Type2 };
+    let ReplyBody::Window { stag, .. } = intruder.call(body)? else {
+        return Err("no window".into());
+    };
+    let access = Access::REMOTE_WRITE.bits() as u32;
+    let params = WindowParams { address: 0, length: 4096, lkey: region.0, access }.to_params();
+    end.sq.fill(|n| {
+        let none = SendFlags::empty();
+        let header = match n % 2 {
+            0 => SendHeader {
+                rkey: stag.0,
+                inv_rkey: stag.0,
+                params,
+                ..send(SendOpcode::BindWindow, none, n)
+            },
+            _ => SendHeader { inv_rkey: stag.0, ..send(SendOpcode::LocalInvalidate, none, n) },
+        };
+        header.to_words().to_vec()
+    });
+    Ok(Busy(intruder, end, completions))
+}
+
+fn reads(socket: &Path) -> Result<Busy, Failure> {
+    let (mut intruder, end, completions) = coupled(socket)?;
+    let sink = intruder.region(4096, Access::LOCAL_WRITE)?;
+    end.sq.fill(|n| read(sink, n));
+    // The other end finishes sending, and this one does not.
+    while !matches!(intruder.event()?, Event::PeerClosed { .. }) {}
+    Ok(Busy(intruder, end, completions))
+}
+
+/// A Read of a few octets into this region.
+fn read(sink: Stag, n: u32) -> Vec<u64> {
+    let header = SendHeader { num_sge: 1, ..send(SendOpcode::Read, SendFlags::SIGNALED, n) };
+    let mut words = header.to_words().to_vec();
+    words.extend(Sge { addr: 0, length: 8, lkey: sink.0 }.to_words());
+    words
+}
+
+/// A QP that is connected to another one of its session; that one has finished sending.
+fn coupled(socket: &Path) -> Result<(Intruder, End, Completions), Failure> {
+    let mut intruder = Intruder::open(socket)?;
+    let completions = intruder.cq(2 * DEPTH, false)?;
+    let (end, other) = (intruder.qp(completions.cq, DEPTH)?, intruder.qp(completions.cq, 1)?);
+    let (_, address) = intruder.listen(1)?;
+    intruder.couple(address, &end, &other)?;
+    intruder.call(RequestBody::Disconnect { qp: other.qp, abort: false })?;
+    Ok((intruder, end, completions))
+}

@@ -1,0 +1,87 @@
+//! Messages that are held for want of a receive until their deadline passes, in front of the response
+//! to a Read: each would be worth a line in the log.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use rnic_core::abi::control::{QpRequest, RequestBody};
+use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
+use rnic_core::types::{Access, NoReceive, Stag};
+
+use super::flush::send;
+use super::intruder::{Completions, Intruder};
+use super::progress::Progress;
+use crate::raw::qp_request;
+use crate::traffic::Failure;
+
+/// Has connections end like that, for ever, by one session after the other if it takes more than one.
+pub fn run(socket: &Path) -> Result<Infallible, Failure> {
+    let progress = Progress::begin();
+    loop {
+        if let Ok(mut holding) = Holding::new(socket) {
+            while holding.hold().is_ok() {
+                progress.add(PAIRS);
+            }
+        }
+    }
+}
+
+/// Connections at a time.
+const PAIRS: u64 = 32;
+
+/// A session with what all its connections need.
+struct Holding {
+    intruder: Intruder,
+    completions: Completions,
+    address: SocketAddr,
+    region: Stag,
+}
+
+impl Holding {
+    fn new(socket: &Path) -> Result<Self, Failure> {
+        let mut intruder = Intruder::open(socket)?;
+        intruder.patience = Duration::from_secs(1);
+        let completions = intruder.cq(4096, false)?;
+        let (_, address) = intruder.listen(64)?;
+        let region = intruder.region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        Ok(Holding { intruder, completions, address, region })
+    }
+
+    /// Connects, sends where no receive is and reads from there, and waits for the end.
+    fn hold(&mut self) -> Result<(), Failure> {
+        let Holding { intruder, completions, address, region } = self;
+        let mut pairs = Vec::new();
+        for _ in 0..PAIRS {
+            let holds = NoReceive::Hold { deadline_ms: 5 };
+            let holding =
+                QpRequest { no_receive: holds, ..qp_request(intruder.pd, completions.cq) };
+            let (sending, holding) = (intruder.qp(completions.cq, 1)?, intruder.qp_with(holding)?);
+            sending.sq.fill(|n| send(SendOpcode::Send, SendFlags::empty(), n).to_words().to_vec());
+            intruder.couple(*address, &sending, &holding)?;
+            holding.sq.fill(|n| {
+                let none = SendFlags::empty();
+                let header =
+                    SendHeader { num_sge: 1, rkey: region.0, ..send(SendOpcode::Read, none, n) };
+                let mut words = header.to_words().to_vec();
+                words.extend(Sge { addr: 0, length: 8, lkey: region.0 }.to_words());
+                words
+            });
+            for end in [&sending, &holding] {
+                end.sq.refill();
+                intruder.ring_for(&end.sq);
+            }
+            pairs.push((sending, holding));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        intruder.forget_events();
+        completions.ring.drain(ARM_NONE);
+        for (one, two) in pairs {
+            for end in [one, two] {
+                intruder.call(RequestBody::DestroyQp { qp: end.qp })?;
+            }
+        }
+        Ok(())
+    }
+}

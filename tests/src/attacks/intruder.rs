@@ -1,0 +1,332 @@
+//! A session of an attacker: the queues in shared memory are within its reach, and no library keeps
+//! it from using them otherwise than they are meant.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rnic_core::abi::control::*;
+use rnic_core::abi::queue::{QUEUE_HEADER_LEN, QueueShape, WORKER_NONE, queue_header};
+use rnic_core::shm::Mapping;
+use rnic_core::shm::doorbell::DoorbellRinger;
+use rnic_core::types::*;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::RecvFlags;
+
+use crate::DEADLINE;
+use crate::raw::{Raw, memfd, qp_request};
+use crate::traffic::Failure;
+
+/// A session with one domain.
+pub struct Intruder {
+    /// The control socket and what came through it.
+    pub raw: Raw,
+    /// The domain.
+    pub pd: PdId,
+    /// How long it waits for anything.
+    pub patience: Duration,
+    bells: Vec<DoorbellRinger>,
+}
+
+/// A QP and its queues.
+pub struct End {
+    /// The QP.
+    pub qp: QpId,
+    /// Its send queue.
+    pub sq: Ring,
+    /// Its receive queue.
+    pub rq: Ring,
+}
+
+/// A completion queue.
+pub struct Completions {
+    /// Its handle.
+    pub cq: CqId,
+    /// Its memory.
+    pub ring: Ring,
+}
+
+impl Intruder {
+    /// Opens a session.
+    ///
+    /// # Errors
+    ///
+    /// If there is none to be had.
+    pub fn open(socket: &Path) -> Result<Self, Failure> {
+        let mut raw = Raw::open(socket).ok_or("no session")?;
+        let bells = (0..u32::from(raw.workers))
+            .map(|worker| DoorbellRinger::new(raw.arenas[0].clone(), worker))
+            .collect::<Result<_, _>>()?;
+        let ReplyBody::Pd { pd } = granted(&mut raw, RequestBody::OpenPd { name: None })? else {
+            return Err("no domain".into());
+        };
+        Ok(Intruder { raw, pd, patience: DEADLINE, bells })
+    }
+
+    /// Asks for something that has to be granted.
+    ///
+    /// # Errors
+    ///
+    /// If it is not.
+    pub fn call(&mut self, body: RequestBody) -> Result<ReplyBody, Failure> {
+        granted(&mut self.raw, body)
+    }
+
+    /// Makes a completion queue, with a channel if it is to be armed.
+    ///
+    /// # Errors
+    ///
+    /// If that is refused.
+    pub fn cq(&mut self, entries: u32, armed: bool) -> Result<Completions, Failure> {
+        let channel = match armed.then(|| self.call(RequestBody::CreateChannel)).transpose()? {
+            Some(ReplyBody::Channel { channel }) => Some(channel),
+            _ => None,
+        };
+        let body = RequestBody::CreateCq { entries, channel, context: 0 };
+        match self.call(body)? {
+            ReplyBody::Cq { cq, queue, .. } => Ok(Completions { cq, ring: self.ring(queue)? }),
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+
+    /// Makes a QP with queues of this depth.
+    ///
+    /// # Errors
+    ///
+    /// If that is refused.
+    pub fn qp(&mut self, cq: CqId, depth: u32) -> Result<End, Failure> {
+        let request = QpRequest {
+            sq_depth: depth,
+            rq_depth: depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            ..qp_request(self.pd, cq)
+        };
+        self.qp_with(request)
+    }
+
+    /// Makes a QP with a receive queue of its own.
+    ///
+    /// # Errors
+    ///
+    /// If that is refused.
+    pub fn qp_with(&mut self, request: QpRequest) -> Result<End, Failure> {
+        match self.call(RequestBody::CreateQp(request))? {
+            ReplyBody::Qp { qp, sq, rq: Some(rq), .. } => {
+                Ok(End { qp, sq: self.ring(sq)?, rq: self.ring(rq)? })
+            }
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+
+    /// Registers so many octets of new memory at address 0.
+    ///
+    /// # Errors
+    ///
+    /// If that is refused.
+    pub fn region(&mut self, length: usize, access: Access) -> Result<Stag, Failure> {
+        let segment = self.segment(length)?;
+        let source = MrSource::Segment { segment, offset: 0 };
+        let (pd, length) = (self.pd, length as u64);
+        let body = RequestBody::RegMr { pd, source, length, iova: 0, access, scope: Scope::Pd };
+        match self.call(body)? {
+            ReplyBody::Mr { stag, .. } => Ok(stag),
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+
+    /// Shares so many octets of new memory.
+    ///
+    /// # Errors
+    ///
+    /// If that is refused.
+    pub fn segment(&mut self, length: usize) -> Result<SegmentId, Failure> {
+        let memory = memfd(length);
+        let add = RequestBody::AddSegment { length: length as u64, client_address: 0 };
+        match self.raw.call(add, &[memory.as_fd()]) {
+            Some(Ok(ReplyBody::Segment { segment })) => Ok(segment),
+            other => Err(format!("no segment: {other:?}").into()),
+        }
+    }
+
+    /// Listens at a port of the kernel's choice.
+    ///
+    /// # Errors
+    ///
+    /// If that is refused.
+    pub fn listen(&mut self, backlog: u32) -> Result<(ListenerId, SocketAddr), Failure> {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        match self.call(RequestBody::Bind { address, context: 0 })? {
+            ReplyBody::Listener { listener, address } => {
+                self.call(RequestBody::Listen { listener, backlog })?;
+                Ok((listener, address))
+            }
+            other => Err(format!("{other:?}").into()),
+        }
+    }
+
+    /// Connects two QPs of this session, one of which listens there.
+    ///
+    /// # Errors
+    ///
+    /// If that does not come about.
+    pub fn couple(&mut self, at: SocketAddr, active: &End, passive: &End) -> Result<(), Failure> {
+        let (qp, peer, local, ird, ord) = (active.qp, at, None, None, None);
+        let private_data = Vec::new();
+        self.call(RequestBody::Connect { qp, peer, local, ird, ord, private_data })?;
+        self.accept(passive)?;
+        active.sq.wait_for_worker(self.patience)
+    }
+
+    /// Accepts the next connection with this QP, and waits until a worker has it.
+    ///
+    /// # Errors
+    ///
+    /// If none comes, or it fails.
+    pub fn accept(&mut self, end: &End) -> Result<(), Failure> {
+        self.accept_within(end, self.patience)
+    }
+
+    /// As [`Intruder::accept`], if a request comes soon.
+    ///
+    /// # Errors
+    ///
+    /// If none comes in this time, or it fails.
+    pub fn accept_within(&mut self, end: &End, patience: Duration) -> Result<(), Failure> {
+        let request = loop {
+            if let Event::ConnectionRequest { request, .. } = self.event_within(patience)? {
+                break request;
+            }
+        };
+        let (qp, ird, ord, private_data) = (end.qp, None, None, Vec::new());
+        self.call(RequestBody::Accept { request, qp, ird, ord, private_data })?;
+        end.sq.wait_for_worker(patience)
+    }
+
+    /// The next event.
+    ///
+    /// # Errors
+    ///
+    /// If none comes.
+    pub fn event(&self) -> Result<Event, Failure> {
+        self.event_within(self.patience)
+    }
+
+    /// The next event, if it comes soon.
+    ///
+    /// # Errors
+    ///
+    /// If none comes in this time.
+    pub fn event_within(&self, patience: Duration) -> Result<Event, Failure> {
+        let events = self.raw.descriptors.get(1).ok_or("no event channel")?;
+        let patience =
+            Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
+        let mut ready = [PollFd::new(events, PollFlags::IN)];
+        if rustix::event::poll(&mut ready, Some(&patience))? == 0 {
+            return Err("no event in time".into());
+        }
+        let mut octets = [0; MAX_MESSAGE];
+        let (n, _) = rustix::net::recv(events, &mut octets[..], RecvFlags::DONTWAIT)?;
+        Ok(postcard::from_bytes(&octets[..n])?)
+    }
+
+    /// Takes all events that are there, unread.
+    pub fn forget_events(&self) {
+        while self.event_within(Duration::ZERO).is_ok() {}
+    }
+
+    /// Rings for a queue of a QP that a worker has.
+    pub fn ring_for(&self, ring: &Ring) {
+        let worker = ring.header(queue_header::WORKER) as u32;
+        self.ring_index(worker, (ring.header(queue_header::OWNER) >> 32) as u32);
+    }
+
+    /// Rings a doorbell of a worker.
+    pub fn ring_index(&self, worker: u32, index: u32) {
+        if let Some(bell) = self.bells.get(worker as usize)
+            && bell.ring(index)
+        {
+            self.wake(worker);
+        }
+    }
+
+    /// Writes the eventfd of a worker.
+    pub fn wake(&self, worker: u32) {
+        if let Some(eventfd) = self.raw.descriptors.get(2 + worker as usize) {
+            let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn ring(&self, queue: QueueLocation) -> Result<Ring, Failure> {
+        let arena = self.raw.arenas.get(queue.arena as usize).ok_or("an arena that never came")?;
+        Ok(Ring { arena: arena.clone(), at: queue.offset as usize, shape: queue.shape })
+    }
+}
+
+fn granted(raw: &mut Raw, body: RequestBody) -> Result<ReplyBody, Failure> {
+    match raw.call(body, &[]) {
+        Some(Ok(reply)) => Ok(reply),
+        Some(Err(refusal)) => Err(refusal.to_string().into()),
+        None => Err("the session has ended".into()),
+    }
+}
+
+/// A queue in shared memory.
+pub struct Ring {
+    arena: Arc<Mapping>,
+    at: usize,
+    shape: QueueShape,
+}
+
+impl Ring {
+    /// Writes every entry of the queue.
+    pub fn fill(&self, words: impl Fn(u32) -> Vec<u64>) {
+        for entry in 0..self.shape.capacity {
+            let at = self.at + QUEUE_HEADER_LEN + (entry * self.shape.stride) as usize;
+            for (n, word) in words(entry).into_iter().enumerate() {
+                self.arena.store_u64(at + 8 * n, word).expect("an arena of its own");
+            }
+        }
+    }
+
+    /// Publishes everything again that the daemon has given back; how many entries that were.
+    pub fn refill(&self) -> u32 {
+        let consumed = self.header(queue_header::CONSUMER) as u32;
+        let produced = self.header(queue_header::PRODUCER) as u32;
+        let new = consumed.wrapping_add(self.shape.capacity);
+        self.store(queue_header::PRODUCER, u64::from(new));
+        new.wrapping_sub(produced)
+    }
+
+    /// Takes all completions without a look at them, and arms the queue; how many they were.
+    pub fn drain(&self, arm: u32) -> u32 {
+        let produced = self.header(queue_header::PRODUCER) as u32;
+        let consumed = self.header(queue_header::CONSUMER) as u32;
+        self.store(queue_header::CONSUMER, u64::from(produced));
+        self.store(queue_header::ARM, u64::from(arm));
+        produced.wrapping_sub(consumed)
+    }
+
+    /// Waits until a worker has the QP.
+    fn wait_for_worker(&self, patience: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + patience;
+        while self.header(queue_header::WORKER) as u32 == WORKER_NONE {
+            if Instant::now() > deadline {
+                return Err("no worker has taken the QP".into());
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
+    fn header(&self, field: usize) -> u64 {
+        self.arena.load_u64(self.at + field).expect("an arena of its own")
+    }
+
+    fn store(&self, field: usize, word: u64) {
+        self.arena.store_u64(self.at + field, word).expect("an arena of its own");
+    }
+}

@@ -1,0 +1,68 @@
+//! Questions that cost the control thread more than they cost whoever asks.
+
+use std::convert::Infallible;
+use std::path::Path;
+
+use rnic_core::abi::control::{ListKind, RequestBody};
+use rnic_core::types::QpId;
+use rustix::event::{PollFd, PollFlags};
+
+use super::progress::Progress;
+use crate::raw::Raw;
+use crate::traffic::Failure;
+
+/// What is asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// Lists of why records, of which there are as many as may be.
+    Whys,
+    /// What the device can do.
+    Device,
+}
+
+/// Requests that are under way in each session.
+const DEPTH: usize = 32;
+
+/// Asks in so many sessions at once, for ever.
+pub fn run(
+    socket: &Path,
+    question: Question,
+    sessions: usize,
+    records: usize,
+) -> Result<Infallible, Failure> {
+    let mut raws = Vec::new();
+    for _ in 0..sessions {
+        let mut raw = Raw::open(socket).ok_or("no session")?;
+        // Each refusal leaves a record.
+        for _ in 0..records {
+            let body = RequestBody::DestroyQp { qp: QpId(u32::MAX) };
+            let _refused = raw.call(body, &[]).ok_or("no answer")?;
+        }
+        raws.push(raw);
+    }
+    let body = || match question {
+        Question::Whys => RequestBody::List { what: ListKind::Whys, from: 0 },
+        Question::Device => RequestBody::QueryDevice,
+    };
+    let mut asked = vec![0; raws.len()];
+    let progress = Progress::begin();
+    loop {
+        for (raw, asked) in raws.iter_mut().zip(&mut asked) {
+            while *asked < DEPTH {
+                raw.ask(body(), &[]);
+                *asked += 1;
+            }
+        }
+        let mut ready: Vec<_> =
+            raws.iter().map(|raw| PollFd::new(&raw.socket, PollFlags::IN)).collect();
+        rustix::event::poll(&mut ready, None)?;
+        let ready: Vec<bool> = ready.iter().map(|r| !r.revents().is_empty()).collect();
+        for ((raw, asked), ready) in raws.iter().zip(&mut asked).zip(ready) {
+            if ready {
+                raw.receive().ok_or("the session has ended")?;
+                *asked -= 1;
+                progress.add(1);
+            }
+        }
+    }
+}

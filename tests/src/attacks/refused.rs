@@ -1,0 +1,63 @@
+//! Requests that are refused, and cost the daemon more than whoever made them.
+
+use std::convert::Infallible;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rnic_core::abi::control::{Reply, RequestBody};
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+use super::progress::Progress;
+use crate::raw::Raw;
+use crate::traffic::Failure;
+
+/// Attaches memory that is not its own, which takes a process to find out, in sessions enough.
+pub fn attach(socket: &Path) -> Result<Infallible, Failure> {
+    let progress = Progress::begin();
+    loop {
+        let Some(mut raw) = Raw::open(socket) else { continue };
+        let zeros = std::fs::File::open("/dev/zero")?;
+        while raw.call(RequestBody::AttachMemory, &[zeros.as_fd()]).is_some() {
+            progress.add(1);
+        }
+    }
+}
+
+/// Shares memory with a hole at its end: refused, and gigabytes are freed by whoever closes it last.
+/// So that this is the daemon, it is kept from reading by answers that wait, and finds a memfd that
+/// nobody else has.
+pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
+    const LEN: u64 = 3 << 30;
+    /// More than a socket holds answers.
+    const QUESTIONS: usize = 320;
+    let progress = Progress::begin();
+    loop {
+        let Some(mut raw) = Raw::open(socket) else { continue };
+        let segment = holed(LEN)?;
+        for _ in 0..QUESTIONS {
+            raw.ask(RequestBody::Status, &[]);
+            // At the pace of whoever answers, as long as he does.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let body = RequestBody::AddSegment { length: LEN + HOLE, client_address: 0 };
+        raw.ask(body, &[segment.as_fd()]);
+        drop(segment);
+        // The last answer is the one to that; the session may have ended before.
+        while raw.receive().is_some_and(|(octets, _)| {
+            postcard::from_bytes::<Reply>(&octets).is_ok_and(|reply| reply.result.is_ok())
+        }) {}
+        progress.add(1);
+    }
+}
+
+/// Octets of the hole.
+const HOLE: u64 = 4096;
+
+fn holed(length: u64) -> Result<OwnedFd, Failure> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memfd = rustix::fs::memfd_create("holed", flags)?;
+    rustix::fs::fallocate(&memfd, FallocateFlags::empty(), 0, length)?;
+    rustix::fs::ftruncate(&memfd, length + HOLE)?;
+    Ok(memfd)
+}

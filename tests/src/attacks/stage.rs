@@ -1,0 +1,446 @@
+//! A daemon, an attacker on one CPU, a bystander on another, and what is measured of the bystander;
+//! and another daemon without an attacker, whose bystander is measured in between.
+//!
+//! Windows of the two take turns: while one is measured, the other and its attacker are stopped. What
+//! counts are medians over all windows, so a machine that is slow for a while is slow for both. Where
+//! a verdict is not clear, more windows are taken; a single good moment never decides.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::bystander::PATIENCE;
+use super::{Attack, cpu};
+use crate::daemon::Binaries;
+use crate::{Daemon, Process};
+
+/// An attack and what it takes to play it.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// The attack.
+    pub attack: Attack,
+    /// More of the configuration.
+    pub config: &'static str,
+    /// A command of the shell that limits the daemon.
+    pub limit: &'static str,
+    /// Whether peers that take their time are measured as well.
+    pub peers: bool,
+    /// The least share of its rate that the pair keeps.
+    pub share: f64,
+    /// The most of the kernel's memory for TCP, in KiB.
+    pub kernel: u64,
+    /// The most of a CPU that the control thread uses.
+    pub control: f64,
+    /// QPs of one user.
+    pub qps: u32,
+    /// The most processes that this machine starts in a second.
+    pub processes: f64,
+    /// Milliseconds for which commands and sessions are measured at a time, beside the attacker.
+    pub window: u32,
+    /// How much of the attack precedes the first window, unless it comes to a halt.
+    pub after: u64,
+}
+
+impl Case {
+    /// An attack under the bounds that hold for all.
+    pub const fn new(attack: Attack) -> Self {
+        Case {
+            attack,
+            config: "",
+            limit: "true",
+            peers: false,
+            share: SHARE,
+            kernel: u64::MAX,
+            control: 1.0,
+            qps: 2500,
+            processes: f64::INFINITY,
+            window: WINDOW,
+            after: 0,
+        }
+    }
+}
+
+/// The longest that is waited for an attack to come into effect.
+const HEAD_START: Duration = Duration::from_secs(5);
+/// The least window: long enough for hundreds of commands.
+const WINDOW: u32 = 30;
+/// The share of its rate that a pair keeps.
+const SHARE: f64 = 1.0 / 3.0;
+/// The longest that a command, or the end of a session, takes.
+const COMMAND: Duration = Duration::from_millis(50);
+/// The longest that a new session takes.
+const SESSION: Duration = Duration::from_millis(100);
+/// Lines that a daemon may log during an attack.
+const LINES: usize = 60;
+
+/// A configuration under which each attack can be as strong as it is meant to be, and whose worst
+/// case is small enough for a growth without bound to be seen in seconds.
+fn config(case: &Case, workers: u32) -> String {
+    let (qps, more) = (case.qps, case.config);
+    format!(
+        "
+[control]
+mode = \"0666\"
+[engine]
+workers = {workers}
+[limits]
+sessions = 200
+partial_bytes = \"16MiB\"
+unsent_bytes = \"16MiB\"
+qps = {}
+events = 64
+mrs = 10000
+windows = 2000
+srqs = 64
+[limits.user]
+sessions = 150
+qps = {qps}
+mrs = 5000
+windows = 1000
+srqs = 32
+[limits.session]
+qps = {qps}
+mrs = 5000
+windows = 1000
+srqs = 32
+{more}
+",
+        qps + 100
+    )
+}
+
+/// Figures of one window, or medians of many.
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    /// Round trips per second.
+    rate: f64,
+    /// Longest registration, deregistration, destruction, opening of a session and end of one.
+    longest: [Duration; 5],
+    /// The share of peers that were served.
+    served: f64,
+}
+
+/// What [`Figures::longest`] is of.
+const TIMED: [(&str, Duration); 5] = [
+    ("register", COMMAND),
+    ("deregister", COMMAND),
+    ("destroy", COMMAND),
+    ("new session", SESSION),
+    ("end of a session", COMMAND),
+];
+
+/// What was measured of an attack.
+pub struct Outcome {
+    name: String,
+    workers: u32,
+    /// Of the daemon that nobody attacks.
+    alone: Figures,
+    beside: Figures,
+    /// Median of the ratios of neighbouring windows.
+    ratio: f64,
+    windows: usize,
+    /// What the attacker did, per second of windows beside it.
+    done: f64,
+    /// The part of the windows beside the attacker in which the control thread had a CPU.
+    control: f64,
+    /// Processes that this machine has started in a second of these windows.
+    processes: f64,
+    /// KiB by which the daemon's own memory has grown at most, and by how much it may.
+    grown: (u64, u64),
+    /// KiB of the kernel's for TCP, at most, and before.
+    kernel: (u64, u64),
+    lines: usize,
+}
+
+/// A daemon and its bystander.
+struct Stage {
+    daemon: Daemon,
+    bystander: Process,
+    peers: bool,
+}
+
+/// Plays a case against a daemon with so many workers. With one worker, that and the pair have a CPU
+/// of their own; with several, rates are measured and not judged, since any of them may share a CPU
+/// with the attacker.
+///
+/// # Panics
+///
+/// If the attack has more effect than it may have, or none because it does not get anywhere.
+pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
+    let cpus = cpu::allowed();
+    let (here, there) = (cpus[0], *cpus.last().expect("a CPU to run on"));
+    // An attack on the worker's CPU leaves the other one to the pair.
+    let (pair, attacker) = match case.attack {
+        Attack::BusyLoop => (there, here),
+        _ => (here, there),
+    };
+    let [mut quiet, mut stage] =
+        [(); 2].map(|()| Stage::new(binaries, case, workers, [here, pair]));
+    let allowed = allowed(binaries, &stage.daemon);
+    // Whatever is made once is there.
+    stage.all(WINDOW);
+    quiet.all(WINDOW);
+    let (memory, kernel) = (anonymous(&stage.daemon), tcp_memory());
+    let part = ["overload", &case.attack.name(), &attacker.to_string()];
+    let mut attacker = stage.daemon.actor_as(61_102, &part);
+    attacker.line_after("under way");
+    let mut outcome = Outcome {
+        name: case.attack.name(),
+        workers,
+        alone: Figures::default(),
+        beside: Figures::default(),
+        ratio: 0.0,
+        windows: 0,
+        done: 0.0,
+        control: 0.0,
+        processes: 0.0,
+        grown: (0, allowed),
+        kernel: (kernel, kernel),
+        lines: 0,
+    };
+    let halted = Instant::now() + HEAD_START;
+    while attacker.line_after("done ").parse().unwrap_or(0u64) < case.after
+        && Instant::now() < halted
+    {}
+    let (mut alone, mut beside, mut time) = (Vec::new(), Vec::new(), Duration::ZERO);
+    let (mut done, mut control, mut processes) = (0, 0, 0);
+    let began = Instant::now();
+    loop {
+        attacker.signal(Signal::STOP);
+        stage.daemon.signal(Signal::STOP);
+        alone.push(quiet.all(WINDOW));
+        stage.daemon.signal(Signal::CONT);
+        attacker.signal(Signal::CONT);
+        let (window, ticks) = (Instant::now(), cpu::ticks(stage.daemon.pid()));
+        let started = cpu::processes();
+        let before = attacker.line_after("done ").parse().unwrap_or(0u64);
+        beside.push(stage.all(case.window));
+        let after = attacker.latest_after("done ").and_then(|n| n.parse().ok());
+        done += after.unwrap_or(before).saturating_sub(before);
+        control += cpu::ticks(stage.daemon.pid()) - ticks;
+        processes += cpu::processes() - started;
+        time += window.elapsed();
+        outcome.grown.0 = outcome.grown.0.max(anonymous(&stage.daemon).saturating_sub(memory));
+        outcome.kernel.0 = outcome.kernel.0.max(tcp_memory());
+        outcome.windows = beside.len();
+        outcome.alone = median(&alone);
+        outcome.beside = median(&beside);
+        outcome.ratio = middle(beside.iter().zip(&alone).map(|(b, a)| b.rate / a.rate).collect());
+        outcome.done = done as f64 / time.as_secs_f64();
+        outcome.control = control as f64 / cpu::TICKS / time.as_secs_f64();
+        outcome.processes = processes as f64 / time.as_secs_f64();
+        let is_clear = outcome.failures(case).is_empty();
+        if outcome.windows >= min_windows() && (is_clear || outcome.windows >= 3 * min_windows())
+            || began.elapsed() > PATIENCE * 6
+        {
+            break;
+        }
+    }
+    attacker.kill();
+    outcome.lines = stage.end().len();
+    quiet.end();
+    outcome.report(binaries);
+    let failures = outcome.failures(case);
+    assert!(failures.is_empty(), "{}:\n{}", outcome.name, failures.join("\n"));
+    outcome
+}
+
+impl Outcome {
+    /// What is not as it has to be.
+    fn failures(&self, case: &Case) -> Vec<String> {
+        let mut failures = Vec::new();
+        let mut check = |holds: bool, what: String| {
+            if !holds {
+                failures.push(what);
+            }
+        };
+        check(self.done > 0.0, "the attacker gets nowhere".to_owned());
+        if self.workers == 1 {
+            let (ratio, share) = (self.ratio, case.share);
+            check(ratio >= share, format!("the pair keeps {ratio:.4} of its rate, not {share:.2}"));
+        }
+        for ((what, most), took) in TIMED.into_iter().zip(self.beside.longest) {
+            check(took <= most, format!("{what} takes {took:?}, at most {most:?} is allowed"));
+        }
+        let served = self.beside.served;
+        check(served >= SERVED, format!("{served:.2} of the peers are served"));
+        let (grown, allowed) = self.grown;
+        check(grown <= allowed, format!("{grown} KiB more in the daemon, {allowed} are allowed"));
+        let kernel = self.kernel.0.saturating_sub(self.kernel.1);
+        check(kernel <= case.kernel, format!("{kernel} KiB in the kernel, not {}", case.kernel));
+        let (control, most) = (self.control, case.control);
+        check(control <= most, format!("the control thread has {control:.2} of a CPU"));
+        let (started, most) = (self.processes, case.processes);
+        check(started <= most, format!("{started:.0} processes a second are started"));
+        check(self.lines <= LINES, format!("{} lines in the log", self.lines));
+        failures
+    }
+
+    /// Prints the table of this attack, and adds it to `target/attacks.txt`.
+    fn report(&self, binaries: Binaries) {
+        println!("{self}");
+        let target = Path::new(binaries.rnicd).ancestors().nth(2).unwrap_or(Path::new("."));
+        let folder = target.join("attacks");
+        let file = format!("{}-{}-workers.txt", self.name, self.workers);
+        let written = std::fs::create_dir_all(&folder)
+            .and_then(|()| std::fs::write(folder.join(file), self.to_string()))
+            .and_then(|()| {
+                let mut files: Vec<PathBuf> =
+                    std::fs::read_dir(&folder)?.map_while(Result::ok).map(|f| f.path()).collect();
+                files.sort();
+                let all: Vec<String> =
+                    files.iter().map(std::fs::read_to_string).collect::<Result<_, _>>()?;
+                std::fs::write(target.join("attacks.txt"), all.join("\n"))
+            });
+        written.expect("a report under target/");
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Outcome { name, workers, alone, beside, .. } = self;
+        writeln!(f, "{name}, {workers} workers, {} windows", self.windows)?;
+        writeln!(f, "  {:<28}{:>14}{:>14}", "", "alone", "beside")?;
+        let rates = [alone.rate, beside.rate].map(|rate| format!("{rate:.0}"));
+        let what = "round trips per second";
+        writeln!(
+            f,
+            "  {what:<28}{:>14}{:>14}  median of ratios {:.3}",
+            rates[0], rates[1], self.ratio
+        )?;
+        for (n, (what, _)) in TIMED.into_iter().enumerate() {
+            let times = [alone.longest[n], beside.longest[n]].map(|time| format!("{time:.1?}"));
+            writeln!(f, "  {:<28}{:>14}{:>14}", format!("longest {what}"), times[0], times[1])?;
+        }
+        if beside.served < 1.0 || alone.served < 1.0 {
+            let (alone, beside) = (alone.served, beside.served);
+            writeln!(f, "  {:<28}{alone:>14.2}{beside:>14.2}", "peers served")?;
+        }
+        let (grown, allowed) = self.grown;
+        writeln!(f, "  {:<28}{grown:>28}  {allowed} allowed", "KiB more in the daemon")?;
+        let (most, before) = self.kernel;
+        writeln!(f, "  {:<28}{before:>14}{most:>14}", "KiB of the kernel for TCP")?;
+        writeln!(f, "  {:<28}{:>28.2}", "CPU of the control thread", self.control)?;
+        writeln!(f, "  {:<28}{:>28.0}", "processes per second", self.processes)?;
+        writeln!(f, "  {:<28}{:>28.0}", "attacks per second", self.done)?;
+        writeln!(f, "  {:<28}{:>28}", "lines in the log", self.lines)
+    }
+}
+
+impl Stage {
+    /// A daemon whose worker has a CPU of its own if it has only one, and a bystander on another.
+    fn new(binaries: Binaries, case: &Case, workers: u32, [worker, pair]: [usize; 2]) -> Self {
+        let daemon = Daemon::start_limited(binaries, &config(case, workers), case.limit);
+        if workers == 1 {
+            assert_eq!(cpu::confine_threads(daemon.pid(), "rnicd-worker", worker), 1);
+        }
+        let mut bystander = daemon.actor_as(61_101, &["bystand", &pair.to_string()]);
+        bystander.line_after("ready");
+        Stage { daemon, bystander, peers: case.peers }
+    }
+
+    /// All figures of a window.
+    fn all(&mut self, window: u32) -> Figures {
+        let window = window.to_string();
+        let rate = self.figures("pair", "50")[0] as f64;
+        let commands = self.figures("commands", &window);
+        let sessions = self.figures("sessions", &window);
+        let longest = [commands[0], commands[1], commands[2], sessions[0], sessions[1]];
+        let served = match self.peers {
+            true => {
+                let figures = self.figures("peers", "0");
+                figures[0] as f64 / figures[1] as f64
+            }
+            false => 1.0,
+        };
+        Figures { rate, longest: longest.map(Duration::from_micros), served }
+    }
+
+    fn figures(&mut self, what: &str, time: &str) -> Vec<u64> {
+        let said = self.bystander.ask(&format!("{what} {time}"), &format!("{what}: "));
+        said.split_whitespace().map(|n| n.parse().expect("a figure")).collect()
+    }
+
+    /// Ends both in order; what the daemon has logged.
+    fn end(mut self) -> Vec<String> {
+        self.bystander.release();
+        self.bystander.succeed();
+        self.daemon.is_empty();
+        self.daemon.stop()
+    }
+}
+
+/// Each figure's median.
+fn median(of: &[Figures]) -> Figures {
+    Figures {
+        rate: middle(of.iter().map(|f| f.rate).collect()),
+        longest: std::array::from_fn(|n| {
+            let mut all: Vec<Duration> = of.iter().map(|f| f.longest[n]).collect();
+            all.sort();
+            all[all.len() / 2]
+        }),
+        served: middle(of.iter().map(|f| f.served).collect()),
+    }
+}
+
+fn middle(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+/// KiB of memory that the daemon has for itself.
+fn anonymous(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid()));
+    let status = status.expect("the daemon lives");
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").trim().parse().expect("a figure of the kernel")
+}
+
+/// KiB that the kernel has for the sockets of this network namespace.
+fn tcp_memory() -> u64 {
+    let stat = std::fs::read_to_string("/proc/net/sockstat").unwrap_or_default();
+    let line = stat.lines().find_map(|l| l.strip_prefix("TCP:")).unwrap_or_default();
+    let pages = line.split_once(" mem ").map_or("0", |(_, pages)| pages.trim());
+    pages.parse::<u64>().expect("a figure of the kernel") * 4
+}
+
+/// KiB by which the daemon's own memory may grow on account of one user, as `check-config` says: what
+/// that may have, and what is bounded for all users together.
+fn allowed(binaries: Binaries, daemon: &Daemon) -> u64 {
+    let mut command = Command::new(binaries.rnicd);
+    command.arg("check-config").arg("--config").arg(daemon.dir().join("rnicd.toml"));
+    let output = command.output().expect("check-config runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = |begin: &str| {
+        let line = said.lines().find(|l| l.trim_start().starts_with(begin));
+        line.unwrap_or_else(|| panic!("no {begin:?} in {said}")).to_owned()
+    };
+    let user = line("one user:");
+    // Queues stand before it, and shared memory behind it.
+    let (user, _) = user.split_once(" of bookkeeping").expect("what a user may have");
+    let own = amounts(user).pop().expect("an amount");
+    (own + amounts(&line("besides:")).iter().sum::<u64>()) >> 10
+}
+
+/// The amounts of octets in a sentence.
+fn amounts(sentence: &str) -> Vec<u64> {
+    let words: Vec<&str> = sentence.split([' ', ',']).collect();
+    let amount = |pair: &[&str]| {
+        let unit = ["B", "KiB", "MiB", "GiB", "TiB"].iter().position(|unit| *unit == pair[1])?;
+        Some((pair[0].parse::<f64>().ok()? * f64::from(1u32 << 10).powi(unit as i32)) as u64)
+    };
+    words.windows(2).filter_map(amount).collect()
+}
+
+/// Windows of which there are at least so many.
+fn min_windows() -> usize {
+    if std::env::var_os("RNIC_TEST_LONG").is_some() { 20 * MIN_WINDOWS } else { MIN_WINDOWS }
+}
+
+/// The same, in the short form.
+const MIN_WINDOWS: usize = 5;
+/// The share of peers that are served: a machine with other work may lose one of many.
+const SERVED: f64 = 0.9;

@@ -1,0 +1,90 @@
+//! Slices of registered memory in safe code, over both paths: what was leased and posted comes back
+//! with what the peer sent, and nobody but the program's own requests reaches it.
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq, Lease,
+    ListKind, Pd, Posted, Qp, QpOptions, Rows,
+};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+struct End {
+    qp: Qp,
+    cq: Cq,
+    pd: Pd,
+}
+
+impl End {
+    fn completion(&self) -> Completion {
+        let mut one = [Completion::default()];
+        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion");
+        one[0]
+    }
+
+    /// Waits for the completion of a posted lease.
+    fn back(&self, posted: Posted) -> Lease {
+        let completion = self.completion();
+        assert_eq!(completion.wr_id, posted.wr_id());
+        completion.ok().unwrap();
+        posted.take().unwrap()
+    }
+}
+
+fn pair(context: &Context) -> [End; 2] {
+    let ends = [(); 2].map(|()| {
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(16, None).unwrap();
+        End { qp: pd.create_qp(&QpOptions::new(&cq)).unwrap(), cq, pd }
+    });
+    let listener = context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
+    ends[0].qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    request.accept(&ends[1].qp, &AcceptOptions::default()).unwrap();
+    ends[0].qp.wait_connected(Some(DEADLINE)).unwrap();
+    ends
+}
+
+#[test]
+fn slices_go_out_and_come_back_by_every_operation() {
+    for path in ["direct", "tcp"] {
+        let config = format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n");
+        let daemon = Daemon::start(binaries!(), &config);
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let [a, b] = pair(&context);
+        let (of_a, of_b) = (a.pd.reg_local(1 << 20).unwrap(), b.pd.reg_local(1 << 20).unwrap());
+        for round in 0..100_u8 {
+            let posted = b.qp.post_recv_leased(1, of_b.lease(500..100_500).unwrap()).unwrap();
+            let mut out = of_a.lease(..100_000).unwrap();
+            out.fill(round);
+            let sent = a.qp.post_send_leased(out.send(2)).unwrap();
+            assert!(b.back(posted).iter().all(|byte| *byte == round), "{path} {round}");
+            drop(a.back(sent));
+        }
+        // One-sided, to and from a region of the other end.
+        let segment = context.create_segment(1 << 20).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let target = b.pd.reg_mr(&segment, .., access).unwrap();
+        let mut out = of_a.lease(..1000).unwrap();
+        out.copy_from_slice(&[9; 1000]);
+        let mut out = a.back(a.qp.post_send_leased(out.write(3, target.remote().at(77))).unwrap());
+        out.fill(0);
+        let read = out.read(4, target.remote().at(77));
+        assert_eq!(&a.back(a.qp.post_send_leased(read).unwrap())[..], [9; 1000], "{path}");
+    }
+}
+
+#[test]
+fn peers_have_no_right_to_leased_memory_and_ended_requests_give_it_back() {
+    let daemon = Daemon::start(binaries!(), "[engine]\nworkers = 2\n");
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let [a, b] = pair(&context);
+    let region = b.pd.reg_local(4096).unwrap();
+    let Rows::Mrs(rows) = context.list(ListKind::Mrs, 0).unwrap().rows else { panic!("no regions") };
+    let row = rows.iter().find(|row| row.mr == region.id()).unwrap();
+    assert_eq!((row.access, row.length), (Access::LOCAL_WRITE, 4096));
+    let waiting = b.qp.post_recv_leased(1, region.lease(2000..3000).unwrap()).unwrap();
+    a.qp.abort().unwrap();
+    b.qp.wait_disconnected(Some(DEADLINE)).unwrap();
+    // The receive is flushed, and its bytes are the program's again.
+    assert_eq!(b.completion().status, CompletionStatus::WrFlush);
+    assert_eq!(waiting.take().unwrap().len(), 1000);
+}

@@ -1,0 +1,235 @@
+//! Hosts that are gone, links that are cut, and clients whose network is another one than the
+//! daemon's: in network namespaces.
+
+use std::net::{SocketAddr, SocketAddrV6, TcpListener};
+use std::time::{Duration, Instant};
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
+    DisconnectReason, Error, Mr, Qp, QpOptions, QpState, RecvRequest, SendRequest,
+};
+use rnic_tests::apart::{Apart, Side};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+
+/// Two hosts, unless namespaces are not to be had.
+fn apart() -> Option<Apart> {
+    match Apart::new() {
+        Ok(apart) => Some(apart),
+        Err(e) => {
+            println!("not tested: no network namespaces of its own here: {e}");
+            None
+        }
+    }
+}
+
+/// A QP with what it needs.
+struct End {
+    qp: Qp,
+    cq: Cq,
+    region: Mr,
+}
+
+impl End {
+    fn new(context: &Context) -> Self {
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(16, None).unwrap();
+        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+        let segment = context.create_segment(4096).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let region = pd.reg_mr(&segment, .., access).unwrap();
+        qp.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
+        End { qp, cq, region }
+    }
+
+    /// How so many requests ended.
+    fn completions(&self, count: usize) -> Vec<CompletionStatus> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            let mut one = [Completion::default()];
+            assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "after {all:?}");
+            all.push(one[0].status);
+        }
+        all
+    }
+}
+
+/// Connects an end of the first context to one of the second, which listens at an address of its host
+/// that the first one knows as `host`.
+fn connect(contexts: [&Context; 2], listen: SocketAddr, mut host: SocketAddr) -> [End; 2] {
+    let ends = contexts.map(End::new);
+    let listener = contexts[1].listen(listen, 1).unwrap();
+    host.set_port(listener.local_addr().port());
+    ends[0].qp.start_connect(host, &ConnectOptions::default()).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    request.accept(&ends[1].qp, &AcceptOptions::default()).unwrap();
+    ends[0].qp.wait_connected(Some(DEADLINE)).unwrap();
+    ends
+}
+
+/// Waits until a daemon holds as many descriptors as before.
+fn gives_back(daemon: &Daemon, before: usize) {
+    let deadline = Instant::now() + DEADLINE;
+    while daemon.footprint().descriptors > before {
+        assert!(Instant::now() < deadline, "{:?} instead of {before}", daemon.footprint());
+        std::thread::yield_now();
+    }
+}
+
+/// Cuts the link of a connection and sees both ends notice, with reads under way or without anything.
+fn notices(tcp: &str, reading: bool) {
+    let Some(apart) = apart() else { return };
+    let config = format!("[engine]\nworkers = 1\n[tcp]\n{tcp}");
+    let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, binaries!(), &config));
+    let contexts = daemons.each_ref().map(|d| Context::open_at(d.socket()).unwrap());
+    let address: SocketAddr = format!("{}:0", Side::B.ip()).parse().unwrap();
+    let [a, b] = connect([&contexts[0], &contexts[1]], address, address);
+    let ends = [(&a, &b, &daemons[0]), (&b, &a, &daemons[1])];
+    let descriptors = daemons.each_ref().map(|d| d.footprint().descriptors);
+    apart.cut(Side::B);
+    let mut expected = 2;
+    if reading {
+        for (end, other, _) in ends {
+            let read = SendRequest::read(3, end.region.sge(0, 8), other.region.remote().at(0));
+            end.qp.post_send(&[read.signaled()]).unwrap();
+        }
+        expected = 3;
+    }
+    for ((end, _, daemon), before) in ends.into_iter().zip(descriptors) {
+        match end.qp.wait_disconnected(Some(DEADLINE)).unwrap() {
+            DisconnectReason::Lost { why } => {
+                assert!(why.contains("the peer's host does not answer any more"), "{why}");
+            }
+            other => panic!("{other}"),
+        }
+        let ended = end.completions(expected);
+        assert!(ended.iter().all(|status| *status != CompletionStatus::Success), "{ended:?}");
+        assert_eq!(end.qp.query().unwrap().state, QpState::Error);
+        // The socket, the one thing of the connection that the QP does not keep until it is destroyed.
+        gives_back(daemon, before - 1);
+    }
+    drop((a, b, contexts));
+    daemons.iter().for_each(|daemon| drop(daemon.is_empty()));
+}
+
+#[test]
+fn a_host_that_is_gone_is_noticed_while_something_is_outstanding() {
+    notices("keepalive = \"off\"\nuser_timeout = \"2s\"\n", true);
+}
+
+#[test]
+fn a_host_that_is_gone_is_noticed_while_nothing_is_said() {
+    notices("keepalive = \"1s\"\nkeepalive_interval = \"1s\"\nuser_timeout = \"2s\"\n", false);
+}
+
+#[test]
+fn link_local_addresses_keep_their_interface() {
+    let Some(apart) = apart() else { return };
+    // This process is in neither of the namespaces, and nobody else's addresses are at stake.
+    let config = "[[user]]\nwho = 0\nhost_loopback = true\n";
+    let daemons = [Side::A, Side::B].map(|side| apart.daemon(side, binaries!(), config));
+    let contexts = daemons.each_ref().map(|d| Context::open_at(d.socket()).unwrap());
+    let of = |ip: Side, seen_from: Side| -> SocketAddr {
+        let ip = ip.link_local().parse().unwrap();
+        SocketAddrV6::new(ip, 0, 0, apart.index(seen_from)).into()
+    };
+    let same = |x: SocketAddr, y: SocketAddr| {
+        let (SocketAddr::V6(x), SocketAddr::V6(y)) = (x, y) else { panic!("{x} {y}") };
+        (x.ip(), x.scope_id()) == (y.ip(), y.scope_id())
+    };
+    let [a, b] = connect([&contexts[0], &contexts[1]], of(Side::B, Side::B), of(Side::B, Side::A));
+    let rows = [a.qp.query().unwrap(), b.qp.query().unwrap()];
+    let addresses = rows.each_ref().map(|row| row.addresses.unwrap());
+    assert_eq!(rows[0].path, "tcp");
+    assert!(same(addresses[0].local, of(Side::A, Side::A)), "{addresses:?}");
+    assert!(same(addresses[0].peer, of(Side::B, Side::A)), "{addresses:?}");
+    assert!(same(addresses[1].local, of(Side::B, Side::B)), "{addresses:?}");
+    assert!(same(addresses[1].peer, of(Side::A, Side::B)), "{addresses:?}");
+    // A host reaches itself by it without a network.
+    let here = of(Side::B, Side::B);
+    let [c, _d] = connect([&contexts[1], &contexts[1]], here, here);
+    let row = c.qp.query().unwrap();
+    assert_eq!(row.path, "direct");
+    assert!(same(row.addresses.unwrap().peer, here), "{row:?}");
+    // Without its interface it is no address.
+    let bare = "[fe80::2]:0".parse().unwrap();
+    assert!(matches!(contexts[1].listen(bare, 1), Err(Error::Refused { .. })));
+}
+
+/// What a client in another namespace wants, and whether it got it.
+fn contained(daemon: &Daemon, part: &[&str]) -> Result<Vec<String>, String> {
+    let (status, lines) = daemon.actor_contained(part).finish();
+    match status.success() {
+        true => Ok(lines),
+        false => Err(lines.join("\n")),
+    }
+}
+
+#[test]
+fn the_hosts_loopback_is_out_of_reach_from_another_network_namespace() {
+    if let Err(e) = Apart::new() {
+        println!("not tested: no network namespaces of its own here: {e}");
+        return;
+    }
+    for path in ["direct", "tcp"] {
+        let config = format!("[engine]\nloopback = \"{path}\"\n[mpa]\nreply_deadline = \"1s\"\n");
+        let daemon = Daemon::start(binaries!(), &config);
+        // Something that is not meant for everybody, and a listener of this very daemon.
+        let services = ["127.0.0.1:0", "[::1]:0"].map(|at| TcpListener::bind(at).unwrap());
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let listener = context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+        let port = services[0].local_addr().unwrap().port();
+        let wanted = [
+            format!("127.0.0.1:{port}"),
+            format!("127.9.9.9:{port}"),
+            format!("0.0.0.0:{port}"),
+            format!("[::ffff:127.0.0.1]:{port}"),
+            format!("[::1]:{}", services[1].local_addr().unwrap().port()),
+            format!("[::]:{port}"),
+            "169.254.169.254:80".to_owned(),
+            "[fe80::1%1]:80".to_owned(),
+            listener.local_addr().to_string(),
+        ];
+        for address in &wanted {
+            let said = contained(&daemon, &["visit", address]).unwrap_err();
+            let rule = "not allowed by user.host_loopback: connect to ";
+            assert!(said.contains(rule), "{address}: {said}");
+        }
+        for address in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0", "[::1]:0"] {
+            let said = contained(&daemon, &["host", "1", address]).unwrap_err();
+            assert!(said.contains("not allowed by user.host_loopback: bind "), "{said}");
+        }
+        // Nothing came through, not even for a moment.
+        for service in &services {
+            service.set_nonblocking(true).unwrap();
+            let come = service.accept().map(drop).map_err(|e| e.kind());
+            assert_eq!(come, Err(std::io::ErrorKind::WouldBlock));
+        }
+        let came = listener.accept_request(Some(Duration::ZERO));
+        assert!(matches!(came, Err(Error::TimedOut { .. })));
+        // A program of the daemon's own namespace may.
+        let qp = End::new(&context).qp;
+        let stranger = services[0].local_addr().unwrap();
+        let error = qp.connect(stranger, &ConnectOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("no MPA reply"), "{error}");
+    }
+}
+
+#[test]
+fn nobody_pretends_to_come_from_the_loopback() {
+    let Some(apart) = apart() else { return };
+    let daemon = apart.daemon(Side::A, binaries!(), "");
+    // This process is of another namespace, and may go where its host may go.
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let qp = End::new(&context).qp;
+    let to = format!("{}:7", Side::A.ip()).parse().unwrap();
+    let local = |from: &str| {
+        let options = ConnectOptions { local: from.parse().ok(), ..ConnectOptions::default() };
+        qp.connect(to, &options).unwrap_err().to_string()
+    };
+    let said = local("127.0.0.1:0");
+    assert!(said.contains("not allowed by user.host_loopback: connect from 127.0.0.1:0"), "{said}");
+    for from in ["0.0.0.0:0", "10.77.0.1:0"] {
+        let said = local(from);
+        assert!(said.contains("refused (os error"), "{from}: {said}");
+    }
+}

@@ -1,0 +1,46 @@
+//! The programs as real processes: what they say, how they end, and what they leave
+//! behind when the other side, the daemon, the network or the disk fails or lies.
+
+mod manners;
+mod pingpong;
+mod rcopy;
+mod rkv;
+mod talker;
+
+use std::ffi::OsStr;
+use std::process::Command;
+
+use rnic_tests::{Daemon, Process};
+
+const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong-under-test");
+const RCOPY: &str = env!("CARGO_BIN_EXE_rcopy-under-test");
+const RKV: &str = env!("CARGO_BIN_EXE_rkv-under-test");
+
+/// Both paths, as configurations of one daemon.
+const PATHS: [&str; 2] = ["[engine]\nloopback = \"direct\"\n", "[engine]\nloopback = \"tcp\"\n"];
+
+/// Starts a program as a client of this daemon.
+fn start<A: AsRef<OsStr>>(daemon: &Daemon, program: &str, arguments: &[A]) -> Process {
+    let mut command = Command::new(program);
+    command.args(arguments).env("RNIC_SOCKET", daemon.socket());
+    Process::start(command)
+}
+
+/// Runs a program to its end; its exit code and everything it said.
+fn run<A: AsRef<OsStr>>(daemon: &Daemon, program: &str, arguments: &[A]) -> (Option<i32>, String) {
+    end(start(daemon, program, arguments))
+}
+
+/// Waits for a program's end; its exit code and everything it said.
+fn end(process: Process) -> (Option<i32>, String) {
+    let (status, lines) = process.finish();
+    (status.code(), lines.join("\n"))
+}
+
+/// Insists on exit code 1 and on these words.
+fn fails(ended: (Option<i32>, String), words: &str) {
+    let (code, said) = ended;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains(words), "no {words:?} in {said:?}");
+    assert!(!said.contains("panicked"), "{said}");
+}

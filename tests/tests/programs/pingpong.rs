@@ -1,0 +1,98 @@
+//! `pingpong`.
+
+use rnic_tests::{Daemon, binaries};
+
+use super::talker::Talker;
+use super::{PATHS, PINGPONG, end, fails, run, start};
+
+#[test]
+fn every_ball_is_checked_and_counted_on_both_paths() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let way = if path.contains("direct") { "direct" } else { "tcp" };
+        for options in [&[][..], &["--poll"], &["--event"]] {
+            let arguments = [&["server", "127.0.0.1:0", "--once"], options].concat();
+            let mut server = start(&daemon, PINGPONG, &arguments);
+            let address = server.line_after("waiting for clients at ");
+            let game = ["client", &address, "--size", "5000", "-n", "50"];
+            let (code, said) = run(&daemon, PINGPONG, &[&game, options].concat());
+            assert_eq!(code, Some(0), "{said}");
+            let line =
+                format!("50 times 5000 octets there and back, all as sent, by the {way} path");
+            assert!(said.contains(&line), "{said}");
+            assert!(said.contains("round trip  min "), "{said}");
+            let (code, said) = end(server);
+            assert_eq!(code, Some(0), "{said}");
+            assert!(said.contains("50 times 5000 octets, all as sent"), "{said}");
+        }
+    }
+}
+
+/// Who returns the ball as it came returns a wrong one: each has a content of its own.
+#[test]
+fn a_damaged_ball_is_noticed_by_client_and_server() {
+    let daemon = Daemon::start(binaries!(), "");
+    let server = Talker::new(&daemon);
+    let listener = server.listen();
+    let address = listener.local_addr().to_string();
+    let client = start(&daemon, PINGPONG, &["client", &address, "--size", "64", "-n", "3"]);
+    let game = server.accept(&listener, b"");
+    assert_eq!(game, [&b"pingpong\x01"[..], &[64, 0, 0, 0], &[3, 0, 0, 0, 0, 0, 0, 0]].concat());
+    let ball = server.hear().unwrap();
+    server.say(&ball);
+    fails(end(client), "ball 0 from 127.0.0.1:");
+
+    let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
+    let address = server.line_after("waiting for clients at ").parse().unwrap();
+    let client = Talker::new(&daemon);
+    client.connect(address, &game).unwrap();
+    client.say(&[7; 64]);
+    fails(end(server), "is damaged from octet 0 on");
+
+    let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
+    let address = server.line_after("waiting for clients at ").parse().unwrap();
+    let client = Talker::new(&daemon);
+    client.connect(address, &game).unwrap();
+    client.say(&[7; 63]);
+    fails(end(server), "has 63 octets instead of 64");
+}
+
+#[test]
+fn the_end_of_the_other_side_or_of_the_daemon_ends_a_match_in_words() {
+    let daemon = Daemon::start(binaries!(), "");
+    let endless =
+        |address: &str| start(&daemon, PINGPONG, &["client", address, "-n", "1000000000"]);
+    let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
+    let address = server.line_after("waiting for clients at ");
+    let client = endless(&address);
+    daemon.settles("under way", |s| s.qps == 2);
+    server.kill();
+    fails(end(client), &format!("the connection with {address} "));
+
+    let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
+    let address = server.line_after("waiting for clients at ");
+    let client = endless(&address);
+    daemon.settles("under way", |s| s.qps == 2);
+    client.kill();
+    fails(end(server), "the connection with 127.0.0.1:");
+
+    let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
+    let address = server.line_after("waiting for clients at ");
+    let client = endless(&address);
+    daemon.settles("under way", |s| s.qps == 2);
+    daemon.kill();
+    for side in [client, server] {
+        fails(end(side), "the RNIC daemon is gone or has ended this session");
+    }
+}
+
+#[test]
+fn a_match_that_is_refused_is_refused_in_words() {
+    let daemon = Daemon::start(binaries!(), "");
+    let server = ["server", "127.0.0.1:0", "--once", "--max-size", "1KiB"];
+    let mut server = start(&daemon, PINGPONG, &server);
+    let address = server.line_after("waiting for clients at ");
+    let client = run(&daemon, PINGPONG, &["client", &address, "--size", "1025"]);
+    fails(client, &format!("{address} refused: 1025 octets are more than 1024"));
+    fails(end(server), "1025 octets are more than 1024");
+}

@@ -1,0 +1,525 @@
+//! `rcopy`: a file arrives whole or not at all, and whoever is concerned is told why.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rnic_client::{Access, Context, ListKind, RemoteMr, Rows};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use tempfile::TempDir;
+
+use super::talker::Talker;
+use super::{PATHS, RCOPY, end, fails, run, start};
+
+/// A receiver and its folder.
+struct Receiver {
+    process: Process,
+    address: String,
+    folder: TempDir,
+}
+
+impl Receiver {
+    fn start(daemon: &Daemon, options: &[&str]) -> Receiver {
+        Receiver::start_as(daemon, Command::new(RCOPY), options)
+    }
+
+    /// As a program that runs `rcopy` with the arguments it is given.
+    fn start_as(daemon: &Daemon, mut program: Command, options: &[&str]) -> Receiver {
+        let folder = TempDir::with_prefix("rcopy-test-").unwrap();
+        program.args(["serve", "127.0.0.1:0", "--dir"]).arg(folder.path()).args(options);
+        program.env("RNIC_SOCKET", daemon.socket());
+        let mut process = Process::start(program);
+        let address = process.line_after(" at ");
+        Receiver { process, address, folder }
+    }
+
+    fn socket_address(&self) -> SocketAddr {
+        self.address.parse().unwrap()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn content(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.folder.path().join(name)).unwrap()
+    }
+
+    /// It has nothing of a file that failed, and takes another one.
+    fn is_unharmed(&self, daemon: &Daemon) {
+        assert_eq!(self.names(), [""; 0]);
+        let file = file_of(b"afterwards");
+        let (code, said) = send(daemon, file.path(), &format!("{}/afterwards", self.address));
+        assert_eq!(code, Some(0), "{said}");
+        assert_eq!(self.names(), ["afterwards"]);
+    }
+}
+
+fn file_of(content: &[u8]) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(content).unwrap();
+    file
+}
+
+/// A file that takes its time: nothing but holes, but they have to be read, hashed and sent.
+fn large() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(4 << 30).unwrap();
+    file
+}
+
+/// Bytes that no other seed makes.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn sending(daemon: &Daemon, file: &Path, to: &str) -> Process {
+    start(daemon, RCOPY, &["send".as_ref(), file.as_os_str(), to.as_ref()])
+}
+
+fn send(daemon: &Daemon, file: &Path, to: &str) -> (Option<i32>, String) {
+    end(sending(daemon, file, to))
+}
+
+/// Waits until the daemon has placed so many bytes for somebody.
+fn placed(daemon: &Daemon, bytes: u64) {
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let rows = context.list(ListKind::Qps, 0).unwrap().rows;
+        let Rows::Qps(rows) = rows else { panic!("{rows:?}") };
+        if rows.iter().any(|row| row.counters.bytes_received >= bytes) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{rows:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn files_of_any_size_arrive_whole_on_both_paths() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let receiver = Receiver::start(&daemon, &["--chunk", "4KiB", "--chunks", "3"]);
+        for len in [0, 1, 4095, 4096, 4097, 3 * 4096, 1_000_000] {
+            let content = pattern(len as u64, len);
+            let file = file_of(&content);
+            let name = format!("of-{len}");
+            let (code, said) = send(&daemon, file.path(), &format!("{}/{name}", receiver.address));
+            assert_eq!(code, Some(0), "{said}");
+            assert!(said.contains("verified and stored by the receiver"), "{said}");
+            assert!(receiver.content(&name) == content, "{name}");
+        }
+        assert_eq!(receiver.names().len(), 7);
+    }
+}
+
+/// A sender that is led by hand. It speaks the layout that `rcopy` documents and shares no code with
+/// it.
+struct Liar {
+    talker: Talker,
+    ring: RemoteMr,
+}
+
+/// SHA-256 of "abc" (FIPS 180-4).
+const ABC: [u8; 32] = [
+    0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40, 0xde, 0x5d, 0xae, 0x22, 0x23,
+    0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17, 0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad,
+];
+
+const FILLED: u8 = 1;
+const FINISHED: u8 = 2;
+const STORED: u8 = 4;
+const ABORT: u8 = 5;
+
+/// A greeting: magic, version, and what comes then.
+fn greeting(rest: &[&[u8]]) -> Vec<u8> {
+    [b"rcopy\x01", &rest.concat()[..]].concat()
+}
+
+fn filled(index: u64, length: u32) -> Vec<u8> {
+    [&[FILLED][..], &index.to_le_bytes(), &length.to_le_bytes()].concat()
+}
+
+fn finished(size: u64, digest: &[u8; 32]) -> Vec<u8> {
+    [&[FINISHED][..], &size.to_le_bytes(), digest].concat()
+}
+
+impl Liar {
+    /// Offers a file of this size in chunks of 4 KiB.
+    fn offer(daemon: &Daemon, to: SocketAddr, name: &str, size: u64) -> Liar {
+        let talker = Talker::new(daemon);
+        let offer = greeting(&[
+            &size.to_le_bytes(),
+            &4096_u32.to_le_bytes(),
+            &4_u16.to_le_bytes(),
+            name.as_bytes(),
+        ]);
+        let grant = talker.connect(to, &offer).unwrap();
+        assert_eq!(&grant[..6], b"rcopy\x01");
+        let ring = RemoteMr::from_bytes(grant[12..].try_into().unwrap()).unwrap();
+        Liar { talker, ring }
+    }
+
+    /// What the receiver says in the end, credits left aside.
+    fn verdict(&self) -> (u8, String) {
+        loop {
+            let message = self.talker.hear().expect("a verdict");
+            if let STORED | ABORT = message[0] {
+                return (message[0], String::from_utf8_lossy(&message[1..]).into_owned());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_sha256_is_refused_and_nothing_is_stored() {
+    let daemon = Daemon::start(binaries!(), "");
+    let mut receiver = Receiver::start(&daemon, &[]);
+    let copy = |receiver: &Receiver, digest: &[u8; 32]| {
+        let liar = Liar::offer(&daemon, receiver.socket_address(), "abc", 3);
+        liar.talker.write(liar.ring.at(0), b"abc");
+        liar.talker.say(&filled(0, 3));
+        liar.talker.say(&finished(3, digest));
+        liar.verdict()
+    };
+    for at in [0, 31] {
+        let mut wrong = ABC;
+        wrong[at] ^= 1;
+        let (verdict, why) = copy(&receiver, &wrong);
+        assert_eq!(verdict, ABORT, "{why}");
+        assert!(why.contains("SHA-256") && why.contains("arrived"), "{why}");
+        receiver.process.line_after("the copy was thrown away");
+        assert_eq!(receiver.names(), [""; 0]);
+    }
+    // The same with the right one is stored: it was the digest.
+    assert_eq!(copy(&receiver, &ABC).0, STORED);
+    assert_eq!(receiver.content("abc"), b"abc");
+
+    let receiver = Receiver::start(&daemon, &["--once"]);
+    assert_eq!(copy(&receiver, &[0; 32]).0, ABORT);
+    assert_eq!(receiver.names(), [""; 0]);
+    fails(end(receiver.process), "the copy was thrown away");
+}
+
+#[test]
+fn what_a_sender_cannot_have_meant_is_refused_and_nothing_is_stored() {
+    let daemon = Daemon::start(binaries!(), "");
+    let receiver = Receiver::start(&daemon, &[]);
+    let messages: [(&str, Vec<Vec<u8>>); 6] = [
+        ("the end before the file", vec![finished(3, &ABC)]),
+        ("too little", vec![filled(0, 2)]),
+        ("too much", vec![filled(0, 4)]),
+        ("out of order", vec![filled(1, 3)]),
+        ("more than was offered", vec![filled(0, 3), filled(1, 1)]),
+        ("no message", vec![vec![99; 9]]),
+    ];
+    for (what, messages) in messages {
+        let liar = Liar::offer(&daemon, receiver.socket_address(), "abc", 3);
+        liar.talker.write(liar.ring.at(0), b"abc");
+        messages.iter().for_each(|message| liar.talker.say(message));
+        let (verdict, why) = liar.verdict();
+        assert_eq!(verdict, ABORT, "{what}");
+        assert!(why.starts_with("broken protocol: "), "{what}: {why}");
+    }
+    receiver.is_unharmed(&daemon);
+}
+
+/// A receiver that has stored something else than was sent.
+#[test]
+fn a_sender_does_not_believe_a_wrong_digest() {
+    let daemon = Daemon::start(binaries!(), "");
+    let file = file_of(b"abc");
+    for (digest, code) in [(ABC, 0), ([0; 32], 1)] {
+        let talker = Talker::new(&daemon);
+        let listener = talker.listen();
+        let segment = talker.context.create_segment(4096).unwrap();
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ZERO_BASED;
+        let ring = talker.pd.reg_mr(&segment, .., rights).unwrap();
+        let grant =
+            greeting(&[&1024_u32.to_le_bytes(), &4_u16.to_le_bytes(), &ring.remote().to_bytes()]);
+        let sender = sending(&daemon, file.path(), &format!("{}/abc", listener.local_addr()));
+        talker.accept(&listener, &grant);
+        assert_eq!(talker.hear().unwrap(), filled(0, 3));
+        assert_eq!(talker.hear().unwrap(), finished(3, &ABC));
+        talker.say(&[&[STORED][..], &digest].concat());
+        let (ended, said) = end(sender);
+        assert_eq!(ended, Some(code), "{said}");
+        assert!(code == 0 || said.contains("stored a file of SHA-256 0000000000"), "{said}");
+    }
+}
+
+#[test]
+fn a_sender_killed_leaves_no_half_file() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let file = large();
+        let once = Receiver::start(&daemon, &["--once"]);
+        let sender = sending(&daemon, file.path(), &format!("{}/half", once.address));
+        placed(&daemon, 8 << 20);
+        sender.kill();
+        let names = once.names();
+        fails(end(once.process), "127.0.0.1:");
+        assert_eq!(names, [""; 0]);
+        // One that goes on serving says so and serves the next.
+        let mut serving = Receiver::start(&daemon, &[]);
+        let sender = sending(&daemon, file.path(), &format!("{}/half", serving.address));
+        placed(&daemon, 8 << 20);
+        sender.kill();
+        serving.process.line_after("rcopy: the connection with 127.0.0.1:");
+        serving.is_unharmed(&daemon);
+    }
+}
+
+#[test]
+fn a_receiver_killed_leaves_no_half_file_and_the_sender_is_told() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let file = large();
+        let receiver = Receiver::start(&daemon, &[]);
+        let address = receiver.address.clone();
+        let sender = sending(&daemon, file.path(), &format!("{address}/half"));
+        placed(&daemon, 8 << 20);
+        let Receiver { process, folder, .. } = receiver;
+        process.kill();
+        fails(end(sender), &format!("the connection with {address} "));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_daemon_killed_leaves_no_half_file_and_both_are_told() {
+    let daemon = Daemon::start(binaries!(), "");
+    let file = large();
+    let receiver = Receiver::start(&daemon, &[]);
+    let sender = sending(&daemon, file.path(), &format!("{}/half", receiver.address));
+    placed(&daemon, 8 << 20);
+    daemon.kill();
+    let Receiver { process, folder, .. } = receiver;
+    for side in [sender, process] {
+        fails(end(side), "the RNIC daemon is gone or has ended this session");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// A line that carries so many bytes up, and then does this.
+struct Line {
+    address: SocketAddr,
+    carried: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Cut {
+    /// Both ends are closed.
+    Close,
+    /// Nothing comes through any more.
+    Silence,
+}
+
+const CUT_AFTER: u64 = 4 << 20;
+
+impl Line {
+    fn to(server: SocketAddr, cut: Cut) -> Line {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let carried = Arc::new(AtomicU64::new(0));
+        let counter = carried.clone();
+        std::thread::spawn(move || {
+            let (client, _) = listener.accept().unwrap();
+            let server = TcpStream::connect(server).unwrap();
+            let (up, down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let other = counter.clone();
+            std::thread::spawn(move || carry(&down, &up, cut, &other, false));
+            carry(&client, &server, cut, &counter, true);
+        });
+        Line { address, carried }
+    }
+}
+
+/// Carries until enough has gone up, or an end closes.
+fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64, up: bool) {
+    let mut buffer = [0; 16 << 10];
+    from.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    loop {
+        let n = match from.read(&mut buffer) {
+            Ok(n) if n > 0 => n,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+            // Closed by whoever heard nothing for too long.
+            _ => break,
+        };
+        if up {
+            carried.fetch_add(n as u64, Ordering::Relaxed);
+        }
+        match carried.load(Ordering::Relaxed) >= CUT_AFTER {
+            // What comes is taken and lost, both ways, and so is the end.
+            true if cut == Cut::Silence => {}
+            true => break,
+            false => {
+                if to.write_all(&buffer[..n]).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    if cut == Cut::Close {
+        let _ = from.shutdown(std::net::Shutdown::Both);
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[test]
+fn a_cut_line_leaves_no_half_file_and_both_are_told() {
+    for (cut, words) in [(Cut::Close, "the connection with"), (Cut::Silence, "nothing heard from")]
+    {
+        let daemon = Daemon::start(binaries!(), PATHS[1]);
+        let receiver = Receiver::start(&daemon, &["--once", "--timeout", "2"]);
+        let line = Line::to(receiver.socket_address(), cut);
+        let file = large();
+        let to = format!("{}/half", line.address);
+        let file: PathBuf = file.path().to_owned();
+        let arguments =
+            ["send".as_ref(), file.as_os_str(), to.as_ref(), "--timeout".as_ref(), "2".as_ref()];
+        let sent = run(&daemon, RCOPY, &arguments);
+        assert!(line.carried.load(Ordering::Relaxed) >= CUT_AFTER, "{}", sent.1);
+        fails(sent, words);
+        let Receiver { process, folder, .. } = receiver;
+        fails(end(process), words);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn four_senders_of_one_name_are_one_file_and_three_refusals() {
+    let daemon = Daemon::start(binaries!(), "");
+    // Large enough that all are under way together.
+    let contents: Vec<Vec<u8>> = (0..4).map(|n| pattern(n, 8 << 20)).collect();
+    let files: Vec<_> = contents.iter().map(|content| file_of(content)).collect();
+    let all_at_once = |receiver: &Receiver| -> Vec<(Option<i32>, String)> {
+        let to = format!("{}/one", receiver.address);
+        let senders: Vec<_> = files.iter().map(|f| sending(&daemon, f.path(), &to)).collect();
+        senders.into_iter().map(end).collect()
+    };
+    let receiver = Receiver::start(&daemon, &[]);
+    let ended = all_at_once(&receiver);
+    let stored: Vec<usize> = (0..4).filter(|n| ended[*n].0 == Some(0)).collect();
+    assert_eq!(stored.len(), 1, "{ended:?}");
+    for (n, ended) in ended.into_iter().enumerate() {
+        if n != stored[0] {
+            fails(ended, "there is one of this name already");
+        }
+    }
+    assert_eq!(receiver.names(), ["one"]);
+    assert!(receiver.content("one") == contents[stored[0]], "the file of another sender");
+
+    let receiver = Receiver::start(&daemon, &["--replace"]);
+    let ended = all_at_once(&receiver);
+    assert!(ended.iter().all(|(code, _)| *code == Some(0)), "{ended:?}");
+    assert_eq!(receiver.names(), ["one"]);
+    let content = receiver.content("one");
+    assert!(contents.contains(&content), "a mixture of several");
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_refused_before_it_is_sent() {
+    let daemon = Daemon::start(binaries!(), "");
+    let receiver = Receiver::start(&daemon, &["--max-size", "1MiB"]);
+    let file = large();
+    let sent = send(&daemon, file.path(), &format!("{}/large", receiver.address));
+    fails(sent, "4294967296 octets are above the limit of 1048576");
+    receiver.is_unharmed(&daemon);
+    // More than any disk has.
+    let receiver = Receiver::start(&daemon, &["--once"]);
+    file.as_file().set_len(1 << 42).unwrap();
+    let sent = send(&daemon, file.path(), &format!("{}/large", receiver.address));
+    fails(sent, "do not fit the ");
+    fails(end(receiver.process), "do not fit the ");
+}
+
+/// The kernel refuses to write on in the middle of a copy.
+#[test]
+fn a_write_that_fails_leaves_no_half_file_and_both_are_told() {
+    let daemon = Daemon::start(binaries!(), "");
+    let mut limited = Command::new("sh");
+    // In blocks of 512 bytes: 256 KiB, which is enough for the ring.
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 512; exec \"$0\" \"$@\"", RCOPY]);
+    let mut receiver = Receiver::start_as(&daemon, limited, &["--chunk", "4KiB", "--chunks", "4"]);
+    let file = file_of(&pattern(1, 2 << 20));
+    let sent = send(&daemon, file.path(), &format!("{}/half", receiver.address));
+    fails(sent, "cannot write it: file too large");
+    receiver.process.line_after("File too large");
+    receiver.is_unharmed(&daemon);
+}
+
+/// A disk that is full in the middle of a copy: a small one, which only root can make everywhere.
+#[test]
+fn a_disk_that_fills_up_leaves_no_half_file_and_both_are_told() {
+    if !rustix::process::getuid().is_root() {
+        rnic_tests::omit("not root: no disk is full");
+        return;
+    }
+    let daemon = Daemon::start(binaries!(), "");
+    let mut mounted = Command::new("unshare");
+    // The folder is the third argument of `rcopy`, and the disk in it has 4 MiB.
+    let script = "mount -t tmpfs -o size=4m none \"$4\" && exec \"$0\" \"$@\"";
+    mounted.args(["--mount", "--propagation", "private", "sh", "-c", script, RCOPY]);
+    let mut receiver = Receiver::start_as(&daemon, mounted, &["--chunk", "4KiB", "--chunks", "4"]);
+    // Seen from outside of its mount namespace.
+    let disk = PathBuf::from(format!("/proc/{}/root", receiver.process.id()));
+    let disk = disk.join(receiver.folder.path().strip_prefix("/").unwrap());
+    let liar = Liar::offer(&daemon, receiver.socket_address(), "half", 2 << 20);
+    // There was room, and somebody else has taken it.
+    std::fs::write(disk.join("other"), vec![0; 3 << 20]).unwrap();
+    let mut chunks = 0;
+    let why = loop {
+        liar.talker.write(liar.ring.at(chunks % 4 * 4096), &pattern(chunks, 4096));
+        liar.talker.say(&filled(chunks, 4096));
+        let message = liar.talker.hear().expect("a credit or a verdict");
+        if message[0] == ABORT {
+            break String::from_utf8_lossy(&message[1..]).into_owned();
+        }
+        chunks += 1;
+        assert!(chunks < 512, "3 and 2 MiB fit 4");
+    };
+    assert!(why.contains("cannot write it: no storage space"), "{why}");
+    receiver.process.line_after("No space left on device");
+    let names: Vec<_> =
+        std::fs::read_dir(&disk).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["other"]);
+}
+
+#[test]
+fn a_folder_that_takes_no_files_is_refused_at_the_start() {
+    let daemon = Daemon::start(binaries!(), "");
+    let folder = tempfile::tempdir().unwrap();
+    let (missing, file) = (folder.path().join("missing"), folder.path().join("file"));
+    std::fs::write(&file, b"").unwrap();
+    for (dir, why) in [
+        (missing.as_path(), "No such file or directory"),
+        (file.as_path(), "not a directory"),
+        // In which not even root can make files.
+        (Path::new("/proc/self"), ""),
+    ] {
+        let arguments =
+            ["serve".as_ref(), "127.0.0.1:0".as_ref(), "--dir".as_ref(), dir.as_os_str()];
+        let (code, said) = run(&daemon, RCOPY, &arguments);
+        let words = format!("cannot put files into {}: {why}", dir.display());
+        fails((code, said.clone()), &words);
+        assert!(!said.contains("receiving files"), "{said}");
+    }
+    assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+}

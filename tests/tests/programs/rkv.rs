@@ -1,0 +1,211 @@
+//! `rkv`.
+
+use std::process::{Command, Stdio};
+
+use rnic_client::{Access, ListKind, Listener, Mr, Rows};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+
+use super::talker::Talker;
+use super::{PATHS, RKV, end, fails, run, start};
+
+/// A server of one slot for keys of 16 and values of 64 bytes, whose slot says what the test wants.
+/// It speaks the layout that `rkv` documents and shares no code with it.
+struct Tearer {
+    talker: Talker,
+    listener: Listener,
+    slot: Mr,
+}
+
+/// Head 24, key 16, value 64, tail 8, rounded up to 64.
+const SLOT: usize = 128;
+
+impl Tearer {
+    fn new(daemon: &Daemon) -> Tearer {
+        let talker = Talker::new(daemon);
+        let listener = talker.listen();
+        let segment = talker.context.create_segment(SLOT as u64).unwrap();
+        let rights = Access::REMOTE_READ | Access::ZERO_BASED;
+        let slot = talker.pd.reg_mr(&segment, ..SLOT as u64, rights).unwrap();
+        Tearer { talker, listener, slot }
+    }
+
+    fn address(&self) -> String {
+        self.listener.local_addr().to_string()
+    }
+
+    fn holds(&self, octets: &[u8; SLOT]) {
+        self.slot.write_at(0, octets).unwrap();
+    }
+
+    /// Lets a client at the table.
+    fn accept(&self) {
+        let mut table = b"rkv\x01".to_vec();
+        table.extend(1_u64.to_le_bytes());
+        table.extend(1_u32.to_le_bytes());
+        table.extend(16_u16.to_le_bytes());
+        table.extend(64_u32.to_le_bytes());
+        table.extend(self.slot.remote().to_bytes());
+        self.talker.accept(&self.listener, &table);
+    }
+
+    /// Waits until the client has read so often.
+    fn was_read(&self, times: u64) {
+        let deadline = std::time::Instant::now() + DEADLINE;
+        let mut answered = 0;
+        while answered < times {
+            let rows = self.talker.context.list(ListKind::Qps, 0).unwrap().rows;
+            let Rows::Qps(rows) = rows else { panic!("{rows:?}") };
+            let own = rows.iter().find(|row| row.qp == self.talker.qp.id()).unwrap();
+            answered = own.counters.reads_answered;
+            assert!(std::time::Instant::now() < deadline, "{answered} of {times} reads");
+        }
+    }
+}
+
+/// A slot as `rkv` documents it, with an entry of this version.
+fn slot(version: u64, key: &[u8], value: &[u8]) -> [u8; SLOT] {
+    let mut octets = [0; SLOT];
+    octets[..8].copy_from_slice(&version.to_le_bytes());
+    octets[8..10].copy_from_slice(&(key.len() as u16).to_le_bytes());
+    octets[12..16].copy_from_slice(&(value.len() as u32).to_le_bytes());
+    octets[24..24 + key.len()].copy_from_slice(key);
+    octets[24 + key.len()..][..value.len()].copy_from_slice(value);
+    let sum = crc32c::crc32c(&[&octets[..16], key, value].concat());
+    octets[16..20].copy_from_slice(&sum.to_le_bytes());
+    octets[SLOT - 8..].copy_from_slice(&version.to_le_bytes());
+    octets
+}
+
+/// Slots that are mixtures of an old and a new entry, or are being written.
+fn torn() -> Vec<(&'static str, [u8; SLOT])> {
+    let (old, new) = (slot(4, b"key", b"old value"), slot(6, b"key", b"new value"));
+    let mut odd = new;
+    odd[..8].copy_from_slice(&5_u64.to_le_bytes());
+    let mut front = old;
+    front[..32].copy_from_slice(&new[..32]);
+    let mut back = new;
+    back[..32].copy_from_slice(&old[..32]);
+    // Both versions are the new one, and what is between them is not.
+    let mut middle = new;
+    middle[24..64].copy_from_slice(&old[24..64]);
+    let mut first = [0; SLOT];
+    first[24..].copy_from_slice(&slot(2, b"key", b"first value")[24..]);
+    vec![("odd", odd), ("front", front), ("back", back), ("middle", middle), ("first", first)]
+}
+
+#[test]
+fn torn_slots_are_read_again_until_they_are_whole() {
+    let daemon = Daemon::start(binaries!(), "");
+    for (name, mixture) in torn() {
+        let server = Tearer::new(&daemon);
+        server.holds(&mixture);
+        let client = start(&daemon, RKV, &["get", "key", "--server", &server.address()]);
+        server.accept();
+        // It goes on reading; what it makes of the mixtures is seen when they end.
+        server.was_read(20);
+        server.holds(&slot(8, b"key", b"whole value"));
+        let (code, said) = end(client);
+        assert_eq!((code, said.as_str()), (Some(0), "whole value"), "{name}");
+    }
+}
+
+#[test]
+fn a_slot_that_stays_torn_is_no_value_and_no_absence() {
+    let daemon = Daemon::start(binaries!(), "");
+    for (name, mixture) in torn() {
+        let server = Tearer::new(&daemon);
+        server.holds(&mixture);
+        let client = start(&daemon, RKV, &["get", "key", "--server", &server.address()]);
+        server.accept();
+        let (code, said) = end(client);
+        assert_eq!(code, Some(1), "{name}: {said}");
+        assert!(said.contains("slot 0 was torn in "), "{name}: {said}");
+    }
+}
+
+/// A real server, and writers that tear what readers read: every value is whole, and it is known that
+/// some were not at first.
+#[test]
+fn under_writers_torn_reads_are_seen_and_repeated() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), path);
+        let serve =
+            ["server", "127.0.0.1:0", "--slots", "4", "--probes", "4", "--max-value", "1MiB"];
+        let mut server = start(&daemon, RKV, &serve);
+        let address = server.line_after(" in all, at ");
+        // How often a Read falls into a write is a matter of luck; that it never does is not.
+        let mut torn = 0;
+        for _ in 0..10 {
+            let load = ["bench", "--server", &address, "--connections", "3", "--keys", "1"];
+            let more = ["--value", "1MiB", "--gets", "50", "--seconds", "2", "--timeout", "60"];
+            let (code, said) = run(&daemon, RKV, &[&load[..], &more[..]].concat());
+            assert_eq!(code, Some(0), "{said}");
+            assert!(said.contains("all as stored"), "{said}");
+            let count = said.lines().find_map(|l| l.split_once("repeated: ")).unwrap().1;
+            torn += count.trim().parse::<u64>().unwrap();
+            if torn > 0 {
+                break;
+            }
+        }
+        assert!(torn > 0, "no Read was ever torn");
+        server.kill();
+    }
+}
+
+#[test]
+fn values_are_stored_found_replaced_and_deleted() {
+    let daemon = Daemon::start(binaries!(), "");
+    let mut server = start(&daemon, RKV, &["server", "127.0.0.1:0"]);
+    let address = server.line_after(" in all, at ");
+    let rkv =
+        |arguments: &[&str]| run(&daemon, RKV, &[arguments, &["--server", &address]].concat());
+    fails(rkv(&["get", "k"]), &format!("there is no \"k\" at {address}"));
+    assert_eq!(rkv(&["put", "k", "one"]), (Some(0), "stored 3 octets, version 2".to_owned()));
+    assert_eq!(rkv(&["put", "k", "two"]), (Some(0), "stored 3 octets, version 4".to_owned()));
+    assert_eq!(rkv(&["get", "k"]), (Some(0), "two".to_owned()));
+    assert_eq!(rkv(&["del", "k"]), (Some(0), String::new()));
+    fails(rkv(&["get", "k"]), "there is no \"k\"");
+    fails(rkv(&["del", "k"]), "there is no \"k\"");
+    fails(
+        rkv(&["put", "k", &"v".repeat(1025)]),
+        "a value of 1025 octets; this table takes at most 1024",
+    );
+    fails(rkv(&["get", &"k".repeat(65)]), "a key of 65 octets; this table takes 1 to 64");
+    // The value of a pipe, and one that ends in a pipe nobody reads.
+    let mut put = Command::new(RKV);
+    put.args(["put", "k", "-", "--server", &address]).env("RNIC_SOCKET", daemon.socket());
+    let mut put = put.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    std::io::Write::write_all(&mut put.stdin.take().unwrap(), b"piped").unwrap();
+    assert!(put.wait().unwrap().success());
+    assert_eq!(rkv(&["get", "k"]), (Some(0), "piped".to_owned()));
+    server.kill();
+}
+
+#[test]
+fn the_end_of_the_server_or_of_the_daemon_is_told_in_words() {
+    let daemon = Daemon::start(binaries!(), "");
+    let serving = || -> (Process, String) {
+        let mut server = start(&daemon, RKV, &["server", "127.0.0.1:0"]);
+        let address = server.line_after(" in all, at ");
+        (server, address)
+    };
+    let bench = |address: &str| {
+        start(&daemon, RKV, &["bench", "--server", address, "--seconds", "1000", "--timeout", "30"])
+    };
+    let (server, address) = serving();
+    let load = bench(&address);
+    daemon.settles("under way", |s| s.qps == 4);
+    server.kill();
+    fails(end(load), &address);
+    fails(
+        run(&daemon, RKV, &["get", "k", "--server", &address]),
+        &format!("cannot connect to {address}"),
+    );
+    let (server, address) = serving();
+    let load = bench(&address);
+    daemon.settles("under way", |s| s.qps == 4);
+    daemon.kill();
+    for process in [load, server] {
+        fails(end(process), "the RNIC daemon is gone or has ended this session");
+    }
+}

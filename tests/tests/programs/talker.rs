@@ -1,0 +1,111 @@
+//! One end of a conversation that a test leads by hand, to say what no program would.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, Context, Cq, Error,
+    Listener, Mr, Pd, Qp, QpOptions, RecvRequest, RemoteAddr, SendRequest,
+};
+use rnic_tests::{DEADLINE, Daemon};
+
+/// A queue pair with receives posted, and memory to speak from.
+pub struct Talker {
+    pub context: Context,
+    pub pd: Pd,
+    pub qp: Qp,
+    cq: Cq,
+    inbox: Mr,
+    outbox: Mr,
+    /// Bytes of the outbox used so far.
+    used: AtomicU64,
+}
+
+/// Receives posted at a time, and bytes of each.
+const RECEIVES: u64 = 32;
+const PLACE: u64 = 4096;
+/// Bytes a talker can say in all.
+const OUTBOX: u64 = 4 << 20;
+
+impl Talker {
+    pub fn new(daemon: &Daemon) -> Talker {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let cq = context.create_cq(256, None).unwrap();
+        let options = QpOptions { rq_depth: RECEIVES as u32, ..QpOptions::new(&cq) };
+        let qp = pd.create_qp(&options).unwrap();
+        let memory = |bytes| {
+            let segment = context.create_segment(bytes).unwrap();
+            pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap()
+        };
+        let (inbox, outbox) = (memory(RECEIVES * PLACE), memory(OUTBOX));
+        let talker = Talker { context, pd, qp, cq, inbox, outbox, used: AtomicU64::new(0) };
+        (0..RECEIVES).for_each(|place| talker.post(place));
+        talker
+    }
+
+    /// Connects with this private data; the reply's.
+    pub fn connect(&self, to: SocketAddr, private_data: &[u8]) -> Result<Vec<u8>, Error> {
+        let private_data = private_data.to_vec();
+        let options = ConnectOptions { private_data, ..ConnectOptions::default() };
+        self.qp.connect(to, &options).map(|connected| connected.private_data)
+    }
+
+    /// Accepts the next connection with this private data; the request's.
+    pub fn accept(&self, listener: &Listener, private_data: &[u8]) -> Vec<u8> {
+        let request = listener.accept_request(Some(DEADLINE)).unwrap();
+        let asked = request.private_data().to_vec();
+        let private_data = private_data.to_vec();
+        let options = AcceptOptions { private_data, ..AcceptOptions::default() };
+        request.start_accept(&self.qp, &options).unwrap();
+        asked
+    }
+
+    /// A listener on a free port.
+    pub fn listen(&self) -> Listener {
+        self.context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap()
+    }
+
+    /// Sends a message.
+    pub fn say(&self, message: &[u8]) {
+        let sge = [self.outbox.sge(self.put(message), message.len() as u32)];
+        self.qp.post_send(&[SendRequest::send(SENT, &sge)]).unwrap();
+    }
+
+    /// Writes into the memory of the other side.
+    pub fn write(&self, to: RemoteAddr, bytes: &[u8]) {
+        let sge = [self.outbox.sge(self.put(bytes), bytes.len() as u32)];
+        self.qp.post_send(&[SendRequest::write(SENT, &sge, to)]).unwrap();
+    }
+
+    /// The next message; nothing if the connection has ended.
+    pub fn hear(&self) -> Option<Vec<u8>> {
+        loop {
+            let mut one = [Completion::default()];
+            let n = self.cq.wait(&mut one, Some(DEADLINE)).unwrap();
+            assert_eq!(n, 1, "nothing heard at the deadline");
+            let completion = one[0].ok().ok()?;
+            if completion.opcode == CompletionOpcode::Receive {
+                let mut message = vec![0; completion.byte_len as usize];
+                self.inbox.read_at(completion.wr_id * PLACE, &mut message).unwrap();
+                self.post(completion.wr_id);
+                return Some(message);
+            }
+        }
+    }
+
+    fn put(&self, bytes: &[u8]) -> u64 {
+        let len = (bytes.len() as u64).next_multiple_of(64);
+        let at = self.used.fetch_add(len, Ordering::Relaxed);
+        self.outbox.write_at(at, bytes).unwrap();
+        at
+    }
+
+    fn post(&self, place: u64) {
+        let sge = [self.inbox.sge(place * PLACE, PLACE as u32)];
+        // Refused once the connection has ended, as hear tells.
+        let _ = self.qp.post_recv(&[RecvRequest::new(place, &sge)]);
+    }
+}
+
+const SENT: u64 = u64::MAX;

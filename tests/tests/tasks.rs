@@ -1,0 +1,282 @@
+//! The library in tokio tasks: completions, connections and ends are awaited beside each other, in
+//! one thread or several, together with threads that block, and what is dropped loses nothing.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rnic_client::{
+    AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, Context, Cq,
+    DisconnectReason, Error, Event, Mr, Pd, Qp, QpOptions, RecvRequest, SendRequest,
+};
+use rnic_tests::{DEADLINE, Daemon, binaries};
+use tokio::runtime::Builder;
+
+/// Round trips of one pair.
+const ROUNDS: u64 = 200;
+
+fn daemon(path: &str) -> Daemon {
+    Daemon::start(binaries!(), &format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n"))
+}
+
+/// Runs a future to its end in one thread, or fails at the deadline.
+fn run<T>(future: impl Future<Output = T>) -> T {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(DEADLINE, future).await.expect("in time") })
+}
+
+/// One end of a connection, with a buffer to receive in.
+struct End {
+    qp: Qp,
+    cq: Cq,
+    inbox: Mr,
+}
+
+impl End {
+    fn new(context: &Context, pd: &Pd, cq: Cq) -> End {
+        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+        let segment = context.create_segment(64).unwrap();
+        let inbox = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        qp.post_recv(&[RecvRequest::new(0, &[inbox.sge(0, 64)])]).unwrap();
+        End { qp, cq, inbox }
+    }
+
+    fn send(&self, n: u64) {
+        self.qp.post_send(&[SendRequest::send_inline(1, &n.to_le_bytes())]).unwrap();
+    }
+
+    /// What has come, and room for the next.
+    fn take(&self, completion: Completion) -> u64 {
+        assert_eq!(completion.ok().unwrap().opcode, CompletionOpcode::Receive);
+        let mut octets = [0; 8];
+        self.inbox.read_at(0, &mut octets).unwrap();
+        self.qp.post_recv(&[RecvRequest::new(0, &[self.inbox.sge(0, 64)])]).unwrap();
+        u64::from_le_bytes(octets)
+    }
+
+    /// Completions of a CQ that is this end's alone.
+    async fn next(&self) -> Result<u64, Error> {
+        let all = self.cq.completions().await?;
+        assert_eq!(all.len(), 1);
+        Ok(self.take(all[0]))
+    }
+
+    async fn answer(self) -> Result<DisconnectReason, Error> {
+        for n in 0..ROUNDS {
+            assert_eq!(self.next().await?, n);
+            self.send(n + 1);
+        }
+        self.qp.wait_disconnected_async().await
+    }
+
+    async fn ask(self) -> Result<DisconnectReason, Error> {
+        for n in 0..ROUNDS {
+            self.send(n);
+            assert_eq!(self.next().await?, n + 1);
+        }
+        self.qp.disconnect()?;
+        self.qp.wait_disconnected_async().await
+    }
+}
+
+/// `pairs` connections at once, each end a task; all completions of either side come on one channel.
+async fn pairs(daemon: &Daemon, pairs: usize) {
+    let sides = [(); 2].map(|()| {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let channel = context.create_completion_channel().unwrap();
+        Arc::new((context, pd, channel))
+    });
+    let end = |side: &(Context, Pd, rnic_client::CompletionChannel)| {
+        let cq = side.0.create_cq(16, Some(&side.2)).unwrap();
+        End::new(&side.0, &side.1, cq)
+    };
+    let [server, client] = &sides;
+    let listener = server.0.listen(([127, 0, 0, 1], 0).into(), 64).unwrap();
+    let address = listener.local_addr();
+    let visitors: Vec<_> = (0..pairs)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let end = end(&client);
+                end.qp.connect_async(address, &ConnectOptions::default()).await?;
+                end.ask().await
+            })
+        })
+        .collect();
+    let mut hosts = Vec::new();
+    for _ in 0..pairs {
+        let request = listener.accept_request_async().await.unwrap();
+        let server = server.clone();
+        hosts.push(tokio::spawn(async move {
+            let end = end(&server);
+            request.accept_async(&end.qp, &AcceptOptions::default()).await?;
+            end.answer().await
+        }));
+    }
+    for task in visitors.into_iter().chain(hosts) {
+        assert_eq!(task.await.unwrap().unwrap(), DisconnectReason::Orderly);
+    }
+}
+
+#[test]
+fn many_pairs_of_tasks_share_one_thread() {
+    for path in ["direct", "tcp"] {
+        let daemon = daemon(path);
+        run(pairs(&daemon, 16));
+    }
+}
+
+#[test]
+fn many_pairs_of_tasks_run_on_several_threads() {
+    let daemon = daemon("direct");
+    let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+    runtime.block_on(async {
+        tokio::time::timeout(DEADLINE, pairs(&daemon, 16)).await.expect("in time");
+    });
+}
+
+fn connected(context: &Context) -> (End, End) {
+    let pd = context.open_pd(None).unwrap();
+    let listener = context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
+    let [a, b] = [(); 2].map(|()| End::new(context, &pd, context.create_cq(16, None).unwrap()));
+    a.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
+    let request = listener.accept_request(Some(DEADLINE)).unwrap();
+    request.accept(&b.qp, &AcceptOptions::default()).unwrap();
+    a.qp.wait_connected(Some(DEADLINE)).unwrap();
+    (a, b)
+}
+
+#[test]
+fn a_wait_that_is_given_up_loses_no_completion_and_leaves_no_event() {
+    let daemon = daemon("direct");
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let (a, b) = connected(&context);
+    run(async {
+        for n in 0..300 {
+            // Given up before, while and after the completion comes.
+            let patience = Duration::from_micros(n % 100);
+            let given_up = tokio::time::timeout(patience, b.cq.completions()).await;
+            a.send(n);
+            match given_up {
+                Ok(all) => panic!("{all:?} before anything was sent"),
+                Err(_) => {
+                    let first = tokio::time::timeout(patience, b.next()).await;
+                    let came = match first {
+                        Ok(came) => came,
+                        Err(_) => b.next().await,
+                    };
+                    assert_eq!(came.unwrap(), n);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn tasks_and_threads_wait_for_one_queue_and_each_completion_goes_to_one_of_them() {
+    let daemon = daemon("direct");
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let (a, b) = connected(&context);
+    let b = Arc::new(b);
+    // One receive at a time, so that one message at a time is under way.
+    let by_threads: Vec<_> = (0..2)
+        .map(|_| {
+            let b = b.clone();
+            std::thread::spawn(move || {
+                let mut taken = Vec::new();
+                loop {
+                    let mut one = [Completion::default()];
+                    assert_eq!(b.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+                    let n = b.take(one[0]);
+                    b.send(n);
+                    if n >= ROUNDS {
+                        return taken;
+                    }
+                    taken.push(n);
+                }
+            })
+        })
+        .collect();
+    let taken = run(async {
+        let by_tasks: Vec<_> = (0..2)
+            .map(|_| {
+                let b = b.clone();
+                tokio::spawn(async move {
+                    let mut taken = Vec::new();
+                    loop {
+                        let n = b.next().await.unwrap();
+                        b.send(n);
+                        if n >= ROUNDS {
+                            return taken;
+                        }
+                        taken.push(n);
+                    }
+                })
+            })
+            .collect();
+        // Each of the four ends with one more.
+        for n in 0..ROUNDS + 4 {
+            a.send(n);
+            assert_eq!(a.next().await.unwrap(), n);
+        }
+        let mut taken = Vec::new();
+        for task in by_tasks {
+            taken.extend(task.await.unwrap());
+        }
+        taken
+    });
+    let by_threads = by_threads.into_iter().flat_map(|thread| thread.join().unwrap());
+    let mut all: Vec<u64> = by_threads.chain(taken).collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..ROUNDS).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
+    let daemon = daemon("direct");
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let pd = context.open_pd(None).unwrap();
+    let end = End::new(&context, &pd, context.create_cq(16, None).unwrap());
+    // Nobody accepts.
+    let listener = context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+    let options = ConnectOptions::default();
+    run(async {
+        let attempt = end.qp.connect_async(listener.local_addr(), &options);
+        let request = listener.accept_request_async();
+        let request = tokio::select! {
+            done = attempt => panic!("{done:?}"),
+            request = request => request.unwrap(),
+        };
+        // The peer has gone: accepting it comes to nothing.
+        let other = End::new(&context, &pd, context.create_cq(16, None).unwrap());
+        let accepted = request.accept_async(&other.qp, &AcceptOptions::default()).await;
+        assert!(accepted.is_err(), "{accepted:?}");
+        let nobody = ([127, 0, 0, 1], 1).into();
+        let refused = other.qp.connect_async(nobody, &options).await;
+        assert!(refused.is_err(), "{refused:?}");
+        // What no call claims comes as an event.
+        let qp = pd.create_qp(&QpOptions::new(&end.cq)).unwrap();
+        qp.start_connect(([127, 0, 0, 1], 1).into(), &options).unwrap();
+        loop {
+            match context.next_event_async().await.unwrap() {
+                Event::Unreachable { qp: of, .. } if of == qp.id() => break,
+                _ => {}
+            }
+        }
+    });
+    drop(listener);
+    let waits = async {
+        tokio::join!(end.cq.completions(), context.next_event_async(), async {
+            daemon.kill();
+        })
+    };
+    let (completions, event, ()) = run(waits);
+    assert!(matches!(event, Err(Error::DaemonGone)), "{event:?}");
+    // The receive that was posted may be flushed by the abort.
+    match completions {
+        Err(Error::DaemonGone) => {}
+        Ok(flushed) => assert!(flushed.iter().all(|c| c.ok().is_err()), "{flushed:?}"),
+        Err(e) => panic!("{e}"),
+    }
+}
