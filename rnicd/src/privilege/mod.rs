@@ -15,6 +15,7 @@ mod peer;
 mod renounce;
 mod seccomp;
 mod signals;
+mod slice;
 
 pub use account::{Account, group_id, user_id};
 pub use activation::passed_socket;
