@@ -78,7 +78,9 @@ fn peers_have_no_right_to_leased_memory_and_ended_requests_give_it_back() {
     let context = Context::open_at(daemon.socket()).unwrap();
     let [a, b] = pair(&context);
     let region = b.pd.reg_local(4096).unwrap();
-    let Rows::Mrs(rows) = context.list(ListKind::Mrs, 0).unwrap().rows else { panic!("no regions") };
+    let Rows::Mrs(rows) = context.list(ListKind::Mrs, 0).unwrap().rows else {
+        panic!("no regions")
+    };
     let row = rows.iter().find(|row| row.mr == region.id()).unwrap();
     assert_eq!((row.access, row.length), (Access::LOCAL_WRITE, 4096));
     let waiting = b.qp.post_recv_leased(1, region.lease(2000..3000).unwrap()).unwrap();

@@ -575,6 +575,11 @@ impl Engine {
         !self.shard.schedule.is_empty()
     }
 
+    /// How many users have a session.
+    pub fn users(&self) -> usize {
+        self.shard.schedule.users()
+    }
+
     /// The next thing to carry out for the engine.
     pub fn poll_output(&mut self) -> Option<Output> {
         let output = self.shard.outputs.pop_front();

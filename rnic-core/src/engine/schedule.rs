@@ -232,6 +232,11 @@ impl Schedule {
         self.seats.get(seat.index()).is_some_and(|s| user(s).credit < -QUANTUM)
     }
 
+    /// Users with a session.
+    pub(super) fn users(&self) -> usize {
+        self.by_user.len()
+    }
+
     /// Whether nobody is ready.
     pub(super) fn is_empty(&self) -> bool {
         self.ready == 0

@@ -54,6 +54,8 @@ pub struct Waiter {
     /// Until when there are no yields, and how long that was in all.
     crowded_until: Time,
     crowded_for: Duration,
+    /// When the last yield was over.
+    shared: Time,
 }
 
 impl Waiter {
@@ -68,7 +70,22 @@ impl Waiter {
             yielded: None,
             crowded_until: Time(0),
             crowded_for: Duration::ZERO,
+            shared: Time(0),
         }
+    }
+
+    /// For a busy worker that serves several users: whether to yield before it goes on, so that
+    /// programs on this CPU see soon what was done for them, and not when its slice is over. Not where
+    /// somebody computes: he would have the CPU for milliseconds, and the scheduler knows what is
+    /// fair between him and the worker.
+    #[inline]
+    #[must_use]
+    pub fn shares(&mut self, now: Time) -> bool {
+        let due = now.since(self.shared) >= SHARE_EVERY && now >= self.crowded_until;
+        if due {
+            self.yielded = Some(now);
+        }
+        due
     }
 
     /// There was work at `now`: the patience starts anew.
@@ -98,9 +115,9 @@ impl Waiter {
     /// What the last yield, if there was one, says about others on this CPU.
     #[inline]
     fn look_back(&mut self, now: Time) {
-        if let Some(yielded) = self.yielded.take()
-            && now.since(yielded) >= CROWDED
-        {
+        let Some(yielded) = self.yielded.take() else { return };
+        self.shared = now;
+        if now.since(yielded) >= CROWDED {
             self.make_room(now);
         }
     }
@@ -115,6 +132,8 @@ impl Waiter {
     }
 }
 
+/// How long a busy worker goes on between two yields: a few turns of its users.
+const SHARE_EVERY: Duration = Duration::from_micros(15);
 /// A yield that takes this long has made room for more than another who looks for work.
 const CROWDED: Duration = Duration::from_micros(200);
 /// How long there are no yields, the first time and at most.
@@ -215,6 +234,21 @@ mod tests {
         now += 2 * MS;
         waiter.progress(Time(now));
         assert_eq!(waiter.step(Time(now)), Step::Yield);
+    }
+
+    #[test]
+    fn who_is_busy_for_several_users_yields_in_between_unless_somebody_computes() {
+        let us = |n: u64| Time(1_000_000_000 + n * 1000);
+        let mut waiter = Waiter::new(2, WaitPolicy::default());
+        assert!(waiter.shares(us(0)));
+        // The yield took 2 us.
+        waiter.progress(us(2));
+        assert!(!waiter.shares(us(16)));
+        assert!(waiter.shares(us(17)));
+        // This one took so long that somebody else computes: no more for 2 ms.
+        waiter.progress(us(4017));
+        assert!(!waiter.shares(us(4100)) && !waiter.shares(us(6016)));
+        assert!(waiter.shares(us(6017)));
     }
 
     #[test]

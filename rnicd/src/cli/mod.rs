@@ -64,6 +64,9 @@ enum Command {
     /// The daemon of `exec` and `demo`: serves as long as its standard input is open.
     #[command(hide = true)]
     PrivateDaemon {
+        /// Where its socket is to be; removed at its end.
+        #[arg(long)]
+        folder: PathBuf,
         /// Overrides engine.loopback.
         #[arg(long)]
         loopback: Option<LoopbackArg>,
@@ -192,10 +195,11 @@ pub fn main() -> ExitCode {
         Command::PrintConfig => print(ANNOTATED_DEFAULT),
         Command::Exec(args) => exec(&args),
         Command::Demo(args) => show(args),
-        Command::PrivateDaemon { loopback, seccomp } => Ok(exec::serve(Overrides {
-            loopback: loopback.map(Loopback::from),
-            seccomp: seccomp.map(Seccomp::from),
-        })),
+        Command::PrivateDaemon { folder, loopback, seccomp } => {
+            let loopback = loopback.map(Loopback::from);
+            let seccomp = seccomp.map(Seccomp::from);
+            Ok(exec::serve(folder, Overrides { loopback, seccomp }))
+        }
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
         Command::MoverStarter { seccomp } => {
             let ended = mover::start_movers(seccomp.into());

@@ -38,7 +38,7 @@ pub enum PrivateError {
 
 /// A daemon in threads of this process, on a private socket.
 pub struct PrivateDaemon {
-    folder: tempfile::TempDir,
+    folder: Folder,
     stopper: Stopper,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
@@ -46,9 +46,12 @@ pub struct PrivateDaemon {
 impl PrivateDaemon {
     /// Starts it in a new folder that only this user may enter.
     pub fn start(config: Config) -> Result<Self, PrivateError> {
-        let folder = tempfile::Builder::new().prefix("rnicd-exec-").tempdir();
-        let folder = folder.map_err(system("cannot make a folder for the socket"))?;
-        let path = folder.path().join(SOCKET);
+        let folder = Folder::new().map_err(system("cannot make a folder for the socket"))?;
+        PrivateDaemon::start_in(config, folder)
+    }
+
+    fn start_in(config: Config, folder: Folder) -> Result<Self, PrivateError> {
+        let path = folder.socket();
         let socket = ControlSocket::open(Some(&path), &config.control).map_err(StartError::from)?;
         // Its clients are of its own user, since nobody else may enter the folder: none needs a mover.
         let server = Server::start(config, socket, None, Notifier::default(), None)?;
@@ -62,7 +65,7 @@ impl PrivateDaemon {
 
     /// Its socket, for `RNIC_SOCKET`.
     pub fn socket(&self) -> PathBuf {
-        self.folder.path().join(SOCKET)
+        self.folder.socket()
     }
 
     /// Stops it in order and removes its folder.
@@ -90,6 +93,32 @@ impl Drop for PrivateDaemon {
     }
 }
 
+/// A folder for a daemon's socket, which is removed with this and with everything in it.
+#[derive(Debug)]
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// A new one that only this user may enter.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Folder(tempfile::Builder::new().prefix("rnicd-exec-").tempdir()?.keep()))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join(SOCKET)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // It is gone already if a daemon of another process had it as well.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// What is different from the configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Overrides {
@@ -99,11 +128,12 @@ pub struct Overrides {
     pub seccomp: Option<Seccomp>,
 }
 
-/// The process of a private daemon. Its configuration comes on standard input, with a zero byte behind
-/// it; the daemon serves until the input ends. One line on standard output says where, or why not:
+/// The process of a private daemon, whose socket is in `folder`: made by whoever started it, and removed
+/// by who of the two ends last in order. Its configuration comes on standard input, with a zero byte
+/// behind it; the daemon serves until the input ends. One line on standard output says where, or why not:
 /// [`READY`] or [`FAILED`], a tabulator, and the socket or the reason.
-pub fn serve(overrides: Overrides) -> ExitCode {
-    match start(overrides) {
+pub fn serve(folder: PathBuf, overrides: Overrides) -> ExitCode {
+    match start(Folder(folder), overrides) {
         Ok((daemon, log)) => {
             let ended = daemon.wait();
             if let Err(error) = &ended {
@@ -120,7 +150,7 @@ pub fn serve(overrides: Overrides) -> ExitCode {
     }
 }
 
-fn start(overrides: Overrides) -> Result<(PrivateDaemon, Log), PrivateError> {
+fn start(folder: Folder, overrides: Overrides) -> Result<(PrivateDaemon, Log), PrivateError> {
     let mut text = Vec::new();
     let mut input = io::stdin().lock();
     input.read_until(0, &mut text).map_err(system("cannot read the configuration"))?;
@@ -139,7 +169,7 @@ fn start(overrides: Overrides) -> Result<(PrivateDaemon, Log), PrivateError> {
     }
     privilege::raise_descriptor_limit();
     log.start_writing(config.control.seccomp).map_err(system("cannot start a thread"))?;
-    let daemon = PrivateDaemon::start(config)?;
+    let daemon = PrivateDaemon::start_in(config, folder)?;
     let stopper = daemon.stopper.clone();
     std::thread::Builder::new()
         .name("rnicd-lifeline".to_owned())

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
 use super::ExecError;
-use super::private::{FAILED, Overrides, READY};
+use super::private::{FAILED, Folder, Overrides, READY};
 
 /// Where the log of a private daemon goes.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +35,8 @@ pub struct DaemonProcess {
     child: Child,
     /// Closed to end it.
     lifeline: Option<ChildStdin>,
+    /// Removed last, also for a daemon that was killed and could not.
+    folder: Folder,
     socket: PathBuf,
     /// What it said, if nobody else can tell.
     log: Option<File>,
@@ -77,9 +79,10 @@ impl DaemonProcess {
                 (file.map_err(|error| ExecError::Log { path, error })?.into(), None)
             }
         };
+        let folder = Folder::new().map_err(system("cannot make a folder for the socket"))?;
         // The running file itself, even if another one has its name by now.
         let mut command = Command::new("/proc/self/exe");
-        command.arg("private-daemon").process_group(0);
+        command.arg("private-daemon").arg("--folder").arg(folder.path()).process_group(0);
         if let Some(loopback) = overrides.loopback {
             command.args(["--loopback", loopback.name()]);
         }
@@ -90,7 +93,7 @@ impl DaemonProcess {
         let mut child = command.spawn().map_err(system("cannot start the daemon"))?;
         let output = child.stdout.take();
         let lifeline = child.stdin.take();
-        let mut daemon = DaemonProcess { child, lifeline, socket: PathBuf::new(), log };
+        let mut daemon = DaemonProcess { child, lifeline, folder, socket: PathBuf::new(), log };
         if let Some(input) = &mut daemon.lifeline {
             // Fails only if it is gone, of which there is more to say below.
             let _ = input.write_all(config.as_bytes()).and_then(|()| input.write_all(&[0]));
@@ -123,7 +126,7 @@ impl DaemonProcess {
 
     /// Its folder, which goes with it, and with everything in it.
     pub fn folder(&self) -> &Path {
-        self.socket.parent().unwrap_or(&self.socket)
+        self.folder.path()
     }
 
     /// How it died, if it has.
@@ -150,11 +153,8 @@ impl DaemonProcess {
 impl Drop for DaemonProcess {
     fn drop(&mut self) {
         self.lifeline = None;
-        let ended = self.child.wait();
-        // One that stopped in order has done it; one that was killed could not.
-        if !ended.is_ok_and(|status| status.success()) && self.socket.is_absolute() {
-            let _ = std::fs::remove_dir_all(self.folder());
-        }
+        // Its folder is not to go before it.
+        let _ = self.child.wait();
     }
 }
 

@@ -156,7 +156,7 @@ mod tests {
     fn few_descriptors_lower_the_queue_pairs_and_say_so() {
         let config = Config::default();
         let small = Capacity::derive(&config, 1024, 2);
-        assert_eq!((small.qps, small.half_open, small.rest()), (600, 120, 240));
+        assert_eq!((small.qps, small.half_open, small.rest()), (600, 120, 180));
         let key = small.qps_key(config.limits.device.qps);
         assert_eq!(key, "limits.qps (lowered by RLIMIT_NOFILE = 1024)");
         let large = Capacity::derive(&config, 1 << 20, 2);

@@ -105,6 +105,9 @@ impl Worker {
                 idle_rounds = 0;
                 self.waiter.progress(now);
                 self.look_around(now);
+                if self.engine.users() > 1 && self.waiter.shares(clock::now()) {
+                    std::thread::yield_now();
+                }
                 continue;
             }
             idle_rounds = idle_rounds.wrapping_add(1);
