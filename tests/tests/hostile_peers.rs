@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{
     AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, Context, Cq,
-    DisconnectReason, Error, Mr, Qp, QpOptions, RecvRequest, SendRequest,
+    DisconnectReason, Error, ListKind, Mr, Qp, QpOptions, RecvRequest, Rows, SendRequest,
 };
 use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
@@ -480,15 +480,31 @@ fn ten_thousand_silent_connections_are_in_nobodys_way() {
     silent_connections(room.min(10_000));
 }
 
+/// How many connections in start-up the daemon's user may have.
+fn half_open(context: &Context) -> usize {
+    let mut from = Some(0);
+    let mut least = usize::MAX;
+    while let Some(place) = from {
+        let page = context.list(ListKind::Limits, place).unwrap();
+        let Rows::Limits(rows) = page.rows else { panic!("{:?}", page.rows) };
+        let these = rows.iter().filter(|row| row.key.contains("half_open"));
+        least = these.map(|row| row.limit as usize).fold(least, usize::min);
+        from = page.next;
+    }
+    least
+}
+
 fn silent_connections(all: usize) {
-    // Fewer than there are, so that the oldest have to give way.
-    let most = all * 9 / 10;
+    // Fewer than there are, so that the oldest have to give way; descriptors may lower it further.
+    let configured = all * 9 / 10;
     let daemon = daemon(&format!(
-        "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nhalf_open = {most}\n[limits.user]\nhalf_open = {most}\n"
+        "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nhalf_open = {configured}\n[limits.user]\nhalf_open = {configured}\n"
     ));
     let start = daemon.at_rest();
     let memory = anonymous(&daemon);
     let context = Context::open_at(daemon.socket()).unwrap();
+    let most = half_open(&context);
+    assert!((1..=configured).contains(&most), "{most} of {configured}");
     let (ping, pong) = (Player::new(&context), Player::new(&context));
     let listener = context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
     ping.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();

@@ -3,7 +3,7 @@
 //! [`StagAllocator`] lives with the resource manager and issues values that nobody can foretell
 //! (RFC 5042 section 8.1.1), neither a peer nor a client that has seen any number of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
@@ -25,11 +25,10 @@ use crate::types::Stag;
 pub struct StagAllocator {
     space: Space,
     random: ChaCha20Rng,
-    used: Indices,
-    resting: Indices,
+    used: HashSet<u32>,
+    resting: HashSet<u32>,
     /// Those that rest, in the order in which they were taken back.
     returned: VecDeque<u32>,
-    in_use: u32,
 }
 
 /// Objects that may have an STag at once.
@@ -52,16 +51,15 @@ impl StagAllocator {
         StagAllocator {
             space,
             random: ChaCha20Rng::from_seed(seed),
-            used: Indices::none(space),
-            resting: Indices::none(space),
+            used: HashSet::new(),
+            resting: HashSet::new(),
             returned: VecDeque::new(),
-            in_use: 0,
         }
     }
 
     /// Issues an STag that nothing has that was said before tells anything about.
     pub fn allocate(&mut self) -> Result<Stag, StagsExhausted> {
-        if self.in_use == self.space.most() {
+        if self.used.len() == self.space.most() as usize {
             return Err(StagsExhausted);
         }
         // At most half of the indices are in use and one of 256 rests, so each draw succeeds with
@@ -69,9 +67,7 @@ impl StagAllocator {
         loop {
             let stag = self.space.stag(self.random.next_u32());
             let index = index(stag);
-            if self.space.has(index) && !self.used.has(index) && !self.resting.has(index) {
-                self.used.add(index);
-                self.in_use += 1;
+            if self.space.has(index) && !self.resting.contains(&index) && self.used.insert(index) {
                 return Ok(stag);
             }
         }
@@ -81,17 +77,15 @@ impl StagAllocator {
     /// ignored.
     pub fn release(&mut self, stag: Stag) {
         let index = index(stag);
-        if !self.used.has(index) {
+        if !self.used.remove(&index) {
             return;
         }
-        self.used.remove(index);
-        self.in_use -= 1;
-        self.resting.add(index);
+        self.resting.insert(index);
         self.returned.push_back(index);
         if self.returned.len() > self.space.rest()
             && let Some(rested) = self.returned.pop_front()
         {
-            self.resting.remove(rested);
+            self.resting.remove(&rested);
         }
     }
 }
@@ -133,39 +127,6 @@ impl Space {
     fn has(self, index: u32) -> bool {
         index != 0 && index < self.indices() - 1
     }
-}
-
-/// A set of indices, one bit each.
-struct Indices(Vec<u64>);
-
-impl Indices {
-    fn none(space: Space) -> Self {
-        Indices(vec![0; (space.indices() / u64::BITS) as usize])
-    }
-
-    fn has(&self, index: u32) -> bool {
-        self.0.get(word(index)).is_some_and(|word| word & bit(index) != 0)
-    }
-
-    fn add(&mut self, index: u32) {
-        if let Some(word) = self.0.get_mut(word(index)) {
-            *word |= bit(index);
-        }
-    }
-
-    fn remove(&mut self, index: u32) {
-        if let Some(word) = self.0.get_mut(word(index)) {
-            *word &= !bit(index);
-        }
-    }
-}
-
-fn word(index: u32) -> usize {
-    (index / u64::BITS) as usize
-}
-
-fn bit(index: u32) -> u64 {
-    1 << (index % u64::BITS)
 }
 
 #[cfg(test)]

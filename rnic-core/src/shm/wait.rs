@@ -81,11 +81,17 @@ impl Waiter {
     #[inline]
     #[must_use]
     pub fn shares(&mut self, now: Time) -> bool {
-        let due = now.since(self.shared) >= SHARE_EVERY && now >= self.crowded_until;
+        let due = now.since(self.shared) >= SHARE_EVERY && !self.is_crowded(now);
         if due {
             self.yielded = Some(now);
         }
         due
+    }
+
+    /// Whether somebody computes on this CPU, so that there are no yields for now.
+    #[inline]
+    pub fn is_crowded(&self, now: Time) -> bool {
+        now < self.crowded_until
     }
 
     /// There was work at `now`: the patience starts anew.
@@ -104,7 +110,7 @@ impl Waiter {
         if self.spun < self.policy.spins {
             self.spun += 1;
             Step::Spin
-        } else if now.since(self.last_work) < self.policy.yield_for && now >= self.crowded_until {
+        } else if now.since(self.last_work) < self.policy.yield_for && !self.is_crowded(now) {
             self.yielded = Some(now);
             Step::Yield
         } else {
@@ -248,6 +254,7 @@ mod tests {
         // This one took so long that somebody else computes: no more for 2 ms.
         waiter.progress(us(4017));
         assert!(!waiter.shares(us(4100)) && !waiter.shares(us(6016)));
+        assert!(waiter.is_crowded(us(6016)) && !waiter.is_crowded(us(6017)));
         assert!(waiter.shares(us(6017)));
     }
 

@@ -25,6 +25,7 @@ pub use peer::Peer;
 pub use renounce::{RenounceError, account_to_become, become_account, renounce};
 pub use seccomp::{ThreadKind, check_available, confine, spawn_confined};
 pub use signals::{Signal, SignalSet, Signals, die_of, send_signal};
+pub use slice::set_short_slices;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

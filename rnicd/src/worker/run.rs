@@ -27,6 +27,7 @@ use super::command::{Command, Order};
 use super::connections::{Connections, Polled, WAKER};
 use super::movers::{Answer, Channels};
 use crate::log::Damper;
+use crate::privilege::set_short_slices;
 
 use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, WorkerReport, clock};
 
@@ -38,6 +39,8 @@ pub(super) struct Worker {
     clients: Clients,
     movers: Channels,
     waiter: Waiter,
+    /// It has short slices, because somebody computes on its CPU.
+    crowded: bool,
     poll: Poll,
     events: Events,
     /// When the kernel was last asked what is ready.
@@ -75,6 +78,7 @@ impl Worker {
             clients: Clients::default(),
             movers: Channels::default(),
             waiter: Waiter::new(cpus(), options.wait),
+            crowded: false,
             poll,
             events: Events::with_capacity(EVENTS),
             polled: Time(0),
@@ -105,8 +109,12 @@ impl Worker {
                 idle_rounds = 0;
                 self.waiter.progress(now);
                 self.look_around(now);
-                if self.engine.users() > 1 && self.waiter.shares(clock::now()) {
-                    std::thread::yield_now();
+                if self.engine.users() > 1 {
+                    let now = clock::now();
+                    self.mind_the_crowd(now);
+                    if self.waiter.shares(now) {
+                        std::thread::yield_now();
+                    }
                 }
                 continue;
             }
@@ -442,9 +450,21 @@ impl Worker {
         }
     }
 
+    /// Where somebody computes on this CPU, who is woken is to run at once: short slices do that.
+    fn mind_the_crowd(&mut self, now: Time) {
+        let crowded = self.waiter.is_crowded(now);
+        if crowded != self.crowded {
+            self.crowded = crowded;
+            if let Err(error) = set_short_slices(crowded) {
+                tracing::debug!(%error, "the slices of a worker stay as they are");
+            }
+        }
+    }
+
     /// Sleeps until a socket, a client, the control thread or a deadline wants something.
     fn sleep(&mut self, now: Time) {
         self.connections.cool();
+        self.mind_the_crowd(now);
         // Nobody will say again that a connection is readable: it counts as work.
         if self.engine.has_work() || !self.engine.prepare_sleep() {
             return;

@@ -32,8 +32,6 @@ pub struct Case {
     pub share: f64,
     /// The most of the kernel's memory for TCP, in KiB.
     pub kernel: u64,
-    /// The most of a CPU that the control thread uses.
-    pub control: f64,
     /// QPs of one user.
     pub qps: u32,
     /// The most processes that this machine starts in a second.
@@ -54,7 +52,6 @@ impl Case {
             peers: false,
             share: SHARE,
             kernel: u64::MAX,
-            control: 1.0,
             qps: 2500,
             processes: f64::INFINITY,
             window: WINDOW,
@@ -271,8 +268,6 @@ impl Outcome {
         check(grown <= allowed, format!("{grown} KiB more in the daemon, {allowed} are allowed"));
         let kernel = self.kernel.0.saturating_sub(self.kernel.1);
         check(kernel <= case.kernel, format!("{kernel} KiB in the kernel, not {}", case.kernel));
-        let (control, most) = (self.control, case.control);
-        check(control <= most, format!("the control thread has {control:.2} of a CPU"));
         let (started, most) = (self.processes, case.processes);
         check(started <= most, format!("{started:.0} processes a second are started"));
         check(self.lines <= LINES, format!("{} lines in the log", self.lines));

@@ -58,7 +58,7 @@ fn without_a_daemon_all_say_where_they_looked() {
         let output = alone(program, arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{program} {arguments:?}: {said}");
-        assert!(said.contains("/no/such/socket: No such file"), "{program}: {said}");
+        assert!(said.contains("/no/such/socket: there is no such socket"), "{program}: {said}");
         assert!(output.stdout.is_empty(), "{program}");
     }
 }

@@ -149,7 +149,7 @@ fn two_to_the_33_uses_leave_it_as_it_was() {
         // Six standard deviations of 512 are 136; that some rest makes it more even.
         assert!(*least > 376 && *most < 648, "{least} to {most}");
         held.iter().for_each(|stag| a.release(*stag));
-        assert_eq!((a.in_use, a.returned.len()), (0, SMALL.rest()));
+        assert_eq!((a.used.len(), a.returned.len()), (0, SMALL.rest()));
     }
     // The whole space, as far into the stream as 2^33 uses get with eight draws each, and at its end.
     for position in [1u128 << 36, (1 << 68) - 1000] {
@@ -198,10 +198,10 @@ fn whatever_the_key_has_become_the_index_comes_back_once() {
     // A window's owner has counted it up.
     let later = Stag(stag.0 & !0xFF | stag.0.wrapping_add(9) & 0xFF);
     a.release(later);
-    assert_eq!((a.in_use, a.returned.len()), (0, 1));
+    assert_eq!((a.used.len(), a.returned.len()), (0, 1));
     // What is not in use cannot be taken back, be it at rest, never issued or no index at all.
     for stag in [stag, later, Stag(0), Stag(u32::MAX), Stag(7 << 8)] {
         a.release(stag);
-        assert_eq!((a.in_use, a.returned.len()), (0, 1), "{stag}");
+        assert_eq!((a.used.len(), a.returned.len()), (0, 1), "{stag}");
     }
 }

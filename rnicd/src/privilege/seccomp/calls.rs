@@ -37,6 +37,9 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             allow(MOVE);
             // Taking a connection off a client's socket resets it.
             allow(&[libc::SYS_connect]);
+            // Its own slices.
+            rules.push(Rule::OneOf(libc::SYS_sched_getattr, 0, vec![0]));
+            rules.push(Rule::OneOf(libc::SYS_sched_setattr, 0, vec![0]));
         }
         ThreadKind::Control => {
             allow(MOVE);

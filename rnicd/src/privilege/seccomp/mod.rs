@@ -19,7 +19,6 @@ mod tests;
 use std::io;
 use std::thread::JoinHandle;
 
-use super::slice::ask_for_short_slices;
 use crate::config::Seccomp;
 use program::{Denied, Instruction};
 
@@ -109,11 +108,6 @@ pub fn spawn_confined(
 ) -> io::Result<JoinHandle<()>> {
     let (tell, told) = std::sync::mpsc::channel();
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        if kind == ThreadKind::Worker
-            && let Err(error) = ask_for_short_slices()
-        {
-            tracing::debug!(%error, "no short slices for a worker");
-        }
         let confined = confine(kind, seccomp);
         let go = confined.is_ok();
         // The starter waits for it.
