@@ -1,7 +1,7 @@
 //! What `config/rnicd.service` asks of a service manager, done to a daemon without one.
 //!
 //! Every directive of `[Service]` is either applied, by the tools of util-linux and by filters of
-//! system calls, or named in [`ARGUED`] with the reason why it is not. One that is neither, or has a
+//! system calls, or named in `ARGUED` with the reason why it is not. One that is neither, or has a
 //! value that is not known here, fails the test.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -415,7 +415,7 @@ fn clients_outside_of_its_pid_namespace_are_served() {
     command.env("NOTIFY_SOCKET", &manager.name);
     let daemon = Service(command.spawn().unwrap());
     manager.hears("READY=1\n");
-    let context = Context::open_at(&stage.socket()).unwrap();
+    let context = Context::open_at(stage.socket()).unwrap();
     assert!(context.status().unwrap().sessions >= 1);
     let Rows::Clients(rows) = context.list(ListKind::Clients, 0).unwrap().rows else {
         panic!("no clients")

@@ -9,7 +9,7 @@
 //!
 //! Who yields all the time has no claim on the CPU: if somebody computes there, each yield lasts as
 //! long as the scheduler lets him run, some milliseconds. Who sleeps has one: woken, it runs at once. So
-//! a yield that lasted longer than any of those who look could have taken ([`CROWDED`]) ends yielding
+//! a yield that lasted longer than any of those who look could have taken (`CROWDED`) ends yielding
 //! for a while, and for longer each time that it happens again; until then it is sleep at the first
 //! empty look.
 

@@ -131,7 +131,7 @@ pub struct Overrides {
 /// The process of a private daemon, whose socket is in `folder`: made by whoever started it, and removed
 /// by who of the two ends last in order. Its configuration comes on standard input, with a zero byte
 /// behind it; the daemon serves until the input ends. One line on standard output says where, or why not:
-/// [`READY`] or [`FAILED`], a tabulator, and the socket or the reason.
+/// `ready` or `failed`, a tabulator, and the socket or the reason.
 pub fn serve(folder: PathBuf, overrides: Overrides) -> ExitCode {
     match start(Folder(folder), overrides) {
         Ok((daemon, log)) => {

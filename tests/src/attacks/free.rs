@@ -55,7 +55,7 @@ fn binds(socket: &Path) -> Result<Busy, Failure> {
     let ReplyBody::Window { stag, .. } = intruder.call(body)? else {
         return Err("no window".into());
     };
-    let access = Access::REMOTE_WRITE.bits() as u32;
+    let access = Access::REMOTE_WRITE.bits();
     let params = WindowParams { address: 0, length: 4096, lkey: region.0, access }.to_params();
     end.sq.fill(|n| {
         let none = SendFlags::empty();
