@@ -143,7 +143,9 @@ fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
         assert_eq!(flushed.why_id, failed.why_id, "the flush names its cause");
         let text = rnicctl(daemon.socket(), &["why", &failed.why_id.to_string()]);
         let text = String::from_utf8(text.stdout).unwrap();
-        assert!(text.contains("what      LocalProtection of 7\n"), "{text}");
+        let what =
+            "what      LocalProtection of 7 (a local key does not cover the range with the\n";
+        assert!(text.contains(what), "{text}");
         assert!(text.lines().all(|line| line.len() < 80), "{text}");
         let error = failed.ok().unwrap_err();
         assert_eq!(error.why_id(), Some(failed.why_id));

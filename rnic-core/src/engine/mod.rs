@@ -628,8 +628,8 @@ impl Engine {
             qp.read_on(&mut self.shard);
             match &qp.link {
                 Link::None => {}
-                // A blocked one waits for `writable`.
-                Link::Tcp(tcp) if tcp.blocked => {}
+                // A blocked one waits for `writable`, a broken one for the end of what came.
+                Link::Tcp(tcp) if tcp.blocked || tcp.broken.is_some() => {}
                 Link::Tcp(_) => work = Some(Work::Transmit(qp.id)),
                 Link::Direct(peer) => {
                     let peer = *peer;

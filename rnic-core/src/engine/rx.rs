@@ -79,11 +79,18 @@ impl Qp {
         };
         let n = match result {
             Ok(0) => {
-                self.fin_from_socket(shard);
+                match tcp.broken.take().filter(|_| self.phase.receives()) {
+                    Some(why) => self.lost(shard, &why),
+                    None => self.fin_from_socket(shard),
+                }
                 return Receive::Closed;
             }
             Ok(n) => n.min(window_len + slab_len),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Receive::WouldBlock,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let Some(why) = tcp.broken.take() else { return Receive::WouldBlock };
+                self.lost(shard, &why);
+                return Receive::Closed;
+            }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Receive::Progress,
             Err(e) => {
                 self.lost(shard, &failure::in_words("receiving", &e));

@@ -49,6 +49,8 @@ pub(super) struct TcpLink {
     /// Terminate header to be sent.
     pub terminate: Option<Vec<u8>>,
     pub fin_sent: bool,
+    /// Why the socket takes nothing any more, while what came before that is still read.
+    pub broken: Option<String>,
     /// The FPDU that has not arrived in full.
     pub partial: Partial,
     /// What was read behind it and not looked at.
@@ -89,6 +91,7 @@ impl TcpLink {
             await_rtr,
             terminate: None,
             fin_sent: false,
+            broken: None,
             partial: Partial::default(),
             unread: None,
         }

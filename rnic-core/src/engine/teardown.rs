@@ -126,7 +126,7 @@ impl Qp {
         match &mut self.link {
             Link::None => {}
             Link::Direct(peer) => shard.deliver(*peer, Delivery::Terminate(payload)),
-            Link::Tcp(tcp) if !mute && !tcp.fin_sent => {
+            Link::Tcp(tcp) if !mute && !tcp.fin_sent && tcp.broken.is_none() => {
                 tcp.terminate = Some(payload);
                 next = Phase::Terminating;
                 // A tagged message is cut here; an untagged one is finished first, since some peers

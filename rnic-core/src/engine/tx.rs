@@ -73,7 +73,7 @@ impl Qp {
                     self.memory_failed(fault, shard);
                 }
                 Err(BareFault::Socket(e)) => {
-                    self.lost(shard, &failure::in_words("sending", &e));
+                    self.send_failed(shard, &e);
                     return Transmit::Idle;
                 }
             }
@@ -90,7 +90,7 @@ impl Qp {
                     0
                 }
                 Err(e) => {
-                    self.lost(shard, &failure::in_words("sending", &e));
+                    self.send_failed(shard, &e);
                     return Transmit::Idle;
                 }
             };
@@ -111,6 +111,25 @@ impl Qp {
             (true, _) => Transmit::Blocked,
             (false, true) => Transmit::More,
             (false, false) => Transmit::Idle,
+        }
+    }
+
+    /// The socket takes nothing any more. A peer that is gone may have sent something before, which
+    /// waits for its turn: that is carried out first, and the stream ends where the socket does.
+    fn send_failed(&mut self, shard: &mut Shard, e: &io::Error) {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+        let why = failure::in_words("sending", e);
+        match &mut self.link {
+            Link::Tcp(tcp)
+                if matches!(e.kind(), BrokenPipe | ConnectionReset)
+                    && self.phase.receives()
+                    && self.pause.is_none() =>
+            {
+                tcp.broken = Some(why);
+                self.readable = true;
+                shard.line_up(self);
+            }
+            _ => self.lost(shard, &why),
         }
     }
 

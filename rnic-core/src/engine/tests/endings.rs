@@ -637,6 +637,62 @@ fn established_precedes_completions_and_disconnected_follows_the_flush() {
     }
 }
 
+/// Far more than a turn is worth came at once, the last of it a message, and the connection has ended
+/// behind it: all of it is carried out before the end is, also if a call to send is the first to know.
+#[test]
+fn what_came_before_the_end_is_carried_out_before_it() {
+    for (sending, fin) in [(false, true), (true, false), (true, true)] {
+        let (mut w, mut raw) = World::raw();
+        let inbox = w.any_mr(A, 4);
+        w.recv(A, 7, &[inbox.all()]);
+        w.recv(A, 8, &[]);
+        let write = ulpdu(&raw.tagged(Opcode::Write, Stag(0), 0, true), b"");
+        let mut octets: Vec<u8> = (0..1000).flat_map(|_| raw.fpdu(&write)).collect();
+        let send = ulpdu(&raw.untagged(Opcode::Send, qn::SEND, 1, 0, true), b"last");
+        octets.extend(raw.fpdu(&send));
+        let now = w.now;
+        let [out, inbound] = &mut w.links[raw.link].pipes;
+        assert_eq!(inbound.send(&octets, now).unwrap(), octets.len());
+        if fin {
+            inbound.finish(now);
+        }
+        if sending {
+            // Whoever sends finds a broken pipe.
+            out.finish(now);
+            w.push(A, &[Wr::send(1, &[])]);
+        }
+        w.settle();
+        let (mut done, mut events) = (w.completions(A), w.events(A));
+        assert_eq!(inbox.octets(), b"last", "{sending} {fin}");
+        assert_eq!(done.remove(0), "7 Receive 4");
+        assert_eq!(done.pop().unwrap(), "8 Receive WrFlush");
+        let event = events.remove(0);
+        if sending {
+            assert_eq!(done, ["1 Send WrFlush"]);
+            assert!(event.starts_with("lost: sending failed"), "{event}");
+            assert!(raw.is_closed(&w) && events.is_empty());
+        } else {
+            assert!(done.is_empty() && event == "peer closed", "{event}");
+        }
+    }
+}
+
+/// The same with a fault in what came: there is nobody to whom it could be said.
+#[test]
+fn a_fault_in_what_came_before_a_connection_broke_ends_it_at_once() {
+    let (mut w, mut raw) = World::raw();
+    let now = w.now;
+    let fault = ulpdu(&raw.tagged(Opcode::Write, Stag(5), 0, true), b"x");
+    let fault = raw.fpdu(&fault);
+    let [out, inbound] = &mut w.links[raw.link].pipes;
+    inbound.send(&fault, now).unwrap();
+    out.finish(now);
+    w.post(A, &[Wr::send(1, &[])]);
+    assert_eq!(w.completions(A), ["1 Send WrFlush"]);
+    assert!(w.events(A)[0].starts_with("terminated 1/1/00"));
+    assert!(raw.is_closed(&w));
+}
+
 #[test]
 fn an_interrupted_call_is_tried_again() {
     let (mut w, mut raw) = World::raw();

@@ -52,10 +52,15 @@ impl World {
             worked |= self.engines[engine].scan(self.now);
             for _ in 0..16 {
                 worked |= self.engines[engine].has_work();
-                let Some(Work::Transmit(qp)) = self.engines[engine].next_work(self.now) else {
-                    break;
-                };
-                self.transmit(engine, qp);
+                match self.engines[engine].next_work(self.now) {
+                    Some(Work::Transmit(qp)) => self.transmit(engine, qp),
+                    Some(Work::Receive(qp)) => {
+                        if self.receive(engine, qp) == Some(Receive::Progress) {
+                            self.engines[engine].readable(qp);
+                        }
+                    }
+                    None => break,
+                }
             }
             worked |= self.carry_out(engine);
         }
@@ -129,19 +134,28 @@ impl World {
             }
             return worked;
         }
-        let inbound = &mut self.links[link].pipes[1 - end];
-        if inbound.is_readable(now) {
-            let received = self.engines[engine].receive(qp, now, |buffers| {
-                let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut b[..]).collect();
-                inbound.recv(&mut into, now)
-            });
-            worked |= received != Receive::WouldBlock;
-            if received == Receive::Paused {
-                self.paused.push((link, end));
-            }
+        if self.links[link].pipes[1 - end].is_readable(now) {
+            worked |= self.receive(engine, qp) != Some(Receive::WouldBlock);
             worked |= self.carry_out(engine);
         }
         worked
+    }
+
+    /// Reads a QP's socket once, unless it is closed or paused.
+    fn receive(&mut self, engine: usize, qp: QpId) -> Option<Receive> {
+        let (now, (link, end)) = (self.now, self.link_of(engine, qp)?);
+        if self.paused.contains(&(link, end)) {
+            return None;
+        }
+        let inbound = &mut self.links[link].pipes[1 - end];
+        let received = self.engines[engine].receive(qp, now, |buffers| {
+            let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut b[..]).collect();
+            inbound.recv(&mut into, now)
+        });
+        if received == Receive::Paused {
+            self.paused.push((link, end));
+        }
+        Some(received)
     }
 
     /// Carries out what an engine wants.
