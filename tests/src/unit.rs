@@ -101,14 +101,15 @@ impl Sandbox {
                 );
             }
             ("PrivateDevices", "yes") => self.mount(
+                // `-n`: `mount` would note in /run, which is read-only, what it moved.
                 "mount -t tmpfs -o mode=0755 none /mnt; \
                  for d in null zero full random urandom; do \
                  touch /mnt/$d; mount --bind /dev/$d /mnt/$d; done; \
-                 mount --move /mnt /dev; mount -o remount,bind,ro /dev",
+                 mount -n --move /mnt /dev; mount -o remount,bind,ro /dev",
             ),
             ("ProtectKernelTunables", "yes") => self.mount(
-                "for d in /proc/sys /proc/sysrq-trigger /sys; do \
-                 mount --bind $d $d; mount -o remount,bind,ro $d; done",
+                "for d in /proc/sys /proc/sysrq-trigger /sys; do if test -e $d; then \
+                 mount --bind $d $d; mount -o remount,bind,ro $d; fi; done",
             ),
             ("ProtectControlGroups", "yes") => {
                 self.mount("test ! -d /sys/fs/cgroup || mount -t tmpfs -o ro none /sys/fs/cgroup");
@@ -121,7 +122,7 @@ impl Sandbox {
                 self.forbid("a-modules", &["init_module", "finit_module", "delete_module"]);
             }
             ("ProtectKernelLogs", "yes") => {
-                self.mount("mount --bind /dev/null /proc/kmsg");
+                self.mount("test ! -e /proc/kmsg || mount --bind /dev/null /proc/kmsg");
                 self.forbid("a-logs", &["syslog"]);
             }
             ("ProtectClock", "yes") => self

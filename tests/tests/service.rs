@@ -343,7 +343,7 @@ fn the_units_are_what_systemd_takes() {
     let mut command = Command::new("systemd-analyze");
     command.args(["verify", "--man=no"]).arg(stage.path("rnicd.service"));
     let Ok(output) = command.output() else {
-        eprintln!("left out: there is no systemd-analyze");
+        rnic_tests::omit("what systemd says of the units, systemd-analyze must say");
         return;
     };
     let said = String::from_utf8_lossy(&output.stderr);
