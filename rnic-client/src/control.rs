@@ -127,12 +127,17 @@ impl Control {
                 Err(refusal) => Err(Error::Refused { refusal, why_id: reply.why_id }),
             },
             Err(e) => {
-                // Request and reply are out of step for good; the daemon ends the session.
-                self.closed = true;
-                let _ = shutdown(&self.socket, Shutdown::Both);
+                // Request and reply are out of step for good.
+                self.give_up();
                 Err(e)
             }
         }
+    }
+
+    /// Gives the connection up: the daemon ends the session.
+    pub(crate) fn give_up(&mut self) {
+        self.closed = true;
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     /// Whether the connection has been given up.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -63,7 +64,8 @@ pub struct Cq {
 pub(crate) struct CqInner {
     pub(crate) session: Arc<Session>,
     pub(crate) id: CqId,
-    capacity: u32,
+    /// Changes with the queue's place, under the lock of the state.
+    capacity: AtomicU32,
     /// Index to ring when a worker waits for room.
     doorbell: u32,
     pub(crate) channel: Arc<ChannelInner>,
@@ -114,7 +116,7 @@ impl Cq {
         let inner = CqInner {
             session: session.clone(),
             id,
-            capacity: queue.shape.capacity,
+            capacity: AtomicU32::new(queue.shape.capacity),
             doorbell: memory.doorbell(),
             channel,
             state: Mutex::new(state),
@@ -129,7 +131,27 @@ impl Cq {
 
     /// Entries it holds.
     pub fn capacity(&self) -> u32 {
-        self.inner.capacity
+        self.inner.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Changes how many entries it holds (`ibv_resize_cq(3)`), rounded up to a power of two, while its
+    /// QPs go on. No completion is lost or comes twice, and an armed CQ stays armed. Threads that poll
+    /// or arm it meanwhile wait for the daemon's answer.
+    ///
+    /// The daemon refuses fewer entries than are unread or reserved for requests under way (field
+    /// `entries`), and more than the limits allow (`limits.cq_entries`, `cq_entries_total` and, for the
+    /// memory, `arena_bytes`): then the CQ is as it was. After any other error the session is over.
+    pub fn resize(&self, entries: u32) -> Result<(), Error> {
+        self.inner.session.check_owner()?;
+        let mut state = self.inner.state.lock();
+        // So that what was read does not count.
+        let stalled = state.consumer.release();
+        let resized = self.inner.move_to_size(&mut state, entries);
+        drop(state);
+        if stalled != 0 {
+            self.inner.wake(stalled)?;
+        }
+        resized
     }
 
     /// Where its completion events go: the channel it was made with, or one of its own.
@@ -278,6 +300,33 @@ impl CqInner {
         let mut state = self.state.lock();
         let any = state.flights.values_mut().fold(false, |any, flight| flight.orphan(qp) | any);
         state.orphans |= any;
+    }
+
+    /// Asks for another size and follows to the place that the queue has then. The state is locked
+    /// all the while: the daemon copies what is unread and the words of arming and spinning as they
+    /// stand, and what is written to the old place after the request was sent would be lost.
+    fn move_to_size(&self, state: &mut CqState, entries: u32) -> Result<(), Error> {
+        let session = &self.session;
+        let place = session.request(RequestBody::ResizeCq { cq: self.id, entries });
+        let place = place.and_then(|reply| match reply {
+            ReplyBody::Cq { queue, .. } => session.queue(queue, QueueKind::Completion),
+            other => Err(unexpected(&other)),
+        });
+        match place {
+            Ok(memory) => {
+                self.capacity.store(memory.shape().capacity, Ordering::Relaxed);
+                state.consumer.follow(memory);
+                Ok(())
+            }
+            Err(error) => {
+                // Otherwise the queue may be where we cannot reach it, and nobody would say so to who
+                // waits for its completions.
+                if !matches!(error, Error::Refused { .. }) {
+                    session.give_up();
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Rings the workers that wait for room in this CQ (M11).

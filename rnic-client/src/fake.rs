@@ -295,6 +295,17 @@ impl Device {
                 self.cqs.insert(cq, fake);
                 ReplyBody::Cq { cq, queue, new_arena: fd.as_ref().map(|(new, _)| *new) }
             }
+            RequestBody::ResizeCq { cq, entries } => {
+                let shape = QueueShape::completion(*entries);
+                let (memory, queue) = self.place(QueueKind::Completion, shape, cq.0, &mut fd);
+                let fake = self.cqs.get_mut(cq).unwrap();
+                let mut moving = fake.producer.begin_move(memory).unwrap();
+                moving.prepare();
+                moving.copy();
+                fake.producer.finish_move(moving, 0).unwrap();
+                fake.arm_at = queue.offset as usize + queue_header::ARM;
+                ReplyBody::Cq { cq: *cq, queue, new_arena: fd.as_ref().map(|(new, _)| *new) }
+            }
             RequestBody::CreateQp(request) => {
                 let qp = QpId(self.handle());
                 let shape =

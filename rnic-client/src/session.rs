@@ -185,6 +185,12 @@ impl Session {
         Ok(())
     }
 
+    /// Ends the session, in which the daemon has done what this process cannot follow.
+    pub(crate) fn give_up(&self) {
+        self.channel.lock().control.give_up();
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
     /// Whether the daemon is still there, as far as is known without asking.
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self.gone.load(Ordering::Relaxed) {

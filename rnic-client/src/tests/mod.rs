@@ -4,6 +4,7 @@ mod connections;
 mod data;
 mod handles;
 mod leases;
+mod resizing;
 mod session;
 mod waiting;
 mod windows;

@@ -210,6 +210,7 @@ fn requests() {
                 }),
                 "ac02260580808080808010",
             ),
+            (request(RequestBody::ResizeCq { cq: CqId(3), entries: 1000 }), "ac022703e807"),
         ],
     );
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use parking_lot::Mutex;
 
 use crate::abi::queue::{CompletionFlags, Cqe};
-use crate::shm::queue::{CompletionProducer, PublishError, QueueFault, QueueMemory};
+use crate::shm::queue::{CompletionProducer, MoveError, PublishError, QueueFault, QueueMemory};
 use crate::types::{CompletionStatus, CqId, SessionId};
 
 /// A completion queue, shared by the workers whose QPs complete to it.
@@ -20,7 +20,6 @@ pub struct Cq {
     id: CqId,
     session: SessionId,
     doorbell: u32,
-    capacity: u32,
     /// The application's context, returned in events; written by the control thread.
     pub context: AtomicU64,
     /// QPs that use it, counted by the control thread.
@@ -48,6 +47,20 @@ pub enum Published {
     Notify,
 }
 
+/// Why a CQ keeps its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResizeFault {
+    /// What is in use would not fit.
+    TooSmall {
+        /// Entries published and not given back.
+        unread: u32,
+        /// Entries reserved for requests under way.
+        reserved: u32,
+    },
+    /// It is dead, or is to be.
+    Cq(CqFault),
+}
+
 /// Why a completion was not published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CqFault {
@@ -66,7 +79,6 @@ impl Cq {
             id,
             session,
             doorbell: queue.doorbell(),
-            capacity: queue.shape().capacity,
             context: AtomicU64::new(context),
             users: AtomicU32::new(0),
             dead: AtomicBool::new(false),
@@ -96,7 +108,7 @@ impl Cq {
 
     /// Entries.
     pub fn capacity(&self) -> u32 {
-        self.capacity
+        self.inner.lock().producer.queue().shape().capacity
     }
 
     /// Whether it has overflowed or was scribbled over.
@@ -190,6 +202,45 @@ impl Cq {
         inner.producer.set_waits(worker);
     }
 
+    /// Whether what is unread and reserved has room in so many entries.
+    pub fn fits(&self, capacity: u32) -> Result<(), ResizeFault> {
+        if self.is_dead() {
+            return Err(ResizeFault::Cq(CqFault::Dead));
+        }
+        self.inner.lock().producer.fits(capacity).map_err(ResizeFault::from)
+    }
+
+    /// Goes on in `place`, which was just made, with what is unread and reserved. The result is the
+    /// set of workers (by bit) with a QP that waits for a slot: there may be some now. They keep this
+    /// CQ and know nothing of its place.
+    ///
+    /// The lock is held for what came since the look before, not for a copy of everything: workers
+    /// serve others than this client. Copying is faster than completing, so what is left becomes less
+    /// from look to look; after some looks it is copied however much it is.
+    ///
+    /// Called by the control thread alone, for one request of its client at a time.
+    #[must_use = "the workers in this set wait to be told"]
+    pub fn resize(&self, place: QueueMemory) -> Result<u64, ResizeFault> {
+        if self.is_dead() {
+            return Err(ResizeFault::Cq(CqFault::Dead));
+        }
+        debug_assert_eq!(place.doorbell(), self.doorbell);
+        let begun = self.inner.lock().producer.begin_move(place);
+        let mut moving = begun?;
+        moving.prepare();
+        for _ in 0..LOOKS {
+            moving.copy();
+            self.inner.lock().producer.catch_up(&mut moving)?;
+            if moving.rest() <= FEW {
+                break;
+            }
+        }
+        let mut inner = self.inner.lock();
+        let waiting = inner.waiting;
+        inner.producer.finish_move(moving, waiting)?;
+        Ok(waiting)
+    }
+
     /// Withdraws [`Cq::wait_for_space`].
     pub fn stop_waiting(&self, worker: u32) {
         let mut inner = self.inner.lock();
@@ -215,6 +266,15 @@ impl Inner {
     }
 }
 
+impl From<MoveError> for ResizeFault {
+    fn from(e: MoveError) -> Self {
+        match e {
+            MoveError::TooSmall { unread, reserved } => ResizeFault::TooSmall { unread, reserved },
+            MoveError::Queue(fault) => ResizeFault::Cq(CqFault::Scribbled(fault)),
+        }
+    }
+}
+
 impl From<PublishError> for CqFault {
     fn from(e: PublishError) -> Self {
         match e {
@@ -224,18 +284,34 @@ impl From<PublishError> for CqFault {
     }
 }
 
+/// How often a CQ that moves is looked at before the last look.
+const LOOKS: usize = 4;
+/// Entries that are copied while workers wait: some microseconds.
+const FEW: u32 = 64;
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::{Acquire, Release};
+
     use super::*;
-    use crate::abi::queue::{QueueKind, QueueShape};
+    use crate::abi::queue::{ARM_NEXT, QueueKind, QueueShape};
     use crate::shm::Mapping;
+    use crate::shm::queue::CompletionConsumer;
+    use crate::types::CompletionOpcode;
+
+    fn place(entries: u32) -> QueueMemory {
+        let shape = QueueShape::completion(entries);
+        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        QueueMemory::format(arena, 0, QueueKind::Completion, shape, 3, 9).expect("it fits")
+    }
 
     fn cq() -> Cq {
-        let shape = QueueShape::completion(16);
-        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
-        let queue =
-            QueueMemory::format(arena, 0, QueueKind::Completion, shape, 3, 9).expect("it fits");
-        Cq::new(CqId(3), SessionId(1), 7, queue)
+        Cq::new(CqId(3), SessionId(1), 7, place(16))
+    }
+
+    fn cqe(wr_id: u64) -> Cqe {
+        Cqe::new(1, wr_id, CompletionOpcode::Send, CompletionStatus::Success)
     }
 
     #[test]
@@ -262,5 +338,108 @@ mod tests {
         cq.stop_waiting(3);
         assert_eq!(cq.unreserve(1), 0);
         assert_eq!(cq.usage(), (0, 11, 0));
+    }
+
+    #[test]
+    fn a_larger_place_has_room_for_who_waits() {
+        let cq = cq();
+        assert_eq!(cq.reserve(20), Ok(16));
+        cq.wait_for_space(5);
+        let larger = place(32);
+        let mut client = CompletionConsumer::new(larger.clone());
+        assert_eq!(cq.resize(larger), Ok(1 << 5));
+        assert_eq!((cq.capacity(), cq.usage()), (32, (0, 16, 0)));
+        assert_eq!(cq.reserve(20), Ok(16));
+        let _quiet = cq.publish_reserved(&[cqe(1), cqe(2)]);
+        assert_eq!(
+            [client.poll(), client.poll(), client.poll()],
+            [Some(cqe(1)), Some(cqe(2)), None]
+        );
+        assert_eq!(client.release(), 1 << 5, "the client is asked to ring");
+        cq.stop_waiting(5);
+        assert_eq!(cq.resize(place(64)), Ok(0));
+    }
+
+    #[test]
+    fn a_smaller_place_is_refused_while_more_is_in_use() {
+        let cq = cq();
+        assert_eq!(cq.reserve(2), Ok(2));
+        for n in 0..3 {
+            assert_eq!(cq.publish(&cqe(n)), Ok(Published::Quiet));
+        }
+        let refused = Err(ResizeFault::TooSmall { unread: 3, reserved: 2 });
+        assert_eq!(cq.fits(4), refused);
+        assert_eq!(cq.resize(place(4)).map(drop), refused);
+        assert_eq!((cq.capacity(), cq.fits(8)), (16, Ok(())));
+        assert_eq!(cq.resize(place(8)), Ok(0));
+        assert_eq!((cq.capacity(), cq.usage()), (8, (3, 2, 3)));
+        assert!(cq.kill());
+        assert_eq!(cq.resize(place(8)), Err(ResizeFault::Cq(CqFault::Dead)));
+        assert_eq!(cq.fits(8), Err(ResizeFault::Cq(CqFault::Dead)));
+    }
+
+    /// Two workers complete, one with reservations and one without, while the queue moves: from each
+    /// everything comes once and in its order, and an arm is answered by an event.
+    #[test]
+    fn what_two_workers_complete_comes_once_wherever_the_queue_is() {
+        const EACH: u64 = 5_000;
+        let queue = place(16);
+        let cq = Arc::new(Cq::new(CqId(3), SessionId(1), 7, queue.clone()));
+        let events = Arc::new(AtomicU64::new(0));
+        let workers = [0, 1].map(|worker| {
+            let (cq, events) = (cq.clone(), events.clone());
+            std::thread::spawn(move || {
+                let mut n = 0;
+                while n < EACH {
+                    let cqe = cqe(worker << 32 | n);
+                    let published = match worker {
+                        0 if cq.reserve(1) == Ok(1) => Ok(cq.publish_reserved(&[cqe])),
+                        0 => Err(CqFault::Full),
+                        _ => cq.publish(&cqe),
+                    };
+                    match published {
+                        Ok(published) => {
+                            n += 1;
+                            events.fetch_add((published == Published::Notify).into(), Release);
+                        }
+                        Err(CqFault::Full) => std::thread::yield_now(),
+                        Err(fault) => panic!("{fault:?}"),
+                    }
+                }
+            })
+        });
+        let mut client = CompletionConsumer::new(queue);
+        let (mut next, mut moves, mut arms, mut armed) = ([0; 2], 0, 0, false);
+        while next != [EACH; 2] {
+            for _ in 0..7 {
+                let Some(cqe) = client.poll() else { break };
+                let worker = (cqe.wr_id >> 32) as usize;
+                assert_eq!(cqe.wr_id & 0xFFFF_FFFF, next[worker]);
+                next[worker] += 1;
+            }
+            let _nobody_waits = client.release();
+            // As long as enough is to come that one of it takes the arm.
+            if !armed && next[0] + next[1] < EACH {
+                armed = true;
+                arms += 1;
+                client.arm(ARM_NEXT);
+            }
+            let to = place([4, 64, 16, 8][moves % 4]);
+            match cq.resize(to.clone()) {
+                Ok(_) => {
+                    client.follow(to);
+                    moves += 1;
+                }
+                Err(ResizeFault::TooSmall { .. }) => {}
+                Err(fault) => panic!("{fault:?}"),
+            }
+            armed &= events.load(Acquire) < arms;
+        }
+        for worker in workers {
+            worker.join().expect("it has not panicked");
+        }
+        assert_eq!(events.load(Acquire), arms, "one event for each arm");
+        assert!(arms > 0 && moves > 0);
+        assert_eq!((client.poll(), cq.usage()), (None, (0, 0, 2 * EACH)));
     }
 }

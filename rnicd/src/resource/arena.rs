@@ -1,7 +1,8 @@
 //! Arenas of one session: memory for its queues, made by the daemon as it is needed.
 //!
 //! The first arena begins with a header page and one doorbell page per worker (`docs/abi.md`);
-//! further ones hold queues from their first octet. An arena lives as long as its session.
+//! further ones hold queues from their first octet. An arena that the client was told of lives as long
+//! as its session.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -107,6 +108,12 @@ impl Arenas {
             .map_err(|e| system::refusal("cannot allocate memory for queues", &e))?;
         self.list.push(Arena { mapping, extents: Extents::new(0, len) });
         Ok((NewArena { arena: number, length }, descriptor))
+    }
+
+    /// Takes back the arena that was made last, of which the client was not told: its octets.
+    pub fn shrink(&mut self, made: &Made) -> u64 {
+        debug_assert_eq!(made.0.arena as usize + 1, self.list.len(), "the last one made");
+        self.list.pop().map_or(0, |arena| arena.mapping.len() as u64)
     }
 
     /// Gives each queue a place, or none of them.

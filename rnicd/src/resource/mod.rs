@@ -30,6 +30,7 @@ mod queues;
 mod reads;
 mod refuse;
 mod reload;
+mod resize;
 mod session;
 mod srqs;
 mod teardown;
@@ -472,6 +473,7 @@ impl Manager {
                 Some(memfd) => self.fill_segment(id, segment, memfd),
                 None => Err(refuse::lost_descriptor()),
             },
+            R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
         }
     }
 

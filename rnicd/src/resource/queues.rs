@@ -59,11 +59,7 @@ impl Manager {
         context: u64,
     ) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        if entries == 0 {
-            return Err(refuse::invalid("entries", "a CQ has at least one entry"));
-        }
-        let most = u64::from(self.config.limits.cq_entries);
-        refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)?;
+        check_entries(&self.config.limits, entries)?;
         let sender = channel.map(|c| session.channel(c).map(|c| c.sender.clone())).transpose()?;
         let shape = QueueShape::completion(entries);
         self.ledger.charge(&mut session.counts, Kind::Cqs, 1)?;
@@ -322,15 +318,23 @@ pub(super) fn place(
         used: u64::from(rnic_core::abi::queue::doorbell::INDICES),
         wanted: 1,
     })?;
-    let found = session.arenas.place(shapes).map(|places| (places, None));
-    let found = found.map_or_else(|| place_in_new(session, ledger, shapes), Ok);
-    match found {
+    match places(session, ledger, shapes) {
         Ok((places, made)) => Ok((places, doorbell, made)),
         Err(refusal) => {
             session.doorbells.release(doorbell);
             Err(refusal)
         }
     }
+}
+
+/// Finds places for queues that have a doorbell, in a new arena if need be.
+pub(super) fn places(
+    session: &mut Session,
+    ledger: &mut Ledger,
+    shapes: &[QueueShape],
+) -> Result<(Vec<Place>, Option<Made>), Refusal> {
+    let found = session.arenas.place(shapes).map(|places| (places, None));
+    found.map_or_else(|| place_in_new(session, ledger, shapes), Ok)
 }
 
 fn place_in_new(
@@ -375,6 +379,14 @@ pub(super) fn format(
 
 pub(super) fn told(made: Option<Made>) -> (Option<NewArena>, Vec<std::os::fd::OwnedFd>) {
     made.map_or((None, Vec::new()), |(arena, descriptor)| (Some(arena), vec![descriptor]))
+}
+
+pub(super) fn check_entries(limits: &Limits, entries: u32) -> Result<(), Refusal> {
+    if entries == 0 {
+        return Err(refuse::invalid("entries", "a CQ has at least one entry"));
+    }
+    let most = u64::from(limits.cq_entries);
+    refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)
 }
 
 fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {

@@ -86,6 +86,7 @@ impl Asked {
                 Asked { length: Some(*length), ..verb("ReserveSegment") }
             }
             R::FillSegment { .. } => verb("FillSegment"),
+            R::ResizeCq { .. } => verb("ResizeCq"),
         }
     }
 

@@ -222,6 +222,13 @@ impl Workers {
         }
     }
 
+    /// Tells workers (by bit) that slots of a CQ may be had, by no doing of its client.
+    pub fn space_freed(&mut self, cq: &Arc<Cq>, workers: u64) {
+        for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
+            self.one(worker, None, Command::SpaceFreed(cq.clone()));
+        }
+    }
+
     /// Makes a memory region usable; done when every worker knows it.
     pub fn install_stag(&mut self, entry: StagEntry) -> Ticket {
         self.all(|| Command::InstallStag(entry.clone()))
@@ -358,11 +365,7 @@ impl Workers {
                 // What waits is looked at below.
                 Report::Moved => {}
                 Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
-                Report::SpaceFreed { cq, workers } => {
-                    for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
-                        self.one(worker, None, Command::SpaceFreed(cq.clone()));
-                    }
-                }
+                Report::SpaceFreed { cq, workers } => self.space_freed(&cq, workers),
                 Report::ReceivesFreed { srq, workers } => {
                     for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
                         self.one(worker, None, Command::ReceivesPosted(srq.clone()));

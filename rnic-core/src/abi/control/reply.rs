@@ -69,7 +69,7 @@ pub enum ReplyBody {
         /// Its handle.
         channel: ChannelId,
     },
-    /// A completion queue was made.
+    /// A completion queue was made or has moved.
     Cq {
         /// Its handle.
         cq: CqId,

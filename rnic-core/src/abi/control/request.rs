@@ -270,6 +270,15 @@ pub enum RequestBody {
         /// Where the client mapped it (for addresses in its own terms).
         client_address: u64,
     },
+    /// Gives a completion queue another size, and another place with what is unread in it. From the
+    /// request until its answer the client does not touch the queue; then the old place is no longer
+    /// its own. After a refusal the queue is where it was. Answer: `Cq`.
+    ResizeCq {
+        /// Which.
+        cq: CqId,
+        /// Entries wanted, at least as many as are unread or reserved; rounded up to a power of two.
+        entries: u32,
+    },
 }
 
 /// Parameters of a queue pair.

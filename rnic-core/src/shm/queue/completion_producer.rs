@@ -10,13 +10,13 @@ use crate::shm::sync::{AtomicU64, Ordering, fence};
 /// Invariant: published - consumed + reserved <= capacity.
 #[derive(Debug)]
 pub struct CompletionProducer {
-    queue: QueueMemory,
+    pub(super) queue: QueueMemory,
     /// Completions written.
-    published: u32,
+    pub(super) published: u32,
     /// Completions the client has read, when we last looked.
-    consumed: u32,
+    pub(super) consumed: u32,
     /// Slots promised and not yet used.
-    reserved: u32,
+    pub(super) reserved: u32,
 }
 
 impl CompletionProducer {
@@ -146,12 +146,12 @@ impl CompletionProducer {
 
     /// Slots in use or promised. No overflow: at most the capacity, by the invariant.
     #[inline]
-    fn claimed(&self) -> u32 {
+    pub(super) fn claimed(&self) -> u32 {
         self.published.wrapping_sub(self.consumed) + self.reserved
     }
 
     /// Loads the client's index, which must lie between what it was and what was published.
-    fn refresh(&mut self) -> Result<(), QueueFault> {
+    pub(super) fn refresh(&mut self) -> Result<(), QueueFault> {
         // Acquire: the client is done reading the slots it gives back.
         let found = self.queue.window.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         if found.wrapping_sub(self.consumed) > self.published.wrapping_sub(self.consumed) {

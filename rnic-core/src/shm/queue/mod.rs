@@ -9,6 +9,7 @@
 //! [`ReceiveConsumer`], [`CompletionProducer`]), `rnic-client` the others.
 
 mod completion_consumer;
+mod completion_move;
 mod completion_producer;
 mod receive;
 mod ring;
@@ -17,6 +18,7 @@ mod send;
 use std::sync::Arc;
 
 pub use completion_consumer::CompletionConsumer;
+pub use completion_move::{CompletionMove, MoveError};
 pub use completion_producer::{CompletionProducer, PublishError};
 pub use receive::{ReceiveConsumer, ReceiveEntry, ReceiveProducer};
 pub use send::{SendConsumer, SendEntry, SendProducer};

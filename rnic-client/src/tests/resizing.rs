@@ -1,0 +1,86 @@
+//! A completion queue in another place: what was read, what is armed, and who waits.
+
+use std::thread;
+
+use rnic_core::abi::control::{NewArena, QueueLocation, Reply, ReplyBody};
+use rnic_core::abi::queue::{Cqe, QueueShape};
+
+use super::{PATIENCE, rig, until};
+use crate::fake::Answer;
+use crate::*;
+
+fn entry(wr_id: u64) -> Cqe {
+    Cqe::new(1, wr_id, CompletionOpcode::Send, CompletionStatus::Success)
+}
+
+#[test]
+fn what_is_unread_and_the_arm_are_found_in_an_arena_that_is_new() {
+    let r = rig();
+    for wr_id in 0..3 {
+        r.daemon.device().complete(r.cq.id(), &entry(wr_id));
+    }
+    let mut some = [Completion::default(); 4];
+    assert_eq!(r.cq.poll(&mut some[..1]).unwrap(), 1);
+    r.cq.arm(Arm::Next).unwrap();
+    r.daemon.device().next_in_new_arena = true;
+    r.cq.resize(100).unwrap();
+    assert_eq!(r.cq.capacity(), 128);
+    assert_eq!(r.daemon.device().cqs[&r.cq.id()].producer.unread(), 2);
+    assert_eq!(r.cq.poll(&mut some).unwrap(), 2);
+    assert_eq!([some[0].wr_id, some[1].wr_id], [1, 2]);
+    assert_eq!(r.cq.channel().recv(Some(std::time::Duration::ZERO)).unwrap(), None);
+    r.daemon.device().complete(r.cq.id(), &entry(3));
+    assert_eq!(r.cq.channel().recv(Some(PATIENCE)).unwrap(), Some(r.cq.id()));
+    assert_eq!(r.cq.poll(&mut some).unwrap(), 1);
+    assert_eq!(some[0].wr_id, 3);
+}
+
+#[test]
+fn who_sleeps_on_a_queue_that_moves_is_woken_by_its_completion() {
+    let r = rig();
+    for wr_id in 0..20 {
+        let cq = r.cq.clone();
+        let sleeper = thread::spawn(move || {
+            let mut some = [Completion::default(); 4];
+            let n = cq.wait(&mut some, Some(PATIENCE)).unwrap();
+            some[..n].iter().map(|c| c.wr_id).collect::<Vec<_>>()
+        });
+        until("arm", || r.daemon.device().armed(r.cq.id()).then_some(()));
+        r.cq.resize(if wr_id % 2 == 0 { 8 } else { 64 }).unwrap();
+        r.daemon.device().complete(r.cq.id(), &entry(wr_id));
+        assert_eq!(sleeper.join().unwrap(), [wr_id]);
+    }
+}
+
+#[test]
+fn a_refused_resize_changes_nothing() {
+    let r = rig();
+    let why = "3 completions are unread".to_owned();
+    r.daemon.answer_next(Answer::Refuse(Refusal::Invalid { field: "entries".into(), why }));
+    assert!(matches!(r.cq.resize(1), Err(Error::Refused { .. })));
+    assert_eq!(r.cq.capacity(), 16);
+    r.daemon.device().complete(r.cq.id(), &entry(5));
+    let mut some = [Completion::default(); 4];
+    assert_eq!(r.cq.wait(&mut some, Some(PATIENCE)).unwrap(), 1);
+    r.cq.resize(32).unwrap();
+    assert_eq!(r.cq.capacity(), 32);
+}
+
+#[test]
+fn a_place_that_cannot_be_followed_to_ends_the_session() {
+    for arena in [None, Some(NewArena { arena: 7, length: 4096 })] {
+        let r = rig();
+        let id = r.daemon.device().requests.len() as u32 + 1;
+        let shape = QueueShape::completion(64);
+        let queue = QueueLocation { arena: 7, offset: 0, shape };
+        let body = ReplyBody::Cq { cq: r.cq.id(), queue, new_arena: arena };
+        let reply = Reply { id, result: Ok(body), why_id: 0 };
+        r.daemon.answer_next(Answer::Octets(postcard::to_stdvec(&reply).unwrap()));
+        let error = r.cq.resize(64).unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        // Nobody waits for completions that go where he does not look.
+        assert!(matches!(r.cq.arm(Arm::Next), Err(Error::DaemonGone)));
+        assert!(matches!(r.cq.resize(64), Err(Error::DaemonGone)));
+        assert!(matches!(r.context.status(), Err(Error::DaemonGone)));
+    }
+}

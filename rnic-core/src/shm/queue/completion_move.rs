@@ -1,0 +1,442 @@
+//! A completion queue moves to another place, with what is unread in it, while the daemon writes on.
+//!
+//! Entries keep their free-running numbers, so their sequence words stay right, reservations stay
+//! what they are, and the client goes on where it stood. The client touches nothing from its request
+//! until the answer; one that does harms its own completions only, for nothing here believes what
+//! stands in the ring: entries are copied as words, and the consumer's index is checked as always.
+//!
+//! Whoever moves a queue has the producer locked only to look ([`CompletionProducer::catch_up`]) and
+//! to change over ([`CompletionProducer::finish_move`]), so that workers do not wait for a long copy:
+//!
+//! * An entry that is published and unread does not change: its slot is written again only when the
+//!   consumer's index has passed it. So entries found unread by a look under the lock can be copied
+//!   without it. That they are complete is known from the lock: whoever wrote them had it before.
+//! * If the index does pass meanwhile (of a client that does not keep still), what was copied of those
+//!   slots may be a mixture. The next look finds the index, and entries before it are never read.
+//! * The last look, the last copies and the change of place are in one hold of the lock. What is
+//!   published before is copied; what is published after goes to the new place.
+//! * To the client all of it is there when the answer is: one message through the kernel.
+//!
+//! The arm is not lost. It was stored before the request was sent, or will be after the answer, in the
+//! new place. In the first case the last look, which comes after the request, copies what is left of
+//! it: either a completion before has taken it, and its event is on its way, or the next one will, in
+//! the new place. The client's look that follows an arm finds what came before the arm, in whichever
+//! place it looks: what is in the old one is in the new one.
+
+use super::{CompletionProducer, QueueFault, QueueMemory};
+use crate::abi::queue::{COMPLETION_LEN, COMPLETION_WORDS, QueueKind, queue_header};
+use crate::shm::sync::Ordering;
+
+/// A move under way.
+#[derive(Debug)]
+pub struct CompletionMove {
+    from: QueueMemory,
+    to: QueueMemory,
+    /// Entries before this one are copied or need not be; free-running.
+    copied: u32,
+    /// Entries before this one had been published at the last look; free-running.
+    published: u32,
+}
+
+impl CompletionMove {
+    /// Entries found by the last look and not copied yet.
+    pub fn rest(&self) -> u32 {
+        self.published.wrapping_sub(self.copied)
+    }
+
+    /// Makes the new place, which [`QueueMemory::format`] has filled with zeros, look as if all slots
+    /// had been used before: to a reader at entry 2^32 - 1 zeros would be that entry.
+    pub fn prepare(&self) {
+        // The first entries that come to these slots have the sequences that follow this number.
+        let before = u64::from(self.copied) << 32;
+        for slot in 0..self.to.shape.capacity {
+            let last = self.to.slot(slot) + COMPLETION_LEN - 8;
+            self.to.window.u64(last).store(before, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies what the last look found.
+    pub fn copy(&mut self) {
+        while self.copied != self.published {
+            let (from, to) = (self.from.slot(self.copied), self.to.slot(self.copied));
+            let words = self.from.window.load_words::<COMPLETION_WORDS>(from);
+            self.to.window.store_words(to, &words);
+            self.copied = self.copied.wrapping_add(1);
+        }
+    }
+}
+
+impl CompletionProducer {
+    /// Whether what is unread and what is promised has room in so many slots.
+    pub fn fits(&mut self, capacity: u32) -> Result<(), MoveError> {
+        self.refresh()?;
+        if self.claimed() <= capacity {
+            return Ok(());
+        }
+        let unread = self.published.wrapping_sub(self.consumed);
+        Err(MoveError::TooSmall { unread, reserved: self.reserved })
+    }
+
+    /// Begins to move to `to`, which was just made. Nothing has changed until
+    /// [`finish_move`](Self::finish_move); a move that is dropped never was.
+    pub fn begin_move(&mut self, to: QueueMemory) -> Result<CompletionMove, MoveError> {
+        debug_assert_eq!(to.kind, QueueKind::Completion);
+        self.fits(to.shape.capacity)?;
+        let (from, copied, published) = (self.queue.clone(), self.consumed, self.published);
+        Ok(CompletionMove { from, to, copied, published })
+    }
+
+    /// Looks what else is to be copied.
+    pub fn catch_up(&mut self, moving: &mut CompletionMove) -> Result<(), MoveError> {
+        self.fits(moving.to.shape.capacity)?;
+        let unread = self.published.wrapping_sub(self.consumed);
+        if self.published.wrapping_sub(moving.copied) > unread {
+            moving.copied = self.consumed;
+        }
+        moving.published = self.published;
+        Ok(())
+    }
+
+    /// Copies what is left, and goes on in the new place. `waiting` are the workers that wait for a
+    /// slot: what the client sees of them ([`set_waits`](Self::set_waits)) is a copy, which it may have
+    /// written to.
+    pub fn finish_move(
+        &mut self,
+        mut moving: CompletionMove,
+        waiting: u64,
+    ) -> Result<(), MoveError> {
+        self.catch_up(&mut moving)?;
+        moving.copy();
+        let CompletionMove { from, to, .. } = moving;
+        for word in [queue_header::ARM, queue_header::CLIENT_SPINS] {
+            let as_it_stands = from.window.u32(word).load(Ordering::Relaxed);
+            to.window.u32(word).store(as_it_stands, Ordering::Relaxed);
+        }
+        to.window.u64(queue_header::ENGINE_WAITS).store(waiting, Ordering::Relaxed);
+        to.window.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
+        to.window.u32(queue_header::CONSUMER).store(self.consumed, Ordering::Relaxed);
+        self.queue = to;
+        Ok(())
+    }
+}
+
+/// Why a completion queue stays where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MoveError {
+    /// The new place has fewer slots than are in use.
+    #[error("{unread} completions are unread and {reserved} slots are reserved")]
+    TooSmall {
+        /// Entries published and not given back.
+        unread: u32,
+        /// Slots promised to requests under way.
+        reserved: u32,
+    },
+    /// The client's index is nonsense.
+    #[error(transparent)]
+    Queue(#[from] QueueFault),
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::super::CompletionConsumer;
+    use super::*;
+    use crate::abi::queue::{ARM_NEXT, ARM_NONE, Cqe, QueueShape};
+    use crate::shm::Mapping;
+    use crate::types::{CompletionOpcode, CompletionStatus};
+
+    fn place(capacity: u32) -> (QueueMemory, Arc<Mapping>) {
+        let shape = QueueShape::completion(capacity);
+        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Completion, shape, 0, 0);
+        (queue.expect("fits"), arena)
+    }
+
+    /// Both ends of a queue through which `index` completions have passed.
+    fn ends(capacity: u32, index: u32) -> (CompletionProducer, CompletionConsumer, Arc<Mapping>) {
+        let (queue, arena) = place(capacity);
+        queue.window.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
+        let producer = CompletionProducer::starting_at(queue.clone(), index);
+        let moving = CompletionMove {
+            from: queue.clone(),
+            to: queue.clone(),
+            copied: index,
+            published: index,
+        };
+        moving.prepare();
+        (producer, CompletionConsumer::starting_at(queue, index), arena)
+    }
+
+    fn cqe(n: u64) -> Cqe {
+        let cqe = Cqe::new(3, n, CompletionOpcode::Receive, CompletionStatus::Success);
+        Cqe { byte_len: n as u32, flags: 5, imm_or_inv: !n, why_id: n << 32, ..cqe }
+    }
+
+    fn begin(producer: &mut CompletionProducer, capacity: u32) -> CompletionMove {
+        let moving = producer.begin_move(place(capacity).0).expect("it fits");
+        moving.prepare();
+        moving
+    }
+
+    fn finish(
+        producer: &mut CompletionProducer,
+        consumer: &mut CompletionConsumer,
+        moving: CompletionMove,
+    ) {
+        producer.finish_move(moving, 0).expect("it fits");
+        consumer.follow(producer.queue().clone());
+    }
+
+    #[test]
+    fn what_is_unread_moves_in_order_across_the_wrap_and_nothing_else_is_read() {
+        for start in [0, u32::MAX - 5, u32::MAX - 1, u32::MAX] {
+            for capacity in [4, 8, 64] {
+                let (mut producer, mut consumer, _arena) = ends(8, start);
+                for n in 0..6 {
+                    producer.publish(&cqe(n)).expect("room");
+                }
+                assert_eq!([consumer.poll(), consumer.poll()], [Some(cqe(0)), Some(cqe(1))]);
+                assert_eq!(consumer.release(), 0);
+                assert_eq!(consumer.poll(), Some(cqe(2)), "read, and the daemon does not know");
+                let moving = begin(&mut producer, capacity);
+                finish(&mut producer, &mut consumer, moving);
+                assert_eq!((producer.unread(), producer.queue().shape().capacity), (4, capacity));
+                for n in 3..6 {
+                    assert_eq!(consumer.poll(), Some(cqe(n)));
+                }
+                assert_eq!(consumer.poll(), None);
+                for n in 6..100 {
+                    assert_eq!(consumer.release(), 0);
+                    producer.publish(&cqe(n)).expect("room");
+                    assert_eq!([consumer.poll(), consumer.poll()], [Some(cqe(n)), None]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_published_between_the_looks_moves_too() {
+        let (mut producer, mut consumer, _arena) = ends(8, 0);
+        producer.publish(&cqe(0)).expect("room");
+        let mut moving = begin(&mut producer, 8);
+        assert_eq!(moving.rest(), 1);
+        moving.copy();
+        producer.publish(&cqe(1)).expect("room");
+        assert_eq!(producer.catch_up(&mut moving), Ok(()));
+        assert_eq!(moving.rest(), 1);
+        producer.publish(&cqe(2)).expect("room");
+        finish(&mut producer, &mut consumer, moving);
+        producer.publish(&cqe(3)).expect("room");
+        let read: Vec<_> = std::iter::from_fn(|| consumer.poll()).collect();
+        assert_eq!(read, (0..4).map(cqe).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn reservations_stay_and_count_where_there_is_less_room() {
+        let (mut producer, mut consumer, _arena) = ends(8, 0);
+        assert_eq!([producer.reserve(), producer.reserve()], [Ok(true); 2]);
+        producer.publish(&cqe(0)).expect("room");
+        let refused = Err(MoveError::TooSmall { unread: 1, reserved: 2 });
+        assert_eq!(producer.fits(2), refused);
+        assert_eq!(producer.begin_move(place(2).0).map(drop), refused);
+        let moving = begin(&mut producer, 4);
+        // More is promised before the move is over than the new place has.
+        assert_eq!([producer.reserve(), producer.reserve()], [Ok(true); 2]);
+        let refused = Err(MoveError::TooSmall { unread: 1, reserved: 4 });
+        assert_eq!(producer.finish_move(moving, 0), refused);
+        assert_eq!(producer.queue().shape().capacity, 8, "nothing has happened");
+        producer.unreserve(1);
+        let moving = begin(&mut producer, 4);
+        finish(&mut producer, &mut consumer, moving);
+        assert_eq!((producer.unread(), producer.reserved()), (1, 3));
+        assert_eq!(producer.reserve(), Ok(false));
+        for n in 1..4 {
+            producer.publish_reserved(&cqe(n));
+        }
+        let read: Vec<_> = std::iter::from_fn(|| consumer.poll()).collect();
+        assert_eq!(read, (0..4).map(cqe).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn arm_spin_and_waits_are_as_they_were() {
+        let (mut producer, mut consumer, _arena) = ends(4, 0);
+        consumer.arm(ARM_NEXT);
+        consumer.set_spinning(true);
+        let moving = begin(&mut producer, 8);
+        producer.finish_move(moving, 0b101).expect("it fits");
+        consumer.follow(producer.queue().clone());
+        assert!(producer.client_spins());
+        producer.publish(&cqe(0)).expect("room");
+        assert!(!producer.take_arm(false), "it spins");
+        consumer.set_spinning(false);
+        assert!(producer.take_arm(false));
+        assert!(!producer.take_arm(false));
+        assert!(consumer.poll().is_some());
+        assert_eq!(consumer.release(), 0b101);
+        // What was taken before the move is not there after it.
+        consumer.arm(ARM_NEXT);
+        assert!(producer.take_arm(false));
+        let moving = begin(&mut producer, 4);
+        finish(&mut producer, &mut consumer, moving);
+        assert!(!producer.take_arm(true));
+        consumer.arm(ARM_NONE);
+    }
+
+    #[test]
+    fn an_impossible_index_is_a_fault_before_during_and_at_the_end_of_a_move() {
+        let fault =
+            |found| Err(MoveError::Queue(QueueFault::Consumer { found, last: 0, published: 1 }));
+        let (mut producer, _consumer, arena) = ends(4, 0);
+        producer.publish(&cqe(0)).expect("room");
+        let mut moving = begin(&mut producer, 4);
+        arena.store_u64(queue_header::CONSUMER, 2).expect("in range");
+        assert_eq!(producer.fits(4), fault(2));
+        assert_eq!(producer.begin_move(place(4).0).map(drop), fault(2));
+        assert_eq!(producer.catch_up(&mut moving), fault(2));
+        assert_eq!(producer.finish_move(moving, 0), fault(2));
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Reserve,
+        Unreserve,
+        PublishReserved,
+        Publish,
+        Poll,
+        Release,
+        /// To so many slots as a power of two.
+        Begin(u32),
+        CatchUp,
+        Finish,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        use Op::*;
+        prop_oneof![
+            prop::sample::select(vec![Reserve, Unreserve, PublishReserved, Publish]),
+            prop::sample::select(vec![Poll, Release, CatchUp, Finish]),
+            (0..5u32).prop_map(Begin),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens between the steps of a move, with the client keeping still from its
+        /// request to the answer: every completion is read once, in order, and room is what the
+        /// present capacity leaves.
+        #[test]
+        fn a_queue_that_moves_agrees_with_an_oracle(
+            start in prop_oneof![Just(0), any::<u32>(), u32::MAX - 20..=u32::MAX],
+            ops in prop::collection::vec(op(), 0..300),
+        ) {
+            let (mut producer, mut consumer, _arena) = ends(8, start);
+            let mut moving: Option<(u32, CompletionMove)> = None;
+            let mut unread = VecDeque::new();
+            let (mut capacity, mut read, mut reserved, mut next) = (8, 0, 0, 0);
+            for op in ops {
+                let in_use = unread.len() as u32 + read + reserved;
+                let room = in_use < capacity;
+                match op {
+                    Op::Reserve => {
+                        prop_assert_eq!(producer.reserve(), Ok(room));
+                        reserved += u32::from(room);
+                    }
+                    Op::Unreserve if reserved > 0 => {
+                        producer.unreserve(1);
+                        reserved -= 1;
+                    }
+                    Op::PublishReserved if reserved > 0 => {
+                        producer.publish_reserved(&cqe(next));
+                        reserved -= 1;
+                        unread.push_back(next);
+                        next += 1;
+                    }
+                    Op::Publish => {
+                        prop_assert_eq!(producer.publish(&cqe(next)).is_ok(), room);
+                        if room {
+                            unread.push_back(next);
+                            next += 1;
+                        }
+                    }
+                    Op::Poll if moving.is_none() => {
+                        let expected = unread.pop_front();
+                        read += u32::from(expected.is_some());
+                        prop_assert_eq!(consumer.poll(), expected.map(cqe));
+                    }
+                    Op::Release if moving.is_none() => {
+                        prop_assert_eq!(consumer.release(), 0);
+                        read = 0;
+                    }
+                    Op::Begin(log) if moving.is_none() => {
+                        let begun = producer.begin_move(place(1 << log).0);
+                        prop_assert_eq!(begun.is_ok(), in_use <= 1 << log);
+                        moving = begun.ok().map(|moving| (1 << log, moving));
+                        if let Some((_, moving)) = &mut moving {
+                            moving.prepare();
+                            moving.copy();
+                        }
+                    }
+                    Op::CatchUp => {
+                        if let Some((wanted, moving)) = &mut moving {
+                            let looked = producer.catch_up(moving);
+                            prop_assert_eq!(looked.is_ok(), in_use <= *wanted);
+                            moving.copy();
+                        }
+                    }
+                    Op::Finish => {
+                        if let Some((wanted, moving)) = moving.take() {
+                            let finished = producer.finish_move(moving, 0);
+                            prop_assert_eq!(finished.is_ok(), in_use <= wanted);
+                            if finished.is_ok() {
+                                consumer.follow(producer.queue().clone());
+                                capacity = wanted;
+                            }
+                        }
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(producer.reserved(), reserved);
+                prop_assert_eq!(producer.unread(), unread.len() as u32 + read);
+                prop_assert!(producer.claimed() <= capacity);
+            }
+        }
+
+        /// A client that writes its index and the ring while it moves: no panic, and never more in use
+        /// than there is room for.
+        #[test]
+        fn a_client_that_does_not_keep_still_harms_itself(
+            start in any::<u32>(),
+            steps in prop::collection::vec((any::<u32>(), 0..4u8), 0..60),
+        ) {
+            let (mut producer, _consumer, mut arena) = ends(4, start);
+            let mut moving = None;
+            for (index, step) in steps {
+                let hostile = start.wrapping_add(index % 16).wrapping_sub(4);
+                arena.store_u64(queue_header::CONSUMER, u64::from(hostile)).expect("in range");
+                let _full_or_fault = producer.publish(&cqe(0));
+                match (step, &mut moving) {
+                    (0, moving) => {
+                        let (queue, arena) = place(1 << (index % 5));
+                        *moving = producer.begin_move(queue).ok().map(|m| (m, arena));
+                    }
+                    (1, Some((moving, _))) => {
+                        let _small_or_fault = producer.catch_up(moving);
+                        moving.copy();
+                    }
+                    (2, moving) => {
+                        if let Some((moving, to)) = moving.take()
+                            && producer.finish_move(moving, 0).is_ok()
+                        {
+                            arena = to;
+                        }
+                    }
+                    _ => {}
+                }
+                prop_assert!(producer.claimed() <= producer.queue().shape().capacity);
+            }
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! Completion queues that get another size while their queue pairs go on: nothing is lost, nothing
+//! comes twice, who sleeps is woken, and limits hold before and after.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rnic_client::{
+    Arm, Completion, CompletionOpcode, Context, Cq, CqOptions, CqRow, Error, ListKind, Listener,
+    Pd, Qp, QpOptions, RecvRequest, Rows, SendRequest,
+};
+use rnic_core::abi::control::{QueueLocation, Refusal, ReplyBody, RequestBody};
+use rnic_core::abi::queue::{QueueShape, queue_header};
+use rnic_core::types::CqId;
+use rnic_tests::raw::Raw;
+use rnic_tests::{DEADLINE, Daemon, binaries, join};
+
+const TWO_WORKERS: [&str; 2] = [
+    "[engine]\nworkers = 2\nloopback = \"tcp\"\n",
+    "[engine]\nworkers = 2\nloopback = \"direct\"\n",
+];
+/// Pairs of queue pairs of the traffic.
+const PAIRS: usize = 4;
+/// Requests and receives that each queue pair has outstanding.
+const DEPTH: u64 = 16;
+/// Sends of each pair in one round.
+const ROUND: u64 = DEPTH / 2;
+
+/// A session in which queue pairs are connected to each other.
+struct Side {
+    context: Context,
+    pd: Pd,
+    listener: Listener,
+}
+
+impl Side {
+    fn new(daemon: &Daemon) -> Self {
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let pd = context.open_pd(None).unwrap();
+        let listener = context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
+        Side { context, pd, listener }
+    }
+
+    /// Two connected queue pairs: one sends, the other receives.
+    fn pair(&self, send_cq: &Cq, recv_cq: &Cq) -> (Qp, Qp) {
+        let depth = DEPTH as u32;
+        let options = QpOptions {
+            recv_cq,
+            sq_depth: depth,
+            rq_depth: depth,
+            signal_all: true,
+            ..QpOptions::new(send_cq)
+        };
+        let (sender, receiver) =
+            (self.pd.create_qp(&options).unwrap(), self.pd.create_qp(&options).unwrap());
+        join(&self.listener, &sender, &receiver);
+        (sender, receiver)
+    }
+
+    /// What the daemon says of a queue.
+    fn row(&self, cq: &Cq) -> CqRow {
+        let Rows::Cqs(rows) = self.context.list(ListKind::Cqs, 0).unwrap().0 else { panic!() };
+        rows.into_iter().find(|row| row.cq == cq.id()).unwrap()
+    }
+
+    /// Waits until so many completions of a queue are unread.
+    fn fills(&self, cq: &Cq, unread: u32) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.row(cq).unread != unread {
+            assert!(Instant::now() < deadline, "{:?}", self.row(cq));
+            thread::yield_now();
+        }
+    }
+
+    /// Entries of completion queues that count against this session's limit.
+    fn entries_in_use(&self) -> u64 {
+        let (mut from, key) = (0, "limits.session.cq_entries_total");
+        loop {
+            let (Rows::Limits(rows), total) = self.context.list(ListKind::Limits, from).unwrap()
+            else {
+                panic!()
+            };
+            if let Some(row) = rows.iter().find(|row| row.key == key) {
+                return row.used;
+            }
+            from += rows.len() as u32;
+            assert!(from < total, "no {key}");
+        }
+    }
+}
+
+fn send(qp: &Qp, from: u64, to: u64) {
+    let requests: Vec<_> = (from..to).map(|n| SendRequest::send_inline(n, b"")).collect();
+    qp.post_send(&requests).unwrap();
+}
+
+fn receive(qp: &Qp, from: u64, to: u64) {
+    let requests: Vec<_> = (from..to).map(|n| RecvRequest::new(n, &[])).collect();
+    qp.post_recv(&requests).unwrap();
+}
+
+fn refusal(result: Result<(), Error>) -> String {
+    match result {
+        Err(Error::Refused { refusal, .. }) => refusal.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// How far the traffic is.
+#[derive(Default)]
+struct Progress {
+    /// Messages received, by pair.
+    received: Mutex<[u64; PAIRS]>,
+    more: Condvar,
+    resized: AtomicBool,
+    /// Messages in all, once it is known.
+    total: AtomicU64,
+}
+
+impl Progress {
+    /// Waits until what was received is as wanted.
+    fn until(&self, wanted: impl Fn(&[u64; PAIRS]) -> bool) {
+        let received = self.received.lock().unwrap();
+        let waited = self.more.wait_timeout_while(received, DEADLINE, |r| !wanted(r)).unwrap();
+        assert!(!waited.1.timed_out(), "{:?}", waited.0);
+    }
+
+    fn sum(&self) -> u64 {
+        self.received.lock().unwrap().iter().sum()
+    }
+}
+
+/// Waits for completions, each of a request that is the next of its queue pair.
+fn expect(cq: &Cq, some: &mut [Completion], opcode: CompletionOpcode) -> usize {
+    let n = cq.wait(some, Some(DEADLINE)).unwrap();
+    assert!(n > 0, "a completion or its event is lost: {cq:?}");
+    for completion in &some[..n] {
+        assert_eq!(completion.ok().unwrap().opcode, opcode);
+    }
+    n
+}
+
+#[test]
+fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
+    for config in TWO_WORKERS {
+        let daemon = Daemon::start(binaries!(), config);
+        let side = Side::new(&daemon);
+        let send_cq = side.context.create_cq(16, None).unwrap();
+        let recv_cq = side.context.create_cq(64, None).unwrap();
+        let pairs: Vec<_> = (0..PAIRS).map(|_| side.pair(&send_cq, &recv_cq)).collect();
+        let mut workers: Vec<_> =
+            pairs.iter().flat_map(|(a, b)| [a, b]).map(|qp| qp.query().unwrap().worker).collect();
+        workers.sort();
+        workers.dedup();
+        assert_eq!(workers, [Some(0), Some(1)]);
+        // Before the first message, which would find none and end its stream.
+        pairs.iter().for_each(|(_, receiver)| receive(receiver, 0, DEPTH));
+        let progress = Progress::default();
+        thread::scope(|scope| {
+            scope.spawn(|| receive_all(&pairs, &recv_cq, &progress));
+            scope.spawn(|| resize_again_and_again(&send_cq, &recv_cq, &progress));
+            send_all(&pairs, &send_cq, &progress);
+        });
+        let total = progress.total.load(Ordering::Relaxed);
+        assert_eq!(progress.sum(), total);
+        // Nothing is left, or promised to nobody, or was written twice.
+        for cq in [&send_cq, &recv_cq] {
+            assert_eq!(cq.poll(&mut [Completion::default(); 4]).unwrap(), 0);
+            let row = side.row(cq);
+            assert_eq!((row.capacity, row.completions), (cq.capacity(), total));
+            assert_eq!((row.unread, row.reserved, row.overflowed), (0, 0, false));
+        }
+        drop((pairs, send_cq, recv_cq, side));
+        daemon.is_empty();
+    }
+}
+
+fn send_all(pairs: &[(Qp, Qp)], cq: &Cq, progress: &Progress) {
+    let ids: Vec<_> = pairs.iter().map(|(sender, _)| sender.id()).collect();
+    let (mut sent, mut done, mut last) = (0, [0; PAIRS], false);
+    while !last {
+        last = progress.resized.load(Ordering::Relaxed);
+        // Half of the receives may still be on their way back.
+        progress.until(|received| received.iter().all(|r| sent - r <= DEPTH - ROUND));
+        let next = sent + ROUND;
+        if last {
+            progress.total.store(next * PAIRS as u64, Ordering::Relaxed);
+        }
+        for (sender, _) in pairs {
+            send(sender, sent, next);
+        }
+        sent = next;
+        while done != [sent; PAIRS] {
+            let mut some = [Completion::default(); 5];
+            let n = expect(cq, &mut some, CompletionOpcode::Send);
+            for completion in &some[..n] {
+                let pair = ids.iter().position(|qp| *qp == completion.qp).unwrap();
+                assert_eq!(completion.wr_id, done[pair]);
+                done[pair] += 1;
+            }
+        }
+    }
+}
+
+fn receive_all(pairs: &[(Qp, Qp)], cq: &Cq, progress: &Progress) {
+    let ids: Vec<_> = pairs.iter().map(|(_, receiver)| receiver.id()).collect();
+    loop {
+        // Few at a time, so that others are unread when the queue moves.
+        let mut some = [Completion::default(); 3];
+        let n = expect(cq, &mut some, CompletionOpcode::Receive);
+        for completion in &some[..n] {
+            let pair = ids.iter().position(|qp| *qp == completion.qp).unwrap();
+            let nth = completion.wr_id;
+            receive(&pairs[pair].1, nth + DEPTH, nth + DEPTH + 1);
+            let mut received = progress.received.lock().unwrap();
+            assert_eq!(nth, received[pair]);
+            received[pair] += 1;
+        }
+        progress.more.notify_all();
+        if progress.sum() == progress.total.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+}
+
+fn resize_again_and_again(send_cq: &Cq, recv_cq: &Cq, progress: &Progress) {
+    // Requests hold entries: with few of them workers wait, and go on when there are more. Receives
+    // hold none, so there are as many entries as receives.
+    let of_sends = [1, 32, 4, 256, 2, 16];
+    let of_receives = [256, 64, 1024, 128];
+    let (mut accepted, mut refused) = (0, 0);
+    for n in 0..240 {
+        let entries = of_sends[n % of_sends.len()];
+        match send_cq.resize(entries) {
+            Ok(()) => {
+                assert_eq!(send_cq.capacity(), entries);
+                accepted += 1;
+            }
+            other => {
+                let text = refusal(other);
+                assert!(text.starts_with("entries: ") && text.contains(" unread"), "{text}");
+                refused += 1;
+            }
+        }
+        let entries = of_receives[n % of_receives.len()];
+        recv_cq.resize(entries).unwrap();
+        assert_eq!(recv_cq.capacity(), entries);
+        let before = progress.sum();
+        progress.until(|received| received.iter().sum::<u64>() > before);
+    }
+    // Those that are larger than the one before.
+    assert!(accepted >= 240 / 6, "{accepted} accepted, {refused} refused");
+    progress.resized.store(true, Ordering::Relaxed);
+}
+
+#[test]
+fn what_is_unread_stays_in_order_and_is_not_cut_off() {
+    let daemon = Daemon::start(binaries!(), TWO_WORKERS[0]);
+    let side = Side::new(&daemon);
+    let send_cq = side.context.create_cq(64, None).unwrap();
+    let recv_cq = side.context.create_cq(16, None).unwrap();
+    let (sender, receiver) = side.pair(&send_cq, &recv_cq);
+    receive(&receiver, 0, 10);
+    send(&sender, 0, 10);
+    for cq in [&send_cq, &recv_cq] {
+        side.fills(cq, 10);
+    }
+    let mut two = [Completion::default(); 2];
+    assert_eq!(send_cq.poll(&mut two).unwrap(), 2);
+    let text = refusal(send_cq.resize(4));
+    let (start, end) = ("entries: 8 completions of CQ ", "which is more than 4");
+    assert!(text.starts_with(start) && text.contains(" 0 entries are reserved"), "{text}");
+    assert!(text.ends_with(end), "{text}");
+    assert_eq!((send_cq.capacity(), side.row(&send_cq).capacity), (64, 64));
+    for (cq, entries, from) in [(&send_cq, 8, 2), (&recv_cq, 1000, 0), (&recv_cq, 16, 0)] {
+        cq.resize(entries).unwrap();
+        assert_eq!(cq.capacity(), entries.next_power_of_two());
+        assert_eq!(side.row(cq).unread, 10 - from);
+    }
+    for (cq, from) in [(&send_cq, 2), (&recv_cq, 0)] {
+        let mut all = [Completion::default(); 16];
+        let n = cq.poll(&mut all).unwrap();
+        let ids: Vec<_> = all[..n].iter().map(|c| c.ok().unwrap().wr_id).collect();
+        assert_eq!(ids, (from..10).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn workers_that_wait_for_entries_go_on_when_there_are_more() {
+    for config in TWO_WORKERS {
+        let daemon = Daemon::start(binaries!(), config);
+        let side = Side::new(&daemon);
+        let send_cq = side.context.create_cq(2, None).unwrap();
+        let recv_cq = side.context.create_cq(16, None).unwrap();
+        let (sender, receiver) = side.pair(&send_cq, &recv_cq);
+        receive(&receiver, 0, 8);
+        send(&sender, 0, 8);
+        side.fills(&send_cq, 2);
+        // Nobody polls and nobody rings: the daemon itself tells its workers.
+        send_cq.resize(4).unwrap();
+        side.fills(&send_cq, 4);
+        send_cq.resize(16).unwrap();
+        side.fills(&send_cq, 8);
+        let mut all = [Completion::default(); 16];
+        assert_eq!(send_cq.poll(&mut all).unwrap(), 8);
+        assert!(all[..8].iter().map(|c| c.ok().unwrap().wr_id).eq(0..8));
+    }
+}
+
+#[test]
+fn an_armed_queue_stays_armed_for_one_event() {
+    let daemon = Daemon::start(binaries!(), TWO_WORKERS[0]);
+    let side = Side::new(&daemon);
+    let channel = side.context.create_completion_channel().unwrap();
+    let options = CqOptions { entries: 16, channel: Some(&channel), context: 0 };
+    let recv_cq = side.context.create_cq_with(&options).unwrap();
+    let send_cq = side.context.create_cq(16, None).unwrap();
+    let (sender, receiver) = side.pair(&send_cq, &recv_cq);
+    for round in 0..20 {
+        receive(&receiver, round, round + 1);
+        recv_cq.arm(Arm::Next).unwrap();
+        for entries in [64, 8, 1024, 16] {
+            recv_cq.resize(entries).unwrap();
+        }
+        assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
+        send(&sender, round, round + 1);
+        assert_eq!(channel.recv(Some(DEADLINE)).unwrap(), Some(recv_cq.id()));
+        // The arm is used up, wherever the queue goes.
+        recv_cq.resize(32).unwrap();
+        let mut two = [Completion::default(); 2];
+        assert_eq!(recv_cq.poll(&mut two).unwrap(), 1);
+        assert_eq!(two[0].wr_id, round);
+        assert!(send_cq.wait(&mut two, Some(DEADLINE)).unwrap() == 1);
+    }
+    receive(&receiver, 20, 21);
+    send(&sender, 20, 21);
+    side.fills(&recv_cq, 1);
+    assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
+}
+
+#[test]
+fn limits_are_named_and_what_is_given_up_is_given_back() {
+    let limits = "[limits]\ncq_entries = 131072\n\
+                  [limits.session]\ncq_entries_total = 100000\narena_bytes = \"1MiB\"\n";
+    let daemon = Daemon::start(binaries!(), limits);
+    let side = Side::new(&daemon);
+    let cq = side.context.create_cq(16, None).unwrap();
+    let starts = |entries, start: &str| {
+        let text = refusal(cq.resize(entries));
+        assert!(text.starts_with(start), "{text}");
+        assert_eq!((cq.capacity(), side.entries_in_use()), (16, 16));
+    };
+    starts(0, "entries: a CQ has at least one entry");
+    starts(131_073, "entries = 131073 is above limits.cq_entries = 131072");
+    let start =
+        "limits.session.cq_entries_total = 100000 reached (asked for 131056 more, 16 in use";
+    starts(131_072, start);
+    starts(65_536, "limits.session.arena_bytes = 1048576 reached");
+    let arena_bytes = |cycles| {
+        for _ in 0..cycles {
+            for entries in [1024, 16, 4096, 64, 2048, 16] {
+                cq.resize(entries).unwrap();
+                assert_eq!(side.entries_in_use(), u64::from(entries));
+            }
+        }
+        side.context.status().unwrap().arena_bytes
+    };
+    assert_eq!(arena_bytes(2), arena_bytes(50), "old places are used again");
+    // The same size is no other place.
+    cq.resize(9).unwrap();
+    assert_eq!((cq.capacity(), side.entries_in_use()), (16, 16));
+    drop(cq);
+    assert_eq!(side.entries_in_use(), 0);
+    drop(side);
+    daemon.is_empty();
+}
+
+/// A client that keeps to no rules.
+struct Vandal {
+    raw: Raw,
+    cq: CqId,
+    place: QueueLocation,
+}
+
+impl Vandal {
+    fn open(daemon: &Daemon) -> Self {
+        let mut raw = Raw::open(daemon.socket()).unwrap();
+        let body = RequestBody::CreateCq { entries: 16, channel: None, context: 0 };
+        match raw.call(body, &[]) {
+            Some(Ok(ReplyBody::Cq { cq, queue, .. })) => Vandal { raw, cq, place: queue },
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn resize(&mut self, cq: CqId, entries: u32) -> Result<QueueLocation, Refusal> {
+        match self.raw.call(RequestBody::ResizeCq { cq, entries }, &[]) {
+            Some(Ok(ReplyBody::Cq { cq: same, queue, .. })) if same == cq => Ok(queue),
+            Some(Err(refusal)) => Err(refusal),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn scribble(&self, place: &QueueLocation, offset: usize, word: u64) {
+        let arena = &self.raw.arenas[place.arena as usize];
+        arena.store_u64(place.offset as usize + offset, word).unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_scribbles_over_a_queue_it_resizes_harms_itself() {
+    let daemon = Daemon::start(binaries!(), TWO_WORKERS[0]);
+    let side = Side::new(&daemon);
+    let theirs = side.context.create_cq(16, None).unwrap();
+    let mut vandal = Vandal::open(&daemon);
+    let refused = vandal.resize(theirs.id(), 64).unwrap_err().to_string();
+    assert!(refused.contains("CQ") && theirs.capacity() == 16, "{refused}");
+    // All of a place it has left, and of the one it has but for the index that is looked at.
+    let (cq, mut place) = (vandal.cq, vandal.place);
+    for entries in [64, 16, 1024, 32] {
+        let new = vandal.resize(cq, entries).unwrap();
+        assert_eq!(new.shape, QueueShape::completion(entries));
+        for offset in (0..place.shape.octets()).step_by(8) {
+            vandal.scribble(&place, offset, u64::MAX);
+        }
+        let words = (0..new.shape.octets()).step_by(8);
+        for offset in words.filter(|offset| *offset != queue_header::CONSUMER) {
+            vandal.scribble(&new, offset, u64::MAX);
+        }
+        place = new;
+    }
+    // The index is looked at.
+    vandal.scribble(&place, queue_header::CONSUMER, 1);
+    let refused = vandal.resize(cq, 64).unwrap_err().to_string();
+    assert!(refused.contains("is in state dead"), "{refused}");
+    daemon.settles("ended", |s| s.sessions_ended == 1);
+    drop(vandal);
+    let (sender, receiver) = side.pair(&theirs, &theirs);
+    receive(&receiver, 0, 1);
+    send(&sender, 0, 1);
+    theirs.resize(64).unwrap();
+    let mut found = 0;
+    while found < 2 {
+        let n = theirs.wait(&mut [Completion::default(); 2], Some(DEADLINE)).unwrap();
+        assert!(n > 0);
+        found += n;
+    }
+    drop((sender, receiver, theirs, side));
+    daemon.is_empty();
+}
