@@ -60,7 +60,7 @@ impl Side {
 
     /// What the daemon says of a queue.
     fn row(&self, cq: &Cq) -> CqRow {
-        let Rows::Cqs(rows) = self.context.list(ListKind::Cqs, 0).unwrap().0 else { panic!() };
+        let Rows::Cqs(rows) = self.context.list(ListKind::Cqs, 0).unwrap().rows else { panic!() };
         rows.into_iter().find(|row| row.cq == cq.id()).unwrap()
     }
 
@@ -77,15 +77,12 @@ impl Side {
     fn entries_in_use(&self) -> u64 {
         let (mut from, key) = (0, "limits.session.cq_entries_total");
         loop {
-            let (Rows::Limits(rows), total) = self.context.list(ListKind::Limits, from).unwrap()
-            else {
-                panic!()
-            };
+            let page = self.context.list(ListKind::Limits, from).unwrap();
+            let Rows::Limits(rows) = page.rows else { panic!() };
             if let Some(row) = rows.iter().find(|row| row.key == key) {
                 return row.used;
             }
-            from += rows.len() as u32;
-            assert!(from < total, "no {key}");
+            from = page.next.unwrap_or_else(|| panic!("no {key}"));
         }
     }
 }
