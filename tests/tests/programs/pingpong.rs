@@ -1,5 +1,6 @@
 //! `pingpong`.
 
+use crate::rcopy::placed;
 use rnic_tests::{Daemon, binaries};
 
 use super::talker::Talker;
@@ -65,21 +66,21 @@ fn the_end_of_the_other_side_or_of_the_daemon_ends_a_match_in_words() {
     let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
     let address = server.line_after("waiting for clients at ");
     let client = endless(&address);
-    daemon.settles("under way", |s| s.qps == 2);
+    placed(&daemon, 1);
     server.kill();
     fails(end(client), &format!("the connection with {address} "));
 
     let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
     let address = server.line_after("waiting for clients at ");
     let client = endless(&address);
-    daemon.settles("under way", |s| s.qps == 2);
+    placed(&daemon, 1);
     client.kill();
     fails(end(server), "the connection with 127.0.0.1:");
 
     let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
     let address = server.line_after("waiting for clients at ");
     let client = endless(&address);
-    daemon.settles("under way", |s| s.qps == 2);
+    placed(&daemon, 1);
     daemon.kill();
     for side in [client, server] {
         fails(end(side), "the RNIC daemon is gone or has ended this session");

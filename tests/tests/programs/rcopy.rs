@@ -97,7 +97,7 @@ fn send(daemon: &Daemon, file: &Path, to: &str) -> (Option<i32>, String) {
 }
 
 /// Waits until the daemon has placed so many bytes for somebody.
-fn placed(daemon: &Daemon, bytes: u64) {
+pub fn placed(daemon: &Daemon, bytes: u64) {
     let context = Context::open_at(daemon.socket()).unwrap();
     let deadline = Instant::now() + DEADLINE;
     loop {
