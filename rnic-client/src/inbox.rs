@@ -4,8 +4,8 @@
 //! channel, while each waiting thread cares for only one of them. Whoever waits first reads for
 //! everybody (there is no background thread): it sleeps in `poll`, sorts each packet into the
 //! shared state and wakes the others to look. When it has what it came for, another one takes its
-//! place. Tasks of an executor, which cannot sleep here, read only while no thread does. What the packets mean is the business of `sort`; [`crate::events`] and
-//! [`crate::channel`] use this.
+//! place. Tasks of an executor, which cannot sleep here, read only while no thread does. What the
+//! packets mean is the business of `sort`; [`crate::events`] and [`crate::channel`] use this.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(feature = "tokio")]

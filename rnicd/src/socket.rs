@@ -43,7 +43,8 @@ impl Socket {
         Socket { stream: Some(stream), passed: None }
     }
 
-    /// One that a client of this user passed. Nothing has been done with it: dropped now it stays as it is.
+    /// One that a client of this user passed. Nothing has been done with it: dropped now it stays as it
+    /// is.
     pub fn passed(stream: TcpStream, user: u32, reaper: Reaper) -> Self {
         Socket {
             stream: Some(stream),
