@@ -382,11 +382,16 @@ impl LocalKeys {
     /// lease: its completion would be taken for that one's.
     #[inline]
     pub(crate) fn check(&self, wr_id: u64, elements: &[Sge]) -> Result<(), Error> {
+        if !lease::is_loan(wr_id) && !self.any.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.look_closer(wr_id, elements)
+    }
+
+    #[cold]
+    fn look_closer(&self, wr_id: u64, elements: &[Sge]) -> Result<(), Error> {
         if lease::is_loan(wr_id) {
             return Err(Error::ReservedWrId { wr_id });
-        }
-        if elements.is_empty() || !self.any.load(Ordering::Acquire) {
-            return Ok(());
         }
         let keys = self.keys.read();
         match elements.iter().find(|sge| keys.contains(&sge.lkey)) {

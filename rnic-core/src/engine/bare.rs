@@ -11,7 +11,6 @@ use std::io;
 use arrayvec::ArrayVec;
 
 use super::Shard;
-use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Message, Source};
 use super::qp::{Link, Phase, Qp};
 use super::tcp::TxBatch;
@@ -94,7 +93,7 @@ impl Qp {
         for (payload, octets) in taken.begun {
             end += octets as u64;
             self.deficit -= octets as i64;
-            self.segment_left(payload, Progress::Queued(end));
+            self.segment_left(payload, Some(end));
         }
         match taken.gone {
             Some(fault) => Err(BareFault::Memory(fault)),

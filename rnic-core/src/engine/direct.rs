@@ -6,7 +6,6 @@
 //! the same by construction; what is missing is MPA, TCP and two copies.
 
 use super::hold::Segment::AtPeer;
-use super::ledger::Progress;
 use super::message::{Gather, GatherFault, Head, Segment, Source};
 use super::moving::After;
 use super::place::Trouble;
@@ -20,7 +19,6 @@ use crate::rdmap::{Opcode, Terminate};
 use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::{ReadArrival, SendKind};
 use crate::stream::terminate;
-use crate::types::CompletionStatus;
 
 /// What came of a segment.
 enum Outcome {
@@ -39,7 +37,6 @@ enum Outcome {
 impl Qp {
     /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
     pub(super) fn run_direct(&mut self, peer: &mut Qp, shard: &mut Shard) {
-        let done = Progress::Done(CompletionStatus::Success);
         while self.deficit > 0
             && self.phase.sends()
             && peer.phase.receives()
@@ -50,7 +47,7 @@ impl Qp {
             // Version and segment size are those of a TCP connection inside this machine.
             let segment = message.next_segment(SEGMENT, 1);
             match self.hand_over(peer, shard, &segment) {
-                Outcome::Done => self.segment_left(segment.len, done),
+                Outcome::Done => self.segment_left(segment.len, None),
                 Outcome::Source(GatherFault::Unstaged) => {
                     self.stage(shard);
                     break;
@@ -65,7 +62,7 @@ impl Qp {
                         _ => None,
                     };
                     // TCP would have taken the message before the peer's Terminate came back.
-                    self.segment_left(segment.len, done);
+                    self.segment_left(segment.len, None);
                     self.retire(shard);
                     let len = (segment.header.len() + segment.len as usize) as u16;
                     peer.segment_failed(shard, trouble, |fault| {
@@ -161,7 +158,7 @@ impl Qp {
             && matches!(message.head, Head::Untagged { .. })
         {
             let len = message.next_segment(SEGMENT, 1).len;
-            self.segment_left(len, Progress::Done(CompletionStatus::Success));
+            self.segment_left(len, None);
             self.retire(shard);
         }
     }

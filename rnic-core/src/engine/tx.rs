@@ -24,7 +24,7 @@ use crate::rdmap::{Control, Opcode, ReadRequest, codes};
 use crate::shm::io::Piece;
 use crate::stream::startup::Rtr;
 use crate::stream::{Fault, terminate};
-use crate::types::{Msn, Stag, TaggedOffset};
+use crate::types::{CompletionStatus, Msn, Stag, TaggedOffset};
 
 /// Why a segment was not framed.
 enum FrameFault {
@@ -192,7 +192,7 @@ impl Qp {
                     let Link::Tcp(tcp) = &self.link else { return (used, false) };
                     // What was framed before, and what stands in the slab.
                     let end = tcp.framed + used as u64;
-                    self.segment_left(len, Progress::Queued(end));
+                    self.segment_left(len, Some(end));
                 }
                 Err(fault) => self.frame_failed(fault, shard),
             }
@@ -233,8 +233,10 @@ impl Qp {
     }
 
     /// A segment with `len` octets of payload has left, by either path. With the last one of a
-    /// message, its request becomes `progress`.
-    pub(super) fn segment_left(&mut self, len: u32, progress: Progress) {
+    /// message, its request is done, or will be when TCP has accepted the octets up to `queued`.
+    // Not a `Progress`: passed through memory, it would be written in parts and read back at once in
+    // one piece, and that waits for all stores before it, those of the payload included.
+    pub(super) fn segment_left(&mut self, len: u32, queued: Option<u64>) {
         let Some(message) = &mut self.message else { return };
         self.shared.segments_sent.add(1);
         if !matches!(message.source, Source::ReadRequest(_)) {
@@ -249,7 +251,10 @@ impl Qp {
         if let Some(entry) = message.seq.and_then(|seq| self.ledger.get_mut(seq))
             && entry.progress == Progress::Sending
         {
-            entry.progress = progress;
+            entry.progress = match queued {
+                Some(end) => Progress::Queued(end),
+                None => Progress::Done(CompletionStatus::Success),
+            };
         }
         self.message = None;
     }

@@ -148,6 +148,9 @@ impl AddressSpace {
 
     /// Copies from one address space to another, or within one (ranges of a step may overlap): two
     /// copies, with a private buffer between them.
+    // Its buffer would be in the frame of whoever it is inlined into, each page of it touched there for
+    // copies of a few octets.
+    #[inline(never)]
     pub fn copy_to(
         &self,
         address: u64,
