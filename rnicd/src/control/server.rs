@@ -15,6 +15,7 @@ use rnic_core::abi::control::{Hello, HelloReply, HelloStatus, MAX_MESSAGE, Refus
 use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
+use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
 use super::notify::Notifier;
@@ -70,6 +71,7 @@ pub struct Server {
     by_session: HashMap<SessionId, usize>,
     /// Connections that may have something to read.
     ready: Turns,
+    budgets: Budgets,
     /// Connections without a session.
     greetings: Greetings,
     /// When to look for clients again after descriptors ran out.
@@ -173,6 +175,7 @@ impl Server {
             connections: Slab::new(),
             by_session: HashMap::new(),
             ready: Turns::default(),
+            budgets: Budgets::default(),
             greetings: Greetings::default(),
             accept_again: None,
             again: BTreeSet::new(),
@@ -263,6 +266,7 @@ impl Server {
             .chain(self.again_at)
             .chain(self.stopping)
             .chain(metrics)
+            .chain(self.ready.next_wake())
             .chain(watchdog);
         let next = next.min()?;
         // Rounded up, so that nothing is due just after waking for nothing.
@@ -506,18 +510,25 @@ impl Server {
     /// is the first in the next round.
     fn serve(&mut self, now: Time) {
         self.settle_clients(now);
-        let began = Instant::now();
+        self.ready.wake(now);
+        let began = clock::now();
         for _ in 0..self.ready.users() {
             let Some(user) = self.ready.begin() else { return };
-            let turn = Instant::now();
+            let turn = clock::now();
+            let mut over = turn;
             while let Some(key) = self.ready.client(user) {
                 self.serve_client(key, now);
-                if turn.elapsed() >= TURN {
+                over = clock::now();
+                if over.since(turn) >= TURN {
                     break;
                 }
             }
-            self.ready.end(user);
-            if began.elapsed() >= ROUND {
+            let rest = self.budgets.spend(user, over.since(turn), over);
+            match rest.filter(|_| self.manager.user_count() > 1) {
+                Some(until) => self.ready.rest(user, until),
+                None => self.ready.end(user),
+            }
+            if over.since(began) >= ROUND {
                 return;
             }
         }

@@ -1,9 +1,11 @@
 //! Whose turn it is: users in rotation, and within a user's turn his clients in rotation.
 //!
-//! A user with a thousand clients has one turn like everybody else. How long a turn lasts is decided
-//! by who gives it; [`Turns`] only keeps the order.
+//! A user with a thousand clients has one turn like everybody else. How long a turn lasts, and who has
+//! had so much that he is to rest, is decided by who gives it; [`Turns`] only keeps the order.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use rnic_core::types::Time;
 
 /// Clients that may have something to say, by user.
 #[derive(Debug, Default)]
@@ -11,6 +13,8 @@ pub(super) struct Turns {
     /// Users of whom a client waits, the one whose turn is next first.
     users: VecDeque<u32>,
     clients: HashMap<u32, VecDeque<usize>>,
+    /// Users who have no turn for now, and until when.
+    resting: BTreeSet<(Time, u32)>,
 }
 
 impl Turns {
@@ -30,7 +34,8 @@ impl Turns {
         }
     }
 
-    /// Begins the next user's turn. It has to be [ended](Turns::end).
+    /// Begins the next user's turn. It has to be ended, by [`end`](Turns::end) or
+    /// [`rest`](Turns::rest).
     pub(super) fn begin(&mut self) -> Option<u32> {
         self.users.pop_front()
     }
@@ -48,12 +53,31 @@ impl Turns {
         }
     }
 
+    /// Ends a user's turn, who has the next one not before then.
+    pub(super) fn rest(&mut self, user: u32, until: Time) {
+        self.resting.insert((until, user));
+    }
+
+    /// Users who have rested have turns again.
+    pub(super) fn wake(&mut self, now: Time) {
+        while self.next_wake().is_some_and(|until| until <= now)
+            && let Some((_, user)) = self.resting.pop_first()
+        {
+            self.end(user);
+        }
+    }
+
+    /// When somebody has rested.
+    pub(super) fn next_wake(&self) -> Option<Time> {
+        self.resting.first().map(|(until, _)| *until)
+    }
+
     /// Users whose turn it is in this round.
     pub(super) fn users(&self) -> usize {
         self.users.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether nobody waits for a turn that he may have now.
     pub(super) fn is_empty(&self) -> bool {
         self.users.is_empty()
     }
@@ -103,5 +127,28 @@ mod tests {
         assert_eq!((turns.begin(), turns.client(1)), (Some(1), Some(7)));
         turns.end(1);
         assert!(turns.is_empty() && turns.clients.is_empty());
+    }
+    #[test]
+    fn who_rests_has_no_turn_until_then_whatever_his_clients_do() {
+        let mut turns = Turns::default();
+        turns.add(1, 7);
+        turns.add(2, 8);
+        assert_eq!((turns.begin(), turns.client(1)), (Some(1), Some(7)));
+        turns.add(1, 7);
+        turns.rest(1, Time(50));
+        turns.add(1, 9);
+        assert_eq!(serve(&mut turns, 3, 1), [(2, 8), (2, 8), (2, 8)]);
+        turns.wake(Time(49));
+        assert_eq!((turns.users(), turns.next_wake()), (1, Some(Time(50))));
+        turns.wake(Time(50));
+        assert_eq!((turns.users(), turns.next_wake()), (2, None));
+        assert_eq!(serve(&mut turns, 3, 1), [(2, 8), (1, 7), (2, 8)]);
+        // Nobody is left of whoever rests.
+        assert_eq!(turns.begin(), Some(1));
+        turns.rest(1, Time(60));
+        turns.remove(1, 7);
+        turns.remove(1, 9);
+        turns.wake(Time(60));
+        assert_eq!((turns.users(), turns.clients.len()), (1, 1));
     }
 }

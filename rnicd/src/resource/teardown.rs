@@ -74,6 +74,11 @@ impl Manager {
         self.sessions.len() + self.leaving.len()
     }
 
+    /// Users who have any, or something else.
+    pub fn user_count(&self) -> usize {
+        self.ledger.users()
+    }
+
     /// Ends the workers, waiting for them.
     pub fn stop(self) {
         self.workers.stop();
