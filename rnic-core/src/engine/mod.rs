@@ -65,7 +65,7 @@ use hold::Holds;
 use moving::Jobs;
 use partial::{Buffers, Owner};
 use qp::{Link, Phase, Qp};
-use schedule::{Key, MOST_OWED, QUANTUM, REQUEST_COST, ROUND, Schedule, TURN_COST};
+use schedule::{Key, MOST_OWED, PASS_COST, QUANTUM, Schedule, TURN_COST};
 use session::Sessions;
 use tcp::{RX_SLAB, TX_SLAB, TcpLink};
 use teardown::Timers;
@@ -182,7 +182,7 @@ impl Engine {
                 ending: VecDeque::new(),
                 changes: Changes::default(),
                 slabs: Slabs::default(),
-                round: ROUND,
+                round: QUANTUM,
                 turns: 0,
             },
             tx_slab: vec![0; TX_SLAB].into_boxed_slice(),
@@ -426,7 +426,7 @@ impl Engine {
 
     fn begin_round(&mut self, now: Time) -> bool {
         self.shard.now = now;
-        self.shard.round = ROUND;
+        self.shard.round = self.shard.schedule.begin_round(now);
         self.end_dying()
     }
 
@@ -554,7 +554,8 @@ impl Engine {
                 continue;
             }
             qp.scheduled = false;
-            qp.deficit = (qp.deficit + QUANTUM).min(QUANTUM);
+            // Its user repays what it overdraws, turn by turn; a QP that is alone would do so twice.
+            qp.deficit = (qp.deficit + QUANTUM).min(self.shard.schedule.quantum());
             let work = self.take_turn(&mut qp);
             self.qps[key as usize] = Some(qp);
             self.deliver_pending();
@@ -573,6 +574,11 @@ impl Engine {
     /// Whether some QP waits for its turn.
     pub fn has_work(&self) -> bool {
         !self.shard.schedule.is_empty()
+    }
+
+    /// Whether several users have had turns lately.
+    pub fn is_shared(&self) -> bool {
+        self.shard.schedule.is_shared()
     }
 
     /// How many users have a session.
@@ -615,7 +621,7 @@ impl Engine {
     fn take_turn(&mut self, qp: &mut Box<Qp>) -> Option<Work> {
         if qp.deficit <= 0 {
             // It has yet to repay earlier ones.
-            self.shard.round -= REQUEST_COST;
+            self.shard.round -= PASS_COST;
             self.shard.line_up(qp);
             return None;
         }

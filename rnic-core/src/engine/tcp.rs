@@ -5,7 +5,6 @@
 
 use super::charge::Held;
 use super::partial::Partial;
-use super::schedule::QUANTUM;
 use super::unread::Unread;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
 use crate::shm::io::Piece;
@@ -14,8 +13,8 @@ use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
 /// Octets of the transmit slab: the most that one call hands to TCP.
 pub(super) const TX_SLAB: usize = BATCH + MAX_FPDU;
-/// Octets of a receive slab: as much as a turn is worth.
-pub(super) const RX_SLAB: usize = QUANTUM as usize;
+/// Octets of a receive slab: as many as one call takes in.
+pub(super) const RX_SLAB: usize = 128 * 1024;
 /// Octets after which a call is made. With more, both ends wait for each other in larger steps: of 64,
 /// 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
 const BATCH: usize = 64 * 1024;

@@ -10,7 +10,7 @@
 //! Who yields all the time has no claim on the CPU: if somebody computes there, each yield lasts as
 //! long as the scheduler lets him run, some milliseconds. Who sleeps has one: woken, it runs at once. So
 //! a yield that lasted longer than any of those who look could have taken (`CROWDED`) ends yielding
-//! for a while, and for longer each time that it happens again; until then it is sleep at the first
+//! for a while, and for longer each time that it happens again at once; until then it is sleep at the first
 //! empty look.
 
 use std::time::Duration;
@@ -54,6 +54,8 @@ pub struct Waiter {
     /// Until when there are no yields, and how long that was in all.
     crowded_until: Time,
     crowded_for: Duration,
+    /// Yields since the last one that took long.
+    short_yields: u32,
     /// When the last yield was over.
     shared: Time,
 }
@@ -70,6 +72,7 @@ impl Waiter {
             yielded: None,
             crowded_until: Time(0),
             crowded_for: Duration::ZERO,
+            short_yields: 0,
             shared: Time(0),
         }
     }
@@ -125,13 +128,16 @@ impl Waiter {
         self.shared = now;
         if now.since(yielded) >= CROWDED {
             self.make_room(now);
+        } else {
+            self.short_yields = self.short_yields.saturating_add(1);
         }
     }
 
     /// Somebody else wants the CPU.
     #[cold]
     fn make_room(&mut self, now: Time) {
-        let again = now.since(self.crowded_until) < FORGET;
+        let again = now.since(self.crowded_until) < FORGET && self.short_yields < ALONE;
+        self.short_yields = 0;
         let longer = if again { self.crowded_for * 2 } else { Duration::ZERO };
         self.crowded_for = longer.clamp(FIRST, LAST);
         self.crowded_until = now.after(self.crowded_for);
@@ -139,14 +145,16 @@ impl Waiter {
 }
 
 /// How long a busy worker goes on between two yields: a few turns of its users.
-const SHARE_EVERY: Duration = Duration::from_micros(15);
+const SHARE_EVERY: Duration = Duration::from_micros(5);
 /// A yield that takes this long has made room for more than another who looks for work.
-const CROWDED: Duration = Duration::from_micros(200);
+const CROWDED: Duration = Duration::from_micros(500);
 /// How long there are no yields, the first time and at most.
 const FIRST: Duration = Duration::from_millis(2);
 const LAST: Duration = Duration::from_millis(256);
-/// How long after that another such yield counts as the same crowd.
+/// How long after that another such yield counts as the same crowd, if there were fewer short ones in
+/// between than this: a program that computes and communicates by turns is not a crowd.
 const FORGET: Duration = Duration::from_secs(1);
+const ALONE: u32 = 16;
 
 /// Threads that look for work on behalf of one connection inside a machine.
 const LOOKERS: usize = 3;
@@ -243,19 +251,39 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_computes_now_and_then_makes_no_longer_room_each_time() {
+        const US: u64 = 1000;
+        let mut waiter = Waiter::new(2, WaitPolicy::default());
+        let mut now = 1_000_000 * US;
+        for _ in 0..20 {
+            waiter.progress(Time(now));
+            for _ in 0..20 {
+                assert_eq!(waiter.step(Time(now)), Step::Yield);
+                now += 2 * US;
+            }
+            // It computes for 5 ms, while the worker yields.
+            now += 5000 * US;
+            waiter.progress(Time(now));
+            assert!(waiter.is_crowded(Time(now)));
+            now += 2000 * US;
+            assert!(!waiter.is_crowded(Time(now)));
+        }
+    }
+
+    #[test]
     fn who_is_busy_for_several_users_yields_in_between_unless_somebody_computes() {
         let us = |n: u64| Time(1_000_000_000 + n * 1000);
         let mut waiter = Waiter::new(2, WaitPolicy::default());
         assert!(waiter.shares(us(0)));
         // The yield took 2 us.
         waiter.progress(us(2));
-        assert!(!waiter.shares(us(16)));
-        assert!(waiter.shares(us(17)));
+        assert!(!waiter.shares(us(6)));
+        assert!(waiter.shares(us(7)));
         // This one took so long that somebody else computes: no more for 2 ms.
-        waiter.progress(us(4017));
-        assert!(!waiter.shares(us(4100)) && !waiter.shares(us(6016)));
-        assert!(waiter.is_crowded(us(6016)) && !waiter.is_crowded(us(6017)));
-        assert!(waiter.shares(us(6017)));
+        waiter.progress(us(4007));
+        assert!(!waiter.shares(us(4100)) && !waiter.shares(us(6006)));
+        assert!(waiter.is_crowded(us(6006)) && !waiter.is_crowded(us(6007)));
+        assert!(waiter.shares(us(6007)));
     }
 
     #[test]

@@ -164,6 +164,7 @@ impl Worker {
     /// engine counts it, or by time, where what is done takes longer than counted.
     fn serve(&mut self, begun: Time) -> bool {
         let before = self.engine.turns();
+        let round = if self.engine.is_shared() { SHORT_ROUND } else { ROUND };
         let (mut now, mut worked) = (begun, false);
         while let Some(work) = self.engine.next_work(now) {
             match work {
@@ -171,7 +172,7 @@ impl Worker {
                 Work::Receive(qp) => worked |= self.receive(qp, now),
             }
             now = clock::now();
-            if self.interrupted() || now.since(begun) >= ROUND {
+            if self.interrupted() || now.since(begun) >= round {
                 break;
             }
         }
@@ -546,6 +547,8 @@ impl Drop for AbortOnPanic {
 const EVENTS: usize = 256;
 /// How long a round takes, with the turn in which it ends.
 const ROUND: Duration = Duration::from_micros(100);
+/// The same while several users have turns: each waits for the other's.
+const SHORT_ROUND: Duration = Duration::from_micros(5);
 /// How long commands are carried out between two rounds, and how many before the next look at the
 /// clock.
 const OBEY: Duration = Duration::from_micros(200);
