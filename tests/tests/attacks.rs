@@ -2,10 +2,10 @@
 //! another user: the pair keeps a share of its rate, commands are acknowledged within 50 ms, a new
 //! session takes at most 100 ms, and the daemon's memory stays within what `check-config` says.
 //!
-//! The share is a third. Where the attack is on the worker, the pair shares one CPU with a worker that
+//! The aim is a third. Where the attack is on the worker, the pair shares one CPU with a worker that
 //! never rests, and each hop of its round trips waits for the worker's next yield as well as for its
-//! turn: it keeps about a third on a machine that does nothing else, and [`ON_THE_WORKER`] is what is
-//! asked of any.
+//! turn: it keeps about a third on a machine that does nothing else. What is asked of any machine is
+//! less, a fifth and [`ON_THE_WORKER`].
 //!
 //! The figures before and beside each attack are printed, and collected in `target/attacks.txt`.
 //! `RNIC_TEST_LONG=1` plays each for minutes.
