@@ -136,8 +136,9 @@ mod tests {
         let memory = *b"abcdefgh";
         let at = |offset: u64| memory.as_ptr().expose_provenance() as u64 + offset;
         assert_eq!(outcome(&[(at(6), 2), (at(0), 3)], None), Ok(b"ghabc".to_vec()));
-        let memory = vec![0; 8];
-        let at = |offset: u64| memory.as_ptr().expose_provenance() as u64 + offset;
+        let mut memory = [0u8; 8];
+        let start = memory.as_mut_ptr().expose_provenance() as u64;
+        let at = |offset: u64| start + offset;
         assert_eq!(outcome(&[(at(6), 2), (at(0), 3)], Some(b"ghabc")), Ok(Vec::new()));
         let written = outcome(&[(at(0), 8)], None);
         assert_eq!(written, Ok(b"abc\0\0\0gh".to_vec()));
