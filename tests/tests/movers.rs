@@ -1,6 +1,5 @@
 //! The process that starts movers: what clients cannot do to it, and what is said when it is gone.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use rnic_core::abi::control::Hello;
 use rnic_tests::raw::Raw;
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, getpgid, kill_process, pidfd_open};
+use rustix::process::{Pid, Signal, getpgid, kill_process};
 
 /// Users that are neither the daemon's nor each other's.
 const DAEMON: u32 = 61_020;
@@ -71,20 +70,6 @@ fn lender(daemon: &Daemon) -> Process {
     lender
 }
 
-/// Stops a process, and waits until every thread of it has stopped.
-fn stop(process: Pid) {
-    kill_process(process, Signal::STOP).expect("it lives");
-    let deadline = Instant::now() + DEADLINE;
-    let runs = |task: std::fs::DirEntry| {
-        let status = std::fs::read_to_string(task.path().join("status"));
-        status.is_ok_and(|s| !s.lines().any(|line| line == "State:\tT (stopped)"))
-    };
-    while std::fs::read_dir(of(process, "task")).expect("it lives").flatten().any(runs) {
-        assert!(Instant::now() < deadline, "it does not stop");
-        std::thread::yield_now();
-    }
-}
-
 /// Of a daemon's descriptors none, not even one that the daemon knows nothing of: whoever has made it
 /// could keep the process waiting.
 #[test]
@@ -134,26 +119,6 @@ fn who_moves_is_closed_to_others_of_the_daemons_user_and_writes_nothing() {
             let amounts: Vec<&str> = line.split_whitespace().take(2).collect();
             assert_eq!(amounts, ["0", "0"], "{limit}");
         }
-    }
-    lender.kill();
-}
-
-/// As a copy would that does not return: it takes no notice of a channel that is closed.
-#[test]
-fn helpers_that_are_stuck_end_with_their_daemon() {
-    if !is_root() {
-        return;
-    }
-    let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
-    let lender = lender(&daemon);
-    let starter = starter(&daemon);
-    let helpers = [starter, only_child(starter)];
-    let ends: [OwnedFd; 2] =
-        helpers.map(|process| pidfd_open(process, PidfdFlags::empty()).expect("it lives"));
-    helpers.into_iter().for_each(stop);
-    daemon.kill();
-    for end in ends {
-        assert_eq!(poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&PATIENCE)), Ok(1));
     }
     lender.kill();
 }
