@@ -175,6 +175,37 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).map(Iterator::count).ok(), Some(2));
     }
 
+    /// However long a page is and whenever it is read.
+    #[test]
+    fn a_reader_sees_an_old_page_or_a_new_one_and_never_a_part() {
+        let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let path = dir.path().join("rnicd.prom");
+        let page = |n: usize| format!("{n:03}").repeat(100_000);
+        let write = |n| replace(&path, page(n).as_bytes()).unwrap_or_else(|e| panic!("{e}"));
+        write(0);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut seen = 0;
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{e}"));
+                    let n = text.get(..3).and_then(|n| n.parse().ok());
+                    assert!(n.is_some_and(|n| text == page(n)), "a part of a page");
+                    seen += 1;
+                }
+                seen
+            });
+            let mut n = 0;
+            while n < 100 && !reader.is_finished() {
+                n += 1;
+                write(n);
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            reader.join().unwrap_or_else(|_| panic!("what was read was no page"))
+        });
+        assert!(seen > 0);
+    }
+
     #[test]
     fn a_collector_of_another_user_may_read_it() {
         let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));

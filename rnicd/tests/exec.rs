@@ -38,12 +38,22 @@ fn is_empty(folder: &Path) -> bool {
     std::fs::read_dir(folder).unwrap().count() == 0
 }
 
+/// The state of a process that has not been waited for.
+fn state(pid: &str) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim().chars().next()
+}
+
 /// Whether a process has ended, waited for or not.
 fn has_ended(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')')
-        .next()
-        .is_none_or(|rest| rest.trim().is_empty() || rest.trim().starts_with('Z'))
+    matches!(state(pid), None | Some('Z' | 'X'))
+}
+
+/// Stops a process; whether that was before its end.
+fn stop(pid: &str) -> bool {
+    signal("STOP", pid);
+    wait_for("a stop or an end", || state(pid) == Some('T') || has_ended(pid));
+    !has_ended(pid)
 }
 
 /// The child of a process whose command line has this word.
@@ -58,8 +68,9 @@ fn child_with(parent: &Child, word: &str) -> Option<String> {
     })
 }
 
+/// Sends a signal, also to whom it reaches too late.
 fn signal(name: &str, pid: &str) {
-    Command::new("kill").args(["-s", name, pid]).status().unwrap();
+    Command::new("kill").args(["-s", name, pid]).stderr(Stdio::null()).status().unwrap();
 }
 
 #[test]
@@ -250,6 +261,17 @@ fn a_configuration_may_come_from_a_pipe() {
     assert!(text(&output.stdout).contains("piped0"), "{}", text(&output.stdout));
 }
 
+/// It need not ask who its clients are: nobody else comes as far as its socket.
+#[test]
+fn only_its_user_may_enter_the_folder_of_its_socket() {
+    let script = "stat -c %a \"${RNIC_SOCKET%/*}\"";
+    let mut command = Command::new("sh");
+    // Whatever the umask.
+    command.args(["-c", "umask 0; exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_rnicd"));
+    let output = command.args(["exec", "--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(text(&output.stdout), "700\n", "{}", text(&output.stderr));
+}
+
 #[test]
 fn exec_says_whom_its_daemon_serves() {
     let help = rnicd().args(["exec", "--help"]).output().unwrap();
@@ -284,29 +306,61 @@ fn a_demo_whose_daemon_dies_fails() {
     assert!(is_empty(dir.path()));
 }
 
+/// Goes on when this is dropped, also by a test that fails.
+struct Stopped(String);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal("CONT", &self.0);
+    }
+}
+
+/// All that it was to do was done and verified before.
+#[test]
+fn a_demo_whose_daemon_dies_behind_the_last_step_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    let demo = demo(dir.path(), &["--size", "1MiB"]).spawn().unwrap();
+    let mut last = None;
+    wait_for("the last step", || {
+        last = child_with(&demo, "measure");
+        last.is_some()
+    });
+    // The step goes on, and nobody hears of its end yet.
+    let stopped = Stopped(demo.id().to_string());
+    assert!(stop(&stopped.0));
+    wait_for("the end of the last step", || has_ended(last.as_ref().unwrap()));
+    signal("KILL", &child_with(&demo, "private-daemon").unwrap());
+    drop(stopped);
+    let output = demo.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{}{said}", text(&output.stdout));
+    assert!(said.contains("the daemon died (signal: 9"), "{said}");
+    assert!(!text(&output.stdout).contains("verified in"), "{}", text(&output.stdout));
+    assert!(is_empty(dir.path()));
+}
+
 #[test]
 fn a_demo_any_of_whose_parts_fails_fails() {
     for part in ["host", "visit", "receive", "send", "measure"] {
         let dir = tempfile::tempdir().unwrap();
-        // A part may be over before it is found.
+        // A part may be over before it is found, or before it can be stopped.
         let hit = (0..20).find_map(|_| {
             let mut demo = demo(dir.path(), &["--size", "32MiB"]).spawn().unwrap();
-            loop {
-                if let Some(pid) = child_with(&demo, part) {
+            while demo.try_wait().unwrap().is_none() {
+                if let Some(pid) = child_with(&demo, part)
+                    && stop(&pid)
+                {
                     signal("KILL", &pid);
-                    let output = demo.wait_with_output().unwrap();
-                    // Nor is it hit if it was just over.
-                    let said = text(&output.stderr);
-                    return said.contains("signal: 9").then_some((output, said));
-                }
-                if demo.try_wait().unwrap().is_some() {
-                    return None;
+                    return Some(demo.wait_with_output().unwrap());
                 }
             }
+            None
         });
-        let (output, said) = hit.unwrap_or_else(|| panic!("{part} was never hit"));
+        let output = hit.unwrap_or_else(|| panic!("{part} was never hit"));
+        let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{part}: {said}");
-        assert!(said.contains("process failed (signal: 9"), "{part}: {said}");
+        // The other one of two that talk may be the first to be heard.
+        assert!(said.contains(" process failed ("), "{part}: {said}");
         assert!(!text(&output.stdout).contains("verified in"), "{part}");
         assert!(is_empty(dir.path()), "{part}");
     }

@@ -66,6 +66,34 @@ fn exec_carries_processes_that_talk_and_leaves_nothing() {
     assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0);
 }
 
+/// It is sent to the whole group in the foreground, so a program in it has had it from there. This
+/// one has a session of its own, and so must not have it at all.
+#[test]
+fn what_a_terminal_tells_a_whole_group_is_not_passed_on_again() {
+    // The size changes, the daemon's wrapper is told, and has dealt with that when it has passed on
+    // two more signals: of several that wait, the program's shell sees all before it goes on.
+    let script = "trap told=yes WINCH; trap 'kill -s USR1 $PPID' TERM; trap done=yes USR1; \
+                  stty rows 31 cols 101; kill -s TERM $PPID; \
+                  while [ -z \"$done\" ]; do sleep 0.05; done; \
+                  [ -z \"$told\" ] && stty size";
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("script");
+    std::fs::write(&file, script).unwrap();
+    let line = format!("exec '{}' exec -- setsid sh '{}'", binaries!().rnicd, file.display());
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).stdin(Stdio::null());
+    let output = match command.env("SHELL", "/bin/sh").output() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            rnic_tests::omit("there is no program \"script\", which has a terminal to give");
+            return;
+        }
+        output => output.unwrap(),
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("31 101"), "{said}");
+}
+
 #[test]
 fn a_log_that_cannot_be_written_stops_nobody() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,18 +1,22 @@
 //! The process that starts movers: what clients cannot do to it, and what is said when it is gone.
 
+use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
 
 use rnic_client::Context;
 use rnic_core::abi::ABI_VERSION;
 use rnic_core::abi::control::Hello;
 use rnic_tests::raw::Raw;
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgid, kill_process};
 
 /// Users that are neither the daemon's nor each other's.
 const DAEMON: u32 = 61_020;
 const LENDER: u32 = 61_021;
+/// What a user has in flight is counted over all his processes: these are of one test each.
+const FULL: u32 = 61_022;
+const PRIVATE: u32 = 61_023;
 
 const PATIENCE: Timespec = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec: 0 };
 
@@ -39,6 +43,84 @@ fn lends(daemon: &Daemon) -> Result<(), String> {
         "attached" => Ok(()),
         refused => Err(refused.to_owned()),
     }
+}
+
+/// The one child of a process: a daemon's starter, or its mover.
+fn only_child(parent: Pid) -> Pid {
+    let parent = parent.as_raw_nonzero();
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let child = children.expect("it lives").trim().parse().expect("one child");
+    Pid::from_raw(child).expect("a process")
+}
+
+/// The process that starts a daemon's movers.
+fn starter(daemon: &Daemon) -> Pid {
+    only_child(Pid::from_raw(daemon.pid() as i32).expect("it lives"))
+}
+
+/// A file of `/proc`.
+fn of(process: Pid, file: &str) -> String {
+    format!("/proc/{}/{file}", process.as_raw_nonzero())
+}
+
+/// Somebody who has a mover.
+fn lender(daemon: &Daemon) -> Process {
+    let mut lender = daemon.actor_as(LENDER, &["lend"]);
+    lender.line_after("attached");
+    lender
+}
+
+/// Of a daemon's descriptors none, not even one that the daemon knows nothing of: whoever has made it
+/// could keep the process waiting.
+#[test]
+fn who_starts_movers_has_nothing_that_its_daemon_was_started_with() {
+    if !is_root() {
+        return;
+    }
+    // Left open by somebody careless.
+    let daemon = Daemon::start_limited(binaries!(), "", "exec 7</dev/zero 8</dev/zero");
+    for left in [7, 8] {
+        let file = format!("/proc/{}/fd/{left}", daemon.pid());
+        assert_eq!(std::fs::read_link(file).expect("it has it").to_str(), Some("/dev/zero"));
+    }
+    let starter = starter(&daemon);
+    let open = std::fs::read_dir(of(starter, "fd")).expect("it lives").flatten();
+    let mut open: Vec<_> = open.map(|entry| entry.file_name()).collect();
+    open.sort();
+    assert_eq!(open, ["0", "1", "2"]);
+    assert_eq!(std::fs::read(of(starter, "environ")).expect("it lives"), b"");
+    // A terminal's signals are for the daemon.
+    assert_eq!(getpgid(Some(starter)), Ok(starter));
+}
+
+/// What a mover sees of a client is nobody's business, not even of who could look into it as the same
+/// user; and it writes no file.
+#[test]
+fn who_moves_is_closed_to_others_of_the_daemons_user_and_writes_nothing() {
+    if !is_root() {
+        return;
+    }
+    let config = format!("[control]\nmode = \"0666\"\nuser = \"{PRIVATE}\"\n");
+    let daemon =
+        Daemon::start_limited(binaries!(), &config, &format!("chown {PRIVATE} \"${{3%/*}}\""));
+    let lender = lender(&daemon);
+    let starter = starter(&daemon);
+    let mover = only_child(starter);
+    let owner = |file| std::fs::metadata(file).expect("it lives").uid();
+    for process in [Pid::from_raw(daemon.pid() as i32).expect("it lives"), starter, mover] {
+        assert_eq!(owner(of(process, "")), PRIVATE);
+        // The kernel gives root what others may not look into.
+        assert_eq!(owner(of(process, "mem")), 0);
+    }
+    for process in [starter, mover] {
+        let limits = std::fs::read_to_string(of(process, "limits")).expect("it lives");
+        for limit in ["Max core file size", "Max file size"] {
+            let line = limits.lines().find_map(|l| l.strip_prefix(limit)).expect("a limit");
+            let amounts: Vec<&str> = line.split_whitespace().take(2).collect();
+            assert_eq!(amounts, ["0", "0"], "{limit}");
+        }
+    }
+    lender.kill();
 }
 
 /// Descriptors that clients leave unread count against whoever sends more, as one user.
@@ -96,6 +178,28 @@ fn an_answer_comes_when_others_have_read_what_kept_it_back() {
     assert!(descriptors.len() > 2);
 }
 
+/// The kernel lets nobody pass a descriptor meanwhile, and does later.
+#[test]
+fn a_mover_that_cannot_be_started_now_can_be_started_later() {
+    if !is_root() {
+        return;
+    }
+    let config = format!("[control]\nmode = \"0666\"\nuser = \"{FULL}\"\n");
+    let limit = format!("ulimit -n 256; chown {FULL} \"${{3%/*}}\"");
+    let daemon = Daemon::start_limited(binaries!(), &config, &limit);
+    let mut lender = daemon.actor_as(LENDER, &["attach"]);
+    lender.line_after("has a session");
+    let mut holder = daemon.actor_as(FULL, &["in-flight", "400"]);
+    holder.line_after("in flight");
+    let refused = lender.ask("now", "memory: ");
+    assert!(refused.contains("cannot start a mover: Too many references"), "{refused}");
+    holder.release();
+    holder.succeed();
+    assert_eq!(lender.ask("and now", "memory: "), "attached");
+    lender.release();
+    lender.succeed();
+}
+
 #[test]
 fn without_its_starter_a_daemon_says_so_once_and_serves_on() {
     if !is_root() {
@@ -103,10 +207,7 @@ fn without_its_starter_a_daemon_says_so_once_and_serves_on() {
     }
     let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
     assert_eq!(lends(&daemon), Ok(()));
-    let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
-    let starter = std::fs::read_to_string(children).expect("it lives");
-    let starter = Pid::from_raw(starter.trim().parse().expect("one child")).expect("a process");
-    kill_process(starter, Signal::KILL).expect("ours");
+    kill_process(starter(&daemon), Signal::KILL).expect("ours");
     for _ in 0..2 {
         let refused = lends(&daemon).expect_err("nobody starts movers");
         let why = "cannot start a mover: the process that starts movers has ended";

@@ -457,6 +457,21 @@ fn sockets_that_it_cannot_serve_are_refused_by_name() {
     }
 }
 
+/// Whatever its variables say: it must not serve, nor close, what is not meant for it.
+#[test]
+fn a_descriptor_of_its_own_is_not_taken_for_a_passed_socket() {
+    let stage = Stage::new();
+    // The first that it opens itself has the number.
+    let script = "exec 3<&-; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" run \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(stage.path("rnicd")).arg("--socket").arg(stage.socket());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let why = "socket activation: descriptor 3 was opened by this process";
+    assert!(said.contains(why), "{said}");
+}
+
 #[test]
 fn started_as_root_it_becomes_the_user_it_is_told() {
     if !needs_root("becoming another user") {
@@ -469,7 +484,9 @@ fn started_as_root_it_becomes_the_user_it_is_told() {
     std::fs::set_permissions(&config, Permissions::from_mode(0o600)).unwrap();
     for folder_owner in [0, DAEMON, DAEMON] {
         chown(stage.path("run"), Some(folder_owner), None).unwrap();
-        let mut command = Command::new(stage.path("rnicd"));
+        // With groups of root's, which the user is no member of.
+        let mut command = Command::new("setpriv");
+        command.arg(format!("--groups={GROUP},{STRANGER}")).arg(stage.path("rnicd"));
         command.args(["run", "--config"]).arg(&config).arg("--socket").arg(stage.socket());
         let mut daemon = Process::start(command);
         daemon.line_after("dropped privileges");

@@ -4,7 +4,9 @@
 //! as long as its standard input, so that it also ends, in order and with its folder, when whoever
 //! started it is killed.
 
+use std::fs::Permissions;
 use std::io::{self, BufRead, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::JoinHandle;
@@ -100,7 +102,10 @@ pub(super) struct Folder(PathBuf);
 impl Folder {
     /// A new one that only this user may enter.
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Folder(tempfile::Builder::new().prefix("rnicd-exec-").tempdir()?.keep()))
+        // Otherwise it would have what the umask leaves of everybody's rights.
+        let own = Permissions::from_mode(0o700);
+        let mut builder = tempfile::Builder::new();
+        Ok(Folder(builder.prefix("rnicd-exec-").permissions(own).tempdir()?.keep()))
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -103,3 +103,57 @@ fn carry_out(space: &AddressSpace, job: &Job<'_>, answer: &mut Vec<u8>) {
         at += len;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rnic_core::device::mover::Pieces;
+
+    use super::*;
+
+    /// This process's own memory, as a mover has a client's.
+    fn own() -> Arc<AddressSpace> {
+        let memory = File::options().read(true).write(true).open("/proc/self/mem");
+        let memory = memory.unwrap_or_else(|e| panic!("{e}"));
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        AddressSpace::adopt(memory.into(), pid).unwrap_or_else(|(e, _)| panic!("{e}"))
+    }
+
+    /// What is said of a job with these pieces.
+    fn outcome(pieces: &[(u64, u32)], write: Option<&[u8]>) -> Result<Vec<u8>, Unreachable> {
+        let pieces: Pieces = pieces.iter().copied().collect();
+        let job = Job { id: 5, pieces, write: write.map(|octets| (octets, true)) };
+        let mut answer = Vec::new();
+        carry_out(&own(), &job, &mut answer);
+        let (id, moved) = wire::parse_answer(&answer).unwrap_or_else(|| panic!("{answer:?}"));
+        assert_eq!(id, 5);
+        moved
+    }
+
+    #[test]
+    fn each_piece_has_its_own_octets() {
+        let memory = *b"abcdefgh";
+        let at = |offset: u64| memory.as_ptr().expose_provenance() as u64 + offset;
+        assert_eq!(outcome(&[(at(6), 2), (at(0), 3)], None), Ok(b"ghabc".to_vec()));
+        let mut memory = [0u8; 8];
+        let start = memory.as_mut_ptr().expose_provenance() as u64;
+        let at = |offset: u64| start + offset;
+        assert_eq!(outcome(&[(at(6), 2), (at(0), 3)], Some(b"ghabc")), Ok(Vec::new()));
+        let written = outcome(&[(at(0), 8)], None);
+        assert_eq!(written, Ok(b"abc\0\0\0gh".to_vec()));
+    }
+
+    #[test]
+    fn a_copy_that_failed_is_no_success() {
+        let memory = [7; 8];
+        let there = (memory.as_ptr().expose_provenance() as u64, 8);
+        // Nobody has a page there (mmap_min_addr), nor beyond the addresses of programs.
+        for nowhere in [(8, 8), (1 << 60, 8)] {
+            for pieces in [[there, nowhere], [nowhere, there]] {
+                assert_eq!(outcome(&pieces, None), Err(Unreachable::Unmapped));
+                assert_eq!(outcome(&pieces, Some(&[7; 16])), Err(Unreachable::Unmapped));
+            }
+        }
+    }
+}

@@ -175,4 +175,60 @@ mod tests {
         assert!(!peer.command.is_empty());
         assert!(!peer.has_exited());
     }
+
+    /// More of them than there is room for at first. On a thread of its own, which has groups of its
+    /// own as long as it lives.
+    #[test]
+    fn clients_of_many_groups_are_known_by_all_of_them() {
+        let many: Vec<u32> = (61_000..61_200).collect();
+        let groups: Vec<_> = many.iter().map(|g| rustix::process::Gid::from_raw(*g)).collect();
+        let known = std::thread::spawn(move || {
+            rustix::thread::set_thread_groups(&groups)?;
+            let (a, _b) = UnixStream::pair()?;
+            Peer::of(a.as_fd())
+        });
+        match known.join().unwrap_or_else(|_| panic!("a thread of ours")) {
+            Ok(peer) => assert_eq!(peer.groups, [vec![peer.gid], many].concat()),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                assert!(std::env::var_os("RNIC_TEST_ALL").is_none(), "groups take root");
+                eprintln!("NOT TESTED: groups take root");
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    #[test]
+    fn whoever_has_exited_is_known_to_have() {
+        let (a, _b) = UnixStream::pair().unwrap_or_else(|e| panic!("{e}"));
+        let mut peer = Peer::of(a.as_fd()).unwrap_or_else(|e| panic!("{e}"));
+        let mut other = std::process::Command::new("cat");
+        let other = other.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+        let mut other = other.spawn().unwrap_or_else(|e| panic!("{e}"));
+        let flags = PidfdFlags::empty();
+        let process = pidfd_open(Pid::from_child(&other), flags);
+        peer.process = process.unwrap_or_else(|e| panic!("{e}"));
+        assert!(!peer.has_exited());
+        // Whether or not somebody has waited for it.
+        drop(other.stdin.take());
+        let mut end = [rustix::event::PollFd::new(&peer.process, rustix::event::PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut end, None), Ok(1));
+        assert!(peer.has_exited());
+        assert!(other.wait().is_ok_and(|status| status.success()));
+        assert!(peer.has_exited());
+    }
+
+    /// A client chooses its name, and administrators list it.
+    #[test]
+    fn the_name_of_a_program_cannot_talk_to_a_terminal() {
+        let own = rustix::process::getpid();
+        let before = command(own);
+        // The kernel has no room for the last one.
+        for (name, shown) in
+            [("a\x1b[2Jb\rc", "a?[2Jb?c"), ("0123456789abcdefg", "0123456789abcde")]
+        {
+            std::fs::write("/proc/self/comm", name).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(command(own), shown);
+        }
+        std::fs::write("/proc/self/comm", before).unwrap_or_else(|e| panic!("{e}"));
+    }
 }

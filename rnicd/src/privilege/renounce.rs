@@ -154,3 +154,32 @@ fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> RenounceError
 }
 
 const NO_CAPABILITIES: &str = "0000000000000000";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one thread gives up, others keep.
+    #[test]
+    fn nothing_is_given_up_beside_other_threads() {
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || wait.recv());
+        // On a thread of its own, should it lose something after all.
+        let tried = std::thread::spawn(renounce).join();
+        assert!(matches!(tried, Ok(Err(RenounceError::Threads(_)))), "{tried:?}");
+        drop(go_on);
+        assert!(other.join().is_ok());
+    }
+
+    #[test]
+    fn what_is_kept_after_all_is_an_error() {
+        let status = Status(format!("CapInh:\t{NO_CAPABILITIES}\nCapEff:\t0000000000000400\n"));
+        assert!(status.says("CapInh:", NO_CAPABILITIES).is_ok());
+        for (field, kept) in [("CapEff:", "0000000000000400"), ("CapBnd:", "")] {
+            let said = status.says(field, NO_CAPABILITIES);
+            let is_kept =
+                |e: &RenounceError| matches!(e, RenounceError::Kept { value, .. } if value == kept);
+            assert!(said.as_ref().is_err_and(is_kept), "{field} {said:?}");
+        }
+    }
+}

@@ -67,6 +67,8 @@ enum Part {
         #[arg(long)]
         keep: bool,
     },
+    /// Attaches its memory whenever its standard input says so; prints what came of it.
+    Attach,
     /// Writes and reads memory that a lender lends, from and to attached memory of its own.
     Borrow {
         /// The lender's address.
@@ -334,6 +336,15 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             }
             println!("checksum {:08x}", crc32c::crc32c(&attached::octets(&region)?));
             drop((qp, region));
+        }
+        Part::Attach => {
+            println!("has a session");
+            for _ in std::io::stdin().lines().map_while(Result::ok) {
+                match context.attach_memory() {
+                    Ok(()) => println!("memory: attached"),
+                    Err(error) => println!("memory: {error}"),
+                }
+            }
         }
         Part::Borrow { address } => {
             attached::there_and_back(&attached::Guest::connect(

@@ -1,5 +1,6 @@
 //! Puts faults into a copy of the tree, one after the other, and sees whether the tests that cite
-//! the broken requirements notice (`tests/conformance/mutations.toml`).
+//! the broken requirements notice (`tests/conformance/mutations.toml`), or those of a promise
+//! (`tests/conformance/promises/`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -13,13 +14,16 @@ use serde::Serialize;
 /// Seconds that tests may take which normally take a few; a fault may make them run for ever.
 const DEADLINE: &str = "90";
 
+/// The target that stands for the models of a library.
+const LOOM: &str = "loom";
+
 /// What a file of notices begins with.
-const HEAD: &str = "# What noticed the faults of mutations.toml. Written by \
+const HEAD: &str = "# What noticed the faults of mutations.toml and promises/. Written by \
 `cargo run -p rnic-tests --bin mutate`.\n\n";
 
 #[derive(Parser)]
 struct Args {
-    /// Only faults whose file, text or requirements contain this.
+    /// Only faults whose file, text, requirements or promise contain this.
     only: Option<String>,
     /// Only faults that have not been noticed yet.
     #[arg(long)]
@@ -73,7 +77,7 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
             Outcome::Failed(by) => by,
         };
         let told = if by.is_empty() { "NOT NOTICED".into() } else { by.join(", ") };
-        println!("{}/{} {} {}: {told}", n + 1, chosen.len(), m.ids.join(" "), m.file);
+        println!("{}/{} {} {}: {told}", n + 1, chosen.len(), m.broken(), m.file);
         if by.is_empty() {
             unnoticed += 1;
         } else {
@@ -87,8 +91,12 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     Ok(unnoticed)
 }
 
+fn may_be_missing(e: std::io::Error) -> std::io::Result<()> {
+    if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) }
+}
+
 fn concerns(m: &Mutation, part: &str) -> bool {
-    m.file.contains(part) || m.from.contains(part) || m.ids.iter().any(|id| id.contains(part))
+    m.file.contains(part) || m.from.contains(part) || m.broken().contains(part)
 }
 
 /// How tests ended.
@@ -113,16 +121,43 @@ impl Copy {
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
             .current_dir(root)
             .output()?;
-        for name in String::from_utf8(listed.stdout)?.split_terminator('\0') {
+        let listed = String::from_utf8(listed.stdout)?;
+        let names: BTreeSet<&str> = listed.split_terminator('\0').collect();
+        copy.forget_others(&names)?;
+        for name in names {
             let (from, to) = (root.join(name), copy.tree.join(name));
             // What is deleted and not committed is listed still.
-            let Ok(new) = std::fs::read(&from) else { continue };
+            let Ok(new) = std::fs::read(&from) else {
+                std::fs::remove_file(&to).or_else(may_be_missing)?;
+                continue;
+            };
             if std::fs::read(&to).ok().is_none_or(|old| old != new) {
                 std::fs::create_dir_all(to.parent().unwrap_or(&copy.tree))?;
                 std::fs::copy(&from, &to)?;
             }
         }
         Ok(copy)
+    }
+
+    /// Removes what was copied before and is not in the tree any more: a module would be there twice.
+    fn forget_others(&self, names: &BTreeSet<&str>) -> Result<(), Box<dyn Error>> {
+        let mut folders = vec![self.tree.clone()];
+        while let Some(folder) = folders.pop() {
+            let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+            for entry in entries {
+                let path = entry?.path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if !path
+                    .strip_prefix(&self.tree)?
+                    .to_str()
+                    .is_some_and(|name| names.contains(name))
+                {
+                    std::fs::remove_file(&path)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Checks that the tests pass as things are.
@@ -162,14 +197,17 @@ impl Copy {
         tests: &[String],
     ) -> Result<Outcome, Box<dyn Error>> {
         let mut chosen = vec!["test", "--offline", "--profile", "mutants", "-p", package];
-        chosen.extend(if target == "lib" { vec!["--lib"] } else { vec!["--test", target] });
-        let build = self.command("cargo").args(&chosen).arg("--no-run").output()?;
+        chosen.extend(match target {
+            "lib" | LOOM => vec!["--lib"],
+            name => vec!["--test", name],
+        });
+        let build = self.cargo("cargo", target).args(&chosen).arg("--no-run").output()?;
         if !build.status.success() {
             let why = String::from_utf8_lossy(&build.stderr);
             return Err(format!("{package} {target} does not build:\n{why}").into());
         }
         // It ends its whole group of processes, also those that the tests have started.
-        let mut run = self.command("timeout");
+        let mut run = self.cargo("timeout", target);
         run.args(["--kill-after=5", DEADLINE, "cargo"]).args(&chosen).arg("--").args(tests);
         let run = run.output()?;
         let said = String::from_utf8_lossy(&run.stdout);
@@ -188,6 +226,18 @@ impl Copy {
             true => Ok(Outcome::Passed),
             false => Ok(Outcome::Failed(failed)),
         }
+    }
+
+    /// A command that builds or runs a target; models are built apart, as they need another standard
+    /// library of atomics.
+    fn cargo(&self, program: &str, target: &str) -> Command {
+        let mut command = self.command(program);
+        if target == LOOM {
+            command
+                .env("RUSTFLAGS", "--cfg loom")
+                .env("CARGO_TARGET_DIR", self.target.with_extension("loom"));
+        }
+        command
     }
 
     fn command(&self, program: &str) -> Command {

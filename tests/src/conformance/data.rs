@@ -128,8 +128,12 @@ pub struct Exception {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mutation {
-    /// The requirements it breaks.
+    /// The requirements it breaks; none if what it breaks is a promise of ours alone.
+    #[serde(default)]
     pub ids: Vec<String>,
+    /// The promise it breaks, in words, where no requirement says it.
+    #[serde(default)]
+    pub breaks: Option<String>,
     /// Where it goes, from the top of the repository.
     pub file: String,
     /// Text that occurs there exactly once.
@@ -138,7 +142,7 @@ pub struct Mutation {
     pub to: String,
     /// Whose tests have to notice.
     pub package: String,
-    /// `lib`, or the name of an integration test.
+    /// `lib`, `loom` (the models of the library) or the name of an integration test.
     pub target: String,
     /// Filters of test names.
     pub tests: Vec<String>,
@@ -156,6 +160,15 @@ pub struct Notice {
     pub to: String,
     /// Tests that failed; or, in words, what else came of it.
     pub by: Vec<String>,
+}
+
+impl Mutation {
+    /// What it breaks, for people: ids of requirements, or words.
+    #[must_use]
+    pub fn broken(&self) -> String {
+        let ids = (!self.ids.is_empty()).then(|| self.ids.join(", "));
+        ids.or_else(|| self.breaks.clone()).unwrap_or_default()
+    }
 }
 
 impl Notice {

@@ -53,6 +53,9 @@ impl Record {
             for id in m.ids.iter().filter(|id| self.tests_of(id).is_empty()) {
                 faults.push(format!("{what} is to break {id}, which no test cites"));
             }
+            if m.ids.is_empty() == m.breaks.is_none() {
+                faults.push(format!("{what} names either requirements or the promise it breaks"));
+            }
             if self.notice_of(m).is_none() {
                 faults.push(format!("{what}: not noticed yet; see `--bin mutate`"));
             }

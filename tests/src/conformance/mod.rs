@@ -3,8 +3,9 @@
 //! The requirements are data (`tests/conformance/requirements.toml`). Each is either cited by tests,
 //! with a line `//= ID` above the test, or excepted with a reason (`exceptions.toml`). That tests
 //! which cite can fail is shown by faults put into the code by hand (`mutations.toml`) and by
-//! mutating whole modules (`scores.toml`). [`Record::faults`] says what is missing, [`render`] writes
-//! `docs/conformance.md`.
+//! mutating whole modules (`scores.toml`). What the project promises beyond the RFCs (shared memory,
+//! privileges, programs) has faults of its own (`promises/`). [`Record::faults`] says what is missing,
+//! [`render`] writes `docs/conformance.md`.
 
 mod citations;
 mod data;
@@ -22,6 +23,11 @@ pub use report::render;
 pub const REPORT: &str = "docs/conformance.md";
 /// Where it is kept what noticed the faults, from the top of the repository.
 pub const NOTICED: &str = "tests/conformance/noticed.toml";
+
+/// Faults that break requirements.
+const MUTATIONS: &str = "mutations.toml";
+/// Faults that break what the project promises beyond them: a file per subject.
+const PROMISES: &str = "promises";
 
 /// Packages whose tests may cite.
 const PACKAGES: [&str; 4] = ["rnic-core", "rnic-client", "rnicd", "tests"];
@@ -73,10 +79,14 @@ impl Record {
         for package in PACKAGES {
             found.search(root, &root.join(package))?;
         }
+        let mut mutations: Vec<Mutation> = data::read(&data.join(MUTATIONS))?;
+        for file in files_of(&data.join(PROMISES))? {
+            mutations.extend(data::read::<Mutation>(&file)?);
+        }
         Ok(Record {
             requirements: data::read(&data.join("requirements.toml"))?,
             exceptions: data::read(&data.join("exceptions.toml"))?,
-            mutations: data::read(&data.join("mutations.toml"))?,
+            mutations,
             noticed: data::read(&root.join(NOTICED))?,
             scores: data::read(&data.join("scores.toml"))?,
             citations: found.citations,
@@ -109,6 +119,16 @@ impl Record {
 pub fn root() -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().unwrap_or(tests).to_owned()
+}
+
+/// The files of a folder, by name.
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, Unreadable> {
+    let unreadable = |e: std::io::Error| Unreadable { file: folder.into(), why: e.to_string() };
+    let entries = std::fs::read_dir(folder).map_err(unreadable)?;
+    let mut files: Vec<PathBuf> =
+        entries.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>().map_err(unreadable)?;
+    files.sort();
+    Ok(files)
 }
 
 fn read_text(file: &Path) -> Result<String, Unreadable> {

@@ -66,7 +66,7 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
         record.mutations.len(),
         record.requirements.iter().filter(absolute).count(),
     )?;
-    writeln!(out, "| requirements | fault | noticed by |")?;
+    writeln!(out, "| what it breaks | fault | noticed by |")?;
     writeln!(out, "| --- | --- | --- |")?;
     for m in &record.mutations {
         let by = match record.notice_of(m) {
@@ -75,8 +75,8 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
             Some(n) => quoted(n.by.iter().map(|test| last(test)).take(3)),
         };
         let (from, to) = (inline(&m.from), inline(&m.to));
-        let ids = m.ids.join(", ");
-        writeln!(out, "| {ids} | `{}`: {from} becomes {to} | {by} |", m.file)?;
+        let broken = m.broken();
+        writeln!(out, "| {broken} | `{}`: {from} becomes {to} | {by} |", m.file)?;
     }
     if record.scores.is_empty() {
         return Ok(());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rnic_client::{Access, Context, ListKind, RemoteMr, Rows};
+use rnic_client::{Access, Context, ListKind, Mr, RemoteMr, Rows};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 use tempfile::TempDir;
 
@@ -144,6 +144,7 @@ const ABC: [u8; 32] = [
 
 const FILLED: u8 = 1;
 const FINISHED: u8 = 2;
+const CREDIT: u8 = 3;
 const STORED: u8 = 4;
 const ABORT: u8 = 5;
 
@@ -240,21 +241,28 @@ fn what_a_sender_cannot_have_meant_is_refused_and_nothing_is_stored() {
     receiver.is_unharmed(&daemon);
 }
 
+/// A receiver that is led by hand, which has lent four chunks of 1 KiB, and the program that fills them
+/// with a file.
+fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
+    let talker = Talker::new(daemon);
+    let listener = talker.listen();
+    let segment = talker.context.create_segment(4096).unwrap();
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ZERO_BASED;
+    let ring = talker.pd.reg_mr(&segment, .., rights).unwrap();
+    let grant =
+        greeting(&[&1024_u32.to_le_bytes(), &4_u16.to_le_bytes(), &ring.remote().to_bytes()]);
+    let sender = sending(daemon, file, &format!("{}/abc", listener.local_addr()));
+    talker.accept(&listener, &grant);
+    (talker, ring, sender)
+}
+
 /// A receiver that has stored something else than was sent.
 #[test]
 fn a_sender_does_not_believe_a_wrong_digest() {
     let daemon = Daemon::start(binaries!(), "");
     let file = file_of(b"abc");
     for (digest, code) in [(ABC, 0), ([0; 32], 1)] {
-        let talker = Talker::new(&daemon);
-        let listener = talker.listen();
-        let segment = talker.context.create_segment(4096).unwrap();
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ZERO_BASED;
-        let ring = talker.pd.reg_mr(&segment, .., rights).unwrap();
-        let grant =
-            greeting(&[&1024_u32.to_le_bytes(), &4_u16.to_le_bytes(), &ring.remote().to_bytes()]);
-        let sender = sending(&daemon, file.path(), &format!("{}/abc", listener.local_addr()));
-        talker.accept(&listener, &grant);
+        let (talker, _ring, sender) = filled_by(&daemon, file.path());
         assert_eq!(talker.hear().unwrap(), filled(0, 3));
         assert_eq!(talker.hear().unwrap(), finished(3, &ABC));
         talker.say(&[&[STORED][..], &digest].concat());
@@ -262,6 +270,39 @@ fn a_sender_does_not_believe_a_wrong_digest() {
         assert_eq!(ended, Some(code), "{said}");
         assert!(code == 0 || said.contains("stored a file of SHA-256 0000000000"), "{said}");
     }
+}
+
+/// A receiver that gives back places it has not been given, or the same one again.
+#[test]
+fn a_sender_does_not_believe_credits_for_what_it_has_not_sent() {
+    let daemon = Daemon::start(binaries!(), "");
+    let file = file_of(&pattern(1, 8 << 10));
+    for (taken, words) in [(5_u64, "took 5 chunks of 4 after 0"), (0, "took 0 chunks of 4 after 0")]
+    {
+        let (talker, _ring, sender) = filled_by(&daemon, file.path());
+        for index in 0..4 {
+            assert_eq!(talker.hear().unwrap(), filled(index, 1024));
+        }
+        talker.say(&[&[CREDIT][..], &taken.to_le_bytes()].concat());
+        let said = talker.hear().expect("it says why");
+        assert_eq!(said[0], ABORT);
+        fails(end(sender), &format!("does not keep to the protocol: {words}"));
+    }
+}
+
+#[test]
+fn who_is_one_too_many_is_turned_away_until_another_has_left() {
+    let daemon = Daemon::start(binaries!(), "");
+    let mut receiver = Receiver::start(&daemon, &["--clients", "1"]);
+    let first = Liar::offer(&daemon, receiver.socket_address(), "first", 3);
+    let file = file_of(b"second");
+    let sent = send(&daemon, file.path(), &format!("{}/second", receiver.address));
+    fails(sent, "too many files are being received already; try again later");
+    receiver.process.line_after("rcopy: turned 127.0.0.1:");
+    drop(first);
+    // Said when there is room again.
+    receiver.process.line_after("rcopy: ");
+    receiver.is_unharmed(&daemon);
 }
 
 #[test]

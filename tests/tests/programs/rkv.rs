@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use rnic_client::{Access, ListKind, Listener, Mr, Rows};
+use rnic_client::{Access, ListKind, Listener, Mr, RemoteMr, Rows};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 
 use super::talker::Talker;
@@ -178,6 +178,46 @@ fn values_are_stored_found_replaced_and_deleted() {
     std::io::Write::write_all(&mut put.stdin.take().unwrap(), b"piped").unwrap();
     assert!(put.wait().unwrap().success());
     assert_eq!(rkv(&["get", "k"]), (Some(0), "piped".to_owned()));
+    server.kill();
+}
+
+/// Clients that are led by hand: they may ask for what fits no slot, and write where they may read.
+#[test]
+fn a_table_is_written_by_its_server_alone_and_within_its_slots() {
+    let daemon = Daemon::start(binaries!(), "");
+    let serve = ["server", "127.0.0.1:0", "--slots", "4", "--probes", "2"];
+    let serve = [&serve[..], &["--max-key", "8", "--max-value", "16"]].concat();
+    let mut server = start(&daemon, RKV, &serve);
+    let address = server.line_after(" in all, at ");
+    let client = Talker::new(&daemon);
+    let table = client.connect(address.parse().unwrap(), b"rkv\x01").unwrap();
+    let request = |operation: u8, key: &[u8], value: &[u8]| {
+        [&[operation][..], &(key.len() as u16).to_le_bytes(), key, value].concat()
+    };
+    let ask = |request: &[u8]| {
+        client.say(request);
+        client.hear().expect("an answer")
+    };
+    let (put, delete) = (1, 2);
+    // None is longer than the longest request.
+    for (operation, key, value) in [
+        (put, &b"ninebytes"[..], &b""[..]),
+        (put, b"", b"value"),
+        (put, b"key", b"seventeen bytes !"),
+        (delete, b"ninebytes", b""),
+        (delete, b"", b""),
+    ] {
+        let answer = ask(&request(operation, key, value));
+        assert_eq!(answer, [3, 0, 0, 0, 0, 0, 0, 0, 0], "{operation} {key:?} {value:?}");
+    }
+    assert_eq!(ask(&request(put, b"key", b"value")), [0, 2, 0, 0, 0, 0, 0, 0, 0]);
+
+    let region = RemoteMr::from_bytes(table[22..].try_into().unwrap()).unwrap();
+    assert_eq!(region.len, 4 * 64);
+    client.write(region.at(0), &[7; 4 * 64]);
+    assert_eq!(client.hear(), None, "a client's Write was taken");
+    let found = run(&daemon, RKV, &["get", "key", "--server", &address]);
+    assert_eq!(found, (Some(0), "value".to_owned()));
     server.kill();
 }
 
