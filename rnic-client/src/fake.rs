@@ -71,7 +71,8 @@ pub(crate) struct Device {
     arena: Option<(u32, Arc<Mapping>, usize)>,
     /// Places the next queue in an arena of its own.
     pub(crate) next_in_new_arena: bool,
-    last_handle: u32,
+    /// Of the object that was made last.
+    pub(crate) last_handle: u32,
 }
 
 pub(crate) struct FakeQp {

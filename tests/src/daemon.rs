@@ -256,6 +256,15 @@ impl Daemon {
         self.stop_in_order()
     }
 
+    /// Waits until it has printed a line with `text`; what comes after that in the line.
+    ///
+    /// # Panics
+    ///
+    /// If it does not.
+    pub fn says(&mut self, text: &str) -> String {
+        self.process.as_mut().expect("it runs").line_after(text)
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         if let Some(process) = &self.process {

@@ -1,8 +1,12 @@
 //! One client takes all there is of something: it is refused by name, others get the same results in
 //! the same time, and when it is gone the daemon has what it had.
 
+use std::time::Instant;
+
+use rnic_client::Context;
 use rnic_tests::pinger::Pinger;
-use rnic_tests::{Daemon, Process, binaries};
+use rnic_tests::raw::Raw;
+use rnic_tests::{DEADLINE, Daemon, Process, binaries};
 use rustix::process::Signal;
 
 /// Round trips of one measurement.
@@ -155,4 +159,24 @@ fn descriptors_of_the_daemon() {
 fn address_space_of_the_daemon() {
     let daemon = Daemon::start_limited(binaries!(), &config(""), "ulimit -v 1500000");
     exhausted(&daemon, "memory", &["cannot map the segment", "vm.max_map_count"]);
+}
+
+/// Clients without a Hello have descriptors that no limit counts. With one more or one less of them,
+/// the last one goes to a client's socket or to what tells of the end of its process.
+#[test]
+fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
+    for nofile in [120, 121] {
+        let limit = format!("ulimit -n {nofile}");
+        let mut daemon = Daemon::start_limited(binaries!(), "[engine]\nworkers = 1\n", &limit);
+        let connect = |_| Raw::connect(daemon.socket()).expect("there is room in its backlog");
+        let silent: Vec<Raw> = (0..64).map(connect).collect();
+        let said = daemon.says("cannot accept clients for now");
+        assert!(said.contains("Too many open files"), "{said}");
+        drop(silent);
+        let deadline = Instant::now() + DEADLINE;
+        while let Err(error) = Context::open_at(daemon.socket()) {
+            assert!(Instant::now() < deadline, "{error}");
+            std::thread::yield_now();
+        }
+    }
 }

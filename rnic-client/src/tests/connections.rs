@@ -1,6 +1,6 @@
 //! Connection events and the threads that wait for them.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -96,6 +96,19 @@ fn each_of_several_threads_gets_its_own_outcome() {
     assert_eq!(r.context.next_event(Some(Duration::ZERO)).unwrap(), None);
 }
 
+/// The daemon gives numbers out again.
+#[test]
+fn what_was_said_of_a_queue_pair_that_is_gone_is_not_taken_for_news_of_its_successor() {
+    let Rig { daemon, context, pd, cq, qp } = rig();
+    let id = qp.id();
+    daemon.event(&ended(id));
+    drop(qp);
+    daemon.device().last_handle = id.0 - 1;
+    let successor = pd.create_qp(&QpOptions::new(&cq)).unwrap();
+    assert_eq!(successor.id(), id);
+    assert_eq!(context.next_event(Some(Duration::ZERO)).unwrap(), None);
+}
+
 #[test]
 fn a_connection_can_be_made_by_events_alone() {
     let r = rig();
@@ -183,6 +196,39 @@ fn an_attempt_that_takes_too_long_is_aborted() {
     let error = r.qp.connect(peer(), &options).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }));
     r.daemon.await_request(|b| matches!(b, RequestBody::Disconnect { abort: true, .. }));
+}
+
+/// A TCP connection of the program, and its peer's end.
+fn tcp() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (ours, listener.accept().unwrap().0)
+}
+
+#[test]
+fn a_socket_comes_back_if_the_daemon_did_not_take_it_or_the_peer_rejected() {
+    let options = ConnectOptions::default();
+    let rejected = |qp| Event::Rejected { qp, context: 0, private_data: vec![] };
+    let unreachable = |qp| Event::Unreachable { qp, context: 0, reason: "closed".into() };
+    let cases: [(&dyn Fn(QpId) -> Event, bool); 2] = [(&rejected, true), (&unreachable, false)];
+    for (event, comes_back) in cases {
+        let r = rig();
+        let (ours, _theirs) = tcp();
+        let failed = thread::scope(|scope| {
+            let connecting = scope.spawn(|| r.qp.connect_over(ours, &options));
+            r.daemon.await_request(|b| matches!(b, RequestBody::ConnectOver { .. }));
+            r.daemon.event(&event(r.qp.id()));
+            connecting.join().unwrap().unwrap_err()
+        });
+        assert_eq!(failed.stream.is_some(), comes_back, "{failed}");
+    }
+    let refusal = Refusal::NotAllowed { rule: "user.sockets".into(), what: "a socket".into() };
+    for (answer, comes_back) in [(Answer::Refuse(refusal), true), (Answer::HangUp, false)] {
+        let r = rig();
+        r.daemon.answer_next(answer);
+        let failed = r.qp.connect_over(tcp().0, &options).unwrap_err();
+        assert_eq!(failed.stream.is_some(), comes_back, "{failed}");
+    }
 }
 
 #[test]

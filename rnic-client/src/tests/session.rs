@@ -1,5 +1,6 @@
 //! Hello, requests and replies, the end of the daemon, and fork.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -61,6 +62,19 @@ fn without_a_daemon_every_socket_tried_is_named() {
     let error = Context::open_at("/nonexistent/rnicd.sock").err().unwrap();
     assert_eq!(error.fault(), Fault::Daemon);
     assert!(error.to_string().starts_with("no RNIC daemon: /nonexistent/rnicd.sock: "), "{error}");
+}
+
+/// There is one: to start another would be the wrong advice.
+#[test]
+fn whoever_is_kept_out_of_a_daemon_is_not_told_to_start_one() {
+    let tried = |kinds: &[io::ErrorKind]| {
+        let tried = kinds.iter().map(|kind| ("/run/s".into(), (*kind).into())).collect();
+        Error::NoDaemon { tried }.to_string()
+    };
+    let denied = tried(&[io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied]);
+    assert!(denied.starts_with("no access to the RNIC daemon: /run/s: permission"), "{denied}");
+    assert!(!denied.contains("rnicd run"), "{denied}");
+    assert!(tried(&[io::ErrorKind::NotFound]).contains("rnicd run"));
 }
 
 #[test]
@@ -278,6 +292,36 @@ fn objects_are_destroyed_in_an_order_that_the_daemon_accepts() {
     place(&|r| matches!(r, CloseListener { .. }));
     assert!(qp < cq && cq < channel && mr < segment && qp < pd && mr < pd);
     assert_eq!(r.daemon.device().requests.len(), 7);
+}
+
+#[test]
+fn memory_is_attached_once_and_only_if_the_daemon_has_taken_it() {
+    let r = rig();
+    r.daemon.answer_next(Answer::Refuse(limit()));
+    assert!(r.context.attach_memory().is_err());
+    for _ in 0..3 {
+        r.context.attach_memory().unwrap();
+    }
+    let device = r.daemon.device();
+    let asked = device.requests.iter().filter(|b| matches!(b, RequestBody::AttachMemory)).count();
+    assert_eq!(asked, 2);
+    drop(device);
+}
+
+/// The heap would make something else of them, and a peer would write there.
+#[test]
+fn bytes_of_the_heap_stay_where_a_region_of_them_may_still_be_written_to() {
+    let r = rig();
+    let buffers = [(); 2].map(|()| AttachedBuffer::new(100).unwrap());
+    let regions =
+        buffers.each_ref().map(|b| r.pd.reg_mr_attached(b, .., &MrOptions::default()).unwrap());
+    let [refused, granted] = buffers.map(|buffer| buffer.into_vec().expect_err("it has a region"));
+    let [first, second] = regions;
+    r.daemon.answer_next(Answer::Refuse(limit()));
+    drop(first);
+    assert!(refused.into_vec().is_err(), "nobody has said that nothing is written any more");
+    drop(second);
+    assert_eq!(granted.into_vec().expect("no region is left"), [0; 100]);
 }
 
 #[test]

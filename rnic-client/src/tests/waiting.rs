@@ -118,6 +118,23 @@ fn two_sleepers_on_one_cq_both_get_their_share() {
 }
 
 #[test]
+fn who_leaves_without_a_completion_takes_no_arm_of_others_back() {
+    let r = rig();
+    let short = Some(Duration::from_millis(20));
+    let (tid, other) = waiter(&r.cq, Some(PATIENCE));
+    asleep(&r, &r.cq, tid);
+    let (_, leaves) = waiter(&r.cq, short);
+    assert_eq!(leaves.join().unwrap().unwrap(), [0; 0]);
+    assert!(armed(&r, &r.cq), "somebody sleeps");
+    r.daemon.device().complete(r.cq.id(), &entry(1));
+    assert_eq!(other.join().unwrap().unwrap(), [1]);
+    r.cq.arm(Arm::Next).unwrap();
+    let (_, leaves) = waiter(&r.cq, short);
+    assert_eq!(leaves.join().unwrap().unwrap(), [0; 0]);
+    assert!(armed(&r, &r.cq), "the program awaits its event");
+}
+
+#[test]
 fn sleepers_on_two_cqs_of_one_channel_do_not_disturb_each_other() {
     let r = rig();
     let channel = r.context.create_completion_channel().unwrap();
@@ -162,6 +179,18 @@ fn a_channel_says_which_cq_fired_and_its_descriptor_when() {
     // Its events were one-shot.
     r.daemon.device().complete(cqs[0].id(), &entry(4));
     assert!(!readable());
+}
+
+#[test]
+fn a_queue_of_which_many_events_have_come_is_named_once() {
+    let r = rig();
+    let channel = r.cq.channel();
+    for _ in 0..100 {
+        r.daemon.device().fire(r.cq.id());
+    }
+    channel.inner.drain().unwrap();
+    assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), Some(r.cq.id()));
+    assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
 }
 
 #[test]

@@ -283,6 +283,13 @@ impl AsFd for Connection {
     }
 }
 
+/// Answers the Hello of a client that is not served and of whom nothing is known.
+pub fn turn_away(socket: BorrowedFd<'_>, reply: HelloReply) {
+    let packet = Outgoing { octets: reply.to_bytes().to_vec(), descriptors: Vec::new() };
+    // It is turned away whether or not it hears why.
+    let _ = Outbox::default().send(socket, packet);
+}
+
 /// The kind of descriptor that a request carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
@@ -350,8 +357,64 @@ fn encode(reply: Reply) -> Vec<u8> {
 mod tests {
     use rnic_core::abi::control::{PAGE_ROWS, QpCounters, QpRow, ReplyBody, Rows};
     use rnic_core::types::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
+
+    /// A client with a session, and its own end.
+    fn connection() -> (Connection, OwnedFd) {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap_or_else(|e| panic!("{e}"));
+        let peer = Peer::of(ours.as_fd()).unwrap_or_else(|e| panic!("{e}"));
+        let mut connection = Connection::new(ours, peer, Time(0));
+        connection.stage = Stage::AwaitRequest(SessionId(1));
+        (connection, theirs)
+    }
+
+    fn ask(socket: &OwnedFd, body: RequestBody, descriptors: Vec<OwnedFd>) {
+        let octets = postcard::to_stdvec(&Request { id: 7, body }).unwrap_or_default();
+        let packet = Outgoing { octets, descriptors };
+        assert!(Outbox::default().send(socket.as_fd(), packet).is_ok());
+    }
+
+    #[test]
+    fn nothing_is_taken_from_a_client_that_is_owed_an_answer_or_has_not_read_one() {
+        let (mut connection, theirs) = connection();
+        let (reaper, mut buffer) = (Reaper::without_threads(), [0; MAX_MESSAGE]);
+        ask(&theirs, RequestBody::Status, Vec::new());
+        let session = SessionId(1);
+        connection.stage = Stage::AwaitWorkers { session, request: 7 };
+        let got = connection.receive(&mut buffer, &reaper, || Ok(()));
+        assert!(matches!(got, Incoming::Nothing), "{got:?}");
+        connection.stage = Stage::AwaitRequest(session);
+        while connection.outbox.is_empty() {
+            assert!(connection.reply(7, Ok(ReplyBody::Done.into())).is_ok());
+        }
+        let got = connection.receive(&mut buffer, &reaper, || Ok(()));
+        assert!(matches!(got, Incoming::Nothing), "{got:?}");
+        while packet::take(theirs.as_fd()).is_ok() {}
+        assert!(connection.flush().is_ok());
+        let got = connection.receive(&mut buffer, &reaper, || Ok(()));
+        assert!(matches!(got, Incoming::Request(Request { id: 7, .. }, None)), "{got:?}");
+    }
+
+    #[test]
+    fn a_descriptor_of_a_user_with_too_many_stays_where_it_is() {
+        let (mut connection, theirs) = connection();
+        let (reaper, mut buffer) = (Reaper::without_threads(), [0; MAX_MESSAGE]);
+        let memfd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC);
+        let memfd = memfd.unwrap_or_else(|e| panic!("{e}"));
+        ask(&theirs, RequestBody::AddSegment { length: 4096, client_address: 0 }, vec![memfd]);
+        let refused =
+            || Err(Refusal::Limit { key: "closing".into(), limit: 1, used: 1, wanted: 1 });
+        let got = connection.receive(&mut buffer, &reaper, refused);
+        assert!(matches!(got, Incoming::End(End::Crowded(_))), "{got:?}");
+        let front = packet::peek(connection.as_fd(), &mut buffer);
+        assert!(matches!(front, Ok(Front::Packet { descriptors: true, .. })), "{front:?}");
+        let got = connection.receive(&mut buffer, &reaper, || Ok(()));
+        assert!(matches!(got, Incoming::Request(_, Some(_))), "{got:?}");
+    }
 
     #[test]
     fn requests_are_read_whole_or_refused_at_every_cut() {

@@ -282,15 +282,46 @@ mod tests {
         }
     }
 
+    fn control_socket() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// A client that goes on sending would keep the thread at it that takes its packets away.
+    #[test]
+    fn what_is_to_be_closed_takes_nothing_more() {
+        let reaper = Reaper::without_threads();
+        let (ours, theirs) = control_socket();
+        let say = || {
+            let packet = Outgoing { octets: vec![0], descriptors: Vec::new() };
+            Outbox::default().send(theirs.as_fd(), packet)
+        };
+        assert!(say().is_ok());
+        reaper.close_client(1000, ours);
+        assert_eq!(reaper.closing(1000), 1, "with what it has sent");
+        assert!(say().is_err_and(|e| e.kind() == io::ErrorKind::BrokenPipe));
+    }
+
+    #[test]
+    fn of_the_threads_that_may_never_come_back_a_user_has_a_part() {
+        let file =
+            || OwnedFd::from(std::fs::File::open("/dev/null").unwrap_or_else(|e| panic!("{e}")));
+        let work = Work::default();
+        (0..2 * UNKNOWN).for_each(|_| work.unknown.add(1000, file()));
+        work.unknown.add(1001, file());
+        work.unknown.close();
+        // Nothing of it is ever done.
+        let taken = std::iter::from_fn(|| work.unknown.take()).map(|(user, _)| user);
+        assert_eq!(taken.collect::<Vec<_>>(), [1000, 1001, 1000]);
+    }
+
     /// What is in a packet cannot be told not to linger before it is closed with it.
     #[test]
     fn sockets_in_packets_that_nobody_took_do_not_linger() {
         let reaper = reaper();
         let mut others = Vec::new();
         for _ in 0..20 {
-            let (ours, theirs) =
-                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                    .unwrap_or_else(|e| panic!("{e}"));
+            let (ours, theirs) = control_socket();
             let (stream, other) = lingering();
             others.push(other);
             let packet = Outgoing { octets: vec![0], descriptors: vec![stream.into()] };

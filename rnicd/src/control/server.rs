@@ -16,7 +16,7 @@ use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
 use super::budget::Budgets;
-use super::connection::{Connection, End, Incoming, Stage};
+use super::connection::{Connection, End, Incoming, Stage, turn_away};
 use super::greetings::Greetings;
 use super::notify::Notifier;
 use super::options;
@@ -429,6 +429,13 @@ impl Server {
                 Ok(None) => return,
                 Ok(Some(client)) => match Peer::of(client.as_fd()) {
                     Ok(peer) => (client, peer),
+                    // Its socket has taken the last descriptor, and what tells of its end needs one.
+                    Err(error) if is_exhausted(&error) => {
+                        turn_away(client.as_fd(), turned_away(HelloStatus::Resources));
+                        self.reaper.close_client(u32::MAX, client);
+                        self.pause_accepting(&error, now);
+                        return;
+                    }
                     Err(error) => {
                         if error.kind() != io::ErrorKind::Unsupported {
                             tracing::debug!(%error, "a client was gone before it was known");
@@ -443,10 +450,7 @@ impl Server {
                     }
                 },
                 Err(error) => {
-                    if let Some(suppressed) = self.said.count("no accept", Instant::now()) {
-                        tracing::warn!(%error, suppressed, "cannot accept clients for now");
-                    }
-                    self.accept_again = Some(now.after(ACCEPT_PAUSE));
+                    self.pause_accepting(&error, now);
                     return;
                 }
             };
@@ -466,6 +470,14 @@ impl Server {
         }
         // More may wait, and the poll reports only what is new.
         self.accept_again = Some(now);
+    }
+
+    /// No client can be taken in: says so, and looks again after a while.
+    fn pause_accepting(&mut self, error: &io::Error, now: Time) {
+        if let Some(suppressed) = self.said.count("no accept", Instant::now()) {
+            tracing::warn!(%error, suppressed, "cannot accept clients for now");
+        }
+        self.accept_again = Some(now.after(ACCEPT_PAUSE));
     }
 
     fn add(&mut self, socket: OwnedFd, peer: Peer, deadline: Time) {
@@ -696,6 +708,11 @@ fn turned_away(status: HelloStatus) -> HelloReply {
     }
 }
 
+/// Whether this process or the machine has no descriptor left, or no memory for one.
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
 /// Why a client ends to which nothing can be sent.
 fn ended_by(error: io::Error) -> End {
     match error.kind() {
@@ -741,3 +758,6 @@ const TURN: Duration = Duration::from_millis(1);
 const ROUND: Duration = Duration::from_millis(4);
 /// How long sessions may take to end when the daemon stops.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

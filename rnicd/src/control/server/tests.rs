@@ -1,0 +1,119 @@
+//! Parts of the loop, one at a time: nobody runs it here, and time is what a test says.
+
+use std::path::Path;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
+    send, socket_with, socketpair,
+};
+use tempfile::TempDir;
+
+use super::*;
+
+/// A daemon that nobody runs.
+struct Rig {
+    folder: TempDir,
+    server: Server,
+}
+
+impl Rig {
+    fn new(configuration: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let text = format!("[engine]\nworkers = 1\n[control]\nseccomp = \"off\"\n{configuration}");
+        let config = Config::parse(Path::new("t"), &text).unwrap_or_else(|e| panic!("{e}"));
+        let socket = ControlSocket::open(Some(&folder.path().join("s")), &config.control);
+        let socket = socket.unwrap_or_else(|e| panic!("{e}"));
+        let server = Server::start(config, socket, None, Notifier::default(), None);
+        Rig { folder, server: server.unwrap_or_else(|e| panic!("{e}")) }
+    }
+
+    /// A client that has connected and waits to be accepted.
+    fn client(&self) -> OwnedFd {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap_or_else(|e| panic!("{e}"));
+        let address = SocketAddrUnix::new(self.folder.path().join("s"));
+        let connected = address.and_then(|address| connect(&socket, &address));
+        connected.unwrap_or_else(|e| panic!("{e}"));
+        socket
+    }
+
+    /// A client of this user that was accepted.
+    fn client_of(&mut self, uid: u32) -> OwnedFd {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap_or_else(|e| panic!("{e}"));
+        let peer = Peer::of(ours.as_fd()).unwrap_or_else(|e| panic!("{e}"));
+        self.server.add(ours, Peer { uid, ..peer }, clock::now().after(HELLO_DEADLINE));
+        theirs
+    }
+
+    fn clients(&self) -> usize {
+        self.server.connections.len()
+    }
+
+    /// Ends its threads.
+    fn stop(self) {
+        self.server.manager.stop();
+    }
+}
+
+#[test]
+fn whoever_says_no_hello_is_hung_up_on_within_seconds_and_nobody_else_is() {
+    let mut rig = Rig::new("");
+    let (silent, speaks) = (rig.client(), rig.client());
+    let now = clock::now();
+    rig.server.accept(now);
+    let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
+    assert!(send(&speaks, &hello.to_bytes(), SendFlags::empty()).is_ok());
+    rig.server.serve(now);
+    assert_eq!((rig.clients(), rig.server.manager.sessions()), (2, 1));
+    // The loop sleeps no longer than that.
+    assert!(rig.server.ready.is_empty());
+    let patience = rig.server.patience();
+    assert!(patience.is_some_and(|most| most <= Duration::from_secs(10)), "{patience:?}");
+    let at = |seconds| now.after(Duration::from_secs(seconds));
+    rig.server.handle_timeouts(at(1));
+    assert_eq!(rig.clients(), 2, "it may take a moment");
+    rig.server.handle_timeouts(at(10));
+    assert_eq!((rig.clients(), rig.server.manager.sessions()), (1, 1));
+    let heard = recv(&silent, &mut [0; 64][..], RecvFlags::DONTWAIT).map(|(_, n)| n);
+    assert_eq!(heard, Ok(0), "the end");
+    rig.stop();
+}
+
+#[test]
+fn clients_wait_for_the_turns_of_their_users() {
+    let mut rig = Rig::new("");
+    let clients = [1, 1, 2, 1].map(|uid| rig.client_of(uid));
+    assert_eq!(rig.server.ready.users(), 2);
+    // Also who leaves while he waits leaves nothing behind.
+    let keys: Vec<usize> = rig.server.connections.iter().map(|(key, _)| key).collect();
+    for key in keys {
+        rig.server.remove(key);
+    }
+    rig.server.serve(clock::now());
+    assert!(rig.server.ready.is_empty());
+    drop(clients);
+    rig.stop();
+}
+
+/// Whoever is turned away may have to be closed elsewhere, and so would the next one.
+#[test]
+fn nobody_is_let_in_while_much_is_to_be_closed() {
+    let mut rig = Rig::new("[limits]\nclosing = 8\n");
+    rig.server.reaper = Reaper::without_threads();
+    for _ in 0..rig.server.manager.most_closing() {
+        let memfd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC);
+        rig.server.reaper.close_memfd(1000, memfd.unwrap_or_else(|e| panic!("{e}")));
+    }
+    let _client = rig.client();
+    let now = clock::now();
+    rig.server.accept(now);
+    assert_eq!(rig.clients(), 0);
+    assert!(rig.server.accept_again.is_some_and(|at| at > now));
+    rig.server.reaper = Reaper::without_threads();
+    rig.server.handle_timeouts(now.after(Duration::from_secs(1)));
+    assert_eq!(rig.clients(), 1);
+    rig.stop();
+}
