@@ -488,7 +488,7 @@ impl Guest {
                 self.done(format!("refused by the host's RNIC with Terminate {code}"));
                 Ok(())
             }
-            other => Err(self.wrong(format!("ended by {other:?}, expected Terminate {expected}"))),
+            other => Err(self.wrong(format!("ended: {other}; expected was Terminate {expected}"))),
         }
     }
 
