@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rnic_client::{Context, StatusInfo};
 use rustix::process::Signal;
@@ -224,6 +224,20 @@ impl Daemon {
             }
             assert!(Instant::now() < deadline, "{now:?} is left of {start:?}");
         }
+    }
+
+    /// Time for which its threads have had a CPU.
+    ///
+    /// # Panics
+    ///
+    /// If it is gone.
+    pub fn worked(&self) -> Duration {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
+        let of = |thread: std::io::Result<std::fs::DirEntry>| {
+            let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
+        };
+        threads.expect("the daemon lives").filter_map(of).sum()
     }
 
     /// What the kernel holds for the daemon now.

@@ -302,7 +302,9 @@ impl Server {
         match source {
             SOCKET => {
                 client.readable = true;
-                if writable {
+                // A send that the system has refused makes the socket writable once more, so that the
+                // next one would be refused at once, and so on: time tells when to try again.
+                if writable && !client.is_to_be_tried_again() {
                     self.flush(key, now);
                 }
                 self.enqueue(key);

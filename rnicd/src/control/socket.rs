@@ -535,8 +535,12 @@ mod tests {
             .unwrap_or_else(|e| panic!("{e}"));
         let error = own_folder(dir.path()).err().map(|e| e.to_string()).unwrap_or_default();
         assert!(error.contains("its mode is 0755"), "{error}");
-        std::fs::remove_dir(&made).unwrap_or_else(|e| panic!("{e}"));
-        std::os::unix::fs::symlink(dir.path(), &made).unwrap_or_else(|e| panic!("{e}"));
+        // A link to one that would do.
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::rename(&made, &elsewhere).unwrap_or_else(|e| panic!("{e}"));
+        std::fs::set_permissions(&elsewhere, Permissions::from_mode(0o700))
+            .unwrap_or_else(|e| panic!("{e}"));
+        std::os::unix::fs::symlink(&elsewhere, &made).unwrap_or_else(|e| panic!("{e}"));
         assert!(matches!(own_folder(dir.path()), Err(SocketError::UnsafeFolder { .. })));
     }
 }
