@@ -367,6 +367,19 @@ mod tests {
         Mapping::adopt_segment(fd.as_fd(), len as u64).expect_err("must be refused")
     }
 
+    /// A child would ring, and post, in its parent's name.
+    #[test]
+    fn an_arena_is_not_inherited_by_fork() {
+        let (_daemons, fd) = Mapping::create_arena("test", LEN).expect("a little memory");
+        let mapping = Mapping::map_arena(fd.as_fd(), LEN).expect("an arena");
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("what this process maps");
+        let begin = format!("{:08x}-", mapping.address());
+        let ours = maps.lines().skip_while(|line| !line.starts_with(&begin));
+        let flags = ours.take(30).find_map(|line| line.strip_prefix("VmFlags:"));
+        let flags = flags.expect("the flags of the mapping");
+        assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
+    }
+
     #[test]
     fn segment_of_a_client_is_adopted_and_shared() {
         let (client, fd) = Mapping::create_segment(LEN).expect("a little memory");
