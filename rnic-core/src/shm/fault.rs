@@ -237,8 +237,9 @@ mod tests {
     #[test]
     fn a_copy_from_a_truncated_segment_is_poisoned_and_the_process_lives() {
         install().expect("handler");
-        let (segment, fd) = unsealed();
+        // The one that is sound is known for longer.
         let (other, _other_fd) = unsealed();
+        let (segment, fd) = unsealed();
         segment.fill(0, LEN, 7).expect("still there");
         rustix::fs::ftruncate(&fd, 4096).expect("shrink");
         let mut octets = vec![1; LEN];

@@ -282,6 +282,20 @@ mod tests {
     }
 
     #[test]
+    fn a_consumer_index_beyond_what_was_published_is_refused_within_the_ring_too() {
+        for start in [0, u32::MAX] {
+            let (mut producer, _consumer, arena) = ends(2, start);
+            producer.publish(&cqe(0)).expect("room");
+            assert_eq!(producer.reserve(), Ok(true));
+            // The slot that is reserved and not written.
+            let [published, found] = [1, 2].map(|n| start.wrapping_add(n));
+            arena.store_u64(queue_header::CONSUMER, u64::from(found)).expect("in range");
+            let beyond = QueueFault::Consumer { found, last: start, published };
+            assert_eq!(producer.reserve(), Err(beyond));
+        }
+    }
+
+    #[test]
     fn events_are_for_what_was_armed_and_only_once() {
         let (mut producer, mut consumer, _arena) = ends(2, 0);
         assert!(!producer.take_arm(true));
