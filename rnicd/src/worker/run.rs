@@ -169,7 +169,11 @@ impl Worker {
         while let Some(work) = self.engine.next_work(now) {
             match work {
                 Work::Transmit(qp) => self.transmit(qp, now),
-                Work::Receive(qp) => worked |= self.receive(qp, now),
+                Work::Receive(qp) => {
+                    worked |= self.receive(qp, now);
+                    // That a connection stands is told before anything completes that came behind.
+                    self.carry_out();
+                }
             }
             now = clock::now();
             if self.interrupted() || now.since(begun) >= round {
