@@ -329,7 +329,7 @@ impl CqInner {
         }
     }
 
-    /// Rings the workers that wait for room in this CQ (M11).
+    /// Rings the workers that wait for room in this CQ.
     #[cold]
     fn wake(&self, workers: u64) -> Result<(), Error> {
         (0..u64::BITS)

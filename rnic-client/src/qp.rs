@@ -81,7 +81,7 @@ pub struct Qp {
     max_send_sge: usize,
     max_inline: usize,
     /// The send queue's memory, whose header says which worker to ring after posting to it: none
-    /// until the QP is bound to one (M14).
+    /// until the QP is bound to one.
     memory: QueueMemory,
     sq: Mutex<SendSide>,
     /// Its own receive queue, if it has one.

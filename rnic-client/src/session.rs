@@ -172,7 +172,7 @@ impl Session {
     }
 
     /// Tells `worker` to look at the queues behind doorbell `index`, waking it only if it sleeps
-    /// (M10: the entry and the producer index have been published before).
+    /// (the entry and the producer index have been published before).
     pub(crate) fn ring(&self, worker: u32, index: u32) -> Result<(), Error> {
         let Some(doorbell) = self.doorbells.get(worker as usize) else {
             return Err(Error::protocol(format!("a queue of unknown worker {worker}")));

@@ -1,6 +1,6 @@
 //! What an arriving segment does to memory and queues, whichever path it came by.
 //!
-//! These are the checks of wire.md section 9 that need memory and buffers: steps 9 to 13 and 15. Each
+//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. Each
 //! function passes all of them before the first octet is placed.
 
 use super::complete::Side;
@@ -162,7 +162,7 @@ impl Qp {
     }
 
     /// The last segment of a Send has been placed and the message is whole: invalidate, then deliver
-    /// (step 15; decision D49: the STag is dead before the completion is visible).
+    /// (the STag is dead before the completion is visible).
     pub(super) fn deliver_send(
         &mut self,
         shard: &mut Shard,

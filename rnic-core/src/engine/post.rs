@@ -29,7 +29,7 @@ const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - UntaggedHeader::LEN as u32;
 impl Qp {
     /// Makes sure that a message is ready to be segmented; false if there is none to send now.
     ///
-    /// Read Responses alternate with requests, by message (wire.md section 10).
+    /// Read Responses alternate with requests, by message: neither keeps the other waiting for long.
     pub(super) fn pick_message(&mut self, shard: &mut Shard) -> bool {
         if self.message.is_some() {
             return true;
@@ -247,7 +247,7 @@ impl Qp {
                 .map_err(|fault| Reason::LocalKey { fault, lkey, addr, len, write: true })?;
         }
         if self.peer_fin {
-            // No response can come any more (decision D37); the stream goes on without it.
+            // No response can come any more; the stream goes on without it.
             self.read_unanswered(seq, shard);
             return Ok(None);
         }

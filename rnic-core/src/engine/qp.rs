@@ -47,7 +47,7 @@ pub struct QpConfig {
     pub shared: Arc<QpShared>,
 }
 
-/// Where a stream is (wire.md sections 7 and 8). What may be sent and what becomes of arriving octets
+/// Where a stream is. What may be sent and what becomes of arriving octets
 /// follows from it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {

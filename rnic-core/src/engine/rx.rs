@@ -209,7 +209,7 @@ impl Qp {
     fn framing_failed(&mut self, shard: &mut Shard, fault: MpaFault) {
         let fault = Fault::from(fault);
         if self.phase == Phase::Quiet {
-            // No FPDU may be sent, hence no Terminate (decision D10).
+            // No FPDU may be sent, hence no Terminate.
             self.lost(shard, &format!("the first FPDU failed: {fault}"));
         } else {
             let payload = terminate::build(fault, &[], None);
@@ -340,7 +340,7 @@ impl Qp {
             self.fin_received(shard);
             return;
         }
-        // Inside an FPDU: the connection is lost, but our direction still works (decision D11).
+        // Inside an FPDU: the connection is lost, but our direction still works.
         self.end.get_or_insert(DisconnectReason::Lost {
             why: "the peer closed inside a message".to_owned(),
         });

@@ -47,6 +47,9 @@ pub(super) const CHANGE_COST: i64 = 64 * 1024;
 pub(super) const STEP_COST: i64 = 64;
 /// Nobody owes more than this, so repaying takes a bounded number of steps.
 pub(super) const MOST_OWED: i64 = 16 * QUANTUM;
+/// What a session repays at least when it is passed over: its user, who repays what it is worth, waits
+/// for his turn meanwhile, and so does everybody else.
+const REPAID: i64 = 64 * 1024;
 /// Who owes more than this is not looked at until he has repaid.
 const MUCH_OWED: i64 = 128 * 1024;
 
@@ -67,13 +70,14 @@ impl Seat {
 }
 
 /// Ready QPs by session and user.
+#[derive(Default)]
 pub(super) struct Schedule {
-    /// What turns are worth for now, and until when that is little.
-    quantum: i64,
-    short_until: Time,
-    /// Whose turn the last one was, and when the present round began.
-    last: u32,
+    /// When the present round began, and whether turns are short in it.
     now: Time,
+    short: bool,
+    /// Whose turn the last one was, and until when turns are short because it had been another's.
+    last: u32,
+    short_until: Time,
     /// Users with ready QPs, or in debt for other work, by index.
     turns: VecDeque<u32>,
     users: Vec<User>,
@@ -108,46 +112,23 @@ struct Session {
     open: bool,
 }
 
-impl Default for Schedule {
-    fn default() -> Self {
-        Schedule {
-            quantum: QUANTUM,
-            short_until: Time(0),
-            last: 0,
-            now: Time(0),
-            turns: VecDeque::new(),
-            users: Vec::new(),
-            free_users: Vec::new(),
-            by_user: HashMap::new(),
-            seats: Vec::new(),
-            free_seats: Vec::new(),
-            ready: 0,
-        }
-    }
-}
-
 impl Schedule {
     /// A round of turns begins: what it costs at most, one turn more or less.
     pub(super) fn begin_round(&mut self, now: Time) -> i64 {
         self.now = now;
-        if self.is_shared() {
-            self.quantum = SHORT_QUANTUM;
-            // Who came while another had his turn has his in the same round.
-            2 * SHORT_QUANTUM
-        } else {
-            self.quantum = QUANTUM;
-            QUANTUM
-        }
+        self.short = now < self.short_until;
+        // Of several users, who came while another had his turn has his in the same round.
+        if self.short { 2 * SHORT_QUANTUM } else { QUANTUM }
     }
 
-    /// Whether several users have had turns lately.
+    /// Whether several users had had turns lately when this round began.
     pub(super) fn is_shared(&self) -> bool {
-        self.now < self.short_until
+        self.short
     }
 
     /// What a turn is worth in this round.
     pub(super) fn quantum(&self) -> i64 {
-        self.quantum
+        if self.short { SHORT_QUANTUM } else { QUANTUM }
     }
 
     /// A seat for a session of this user.
@@ -238,10 +219,10 @@ impl Schedule {
 
     /// The QP whose turn it is; it leaves the schedule. It may be gone, or another's key, by now.
     pub(super) fn pop(&mut self) -> Option<Key> {
-        let quantum = self.quantum;
+        let quantum = self.quantum();
         while let Some(&at) = self.turns.front() {
             let user = &mut self.users[at as usize];
-            if !has_turn(&mut user.credit, &mut user.paid, quantum) {
+            if !has_turn(&mut user.credit, &mut user.paid, quantum, quantum) {
                 self.turns.rotate_left(1);
                 continue;
             }
@@ -251,7 +232,7 @@ impl Schedule {
                 continue;
             };
             let session = &mut self.seats[seat.index()];
-            if !has_turn(&mut session.credit, &mut session.paid, quantum) {
+            if !has_turn(&mut session.credit, &mut session.paid, quantum.max(REPAID), quantum) {
                 user.turns.rotate_left(1);
                 continue;
             }
@@ -304,11 +285,11 @@ impl Schedule {
     }
 }
 
-/// Who has come to the front gets what a turn is worth, once; whether he has any of it left. If not,
-/// he goes to the end.
-fn has_turn(credit: &mut i64, paid: &mut bool, quantum: i64) -> bool {
+/// Who has come to the front gets so much, once, and has what a turn is worth at most; whether any of
+/// it is left. If not, he goes to the end.
+fn has_turn(credit: &mut i64, paid: &mut bool, gets: i64, quantum: i64) -> bool {
     if !*paid {
-        *credit = (*credit + quantum).min(quantum);
+        *credit = (*credit + gets).min(quantum);
     }
     *paid = *credit > 0;
     *paid

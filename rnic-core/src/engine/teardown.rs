@@ -1,4 +1,4 @@
-//! How streams end: faults, Terminates, disconnects, FIN, loss (wire.md section 8).
+//! How streams end: faults, Terminates, disconnects, FIN, loss.
 //!
 //! The first fault wins: once a QP has left the phases in which it works, later faults are dropped.
 //! [`Qp::terminate`] is the one place where a fault of ours becomes a Terminate, completions and a
@@ -308,7 +308,7 @@ impl Qp {
         }
     }
 
-    /// No response can come any more (decision D37): the reads fail, later requests go on.
+    /// No response can come any more: the reads fail, later requests go on.
     fn fail_reads(&mut self, shard: &Shard) {
         for seq in std::mem::take(&mut self.reads).into_iter().filter_map(|read| read.seq) {
             self.read_unanswered(seq, shard);

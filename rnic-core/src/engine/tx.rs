@@ -1,8 +1,7 @@
 //! Sending over TCP: messages become FPDUs in the engine's slab, the slab goes to the socket.
 //!
-//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy
-//! (decision D38): an application that scribbles changes its data, never the framing. Long messages
-//! without CRCs and Markers take the way of `bare` instead.
+//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy: an
+//! application that scribbles changes its data, never the framing. Long messages without CRCs and Markers take the way of `bare` instead.
 
 use std::convert::Infallible;
 use std::io;
@@ -294,7 +293,7 @@ impl Qp {
                 self.request_failed(seq, reason, shard);
             }
             (GatherFault::Revoked, Source::Region(owed), _) => {
-                // Revoked while the response was being sent (decision D31): the header of the read
+                // Revoked while the response was being sent: the header of the read
                 // goes back, advanced by what was sent.
                 let reason = revoked(owed, message.sent);
                 let fault = reason.fault();

@@ -203,7 +203,7 @@ struct Connected {
     addresses: AddressPair,
 }
 
-/// A start-up frame by hand: wire.md section 2.
+/// A start-up frame by hand (RFC 5044 section 7.1.1).
 fn frame(reply: bool, flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
     let mut f = if reply { *b"MPA ID Rep Frame" } else { *b"MPA ID Req Frame" }.to_vec();
     f.extend([flags, revision]);

@@ -1,4 +1,4 @@
-//! How connections begin and, mostly, how they end (wire.md sections 7 and 8).
+//! How connections begin and, mostly, how they end.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
     let event = &w.events(A)[0];
     assert!(event.starts_with("unreachable: the first FPDU failed: 2/0/02"), "{event}");
 
-    // Valid for MPA, refused by RDMAP: that one may be said (decision D10).
+    // Valid for MPA, refused by RDMAP: that one may be said.
     let (mut w, mut raw) = responder();
     raw.write(&mut w, Stag(5), 0, b"x");
     assert_eq!(raw.expect_terminate(&mut w).0, "1/1/00");
@@ -300,7 +300,6 @@ fn a_peer_that_does_not_close_is_not_waited_for() {
 //= MPA-7.2-2
 #[test]
 fn fin_fails_outstanding_reads_and_later_ones_at_once() {
-    // Decision D37.
     let (mut w, mut raw) = World::raw();
     let (sink, source) = (w.any_mr(A, 10), w.any_mr(A, 1));
     w.recv(A, 8, &[]);
@@ -329,7 +328,7 @@ fn fin_fails_outstanding_reads_and_later_ones_at_once() {
 //= MPA-8-3
 #[test]
 fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
-    // Decisions test 19 and D11: at every octet of an FPDU.
+    // At every octet of an FPDU.
     let (w, mut raw) = World::raw();
     let octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"abc"));
     drop(w);

@@ -327,7 +327,7 @@ fn parts_of_a_send_in_any_order_but_whole() {
 //= DDP-4.2-7
 #[test]
 fn responses_that_were_not_asked_for() {
-    // Decision D29: (STag or none for the sink's, offset, octets, last), then what comes of them.
+    // (STag or none for the sink's, offset, octets, last), then what comes of them.
     type Part = (Option<u32>, i64, usize, bool);
     let cases: &[(&[Part], &str)] = &[
         (&[(Some(0x77), 0, 10, true)], "1/1/00"),
