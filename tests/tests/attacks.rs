@@ -2,9 +2,10 @@
 //! another user: the pair keeps a share of its rate, commands are acknowledged within 50 ms, a new
 //! session takes at most 100 ms, and the daemon's memory stays within what `check-config` says.
 //!
-//! The aim is a third, and with the machine to themselves most keep that. Where the attack is on the
-//! worker, the pair shares one CPU with a worker that never rests, and each hop of its round trips waits
-//! for the worker's next yield as well as for its turn. What is asked of any machine is a tenth.
+//! The share is a third. Where the attack is on the worker, the pair shares one CPU with a worker that
+//! never rests, and each hop of its round trips waits for the worker's next yield as well as for its
+//! turn: it keeps about a third on a machine that does nothing else, and [`ON_THE_WORKER`] is what is
+//! asked of any.
 //!
 //! The figures before and beside each attack are printed, and collected in `target/attacks.txt`.
 //! `RNIC_TEST_LONG=1` plays each for minutes.
@@ -23,9 +24,11 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// KiB that the kernel may have for a hundred connections whose peers do not read: a MiB each, as
 /// `check-config` says, and what those peers have received.
 const KERNEL: u64 = 100 * (1024 + 512);
-/// The most of the time that the control thread has a CPU where one user's questions keep it busy: his
-/// half, and what a bystander asks.
-const QUESTIONS: f64 = 0.75;
+/// The least share of its rate that a pair keeps on the CPU of a worker that is attacked. Where worker
+/// and scheduler served whoever came, it was 0.001 to 0.004; now it is 0.17 to 0.58.
+const ON_THE_WORKER: f64 = 0.1;
+/// The part of a CPU for which one user may occupy the control thread, with what a bystander asks.
+const CONTROL: f64 = 0.6;
 
 /// Plays a case with so many workers, each number after the other.
 fn attacked(test: &str, case: &Case, workers: &[u32]) {
@@ -67,26 +70,30 @@ macro_rules! attacks {
     };
 }
 
+fn on_the_worker(attack: Attack) -> Case {
+    Case { share: ON_THE_WORKER, ..Case::new(attack) }
+}
+
 // What a worker does for one session, it does not do for others.
 attacks! {
     [1, 2],
-    a_flush_of_sends_that_never_ends: Case::new(Attack::FlushedSends),
-    a_flush_with_a_queue_that_is_always_armed: Case::new(Attack::FlushedSendsArmed),
-    a_flush_of_receives_that_never_ends: Case::new(Attack::FlushedReceives),
-    binds_and_invalidates: Case::new(Attack::Binds),
-    binds_and_invalidates_of_many_sessions: Case::new(Attack::BindsOfMany),
-    reads_behind_the_peers_end: Case::new(Attack::Reads),
-    reads_behind_the_peers_end_of_many_sessions: Case::new(Attack::ReadsOfMany),
-    connections_that_bring_the_shortest_fpdus: Case::new(Attack::ShortFpdus),
-    doorbells_rung_for_nothing: Case { qps: 8100, ..Case::new(Attack::Doorbells) },
-    sessions_of_one_user: Case::new(Attack::Sessions),
+    a_flush_of_sends_that_never_ends: on_the_worker(Attack::FlushedSends),
+    a_flush_with_a_queue_that_is_always_armed: on_the_worker(Attack::FlushedSendsArmed),
+    a_flush_of_receives_that_never_ends: on_the_worker(Attack::FlushedReceives),
+    binds_and_invalidates: on_the_worker(Attack::Binds),
+    binds_and_invalidates_of_many_sessions: on_the_worker(Attack::BindsOfMany),
+    reads_behind_the_peers_end: on_the_worker(Attack::Reads),
+    reads_behind_the_peers_end_of_many_sessions: on_the_worker(Attack::ReadsOfMany),
+    connections_that_bring_the_shortest_fpdus: on_the_worker(Attack::ShortFpdus),
+    doorbells_rung_for_nothing: Case { qps: 8100, ..on_the_worker(Attack::Doorbells) },
+    sessions_of_one_user: on_the_worker(Attack::Sessions),
 }
 
 // What the control thread does for one client, or the kernel for the daemon.
 attacks! {
     [1],
-    lists_of_why_records: Case { control: QUESTIONS, ..Case::new(Attack::Whys) },
-    questions_about_the_device: Case { control: QUESTIONS, ..Case::new(Attack::Questions) },
+    lists_of_why_records: Case { control: CONTROL, ..Case::new(Attack::Whys) },
+    questions_about_the_device: Case { control: CONTROL, ..Case::new(Attack::Questions) },
     requests_that_nobody_decides: Case {
         limit: "ulimit -n 1500", peers: true, ..Case::new(Attack::Undecided)
     },
@@ -102,6 +109,6 @@ attacks! {
     windows_that_stay_closed: Case { kernel: KERNEL, ..Case::new(Attack::ClosedWindows) },
     memory_that_is_none: Case { processes: 150.0, ..Case::new(Attack::WrongMemory) },
     gigabytes_that_are_refused: Case { window: 900, ..Case::new(Attack::RefusedMemory) },
-    a_busy_loop_on_the_workers_cpu: Case { share: 0.05, ..Case::new(Attack::BusyLoop) },
+    a_busy_loop_on_the_workers_cpu: Case { share: 0.1, ..Case::new(Attack::BusyLoop) },
     messages_held_until_their_deadline: Case::new(Attack::Holds),
 }

@@ -67,9 +67,8 @@ impl Case {
 const HEAD_START: Duration = Duration::from_secs(5);
 /// The least window: long enough for hundreds of commands.
 const WINDOW: u32 = 30;
-/// The least share of its rate that a pair keeps, on any machine. Where worker, scheduler and control
-/// thread served whoever came, it was 0.001 to 0.004 beside most attacks.
-const SHARE: f64 = 0.1;
+/// The share of its rate that a pair keeps.
+const SHARE: f64 = 1.0 / 3.0;
 /// The longest that a command, or the end of a session, takes.
 const COMMAND: Duration = Duration::from_millis(50);
 /// The longest that a new session takes.
@@ -234,7 +233,7 @@ pub fn play(binaries: Binaries, case: &Case, workers: u32) -> Outcome {
         outcome.control = control as f64 / cpu::TICKS / time.as_secs_f64();
         outcome.processes = processes as f64 / time.as_secs_f64();
         let is_clear = outcome.failures(case).is_empty();
-        if outcome.windows >= min_windows() && (is_clear || outcome.windows >= 3 * min_windows())
+        if outcome.windows >= min_windows() && (is_clear || outcome.windows >= 10 * min_windows())
             || began.elapsed() > PATIENCE * 6
         {
             break;
