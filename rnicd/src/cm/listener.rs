@@ -171,11 +171,19 @@ impl ConnectionManager {
         let Some(key) = self.listeners.get(&id).map(|l| l.key) else { return };
         self.set_deadline(key, None);
         for _ in 0..ACCEPT_BUDGET {
-            let Some(socket) = self.listeners.get(&id).and_then(|l| l.socket.as_ref()) else {
+            let Some((session, socket)) =
+                self.listeners.get(&id).and_then(|l| Some((l.session, l.socket.as_ref()?)))
+            else {
                 return;
             };
+            if !self.quotas.may_accept(session, now) {
+                return self.set_deadline(key, Some(now.after(RATE_PAUSE)));
+            }
             match net::accept(socket) {
-                Ok(stream) => self.admit(id, stream, now),
+                Ok(stream) => {
+                    self.quotas.count_accept(session, now);
+                    self.admit(id, stream, now);
+                }
                 Err(e) => match Errno::from_io_error(&e) {
                     Some(Errno::AGAIN) => return,
                     Some(Errno::MFILE | Errno::NFILE) if !net::someone_waits(socket) => return,
@@ -375,6 +383,8 @@ const KERNEL_BACKLOG: i32 = 1024;
 const ACCEPT_BUDGET: usize = 64;
 /// Before a listener that lacks descriptors or memory is tried again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Before a listener whose user has taken as many connections as it may is tried again.
+const RATE_PAUSE: Duration = Duration::from_millis(10);
 /// Between two reports of connections turned away.
 const REPORT_PAUSE: Duration = Duration::from_secs(1);
 

@@ -243,6 +243,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
             user.half_open,
             "connections in start-up of one user, undecided requests included",
         ),
+        ("accepts_per_second", user.accepts_per_second, "connections to one user's listeners"),
         ("connections_per_second", user.connections_per_second, "that one user begins"),
         ("ird", user.ird, "inbound reads of all connections of one user"),
         ("ord", user.ord, "outbound reads of all connections of one user"),

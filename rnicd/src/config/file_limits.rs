@@ -150,6 +150,8 @@ section_with_totals! {
         sessions: Field<u32>,
         /// Connections in start-up of the user's listeners and programs.
         half_open: Field<u32>,
+        /// Connections taken for the user's listeners per second.
+        accepts_per_second: Field<u32>,
         /// Connections that the user begins per second.
         connections_per_second: Field<u32>,
         /// Inbound reads of all QPs together.

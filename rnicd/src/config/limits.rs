@@ -102,6 +102,8 @@ pub struct UserLimits {
     pub sessions: u32,
     /// Those of the user's listeners and programs.
     pub half_open: u32,
+    /// Connections that are taken from the kernel for the user's listeners, per second.
+    pub accepts_per_second: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,
     /// Inbound reads of all QPs together.
@@ -174,10 +176,11 @@ impl Totals {
 
 impl UserLimits {
     /// Those that are no totals, each with its key.
-    pub fn each_of_its_own(&self) -> [(&'static str, u64); 8] {
+    pub fn each_of_its_own(&self) -> [(&'static str, u64); 9] {
         [
             ("sessions", self.sessions.into()),
             ("half_open", self.half_open.into()),
+            ("accepts_per_second", self.accepts_per_second.into()),
             ("connections_per_second", self.connections_per_second.into()),
             ("ird", self.ird.into()),
             ("ord", self.ord.into()),
@@ -193,6 +196,7 @@ impl UserLimits {
             totals: self.totals.with(&patch.totals),
             sessions: patch.sessions.unwrap_or(self.sessions),
             half_open: patch.half_open.unwrap_or(self.half_open),
+            accepts_per_second: patch.accepts_per_second.unwrap_or(self.accepts_per_second),
             connections_per_second: patch
                 .connections_per_second
                 .unwrap_or(self.connections_per_second),
@@ -243,6 +247,7 @@ impl Default for Limits {
                 },
                 sessions: 128,
                 half_open: 1_024,
+                accepts_per_second: 5_000,
                 connections_per_second: 10_000,
                 ird: 1 << 21,
                 ord: 1 << 21,
@@ -314,6 +319,7 @@ impl Checker<'_> {
             totals: self.totals(u.totals(), false)?,
             sessions: self.optional_number(u.sessions, 1..=MAX_SESSIONS)?,
             half_open: self.optional_number(u.half_open, 1..=MAX_OBJECTS)?,
+            accepts_per_second: self.optional_number(u.accepts_per_second, 1..=MAX_RATE)?,
             connections_per_second: self.optional_number(u.connections_per_second, 1..=MAX_RATE)?,
             ird: self.optional_number(u.ird, 0..=MAX_READS_TOTAL)?,
             ord: self.optional_number(u.ord, 0..=MAX_READS_TOTAL)?,

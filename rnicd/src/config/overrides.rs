@@ -46,6 +46,8 @@ pub struct UserPatch {
     pub sessions: Option<u32>,
     /// Connections in start-up of the user's listeners and programs.
     pub half_open: Option<u32>,
+    /// Connections taken for the user's listeners per second.
+    pub accepts_per_second: Option<u32>,
     /// Connections that the user begins per second.
     pub connections_per_second: Option<u32>,
     /// Inbound reads of all QPs together.
@@ -81,6 +83,8 @@ impl Checker<'_> {
                 totals: self.totals(u.totals(), false)?,
                 sessions: self.optional_number(u.sessions.take(), 0..=MAX_SESSIONS)?,
                 half_open: self.optional_number(u.half_open.take(), 1..=1 << 20)?,
+                accepts_per_second: self
+                    .optional_number(u.accepts_per_second.take(), 1..=MAX_RATE)?,
                 connections_per_second: self
                     .optional_number(u.connections_per_second.take(), 1..=MAX_RATE)?,
                 ird: self.optional_number(u.ird.take(), 0..=MAX_READS_TOTAL)?,

@@ -22,8 +22,8 @@ struct Budget {
 }
 
 impl Budgets {
-    /// A user's requests have just been carried out for so long. When they are to be carried out again,
-    /// if that is not now.
+    /// A user's requests have just had a CPU for so long. When they are to be carried out again, if
+    /// that is not now.
     pub(super) fn spend(&mut self, user: u32, took: Duration, now: Time) -> Option<Time> {
         if !self.0.contains_key(&user) {
             self.0.retain(|_, budget| budget.at(now).left < FULL);

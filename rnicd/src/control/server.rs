@@ -528,7 +528,7 @@ impl Server {
         let began = clock::now();
         for _ in 0..self.ready.users() {
             let Some(user) = self.ready.begin() else { return };
-            let turn = clock::now();
+            let (turn, had) = (clock::now(), clock::on_cpu());
             let mut over = turn;
             while let Some(key) = self.ready.client(user) {
                 self.serve_client(key, now);
@@ -537,7 +537,8 @@ impl Server {
                     break;
                 }
             }
-            let rest = self.budgets.spend(user, over.since(turn), over);
+            // Nobody pays for what others did to this CPU meanwhile, or for a daemon that was stopped.
+            let rest = self.budgets.spend(user, clock::on_cpu() - had, over);
             match rest.filter(|_| self.manager.user_count() > 1) {
                 Some(until) => self.ready.rest(user, until),
                 None => self.ready.end(user),

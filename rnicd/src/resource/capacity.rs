@@ -85,7 +85,12 @@ impl Capacity {
             false => self.half_open_of_user,
         };
         let half_open_key = self.key(rights.half_open_key(), most < rights.half_open);
-        Quota { user: rights.uid, half_open: rights.half_open.min(most), half_open_key }
+        Quota {
+            user: rights.uid,
+            half_open: rights.half_open.min(most),
+            half_open_key,
+            accepts_per_second: rights.accepts_per_second,
+        }
     }
 
     fn key(&self, name: String, lowered: bool) -> String {

@@ -233,8 +233,8 @@ impl Manager {
         Manager {
             policy,
             named_pds: NamedPds::default(),
-            connects: Buckets::new(USERS_REMEMBERED),
-            attachments: Buckets::new(USERS_REMEMBERED),
+            connects: Buckets::new(USERS_REMEMBERED, BURST),
+            attachments: Buckets::new(USERS_REMEMBERED, BURST),
             draining: false,
             network: Network::own().ok(),
             generation: random.generation,
@@ -614,6 +614,8 @@ impl Random {
 
 /// Users whose rate of connecting is remembered.
 const USERS_REMEMBERED: usize = 1024;
+/// For so long what users may do in vain is saved up.
+const BURST: Duration = Duration::from_secs(1);
 
 /// A session that is not being taken down.
 fn find(

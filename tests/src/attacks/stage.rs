@@ -345,9 +345,10 @@ impl Stage {
     /// All figures of a window.
     fn all(&mut self, window: u32) -> Figures {
         let window = window.to_string();
-        let rate = self.figures("pair", "50")[0] as f64;
         let commands = self.figures("commands", &window);
         let sessions = self.figures("sessions", &window);
+        // Last: by now the scheduler has found CPUs for what has just been continued.
+        let rate = self.figures("pair", "50")[0] as f64;
         let longest = [commands[0], commands[1], commands[2], sessions[0], sessions[1]];
         let served = match self.peers {
             true => {

@@ -10,7 +10,8 @@ const HERS: SessionId = SessionId(3);
 const HER_LISTENER: ListenerId = ListenerId(30);
 
 fn quota(user: u32, half_open: u32) -> Quota {
-    Quota { user, half_open, half_open_key: format!("limits.user.half_open (user {user})") }
+    let half_open_key = format!("limits.user.half_open (user {user})");
+    Quota { user, half_open, half_open_key, accepts_per_second: 1_000_000 }
 }
 
 /// A node with both users, and the addresses where they listen.
@@ -161,6 +162,27 @@ fn a_hosts_rate_of_connecting_is_counted_for_each_user() {
     node.until(|_| flood.iter().filter(|s| is_over(s)).count() == 15);
     let mine = silent(&mut node, address, 6);
     assert!(!is_over(&mine));
+}
+
+#[test]
+fn a_user_has_so_many_connections_taken_in_a_second_and_others_do_not_wait() {
+    const RATE: u32 = 100;
+    let (mut node, address, hers) = both(1000, 1000);
+    let slow = Quota { accepts_per_second: RATE, ..quota(MALLORY, 1000) };
+    node.cm.set_quota(HERS, slow);
+    let _flood: Vec<_> = (0..60).map(|_| raw(hers)).collect();
+    let taken = |n: &Node| n.cm.startups.of(MALLORY);
+    // A tenth of a second's worth at once; the rest waits in the kernel.
+    node.until(|n| taken(n) == 10);
+    let _mine = silent(&mut node, address, 11);
+    let begin = node.now;
+    while taken(&node) < 60 {
+        let passed = node.now.since(begin);
+        let most = 10 + passed.as_millis() as usize * RATE as usize / 1000;
+        assert!((most.saturating_sub(2)..=most).contains(&taken(&node)), "{passed:?}");
+        node.turn(Duration::ZERO);
+        node.pass(Duration::from_millis(5));
+    }
 }
 
 #[test]

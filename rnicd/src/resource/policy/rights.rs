@@ -35,6 +35,8 @@ pub struct Rights {
     pub why_records: u32,
     /// Connections in start-up of the user's listeners and programs.
     pub half_open: u32,
+    /// Connections that are taken for the user's listeners per second.
+    pub accepts_per_second: u32,
     /// Connections that the user begins per second.
     pub connections_per_second: u32,
     /// Times per second that the user's clients ask for a mover.
@@ -77,12 +79,16 @@ impl Rights {
             choose(user.and_then(of), group.and_then(of), kind.of_user(&limits.user))
         });
         let rate = |rule: &Override| rule.user.connections_per_second;
+        let accepts = |rule: &Override| rule.user.accepts_per_second;
         let half_open = |rule: &Override| rule.user.half_open;
         let why = |rule: &Override| rule.session.why;
         let trusted = |rule: &Override| rule.trusted;
         let sockets = |rule: &Override| rule.sockets;
         let (connections_per_second, rate_source) =
             choose(user.and_then(rate), group.and_then(rate), limits.user.connections_per_second);
+        let accepts_per_second =
+            choose(user.and_then(accepts), group.and_then(accepts), limits.user.accepts_per_second)
+                .0;
         let (half_open, half_open_source) =
             choose(user.and_then(half_open), group.and_then(half_open), limits.user.half_open);
         let attachments = |rule: &Override| rule.user.attachments_per_second;
@@ -106,6 +112,7 @@ impl Rights {
             why_records: choose(user.and_then(why), group.and_then(why), limits.why_records).0,
             half_open,
             half_open_source,
+            accepts_per_second,
             connections_per_second,
             rate_source,
             attachments_per_second,
