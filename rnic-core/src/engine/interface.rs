@@ -146,6 +146,9 @@ pub enum Work {
     Transmit(QpId),
     /// Call [`Engine::receive`](super::Engine::receive) for this QP, which is [readable](super::Engine::readable).
     Receive(QpId),
+    /// None: the engine has taken the turn. It says so while several users have turns, for
+    /// [`Engine::turn_over`](super::Engine::turn_over).
+    TurnTaken,
 }
 
 /// What came of [`Engine::transmit`](super::Engine::transmit).

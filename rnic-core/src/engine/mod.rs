@@ -538,11 +538,12 @@ impl Engine {
     // -----------------------------------------------------------------------------------------
     // What to carry out
 
-    /// The next QP whose turn needs the worker's hands. Turns that do not are taken here. A round
-    /// ends, by `None`, after so much work as others can wait for: then [`scan`](Self::scan) begins the
+    /// The next QP whose turn needs the worker's hands. Turns that do not are taken here; while several
+    /// users have turns, each is told. A round ends, by `None`, after so much work as others can wait for: then [`scan`](Self::scan) begins the
     /// next.
     pub fn next_work(&mut self, now: Time) -> Option<Work> {
         self.shard.now = now;
+        self.shard.schedule.set_now(now);
         while self.shard.round > 0 {
             let key = self.shard.schedule.pop()?;
             // It may have gone, and its key be another's by now.
@@ -562,8 +563,23 @@ impl Engine {
             if work.is_some() {
                 return work;
             }
+            if self.shard.schedule.is_shared() {
+                return Some(Work::TurnTaken);
+            }
         }
         None
+    }
+
+    /// The turn that [`next_work`](Self::next_work) spoke of last took from `began` until `now`. While
+    /// several users have turns, its user has no other for as long: a share of the time is left to who
+    /// is about to be ready, however much each turn takes.
+    pub fn turn_over(&mut self, began: Time, now: Time) {
+        self.shard.schedule.turn_over(began, now);
+    }
+
+    /// Whether all who are ready rest, so that [`next_work`](Self::next_work) has nothing for now.
+    pub fn is_resting(&self) -> bool {
+        self.shard.schedule.is_resting()
     }
 
     /// Turns taken so far, but for those in which a socket is only to be read.

@@ -9,7 +9,9 @@
 //! more of a worker than who has one of each.
 //!
 //! Long turns are cheap, and others wait for their end: while several users have turns, each is worth
-//! [`SHORT_QUANTUM`].
+//! [`SHORT_QUANTUM`]. Who answers a message is not ready until he has got it, so to be served first
+//! would not help him against who always is: after a turn a user rests for as long as it took, if
+//! another had a turn a moment ago.
 //!
 //! Work that is no QP's turn (looking at what rang, ending queue pairs) is charged here as well; a
 //! user who owes much for it is [not looked at](Schedule::owes) until he has repaid.
@@ -28,6 +30,11 @@ pub(super) const QUANTUM: i64 = 512 * 1024;
 const SHORT_QUANTUM: i64 = 8 * 1024;
 /// How long after a change of users that is.
 const TOGETHER: Duration = Duration::from_millis(1);
+/// How long after a change of users each rests after a turn: some times as long as a program takes to
+/// answer a message. Who shares a worker with one that has little to do is hardly slowed down.
+const BESIDE: Duration = Duration::from_micros(200);
+/// The longest rest. A turn that took longer was interrupted by others on this CPU.
+const LONGEST_REST: Duration = Duration::from_micros(100);
 /// What a request costs at least, whatever comes of it. 8-byte Writes take as long as this many octets
 /// of a long one.
 pub(super) const REQUEST_COST: i64 = 2048;
@@ -78,6 +85,10 @@ pub(super) struct Schedule {
     /// Whose turn the last one was, and until when turns are short because it had been another's.
     last: u32,
     short_until: Time,
+    /// Until when users rest, for the same reason.
+    rest_until: Time,
+    /// Whoever is ready waits, because his last turn took long.
+    resting: bool,
     /// Users with ready QPs, or in debt for other work, by index.
     turns: VecDeque<u32>,
     users: Vec<User>,
@@ -92,6 +103,8 @@ pub(super) struct Schedule {
 struct User {
     id: UserId,
     credit: i64,
+    /// He has no turn before, if others have some.
+    rests_until: Time,
     /// Sessions with ready QPs.
     turns: VecDeque<Seat>,
     queued: bool,
@@ -138,6 +151,7 @@ impl Schedule {
             let user = User {
                 id,
                 credit: 0,
+                rests_until: Time(0),
                 turns: VecDeque::new(),
                 queued: false,
                 paid: false,
@@ -220,8 +234,19 @@ impl Schedule {
     /// The QP whose turn it is; it leaves the schedule. It may be gone, or another's key, by now.
     pub(super) fn pop(&mut self) -> Option<Key> {
         let quantum = self.quantum();
+        let mut rest = 0;
+        self.resting = false;
         while let Some(&at) = self.turns.front() {
             let user = &mut self.users[at as usize];
+            if self.now < user.rests_until.min(self.rest_until) {
+                self.turns.rotate_left(1);
+                rest += 1;
+                self.resting = rest == self.turns.len();
+                if self.resting {
+                    return None;
+                }
+                continue;
+            }
             if !has_turn(&mut user.credit, &mut user.paid, quantum, quantum) {
                 self.turns.rotate_left(1);
                 continue;
@@ -248,11 +273,29 @@ impl Schedule {
             if key.is_some() {
                 if std::mem::replace(&mut self.last, at) != at {
                     self.short_until = self.now.after(TOGETHER);
+                    self.rest_until = self.now.after(BESIDE);
                 }
                 return key;
             }
         }
         None
+    }
+
+    /// The turn of whoever left the schedule last took so long.
+    pub(super) fn turn_over(&mut self, began: Time, now: Time) {
+        if let Some(user) = self.users.get_mut(self.last as usize) {
+            user.rests_until = now.after(now.since(began).min(LONGEST_REST));
+        }
+    }
+
+    /// Whether all who are ready rest.
+    pub(super) fn is_resting(&self) -> bool {
+        self.resting
+    }
+
+    /// The time has passed since the round began.
+    pub(super) fn set_now(&mut self, now: Time) {
+        self.now = now;
     }
 
     /// Has a session and its user pay for work.
@@ -410,6 +453,55 @@ mod tests {
         // Alone again.
         assert_eq!(s.begin_round(ms(2)), QUANTUM);
         assert!(!s.is_shared());
+    }
+
+    #[test]
+    fn who_had_a_turn_beside_others_rests_for_as_long_as_it_took() {
+        let us = |n: u64| Time(1_000_000 + n * 1000);
+        let mut s = Schedule::default();
+        let (one, two) = (s.join(UserId(1)), s.join(UserId(2)));
+        // Alone nobody rests.
+        s.begin_round(us(0));
+        s.push(one, 1);
+        assert_eq!(s.pop(), Some(1));
+        s.turn_over(us(0), us(20));
+        s.set_now(us(20));
+        s.push(one, 1);
+        assert_eq!(s.pop(), Some(1));
+        // Now another comes.
+        s.set_now(us(40));
+        s.push(two, 2);
+        assert_eq!(s.pop(), Some(2));
+        s.turn_over(us(40), us(41));
+        s.push(one, 1);
+        assert_eq!(s.pop(), Some(1));
+        s.turn_over(us(21), us(51));
+        s.push(one, 1);
+        for now in [51, 80] {
+            s.set_now(us(now));
+            assert_eq!((s.pop(), s.is_resting(), s.is_empty()), (None, true, false));
+        }
+        // Who does not rest has his turn meanwhile.
+        s.push(two, 2);
+        assert_eq!((s.pop(), s.is_resting()), (Some(2), false));
+        s.turn_over(us(80), us(81));
+        s.set_now(us(81));
+        assert_eq!(s.pop(), Some(1));
+        // An interruption is not his, and nobody rests for who has been away for long.
+        s.turn_over(us(81), us(9000));
+        s.push(one, 1);
+        s.rest_until = us(99_999);
+        s.set_now(us(9000 + 99));
+        assert_eq!(s.pop(), None);
+        s.set_now(us(9000 + 100));
+        assert_eq!(s.pop(), Some(1));
+        s.push(two, 2);
+        s.set_now(us(9200));
+        assert_eq!(s.pop(), Some(2));
+        s.turn_over(us(9200), us(9300));
+        s.push(two, 2);
+        s.set_now(us(9200 + 200));
+        assert_eq!(s.pop(), Some(2));
     }
 
     #[test]

@@ -80,11 +80,11 @@ impl Waiter {
     /// For a busy worker that serves several users: whether to yield before it goes on, so that
     /// programs on this CPU see soon what was done for them, and not when its slice is over. Not where
     /// somebody computes: he would have the CPU for milliseconds, and the scheduler knows what is
-    /// fair between him and the worker.
+    /// fair between him and the worker. With `at_once` the worker has nothing better to do.
     #[inline]
     #[must_use]
-    pub fn shares(&mut self, now: Time) -> bool {
-        let due = now.since(self.shared) >= SHARE_EVERY && !self.is_crowded(now);
+    pub fn shares(&mut self, now: Time, at_once: bool) -> bool {
+        let due = (at_once || now.since(self.shared) >= SHARE_EVERY) && !self.is_crowded(now);
         if due {
             self.yielded = Some(now);
         }
@@ -274,16 +274,16 @@ mod tests {
     fn who_is_busy_for_several_users_yields_in_between_unless_somebody_computes() {
         let us = |n: u64| Time(1_000_000_000 + n * 1000);
         let mut waiter = Waiter::new(2, WaitPolicy::default());
-        assert!(waiter.shares(us(0)));
+        assert!(waiter.shares(us(0), false));
         // The yield took 2 us.
         waiter.progress(us(2));
-        assert!(!waiter.shares(us(6)));
-        assert!(waiter.shares(us(7)));
+        assert!(!waiter.shares(us(6), false));
+        assert!(waiter.shares(us(7), false));
         // This one took so long that somebody else computes: no more for 2 ms.
         waiter.progress(us(4007));
-        assert!(!waiter.shares(us(4100)) && !waiter.shares(us(6006)));
+        assert!(!waiter.shares(us(4100), false) && !waiter.shares(us(6006), false));
         assert!(waiter.is_crowded(us(6006)) && !waiter.is_crowded(us(6007)));
-        assert!(waiter.shares(us(6007)));
+        assert!(waiter.shares(us(6007), false));
     }
 
     #[test]

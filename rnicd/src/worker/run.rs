@@ -112,7 +112,7 @@ impl Worker {
                 if self.engine.users() > 1 {
                     let now = clock::now();
                     self.mind_the_crowd(now);
-                    if self.waiter.shares(now) {
+                    if self.waiter.shares(now, self.engine.is_resting()) {
                         std::thread::yield_now();
                     }
                 }
@@ -169,18 +169,20 @@ impl Worker {
         while let Some(work) = self.engine.next_work(now) {
             match work {
                 Work::Transmit(qp) => self.transmit(qp, now),
+                Work::TurnTaken => {}
                 Work::Receive(qp) => {
                     worked |= self.receive(qp, now);
                     // That a connection stands is told before anything completes that came behind.
                     self.carry_out();
                 }
             }
-            now = clock::now();
+            let began = std::mem::replace(&mut now, clock::now());
+            self.engine.turn_over(began, now);
             if self.interrupted() || now.since(begun) >= round {
                 break;
             }
         }
-        worked || self.engine.turns() != before
+        worked || self.engine.turns() != before || self.engine.is_resting()
     }
 
     fn transmit(&mut self, qp: QpId, now: Time) {

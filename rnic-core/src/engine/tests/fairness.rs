@@ -29,6 +29,7 @@ fn begin(w: &mut World) {
             Work::Receive(qp) => {
                 read(w, qp);
             }
+            Work::TurnTaken => {}
         }
     }
 }

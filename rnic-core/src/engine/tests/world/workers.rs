@@ -59,6 +59,7 @@ impl World {
                             self.engines[engine].readable(qp);
                         }
                     }
+                    Some(Work::TurnTaken) => {}
                     None => break,
                 }
             }
