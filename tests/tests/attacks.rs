@@ -3,9 +3,9 @@
 //! session takes at most 100 ms, and the daemon's memory stays within what `check-config` says.
 //!
 //! The share is a third. Where the attack is on the worker, the pair shares one CPU with a worker that
-//! never rests, and each hop of its round trips waits for the worker's next yield as well as for its
-//! turn: it keeps about a third on a machine that does nothing else, and [`ON_THE_WORKER`] is what is
-//! asked of any.
+//! always has something to do, and each hop of its round trips waits for the worker's next yield as
+//! well as for its turn: it keeps a third or more on a machine that does nothing else, and
+//! [`ON_THE_WORKER`] is what is asked of any.
 //!
 //! The figures before and beside each attack are printed, and collected in `target/attacks.txt`.
 //! `RNIC_TEST_LONG=1` plays each for minutes.
@@ -25,10 +25,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// `check-config` says, and what those peers have received.
 const KERNEL: u64 = 100 * (1024 + 512);
 /// The least share of its rate that a pair keeps on the CPU of a worker that is attacked. Where worker
-/// and scheduler served whoever came, it was 0.001 to 0.004; now it is 0.17 to 0.58.
-const ON_THE_WORKER: f64 = 0.1;
-/// The part of a CPU for which one user may occupy the control thread, with what a bystander asks.
-const CONTROL: f64 = 0.6;
+/// and scheduler served whoever came, it was 0.001 to 0.004; now it is 0.32 to 0.78.
+const ON_THE_WORKER: f64 = 0.2;
 
 /// Plays a case with so many workers, each number after the other.
 fn attacked(test: &str, case: &Case, workers: &[u32]) {
@@ -92,8 +90,8 @@ attacks! {
 // What the control thread does for one client, or the kernel for the daemon.
 attacks! {
     [1],
-    lists_of_why_records: Case { control: CONTROL, ..Case::new(Attack::Whys) },
-    questions_about_the_device: Case { control: CONTROL, ..Case::new(Attack::Questions) },
+    lists_of_why_records: Case::new(Attack::Whys),
+    questions_about_the_device: Case::new(Attack::Questions),
     requests_that_nobody_decides: Case {
         limit: "ulimit -n 1500", peers: true, ..Case::new(Attack::Undecided)
     },

@@ -72,6 +72,8 @@ pub struct Server {
     /// Connections that may have something to read.
     ready: Turns,
     budgets: Budgets,
+    /// The thread's time on a CPU when the last turn ended.
+    served: Duration,
     /// Connections without a session.
     greetings: Greetings,
     /// When to look for clients again after descriptors ran out.
@@ -176,6 +178,7 @@ impl Server {
             by_session: HashMap::new(),
             ready: Turns::default(),
             budgets: Budgets::default(),
+            served: Duration::ZERO,
             greetings: Greetings::default(),
             accept_again: None,
             again: BTreeSet::new(),
@@ -202,6 +205,7 @@ impl Server {
     /// Works until told to stop. Confines the thread that calls it to what that takes, for good.
     pub fn run(mut self) -> io::Result<()> {
         confine(ThreadKind::Control, self.seccomp)?;
+        self.served = clock::on_cpu();
         // Not before: whoever reads this may look whether it is confined.
         if let Some(socket) = &self.socket {
             for warning in crate::config::warnings(self.manager.config()) {
@@ -538,7 +542,10 @@ impl Server {
                 }
             }
             // Nobody pays for what others did to this CPU meanwhile, or for a daemon that was stopped.
-            let rest = self.budgets.spend(user, clock::on_cpu() - had, over);
+            let (led, took) = (had.saturating_sub(self.served), clock::on_cpu() - had);
+            self.served = had + took;
+            // That requests are heard of costs as well, and mostly for whom there are many.
+            let rest = self.budgets.spend(user, took + led.min(took), over);
             match rest.filter(|_| self.manager.user_count() > 1) {
                 Some(until) => self.ready.rest(user, until),
                 None => self.ready.end(user),

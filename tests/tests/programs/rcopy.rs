@@ -366,8 +366,8 @@ struct Line {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Cut {
-    /// Both ends are closed.
-    Close,
+    /// Both ends are reset. An end in order, between two FPDUs, would be a goodbye of the peer's.
+    Reset,
     /// Nothing comes through any more.
     Silence,
 }
@@ -399,7 +399,12 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64
     loop {
         let n = match from.read(&mut buffer) {
             Ok(n) if n > 0 => n,
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => continue,
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                match cut == Cut::Reset && carried.load(Ordering::Relaxed) >= CUT_AFTER {
+                    true => break,
+                    false => continue,
+                }
+            }
             // Closed by whoever heard nothing for too long.
             _ => break,
         };
@@ -417,15 +422,16 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64
             }
         }
     }
-    if cut == Cut::Close {
-        let _ = from.shutdown(std::net::Shutdown::Both);
-        let _ = to.shutdown(std::net::Shutdown::Both);
+    if cut == Cut::Reset {
+        for end in [from, to] {
+            let _ = rustix::net::sockopt::set_socket_linger(end, Some(Duration::ZERO));
+        }
     }
 }
 
 #[test]
 fn a_cut_line_leaves_no_half_file_and_both_are_told() {
-    for (cut, words) in [(Cut::Close, "the connection with"), (Cut::Silence, "nothing heard from")]
+    for (cut, words) in [(Cut::Reset, "the connection with"), (Cut::Silence, "nothing heard from")]
     {
         let daemon = Daemon::start(binaries!(), PATHS[1]);
         let receiver = Receiver::start(&daemon, &["--once", "--timeout", "2"]);

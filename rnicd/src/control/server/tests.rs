@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rnic_core::abi::control::{Request, RequestBody};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
     send, socket_with, socketpair,
@@ -95,6 +96,60 @@ fn clients_wait_for_the_turns_of_their_users() {
     rig.server.serve(clock::now());
     assert!(rig.server.ready.is_empty());
     drop(clients);
+    rig.stop();
+}
+
+fn question() -> Vec<u8> {
+    let question = Request { id: 1, body: RequestBody::QueryDevice };
+    postcard::to_stdvec(&question).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Asks for ever, and reads no answer until all that fits is asked: how long the thread served that
+/// until it rested, if it did within so much of its time.
+fn served(rig: &mut Rig, client: &OwnedFd, most: Duration) -> Option<Duration> {
+    let question = question();
+    let mut buffer = [0; 4096];
+    let began = clock::on_cpu();
+    let mut took = Duration::ZERO;
+    while clock::on_cpu() - began < 4 * most && took < most {
+        while recv(client, &mut buffer[..], RecvFlags::DONTWAIT).is_ok() {}
+        while send(client, &question, SendFlags::DONTWAIT).is_ok() {}
+        for key in 0..rig.clients() {
+            rig.server.handle_client(key, SOCKET, true, clock::now());
+        }
+        let had = clock::on_cpu();
+        rig.server.serve(clock::now());
+        took += clock::on_cpu() - had;
+        if rig.server.ready.is_empty() && rig.server.ready.next_wake().is_some() {
+            return Some(took);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_user_whose_questions_have_their_time_rests_if_others_have_sessions() {
+    let mut rig = Rig::new("");
+    let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
+    let join = |rig: &mut Rig, uid| {
+        let client = rig.client_of(uid);
+        assert!(send(&client, &hello.to_bytes(), SendFlags::empty()).is_ok());
+        rig.server.serve(clock::now());
+        client
+    };
+    let asks = join(&mut rig, 1);
+    let most = Duration::from_millis(200);
+    assert_eq!(served(&mut rig, &asks, most), None, "alone");
+    let other = join(&mut rig, 2);
+    let took = served(&mut rig, &asks, most).expect("it rests");
+    assert!(took < Duration::from_millis(50), "{took:?}");
+    // Others have their turns meanwhile.
+    let question = question();
+    while recv(&other, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok() {}
+    assert!(send(&other, &question, SendFlags::DONTWAIT).is_ok());
+    rig.server.handle_client(1, SOCKET, true, clock::now());
+    rig.server.serve(clock::now());
+    assert!(recv(&other, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok());
     rig.stop();
 }
 
