@@ -2,13 +2,12 @@
 //! another user: the pair keeps a share of its rate, commands are acknowledged within 50 ms, a new
 //! session takes at most 100 ms, and the daemon's memory stays within what `check-config` says.
 //!
-//! The share is a third. Where the attack is on the worker, the pair shares one CPU with a worker that
-//! always has something to do, and each hop of its round trips waits for the worker's next yield as
-//! well as for its turn: it keeps a third or more on a machine that does nothing else, and
-//! [`ON_THE_WORKER`] is what is asked of any.
+//! The share is a third, but for two: beside a busy loop on the worker's CPU each hop of a round trip
+//! wakes the worker, and clients that come and go at once have been taken in by the control thread
+//! before it is known whose they are. In the short form, which any machine may play beside other work, 0.6 of that is asked.
 //!
 //! The figures before and beside each attack are printed, and collected in `target/attacks.txt`.
-//! `RNIC_TEST_LONG=1` plays each for minutes.
+//! `RNIC_TEST_LONG=1` plays each for longer, and is for a machine that does nothing else.
 
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -24,9 +23,6 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// KiB that the kernel may have for a hundred connections whose peers do not read: a MiB each, as
 /// `check-config` says, and what those peers have received.
 const KERNEL: u64 = 100 * (1024 + 512);
-/// The least share of its rate that a pair keeps on the CPU of a worker that is attacked. Where worker
-/// and scheduler served whoever came, it was 0.001 to 0.004; now it is 0.32 to 0.78.
-const ON_THE_WORKER: f64 = 0.2;
 
 /// Plays a case with so many workers, each number after the other.
 fn attacked(test: &str, case: &Case, workers: &[u32]) {
@@ -68,23 +64,19 @@ macro_rules! attacks {
     };
 }
 
-fn on_the_worker(attack: Attack) -> Case {
-    Case { share: ON_THE_WORKER, ..Case::new(attack) }
-}
-
 // What a worker does for one session, it does not do for others.
 attacks! {
     [1, 2],
-    a_flush_of_sends_that_never_ends: on_the_worker(Attack::FlushedSends),
-    a_flush_with_a_queue_that_is_always_armed: on_the_worker(Attack::FlushedSendsArmed),
-    a_flush_of_receives_that_never_ends: on_the_worker(Attack::FlushedReceives),
-    binds_and_invalidates: on_the_worker(Attack::Binds),
-    binds_and_invalidates_of_many_sessions: on_the_worker(Attack::BindsOfMany),
-    reads_behind_the_peers_end: on_the_worker(Attack::Reads),
-    reads_behind_the_peers_end_of_many_sessions: on_the_worker(Attack::ReadsOfMany),
-    connections_that_bring_the_shortest_fpdus: on_the_worker(Attack::ShortFpdus),
-    doorbells_rung_for_nothing: Case { qps: 8100, ..on_the_worker(Attack::Doorbells) },
-    sessions_of_one_user: on_the_worker(Attack::Sessions),
+    a_flush_of_sends_that_never_ends: Case::new(Attack::FlushedSends),
+    a_flush_with_a_queue_that_is_always_armed: Case::new(Attack::FlushedSendsArmed),
+    a_flush_of_receives_that_never_ends: Case::new(Attack::FlushedReceives),
+    binds_and_invalidates: Case::new(Attack::Binds),
+    binds_and_invalidates_of_many_sessions: Case::new(Attack::BindsOfMany),
+    reads_behind_the_peers_end: Case::new(Attack::Reads),
+    reads_behind_the_peers_end_of_many_sessions: Case::new(Attack::ReadsOfMany),
+    connections_that_bring_the_shortest_fpdus: Case::new(Attack::ShortFpdus),
+    doorbells_rung_for_nothing: Case { qps: 8100, ..Case::new(Attack::Doorbells) },
+    sessions_of_one_user: Case::new(Attack::Sessions),
 }
 
 // What the control thread does for one client, or the kernel for the daemon.
@@ -96,7 +88,7 @@ attacks! {
         limit: "ulimit -n 1500", peers: true, ..Case::new(Attack::Undecided)
     },
     closes_that_take_their_time: Case {
-        limit: "ulimit -n 1500", after: 10_000, ..Case::new(Attack::SlowClose)
+        limit: "ulimit -n 1500", after: 10_000, share: 0.25, ..Case::new(Attack::SlowClose)
     },
     silent_connections: Case { peers: true, ..Case::new(Attack::Silent) },
     wrong_stags_on_ones_own_connections: Case {

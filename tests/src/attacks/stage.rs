@@ -28,7 +28,7 @@ pub struct Case {
     pub limit: &'static str,
     /// Whether peers that take their time are measured as well.
     pub peers: bool,
-    /// The least share of its rate that the pair keeps.
+    /// The least share of its rate that the pair keeps, on a machine that does nothing else.
     pub share: f64,
     /// The most of the kernel's memory for TCP, in KiB.
     pub kernel: u64,
@@ -64,7 +64,9 @@ impl Case {
 const HEAD_START: Duration = Duration::from_secs(5);
 /// The least window: long enough for hundreds of commands.
 const WINDOW: u32 = 30;
-/// The share of its rate that a pair keeps.
+/// The share of its rate that a pair keeps, and the part of that which is asked for where others may
+/// have the CPUs meanwhile: a short play does not last until they are gone.
+const NOISE: f64 = 0.6;
 const SHARE: f64 = 1.0 / 3.0;
 /// The longest that a command, or the end of a session, takes.
 const COMMAND: Duration = Duration::from_millis(50);
@@ -256,7 +258,7 @@ impl Outcome {
         };
         check(self.done > 0.0, "the attacker gets nowhere".to_owned());
         if self.workers == 1 {
-            let (ratio, share) = (self.ratio, case.share);
+            let (ratio, share) = (self.ratio, if is_long() { 1.0 } else { NOISE } * case.share);
             check(ratio >= share, format!("the pair keeps {ratio:.4} of its rate, not {share:.2}"));
         }
         for ((what, most), took) in TIMED.into_iter().zip(self.beside.longest) {
@@ -433,7 +435,11 @@ fn amounts(sentence: &str) -> Vec<u64> {
 
 /// Windows of which there are at least so many.
 fn min_windows() -> usize {
-    if std::env::var_os("RNIC_TEST_LONG").is_some() { 20 * MIN_WINDOWS } else { MIN_WINDOWS }
+    if is_long() { 20 * MIN_WINDOWS } else { MIN_WINDOWS }
+}
+
+fn is_long() -> bool {
+    std::env::var_os("RNIC_TEST_LONG").is_some()
 }
 
 /// The same, in the short form.
