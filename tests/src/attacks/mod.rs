@@ -6,7 +6,7 @@
 
 pub mod bystander;
 mod closing;
-mod cpu;
+pub mod cpu;
 mod crowd;
 mod flush;
 mod fpdus;
