@@ -37,6 +37,7 @@ enum Outcome {
 impl Qp {
     /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
     pub(super) fn run_direct(&mut self, peer: &mut Qp, shard: &mut Shard) {
+        let mut unretired = 0;
         while self.deficit > 0
             && self.phase.sends()
             && peer.phase.receives()
@@ -71,6 +72,11 @@ impl Qp {
                 }
             }
             self.deficit -= i64::from(segment.len).max(REQUEST_COST);
+            unretired += 1;
+            if unretired == RETIRE_EVERY {
+                unretired = 0;
+                self.retire(shard);
+            }
         }
         self.retire(shard);
         self.return_slots(shard);
@@ -181,6 +187,9 @@ impl Qp {
 /// Octets of a segment, header included: a tagged one carries whole pages, which the copy likes, and a
 /// step is short enough for the revocation that may wait for it.
 const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
+/// Segments after which what is done completes: a turn has several times as many small requests, and
+/// a program on another CPU posts the next ones meanwhile.
+const RETIRE_EVERY: u32 = 64;
 
 fn sunk(result: Result<(), Trouble>) -> Outcome {
     match result {
