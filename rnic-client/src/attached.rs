@@ -18,7 +18,8 @@ use crate::segment::resolve;
 ///
 /// A peer writes whenever it likes, so nobody may hold a slice of them meanwhile: the buffer owns
 /// them, and they are accessed through the regions ([`Mr::read_at`] and its kin). When the last
-/// region has been dropped, [`AttachedBuffer::into_vec`] gives them back. Clones are the same octets.
+/// region has been dropped, [`AttachedBuffer::into_vec`] gives them back. Clones are the same
+/// octets.
 ///
 /// ```no_run
 /// use rnic_client::{AttachedBuffer, Context, MrOptions};
@@ -94,8 +95,8 @@ impl fmt::Debug for AttachedBuffer {
     }
 }
 
-/// The first address of the range that this process may not write, given `/proc/self/maps`: lines of
-/// `start-end rwxp ...` by ascending address.
+/// The first address of the range that this process may not write, given `/proc/self/maps`: lines
+/// of `start-end rwxp ...` by ascending address.
 fn not_writable(maps: &str, address: u64, length: u64) -> Option<u64> {
     let end = address.saturating_add(length);
     let mut at = address;

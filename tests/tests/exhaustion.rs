@@ -1,6 +1,7 @@
 //! One client takes all there is of something: it is refused by name, others get the same results in
 //! the same time, and when it is gone the daemon has what it had.
 
+use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -204,6 +205,36 @@ fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
         }
     }
     panic!("no client's socket took the last descriptor");
+}
+
+/// Who connects while there is no descriptor is reset, and that counts like everything that is accepted.
+#[test]
+fn connections_are_turned_away_no_faster_than_they_may_be_accepted() {
+    // With one more or one less the last descriptor goes to a client's socket, or is left.
+    for nofile in [120, 121] {
+        let limit = format!("ulimit -n {nofile}");
+        let config = "[engine]\nworkers = 1\n[limits.user]\naccepts_per_second = 1\n";
+        let mut daemon = Daemon::start_limited(binaries!(), config, &limit);
+        let context = Context::open_at(daemon.socket()).unwrap();
+        let listener = context.listen(([127, 0, 0, 1], 0).into(), 128).unwrap();
+        let silent: Vec<Raw> = (0..64).filter_map(|_| Raw::connect(daemon.socket())).collect();
+        daemon.says("cannot accept clients for now");
+        let start = Instant::now();
+        let peers: Vec<TcpStream> =
+            (0..100).map(|_| TcpStream::connect(listener.local_addr()).unwrap()).collect();
+        daemon.says("connections turned away");
+        let ended = |peer: &&TcpStream| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(*peer, PollFlags::IN)], Some(&now)) == Ok(1)
+        };
+        // Without a rate the last of them is gone in no time.
+        while start.elapsed() < Duration::from_millis(500) {
+            let turned_away = peers.iter().filter(ended).count();
+            let most = 1 + start.elapsed().as_secs() as usize;
+            assert!(turned_away <= most, "{turned_away} of {most}");
+        }
+        drop(silent);
+    }
 }
 
 /// The status that a client was told, if it has heard anything; none if that was the end.

@@ -539,8 +539,8 @@ impl Engine {
     // What to carry out
 
     /// The next QP whose turn needs the worker's hands. Turns that do not are taken here; while several
-    /// users have turns, each is told. A round ends, by `None`, after so much work as others can wait for: then [`scan`](Self::scan) begins the
-    /// next.
+    /// users have turns, each is told. A round ends, by `None`, after so much work as others can wait
+    /// for: then [`scan`](Self::scan) begins the next.
     pub fn next_work(&mut self, now: Time) -> Option<Work> {
         self.shard.now = now;
         self.shard.schedule.set_now(now);

@@ -1,7 +1,7 @@
 //! What an arriving segment does to memory and queues, whichever path it came by.
 //!
-//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. Each
-//! function passes all of them before the first octet is placed.
+//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. Each function passes
+//! all of them before the first octet is placed.
 
 use super::complete::Side;
 use super::ledger::Progress;
@@ -393,8 +393,8 @@ impl Shard {
     }
 }
 
-/// DDP's words for a Write that may not be placed (RFC 5041 section 7.1; decision D15: it has no code
-/// for a missing right).
+/// DDP's words for a Write that may not be placed (RFC 5041 section 7.1, which has no code for
+/// a missing right).
 pub(super) fn write_code(fault: RemoteFault) -> crate::types::TerminateCode {
     match fault {
         RemoteFault::InvalidStag | RemoteFault::NoRight => codes::TAGGED_INVALID_STAG,

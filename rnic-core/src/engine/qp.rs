@@ -47,8 +47,7 @@ pub struct QpConfig {
     pub shared: Arc<QpShared>,
 }
 
-/// Where a stream is. What may be sent and what becomes of arriving octets
-/// follows from it alone.
+/// Where a stream is. What may be sent and what becomes of arriving octets follows from it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Responder before its first valid FPDU: receives, sends nothing (RFC 5044 section 7.1.2).

@@ -234,17 +234,18 @@ impl Schedule {
     /// The QP whose turn it is; it leaves the schedule. It may be gone, or another's key, by now.
     pub(super) fn pop(&mut self) -> Option<Key> {
         let quantum = self.quantum();
-        let mut rest = 0;
+        // Nobody who rests leaves the queue here: whoever is the first of them is come by again.
+        let mut first = None;
         self.resting = false;
         while let Some(&at) = self.turns.front() {
             let user = &mut self.users[at as usize];
             if self.now < user.rests_until.min(self.rest_until) {
-                self.turns.rotate_left(1);
-                rest += 1;
-                self.resting = rest == self.turns.len();
-                if self.resting {
+                if first == Some(at) {
+                    self.resting = true;
                     return None;
                 }
+                first = first.or(Some(at));
+                self.turns.rotate_left(1);
                 continue;
             }
             if !has_turn(&mut user.credit, &mut user.paid, quantum, quantum) {
@@ -502,6 +503,29 @@ mod tests {
         s.push(two, 2);
         s.set_now(us(9200 + 200));
         assert_eq!(s.pop(), Some(2));
+    }
+
+    #[test]
+    fn who_owes_repays_a_turn_at_a_time_beside_those_who_rest() {
+        let us = |n: u64| Time(1_000_000 + n * 1000);
+        let mut s = Schedule::default();
+        let (one, two, debtor) = (s.join(UserId(1)), s.join(UserId(2)), s.join(UserId(3)));
+        s.set_now(us(0));
+        for (seat, key) in [(one, 1), (two, 2)] {
+            s.push(seat, key);
+            assert_eq!(s.pop(), Some(key));
+            s.turn_over(us(0), us(50));
+        }
+        s.push(one, 1);
+        s.push(two, 2);
+        // The last in the queue, who leaves it with his last payment.
+        s.charge(debtor, 2 * QUANTUM + 1);
+        for owes in [true, false, false, false] {
+            assert_eq!((s.pop(), s.is_resting()), (None, true));
+            assert_eq!(s.owes(debtor), owes);
+        }
+        s.set_now(us(100));
+        assert_eq!((s.pop(), s.pop(), s.pop()), (Some(1), Some(2), None));
     }
 
     #[test]

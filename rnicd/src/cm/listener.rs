@@ -283,7 +283,11 @@ impl ConnectionManager {
                 self.evict(slot, "it gave way to a newer connection (RLIMIT_NOFILE)");
                 true
             }
-            None => self.shedding.shed(listener),
+            None if self.shedding.shed(listener) => {
+                self.quotas.count_accept(listener.session, now);
+                true
+            }
+            None => false,
         };
         if made {
             self.shedding.note("descriptors (RLIMIT_NOFILE)", self.slots.len(), now);

@@ -64,10 +64,11 @@ impl Case {
 const HEAD_START: Duration = Duration::from_secs(5);
 /// The least window: long enough for hundreds of commands.
 const WINDOW: u32 = 30;
-/// The share of its rate that a pair keeps, and the part of that which is asked for where others may
-/// have the CPUs meanwhile: a short play does not last until they are gone.
-const NOISE: f64 = 0.6;
+/// The share of its rate that a pair keeps.
 const SHARE: f64 = 1.0 / 3.0;
+/// The part of a share that is asked for where others may have the CPUs meanwhile: a short play does
+/// not last until they are gone.
+const NOISE: f64 = 0.6;
 /// The longest that a command, or the end of a session, takes.
 const COMMAND: Duration = Duration::from_millis(50);
 /// The longest that a new session takes.

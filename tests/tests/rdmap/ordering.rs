@@ -67,7 +67,7 @@ fn checksum(region: &Mr) -> u32 {
 
 //= RDMAP-5.1-7
 //= RDMAP-5.5-10
-/// Decisions test 34: 64 MiB and a Send behind them; another thread sees all of them when the
+/// 64 MiB and a Send behind them; another thread sees all of them when the
 /// receive is complete.
 #[test]
 fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
@@ -106,7 +106,7 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
 }
 
 //= RDMAP-5.5-12
-/// Decisions test 33: what a Write has written, the Read behind it fetches; with a fence a later
+/// What a Write has written, the Read behind it fetches; with a fence a later
 /// Write leaves it alone. Many at once, all in the same place.
 #[test]
 fn a_read_fetches_what_was_written_before_and_not_what_a_fence_holds_back() {

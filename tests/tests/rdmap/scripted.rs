@@ -59,7 +59,7 @@ fn read_request(number: u32, from: u32, at: u64, size: u32) -> Vec<u8> {
 //= RDMAP-3.1-2
 //= RDMAP-7.2-2
 //= RDMAP-7.2-3
-/// Decisions test 29 against the daemon: RV 1 everywhere, another one where the opcode belongs.
+/// Against the daemon: RV 1 everywhere, another one where the opcode belongs.
 #[test]
 fn every_opcode_of_the_table_is_served_where_it_belongs_and_nowhere_else() {
     let suite: toml::Table = SUITE.parse().unwrap();
@@ -169,7 +169,7 @@ fn region(context: &Context, access: Access) -> Mr {
 //= RDMAP-7.2-9
 //= RDMAP-7.2-10
 //= RDMAP-7.2-11
-/// Decisions test 31: M, D and R, length 46, both headers as they were sent.
+/// M, D and R, length 46, both headers as they were sent.
 #[test]
 fn a_read_request_that_fails_comes_back_with_both_headers() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
@@ -255,7 +255,7 @@ fn terminates_of_every_layout_reach_the_application() {
 //= RDMAP-5.4-9
 //= RDMAP-6.2.1-1
 //= RDMAP-6.2.1-4
-/// Decisions test 38: the socket is full of what the application posted, the peer goes on sending,
+/// The socket is full of what the application posted, the peer goes on sending,
 /// a Terminate of its own at the end. It still finds ours, once, and a FIN behind it; each request
 /// of the application completes once.
 #[test]
@@ -318,7 +318,7 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
 //= RDMAP-5.2.1-7
 //= RDMAP-5.5-15
 //= RDMAP-6.1-6
-/// Decisions test 32: ORD 2, ten Reads and a Send. The third request leaves when the first response
+/// ORD 2, ten Reads and a Send. The third request leaves when the first response
 /// has come, the Send behind the tenth, and all complete as they were posted.
 #[test]
 fn no_more_reads_are_out_than_the_ord() {
@@ -366,7 +366,7 @@ fn no_more_reads_are_out_than_the_ord() {
 
 //= RDMAP-5.2.2-4
 //= RDMAP-5.2.2-7
-/// Decisions test 35: responses that are not the one asked for end the stream and the Read, and
+/// Responses that are not the one asked for end the stream and the Read, and
 /// change nothing outside of its sink.
 #[test]
 fn a_response_other_than_the_one_asked_for_is_an_error() {
@@ -406,7 +406,7 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
 //= RDMAP-5.3-14
 //= RDMAP-7.2-4
 //= RDMAP-7.2-5
-/// Decisions test 36: the receive names the STag, and a Write right behind it finds it gone. STags
+/// The receive names the STag, and a Write right behind it finds it gone. STags
 /// that are not the stream's alone stay, whoever asks.
 #[test]
 fn an_invalidating_send_revokes_before_it_is_seen() {

@@ -25,7 +25,7 @@ fn responder() -> (World, Raw) {
 //= MPA-7.1.2-4
 #[test]
 fn a_responder_is_silent_until_the_first_fpdu() {
-    // Decisions test 7; RFC 5044 section 7.1.2.
+    // RFC 5044 section 7.1.2.
     let (mut w, mut raw) = responder();
     let any = w.any_mr(A, 1);
     // As much as the queue holds.
@@ -359,7 +359,7 @@ fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
 //= DDP-6.2.2-2
 #[test]
 fn one_terminate_then_fin_then_nothing() {
-    // Decisions test 38: with a full send queue, and a peer with much unread.
+    // With a full send queue, and a peer with much unread.
     let (mut w, mut raw) = World::raw();
     let (any, sink) = (w.any_mr(A, 40_000), w.any_mr(A, 10));
     w.links[0].pipes[0].window = 3000;

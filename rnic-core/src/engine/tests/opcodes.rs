@@ -150,7 +150,7 @@ fn base(name: &str) -> Vec<Row> {
 //= RDMAP-7.2-3
 /// Opcodes, T, queue numbers and versions in all combinations, in streams of either version: those
 /// of the table are carried out, the rest is told by the first check that fails (RFC 5040 section
-/// 7.2). Decisions test 29.
+/// 7.2).
 #[test]
 fn every_opcode_where_it_belongs_and_nowhere_else() {
     let (opcodes, queues) = (base("opcode"), base("queue"));

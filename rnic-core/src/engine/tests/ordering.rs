@@ -14,7 +14,7 @@ fn opcodes(raw: &mut Raw, w: &mut World) -> Vec<Opcode> {
 
 #[test]
 fn never_more_reads_than_ord_and_completions_in_order() {
-    // Decisions test 32, with ORD 4.
+    // With ORD 4.
     let (mut w, mut raw) = World::raw();
     let (sink, source) = (w.any_mr(A, 100), w.any_mr(A, 1));
     let mut batch: Vec<Wr> =

@@ -95,7 +95,7 @@ fn a_sink_revoked_while_its_read_is_out() {
 
 #[test]
 fn nothing_changes_behind_a_revocation() {
-    // Decisions test 37: at every point of a stream of Writes.
+    // At every point of a stream of Writes.
     for wiring in Wiring::both() {
         for rounds in 0..12 {
             let mut w = World::connected(wiring);
