@@ -20,7 +20,9 @@ use rnic_core::abi::queue::{
 };
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellScanner;
-use rnic_core::shm::queue::{CompletionProducer, QueueMemory, ReceiveConsumer, SendConsumer};
+use rnic_core::shm::queue::{
+    CompletionProducer, QueueMemory, ReceiveConsumer, SendConsumer, SendEntry, SgeList,
+};
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::*;
@@ -78,6 +80,15 @@ pub(crate) struct Device {
 pub(crate) struct FakeQp {
     pub(crate) sq: SendConsumer,
     pub(crate) rq: Option<ReceiveConsumer>,
+}
+
+impl FakeQp {
+    /// Takes the next request, which has been posted, with its elements.
+    pub(crate) fn next_request(&mut self) -> (SendEntry, SgeList) {
+        let mut sges = SgeList::new();
+        let entry = self.sq.take(&mut sges).expect("well-formed").expect("posted");
+        (entry, sges)
+    }
 }
 
 pub(crate) struct FakeCq {

@@ -34,25 +34,24 @@ fn every_kind_of_request_arrives_as_it_was_meant() {
     ])
     .unwrap();
     let mut device = r.daemon.device();
-    let sq = &mut device.qps.get_mut(&r.qp.id()).unwrap().sq;
-    let mut next = || sq.take().unwrap().unwrap();
-    let send = next();
+    let qp = device.qps.get_mut(&r.qp.id()).unwrap();
+    let (send, sges) = qp.next_request();
     assert_eq!((send.header.opcode, send.header.wr_id), (SendOpcode::Send as u8, 1));
     assert_eq!(send.header.flags, (SendFlags::SIGNALED | SendFlags::SOLICITED).bits());
-    assert_eq!(send.sges.as_slice(), pair);
-    let write = next();
+    assert_eq!(sges.as_slice(), pair);
+    let (write, _) = qp.next_request();
     assert_eq!((write.header.opcode, write.header.inline_len), (SendOpcode::Write as u8, 10));
     assert_eq!((write.header.remote_addr, write.header.rkey), (FAR.addr, FAR.rkey.0));
-    let read = next();
+    let (read, sges) = qp.next_request();
     assert_eq!((read.header.opcode, read.header.flags), (4, SendFlags::FENCE.bits()));
-    assert_eq!(read.sges.as_slice(), [sge(9)]);
-    let invalidate = next();
+    assert_eq!(sges.as_slice(), [sge(9)]);
+    let (invalidate, _) = qp.next_request();
     assert_eq!((invalidate.header.opcode, invalidate.header.inv_rkey), (9, 0x55));
     assert_eq!(invalidate.header.num_sge, 0);
     let mut octets = [0; 10];
-    sq.mapping().read(write.inline_at, &mut octets).unwrap();
+    qp.sq.mapping().read(write.inline_at, &mut octets).unwrap();
     assert_eq!(&octets, b"0123456789");
-    sq.retire(4);
+    qp.sq.retire(4);
     drop(device);
     r.qp.post_send(&[
         SendRequest::write(5, &pair, FAR),
@@ -61,8 +60,8 @@ fn every_kind_of_request_arrives_as_it_was_meant() {
     ])
     .unwrap();
     let mut device = r.daemon.device();
-    let sq = &mut device.qps.get_mut(&r.qp.id()).unwrap().sq;
-    let mut next = || sq.take().unwrap().unwrap().header;
+    let qp = device.qps.get_mut(&r.qp.id()).unwrap();
+    let mut next = || qp.next_request().0.header;
     assert_eq!(next().opcode, SendOpcode::Write as u8);
     let read = next();
     assert_eq!((read.opcode, read.inv_rkey), (SendOpcode::ReadInvalidate as u8, sge(9).lkey));
@@ -219,10 +218,10 @@ fn a_full_queue_tells_how_far_the_batch_got() {
     // What was posted is there, and was rung for.
     let mut device = r.daemon.device();
     assert_eq!(device.wakes(1), 1);
-    let sq = &mut device.qps.get_mut(&r.qp.id()).unwrap().sq;
-    assert_eq!(sq.pending().unwrap(), 4);
-    assert_eq!(sq.take().unwrap().unwrap().header.wr_id, 0);
-    sq.retire(1);
+    let qp = device.qps.get_mut(&r.qp.id()).unwrap();
+    assert_eq!(qp.sq.pending().unwrap(), 4);
+    assert_eq!(qp.next_request().0.header.wr_id, 0);
+    qp.sq.retire(1);
     drop(device);
     r.qp.post_send(&batch[4..5]).unwrap();
     let error = r.qp.post_recv(&[RecvRequest::new(1, &[]); 5]).unwrap_err();

@@ -64,8 +64,8 @@ fn requests_name_the_lease_and_always_complete() {
     let mut device = r.daemon.device();
     let mut numbers = Vec::new();
     for (n, offset, length) in [(1, 0, 1), (2, 1, 2), (3, 4096, 4096)] {
-        let entry = device.qps.get_mut(&r.qp.id()).unwrap().sq.take().unwrap().unwrap();
-        let [sge] = entry.sges[..] else { panic!("{entry:?}") };
+        let (entry, sges) = device.qps.get_mut(&r.qp.id()).unwrap().next_request();
+        let [sge] = sges[..] else { panic!("{sges:?}") };
         assert_eq!((sge.addr, sge.length), (offset, length), "request {n}");
         let flags = entry.header.flags;
         assert_eq!(flags & 2, 2, "signaled");

@@ -263,7 +263,7 @@ fn a_queue_in_a_new_arena_is_found() {
     qp.post_send(&[SendRequest::send_inline(5, b"hello")]).unwrap();
     let mut device = r.daemon.device();
     let fake = device.qps.get_mut(&qp.id()).unwrap();
-    assert_eq!(fake.sq.take().unwrap().unwrap().header.wr_id, 5);
+    assert_eq!(fake.next_request().0.header.wr_id, 5);
     drop(device);
 }
 

@@ -10,9 +10,9 @@ use crate::*;
 /// The next request in the send queue, done at once.
 fn posted(r: &Rig) -> SendHeader {
     let mut device = r.daemon.device();
-    let sq = &mut device.qps.get_mut(&r.qp.id()).unwrap().sq;
-    let header = sq.take().unwrap().unwrap().header;
-    sq.retire(1);
+    let qp = device.qps.get_mut(&r.qp.id()).unwrap();
+    let header = qp.next_request().0.header;
+    qp.sq.retire(1);
     header
 }
 

@@ -13,7 +13,7 @@ use crate::abi::control::Event;
 use crate::abi::queue::{Cqe, SendOpcode};
 use crate::device::Cq;
 use crate::device::cq::{CqFault, Published};
-use crate::shm::queue::TakeError;
+use crate::shm::queue::{SgeList, TakeError};
 use crate::types::{CompletionOpcode, CompletionStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -118,8 +118,8 @@ impl Qp {
 
     /// Flushes what was posted and is not done: as much as a turn is worth, of what is there now; the
     /// rest is for the next turns, and what is posted meanwhile rings for one. What finds no CQ slot
-    /// stays in its queue until there is one. All of it waits for a mover that is writing: whoever gets a receive back, or
-    /// a read, may use its memory for something else at once.
+    /// stays in its queue until there is one. All of it waits for a mover that is writing: whoever gets
+    /// a receive back, or a read, may use its memory for something else at once.
     pub(super) fn flush(&mut self, shard: &mut Shard) {
         if self.is_landing() {
             self.flush_pending = true;
@@ -177,7 +177,7 @@ impl Qp {
                 self.flush_pending = true;
                 break;
             }
-            let (wr_id, opcode) = match self.sq.take() {
+            let (wr_id, opcode) = match self.sq.take(&mut SgeList::new()) {
                 Ok(None) | Err(TakeError::Queue(_)) => break,
                 Ok(Some(e)) => (e.header.wr_id, e.header.opcode),
                 Err(TakeError::Entry(e)) => (e.wr_id, e.opcode),

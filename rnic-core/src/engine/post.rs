@@ -95,7 +95,7 @@ impl Qp {
         if let Some(limit) = &mut self.take_limit {
             *limit -= 1;
         }
-        match self.sq.take() {
+        match self.sq.take(&mut self.elements) {
             Ok(entry) => entry,
             Err(TakeError::Entry(error)) => {
                 self.slots -= 1;
@@ -227,7 +227,7 @@ impl Qp {
         shard: &Shard,
     ) -> Result<Option<Message>, Reason> {
         let h = &entry.header;
-        let sges = entry.sges.as_slice();
+        let sges = self.elements.as_slice();
         if sges.len() > 1 || h.inline_len != 0 {
             return Err(Reason::ReadSink { elements: sges.len() });
         }
@@ -284,14 +284,14 @@ impl Qp {
     }
 
     /// Payload and length of a Send or Write.
-    fn payload(&mut self, entry: &SendEntry, shard: &Shard) -> Result<(Source, u32), Reason> {
+    fn payload(&self, entry: &SendEntry, shard: &Shard) -> Result<(Source, u32), Reason> {
         if entry.header.flags & SendFlags::INLINE.bits() != 0 {
             let len = u32::from(entry.header.inline_len);
             let source =
                 if len == 0 { Source::Empty } else { Source::Inline { at: entry.inline_at } };
             return Ok((source, len));
         }
-        let list = entry.sges.as_slice();
+        let list = self.elements.as_slice();
         let total = total_length(list).ok_or(Reason::MessageLength)?;
         if total > SURELY_ONE_SEGMENT {
             // All of it is checked before any of it leaves; one segment is when it is gathered.
@@ -302,10 +302,7 @@ impl Qp {
         let source = match list {
             _ if total == 0 => Source::Empty,
             [one] => Source::Element(*one),
-            _ => {
-                self.elements = entry.sges;
-                Source::Elements { index: 0, offset: 0 }
-            }
+            _ => Source::Elements { index: 0, offset: 0 },
         };
         Ok((source, total))
     }

@@ -151,7 +151,8 @@ pub(super) struct Qp {
     /// CQ slots reserved and not yet held by an entry of the ledger.
     pub slots: u32,
     pub message: Option<Message>,
-    /// Elements of that message, if it has several.
+    /// Elements of the request taken last: of the one that is held, or of that message if it has
+    /// several.
     pub elements: SgeList,
     /// Reads of the peer's that we owe responses to.
     pub owed: VecDeque<ReadArrival>,

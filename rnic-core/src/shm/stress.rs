@@ -11,7 +11,7 @@ use super::Mapping;
 use super::doorbell::{DoorbellRinger, DoorbellScanner};
 use super::queue::{
     CompletionConsumer, CompletionProducer, QueueMemory, ReceiveConsumer, ReceiveProducer,
-    SendConsumer, SendProducer,
+    SendConsumer, SendProducer, SgeList,
 };
 use crate::abi::queue::{
     ARM_NEXT, Cqe, PAGE, QueueKind, QueueShape, SendHeader, SendOpcode, doorbell_offset,
@@ -112,7 +112,9 @@ fn a_million_posts_lose_no_doorbell() {
             while taken < CYCLES {
                 scanner.scan(|index| {
                     assert_eq!(index, 700);
-                    while let Some(entry) = consumer.take().expect("an honest client") {
+                    while let Some(entry) =
+                        consumer.take(&mut SgeList::new()).expect("an honest client")
+                    {
                         assert_eq!(entry.header.wr_id, taken);
                         taken += 1;
                         consumer.retire(1);
