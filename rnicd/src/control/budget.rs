@@ -15,23 +15,28 @@ pub(super) struct Budgets(HashMap<u32, Budget>);
 
 #[derive(Clone, Copy, Debug)]
 struct Budget {
-    /// Nanoseconds, at most [`BURST`]; what was overdrawn is below zero.
+    /// Nanoseconds, at most [`BURST`]; what was overdrawn is below zero, as much at most: while he was
+    /// alone he may have had all of the time for hours.
     left: i64,
     /// When it was that much.
     at: Time,
 }
 
 impl Budgets {
-    /// A user's requests have just had a CPU for so long. When they are to be carried out again, if
-    /// that is not now.
-    pub(super) fn spend(&mut self, user: u32, took: Duration, now: Time) -> Option<Time> {
+    /// What a user's clients wanted has just had a CPU for so long.
+    pub(super) fn spend(&mut self, user: u32, took: Duration, now: Time) {
         if !self.0.contains_key(&user) {
             self.0.retain(|_, budget| budget.at(now).left < FULL);
         }
         let budget = self.0.entry(user).or_insert(Budget { left: FULL, at: now });
         *budget = budget.at(now);
-        budget.left = budget.left.saturating_sub_unsigned(took.as_nanos() as u64);
-        let overdrawn = u64::try_from(-budget.left).ok().filter(|over| *over > 0)?;
+        budget.left = budget.left.saturating_sub_unsigned(took.as_nanos() as u64).max(-FULL);
+    }
+
+    /// When a user's requests are to be carried out again, if that is not now.
+    pub(super) fn rests_until(&self, user: u32, now: Time) -> Option<Time> {
+        let left = self.0.get(&user)?.at(now).left;
+        let overdrawn = u64::try_from(-left).ok().filter(|over| *over > 0)?;
         Some(now.after(Duration::from_nanos(overdrawn.saturating_mul(SHARE))))
     }
 }
@@ -64,8 +69,9 @@ mod tests {
         while now < end {
             now = now.after(MS);
             had += MS;
-            assert_eq!(budgets.spend(2, Duration::ZERO, now), None);
-            now = budgets.spend(1, MS, now).unwrap_or(now).max(now);
+            assert_eq!(budgets.rests_until(2, now), None);
+            budgets.spend(1, MS, now);
+            now = budgets.rests_until(1, now).unwrap_or(now);
         }
         assert!((500 * MS..=500 * MS + BURST).contains(&had), "{had:?}");
     }
@@ -75,11 +81,27 @@ mod tests {
         for quiet in [0, 20, 40, 3_600_000] {
             let mut budgets = Budgets::default();
             let mut now = Time(1);
-            assert!(budgets.spend(1, BURST + MS, now).is_some());
+            budgets.spend(1, BURST + MS, now);
+            assert_eq!(budgets.rests_until(1, now), Some(now.after(2 * MS)), "{quiet}");
+            assert_eq!(budgets.rests_until(1, now.after(MS)), Some(now.after(2 * MS)), "{quiet}");
+            assert_eq!(budgets.rests_until(1, now.after(2 * MS)), None, "{quiet}");
             now = now.after(2 * (BURST + MS) + quiet * MS);
-            assert_eq!(budgets.spend(1, BURST, now), None, "{quiet}");
-            assert_eq!(budgets.spend(1, MS, now), Some(now.after(2 * MS)), "{quiet}");
+            budgets.spend(1, BURST, now);
+            assert_eq!(budgets.rests_until(1, now), None, "{quiet}");
+            budgets.spend(1, MS, now);
+            assert_eq!(budgets.rests_until(1, now), Some(now.after(2 * MS)), "{quiet}");
         }
+    }
+
+    #[test]
+    fn who_had_all_of_the_time_while_he_was_alone_does_not_repay_all_of_it() {
+        let mut budgets = Budgets::default();
+        let mut now = Time(1);
+        for _ in 0..1000 {
+            now = now.after(MS);
+            budgets.spend(1, MS, now);
+        }
+        assert_eq!(budgets.rests_until(1, now), Some(now.after(2 * BURST)));
     }
 
     #[test]
@@ -88,7 +110,7 @@ mod tests {
         let mut now = Time(1);
         for user in 0..1000 {
             now = now.after(MS);
-            let _ = budgets.spend(user, MS / 4, now);
+            budgets.spend(user, MS / 4, now);
         }
         assert!(budgets.0.len() <= 2, "{}", budgets.0.len());
     }

@@ -422,60 +422,73 @@ impl Server {
         }
     }
 
-    /// Takes in clients that wait, as long as there are descriptors.
+    /// Takes in clients that wait, as long as there are descriptors. That costs whoever they are of as
+    /// much of his time as it takes.
     fn accept(&mut self, now: Time) {
+        let mut had = clock::on_cpu();
         for _ in 0..ACCEPTS {
-            let Some(socket) = &self.socket else { return };
-            // Each that is turned away may have to be closed elsewhere. That is soon over.
-            if self.reaper.closing_soon() as u64 >= self.manager.most_closing() {
-                self.accept_again = Some(now.after(CLOSING_PAUSE));
-                return;
-            }
-            let (client, peer) = match socket.accept() {
-                Ok(None) => return,
-                Ok(Some(client)) => match Peer::of(client.as_fd()) {
-                    Ok(peer) => (client, peer),
-                    // Its socket has taken the last descriptor, and what tells of its end needs one.
-                    Err(error) if is_exhausted(&error) => {
-                        turn_away(client.as_fd(), turned_away(HelloStatus::Resources));
-                        self.reaper.close_client(u32::MAX, client);
-                        self.pause_accepting(&error, now);
-                        return;
-                    }
-                    Err(error) => {
-                        if error.kind() != io::ErrorKind::Unsupported {
-                            tracing::debug!(%error, "a client was gone before it was known");
-                        } else if let Some(suppressed) =
-                            self.said.count("no process", Instant::now())
-                        {
-                            tracing::warn!(%error, suppressed, "a client cannot be served");
-                        }
-                        // Nobody in particular.
-                        self.reaper.close_client(u32::MAX, client);
-                        continue;
-                    }
-                },
-                Err(error) => {
-                    self.pause_accepting(&error, now);
-                    return;
-                }
-            };
-            if self.greetings.of(peer.uid) < SILENT_PER_USER {
-                self.add(client, peer, now.after(HELLO_DEADLINE));
-                continue;
-            }
-            // Told without having been heard: its Hello may be under way.
-            let mut client = Connection::new(client, peer, now);
-            let _ = client.welcome(turned_away(HelloStatus::Silent), Vec::new());
-            let uid = client.peer.uid;
-            client.close(&self.reaper);
-            self.hostile += 1;
-            if let Some(suppressed) = self.said.count("no hello", Instant::now()) {
-                tracing::warn!(uid, suppressed, "too many clients without a Hello");
+            let Some(uid) = self.take_in(now) else { return };
+            let took = clock::on_cpu().saturating_sub(had);
+            had += took;
+            self.served += took;
+            if let Some(uid) = uid {
+                self.budgets.spend(uid, took, now);
             }
         }
         // More may wait, and the poll reports only what is new.
         self.accept_again = Some(now);
+    }
+
+    /// Takes in the next client that waits, or turns it away; its user, if it has one that is known.
+    /// `None` if none waits, or none can be taken in for now.
+    fn take_in(&mut self, now: Time) -> Option<Option<u32>> {
+        let socket = self.socket.as_ref()?;
+        // Each that is turned away may have to be closed elsewhere. That is soon over.
+        if self.reaper.closing_soon() as u64 >= self.manager.most_closing() {
+            self.accept_again = Some(now.after(CLOSING_PAUSE));
+            return None;
+        }
+        let client = match socket.accept() {
+            Ok(client) => client?,
+            Err(error) => {
+                self.pause_accepting(&error, now);
+                return None;
+            }
+        };
+        let peer = match Peer::of(client.as_fd()) {
+            Ok(peer) => peer,
+            // Its socket has taken the last descriptor, and what tells of its end needs one.
+            Err(error) if is_exhausted(&error) => {
+                turn_away(client.as_fd(), turned_away(HelloStatus::Resources));
+                self.reaper.close_client(u32::MAX, client);
+                self.pause_accepting(&error, now);
+                return None;
+            }
+            Err(error) => {
+                if error.kind() != io::ErrorKind::Unsupported {
+                    tracing::debug!(%error, "a client was gone before it was known");
+                } else if let Some(suppressed) = self.said.count("no process", Instant::now()) {
+                    tracing::warn!(%error, suppressed, "a client cannot be served");
+                }
+                // Nobody in particular.
+                self.reaper.close_client(u32::MAX, client);
+                return Some(None);
+            }
+        };
+        let uid = peer.uid;
+        if self.greetings.of(uid) < SILENT_PER_USER {
+            self.add(client, peer, now.after(HELLO_DEADLINE));
+            return Some(Some(uid));
+        }
+        // Told without having been heard: its Hello may be under way.
+        let mut client = Connection::new(client, peer, now);
+        let _ = client.welcome(turned_away(HelloStatus::Silent), Vec::new());
+        client.close(&self.reaper);
+        self.hostile += 1;
+        if let Some(suppressed) = self.said.count("no hello", Instant::now()) {
+            tracing::warn!(uid, suppressed, "too many clients without a Hello");
+        }
+        Some(Some(uid))
     }
 
     /// No client can be taken in: says so, and looks again after a while.
@@ -533,6 +546,11 @@ impl Server {
         for _ in 0..self.ready.users() {
             let Some(user) = self.ready.begin() else { return };
             let (turn, had) = (clock::now(), clock::on_cpu());
+            // He may have had his time already, by clients that were taken in.
+            if let Some(until) = self.rest(user, now) {
+                self.ready.rest(user, until);
+                continue;
+            }
             let mut over = turn;
             while let Some(key) = self.ready.client(user) {
                 self.serve_client(key, now);
@@ -545,8 +563,8 @@ impl Server {
             let (led, took) = (had.saturating_sub(self.served), clock::on_cpu() - had);
             self.served = had + took;
             // That requests are heard of costs as well, and mostly for whom there are many.
-            let rest = self.budgets.spend(user, took + led.min(took), over);
-            match rest.filter(|_| self.manager.user_count() > 1) {
+            self.budgets.spend(user, took + led.min(took), now);
+            match self.rest(user, now) {
                 Some(until) => self.ready.rest(user, until),
                 None => self.ready.end(user),
             }
@@ -554,6 +572,11 @@ impl Server {
                 return;
             }
         }
+    }
+
+    /// Until when a user is not served, because others have sessions and he has had his time.
+    fn rest(&self, user: u32, now: Time) -> Option<Time> {
+        self.budgets.rests_until(user, now).filter(|_| self.manager.has_others(user))
     }
 
     /// Carries out one request of a client, which then stands behind others of its user.

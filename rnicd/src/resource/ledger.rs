@@ -222,6 +222,11 @@ impl Ledger {
         self.users.len()
     }
 
+    /// Whether users other than this one have something.
+    pub fn has_others(&self, uid: u32) -> bool {
+        self.users.keys().any(|user| *user != uid)
+    }
+
     /// A user may have something else from now on.
     pub fn set_rights(&mut self, rights: &Arc<Rights>) {
         if let Some(account) = self.users.get_mut(&rights.uid) {

@@ -74,9 +74,9 @@ impl Manager {
         self.sessions.len() + self.leaving.len()
     }
 
-    /// Users who have any, or something else.
-    pub fn user_count(&self) -> usize {
-        self.ledger.users()
+    /// Whether users other than this one have any, or something else.
+    pub fn has_others(&self, uid: u32) -> bool {
+        self.ledger.has_others(uid)
     }
 
     /// Ends the workers, waiting for them.

@@ -49,6 +49,14 @@ impl Rig {
         theirs
     }
 
+    /// A client of this user that has a session.
+    fn session_of(&mut self, uid: u32) -> OwnedFd {
+        let client = self.client_of(uid);
+        assert!(send(&client, &hello().to_bytes(), SendFlags::empty()).is_ok());
+        self.server.serve(clock::now());
+        client
+    }
+
     fn clients(&self) -> usize {
         self.server.connections.len()
     }
@@ -65,8 +73,7 @@ fn whoever_says_no_hello_is_hung_up_on_within_seconds_and_nobody_else_is() {
     let (silent, speaks) = (rig.client(), rig.client());
     let now = clock::now();
     rig.server.accept(now);
-    let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
-    assert!(send(&speaks, &hello.to_bytes(), SendFlags::empty()).is_ok());
+    assert!(send(&speaks, &hello().to_bytes(), SendFlags::empty()).is_ok());
     rig.server.serve(now);
     assert_eq!((rig.clients(), rig.server.manager.sessions()), (2, 1));
     // The loop sleeps no longer than that.
@@ -99,26 +106,29 @@ fn clients_wait_for_the_turns_of_their_users() {
     rig.stop();
 }
 
+fn hello() -> Hello {
+    Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 }
+}
+
 fn question() -> Vec<u8> {
     let question = Request { id: 1, body: RequestBody::QueryDevice };
     postcard::to_stdvec(&question).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Asks for ever, and reads no answer until all that fits is asked: how long the thread served that
-/// until it rested, if it did within so much of its time.
-fn served(rig: &mut Rig, client: &OwnedFd, most: Duration) -> Option<Duration> {
+/// Asks for ever while it is `now`, and reads no answer until all that fits is asked: how long the
+/// thread served that until it rested, if it did within so much of its time.
+fn served(rig: &mut Rig, client: &OwnedFd, most: Duration, now: Time) -> Option<Duration> {
     let question = question();
     let mut buffer = [0; 4096];
-    let began = clock::on_cpu();
     let mut took = Duration::ZERO;
-    while clock::on_cpu() - began < 4 * most && took < most {
+    while took < most {
         while recv(client, &mut buffer[..], RecvFlags::DONTWAIT).is_ok() {}
         while send(client, &question, SendFlags::DONTWAIT).is_ok() {}
         for key in 0..rig.clients() {
-            rig.server.handle_client(key, SOCKET, true, clock::now());
+            rig.server.handle_client(key, SOCKET, true, now);
         }
         let had = clock::on_cpu();
-        rig.server.serve(clock::now());
+        rig.server.serve(now);
         took += clock::on_cpu() - had;
         if rig.server.ready.is_empty() && rig.server.ready.next_wake().is_some() {
             return Some(took);
@@ -130,26 +140,52 @@ fn served(rig: &mut Rig, client: &OwnedFd, most: Duration) -> Option<Duration> {
 #[test]
 fn a_user_whose_questions_have_their_time_rests_if_others_have_sessions() {
     let mut rig = Rig::new("");
-    let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
-    let join = |rig: &mut Rig, uid| {
-        let client = rig.client_of(uid);
-        assert!(send(&client, &hello.to_bytes(), SendFlags::empty()).is_ok());
-        rig.server.serve(clock::now());
-        client
-    };
-    let asks = join(&mut rig, 1);
+    let now = clock::now();
+    let asks = rig.session_of(1);
     let most = Duration::from_millis(200);
-    assert_eq!(served(&mut rig, &asks, most), None, "alone");
-    let other = join(&mut rig, 2);
-    let took = served(&mut rig, &asks, most).expect("it rests");
+    assert_eq!(served(&mut rig, &asks, most, now), None, "alone");
+    let other = rig.session_of(2);
+    let now = now.after(Duration::from_secs(1));
+    let took = served(&mut rig, &asks, most, now).expect("it rests");
     assert!(took < Duration::from_millis(50), "{took:?}");
     // Others have their turns meanwhile.
     let question = question();
     while recv(&other, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok() {}
     assert!(send(&other, &question, SendFlags::DONTWAIT).is_ok());
-    rig.server.handle_client(1, SOCKET, true, clock::now());
-    rig.server.serve(clock::now());
+    rig.server.handle_client(1, SOCKET, true, now);
+    rig.server.serve(now);
     assert!(recv(&other, &mut [0; 4096][..], RecvFlags::DONTWAIT).is_ok());
+    rig.stop();
+}
+
+#[test]
+fn to_be_taken_in_costs_a_user_of_his_time() {
+    let mut rig = Rig::new("");
+    let me = rustix::process::getuid().as_raw();
+    let (other, mine) = (rig.session_of(me + 1), rig.client_of(me));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let now = clock::now();
+    while rig.server.rest(me, now).is_none() {
+        assert!(Instant::now() < deadline, "it costs nothing");
+        let client = rig.client();
+        rig.server.accept(now);
+        // It was the third.
+        rig.server.remove(2);
+        drop(client);
+    }
+    // Who has no session is heard when he has rested; others are meanwhile.
+    let mut buffer = [0; 4096];
+    while recv(&other, &mut buffer[..], RecvFlags::DONTWAIT).is_ok() {}
+    assert!(send(&other, &question(), SendFlags::DONTWAIT).is_ok());
+    assert!(send(&mine, &hello().to_bytes(), SendFlags::DONTWAIT).is_ok());
+    for key in 0..2 {
+        rig.server.handle_client(key, SOCKET, true, now);
+    }
+    rig.server.serve(now);
+    assert!(recv(&other, &mut buffer[..], RecvFlags::DONTWAIT).is_ok());
+    assert!(recv(&mine, &mut buffer[..], RecvFlags::DONTWAIT).is_err());
+    rig.server.serve(now.after(Duration::from_secs(1)));
+    assert!(recv(&mine, &mut buffer[..], RecvFlags::DONTWAIT).is_ok());
     rig.stop();
 }
 
