@@ -1,7 +1,7 @@
 //! The client: GETs by RDMA Read, everything else by asking.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::KvError;
 use super::layout::{Geometry, Slot};
@@ -120,8 +120,10 @@ impl Client {
     fn read_whole(&mut self, slot: u64) -> Result<(), KvError> {
         let geometry = self.table.geometry;
         let length = geometry.slot_size();
-        for attempt in 0..MAX_READS {
-            if attempt >= READS_IN_A_ROW {
+        let began = Instant::now();
+        let mut reads = 0;
+        while reads < LEAST_READS || began.elapsed() < PATIENCE {
+            if reads >= READS_IN_A_ROW {
                 // The server may need this CPU to finish what it writes.
                 std::thread::yield_now();
             }
@@ -137,8 +139,9 @@ impl Client {
                 return Ok(());
             }
             self.torn += 1;
+            reads += 1;
         }
-        Err(KvError::Torn { slot, reads: MAX_READS })
+        Err(KvError::Torn { slot, reads })
     }
 
     /// Sends a request and waits for its reply.
@@ -187,5 +190,7 @@ const REQUEST: u64 = 2;
 const REPLY: u32 = 64;
 /// Reads of a torn slot before the first yield.
 const READS_IN_A_ROW: u32 = 16;
-/// Reads of a torn slot before giving up: some have to fall between two writes.
-const MAX_READS: u32 = 100_000;
+/// Reads of a torn slot before giving up, at least: some have to fall between two writes.
+const LEAST_READS: u32 = 1000;
+/// How long a slot is read before giving up, at least: its writer may have lost its CPU.
+const PATIENCE: Duration = Duration::from_secs(3);
