@@ -20,9 +20,9 @@ use crate::session::{Session, unexpected};
 
 /// A region that only this program's own requests reach, whose bytes are leased as slices.
 ///
-/// It has memory of its own, one STag that is told to nobody, and no rights for peers; no window can
-/// be bound to it. [`LocalMr::lease`] gives a range of it to one owner, as a `&mut [u8]`. A request
-/// takes the [`Lease`] ([`Qp::post_send_leased`](crate::Qp::post_send_leased),
+/// It has memory of its own, one STag that is told to nobody, and no rights for peers; no window
+/// can be bound to it. [`LocalMr::lease`] gives a range of it to one owner, as a `&mut [u8]`. A
+/// request takes the [`Lease`] ([`Qp::post_send_leased`](crate::Qp::post_send_leased),
 /// [`Qp::post_recv_leased`](crate::Qp::post_recv_leased)), and its completion gives it back
 /// ([`Posted::take`]): while the daemon may read or write the bytes nobody has a slice of them.
 ///
@@ -109,9 +109,9 @@ impl LocalMr {
         false
     }
 
-    /// Leases a range, in bytes from the region's start: at least one byte, less than 4 GiB, none of
-    /// which is leased or posted ([`Error::Leased`]). A new region is zeroed; what is leased again
-    /// is as it was left.
+    /// Leases a range, in bytes from the region's start: at least one byte, less than 4 GiB, none
+    /// of which is leased or posted ([`Error::Leased`]). A new region is zeroed; what is leased
+    /// again is as it was left.
     pub fn lease(&self, range: impl RangeBounds<u64>) -> Result<Lease, Error> {
         let (offset, length) = resolve(range, self.len())?;
         if length == 0 || u32::try_from(length).is_err() {
@@ -246,7 +246,8 @@ impl LeasedRequest {
 
 /// A posted request that has a lease, until its completion has been polled.
 ///
-/// Dropping it leaves the bytes with the request; its completion then gives them back to the region.
+/// Dropping it leaves the bytes with the request; its completion then gives them back to the
+/// region.
 #[must_use = "it brings the lease back"]
 pub struct Posted {
     place: Arc<Mutex<Place>>,
@@ -269,8 +270,8 @@ impl Posted {
         self.wr_id
     }
 
-    /// The lease, if the request's completion has been polled ([`Cq::poll`](crate::Cq::poll) and what
-    /// calls it), whether it succeeded or not; itself otherwise.
+    /// The lease, if the request's completion has been polled ([`Cq::poll`](crate::Cq::poll) and
+    /// what calls it), whether it succeeded or not; itself otherwise.
     pub fn take(self) -> Result<Lease, Posted> {
         // One lock from the look to what is left there: the completion may land at any moment.
         let mut place = self.place.lock();

@@ -2,9 +2,10 @@
 //!
 //! A [`Context`] is one session with the daemon. It makes protection domains ([`Pd`]), shared
 //! memory ([`Segment`]), regions of it ([`Mr`]) and windows on them ([`MemoryWindow`]), completion
-//! queues ([`Cq`]), queue pairs ([`Qp`]) and shared receive queues ([`Srq`]), and it binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`,
-//! so that their man pages apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer
-//! may be any RNIC that speaks it.
+//! queues ([`Cq`]), queue pairs ([`Qp`]) and shared receive queues ([`Srq`]), and it binds
+//! addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`, so that their man pages
+//! apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer may be any RNIC that
+//! speaks it.
 //!
 //! # A complete ping-pong
 //!
@@ -70,15 +71,16 @@
 //!
 //! # Threads, processes, memory
 //!
-//! Every type of this library is `Send` and `Sync`, and every handle has `Debug`; several threads may
-//! wait for different things at once. There is no thread in the background. Objects keep what they were made with alive and are destroyed in
-//! the daemon when dropped. All descriptors are close-on-exec; after `fork` only the parent may use
-//! its context (see [`Context`]).
+//! Every type of this library is `Send` and `Sync`, and every handle has `Debug`; several threads
+//! may wait for different things at once. There is no thread in the background. Objects keep what
+//! they were made with alive and are destroyed in the daemon when dropped. All descriptors are
+//! close-on-exec; after `fork` only the parent may use its context (see [`Context`]).
 //!
 //! A peer with rights to a region writes into it whenever it likes, so a `&[u8]` of it would be
-//! unsound: [`Mr`] copies in and out and has atomic words instead. Slices without `unsafe` are those
-//! of a [`Lease`] on a [`LocalMr`], which no peer reaches and which a posted request takes along until
-//! its completion gives it back; [`Mr::raw`] has `unsafe` ones. Programs need no `unsafe`.
+//! unsound: [`Mr`] copies in and out and has atomic words instead. Slices without `unsafe` are
+//! those of a [`Lease`] on a [`LocalMr`], which no peer reaches and which a posted request takes
+//! along until its completion gives it back; [`Mr::raw`] has `unsafe` ones. Programs need no
+//! `unsafe`.
 //!
 //! # Errors
 //!

@@ -1,8 +1,8 @@
 //! How often somebody may do something: a token bucket each, for a bounded number of somebodies.
 //!
 //! A bucket holds what its burst grants, and one token at least. When the table is full the one who
-//! asked longest ago is forgotten, so a crowd of new ones costs nobody memory; they get full buckets,
-//! which is why keys are to be things that nobody has many of. It reads no clock.
+//! asked longest ago is forgotten, so a crowd of new ones costs nobody memory; they get full
+//! buckets, which is why keys are to be things that nobody has many of. It reads no clock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

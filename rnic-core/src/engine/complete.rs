@@ -116,10 +116,10 @@ impl Qp {
         self.fail_locally(shard, CQ_IS_DEAD, reason);
     }
 
-    /// Flushes what was posted and is not done: as much as a turn is worth, of what is there now; the
-    /// rest is for the next turns, and what is posted meanwhile rings for one. What finds no CQ slot
-    /// stays in its queue until there is one. All of it waits for a mover that is writing: whoever gets
-    /// a receive back, or a read, may use its memory for something else at once.
+    /// Flushes what was posted and is not done: as much as a turn is worth, of what is there now;
+    /// the rest is for the next turns, and what is posted meanwhile rings for one. What finds no CQ
+    /// slot stays in its queue until there is one. All of it waits for a mover that is writing:
+    /// whoever gets a receive back, or a read, may use its memory for something else at once.
     pub(super) fn flush(&mut self, shard: &mut Shard) {
         if self.is_landing() {
             self.flush_pending = true;

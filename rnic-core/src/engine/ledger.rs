@@ -1,7 +1,7 @@
 //! Send requests that have been taken from the queue and not yet completed, in posting order.
 //!
-//! RFC 5040 section 5.5 rule 13: completions appear in the order in which the requests were posted, so
-//! a Send behind an RDMA Read waits here for the Read. Every entry holds one reserved CQ slot.
+//! RFC 5040 section 5.5 rule 13: completions appear in the order in which the requests were posted,
+//! so a Send behind an RDMA Read waits here for the Read. Every entry holds one reserved CQ slot.
 
 use std::collections::VecDeque;
 

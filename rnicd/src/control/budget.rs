@@ -15,8 +15,8 @@ pub(super) struct Budgets(HashMap<u32, Budget>);
 
 #[derive(Clone, Copy, Debug)]
 struct Budget {
-    /// Nanoseconds, at most [`BURST`]; what was overdrawn is below zero, as much at most: while he was
-    /// alone he may have had all of the time for hours.
+    /// Nanoseconds, at most [`BURST`]; what was overdrawn is below zero, as much at most: while he
+    /// was alone he may have had all of the time for hours.
     left: i64,
     /// When it was that much.
     at: Time,

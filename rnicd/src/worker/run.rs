@@ -1,11 +1,11 @@
 //! The life of a worker thread.
 //!
-//! One round: commands, doorbells, some turns of QPs (sending and receiving), deadlines, and what the
-//! engine wants carried out; rounds are short, so that nobody waits long for any of it. After a round
-//! without work it spins a little, yields a little, and sleeps (by the same `Waiter` as in the client);
-//! while it waits it tries the sockets that were active lately before it asks the kernel about all of
-//! them. A sleep ends with a look at the commands before
-//! anything else, because the control thread may have answered for the sleeper.
+//! One round: commands, doorbells, some turns of QPs (sending and receiving), deadlines, and what
+//! the engine wants carried out; rounds are short, so that nobody waits long for any of it. After a
+//! round without work it spins a little, yields a little, and sleeps (by the same `Waiter` as in
+//! the client); while it waits it tries the sockets that were active lately before it asks the
+//! kernel about all of them. A sleep ends with a look at the commands before anything else, because
+//! the control thread may have answered for the sleeper.
 
 use std::collections::HashMap;
 use std::io;

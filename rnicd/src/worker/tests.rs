@@ -787,7 +787,8 @@ fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
         rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
         expect_established(&client, a.id);
         let (mut raw, mut ours) = (Vec::new(), Vec::new());
-        // By turns, and both by asking again and again, so that whatever else the machine does is in both.
+        // By turns, and both by asking again and again, so that whatever else the machine does is
+        // in both.
         stream.set_nonblocking(true).expect("an option");
         for _ in 0..8 {
             raw.push(median(25, || {

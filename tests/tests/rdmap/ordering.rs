@@ -67,8 +67,7 @@ fn checksum(region: &Mr) -> u32 {
 
 //= RDMAP-5.1-7
 //= RDMAP-5.5-10
-/// 64 MiB and a Send behind them; another thread sees all of them when the
-/// receive is complete.
+/// 64 MiB and a Send behind them; another thread sees all of them when the receive is complete.
 #[test]
 fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
     const LEN: u64 = 64 << 20;
@@ -106,8 +105,8 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
 }
 
 //= RDMAP-5.5-12
-/// What a Write has written, the Read behind it fetches; with a fence a later
-/// Write leaves it alone. Many at once, all in the same place.
+/// What a Write has written, the Read behind it fetches; with a fence a later Write leaves it
+/// alone. Many at once, all in the same place.
 #[test]
 fn a_read_fetches_what_was_written_before_and_not_what_a_fence_holds_back() {
     const BATCH: u64 = 8;

@@ -201,7 +201,7 @@ fn a_read_request_that_fails_comes_back_with_both_headers() {
         }
         target.flushed(2);
     }
-    // A Read of nothing looks at nothing (decisions test 30), and the stream lives.
+    // A Read of nothing looks at nothing, and the stream lives.
     let (mut peer, qp) = target.open();
     let requests = [read_request(1, 0xFFFF_FFFF, u64::MAX, 0), read_request(2, stag, base, 100)];
     wire::say(&mut peer, &requests.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
@@ -255,9 +255,9 @@ fn terminates_of_every_layout_reach_the_application() {
 //= RDMAP-5.4-9
 //= RDMAP-6.2.1-1
 //= RDMAP-6.2.1-4
-/// The socket is full of what the application posted, the peer goes on sending,
-/// a Terminate of its own at the end. It still finds ours, once, and a FIN behind it; each request
-/// of the application completes once.
+/// The socket is full of what the application posted, the peer goes on sending, a Terminate of its
+/// own at the end. It still finds ours, once, and a FIN behind it; each request of the application
+/// completes once.
 #[test]
 fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
     let daemon = tcp_daemon("");
@@ -318,8 +318,8 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
 //= RDMAP-5.2.1-7
 //= RDMAP-5.5-15
 //= RDMAP-6.1-6
-/// ORD 2, ten Reads and a Send. The third request leaves when the first response
-/// has come, the Send behind the tenth, and all complete as they were posted.
+/// ORD 2, ten Reads and a Send. The third request leaves when the first response has come, the Send
+/// behind the tenth, and all complete as they were posted.
 #[test]
 fn no_more_reads_are_out_than_the_ord() {
     let daemon = tcp_daemon("[limits]\nord = 2\n");
@@ -366,8 +366,8 @@ fn no_more_reads_are_out_than_the_ord() {
 
 //= RDMAP-5.2.2-4
 //= RDMAP-5.2.2-7
-/// Responses that are not the one asked for end the stream and the Read, and
-/// change nothing outside of its sink.
+/// Responses that are not the one asked for end the stream and the Read, and change nothing outside
+/// of its sink.
 #[test]
 fn a_response_other_than_the_one_asked_for_is_an_error() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
@@ -406,8 +406,8 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
 //= RDMAP-5.3-14
 //= RDMAP-7.2-4
 //= RDMAP-7.2-5
-/// The receive names the STag, and a Write right behind it finds it gone. STags
-/// that are not the stream's alone stay, whoever asks.
+/// The receive names the STag, and a Write right behind it finds it gone. STags that are not the
+/// stream's alone stay, whoever asks.
 #[test]
 fn an_invalidating_send_revokes_before_it_is_seen() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");

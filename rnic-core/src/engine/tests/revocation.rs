@@ -10,7 +10,7 @@ use crate::types::{Access, QpState, Stag, TaggedOffset};
 //= RDMAP-4.8-12
 #[test]
 fn a_response_under_way_stops_at_a_segment_boundary() {
-    // Decision D31, RFC 5040 section 4.8: the header goes back advanced by what was sent.
+    // RFC 5040 section 4.8: the header goes back advanced by what was sent.
     let (mut w, mut raw) = World::raw();
     w.one_segment_at_a_time();
     let from = w.mr(A, 10_000, Access::REMOTE_READ);
