@@ -1,8 +1,10 @@
 //! The control loop.
 
+mod accept;
+
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +18,7 @@ use rnic_core::types::{SessionId, Time};
 use slab::Slab;
 
 use super::budget::Budgets;
-use super::connection::{Connection, End, Incoming, Stage, turn_away};
+use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
 use super::notify::Notifier;
 use super::options;
@@ -29,7 +31,7 @@ use crate::config::{Config, Seccomp};
 use crate::log::{Dampers, Level};
 use crate::metrics::Writer;
 use crate::mover::{Movers, Starter};
-use crate::privilege::{Peer, Signals, ThreadKind, check_available, confine};
+use crate::privilege::{Signals, ThreadKind, check_available, confine};
 use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
 use crate::worker::{Workers, clock};
 
@@ -422,112 +424,6 @@ impl Server {
         }
     }
 
-    /// Takes in clients that wait, as long as there are descriptors. That costs whoever they are of as
-    /// much of his time as it takes.
-    fn accept(&mut self, now: Time) {
-        let mut had = clock::on_cpu();
-        for _ in 0..ACCEPTS {
-            let Some(uid) = self.take_in(now) else { return };
-            let took = clock::on_cpu().saturating_sub(had);
-            had += took;
-            self.served += took;
-            if let Some(uid) = uid {
-                self.budgets.spend(uid, took, now);
-            }
-        }
-        // More may wait, and the poll reports only what is new.
-        self.accept_again = Some(now);
-    }
-
-    /// Takes in the next client that waits, or turns it away; its user, if it has one that is known.
-    /// `None` if none waits, or none can be taken in for now.
-    fn take_in(&mut self, now: Time) -> Option<Option<u32>> {
-        let socket = self.socket.as_ref()?;
-        // Each that is turned away may have to be closed elsewhere. That is soon over.
-        if self.reaper.closing_soon() as u64 >= self.manager.most_closing() {
-            self.accept_again = Some(now.after(CLOSING_PAUSE));
-            return None;
-        }
-        let client = match socket.accept() {
-            Ok(client) => client?,
-            Err(error) => {
-                self.pause_accepting(&error, now);
-                return None;
-            }
-        };
-        let peer = match Peer::of(client.as_fd()) {
-            Ok(peer) => peer,
-            // Its socket has taken the last descriptor, and what tells of its end needs one.
-            Err(error) if is_exhausted(&error) => {
-                turn_away(client.as_fd(), turned_away(HelloStatus::Resources));
-                self.reaper.close_client(u32::MAX, client);
-                self.pause_accepting(&error, now);
-                return None;
-            }
-            Err(error) => {
-                if error.kind() != io::ErrorKind::Unsupported {
-                    tracing::debug!(%error, "a client was gone before it was known");
-                } else if let Some(suppressed) = self.said.count("no process", Instant::now()) {
-                    tracing::warn!(%error, suppressed, "a client cannot be served");
-                }
-                // Nobody in particular.
-                self.reaper.close_client(u32::MAX, client);
-                return Some(None);
-            }
-        };
-        let uid = peer.uid;
-        if self.greetings.of(uid) < SILENT_PER_USER {
-            self.add(client, peer, now.after(HELLO_DEADLINE));
-            return Some(Some(uid));
-        }
-        // Told without having been heard: its Hello may be under way.
-        let mut client = Connection::new(client, peer, now);
-        let _ = client.welcome(turned_away(HelloStatus::Silent), Vec::new());
-        client.close(&self.reaper);
-        self.hostile += 1;
-        if let Some(suppressed) = self.said.count("no hello", Instant::now()) {
-            tracing::warn!(uid, suppressed, "too many clients without a Hello");
-        }
-        Some(Some(uid))
-    }
-
-    /// No client can be taken in: says so, and looks again after a while.
-    fn pause_accepting(&mut self, error: &io::Error, now: Time) {
-        if let Some(suppressed) = self.said.count("no accept", Instant::now()) {
-            tracing::warn!(%error, suppressed, "cannot accept clients for now");
-        }
-        self.accept_again = Some(now.after(ACCEPT_PAUSE));
-    }
-
-    fn add(&mut self, socket: OwnedFd, peer: Peer, deadline: Time) {
-        let uid = peer.uid;
-        let client = Connection::new(socket, peer, deadline);
-        let entry = self.connections.vacant_entry();
-        let token = |source| Token(FIRST_CLIENT + entry.key() * SOURCES + source);
-        let registry = self.poll.registry();
-        let both = Interest::READABLE | Interest::WRITABLE;
-        let socket = client.as_fd().as_raw_fd();
-        let process = client.peer.process.as_raw_fd();
-        let registered =
-            registry.register(&mut SourceFd(&socket), token(SOCKET), both).and_then(|()| {
-                registry.register(&mut SourceFd(&process), token(PROCESS), Interest::READABLE)
-            });
-        match registered {
-            Ok(()) => {
-                let key = entry.key();
-                entry.insert(client);
-                self.greetings.insert(deadline, key, uid);
-                self.enqueue(key);
-            }
-            Err(error) => {
-                if let Some(suppressed) = self.said.count("no watch", Instant::now()) {
-                    tracing::warn!(%error, suppressed, "cannot watch a client");
-                }
-                client.close(&self.reaper);
-            }
-        }
-    }
-
     fn enqueue(&mut self, key: usize) {
         if let Some(client) = self.connections.get_mut(key)
             && !client.queued
@@ -545,12 +441,12 @@ impl Server {
         let began = clock::now();
         for _ in 0..self.ready.users() {
             let Some(user) = self.ready.begin() else { return };
-            let (turn, had) = (clock::now(), clock::on_cpu());
             // He may have had his time already, by clients that were taken in.
             if let Some(until) = self.rest(user, now) {
                 self.ready.rest(user, until);
                 continue;
             }
+            let (turn, had) = (clock::now(), clock::on_cpu());
             let mut over = turn;
             while let Some(key) = self.ready.client(user) {
                 self.serve_client(key, now);
@@ -741,11 +637,6 @@ fn turned_away(status: HelloStatus) -> HelloReply {
     }
 }
 
-/// Whether this process or the machine has no descriptor left, or no memory for one.
-fn is_exhausted(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
-}
-
 /// Why a client ends to which nothing can be sent.
 fn ended_by(error: io::Error) -> End {
     match error.kind() {
@@ -775,16 +666,8 @@ const FIRST_CM: Token = Token(1 << 32);
 
 /// How long a client may take for its Hello.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// Clients of one user that may be connected without a Hello.
-const SILENT_PER_USER: usize = 64;
-/// Clients taken in before others have their turn.
-const ACCEPTS: usize = 16;
-/// How long to wait for clients that were turned away to be closed.
-const CLOSING_PAUSE: Duration = Duration::from_millis(1);
 /// How long to wait before something is sent again that the system refused to take.
 const SEND_PAUSE: Duration = Duration::from_millis(10);
-/// How long to wait for descriptors to become free.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long one user's requests are carried out before others have their turn.
 const TURN: Duration = Duration::from_millis(1);
 /// How long turns are given before the poll is asked for who else is there.

@@ -1,5 +1,6 @@
 //! Parts of the loop, one at a time: nobody runs it here, and time is what a test says.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rnic_core::abi::control::{Request, RequestBody};
@@ -10,6 +11,7 @@ use rustix::net::{
 use tempfile::TempDir;
 
 use super::*;
+use crate::privilege::Peer;
 
 /// A daemon that nobody runs.
 struct Rig {

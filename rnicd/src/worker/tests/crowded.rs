@@ -1,0 +1,118 @@
+//! A worker on a CPU that somebody else wants as well.
+
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+/// Confines this thread, and those that it starts from now on, to one of the CPUs it may use.
+fn stay_on(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    rustix::thread::sched_setaffinity(None, &set).expect("one of those it may use");
+}
+
+/// A thread that computes without end, where it was started.
+struct Hog {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hog {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        Hog { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The median time of a round trip, of so many with a pause before each.
+fn median(rounds: usize, mut round: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..rounds)
+        .map(|_| {
+            // Long enough for a worker to stop spinning.
+            std::thread::sleep(Duration::from_micros(300));
+            let begun = Instant::now();
+            round();
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[rounds / 2]
+}
+
+/// Somebody computes on the worker's CPU. A worker that went on yielding to him would have the CPU once
+/// in some milliseconds.
+#[test]
+fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
+    let allowed = rustix::thread::sched_getaffinity(None).expect("affinity");
+    let cpus: Vec<usize> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let (here, there) = (cpus[0], cpus[cpus.len() - 1]);
+    // On a thread of its own: where others run is not to change.
+    let outcome = std::thread::spawn(move || {
+        stay_on(there);
+        let hog = Hog::start();
+        let mut rig = Rig::start(1);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+        let address = listener.local_addr().expect("bound");
+        let echo = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("accept");
+            stream.set_nodelay(true).expect("an option");
+            let mut octet = [0];
+            while stream.read_exact(&mut octet).is_ok() {
+                stream.write_all(&octet).expect("open");
+            }
+        });
+        stay_on(here);
+        let mut stream = TcpStream::connect(address).expect("connect");
+        stream.set_nodelay(true).expect("an option");
+        let mut client = Client::attach(1, &mut rig);
+        let (mut a, a_config) = client.make_qp(1);
+        let (_b, b_config) = client.make_qp(2);
+        rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        expect_established(&client, a.id);
+        let (mut raw, mut ours) = (Vec::new(), Vec::new());
+        // By turns, and both by asking again and again, so that whatever else the machine does is
+        // in both.
+        stream.set_nonblocking(true).expect("an option");
+        for _ in 0..8 {
+            raw.push(median(25, || {
+                let mut octet = [7];
+                stream.write_all(&octet).expect("open");
+                until("an echo", || stream.read(&mut octet).is_ok());
+            }));
+            ours.push(median(25, || {
+                client.post(&mut a, &write_to(&client, 1, 0), &[client.sge(4096, 8)]);
+                a.completes(1);
+            }));
+        }
+        drop(stream);
+        echo.join().expect("it ends with the connection");
+        rig.workers.stop();
+        drop(hog);
+        raw.sort();
+        raw.sort();
+        ours.sort();
+        // More than one who computes there makes waiting for the CPU longer: of the quieter ones.
+        (raw[raw.len() / 2], ours[ours.len() / 4])
+    });
+    let (raw, ours) = outcome.join().expect("no panic");
+    // It took two to four milliseconds when workers yielded, raw TCP some tens of microseconds.
+    let bound = (raw * 5).max(Duration::from_micros(600));
+    assert!(ours < bound, "{ours:?} beside {raw:?} of raw TCP");
+}
