@@ -20,15 +20,15 @@ fuzz_target!(|data: &[u8]| {
         return;
     }
     if let Ok((request, _)) = postcard::take_from_bytes::<Request>(data) {
-        let octets = postcard::to_stdvec(&request).expect("it can be written");
-        assert_eq!(postcard::from_bytes::<Request>(&octets), Ok(request));
+        let bytes = postcard::to_stdvec(&request).expect("it can be written");
+        assert_eq!(postcard::from_bytes::<Request>(&bytes), Ok(request));
     }
     if let Ok((reply, _)) = postcard::take_from_bytes::<Reply>(data) {
-        let octets = postcard::to_stdvec(&reply).expect("it can be written");
-        assert_eq!(postcard::from_bytes::<Reply>(&octets), Ok(reply));
+        let bytes = postcard::to_stdvec(&reply).expect("it can be written");
+        assert_eq!(postcard::from_bytes::<Reply>(&bytes), Ok(reply));
     }
     if let Ok((event, _)) = postcard::take_from_bytes::<Event>(data) {
-        let octets = postcard::to_stdvec(&event).expect("it can be written");
-        assert_eq!(postcard::from_bytes::<Event>(&octets), Ok(event));
+        let bytes = postcard::to_stdvec(&event).expect("it can be written");
+        assert_eq!(postcard::from_bytes::<Event>(&bytes), Ok(event));
     }
 });

@@ -1,4 +1,4 @@
-//! The deframer on arbitrary octets, and on what the framer makes of arbitrary ULPDUs.
+//! The deframer on arbitrary bytes, and on what the framer makes of arbitrary ULPDUs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

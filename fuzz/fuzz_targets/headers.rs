@@ -9,25 +9,25 @@ use rnic_core::types::TerminateCode;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok((header, payload)) = Header::parse(data) {
-        let mut octets = [0xEE; 18];
-        let len = header.emit(&mut octets);
+        let mut bytes = [0xEE; 18];
+        let len = header.emit(&mut bytes);
         assert_eq!(len, header.len());
         assert_eq!(len + payload.len(), data.len());
-        assert_eq!(Header::parse(&octets[..len]).map(|(h, _)| h), Ok(header));
+        assert_eq!(Header::parse(&bytes[..len]).map(|(h, _)| h), Ok(header));
         let _ = header.to_string();
     }
-    if let Some(octet) = data.first() {
-        assert_eq!(Control::parse(*octet).octet(), octet & !0x30);
+    if let Some(byte) = data.first() {
+        assert_eq!(Control::parse(*byte).byte(), byte & !0x30);
     }
-    if let Some(octets) = data.first_chunk() {
-        let request = ReadRequest::parse(octets);
-        assert_eq!(request.emit(), *octets);
+    if let Some(bytes) = data.first_chunk() {
+        let request = ReadRequest::parse(bytes);
+        assert_eq!(request.emit(), *bytes);
         let _ = request.advanced(u32::MAX);
     }
     if let Ok(t) = Terminate::parse(data) {
-        let octets = t.to_vec();
-        assert!(octets.len() <= Terminate::MAX_LEN && octets.len() == t.buffer_len());
-        let again = Terminate::parse(&octets).expect("what we write can be read");
+        let bytes = t.to_vec();
+        assert!(bytes.len() <= Terminate::MAX_LEN && bytes.len() == t.buffer_len());
+        let again = Terminate::parse(&bytes).expect("what we write can be read");
         if t.layout == Layout::Rfc5040 {
             assert_eq!(again, t);
         }
@@ -35,8 +35,8 @@ fuzz_target!(|data: &[u8]| {
     }
     let code = TerminateCode { layer: 0, etype: 1, code: 0 };
     for fault in [Fault::TOO_SHORT, Fault::local(code), Fault::segment(code), Fault::read(code)] {
-        let octets = terminate::build(fault, data, None);
-        assert!(octets.len() <= Terminate::MAX_LEN);
-        Terminate::parse(&octets).expect("what we write can be read");
+        let bytes = terminate::build(fault, data, None);
+        assert!(bytes.len() <= Terminate::MAX_LEN);
+        Terminate::parse(&bytes).expect("what we write can be read");
     }
 });

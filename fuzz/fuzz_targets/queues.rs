@@ -77,7 +77,7 @@ fuzz_target!(|data: &[u8]| {
     w.ring(0, QP_BELL);
     w.settle();
     assert_eq!(w.clients[0].cq.poll().map(|c| (c.wr_id, c.status)), Some((7, 0)));
-    let mut octets = [0; 8];
-    w.clients[1].memory.read(0, &mut octets).expect("inside");
-    assert_eq!(&octets, b"honestly");
+    let mut bytes = [0; 8];
+    w.clients[1].memory.read(0, &mut bytes).expect("inside");
+    assert_eq!(&bytes, b"honestly");
 });

@@ -22,8 +22,8 @@ fuzz_target!(|data: &[u8]| {
         rtr: RtrKinds::from_bits_truncate(kinds & 7),
     };
     let cut = usize::from(input.u16());
-    let octets = input.0;
-    let (head, tail) = octets.split_at(cut.min(octets.len()));
+    let bytes = input.0;
+    let (head, tail) = bytes.split_at(cut.min(bytes.len()));
     if bits & 32 == 0 {
         let run = |parts: &[&[u8]]| -> Result<Option<InitiatorStep>, StartupError> {
             let mut machine = Initiator::new(&options, b"private").expect("short enough");
@@ -48,11 +48,11 @@ fuzz_target!(|data: &[u8]| {
             Ok(done)
         };
         // Which word there is for a refusal may depend on what had come by then.
-        assert_eq!(run(&[octets]).ok(), run(&[head, tail]).ok());
+        assert_eq!(run(&[bytes]).ok(), run(&[head, tail]).ok());
     } else {
         let mut whole = Responder::new(&options);
         let mut cut = Responder::new(&options);
-        let first = whole.handle_input(octets);
+        let first = whole.handle_input(bytes);
         let second = match cut.handle_input(head) {
             Ok(ResponderStep::NeedMore) => cut.handle_input(tail),
             // The request ended before the cut: what is behind it is as wrong either way.

@@ -35,8 +35,8 @@ fuzz_target!(|data: &[u8]| {
             // Anything at all.
             0 => {
                 let n = usize::from(input.u8());
-                let octets = input.take(n);
-                w.receive(qp, octets);
+                let bytes = input.take(n);
+                w.receive(qp, bytes);
             }
             // Segments that are almost right.
             1..=3 => {

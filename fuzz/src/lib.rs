@@ -24,7 +24,7 @@ use rnic_core::types::{
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// The next octets, fewer at the end.
+    /// The next bytes, fewer at the end.
     pub fn take(&mut self, n: usize) -> &'a [u8] {
         let (now, later) = self.0.split_at(n.min(self.0.len()));
         self.0 = later;
@@ -57,7 +57,7 @@ pub fn stag(n: u32) -> Stag {
 /// Shift of the numbers of a client's windows, 1 and 2 by their types, in its STags.
 const WINDOWS: u32 = 8;
 
-/// First address and octets of every region.
+/// First address and bytes of every region.
 pub const IOVA: u64 = 0x10_000;
 pub const REGION: usize = 4096;
 const ARENA: usize = 256 << 10;
@@ -82,7 +82,7 @@ pub struct Client {
     pub shared_cq: Arc<Cq>,
     pub shared: Arc<QpShared>,
     pub ringer: DoorbellRinger,
-    /// Octets of the arena in use.
+    /// Bytes of the arena in use.
     pub used: usize,
     config: Option<Box<QpConfig>>,
 }
@@ -158,12 +158,12 @@ impl World {
         }
     }
 
-    /// One call to a socket that takes at most `most` octets.
+    /// One call to a socket that takes at most `most` bytes.
     pub fn transmit(&mut self, qp: QpId, most: usize) {
         let sent = &mut self.sent;
         self.engine.transmit(qp, self.now, 1460, |batch| {
             let len = |p: &Piece<'_>| match p {
-                Piece::Private(octets) => octets.len(),
+                Piece::Private(bytes) => bytes.len(),
                 Piece::Shared { len, .. } => *len,
             };
             let n = batch.pieces().iter().map(len).sum::<usize>().min(most);
@@ -189,9 +189,9 @@ impl World {
         }
     }
 
-    /// Hands octets to a QP as its socket would.
-    pub fn receive(&mut self, qp: QpId, octets: &[u8]) {
-        let mut left = octets;
+    /// Hands bytes to a QP as its socket would.
+    pub fn receive(&mut self, qp: QpId, bytes: &[u8]) {
+        let mut left = bytes;
         while !left.is_empty() {
             let before = left.len();
             self.engine.receive(qp, self.now, |buffers| {
@@ -236,7 +236,7 @@ impl Client {
         let mut used = PAGE * 2;
         let mut queue = |kind, shape: QueueShape, bell| {
             let offset = used;
-            used += shape.octets().next_multiple_of(64);
+            used += shape.bytes().next_multiple_of(64);
             let make = |m: &Arc<Mapping>| {
                 QueueMemory::format(m.clone(), offset, kind, shape, n, bell).expect("fits")
             };

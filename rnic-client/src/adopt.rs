@@ -2,7 +2,7 @@
 //!
 //! The daemon takes over a TCP connection of this program, which may come from another network
 //! namespace than the daemon's and may have carried traffic of the program's own before (RFC 5044
-//! section 7.1.2). If the connection is rejected it is the program's again, with not an octet of
+//! section 7.1.2). If the connection is rejected it is the program's again, with not a byte of
 //! what follows the MPA frames taken from it.
 
 use std::net::TcpStream;
@@ -27,7 +27,7 @@ pub struct SocketError {
     /// Why.
     #[source]
     pub error: Error,
-    /// The socket, as it was after the last octet of the negotiation: there if the peer rejected
+    /// The socket, as it was after the last byte of the negotiation: there if the peer rejected
     /// ([`Error::Rejected`]), or if the daemon did not take it ([`Error::Refused`]). Otherwise the
     /// TCP connection has ended.
     pub stream: Option<TcpStream>,
@@ -47,7 +47,7 @@ impl Qp {
     ///
     /// If the peer rejects, the error brings the socket back, and both ends may go on in plain TCP.
     /// There is no second attempt with MPA revision 1: for a peer that knows only that one, private
-    /// data of more than 508 octets selects it.
+    /// data of more than 508 bytes selects it.
     ///
     /// The program must not use other descriptors of the socket meanwhile, nor afterwards unless
     /// it was rejected; it would only harm this connection.
@@ -152,7 +152,7 @@ impl SocketRequest {
         self.request.accept(qp, options)
     }
 
-    /// Rejects it with these octets for the peer, at most 512, or 508 with RFC 6581. The peer may
+    /// Rejects it with these bytes for the peer, at most 512, or 508 with RFC 6581. The peer may
     /// go on in plain TCP, and so may this program: the result is its socket. Fails with
     /// [`Error::Refused`] if the peer has given up meanwhile.
     pub fn reject(self, private_data: &[u8]) -> Result<TcpStream, Error> {

@@ -14,12 +14,12 @@ use crate::mr::{Mr, MrOptions};
 use crate::pd::PdInner;
 use crate::segment::resolve;
 
-/// Octets on the heap that peers may read and write while regions name them.
+/// Bytes on the heap that peers may read and write while regions name them.
 ///
 /// A peer writes whenever it likes, so nobody may hold a slice of them meanwhile: the buffer owns
 /// them, and they are accessed through the regions ([`Mr::read_at`] and its kin). When the last
 /// region has been dropped, [`AttachedBuffer::into_vec`] gives them back. Clones are the same
-/// octets.
+/// bytes.
 ///
 /// ```no_run
 /// use rnic_client::{AttachedBuffer, Context, MrOptions};
@@ -32,7 +32,7 @@ use crate::segment::resolve;
 /// let mr = pd.reg_mr_attached(&buffer, .., &MrOptions::default())?;
 /// // Post requests that name `mr`, and wait for their completions.
 /// mr.deregister()?;
-/// let octets = buffer.into_vec().expect("no region is left");
+/// let bytes = buffer.into_vec().expect("no region is left");
 /// # Ok(())
 /// # }
 /// ```
@@ -47,23 +47,23 @@ impl AttachedBuffer {
         Self::from_vec(vec![0; len])
     }
 
-    /// These octets, which stay where they are. There must be at least one.
-    pub fn from_vec(octets: Vec<u8>) -> Result<Self, Error> {
-        let mapping = Mapping::from_vec(octets).map_err(|e| Error::io("attaching a buffer", e))?;
+    /// These bytes, which stay where they are. There must be at least one.
+    pub fn from_vec(bytes: Vec<u8>) -> Result<Self, Error> {
+        let mapping = Mapping::from_vec(bytes).map_err(|e| Error::io("attaching a buffer", e))?;
         Ok(AttachedBuffer { mapping })
     }
 
-    /// The octets, if no region and no clone names them any more; the buffer again otherwise.
+    /// The bytes, if no region and no clone names them any more; the buffer again otherwise.
     pub fn into_vec(self) -> Result<Vec<u8>, Self> {
         self.mapping.into_vec().map_err(|mapping| AttachedBuffer { mapping })
     }
 
-    /// Its octets.
+    /// Its bytes.
     pub fn len(&self) -> u64 {
         self.mapping.len() as u64
     }
 
-    /// Never: it has at least one octet.
+    /// Never: it has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -149,9 +149,9 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_needs_an_octet_and_gives_its_octets_back() {
+    fn a_buffer_needs_an_byte_and_gives_its_bytes_back() {
         assert!(AttachedBuffer::new(0).is_err());
-        let buffer = AttachedBuffer::from_vec(vec![1, 2, 3]).expect("octets");
+        let buffer = AttachedBuffer::from_vec(vec![1, 2, 3]).expect("bytes");
         let clone = buffer.clone();
         let buffer = buffer.into_vec().expect_err("there is a clone");
         drop(clone);

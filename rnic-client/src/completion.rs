@@ -17,7 +17,7 @@ pub struct Completion {
     pub opcode: CompletionOpcode,
     /// QP it was posted to.
     pub qp: QpId,
-    /// Octets received or read; 0 for other requests.
+    /// Bytes received or read; 0 for other requests.
     pub byte_len: u32,
     /// The peer asked for a solicited event with this message (RFC 5040 section 5.4).
     pub solicited: bool,

@@ -15,7 +15,7 @@ use crate::session::Session;
 /// How to connect (compare `struct rdma_conn_param` of `rdma_connect(3)`).
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
-    /// Octets for the peer's connection request, at most 512 (RFC 5044 section 7.1); more than 508
+    /// Bytes for the peer's connection request, at most 512 (RFC 5044 section 7.1); more than 508
     /// select MPA revision 1, which negotiates no reads (RFC 6581).
     pub private_data: Vec<u8>,
     /// Inbound reads to offer; `None` for the device's default.
@@ -189,8 +189,8 @@ impl Drop for Claim<'_> {
     }
 }
 
-pub(crate) fn check_private_data(octets: &[u8]) -> Result<(), Error> {
-    match octets.len() {
+pub(crate) fn check_private_data(bytes: &[u8]) -> Result<(), Error> {
+    match bytes.len() {
         given if given > MAX_PRIVATE_DATA => {
             Err(Error::PrivateDataTooLong { given, max: MAX_PRIVATE_DATA })
         }

@@ -36,27 +36,27 @@ pub enum Error {
         max: usize,
     },
     /// A request has more inline data than its queue takes.
-    #[error("{given} octets of inline data, but this queue takes at most {max}")]
+    #[error("{given} bytes of inline data, but this queue takes at most {max}")]
     InlineTooLong {
-        /// Octets of the request.
+        /// Bytes of the request.
         given: usize,
-        /// Octets per request that the queue was made for.
+        /// Bytes per request that the queue was made for.
         max: usize,
     },
     /// An access outside a segment or region.
-    #[error("offset {offset} + {length} octets is outside of {size} octets")]
+    #[error("offset {offset} + {length} bytes is outside of {size} bytes")]
     OutOfRange {
-        /// Octets from the start.
+        /// Bytes from the start.
         offset: u64,
-        /// Octets accessed.
+        /// Bytes accessed.
         length: u64,
-        /// Octets there are.
+        /// Bytes there are.
         size: u64,
     },
     /// An atomic access whose offset in its segment is no multiple of 8.
-    #[error("offset {offset} is not aligned to 8 octets")]
+    #[error("offset {offset} is not aligned to 8 bytes")]
     Misaligned {
-        /// Octets from the start of the segment.
+        /// Bytes from the start of the segment.
         offset: u64,
     },
     /// A region was to be written that the process itself may not write.
@@ -66,11 +66,11 @@ pub enum Error {
         address: u64,
     },
     /// More private data than MPA carries (RFC 5044 section 7.1).
-    #[error("{given} octets of private data, but MPA carries at most {max}")]
+    #[error("{given} bytes of private data, but MPA carries at most {max}")]
     PrivateDataTooLong {
-        /// Octets given.
+        /// Bytes given.
         given: usize,
-        /// Octets MPA carries.
+        /// Bytes MPA carries.
         max: usize,
     },
     /// A window of the other type was expected.
@@ -134,7 +134,7 @@ pub enum Error {
 
     // The peer's, or the network's.
     /// The peer rejected the connection.
-    #[error("the peer rejected the connection ({} octets of private data)", private_data.len())]
+    #[error("the peer rejected the connection ({} bytes of private data)", private_data.len())]
     Rejected {
         /// Private data of the rejection.
         private_data: Vec<u8>,

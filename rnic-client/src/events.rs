@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_that_are_no_event_are_the_daemons_fault() {
+    fn bytes_that_are_no_event_are_the_daemons_fault() {
         assert!(matches!(events().sort(&[0xFF; 9]), Err(Error::Protocol(_))));
     }
 }

@@ -39,8 +39,8 @@ pub(crate) enum Answer {
     HangUp,
     /// Says nothing.
     Silence,
-    /// These octets as a reply.
-    Octets(Vec<u8>),
+    /// These bytes as a reply.
+    Bytes(Vec<u8>),
     /// A reply to another request.
     WrongId,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Device {
     eventfds: Vec<OwnedFd>,
     channels: HashMap<ChannelId, OwnedFd>,
     events: Option<OwnedFd>,
-    /// The arena queues are placed in, its number, and octets in use.
+    /// The arena queues are placed in, its number, and bytes in use.
     arena: Option<(u32, Arc<Mapping>, usize)>,
     /// Places the next queue in an arena of its own.
     pub(crate) next_in_new_arena: bool,
@@ -262,7 +262,7 @@ impl Device {
         }
         let (arena, mapping, used) = self.arena.as_mut().unwrap();
         let offset = *used;
-        *used += shape.octets().next_multiple_of(64);
+        *used += shape.bytes().next_multiple_of(64);
         let memory =
             QueueMemory::format(mapping.clone(), offset, kind, shape, owner, owner % 1024).unwrap();
         (memory, QueueLocation { arena: *arena, offset: offset as u32, shape })
@@ -374,8 +374,8 @@ fn serve(socket: &OwnedFd, device: &Mutex<Device>) {
             Some(Answer::Refuse(refusal)) => (Err(refusal), vec![]),
             Some(Answer::HangUp) => break,
             Some(Answer::Silence) => continue,
-            Some(Answer::Octets(octets)) => {
-                transmit(socket, &octets, &[]);
+            Some(Answer::Bytes(bytes)) => {
+                transmit(socket, &bytes, &[]);
                 continue;
             }
             Some(Answer::WrongId) => {

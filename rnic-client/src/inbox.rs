@@ -210,7 +210,7 @@ impl<S> Inbox<S> {
                 Ok((_, n)) => {
                     let outcome = match space.get(..n) {
                         Some(packet) => (self.sort)(sorted, packet),
-                        None => Err(Error::protocol(format!("an event of {n} octets"))),
+                        None => Err(Error::protocol(format!("an event of {n} bytes"))),
                     };
                     *closed |= outcome.is_err();
                     outcome.map(|()| true)

@@ -44,12 +44,12 @@
 //!             let completion = completion.ok()?;
 //!             if completion.opcode == CompletionOpcode::Receive {
 //!                 received += 1;
-//!                 let mut octets = vec![0; completion.byte_len as usize];
-//!                 buffer.read_at(0, &mut octets)?;
+//!                 let mut bytes = vec![0; completion.byte_len as usize];
+//!                 buffer.read_at(0, &mut bytes)?;
 //!                 // Room for the next one first, then back with it.
 //!                 qp.post_recv(&[RecvRequest::new(1, &ball)])?;
 //!                 if peer.is_none() || received < 1000 {
-//!                     qp.post_send(&[SendRequest::send_inline(2, &octets).signaled()])?;
+//!                     qp.post_send(&[SendRequest::send_inline(2, &bytes).signaled()])?;
 //!                 }
 //!             }
 //!         }

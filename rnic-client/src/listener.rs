@@ -117,7 +117,7 @@ pub struct ConnectionRequest {
 /// How to accept a connection request (compare `struct rdma_conn_param` of `rdma_accept(3)`).
 #[derive(Clone, Debug)]
 pub struct AcceptOptions {
-    /// Octets for the peer, at most 512, or 508 with RFC 6581.
+    /// Bytes for the peer, at most 512, or 508 with RFC 6581.
     pub private_data: Vec<u8>,
     /// Inbound reads to offer; `None` for as many as the peer wants, within limits.
     pub ird: Option<u16>,
@@ -243,7 +243,7 @@ impl ConnectionRequest {
         Ok(())
     }
 
-    /// Rejects it with these octets for the peer, at most 512, or 508 with RFC 6581.
+    /// Rejects it with these bytes for the peer, at most 512, or 508 with RFC 6581.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
         check_private_data(private_data)?;
         self.decided = true;

@@ -37,13 +37,13 @@ impl Default for MrOptions {
 /// A memory region: a range of a segment or of attached memory, with rights and an STag
 /// (`ibv_reg_mr(3)`).
 ///
-/// With remote rights a peer may change it at any time, so there are no slices of it: octets are
-/// copied in and out, and 8-octet words can be accessed atomically. A copy that runs while a peer
-/// writes sees any mixture of old and new octets. Dropping it deregisters it, or has the last
+/// With remote rights a peer may change it at any time, so there are no slices of it: bytes are
+/// copied in and out, and 8-byte words can be accessed atomically. A copy that runs while a peer
+/// writes sees any mixture of old and new bytes. Dropping it deregisters it, or has the last
 /// [`MemoryWindow`](crate::MemoryWindow) bound to it do so.
 pub struct Mr {
     stag: Stag,
-    /// Octets from the mapping's start.
+    /// Bytes from the mapping's start.
     offset: u64,
     len: u64,
     iova: u64,
@@ -76,7 +76,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if self.end().is_err() && self.segment.is_none() {
-            // Nobody says that a peer writes there no more: octets on the heap must not become
+            // Nobody says that a peer writes there no more: bytes on the heap must not become
             // anything else. Segments go with the session.
             std::mem::forget(self.mapping.clone());
         }
@@ -100,7 +100,7 @@ impl Mr {
         Mr::register_range(pd, mapping, owner, (offset, length), source, options)
     }
 
-    /// Registers `length` octets from `offset` on of a mapping, which `source` names. `segment` is the
+    /// Registers `length` bytes from `offset` on of a mapping, which `source` names. `segment` is the
     /// one that the mapping is of; none in attached memory.
     pub(crate) fn register_range(
         pd: &Arc<PdInner>,
@@ -161,22 +161,22 @@ impl Mr {
         self.stag
     }
 
-    /// Address of its first octet in elements and remote offsets.
+    /// Address of its first byte in elements and remote offsets.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Its octets.
+    /// Its bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Never: a region has at least one octet.
+    /// Never: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The element for `length` octets from `offset` on, for a work request. The daemon checks the
+    /// The element for `length` bytes from `offset` on, for a work request. The daemon checks the
     /// range when it carries the request out: one outside of the region completes as
     /// `LocalProtection`.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
@@ -188,22 +188,22 @@ impl Mr {
         RemoteMr { addr: self.iova, len: self.len, rkey: self.stag }
     }
 
-    /// Copies octets from `offset` on out of the region.
-    pub fn read_at(&self, offset: u64, octets: &mut [u8]) -> Result<(), Error> {
-        let at = self.at(offset, octets.len())?;
-        self.registration.mapping.read(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+    /// Copies bytes from `offset` on out of the region.
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        let at = self.at(offset, bytes.len())?;
+        self.registration.mapping.read(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
     }
 
-    /// Copies octets into the region from `offset` on.
-    pub fn write_at(&self, offset: u64, octets: &[u8]) -> Result<(), Error> {
-        let at = self.at(offset, octets.len())?;
-        self.registration.mapping.write(at, octets).map_err(|e| self.fault(e, offset, octets.len()))
+    /// Copies bytes into the region from `offset` on.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let at = self.at(offset, bytes.len())?;
+        self.registration.mapping.write(at, bytes).map_err(|e| self.fault(e, offset, bytes.len()))
     }
 
-    /// Sets `length` octets from `offset` on to `octet`.
-    pub fn fill(&self, offset: u64, length: usize, octet: u8) -> Result<(), Error> {
+    /// Sets `length` bytes from `offset` on to `byte`.
+    pub fn fill(&self, offset: u64, length: usize, byte: u8) -> Result<(), Error> {
         let at = self.at(offset, length)?;
-        self.registration.mapping.fill(at, length, octet).map_err(|e| self.fault(e, offset, length))
+        self.registration.mapping.fill(at, length, byte).map_err(|e| self.fault(e, offset, length))
     }
 
     /// Copies `length` bytes from `offset` on into another region, from `to_offset` on, with one pass
@@ -232,15 +232,15 @@ impl Mr {
         bytes.ok_or_else(|| self.fault(CopyFault::OutOfRange, offset, length))
     }
 
-    /// Loads the native-endian word at `offset` with acquire: octets that a peer placed before it
-    /// are visible after it. The word must be aligned to 8 octets in memory.
+    /// Loads the native-endian word at `offset` with acquire: bytes that a peer placed before it
+    /// are visible after it. The word must be aligned to 8 bytes in memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
         self.registration.mapping.load_u64(at).map_err(|e| self.fault(e, offset, 8))
     }
 
-    /// Stores the native-endian word at `offset` with release: octets written before it are visible
-    /// to whoever sees it. The word must be aligned to 8 octets in memory.
+    /// Stores the native-endian word at `offset` with release: bytes written before it are visible
+    /// to whoever sees it. The word must be aligned to 8 bytes in memory.
     pub fn store_u64(&self, offset: u64, word: u64) -> Result<(), Error> {
         let at = self.word_at(offset)?;
         self.registration.mapping.store_u64(at, word).map_err(|e| self.fault(e, offset, 8))
@@ -253,7 +253,7 @@ impl Mr {
         self.registration.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))
     }
 
-    /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more octet will be read from
+    /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more byte will be read from
     /// or written to it from the wire.
     ///
     /// While windows are bound to it the daemon refuses that and says how many. It is then
@@ -263,7 +263,7 @@ impl Mr {
         self.registration.end()
     }
 
-    /// Octets from the mapping's start, if the whole access lies inside of the region.
+    /// Bytes from the mapping's start, if the whole access lies inside of the region.
     fn at(&self, offset: u64, length: usize) -> Result<usize, Error> {
         match offset.checked_add(length as u64) {
             // The region lies inside of the mapping, whose length is a usize.
@@ -297,13 +297,13 @@ impl fmt::Debug for Mr {
 
 /// What a peer must know to read or write a region: usually sent as private data or in a message.
 ///
-/// [`RemoteMr::to_bytes`] is the form to send: 20 octets, little-endian, address 8, length 8,
+/// [`RemoteMr::to_bytes`] is the form to send: 20 bytes, little-endian, address 8, length 8,
 /// STag 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RemoteMr {
-    /// Tagged offset of its first octet.
+    /// Tagged offset of its first byte.
     pub addr: u64,
-    /// Its octets.
+    /// Its bytes.
     pub len: u64,
     /// Its STag.
     pub rkey: Stag,
@@ -319,10 +319,10 @@ pub struct RemoteAddr {
 }
 
 impl RemoteMr {
-    /// Octets of the form to send.
+    /// Bytes of the form to send.
     pub const LEN: usize = 20;
 
-    /// The place `offset` octets from the region's start. The peer's RNIC checks it.
+    /// The place `offset` bytes from the region's start. The peer's RNIC checks it.
     pub fn at(&self, offset: u64) -> RemoteAddr {
         RemoteAddr { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
     }
@@ -336,9 +336,9 @@ impl RemoteMr {
         b
     }
 
-    /// Reads the sent form from the start of `octets`; `None` if there are too few.
-    pub fn from_bytes(octets: &[u8]) -> Option<Self> {
-        let (addr, rest) = octets.split_first_chunk()?;
+    /// Reads the sent form from the start of `bytes`; `None` if there are too few.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (addr, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let (rkey, _) = rest.split_first_chunk()?;
         Some(RemoteMr {
@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remote_region_octets_stand_where_the_docs_say() {
+    fn remote_region_bytes_stand_where_the_docs_say() {
         let r = RemoteMr { addr: 0x0102, len: 1 << 40, rkey: Stag(0xAABB_CCDD) };
         let b = r.to_bytes();
         assert_eq!(b, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0xDD, 0xCC, 0xBB, 0xAA]);

@@ -46,7 +46,7 @@ impl Pd {
         self.inner.id
     }
 
-    /// Registers a range of a segment, in octets from its start, with these rights
+    /// Registers a range of a segment, in bytes from its start, with these rights
     /// (`ibv_reg_mr(3)`). Local elements and remote offsets count from the range's address in this
     /// process, or from 0 with [`Access::ZERO_BASED`].
     pub fn reg_mr(
@@ -79,7 +79,7 @@ impl Pd {
         MemoryWindow::allocate(&self.inner, kind)
     }
 
-    /// Registers a range of attached memory, in octets from the buffer's start. The context must have
+    /// Registers a range of attached memory, in bytes from the buffer's start. The context must have
     /// attached its memory ([`Context::attach_memory`](crate::Context::attach_memory)).
     ///
     /// Rights to write are refused ([`Error::NotWritable`]) where this process may not write itself,

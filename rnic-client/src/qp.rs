@@ -39,7 +39,7 @@ pub struct QpOptions<'a> {
     pub max_send_sge: u8,
     /// Elements per receive; default 4.
     pub max_recv_sge: u8,
-    /// Octets of inline data per send request; default 64.
+    /// Bytes of inline data per send request; default 64.
     pub max_inline: u16,
     /// Write a completion for every send request, not only for those marked signaled; default no.
     pub signal_all: bool,
@@ -289,7 +289,7 @@ impl Qp {
         let (elements, inline) = match &request.data {
             Data::Elements(elements) => (*elements, &[][..]),
             Data::Element(element) => (std::slice::from_ref(element), &[][..]),
-            Data::Inline(octets) => (&[][..], *octets),
+            Data::Inline(bytes) => (&[][..], *bytes),
         };
         if elements.len() > self.max_send_sge {
             return Err(Error::TooManySges { given: elements.len(), max: self.max_send_sge });

@@ -17,7 +17,7 @@ pub struct SendRequest<'a> {
     pub(crate) data: Data<'a>,
 }
 
-/// Where a request's octets come from or go to.
+/// Where a request's bytes come from or go to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Data<'a> {
     Elements(&'a [Sge]),
@@ -26,16 +26,16 @@ pub(crate) enum Data<'a> {
 }
 
 impl<'a> SendRequest<'a> {
-    /// Sends the elements' octets as one message to the peer's next receive (RFC 5040
+    /// Sends the elements' bytes as one message to the peer's next receive (RFC 5040
     /// section 5.3).
     pub fn send(wr_id: u64, elements: &'a [Sge]) -> Self {
         Self::new(SendOpcode::Send, wr_id, Data::Elements(elements))
     }
 
-    /// Sends octets that are copied into the queue now, at most the QP's `max_inline`: they need no
+    /// Sends bytes that are copied into the queue now, at most the QP's `max_inline`: they need no
     /// region and may be reused as soon as the request is posted.
-    pub fn send_inline(wr_id: u64, octets: &'a [u8]) -> Self {
-        Self::new(SendOpcode::Send, wr_id, Data::Inline(octets))
+    pub fn send_inline(wr_id: u64, bytes: &'a [u8]) -> Self {
+        Self::new(SendOpcode::Send, wr_id, Data::Inline(bytes))
     }
 
     /// Like [`send`](Self::send), and revokes the peer's region `invalidate`, which must be
@@ -47,16 +47,16 @@ impl<'a> SendRequest<'a> {
         request
     }
 
-    /// Writes the elements' octets into the peer's memory (RDMA Write, RFC 5040 section 5.1).
-    /// Completes when the octets may be reused; that they have arrived is known only from a later
+    /// Writes the elements' bytes into the peer's memory (RDMA Write, RFC 5040 section 5.1).
+    /// Completes when the bytes may be reused; that they have arrived is known only from a later
     /// message of the peer.
     pub fn write(wr_id: u64, elements: &'a [Sge], to: RemoteAddr) -> Self {
         Self::new(SendOpcode::Write, wr_id, Data::Elements(elements)).remote(to)
     }
 
-    /// Writes octets that are copied into the queue now, at most the QP's `max_inline`.
-    pub fn write_inline(wr_id: u64, octets: &'a [u8], to: RemoteAddr) -> Self {
-        Self::new(SendOpcode::Write, wr_id, Data::Inline(octets)).remote(to)
+    /// Writes bytes that are copied into the queue now, at most the QP's `max_inline`.
+    pub fn write_inline(wr_id: u64, bytes: &'a [u8], to: RemoteAddr) -> Self {
+        Self::new(SendOpcode::Write, wr_id, Data::Inline(bytes)).remote(to)
     }
 
     /// Reads from the peer's memory into one element, which iWARP allows no more of (RDMA Read,
@@ -65,7 +65,7 @@ impl<'a> SendRequest<'a> {
         Self::new(SendOpcode::Read, wr_id, Data::Element(into)).remote(from)
     }
 
-    /// Like [`read`](Self::read), and revokes the element's own region when the octets have
+    /// Like [`read`](Self::read), and revokes the element's own region when the bytes have
     /// arrived (RDMA Read with local invalidate).
     pub fn read_invalidate(wr_id: u64, into: Sge, from: RemoteAddr) -> Self {
         let mut request =
@@ -82,7 +82,7 @@ impl<'a> SendRequest<'a> {
         let mut request = Self::new(SendOpcode::BindWindow, wr_id, Data::Elements(&[]));
         let header = &mut request.header;
         (header.rkey, header.inv_rkey) = (present.0, new.0);
-        // No octets of no region: what unbinds it.
+        // No bytes of no region: what unbinds it.
         let (lkey, length) = bind.region.map_or((0, 0), |region| (region.lkey().0, bind.length));
         let (address, access) = (bind.address, bind.access.bits());
         header.params = WindowParams { address, length, lkey, access }.to_params();
@@ -172,7 +172,7 @@ impl<'a> SendRequest<'a> {
 pub struct RecvRequest<'a> {
     /// The application's name for the request.
     pub wr_id: u64,
-    /// Where the message goes; may be empty for messages of no octets.
+    /// Where the message goes; may be empty for messages of no bytes.
     pub sges: &'a [Sge],
 }
 

@@ -40,7 +40,7 @@ impl Segment {
         self.inner.id
     }
 
-    /// Its octets, whole pages.
+    /// Its bytes, whole pages.
     pub fn len(&self) -> u64 {
         self.inner.mapping.len() as u64
     }
@@ -118,7 +118,7 @@ fn populated(size: usize) -> Result<(Arc<Mapping>, OwnedFd), Error> {
     })
 }
 
-/// Start and length of a range of `size` octets, if it lies inside.
+/// Start and length of a range of `size` bytes, if it lies inside.
 pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u64), Error> {
     let start = match range.start_bound() {
         Bound::Included(&n) => n,

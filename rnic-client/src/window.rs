@@ -22,7 +22,7 @@ pub struct Bind<'a> {
     pub region: Option<&'a Mr>,
     /// First address, as the region's elements have it.
     pub address: u64,
-    /// Octets, at least 1.
+    /// Bytes, at least 1.
     pub length: u64,
     /// Any of `REMOTE_READ`, `REMOTE_WRITE` (which needs a region with `LOCAL_WRITE`) and
     /// `ZERO_BASED`.
@@ -30,7 +30,7 @@ pub struct Bind<'a> {
 }
 
 impl<'a> Bind<'a> {
-    /// A range of a region, in octets from its start. The region needs [`Access::MW_BIND`]. The
+    /// A range of a region, in bytes from its start. The region needs [`Access::MW_BIND`]. The
     /// daemon checks the rest when it carries the request out: what may not be bound completes as
     /// `MwBind` and ends the connection.
     pub fn new(region: &'a Mr, range: impl RangeBounds<u64>, access: Access) -> Self {
@@ -82,7 +82,7 @@ impl<'a> Bind<'a> {
 /// # fn give(pd: &Pd, qp: &Qp, cq: &Cq, segment: &Segment) -> Result<(), Error> {
 /// let region = pd.reg_mr(segment, .., Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = pd.alloc_window(WindowKind::Type2)?;
-/// // 100 octets for the peer of this QP, with the key 7.
+/// // 100 bytes for the peer of this QP, with the key 7.
 /// let hundred = Bind::new(&region, 64..164, Access::REMOTE_WRITE);
 /// let remote = window.bind_with_key(qp, 1, &hundred, 7)?;
 /// // Behind the bind in the queue: when the peer has the message, the window is there.
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_advance_within_their_octet() {
+    fn keys_advance_within_their_byte() {
         assert_eq!(next_key(Stag(0x1234_56FE)), Stag(0x1234_56FF));
         assert_eq!(next_key(Stag(0x1234_56FF)), Stag(0x1234_5600));
     }

@@ -89,7 +89,7 @@ impl Msn {
     }
 }
 
-/// Offset in a tagged buffer, in octets (RFC 5041 section 3).
+/// Offset in a tagged buffer, in bytes (RFC 5041 section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TaggedOffset(pub u64);
 

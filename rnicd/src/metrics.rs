@@ -101,7 +101,7 @@ impl Writer {
 }
 
 /// Replaces a file at once: who reads sees the old or the new one, never a part.
-fn replace(path: &Path, octets: &[u8]) -> io::Result<()> {
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
@@ -119,7 +119,7 @@ fn replace(path: &Path, octets: &[u8]) -> io::Result<()> {
     // The collector is another user, whatever the umask is.
     let written = file
         .set_permissions(Permissions::from_mode(0o644))
-        .and_then(|()| file.write_all(octets))
+        .and_then(|()| file.write_all(bytes))
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);

@@ -21,8 +21,8 @@ fn rnicctl(socket: &Path, args: &[&str]) -> Output {
         .unwrap()
 }
 
-fn text(octets: &[u8]) -> String {
-    String::from_utf8_lossy(octets).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// A running daemon, killed if the test fails.

@@ -72,7 +72,7 @@ fn garbage_instead_of_a_hello_ends_only_that_client() {
     for garbage in [b"x".as_slice(), &[0xFF; HELLO_LEN], &hello[..31], &long, &[7; 65536]] {
         let raw = Raw::connect(&daemon.socket());
         raw.send(garbage, &[]);
-        assert!(raw.receive().is_none(), "{} octets were answered", garbage.len());
+        assert!(raw.receive().is_none(), "{} bytes were answered", garbage.len());
     }
     assert_eq!(other.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
     assert!(other.status().sessions_ended >= 5);
@@ -85,8 +85,8 @@ fn versions_that_do_not_meet_are_told_the_daemons() {
     for (min_version, max_version) in [(2, 9), (0, 0), (5, 1)] {
         let raw = Raw::connect(&daemon.socket());
         raw.send(&Hello { min_version, max_version, features: 0 }.to_bytes(), &[]);
-        let (octets, descriptors) = raw.receive().unwrap();
-        let reply = HelloReply::from_bytes(&octets).unwrap();
+        let (bytes, descriptors) = raw.receive().unwrap();
+        let reply = HelloReply::from_bytes(&bytes).unwrap();
         assert_eq!((reply.status, reply.version), (HelloStatus::Version as u32, 1));
         assert!(descriptors.is_empty());
         assert!(raw.receive().is_none());
@@ -104,13 +104,13 @@ fn malformed_requests_are_named_and_end_the_session() {
     let unknown = [1, 250];
     let mut cases: Vec<&[u8]> = vec![&trailing, &oversize, &unknown];
     cases.extend((1..whole.len()).map(|cut| &whole[..cut]));
-    for octets in cases {
+    for bytes in cases {
         let raw = Raw::open(&daemon.socket());
-        raw.send(octets, &[]);
+        raw.send(bytes, &[]);
         let reply = raw.reply();
         assert!(
             matches!(&reply, Some(Reply { result: Err(Refusal::Malformed { .. }), .. })),
-            "{octets:?}: {reply:?}"
+            "{bytes:?}: {reply:?}"
         );
         assert!(raw.receive().is_none());
     }

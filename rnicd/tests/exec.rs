@@ -21,8 +21,8 @@ fn exec(options: &[&str], program: &[&str]) -> Output {
     rnicd().arg("exec").args(options).arg("--").args(program).output().unwrap()
 }
 
-fn text(octets: &[u8]) -> String {
-    String::from_utf8_lossy(octets).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Waits for something that comes by itself.

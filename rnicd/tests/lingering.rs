@@ -28,7 +28,7 @@ fn alone() -> MutexGuard<'static, ()> {
 const LINGER: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(10);
 
-/// A connection with octets on their way that nobody reads, and its other end.
+/// A connection with bytes on their way that nobody reads, and its other end.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -79,12 +79,12 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
     assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
     assert_alive(&mut bystander, "one of many");
 
-    // Behind what ends the client, even in packets of no octets.
-    for (last, octets) in [("a packet", b"x".as_slice()), ("an empty packet", b"")] {
+    // Behind what ends the client, even in packets of no bytes.
+    for (last, bytes) in [("a packet", b"x".as_slice()), ("an empty packet", b"")] {
         let raw = Raw::connect(&daemon.socket());
         let (stream, _other) = lingering();
         raw.send(&hello[..31], &[]);
-        raw.send(octets, &[stream.as_fd()]);
+        raw.send(bytes, &[stream.as_fd()]);
         drop(stream);
         assert_alive(&mut bystander, last);
         drop(raw);
@@ -105,8 +105,8 @@ fn nothing_can_be_sent_to_the_daemon_on_an_event_channel() {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(&rights)));
-    let octets = [std::io::IoSlice::new(b"x")];
-    let sent = sendmsg(channel, &octets, &mut ancillary, SendFlags::NOSIGNAL);
+    let bytes = [std::io::IoSlice::new(b"x")];
+    let sent = sendmsg(channel, &bytes, &mut ancillary, SendFlags::NOSIGNAL);
     assert_eq!(sent, Err(rustix::io::Errno::PIPE));
     daemon.stop().unwrap();
 }

@@ -15,13 +15,13 @@ use crate::raw::Raw;
 use crate::traffic::Failure;
 use crate::{DEADLINE, Process};
 
-/// Octets lent: not whole pages, and more than a step of any copy.
+/// Bytes lent: not whole pages, and more than a step of any copy.
 pub const LENT: usize = (1 << 20) + 77;
 
 /// A region of this process's own memory that a peer may do anything with.
-pub fn region(pd: &Pd, octets: Vec<u8>) -> Result<Mr, Failure> {
+pub fn region(pd: &Pd, bytes: Vec<u8>) -> Result<Mr, Failure> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let buffer = AttachedBuffer::from_vec(octets)?;
+    let buffer = AttachedBuffer::from_vec(bytes)?;
     Ok(pd.reg_mr_attached(&buffer, .., &MrOptions { access, ..MrOptions::default() })?)
 }
 
@@ -94,7 +94,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Connects to who lends, with these octets as attached memory.
+    /// Connects to who lends, with these bytes as attached memory.
     ///
     /// # Errors
     ///
@@ -102,11 +102,11 @@ impl Guest {
     pub fn connect(
         context: &Context,
         address: SocketAddr,
-        octets: Vec<u8>,
+        bytes: Vec<u8>,
     ) -> Result<Self, Failure> {
         context.attach_memory()?;
         let pd = context.open_pd(None)?;
-        let own = region(&pd, octets)?;
+        let own = region(&pd, bytes)?;
         let cq = context.create_cq(64, None)?;
         let qp = pd.create_qp(&QpOptions::new(&cq))?;
         let connected = qp.connect(address, &ConnectOptions::default())?;
@@ -159,7 +159,7 @@ impl Guest {
     }
 }
 
-/// Octets that differ everywhere and from those of other seeds.
+/// Bytes that differ everywhere and from those of other seeds.
 pub fn pattern(seed: u32) -> Vec<u8> {
     (0..LENT as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed as u8).collect()
 }
@@ -177,22 +177,22 @@ pub fn there_and_back(guest: &Guest) -> Result<(), Failure> {
         guest.write()?;
         guest.own.fill(0, LENT, 0)?;
         guest.read()?;
-        if octets(&guest.own)? != sent {
+        if bytes(&guest.own)? != sent {
             return Err("something else came back".into());
         }
     }
     Ok(())
 }
 
-/// Octets of a region.
+/// Bytes of a region.
 ///
 /// # Errors
 ///
 /// Those of the library.
-pub fn octets(region: &Mr) -> Result<Vec<u8>, Failure> {
-    let mut octets = vec![0; LENT];
-    region.read_at(0, &mut octets)?;
-    Ok(octets)
+pub fn bytes(region: &Mr) -> Result<Vec<u8>, Failure> {
+    let mut bytes = vec![0; LENT];
+    region.read_at(0, &mut bytes)?;
+    Ok(bytes)
 }
 
 /// Keeps what this process's descriptors name open across `exec`, as a program that is careless

@@ -26,14 +26,14 @@ pub fn accept(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failur
     Ok((qp, region))
 }
 
-/// Posts so many Writes of 8 octets; the calls of `read` and `write` that took.
+/// Posts so many Writes of 8 bytes; the calls of `read` and `write` that took.
 pub fn post(context: &Context, address: SocketAddr, posts: u64) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(1024, None)?;
     let qp = pd.create_qp(&QpOptions { sq_depth: 512, ..QpOptions::new(&cq) })?;
     let connected = qp.connect(address, &ConnectOptions::default())?;
     let region = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
-    let write = |n: u64| SendRequest::write_inline(n, b"8 octets", region.at(0));
+    let write = |n: u64| SendRequest::write_inline(n, b"8 bytes", region.at(0));
     let mut batch: Vec<SendRequest<'_>> = (0..BATCH).map(write).collect();
     if let Some(last) = batch.last_mut() {
         *last = last.signaled();

@@ -26,7 +26,7 @@ use rnic_core::shm::Mapping;
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// Octets of the one file.
+/// Bytes of the one file.
 pub const LEN: usize = 65536;
 
 /// The name of the one file.
@@ -104,7 +104,7 @@ pub fn pass(socket: &Path, how: Passed, file: &Path) -> Result<(), Failure> {
     };
     raw.ask(body, &descriptor);
     let refusal = match raw.receive() {
-        Some((octets, _)) => postcard::from_bytes::<Reply>(&octets)?.result.err(),
+        Some((bytes, _)) => postcard::from_bytes::<Reply>(&bytes)?.result.err(),
         None => None,
     };
     println!("refused: {}", refusal.ok_or("it was taken")?);

@@ -14,7 +14,7 @@ use crate::traffic::Failure;
 /// Writes under way at a time.
 const DEPTH: u32 = 16;
 
-/// Connects to `host` again and again, and writes octets of `0x11` all over the memory that its
+/// Connects to `host` again and again, and writes bytes of `0x11` all over the memory that its
 /// message names, until the host ends that connection. Returns how often, when nobody listens any more.
 pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;

@@ -12,7 +12,7 @@ use rnic_client::{
 use crate::DEADLINE;
 use crate::traffic::{Failure, Rng};
 
-/// Octets written through the connection, and of plain TCP in each direction.
+/// Bytes written through the connection, and of plain TCP in each direction.
 const LEN: usize = 1 << 20;
 
 /// One end: a QP, and memory to write from and into.
@@ -43,7 +43,7 @@ impl End {
     }
 }
 
-/// Exchanges seeded octets in both directions at once, in plain TCP.
+/// Exchanges seeded bytes in both directions at once, in plain TCP.
 fn talk_plainly(stream: &TcpStream, ours: u64, theirs: u64) -> Result<(), Failure> {
     stream.set_read_timeout(Some(DEADLINE))?;
     let (mut out, mut expected, mut found) = (vec![0; LEN], vec![0; LEN], vec![0; LEN]);
@@ -58,7 +58,7 @@ fn talk_plainly(stream: &TcpStream, ours: u64, theirs: u64) -> Result<(), Failur
         writing.join().map_err(|_| "the writer panicked")??;
         match found == expected {
             true => Ok(()),
-            false => Err("plain octets differ".into()),
+            false => Err("plain bytes differ".into()),
         }
     })
 }
@@ -80,9 +80,9 @@ fn initiate(context: &Context, stream: TcpStream) -> Result<(), Failure> {
     talk_plainly(&stream, 3, 4)?;
     let connected = end.qp.connect_over(stream, &ConnectOptions::default())?;
     let theirs = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
-    let mut octets = vec![0; LEN];
-    Rng::new(5).fill(&mut octets);
-    end.region.write_at(0, &octets)?;
+    let mut bytes = vec![0; LEN];
+    Rng::new(5).fill(&mut bytes);
+    end.region.write_at(0, &bytes)?;
     let sges = [end.region.sge(0, LEN as u32)];
     end.qp.post_send(&[
         SendRequest::write(2, &sges, theirs.at(0)),

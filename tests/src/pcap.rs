@@ -10,12 +10,12 @@ use crate::relay::{Record, Way, What};
 
 /// Port of the responder; no other protocol has it.
 pub const PORT: u16 = 4791;
-/// Octets of segments, one after the other, so that hardly an FPDU begins a segment. Wireshark does not
-/// take a segment for the beginning of an FPDU that holds only its first few octets, so none is
+/// Bytes of segments, one after the other, so that hardly an FPDU begins a segment. Wireshark does not
+/// take a segment for the beginning of an FPDU that holds only its first few bytes, so none is
 /// smaller than this.
 const SEGMENTS: [usize; 8] = [1448, 71, 49, 600, 33, 1448, 90, 1001];
 
-/// How octets become segments.
+/// How bytes become segments.
 pub enum Cuts {
     /// Anywhere.
     Anywhere,
@@ -53,11 +53,11 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
         Cuts::Fpdus(lengths) => [lengths[0].iter(), lengths[1].iter()],
     };
     for (n, (way, what)) in joined(record).into_iter().enumerate() {
-        let What::Octets(octets) = what else {
+        let What::Bytes(bytes) = what else {
             wire.packet(way, Flags::Fin, &[])?;
             continue;
         };
-        let mut rest = &octets[..];
+        let mut rest = &bytes[..];
         while !rest.is_empty() {
             let size = match cuts {
                 // The start-up frames.
@@ -73,12 +73,12 @@ pub fn write(path: &Path, record: &Record, cuts: &Cuts) -> std::io::Result<()> {
     wire.file.flush()
 }
 
-/// Octets that followed one another one way as one piece, but for the start-up frames.
+/// Bytes that followed one another one way as one piece, but for the start-up frames.
 fn joined(record: &Record) -> Record {
     let mut all = record[..2].to_vec();
     for (way, what) in &record[2..] {
         match (all[2..].last_mut(), what) {
-            (Some((last, What::Octets(before))), What::Octets(more)) if last == way => {
+            (Some((last, What::Bytes(before))), What::Bytes(more)) if last == way => {
                 before.extend(more);
             }
             _ => all.push((*way, what.clone())),

@@ -31,7 +31,7 @@ pub struct Raw {
     next: u32,
 }
 
-/// A packet's octets and descriptors, or nothing at the end of the session.
+/// A packet's bytes and descriptors, or nothing at the end of the session.
 pub type Packet = Option<(Vec<u8>, Vec<OwnedFd>)>;
 
 impl Raw {
@@ -78,8 +78,8 @@ impl Raw {
     /// Takes the answer to a Hello.
     fn welcomed(mut self) -> Option<Raw> {
         let raw = &mut self;
-        let (octets, descriptors) = raw.receive()?;
-        let reply = HelloReply::from_bytes(&octets)?;
+        let (bytes, descriptors) = raw.receive()?;
+        let reply = HelloReply::from_bytes(&bytes)?;
         if reply.status != HelloStatus::Ok as u32 {
             return None;
         }
@@ -107,8 +107,8 @@ impl Raw {
             if !readable_within(events.as_fd(), left) {
                 return false;
             }
-            let mut octets = [0; 1];
-            match rustix::net::recv(&events, &mut octets[..], RecvFlags::DONTWAIT) {
+            let mut bytes = [0; 1];
+            match rustix::net::recv(&events, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return true,
                 Ok(_) => {}
                 Err(_) => return true,
@@ -117,16 +117,16 @@ impl Raw {
     }
 
     /// Sends a packet; whether the daemon was there to take it is seen when receiving.
-    pub fn send(&self, octets: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         }
-        let octets = [IoSlice::new(octets)];
+        let bytes = [IoSlice::new(bytes)];
         // Without waiting: a hostile client may have filled the socket itself.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let _ = rustix::net::sendmsg(&self.socket, &octets, &mut ancillary, flags);
+        let _ = rustix::net::sendmsg(&self.socket, &bytes, &mut ancillary, flags);
     }
 
     /// Receives a packet; `None` at the end of the session.
@@ -135,10 +135,10 @@ impl Raw {
     ///
     /// If the daemon neither answers nor hangs up.
     pub fn receive(&self) -> Packet {
-        let mut octets = vec![0; MAX_MESSAGE];
+        let mut bytes = vec![0; MAX_MESSAGE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut octets)];
+        let mut parts = [IoSliceMut::new(&mut bytes)];
         let flags = RecvFlags::CMSG_CLOEXEC;
         let got = match rustix::net::recvmsg(&self.socket, &mut parts, &mut ancillary, flags) {
             Ok(got) if got.bytes == 0 => return None,
@@ -152,16 +152,16 @@ impl Raw {
                 descriptors.extend(list);
             }
         }
-        octets.truncate(got.bytes);
-        Some((octets, descriptors))
+        bytes.truncate(got.bytes);
+        Some((bytes, descriptors))
     }
 
     /// Sends a request and returns its id.
     pub fn ask(&mut self, body: RequestBody, descriptors: &[BorrowedFd<'_>]) -> u32 {
         let id = self.next;
         self.next += 1;
-        let octets = postcard::to_stdvec(&Request { id, body }).expect("requests encode");
-        self.send(&octets, descriptors);
+        let bytes = postcard::to_stdvec(&Request { id, body }).expect("requests encode");
+        self.send(&bytes, descriptors);
         id
     }
 
@@ -173,8 +173,8 @@ impl Raw {
     ) -> Option<Result<ReplyBody, Refusal>> {
         let id = self.ask(body, descriptors);
         loop {
-            let (octets, descriptors) = self.receive()?;
-            let reply: Reply = postcard::from_bytes(&octets).ok()?;
+            let (bytes, descriptors) = self.receive()?;
+            let reply: Reply = postcard::from_bytes(&bytes).ok()?;
             if let Ok(
                 ReplyBody::Cq { new_arena: Some(new), .. }
                 | ReplyBody::Qp { new_arena: Some(new), .. }

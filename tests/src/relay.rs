@@ -1,4 +1,4 @@
-//! A TCP relay that keeps what it carries: client -> relay -> server, octets and ends in the order in
+//! A TCP relay that keeps what it carries: client -> relay -> server, bytes and ends in the order in
 //! which they went by.
 
 use std::io::{Read, Write};
@@ -20,8 +20,8 @@ pub enum Way {
 /// What went by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// These octets.
-    Octets(Vec<u8>),
+    /// These bytes.
+    Bytes(Vec<u8>),
     /// The end of what the sender has to say.
     Fin,
 }
@@ -70,7 +70,7 @@ fn carry(mut client: TcpStream, mut server: TcpStream, edit: Edit) -> Record {
     client.set_nodelay(true).expect("a TCP socket");
     client.set_read_timeout(Some(DEADLINE)).expect("a TCP socket");
     let request = frame(&mut client);
-    let record = Arc::new(Mutex::new(vec![(Way::Up, What::Octets(request.clone()))]));
+    let record = Arc::new(Mutex::new(vec![(Way::Up, What::Bytes(request.clone()))]));
     server.write_all(&request).expect("a server that listens");
     let (from_client, to_server) = (both(&client), both(&server));
     let up = {
@@ -79,7 +79,7 @@ fn carry(mut client: TcpStream, mut server: TcpStream, edit: Edit) -> Record {
     };
     let mut reply = frame(&mut server);
     edit(&mut reply);
-    record.lock().expect("no panic").push((Way::Down, What::Octets(reply.clone())));
+    record.lock().expect("no panic").push((Way::Down, What::Bytes(reply.clone())));
     (&client).write_all(&reply).expect("a client that listens");
     copy(Way::Down, server, client, &record);
     up.join().expect("the way up");
@@ -103,8 +103,8 @@ fn both(stream: &TcpStream) -> TcpStream {
 fn copy(way: Way, mut from: TcpStream, mut to: TcpStream, record: &Mutex<Record>) {
     let mut buffer = vec![0; 1 << 16];
     loop {
-        let n = from.read(&mut buffer).expect("octets or an orderly end");
-        let what = if n == 0 { What::Fin } else { What::Octets(buffer[..n].to_vec()) };
+        let n = from.read(&mut buffer).expect("bytes or an orderly end");
+        let what = if n == 0 { What::Fin } else { What::Bytes(buffer[..n].to_vec()) };
         record.lock().expect("no panic").push((way, what));
         if n == 0 {
             // Whoever closed altogether does not mind.

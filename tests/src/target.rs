@@ -12,14 +12,14 @@ use crate::{DEADLINE, Daemon, Process};
 
 /// What the target's region holds as long as nobody has written to it.
 pub const UNTOUCHED: u8 = 0xA5;
-/// Octets of the region.
+/// Bytes of the region.
 pub const LEN: usize = 4096;
 
 /// A client whose region is aimed at, and a listener for those who aim.
 pub struct Target {
     /// Where peers connect to.
     pub listener: Listener,
-    /// What they aim at; [`LEN`] octets that they may write.
+    /// What they aim at; [`LEN`] bytes that they may write.
     pub region: Mr,
     /// Where their Sends go.
     pub inbox: Mr,
@@ -95,7 +95,7 @@ impl Target {
         (peer, qp)
     }
 
-    /// A Write of these octets to this place of the region.
+    /// A Write of these bytes to this place of the region.
     pub fn write(&self, offset: u64, payload: &[u8]) -> Vec<u8> {
         tagged(0, self.region.rkey().0, self.region.iova() + offset, payload)
     }
@@ -106,14 +106,14 @@ impl Target {
     ///
     /// If the daemon does not serve.
     pub fn memory(&self) -> Vec<u8> {
-        let mut octets = vec![0; LEN];
-        self.region.read_at(0, &mut octets).expect("the daemon serves");
-        octets
+        let mut bytes = vec![0; LEN];
+        self.region.read_at(0, &mut bytes).expect("the daemon serves");
+        bytes
     }
 
     /// Whether nobody has written to it.
     pub fn is_untouched(&self) -> bool {
-        self.memory().iter().all(|octet| *octet == UNTOUCHED)
+        self.memory().iter().all(|byte| *byte == UNTOUCHED)
     }
 
     /// Completions of the receives of a connection that is gone: all of them, each flushed.

@@ -1,4 +1,4 @@
-//! Checksummed traffic between two client processes: every octet that arrives is compared.
+//! Checksummed traffic between two client processes: every byte that arrives is compared.
 //!
 //! A guest connects to a host and then, round by round, writes a piece of a seeded pattern
 //! somewhere into the host's region, tells it by a Send what it should find there, waits for the
@@ -16,9 +16,9 @@ use rnic_client::{
 /// What a failed round says.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Octets of the host's region.
+/// Bytes of the host's region.
 pub const REGION: usize = 256 * 1024;
-/// Octets of a claim: where, how many, their CRC, and the round.
+/// Bytes of a claim: where, how many, their CRC, and the round.
 const CLAIM: usize = 24;
 /// Claims that may wait unread.
 const CLAIMS: u64 = 4;
@@ -46,9 +46,9 @@ impl Rng {
         (self.word() >> 11) % n
     }
 
-    /// Fills octets.
-    pub fn fill(&mut self, octets: &mut [u8]) {
-        for chunk in octets.chunks_mut(8) {
+    /// Fills bytes.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
             let word = self.word().to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
@@ -91,14 +91,14 @@ impl End {
     /// The claim of a receive completion, whose buffer is posted again.
     fn claim(&self, completion: &Completion) -> Result<[u64; 3], Failure> {
         if completion.byte_len as usize != CLAIM {
-            return Err(format!("a claim of {} octets", completion.byte_len).into());
+            return Err(format!("a claim of {} bytes", completion.byte_len).into());
         }
-        let mut octets = [0; CLAIM];
-        self.claims.read_at(completion.wr_id * CLAIM as u64, &mut octets)?;
+        let mut bytes = [0; CLAIM];
+        self.claims.read_at(completion.wr_id * CLAIM as u64, &mut bytes)?;
         self.post_receive(completion.wr_id)?;
         let mut words = [0; 3];
-        for (word, octets) in words.iter_mut().zip(octets.chunks_exact(8)) {
-            *word = u64::from_le_bytes(octets.try_into()?);
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into()?);
         }
         Ok(words)
     }
@@ -154,7 +154,7 @@ fn host_one(
             let answer = [round.to_le_bytes(), u64::from(right).to_le_bytes(), [0; 8]].concat();
             end.qp.post_send(&[SendRequest::send_inline(round, &answer).signaled()])?;
             if !right {
-                return Err(format!("CORRUPTED: {len} octets at {offset} of round {round}").into());
+                return Err(format!("CORRUPTED: {len} bytes at {offset} of round {round}").into());
             }
             rounds += 1;
         }
@@ -186,13 +186,13 @@ pub fn visit(
     let connected = end.qp.connect(host, &options)?;
     let region = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
     let mut rng = Rng::new(seed);
-    let mut octets = vec![0; REGION];
+    let mut bytes = vec![0; REGION];
     let mut rounds = 0;
     while go_on(rounds) {
         let most = if rng.below(16) == 0 { REGION } else { 8192 };
         let len = 1 + rng.below(most as u64) as usize;
         let offset = rng.below((REGION - len + 1) as u64);
-        let data = &mut octets[..len];
+        let data = &mut bytes[..len];
         rng.fill(data);
         source.write_at(0, data)?;
         let crc = u64::from(crc32c::crc32c(data));
@@ -222,7 +222,7 @@ pub fn visit(
         let mut found = vec![0; len];
         sink.read_at(0, &mut found)?;
         if found != *data {
-            return Err(format!("CORRUPTED: {len} octets read from {offset} differ").into());
+            return Err(format!("CORRUPTED: {len} bytes read from {offset} differ").into());
         }
         rounds += 1;
     }

@@ -14,7 +14,7 @@ pub struct Dissection {
     /// Start-up frames.
     pub frames: Vec<Frame>,
     /// What it calls malformed, wrong or worth a warning, with the number of the packet. TCP's own
-    /// affairs (full windows, resets) are left out; octets that were lost are missed anyway.
+    /// affairs (full windows, resets) are left out; bytes that were lost are missed anyway.
     pub complaints: Vec<String>,
 }
 
@@ -23,7 +23,7 @@ pub struct Dissection {
 pub struct Fpdu {
     /// Port of its sender.
     pub from: u16,
-    /// Octets of the ULPDU.
+    /// Bytes of the ULPDU.
     pub len: u64,
     /// Its verdict on the CRC, if it believes that there is one.
     pub crc_is_good: Option<bool>,
@@ -35,7 +35,7 @@ pub struct Fpdu {
     pub markers: usize,
     /// Layer, type and code of a Terminate, and which of M, D and R are set.
     pub terminate: Vec<u64>,
-    /// Octets of each thing that it encloses: segment length, DDP header, Read Request header.
+    /// Bytes of each thing that it encloses: segment length, DDP header, Read Request header.
     pub enclosed: Vec<u64>,
 }
 
@@ -48,7 +48,7 @@ pub struct Frame {
     pub flags: [bool; 3],
     /// Revision.
     pub revision: u64,
-    /// Octets of private data, enhanced data included.
+    /// Bytes of private data, enhanced data included.
     pub private_data: u64,
 }
 

@@ -1,5 +1,5 @@
 //! A peer that speaks TCP and nothing else: frames made by hand, so that a test can get any of
-//! their octets wrong. It shares no code with the daemon.
+//! their bytes wrong. It shares no code with the daemon.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,12 +21,12 @@ pub const CRC: u8 = 0x40;
 
 /// An FPDU without Markers around a ULPDU (RFC 5044 section 4).
 pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
-    let mut octets = (ulpdu.len() as u16).to_be_bytes().to_vec();
-    octets.extend(ulpdu);
-    octets.resize(octets.len().next_multiple_of(4), 0);
-    let crc = crc32c::crc32c(&octets);
-    octets.extend(crc.to_le_bytes());
-    octets
+    let mut bytes = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    bytes.extend(ulpdu);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    let crc = crc32c::crc32c(&bytes);
+    bytes.extend(crc.to_le_bytes());
+    bytes
 }
 
 /// A last tagged segment: RDMA Write is opcode 0.
@@ -59,9 +59,9 @@ pub fn part(number: u32, offset: u32, last: bool, payload: &[u8]) -> Vec<u8> {
 /// What a daemon said before it closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It closed in order after these octets.
+    /// It closed in order after these bytes.
     Fin(Vec<u8>),
-    /// It reset the connection, losing these octets or not.
+    /// It reset the connection, losing these bytes or not.
     Reset(Vec<u8>),
     /// It neither closed nor said more within the deadline.
     Silence(Vec<u8>),
@@ -76,14 +76,14 @@ pub fn dial(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Reads exactly `n` octets.
+/// Reads exactly `n` bytes.
 pub fn exactly(stream: &mut TcpStream, n: usize) -> Vec<u8> {
-    let mut octets = vec![0; n];
-    stream.read_exact(&mut octets).expect("octets of the daemon");
-    octets
+    let mut bytes = vec![0; n];
+    stream.read_exact(&mut bytes).expect("bytes of the daemon");
+    bytes
 }
 
-/// Reads the Reply frame; its octets.
+/// Reads the Reply frame; its bytes.
 pub fn reply(stream: &mut TcpStream) -> Vec<u8> {
     let mut frame = exactly(stream, 20);
     assert_eq!(&frame[..16], b"MPA ID Rep Frame");
@@ -101,10 +101,10 @@ pub fn ulpdu(stream: &mut TcpStream) -> Vec<u8> {
     rest[..len].to_vec()
 }
 
-/// Sends what the daemon takes of these octets.
-pub fn say(stream: &mut TcpStream, octets: &[u8]) {
+/// Sends what the daemon takes of these bytes.
+pub fn say(stream: &mut TcpStream, bytes: &[u8]) {
     // A daemon that has hung up meanwhile is what some tests are for; it shows when reading.
-    let _ = stream.write_all(octets);
+    let _ = stream.write_all(bytes);
 }
 
 /// As [`ending`], with a deadline of its own.
@@ -115,17 +115,17 @@ pub fn ending_after(stream: &mut TcpStream, patience: Duration) -> Ending {
 
 /// Everything up to the end of the connection.
 pub fn ending(stream: &mut TcpStream) -> Ending {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     loop {
         match stream.read(&mut buffer) {
-            Ok(0) => return Ending::Fin(octets),
-            Ok(n) => octets.extend(&buffer[..n]),
+            Ok(0) => return Ending::Fin(bytes),
+            Ok(n) => bytes.extend(&buffer[..n]),
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Ending::Silence(octets);
+                return Ending::Silence(bytes);
             }
-            Err(_) => return Ending::Reset(octets),
+            Err(_) => return Ending::Reset(bytes),
         }
     }
 }
@@ -135,26 +135,26 @@ pub fn ending(stream: &mut TcpStream) -> Ending {
 /// # Panics
 ///
 /// If they are not.
-pub fn ulpdus(mut octets: &[u8]) -> Vec<Vec<u8>> {
+pub fn ulpdus(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
-    while octets.len() >= 2 {
-        let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
-        let ulpdu = octets.get(2..2 + len).expect("a whole FPDU").to_vec();
+    while bytes.len() >= 2 {
+        let len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
+        let ulpdu = bytes.get(2..2 + len).expect("a whole FPDU").to_vec();
         let frame = fpdu(&ulpdu);
-        assert_eq!(octets.get(..frame.len()), Some(&frame[..]), "padding and CRC");
-        octets = &octets[frame.len()..];
+        assert_eq!(bytes.get(..frame.len()), Some(&frame[..]), "padding and CRC");
+        bytes = &bytes[frame.len()..];
         found.push(ulpdu);
     }
-    assert!(octets.is_empty(), "part of an FPDU");
+    assert!(bytes.is_empty(), "part of an FPDU");
     found
 }
 
 /// Reads one FPDU; its ULPDU.
 pub fn next_ulpdu(stream: &mut TcpStream) -> Vec<u8> {
-    let mut octets = exactly(stream, 2);
-    let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
-    octets.extend(exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2));
-    ulpdus(&octets).remove(0)
+    let mut bytes = exactly(stream, 2);
+    let len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
+    bytes.extend(exactly(stream, (2 + len).next_multiple_of(4) + 4 - 2));
+    ulpdus(&bytes).remove(0)
 }
 
 /// What came back, as a Terminate before an orderly end.
@@ -164,8 +164,8 @@ pub fn next_ulpdu(stream: &mut TcpStream) -> Vec<u8> {
 /// If it is not that.
 pub fn terminated(peer: &mut TcpStream) -> [u8; 3] {
     match ending(peer) {
-        Ending::Fin(octets) => {
-            terminate(&octets).unwrap_or_else(|| panic!("no Terminate in {octets:02x?}"))
+        Ending::Fin(bytes) => {
+            terminate(&bytes).unwrap_or_else(|| panic!("no Terminate in {bytes:02x?}"))
         }
         other => panic!("{other:?}"),
     }
@@ -173,15 +173,15 @@ pub fn terminated(peer: &mut TcpStream) -> [u8; 3] {
 
 /// Layer, type and code of the Terminate at the end of these FPDUs, if there is one
 /// (RFC 5040 section 4.8).
-pub fn terminate(mut octets: &[u8]) -> Option<[u8; 3]> {
+pub fn terminate(mut bytes: &[u8]) -> Option<[u8; 3]> {
     let mut last = None;
-    while octets.len() >= 2 {
-        let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
-        let ulpdu = octets.get(2..2 + len)?;
+    while bytes.len() >= 2 {
+        let len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
+        let ulpdu = bytes.get(2..2 + len)?;
         let whole = (2 + len).next_multiple_of(4) + 4;
         let is_terminate = ulpdu.len() >= 22 && ulpdu[0] & 0x80 == 0 && ulpdu[1] & 0x0F == 7;
         last = is_terminate.then(|| [ulpdu[18] >> 4, ulpdu[18] & 15, ulpdu[19]]);
-        octets = octets.get(whole..)?;
+        bytes = bytes.get(whole..)?;
     }
     last
 }

@@ -43,7 +43,7 @@ fn both_ends_over_both_paths() {
     there_and_back(&daemons[0], &daemons[1]);
 }
 
-/// Octets are read when they are sent, and not when the request is posted.
+/// Bytes are read when they are sent, and not when the request is posted.
 #[test]
 fn what_is_written_after_posting_and_before_sending_is_sent() {
     let daemon = Daemon::start(binaries!(), "");

@@ -181,8 +181,8 @@ fn the_largest_of_everything_is_granted_and_works() {
         (&qp, &Default::default()),
         (&other, &Default::default()),
     );
-    let octets = vec![0x77; device.max_inline as usize];
-    qp.post_send(&vec![SendRequest::send_inline(1, &octets).signaled(); depth]).unwrap();
+    let bytes = vec![0x77; device.max_inline as usize];
+    qp.post_send(&vec![SendRequest::send_inline(1, &bytes).signaled(); depth]).unwrap();
     let mut received = 0;
     while received < depth {
         let mut some = [Completion::default(); 256];
@@ -238,7 +238,7 @@ fn a_client_is_told_in_the_promised_order() {
 }
 
 /// Deregistering what a request of one's own still reads from fails that request alone among what
-/// is told to the owner, and the peer never sees octets from anywhere else.
+/// is told to the owner, and the peer never sees bytes from anywhere else.
 #[test]
 fn local_memory_may_be_taken_away_under_a_request() {
     for path in PATHS {
@@ -275,7 +275,7 @@ fn local_memory_may_be_taken_away_under_a_request() {
             }
             let mut found = vec![0; len as usize];
             target.read_at(0, &mut found).unwrap();
-            assert!(found.iter().all(|octet| [0, 0x33].contains(octet)), "{path} {round}");
+            assert!(found.iter().all(|byte| [0, 0x33].contains(byte)), "{path} {round}");
         }
     }
 }

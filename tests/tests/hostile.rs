@@ -1,4 +1,4 @@
-//! Clients that obey nothing, beside clients whose every octet is checked.
+//! Clients that obey nothing, beside clients whose every byte is checked.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Peers that mean harm: frames that are nearly right at every phase, octets that come one by one,
+//! Peers that mean harm: frames that are nearly right at every phase, bytes that come one by one,
 //! FPDUs that never end, STags that are guessed, and ten thousand connections that say nothing.
 //! Others notice none of it, and afterwards the daemon holds what it held before.
 
@@ -27,7 +27,7 @@ fn rounds(short: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { 50 * short } else { short }
 }
 
-/// Gets some octets of a valid frame wrong, in one of the ways in which octets can be wrong.
+/// Gets some bytes of a valid frame wrong, in one of the ways in which bytes can be wrong.
 fn mutate(frame: &mut Vec<u8>, rng: &mut Rng) {
     let at = rng.below(frame.len() as u64) as usize;
     let some = 1 + rng.below(40) as usize;
@@ -103,10 +103,10 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
     let private = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
     let mut rng = Rng::new(20);
     for round in 0..rounds(400) {
-        let octets = round as u8;
+        let bytes = round as u8;
         let mut request = wire::request(CRC, 1, b"private data");
-        let write = target.write(rng.below(64) * 8, &[octets; 40]);
-        let mut first = target.write(0, &[octets; 16]);
+        let write = target.write(rng.below(64) * 8, &[bytes; 40]);
+        let mut first = target.write(0, &[bytes; 16]);
         let phase = round % 6;
         if phase == 0 {
             let mut peer = wire::dial(target.listener.local_addr());
@@ -142,7 +142,7 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
             wire::say(&mut peer, &fpdu(&first));
         }
         // In the middle of messages: a Write, and a Send of which this is not the last segment.
-        let mut send = untagged(3, 0, 1, &[octets; 24]);
+        let mut send = untagged(3, 0, 1, &[bytes; 24]);
         send[0] &= !0x40;
         let mut next = [write, send, target.write(8, b"12345678")][rng.below(3) as usize].clone();
         match phase {
@@ -168,9 +168,9 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
         over(&target, qp);
         parted(peer);
     }
-    let mut octets = vec![0xFF; LEN];
-    private.read_at(0, &mut octets).unwrap();
-    assert!(octets.iter().all(|octet| *octet == 0));
+    let mut bytes = vec![0xFF; LEN];
+    private.read_at(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
     bystanders.were_not_disturbed();
     drop((private, pd, segment, context, target));
     daemon.shrinks_to(start);
@@ -226,16 +226,16 @@ fn replies_that_are_nearly_right_harm_only_their_sender() {
 }
 
 #[test]
-fn octets_that_come_one_by_one_are_in_nobodys_way() {
+fn bytes_that_come_one_by_one_are_in_nobodys_way() {
     let daemon = daemon("");
     let start = daemon.at_rest();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let mut peers: Vec<_> = (0..40).map(|_| wire::dial(target.listener.local_addr())).collect();
-    let each = |peers: &mut [TcpStream], octets: &[u8]| {
-        for octet in octets {
+    let each = |peers: &mut [TcpStream], bytes: &[u8]| {
+        for byte in bytes {
             for peer in &mut *peers {
-                peer.write_all(&[*octet]).unwrap();
+                peer.write_all(&[*byte]).unwrap();
             }
         }
     };
@@ -244,7 +244,7 @@ fn octets_that_come_one_by_one_are_in_nobodys_way() {
     for peer in &mut peers {
         wire::reply(peer);
     }
-    each(&mut peers, &fpdu(&target.write(0, b"octet by octet")));
+    each(&mut peers, &fpdu(&target.write(0, b"byte by byte")));
     for qp in &qps {
         qp.wait_connected(Some(DEADLINE)).unwrap();
     }
@@ -256,7 +256,7 @@ fn octets_that_come_one_by_one_are_in_nobodys_way() {
         assert_eq!(one[0].ok().unwrap().byte_len, 9);
         received += 1;
     }
-    assert_eq!(&target.memory()[..14], b"octet by octet");
+    assert_eq!(&target.memory()[..14], b"byte by byte");
     drop((peers, qps, target));
     bystanders.were_not_disturbed();
     daemon.shrinks_to(start);
@@ -309,7 +309,7 @@ fn a_thousand_halves_of_fpdus_cost_no_more_than_they_may() {
     bystanders.were_not_disturbed();
 }
 
-/// Octets that TCP has taken from one end of a connection and the other has not, by the kernel's table.
+/// Bytes that TCP has taken from one end of a connection and the other has not, by the kernel's table.
 fn in_the_send_queue(local: SocketAddr, remote: SocketAddr) -> usize {
     let (local, remote) = (format!(":{:04X}", local.port()), format!(":{:04X}", remote.port()));
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -330,7 +330,7 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
     let segment = target.context().create_segment(CHUNK as u64).unwrap();
     let data = target.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
     let sges = [data.sge(0, CHUNK as u32)];
-    // Until nothing more is taken: requests complete when TCP has their last octet.
+    // Until nothing more is taken: requests complete when TCP has their last byte.
     let (mut posted, mut taken) = (0, 0);
     loop {
         while posted < taken + 8 {
@@ -351,7 +351,7 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
     let (local, remote) = (target.listener.local_addr(), peer.local_addr().unwrap());
     let queued = in_the_send_queue(local, remote);
     // Its window is closed, and the rest stands where it may.
-    assert!((64 << 10..=512 << 10).contains(&queued), "{queued} octets after {taken} requests");
+    assert!((64 << 10..=512 << 10).contains(&queued), "{queued} bytes after {taken} requests");
     drop((peer, qp));
 }
 
@@ -363,7 +363,7 @@ fn whoever_guesses_stags_is_turned_away_for_a_while() {
         let (mut peer, qp) = target.open();
         wire::say(&mut peer, &fpdu(&tagged(0, 0x5151_5100 + guess, 0, b"mine?")));
         match wire::ending(&mut peer) {
-            Ending::Fin(octets) => assert_eq!(wire::terminate(&octets), Some([1, 1, 0])),
+            Ending::Fin(bytes) => assert_eq!(wire::terminate(&bytes), Some([1, 1, 0])),
             other => panic!("{other:?}"),
         }
         drop(peer);
@@ -376,7 +376,7 @@ fn whoever_guesses_stags_is_turned_away_for_a_while() {
         let mut peer = wire::dial(address);
         wire::say(&mut peer, &wire::request(CRC, 1, b""));
         match wire::ending_after(&mut peer, Duration::from_millis(200)) {
-            Ending::Reset(octets) if octets.is_empty() => break,
+            Ending::Reset(bytes) if bytes.is_empty() => break,
             other => assert!(Instant::now() < deadline, "{other:?}"),
         }
     }
@@ -524,12 +524,12 @@ fn silent_connections(all: usize) {
     daemon.settles("full", |s| full.contains(&(s.half_open as usize)));
     // The oldest gave way and the newest did not.
     silent[0].set_read_timeout(Some(DEADLINE)).unwrap();
-    let mut octet = [0];
-    let gone = silent[0].read(&mut octet).unwrap_err();
+    let mut byte = [0];
+    let gone = silent[0].read(&mut byte).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::ConnectionReset);
     let newest = silent.last_mut().unwrap();
     newest.set_nonblocking(true).unwrap();
-    assert_eq!(newest.read(&mut octet).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(newest.read(&mut byte).unwrap_err().kind(), ErrorKind::WouldBlock);
     // Others connect to the same listeners and work.
     for target in [&target, &other] {
         for _ in 0..20 {

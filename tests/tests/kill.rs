@@ -176,7 +176,7 @@ fn a_killed_daemon_s_socket_is_taken_over() {
     drop(daemon);
 }
 
-/// A client that is killed with requests posted whose octets it will never see leave: the other
+/// A client that is killed with requests posted whose bytes it will never see leave: the other
 /// end of a Read is told, and what was being copied is let go.
 #[test]
 fn a_partner_with_reads_outstanding_is_told() {

@@ -108,7 +108,7 @@ fn connections(port: u16) -> usize {
 }
 
 #[test]
-fn the_direct_path_has_no_socket_and_copies_each_octet_once() {
+fn the_direct_path_has_no_socket_and_copies_each_byte_once() {
     for (loopback, sockets) in [("direct", 0), ("tcp", 2)] {
         let daemon = daemon(2, loopback);
         let (a, b) = (Side::new(&daemon), Side::new(&daemon));
@@ -143,7 +143,7 @@ fn one(cq: &Cq) -> Completion {
     one[0].ok().unwrap()
 }
 
-/// Octets of a Write under which a region is revoked: several steps of a copy.
+/// Bytes of a Write under which a region is revoked: several steps of a copy.
 const WRITE: u32 = 192 * 1024;
 
 /// Regions are revoked while two QPs write into them as fast as they can. Once a revocation is
@@ -202,8 +202,8 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
             }
         }
         view.read_at(0, &mut found).unwrap();
-        let late = found.iter().filter(|octet| **octet != 0x22).count();
-        assert_eq!(late, 0, "round {n}: {late} octets came after the revocation was answered");
+        let late = found.iter().filter(|byte| **byte != 0x22).count();
+        assert_eq!(late, 0, "round {n}: {late} bytes came after the revocation was answered");
     }
 }
 
@@ -447,7 +447,7 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
         (0..REGIONS).map(|n| side.pd.reg_mr(&segment, n..n + 1, access).unwrap()).collect();
     assert_eq!(daemon.footprint().mappings, before);
     // Each is its own: the first, the last and one in between are written to through the wire, one
-    // octet each, and refuse a second one.
+    // byte each, and refuse a second one.
     let (a, b) = (Side::new(&daemon), &side);
     let (cq_a, cq_b) = (a.cq(), b.cq());
     let source = a.region(8, Access::LOCAL_WRITE);
@@ -480,10 +480,10 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
         }
     }
     let whole = side.pd.reg_mr(&segment, .., access).unwrap();
-    let mut octets = vec![0; REGIONS as usize];
-    whole.read_at(0, &mut octets).unwrap();
+    let mut bytes = vec![0; REGIONS as usize];
+    whole.read_at(0, &mut bytes).unwrap();
     let written: Vec<u64> =
-        (0..).zip(&octets).filter(|(_, octet)| **octet != 0).map(|(n, _)| n).collect();
+        (0..).zip(&bytes).filter(|(_, byte)| **byte != 0).map(|(n, _)| n).collect();
     assert_eq!(written, [0, REGIONS / 2 + 1, REGIONS - 1]);
 }
 

@@ -1,4 +1,4 @@
-//! Scripted TCP peers: whatever octets come, the one who sent them is told, memory stays as it was,
+//! Scripted TCP peers: whatever bytes come, the one who sent them is told, memory stays as it was,
 //! and nobody else notices.
 
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -25,31 +25,31 @@ fn local_end(qp: &Qp) -> DisconnectReason {
 //= MPA-8-9
 //= MPA-8-10
 #[test]
-fn a_corrupted_octet_anywhere_leaves_memory_alone_and_is_terminated() {
+fn a_corrupted_byte_anywhere_leaves_memory_alone_and_is_terminated() {
     let daemon = tcp_daemon();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let good = fpdu(&target.write(8, b"eleven chars"));
-    // Octets 0 and 1 are the length: a wrong one is a frame that never ends or ends elsewhere.
+    // Bytes 0 and 1 are the length: a wrong one is a frame that never ends or ends elsewhere.
     for at in 2..good.len() {
         let (mut peer, qp) = target.open();
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
-        // More behind it, which must be read and thrown away: unread octets would make the
+        // More behind it, which must be read and thrown away: unread bytes would make the
         // kernel reset the connection and the Terminate be lost.
         wire::say(&mut peer, &[bad, good.clone(), good.clone()].concat());
-        assert_eq!(terminated(&mut peer), [2, 0, 2], "octet {at}");
+        assert_eq!(terminated(&mut peer), [2, 0, 2], "byte {at}");
         drop(peer);
         match local_end(&qp) {
             DisconnectReason::Terminate { origin: TerminateOrigin::Local, code, .. } => {
                 assert_eq!(code, TerminateCode { layer: 2, etype: 0, code: 2 });
             }
-            other => panic!("octet {at}: {other:?}"),
+            other => panic!("byte {at}: {other:?}"),
         }
-        assert!(target.is_untouched(), "octet {at}");
+        assert!(target.is_untouched(), "byte {at}");
         target.flushed(2);
     }
-    // The same octets uncorrupted do arrive.
+    // The same bytes uncorrupted do arrive.
     let (mut peer, qp) = target.open();
     wire::say(&mut peer, &[good, fpdu(&untagged(3, 0, 1, b"there"))].concat());
     let mut one = [Completion::default()];
@@ -109,19 +109,19 @@ fn a_fin_at_every_position_of_a_message_is_no_more_than_an_end() {
 
 //= DDP-6.1-1
 #[test]
-fn start_up_and_messages_may_come_octet_by_octet() {
+fn start_up_and_messages_may_come_byte_by_byte() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let mut peer = wire::dial(target.listener.local_addr());
     let request = wire::request(CRC, 1, b"private");
-    for octet in &request {
-        wire::say(&mut peer, &[*octet]);
+    for byte in &request {
+        wire::say(&mut peer, &[*byte]);
     }
     let qp = target.accept();
     wire::reply(&mut peer);
     let message = [fpdu(&target.write(3, b"drop by drop")), fpdu(&untagged(3, 0, 1, b"hello"))];
-    for octet in message.concat() {
-        wire::say(&mut peer, &[octet]);
+    for byte in message.concat() {
+        wire::say(&mut peer, &[byte]);
     }
     let mut one = [Completion::default()];
     assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
@@ -166,8 +166,8 @@ fn each_violation_has_its_terminate() {
         header.extend(from.to_be_bytes());
         untagged(1, 1, 1, &header)
     };
-    let version = |mut ulpdu: Vec<u8>, octet: usize, bits: u8| {
-        ulpdu[octet] = ulpdu[octet] & !bits | bits & 0x82;
+    let version = |mut ulpdu: Vec<u8>, byte: usize, bits: u8| {
+        ulpdu[byte] = ulpdu[byte] & !bits | bits & 0x82;
         ulpdu
     };
     let cases: Vec<(&str, Vec<u8>, [u8; 3])> = vec![
@@ -244,7 +244,7 @@ fn a_terminate_of_the_peer_is_reported_and_not_answered() {
 }
 
 #[test]
-fn random_octets_in_every_phase_harm_only_their_sender() {
+fn random_bytes_in_every_phase_harm_only_their_sender() {
     let daemon = tcp_daemon();
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);

@@ -40,7 +40,7 @@ impl End {
         one[0]
     }
 
-    /// Writes its octets to somebody's region.
+    /// Writes its bytes to somebody's region.
     fn write(&self, to: RemoteMr) -> CompletionStatus {
         self.region.write_at(0, b"rnic").unwrap();
         let sges = [self.region.sge(0, 4)];

@@ -417,10 +417,10 @@ fn a_client_that_scribbles_over_a_queue_it_resizes_harms_itself() {
     for entries in [64, 16, 1024, 32] {
         let new = vandal.resize(cq, entries).unwrap();
         assert_eq!(new.shape, QueueShape::completion(entries));
-        for offset in (0..place.shape.octets()).step_by(8) {
+        for offset in (0..place.shape.bytes()).step_by(8) {
             vandal.scribble(&place, offset, u64::MAX);
         }
-        let words = (0..new.shape.octets()).step_by(8);
+        let words = (0..new.shape.bytes()).step_by(8);
         for offset in words.filter(|offset| *offset != queue_header::CONSUMER) {
             vandal.scribble(&new, offset, u64::MAX);
         }

@@ -11,7 +11,7 @@ use rnic_tests::target::{Bystanders, LEN, Target, UNTOUCHED};
 use rnic_tests::wire::{self, fpdu, part, tagged, terminated, untagged};
 use rnic_tests::{DEADLINE, Daemon, binaries};
 
-/// Octets of a receive of [`Target`].
+/// Bytes of a receive of [`Target`].
 const ROOM: usize = 64;
 
 fn tcp_daemon() -> Daemon {
@@ -49,9 +49,9 @@ fn leave((peer, qp): (TcpStream, Qp)) {
 
 /// What the target's inbox holds.
 fn inbox(target: &Target) -> Vec<u8> {
-    let mut octets = vec![0; 2 * ROOM];
-    target.inbox.read_at(0, &mut octets).unwrap();
-    octets
+    let mut bytes = vec![0; 2 * ROOM];
+    target.inbox.read_at(0, &mut bytes).unwrap();
+    bytes
 }
 
 fn with_control(mut ulpdu: Vec<u8>, change: impl Fn(u8) -> u8) -> Vec<u8> {
@@ -74,7 +74,7 @@ fn one_version_all_along_and_reserved_bits_that_say_nothing() {
             for first in [true, false] {
                 target.region.fill(0, LEN, UNTOUCHED).unwrap();
                 let (mut peer, qp) = if first { target.connected() } else { target.open() };
-                let ulpdu = with_control(ulpdu.clone(), |octet| octet & !3 | dv | 0x3C);
+                let ulpdu = with_control(ulpdu.clone(), |byte| byte & !3 | dv | 0x3C);
                 wire::say(&mut peer, &fpdu(&ulpdu));
                 if dv == 1 {
                     let number = if name == "tagged" { 1 } else { 2 };
@@ -101,8 +101,8 @@ fn parts_of_a_send_may_come_in_any_order_but_the_last_is_last_and_none_is_missin
     let target = Target::new(&daemon);
     let (mut peer, qp) = target.open();
     let parts = [(4, false, &b"4567"[..]), (0, false, b"0123"), (8, true, b"89")];
-    for (offset, last, octets) in parts {
-        wire::say(&mut peer, &fpdu(&part(1, offset, last, octets)));
+    for (offset, last, bytes) in parts {
+        wire::say(&mut peer, &fpdu(&part(1, offset, last, bytes)));
     }
     let done = next(&target).ok().unwrap();
     assert_eq!((done.byte_len, &inbox(&target)[..10]), (10, &b"0123456789"[..]));
@@ -117,8 +117,8 @@ fn parts_of_a_send_may_come_in_any_order_but_the_last_is_last_and_none_is_missin
     ];
     for (name, parts) in bad {
         let (mut peer, qp) = target.open();
-        for (n, (offset, octets)) in (1..).zip(parts) {
-            wire::say(&mut peer, &fpdu(&part(1, *offset, n == parts.len(), octets)));
+        for (n, (offset, bytes)) in (1..).zip(parts) {
+            wire::say(&mut peer, &fpdu(&part(1, *offset, n == parts.len(), bytes)));
         }
         ends_with([1, 2, 4], &target, (peer, qp), name);
     }
@@ -155,7 +155,7 @@ fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
     let bystanders = Bystanders::start(&daemon);
     let target = Target::new(&daemon);
     let (mut neighbour, neighbours_qp) = target.open();
-    for (name, octets, parts) in
+    for (name, bytes, parts) in
         [("whole", ROOM + 1, vec![ROOM + 1]), ("in parts", ROOM + 1, vec![ROOM - 4, 5])]
     {
         target.inbox.fill(0, 2 * ROOM, UNTOUCHED).unwrap();
@@ -165,7 +165,7 @@ fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
         assert_eq!(next(&target).ok().unwrap().byte_len as usize, ROOM);
         let mut offset = 0;
         for len in parts {
-            let last = offset + len == octets;
+            let last = offset + len == bytes;
             wire::say(&mut peer, &fpdu(&part(2, offset as u32, last, &vec![2; len])));
             offset += len;
         }
@@ -191,13 +191,13 @@ fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
 //= DDP-7.1-14
 //= DDP-7.1-15
 #[test]
-fn a_write_is_placed_to_the_octet_or_not_at_all() {
+fn a_write_is_placed_to_the_byte_or_not_at_all() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let (stag, base) = (target.region.rkey().0, target.region.iova());
     let (mut peer, qp) = target.open();
     wire::say(&mut peer, &fpdu(&target.write(0, &[7; LEN])));
-    // Of no octets, to anywhere.
+    // Of no bytes, to anywhere.
     for (stag, offset) in [(0, 0), (u32::MAX, u64::MAX), (stag ^ 0xFF, base), (stag, base - 1)] {
         wire::say(&mut peer, &fpdu(&tagged(0, stag, offset, b"")));
     }
@@ -208,8 +208,8 @@ fn a_write_is_placed_to_the_octet_or_not_at_all() {
 
     target.region.fill(0, LEN, UNTOUCHED).unwrap();
     for (name, offset, len, code) in [
-        ("one octet below", base - 1, LEN, [1, 1, 1]),
-        ("one octet above", base + 1, LEN, [1, 1, 1]),
+        ("one byte below", base - 1, LEN, [1, 1, 1]),
+        ("one byte above", base + 1, LEN, [1, 1, 1]),
         ("behind the end", base + LEN as u64, 1, [1, 1, 1]),
         ("up to 2^64 - 1", u64::MAX - 8, 8, [1, 1, 1]),
         ("up to 2^64", u64::MAX - 7, 8, [1, 1, 3]),
@@ -222,7 +222,7 @@ fn a_write_is_placed_to_the_octet_or_not_at_all() {
     }
     // The first of two segments stays, of the second nothing comes.
     let (mut peer, qp) = target.open();
-    let first = with_control(target.write(LEN as u64 - 8, b"first"), |octet| octet & !0x40);
+    let first = with_control(target.write(LEN as u64 - 8, b"first"), |byte| byte & !0x40);
     wire::say(&mut peer, &[fpdu(&first), fpdu(&target.write(LEN as u64 - 3, b"then"))].concat());
     ends_with([1, 1, 1], &target, (peer, qp), "the second segment");
     assert_eq!(target.memory()[LEN - 8..], *b"first\xA5\xA5\xA5");
@@ -270,9 +270,9 @@ fn a_write_to_what_is_not_this_streams_or_not_for_writing_is_refused() {
         let (mut peer, qp) = target.open();
         wire::say(&mut peer, &fpdu(&tagged(0, region.rkey().0, region.iova(), b"x")));
         ends_with(*code, &target, (peer, qp), name);
-        let mut octets = vec![0; LEN];
-        region.read_at(0, &mut octets).unwrap();
-        assert_eq!(octets, [UNTOUCHED; LEN], "{name}");
+        let mut bytes = vec![0; LEN];
+        region.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [UNTOUCHED; LEN], "{name}");
     }
     let gone = region(target.context(), &target.pd, write, Scope::Pd);
     let ulpdu = tagged(0, gone.rkey().0, gone.iova(), b"x");
@@ -295,7 +295,7 @@ fn a_segment_shorter_than_its_header_is_told_by_its_length() {
         wire::say(&mut peer, &fpdu(&ulpdu));
         let told = wire::ulpdu(&mut peer);
         // Unspecified, with M only.
-        assert_eq!(told[18..], [0x02, 0xFF, 0x80, 0, 0, len as u8], "{len} octets");
+        assert_eq!(told[18..], [0x02, 0xFF, 0x80, 0, 0, len as u8], "{len} bytes");
         drop((peer, qp));
         target.flushed(2);
     }
@@ -311,7 +311,7 @@ fn message(peer: &mut TcpStream) -> (Vec<u8>, Vec<u8>) {
         let (len, offset) = if ulpdu[0] & 0x80 == 0 { (18, 14) } else { (14, 6) };
         let at = |header: &[u8]| {
             let field = header[offset..len].iter();
-            field.fold(0u64, |sum, octet| sum << 8 | u64::from(*octet))
+            field.fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
         };
         let header = &ulpdu[..len];
         let first = first.get_or_insert_with(|| header.to_vec());
@@ -322,7 +322,7 @@ fn message(peer: &mut TcpStream) -> (Vec<u8>, Vec<u8>) {
         if header[0] & 0x40 != 0 {
             return (first.clone(), payload);
         }
-        assert!(ulpdu.len() > len, "a segment of no octets");
+        assert!(ulpdu.len() > len, "a segment of no bytes");
     }
 }
 
@@ -336,19 +336,19 @@ fn long_messages_leave_in_segments_of_one_message_each() {
     let segment = target.context().create_segment(LONG as u64).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let source = target.pd.reg_mr(&segment, .., access).unwrap();
-    let octets: Vec<u8> =
+    let bytes: Vec<u8> =
         (0..LONG as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    source.write_at(0, &octets).unwrap();
+    source.write_at(0, &bytes).unwrap();
     let (mut peer, qp) = target.open();
     let all = [source.sge(0, LONG as u32)];
     let to = rnic_client::RemoteAddr { addr: 0x1_0000_0007, rkey: rnic_client::Stag(0x1234_5678) };
     qp.post_send(&[SendRequest::write(1, &all, to), SendRequest::send(2, &all)]).unwrap();
     let (header, payload) = message(&mut peer);
-    assert!(payload == octets);
+    assert!(payload == bytes);
     assert_eq!(header[0] & 0xBF, 0x81);
     assert_eq!(header[1..], tagged(0, 0x1234_5678, 0x1_0000_0007, b"")[1..]);
     let (header, payload) = message(&mut peer);
-    assert!(payload == octets);
+    assert!(payload == bytes);
     assert_eq!(header[0] & 0xBF, 0x01);
     assert_eq!(header[1..], untagged(3, 0, 1, b"")[1..]);
     // And as the answer to a Read: to where the Read says.
@@ -359,7 +359,7 @@ fn long_messages_leave_in_segments_of_one_message_each() {
     read.extend(source.iova().to_be_bytes());
     wire::say(&mut peer, &fpdu(&untagged(1, 1, 1, &read)));
     let (header, payload) = message(&mut peer);
-    assert!(payload == octets);
+    assert!(payload == bytes);
     assert_eq!(header[1..], tagged(2, 0x8765_4321, 9, b"")[1..]);
     leave((peer, qp));
 }

@@ -149,7 +149,7 @@ fn one_queue_pair_of_two_consumes_all_eight() {
     });
 }
 
-/// Checksummed octets of several senders into one pool of buffers, refilled from the completions.
+/// Checksummed bytes of several senders into one pool of buffers, refilled from the completions.
 #[test]
 fn messages_of_many_arrive_whole_in_one_pool() {
     const MESSAGES: u64 = 400;
@@ -194,9 +194,9 @@ fn messages_of_many_arrive_whole_in_one_pool() {
                 for completion in host.received(1) {
                     let sender = pairs.iter().position(|(_, qp)| qp.id() == completion.qp).unwrap();
                     let at = completion.wr_id as usize;
-                    let mut octets = vec![0; completion.byte_len as usize];
-                    pool.read_at(at as u64 * LEN, &mut octets).unwrap();
-                    assert!(octets == pattern(sender), "message {} of {sender}", counts[sender]);
+                    let mut bytes = vec![0; completion.byte_len as usize];
+                    pool.read_at(at as u64 * LEN, &mut bytes).unwrap();
+                    assert!(bytes == pattern(sender), "message {} of {sender}", counts[sender]);
                     counts[sender] += 1;
                     srq.post_recv(&[RecvRequest::new(at as u64, &buffers[at])]).unwrap();
                 }
@@ -288,9 +288,9 @@ fn a_message_without_a_receive_is_held_until_there_is_one() {
             receiver.post_recv(&[RecvRequest::new(n, &element)]).unwrap();
             let found = host.received(1);
             assert_eq!((found[0].wr_id, found[0].byte_len as usize), (n, text.len()));
-            let mut octets = vec![0; text.len()];
-            buffer.read_at(0, &mut octets).unwrap();
-            assert_eq!(octets, text.as_bytes());
+            let mut bytes = vec![0; text.len()];
+            buffer.read_at(0, &mut bytes).unwrap();
+            assert_eq!(bytes, text.as_bytes());
         }
     });
 }
@@ -326,7 +326,7 @@ fn the_end_of_a_peer_is_noticed_while_its_message_is_held() {
         let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
         let all = [source.sge(0, 16 << 20)];
         sender.post_send(&[SendRequest::send(1, &all), SendRequest::send(2, &all)]).unwrap();
-        // Let some of it arrive: the reset must be seen past octets that nobody reads. Whether it is
+        // Let some of it arrive: the reset must be seen past bytes that nobody reads. Whether it is
         // seen does not depend on how much.
         std::thread::sleep(Duration::from_millis(50));
         sender.to_error().unwrap();

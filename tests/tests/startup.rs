@@ -92,7 +92,7 @@ impl Client {
 #[test]
 fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
     let client = Client::new("");
-    // The first octet of a Read Request, a Write, a Send; and the Reply that asks for it.
+    // The first byte of a Read Request, a Write, a Send; and the Reply that asks for it.
     let ways: [(&str, u16, u16, IsIt); 4] = [
         ("Write", 0, BY_WRITE, |u| u == tagged(0, 0, 0, b"") || u[..2] == [0xC1, 0x40]),
         ("Read", 0, BY_READ, |u| u[..2] == [0x41, 0x41] && u.len() == 46 && u[30..34] == [0; 4]),
@@ -295,7 +295,7 @@ fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
     }
 }
 
-/// Takes Markers out of a stream whose first octet is at position 0, checking each; the FPDUs.
+/// Takes Markers out of a stream whose first byte is at position 0, checking each; the FPDUs.
 fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
     let mut fpdus = Vec::new();
     let mut at = 0;
@@ -355,9 +355,9 @@ fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
         let lengths: Vec<u32> = (0..1100).chain([1460, 8960, 40_000]).collect();
         let sender = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
-                let mut octets = Vec::new();
-                peer.read_to_end(&mut octets).unwrap();
-                octets
+                let mut bytes = Vec::new();
+                peer.read_to_end(&mut bytes).unwrap();
+                bytes
             });
             for (n, len) in lengths.iter().enumerate() {
                 let sges = [source.sge(0, *len)];
@@ -380,7 +380,7 @@ fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
         }
         assert_eq!(messages.len(), lengths.len());
         for (message, len) in messages.iter().zip(lengths) {
-            assert!(message[..] == data[..len as usize], "message of {len} octets");
+            assert!(message[..] == data[..len as usize], "message of {len} bytes");
         }
     }
 }

@@ -48,10 +48,10 @@ impl End {
     /// What has come, and room for the next.
     fn take(&self, completion: Completion) -> u64 {
         assert_eq!(completion.ok().unwrap().opcode, CompletionOpcode::Receive);
-        let mut octets = [0; 8];
-        self.inbox.read_at(0, &mut octets).unwrap();
+        let mut bytes = [0; 8];
+        self.inbox.read_at(0, &mut bytes).unwrap();
         self.qp.post_recv(&[RecvRequest::new(0, &[self.inbox.sge(0, 64)])]).unwrap();
-        u64::from_le_bytes(octets)
+        u64::from_le_bytes(bytes)
     }
 
     /// Completions of a CQ that is this end's alone.

@@ -158,7 +158,7 @@ fn every_fault_of_a_remote_access_at_both_ends() {
     for path in PATHS {
         for (what, write, read, words) in [
             ("unknown", "1/1/00", "0/1/00", "no region has STag"),
-            ("bounds", "1/1/01", "0/1/01", "covers 4096 octets from"),
+            ("bounds", "1/1/01", "0/1/01", "covers 4096 bytes from"),
             ("rights", "1/1/00", "0/1/02", "grants local-write only"),
             ("stream", "1/1/02", "0/1/03", "is not associated with this stream"),
             ("scope", "1/1/02", "0/1/03", "is limited to QP"),
@@ -247,7 +247,7 @@ fn sends_that_find_no_receive_or_too_short_a_one() {
         assert_eq!((failed.wr_id, failed.status), (5, CompletionStatus::LocalLength));
         let record = explained(&daemon, failed.why_id);
         has(&record, "rule", "1/2/05");
-        has(&record, "text", "5 octets long, the receive it met has 4");
+        has(&record, "text", "5 bytes long, the receive it met has 4");
 
         let (a, b) = pair(&daemon, 64);
         b.receive(5, b.region(Access::REMOTE_READ, Scope::Pd).sge(0, 4));
@@ -387,7 +387,7 @@ fn a_peer_that_is_killed() {
 }
 
 #[test]
-fn bad_octets_from_a_scripted_peer() {
+fn bad_bytes_from_a_scripted_peer() {
     let daemon = Daemon::start(binaries!(), "");
     type Play = fn(&mut TcpStream, &Mr);
     let crc: Play = |peer, mr| {
@@ -407,7 +407,7 @@ fn bad_octets_from_a_scripted_peer() {
         (crc, "RFC 5044 section 8, 2/0/02: CRC mismatch", "wrong in itself"),
         (guess, "RFC 5041 section 7.1, 1/1/00", "no region has STag"),
         (cut, "2/0/01", "inside of an FPDU"),
-        (opcode, "RFC 5040 section 7.2, 0/2/06", "tagged segment of 1 octets"),
+        (opcode, "RFC 5040 section 7.2, 0/2/06", "tagged segment of 1 bytes"),
     ] {
         let end = End::new(&daemon, 8);
         end.receive(3, end.mr.sge(0, 64));
@@ -475,8 +475,8 @@ fn a_session_that_is_ended_for_what_it_sent() {
     let daemon = Daemon::start(binaries!(), "");
     let raw = Raw::open(daemon.socket()).expect("a session");
     raw.send(&[0xFF; 40], &[]);
-    let (octets, _) = raw.receive().expect("a complaint");
-    let reply: Reply = postcard::from_bytes(&octets).unwrap();
+    let (bytes, _) = raw.receive().expect("a complaint");
+    let reply: Reply = postcard::from_bytes(&bytes).unwrap();
     assert!(matches!(reply.result, Err(Refusal::Malformed { .. })), "{reply:?}");
     assert!(raw.receive().is_none(), "the session goes on");
     let record = explained(&daemon, reply.why_id);
@@ -536,7 +536,7 @@ fn metrics_are_written_for_a_collector() {
     let wanted = [
         "rnicd_sessions 2".to_owned(),
         "rnicd_objects{kind=\"qps\"} 2".to_owned(),
-        "rnicd_sent_octets_total 5".to_owned(),
+        "rnicd_sent_bytes_total 5".to_owned(),
         format!("rnicd_user_objects{{uid=\"{uid}\",kind=\"qps\"}} 2"),
         format!("rnicd_user_refusals_total{{uid=\"{uid}\"}} 1"),
         format!("rnicd_user_terminates_sent_total{{uid=\"{uid}\"}} 1"),
@@ -563,7 +563,7 @@ fn metrics_are_written_for_a_collector() {
     until(&[
         "rnicd_sessions 0".to_owned(),
         "rnicd_objects{kind=\"qps\"} 0".to_owned(),
-        "rnicd_sent_octets_total 5".to_owned(),
+        "rnicd_sent_bytes_total 5".to_owned(),
         "rnicd_terminates_received_total 1".to_owned(),
     ]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");

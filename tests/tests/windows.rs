@@ -105,11 +105,11 @@ impl Pair {
     }
 
     /// Has the peer write, and the owner receive a message behind it.
-    fn write(&self, to: &RemoteMr, at: u64, octets: &[u8]) {
+    fn write(&self, to: &RemoteMr, at: u64, bytes: &[u8]) {
         self.owned.post_recv(&[RecvRequest::new(70, &[])]).unwrap();
         self.peering
             .post_send(&[
-                SendRequest::write_inline(71, octets, to.at(at)),
+                SendRequest::write_inline(71, bytes, to.at(at)),
                 SendRequest::send_inline(72, b""),
             ])
             .unwrap();
@@ -143,10 +143,10 @@ fn ended(qp: &Qp, by: TerminateOrigin, expected: &str) {
     }
 }
 
-fn octets(mr: &Mr, at: u64, len: usize) -> Vec<u8> {
-    let mut octets = vec![0; len];
-    mr.read_at(at, &mut octets).unwrap();
-    octets
+fn bytes(mr: &Mr, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    mr.read_at(at, &mut bytes).unwrap();
+    bytes
 }
 
 #[test]
@@ -167,13 +167,13 @@ fn a_window_opens_what_it_is_bound_to_until_it_is_unbound() {
 
             pair.write(&open, 0, b"first");
             pair.write(&open, 96, b"last");
-            assert_eq!(octets(&region, 99, 6), b"\0first");
-            assert_eq!(octets(&region, 196, 5), b"last\0");
+            assert_eq!(bytes(&region, 99, 6), b"\0first");
+            assert_eq!(bytes(&region, 196, 5), b"last\0");
             let sink = peer.region();
             let read = SendRequest::read(1, sink.sge(0, 100), open.at(0));
             peering.post_send(&[read]).unwrap();
             assert_eq!(peer.done(1, CompletionOpcode::RdmaRead).byte_len, 100);
-            assert_eq!(octets(&sink, 0, 100), octets(&region, 100, 100));
+            assert_eq!(bytes(&sink, 0, 100), bytes(&region, 100, 100));
 
             window.unbind(owned, 2).unwrap();
             let opcode = match kind {
@@ -183,14 +183,14 @@ fn a_window_opens_what_it_is_bound_to_until_it_is_unbound() {
             owner.done(2, opcode);
             assert_eq!((window.remote(), owner.windows()[0].mr), (None, None));
             pair.write_refused(&open, 0, "1/1/00");
-            assert_eq!(octets(&region, 100, 5), b"first");
+            assert_eq!(bytes(&region, 100, 5), b"first");
         }
         daemon.is_empty();
     }
 }
 
 #[test]
-fn a_window_ends_at_its_last_octet_and_at_its_rights() {
+fn a_window_ends_at_its_last_byte_and_at_its_rights() {
     for daemon in [daemon(3, "direct"), daemon(3, "tcp")] {
         for kind in [Type1, Type2] {
             for (access, at, code) in [
@@ -207,11 +207,11 @@ fn a_window_ends_at_its_last_octet_and_at_its_rights() {
                 if access.contains(Access::ZERO_BASED) {
                     assert_eq!(open.addr, 0);
                     pair.write(&open, 99, b"x");
-                    assert_eq!(octets(&region, 199, 1), b"x");
+                    assert_eq!(bytes(&region, 199, 1), b"x");
                     region.write_at(199, b"\0").unwrap();
                 }
                 pair.write_refused(&open, at, code);
-                assert_eq!(octets(&region, 0, 4096), vec![0; 4096]);
+                assert_eq!(bytes(&region, 0, 4096), vec![0; 4096]);
             }
         }
     }
@@ -231,7 +231,7 @@ fn a_type_1_window_moves_and_the_old_key_goes_with_it() {
         assert_eq!(new.rkey.0, old.rkey.0 & !0xFF | (old.rkey.0 + 1) & 0xFF);
         pair.write(&new, 0, b"two");
         assert_eq!(
-            (octets(&first, 0, 4), octets(&second, 7, 5)),
+            (bytes(&first, 0, 4), bytes(&second, 7, 5)),
             (b"one\0".to_vec(), b"\0two\0".to_vec())
         );
         first.deregister().unwrap();
@@ -257,7 +257,7 @@ fn the_peer_invalidates_a_type_2_window_and_it_is_bound_again() {
             peer.done(3, CompletionOpcode::Send);
             let received = owner.done(2, CompletionOpcode::Receive);
             assert_eq!(received.invalidated, Some(open.rkey));
-            assert_eq!(octets(&region, 0, 1), [key + 1]);
+            assert_eq!(bytes(&region, 0, 1), [key + 1]);
             assert_eq!(owner.windows()[0].mr, None);
         }
         // What is not limited to the stream it may not invalidate.
@@ -336,7 +336,7 @@ fn a_region_stays_while_windows_are_bound_to_it() {
         // Nor does it go with its handle.
         pair.write(&open[0], 0, b"1");
         pair.write(&open[1], 1, b"2");
-        assert_eq!(octets(&view, 0, 3), b"12\0");
+        assert_eq!(bytes(&view, 0, 3), b"12\0");
         let [one, two] = windows;
         drop(one);
         assert_eq!(owner.context.status().unwrap().mrs, 2);
@@ -377,7 +377,7 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
             let region = || owner.pd.reg_mr_with(&owner.segment(4096), .., &options).unwrap();
             let (local, read) = (region(), region());
             let source = peer.pd.reg_mr(&peer.segment(4096), .., access).unwrap();
-            source.write_at(0, b"octets").unwrap();
+            source.write_at(0, b"bytes").unwrap();
             pair.write(&local.remote(), 0, b"x");
             owned
                 .post_send(&[
@@ -387,7 +387,7 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
                 .unwrap();
             owner.done(1, CompletionOpcode::LocalInvalidate);
             owner.done(2, CompletionOpcode::RdmaRead);
-            assert_eq!(octets(&read, 0, 6), b"octets");
+            assert_eq!(bytes(&read, 0, 6), b"bytes");
             if own {
                 let third = region();
                 owned.post_recv(&[RecvRequest::new(3, &[])]).unwrap();
@@ -419,7 +419,7 @@ fn regions_for_one_qp_and_from_zero() {
     let region = owner.pd.reg_mr_with(&owner.segment(4096), 1000..2000, &options).unwrap();
     assert_eq!((region.iova(), region.remote().addr, region.len()), (0, 0, 1000));
     pair.write(&region.remote(), 999, b"x");
-    assert_eq!(octets(&region, 998, 2), b"\0x");
+    assert_eq!(bytes(&region, 998, 2), b"\0x");
     // Another QP of the same domain it does not serve, and not every QP can be named.
     let (other, peering) = join(owner, &pair.peer);
     let write = SendRequest::write_inline(1, b"!", region.remote().at(0));
@@ -449,7 +449,7 @@ enum Taking {
     Dealloc,
 }
 
-/// Octets under the window: several steps of a copy.
+/// Bytes under the window: several steps of a copy.
 const OPEN: u64 = 192 * 1024;
 
 /// Another process writes as fast as it can while the memory is taken away. What the owner then puts
@@ -507,8 +507,8 @@ fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
         ended(&qp, TerminateOrigin::Local, "1/1/00");
         drop(qp);
         region.read_at(0, &mut found).unwrap();
-        let late = found.iter().filter(|octet| **octet != 0x22).count();
-        assert_eq!(late, 0, "round {n}: {late} octets came after {taking:?} of {kind:?} was done");
+        let late = found.iter().filter(|byte| **byte != 0x22).count();
+        assert_eq!(late, 0, "round {n}: {late} bytes came after {taking:?} of {kind:?} was done");
     }
     drop(listener);
     drop((couple, owner));

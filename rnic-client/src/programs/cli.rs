@@ -42,7 +42,7 @@ pub fn write(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Parses a number of octets: `4096`, `64KiB`, `1MiB`, `2GiB`.
+/// Parses a number of bytes: `4096`, `64KiB`, `1MiB`, `2GiB`.
 pub fn size(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -56,7 +56,7 @@ pub fn size(text: &str) -> Result<u64, String> {
     };
     let number: u64 =
         number.parse().map_err(|e| format!("{text:?} does not begin with a number: {e}"))?;
-    number.checked_mul(scale).ok_or_else(|| format!("{text} is more than 2^64 octets"))
+    number.checked_mul(scale).ok_or_else(|| format!("{text} is more than 2^64 bytes"))
 }
 
 /// [`size`], for sizes that must fit 32 bits.
@@ -81,7 +81,7 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A bar for `total` octets on standard error; nothing is drawn when that is no terminal.
+/// A bar for `total` bytes on standard error; nothing is drawn when that is no terminal.
 pub fn byte_bar(total: u64, what: &str) -> ProgressBar {
     bar(total, what, BYTE_BAR)
 }
@@ -96,12 +96,12 @@ pub fn percent_bar(what: &str) -> ProgressBar {
     bar(100, what, PERCENT_BAR)
 }
 
-/// Octets and seconds in words: `12.0 MiB in 0.01 s (1.17 GiB/s)`.
-pub fn throughput(octets: u64, seconds: f64) -> String {
-    let size = BinaryBytes(octets);
+/// Bytes and seconds in words: `12.0 MiB in 0.01 s (1.17 GiB/s)`.
+pub fn throughput(bytes: u64, seconds: f64) -> String {
+    let size = BinaryBytes(bytes);
     if seconds > 0.0 {
-        // Saturates; a rate above 2^64 octets per second is of no interest.
-        let rate = BinaryBytes((octets as f64 / seconds) as u64);
+        // Saturates; a rate above 2^64 bytes per second is of no interest.
+        let rate = BinaryBytes((bytes as f64 / seconds) as u64);
         format!("{size} in {seconds:.2} s ({rate}/s)")
     } else {
         format!("{size} in no time")

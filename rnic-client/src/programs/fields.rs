@@ -27,10 +27,10 @@ impl<'a> Fields<'a> {
         Some(*chunk)
     }
 
-    pub(crate) fn octets(&mut self, n: usize) -> Option<&'a [u8]> {
-        let (octets, rest) = self.0.split_at_checked(n)?;
+    pub(crate) fn bytes(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
-        Some(octets)
+        Some(bytes)
     }
 
     /// Everything that is left.
@@ -38,9 +38,9 @@ impl<'a> Fields<'a> {
         std::mem::take(&mut self.0)
     }
 
-    /// Whether these constant octets come next; takes them.
-    pub(crate) fn expect(&mut self, octets: &[u8]) -> Option<()> {
-        (self.octets(octets.len())? == octets).then_some(())
+    /// Whether these constant bytes come next; takes them.
+    pub(crate) fn expect(&mut self, bytes: &[u8]) -> Option<()> {
+        (self.bytes(bytes.len())? == bytes).then_some(())
     }
 
     /// The end of the message, with nothing behind it.

@@ -15,7 +15,7 @@ use crate::{RecvRequest, SendRequest};
 /// What a messenger is made for.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    /// Longest message in octets, either way.
+    /// Longest message in bytes, either way.
     pub(crate) length: u32,
     /// Messages that may arrive before the first of them is taken.
     pub(crate) receives: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Shape {
 pub(crate) struct Messenger {
     qp: Qp,
     cq: Cq,
-    /// Places for receives, then places for sends, each `stride` octets.
+    /// Places for receives, then places for sends, each `stride` bytes.
     region: Mr,
     shape: Shape,
     stride: u64,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::*;
 
-/// Octets of the region the host lends, and of the largest message.
+/// Bytes of the region the host lends, and of the largest message.
 pub const REGION: u32 = 1 << 20;
 const REPORT: u32 = 40;
 const RECEIVES: u32 = 64;
@@ -83,16 +83,16 @@ impl Sighting {
     }
 }
 
-/// FNV-1a, 64 bits, over words of 8 octets: enough to tell right from wrong.
-fn digest(octets: &[u8]) -> u64 {
-    octets.chunks(8).fold(0xCBF2_9CE4_8422_2325, |hash, chunk| {
+/// FNV-1a, 64 bits, over words of 8 bytes: enough to tell right from wrong.
+fn digest(bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(0xCBF2_9CE4_8422_2325, |hash, chunk| {
         let mut word = [0; 8];
         word[..chunk.len()].copy_from_slice(chunk);
         (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01B3)
     })
 }
 
-/// Octets that no other message of the tour has.
+/// Bytes that no other message of the tour has.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut out = Vec::with_capacity(len + 8);
@@ -291,11 +291,10 @@ impl Guest {
         }
         let connected = guest.qp.connect(address, &connect).map_err(call)?;
         let greeting = connected.private_data;
-        let (host, keys) = RemoteMr::from_bytes(&greeting)
-            .zip(greeting.get(RemoteMr::LEN..))
-            .ok_or_else(|| {
-                guest.wrong(format!("{} octets of private data are no greeting", greeting.len()))
-            })?;
+        let (host, keys) =
+            RemoteMr::from_bytes(&greeting).zip(greeting.get(RemoteMr::LEN..)).ok_or_else(
+                || guest.wrong(format!("{} bytes of private data are no greeting", greeting.len())),
+            )?;
         let [a0, a1, a2, a3, b0, b1, b2, b3] = *keys else {
             return Err(guest.wrong("the greeting lacks the keys".to_owned()));
         };
@@ -309,7 +308,7 @@ impl Guest {
     fn sends(&mut self) -> Result<(), TourError> {
         for (name, len, solicited) in [
             ("Send", 3000, false),
-            ("Send of no octets", 0, false),
+            ("Send of no bytes", 0, false),
             ("Send with Solicited Event", 101, true),
         ] {
             self.begin(name);
@@ -327,7 +326,7 @@ impl Guest {
                 s.len == len && s.solicited == solicited && s.message == digest(&message),
                 &s,
             )?;
-            self.done(format!("{len} octets, digest verified by the host"));
+            self.done(format!("{len} bytes, digest verified by the host"));
         }
         self.begin("Send, gathered and inline");
         let message = pattern(77, 64);
@@ -343,7 +342,7 @@ impl Guest {
         self.completed(1)?;
         let s = self.sighting()?;
         self.check(s.len == 700 && s.message == digest(&whole), &s)?;
-        self.done("64 octets inline, 700 octets from 3 elements into 3".to_owned());
+        self.done("64 bytes inline, 700 bytes from 3 elements into 3".to_owned());
         Ok(())
     }
 
@@ -364,9 +363,9 @@ impl Guest {
         self.post(&[SendRequest::write_inline(self.id(), &data, self.host.at(777)).signaled()])?;
         self.completed(1)?;
         self.region_is_as_expected()?;
-        self.done("41 octets".to_owned());
+        self.done("41 bytes".to_owned());
 
-        self.begin("RDMA Write of no octets");
+        self.begin("RDMA Write of no bytes");
         // STag and offset of a zero-length Write are not looked at (RFC 5041 section 5.2).
         let nowhere = RemoteAddr { addr: u64::MAX, rkey: NO_SUCH_STAG };
         self.post(&[SendRequest::write(self.id(), &[], nowhere).signaled()])?;
@@ -385,10 +384,10 @@ impl Guest {
         self.check(c.byte_len == REGION, &c)?;
         let mut found = vec![0; REGION as usize];
         self.read_local(0, &mut found)?;
-        self.check(found == self.expected, &"the octets read differ")?;
+        self.check(found == self.expected, &"the bytes read differ")?;
         self.done(format!("{} KiB, compared", REGION / 1024));
 
-        self.begin("RDMA Read of no octets");
+        self.begin("RDMA Read of no bytes");
         let nowhere = RemoteAddr { addr: 1, rkey: NO_SUCH_STAG };
         self.post(&[SendRequest::read(self.id(), Sge::default(), nowhere).signaled()])?;
         let c = self.completed(1)?;
@@ -411,7 +410,7 @@ impl Guest {
         self.check(found == before, &"the read saw the write behind its fence")?;
         self.expected[4096..8192].copy_from_slice(&after);
         self.region_is_as_expected()?;
-        self.done("the read saw the old octets, the region has the new ones".to_owned());
+        self.done("the read saw the old bytes, the region has the new ones".to_owned());
         Ok(())
     }
 
@@ -438,7 +437,7 @@ impl Guest {
         self.completed(1)?;
         let mut found = vec![0; 4096];
         self.read_local(0, &mut found)?;
-        self.check(found == self.expected[..4096], &"the octets read differ")?;
+        self.check(found == self.expected[..4096], &"the bytes read differ")?;
         self.done("4 KiB, and the sink is no longer registered".to_owned());
 
         self.begin("Local Invalidate");
@@ -454,10 +453,10 @@ impl Guest {
         self.begin("Batch: 31 silent RDMA Writes and a Send");
         let data: Vec<[u8; 8]> = (0..31u64).map(|i| (i * 0x0101_0101_0101).to_le_bytes()).collect();
         let mut requests = Vec::new();
-        for (i, octets) in data.iter().enumerate() {
+        for (i, bytes) in data.iter().enumerate() {
             let at = i * 8;
-            self.expected[at..at + 8].copy_from_slice(octets);
-            requests.push(SendRequest::write_inline(self.id(), octets, self.host.at(at as u64)));
+            self.expected[at..at + 8].copy_from_slice(bytes);
+            requests.push(SendRequest::write_inline(self.id(), bytes, self.host.at(at as u64)));
         }
         requests.push(SendRequest::send_inline(self.id(), b"done").signaled());
         self.post(&requests)?;
@@ -533,9 +532,9 @@ impl Guest {
         self.qp.post_send(requests).map_err(|e| self.failed(e.source))
     }
 
-    fn post_inline(&mut self, octets: &[u8]) -> Result<(), TourError> {
+    fn post_inline(&mut self, bytes: &[u8]) -> Result<(), TourError> {
         let id = self.id();
-        self.post(&[SendRequest::send_inline(id, octets).signaled()])?;
+        self.post(&[SendRequest::send_inline(id, bytes).signaled()])?;
         self.completed(1).map(|_| ())
     }
 
@@ -595,15 +594,15 @@ impl Guest {
         self.check(s.region == digest(&self.expected), &"the region differs")
     }
 
-    fn write_local(&self, at: u64, octets: &[u8]) -> Result<(), TourError> {
-        self.memory.write_at(at, octets).map_err(|e| self.failed(e))
+    fn write_local(&self, at: u64, bytes: &[u8]) -> Result<(), TourError> {
+        self.memory.write_at(at, bytes).map_err(|e| self.failed(e))
     }
 
-    fn read_local(&self, at: u64, octets: &mut [u8]) -> Result<(), TourError> {
-        self.memory.read_at(at, octets).map_err(|e| self.failed(e))
+    fn read_local(&self, at: u64, bytes: &mut [u8]) -> Result<(), TourError> {
+        self.memory.read_at(at, bytes).map_err(|e| self.failed(e))
     }
 
-    fn memory_fill(&self, octet: u8) -> Result<(), TourError> {
-        self.memory.fill(0, REGION as usize, octet).map_err(|e| self.failed(e))
+    fn memory_fill(&self, byte: u8) -> Result<(), TourError> {
+        self.memory.fill(0, REGION as usize, byte).map_err(|e| self.failed(e))
     }
 }

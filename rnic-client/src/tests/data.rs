@@ -48,9 +48,9 @@ fn every_kind_of_request_arrives_as_it_was_meant() {
     let (invalidate, _) = qp.next_request();
     assert_eq!((invalidate.header.opcode, invalidate.header.inv_rkey), (9, 0x55));
     assert_eq!(invalidate.header.num_sge, 0);
-    let mut octets = [0; 10];
-    qp.sq.mapping().read(write.inline_at, &mut octets).unwrap();
-    assert_eq!(&octets, b"0123456789");
+    let mut bytes = [0; 10];
+    qp.sq.mapping().read(write.inline_at, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"0123456789");
     qp.sq.retire(4);
     drop(device);
     r.qp.post_send(&[

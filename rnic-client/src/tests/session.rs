@@ -119,7 +119,7 @@ fn a_reply_that_does_not_come_costs_the_session() {
 
 #[test]
 fn replies_that_make_no_sense_are_the_daemons_fault() {
-    for answer in [Answer::Octets(vec![0xFF; 40]), Answer::WrongId] {
+    for answer in [Answer::Bytes(vec![0xFF; 40]), Answer::WrongId] {
         let daemon = FakeDaemon::start();
         let context = daemon.open();
         daemon.answer_next(answer);
@@ -169,17 +169,17 @@ fn a_segment_is_whole_pages_shared_with_the_daemon() {
     let region = r.pd.reg_mr(&segment, 4096..4196, Access::LOCAL_WRITE).unwrap();
     region.write_at(98, b"ab").unwrap();
     let theirs = r.daemon.device().segments[&segment.id()].clone();
-    let mut octets = [0; 2];
-    theirs.read(4096 + 98, &mut octets).unwrap();
-    assert_eq!(&octets, b"ab");
+    let mut bytes = [0; 2];
+    theirs.read(4096 + 98, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"ab");
     theirs.write(4096, &7u64.to_ne_bytes()).unwrap();
     assert_eq!(region.load_u64(0).unwrap(), 7);
     assert_eq!(region.fetch_add_u64(0, 3).unwrap(), 7);
     region.store_u64(8, 5).unwrap();
     region.fill(16, 1, 9).unwrap();
-    let mut octets = [0; 17];
-    region.read_at(0, &mut octets).unwrap();
-    assert_eq!((octets[0], octets[8], octets[16]), (10, 5, 9));
+    let mut bytes = [0; 17];
+    region.read_at(0, &mut bytes).unwrap();
+    assert_eq!((bytes[0], bytes[8], bytes[16]), (10, 5, 9));
 }
 
 #[test]
@@ -187,12 +187,12 @@ fn accesses_outside_of_a_region_are_refused_though_the_segment_goes_on() {
     let r = rig();
     let segment = r.context.create_segment(4096).unwrap();
     let region = r.pd.reg_mr(&segment, 4..100, Access::LOCAL_WRITE).unwrap();
-    let mut octet = [0];
-    assert!(region.read_at(95, &mut octet).is_ok());
+    let mut byte = [0];
+    assert!(region.read_at(95, &mut byte).is_ok());
     for offset in [96, 4095, u64::MAX] {
-        let error = region.read_at(offset, &mut octet).unwrap_err();
+        let error = region.read_at(offset, &mut byte).unwrap_err();
         assert!(matches!(error, Error::OutOfRange { size: 96, .. }), "{error}");
-        assert!(region.write_at(offset, &octet).is_err());
+        assert!(region.write_at(offset, &byte).is_err());
         assert!(region.fill(offset, 1, 0).is_err());
         assert!(region.load_u64(offset).is_err());
     }

@@ -1,4 +1,4 @@
-//! The octets of every control message and event: a released encoding never changes.
+//! The bytes of every control message and event: a released encoding never changes.
 //!
 //! Each list holds one value per variant, in order. A new variant is appended here as it is there;
 //! a line that has to change means that an older client would misread the daemon.
@@ -11,13 +11,13 @@ use super::control::*;
 use super::queue::QueueShape;
 use crate::types::*;
 
-/// Compares each value with its octets in hexadecimal, and checks that the enum's variants (the first
-/// octet of the encoding after `skip` others) are all there, in order.
+/// Compares each value with its bytes in hexadecimal, and checks that the enum's variants (the first
+/// byte of the encoding after `skip` others) are all there, in order.
 fn check<T: Serialize + std::fmt::Debug>(skip: usize, golden: &[(T, &str)]) {
-    for (n, (value, octets)) in golden.iter().enumerate() {
+    for (n, (value, bytes)) in golden.iter().enumerate() {
         let encoded = postcard::to_stdvec(value).unwrap();
         let hex: String = encoded.iter().map(|b| format!("{b:02x}")).collect();
-        assert_eq!(hex, *octets, "{value:?}");
+        assert_eq!(hex, *bytes, "{value:?}");
         assert_eq!(usize::from(encoded[skip]), n, "{value:?} is out of order");
     }
 }

@@ -7,21 +7,21 @@
 
 use crate::types::{CompletionOpcode, CompletionStatus};
 
-/// Octets of a queue header: five cache lines, one writer each.
+/// Bytes of a queue header: five cache lines, one writer each.
 pub const QUEUE_HEADER_LEN: usize = 320;
-/// Octets of a cache line, the unit that separates writers.
+/// Bytes of a cache line, the unit that separates writers.
 pub const CACHE_LINE: usize = 64;
 /// First word of every queue header: "RNICQUE1" read as a little-endian number.
 pub const QUEUE_MAGIC: u64 = u64::from_le_bytes(*b"RNICQUE1");
 /// First word of every arena: "RNICARE1".
 pub const ARENA_MAGIC: u64 = u64::from_le_bytes(*b"RNICARE1");
 
-/// Octet offsets in a queue header. The entries follow at [`QUEUE_HEADER_LEN`].
+/// Byte offsets in a queue header. The entries follow at [`QUEUE_HEADER_LEN`].
 pub mod queue_header {
     /// Daemon, once: [`super::QUEUE_MAGIC`].
     pub const MAGIC: usize = 0;
     /// Daemon, once: ABI version (bits 0..16), queue kind (16..24), log2 of the capacity (24..32),
-    /// octets per entry (32..64).
+    /// bytes per entry (32..64).
     pub const SHAPE: usize = 8;
     /// Daemon, once: handle of the CQ, SRQ or QP (0..32), doorbell index (32..64).
     pub const OWNER: usize = 16;
@@ -74,12 +74,12 @@ pub enum QueueKind {
 pub struct QueueShape {
     /// Entries; a power of two, at most 2^24.
     pub capacity: u32,
-    /// Octets per entry, a multiple of 16.
+    /// Bytes per entry, a multiple of 16.
     pub stride: u32,
 }
 
 impl QueueShape {
-    /// Shape of a send queue for `depth` requests of at most `sges` elements and `inline` octets.
+    /// Shape of a send queue for `depth` requests of at most `sges` elements and `inline` bytes.
     pub fn send(depth: u32, sges: u8, inline: u16) -> Self {
         let body = (usize::from(sges) * SGE_LEN).max(usize::from(inline));
         let stride = (SEND_HEADER_LEN + body).next_multiple_of(64);
@@ -100,8 +100,8 @@ impl QueueShape {
         QueueShape { capacity: entries.max(1).next_power_of_two(), stride: COMPLETION_LEN as u32 }
     }
 
-    /// Octets of the whole queue, header included.
-    pub fn octets(self) -> usize {
+    /// Bytes of the whole queue, header included.
+    pub fn bytes(self) -> usize {
         QUEUE_HEADER_LEN + self.capacity as usize * self.stride as usize
     }
 }
@@ -109,14 +109,14 @@ impl QueueShape {
 // ---------------------------------------------------------------------------------------------
 // Arena and doorbells
 
-/// Octets of a doorbell page and of the arena header: one page each.
+/// Bytes of a doorbell page and of the arena header: one page each.
 pub const PAGE: usize = 4096;
 /// Offset in the session's first arena of worker `w`'s doorbell page.
 pub const fn doorbell_offset(worker: u32) -> usize {
     PAGE * (1 + worker as usize)
 }
 
-/// Octet offsets in an arena's first page.
+/// Byte offsets in an arena's first page.
 pub mod arena_header {
     /// [`super::ARENA_MAGIC`].
     pub const MAGIC: usize = 0;
@@ -128,7 +128,7 @@ pub mod arena_header {
     pub const FEATURES: usize = 24;
 }
 
-/// Octet offsets in a doorbell page: one page per (client, worker), shared with nobody else.
+/// Byte offsets in a doorbell page: one page per (client, worker), shared with nobody else.
 pub mod doorbell {
     /// Daemon's line: `u32`, 1 while the worker no longer polls this page and wants the eventfd.
     pub const ENGINE_SLEEPS: usize = 0;
@@ -145,7 +145,7 @@ pub mod doorbell {
 // ---------------------------------------------------------------------------------------------
 // Scatter/gather elements
 
-/// Octets of one element.
+/// Bytes of one element.
 pub const SGE_LEN: usize = 16;
 
 /// One scatter/gather element.
@@ -153,7 +153,7 @@ pub const SGE_LEN: usize = 16;
 pub struct Sge {
     /// Address in the region's own terms (`iova`).
     pub addr: u64,
-    /// Octets.
+    /// Bytes.
     pub length: u32,
     /// Local key: the region's STag.
     pub lkey: u32,
@@ -174,7 +174,7 @@ impl Sge {
 // ---------------------------------------------------------------------------------------------
 // Send queue entries
 
-/// Octets before the elements or inline data of a send queue entry.
+/// Bytes before the elements or inline data of a send queue entry.
 pub const SEND_HEADER_LEN: usize = 64;
 /// [`SEND_HEADER_LEN`] in words.
 pub const SEND_HEADER_WORDS: usize = SEND_HEADER_LEN / 8;
@@ -242,7 +242,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Header of a send queue entry, decoded. Octets in order: opcode 1, num_sge 1, flags 2,
+/// Header of a send queue entry, decoded. Bytes in order: opcode 1, num_sge 1, flags 2,
 /// inline_len 2, spare 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4, params 3 x 8, spare 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendHeader {
@@ -252,7 +252,7 @@ pub struct SendHeader {
     pub num_sge: u8,
     /// Request flags as written.
     pub flags: u16,
-    /// Octets of inline data that follow; 0 without [`SendFlags::INLINE`].
+    /// Bytes of inline data that follow; 0 without [`SendFlags::INLINE`].
     pub inline_len: u16,
     /// The application's name for the request.
     pub wr_id: u64,
@@ -313,7 +313,7 @@ impl SendHeader {
 pub struct WindowParams {
     /// First address, in the region's own terms (`iova`).
     pub address: u64,
-    /// Octets; 0 unbinds a window of type 1, and the other parameters are of no account then.
+    /// Bytes; 0 unbinds a window of type 1, and the other parameters are of no account then.
     pub length: u64,
     /// The region's STag.
     pub lkey: u32,
@@ -337,12 +337,12 @@ impl WindowParams {
 // ---------------------------------------------------------------------------------------------
 // Receive queue entries
 
-/// Octets before the elements of a receive queue entry.
+/// Bytes before the elements of a receive queue entry.
 pub const RECEIVE_HEADER_LEN: usize = 16;
 /// [`RECEIVE_HEADER_LEN`] in words.
 pub const RECEIVE_HEADER_WORDS: usize = RECEIVE_HEADER_LEN / 8;
 
-/// Header of a receive queue entry, decoded. Octets in order: num_sge 1, spare 7, wr_id 8.
+/// Header of a receive queue entry, decoded. Bytes in order: num_sge 1, spare 7, wr_id 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveHeader {
     /// Elements that follow.
@@ -368,7 +368,7 @@ impl ReceiveHeader {
 // ---------------------------------------------------------------------------------------------
 // Completion queue entries
 
-/// Octets of a completion queue entry.
+/// Bytes of a completion queue entry.
 pub const COMPLETION_LEN: usize = 64;
 /// [`COMPLETION_LEN`] in words.
 pub const COMPLETION_WORDS: usize = COMPLETION_LEN / 8;
@@ -386,7 +386,7 @@ bitflags::bitflags! {
     }
 }
 
-/// A completion queue entry without its sequence word. Octets in order: wr_id 8, byte_len 4, qp 4,
+/// A completion queue entry without its sequence word. Bytes in order: wr_id 8, byte_len 4, qp 4,
 /// status 1, opcode 1, flags 2, detail 4, imm_or_inv 8, src_qp 4, srq 4, timestamp_ns 8, why_id 8,
 /// spare 4, sequence 4. The sequence of entry `n` (counted from 0) is `n + 1` modulo 2^32; its word
 /// is stored last, with release.
@@ -394,7 +394,7 @@ bitflags::bitflags! {
 pub struct Cqe {
     /// The application's name for the request.
     pub wr_id: u64,
-    /// Octets received or read; 0 otherwise.
+    /// Bytes received or read; 0 otherwise.
     pub byte_len: u32,
     /// QP the request was posted to.
     pub qp: u32,
@@ -481,7 +481,7 @@ impl Cqe {
 // ---------------------------------------------------------------------------------------------
 // Completion channel records
 
-/// Octets of a record on a completion channel.
+/// Bytes of a record on a completion channel.
 pub const CHANNEL_RECORD_LEN: usize = 16;
 
 /// One completion event: handle 4, kind 4 (1 = completion), sequence 8.
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn send_header_octets_stand_where_the_abi_says() {
+    fn send_header_bytes_stand_where_the_abi_says() {
         let h = SendHeader {
             opcode: SendOpcode::Write as u8,
             num_sge: 3,
@@ -545,11 +545,11 @@ mod tests {
             params: [1, 2, 3],
             spare_is_zero: true,
         };
-        let octets: Vec<u8> = h.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
-        assert_eq!(octets[..8], [0, 3, 0x02, 0x01, 0x05, 0x04, 0, 0]);
-        assert_eq!(octets[8..16], 0x1122_3344_5566_7788u64.to_le_bytes());
-        assert_eq!(octets[24..28], 0xAABB_CCDDu32.to_le_bytes());
-        assert_eq!(octets[28..32], 0x0102_0304u32.to_le_bytes());
+        let bytes: Vec<u8> = h.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
+        assert_eq!(bytes[..8], [0, 3, 0x02, 0x01, 0x05, 0x04, 0, 0]);
+        assert_eq!(bytes[8..16], 0x1122_3344_5566_7788u64.to_le_bytes());
+        assert_eq!(bytes[24..28], 0xAABB_CCDDu32.to_le_bytes());
+        assert_eq!(bytes[28..32], 0x0102_0304u32.to_le_bytes());
         assert_eq!(SendHeader::from_words(h.to_words()), h);
         let mut spare = h.to_words();
         spare[7] = 1;

@@ -1,6 +1,6 @@
 //! DDP (RFC 5041): segment headers.
 //!
-//! Turns the first 14 or 18 octets of a ULPDU into a [`Header`] and back. It knows no buffers and
+//! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. It knows no buffers and
 //! no messages: what the fields of successive segments must have to do with one another is
 //! checked by [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here but
 //! a segment too short for its header, so that everything else can be reported.
@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::types::{Msn, Stag, TaggedOffset};
 
-/// Octets of the longer of the two headers.
+/// Bytes of the longer of the two headers.
 pub const MAX_HEADER_LEN: usize = UntaggedHeader::LEN;
 
 /// Queue numbers that RDMAP uses (RFC 5040 section 3.1.2).
@@ -47,48 +47,48 @@ pub struct TooShort;
 /// A whole segment, known to be long enough for its header.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    octets: &'a [u8],
+    bytes: &'a [u8],
     header_len: usize,
 }
 
 impl<'a> Segment<'a> {
     /// Accepts a ULPDU that holds at least the header its T bit asks for.
     #[inline]
-    pub fn new_checked(octets: &'a [u8]) -> Result<Segment<'a>, TooShort> {
-        let control = *octets.first().ok_or(TooShort)?;
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Segment<'a>, TooShort> {
+        let control = *bytes.first().ok_or(TooShort)?;
         let header_len =
             if control & TAGGED != 0 { TaggedHeader::LEN } else { UntaggedHeader::LEN };
-        if octets.len() < header_len {
+        if bytes.len() < header_len {
             return Err(TooShort);
         }
-        Ok(Segment { octets, header_len })
+        Ok(Segment { bytes, header_len })
     }
 
     /// The header as it was received, reserved bits and all.
     #[inline]
     #[must_use]
-    pub fn header_octets(&self) -> &'a [u8] {
-        &self.octets[..self.header_len]
+    pub fn header_bytes(&self) -> &'a [u8] {
+        &self.bytes[..self.header_len]
     }
 
     /// What follows the header.
     #[inline]
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
-        &self.octets[self.header_len..]
+        &self.bytes[self.header_len..]
     }
 
     fn control(&self) -> u8 {
-        self.octets[field::CONTROL]
+        self.bytes[field::CONTROL]
     }
 
     fn u32_at(&self, range: std::ops::Range<usize>) -> u32 {
-        let o = &self.octets[range];
+        let o = &self.bytes[range];
         u32::from_be_bytes([o[0], o[1], o[2], o[3]])
     }
 
     fn u64_at(&self, range: std::ops::Range<usize>) -> u64 {
-        let o = &self.octets[range];
+        let o = &self.bytes[range];
         u64::from_be_bytes([o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]])
     }
 }
@@ -100,7 +100,7 @@ pub struct TaggedHeader {
     pub last: bool,
     /// DV, two bits.
     pub dv: u8,
-    /// RsvdULP: the RDMAP control octet.
+    /// RsvdULP: the RDMAP control byte.
     pub rsvd_ulp: u8,
     /// The buffer.
     pub stag: Stag,
@@ -115,15 +115,15 @@ pub struct UntaggedHeader {
     pub last: bool,
     /// DV, two bits.
     pub dv: u8,
-    /// RsvdULP, first octet: the RDMAP control octet.
+    /// RsvdULP, first byte: the RDMAP control byte.
     pub rsvd_ulp: u8,
-    /// RsvdULP, the other four octets: the STag to invalidate, for the opcodes that do.
+    /// RsvdULP, the other four bytes: the STag to invalidate, for the opcodes that do.
     pub inv_stag: Stag,
     /// QN; see [`qn`] for those RDMAP knows.
     pub qn: u32,
     /// Message sequence number in the queue.
     pub msn: Msn,
-    /// Message offset: where in the message the payload goes, in octets from its start.
+    /// Message offset: where in the message the payload goes, in bytes from its start.
     pub mo: u32,
 }
 
@@ -143,7 +143,7 @@ impl Header {
         let segment = Segment::new_checked(ulpdu)?;
         let control = segment.control();
         let (last, dv) = (control & LAST != 0, control & VERSION);
-        let rsvd_ulp = segment.octets[field::RSVD_ULP];
+        let rsvd_ulp = segment.bytes[field::RSVD_ULP];
         let header = if control & TAGGED != 0 {
             Header::Tagged(TaggedHeader {
                 last,
@@ -166,7 +166,7 @@ impl Header {
         Ok((header, segment.payload()))
     }
 
-    /// Writes the header to the front of `out`, which has room for [`Header::len`] octets, and
+    /// Writes the header to the front of `out`, which has room for [`Header::len`] bytes, and
     /// returns that length. Reserved bits are written as 0.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
@@ -176,7 +176,7 @@ impl Header {
         }
     }
 
-    /// Octets of the header.
+    /// Bytes of the header.
     #[inline]
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "no header is empty")]
@@ -187,7 +187,7 @@ impl Header {
         }
     }
 
-    /// The RDMAP control octet.
+    /// The RDMAP control byte.
     #[inline]
     #[must_use]
     pub fn rsvd_ulp(&self) -> u8 {
@@ -199,7 +199,7 @@ impl Header {
 }
 
 impl TaggedHeader {
-    /// Octets of the header (section 4.2).
+    /// Bytes of the header (section 4.2).
     pub const LEN: usize = 14;
 
     /// Writes the header to the front of `out` and returns its length, 14.
@@ -215,7 +215,7 @@ impl TaggedHeader {
 }
 
 impl UntaggedHeader {
-    /// Octets of the header (section 4.3).
+    /// Bytes of the header (section 4.3).
     pub const LEN: usize = 18;
 
     /// Writes the header to the front of `out` and returns its length, 18.
@@ -304,25 +304,25 @@ mod tests {
     }
 
     #[test]
-    fn header_cut_at_every_octet_is_too_short() {
+    fn header_cut_at_every_byte_is_too_short() {
         for (first, len) in [(0xC1, TaggedHeader::LEN), (0x41, UntaggedHeader::LEN)] {
-            let mut octets = vec![0x55; len + 3];
-            octets[0] = first;
+            let mut bytes = vec![0x55; len + 3];
+            bytes[0] = first;
             for cut in 0..len {
-                assert_eq!(Header::parse(&octets[..cut]), Err(TooShort), "{cut} of {len}");
+                assert_eq!(Header::parse(&bytes[..cut]), Err(TooShort), "{cut} of {len}");
             }
-            let (header, payload) = Header::parse(&octets).expect("long enough");
+            let (header, payload) = Header::parse(&bytes).expect("long enough");
             assert_eq!((header.len(), payload), (len, &[0x55; 3][..]));
         }
     }
 
     #[test]
-    fn reserved_bits_are_ignored_and_kept_only_in_the_octets() {
-        let mut octets = [0x11; 20];
-        octets[0] = 0xFD;
-        let segment = Segment::new_checked(&octets).expect("long enough");
-        assert_eq!(segment.header_octets(), &octets[..14]);
-        let (header, _) = Header::parse(&octets).expect("long enough");
+    fn reserved_bits_are_ignored_and_kept_only_in_the_bytes() {
+        let mut bytes = [0x11; 20];
+        bytes[0] = 0xFD;
+        let segment = Segment::new_checked(&bytes).expect("long enough");
+        assert_eq!(segment.header_bytes(), &bytes[..14]);
+        let (header, _) = Header::parse(&bytes).expect("long enough");
         assert_eq!(emitted(&header)[0], 0xC1);
     }
 
@@ -350,8 +350,8 @@ mod tests {
                 let msn = Msn(msn);
                 Header::Untagged(UntaggedHeader { last, dv, rsvd_ulp, inv_stag: stag, qn, msn, mo })
             };
-            let octets = emitted(&header);
-            prop_assert_eq!(Header::parse(&octets), Ok((header, &[][..])));
+            let bytes = emitted(&header);
+            prop_assert_eq!(Header::parse(&bytes), Ok((header, &[][..])));
         }
     }
 }

@@ -302,7 +302,7 @@ mod tests {
 
     fn place(entries: u32) -> QueueMemory {
         let shape = QueueShape::completion(entries);
-        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
         QueueMemory::format(arena, 0, QueueKind::Completion, shape, 3, 9).expect("it fits")
     }
 

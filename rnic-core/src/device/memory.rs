@@ -1,6 +1,6 @@
 //! What an STag names, and checked ranges of it.
 //!
-//! A [`Memory`] is where a region's octets are, whatever its rights. A [`Target`] is a range of one
+//! A [`Memory`] is where a region's bytes are, whatever its rights. A [`Target`] is a range of one
 //! that has been checked by the [`StagTable`](super::StagTable); only it can be read or written.
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
 use crate::shm::{CopyFault, Mapping};
 use crate::types::SessionId;
 
-/// Where the octets of a region are. Clones name the same octets.
+/// Where the bytes of a region are. Clones name the same bytes.
 #[derive(Clone, Debug)]
 pub enum Memory {
     /// In a segment that its owner shares.
     Segment {
         /// The segment.
         mapping: Arc<Mapping>,
-        /// Octets from its start. With the region's length it stays within the mapping.
+        /// Bytes from its start. With the region's length it stays within the mapping.
         offset: usize,
     },
     /// In its owner's own address space. A copy is a system call, and waits for the owner's pages.
@@ -39,7 +39,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// The memory `skip` octets further on, as a window on a part of the region names it. The caller
+    /// The memory `skip` bytes further on, as a window on a part of the region names it. The caller
     /// keeps `skip` within the region.
     pub fn at(&self, skip: u64) -> Memory {
         match self {
@@ -57,7 +57,7 @@ impl Memory {
         }
     }
 
-    /// The checked range of `len` octets from `from` on, which the caller has bounded.
+    /// The checked range of `len` bytes from `from` on, which the caller has bounded.
     #[inline]
     pub(super) fn target(&self, from: u64, len: usize, owner: SessionId) -> Target<'_> {
         let place = match self {
@@ -145,18 +145,18 @@ enum Place<'t> {
 }
 
 impl<'t> Target<'t> {
-    /// Octets it covers.
+    /// Bytes it covers.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// `len` octets of it from `from` on, if they are inside.
+    /// `len` bytes of it from `from` on, if they are inside.
     pub fn part(&self, from: u64, len: usize) -> Option<Target<'t>> {
         let from = usize::try_from(from).ok()?;
         (len <= self.len.checked_sub(from)?).then(|| self.range(from, len))
     }
 
-    /// `len` octets from `from` on, which the caller has bounded.
+    /// `len` bytes from `from` on, which the caller has bounded.
     #[inline]
     fn range(&self, from: usize, len: usize) -> Target<'t> {
         let place = match self.place {
@@ -167,12 +167,12 @@ impl<'t> Target<'t> {
             Place::Moved { mover, address } => {
                 Place::Moved { mover, address: address + from as u64 }
             }
-            Place::Private(octets) => Place::Private(&octets[from..from + len]),
+            Place::Private(bytes) => Place::Private(&bytes[from..from + len]),
         };
         Target { place, len, owner: self.owner }
     }
 
-    /// Reads `dst.len()` octets from `from` on; the range must be inside.
+    /// Reads `dst.len()` bytes from `from` on; the range must be inside.
     #[inline]
     pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
         debug_assert!(from + dst.len() <= self.len);
@@ -183,8 +183,8 @@ impl<'t> Target<'t> {
             Place::Attached { space, address } => {
                 space.read(address + from as u64, dst).map_err(|e| self.source_fault(e))
             }
-            Place::Private(octets) => {
-                dst.copy_from_slice(&octets[from..from + dst.len()]);
+            Place::Private(bytes) => {
+                dst.copy_from_slice(&bytes[from..from + dst.len()]);
                 Ok(())
             }
             // Nothing comes here that a mover has not brought before.
@@ -192,20 +192,20 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Writes all of it. With `tail_last` the final octets become visible last.
+    /// Writes all of it. With `tail_last` the final bytes become visible last.
     #[inline]
-    fn write(&self, octets: &[u8], tail_last: bool) -> Result<(), MemoryFault> {
+    fn write(&self, bytes: &[u8], tail_last: bool) -> Result<(), MemoryFault> {
         match self.place {
             Place::Segment { mapping, offset } => {
                 let written = if tail_last {
-                    mapping.write_tail_last(offset, octets)
+                    mapping.write_tail_last(offset, bytes)
                 } else {
-                    mapping.write(offset, octets)
+                    mapping.write(offset, bytes)
                 };
                 written.map_err(|e| self.sink_fault(e))
             }
             Place::Attached { space, address } => {
-                space.write(address, octets, tail_last).map_err(|e| self.sink_fault(e))
+                space.write(address, bytes, tail_last).map_err(|e| self.sink_fault(e))
             }
             // What a mover is to write goes to it as a job.
             Place::Moved { .. } | Place::Private(_) => Err(self.sink_fault(Unreachable::Unmapped)),
@@ -226,7 +226,7 @@ impl<'t> Target<'t> {
                     if mapping.is_poisoned() { self.source_fault(e) } else { to.sink_fault(e) }
                 })
             }
-            (Place::Private(octets), _) => to.write(octets, tail_last),
+            (Place::Private(bytes), _) => to.write(bytes, tail_last),
             (Place::Segment { mapping, offset }, Place::Attached { space, address }) => {
                 let written = space.write_from(address, mapping, offset, self.len, tail_last);
                 written.map_err(|e| match e {
@@ -275,12 +275,12 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Octets that a mover has brought from memory of `owner`.
-    pub(crate) fn private(owner: SessionId, octets: &'t [u8]) -> Target<'t> {
-        Target { place: Place::Private(octets), len: octets.len(), owner }
+    /// Bytes that a mover has brought from memory of `owner`.
+    pub(crate) fn private(owner: SessionId, bytes: &'t [u8]) -> Target<'t> {
+        Target { place: Place::Private(bytes), len: bytes.len(), owner }
     }
 
-    /// Inline data of a send queue entry: octets of the client's own arena that the queue's
+    /// Inline data of a send queue entry: bytes of the client's own arena that the queue's
     /// [`take`](crate::shm::queue::SendConsumer::take) has bounded.
     pub(crate) fn inline(
         owner: SessionId,
@@ -306,28 +306,28 @@ impl<'t> Target<'t> {
     }
 }
 
-/// Where a payload comes from: private octets, or checked memory.
+/// Where a payload comes from: private bytes, or checked memory.
 #[derive(Clone, Copy)]
 pub enum Payload<'a> {
-    /// Octets in the daemon's own memory.
-    Octets(&'a [u8]),
+    /// Bytes in the daemon's own memory.
+    Bytes(&'a [u8]),
     /// Checked ranges, in order.
     Gather(&'a [Target<'a>]),
 }
 
 impl Payload<'_> {
-    /// Octets in all.
+    /// Bytes in all.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Payload::Octets(b) => b.len(),
+            Payload::Bytes(b) => b.len(),
             Payload::Gather(targets) => targets.iter().map(Target::len).sum(),
         }
     }
 
-    /// Copies the octets from `from` on out of this payload.
+    /// Copies the bytes from `from` on out of this payload.
     pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
         match self {
-            Payload::Octets(b) => dst.copy_from_slice(&b[from..from + dst.len()]),
+            Payload::Bytes(b) => dst.copy_from_slice(&b[from..from + dst.len()]),
             Payload::Gather(sources) => {
                 let (mut skip, mut done) = (from, 0);
                 for s in *sources {
@@ -343,9 +343,9 @@ impl Payload<'_> {
         Ok(())
     }
 
-    /// Copies the octets `from..from + target.len()` of this payload to a target.
+    /// Copies the bytes `from..from + target.len()` of this payload to a target.
     ///
-    /// With `tail_last` the final octets become visible last: programs poll on them.
+    /// With `tail_last` the final bytes become visible last: programs poll on them.
     pub fn place(
         &self,
         from: usize,
@@ -353,7 +353,7 @@ impl Payload<'_> {
         tail_last: bool,
     ) -> Result<(), MemoryFault> {
         match self {
-            Payload::Octets(b) => target.write(&b[from..from + target.len], tail_last),
+            Payload::Bytes(b) => target.write(&b[from..from + target.len], tail_last),
             Payload::Gather(sources) => {
                 let (mut skip, mut done) = (from, 0);
                 for s in *sources {
@@ -399,10 +399,10 @@ mod tests {
                 to(0, 32).read(0, &mut found).expect("it is there");
                 let mut expected = clean;
                 expected[8..8 + len].copy_from_slice(&whole[from..from + len]);
-                assert_eq!(found, expected, "{len} octets from {from}");
+                assert_eq!(found, expected, "{len} bytes from {from}");
                 let mut read = vec![0; len];
                 payload.read(from, &mut read).expect("it is there");
-                assert_eq!(read, &whole[from..from + len], "{len} octets from {from}");
+                assert_eq!(read, &whole[from..from + len], "{len} bytes from {from}");
             }
         }
     }

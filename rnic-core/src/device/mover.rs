@@ -14,7 +14,7 @@ use super::memory::Unreachable;
 use crate::shm::queue::MAX_SGE;
 use crate::types::SessionId;
 
-/// Octets of one job at most.
+/// Bytes of one job at most.
 pub const MAX_MOVE: usize = 64 * 1024;
 
 /// A mover, as far as it is shared.
@@ -119,18 +119,18 @@ pub struct MoveJob {
 /// Direction of a copy.
 #[derive(Debug)]
 pub enum Way {
-    /// Out of the address space: the answer brings the octets of all pieces.
+    /// Out of the address space: the answer brings the bytes of all pieces.
     Out,
     /// Into it.
     In {
         /// For all pieces.
-        octets: Vec<u8>,
-        /// The last octets become visible last.
+        bytes: Vec<u8>,
+        /// The last bytes become visible last.
         tail_last: bool,
     },
 }
 
-/// What came of a job: the octets of [`Way::Out`], none of [`Way::In`].
+/// What came of a job: the bytes of [`Way::Out`], none of [`Way::In`].
 pub type Moved = Result<Vec<u8>, Unreachable>;
 
 #[cfg(test)]

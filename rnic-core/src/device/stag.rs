@@ -34,9 +34,9 @@ pub struct StagEntry {
     pub access: Access,
     /// First address, for local elements and remote offsets alike.
     pub iova: u64,
-    /// Octets; `iova + length` is below 2^64.
+    /// Bytes; `iova + length` is below 2^64.
     pub length: u64,
-    /// Memory it names, `length` octets.
+    /// Memory it names, `length` bytes.
     pub memory: Memory,
 }
 
@@ -262,7 +262,7 @@ impl StagTable {
         let mover = self.mover_of(stag);
         match (&e.names, e.scope) {
             (Names::Window(_), Scope::Qp(_)) => self.unbind(stag),
-            // Unbound by a bind of no octets, as in the verbs.
+            // Unbound by a bind of no bytes, as in the verbs.
             (Names::Window(_), Scope::Pd) => return Err(LocalFault::InvalidKey),
             (Names::Region(windows), scope) => {
                 windows.withdraw().map_err(|_| LocalFault::HasWindows)?;
@@ -286,7 +286,7 @@ pub(super) fn in_scope(e: &StagEntry, qp: QpId) -> bool {
 }
 
 impl StagEntry {
-    /// Octets from its start to `addr`, if it has `len` octets from there on.
+    /// Bytes from its start to `addr`, if it has `len` bytes from there on.
     pub(super) fn offset_of(&self, addr: u64, len: u64) -> Option<usize> {
         let from = addr.checked_sub(self.iova)?;
         // from + len <= length, which is the length of a piece of memory, hence a usize.
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
     use crate::shm::Mapping;
 
-    /// What a region is, as a set of octets; everything else follows.
+    /// What a region is, as a set of bytes; everything else follows.
     #[derive(Clone, Debug)]
     struct Plain {
         session: u32,
@@ -318,7 +318,7 @@ mod tests {
     }
 
     impl Plain {
-        /// Whether the octets `at..at + len` are all its own, one by one as integers without end.
+        /// Whether the bytes `at..at + len` are all its own, one by one as integers without end.
         fn holds(&self, at: u64, len: u64) -> bool {
             let (at, len) = (u128::from(at), u128::from(len));
             let (from, to) =
@@ -342,9 +342,9 @@ mod tests {
     }
 
     proptest! {
-        /// Every answer of the table against the plain set of octets.
+        /// Every answer of the table against the plain set of bytes.
         #[test]
-        fn resolving_agrees_with_sets_of_octets(
+        fn resolving_agrees_with_sets_of_bytes(
             regions in prop::collection::vec(plain(), 1..6),
             asks in prop::collection::vec(
                 (0usize..8, 0u32..2, 0u32..2, 0u32..3, any::<i8>(), prop_oneof![

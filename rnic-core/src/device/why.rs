@@ -21,9 +21,9 @@ use crate::types::{AddressPair, PdId, QpId, SessionId, Stag, Time};
 pub const ROUTINE_RECORDS: usize = 16;
 /// Records kept of sessions that have ended, unless [`WhyLog::keep_of_ended`] says otherwise.
 const ENDED_RECORDS: usize = 1024;
-/// Octets of a rule; a longer one is cut.
+/// Bytes of a rule; a longer one is cut.
 pub const MAX_RULE: usize = 200;
-/// Octets of a text; a longer one is cut.
+/// Bytes of a text; a longer one is cut.
 pub const MAX_TEXT: usize = 500;
 
 /// A record to be made: a [`WhyRecord`] without number and time.
@@ -48,7 +48,7 @@ pub struct Why {
     pub stag: Option<Stag>,
     /// Tagged offset or address that was asked for.
     pub offset: Option<u64>,
-    /// Octets that were asked for.
+    /// Bytes that were asked for.
     pub length: Option<u64>,
     /// Addresses of the connection.
     pub addresses: Option<AddressPair>,
@@ -246,7 +246,7 @@ impl Default for Inner {
     }
 }
 
-/// Cuts a text to at most `most` octets, between characters.
+/// Cuts a text to at most `most` bytes, between characters.
 fn cut(text: &mut String, most: usize) {
     if text.len() > most {
         let mut end = most.saturating_sub('…'.len_utf8());

@@ -274,7 +274,7 @@ pub struct BindRequest {
     pub new: Stag,
     /// First address, in the region's terms.
     pub address: u64,
-    /// Octets; 0 unbinds a window of type 1.
+    /// Bytes; 0 unbinds a window of type 1.
     pub length: u64,
     /// The region.
     pub lkey: u32,

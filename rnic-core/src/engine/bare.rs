@@ -20,7 +20,7 @@ use crate::mpa::LENGTH_LEN;
 use crate::shm::io::{MAX_PIECES, Piece};
 use crate::shm::queue::MAX_SGE;
 
-/// Octets of a message from which on two more pieces per FPDU cost less than a copy.
+/// Bytes of a message from which on two more pieces per FPDU cost less than a copy.
 const WORTH_IT: u32 = 16 * 1024;
 /// FPDUs of one call.
 const MAX_FPDUS: usize = 64;
@@ -36,16 +36,16 @@ struct Fpdu {
 }
 
 impl Fpdu {
-    fn octets(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.head_len + self.payload as usize + self.trailer.len()
     }
 }
 
 /// What TCP took.
 struct Taken {
-    /// Octets of this call.
-    octets: usize,
-    /// Payload and all octets of each FPDU of which it took something.
+    /// Bytes of this call.
+    bytes: usize,
+    /// Payload and all bytes of each FPDU of which it took something.
     begun: ArrayVec<(u32, usize), MAX_FPDUS>,
     /// What is missing of the last of them, or of what was framed before.
     rest: Vec<u8>,
@@ -85,14 +85,14 @@ impl Qp {
         let taken = self.send_bare(shard, framed, send)?;
         let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
         let mut end = tcp.framed;
-        tcp.framed += taken.begun.iter().map(|(_, octets)| *octets as u64).sum::<u64>();
-        tcp.took(taken.octets, &taken.rest);
+        tcp.framed += taken.begun.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
+        tcp.took(taken.bytes, &taken.rest);
         if taken.short && taken.rest.is_empty() {
             tcp.refused();
         }
-        for (payload, octets) in taken.begun {
-            end += octets as u64;
-            self.deficit -= octets as i64;
+        for (payload, bytes) in taken.begun {
+            end += bytes as u64;
+            self.deficit -= bytes as i64;
             self.segment_left(payload, Some(end));
         }
         match taken.gone {
@@ -125,13 +125,13 @@ impl Qp {
             }));
             pieces.push(Piece::Private(fpdu.trailer));
         }
-        let total = framed.len() + fpdus.iter().map(Fpdu::octets).sum::<usize>();
+        let total = framed.len() + fpdus.iter().map(Fpdu::bytes).sum::<usize>();
         let gone = || {
             let poisoned = |t: &&Target<'_>| t.shared().is_some_and(|(m, ..)| m.is_poisoned());
             let target = targets.iter().find(poisoned)?;
             Some(target.source_fault(Unreachable::Truncated))
         };
-        let octets = match send(&TxBatch::new(&pieces)) {
+        let bytes = match send(&TxBatch::new(&pieces)) {
             Ok(n) => n.min(total),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {
@@ -145,15 +145,15 @@ impl Qp {
         let mut begun = ArrayVec::new();
         // Where in this call the last FPDU that was begun ends.
         let mut end = framed.len();
-        for fpdu in fpdus.iter().take_while(|_| octets > 0) {
-            if end >= octets {
+        for fpdu in fpdus.iter().take_while(|_| bytes > 0) {
+            if end >= bytes {
                 break;
             }
-            end += fpdu.octets();
-            begun.push((fpdu.payload, fpdu.octets()));
+            end += fpdu.bytes();
+            begun.push((fpdu.payload, fpdu.bytes()));
         }
-        let rest = copy_out(&pieces, octets, end);
-        Ok(Taken { octets, begun, rest, short: octets < total, gone: gone() })
+        let rest = copy_out(&pieces, bytes, end);
+        Ok(Taken { bytes, begun, rest, short: bytes < total, gone: gone() })
     }
 
     /// Cuts FPDUs off a copy of the message in progress.
@@ -167,7 +167,7 @@ impl Qp {
         let (Link::Tcp(tcp), Some(message)) = (&self.link, &self.message) else { return Ok(()) };
         let (who, list) = (self.principal(), self.elements.as_slice());
         let mut message: Message = message.clone();
-        let mut octets = framed;
+        let mut bytes = framed;
         // Of the pieces of this call, one is what was framed before.
         let mut pieces = 1;
         loop {
@@ -201,13 +201,13 @@ impl Qp {
                 targets: memory.len(),
                 payload: segment.len,
             };
-            octets += fpdu.octets();
+            bytes += fpdu.bytes();
             pieces += memory.len() + 2;
             targets.extend(memory);
             fpdus.push(fpdu);
             let done = message.advance(segment.len, list);
             let room = pieces + MAX_SGE + 2 <= MAX_PIECES && !fpdus.is_full();
-            if done || !room || octets >= BATCHES * tcp.batch || octets as i64 >= self.deficit {
+            if done || !room || bytes >= BATCHES * tcp.batch || bytes as i64 >= self.deficit {
                 return Ok(());
             }
         }
@@ -217,20 +217,20 @@ impl Qp {
 /// Nothing is copied here, so a call may take as much as several with copies.
 const BATCHES: usize = 4;
 
-/// The octets `from..to` of the pieces. Where memory is gone, zeros keep the framing.
+/// The bytes `from..to` of the pieces. Where memory is gone, zeros keep the framing.
 fn copy_out(pieces: &[Piece<'_>], from: usize, to: usize) -> Vec<u8> {
     let mut out = vec![0; to.saturating_sub(from)];
     let mut at = 0;
     for piece in pieces {
         let len = match piece {
-            Piece::Private(octets) => octets.len(),
+            Piece::Private(bytes) => bytes.len(),
             Piece::Shared { len, .. } => *len,
         };
         let (start, end) = (from.clamp(at, at + len), to.clamp(at, at + len));
         if start < end {
             let into = &mut out[start - from..end - from];
             match piece {
-                Piece::Private(octets) => into.copy_from_slice(&octets[start - at..end - at]),
+                Piece::Private(bytes) => into.copy_from_slice(&bytes[start - at..end - at]),
                 Piece::Shared { mapping, offset, .. } => {
                     // A failure poisons the mapping, which the caller looks at.
                     if mapping.read(offset + (start - at), into).is_err() {

@@ -14,9 +14,9 @@ use crate::types::SessionId;
 /// How much may be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldLimits {
-    /// Octets of all sessions.
+    /// Bytes of all sessions.
     pub device: usize,
-    /// Octets of one session.
+    /// Bytes of one session.
     pub session: usize,
 }
 
@@ -148,13 +148,13 @@ impl Charges {
         Some(Excess { victim, why })
     }
 
-    /// Octets held.
+    /// Bytes held.
     #[cfg(test)]
     pub(super) fn used(&self) -> usize {
         self.used
     }
 
-    /// Octets that a session holds.
+    /// Bytes that a session holds.
     #[cfg(test)]
     pub(super) fn used_by(&self, session: SessionId) -> usize {
         self.sessions.get(&session).map_or(0, |s| s.used)

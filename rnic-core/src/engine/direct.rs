@@ -184,7 +184,7 @@ impl Qp {
     }
 }
 
-/// Octets of a segment, header included: a tagged one carries whole pages, which the copy likes, and a
+/// Bytes of a segment, header included: a tagged one carries whole pages, which the copy likes, and a
 /// step is short enough for the revocation that may wait for it.
 const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 /// Segments after which what is done completes: a turn has several times as many small requests, and

@@ -1,7 +1,7 @@
 //! A stream whose incoming direction stands still, for one of two reasons at a time. Either a Send
 //! found no receive and its QP was made to hold it (RFC 5041 section 7.1 lets a receiver end the stream
 //! at once; to wait instead is ours, and costs the peer only what TCP's flow control costs it anyway);
-//! or a mover is writing the octets of a segment (`moving`). A Send that was held may, with its
+//! or a mover is writing the bytes of a segment (`moving`). A Send that was held may, with its
 //! receive, go on to wait for a mover.
 //!
 //! *Over TCP* a segment without a receive has been verified and is kept with what was read behind it,
@@ -9,7 +9,7 @@
 //! else stays in the kernel and the peer's window closes. A QP that [may pause](Qp::may_pause) reads
 //! so little at a time that what is kept never exceeds one FPDU of the largest size; only at its first
 //! job for a mover a QP has not known that it would, and keeps what it has read. A reset is seen all the same, because the worker passes on the socket's error
-//! ([`Engine::socket_failed`](super::Engine::socket_failed)); a FIN is in its place behind the octets,
+//! ([`Engine::socket_failed`](super::Engine::socket_failed)); a FIN is in its place behind the bytes,
 //! and waits with them. *By the direct path* nothing is kept: the sender's QP takes no turn at this one
 //! until it is woken. What it does besides sending is deferred where TCP would deliver it in its place
 //! behind a segment that has left ([`Qp::defer`]).
@@ -45,7 +45,7 @@ pub(super) struct Pause {
     /// What it waits for.
     pub(super) awaits: Awaits,
     /// Over TCP: the ULPDU that lacks a receive, then what was read and not looked at.
-    pub(super) octets: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// What a stream waits for.
@@ -63,9 +63,9 @@ pub(super) enum Awaits {
 
 /// The segment that found no receive.
 pub(super) enum Segment {
-    /// It stands in front of the octets that are kept: so many, with the payload from here on.
+    /// It stands in front of the bytes that are kept: so many, with the payload from here on.
     Received { ulpdu: usize, payload: usize, kind: SendKind, mo: u32, last: bool },
-    /// The other QP of the direct path has it: its header, and its octets.
+    /// The other QP of the direct path has it: its header, and its bytes.
     AtPeer { header: Header, len: u16 },
 }
 
@@ -146,14 +146,14 @@ impl Qp {
         let until = shard.now.after(deadline);
         shard.holds.0.insert((until, self.key));
         let awaits = Awaits::Receive { segment, place, until };
-        self.pause = Some(Box::new(Pause { awaits, octets: ulpdu.to_vec() }));
+        self.pause = Some(Box::new(Pause { awaits, bytes: ulpdu.to_vec() }));
         Ok(false)
     }
 
-    /// Keeps octets that were read behind the segment for which the stream stands still.
-    pub(super) fn keep_unread(&mut self, octets: &[u8]) {
+    /// Keeps bytes that were read behind the segment for which the stream stands still.
+    pub(super) fn keep_unread(&mut self, bytes: &[u8]) {
         if let Some(pause) = &mut self.pause {
-            pause.octets.extend_from_slice(octets);
+            pause.bytes.extend_from_slice(bytes);
         }
     }
 
@@ -178,11 +178,11 @@ impl Qp {
         let Some(pause) = self.lift(shard) else { return };
         let Awaits::Receive { segment, .. } = &pause.awaits else { return };
         let Segment::Received { ulpdu, payload, kind, mo, last } = *segment else { return };
-        let arrived = &pause.octets[..ulpdu];
+        let arrived = &pause.bytes[..ulpdu];
         if let Err(trouble) = self.send_arrived(shard, kind, mo, arrived, payload, last) {
             self.segment_failed(shard, trouble, |fault| pause.refusal(fault));
         }
-        self.read_later(shard, pause.octets, ulpdu);
+        self.read_later(shard, pause.bytes, ulpdu);
     }
 
     /// The deadline of a pause has passed: the message has found no receive after all.
@@ -243,9 +243,9 @@ impl Qp {
 
 #[cfg(test)]
 impl super::Engine {
-    /// Octets kept of streams that stand still.
-    pub(super) fn kept_octets(&self) -> usize {
-        self.qps.iter().flatten().filter_map(|qp| qp.pause.as_ref()).map(|p| p.octets.len()).sum()
+    /// Bytes kept of streams that stand still.
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.qps.iter().flatten().filter_map(|qp| qp.pause.as_ref()).map(|p| p.bytes.len()).sum()
     }
 }
 
@@ -255,7 +255,7 @@ impl Pause {
         match &self.awaits {
             Awaits::Mover(landing) => landing.refusal(fault),
             Awaits::Receive { segment: Segment::Received { ulpdu, .. }, .. } => {
-                terminate::build(fault, &self.octets[..*ulpdu], None)
+                terminate::build(fault, &self.bytes[..*ulpdu], None)
             }
             Awaits::Receive { segment: Segment::AtPeer { header, len }, .. } => {
                 terminate::build_from_header(fault, *len, header, None)

@@ -49,12 +49,12 @@ pub enum Output {
     Notify(Arc<Cq>),
     /// Shut down the sending direction of the QP's socket.
     ShutdownWrite(QpId),
-    /// Hand these last octets to the QP's socket if it takes them at once; `Close` follows.
+    /// Hand these last bytes to the QP's socket if it takes them at once; `Close` follows.
     Farewell {
         /// Whose.
         qp: QpId,
         /// A whole Terminate.
-        octets: Vec<u8>,
+        bytes: Vec<u8>,
     },
     /// Close the QP's socket.
     Close {
@@ -156,7 +156,7 @@ pub enum Work {
 pub enum Transmit {
     /// Nothing was to be sent.
     Idle,
-    /// Octets were accepted; the QP is scheduled again if it has more.
+    /// Bytes were accepted; the QP is scheduled again if it has more.
     More,
     /// TCP takes no more: call [`Engine::writable`](super::Engine::writable) when it does.
     Blocked,
@@ -165,7 +165,7 @@ pub enum Transmit {
 /// What came of [`Engine::receive`](super::Engine::receive).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// Octets were handled, or had to wait for the QP's turn; there may be more.
+    /// Bytes were handled, or had to wait for the QP's turn; there may be more.
     Progress,
     /// Nothing is there.
     WouldBlock,

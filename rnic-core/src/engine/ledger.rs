@@ -12,9 +12,9 @@ use crate::types::{CompletionOpcode, CompletionStatus, TerminateCode};
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Its octets are still being produced.
+    /// Its bytes are still being produced.
     Sending,
-    /// All produced; done when TCP has accepted this many octets of the stream.
+    /// All produced; done when TCP has accepted this many bytes of the stream.
     Queued(u64),
     /// Waits for the peer's response or for other workers.
     Waiting,

@@ -32,7 +32,7 @@ pub(super) enum Head {
 /// Where the payload comes from.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// Nowhere: a message of no octets.
+    /// Nowhere: a message of no bytes.
     Empty,
     /// One local element.
     Element(Sge),
@@ -42,7 +42,7 @@ pub(super) enum Source {
     Inline { at: usize },
     /// A region the peer named: the response to its read.
     Region(ReadArrival),
-    /// The message is a Read Request: its octets are this header.
+    /// The message is a Read Request: its bytes are this header.
     ReadRequest(ReadRequest),
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Message {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub header: Header,
-    /// Payload octets.
+    /// Payload bytes.
     pub len: u32,
     pub last: bool,
 }
@@ -78,7 +78,7 @@ pub(super) enum GatherFault {
 }
 
 impl Message {
-    /// Cuts the next segment, at most `mulpdu` octets with its header, for DDP version `dv`.
+    /// Cuts the next segment, at most `mulpdu` bytes with its header, for DDP version `dv`.
     pub(super) fn next_segment(&self, mulpdu: usize, dv: u8) -> Segment {
         let header_len = match self.head {
             Head::Tagged { .. } => TaggedHeader::LEN,
@@ -88,7 +88,7 @@ impl Message {
         // MULPDU is at least 128 (RFC 5044 section 3), so there is room for payload.
         let len = rest.min((mulpdu - header_len) as u32);
         let last = len == rest;
-        let control = |opcode| Control { rv: dv, opcode }.octet();
+        let control = |opcode| Control { rv: dv, opcode }.byte();
         let header = match self.head {
             Head::Tagged { opcode, stag, to } => Header::Tagged(TaggedHeader {
                 last,
@@ -111,8 +111,8 @@ impl Message {
         Segment { header, len, last }
     }
 
-    /// Resolves the next `len` octets of the payload. `arena` holds inline data, `list` the elements
-    /// of [`Source::Elements`]. A [`Source::ReadRequest`] has no memory: its octets stand in the
+    /// Resolves the next `len` bytes of the payload. `arena` holds inline data, `list` the elements
+    /// of [`Source::Elements`]. A [`Source::ReadRequest`] has no memory: its bytes stand in the
     /// message.
     pub(super) fn gather<'t>(
         &self,
@@ -179,7 +179,7 @@ impl Message {
         matches!(self.head, Head::Tagged { opcode: Opcode::ReadResponse, .. })
     }
 
-    /// Notes that the next `len` octets have been sent; whether that was all. `list` as in
+    /// Notes that the next `len` bytes have been sent; whether that was all. `list` as in
     /// [`Message::gather`].
     pub(super) fn advance(&mut self, len: u32, list: &[Sge]) -> bool {
         self.sent += len;

@@ -212,7 +212,7 @@ impl Engine {
         self.shard.stags.install(entry);
     }
 
-    /// Removes a region. When this has returned, no octet of it will be read or written.
+    /// Removes a region. When this has returned, no byte of it will be read or written.
     pub fn revoke_stag(&mut self, stag: Stag) {
         self.shard.stags.revoke(stag);
     }
@@ -388,7 +388,7 @@ impl Engine {
             }
             (Link::Direct(peer), None) => shard.deliver(*peer, Delivery::Reset),
             (Link::Tcp(_), farewell) => {
-                let last = farewell.map(|octets| Output::Farewell { qp: id, octets });
+                let last = farewell.map(|bytes| Output::Farewell { qp: id, bytes });
                 shard.outputs.extend(last);
                 shard.outputs.push_back(Output::Close { qp: id, reset });
             }
@@ -496,7 +496,7 @@ impl Engine {
         }
     }
 
-    /// A QP's socket takes octets again.
+    /// A QP's socket takes bytes again.
     pub fn writable(&mut self, qp: QpId) {
         self.with(qp, |qp, shard| {
             if let Link::Tcp(tcp) = &mut qp.link

@@ -79,7 +79,7 @@ impl Shard {
     }
 }
 
-/// Octets of the message in progress that are at hand, or on their way.
+/// Bytes of the message in progress that are at hand, or on their way.
 #[derive(Default)]
 pub(super) struct Stage {
     /// The job that brings them.
@@ -88,13 +88,13 @@ pub(super) struct Stage {
     owner: Option<SessionId>,
     /// Where in the message they begin.
     from: u32,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// Where among them those of the mover go.
     holes: Vec<(usize, usize)>,
 }
 
 impl Stage {
-    /// Puts the octets at hand in place of memory that only a mover reaches.
+    /// Puts the bytes at hand in place of memory that only a mover reaches.
     pub(super) fn fill_in<'t>(
         &'t self,
         message: &Message,
@@ -107,16 +107,16 @@ impl Stage {
         let owner = moved.owner();
         let at_hand = message.sent.checked_sub(self.from).and_then(|from| {
             let from = from as usize;
-            self.octets.get(from..from + len as usize).filter(|_| self.job.is_none())
+            self.bytes.get(from..from + len as usize).filter(|_| self.job.is_none())
         });
-        let octets = at_hand.ok_or(GatherFault::Unstaged)?;
+        let bytes = at_hand.ok_or(GatherFault::Unstaged)?;
         memory.clear();
-        memory.push(Target::private(owner, octets));
+        memory.push(Target::private(owner, bytes));
         Ok(())
     }
 }
 
-/// A segment whose octets a mover is writing, and what follows when it has.
+/// A segment whose bytes a mover is writing, and what follows when it has.
 pub(super) struct Landing {
     /// Its number.
     job: u64,
@@ -135,7 +135,7 @@ pub(super) struct Landing {
 pub(super) enum After {
     /// Nothing.
     Write,
-    /// A read of ours has got these octets; its last ones, perhaps.
+    /// A read of ours has got these bytes; its last ones, perhaps.
     Response { last: bool },
     /// A part of a Send at this offset.
     Send { kind: SendKind, mo: u32, last: bool, total: Option<u32> },
@@ -149,16 +149,16 @@ pub(super) enum Placed {
     Moving(Box<Writing>),
 }
 
-/// Octets for a mover to write.
+/// Bytes for a mover to write.
 pub(super) struct Writing {
     mover: Arc<Mover>,
     pieces: Pieces,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     tail_last: bool,
 }
 
 impl Writing {
-    /// Adds the octets of `payload` from `from` on that go to `target`, which `mover` reaches.
+    /// Adds the bytes of `payload` from `from` on that go to `target`, which `mover` reaches.
     pub(super) fn add(
         writing: Option<Box<Writing>>,
         (mover, address): (&Arc<Mover>, u64),
@@ -171,13 +171,13 @@ impl Writing {
             Box::new(Writing {
                 mover: mover.clone(),
                 pieces: Pieces::new(),
-                octets: Vec::with_capacity(payload.len()),
+                bytes: Vec::with_capacity(payload.len()),
                 tail_last,
             })
         });
-        let at = writing.octets.len();
-        writing.octets.resize(at + len, 0);
-        payload.read(from, &mut writing.octets[at..])?;
+        let at = writing.bytes.len();
+        writing.bytes.resize(at + len, 0);
+        payload.read(from, &mut writing.bytes[at..])?;
         // As many as a list has elements, which are all of one session's one address space.
         writing.pieces.push((address, len as u32));
         Ok(writing)
@@ -185,7 +185,7 @@ impl Writing {
 }
 
 impl Qp {
-    /// Has a mover bring the next octets of the message in progress.
+    /// Has a mover bring the next bytes of the message in progress.
     pub(super) fn stage(&mut self, shard: &mut Shard) {
         let Some(message) = &self.message else { return };
         if self.stage.job.is_some() {
@@ -200,7 +200,7 @@ impl Qp {
             drop(memory);
             return self.gather_failed(fault, shard);
         }
-        let (mut octets, mut holes) = (vec![0; len as usize], Vec::new());
+        let (mut bytes, mut holes) = (vec![0; len as usize], Vec::new());
         let (mut pieces, mut who) = (Pieces::new(), None);
         let (mut at, mut failed) = (0, None);
         for target in &memory {
@@ -211,7 +211,7 @@ impl Qp {
                     pieces.push((address, target.len() as u32));
                     holes.push((at, end));
                 }
-                None => failed = failed.or(target.read(0, &mut octets[at..end]).err()),
+                None => failed = failed.or(target.read(0, &mut bytes[at..end]).err()),
             }
             at = end;
         }
@@ -223,7 +223,7 @@ impl Qp {
         let Some(mover) = who else { return };
         let job = shard.begin_move(self.id, &mover, pieces, Way::Out);
         let owner = Some(mover.session());
-        self.stage = Stage { job: Some(job), owner, from, octets, holes };
+        self.stage = Stage { job: Some(job), owner, from, bytes, holes };
     }
 
     /// What follows from a segment's having been placed, now or when it is. `header` and
@@ -240,14 +240,14 @@ impl Qp {
             Placed::Done => return self.placed(shard, after, len),
             Placed::Moving(writing) => writing,
         };
-        let Writing { mover, pieces, octets, tail_last } = *writing;
-        let way = Way::In { octets, tail_last };
+        let Writing { mover, pieces, bytes, tail_last } = *writing;
+        let way = Way::In { bytes, tail_last };
         let job = shard.begin_move(self.id, &mover, pieces, way);
         let header = header.iter().copied().take(MAX_HEADER_LEN).collect();
         let deferred = Vec::new();
         let landing = Landing { job, mover, after, len, header, segment_len, deferred };
         self.paced = true;
-        self.pause = Some(Box::new(Pause { awaits: Awaits::Mover(landing), octets: Vec::new() }));
+        self.pause = Some(Box::new(Pause { awaits: Awaits::Mover(landing), bytes: Vec::new() }));
         Ok(())
     }
 
@@ -269,11 +269,11 @@ impl Qp {
         let owner = stage.owner.unwrap_or(self.session);
         let wanted: usize = stage.holes.iter().map(|(from, to)| to - from).sum();
         let cause = match result {
-            Ok(octets) if octets.len() == wanted => {
-                let mut rest = &octets[..];
+            Ok(bytes) if bytes.len() == wanted => {
+                let mut rest = &bytes[..];
                 for (from, to) in stage.holes.drain(..) {
                     let (now, later) = rest.split_at(to - from);
-                    stage.octets[from..to].copy_from_slice(now);
+                    stage.bytes[from..to].copy_from_slice(now);
                     rest = later;
                 }
                 stage.job = None;
@@ -313,7 +313,7 @@ impl Qp {
         for delivery in deferred {
             self.delivered(shard, &delivery);
         }
-        self.read_later(shard, pause.octets, 0);
+        self.read_later(shard, pause.bytes, 0);
     }
 
     /// Whether a mover is writing a segment.
@@ -321,7 +321,7 @@ impl Qp {
         self.pause.as_ref().is_some_and(|pause| matches!(pause.awaits, Awaits::Mover(_)))
     }
 
-    /// What it means that a segment's octets could not be written.
+    /// What it means that a segment's bytes could not be written.
     pub(super) fn not_placed(&mut self, after: After, fault: MemoryFault) -> Trouble {
         match (after, fault.cause, fault.end) {
             (After::Send { .. }, Unreachable::Unmapped | Unreachable::Detached, CopyEnd::Sink) => {
@@ -362,6 +362,6 @@ impl Qp {
 impl Landing {
     /// The Terminate for a fault of the segment.
     pub(super) fn refusal(&self, fault: Fault) -> Vec<u8> {
-        terminate::build_from_octets(fault, self.segment_len, &self.header, None)
+        terminate::build_from_bytes(fault, self.segment_len, &self.header, None)
     }
 }

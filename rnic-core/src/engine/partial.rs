@@ -4,7 +4,7 @@
 //! stream holds follows what has arrived, not what was announced: a buffer of the next power of two.
 //! The few that are incomplete at one time while streams run come from a pool of whole buffers,
 //! which spares them growing. What is not pooled is charged ([`charge`](super::charge)); a working connection
-//! completes an FPDU in milliseconds, so the oldest gives way. So ends a stream of whose incomplete FPDU no octet has come for long.
+//! completes an FPDU in milliseconds, so the oldest gives way. So ends a stream of whose incomplete FPDU no byte has come for long.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::types::{SessionId, Time};
 /// What incomplete FPDUs may cost one engine, its pool apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialLimits {
-    /// Octets.
+    /// Bytes.
     pub held: HoldLimits,
     /// How long a stream may pause inside an FPDU.
     pub stall: Duration,
@@ -30,7 +30,7 @@ impl Default for PartialLimits {
     }
 }
 
-/// An FPDU of which some octets are still to come.
+/// An FPDU of which some bytes are still to come.
 #[derive(Default)]
 pub(super) struct Partial {
     /// As long as there is room.
@@ -40,7 +40,7 @@ pub(super) struct Partial {
     pooled: bool,
     /// What its session is charged otherwise.
     held: Held,
-    /// When its last octet came.
+    /// When its last byte came.
     latest: Time,
     /// When to look whether it has stalled; outlives the FPDU.
     watched: Option<Time>,
@@ -51,17 +51,17 @@ impl Partial {
         self.len == 0
     }
 
-    pub(super) fn octets(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.buffer[..self.len]
     }
 
-    /// Room for octets up to a length of `needed`, as far as there is some.
+    /// Room for bytes up to a length of `needed`, as far as there is some.
     pub(super) fn window(&mut self, needed: usize) -> &mut [u8] {
         let end = needed.clamp(self.len, self.buffer.len().max(self.len));
         &mut self.buffer[self.len..end]
     }
 
-    /// Notes octets that were put into the window.
+    /// Notes bytes that were put into the window.
     pub(super) fn grow(&mut self, n: usize, now: Time) {
         self.len += n;
         self.latest = now;
@@ -102,19 +102,19 @@ impl Buffers {
         self.charges.set_limits(limits.held);
     }
 
-    /// Takes in octets of an FPDU that is not complete, the first or further ones. If that exceeds a
-    /// limit, the stream to end is told; until it has, the octets are there all the same.
+    /// Takes in bytes of an FPDU that is not complete, the first or further ones. If that exceeds a
+    /// limit, the stream to end is told; until it has, the bytes are there all the same.
     pub(super) fn append(
         &mut self,
         partial: &mut Partial,
         owner: Owner,
-        octets: &[u8],
+        bytes: &[u8],
         now: Time,
     ) -> Option<Excess> {
         if partial.is_empty() {
             self.begin(partial, owner, now);
         }
-        let len = partial.len + octets.len();
+        let len = partial.len + bytes.len();
         let mut excess = None;
         if len > partial.buffer.len() {
             let room = len.next_power_of_two().clamp(LEAST, MAX_FPDU.max(len));
@@ -125,8 +125,8 @@ impl Buffers {
                 excess = self.charges.set(&mut partial.held, owner, room);
             }
         }
-        partial.buffer[partial.len..len].copy_from_slice(octets);
-        partial.grow(octets.len(), now);
+        partial.buffer[partial.len..len].copy_from_slice(bytes);
+        partial.grow(bytes.len(), now);
         excess
     }
 
@@ -231,7 +231,7 @@ const NAMES: Names = Names {
 };
 /// Whole buffers of an engine, in use and at hand.
 const POOL: usize = 16;
-/// Octets of the smallest buffer.
+/// Bytes of the smallest buffer.
 const LEAST: usize = 256;
 
 #[cfg(test)]
@@ -263,7 +263,7 @@ mod tests {
             let charged = (b.charges.used(), b.charges.used_by(MINE));
             assert_eq!((p.buffer.len(), charged), (room, (room, room)));
         }
-        assert_eq!(p.octets(), vec![7; 65_257]);
+        assert_eq!(p.bytes(), vec![7; 65_257]);
         assert_eq!(p.window(MAX_FPDU).len(), 65_536 - 65_257);
         assert_eq!(b.append(&mut p, owner(1, MINE), &[7; 280], Time(0)), None);
         assert_eq!(b.charges.used(), MAX_FPDU.max(65_537));
@@ -327,7 +327,7 @@ mod tests {
         let mut p = Partial::default();
         b.append(&mut p, owner(7, MINE), &[0; 2], Time(0));
         assert_eq!((b.next_look(), b.pop_due(Time(second - 1))), (Some(Time(second)), None));
-        // Another octet in time, and the look is put off.
+        // Another byte in time, and the look is put off.
         b.append(&mut p, owner(7, MINE), &[0; 2], Time(second / 2));
         assert_eq!(b.pop_due(Time(second)), Some(7));
         assert_eq!(b.stalled(&mut p, 7, Time(second)), None);

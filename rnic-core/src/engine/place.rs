@@ -1,7 +1,7 @@
 //! What an arriving segment does to memory and queues, whichever path it came by.
 //!
 //! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. Each function passes
-//! all of them before the first octet is placed.
+//! all of them before the first byte is placed.
 
 use super::complete::Side;
 use super::ledger::Progress;
@@ -131,7 +131,7 @@ impl Qp {
         Ok(moving.map_or(Placed::Done, Placed::Moving))
     }
 
-    /// What follows when all octets of a segment are in place, by either path.
+    /// What follows when all bytes of a segment are in place, by either path.
     pub(super) fn placed(
         &mut self,
         shard: &mut Shard,
@@ -267,7 +267,7 @@ impl Qp {
     /// A segment of a Read Response has been placed.
     fn response_placed(&mut self, len: usize, last: bool) -> Result<(), Trouble> {
         let Some(read) = self.reads.front_mut() else { return Ok(()) };
-        // A peer that repeats octets overshoots, also beyond what a size can say, and is caught at
+        // A peer that repeats bytes overshoots, also beyond what a size can say, and is caught at
         // the end.
         read.received = read.received.saturating_add(len as u64);
         if last && read.received != u64::from(read.size) {

@@ -23,7 +23,7 @@ use crate::types::{Msn, Stag, TaggedOffset};
 
 /// Slots reserved at a time, to spare the CQ's lock.
 const RESERVE_BATCH: u32 = 32;
-/// Octets of payload that fit the smallest segment.
+/// Bytes of payload that fit the smallest segment.
 const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - UntaggedHeader::LEN as u32;
 
 impl Qp {
@@ -278,7 +278,7 @@ impl Qp {
             msn,
         };
         let total = READ_REQUEST_LEN as u32;
-        // The ledger entry is done by the response, not by the octets of the request.
+        // The ledger entry is done by the response, not by the bytes of the request.
         let source = Source::ReadRequest(request);
         Ok(Some(Message { head, source, total, sent: 0, seq: None }))
     }

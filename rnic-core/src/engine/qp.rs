@@ -47,7 +47,7 @@ pub struct QpConfig {
     pub shared: Arc<QpShared>,
 }
 
-/// Where a stream is. What may be sent and what becomes of arriving octets follows from it alone.
+/// Where a stream is. What may be sent and what becomes of arriving bytes follows from it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Responder before its first valid FPDU: receives, sends nothing (RFC 5044 section 7.1.2).
@@ -62,7 +62,7 @@ pub(super) enum Phase {
     FinSent,
     /// A Terminate is to be sent; nothing is received any more.
     Terminating,
-    /// Everything sent; the peer's FIN is awaited and its octets are dropped, so that closing does not
+    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does not
     /// reset the connection under our Terminate.
     Draining,
     /// No stream.
@@ -121,7 +121,7 @@ pub(super) struct OutstandingRead {
 /// A receive that a message is being placed into.
 pub(super) struct Receiving {
     pub entry: ReceiveEntry,
-    /// Octets of all its elements.
+    /// Bytes of all its elements.
     pub capacity: u64,
 }
 
@@ -269,7 +269,7 @@ impl Qp {
         Principal { session: self.session, pd: self.pd, qp: self.id }
     }
 
-    /// Octets TCP has accepted; without TCP everything counts as accepted.
+    /// Bytes TCP has accepted; without TCP everything counts as accepted.
     pub(super) fn accepted(&self) -> u64 {
         match &self.link {
             Link::Tcp(tcp) => tcp.accepted,

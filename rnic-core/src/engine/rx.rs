@@ -1,8 +1,8 @@
-//! Receiving from TCP: octets become verified FPDUs, FPDUs become segments, segments are placed.
+//! Receiving from TCP: bytes become verified FPDUs, FPDUs become segments, segments are placed.
 //!
 //! Nothing of an FPDU is looked at before its CRC and Markers have been checked (RFC 5044 section 6).
-//! Octets arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of its own,
-//! and the next call reads the missing octets straight behind it.
+//! Bytes arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of its own,
+//! and the next call reads the missing bytes straight behind it.
 
 use std::io::{self, IoSliceMut};
 
@@ -54,13 +54,13 @@ impl Qp {
         self.deficit -= CALL_COST;
         let (limit, may_leave) = self.read_limit(shard);
         // What is read has to be kept if the stream must stand still: at most the rest of one FPDU,
-        // or as many octets as the longest one has.
+        // or as many bytes as the longest one has.
         let (narrow, slab_len) = match self.may_pause() {
             true => (true, limit.min(MAX_FPDU)),
             false => (false, limit),
         };
         let Link::Tcp(tcp) = &mut self.link else { return Receive::Closed };
-        let needed = tcp.deframer.needed(tcp.partial.octets());
+        let needed = tcp.deframer.needed(tcp.partial.bytes());
         // Of a peer that has just begun no more than the first FPDU: its sign that the connection
         // stands is to be told before anything that came behind it completes.
         let (narrow, slab_len) = match self.phase {
@@ -111,18 +111,18 @@ impl Qp {
         Receive::Progress
     }
 
-    /// Handles complete FPDUs, in the partial buffer and then in `octets`, until the turn ends,
-    /// or whatever it costs. How many of `octets` need not be looked at again.
+    /// Handles complete FPDUs, in the partial buffer and then in `bytes`, until the turn ends,
+    /// or whatever it costs. How many of `bytes` need not be looked at again.
     pub(super) fn consume(
         &mut self,
         shard: &mut Shard,
-        mut octets: &mut [u8],
+        mut bytes: &mut [u8],
         at_any_cost: bool,
     ) -> usize {
-        let len = octets.len();
+        let len = bytes.len();
         // What came before may have found its receive and wait for a mover now.
         if self.is_paused() {
-            self.keep_unread(octets);
+            self.keep_unread(bytes);
             return len;
         }
         let owner = Owner { key: self.key, session: self.session };
@@ -130,45 +130,45 @@ impl Qp {
         while let Link::Tcp(tcp) = &mut self.link
             && !tcp.partial.is_empty()
         {
-            let needed = tcp.deframer.needed(tcp.partial.octets());
-            let missing = needed.saturating_sub(tcp.partial.octets().len());
+            let needed = tcp.deframer.needed(tcp.partial.bytes());
+            let missing = needed.saturating_sub(tcp.partial.bytes().len());
             if missing > 0 {
-                if octets.is_empty() {
+                if bytes.is_empty() {
                     return len;
                 }
-                let n = missing.min(octets.len());
-                let (now, later) = octets.split_at_mut(n);
+                let n = missing.min(bytes.len());
+                let (now, later) = bytes.split_at_mut(n);
                 let excess = shard.buffers.append(&mut tcp.partial, owner, now, shard.now);
                 shard.end_for_room(excess);
-                octets = later;
+                bytes = later;
                 continue;
             }
             let (mut buffer, filled) = shard.buffers.take(&mut tcp.partial, self.session);
             self.fpdu_arrived(shard, &mut buffer[..filled]);
             shard.buffers.give_buffer(buffer);
             if self.is_paused() {
-                self.keep_unread(octets);
+                self.keep_unread(bytes);
                 return len;
             }
         }
         while self.phase.receives()
-            && !octets.is_empty()
+            && !bytes.is_empty()
             && let Link::Tcp(tcp) = &mut self.link
         {
             if self.deficit <= 0 && !at_any_cost {
-                return len - octets.len();
+                return len - bytes.len();
             }
-            let needed = tcp.deframer.needed(octets);
-            if needed > octets.len() {
-                let excess = shard.buffers.append(&mut tcp.partial, owner, octets, shard.now);
+            let needed = tcp.deframer.needed(bytes);
+            if needed > bytes.len() {
+                let excess = shard.buffers.append(&mut tcp.partial, owner, bytes, shard.now);
                 shard.end_for_room(excess);
                 return len;
             }
-            let (fpdu, later) = octets.split_at_mut(needed);
+            let (fpdu, later) = bytes.split_at_mut(needed);
             self.fpdu_arrived(shard, fpdu);
-            octets = later;
+            bytes = later;
             if self.is_paused() {
-                self.keep_unread(octets);
+                self.keep_unread(bytes);
                 return len;
             }
         }
@@ -261,14 +261,14 @@ impl Qp {
         match arrival {
             Arrival::Write { stag, to, payload, last, stag_changed } => {
                 let len = payload.len();
-                let payload = Payload::Octets(payload);
+                let payload = Payload::Bytes(payload);
                 let stags = &shard.stags;
                 let placed = self.place_write(stags, stag, to.0, payload, last, stag_changed)?;
                 self.follow(shard, placed, After::Write, len, back(ulpdu))
             }
             Arrival::ReadResponse { stag, to, payload, last } => {
                 let len = payload.len();
-                let payload = Payload::Octets(payload);
+                let payload = Payload::Bytes(payload);
                 let placed = self.place_response(&shard.stags, stag, to.0, payload, last)?;
                 self.follow(shard, placed, After::Response { last }, len, back(ulpdu))
             }
@@ -300,7 +300,7 @@ impl Qp {
                     // The header as a whole, even if it came in several segments.
                     self.segment_failed(shard, trouble, |fault| {
                         let ReadArrival { request, header, segment_len } = &read;
-                        terminate::build_from_octets(fault, *segment_len, header, Some(request))
+                        terminate::build_from_bytes(fault, *segment_len, header, Some(request))
                     });
                 }
                 Ok(())
@@ -328,7 +328,7 @@ impl Qp {
         last: bool,
     ) -> Result<(), Trouble> {
         let payload = &ulpdu[at..];
-        let placed = self.place_send(&shard.stags, mo, Payload::Octets(payload))?;
+        let placed = self.place_send(&shard.stags, mo, Payload::Bytes(payload))?;
         let after = After::Send { kind, mo, last, total: None };
         self.follow(shard, placed, after, payload.len(), back(ulpdu))
     }

@@ -1,7 +1,7 @@
 //! Who is served next: users in turn, of a user his sessions in turn, and of a session its ready
 //! QPs in turn.
 //!
-//! Deficit round robin (Shreedhar and Varghese 1996) on three levels. Costs are in octets: what is
+//! Deficit round robin (Shreedhar and Varghese 1996) on three levels. Costs are in bytes: what is
 //! moved costs its length, and everything that costs time without moving much costs as much as could
 //! have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is the turn of a session
 //! and that of a user, in which several QPs may be served one after the other. Whoever overdraws his
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::types::{Time, UserId};
 
-/// Octets that a user, a session and a QP may move per turn: some tens of microseconds. Of 128, 256 and
+/// Bytes that a user, a session and a QP may move per turn: some tens of microseconds. Of 128, 256 and
 /// 512 KiB the last was the fastest with small requests, whose completions the client then sees in
 /// longer rows.
 pub(super) const QUANTUM: i64 = 512 * 1024;
@@ -35,7 +35,7 @@ const TOGETHER: Duration = Duration::from_millis(1);
 const BESIDE: Duration = Duration::from_micros(200);
 /// The longest rest. A turn that took longer was interrupted by others on this CPU.
 const LONGEST_REST: Duration = Duration::from_micros(100);
-/// What a request costs at least, whatever comes of it. 8-byte Writes take as long as this many octets
+/// What a request costs at least, whatever comes of it. 8-byte Writes take as long as this many bytes
 /// of a long one.
 pub(super) const REQUEST_COST: i64 = 2048;
 /// What an FPDU costs at least: the request that it belongs to is mostly paid for elsewhere.
@@ -112,7 +112,7 @@ struct User {
     paid: bool,
     /// Sessions that have a seat.
     sessions: u32,
-    /// Held by each receive slab that keeps unread octets of this user's.
+    /// Held by each receive slab that keeps unread bytes of this user's.
     slabs: Arc<()>,
 }
 
@@ -200,7 +200,7 @@ impl Schedule {
         self.seats.get(seat.index()).map(|s| self.users[s.user as usize].id)
     }
 
-    /// What receive slabs hold that keep unread octets of this session's user.
+    /// What receive slabs hold that keep unread bytes of this session's user.
     pub(super) fn slabs(&self, seat: Seat) -> Option<&Arc<()>> {
         self.seats.get(seat.index()).map(|s| &self.users[s.user as usize].slabs)
     }

@@ -1,6 +1,6 @@
 //! What a QP keeps per TCP connection.
 //!
-//! One slab each for sending and receiving serve all QPs; a QP owns memory only for octets that the
+//! One slab each for sending and receiving serve all QPs; a QP owns memory only for bytes that the
 //! kernel has not taken yet and for an FPDU that has not arrived in full. An idle connection owns none.
 
 use super::charge::Held;
@@ -11,11 +11,11 @@ use crate::shm::io::Piece;
 use crate::stream::inbound::Inbound;
 use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
-/// Octets of the transmit slab: the most that one call hands to TCP.
+/// Bytes of the transmit slab: the most that one call hands to TCP.
 pub(super) const TX_SLAB: usize = BATCH + MAX_FPDU;
-/// Octets of a receive slab: as many as one call takes in.
+/// Bytes of a receive slab: as many as one call takes in.
 pub(super) const RX_SLAB: usize = 128 * 1024;
-/// Octets after which a call is made. With more, both ends wait for each other in larger steps: of 64,
+/// Bytes after which a call is made. With more, both ends wait for each other in larger steps: of 64,
 /// 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
 const BATCH: usize = 64 * 1024;
 
@@ -29,17 +29,17 @@ pub(super) struct TcpLink {
     markers_out: bool,
     emss: usize,
     pub mulpdu: usize,
-    /// Octets of FPDUs produced, and of those accepted by TCP.
+    /// Bytes of FPDUs produced, and of those accepted by TCP.
     pub framed: u64,
     pub accepted: u64,
-    /// Octets that TCP did not take, from `tail_at` on.
+    /// Bytes that TCP did not take, from `tail_at` on.
     tail: Vec<u8>,
     tail_at: usize,
     /// What the session is charged for them.
     pub held: Held,
-    /// Octets after which a call is made; tests make one per FPDU.
+    /// Bytes after which a call is made; tests make one per FPDU.
     pub batch: usize,
-    /// TCP refused octets; nothing is tried until it is writable.
+    /// TCP refused bytes; nothing is tried until it is writable.
     pub blocked: bool,
     /// First FPDU to send in the peer-to-peer model.
     pub rtr: Option<Rtr>,
@@ -113,7 +113,7 @@ impl TcpLink {
         self.framed != self.accepted
     }
 
-    /// Memory that is kept for octets that TCP did not take.
+    /// Memory that is kept for bytes that TCP did not take.
     pub(super) fn tail_room(&self) -> usize {
         self.tail.capacity()
     }
@@ -122,7 +122,7 @@ impl TcpLink {
         &self.tail[self.tail_at..]
     }
 
-    /// Notes that TCP took `sent` octets of those at hand; `rest` are kept.
+    /// Notes that TCP took `sent` bytes of those at hand; `rest` are kept.
     pub(super) fn took(&mut self, sent: usize, rest: &[u8]) {
         self.accepted += sent as u64;
         self.blocked = !rest.is_empty();
@@ -138,7 +138,7 @@ impl TcpLink {
         self.blocked = true;
     }
 
-    /// Notes that TCP took `sent` octets of the tail.
+    /// Notes that TCP took `sent` bytes of the tail.
     pub(super) fn took_of_tail(&mut self, sent: usize) {
         self.accepted += sent as u64;
         self.tail_at += sent;

@@ -78,11 +78,11 @@ impl Qp {
             }
         } else if had_tail || produced > 0 {
             self.deficit -= CALL_COST;
-            let octets = if had_tail { tcp.tail() } else { &slab[..produced] };
-            let result = send(&TxBatch::new(&[Piece::Private(octets)]));
+            let bytes = if had_tail { tcp.tail() } else { &slab[..produced] };
+            let result = send(&TxBatch::new(&[Piece::Private(bytes)]));
             let mut interrupted = false;
             let sent = match result {
-                Ok(n) => n.min(octets.len()),
+                Ok(n) => n.min(bytes.len()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {
                     interrupted = true;
@@ -142,7 +142,7 @@ impl Qp {
         }
     }
 
-    /// Keeps octets that TCP was not asked to take.
+    /// Keeps bytes that TCP was not asked to take.
     fn keep(&mut self, framed: &[u8]) {
         if let Link::Tcp(tcp) = &mut self.link {
             tcp.took(0, framed);
@@ -150,7 +150,7 @@ impl Qp {
         }
     }
 
-    /// Produces FPDUs until the turn, the batch or the work ends: octets produced, and whether there
+    /// Produces FPDUs until the turn, the batch or the work ends: bytes produced, and whether there
     /// may be more work.
     fn fill(&mut self, shard: &mut Shard, slab: &mut [u8]) -> (usize, bool) {
         let mut used = 0;
@@ -198,7 +198,7 @@ impl Qp {
         }
     }
 
-    /// Frames the next segment of the message in progress: octets of the FPDU and of its payload.
+    /// Frames the next segment of the message in progress: bytes of the FPDU and of its payload.
     fn frame_segment(&mut self, shard: &Shard, out: &mut [u8]) -> Result<(usize, u32), FrameFault> {
         let who = self.principal();
         let (Some(message), Link::Tcp(tcp)) = (&mut self.message, &mut self.link) else {
@@ -209,10 +209,10 @@ impl Qp {
         let header_len = segment.header.emit(&mut header);
         let len = segment.len as usize;
         if let Source::ReadRequest(request) = &message.source {
-            let octets = request.emit();
+            let bytes = request.emit();
             let from = message.sent as usize;
             let n = framed(tcp.framer.frame(out, &header[..header_len], len, |at, block| {
-                block.copy_from_slice(&octets[from + at..from + at + block.len()]);
+                block.copy_from_slice(&bytes[from + at..from + at + block.len()]);
                 Ok(())
             }));
             return Ok((n, segment.len));
@@ -231,8 +231,8 @@ impl Qp {
         Ok((n, segment.len))
     }
 
-    /// A segment with `len` octets of payload has left, by either path. With the last one of a
-    /// message, its request is done, or will be when TCP has accepted the octets up to `queued`.
+    /// A segment with `len` bytes of payload has left, by either path. With the last one of a
+    /// message, its request is done, or will be when TCP has accepted the bytes up to `queued`.
     // Not a `Progress`: passed through memory, it would be written in parts and read back at once in
     // one piece, and that waits for all stores before it, those of the payload included.
     pub(super) fn segment_left(&mut self, len: u32, queued: Option<u64>) {
@@ -297,7 +297,7 @@ impl Qp {
                 // goes back, advanced by what was sent.
                 let reason = revoked(owed, message.sent);
                 let fault = reason.fault();
-                let payload = terminate::build_from_octets(
+                let payload = terminate::build_from_bytes(
                     fault,
                     owed.segment_len,
                     &owed.header,
@@ -321,7 +321,7 @@ impl Qp {
             Header::Untagged(UntaggedHeader {
                 last: true,
                 dv,
-                rsvd_ulp: Control { rv: dv, opcode }.octet(),
+                rsvd_ulp: Control { rv: dv, opcode }.byte(),
                 inv_stag: Stag(0),
                 qn,
                 msn,
@@ -341,7 +341,7 @@ impl Qp {
             Rtr::Write => Header::Tagged(TaggedHeader {
                 last: true,
                 dv,
-                rsvd_ulp: Control { rv: dv, opcode: Opcode::Write }.octet(),
+                rsvd_ulp: Control { rv: dv, opcode: Opcode::Write }.byte(),
                 stag: Stag(0),
                 to: TaggedOffset(0),
             }),
@@ -365,7 +365,7 @@ impl Qp {
                 untagged(Opcode::ReadRequest, ddp::qn::READ_REQUEST, msn)
             }
         };
-        frame_octets(tcp, &header, payload, out)
+        frame_bytes(tcp, &header, payload, out)
     }
 
     fn frame_terminate(&mut self, payload: &[u8], out: &mut [u8]) -> usize {
@@ -373,13 +373,13 @@ impl Qp {
         let header = Header::Untagged(UntaggedHeader {
             last: true,
             dv: tcp.dv,
-            rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Terminate }.octet(),
+            rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Terminate }.byte(),
             inv_stag: Stag(0),
             qn: ddp::qn::TERMINATE,
             msn: Msn::FIRST,
             mo: 0,
         });
-        frame_octets(tcp, &header, payload, out)
+        frame_bytes(tcp, &header, payload, out)
     }
 
     /// The Terminate with which a QP leaves that is destroyed while connected: an FPDU, or for the
@@ -397,15 +397,15 @@ impl Qp {
             Link::Direct(_) => Some(payload),
             Link::Tcp(tcp) if tcp.has_unsent() || tcp.rtr.is_some() => None,
             Link::Tcp(_) => {
-                let mut octets = vec![0; FAREWELL_LEN];
-                let len = self.frame_terminate(&payload, &mut octets);
-                octets.truncate(len);
-                Some(octets)
+                let mut bytes = vec![0; FAREWELL_LEN];
+                let len = self.frame_terminate(&payload, &mut bytes);
+                bytes.truncate(len);
+                Some(bytes)
             }
         }
     }
 
-    /// What follows from octets having been accepted: FIN behind a Terminate, FIN behind the last
+    /// What follows from bytes having been accepted: FIN behind a Terminate, FIN behind the last
     /// message of a disconnect.
     fn after_transmit(&mut self, shard: &mut Shard) {
         self.return_slots(shard);
@@ -437,15 +437,15 @@ pub(super) const UNSENT: Names = Names {
 /// Room for a Terminate that encloses nothing, Markers included.
 const FAREWELL_LEN: usize = 64;
 
-fn frame_octets(
+fn frame_bytes(
     tcp: &mut super::tcp::TcpLink,
     header: &Header,
     payload: &[u8],
     out: &mut [u8],
 ) -> usize {
-    let mut octets = [0; ddp::MAX_HEADER_LEN];
-    let len = header.emit(&mut octets);
-    framed(tcp.framer.frame(out, &octets[..len], payload.len(), |at, block| {
+    let mut bytes = [0; ddp::MAX_HEADER_LEN];
+    let len = header.emit(&mut bytes);
+    framed(tcp.framer.frame(out, &bytes[..len], payload.len(), |at, block| {
         block.copy_from_slice(&payload[at..at + block.len()]);
         Ok(())
     }))

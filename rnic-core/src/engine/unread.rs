@@ -1,4 +1,4 @@
-//! Octets that were read from a socket and not looked at: their QP's turn ended before.
+//! Bytes that were read from a socket and not looked at: their QP's turn ended before.
 //!
 //! A call to the socket may bring thousands of the smallest FPDUs, more than a turn is worth. The slab
 //! that they stand in then stays with the QP, which goes on in its next turns before it reads again,
@@ -13,27 +13,27 @@ use super::tcp::RX_SLAB;
 
 /// Slabs that a user's QPs may keep.
 const SLABS: usize = 4;
-/// Octets read when nothing may be left.
+/// Bytes read when nothing may be left.
 const LITTLE: usize = 4096;
-/// Octets that a call to the socket is worth making for.
+/// Bytes that a call to the socket is worth making for.
 const WORTH_A_CALL: usize = 16 * 1024;
 /// Slabs at hand beside the engine's own.
 const SPARE: usize = 4;
 
-/// Octets that were read and not looked at.
+/// Bytes that were read and not looked at.
 pub(super) struct Unread {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     from: usize,
     to: usize,
-    /// Held while `octets` is a slab.
+    /// Held while `bytes` is a slab.
     _slab: Option<Arc<()>>,
 }
 
 impl Unread {
     /// All from an offset on, in memory of its own.
-    pub(super) fn owned(octets: Vec<u8>, from: usize) -> Self {
-        let to = octets.len();
-        Unread { octets, from, to, _slab: None }
+    pub(super) fn owned(bytes: Vec<u8>, from: usize) -> Self {
+        let to = bytes.len();
+        Unread { bytes, from, to, _slab: None }
     }
 }
 
@@ -48,7 +48,7 @@ impl Slabs {
 
     fn give(&mut self, unread: Unread) {
         if unread._slab.is_some() && self.0.len() < SPARE {
-            self.0.push(unread.octets);
+            self.0.push(unread.bytes);
         }
     }
 }
@@ -66,7 +66,7 @@ impl Qp {
         }
     }
 
-    /// Handles octets of the slab, of which those may be left for later that stand behind the end of
+    /// Handles bytes of the slab, of which those may be left for later that stand behind the end of
     /// this turn.
     pub(super) fn read_slab(
         &mut self,
@@ -79,15 +79,15 @@ impl Qp {
         if from < to
             && let Some(lease) = shard.schedule.slabs(self.seat).cloned()
         {
-            let octets = std::mem::replace(slab, shard.slabs.take());
-            self.leave_unread(shard, Unread { octets, from, to, _slab: Some(lease) });
+            let bytes = std::mem::replace(slab, shard.slabs.take());
+            self.leave_unread(shard, Unread { bytes, from, to, _slab: Some(lease) });
         }
     }
 
-    /// Handles octets as far as this turn allows, the rest in later ones.
-    pub(super) fn read_later(&mut self, shard: &mut Shard, octets: Vec<u8>, from: usize) {
-        if from < octets.len() {
-            self.leave_unread(shard, Unread::owned(octets, from));
+    /// Handles bytes as far as this turn allows, the rest in later ones.
+    pub(super) fn read_later(&mut self, shard: &mut Shard, bytes: Vec<u8>, from: usize) {
+        if from < bytes.len() {
+            self.leave_unread(shard, Unread::owned(bytes, from));
             self.read_on(shard);
         }
     }
@@ -96,8 +96,8 @@ impl Qp {
     pub(super) fn read_on(&mut self, shard: &mut Shard) {
         let Link::Tcp(tcp) = &mut self.link else { return };
         let Some(mut unread) = tcp.unread.take() else { return };
-        let Unread { octets, from, to, .. } = &mut unread;
-        *from += self.consume(shard, &mut octets[*from..*to], false);
+        let Unread { bytes, from, to, .. } = &mut unread;
+        *from += self.consume(shard, &mut bytes[*from..*to], false);
         if from < to {
             self.leave_unread(shard, unread);
         } else {

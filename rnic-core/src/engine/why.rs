@@ -194,7 +194,7 @@ impl Reason {
             Reason::Bind { fault, window, address, length } => Words::new(
                 BIND,
                 format!(
-                    "window {window} was to be bound to {length} octets at {address:#x}: {fault}"
+                    "window {window} was to be bound to {length} bytes at {address:#x}: {fault}"
                 ),
             )
             .about(window, address, length),
@@ -207,8 +207,8 @@ impl Reason {
                 "an RDMA Read was posted, but this connection was agreed with an ORD of 0",
             ),
             Reason::MessageLength => Words::new(
-                "RFC 5041 section 5.2: a message is shorter than 2^32 octets",
-                "the elements of the request add up to 2^32 octets or more",
+                "RFC 5041 section 5.2: a message is shorter than 2^32 bytes",
+                "the elements of the request add up to 2^32 bytes or more",
             ),
             Reason::LocalKey { fault, lkey, addr, len, write } => {
                 local_key(qp, stags, fault, Stag(lkey), addr, len.into(), write)
@@ -228,7 +228,7 @@ impl Reason {
                 "an RDMA Read cannot be answered: the peer has finished sending (FIN)",
             ),
             Reason::Write { fault, stag, to, len } => {
-                let what = format!("an RDMA Write of {len} octets at {to:#x}");
+                let what = format!("an RDMA Write of {len} bytes at {to:#x}");
                 let text = remote_key(qp, stags, fault, stag, (to, len), &what);
                 let mut words = wire(text).about(stag, to, len);
                 if fault == RemoteFault::NoRight {
@@ -242,12 +242,12 @@ impl Reason {
             ))
             .about(stag, to, len),
             Reason::Read { fault, stag, to, len } => {
-                let what = format!("an RDMA Read of {len} octets at {to:#x}");
+                let what = format!("an RDMA Read of {len} bytes at {to:#x}");
                 wire(remote_key(qp, stags, fault, stag, (to, len), &what)).about(stag, to, len)
             }
             Reason::Revoked { stag, to, len } => wire(format!(
                 "STag {stag} was deregistered or invalidated while an RDMA Read of it was being \
-                 answered; {len} octets from {to:#x} on were still to be sent"
+                 answered; {len} bytes from {to:#x} on were still to be sent"
             ))
             .about(stag, to, len),
             Reason::ReadsFull { ird } => wire(format!(
@@ -273,7 +273,7 @@ impl Reason {
             Reason::TooLong { mo, len, capacity } => {
                 let end = u64::from(mo) + len as u64;
                 let text = format!(
-                    "a Send is at least {end} octets long, the receive it met has {capacity}"
+                    "a Send is at least {end} bytes long, the receive it met has {capacity}"
                 );
                 Words { length: Some(end), ..wire(text) }
             }
@@ -285,13 +285,13 @@ impl Reason {
                 Words { stag: Some(found), ..wire(text) }
             }
             Reason::OutsideSink { stag, to, len, size } => wire(format!(
-                "a Read Response of {len} octets at {to:#x} leaves the {size} octets the read asked \
+                "a Read Response of {len} bytes at {to:#x} leaves the {size} bytes the read asked \
                  for"
             ))
             .about(stag, to, len),
             Reason::ResponseLength { received, size } => {
                 let text =
-                    format!("the peer answered a read of {size} octets with {received} octets");
+                    format!("the peer answered a read of {size} bytes with {received} bytes");
                 Words { length: Some(received), ..wire(text) }
             }
             Reason::SinkGone { stag, to, size } => wire(format!(
@@ -343,7 +343,7 @@ const BIND: &str = "local contract: a window is bound within a region of the sam
                     that allows it";
 const INDEX: &str = "local contract: a client moves an index only forward and within its ring";
 const LOCAL_KEY: &str = "local contract: a local key names a region of the same session and domain \
-                         that covers the range, with local-write where octets arrive";
+                         that covers the range, with local-write where bytes arrive";
 pub(super) const LOST: &str = "RFC 5040 section 6.2: a stream ends with its TCP connection";
 pub(super) const FLUSHED: &str =
     "local contract: what is posted and cannot complete any more is flushed";
@@ -372,7 +372,7 @@ fn local_key(
     write: bool,
 ) -> Words {
     let way = if write { "written to" } else { "read from" };
-    let mut text = format!("{len} octets at {addr:#x} were to be {way} local key {key}, ");
+    let mut text = format!("{len} bytes at {addr:#x} were to be {way} local key {key}, ");
     // Of another session's region nothing is said, not even that it exists.
     let own = stags.get(key).filter(|e| e.session == qp.session);
     text += &match (fault, own) {
@@ -387,7 +387,7 @@ fn local_key(
         }
         (LocalFault::NoRight, Some(e)) => format!("which grants {} only", grants(e.access)),
         (LocalFault::Bounds, Some(e)) => {
-            format!("which covers {} octets from {:#x} on", e.length, e.iova)
+            format!("which covers {} bytes from {:#x} on", e.length, e.iova)
         }
         (fault, _) => fault.to_string(),
     };
@@ -433,7 +433,7 @@ fn remote_key(
         ),
         (RemoteFault::Bounds, _) => {
             let (from, size) = entry.map_or((0, 0), |e| (e.iova, e.length));
-            format!("STag {stag} covers {size} octets from {from:#x} on; {what} leaves it")
+            format!("STag {stag} covers {size} bytes from {from:#x} on; {what} leaves it")
         }
     }
 }
@@ -455,7 +455,7 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
     if let Some(read) = t.read_request.map(ReadRequest::parse) {
         let ReadRequest { src_stag, src_to, size, .. } = read;
         words.text += &format!(
-            "; it is about an RDMA Read of {size} octets at {:#x} of STag {src_stag}",
+            "; it is about an RDMA Read of {size} bytes at {:#x} of STag {src_stag}",
             src_to.0
         );
         return words.about(src_stag, src_to.0, size.into());
@@ -469,7 +469,7 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
         Some(Ok((header @ ddp::Header::Tagged(h), _))) => {
             let len = payload(&header);
             words.text += &format!(
-                "; it is about a tagged segment of {len} octets at {:#x} of STag {}",
+                "; it is about a tagged segment of {len} bytes at {:#x} of STag {}",
                 h.to.0, h.stag
             );
             words.about(h.stag, h.to.0, len.into())
@@ -477,7 +477,7 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
         Some(Ok((header @ ddp::Header::Untagged(h), _))) => {
             let len = payload(&header);
             words.text += &format!(
-                "; it is about a segment of {len} octets at offset {} of message {} on queue {}",
+                "; it is about a segment of {len} bytes at offset {} of message {} on queue {}",
                 h.mo, h.msn.0, h.qn
             );
             Words { offset: Some(h.mo.into()), length: Some(len.into()), ..words }

@@ -4,13 +4,13 @@
 use crc32c::crc32c;
 
 use super::{
-    CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MpaFault, marker_octets, to_marker,
+    CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MpaFault, marker_bytes, to_marker,
     unmarked_len,
 };
 
 /// Takes the FPDUs of one direction of a stream apart.
 ///
-/// The caller collects octets until it holds as many as [`Deframer::needed`] asks for and gives
+/// The caller collects bytes until it holds as many as [`Deframer::needed`] asks for and gives
 /// exactly those to [`Deframer::take`]; how the stream was cut into reads makes no difference.
 #[derive(Debug)]
 pub struct Deframer {
@@ -34,8 +34,8 @@ impl Deframer {
         Deframer { markers: true, crc: true, phase }
     }
 
-    /// Octets the FPDU at the front of `have` takes in the stream, Markers included; while `have`
-    /// is too short to tell, the octets it takes to tell. The FPDU is complete exactly if `have`
+    /// Bytes the FPDU at the front of `have` takes in the stream, Markers included; while `have`
+    /// is too short to tell, the bytes it takes to tell. The FPDU is complete exactly if `have`
     /// is at least as long as the answer.
     #[must_use]
     pub fn needed(&self, have: &[u8]) -> usize {
@@ -44,7 +44,7 @@ impl Deframer {
             return length_at + LENGTH_LEN;
         };
         let unmarked = unmarked_len(usize::from(u16::from_be_bytes([field[0], field[1]])));
-        if self.markers { unmarked + marker_octets(self.phase, unmarked) } else { unmarked }
+        if self.markers { unmarked + marker_bytes(self.phase, unmarked) } else { unmarked }
     }
 
     /// Verifies one whole FPDU, CRC first and then Markers, and returns its ULPDU. Markers are
@@ -78,7 +78,7 @@ impl Deframer {
         if self.markers && self.phase == 0 { MARKER_LEN } else { 0 }
     }
 
-    /// Every Marker must point to this FPDU's ULPDU_Length. The reserved octets and the low two
+    /// Every Marker must point to this FPDU's ULPDU_Length. The reserved bytes and the low two
     /// bits of the pointer are not looked at (section 4.2 with erratum 1427).
     fn check_markers(&self, fpdu: &[u8]) -> Result<(), MpaFault> {
         let start = self.length_at();
@@ -95,7 +95,7 @@ impl Deframer {
 }
 
 /// Closes the gaps that the Markers at `first`, `first + 512`, ... leave in the ULPDU of `len`
-/// octets that begins at `start`.
+/// bytes that begins at `start`.
 fn strip_markers(fpdu: &mut [u8], first: usize, start: usize, len: usize) -> &[u8] {
     let end = start + len;
     let mut marker = if first < start { first + MARKER_INTERVAL } else { first };

@@ -3,21 +3,21 @@
 use crc32c::crc32c_append;
 
 use super::{
-    CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MAX_ULPDU, marker_octets, to_marker,
+    CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, MAX_ULPDU, marker_bytes, to_marker,
     unmarked_len,
 };
 
-/// Payload is filled and CRC'd in blocks of about this many octets, so that the CRC reads what
+/// Payload is filled and CRC'd in blocks of about this many bytes, so that the CRC reads what
 /// the fill left in the first-level cache. A multiple of 768, the stride of the CRC's three
 /// interleaved lanes.
 pub const BLOCK: usize = 10 * CRC_STRIDE;
 
-/// Octets the CRC consumes per round of its fast loop.
+/// Bytes the CRC consumes per round of its fast loop.
 const CRC_STRIDE: usize = 768;
 
 /// Frames the ULPDUs of one direction of a stream.
 ///
-/// Stream position 0 is the octet after the start-up frame sent in that direction.
+/// Stream position 0 is the byte after the start-up frame sent in that direction.
 #[derive(Debug)]
 pub struct Framer {
     markers: bool,
@@ -40,16 +40,16 @@ impl Framer {
         Framer { markers: true, crc: true, phase }
     }
 
-    /// Octets the next FPDU takes in the stream for a ULPDU of `ulpdu_len` octets, Markers included.
+    /// Bytes the next FPDU takes in the stream for a ULPDU of `ulpdu_len` bytes, Markers included.
     #[must_use]
     pub fn fpdu_len(&self, ulpdu_len: usize) -> usize {
         let unmarked = unmarked_len(ulpdu_len);
-        if self.markers { unmarked + marker_octets(self.phase, unmarked) } else { unmarked }
+        if self.markers { unmarked + marker_bytes(self.phase, unmarked) } else { unmarked }
     }
 
     /// Writes the FPDU of one ULPDU to the front of `out` and returns its length.
     ///
-    /// The ULPDU is `header` followed by `payload_len` octets that `fill(offset, block)` writes,
+    /// The ULPDU is `header` followed by `payload_len` bytes that `fill(offset, block)` writes,
     /// `offset` counting from the start of the payload; blocks come in order, are never empty and
     /// stay about as small as [`BLOCK`]. If `fill` fails, nothing has been framed: the stream position
     /// is unchanged and `out` holds junk.
@@ -66,7 +66,7 @@ impl Framer {
         mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
     ) -> Result<usize, E> {
         let ulpdu_len = header.len() + payload_len;
-        assert!(ulpdu_len <= MAX_ULPDU, "a ULPDU of {ulpdu_len} octets cannot be framed");
+        assert!(ulpdu_len <= MAX_ULPDU, "a ULPDU of {ulpdu_len} bytes cannot be framed");
         let len = self.fpdu_len(ulpdu_len);
         let out = &mut out[..len];
         let length = (ulpdu_len as u16).to_be_bytes();
@@ -165,7 +165,7 @@ impl Framer {
 /// Writes an FPDU and puts Markers where they are due.
 struct MarkedWriter<'o> {
     out: &'o mut [u8],
-    /// Next octet to write.
+    /// Next byte to write.
     at: usize,
     /// Where in `out` the next Marker is due.
     marker: usize,
@@ -180,7 +180,7 @@ impl<'o> MarkedWriter<'o> {
         MarkedWriter { out, at: 0, marker, start }
     }
 
-    /// The next at most `wanted` octets up to a Marker, to be written by the caller.
+    /// The next at most `wanted` bytes up to a Marker, to be written by the caller.
     fn block(&mut self, wanted: usize) -> &mut [u8] {
         if self.at == self.marker {
             // Between FPDUs the pointer is 0; inside it is below 64 Ki + Markers of one FPDU, and
@@ -196,12 +196,12 @@ impl<'o> MarkedWriter<'o> {
         &mut self.out[from..self.at]
     }
 
-    fn put(&mut self, mut octets: &[u8]) {
-        while !octets.is_empty() {
-            let block = self.block(octets.len());
-            let (now, later) = octets.split_at(block.len());
+    fn put(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let block = self.block(bytes.len());
+            let (now, later) = bytes.split_at(block.len());
             block.copy_from_slice(now);
-            octets = later;
+            bytes = later;
         }
     }
 }

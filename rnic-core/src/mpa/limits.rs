@@ -21,11 +21,11 @@ const OPTIONS: Options = Options {
 
 /// A Request of revision 1 that claims so much Private Data; all of it, or the header alone.
 fn request(private_data: usize, all: bool) -> Vec<u8> {
-    let mut octets = b"MPA ID Req Frame\x40\x01".to_vec();
-    octets.extend((private_data as u16).to_be_bytes());
-    assert_eq!(octets.len(), limit("MPA startup frame header"));
-    octets.resize(octets.len() + if all { private_data } else { 0 }, 7);
-    octets
+    let mut bytes = b"MPA ID Req Frame\x40\x01".to_vec();
+    bytes.extend((private_data as u16).to_be_bytes());
+    assert_eq!(bytes.len(), limit("MPA startup frame header"));
+    bytes.resize(bytes.len() + if all { private_data } else { 0 }, 7);
+    bytes
 }
 
 //= MPA-7.1.1-18
@@ -38,15 +38,15 @@ fn private_data_ends_at_its_limit() {
     let most = limit("MPA Private Data, maximum");
     let header = limit("MPA startup frame header");
     for len in [0, 1, most - 1, most] {
-        let octets = request(len, true);
-        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 1, &octets) else {
-            panic!("a Request with {len} octets")
+        let bytes = request(len, true);
+        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 1, &bytes) else {
+            panic!("a Request with {len} bytes")
         };
         assert_eq!(frame.private_data(), vec![7; len]);
         // The header alone tells how much is to come, and what follows is no part of it.
-        let progress = Frame::check(Kind::Request, 1, &octets[..header]);
+        let progress = Frame::check(Kind::Request, 1, &bytes[..header]);
         assert!(len == 0 || progress == Ok(Progress::NeedMore(header + len)));
-        let more = [&octets[..], b"more"].concat();
+        let more = [&bytes[..], b"more"].concat();
         let progress = Frame::check(Kind::Request, 1, &more);
         assert!(matches!(progress, Ok(Progress::Complete(_, b"more"))), "{progress:?}");
     }
@@ -126,7 +126,7 @@ fn markers_stand_at_their_interval() {
     let interval = limit("Marker interval");
     let mut framer = Framer::new(true, false);
     let (mut stream, mut starts) = (Vec::new(), Vec::new());
-    // Nothing but Markers' RESERVED octets and pad is 0 in here.
+    // Nothing but Markers' RESERVED bytes and pad is 0 in here.
     for len in (1..40).map(|n| n * 37) {
         starts.push(stream.len());
         stream.extend(super::tests::frame(&mut framer, &[], &vec![0xEE; len]));
@@ -135,7 +135,7 @@ fn markers_stand_at_their_interval() {
         let marker = &stream[at..at + 4];
         assert_eq!(marker[..2], [0, 0], "position {at}");
         let fpdu = starts.iter().rev().find(|start| **start <= at).expect("the first is at 0");
-        // An FPDU whose first octets are the Marker has its length field behind it.
+        // An FPDU whose first bytes are the Marker has its length field behind it.
         let length_at = if fpdu.is_multiple_of(interval) { fpdu + 4 } else { *fpdu };
         let back = u16::from_be_bytes([marker[2], marker[3]]);
         assert_eq!(usize::from(back), at.saturating_sub(length_at), "position {at}");

@@ -1,17 +1,17 @@
 //! MPA (RFC 5044): start-up frames, FPDU framing, Markers and CRC.
 //!
-//! Turns ULPDUs into the octets of a TCP stream and back. [`Framer`] is one outgoing half of a
+//! Turns ULPDUs into the bytes of a TCP stream and back. [`Framer`] is one outgoing half of a
 //! connection, [`Deframer`] one incoming half; both know nothing but their phase in the Marker
-//! interval. What a ULPDU means, where its octets come from or go to, and when anything is sent is
+//! interval. What a ULPDU means, where its bytes come from or go to, and when anything is sent is
 //! none of their business: the engine's transmit and receive halves call them, and
 //! [`crate::stream::startup`] uses the frames in [`startup`] to negotiate what they are made with.
 
+#[cfg(test)]
+mod bytes;
 pub mod deframer;
 pub mod framer;
 #[cfg(test)]
 mod limits;
-#[cfg(test)]
-mod octets;
 pub mod startup;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,11 +21,11 @@ pub use framer::Framer;
 
 /// Distance between the starts of two Markers in the stream, Marker included (section 4.3).
 pub const MARKER_INTERVAL: usize = 512;
-/// Octets of a Marker: two reserved ones, then FPDUPTR.
+/// Bytes of a Marker: two reserved ones, then FPDUPTR.
 pub const MARKER_LEN: usize = 4;
-/// Octets of the ULPDU_Length field.
+/// Bytes of the ULPDU_Length field.
 pub const LENGTH_LEN: usize = 2;
-/// Octets of the CRC field, present even when CRCs are off.
+/// Bytes of the CRC field, present even when CRCs are off.
 pub const CRC_LEN: usize = 4;
 /// Largest ULPDU the length field can tell.
 pub const MAX_ULPDU: usize = 0xFFFF;
@@ -33,13 +33,13 @@ pub const MAX_ULPDU: usize = 0xFFFF;
 pub const MIN_MULPDU: u16 = 128;
 /// Largest MULPDU, and the largest ULPDU we send (section 3).
 pub const MAX_MULPDU: u16 = 64768;
-/// Most octets one FPDU can take in the stream: the largest ULPDU, its pad and all its Markers.
+/// Most bytes one FPDU can take in the stream: the largest ULPDU, its pad and all its Markers.
 pub const MAX_FPDU: usize = {
     let data = (LENGTH_LEN + MAX_ULPDU).next_multiple_of(4) + CRC_LEN;
     data + data.div_ceil(MARKER_INTERVAL - MARKER_LEN) * MARKER_LEN
 };
 
-/// The largest ULPDU whose FPDU fits into one TCP segment of `emss` octets at any Marker phase
+/// The largest ULPDU whose FPDU fits into one TCP segment of `emss` bytes at any Marker phase
 /// (section 4.5), clamped to [`MIN_MULPDU`]..=[`MAX_MULPDU`].
 #[must_use]
 pub fn mulpdu(emss: usize, markers: bool) -> u16 {
@@ -60,20 +60,20 @@ pub enum MpaFault {
     Marker,
 }
 
-/// Octets of length field, ULPDU, pad and CRC field: everything of an FPDU but its Markers.
+/// Bytes of length field, ULPDU, pad and CRC field: everything of an FPDU but its Markers.
 /// Always a multiple of 4, so a Marker never splits a length or CRC field.
 const fn unmarked_len(ulpdu_len: usize) -> usize {
     (LENGTH_LEN + ulpdu_len).next_multiple_of(4) + CRC_LEN
 }
 
-/// Octets from `phase` to the next Marker: 0 if one is due now.
+/// Bytes from `phase` to the next Marker: 0 if one is due now.
 const fn to_marker(phase: usize) -> usize {
     (MARKER_INTERVAL - phase) % MARKER_INTERVAL
 }
 
-/// Octets of Markers among `unmarked` other octets that start at `phase`. One due right behind
+/// Bytes of Markers among `unmarked` other bytes that start at `phase`. One due right behind
 /// them belongs to the next FPDU.
-const fn marker_octets(phase: usize, unmarked: usize) -> usize {
+const fn marker_bytes(phase: usize, unmarked: usize) -> usize {
     let behind_first = unmarked.saturating_sub(to_marker(phase));
     behind_first.div_ceil(MARKER_INTERVAL - MARKER_LEN) * MARKER_LEN
 }
@@ -116,7 +116,7 @@ mod arithmetic {
                     continue;
                 }
                 for phase in (0..MARKER_INTERVAL).step_by(4) {
-                    let marks = if markers { marker_octets(phase, unmarked_len(ulpdu)) } else { 0 };
+                    let marks = if markers { marker_bytes(phase, unmarked_len(ulpdu)) } else { 0 };
                     assert!(unmarked_len(ulpdu) + marks <= emss, "EMSS {emss} phase {phase}");
                 }
             }
@@ -137,7 +137,7 @@ mod arithmetic {
                     position += 4;
                     left -= 4;
                 }
-                assert_eq!(marker_octets(phase, unmarked), markers * MARKER_LEN);
+                assert_eq!(marker_bytes(phase, unmarked), markers * MARKER_LEN);
             }
         }
     }

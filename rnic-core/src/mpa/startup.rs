@@ -1,17 +1,17 @@
 //! Start-up frames (RFC 5044 section 7.1.1) and the enhanced data of RFC 6581 in them.
 //!
-//! One Request, one Reply, plain TCP octets. [`Frame`] is a view of a complete one, [`Repr`] its
+//! One Request, one Reply, plain TCP bytes. [`Frame`] is a view of a complete one, [`Repr`] its
 //! meaning; who sends which when, and what follows from it, is [`crate::stream::startup`].
 
 use std::fmt;
 
 use bitflags::bitflags;
 
-/// Octets before the Private Data.
+/// Bytes before the Private Data.
 pub const HEADER_LEN: usize = 20;
 /// Most Private Data a frame can carry.
 pub const MAX_PRIVATE_DATA: usize = 512;
-/// Octets of the Private Data that the enhanced data takes.
+/// Bytes of the Private Data that the enhanced data takes.
 pub const ENHANCED_LEN: usize = 4;
 /// IRD or ORD that says: not negotiated here (RFC 6581 section 9.1).
 pub const NOT_NEGOTIATED: u16 = 0x3FFF;
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The octets every frame of this kind begins with.
+    /// The bytes every frame of this kind begins with.
     #[must_use]
     pub const fn key(self) -> &'static [u8; 16] {
         match self {
@@ -49,7 +49,7 @@ bitflags! {
     }
 }
 
-/// The first four octets of the Private Data if S is set (RFC 6581 section 9.1).
+/// The first four bytes of the Private Data if S is set (RFC 6581 section 9.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enhanced {
     /// A: either side may send first, made possible by an RTR from the Initiator.
@@ -69,11 +69,11 @@ impl Enhanced {
     const FLAG_D: u16 = 0x4000;
     const NUMBER: u16 = 0x3FFF;
 
-    /// Reads the four octets; every value means something.
+    /// Reads the four bytes; every value means something.
     #[must_use]
-    pub fn parse(octets: [u8; ENHANCED_LEN]) -> Enhanced {
-        let first = u16::from_be_bytes([octets[0], octets[1]]);
-        let second = u16::from_be_bytes([octets[2], octets[3]]);
+    pub fn parse(bytes: [u8; ENHANCED_LEN]) -> Enhanced {
+        let first = u16::from_be_bytes([bytes[0], bytes[1]]);
+        let second = u16::from_be_bytes([bytes[2], bytes[3]]);
         let mut rtr = RtrKinds::empty();
         rtr.set(RtrKinds::SEND, first & Self::FLAG_B != 0);
         rtr.set(RtrKinds::WRITE, second & Self::FLAG_C != 0);
@@ -86,7 +86,7 @@ impl Enhanced {
         }
     }
 
-    /// The four octets. B, C and D are sent as 0 if A is; numbers are cut to 14 bits.
+    /// The four bytes. B, C and D are sent as 0 if A is; numbers are cut to 14 bits.
     #[must_use]
     pub fn emit(self) -> [u8; ENHANCED_LEN] {
         let mut first = self.ird & Self::NUMBER;
@@ -101,10 +101,10 @@ impl Enhanced {
     }
 }
 
-/// Why octets are no start-up frame; each costs the connection.
+/// Why bytes are no start-up frame; each costs the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The key is neither of the two, or differs from it in the octets received so far.
+    /// The key is neither of the two, or differs from it in the bytes received so far.
     #[error("not an MPA start-up frame")]
     NoKey,
     /// A frame of the other kind: two Initiators or two Responders met.
@@ -121,19 +121,19 @@ pub enum FrameError {
     NoEnhancedData(u16),
 }
 
-/// What the octets received so far amount to.
+/// What the bytes received so far amount to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress<'a> {
-    /// Nothing wrong yet; the frame ends at this many octets at least.
+    /// Nothing wrong yet; the frame ends at this many bytes at least.
     NeedMore(usize),
-    /// A complete frame and the octets behind it.
+    /// A complete frame and the bytes behind it.
     Complete(Frame<'a>, &'a [u8]),
 }
 
 /// A complete start-up frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    octets: &'a [u8],
+    bytes: &'a [u8],
 }
 
 mod field {
@@ -153,23 +153,23 @@ mod field {
 
 impl<'a> Frame<'a> {
     /// Looks for a frame of `kind` and a revision of at most `max_revision` at the front of
-    /// `octets`. A wrong key is found at its first wrong octet, an impossible PD_Length or
+    /// `bytes`. A wrong key is found at its first wrong byte, an impossible PD_Length or
     /// revision as soon as the header is there.
     pub fn check(
         kind: Kind,
         max_revision: u8,
-        octets: &'a [u8],
+        bytes: &'a [u8],
     ) -> Result<Progress<'a>, FrameError> {
-        let key = &octets[..octets.len().min(field::KEY.end)];
+        let key = &bytes[..bytes.len().min(field::KEY.end)];
         if !kind.key().starts_with(key) {
             let other = if kind == Kind::Request { Kind::Reply } else { Kind::Request };
             let meant_other = other.key().starts_with(key);
             return Err(if meant_other { FrameError::WrongKind } else { FrameError::NoKey });
         }
-        if octets.len() < HEADER_LEN {
+        if bytes.len() < HEADER_LEN {
             return Ok(Progress::NeedMore(HEADER_LEN));
         }
-        let frame = Frame { octets };
+        let frame = Frame { bytes };
         let pd_length = frame.pd_length();
         if usize::from(pd_length) > MAX_PRIVATE_DATA {
             return Err(FrameError::PrivateDataTooLong(pd_length));
@@ -181,54 +181,54 @@ impl<'a> Frame<'a> {
             return Err(FrameError::NoEnhancedData(pd_length));
         }
         let len = HEADER_LEN + usize::from(pd_length);
-        if octets.len() < len {
+        if bytes.len() < len {
             return Ok(Progress::NeedMore(len));
         }
-        let (octets, behind) = octets.split_at(len);
-        Ok(Progress::Complete(Frame { octets }, behind))
+        let (bytes, behind) = bytes.split_at(len);
+        Ok(Progress::Complete(Frame { bytes }, behind))
     }
 
     /// M: the sender of this frame wants Markers in what it receives.
     #[must_use]
     pub fn markers(&self) -> bool {
-        self.octets[field::FLAGS] & field::MARKERS != 0
+        self.bytes[field::FLAGS] & field::MARKERS != 0
     }
 
     /// C: the sender of this frame wants CRCs.
     #[must_use]
     pub fn crc(&self) -> bool {
-        self.octets[field::FLAGS] & field::CRC != 0
+        self.bytes[field::FLAGS] & field::CRC != 0
     }
 
     /// R: the Responder rejects. Without meaning in a Request.
     #[must_use]
     pub fn reject(&self) -> bool {
-        self.octets[field::FLAGS] & field::REJECT != 0
+        self.bytes[field::FLAGS] & field::REJECT != 0
     }
 
     /// S: enhanced data leads the Private Data. Below revision 2 the bit is reserved.
     #[must_use]
     pub fn is_enhanced(&self) -> bool {
-        self.revision() >= 2 && self.octets[field::FLAGS] & field::ENHANCED != 0
+        self.revision() >= 2 && self.bytes[field::FLAGS] & field::ENHANCED != 0
     }
 
     /// Rev.
     #[must_use]
     pub fn revision(&self) -> u8 {
-        self.octets[field::REVISION]
+        self.bytes[field::REVISION]
     }
 
     fn pd_length(&self) -> u16 {
         u16::from_be_bytes([
-            self.octets[field::PD_LENGTH.start],
-            self.octets[field::PD_LENGTH.start + 1],
+            self.bytes[field::PD_LENGTH.start],
+            self.bytes[field::PD_LENGTH.start + 1],
         ])
     }
 
     /// The Private Data as it stands in the frame, enhanced data included.
     #[must_use]
     pub fn private_data(&self) -> &'a [u8] {
-        &self.octets[field::PRIVATE_DATA]
+        &self.bytes[field::PRIVATE_DATA]
     }
 }
 
@@ -254,7 +254,7 @@ impl<'a> Repr<'a> {
     #[must_use]
     pub fn parse(frame: &Frame<'a>) -> Repr<'a> {
         let (enhanced, private_data) = match frame.private_data().split_first_chunk() {
-            Some((octets, rest)) if frame.is_enhanced() => (Some(Enhanced::parse(*octets)), rest),
+            Some((bytes, rest)) if frame.is_enhanced() => (Some(Enhanced::parse(*bytes)), rest),
             _ => (None, frame.private_data()),
         };
         Repr {
@@ -267,7 +267,7 @@ impl<'a> Repr<'a> {
         }
     }
 
-    /// Octets of the frame.
+    /// Bytes of the frame.
     #[must_use]
     pub fn buffer_len(&self) -> usize {
         HEADER_LEN + self.pd_length()
@@ -338,8 +338,8 @@ mod tests {
 
     #[test]
     fn literal_request() {
-        let octets = hex(REQUEST);
-        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 2, &octets) else {
+        let bytes = hex(REQUEST);
+        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 2, &bytes) else {
             panic!("a complete Request");
         };
         let repr = Repr::parse(&frame);
@@ -354,7 +354,7 @@ mod tests {
             private_data: &[],
         };
         assert_eq!(repr, expected);
-        assert_eq!(repr.to_vec(Kind::Request), octets);
+        assert_eq!(repr.to_vec(Kind::Request), bytes);
         assert_eq!(
             repr.to_string(),
             "MPA rev 2 S IRD 4 ORD 4 peer-to-peer RtrKinds(WRITE | READ) private data 0"
@@ -362,11 +362,11 @@ mod tests {
     }
 
     #[test]
-    fn frame_cut_at_every_octet_says_how_much_is_known_to_come() {
-        let octets = hex(REQUEST);
-        for cut in 0..octets.len() {
-            let known = if cut < HEADER_LEN { HEADER_LEN } else { octets.len() };
-            let progress = Frame::check(Kind::Request, 2, &octets[..cut]);
+    fn frame_cut_at_every_byte_says_how_much_is_known_to_come() {
+        let bytes = hex(REQUEST);
+        for cut in 0..bytes.len() {
+            let known = if cut < HEADER_LEN { HEADER_LEN } else { bytes.len() };
+            let progress = Frame::check(Kind::Request, 2, &bytes[..cut]);
             assert_eq!(progress, Ok(Progress::NeedMore(known)), "{cut}");
         }
     }

@@ -1,4 +1,4 @@
-//! Framing and deframing against each other and against literal octets.
+//! Framing and deframing against each other and against literal bytes.
 
 use std::convert::Infallible;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Octets written as hexadecimal digits, spaces for the eye.
+/// Bytes written as hexadecimal digits, spaces for the eye.
 pub(crate) fn hex(text: &str) -> Vec<u8> {
     let digits: Vec<u8> = text
         .chars()
@@ -29,12 +29,12 @@ pub(crate) fn frame(framer: &mut Framer, header: &[u8], payload: &[u8]) -> Vec<u
     out
 }
 
-/// Octets without a period of any power of two.
+/// Bytes without a period of any power of two.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i % 251) as u8).collect()
 }
 
-/// A receiver that collects octets as they come and takes FPDUs as soon as they are whole.
+/// A receiver that collects bytes as they come and takes FPDUs as soon as they are whole.
 struct Collector {
     deframer: Deframer,
     have: Vec<u8>,
@@ -47,8 +47,8 @@ impl Collector {
         Collector { deframer, have: Vec::new(), ulpdus: Vec::new() }
     }
 
-    fn receive(&mut self, octets: &[u8]) -> Result<(), MpaFault> {
-        self.have.extend_from_slice(octets);
+    fn receive(&mut self, bytes: &[u8]) -> Result<(), MpaFault> {
+        self.have.extend_from_slice(bytes);
         loop {
             let needed = self.deframer.needed(&self.have);
             if self.have.len() < needed {
@@ -67,14 +67,14 @@ impl Collector {
 //= MPA-6-5
 //= MPA-A.4-1
 #[test]
-fn messages_of_every_length_with_markers_cut_at_every_octet() {
+fn messages_of_every_length_with_markers_cut_at_every_byte() {
     let mut framer = Framer::new(true, true);
     let mut collector = Collector::new(true, true);
     for len in 0..=1100 {
         let ulpdu = pattern(len);
         let (header, payload) = ulpdu.split_at(len.min(18));
-        for octet in frame(&mut framer, header, payload) {
-            collector.receive(&[octet]).expect("what we framed is valid");
+        for byte in frame(&mut framer, header, payload) {
+            collector.receive(&[byte]).expect("what we framed is valid");
         }
         assert_eq!(collector.ulpdus.pop().as_ref(), Some(&ulpdu), "length {len}");
         assert!(collector.have.is_empty());
@@ -83,7 +83,7 @@ fn messages_of_every_length_with_markers_cut_at_every_octet() {
 
 //= MPA-6-5
 #[test]
-fn messages_at_every_phase_of_markers_cut_in_two_at_every_octet() {
+fn messages_at_every_phase_of_markers_cut_in_two_at_every_byte() {
     for phase in (0..MARKER_INTERVAL).step_by(4) {
         for len in [0, 1, 2, 14, 18, 27, 500, 502, 506, 1016, 1100] {
             let ulpdu = pattern(len);
@@ -115,7 +115,7 @@ fn two_markers_in_one_fpdu_point_to_its_length_field() {
 //= MPA-4.2-5
 //= MPA-4.3-8
 #[test]
-fn reserved_marker_octets_and_low_pointer_bits_are_ignored() {
+fn reserved_marker_bytes_and_low_pointer_bits_are_ignored() {
     let mut fpdu = frame(&mut Framer::new(true, true), &pattern(18), &pattern(600));
     for at in [0, 512] {
         fpdu[at] = 0xFF;
@@ -253,7 +253,7 @@ fn payload_is_asked_for_in_order_and_in_small_blocks() {
 }
 
 #[test]
-fn ulpdu_length_zero_is_an_fpdu_of_eight_octets() {
+fn ulpdu_length_zero_is_an_fpdu_of_eight_bytes() {
     let mut fpdu = frame(&mut Framer::new(false, true), &[], &[]);
     assert_eq!(fpdu.len(), 8);
     assert_eq!(Deframer::new(false, true).take(&mut fpdu), Ok(&[][..]));
@@ -299,12 +299,12 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_octets_are_no_reason_to_panic(
-        octets in prop::collection::vec(any::<u8>(), 0..3000),
+    fn arbitrary_bytes_are_no_reason_to_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..3000),
         markers: bool,
         crc: bool,
     ) {
         let mut collector = Collector::new(markers, crc);
-        let _ = collector.receive(&octets);
+        let _ = collector.receive(&bytes);
     }
 }

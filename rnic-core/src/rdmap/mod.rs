@@ -120,7 +120,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// The RDMAP control octet, first of DDP's RsvdULP octets.
+/// The RDMAP control byte, first of DDP's RsvdULP bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
     /// RV, two bits.
@@ -132,17 +132,17 @@ pub struct Control {
 impl Control {
     const OPCODE: u8 = 0x0F;
 
-    /// Reads the octet; its two reserved bits are not looked at.
+    /// Reads the byte; its two reserved bits are not looked at.
     #[inline]
     #[must_use]
-    pub fn parse(octet: u8) -> Control {
-        Control { rv: octet >> 6, opcode: Opcode::from_bits(octet) }
+    pub fn parse(byte: u8) -> Control {
+        Control { rv: byte >> 6, opcode: Opcode::from_bits(byte) }
     }
 
-    /// The octet, reserved bits 0.
+    /// The byte, reserved bits 0.
     #[inline]
     #[must_use]
-    pub fn octet(self) -> u8 {
+    pub fn byte(self) -> u8 {
         self.rv << 6 | self.opcode.bits()
     }
 }
@@ -158,11 +158,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_control_octet_survives_but_for_reserved_bits() {
-        for octet in 0..=255 {
-            let control = Control::parse(octet);
-            assert_eq!(control.octet(), octet & !0x30, "{control}");
-            assert_eq!(Control::parse(control.octet()), control);
+    fn every_control_byte_survives_but_for_reserved_bits() {
+        for byte in 0..=255 {
+            let control = Control::parse(byte);
+            assert_eq!(control.byte(), byte & !0x30, "{control}");
+            assert_eq!(Control::parse(control.byte()), control);
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::types::{Stag, TaggedOffset};
 
-/// Octets of the header.
+/// Bytes of the header.
 pub const READ_REQUEST_LEN: usize = 28;
 
 mod field {
@@ -25,7 +25,7 @@ pub struct ReadRequest {
     pub sink_stag: Stag,
     /// Where in it the response begins.
     pub sink_to: TaggedOffset,
-    /// Octets asked for.
+    /// Bytes asked for.
     pub size: u32,
     /// Buffer the data comes from.
     pub src_stag: Stag,
@@ -36,13 +36,13 @@ pub struct ReadRequest {
 impl ReadRequest {
     /// Reads the header. Every value means something.
     #[must_use]
-    pub fn parse(octets: &[u8; READ_REQUEST_LEN]) -> ReadRequest {
+    pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> ReadRequest {
         let u32_at = |range: Range<usize>| {
-            let o = &octets[range];
+            let o = &bytes[range];
             u32::from_be_bytes([o[0], o[1], o[2], o[3]])
         };
         let u64_at = |range: Range<usize>| {
-            let o = &octets[range];
+            let o = &bytes[range];
             u64::from_be_bytes([o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]])
         };
         ReadRequest {
@@ -54,7 +54,7 @@ impl ReadRequest {
         }
     }
 
-    /// The header's octets.
+    /// The header's bytes.
     #[must_use]
     pub fn emit(&self) -> [u8; READ_REQUEST_LEN] {
         let mut out = [0; READ_REQUEST_LEN];
@@ -66,7 +66,7 @@ impl ReadRequest {
         out
     }
 
-    /// What is left of the request when `sent` octets of the response are out, as a Terminate
+    /// What is left of the request when `sent` bytes of the response are out, as a Terminate
     /// tells it (section 4.8). Offsets wrap as the peer's own arithmetic would.
     #[must_use]
     pub fn advanced(&self, sent: u32) -> ReadRequest {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     /// The request in test vector V6.
-    const OCTETS: [u8; READ_REQUEST_LEN] = [
+    const BYTES: [u8; READ_REQUEST_LEN] = [
         0xA1, 0xA2, 0xA3, 0xA4, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0x10, 0, 0xB1, 0xB2, 0xB3, 0xB4,
         0, 0, 0, 0, 0, 0, 0, 0x20,
     ];
@@ -106,14 +106,14 @@ mod tests {
             src_stag: Stag(0xB1B2_B3B4),
             src_to: TaggedOffset(0x20),
         };
-        assert_eq!(ReadRequest::parse(&OCTETS), request);
-        assert_eq!(request.emit(), OCTETS);
+        assert_eq!(ReadRequest::parse(&BYTES), request);
+        assert_eq!(request.emit(), BYTES);
         assert_eq!(request.to_string(), "read 4096 from 0xb1b2b3b4+0x20 to 0xa1a2a3a4+0x10");
     }
 
     #[test]
     fn advanced_request_names_what_is_left() {
-        let request = ReadRequest::parse(&OCTETS).advanced(1000);
+        let request = ReadRequest::parse(&BYTES).advanced(1000);
         assert_eq!(request.sink_to, TaggedOffset(0x10 + 1000));
         assert_eq!(request.src_to, TaggedOffset(0x20 + 1000));
         assert_eq!(request.size, 3096);

@@ -6,7 +6,7 @@ use super::{READ_REQUEST_LEN, codes};
 use crate::ddp;
 use crate::types::TerminateCode;
 
-/// Octets before the optional parts.
+/// Bytes before the optional parts.
 const CONTROL_LEN: usize = 4;
 const SEGMENT_LENGTH_LEN: usize = 2;
 
@@ -15,13 +15,13 @@ const DDP_HEADER: u8 = 0x40;
 const RDMA_HEADER: u8 = 0x20;
 const FLAGS: u8 = LENGTH_VALID | DDP_HEADER | RDMA_HEADER;
 
-/// How the first three octets are laid out.
+/// How the first three bytes are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// As RFC 5040 figure 7 has it.
     Rfc5040,
     /// As Linux siw writes it on little-endian machines: Layer and EType have changed places, M, D
-    /// and R stand in the lowest bits of the third octet. Only ever received.
+    /// and R stand in the lowest bits of the third byte. Only ever received.
     Siw,
 }
 
@@ -37,7 +37,7 @@ pub struct Terminate<'a> {
     pub code: TerminateCode,
     /// M: length of the failing DDP segment, header included.
     pub segment_len: Option<u16>,
-    /// D: the failing segment's DDP header, 14 or 18 octets.
+    /// D: the failing segment's DDP header, 14 or 18 bytes.
     pub ddp_header: Option<&'a [u8]>,
     /// R: the failing Read Request's header.
     pub read_request: Option<&'a [u8; READ_REQUEST_LEN]>,
@@ -46,14 +46,14 @@ pub struct Terminate<'a> {
 }
 
 impl<'a> Terminate<'a> {
-    /// Most octets a Terminate takes.
+    /// Most bytes a Terminate takes.
     pub const MAX_LEN: usize =
         CONTROL_LEN + SEGMENT_LENGTH_LEN + ddp::MAX_HEADER_LEN + READ_REQUEST_LEN;
 
-    /// Reads a Terminate by its flags, whatever its code; siw's layout is recognised. Octets
+    /// Reads a Terminate by its flags, whatever its code; siw's layout is recognised. Bytes
     /// behind the announced headers are not looked at.
-    pub fn parse(octets: &'a [u8]) -> Result<Terminate<'a>, TerminateTooShort> {
-        let (control, rest) = octets.split_first_chunk::<CONTROL_LEN>().ok_or(TerminateTooShort)?;
+    pub fn parse(bytes: &'a [u8]) -> Result<Terminate<'a>, TerminateTooShort> {
+        let (control, rest) = bytes.split_first_chunk::<CONTROL_LEN>().ok_or(TerminateTooShort)?;
         let (code, flags, layout) = read_control(control, !rest.is_empty());
         let (mut rest, mut segment_len, mut ddp_header) = (rest, None, None);
         if flags & (LENGTH_VALID | DDP_HEADER) != 0 {
@@ -63,7 +63,7 @@ impl<'a> Terminate<'a> {
         }
         if flags & DDP_HEADER != 0 {
             let segment = ddp::Segment::new_checked(rest).map_err(|_| TerminateTooShort)?;
-            ddp_header = Some(segment.header_octets());
+            ddp_header = Some(segment.header_bytes());
             rest = segment.payload();
         }
         let read_request = match flags & RDMA_HEADER {
@@ -73,7 +73,7 @@ impl<'a> Terminate<'a> {
         Ok(Terminate { code, segment_len, ddp_header, read_request, layout })
     }
 
-    /// Octets of the Terminate.
+    /// Bytes of the Terminate.
     #[must_use]
     pub fn buffer_len(&self) -> usize {
         let length = if self.flags() & LENGTH_VALID != 0 { SEGMENT_LENGTH_LEN } else { 0 };
@@ -83,7 +83,7 @@ impl<'a> Terminate<'a> {
             + self.read_request.map_or(0, |r| r.len())
     }
 
-    /// The Terminate's octets, always laid out as the RFC says. A DDP header implies the length
+    /// The Terminate's bytes, always laid out as the RFC says. A DDP header implies the length
     /// field, 0 if none is known.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
@@ -170,11 +170,11 @@ mod tests {
     const UNTAGGED: &str = "4141 00000000 00000001 00000001 00000000";
 
     #[test]
-    fn every_set_of_headers_survives_and_is_refused_one_octet_short() {
+    fn every_set_of_headers_survives_and_is_refused_one_byte_short() {
         let code = codes::PROTECTION_ACCESS;
         let tagged = hex("c140 12345678 0000000000001000");
         let untagged = hex(UNTAGGED);
-        let read: [u8; READ_REQUEST_LEN] = hex(READ).try_into().expect("28 octets");
+        let read: [u8; READ_REQUEST_LEN] = hex(READ).try_into().expect("28 bytes");
         for (segment_len, ddp_header, read_request, len) in [
             (None, None, None, 4),
             (Some(9), None, None, 6),
@@ -185,48 +185,48 @@ mod tests {
         ] {
             let layout = Layout::Rfc5040;
             let repr = Terminate { code, segment_len, ddp_header, read_request, layout };
-            let octets = repr.to_vec();
-            assert_eq!((octets.len(), repr.buffer_len()), (len, len));
-            assert_eq!(Terminate::parse(&octets), Ok(repr));
+            let bytes = repr.to_vec();
+            assert_eq!((bytes.len(), repr.buffer_len()), (len, len));
+            assert_eq!(Terminate::parse(&bytes), Ok(repr));
             for cut in 0..len {
-                assert_eq!(Terminate::parse(&octets[..cut]), Err(TerminateTooShort), "{cut}");
+                assert_eq!(Terminate::parse(&bytes[..cut]), Err(TerminateTooShort), "{cut}");
             }
         }
     }
 
     #[test]
     fn layout_of_siw_is_recognised() {
-        for (octets, code, flags) in [
+        for (bytes, code, flags) in [
             ("21020300", codes::UNTAGGED_NO_BUFFER, 2),
             ("10000700", codes::PROTECTION_INVALID_STAG, 3),
             ("02020000", codes::LLP_CRC, 0),
             ("11010300", codes::TAGGED_BOUNDS, 2),
         ] {
-            let octets = [hex(octets), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
-            let t = Terminate::parse(&octets).expect("as long as can be");
+            let bytes = [hex(bytes), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
+            let t = Terminate::parse(&bytes).expect("as long as can be");
             assert_eq!((t.code, t.layout), (code, Layout::Siw));
             assert_eq!(t.segment_len, (flags > 0).then_some(0));
             assert_eq!(t.ddp_header.map(<[u8]>::to_vec), (flags > 1).then(|| hex(UNTAGGED)));
             assert_eq!(t.read_request.map(|r| r.to_vec()), (flags > 2).then(|| hex(READ)));
         }
         // Each flag for itself.
-        let octets = [hex("10000400"), hex(READ)].concat();
-        let t = Terminate::parse(&octets).expect("as long as can be");
+        let bytes = [hex("10000400"), hex(READ)].concat();
+        let t = Terminate::parse(&bytes).expect("as long as can be");
         assert_eq!((t.segment_len, t.ddp_header), (None, None));
         assert_eq!(t.read_request.map(|r| r.to_vec()), Some(hex(READ)));
     }
 
     #[test]
     fn layout_of_the_rfc_is_not_mistaken_for_that_of_siw() {
-        for (octets, code) in [
+        for (bytes, code) in [
             ("1202c000", codes::UNTAGGED_NO_BUFFER),
             ("0100e000", codes::PROTECTION_INVALID_STAG),
             ("20020000", codes::LLP_CRC),
             ("0205c000", codes::OPERATION_VERSION),
             ("10000000", codes::DDP_LOCAL_CATASTROPHIC),
         ] {
-            let octets = [hex(octets), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
-            let t = Terminate::parse(&octets).expect("as long as can be");
+            let bytes = [hex(bytes), hex("0000"), hex(UNTAGGED), hex(READ)].concat();
+            let t = Terminate::parse(&bytes).expect("as long as can be");
             assert_eq!((t.code, t.layout), (code, Layout::Rfc5040));
         }
     }
@@ -244,36 +244,36 @@ mod tests {
             assert_eq!(expected.to_vec()[2..4], control[2..4]);
             for reserved in 0..1u16 << 13 {
                 let [third, fourth] = reserved.to_be_bytes();
-                let octets = [&[control[0], control[1], control[2] | third, fourth], headers];
-                assert_eq!(Terminate::parse(&octets.concat()), Ok(expected), "{reserved:#x}");
+                let bytes = [&[control[0], control[1], control[2] | third, fourth], headers];
+                assert_eq!(Terminate::parse(&bytes.concat()), Ok(expected), "{reserved:#x}");
             }
         }
     }
 
     #[test]
     fn code_nobody_assigned_is_kept_as_numbers() {
-        let t = Terminate::parse(&[0xF7, 0x33, 0, 0]).expect("four octets");
+        let t = Terminate::parse(&[0xF7, 0x33, 0, 0]).expect("four bytes");
         assert_eq!(t.to_string(), "Terminate f/7/33");
         assert_eq!(t.to_vec(), [0xF7, 0x33, 0, 0]);
     }
 
     #[test]
     fn printed_for_a_human() {
-        let octets = [hex("0102e000 002e"), hex(UNTAGGED), hex(READ)].concat();
-        let t = Terminate::parse(&octets).expect("complete");
+        let bytes = [hex("0102e000 002e"), hex(UNTAGGED), hex(READ)].concat();
+        let t = Terminate::parse(&bytes).expect("complete");
         assert_eq!(
             t.to_string(),
             "Terminate 0/1/02 (RDMA protection: access rights violation), segment of 46, \
              DDP1 untagged last qn 1 msn 1 mo 0, \
              read 4096 from 0xb1b2b3b4+0x20 to 0xa1a2a3a4+0x10"
         );
-        assert_eq!(t.headers(), octets[4..]);
+        assert_eq!(t.headers(), bytes[4..]);
     }
 
     proptest! {
         #[test]
-        fn arbitrary_octets_are_parsed_or_refused(octets in prop::collection::vec(any::<u8>(), 0..70)) {
-            if let Ok(t) = Terminate::parse(&octets) {
+        fn arbitrary_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..70)) {
+            if let Ok(t) = Terminate::parse(&bytes) {
                 prop_assert!(t.buffer_len() <= Terminate::MAX_LEN);
                 let again = t.to_vec();
                 let reread = Terminate::parse(&again).expect("what we emit is complete");

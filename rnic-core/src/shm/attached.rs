@@ -25,7 +25,7 @@ use super::Mapping;
 /// itself refuses what is not mapped.
 pub const USER_END: u64 = 1 << 56;
 
-/// Octets moved by one system call at most.
+/// Bytes moved by one system call at most.
 pub const STEP: usize = 64 * 1024;
 
 /// An address space that its owner has handed to us.
@@ -92,15 +92,15 @@ impl AddressSpace {
 
     /// Copies out of it.
     pub fn read(&self, address: u64, dst: &mut [u8]) -> Result<(), AttachedFault> {
-        // SAFETY: the octets are exclusively borrowed for the call.
+        // SAFETY: the bytes are exclusively borrowed for the call.
         unsafe { self.read_raw(address, dst.as_mut_ptr(), dst.len()) }
     }
 
-    /// Copies into it. With `tail_last` the last octets, as far as they are one naturally aligned
+    /// Copies into it. With `tail_last` the last bytes, as far as they are one naturally aligned
     /// word, are written last, in a call of their own: a program that polls on the end of its buffer
     /// finds the rest in place.
     pub fn write(&self, address: u64, src: &[u8], tail_last: bool) -> Result<(), AttachedFault> {
-        // SAFETY: the octets are borrowed for the call.
+        // SAFETY: the bytes are borrowed for the call.
         unsafe { self.write_raw(address, src.as_ptr(), src.len(), tail_last) }
     }
 
@@ -117,7 +117,7 @@ impl AddressSpace {
         let tail = if tail_last { len.min(8) } else { 0 };
         let head = len - tail;
         let to = dst.range(offset, len).ok_or(AttachedFault::Unmapped)?;
-        // SAFETY: `to` is valid for `len` octets (checked by `range`) as long as `dst` is borrowed.
+        // SAFETY: `to` is valid for `len` bytes (checked by `range`) as long as `dst` is borrowed.
         // Only the kernel writes them, as any other process may at any time.
         let result = unsafe { self.read_raw(address, to, head) };
         poison(result, dst)?;
@@ -140,7 +140,7 @@ impl AddressSpace {
         tail_last: bool,
     ) -> Result<(), AttachedFault> {
         let from = src.range(offset, len).ok_or(AttachedFault::Unmapped)?;
-        // SAFETY: `from` is valid for `len` octets (checked by `range`) as long as `src` is borrowed.
+        // SAFETY: `from` is valid for `len` bytes (checked by `range`) as long as `src` is borrowed.
         // Only the kernel reads them, whatever they are at that instant.
         let result = unsafe { self.write_raw(address, from, len, tail_last) };
         poison(result, src)
@@ -149,7 +149,7 @@ impl AddressSpace {
     /// Copies from one address space to another, or within one (ranges of a step may overlap): two
     /// copies, with a private buffer between them.
     // Its buffer would be in the frame of whoever it is inlined into, each page of it touched there for
-    // copies of a few octets.
+    // copies of a few bytes.
     #[inline(never)]
     pub fn copy_to(
         &self,
@@ -172,7 +172,7 @@ impl AddressSpace {
     }
 
     /// # Safety
-    /// `to` is valid for `len` octets that no reference covers but the caller's own.
+    /// `to` is valid for `len` bytes that no reference covers but the caller's own.
     unsafe fn read_raw(&self, address: u64, to: *mut u8, len: usize) -> Result<(), AttachedFault> {
         self.steps(address, len, |at, done, n| {
             // SAFETY: `done + n` is at most `len`, for which the caller vouches; the kernel checks
@@ -182,7 +182,7 @@ impl AddressSpace {
     }
 
     /// # Safety
-    /// `from` is valid for reading `len` octets.
+    /// `from` is valid for reading `len` bytes.
     unsafe fn write_raw(
         &self,
         address: u64,
@@ -200,7 +200,7 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Calls `step(address, done, octets)` until `len` octets are done.
+    /// Calls `step(address, done, bytes)` until `len` bytes are done.
     fn steps(
         &self,
         address: u64,
@@ -280,7 +280,7 @@ fn poison(result: Result<(), AttachedFault>, mapping: &Mapping) -> Result<(), At
     result
 }
 
-/// Octets of the naturally aligned word at the end of `len` octets from `address`.
+/// Bytes of the naturally aligned word at the end of `len` bytes from `address`.
 fn tail_len(address: u64, len: usize) -> usize {
     if len == 0 {
         return 0;
@@ -314,9 +314,9 @@ mod tests {
     }
 
     fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
-        let mut octets = vec![0; len];
-        mapping.read(offset, &mut octets).expect("in range");
-        octets
+        let mut bytes = vec![0; len];
+        mapping.read(offset, &mut bytes).expect("in range");
+        bytes
     }
 
     fn refusal(file: OwnedFd) -> AttachError {
@@ -333,17 +333,17 @@ mod tests {
     }
 
     #[test]
-    fn octets_go_both_ways() {
+    fn bytes_go_both_ways() {
         let (space, memory) = (own(), memory(3 * STEP));
         let address = memory.address();
-        let octets: Vec<u8> = (0..2 * STEP + 77).map(|i| (i % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..2 * STEP + 77).map(|i| (i % 251) as u8).collect();
         for tail_last in [false, true] {
             memory.fill(0, 3 * STEP, 0).expect("in range");
-            space.write(address + 3, &octets, tail_last).expect("mapped");
-            assert_eq!(contents(&memory, 3, octets.len()), octets);
-            let mut back = vec![0; octets.len()];
+            space.write(address + 3, &bytes, tail_last).expect("mapped");
+            assert_eq!(contents(&memory, 3, bytes.len()), bytes);
+            let mut back = vec![0; bytes.len()];
             space.read(address + 3, &mut back).expect("mapped");
-            assert_eq!(back, octets);
+            assert_eq!(back, bytes);
         }
         assert!(!space.is_gone());
     }
@@ -368,11 +368,11 @@ mod tests {
     #[test]
     fn overlapping_ranges_move_as_a_whole() {
         let (space, memory) = (own(), memory(STEP));
-        let octets: Vec<u8> = (0..10_000).map(|i| (i % 241) as u8).collect();
-        memory.write(0, &octets).expect("in range");
+        let bytes: Vec<u8> = (0..10_000).map(|i| (i % 241) as u8).collect();
+        memory.write(0, &bytes).expect("in range");
         let address = memory.address();
-        space.copy_to(address, &space, address + 100, octets.len(), true).expect("mapped");
-        assert_eq!(contents(&memory, 100, octets.len()), octets);
+        space.copy_to(address, &space, address + 100, bytes.len(), true).expect("mapped");
+        assert_eq!(contents(&memory, 100, bytes.len()), bytes);
     }
 
     #[test]
@@ -389,19 +389,19 @@ mod tests {
             (0x1000, 4096, 8),
             (0x1000, 4097, 1),
         ] {
-            assert_eq!(tail_len(address, len), tail, "{len} octets at {address:#x}");
+            assert_eq!(tail_len(address, len), tail, "{len} bytes at {address:#x}");
         }
     }
 
     #[test]
     fn an_address_that_is_not_mapped_costs_that_copy_only() {
         let (space, kept) = (own(), memory(4096));
-        let mut octets = [0; 8];
+        let mut bytes = [0; 8];
         for address in [0, USER_END - 8, USER_END, u64::MAX - 2] {
-            assert_eq!(space.read(address, &mut octets), Err(AttachedFault::Unmapped));
-            assert_eq!(space.write(address, &octets, true), Err(AttachedFault::Unmapped));
+            assert_eq!(space.read(address, &mut bytes), Err(AttachedFault::Unmapped));
+            assert_eq!(space.write(address, &bytes, true), Err(AttachedFault::Unmapped));
         }
-        space.read(kept.address(), &mut octets).expect("mapped");
+        space.read(kept.address(), &mut bytes).expect("mapped");
     }
 
     #[test]
@@ -430,13 +430,13 @@ mod tests {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).expect("its maps");
         let start = maps.split('-').next().and_then(|a| u64::from_str_radix(a, 16).ok());
         let start = start.expect("a mapping");
-        let mut octets = [0; 4];
-        space.read(start, &mut octets).expect("it lives");
+        let mut bytes = [0; 4];
+        space.read(start, &mut bytes).expect("it lives");
         child.kill().expect("it lives");
         child.wait().expect("it has ended");
-        assert_eq!(space.read(start, &mut octets), Err(AttachedFault::Gone));
+        assert_eq!(space.read(start, &mut bytes), Err(AttachedFault::Gone));
         assert!(space.is_gone());
-        assert_eq!(space.write(start, &octets, false), Err(AttachedFault::Gone));
+        assert_eq!(space.write(start, &bytes, false), Err(AttachedFault::Gone));
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
         let space = own();
         let memory = Mapping::from_vec(vec![1; 8192]).expect("a slot in the table");
         let address = memory.address();
-        // SAFETY: the child stores one octet of private memory and ends: nothing of this process's
+        // SAFETY: the child stores one byte of private memory and ends: nothing of this process's
         // locks or other threads is used in it.
         let child = unsafe {
             let child = libc::fork();

@@ -1,8 +1,8 @@
-//! The one place that moves octets in and out of shared memory.
+//! The one place that moves bytes in and out of shared memory.
 //!
-//! Another process may write the same octets at the same time. There is no bulk atomic copy in the
+//! Another process may write the same bytes at the same time. There is no bulk atomic copy in the
 //! language, so we use `ptr::copy*` on raw pointers, as virtual machine monitors do for guest
-//! memory, and keep the three conditions under which that is sound in practice: nothing but octets
+//! memory, and keep the three conditions under which that is sound in practice: nothing but bytes
 //! is copied (any value of them is valid), no reference to the foreign side ever exists, and a
 //! compiler fence after each copy keeps the compiler from going back to the foreign side for a
 //! value it has already copied. What was copied is a mixture of what both sides wrote, at worst.
@@ -31,7 +31,7 @@ impl Mapping {
     #[inline]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), CopyFault> {
         let from = self.range(offset, dst.len()).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: `from` is valid for `dst.len()` octets (checked by `range`); `dst` is private
+        // SAFETY: `from` is valid for `dst.len()` bytes (checked by `range`); `dst` is private
         // memory, so the two cannot overlap. Concurrent foreign writers: see the module.
         unsafe { std::ptr::copy_nonoverlapping(from, dst.as_mut_ptr(), dst.len()) };
         self.sound()
@@ -41,33 +41,33 @@ impl Mapping {
     #[inline]
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
         let to = self.range(offset, src.len()).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: `to` is valid for `src.len()` octets (checked by `range`); `src` is private
+        // SAFETY: `to` is valid for `src.len()` bytes (checked by `range`); `src` is private
         // memory, so the two cannot overlap. Concurrent foreign accesses: see the module.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };
         self.sound()
     }
 
-    /// Sets octets of the mapping.
+    /// Sets bytes of the mapping.
     #[inline]
-    pub fn fill(&self, offset: usize, len: usize, octet: u8) -> Result<(), CopyFault> {
+    pub fn fill(&self, offset: usize, len: usize, byte: u8) -> Result<(), CopyFault> {
         let to = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: `to` is valid for `len` octets (checked by `range`).
-        unsafe { std::ptr::write_bytes(to, octet, len) };
+        // SAFETY: `to` is valid for `len` bytes (checked by `range`).
+        unsafe { std::ptr::write_bytes(to, byte, len) };
         self.sound()
     }
 
-    /// Like [`write`](Self::write), but the last octets become visible last: a program that polls
-    /// on the end of its buffer finds the rest in place. The last octets are the longest naturally
+    /// Like [`write`](Self::write), but the last bytes become visible last: a program that polls
+    /// on the end of its buffer finds the rest in place. The last bytes are the longest naturally
     /// aligned word (8, 4, 2 or 1) at the end of the range, stored in one piece.
     #[inline]
     pub fn write_tail_last(&self, offset: usize, src: &[u8]) -> Result<(), CopyFault> {
         let to = self.range(offset, src.len()).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: `src` and `to` are both valid for `src.len()` octets.
+        // SAFETY: `src` and `to` are both valid for `src.len()` bytes.
         unsafe { move_tail_last(src.as_ptr(), to, src.len()) };
         self.sound()
     }
 
-    /// Copies `len` octets from here to `dst`, with one pass over them. Within one mapping the
+    /// Copies `len` bytes from here to `dst`, with one pass over them. Within one mapping the
     /// ranges may overlap (`memmove`). With `tail_last` as in
     /// [`write_tail_last`](Self::write_tail_last).
     #[inline]
@@ -81,7 +81,7 @@ impl Mapping {
     ) -> Result<(), CopyFault> {
         let from = self.range(offset, len).ok_or(CopyFault::OutOfRange)?;
         let to = dst.range(dst_offset, len).ok_or(CopyFault::OutOfRange)?;
-        // SAFETY: both are valid for `len` octets (checked by `range`); overlap is allowed.
+        // SAFETY: both are valid for `len` bytes (checked by `range`); overlap is allowed.
         unsafe {
             if tail_last {
                 move_tail_last(from, to, len);
@@ -133,7 +133,7 @@ impl Mapping {
         if !(at as usize).is_multiple_of(8) {
             return Err(CopyFault::Misaligned);
         }
-        // SAFETY: valid for 8 octets (`range`) and aligned (just checked) for as long as `self`
+        // SAFETY: valid for 8 bytes (`range`) and aligned (just checked) for as long as `self`
         // is borrowed; any value is valid; other accesses from this process are atomic or raw.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
@@ -142,13 +142,13 @@ impl Mapping {
     #[inline]
     fn sound(&self) -> Result<(), CopyFault> {
         // Neither the copy nor what follows it moves across: the mark is read after the copy, and
-        // the compiler has to take the copied octets as they are (see the module).
+        // the compiler has to take the copied bytes as they are (see the module).
         compiler_fence(Ordering::SeqCst);
         if self.is_poisoned() { Err(CopyFault::Poisoned) } else { Ok(()) }
     }
 }
 
-/// Octets of the naturally aligned word at the end of `len` octets from `to`.
+/// Bytes of the naturally aligned word at the end of `len` bytes from `to`.
 #[inline]
 fn tail_len(to: *mut u8, len: usize) -> usize {
     let end = (to as usize).wrapping_add(len);
@@ -165,7 +165,7 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
 /// `memmove`, with the word that `tail_len` chooses stored last and in one piece.
 ///
 /// # Safety
-/// `from` is valid for reading and `to` for writing `len` octets, both in private or in shared
+/// `from` is valid for reading and `to` for writing `len` bytes, both in private or in shared
 /// memory, of which no other part of this process holds an exclusive reference.
 #[inline]
 unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
@@ -173,7 +173,7 @@ unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
     let head = len - tail;
     // SAFETY: head and tail make up the range that the caller vouches for. The tail of `to` is
     // aligned to its length, which `tail_len` chose for that; `from` is read unaligned. Only
-    // atomics and raw copies touch shared memory, and any value of an octet is valid.
+    // atomics and raw copies touch shared memory, and any value of a byte is valid.
     unsafe {
         let (source, target) = (from.add(head), to.add(head));
         // The tail is read first: where the ranges overlap the head may run over it.
@@ -213,9 +213,9 @@ mod tests {
     }
 
     fn contents(mapping: &Mapping) -> Vec<u8> {
-        let mut octets = vec![0; mapping.len()];
-        mapping.read(0, &mut octets).expect("in range");
-        octets
+        let mut bytes = vec![0; mapping.len()];
+        mapping.read(0, &mut bytes).expect("in range");
+        bytes
     }
 
     #[test]
@@ -232,10 +232,10 @@ mod tests {
             (usize::MAX, 0, false),
         ] {
             let expected = if ok { Ok(()) } else { far };
-            let mut octets = vec![0; len];
-            assert_eq!(m.read(offset, &mut octets), expected);
-            assert_eq!(m.write(offset, &octets), expected);
-            assert_eq!(m.write_tail_last(offset, &octets), expected);
+            let mut bytes = vec![0; len];
+            assert_eq!(m.read(offset, &mut bytes), expected);
+            assert_eq!(m.write(offset, &bytes), expected);
+            assert_eq!(m.write_tail_last(offset, &bytes), expected);
             assert_eq!(m.fill(offset, len, 0), expected);
             assert_eq!(m.copy_to(offset, &m, 0, len, true), expected);
             assert_eq!(m.copy_to(0, &m, offset, len, false), expected);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn tail_last_copies_the_same_octets_at_every_length_and_alignment() {
+    fn tail_last_copies_the_same_bytes_at_every_length_and_alignment() {
         for offset in 64..80 {
             for len in 0..40 {
                 let (m, n) = (mapping(), mapping());

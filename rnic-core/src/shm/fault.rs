@@ -46,7 +46,7 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    /// Enters `len` octets from `start`; `None` if every slot is taken.
+    /// Enters `len` bytes from `start`; `None` if every slot is taken.
     pub(super) fn new(start: usize, len: usize) -> Option<Self> {
         TABLE.insert(start, len).map(|slot| Registration { slot })
     }
@@ -75,7 +75,7 @@ struct Table {
     used: AtomicUsize,
     /// Where the search for a free slot starts.
     hint: AtomicUsize,
-    /// Octets of a page, written by `install`.
+    /// Bytes of a page, written by `install`.
     page: AtomicUsize,
 }
 
@@ -242,13 +242,13 @@ mod tests {
         let (segment, fd) = unsealed();
         segment.fill(0, LEN, 7).expect("still there");
         rustix::fs::ftruncate(&fd, 4096).expect("shrink");
-        let mut octets = vec![1; LEN];
-        assert_eq!(segment.read(0, &mut octets), Err(CopyFault::Poisoned));
-        assert_eq!(octets[..4096], [7; 4096]);
-        assert_eq!(octets[4096..], [0; LEN - 4096], "zero pages lie where pages are gone");
+        let mut bytes = vec![1; LEN];
+        assert_eq!(segment.read(0, &mut bytes), Err(CopyFault::Poisoned));
+        assert_eq!(bytes[..4096], [7; 4096]);
+        assert_eq!(bytes[4096..], [0; LEN - 4096], "zero pages lie where pages are gone");
         assert!(segment.is_poisoned());
         assert!(!other.is_poisoned());
-        assert_eq!(other.read(0, &mut octets), Ok(()));
+        assert_eq!(other.read(0, &mut bytes), Ok(()));
     }
 
     #[test]

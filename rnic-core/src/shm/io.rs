@@ -1,4 +1,4 @@
-//! System calls that move octets between a socket and shared memory without a private copy.
+//! System calls that move bytes between a socket and shared memory without a private copy.
 //!
 //! `IoSlice` would need references to foreign memory, so the vectors are built from raw pointers
 //! here. Every call is made with `MSG_DONTWAIT | MSG_NOSIGNAL`: a socket that a client can also
@@ -13,7 +13,7 @@ use super::Mapping;
 /// Pieces that one call takes; what is beyond is left for the next call, like a short write.
 pub const MAX_PIECES: usize = 256;
 
-/// Octets to send.
+/// Bytes to send.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
     /// In private memory.
@@ -22,14 +22,14 @@ pub enum Piece<'a> {
     Shared {
         /// Where.
         mapping: &'a Mapping,
-        /// First octet.
+        /// First byte.
         offset: usize,
-        /// Octets.
+        /// Bytes.
         len: usize,
     },
 }
 
-/// Room for octets to receive.
+/// Room for bytes to receive.
 #[derive(Debug)]
 pub enum PieceMut<'a> {
     /// In private memory.
@@ -38,14 +38,14 @@ pub enum PieceMut<'a> {
     Shared {
         /// Where.
         mapping: &'a Mapping,
-        /// First octet.
+        /// First byte.
         offset: usize,
-        /// Octets.
+        /// Bytes.
         len: usize,
     },
 }
 
-/// Sends the pieces in order; how many octets the socket took.
+/// Sends the pieces in order; how many bytes the socket took.
 ///
 /// `InvalidInput`: a piece is not within its mapping, nothing was sent. `EFAULT`: a page of a
 /// shared piece is gone, and the mappings of this call are poisoned (they are all of one session).
@@ -53,13 +53,13 @@ pub fn send_pieces(fd: impl AsFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
     for piece in pieces.iter().take(MAX_PIECES) {
         match *piece {
-            Piece::Private(octets) => vectors.push(octets.as_ptr().cast_mut(), octets.len()),
+            Piece::Private(bytes) => vectors.push(bytes.as_ptr().cast_mut(), bytes.len()),
             Piece::Shared { mapping, offset, len } => vectors.push_shared(mapping, offset, len)?,
         }
     }
     let message = vectors.message();
     // SAFETY: the message and its vectors live until the call returns; the vectors cover private
-    // octets that are borrowed for the call and ranges of live mappings, all valid for reading; the
+    // bytes that are borrowed for the call and ranges of live mappings, all valid for reading; the
     // kernel does not write through them. That others write the shared ones meanwhile changes what
     // is sent and nothing else.
     let sent = unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &message, FLAGS) };
@@ -72,14 +72,14 @@ pub fn send_pieces(fd: impl AsFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
     })
 }
 
-/// Receives into the pieces in order; how many octets came, 0 at the end of the stream.
+/// Receives into the pieces in order; how many bytes came, 0 at the end of the stream.
 ///
 /// Errors are those of [`send_pieces`].
 pub fn recv_pieces(fd: impl AsFd, pieces: &mut [PieceMut<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
     for piece in pieces.iter_mut().take(MAX_PIECES) {
         match piece {
-            PieceMut::Private(octets) => vectors.push(octets.as_mut_ptr(), octets.len()),
+            PieceMut::Private(bytes) => vectors.push(bytes.as_mut_ptr(), bytes.len()),
             PieceMut::Shared { mapping, offset, len } => {
                 vectors.push_shared(mapping, *offset, *len)?;
             }
@@ -87,7 +87,7 @@ pub fn recv_pieces(fd: impl AsFd, pieces: &mut [PieceMut<'_>]) -> io::Result<usi
     }
     let mut message = vectors.message();
     // SAFETY: the message and its vectors live until the call returns; the vectors cover private
-    // octets that are exclusively borrowed for the call and ranges of live mappings, all valid for
+    // bytes that are exclusively borrowed for the call and ranges of live mappings, all valid for
     // writing; no control buffer is given, so no descriptor can arrive.
     let got = unsafe { libc::recvmsg(fd.as_fd().as_raw_fd(), &mut message, FLAGS) };
     finish(got, || {
@@ -161,9 +161,9 @@ mod tests {
     }
 
     fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
-        let mut octets = vec![0; len];
-        mapping.read(offset, &mut octets).expect("in range");
-        octets
+        let mut bytes = vec![0; len];
+        mapping.read(offset, &mut bytes).expect("in range");
+        bytes
     }
 
     #[test]
@@ -178,9 +178,9 @@ mod tests {
             Piece::Private(b", tail"),
         ];
         assert_eq!(send_pieces(&a, &pieces).expect("room in the socket"), 30);
-        let mut octets = [0; 30];
-        b.read_exact(&mut octets).expect("it was sent");
-        assert_eq!(&octets, b"head, from shared memory, tail");
+        let mut bytes = [0; 30];
+        b.read_exact(&mut bytes).expect("it was sent");
+        assert_eq!(&bytes, b"head, from shared memory, tail");
     }
 
     #[test]

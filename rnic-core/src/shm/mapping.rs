@@ -13,7 +13,7 @@ use super::fault::Registration;
 /// A range of memory shared with another process, unmapped when the last owner drops it.
 ///
 /// Readable and writable by both sides at any time, so nothing here hands out a reference to its
-/// octets: they are copied in and out (see the methods in this and the `copy` module) or accessed
+/// bytes: they are copied in and out (see the methods in this and the `copy` module) or accessed
 /// as atomic words.
 pub struct Mapping {
     // Dropped before `pages`, in this order: while an address is mapped for us it must never match
@@ -93,13 +93,13 @@ impl Mapping {
     }
 
     /// Memory of this process alone, which others reach through its
-    /// [`AddressSpace`](super::AddressSpace): called by the client, to attach it. The octets stay
+    /// [`AddressSpace`](super::AddressSpace): called by the client, to attach it. The bytes stay
     /// where they are.
-    pub fn from_vec(octets: Vec<u8>) -> io::Result<Arc<Self>> {
-        let mut octets = std::mem::ManuallyDrop::new(octets);
-        let (len, origin) = (octets.len(), Origin::Heap { capacity: octets.capacity() });
+    pub fn from_vec(bytes: Vec<u8>) -> io::Result<Arc<Self>> {
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        let (len, origin) = (bytes.len(), Origin::Heap { capacity: bytes.capacity() });
         // A vector's pointer is never null.
-        let base = NonNull::new(octets.as_mut_ptr()).ok_or(io::ErrorKind::Other)?;
+        let base = NonNull::new(bytes.as_mut_ptr()).ok_or(io::ErrorKind::Other)?;
         // Gives the vector back to the allocator if what follows fails.
         let pages = Pages { base, len, origin };
         nonzero(len)?;
@@ -158,13 +158,13 @@ impl Mapping {
         Ok(Arc::new(mapping))
     }
 
-    /// Octets.
+    /// Bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.pages.len
     }
 
-    /// Never: a mapping has at least one octet.
+    /// Never: a mapping has at least one byte.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pages.len == 0
@@ -188,7 +188,7 @@ impl Mapping {
         self.registration.poison();
     }
 
-    /// Address of `len` octets at `offset`, if they lie within.
+    /// Address of `len` bytes at `offset`, if they lie within.
     #[inline]
     pub(super) fn range(&self, offset: usize, len: usize) -> Option<*mut u8> {
         if offset > self.pages.len || len > self.pages.len - offset {
@@ -199,7 +199,7 @@ impl Mapping {
         Some(unsafe { self.pages.base.as_ptr().add(offset) })
     }
 
-    /// Maps `len` octets of `fd` for both sides to read and write.
+    /// Maps `len` bytes of `fd` for both sides to read and write.
     pub(super) fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         nonzero(len)?;
         // SAFETY: the kernel chooses a free address range, so no existing memory is affected.
@@ -287,7 +287,7 @@ pub enum AdoptError {
     #[error("memfds of huge pages are not supported")]
     HugePages,
     /// No address range has this length.
-    #[error("{len} octets is no possible length of a segment")]
+    #[error("{len} bytes is no possible length of a segment")]
     BadLength {
         /// The length that was asked for.
         len: u64,
@@ -299,7 +299,7 @@ pub enum AdoptError {
     #[error("sealing the segment failed: {0}")]
     Seal(#[source] io::Error),
     /// The memfd does not have the size that was announced.
-    #[error("the memfd has {actual} octets, {said} were announced")]
+    #[error("the memfd has {actual} bytes, {said} were announced")]
     WrongSize {
         /// As announced.
         said: u64,
@@ -356,7 +356,7 @@ mod tests {
 
     const LEN: usize = 3 * 4096;
 
-    /// A memfd of `len` octets with every page there.
+    /// A memfd of `len` bytes with every page there.
     fn populated(len: usize) -> OwnedFd {
         let mut file = File::from(memfd("test").expect("memfd"));
         file.write_all(&vec![1; len]).expect("a little memory");
@@ -420,20 +420,20 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_keeps_its_octets_and_comes_back_when_nobody_else_has_it() {
-        let mut octets = Vec::with_capacity(100);
-        octets.extend_from_slice(b"octets on the heap");
-        let address = octets.as_ptr() as u64;
-        let memory = Mapping::from_vec(octets).expect("a slot in the table");
+    fn a_vector_keeps_its_bytes_and_comes_back_when_nobody_else_has_it() {
+        let mut bytes = Vec::with_capacity(100);
+        bytes.extend_from_slice(b"bytes on the heap");
+        let address = bytes.as_ptr() as u64;
+        let memory = Mapping::from_vec(bytes).expect("a slot in the table");
         assert_eq!((memory.address(), memory.len()), (address, 18));
-        memory.write(0, b"OCTETS").expect("in range");
+        memory.write(0, b"BYTES").expect("in range");
         let other = memory.clone();
         let memory = memory.into_vec().expect_err("there is another owner");
         drop(other);
-        let octets = memory.into_vec().expect("there is no other owner");
-        assert_eq!((&octets[..], octets.capacity()), (&b"OCTETS on the heap"[..], 100));
+        let bytes = memory.into_vec().expect("there is no other owner");
+        assert_eq!((&bytes[..], bytes.capacity()), (&b"BYTES on the heap"[..], 100));
         assert!(Mapping::from_vec(Vec::new()).is_err());
-        drop(Mapping::from_vec(octets));
+        drop(Mapping::from_vec(bytes));
         let (segment, _fd) = Mapping::create_segment(LEN).expect("a little memory");
         assert!(segment.into_vec().is_err());
     }
@@ -530,12 +530,12 @@ mod tests {
     fn arena_has_a_fixed_size_and_is_zero() {
         let (daemon, fd) = Mapping::create_arena("test", LEN).expect("a little memory");
         let client = Mapping::map_arena(fd.as_fd(), LEN).expect("the daemon's arena");
-        let mut octets = [1; LEN];
-        client.read(0, &mut octets).expect("in range");
-        assert_eq!(octets, [0; LEN]);
+        let mut bytes = [1; LEN];
+        client.read(0, &mut bytes).expect("in range");
+        assert_eq!(bytes, [0; LEN]);
         client.write(100, &[7]).expect("in range");
-        daemon.read(100, &mut octets[..1]).expect("in range");
-        assert_eq!(octets[0], 7);
+        daemon.read(100, &mut bytes[..1]).expect("in range");
+        assert_eq!(bytes[0], 7);
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
         assert!(rustix::fs::ftruncate(&fd, 1 << 20).is_err());
         assert!(rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).is_err());

@@ -42,7 +42,7 @@ impl Parker {
     /// Pairs with [`is_parked`](Self::is_parked). Here: clear `parked`, fence, look for commands.
     /// If the control thread still saw `parked` and acknowledged for us, then its load came before
     /// our store, its fence before ours, and its command, pushed before that fence, is there to be
-    /// found now: it takes effect before the worker copies a single octet.
+    /// found now: it takes effect before the worker copies a single byte.
     pub fn unpark(&self) {
         self.parked.store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst);

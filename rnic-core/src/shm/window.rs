@@ -58,7 +58,7 @@ mod real {
     unsafe impl Sync for Window {}
 
     impl Window {
-        /// `len` octets at `offset`, if they lie within the mapping and `offset` is a multiple of
+        /// `len` bytes at `offset`, if they lie within the mapping and `offset` is a multiple of
         /// 8.
         pub(in super::super) fn new(
             mapping: Arc<Mapping>,

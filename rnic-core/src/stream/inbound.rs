@@ -95,7 +95,7 @@ pub enum MalformedTerminate {
     /// Not one whole segment.
     #[error("Terminate in more than one segment")]
     InParts,
-    /// Shorter than 4 octets or than its flags say.
+    /// Shorter than 4 bytes or than its flags say.
     #[error("Terminate too short for the headers it announces")]
     TooShort,
 }
@@ -115,9 +115,9 @@ struct Queue {
     msn: Msn,
     /// Opcode of the message in progress.
     opcode: Option<Opcode>,
-    /// Octets of it received.
+    /// Bytes of it received.
     received: u64,
-    /// One past the highest octet of it received.
+    /// One past the highest byte of it received.
     end: u64,
 }
 
@@ -273,7 +273,7 @@ impl Inbound {
     /// Notes that a Send segment has been placed. On the last one, checks that the message is
     /// whole and returns its length.
     ///
-    /// The order of earlier segments is free, but the last one ends the message and as many octets
+    /// The order of earlier segments is free, but the last one ends the message and as many bytes
     /// have come as the message is long, so that nothing stale is delivered in a gap.
     #[inline]
     pub fn sent_placed(&mut self, mo: u32, len: usize, last: bool) -> Result<Option<u32>, Fault> {
@@ -285,7 +285,7 @@ impl Inbound {
         let total = u64::from(mo) + len as u64;
         let whole = total == sends.end && total == sends.received;
         sends.finish();
-        // No buffer is longer than 2^32 - 1 octets, so no message that fitted one is either.
+        // No buffer is longer than 2^32 - 1 bytes, so no message that fitted one is either.
         match u32::try_from(total) {
             Ok(total) if whole => Ok(Some(total)),
             _ => Err(Fault::segment(codes::UNTAGGED_MO)),
@@ -320,17 +320,17 @@ impl Inbound {
             return Err(Fault::segment(codes::OPERATION_UNSPECIFIED));
         }
         reads.finish();
-        let mut octets = [0; UntaggedHeader::LEN];
-        octets.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
+        let mut bytes = [0; UntaggedHeader::LEN];
+        bytes.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
         Ok(Arrival::ReadRequest(ReadArrival {
             request: ReadRequest::parse(&self.read_header),
-            header: octets,
+            header: bytes,
             segment_len: (UntaggedHeader::LEN + payload.len()) as u16,
         }))
     }
 }
 
-/// Checks that a segment of an untagged message lies inside the buffer of `buffer_len` octets that
+/// Checks that a segment of an untagged message lies inside the buffer of `buffer_len` bytes that
 /// its message was given: its offset first, then its end.
 #[inline]
 pub fn send_fits(mo: u32, len: usize, buffer_len: u64) -> Result<(), Fault> {

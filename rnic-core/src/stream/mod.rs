@@ -1,7 +1,7 @@
 //! The sans-IO iWARP stream: start-up machines and receive validation.
 //!
 //! Between the wire formats ([`crate::mpa`], [`crate::ddp`], [`crate::rdmap`]) and whoever has
-//! memory and sockets. [`startup`] turns the octets of a new connection into [`Negotiated`], for
+//! memory and sockets. [`startup`] turns the bytes of a new connection into [`Negotiated`], for
 //! the daemon's connection manager; [`inbound`] turns ULPDUs into checked [`Arrival`]s and
 //! [`terminate`] a [`Fault`] into the message that tells the peer, for the engine. No clocks, no
 //! buffers, no STags: a deadline or a bad STag is its owner's to notice.

@@ -1,7 +1,7 @@
 //! What a Terminate says of a [`Fault`] (RFC 5040 section 4.8).
 //!
-//! Three ways to name the failing segment: its octets as received, its header octets kept for
-//! later, or a typed header where no octets ever existed (the direct path).
+//! Three ways to name the failing segment: its bytes as received, its header bytes kept for
+//! later, or a typed header where no bytes ever existed (the direct path).
 
 use super::{Enclose, Fault};
 use crate::ddp;
@@ -17,13 +17,13 @@ pub fn build(fault: Fault, failing: &[u8], read: Option<&ReadRequest>) -> Vec<u8
     let len = u16::try_from(failing.len()).unwrap_or(u16::MAX);
     let Ok(segment) = ddp::Segment::new_checked(failing) else {
         let enclose = if fault.enclose == Enclose::None { Enclose::None } else { Enclose::Length };
-        return build_from_octets(Fault { enclose, ..fault }, len, &[], None);
+        return build_from_bytes(Fault { enclose, ..fault }, len, &[], None);
     };
     let own = segment.payload().first_chunk::<READ_REQUEST_LEN>().map(ReadRequest::parse);
-    build_from_octets(fault, len, segment.header_octets(), read.or(own.as_ref()))
+    build_from_bytes(fault, len, segment.header_bytes(), read.or(own.as_ref()))
 }
 
-/// The same for a segment that never was octets.
+/// The same for a segment that never was bytes.
 #[must_use]
 pub fn build_from_header(
     fault: Fault,
@@ -31,15 +31,15 @@ pub fn build_from_header(
     header: &ddp::Header,
     read: Option<&ReadRequest>,
 ) -> Vec<u8> {
-    let mut octets = [0; ddp::MAX_HEADER_LEN];
-    let len = header.emit(&mut octets);
-    build_from_octets(fault, segment_len, &octets[..len], read)
+    let mut bytes = [0; ddp::MAX_HEADER_LEN];
+    let len = header.emit(&mut bytes);
+    build_from_bytes(fault, segment_len, &bytes[..len], read)
 }
 
-/// The same from a DDP header kept as octets and the length of the segment it came with. Without
+/// The same from a DDP header kept as bytes and the length of the segment it came with. Without
 /// `read`, a fault that would enclose a Read Request encloses the segment only.
 #[must_use]
-pub fn build_from_octets(
+pub fn build_from_bytes(
     fault: Fault,
     segment_len: u16,
     header: &[u8],
@@ -65,9 +65,9 @@ mod tests {
     #[test]
     fn of_a_segment_without_a_whole_header_only_the_length_is_told() {
         let fault = Fault::segment(codes::OPERATION_UNSPECIFIED);
-        let octets = build(fault, &[0x41, 0x43, 0], None);
-        let t = Terminate::parse(&octets).expect("as long as can be");
+        let bytes = build(fault, &[0x41, 0x43, 0], None);
+        let t = Terminate::parse(&bytes).expect("as long as can be");
         assert_eq!((t.segment_len, t.ddp_header, t.read_request), (Some(3), None, None));
-        assert_eq!(octets.len(), 6);
+        assert_eq!(bytes.len(), 6);
     }
 }

@@ -1,4 +1,4 @@
-//! The literal FPDUs V1 to V11, encoded and decoded octet for octet through every layer. V1 and V2
+//! The literal FPDUs V1 to V11, encoded and decoded byte for byte through every layer. V1 and V2
 //! are figures 5 and 6 of RFC 5044.
 
 use super::inbound::{Arrival, Inbound, ReadArrival, SendKind};
@@ -13,7 +13,7 @@ fn untagged(opcode: Opcode, inv_stag: u32, qn: u32, msn: u32) -> Header {
     Header::Untagged(UntaggedHeader {
         last: true,
         dv: 1,
-        rsvd_ulp: Control { rv: 1, opcode }.octet(),
+        rsvd_ulp: Control { rv: 1, opcode }.byte(),
         inv_stag: Stag(inv_stag),
         qn,
         msn: Msn(msn),
@@ -29,7 +29,7 @@ fn write(stag: u32, to: u64) -> Header {
     Header::Tagged(TaggedHeader {
         last: true,
         dv: 1,
-        rsvd_ulp: Control { rv: 1, opcode: Opcode::Write }.octet(),
+        rsvd_ulp: Control { rv: 1, opcode: Opcode::Write }.byte(),
         stag: Stag(stag),
         to: TaggedOffset(to),
     })
@@ -59,9 +59,9 @@ impl Bench {
         literal: &[u8],
         check: impl FnOnce(Result<Arrival<'_>, Fault>),
     ) {
-        let mut octets = [0xAA; 18];
-        let len = header.emit(&mut octets);
-        let mut fpdu = frame(&mut self.framer, &octets[..len], payload);
+        let mut bytes = [0xAA; 18];
+        let len = header.emit(&mut bytes);
+        let mut fpdu = frame(&mut self.framer, &bytes[..len], payload);
         assert_eq!(fpdu, literal);
         assert_eq!(self.deframer.needed(&fpdu), fpdu.len());
         let ulpdu = self.deframer.take(&mut fpdu).expect("a vector is valid");
@@ -88,11 +88,11 @@ impl Bench {
 fn is_send(
     msn: u32,
     invalidate: Option<Stag>,
-    octets: &[u8],
+    bytes: &[u8],
 ) -> impl FnOnce(Result<Arrival<'_>, Fault>) {
     move |arrival| {
         let kind = SendKind { solicited: false, invalidate };
-        let (msn, payload) = (Msn(msn), octets);
+        let (msn, payload) = (Msn(msn), bytes);
         let first_of_message = true;
         let expected = Arrival::Send { kind, msn, mo: 0, payload, last: true, first_of_message };
         assert_eq!(arrival, Ok(expected));
@@ -112,9 +112,9 @@ fn v1_and_v2_sends_with_markers_before_and_inside() {
     // V2 begins at 0x1EC.
     let mut bench = Bench::new(true);
     let filler = vec![0; 0x1EC - 4 - 2 - 4 - 18];
-    let mut octets = [0; 18];
-    send(1).emit(&mut octets);
-    let first = frame(&mut bench.framer, &octets, &filler);
+    let mut bytes = [0; 18];
+    send(1).emit(&mut bytes);
+    let first = frame(&mut bench.framer, &bytes, &filler);
     assert_eq!(first.len(), 0x1EC);
     bench.pass_filler(first);
     let v2 = hex(&format!(
@@ -171,9 +171,9 @@ const V6: &str = "002e4141 00000000 00000001 00000001 00000000 a1a2a3a4 00000000
 fn v6_read_request() {
     let header = untagged(Opcode::ReadRequest, 0, qn::READ_REQUEST, 1);
     Bench::new(false).pass(header, &v6_request().emit(), &hex(V6), |arrival| {
-        let mut octets = [0; 18];
-        octets.copy_from_slice(&hex(V6)[2..20]);
-        let read = ReadArrival { request: v6_request(), header: octets, segment_len: 46 };
+        let mut bytes = [0; 18];
+        bytes.copy_from_slice(&hex(V6)[2..20]);
+        let read = ReadArrival { request: v6_request(), header: bytes, segment_len: 46 };
         assert_eq!(arrival, Ok(Arrival::ReadRequest(read)));
     });
 }

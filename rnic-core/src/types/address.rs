@@ -71,8 +71,8 @@ mod tests {
         ] {
             let address = |text: &str| text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
             let pair = AddressPair { local: address(local), peer: address(peer) };
-            let octets = postcard::to_stdvec(&pair).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(postcard::from_bytes::<AddressPair>(&octets).ok(), Some(pair));
+            let bytes = postcard::to_stdvec(&pair).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(postcard::from_bytes::<AddressPair>(&bytes).ok(), Some(pair));
         }
         // Family 0 or 1 and nothing else; whole or not at all.
         assert!(postcard::from_bytes::<Wire>(&[2, 0, 0, 0, 0, 0]).is_err());

@@ -28,7 +28,7 @@ pub fn explain(record: &WhyRecord) -> String {
         field(&mut out, "offset", &format!("{offset:#x}"));
     }
     if let Some(length) = record.length {
-        field(&mut out, "length", &format!("{length} octets"));
+        field(&mut out, "length", &format!("{length} bytes"));
     }
     if let Some(addresses) = record.addresses {
         let text = format!("{} here, {} the peer", addresses.local, addresses.peer);
@@ -107,7 +107,7 @@ mod tests {
         assert!(text.starts_with("why       17, "), "{text}");
         assert!(text.contains("what      LocalProtection of 7 (a local key does not cover the range with the\n          right needed)\nrule      a rule\nbecause   words"));
         assert!(text.contains("whose     session 3, QP 9\nSTag      0x000000ab\n"), "{text}");
-        assert!(text.ends_with("offset    0x1000\nlength    64 octets"), "{text}");
+        assert!(text.ends_with("offset    0x1000\nlength    64 bytes"), "{text}");
         assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
     }
 }

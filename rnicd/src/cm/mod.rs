@@ -519,7 +519,7 @@ fn too_long(e: PrivateDataTooLong) -> Refusal {
     Refusal::AboveMaximum {
         field: "private_data".into(),
         value: e.len as u64,
-        key: "octets that an MPA frame carries".into(),
+        key: "bytes that an MPA frame carries".into(),
         limit: e.limit as u64,
     }
 }
@@ -537,5 +537,5 @@ fn answer_refused(e: ResponderError, request: RequestId) -> Refusal {
     }
 }
 
-/// Octets read at once during start-up: a frame is at most 532.
+/// Bytes read at once during start-up: a frame is at most 532.
 const SCRATCH: usize = 2048;

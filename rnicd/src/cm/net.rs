@@ -117,21 +117,21 @@ pub(super) fn local_address(stream: impl AsFd) -> io::Result<SocketAddr> {
     address.map(canonical).ok_or_else(|| Errno::AFNOSUPPORT.into())
 }
 
-/// Octets on their way to the peer.
+/// Bytes on their way to the peer.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     sent: usize,
 }
 
 impl Outgoing {
-    pub(super) fn new(octets: Vec<u8>) -> Self {
-        Outgoing { octets, sent: 0 }
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Outgoing { bytes, sent: 0 }
     }
 
     /// Sends on; true when everything is with the kernel.
     pub(super) fn send(&mut self, stream: impl AsFd) -> io::Result<bool> {
-        while let Some(rest @ [_, ..]) = self.octets.get(self.sent..) {
+        while let Some(rest @ [_, ..]) = self.bytes.get(self.sent..) {
             match rustix::net::send(&stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(n) => self.sent += n,
                 Err(Errno::INTR) => {}

@@ -2,7 +2,7 @@
 //!
 //! Such a connection may have carried other traffic before ("delayed" start-up, RFC 5044 section
 //! 7.1.2) and goes on with it after a rejection. So start-up reads to the end of the peer's frame
-//! and not an octet further, and after a rejection the daemon lets go of the socket as it is. There
+//! and not a byte further, and after a rejection the daemon lets go of the socket as it is. There
 //! is no second attempt as revision 1, which would need a second connection, and no direct path.
 
 use std::net::IpAddr;

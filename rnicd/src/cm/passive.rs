@@ -32,7 +32,7 @@ pub(super) struct Passive {
 enum Phase {
     /// The peer's request is not complete.
     AwaitRequest,
-    /// The application has to decide; an octet from the peer now is one too early.
+    /// The application has to decide; a byte from the peer now is one too early.
     AwaitDecision(RequestId),
     /// Accepted; the kernel has not taken all of the reply.
     Replying { qp: QpId, reply: Outgoing, negotiated: Box<Negotiated> },
@@ -128,7 +128,7 @@ impl Passive {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(e) => Err(e.to_string()),
             Ok(0) => Err("the peer closed the connection".into()),
-            Ok(_) => Err("the peer sent octets before it had the MPA reply".into()),
+            Ok(_) => Err("the peer sent bytes before it had the MPA reply".into()),
         }
     }
 }
@@ -334,7 +334,7 @@ impl ConnectionManager {
 }
 
 /// A connection that has been refused: its last words are sent, then it waits for the peer's FIN,
-/// because closing with unread octets would reset it and could destroy the words on their way.
+/// because closing with unread bytes would reset it and could destroy the words on their way.
 #[derive(Debug)]
 pub(super) struct Closing {
     pub(super) stream: Socket,
@@ -382,5 +382,5 @@ pub(super) fn request_event(
     }
 }
 
-/// Octets of a refused peer that are read and thrown away before it is cut off.
+/// Bytes of a refused peer that are read and thrown away before it is cut off.
 const DISCARD: usize = 64 * 1024;

@@ -1,4 +1,4 @@
-//! Both ends in one process, and peers that are played by hand octet by octet.
+//! Both ends in one process, and peers that are played by hand byte by byte.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -238,16 +238,16 @@ fn take(listener: &TcpListener, node: &mut Node) -> TcpStream {
 }
 
 /// Reads exactly this much while the node runs.
-fn read(stream: &mut TcpStream, octets: usize, node: &mut Node) -> Vec<u8> {
+fn read(stream: &mut TcpStream, bytes: usize, node: &mut Node) -> Vec<u8> {
     stream.set_nonblocking(true).expect("flag");
     let mut all = Vec::new();
     node.until(|_| {
-        let mut buffer = vec![0; octets - all.len()];
+        let mut buffer = vec![0; bytes - all.len()];
         if let Ok(n) = stream.read(&mut buffer) {
-            assert_ne!(n, 0, "closed after {} octets", all.len());
+            assert_ne!(n, 0, "closed after {} bytes", all.len());
             all.extend(&buffer[..n]);
         }
-        all.len() == octets
+        all.len() == bytes
     });
     all
 }
@@ -294,7 +294,7 @@ fn two_ends_connect_over_tcp() {
     assert_eq!((b.row().pending, b.row().accepted), (0, 1));
     assert_eq!((a.cm.half_open(), b.cm.half_open()), (0, 0));
     assert_eq!((a.cm.next_timeout(), b.cm.next_timeout()), (None, None));
-    // The streams are ours now and carry octets.
+    // The streams are ours now and carry bytes.
     (&active.stream).write_all(b"x").expect("write");
     assert_eq!(read(&mut { passive.stream }, 1, &mut b), b"x");
 }

@@ -15,7 +15,7 @@ pub(super) struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// An error about what stands at octet `offset`.
+    /// An error about what stands at byte `offset`.
     pub(super) fn wrong(&self, offset: usize, why: impl Into<String>) -> ConfigError {
         ConfigError::at(self.file, self.text, offset, why)
     }

@@ -28,9 +28,9 @@ impl Checker<'_> {
     /// Validates the section.
     pub(super) fn control(&self, s: file::ControlSection) -> Result<Control, ConfigError> {
         let socket = self.optional(s.socket, |path| match path.is_absolute() {
-            // The kernel holds 108 octets of a Unix socket's path, the last one a zero.
+            // The kernel holds 108 bytes of a Unix socket's path, the last one a zero.
             true if path.as_os_str().len() < 104 => Ok(()),
-            true => Err("is too long for a Unix socket (103 octets)".to_owned()),
+            true => Err("is too long for a Unix socket (103 bytes)".to_owned()),
             false => Err("must be an absolute path".to_owned()),
         })?;
         let parse_mode = |text: &String| {

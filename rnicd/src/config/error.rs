@@ -1,4 +1,4 @@
-//! Errors that say where: file, line, key and value, found again from an octet offset.
+//! Errors that say where: file, line, key and value, found again from a byte offset.
 
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// An error about what stands at octet `offset` of `text`.
+    /// An error about what stands at byte `offset` of `text`.
     pub fn at(file: &Path, text: &str, offset: usize, why: impl Into<String>) -> Self {
         let file = file.to_owned();
         let offset = floor_char_boundary(text, offset);
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_assignment_is_found_from_any_octet_of_it() {
+    fn the_assignment_is_found_from_any_byte_of_it() {
         let text = "a = 1\n[limits]\n# qps = 3\nqps = \"x#y\" # many\nlist = [\n  1,\n]\n[é\n";
         let find = |needle: &str| assignment_at(text, text.find(needle).unwrap_or(0));
         let pair = |k: &str, v: &str| Some((k.to_owned(), v.to_owned()));

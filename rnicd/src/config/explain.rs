@@ -160,7 +160,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     row(
         "mpa.stall_deadline",
         Span(mpa.stall_deadline).to_string(),
-        "for the next octet of an FPDU that has begun",
+        "for the next byte of an FPDU that has begun",
     );
     row(
         "tcp.keepalive",
@@ -187,7 +187,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         false => "connections in start-up, undecided requests included".to_owned(),
     };
     row("limits.half_open", capacity.half_open.to_string(), &half_open);
-    row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 octets each");
+    row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 bytes each");
     row("limits.wr_depth", limits.wr_depth.to_string(), "requests of one queue");
     row("limits.sge", limits.sge.to_string(), "elements of one request");
     row("limits.inline", Size(u64::from(limits.inline)).to_string(), "inline data of one request");
@@ -212,7 +212,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     row(
         "limits.partial_bytes",
         Size(limits.partial_bytes).to_string(),
-        "octets of FPDUs that have not arrived in full",
+        "bytes of FPDUs that have not arrived in full",
     );
     row(
         "limits.session_partial_bytes",
@@ -290,7 +290,7 @@ fn what_is_counted(name: &str) -> &'static str {
     match name {
         "pds" => "protection domains",
         "segments" => "pieces of shared memory",
-        "segment_bytes" => "octets of shared memory",
+        "segment_bytes" => "bytes of shared memory",
         "mrs" => "memory regions",
         "windows" => "memory windows",
         "channels" => "completion channels",
@@ -299,11 +299,11 @@ fn what_is_counted(name: &str) -> &'static str {
         "qps" => "queue pairs",
         "srqs" => "shared receive queues",
         "listeners" => "bound addresses",
-        _ => "octets of queues",
+        _ => "bytes of queues",
     }
 }
 
-/// A value of a total, with its unit if it counts octets.
+/// A value of a total, with its unit if it counts bytes.
 pub(super) fn amount(name: &str, value: u64) -> String {
     match name.ends_with("_bytes") {
         true => Size(value).to_string(),

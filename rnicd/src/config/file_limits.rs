@@ -19,7 +19,7 @@ macro_rules! section_with_totals {
             pub pds: Field<u32>,
             /// Segments.
             pub segments: Field<u32>,
-            /// Octets of segments.
+            /// Bytes of segments.
             pub segment_bytes: Field<Size>,
             /// Memory regions.
             pub mrs: Field<u32>,
@@ -37,7 +37,7 @@ macro_rules! section_with_totals {
             pub srqs: Field<u32>,
             /// Bound addresses.
             pub listeners: Field<u32>,
-            /// Octets of arenas.
+            /// Bytes of arenas.
             pub arena_bytes: Field<Size>,
         }
 
@@ -69,7 +69,7 @@ pub struct TotalsFields {
     pub pds: Field<u32>,
     /// Segments.
     pub segments: Field<u32>,
-    /// Octets of segments.
+    /// Bytes of segments.
     pub segment_bytes: Field<Size>,
     /// Memory regions.
     pub mrs: Field<u32>,
@@ -87,7 +87,7 @@ pub struct TotalsFields {
     pub srqs: Field<u32>,
     /// Bound addresses.
     pub listeners: Field<u32>,
-    /// Octets of arenas.
+    /// Bytes of arenas.
     pub arena_bytes: Field<Size>,
 }
 
@@ -104,7 +104,7 @@ section_with_totals! {
         wr_depth: Field<u32>,
         /// Elements of one request.
         sge: Field<u8>,
-        /// Inline octets of one request.
+        /// Inline bytes of one request.
         inline: Field<Size>,
         /// Inbound reads of one QP.
         ird: Field<u16>,
@@ -122,9 +122,9 @@ section_with_totals! {
         movers: Field<u32>,
         /// Descriptors of clients that wait to be closed.
         closing: Field<u32>,
-        /// Octets of incomplete FPDUs.
+        /// Bytes of incomplete FPDUs.
         partial_bytes: Field<Size>,
-        /// Octets of incomplete FPDUs of one session.
+        /// Bytes of incomplete FPDUs of one session.
         session_partial_bytes: Field<Size>,
         /// Bytes that TCP has not taken.
         unsent_bytes: Field<Size>,

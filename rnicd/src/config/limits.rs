@@ -30,7 +30,7 @@ pub struct Limits {
     pub wr_depth: u32,
     /// Elements of one request.
     pub sge: u8,
-    /// Inline octets of one request.
+    /// Inline bytes of one request.
     pub inline: u16,
     /// Inbound reads of one QP.
     pub ird: u16,
@@ -50,7 +50,7 @@ pub struct Limits {
     pub movers: u32,
     /// Descriptors of clients that wait to be closed.
     pub closing: u32,
-    /// Octets of FPDUs that have not arrived in full.
+    /// Bytes of FPDUs that have not arrived in full.
     pub partial_bytes: u64,
     /// The same of one session.
     pub session_partial_bytes: u64,
@@ -71,7 +71,7 @@ pub struct Totals {
     pub pds: u32,
     /// Segments.
     pub segments: u32,
-    /// Octets of segments.
+    /// Bytes of segments.
     pub segment_bytes: u64,
     /// Memory regions.
     pub mrs: u32,
@@ -89,7 +89,7 @@ pub struct Totals {
     pub srqs: u32,
     /// Bound addresses.
     pub listeners: u32,
-    /// Octets of arenas.
+    /// Bytes of arenas.
     pub arena_bytes: u64,
 }
 

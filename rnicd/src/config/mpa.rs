@@ -33,7 +33,7 @@ pub struct Mpa {
     pub first_fpdu_deadline: Duration,
     /// For a receive, where a program holds messages and names no time; default 10 s.
     pub hold_deadline: Duration,
-    /// For the next octet of an FPDU that has begun; default 120 s.
+    /// For the next byte of an FPDU that has begun; default 120 s.
     pub stall_deadline: Duration,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-/// A number of octets, written as an integer and one of `B`, `KiB`, `MiB`, `GiB`, `TiB`.
+/// A number of bytes, written as an integer and one of `B`, `KiB`, `MiB`, `GiB`, `TiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 

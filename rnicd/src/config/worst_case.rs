@@ -57,41 +57,41 @@ pub(super) fn worst_case(config: &Config, capacity: &Capacity) -> Vec<String> {
         human(u64::from(user.totals.qps.min(capacity.qps)) * socket),
         human(u64::from(capacity.qps) * socket)
     ));
-    let default_qp = QueueShape::send(16, 4, 64).octets() + QueueShape::receive(16, 4).octets();
+    let default_qp = QueueShape::send(16, 4, 64).bytes() + QueueShape::receive(16, 4).bytes();
     lines.push(format!(
-        "a QP of depth 16/16 takes {default_qp} octets of queues, a session at least {}",
+        "a QP of depth 16/16 takes {default_qp} bytes of queues, a session at least {}",
         human((PAGE * (1 + capacity.workers as usize)) as u64)
     ));
     lines.push(format!("descriptors: {}", capacity.reason()));
     lines
 }
 
-fn human(octets: u64) -> String {
+fn human(bytes: u64) -> String {
     let (unit, factor) = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
         .into_iter()
-        .find(|(_, factor)| octets >= *factor)
+        .find(|(_, factor)| bytes >= *factor)
         .unwrap_or(("B", 1));
     match factor {
-        1 => format!("{octets} B"),
-        _ => format!("{:.1} {unit}", octets as f64 / factor as f64),
+        1 => format!("{bytes} B"),
+        _ => format!("{:.1} {unit}", bytes as f64 / factor as f64),
     }
 }
 
-/// Octets of one entry in a worker's STag table.
+/// Bytes of one entry in a worker's STag table.
 const STAG_ENTRY: u64 = 112;
-/// Octets kept of a connection that waits: one FPDU of the largest size.
+/// Bytes kept of a connection that waits: one FPDU of the largest size.
 const HELD: u64 = 64 << 10;
-/// Octets of a shared receive queue in the daemon, its ring apart: the last takings.
+/// Bytes of a shared receive queue in the daemon, its ring apart: the last takings.
 const SRQ: u64 = 17 << 10;
-/// Octets of a window in a worker's tables, bound, with its share of what all workers have.
+/// Bytes of a window in a worker's tables, bound, with its share of what all workers have.
 const WINDOW: u64 = 320;
-/// Octets of an idle connected QP in the daemon, queues apart.
+/// Bytes of an idle connected QP in the daemon, queues apart.
 const IDLE_QP: u64 = 8 << 10;
-/// Octets of a connection in start-up: its frame and bookkeeping.
+/// Bytes of a connection in start-up: its frame and bookkeeping.
 const HALF_OPEN: u64 = 2 << 10;
-/// Octets of an unread event, private data included.
+/// Bytes of an unread event, private data included.
 const EVENT: u64 = 1 << 10;
-/// Octets of a why record or a record of a happening, with its places in the indexes.
+/// Bytes of a why record or a record of a happening, with its places in the indexes.
 const RECORD: u64 = 1280;
-/// Octets of a worker's receive slab, transmit slab and pool.
+/// Bytes of a worker's receive slab, transmit slab and pool.
 const WORKER_SLABS: u64 = 4 << 20;

@@ -168,9 +168,9 @@ impl Connection {
             Front::Packet { len, descriptors } => (len, descriptors),
         };
         let taken = match buffer.get(..len) {
-            Some(octets) => self.decode(octets, descriptors, reaper, may_pass),
+            Some(bytes) => self.decode(bytes, descriptors, reaper, may_pass),
             None => {
-                let why = format!("{len} octets, at most {MAX_MESSAGE} are allowed");
+                let why = format!("{len} bytes, at most {MAX_MESSAGE} are allowed");
                 Err(End::Malformed(why))
             }
         };
@@ -179,7 +179,7 @@ impl Connection {
 
     fn decode(
         &self,
-        octets: &[u8],
+        bytes: &[u8],
         descriptors: bool,
         reaper: &Reaper,
         may_pass: impl FnOnce() -> Result<(), Refusal>,
@@ -187,10 +187,10 @@ impl Connection {
         let malformed = |why: &str| End::Malformed(why.to_owned());
         let incoming = match self.stage {
             Stage::AwaitHello { .. } => {
-                let hello = Hello::from_bytes(octets);
+                let hello = Hello::from_bytes(bytes);
                 Incoming::Hello(hello.ok_or_else(|| malformed("no Hello of this protocol"))?)
             }
-            _ => Incoming::Request(decode_request(octets).map_err(End::Malformed)?, None),
+            _ => Incoming::Request(decode_request(bytes).map_err(End::Malformed)?, None),
         };
         let wanted = match &incoming {
             Incoming::Request(request, _) => Wanted::by(&request.body),
@@ -236,7 +236,7 @@ impl Connection {
 
     /// Answers a Hello.
     pub fn welcome(&mut self, reply: HelloReply, descriptors: Vec<OwnedFd>) -> io::Result<()> {
-        let packet = Outgoing { octets: reply.to_bytes().to_vec(), descriptors };
+        let packet = Outgoing { bytes: reply.to_bytes().to_vec(), descriptors };
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
@@ -246,7 +246,7 @@ impl Connection {
             Ok(Granted { body, descriptors }) => (Ok(body), 0, descriptors),
             Err(Refused { refusal, why_id }) => (Err(refusal), why_id, Vec::new()),
         };
-        let packet = Outgoing { octets: encode(Reply { id, result, why_id }), descriptors };
+        let packet = Outgoing { bytes: encode(Reply { id, result, why_id }), descriptors };
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
@@ -285,7 +285,7 @@ impl AsFd for Connection {
 
 /// Answers the Hello of a client that is not served and of whom nothing is known.
 pub fn turn_away(socket: BorrowedFd<'_>, reply: HelloReply) {
-    let packet = Outgoing { octets: reply.to_bytes().to_vec(), descriptors: Vec::new() };
+    let packet = Outgoing { bytes: reply.to_bytes().to_vec(), descriptors: Vec::new() };
     // It is turned away whether or not it hears why.
     let _ = Outbox::default().send(socket, packet);
 }
@@ -329,11 +329,11 @@ impl Wanted {
     }
 }
 
-/// Reads a request; octets after it are as bad as octets missing.
-fn decode_request(octets: &[u8]) -> Result<Request, String> {
-    match postcard::take_from_bytes::<Request>(octets) {
+/// Reads a request; bytes after it are as bad as bytes missing.
+fn decode_request(bytes: &[u8]) -> Result<Request, String> {
+    match postcard::take_from_bytes::<Request>(bytes) {
         Ok((request, [])) => Ok(request),
-        Ok((_, rest)) => Err(format!("{} octets after the request", rest.len())),
+        Ok((_, rest)) => Err(format!("{} bytes after the request", rest.len())),
         Err(error) => Err(format!("no request: {error}")),
     }
 }
@@ -342,7 +342,7 @@ fn decode_request(octets: &[u8]) -> Result<Request, String> {
 /// same, or that does not encode, becomes a refusal, which is short.
 fn encode(reply: Reply) -> Vec<u8> {
     let id = reply.id;
-    let encoded = postcard::to_stdvec(&reply).ok().filter(|octets| octets.len() <= MAX_MESSAGE);
+    let encoded = postcard::to_stdvec(&reply).ok().filter(|bytes| bytes.len() <= MAX_MESSAGE);
     encoded.unwrap_or_else(|| {
         tracing::error!(id, "a reply does not fit a message");
         let refusal = Refusal::System {
@@ -373,8 +373,8 @@ mod tests {
     }
 
     fn ask(socket: &OwnedFd, body: RequestBody, descriptors: Vec<OwnedFd>) {
-        let octets = postcard::to_stdvec(&Request { id: 7, body }).unwrap_or_default();
-        let packet = Outgoing { octets, descriptors };
+        let bytes = postcard::to_stdvec(&Request { id: 7, body }).unwrap_or_default();
+        let packet = Outgoing { bytes, descriptors };
         assert!(Outbox::default().send(socket.as_fd(), packet).is_ok());
     }
 
@@ -420,13 +420,13 @@ mod tests {
     fn requests_are_read_whole_or_refused_at_every_cut() {
         let request =
             Request { id: 300, body: RequestBody::OpenPd { name: Some("shared".to_owned()) } };
-        let octets = postcard::to_stdvec(&request).unwrap_or_default();
-        for cut in 0..octets.len() {
-            assert!(decode_request(&octets[..cut]).is_err(), "cut at {cut}");
+        let bytes = postcard::to_stdvec(&request).unwrap_or_default();
+        for cut in 0..bytes.len() {
+            assert!(decode_request(&bytes[..cut]).is_err(), "cut at {cut}");
         }
-        assert_eq!(decode_request(&octets), Ok(request));
-        let longer = [octets.as_slice(), &[0]].concat();
-        assert_eq!(decode_request(&longer), Err("1 octets after the request".to_owned()));
+        assert_eq!(decode_request(&bytes), Ok(request));
+        let longer = [bytes.as_slice(), &[0]].concat();
+        assert_eq!(decode_request(&longer), Err("1 bytes after the request".to_owned()));
     }
 
     #[test]
@@ -465,7 +465,7 @@ mod tests {
             result: Ok(ReplyBody::Rows { rows, total: u32::MAX, next: u64::MAX }),
             why_id: 0,
         };
-        let octets = encode(reply.clone());
-        assert_eq!(postcard::from_bytes::<Reply>(&octets).ok(), Some(reply));
+        let bytes = encode(reply.clone());
+        assert_eq!(postcard::from_bytes::<Reply>(&bytes).ok(), Some(reply));
     }
 }

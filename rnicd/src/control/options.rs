@@ -48,7 +48,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
     let limits = &config.limits;
     // Streams belong to workers for life, and are spread evenly.
     let share =
-        |octets: u64| usize::try_from(octets / u64::from(workers.max(1))).unwrap_or(usize::MAX);
+        |bytes: u64| usize::try_from(bytes / u64::from(workers.max(1))).unwrap_or(usize::MAX);
     let held = |device, session| HoldLimits { device: share(device), session: share(session) };
     WorkerOptions {
         engine: EngineOptions {

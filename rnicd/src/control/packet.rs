@@ -24,7 +24,7 @@ use rustix::net::{
 pub enum Front {
     /// Nothing yet.
     Empty,
-    /// A packet of this many octets, of which at most [`MAX_MESSAGE`] are in the buffer.
+    /// A packet of this many bytes, of which at most [`MAX_MESSAGE`] are in the buffer.
     Packet {
         /// Its length.
         len: usize,
@@ -108,8 +108,8 @@ pub fn take_descriptors(socket: BorrowedFd<'_>) -> io::Result<(Vec<OwnedFd>, boo
 /// A packet to send.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// Its octets.
-    pub octets: Vec<u8>,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
     /// Descriptors that go with it.
     pub descriptors: Vec<OwnedFd>,
 }
@@ -124,8 +124,8 @@ impl Outgoing {
             return Err(io::Error::other("more descriptors than a packet carries"));
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let octets = [IoSlice::new(&self.octets)];
-        match rustix::net::sendmsg(socket, &octets, &mut ancillary, flags) {
+        let bytes = [IoSlice::new(&self.bytes)];
+        match rustix::net::sendmsg(socket, &bytes, &mut ancillary, flags) {
             Ok(_) => Ok(Sent::Done),
             Err(Errno::AGAIN) => Ok(Sent::NoRoom),
             // TOOMANYREFS: clients of the daemon's user, any of them, have left too many descriptors
@@ -210,12 +210,9 @@ mod tests {
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn outgoing(octets: &[u8], descriptors: usize) -> Outgoing {
+    fn outgoing(bytes: &[u8], descriptors: usize) -> Outgoing {
         let open = || std::fs::File::open("/dev/null").unwrap_or_else(|e| panic!("{e}")).into();
-        Outgoing {
-            octets: octets.to_vec(),
-            descriptors: (0..descriptors).map(|_| open()).collect(),
-        }
+        Outgoing { bytes: bytes.to_vec(), descriptors: (0..descriptors).map(|_| open()).collect() }
     }
 
     #[test]
@@ -251,11 +248,11 @@ mod tests {
 
     #[test]
     fn the_end_is_told_from_packets_that_look_like_it() {
-        for (octets, descriptors) in [(b"x".as_slice(), 0), (b"", 0), (b"", 1)] {
+        for (bytes, descriptors) in [(b"x".as_slice(), 0), (b"", 0), (b"", 1)] {
             for gone in [false, true] {
                 let (a, b) = pair();
                 assert!(!is_waiting(b.as_fd()), "nothing was sent");
-                assert!(Outbox::default().send(a.as_fd(), outgoing(octets, descriptors)).is_ok());
+                assert!(Outbox::default().send(a.as_fd(), outgoing(bytes, descriptors)).is_ok());
                 let mut a = Some(a);
                 if gone {
                     // With a packet of ours unread, so that the end is a reset.
@@ -263,9 +260,9 @@ mod tests {
                     a = None;
                 }
                 shut(b.as_fd());
-                assert!(is_waiting(b.as_fd()), "{octets:?} {descriptors} {gone}");
+                assert!(is_waiting(b.as_fd()), "{bytes:?} {descriptors} {gone}");
                 assert!(take(b.as_fd()).is_ok());
-                assert!(!is_waiting(b.as_fd()), "{octets:?} {descriptors} {gone}");
+                assert!(!is_waiting(b.as_fd()), "{bytes:?} {descriptors} {gone}");
                 drop(a);
             }
         }

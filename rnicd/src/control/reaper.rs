@@ -260,7 +260,7 @@ mod tests {
         Reaper::start(Arc::new(waker), Seccomp::Off).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// A connection with octets on their way that nobody reads, whose close waits for an hour; and
+    /// A connection with bytes on their way that nobody reads, whose close waits for an hour; and
     /// its other end.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap_or_else(|e| panic!("{e}"));
@@ -293,7 +293,7 @@ mod tests {
         let reaper = Reaper::without_threads();
         let (ours, theirs) = control_socket();
         let say = || {
-            let packet = Outgoing { octets: vec![0], descriptors: Vec::new() };
+            let packet = Outgoing { bytes: vec![0], descriptors: Vec::new() };
             Outbox::default().send(theirs.as_fd(), packet)
         };
         assert!(say().is_ok());
@@ -324,7 +324,7 @@ mod tests {
             let (ours, theirs) = control_socket();
             let (stream, other) = lingering();
             others.push(other);
-            let packet = Outgoing { octets: vec![0], descriptors: vec![stream.into()] };
+            let packet = Outgoing { bytes: vec![0], descriptors: vec![stream.into()] };
             assert!(Outbox::default().send(theirs.as_fd(), packet).is_ok());
             reaper.close_client(1000, ours);
         }

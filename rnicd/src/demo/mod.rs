@@ -46,7 +46,7 @@ pub enum DemoError {
 pub enum Cargo {
     /// This file.
     File(PathBuf),
-    /// A file of this many octets, made for the purpose.
+    /// A file of this many bytes, made for the purpose.
     Made(u64),
 }
 

@@ -102,12 +102,12 @@ pub fn play(part: &Part) -> Result<(), Box<dyn Error>> {
 
 /// What was measured, for people.
 fn figures(q: &perf::Quick) -> Vec<String> {
-    let bandwidth = |name: &str, octets_per_second: f64| {
+    let bandwidth = |name: &str, bytes_per_second: f64| {
         format!(
             "{name:<28} {:>6.2} GB/s   {:.2} x raw TCP   {:.2} x memcpy",
-            octets_per_second / 1e9,
-            octets_per_second / q.tcp_bandwidth,
-            octets_per_second / q.memcpy_bandwidth,
+            bytes_per_second / 1e9,
+            bytes_per_second / q.tcp_bandwidth,
+            bytes_per_second / q.memcpy_bandwidth,
         )
     };
     let latency = |name: &str, us: f64| format!("{name:<28} {us:>6.2} us");
@@ -117,8 +117,8 @@ fn figures(q: &perf::Quick) -> Vec<String> {
         bandwidth("RDMA Read, 1 MiB", q.read_bandwidth),
         bandwidth("raw TCP stream, 1 MiB", q.tcp_bandwidth),
         bandwidth("memcpy, 1 MiB", q.memcpy_bandwidth),
-        format!("{}   {:.2} x raw TCP", latency("Send there, 8 octets, polled", ours), ours / tcp),
-        latency("raw TCP there, 8 octets", tcp),
+        format!("{}   {:.2} x raw TCP", latency("Send there, 8 bytes, polled", ours), ours / tcp),
+        latency("raw TCP there, 8 bytes", tcp),
     ]
 }
 

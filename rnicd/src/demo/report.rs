@@ -42,18 +42,18 @@ impl Report {
         say!("    ok  {name:<42} {took:>7} us  {detail}");
     }
 
-    /// A line of the sender: octets, digest, seconds.
+    /// A line of the sender: bytes, digest, seconds.
     pub(super) fn copied(&mut self, file: &Path, line: &str) {
         let mut fields = line.split('\t');
-        let octets: f64 = fields.next().and_then(|f| f.parse().ok()).unwrap_or_default();
+        let bytes: f64 = fields.next().and_then(|f| f.parse().ok()).unwrap_or_default();
         let digest = fields.next().unwrap_or_default();
         let seconds: f64 = fields.next().and_then(|f| f.parse().ok()).unwrap_or_default();
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         self.verified += 1;
         say!(
             "    ok  rcopy of {name}: {:.0} MiB in {seconds:.2} s, {:.0} MB/s with hashing and disk",
-            octets / f64::from(1 << 20),
-            octets / seconds / 1e6,
+            bytes / f64::from(1 << 20),
+            bytes / seconds / 1e6,
         );
         say!("        SHA-256 {digest} on both sides");
     }

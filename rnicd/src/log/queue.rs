@@ -110,7 +110,7 @@ impl Drain {
     }
 }
 
-/// Octets of a line that are kept.
+/// Bytes of a line that are kept.
 const LONGEST: usize = 8 << 10;
 
 #[cfg(test)]
@@ -121,11 +121,11 @@ mod tests {
     struct Gate(Receiver<()>, Sender<Vec<u8>>);
 
     impl Write for Gate {
-        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             // Open for good once the test has dropped its end.
             let _ = self.0.recv();
-            let _ = self.1.send(octets.to_vec());
-            Ok(octets.len())
+            let _ = self.1.send(bytes.to_vec());
+            Ok(bytes.len())
         }
 
         fn flush(&mut self) -> io::Result<()> {

@@ -90,7 +90,7 @@ fn carry_out(space: &AddressSpace, job: &Job<'_>, answer: &mut Vec<u8>) {
     for (address, len) in &job.pieces {
         let len = *len as usize;
         let copied = match job.write {
-            Some((octets, tail_last)) => space.write(*address, &octets[at..at + len], tail_last),
+            Some((bytes, tail_last)) => space.write(*address, &bytes[at..at + len], tail_last),
             None => {
                 let from = answer.len();
                 answer.resize(from + len, 0);
@@ -123,7 +123,7 @@ mod tests {
     /// What is said of a job with these pieces.
     fn outcome(pieces: &[(u64, u32)], write: Option<&[u8]>) -> Result<Vec<u8>, Unreachable> {
         let pieces: Pieces = pieces.iter().copied().collect();
-        let job = Job { id: 5, pieces, write: write.map(|octets| (octets, true)) };
+        let job = Job { id: 5, pieces, write: write.map(|bytes| (bytes, true)) };
         let mut answer = Vec::new();
         carry_out(&own(), &job, &mut answer);
         let (id, moved) = wire::parse_answer(&answer).unwrap_or_else(|| panic!("{answer:?}"));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn each_piece_has_its_own_octets() {
+    fn each_piece_has_its_own_bytes() {
         let memory = *b"abcdefgh";
         let at = |offset: u64| memory.as_ptr().expose_provenance() as u64 + offset;
         assert_eq!(outcome(&[(at(6), 2), (at(0), 3)], None), Ok(b"ghabc".to_vec()));

@@ -1,25 +1,25 @@
 //! What workers and movers say to each other: one packet per job, one per answer, in order.
 //!
-//! A job is its number (8 octets, little-endian as all numbers), the way (1: 0 out, 1 in, 2 in with
-//! the last octets last), the number of pieces (1), per piece its address (8) and length (4), then
-//! the octets to be written. An answer is the number (8), the outcome (1: 0 done, 1 gone, 2 not
-//! mapped), then the octets that were read.
+//! A job is its number (8 bytes, little-endian as all numbers), the way (1: 0 out, 1 in, 2 in with
+//! the last bytes last), the number of pieces (1), per piece its address (8) and length (4), then
+//! the bytes to be written. An answer is the number (8), the outcome (1: 0 done, 1 gone, 2 not
+//! mapped), then the bytes that were read.
 
 use rnic_core::device::memory::Unreachable;
 use rnic_core::device::mover::{MAX_MOVE, MoveJob, Moved, Pieces, Way};
 use rnic_core::shm::queue::MAX_SGE;
 
-/// Octets of the longest packet.
+/// Bytes of the longest packet.
 pub const MAX_PACKET: usize = 8 + 1 + 1 + 12 * MAX_SGE + MAX_MOVE;
 
 /// A job's packet.
 pub fn emit_job(job: &MoveJob) -> Vec<u8> {
-    let (way, octets): (u8, &[u8]) = match &job.way {
+    let (way, bytes): (u8, &[u8]) = match &job.way {
         Way::Out => (0, &[]),
-        Way::In { octets, tail_last: false } => (1, octets),
-        Way::In { octets, tail_last: true } => (2, octets),
+        Way::In { bytes, tail_last: false } => (1, bytes),
+        Way::In { bytes, tail_last: true } => (2, bytes),
     };
-    let mut packet = Vec::with_capacity(10 + 12 * job.pieces.len() + octets.len());
+    let mut packet = Vec::with_capacity(10 + 12 * job.pieces.len() + bytes.len());
     packet.extend_from_slice(&job.id.to_le_bytes());
     // At most MAX_SGE pieces.
     packet.extend_from_slice(&[way, job.pieces.len() as u8]);
@@ -27,7 +27,7 @@ pub fn emit_job(job: &MoveJob) -> Vec<u8> {
         packet.extend_from_slice(&address.to_le_bytes());
         packet.extend_from_slice(&len.to_le_bytes());
     }
-    packet.extend_from_slice(octets);
+    packet.extend_from_slice(bytes);
     packet
 }
 
@@ -37,7 +37,7 @@ pub struct Job<'p> {
     pub id: u64,
     /// Where.
     pub pieces: Pieces,
-    /// What is to be written, and whether the last octets come last; nothing is to be read.
+    /// What is to be written, and whether the last bytes come last; nothing is to be read.
     pub write: Option<(&'p [u8], bool)>,
 }
 
@@ -63,7 +63,7 @@ pub fn parse_job(packet: &[u8]) -> Option<Job<'_>> {
     Some(Job { id: u64::from_le_bytes(*id), pieces, write })
 }
 
-/// Starts an answer's packet, to which the octets that were read are added.
+/// Starts an answer's packet, to which the bytes that were read are added.
 pub fn emit_answer(id: u64, outcome: Result<(), Unreachable>, packet: &mut Vec<u8>) {
     packet.clear();
     packet.extend_from_slice(&id.to_le_bytes());
@@ -77,9 +77,9 @@ pub fn emit_answer(id: u64, outcome: Result<(), Unreachable>, packet: &mut Vec<u
 /// Reads an answer's packet; `None` if it is none.
 pub fn parse_answer(packet: &[u8]) -> Option<(u64, Moved)> {
     let (id, rest) = packet.split_first_chunk()?;
-    let (outcome, octets) = rest.split_first()?;
+    let (outcome, bytes) = rest.split_first()?;
     let moved = match outcome {
-        0 => Ok(octets.to_vec()),
+        0 => Ok(bytes.to_vec()),
         1 => Err(Unreachable::Detached),
         2 => Err(Unreachable::Unmapped),
         _ => return None,
@@ -99,7 +99,7 @@ mod tests {
         let mover = Mover::new(SessionId(1), 1);
         let pieces: Pieces = [(0x1122_3344_5566, 3), (7, 2)].into_iter().collect();
         for tail_last in [false, true] {
-            let way = Way::In { octets: b"12345".to_vec(), tail_last };
+            let way = Way::In { bytes: b"12345".to_vec(), tail_last };
             let job = MoveJob { id: 9, mover: mover.clone(), pieces: pieces.clone(), way };
             let packet = emit_job(&job);
             let seen = parse_job(&packet).expect("a job");

@@ -88,7 +88,7 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut fd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: getsockopt writes at most `len` octets to `fd`. `fd` is a live local of exactly
+    // SAFETY: getsockopt writes at most `len` bytes to `fd`. `fd` is a live local of exactly
     // that size and alignment, `len` is initialised to its size, and both outlive the call. The
     // socket is borrowed, so its descriptor is open.
     let result = unsafe {
@@ -115,7 +115,7 @@ fn peer_groups(socket: BorrowedFd<'_>, gid: u32) -> io::Result<Vec<u32>> {
     let mut groups = vec![0u32; 64];
     loop {
         let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
-        // SAFETY: getsockopt writes at most `len` octets to the vector, which has that many
+        // SAFETY: getsockopt writes at most `len` bytes to the vector, which has that many
         // initialised ones and is not touched otherwise during the call; `len` is a live local.
         // The socket is borrowed, so its descriptor is open.
         let result = unsafe {

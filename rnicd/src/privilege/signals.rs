@@ -106,7 +106,7 @@ impl Signals {
     pub fn next(&self) -> io::Result<Option<Signal>> {
         let mut info = MaybeUninit::<libc::signalfd_siginfo>::zeroed();
         let len = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: `info` is a live buffer of exactly `len` octets, and the descriptor is ours and
+        // SAFETY: `info` is a live buffer of exactly `len` bytes, and the descriptor is ours and
         // open.
         let got = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), len) };
         if got < 0 {

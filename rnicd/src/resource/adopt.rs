@@ -1,6 +1,6 @@
 //! Connections over TCP sockets that clients made and passed: who may use which.
 //!
-//! A call on such a socket never waits for octets or room, but the kernel serialises all calls on
+//! A call on such a socket never waits for bytes or room, but the kernel serialises all calls on
 //! one socket: a client that sends from memory of which it serves a page itself (a mapped file of a
 //! FUSE file system) holds the socket for as long as it likes, and the daemon's next call with it,
 //! whatever its flags (seen, by userfaultfd). So only clients may pass sockets that could

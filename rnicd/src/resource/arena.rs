@@ -1,7 +1,7 @@
 //! Arenas of one session: memory for its queues, made by the daemon as it is needed.
 //!
 //! The first arena begins with a header page and one doorbell page per worker (`docs/abi.md`);
-//! further ones hold queues from their first octet. An arena that the client was told of lives as long
+//! further ones hold queues from their first byte. An arena that the client was told of lives as long
 //! as its session.
 
 use std::os::fd::OwnedFd;
@@ -34,7 +34,7 @@ struct Arena {
 pub struct Place {
     /// Number of the arena.
     pub arena: u32,
-    /// Octets from its start.
+    /// Bytes from its start.
     pub offset: usize,
     /// Shape of the queue.
     pub shape: QueueShape,
@@ -52,7 +52,7 @@ impl Place {
 pub type Made = (NewArena, OwnedFd);
 
 impl Arenas {
-    /// Octets of the first arena.
+    /// Bytes of the first arena.
     pub fn first_length(workers: u32) -> usize {
         (doorbell_offset(workers) + FIRST_ROOM).next_multiple_of(PAGE)
     }
@@ -89,11 +89,11 @@ impl Arenas {
         self.list.get(place.arena as usize).map(|a| &a.mapping)
     }
 
-    /// Octets of a further arena for these queues. Grows with what there is, so that the number
+    /// Bytes of a further arena for these queues. Grows with what there is, so that the number
     /// of arenas stays small, but not beyond `room` unless the queues need it.
     pub fn next_length(&self, shapes: &[QueueShape], room: u64) -> usize {
         // Queues are bounded to some hundred MiB by the limits on their depth.
-        let need: usize = shapes.iter().map(|s| s.octets().next_multiple_of(CACHE_LINE)).sum();
+        let need: usize = shapes.iter().map(|s| s.bytes().next_multiple_of(CACHE_LINE)).sum();
         let need = need.next_multiple_of(PAGE);
         let have: usize = self.list.iter().map(|a| a.mapping.len()).sum();
         let generous = have.clamp(GROW_LEAST, GROW_MOST).max(need);
@@ -110,7 +110,7 @@ impl Arenas {
         Ok((NewArena { arena: number, length }, descriptor))
     }
 
-    /// Takes back the arena that was made last, of which the client was not told: its octets.
+    /// Takes back the arena that was made last, of which the client was not told: its bytes.
     pub fn shrink(&mut self, made: &Made) -> u64 {
         debug_assert_eq!(made.0.arena as usize + 1, self.list.len(), "the last one made");
         self.list.pop().map_or(0, |arena| arena.mapping.len() as u64)
@@ -121,7 +121,7 @@ impl Arenas {
         let mut places = Vec::with_capacity(shapes.len());
         for shape in shapes {
             let found = self.list.iter_mut().enumerate().find_map(|(n, arena)| {
-                let offset = arena.extents.allocate(shape.octets())?;
+                let offset = arena.extents.allocate(shape.bytes())?;
                 Some(Place { arena: n as u32, offset, shape: *shape })
             });
             match found {
@@ -138,7 +138,7 @@ impl Arenas {
     /// Gives a place back.
     pub fn release(&mut self, place: &Place) {
         if let Some(arena) = self.list.get_mut(place.arena as usize) {
-            arena.extents.release(place.offset, place.shape.octets());
+            arena.extents.release(place.offset, place.shape.bytes());
         }
     }
 }
@@ -147,9 +147,9 @@ fn name(session: SessionId, number: u32) -> String {
     format!("rnicd-arena-{session}-{number}")
 }
 
-/// Octets for queues in the first arena: a few QPs of usual depth.
+/// Bytes for queues in the first arena: a few QPs of usual depth.
 const FIRST_ROOM: usize = 48 << 10;
-/// A further arena has at least so many octets, if the limits allow.
+/// A further arena has at least so many bytes, if the limits allow.
 const GROW_LEAST: usize = 256 << 10;
-/// A further arena has no more octets than this unless one queue needs them.
+/// A further arena has no more bytes than this unless one queue needs them.
 const GROW_MOST: usize = 8 << 20;

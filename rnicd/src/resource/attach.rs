@@ -96,7 +96,7 @@ pub fn attached_memory(session: &Session, address: u64, length: u64) -> Result<M
         return Err(refuse::invalid("source", "the attached address space is gone"));
     }
     if address.checked_add(length).is_none_or(|end| end > USER_END) {
-        let why = format!("{address:#x} plus {length} octets is no range of a program's addresses");
+        let why = format!("{address:#x} plus {length} bytes is no range of a program's addresses");
         return Err(refuse::invalid("address", why));
     }
     Ok(match reach {

@@ -213,9 +213,8 @@ impl Manager {
                 become_idle(object);
                 self.release_reads(qp);
                 let given = private_data.len();
-                let reason = format!(
-                    "the peer rejected the connection, with {given} octets of private data"
-                );
+                let reason =
+                    format!("the peer rejected the connection, with {given} bytes of private data");
                 self.connect_failed(session, qp, &reason);
                 self.tell(session, &Event::Rejected { qp, context, private_data });
             }

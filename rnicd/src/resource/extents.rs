@@ -10,7 +10,7 @@ use rnic_core::abi::queue::CACHE_LINE;
 /// The free extents of an arena.
 #[derive(Clone, Debug)]
 pub struct Extents {
-    /// Offset to length of each free extent, in octets; multiples of a cache line.
+    /// Offset to length of each free extent, in bytes; multiples of a cache line.
     free: BTreeMap<usize, usize>,
 }
 
@@ -26,7 +26,7 @@ impl Extents {
         Extents { free }
     }
 
-    /// Takes `len` octets, on a cache line of their own.
+    /// Takes `len` bytes, on a cache line of their own.
     pub fn allocate(&mut self, len: usize) -> Option<usize> {
         let len = rounded(len)?;
         let (&offset, &have) = self.free.iter().find(|(_, have)| **have >= len)?;

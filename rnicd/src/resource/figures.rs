@@ -67,8 +67,8 @@ const FIGURES: [(&str, &str); 11] = [
     ("send_completions_total", "Send queue requests completed."),
     ("receive_completions_total", "Receives completed."),
     ("completion_errors_total", "Requests that completed with an error, flushes included."),
-    ("sent_octets_total", "Payload octets sent."),
-    ("placed_octets_total", "Payload octets placed."),
+    ("sent_bytes_total", "Payload bytes sent."),
+    ("placed_bytes_total", "Payload bytes placed."),
     ("sent_segments_total", "DDP segments sent."),
     ("received_segments_total", "DDP segments received."),
     ("reads_answered_total", "RDMA Reads answered."),
@@ -145,7 +145,7 @@ impl Manager {
             .sample(&[], self.notes.total());
         page.figure("why_records_total", Kind::Counter, "Failures put on record.")
             .sample(&[], self.why.made());
-        let mut figure = page.figure("objects", Kind::Gauge, "Objects, or octets, in use.");
+        let mut figure = page.figure("objects", Kind::Gauge, "Objects, or bytes, in use.");
         for kind in Counted::ALL {
             figure.sample(&[("kind", &kind.key())], self.ledger.used().of(kind));
         }

@@ -11,7 +11,7 @@ pub enum Kind {
     Pds,
     /// Segments.
     Segments,
-    /// Octets of segments.
+    /// Bytes of segments.
     SegmentBytes,
     /// Memory regions.
     Mrs,
@@ -29,7 +29,7 @@ pub enum Kind {
     Srqs,
     /// Bound addresses.
     Listeners,
-    /// Octets of arenas.
+    /// Bytes of arenas.
     ArenaBytes,
     /// Inbound reads granted to connections.
     Ird,

@@ -259,10 +259,10 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
         }
     }
     if r.length == 0 {
-        return Err(refuse::invalid("length", "a region has at least one octet"));
+        return Err(refuse::invalid("length", "a region has at least one byte"));
     }
     if r.iova.checked_add(r.length).is_none() {
-        let why = format!("{:#x} plus {} octets wraps", r.iova, r.length);
+        let why = format!("{:#x} plus {} bytes wraps", r.iova, r.length);
         return Err(refuse::invalid("iova", why));
     }
     if !Access::all().contains(r.access) {
@@ -280,7 +280,7 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The memory that a new region of `length` octets names, and the segment it is in.
+/// The memory that a new region of `length` bytes names, and the segment it is in.
 fn named_memory(
     session: &mut Session,
     source: MrSource,
@@ -290,7 +290,7 @@ fn named_memory(
         MrSource::Segment { segment, offset } => {
             let Segment { mapping, length: len, .. } = session.segment(segment)?;
             if offset.checked_add(length).is_none_or(|end| end > *len) {
-                let why = format!("{length} octets at {offset} leave the segment of {len}");
+                let why = format!("{length} bytes at {offset} leave the segment of {len}");
                 return Err(refuse::invalid("length", why));
             }
             let too_large = |_| refuse::invalid("offset", "is too large");
@@ -315,5 +315,5 @@ fn segment_refusal(error: &AdoptError) -> Refusal {
     }
 }
 
-/// Octets of a page on every machine this runs on.
+/// Bytes of a page on every machine this runs on.
 const PAGE: u64 = rnic_core::abi::queue::PAGE as u64;

@@ -3,7 +3,7 @@
 //! It owns the sessions' object tables, counts against the limits, allocates handles, STags and
 //! memory for queues, and commands workers and the connection manager, who therefore need not ask
 //! again (RFC 5042's Privileged Resource Manager). Every handle is looked up among the asking
-//! session's own objects. It refuses to know sockets of the control plane, octets of messages and
+//! session's own objects. It refuses to know sockets of the control plane, bytes of messages and
 //! the protocol. The control thread calls it: [`Manager::request`] for what a client asked,
 //! [`Manager::settle`] when others have something to say, [`Manager::poll_answer`] and
 //! [`Manager::poll_ended`] for what became of it.
@@ -601,12 +601,12 @@ impl Random {
     /// From the kernel, once it has gathered enough; `/dev/urandom` would not wait for that.
     pub fn from_system() -> io::Result<Self> {
         use rustix::rand::{GetRandomFlags, getrandom};
-        let mut octets = [0u8; 40];
+        let mut bytes = [0u8; 40];
         // So few come at once or not at all.
-        rustix::io::retry_on_intr(|| getrandom(&mut octets, GetRandomFlags::empty()))?;
-        let (generation, seed) = octets.split_at(8);
+        rustix::io::retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
+        let (generation, seed) = bytes.split_at(8);
         let mut random = Random { generation: 0, stag_seed: [0; 32] };
-        random.generation = generation.iter().fold(0, |n, octet| n << 8 | u64::from(*octet));
+        random.generation = generation.iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
         random.stag_seed.copy_from_slice(seed);
         Ok(random)
     }

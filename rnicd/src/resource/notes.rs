@@ -13,7 +13,7 @@ use super::why::{Reader, Wall, before};
 use crate::log::Damper;
 use crate::worker::clock;
 
-/// Octets of a text; a longer one is cut.
+/// Bytes of a text; a longer one is cut.
 const MAX_TEXT: usize = 500;
 
 /// What happened lately.

@@ -74,17 +74,17 @@ pub fn page_that_fits<T, R: Serialize>(
             return (rows, key);
         }
         let Some(row) = row(item) else { continue };
-        let octets = postcard::to_stdvec(&row).map_or(usize::MAX, |octets| octets.len());
-        if octets > room {
+        let bytes = postcard::to_stdvec(&row).map_or(usize::MAX, |bytes| bytes.len());
+        if bytes > room {
             return (rows, key);
         }
-        room -= octets;
+        room -= bytes;
         rows.push(row);
     }
     (rows, 0)
 }
 
-/// More octets than a reply with a list has besides its rows.
+/// More bytes than a reply with a list has besides its rows.
 const REPLY_HEAD: usize = 64;
 
 #[cfg(test)]
@@ -125,8 +125,8 @@ mod tests {
             (from, pages, seen) = (next, pages + 1, seen + rows.len());
             let body = ReplyBody::Rows { rows: Rows::Whys(rows), total: u32::MAX, next: all };
             let reply = Reply { id: u32::MAX, result: Ok(body), why_id: all };
-            let octets = postcard::to_stdvec(&reply).map_or(usize::MAX, |octets| octets.len());
-            assert!(octets <= MAX_MESSAGE, "{octets}");
+            let bytes = postcard::to_stdvec(&reply).map_or(usize::MAX, |bytes| bytes.len());
+            assert!(bytes <= MAX_MESSAGE, "{bytes}");
         }
         assert!(seen == 100 && pages < 20, "{seen} in {pages} pages");
     }

@@ -127,8 +127,8 @@ fn move_to_other_place(
             session.arenas.release(&place);
             // The client is not told of it, and so it could have no queue in it.
             if let Some(made) = &made {
-                let octets = session.arenas.shrink(made);
-                ledger.credit(&mut session.counts, Kind::ArenaBytes, octets);
+                let bytes = session.arenas.shrink(made);
+                ledger.credit(&mut session.counts, Kind::ArenaBytes, bytes);
             }
             Err(why)
         }

@@ -73,7 +73,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// The engine does not read it for now. Octets and a FIN wait in it, in their order; an error is
+    /// The engine does not read it for now. Bytes and a FIN wait in it, in their order; an error is
     /// passed on past them. Whether there was one.
     pub(super) fn pause(&mut self, engine: &mut Engine, now: Time) -> bool {
         self.paused = true;
@@ -241,12 +241,12 @@ impl Connections {
         }
     }
 
-    /// Sends a QP's last octets, if its connection takes them now.
-    pub(super) fn farewell(&mut self, qp: QpId, octets: &[u8]) {
+    /// Sends a QP's last bytes, if its connection takes them now.
+    pub(super) fn farewell(&mut self, qp: QpId, bytes: &[u8]) {
         if let Some(connection) = self.of_qp(qp) {
             // A peer that does not read is not waited for.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            let _ = rustix::net::send(&connection.stream, octets, flags);
+            let _ = rustix::net::send(&connection.stream, bytes, flags);
         }
     }
 
@@ -324,7 +324,7 @@ mod tests {
         let stream = TcpStream::connect(address).expect("connect");
         let socket = stream.try_clone().expect("a descriptor");
         connections.add(QpId(7), Socket::own(stream)).expect("watched");
-        // Held back octets would be joined with the next FPDU's.
+        // Held back bytes would be joined with the next FPDU's.
         assert!(SockRef::from(&socket).tcp_nodelay().expect("an option"));
         let connection = connections.of_qp(QpId(7)).expect("just added");
         let now = Time(1_000_000_000);

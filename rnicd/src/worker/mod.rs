@@ -5,7 +5,7 @@
 //! another thread, and takes what it is told (commands, already authorised) before it does anything
 //! else. Commands with a [`Ticket`] are answered when every worker has carried them out; for one
 //! that sleeps the control thread answers itself. This module knows neither who may do what nor the
-//! protocol: it moves octets between sockets and the engine and carries out what the engine says.
+//! protocol: it moves bytes between sockets and the engine and carries out what the engine says.
 //! A worker that panics takes the daemon with it, because its state is suspect.
 
 mod clients;

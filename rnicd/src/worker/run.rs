@@ -245,7 +245,7 @@ impl Worker {
                 }
                 Output::Notify(cq) => self.clients.notify(cq.id(), &mut self.connections),
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
-                Output::Farewell { qp, octets } => self.connections.farewell(qp, &octets),
+                Output::Farewell { qp, bytes } => self.connections.farewell(qp, &bytes),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
                 Output::ChangeStags { qp, change } => {
                     self.report(Report::ChangeStags { worker: self.number, qp, change });

@@ -170,7 +170,7 @@ impl Client {
 
     fn queue(&mut self, kind: QueueKind, shape: QueueShape, doorbell: u32) -> [QueueMemory; 2] {
         let at = self.used;
-        self.used = (at + shape.octets()).next_multiple_of(PAGE);
+        self.used = (at + shape.bytes()).next_multiple_of(PAGE);
         let arena = || Arc::clone(&self.arena);
         let ours =
             QueueMemory::format(arena(), at, kind, shape, 0, doorbell).expect("in the arena");
@@ -437,9 +437,9 @@ fn a_direct_connection_carries_messages_and_notifies() {
     a.completes(1);
     let received = b.completion();
     assert_eq!((received.wr_id, received.byte_len), (7, 7));
-    let mut octets = [0; 7];
-    client.memory.read(4096, &mut octets).expect("in range");
-    assert_eq!(&octets, b"message");
+    let mut bytes = [0; 7];
+    client.memory.read(4096, &mut bytes).expect("in range");
+    assert_eq!(&bytes, b"message");
     let mut record = [0; CHANNEL_RECORD_LEN];
     let (n, _) = rustix::net::recv(&channel_client, &mut record, rustix::net::RecvFlags::empty())
         .expect("a record");
@@ -631,7 +631,7 @@ fn a_revocation_waits_for_the_mover() {
         assert_eq!(rig.workers.poll_done(), None);
         let mut answer = Vec::new();
         crate::mover::wire::emit_answer(job.id, Ok(()), &mut answer);
-        answer.extend_from_slice(b"octets");
+        answer.extend_from_slice(b"bytes");
         rustix::net::send(ours, &answer, SendFlags::empty()).expect("room");
         rig.done(ticket);
         // What it brought is of a region that is none any more.
@@ -655,7 +655,7 @@ fn a_client_that_scribbles_over_an_index_is_reported() {
     rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
     expect_established(&client, a.id);
     // Find the producer index by its queue's place: the second queue made, after the CQ's page.
-    let cq = QueueShape::completion(64).octets().next_multiple_of(PAGE);
+    let cq = QueueShape::completion(64).bytes().next_multiple_of(PAGE);
     let at = doorbell_offset(1).next_multiple_of(PAGE) + cq;
     assert_eq!(producer.kind(), QueueKind::Send);
     let index = at + rnic_core::abi::queue::queue_header::PRODUCER;

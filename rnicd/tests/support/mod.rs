@@ -75,7 +75,7 @@ pub struct Raw {
     next: u32,
 }
 
-/// What came: octets and descriptors, or the end.
+/// What came: bytes and descriptors, or the end.
 pub type Packet = Option<(Vec<u8>, Vec<OwnedFd>)>;
 
 impl Raw {
@@ -113,12 +113,12 @@ impl Raw {
     pub fn hello(&mut self) -> Option<(HelloReply, Vec<OwnedFd>)> {
         let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
         self.send(&hello.to_bytes(), &[]);
-        let (octets, descriptors) = self.receive()?;
-        Some((HelloReply::from_bytes(&octets).expect("a Hello reply"), descriptors))
+        let (bytes, descriptors) = self.receive()?;
+        Some((HelloReply::from_bytes(&bytes).expect("a Hello reply"), descriptors))
     }
 
     /// Sends a packet; whether the daemon was there to take it is seen when receiving.
-    pub fn send(&self, octets: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
@@ -126,7 +126,7 @@ impl Raw {
         }
         let _ = rustix::net::sendmsg(
             &self.socket,
-            &[IoSlice::new(octets)],
+            &[IoSlice::new(bytes)],
             &mut ancillary,
             SendFlags::NOSIGNAL,
         );
@@ -134,12 +134,12 @@ impl Raw {
 
     /// Receives a packet; `None` at the end of the session.
     pub fn receive(&self) -> Packet {
-        let mut octets = vec![0; MAX_MESSAGE];
+        let mut bytes = vec![0; MAX_MESSAGE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let got = rustix::net::recvmsg(
             &self.socket,
-            &mut [IoSliceMut::new(&mut octets)],
+            &mut [IoSliceMut::new(&mut bytes)],
             &mut ancillary,
             RecvFlags::CMSG_CLOEXEC,
         );
@@ -149,28 +149,28 @@ impl Raw {
             Err(rustix::io::Errno::CONNRESET) => return None,
             Err(error) => panic!("the daemon does not answer: {error}"),
         };
-        octets.truncate(got.bytes);
+        bytes.truncate(got.bytes);
         let mut descriptors = Vec::new();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(list) = message {
                 descriptors.extend(list);
             }
         }
-        Some((octets, descriptors))
+        Some((bytes, descriptors))
     }
 
     /// Sends a request and returns its id.
     pub fn ask(&mut self, body: RequestBody, descriptors: &[BorrowedFd<'_>]) -> u32 {
         let id = self.next;
         self.next += 1;
-        let octets = postcard::to_stdvec(&Request { id, body }).expect("a request");
-        self.send(&octets, descriptors);
+        let bytes = postcard::to_stdvec(&Request { id, body }).expect("a request");
+        self.send(&bytes, descriptors);
         id
     }
 
     /// Receives a reply; `None` at the end of the session.
     pub fn reply(&self) -> Option<Reply> {
-        self.receive().map(|(octets, _)| postcard::from_bytes(&octets).expect("a reply"))
+        self.receive().map(|(bytes, _)| postcard::from_bytes(&bytes).expect("a reply"))
     }
 
     /// Asks and returns the answer.

@@ -13,7 +13,7 @@ use crate::traffic::Failure;
 
 /// Entries of each send queue.
 const DEPTH: u32 = 64;
-/// Octets of a Write.
+/// Bytes of a Write.
 const LEN: usize = 64 * 1024;
 
 /// A session with a QP that writes to another one of the same session.

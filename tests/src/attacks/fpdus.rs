@@ -13,7 +13,7 @@ use crate::wire::{self, CRC, fpdu, tagged};
 /// Connections.
 const CONNECTIONS: usize = 64;
 
-/// Writes without data (20 octets each), on every connection that takes them, for ever.
+/// Writes without data (20 bytes each), on every connection that takes them, for ever.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let mut intruder = Intruder::open(socket)?;
     let cq = intruder.cq(64, false)?.cq;
@@ -47,5 +47,5 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// FPDUs of one call: as many octets as the daemon reads at once.
+/// FPDUs of one call: as many bytes as the daemon reads at once.
 const BURST: usize = 256 * 1024 / 20;

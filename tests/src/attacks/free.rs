@@ -82,7 +82,7 @@ fn reads(socket: &Path) -> Result<Busy, Failure> {
     Ok(Busy(intruder, end, completions))
 }
 
-/// A Read of a few octets into this region.
+/// A Read of a few bytes into this region.
 fn read(sink: Stag, n: u32) -> Vec<u64> {
     let header = SendHeader { num_sge: 1, ..send(SendOpcode::Read, SendFlags::SIGNALED, n) };
     let mut words = header.to_words().to_vec();

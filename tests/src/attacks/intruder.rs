@@ -122,7 +122,7 @@ impl Intruder {
         }
     }
 
-    /// Registers so many octets of new memory at address 0.
+    /// Registers so many bytes of new memory at address 0.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Intruder {
         }
     }
 
-    /// Shares so many octets of new memory.
+    /// Shares so many bytes of new memory.
     ///
     /// # Errors
     ///
@@ -228,9 +228,9 @@ impl Intruder {
         if rustix::event::poll(&mut ready, Some(&patience))? == 0 {
             return Err("no event in time".into());
         }
-        let mut octets = [0; MAX_MESSAGE];
-        let (n, _) = rustix::net::recv(events, &mut octets[..], RecvFlags::DONTWAIT)?;
-        Ok(postcard::from_bytes(&octets[..n])?)
+        let mut bytes = [0; MAX_MESSAGE];
+        let (n, _) = rustix::net::recv(events, &mut bytes[..], RecvFlags::DONTWAIT)?;
+        Ok(postcard::from_bytes(&bytes[..n])?)
     }
 
     /// Takes all events that are there, unread.

@@ -47,7 +47,7 @@ pub enum Attack {
     Reads,
     /// The same of 32 sessions.
     ReadsOfMany,
-    /// 64 connections that bring FPDUs of 20 octets.
+    /// 64 connections that bring FPDUs of 20 bytes.
     ShortFpdus,
     /// 8,000 QPs rung for nothing every 2 ms.
     Doorbells,

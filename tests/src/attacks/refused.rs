@@ -44,14 +44,14 @@ pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
         raw.ask(body, &[segment.as_fd()]);
         drop(segment);
         // The last answer is the one to that; the session may have ended before.
-        while raw.receive().is_some_and(|(octets, _)| {
-            postcard::from_bytes::<Reply>(&octets).is_ok_and(|reply| reply.result.is_ok())
+        while raw.receive().is_some_and(|(bytes, _)| {
+            postcard::from_bytes::<Reply>(&bytes).is_ok_and(|reply| reply.result.is_ok())
         }) {}
         progress.add(1);
     }
 }
 
-/// Octets of the hole.
+/// Bytes of the hole.
 const HOLE: u64 = 4096;
 
 fn holed(length: u64) -> Result<OwnedFd, Failure> {

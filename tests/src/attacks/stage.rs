@@ -424,7 +424,7 @@ fn allowed(binaries: Binaries, daemon: &Daemon) -> u64 {
     (own + amounts(&line("besides:")).iter().sum::<u64>()) >> 10
 }
 
-/// The amounts of octets in a sentence.
+/// The amounts of bytes in a sentence.
 fn amounts(sentence: &str) -> Vec<u64> {
     let words: Vec<&str> = sentence.split([' ', ',']).collect();
     let amount = |pair: &[&str]| {

@@ -16,7 +16,7 @@ use crate::wire::{self, CRC, fpdu, tagged};
 
 /// Connections.
 pub const CONNECTIONS: usize = 100;
-/// Octets of a Write.
+/// Bytes of a Write.
 const LEN: usize = 1 << 20;
 /// Entries of each send queue.
 const DEPTH: u32 = 16;

@@ -92,7 +92,7 @@ enum Part {
         posts: u64,
     },
     /// Lets others write into a region of a named protection domain until its standard input
-    /// closes; prints where it is, and its first octets at the end.
+    /// closes; prints where it is, and its first bytes at the end.
     Share {
         /// The domain's name.
         pd: String,
@@ -334,7 +334,7 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             if exec {
                 return Err(Command::new("sleep").arg("600").exec().into());
             }
-            println!("checksum {:08x}", crc32c::crc32c(&attached::octets(&region)?));
+            println!("checksum {:08x}", crc32c::crc32c(&attached::bytes(&region)?));
             drop((qp, region));
         }
         Part::Attach => {
@@ -364,9 +364,9 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             let region = pd.reg_mr(&segment, .., access)?;
             println!("region {} {}", region.iova(), region.rkey().0);
             wait_for_release();
-            let mut octets = [0; 4];
-            region.read_at(0, &mut octets)?;
-            println!("holds {octets:?}");
+            let mut bytes = [0; 4];
+            region.read_at(0, &mut bytes)?;
+            println!("holds {bytes:?}");
         }
         Part::Take { bytes } => {
             use rustix::process::{Resource, Rlimit, setrlimit};

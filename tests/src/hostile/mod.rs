@@ -28,7 +28,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::raw::{Raw, memfd, qp_request};
 use crate::traffic::Rng;
 
-/// Octets of a segment.
+/// Bytes of a segment.
 const SEGMENT: usize = 64 * 1024;
 
 /// Opens sessions and misuses them for a while; how many there were.
@@ -225,9 +225,9 @@ impl Session {
     }
 
     fn event(&self) -> Option<Event> {
-        let mut octets = [0; MAX_MESSAGE];
-        let (n, _) = rustix::net::recv(&self.events, &mut octets[..], RecvFlags::DONTWAIT).ok()?;
-        postcard::from_bytes(&octets[..n]).ok()
+        let mut bytes = [0; MAX_MESSAGE];
+        let (n, _) = rustix::net::recv(&self.events, &mut bytes[..], RecvFlags::DONTWAIT).ok()?;
+        postcard::from_bytes(&bytes[..n]).ok()
     }
 
     /// Does one thing a client should not; `None` when the session has ended.
@@ -381,7 +381,7 @@ impl Session {
                 let _ = ringer.ring(rng.below(u64::from(doorbell::INDICES)) as u32);
             }
             if let Some(eventfd) = self.raw.descriptors.get(2 + worker as usize)
-                && takes_octets(eventfd)
+                && takes_bytes(eventfd)
             {
                 let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
             }
@@ -430,20 +430,20 @@ impl Session {
     }
 
     fn send_noise(&mut self, rng: &mut Rng) -> Option<()> {
-        let mut octets = match rng.below(3) {
+        let mut bytes = match rng.below(3) {
             0 => vec![0; rng.below(MAX_MESSAGE as u64 * 2) as usize],
             _ => postcard::to_stdvec(&Request { id: 1, body: RequestBody::Status }).ok()?,
         };
         match rng.below(3) {
-            0 => rng.fill(&mut octets),
-            1 => octets.push(rng.word() as u8),
+            0 => rng.fill(&mut bytes),
+            1 => bytes.push(rng.word() as u8),
             _ => {
-                if let Some(octet) = octets.first_mut() {
-                    *octet = rng.word() as u8;
+                if let Some(byte) = bytes.first_mut() {
+                    *byte = rng.word() as u8;
                 }
             }
         }
-        self.raw.send(&octets, &[]);
+        self.raw.send(&bytes, &[]);
         // Whether it was noise to the daemon shows with the next question.
         self.raw.call(RequestBody::Status, &[]).map(drop)
     }
@@ -618,7 +618,7 @@ fn odd_word(rng: &mut Rng) -> u64 {
 }
 
 /// Whether writing does not block: it may have been filled and made to block.
-fn takes_octets(fd: &OwnedFd) -> bool {
+fn takes_bytes(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::OUT)];
     rustix::event::poll(&mut fds, Some(&Timespec::default())) == Ok(1)
         && fds[0].revents() == PollFlags::OUT

@@ -11,7 +11,7 @@ use rnic_core::types::*;
 use super::{Session, open, pick};
 use crate::traffic::Rng;
 
-/// Octets that this process can lose: they outlive every session that has registered them.
+/// Bytes that this process can lose: they outlive every session that has registered them.
 static ATTACHED: [AtomicU64; 8192] = [const { AtomicU64::new(0) }; 8192];
 
 /// What a session has of them.

@@ -1,7 +1,7 @@
 //! Our TCP traffic, decoded by somebody else: Wireshark's dissectors for MPA, DDP and RDMAP find every
 //! message in it, every CRC right, and nothing to complain about.
 //!
-//! A relay between two daemons keeps the octets; a capture file is made of them with segments that
+//! A relay between two daemons keeps the bytes; a capture file is made of them with segments that
 //! begin anywhere. Root also has the kernel's packets caught, in a network namespace of its own. Without
 //! tshark the tests say so and pass, but not in CI.
 
@@ -39,17 +39,17 @@ fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissec
     assert_eq!(request.private_data, b"initiator".len() as u64 + enhanced, "{what}");
     assert_eq!(reply.private_data, said + enhanced, "{what}");
 
-    let (mut messages, mut octets) = (Count::new(), BTreeMap::new());
+    let (mut messages, mut bytes) = (Count::new(), BTreeMap::new());
     for fpdu in &found.fpdus {
         let up = fpdu.from != port;
         let Some(opcode) = fpdu.opcode else { panic!("{what}: no opcode in {fpdu:?}") };
         let header = if matches!(opcode, WRITE | READ_RESPONSE) { 14 } else { 18 };
         *messages.entry((up, opcode)).or_default() += usize::from(fpdu.last);
-        *octets.entry((up, opcode)).or_default() += fpdu.len - header;
+        *bytes.entry((up, opcode)).or_default() += fpdu.len - header;
         assert_eq!(fpdu.crc_is_good, wire.crc.then_some(true), "{what}: {fpdu:?}");
     }
     assert_eq!(messages, posted.messages, "{what}");
-    assert_eq!(octets, posted.octets, "{what}");
+    assert_eq!(bytes, posted.bytes, "{what}");
     let terminate = found.fpdus.iter().find(|f| f.opcode == Some(TERMINATE));
     let (said, enclosed) = match terminate {
         None => (vec![], vec![]),
@@ -61,7 +61,7 @@ fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissec
         Manner::BadWrite => assert_eq!((said, enclosed), (vec![1, 1, 0, 1, 1, 0], vec![2, 14])),
         Manner::BadSend => assert_eq!((said, enclosed), (vec![1, 2, 5, 1, 1, 0], vec![2, 18])),
         // Wireshark takes type 1 of every layer for that of a tagged segment, so that it sees 14
-        // octets of the 18 of the DDP header. That nothing is missing, the length has shown.
+        // bytes of the 18 of the DDP header. That nothing is missing, the length has shown.
         Manner::BadRead => assert_eq!((said, enclosed), (vec![0, 1, 0, 1, 1, 1], vec![2, 14, 28])),
     }
 }
@@ -70,7 +70,7 @@ fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissec
 fn fpdus(wire: &Wire, record: &Record) -> [Vec<usize>; 2] {
     [Way::Up, Way::Down].map(|way| {
         let said = record.iter().filter(|(w, _)| *w == way).filter_map(|(_, what)| match what {
-            What::Octets(octets) => Some(&octets[..]),
+            What::Bytes(bytes) => Some(&bytes[..]),
             What::Fin => None,
         });
         // Behind the start-up frame.
@@ -106,9 +106,9 @@ fn relayed(dir: &Path, wire: &Wire, manner: Manner) {
     // If one way has Markers, Wireshark looks for them in the other as well: it is shown only one.
     if let Some(way) = only_marked(wire) {
         posted.retain(way == Way::Up);
-        let octets = |what: &What| matches!(what, What::Octets(_));
+        let bytes = |what: &What| matches!(what, What::Bytes(_));
         let frames = record.drain(..2).collect::<Vec<_>>();
-        record.retain(|(w, what)| *w == way || !octets(what));
+        record.retain(|(w, what)| *w == way || !bytes(what));
         record.splice(..0, frames);
     }
     let lengths = fpdus(wire, &record);
@@ -151,7 +151,7 @@ fn terminates_and_rejections_are_what_wireshark_takes_them_for() {
 }
 
 #[test]
-fn wireshark_does_see_an_octet_that_is_wrong() {
+fn wireshark_does_see_an_byte_that_is_wrong() {
     if !tshark::is_there() {
         return;
     }
@@ -162,14 +162,14 @@ fn wireshark_does_see_an_octet_that_is_wrong() {
     });
     let mut record = relay.take().unwrap().finish();
     let lengths = fpdus(&DEFAULT, &record);
-    // The Terminate: its last octet before the CRC.
-    let What::Octets(last) = &mut record
+    // The Terminate: its last byte before the CRC.
+    let What::Bytes(last) = &mut record
         .iter_mut()
         .rfind(|(way, what)| *way == Way::Down && *what != What::Fin)
         .unwrap()
         .1
     else {
-        panic!("octets")
+        panic!("bytes")
     };
     let at = last.len() - 5;
     last[at] ^= 1;

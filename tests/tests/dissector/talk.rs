@@ -20,9 +20,9 @@ const SEND_SOLICITED: u8 = 5;
 const SEND_SOLICITED_INVALIDATE: u8 = 6;
 pub const TERMINATE: u8 = 7;
 
-/// Octets of the large messages: three FPDUs at least.
+/// Bytes of the large messages: three FPDUs at least.
 const LARGE: u32 = 150_000;
-/// Octets of each end's memory.
+/// Bytes of each end's memory.
 const LEN: u64 = 1 << 20;
 
 /// How two daemons talk.
@@ -49,7 +49,7 @@ pub const DEFAULT: Wire = Wire {
     ready: Some(WRITE),
 };
 
-/// The RTR kinds that the Reply offers: flags of the octet of ORD (RFC 6581 section 9.2).
+/// The RTR kinds that the Reply offers: flags of the byte of ORD (RFC 6581 section 9.2).
 const BY_WRITE: u8 = 0x80;
 const BY_READ: u8 = 0x40;
 
@@ -105,19 +105,19 @@ pub type Count = BTreeMap<(bool, u8), usize>;
 #[derive(Default)]
 pub struct Posted {
     pub messages: Count,
-    pub octets: BTreeMap<(bool, u8), u64>,
+    pub bytes: BTreeMap<(bool, u8), u64>,
 }
 
 impl Posted {
     /// Forgets what went the other way.
     pub fn retain(&mut self, up: bool) {
         self.messages.retain(|(way, _), _| *way == up);
-        self.octets.retain(|(way, _), _| *way == up);
+        self.bytes.retain(|(way, _), _| *way == up);
     }
 
     fn add(&mut self, up: bool, opcode: u8, len: u32) {
         *self.messages.entry((up, opcode)).or_default() += 1;
-        *self.octets.entry((up, opcode)).or_default() += u64::from(len);
+        *self.bytes.entry((up, opcode)).or_default() += u64::from(len);
     }
 }
 

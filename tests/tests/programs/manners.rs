@@ -22,7 +22,7 @@ fn wrong_usage_is_2_and_names_what_is_wrong() {
         (RCOPY, "send file nowhere", "it has no port"),
         (RCOPY, "send file ::1:7471", "needs brackets"),
         (RCOPY, "send file localhost:7471/", "has an empty NAME"),
-        (RCOPY, "serve --chunk 65MiB", "1 octet to 64MiB"),
+        (RCOPY, "serve --chunk 65MiB", "1 byte to 64MiB"),
         (RCOPY, "serve --clients 0", "at least 1"),
         (RCOPY, "serve --timeout 0", "above 0"),
         (RKV, "get", "<KEY>"),

@@ -19,12 +19,12 @@ fn every_ball_is_checked_and_counted_on_both_paths() {
             let (code, said) = run(&daemon, PINGPONG, &[&game, options].concat());
             assert_eq!(code, Some(0), "{said}");
             let line =
-                format!("50 times 5000 octets there and back, all as sent, by the {way} path");
+                format!("50 times 5000 bytes there and back, all as sent, by the {way} path");
             assert!(said.contains(&line), "{said}");
             assert!(said.contains("round trip  min "), "{said}");
             let (code, said) = end(server);
             assert_eq!(code, Some(0), "{said}");
-            assert!(said.contains("50 times 5000 octets, all as sent"), "{said}");
+            assert!(said.contains("50 times 5000 bytes, all as sent"), "{said}");
         }
     }
 }
@@ -48,14 +48,14 @@ fn a_damaged_ball_is_noticed_by_client_and_server() {
     let client = Talker::new(&daemon);
     client.connect(address, &game).unwrap();
     client.say(&[7; 64]);
-    fails(end(server), "is damaged from octet 0 on");
+    fails(end(server), "is damaged from byte 0 on");
 
     let mut server = start(&daemon, PINGPONG, &["server", "127.0.0.1:0", "--once"]);
     let address = server.line_after("waiting for clients at ").parse().unwrap();
     let client = Talker::new(&daemon);
     client.connect(address, &game).unwrap();
     client.say(&[7; 63]);
-    fails(end(server), "has 63 octets instead of 64");
+    fails(end(server), "has 63 bytes instead of 64");
 }
 
 #[test]
@@ -94,6 +94,6 @@ fn a_match_that_is_refused_is_refused_in_words() {
     let mut server = start(&daemon, PINGPONG, &server);
     let address = server.line_after("waiting for clients at ");
     let client = run(&daemon, PINGPONG, &["client", &address, "--size", "1025"]);
-    fails(client, &format!("{address} refused: 1025 octets are more than 1024"));
-    fails(end(server), "1025 octets are more than 1024");
+    fails(client, &format!("{address} refused: 1025 bytes are more than 1024"));
+    fails(end(server), "1025 bytes are more than 1024");
 }

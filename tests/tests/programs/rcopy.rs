@@ -487,7 +487,7 @@ fn a_file_that_does_not_fit_is_refused_before_it_is_sent() {
     let receiver = Receiver::start(&daemon, &["--max-size", "1MiB"]);
     let file = large();
     let sent = send(&daemon, file.path(), &format!("{}/large", receiver.address));
-    fails(sent, "4294967296 octets are above the limit of 1048576");
+    fails(sent, "4294967296 bytes are above the limit of 1048576");
     receiver.is_unharmed(&daemon);
     // More than any disk has.
     let receiver = Receiver::start(&daemon, &["--once"]);

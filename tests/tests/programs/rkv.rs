@@ -33,8 +33,8 @@ impl Tearer {
         self.listener.local_addr().to_string()
     }
 
-    fn holds(&self, octets: &[u8; SLOT]) {
-        self.slot.write_at(0, octets).unwrap();
+    fn holds(&self, bytes: &[u8; SLOT]) {
+        self.slot.write_at(0, bytes).unwrap();
     }
 
     /// Lets a client at the table.
@@ -64,16 +64,16 @@ impl Tearer {
 
 /// A slot as `rkv` documents it, with an entry of this version.
 fn slot(version: u64, key: &[u8], value: &[u8]) -> [u8; SLOT] {
-    let mut octets = [0; SLOT];
-    octets[..8].copy_from_slice(&version.to_le_bytes());
-    octets[8..10].copy_from_slice(&(key.len() as u16).to_le_bytes());
-    octets[12..16].copy_from_slice(&(value.len() as u32).to_le_bytes());
-    octets[24..24 + key.len()].copy_from_slice(key);
-    octets[24 + key.len()..][..value.len()].copy_from_slice(value);
-    let sum = crc32c::crc32c(&[&octets[..16], key, value].concat());
-    octets[16..20].copy_from_slice(&sum.to_le_bytes());
-    octets[SLOT - 8..].copy_from_slice(&version.to_le_bytes());
-    octets
+    let mut bytes = [0; SLOT];
+    bytes[..8].copy_from_slice(&version.to_le_bytes());
+    bytes[8..10].copy_from_slice(&(key.len() as u16).to_le_bytes());
+    bytes[12..16].copy_from_slice(&(value.len() as u32).to_le_bytes());
+    bytes[24..24 + key.len()].copy_from_slice(key);
+    bytes[24 + key.len()..][..value.len()].copy_from_slice(value);
+    let sum = crc32c::crc32c(&[&bytes[..16], key, value].concat());
+    bytes[16..20].copy_from_slice(&sum.to_le_bytes());
+    bytes[SLOT - 8..].copy_from_slice(&version.to_le_bytes());
+    bytes
 }
 
 /// Slots that are mixtures of an old and a new entry, or are being written.
@@ -160,17 +160,17 @@ fn values_are_stored_found_replaced_and_deleted() {
     let rkv =
         |arguments: &[&str]| run(&daemon, RKV, &[arguments, &["--server", &address]].concat());
     fails(rkv(&["get", "k"]), &format!("there is no \"k\" at {address}"));
-    assert_eq!(rkv(&["put", "k", "one"]), (Some(0), "stored 3 octets, version 2".to_owned()));
-    assert_eq!(rkv(&["put", "k", "two"]), (Some(0), "stored 3 octets, version 4".to_owned()));
+    assert_eq!(rkv(&["put", "k", "one"]), (Some(0), "stored 3 bytes, version 2".to_owned()));
+    assert_eq!(rkv(&["put", "k", "two"]), (Some(0), "stored 3 bytes, version 4".to_owned()));
     assert_eq!(rkv(&["get", "k"]), (Some(0), "two".to_owned()));
     assert_eq!(rkv(&["del", "k"]), (Some(0), String::new()));
     fails(rkv(&["get", "k"]), "there is no \"k\"");
     fails(rkv(&["del", "k"]), "there is no \"k\"");
     fails(
         rkv(&["put", "k", &"v".repeat(1025)]),
-        "a value of 1025 octets; this table takes at most 1024",
+        "a value of 1025 bytes; this table takes at most 1024",
     );
-    fails(rkv(&["get", &"k".repeat(65)]), "a key of 65 octets; this table takes 1 to 64");
+    fails(rkv(&["get", &"k".repeat(65)]), "a key of 65 bytes; this table takes 1 to 64");
     // The value of a pipe, and one that ends in a pipe nobody reads.
     let mut put = Command::new(RKV);
     put.args(["put", "k", "-", "--server", &address]).env("RNIC_SOCKET", daemon.socket());

@@ -82,7 +82,7 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
             source.write_at(n << 20, &piece).unwrap();
         }
         for round in 0..rounds(3, 30) {
-            // Other octets each time, in every page.
+            // Other bytes each time, in every page.
             for page in 0..LEN / 4096 {
                 source.store_u64(page * 4096, rng.word()).unwrap();
             }
@@ -120,9 +120,9 @@ fn a_read_fetches_what_was_written_before_and_not_what_a_fence_holds_back() {
             let numbers: Vec<[u8; 8]> = (0..BATCH).map(|n| (number + n).to_ne_bytes()).collect();
             let spoiler = u64::MAX.to_ne_bytes();
             let mut batch = Vec::new();
-            for (n, octets) in (0..).zip(&numbers) {
+            for (n, bytes) in (0..).zip(&numbers) {
                 let read = SendRequest::read(n, sink.sge(n * 8, 8), at).signaled();
-                batch.push(SendRequest::write_inline(100, octets, at));
+                batch.push(SendRequest::write_inline(100, bytes, at));
                 batch.push(read);
                 batch.push(SendRequest::write_inline(101, &spoiler, at).fence());
             }

@@ -1,4 +1,4 @@
-//! Peers made of octets: opcodes by the table, Read Requests that fail, Terminates of every layout,
+//! Peers made of bytes: opcodes by the table, Read Requests that fail, Terminates of every layout,
 //! and what is left of a connection that ends by one.
 
 use std::io::{ErrorKind, Read};
@@ -23,7 +23,7 @@ fn tcp_daemon(more: &str) -> Daemon {
 /// What the daemon said up to its FIN, after which nothing else comes.
 fn until_fin(peer: &mut TcpStream) -> Vec<Vec<u8>> {
     match wire::ending(peer) {
-        Ending::Fin(octets) => ulpdus(&octets),
+        Ending::Fin(bytes) => ulpdus(&bytes),
         other => panic!("{other:?}"),
     }
 }
@@ -270,7 +270,7 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
     let writes: Vec<SendRequest<'_>> =
         (100..164).map(|n| SendRequest::write(n, &sges, to).signaled()).collect();
     qp.post_send(&writes).unwrap();
-    // The first octets are there, so the socket is filling.
+    // The first bytes are there, so the socket is filling.
     let first = next_ulpdu(&mut peer);
     let mut sender = peer.try_clone().unwrap();
     let fault = fpdu(&tagged(0, 1, 0, b"x"));
@@ -395,7 +395,7 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
         assert_eq!((read.wr_id, read.status == CompletionStatus::Success), (9, what == "twice"));
         let memory = target.memory();
         let outside = memory[..100].iter().chain(&memory[110..]);
-        assert!(outside.copied().all(|octet| octet == UNTOUCHED), "{what}");
+        assert!(outside.copied().all(|byte| byte == UNTOUCHED), "{what}");
         drop(peer);
         qp.wait_disconnected(Some(DEADLINE)).unwrap();
         target.flushed(2);
@@ -457,8 +457,8 @@ fn an_invalidating_send_revokes_before_it_is_seen() {
     ];
     wire::say(&mut peer, &writes.concat());
     one(&target).ok().unwrap();
-    let mut octets = [0; 5];
-    foreign.read_at(0, &mut octets).unwrap();
-    assert_eq!((&octets, &target.memory()[..5]), (b"still", &b"there"[..]));
+    let mut bytes = [0; 5];
+    foreign.read_at(0, &mut bytes).unwrap();
+    assert_eq!((&bytes, &target.memory()[..5]), (b"still", &b"there"[..]));
     drop((peer, qp));
 }

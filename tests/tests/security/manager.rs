@@ -226,7 +226,7 @@ fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
     let holder = pair.holder.qp();
     pair.holder.join(&holder, &sender);
     let region = pair.holder.region(READ_WRITE);
-    let write = SendRequest::write_inline(1, b"octets", region.remote().at(0)).signaled();
+    let write = SendRequest::write_inline(1, b"bytes", region.remote().at(0)).signaled();
     sender.post_send(&[write; 16]).unwrap();
     for n in 0..16 {
         let mut one = [Completion::default()];

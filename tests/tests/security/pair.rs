@@ -14,7 +14,7 @@ use rnic_tests::{DEADLINE, Daemon, binaries};
 
 /// Both paths between QPs of one daemon, with more than one worker.
 pub const PATHS: [&str; 2] = ["direct", "tcp"];
-/// Octets of a region.
+/// Bytes of a region.
 pub const LEN: usize = 4096;
 /// What the holder's memory holds as long as nobody writes to it.
 pub const UNTOUCHED: u8 = 0xA5;
@@ -116,7 +116,7 @@ impl Pair {
         ends
     }
 
-    /// Has the visitor write `len` octets, and waits until it is known what came of it.
+    /// Has the visitor write `len` bytes, and waits until it is known what came of it.
     pub fn write(&self, ends: &(Qp, Qp), to: RemoteAddr, len: u32) -> Outcome {
         let sges = [self.source.sge(0, len)];
         // A Send behind the Write arrives when the Write has been placed.
@@ -126,7 +126,7 @@ impl Pair {
         self.outcome(ends)
     }
 
-    /// Has the visitor read `len` octets.
+    /// Has the visitor read `len` bytes.
     pub fn read(&self, ends: &(Qp, Qp), from: RemoteAddr, len: u32) -> Outcome {
         let read = SendRequest::read(1, self.sink.sge(0, len), from);
         let send = SendRequest::send_inline(2, b"").fence().signaled();
@@ -136,8 +136,8 @@ impl Pair {
     }
 
     /// What the visitor has read.
-    pub fn read_octets(&self, len: usize) -> Vec<u8> {
-        octets(&self.sink, 0, len)
+    pub fn read_bytes(&self, len: usize) -> Vec<u8> {
+        bytes(&self.sink, 0, len)
     }
 
     /// What the holder's receive and its QP say, and that the visitor was told the same.
@@ -167,15 +167,15 @@ pub fn terminated(qp: &Qp) -> [u8; 3] {
     }
 }
 
-pub fn octets(region: &Mr, from: u64, len: usize) -> Vec<u8> {
-    let mut octets = vec![0; len];
-    region.read_at(from, &mut octets).unwrap();
-    octets
+pub fn bytes(region: &Mr, from: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    region.read_at(from, &mut bytes).unwrap();
+    bytes
 }
 
-/// Whether no octet of a region has changed.
+/// Whether no byte of a region has changed.
 pub fn is_untouched(region: &Mr) -> bool {
-    octets(region, 0, LEN).iter().all(|octet| *octet == UNTOUCHED)
+    bytes(region, 0, LEN).iter().all(|byte| *byte == UNTOUCHED)
 }
 
 /// A private domain of a session spoken by hand.
@@ -194,7 +194,7 @@ pub fn raw_cq(raw: &mut Raw) -> CqId {
     }
 }
 
-/// A segment of a session spoken by hand, of these octets.
+/// A segment of a session spoken by hand, of these bytes.
 pub fn raw_segment(raw: &mut Raw, memory: BorrowedFd<'_>, length: u64) -> SegmentId {
     let body = RequestBody::AddSegment { length, client_address: 0 };
     match raw.call(body, &[memory]) {

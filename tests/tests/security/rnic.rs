@@ -39,7 +39,7 @@ fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothin
         let ends = (pair.holder.qp_in(&other_pd), pair.visitor.qp());
         pair.holder.join(&ends.0, &ends.1);
         assert_eq!(pair.write(&ends, at, 8), Outcome::Done, "{path}");
-        assert_eq!(octets(&region, 0, 8), [MARK; 8], "{path}");
+        assert_eq!(bytes(&region, 0, 8), [MARK; 8], "{path}");
     }
 }
 
@@ -64,7 +64,7 @@ fn rdmap_8_1_1_2_ddp_8_2_2_ddp_8_3_3_ddp_8_3_1_2_an_stag_of_one_stream_is_of_no_
         }
         assert!(is_untouched(&region), "{path}");
         assert_eq!(pair.write(&chosen, at, 8), Outcome::Done, "{path}");
-        assert_eq!(octets(&region, 0, 8), [MARK; 8], "{path}");
+        assert_eq!(bytes(&region, 0, 8), [MARK; 8], "{path}");
     }
 }
 
@@ -72,11 +72,11 @@ fn rdmap_8_1_1_2_ddp_8_2_2_ddp_8_3_3_ddp_8_3_1_2_an_stag_of_one_stream_is_of_no_
 //= DDP-8.1-1
 //= DDP-8.3.1-3
 #[test]
-fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_octet() {
+fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_byte() {
     for path in PATHS {
         let daemon = daemon(path);
         let pair = Pair::new(&daemon);
-        // The middle of a segment whose every octet is watched.
+        // The middle of a segment whose every byte is watched.
         let segment = pair.holder.context.create_segment(LEN as u64).unwrap();
         let all = pair.holder.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
         let middle = pair.holder.pd.reg_mr(&segment, 1000..1100, READ_WRITE).unwrap();
@@ -90,7 +90,7 @@ fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_oct
             for (from, len) in inside {
                 all.fill(0, LEN, UNTOUCHED).unwrap();
                 assert_eq!(reach(&pair, &ends, at(from), len), Outcome::Done, "{path} {from}");
-                let found = octets(&all, 0, LEN);
+                let found = bytes(&all, 0, LEN);
                 let changed = (0..LEN).filter(|i| found[*i] != UNTOUCHED).collect::<BTreeSet<_>>();
                 let from = 1000 + from as usize;
                 let written = if n == 0 { from..from + len as usize } else { 0..0 };
@@ -101,7 +101,7 @@ fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_oct
                 let ends = pair.connected();
                 let outcome = reach(&pair, &ends, at(from), len);
                 assert_eq!(outcome, Outcome::Terminated(bounds), "{path} {from} {len}");
-                assert!(octets(&all, 0, LEN).iter().all(|o| *o == UNTOUCHED), "{path} {from}");
+                assert!(bytes(&all, 0, LEN).iter().all(|o| *o == UNTOUCHED), "{path} {from}");
             }
         }
     }
@@ -157,7 +157,7 @@ fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
                 let outcome = pair.read(&pair.connected(), at, 8);
                 assert_eq!(outcome, expected(read, [0, 1, 2]), "{path} {access:?}");
                 if read {
-                    assert_eq!(pair.read_octets(8), [UNTOUCHED; 8], "{path}");
+                    assert_eq!(pair.read_bytes(8), [UNTOUCHED; 8], "{path}");
                 }
                 let outcome = pair.write(&pair.connected(), at, 8);
                 // DDP has no word for a missing right.
@@ -208,7 +208,7 @@ fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
                 for _ in 0..16 {
                     asker.one();
                 }
-                let late = octets(&view, 0, 1 << 20).iter().filter(|o| **o != 0x22).count();
+                let late = bytes(&view, 0, 1 << 20).iter().filter(|o| **o != 0x22).count();
                 assert_eq!(late, 0, "{path} by_read={by_read} round {round}");
                 pair.holder.drain();
                 pair.visitor.drain();

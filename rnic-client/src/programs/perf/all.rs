@@ -163,7 +163,7 @@ fn many_qps(
     };
     let figures = vec![cost(format!("{qps} QPs"), &of_many), cost(format!("{FEW} QPs"), &of_few)];
     let ratio = figures[0].median / figures[1].median;
-    let per_qp = |octets: u64| octets as f64 / f64::from(qps) / 1024.0;
+    let per_qp = |bytes: u64| bytes as f64 / f64::from(qps) / 1024.0;
     let anonymous = per_qp(after.anonymous.saturating_sub(before.anonymous));
     let rings = per_qp(after.arenas.saturating_sub(before.arenas));
     Ok(vec![
@@ -231,7 +231,7 @@ impl Site {
     }
 }
 
-/// Octets that the daemon of the driver has.
+/// Bytes that the daemon of the driver has.
 struct UseOfMemory {
     anonymous: u64,
     arenas: u64,

@@ -22,7 +22,7 @@ pub enum Subject {
     Tcp,
     /// The same with each process held on a CPU of its own.
     TcpApart,
-    /// The same octets copied in the driver.
+    /// The same bytes copied in the driver.
     Memcpy,
 }
 

@@ -16,7 +16,7 @@ use super::machine::Machine;
 use super::peer::{Peer, open, serve};
 use super::report::{Goal, Kind, Report, Row, daemon_in_words};
 use super::spec::{Flow, Op, Spec, Wait};
-use super::table::parse_octets;
+use super::table::parse_bytes;
 use crate::programs::cli;
 
 /// How fast the RNIC is, beside raw TCP and memcpy measured in the same run.
@@ -36,11 +36,11 @@ struct Arguments {
 enum What {
     /// Bandwidth of a stream, against a raw TCP stream and memcpy.
     Bw {
-        /// What carries the octets.
+        /// What carries the bytes.
         #[arg(long, value_delimiter = ',', default_value = "write")]
         op: Vec<Op>,
-        /// Octets per message.
-        #[arg(long, value_parser = octets_u32, default_value = "1MiB")]
+        /// Bytes per message.
+        #[arg(long, value_parser = bytes_u32, default_value = "1MiB")]
         size: u32,
         /// Requests outstanding.
         #[arg(long, default_value_t = 16)]
@@ -49,7 +49,7 @@ enum What {
         #[arg(long)]
         batch: Option<u32>,
         /// Memory that messages go through at each end of RDMA, TCP and memcpy.
-        #[arg(long, value_parser = parse_octets, default_value = "64MiB")]
+        #[arg(long, value_parser = parse_bytes, default_value = "64MiB")]
         working_set: u64,
         #[command(flatten)]
         common: Common,
@@ -60,8 +60,8 @@ enum What {
         /// post to completion.
         #[arg(long, value_delimiter = ',', default_value = "send")]
         op: Vec<Op>,
-        /// Octets per message.
-        #[arg(long, value_parser = octets_u32, default_value = "8")]
+        /// Bytes per message.
+        #[arg(long, value_parser = bytes_u32, default_value = "8")]
         size: u32,
         /// Arm the CQ and sleep for each message instead of polling.
         #[arg(long)]
@@ -74,8 +74,8 @@ enum What {
         /// What carries the messages.
         #[arg(long, value_delimiter = ',', default_value = "write")]
         op: Vec<Op>,
-        /// Octets per message.
-        #[arg(long, value_parser = octets_u32, default_value = "8")]
+        /// Bytes per message.
+        #[arg(long, value_parser = bytes_u32, default_value = "8")]
         size: u32,
         /// Requests outstanding per QP.
         #[arg(long, default_value_t = 256)]
@@ -302,8 +302,8 @@ fn print(
     cli::say(text.trim_end()).map_err(PerfError::io("printing"))
 }
 
-fn octets_u32(text: &str) -> Result<u32, String> {
-    u32::try_from(parse_octets(text)?).map_err(|_| "is more than 4 GiB".to_owned())
+fn bytes_u32(text: &str) -> Result<u32, String> {
+    u32::try_from(parse_bytes(text)?).map_err(|_| "is more than 4 GiB".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -48,7 +48,7 @@ pub struct End {
     source: Mr,
     /// Where messages go.
     sink: Mr,
-    /// Where credits and acknowledgements go, 8 octets each.
+    /// Where credits and acknowledgements go, 8 bytes each.
     notes: Mr,
     /// Receives posted so far, which are spread over the sink.
     posted: u64,
@@ -359,9 +359,9 @@ impl End {
             }
             arrived.messages += 1;
             if !messages_come(self.role, &self.spec) {
-                let mut octets = [0; 8];
-                self.notes.read_at(note_place(completion.wr_id), &mut octets)?;
-                arrived.note = arrived.note.max(u64::from_le_bytes(octets));
+                let mut bytes = [0; 8];
+                self.notes.read_at(note_place(completion.wr_id), &mut bytes)?;
+                arrived.note = arrived.note.max(u64::from_le_bytes(bytes));
             }
             used.push(at);
         }
@@ -369,10 +369,10 @@ impl End {
         Ok(arrived)
     }
 
-    /// Sends 8 octets about other messages.
+    /// Sends 8 bytes about other messages.
     fn send_note(&self, at: usize, number: u64) -> Result<(), PerfError> {
-        let octets = number.to_le_bytes();
-        Ok(self.active_qp(at).post_send(&[SendRequest::send_inline(0, &octets)])?)
+        let bytes = number.to_le_bytes();
+        Ok(self.active_qp(at).post_send(&[SendRequest::send_inline(0, &bytes)])?)
     }
 
     /// Posts a receive on the QP with traffic number `at`.
@@ -462,5 +462,5 @@ fn note_place(receive: u64) -> u64 {
     receive % (MEMORY / 8) * 8
 }
 
-/// Octets of the memory of an end that has no part in carrying messages, and of the notes.
+/// Bytes of the memory of an end that has no part in carrying messages, and of the notes.
 const MEMORY: u64 = 4096;

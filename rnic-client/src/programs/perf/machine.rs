@@ -41,7 +41,7 @@ impl Machine {
     }
 }
 
-/// Octets of anonymous memory that a process has, its own alone (`smaps_rollup` of `proc(5)`).
+/// Bytes of anonymous memory that a process has, its own alone (`smaps_rollup` of `proc(5)`).
 pub fn anonymous_memory(pid: u32) -> Result<u64, PerfError> {
     let text = read(pid, "smaps_rollup")?;
     anonymous(&text).ok_or_else(|| unknown("smaps_rollup"))

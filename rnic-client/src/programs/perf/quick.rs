@@ -23,17 +23,17 @@ pub struct QuickOptions<'a> {
 pub struct Quick {
     /// The path of the connections: `direct` or `tcp`.
     pub path: String,
-    /// RDMA Writes of 1 MiB, octets per second.
+    /// RDMA Writes of 1 MiB, bytes per second.
     pub write_bandwidth: f64,
-    /// RDMA Reads of 1 MiB, octets per second.
+    /// RDMA Reads of 1 MiB, bytes per second.
     pub read_bandwidth: f64,
-    /// A raw TCP stream of the same chunks, octets per second.
+    /// A raw TCP stream of the same chunks, bytes per second.
     pub tcp_bandwidth: f64,
-    /// memcpy of the same working set, octets per second.
+    /// memcpy of the same working set, bytes per second.
     pub memcpy_bandwidth: f64,
-    /// Half a round trip of 8-octet Sends, polled.
+    /// Half a round trip of 8-byte Sends, polled.
     pub latency: Duration,
-    /// Half a round trip of 8 octets over blocking raw TCP.
+    /// Half a round trip of 8 bytes over blocking raw TCP.
     pub tcp_latency: Duration,
 }
 

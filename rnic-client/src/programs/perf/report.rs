@@ -8,7 +8,7 @@ use super::bench::{Measured, Subject};
 use super::machine::Machine;
 use super::spec::{Op, Spec, Wait};
 use super::stats::{Percentiles, Series};
-use super::table::{Table, digits, octets};
+use super::table::{Table, bytes, digits};
 use crate::StatusInfo;
 
 /// Everything of one run.
@@ -366,7 +366,7 @@ fn what(kind: Kind, spec: &Spec, subject: Subject) -> String {
 }
 
 fn subject(kind: Kind, spec: &Spec) -> String {
-    let message = format!("{} {}", spec.op, octets(u64::from(spec.size)));
+    let message = format!("{} {}", spec.op, bytes(u64::from(spec.size)));
     let waits = match spec.wait {
         Wait::Polled => ", polled",
         Wait::Event => ", event-driven",
@@ -390,7 +390,7 @@ fn manner(kind: Kind, spec: &Spec) -> String {
         Kind::Lat | Kind::Daemon => String::new(),
         Kind::Rate | Kind::Cost => format!(", depth {depth}{many}"),
         Kind::Bw => {
-            format!(", depth {depth}, working set {}{many}", octets(spec.working_set()))
+            format!(", depth {depth}, working set {}{many}", bytes(spec.working_set()))
         }
     }
 }

@@ -5,9 +5,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::error::PerfError;
-use super::table::octets;
+use super::table::bytes;
 
-/// The operation that carries the octets.
+/// The operation that carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -58,9 +58,9 @@ pub struct Spec {
     pub op: Op,
     /// Stream or ping-pong.
     pub flow: Flow,
-    /// Octets per message.
+    /// Bytes per message.
     pub size: u32,
-    /// Places of `size` octets at each end that the messages go through in turn, at both the RDMA
+    /// Places of `size` bytes at each end that the messages go through in turn, at both the RDMA
     /// and the TCP ends and for memcpy: together the working set.
     pub slots: u32,
     /// Send requests outstanding per QP.
@@ -100,7 +100,7 @@ impl Spec {
         self
     }
 
-    /// Octets that the messages go through at each end.
+    /// Bytes that the messages go through at each end.
     pub fn working_set(&self) -> u64 {
         u64::from(self.size) * u64::from(self.slots)
     }
@@ -127,16 +127,16 @@ impl Spec {
     pub fn check(&self) -> Result<(), PerfError> {
         let refuse = |why: String| Err(PerfError::Arguments(why));
         if self.size == 0 || self.size > MAX_SIZE {
-            return refuse(format!("--size must be from 1 to {}", octets(MAX_SIZE.into())));
+            return refuse(format!("--size must be from 1 to {}", bytes(MAX_SIZE.into())));
         }
         if self.working_set() > MAX_WORKING_SET {
-            return refuse(format!("--working-set must be up to {}", octets(MAX_WORKING_SET)));
+            return refuse(format!("--working-set must be up to {}", bytes(MAX_WORKING_SET)));
         }
         if self.slots > MAX_SLOTS {
             return refuse(format!(
                 "--working-set {} is more than {MAX_SLOTS} messages of {}",
-                octets(self.working_set()),
-                octets(self.size.into())
+                bytes(self.working_set()),
+                bytes(self.size.into())
             ));
         }
         if self.depth == 0 || self.depth > MAX_DEPTH {
@@ -164,7 +164,7 @@ impl Spec {
             if !self.size.is_multiple_of(8) {
                 return refuse(
                     "lat --op write needs a --size that is a multiple of 8: the peer looks at the \
-                     last 8 octets"
+                     last 8 bytes"
                         .into(),
                 );
             }
@@ -189,7 +189,7 @@ impl Spec {
     }
 }
 
-/// Octets of inline data per request.
+/// Bytes of inline data per request.
 pub const INLINE: u32 = 64;
 /// Receives for acknowledgements, credits and balls.
 pub const SMALL_RECEIVES: u32 = 16;

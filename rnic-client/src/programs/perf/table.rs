@@ -62,8 +62,8 @@ pub fn digits(x: f64) -> String {
     }
 }
 
-/// Octets in the largest binary unit that divides them: `1 MiB`, `1500 B`.
-pub fn octets(n: u64) -> String {
+/// Bytes in the largest binary unit that divides them: `1 MiB`, `1500 B`.
+pub fn bytes(n: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if n != 0 && n.is_multiple_of(1 << shift) {
             return format!("{} {unit}", n >> shift);
@@ -72,8 +72,8 @@ pub fn octets(n: u64) -> String {
     format!("{n} B")
 }
 
-/// Reads octets as people write them: `8`, `4k`, `1MiB`, `64 KiB`; units are binary.
-pub fn parse_octets(text: &str) -> Result<u64, String> {
+/// Reads bytes as people write them: `8`, `4k`, `1MiB`, `64 KiB`; units are binary.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -82,9 +82,9 @@ pub fn parse_octets(text: &str) -> Result<u64, String> {
         "k" | "kib" => 10,
         "m" | "mib" => 20,
         "g" | "gib" => 30,
-        _ => return Err(format!("'{unit}' is no unit of octets; use KiB, MiB or GiB")),
+        _ => return Err(format!("'{unit}' is no unit of bytes; use KiB, MiB or GiB")),
     };
-    let number: u64 = number.parse().map_err(|_| "is no number of octets like 1MiB".to_owned())?;
+    let number: u64 = number.parse().map_err(|_| "is no number of bytes like 1MiB".to_owned())?;
     number.checked_mul(1 << shift).ok_or_else(|| "is more than can be counted".to_owned())
 }
 
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_count_not_octets() {
+    fn characters_count_not_bytes() {
         let mut table = Table::new(&["what", "goal"]);
         table.row(vec!["a".into(), "≥ 8".into()]);
         assert_eq!(table.render(), "what  goal\na      ≥ 8\n");
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn octets_read_back_as_they_are_written() {
+    fn bytes_read_back_as_they_are_written() {
         for n in [0, 1, 8, 1500, 1024, 1536, 1 << 20, 3 << 30] {
-            assert_eq!(parse_octets(&octets(n)), Ok(n));
+            assert_eq!(parse_bytes(&bytes(n)), Ok(n));
         }
-        assert_eq!(parse_octets("64k"), Ok(65536));
-        assert_eq!(parse_octets(" 1 MiB "), Ok(1 << 20));
+        assert_eq!(parse_bytes("64k"), Ok(65536));
+        assert_eq!(parse_bytes(" 1 MiB "), Ok(1 << 20));
         for wrong in ["", "MiB", "1 MB", "-1", "1.5k", "99999999999999G"] {
-            assert!(parse_octets(wrong).is_err(), "{wrong}");
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -57,7 +57,7 @@ struct Client {
     #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7471",
           value_parser = Endpoint::parse)]
     server: Endpoint,
-    /// Octets of a message.
+    /// Bytes of a message.
     #[arg(long, short, value_name = "SIZE", default_value = "64", value_parser = cli::size32)]
     size: u32,
     /// Times there and back.
@@ -123,7 +123,7 @@ impl Client {
         let seconds = score.elapsed.as_secs_f64();
         let rate = iterations as f64 / seconds.max(1e-9);
         cli::say(format_args!(
-            "{iterations} times {size} octets there and back, all as sent, by the {} path \
+            "{iterations} times {size} bytes there and back, all as sent, by the {} path \
              in {seconds:.2} s ({rate:.0}/s)",
             score.path
         ))?;
@@ -152,7 +152,7 @@ impl Server {
         let Match { size, iterations } =
             serve(context, request, self.max_size, wait.how(), wait.timeout)?;
         // That somebody reads it is no condition of serving.
-        let _ = cli::say(format_args!("{peer}: {iterations} times {size} octets, all as sent"));
+        let _ = cli::say(format_args!("{peer}: {iterations} times {size} bytes, all as sent"));
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ pub use cli::main;
 /// A match, as the client proposes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
-    /// Octets of the ball.
+    /// Bytes of the ball.
     pub size: u32,
     /// Times there and back.
     pub iterations: u64,
@@ -44,25 +44,25 @@ pub enum Waiting {
 #[derive(Debug, thiserror::Error)]
 pub enum PingpongError {
     /// A ball was not what the other side had sent.
-    #[error("ball {number} from {peer} is damaged from octet {at} on")]
+    #[error("ball {number} from {peer} is damaged from byte {at} on")]
     Damaged {
         /// The other side.
         peer: SocketAddr,
         /// Which ball, from 0.
         number: u64,
-        /// First octet that differs.
+        /// First byte that differs.
         at: usize,
     },
     /// A ball had another size.
-    #[error("ball {number} from {peer} has {octets} octets instead of {size}")]
+    #[error("ball {number} from {peer} has {bytes} bytes instead of {size}")]
     Size {
         /// The other side.
         peer: SocketAddr,
         /// Which ball, from 0.
         number: u64,
-        /// Its octets.
-        octets: u32,
-        /// Octets agreed on.
+        /// Its bytes.
+        bytes: u32,
+        /// Bytes agreed on.
         size: u32,
     },
     /// The server does not play this.
@@ -105,7 +105,7 @@ pub fn play(
     mut progress: impl FnMut(u64),
 ) -> Result<Score, PingpongError> {
     let mut table = Table::new(context, game, waiting, peer, patience)?;
-    let options = ConnectOptions { private_data: game.to_octets(), ..ConnectOptions::default() };
+    let options = ConnectOptions { private_data: game.to_bytes(), ..ConnectOptions::default() };
     link::connect(&table.qp, peer, &options)?;
     let path = table.qp.query()?.path;
     let mut round_trips = Latencies::new();
@@ -137,7 +137,7 @@ pub fn serve(
         Ok(game) if game.size <= max_size => game,
         other => {
             let why = match other {
-                Ok(game) => format!("{} octets are more than {max_size}", game.size),
+                Ok(game) => format!("{} bytes are more than {max_size}", game.size),
                 Err(why) => why.to_owned(),
             };
             request.reject(why.as_bytes())?;
@@ -162,15 +162,15 @@ pub fn serve(
 }
 
 impl Match {
-    fn to_octets(self) -> Vec<u8> {
+    fn to_bytes(self) -> Vec<u8> {
         let mut b = MAGIC.to_vec();
         b.extend(self.size.to_le_bytes());
         b.extend(self.iterations.to_le_bytes());
         b
     }
 
-    fn parse(octets: &[u8]) -> Result<Self, &'static str> {
-        let mut f = Fields(octets);
+    fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+        let mut f = Fields(bytes);
         f.expect(MAGIC).ok_or("it is no pingpong of this version")?;
         let game = (|| {
             let game = Match { size: f.u32()?, iterations: f.u64()? };
@@ -198,9 +198,9 @@ struct Table {
     waiting: Waiting,
     peer: SocketAddr,
     patience: Duration,
-    /// Octets from one place to the next.
+    /// Bytes from one place to the next.
     stride: u64,
-    /// Octets as they should be, and as they are.
+    /// Bytes as they should be, and as they are.
     expected: Vec<u8>,
     found: Vec<u8>,
 }
@@ -261,10 +261,10 @@ impl Table {
         // Sends complete only when they fail, so this is a ball, and balls come in order.
         debug_assert_eq!(completion.opcode, CompletionOpcode::Receive);
         match completion.byte_len {
-            octets if octets == self.game.size => Ok(()),
-            octets => {
+            bytes if bytes == self.game.size => Ok(()),
+            bytes => {
                 let Match { size, .. } = self.game;
-                Err(PingpongError::Size { peer: self.peer, number, octets, size })
+                Err(PingpongError::Size { peer: self.peer, number, bytes, size })
             }
         }
     }
@@ -348,10 +348,10 @@ impl Table {
 }
 
 /// Fills a ball with what only this ball holds.
-fn paint(octets: &mut [u8], number: u64, side: Side) {
+fn paint(bytes: &mut [u8], number: u64, side: Side) {
     let mut word =
         number.wrapping_mul(2).wrapping_add(side as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    for chunk in octets.chunks_mut(8) {
+    for chunk in bytes.chunks_mut(8) {
         word = word.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (word ^ word >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         chunk.copy_from_slice(&mixed.to_le_bytes()[..chunk.len()]);
@@ -370,20 +370,20 @@ mod tests {
     #[test]
     fn proposals_come_back_as_they_were_and_cuts_are_refused() {
         let game = Match { size: 64, iterations: 1 << 40 };
-        let octets = game.to_octets();
-        assert_eq!(Match::parse(&octets), Ok(game));
-        for n in 0..octets.len() {
-            assert!(Match::parse(&octets[..n]).is_err());
+        let bytes = game.to_bytes();
+        assert_eq!(Match::parse(&bytes), Ok(game));
+        for n in 0..bytes.len() {
+            assert!(Match::parse(&bytes[..n]).is_err());
         }
-        assert!(Match::parse(&[&octets[..], &[0]].concat()).is_err());
+        assert!(Match::parse(&[&bytes[..], &[0]].concat()).is_err());
     }
 
     #[test]
     fn every_ball_differs_from_the_others_and_from_its_answer() {
         let ball = |number, side| {
-            let mut octets = vec![0; 13];
-            paint(&mut octets, number, side);
-            octets
+            let mut bytes = vec![0; 13];
+            paint(&mut bytes, number, side);
+            bytes
         };
         assert_eq!(ball(7, Side::Client), ball(7, Side::Client));
         assert_ne!(ball(7, Side::Client), ball(7, Side::Server));

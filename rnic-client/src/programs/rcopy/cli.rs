@@ -74,7 +74,7 @@ struct Send {
 
 #[derive(Args)]
 struct Ring {
-    /// Octets per RDMA Write, at most 64MiB; the smaller wish of both sides counts.
+    /// Bytes per RDMA Write, at most 64MiB; the smaller wish of both sides counts.
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = chunk)]
     chunk: u32,
     /// Chunks under way at a time; the smaller wish of both sides counts. Each costs both sides a
@@ -183,7 +183,7 @@ fn destination(text: &str) -> Result<(Endpoint, Option<String>), String> {
 fn chunk(text: &str) -> Result<u32, String> {
     match cli::size32(text)? {
         chunk @ 1..=0x400_0000 => Ok(chunk),
-        _ => Err("a chunk has 1 octet to 64MiB".to_owned()),
+        _ => Err("a chunk has 1 byte to 64MiB".to_owned()),
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Incoming {
     name: FileName,
     replace: bool,
     content: Content,
-    /// Octets written since they were last brought to the disk.
+    /// Bytes written since they were last brought to the disk.
     unsynced: u64,
 }
 
@@ -54,17 +54,17 @@ impl Incoming {
         self.folder.join(self.name.as_str())
     }
 
-    /// Octets that the file system can still take.
+    /// Bytes that the file system can still take.
     pub(super) fn room(&self) -> io::Result<u64> {
         let v = rustix::fs::statvfs(&self.folder)?;
         Ok(v.f_bavail.saturating_mul(v.f_frsize))
     }
 
-    /// Appends. Brings the octets to the disk every now and then, so that `commit` has little left
+    /// Appends. Brings the bytes to the disk every now and then, so that `commit` has little left
     /// to wait for while the sender hears nothing.
-    pub(super) fn append(&mut self, octets: &[u8]) -> io::Result<()> {
-        self.file().write_all(octets)?;
-        self.unsynced += octets.len() as u64;
+    pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file().write_all(bytes)?;
+        self.unsynced += bytes.len() as u64;
         if self.unsynced >= SYNC_EVERY {
             self.file().sync_data()?;
             self.unsynced = 0;
@@ -142,7 +142,7 @@ fn builder() -> Builder<'static, 'static> {
     builder
 }
 
-/// Octets between two syncs.
+/// Bytes between two syncs.
 const SYNC_EVERY: u64 = 256 << 20;
 
 #[cfg(test)]
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_appears_with_the_last_octet_and_not_before() {
+    fn the_name_appears_with_the_last_byte_and_not_before() {
         for i in 0..2 {
             let folder = tempfile::tempdir().unwrap();
             let mut incoming = both(folder.path(), false).swap_remove(i).unwrap();

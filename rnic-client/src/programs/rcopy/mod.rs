@@ -40,7 +40,7 @@ pub use wire::refusal;
 pub struct SendOptions {
     /// Name the file shall have at the receiver; `None` for the name it has here.
     pub name: Option<String>,
-    /// Octets per RDMA Write, at most; the receiver may want less. Default 1 MiB.
+    /// Bytes per RDMA Write, at most; the receiver may want less. Default 1 MiB.
     pub chunk: u32,
     /// Chunks under way, at most; the receiver may want less. Default 16.
     pub chunks: u16,
@@ -59,11 +59,11 @@ impl Default for SendOptions {
 pub struct ReceiveOptions {
     /// Whether a file of the same name is replaced. Default no: the copy is refused.
     pub replace: bool,
-    /// Largest file accepted, in octets. Default: what fits the disk.
+    /// Largest file accepted, in bytes. Default: what fits the disk.
     pub max_size: Option<u64>,
-    /// Octets per chunk, at most. Default 1 MiB.
+    /// Bytes per chunk, at most. Default 1 MiB.
     pub chunk: u32,
-    /// Chunks of the ring, at most. A copy takes `chunk * chunks` octets of shared memory and
+    /// Chunks of the ring, at most. A copy takes `chunk * chunks` bytes of shared memory and
     /// `chunk` more. Default 16.
     pub chunks: u16,
     /// How long the sender may be silent. Default 60 s.
@@ -85,9 +85,9 @@ impl Default for ReceiveOptions {
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Octets the receiver has.
+    /// Bytes the receiver has.
     pub done: u64,
-    /// Octets of the file.
+    /// Bytes of the file.
     pub total: u64,
 }
 
@@ -98,7 +98,7 @@ pub struct Report {
     pub name: String,
     /// The other side.
     pub peer: SocketAddr,
-    /// Octets of the file.
+    /// Bytes of the file.
     pub bytes: u64,
     /// From the connection to the verdict, hashing and writing to the disk included.
     pub seconds: f64,
@@ -112,7 +112,7 @@ pub struct Digest(pub [u8; 32]);
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
@@ -247,7 +247,7 @@ impl CopyError {
 
 /// Default silence.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Largest chunk, in octets: what one side may ask of the other's memory at a time.
+/// Largest chunk, in bytes: what one side may ask of the other's memory at a time.
 const MAX_CHUNK: u32 = 64 << 20;
 /// Most chunks of a ring.
 const MAX_CHUNKS: u16 = 1024;

@@ -10,14 +10,14 @@ pub struct FileName(String);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the name {name:?} cannot be used: it {why}")]
 pub struct NameError {
-    /// The name, cut to 255 octets.
+    /// The name, cut to 255 bytes.
     pub name: String,
     /// What is wrong with it.
     pub why: &'static str,
 }
 
 impl FileName {
-    /// Most octets: what Linux file systems take, and what fits the field on the wire.
+    /// Most bytes: what Linux file systems take, and what fits the field on the wire.
     pub const MAX: usize = 255;
 
     /// Checks a name.
@@ -25,7 +25,7 @@ impl FileName {
         let why = if name.is_empty() {
             "is empty"
         } else if name.len() > Self::MAX {
-            "is longer than 255 octets"
+            "is longer than 255 bytes"
         } else if name.contains('/') {
             "has a slash"
         } else if name.starts_with('.') {
@@ -40,11 +40,11 @@ impl FileName {
     }
 
     /// Checks a name of the wire.
-    pub fn from_octets(octets: &[u8]) -> Result<Self, NameError> {
-        match std::str::from_utf8(octets) {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, NameError> {
+        match std::str::from_utf8(bytes) {
             Ok(name) => Self::new(name),
             Err(_) => {
-                let name = String::from_utf8_lossy(octets);
+                let name = String::from_utf8_lossy(bytes);
                 let name = name.floor_char_boundary_at(Self::MAX).to_owned();
                 Err(NameError { name, why: "is no UTF-8" })
             }
@@ -63,14 +63,14 @@ impl fmt::Display for FileName {
     }
 }
 
-/// The longest start of a text within some octets that cuts no character.
+/// The longest start of a text within some bytes that cuts no character.
 pub(super) trait Cut {
-    fn floor_char_boundary_at(&self, octets: usize) -> &str;
+    fn floor_char_boundary_at(&self, bytes: usize) -> &str;
 }
 
 impl Cut for str {
-    fn floor_char_boundary_at(&self, octets: usize) -> &str {
-        let mut end = self.len().min(octets);
+    fn floor_char_boundary_at(&self, bytes: usize) -> &str {
+        let mut end = self.len().min(bytes);
         while !self.is_char_boundary(end) {
             end -= 1;
         }
@@ -109,7 +109,7 @@ mod tests {
         ] {
             assert!(FileName::new(name).is_err(), "{name:?}");
         }
-        assert_eq!(FileName::from_octets(b"a\xFF").unwrap_err().why, "is no UTF-8");
+        assert_eq!(FileName::from_bytes(b"a\xFF").unwrap_err().why, "is no UTF-8");
     }
 
     #[test]

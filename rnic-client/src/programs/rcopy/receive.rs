@@ -58,7 +58,7 @@ pub fn receive_file(
         }
     };
     let accept = AcceptOptions {
-        private_data: ring.grant.to_octets(),
+        private_data: ring.grant.to_bytes(),
         timeout: Some(options.patience),
         ..AcceptOptions::default()
     };
@@ -78,7 +78,7 @@ pub fn receive_file(
     match receiver.copy(&mut |done| progress(&name, done)) {
         Ok(sha256) => {
             // The file has its name, whether or not the sender still hears of it.
-            if messenger.send(&Message::Stored { digest: sha256 }.to_octets()).is_ok() {
+            if messenger.send(&Message::Stored { digest: sha256 }.to_bytes()).is_ok() {
                 messenger.finish();
             }
             let seconds = start.elapsed().as_secs_f64();
@@ -86,7 +86,7 @@ pub fn receive_file(
         }
         Err(e) => {
             if let Some(why) = e.for_peer()
-                && messenger.send(&Message::Abort { why }.to_octets()).is_ok()
+                && messenger.send(&Message::Abort { why }.to_bytes()).is_ok()
             {
                 messenger.finish();
             }
@@ -106,7 +106,7 @@ fn examine(
     let name = offer.name.clone()?;
     let refused = |why: String| CopyError::Refused { peer, name: name.to_string(), why };
     if let Some(max) = options.max_size.filter(|max| offer.size > *max) {
-        return Err(refused(format!("{} octets are above the limit of {max}", offer.size)));
+        return Err(refused(format!("{} bytes are above the limit of {max}", offer.size)));
     }
     let incoming = match Incoming::create(folder, name.clone(), options.replace) {
         Ok(incoming) => incoming,
@@ -119,7 +119,7 @@ fn examine(
     };
     match incoming.room() {
         Ok(room) if room < offer.size => {
-            Err(refused(format!("{} octets do not fit the {room} that are free", offer.size)))
+            Err(refused(format!("{} bytes do not fit the {room} that are free", offer.size)))
         }
         // A file system that does not tell its room says no when it is full.
         _ => Ok((offer, name, incoming)),
@@ -142,7 +142,7 @@ impl Ring {
     ) -> Result<(Ring, Messenger), CopyError> {
         let chunk = offer.chunk.min(options.chunk).max(1);
         let chunks = offer.chunks.min(options.chunks).max(1);
-        let octets = u64::from(chunk) * u64::from(chunks);
+        let bytes = u64::from(chunk) * u64::from(chunks);
         let pd = context.open_pd(None)?;
         let places = u32::from(chunks) + SPARE;
         let shape = Shape {
@@ -153,13 +153,13 @@ impl Ring {
             others: 0,
         };
         let messenger = Messenger::new(context, &pd, shape, peer, options.patience)?;
-        let segment = context.create_segment(octets)?;
+        let segment = context.create_segment(bytes)?;
         let rights = MrOptions {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ZERO_BASED,
             scope: Scope::Qp(messenger.qp().id()),
             ..MrOptions::default()
         };
-        let region = pd.reg_mr_with(&segment, ..octets, &rights)?;
+        let region = pd.reg_mr_with(&segment, ..bytes, &rights)?;
         let grant = Grant { chunk, chunks, ring: region.remote() };
         Ok((Ring { region, grant }, messenger))
     }
@@ -199,7 +199,7 @@ impl Receiver<'_> {
                     return self.store(digest);
                 }
                 other => {
-                    let why = format!("{other:?} after {done} of {} octets", self.size);
+                    let why = format!("{other:?} after {done} of {} bytes", self.size);
                     return Err(CopyError::Protocol { peer: self.peer, why });
                 }
             }
@@ -207,16 +207,16 @@ impl Receiver<'_> {
     }
 
     /// Takes the next chunk out of the ring and gives its place back.
-    fn take(&mut self, octets: &mut [u8]) -> Result<(), CopyError> {
+    fn take(&mut self, bytes: &mut [u8]) -> Result<(), CopyError> {
         let grant = self.ring.grant;
         let place = self.received % u64::from(grant.chunks);
         // The sender may scribble at any time: from here on only the copy counts.
-        self.ring.region.read_at(place * u64::from(grant.chunk), octets)?;
+        self.ring.region.read_at(place * u64::from(grant.chunk), bytes)?;
         self.received += 1;
         let credit = Message::Credit { taken: self.received };
-        self.messenger.send(&credit.to_octets())?;
-        self.hash.update(&*octets);
-        self.incoming.append(octets).map_err(|source| self.cannot_write(source))
+        self.messenger.send(&credit.to_bytes())?;
+        self.hash.update(&*bytes);
+        self.incoming.append(bytes).map_err(|source| self.cannot_write(source))
     }
 
     /// Gives the file its name if it is what was sent.
@@ -241,7 +241,7 @@ impl Receiver<'_> {
     fn message(&mut self) -> Result<Message, CopyError> {
         let peer = self.peer;
         match self.messenger.next()? {
-            Happening::Message(octets) => match Message::parse(octets) {
+            Happening::Message(bytes) => match Message::parse(bytes) {
                 Some(Message::Abort { why }) => Err(CopyError::Peer { peer, why }),
                 Some(message) => Ok(message),
                 None => Err(CopyError::Protocol { peer, why: "a malformed message".to_owned() }),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     fn offer(name: &str, size: u64) -> Vec<u8> {
-        Offer { size, chunk: 4096, chunks: 4, name: FileName::new(name) }.to_octets()
+        Offer { size, chunk: 4096, chunks: 4, name: FileName::new(name) }.to_bytes()
     }
 
     fn refusal_of(private_data: &[u8], folder: &Path, options: &ReceiveOptions) -> String {

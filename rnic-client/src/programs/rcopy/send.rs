@@ -49,7 +49,7 @@ pub fn send_file(
         others: places,
     };
     let messenger = Messenger::new(context, &pd, shape, peer, options.patience)?;
-    let connect = ConnectOptions { private_data: offer.to_octets(), ..ConnectOptions::default() };
+    let connect = ConnectOptions { private_data: offer.to_bytes(), ..ConnectOptions::default() };
     let reply = link::connect(messenger.qp(), peer, &connect).map_err(refused)?;
     let grant = Grant::parse(&reply.private_data, &offer)
         .map_err(|why| CopyError::Protocol { peer, why })?;
@@ -65,7 +65,7 @@ pub fn send_file(
         }
         Err(e) => {
             if let Some(why) = e.for_peer()
-                && sender.messenger.send(&Message::Abort { why }.to_octets()).is_ok()
+                && sender.messenger.send(&Message::Abort { why }.to_bytes()).is_ok()
             {
                 sender.messenger.finish();
             }
@@ -109,15 +109,15 @@ impl Sender {
             }
             // At most a chunk.
             let length = chunk.min(source.size - self.sent * chunk) as u32;
-            let octets = &mut buffer[..length as usize];
-            source.read(octets)?;
-            self.send_chunk(octets, length)?;
+            let bytes = &mut buffer[..length as usize];
+            source.read(bytes)?;
+            self.send_chunk(bytes, length)?;
             progress(self.progress(source.size));
         }
         source.ended()?;
         let digest = Digest(source.hash.finalize_reset().into());
         let finished = Message::Finished { size: source.size, digest };
-        self.messenger.send(&finished.to_octets())?;
+        self.messenger.send(&finished.to_bytes())?;
         loop {
             match self.message()? {
                 Message::Credit { taken } => self.credit(taken)?,
@@ -136,14 +136,14 @@ impl Sender {
 
     /// Writes one chunk into its place and notes that it is there. The place is free on both sides:
     /// the receiver gives it back only after what was in it has arrived.
-    fn send_chunk(&mut self, octets: &[u8], length: u32) -> Result<(), CopyError> {
+    fn send_chunk(&mut self, bytes: &[u8], length: u32) -> Result<(), CopyError> {
         let place = self.sent % u64::from(self.grant.chunks);
         let at = place * u64::from(self.grant.chunk);
-        self.ring.write_at(at, octets)?;
+        self.ring.write_at(at, bytes)?;
         let sge = [self.ring.sge(at, length)];
         let write = SendRequest::write(self.sent, &sge, self.grant.ring.at(at));
         let filled = Message::Filled { index: self.sent, length };
-        self.messenger.send_after(Some(write), &filled.to_octets())?;
+        self.messenger.send_after(Some(write), &filled.to_bytes())?;
         self.sent += 1;
         Ok(())
     }
@@ -168,8 +168,8 @@ impl Sender {
     fn message(&mut self) -> Result<Message, CopyError> {
         let peer = self.peer;
         loop {
-            if let Happening::Message(octets) = self.messenger.next()? {
-                return match Message::parse(octets) {
+            if let Happening::Message(bytes) = self.messenger.next()? {
+                return match Message::parse(bytes) {
                     Some(Message::Abort { why }) => Err(CopyError::Peer { peer, why }),
                     Some(message) => Ok(message),
                     None => {
@@ -204,13 +204,13 @@ impl<'a> Source<'a> {
         Ok(Source { path, file, size, hash: Sha256::new() })
     }
 
-    /// Reads and hashes the next octets, all of them.
-    fn read(&mut self, octets: &mut [u8]) -> Result<(), CopyError> {
-        self.file.read_exact(octets).map_err(|e| match e.kind() {
+    /// Reads and hashes the next bytes, all of them.
+    fn read(&mut self, bytes: &mut [u8]) -> Result<(), CopyError> {
+        self.file.read_exact(bytes).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => self.changed("became shorter"),
             _ => CopyError::Read { path: self.path.to_path_buf(), source: e },
         })?;
-        self.hash.update(octets);
+        self.hash.update(bytes);
         Ok(())
     }
 
@@ -231,7 +231,7 @@ impl<'a> Source<'a> {
 /// The last component of a path.
 fn own_name(path: &Path) -> Result<FileName, NameError> {
     match path.file_name() {
-        Some(name) => FileName::from_octets(name.as_encoded_bytes()),
+        Some(name) => FileName::from_bytes(name.as_encoded_bytes()),
         None => FileName::new(""),
     }
 }

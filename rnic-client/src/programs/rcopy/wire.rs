@@ -1,6 +1,6 @@
 //! What the two sides say to each other. All fields are little-endian.
 //!
-//! | what | where | octets |
+//! | what | where | bytes |
 //! | --- | --- | --- |
 //! | [`Offer`] | private data of the connection request | magic 5, version 1, size 8, chunk 4, chunks 2, name |
 //! | [`Grant`] | private data of the reply | magic 5, version 1, chunk 4, chunks 2, region 20 |
@@ -25,7 +25,7 @@ pub(super) struct Offer {
 /// Where the receiver would like to have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
-    /// Octets of one place of the ring.
+    /// Bytes of one place of the ring.
     pub(super) chunk: u32,
     /// Places of the ring.
     pub(super) chunks: u16,
@@ -35,7 +35,7 @@ pub(super) struct Grant {
 /// A message after the connection stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Sender: this chunk, numbered from 0, is in its place and has this many octets.
+    /// Sender: this chunk, numbered from 0, is in its place and has this many bytes.
     Filled { index: u64, length: u32 },
     /// Sender: that was all.
     Finished { size: u64, digest: Digest },
@@ -47,15 +47,15 @@ pub(super) enum Message {
     Abort { why: String },
 }
 
-/// Longest message, in octets.
+/// Longest message, in bytes.
 pub(super) const MAX_MESSAGE: usize = 256;
-/// Longest text of a refusal or abort, in octets.
+/// Longest text of a refusal or abort, in bytes.
 const MAX_TEXT: usize = 250;
 const MAGIC: &[u8] = b"rcopy";
 const VERSION: u8 = 1;
 
 impl Offer {
-    pub(super) fn to_octets(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut b = hello();
         b.extend(self.size.to_le_bytes());
         b.extend(self.chunk.to_le_bytes());
@@ -66,14 +66,14 @@ impl Offer {
         b
     }
 
-    pub(super) fn parse(octets: &[u8]) -> Result<Self, String> {
-        let mut f = greeted(octets)?;
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let mut f = greeted(bytes)?;
         let offer = (|| {
             Some(Offer {
                 size: f.u64()?,
                 chunk: f.u32()?,
                 chunks: f.u16()?,
-                name: FileName::from_octets(f.rest()),
+                name: FileName::from_bytes(f.rest()),
             })
         })();
         let offer = offer.ok_or("the offer is cut short")?;
@@ -83,7 +83,7 @@ impl Offer {
 }
 
 impl Grant {
-    pub(super) fn to_octets(self) -> Vec<u8> {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         let mut b = hello();
         b.extend(self.chunk.to_le_bytes());
         b.extend(self.chunks.to_le_bytes());
@@ -92,11 +92,11 @@ impl Grant {
     }
 
     /// Reads the answer to an offer; a ring larger than was offered makes no sense.
-    pub(super) fn parse(octets: &[u8], offer: &Offer) -> Result<Self, String> {
-        let mut f = greeted(octets)?;
+    pub(super) fn parse(bytes: &[u8], offer: &Offer) -> Result<Self, String> {
+        let mut f = greeted(bytes)?;
         let grant = (|| {
             let (chunk, chunks) = (f.u32()?, f.u16()?);
-            let ring = RemoteMr::from_bytes(f.octets(RemoteMr::LEN)?)?;
+            let ring = RemoteMr::from_bytes(f.bytes(RemoteMr::LEN)?)?;
             f.end()?;
             Some(Grant { chunk, chunks, ring })
         })();
@@ -105,15 +105,15 @@ impl Grant {
         if grant.chunk > offer.chunk || grant.chunks > offer.chunks {
             return Err("the grant is larger than the offer".to_owned());
         }
-        let octets = u64::from(grant.chunk) * u64::from(grant.chunks);
-        if grant.ring.len != octets || grant.ring.addr.checked_add(octets).is_none() {
-            return Err(format!("a ring of {octets} octets in {} of them", grant.ring.len));
+        let bytes = u64::from(grant.chunk) * u64::from(grant.chunks);
+        if grant.ring.len != bytes || grant.ring.addr.checked_add(bytes).is_none() {
+            return Err(format!("a ring of {bytes} bytes in {} of them", grant.ring.len));
         }
         Ok(grant)
     }
 }
 
-/// Private data for a rejection that the sender shows to its user; cut to 250 octets.
+/// Private data for a rejection that the sender shows to its user; cut to 250 bytes.
 pub fn refusal(why: &str) -> Vec<u8> {
     let mut b = hello();
     b.extend(why.floor_char_boundary_at(MAX_TEXT).as_bytes());
@@ -121,12 +121,12 @@ pub fn refusal(why: &str) -> Vec<u8> {
 }
 
 /// The text of a rejection, if it is one of `rcopy`.
-pub(super) fn parse_refusal(octets: &[u8]) -> Option<String> {
-    greeted(octets).ok().map(|mut f| String::from_utf8_lossy(f.rest()).into_owned())
+pub(super) fn parse_refusal(bytes: &[u8]) -> Option<String> {
+    greeted(bytes).ok().map(|mut f| String::from_utf8_lossy(f.rest()).into_owned())
 }
 
 impl Message {
-    pub(super) fn to_octets(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut b = Vec::with_capacity(MAX_MESSAGE);
         b.push(self.kind());
         match self {
@@ -146,8 +146,8 @@ impl Message {
     }
 
     /// `None` for anything that is not exactly one message.
-    pub(super) fn parse(octets: &[u8]) -> Option<Self> {
-        let mut f = Fields(octets);
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut f = Fields(bytes);
         let message = match f.u8()? {
             FILLED => Message::Filled { index: f.u64()?, length: f.u32()? },
             FINISHED => Message::Finished { size: f.u64()?, digest: Digest(f.chunk()?) },
@@ -186,8 +186,8 @@ fn hello() -> Vec<u8> {
     b
 }
 
-fn greeted(octets: &[u8]) -> Result<Fields<'_>, String> {
-    let mut f = Fields(octets);
+fn greeted(bytes: &[u8]) -> Result<Fields<'_>, String> {
+    let mut f = Fields(bytes);
     f.expect(MAGIC).ok_or("it is no rcopy")?;
     match f.u8() {
         Some(VERSION) => Ok(f),
@@ -198,7 +198,7 @@ fn greeted(octets: &[u8]) -> Result<Fields<'_>, String> {
 fn check_ring(chunk: u32, chunks: u16) -> Result<(), String> {
     match (chunk, chunks) {
         (1..=MAX_CHUNK, 1..=MAX_CHUNKS) => Ok(()),
-        _ => Err(format!("{chunks} chunks of {chunk} octets are out of range")),
+        _ => Err(format!("{chunks} chunks of {chunk} bytes are out of range")),
     }
 }
 
@@ -228,13 +228,13 @@ mod tests {
 
     #[test]
     fn offers_and_grants_come_back_as_they_were() {
-        assert_eq!(Offer::parse(&offer().to_octets()), Ok(offer()));
-        assert_eq!(Grant::parse(&grant().to_octets(), &offer()), Ok(grant()));
+        assert_eq!(Offer::parse(&offer().to_bytes()), Ok(offer()));
+        assert_eq!(Grant::parse(&grant().to_bytes(), &offer()), Ok(grant()));
     }
 
     #[test]
     fn every_cut_of_a_greeting_is_refused() {
-        let whole = offer().to_octets();
+        let whole = offer().to_bytes();
         let fixed = whole.len() - "grüße".len();
         for n in 0..fixed {
             assert!(Offer::parse(&whole[..n]).is_err(), "{n}");
@@ -242,7 +242,7 @@ mod tests {
         // Without a name, or with half a character, the offer is whole but the name is not.
         assert!(Offer::parse(&whole[..fixed]).unwrap().name.is_err());
         assert!(Offer::parse(&whole[..fixed + 3]).unwrap().name.is_err());
-        let whole = grant().to_octets();
+        let whole = grant().to_bytes();
         for n in 0..whole.len() {
             assert!(Grant::parse(&whole[..n], &offer()).is_err(), "{n}");
         }
@@ -253,28 +253,28 @@ mod tests {
     #[test]
     fn the_longest_offer_fits_the_private_data_of_rfc_6581() {
         let name = FileName::new(&"x".repeat(255));
-        assert!(Offer { name, ..offer() }.to_octets().len() <= 508);
+        assert!(Offer { name, ..offer() }.to_bytes().len() <= 508);
         assert!(refusal(&"x".repeat(9999)).len() <= 508);
     }
 
     #[test]
     fn rings_out_of_range_are_refused() {
         for (chunk, chunks) in [(0, 4), (65536, 0), (MAX_CHUNK + 1, 4), (65536, MAX_CHUNKS + 1)] {
-            assert!(Offer::parse(&Offer { chunk, chunks, ..offer() }.to_octets()).is_err());
+            assert!(Offer::parse(&Offer { chunk, chunks, ..offer() }.to_bytes()).is_err());
         }
         let larger = Offer { chunk: 65535, ..offer() };
-        assert!(Grant::parse(&grant().to_octets(), &larger).is_err());
+        assert!(Grant::parse(&grant().to_bytes(), &larger).is_err());
         let mut short = grant();
         short.ring.len -= 1;
-        assert!(Grant::parse(&short.to_octets(), &offer()).is_err());
+        assert!(Grant::parse(&short.to_bytes(), &offer()).is_err());
         let mut wraps = grant();
         wraps.ring.addr = u64::MAX - 5;
-        assert!(Grant::parse(&wraps.to_octets(), &offer()).is_err());
+        assert!(Grant::parse(&wraps.to_bytes(), &offer()).is_err());
     }
 
     #[test]
     fn strangers_and_other_versions_are_told_apart() {
-        let mut other = offer().to_octets();
+        let mut other = offer().to_bytes();
         other[5] = 9;
         assert!(Offer::parse(&other).unwrap_err().contains("version"));
         assert_eq!(Offer::parse(b"GET / HTTP/1.1"), Err("it is no rcopy".to_owned()));
@@ -285,23 +285,23 @@ mod tests {
     #[test]
     fn messages_come_back_as_they_were_and_fit() {
         for m in messages() {
-            let octets = m.to_octets();
-            assert!(octets.len() <= MAX_MESSAGE);
-            assert_eq!(Message::parse(&octets), Some(m));
+            let bytes = m.to_bytes();
+            assert!(bytes.len() <= MAX_MESSAGE);
+            assert_eq!(Message::parse(&bytes), Some(m));
         }
         let why = "é".repeat(400);
-        assert!(Message::Abort { why }.to_octets().len() <= MAX_MESSAGE);
+        assert!(Message::Abort { why }.to_bytes().len() <= MAX_MESSAGE);
     }
 
     #[test]
-    fn cut_and_trailing_octets_make_no_message() {
+    fn cut_and_trailing_bytes_make_no_message() {
         for m in messages() {
-            let octets = m.to_octets();
+            let bytes = m.to_bytes();
             if !matches!(m, Message::Abort { .. }) {
-                for n in 0..octets.len() {
-                    assert_eq!(Message::parse(&octets[..n]), None, "{m:?} {n}");
+                for n in 0..bytes.len() {
+                    assert_eq!(Message::parse(&bytes[..n]), None, "{m:?} {n}");
                 }
-                assert_eq!(Message::parse(&[&octets[..], &[0]].concat()), None);
+                assert_eq!(Message::parse(&[&bytes[..], &[0]].concat()), None);
             }
         }
         assert_eq!(Message::parse(&[]), None);

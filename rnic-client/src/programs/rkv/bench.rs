@@ -17,7 +17,7 @@ pub struct Bench {
     pub connections: u32,
     /// Different keys.
     pub keys: u64,
-    /// Octets of a value, at least [`Bench::MIN_VALUE`].
+    /// Bytes of a value, at least [`Bench::MIN_VALUE`].
     pub value: u32,
     /// GETs of a hundred operations; the others are PUTs.
     pub gets: u8,
@@ -32,8 +32,8 @@ pub struct Bench {
 pub struct Operations {
     /// How long each took.
     pub latencies: Latencies,
-    /// Octets of the values.
-    pub octets: u64,
+    /// Bytes of the values.
+    pub bytes: u64,
 }
 
 /// What came of it.
@@ -50,7 +50,7 @@ pub struct BenchReport {
 }
 
 impl Bench {
-    /// Least octets of a value: which key and which PUT it comes from.
+    /// Least bytes of a value: which key and which PUT it comes from.
     pub const MIN_VALUE: u32 = 16;
 
     /// Fills the table, then runs the load. `progress` is called now and then with the share of the
@@ -143,7 +143,7 @@ impl Bench {
             };
             let then = std::mem::replace(&mut now, Instant::now());
             operations.latencies.record(now.duration_since(then));
-            operations.octets += u64::from(self.value);
+            operations.bytes += u64::from(self.value);
         }
         Ok(report)
     }
@@ -169,7 +169,7 @@ impl Bench {
         let Some(value) = value else { return wrong("it is not there".to_owned()) };
         match value.split_at_checked(8).and_then(|(_, rest)| rest.first_chunk()) {
             Some(put) if self.paint(key, u64::from_le_bytes(*put)) == value => Ok(()),
-            _ => wrong(format!("{} octets that no put has written", value.len())),
+            _ => wrong(format!("{} bytes that no put has written", value.len())),
         }
     }
 }
@@ -177,7 +177,7 @@ impl Bench {
 impl Operations {
     fn add(&mut self, other: &Operations) {
         self.latencies.merge(&other.latencies);
-        self.octets += other.octets;
+        self.bytes += other.bytes;
     }
 }
 

@@ -49,8 +49,8 @@ struct Serve {
     /// Slots of the table; each holds one key and value.
     #[arg(long, value_name = "N", default_value_t = 16384)]
     slots: u64,
-    /// Longest key in octets, at most 4096.
-    #[arg(long, value_name = "OCTETS", default_value_t = 64)]
+    /// Longest key in bytes, at most 4096.
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
     max_key: u16,
     /// Longest value, at most 4MiB.
     #[arg(long, value_name = "SIZE", default_value = "1KiB", value_parser = cli::size32)]
@@ -116,7 +116,7 @@ struct Load {
     #[arg(long, value_name = "N", default_value_t = 1000,
           value_parser = clap::value_parser!(u64).range(1..))]
     keys: u64,
-    /// Octets of a value, at least 16.
+    /// Bytes of a value, at least 16.
     #[arg(long, value_name = "SIZE", default_value = "256", value_parser = value_size)]
     value: u32,
     /// GETs of a hundred operations; the others are PUTs.
@@ -150,9 +150,9 @@ impl Serve {
         let server = Server::new(&context, ServerOptions { geometry, idle: self.idle })?;
         let listener = link::listen(&context, &self.address, BACKLOG)?;
         cli::say(format_args!(
-            "{slots} slots of {} octets, {} in all, at {}",
+            "{slots} slots of {} bytes, {} in all, at {}",
             geometry.slot_size(),
-            indicatif::BinaryBytes(geometry.octets()),
+            indicatif::BinaryBytes(geometry.bytes()),
             listener.local_addr()
         ))?;
         let report = |line: &str| cli::complain("rkv", line);
@@ -197,7 +197,7 @@ impl Put {
         let mut value = self.value.into_bytes();
         if value == b"-" {
             value.clear();
-            // One octet more than fits is enough to see that it does not.
+            // One byte more than fits is enough to see that it does not.
             let most = u64::from(client.geometry().max_value) + 1;
             let read = std::io::stdin().take(most).read_to_end(&mut value);
             read.map_err(|e| format!("cannot read the value: {e}"))?;
@@ -205,7 +205,7 @@ impl Put {
         let version = client.put(self.key.as_bytes(), &value);
         client.close();
         let version = version?;
-        Ok(cli::say(format_args!("stored {} octets, version {version}", value.len()))?)
+        Ok(cli::say(format_args!("stored {} bytes, version {version}", value.len()))?)
     }
 }
 
@@ -239,7 +239,7 @@ impl Load {
         let report = outcome?;
         let elapsed = report.elapsed.as_secs_f64();
         cli::say(format_args!(
-            "{connections} connections, {keys} keys, values of {value} octets, all as stored"
+            "{connections} connections, {keys} keys, values of {value} bytes, all as stored"
         ))?;
         cli::say(operations("GET", &report.gets, elapsed))?;
         cli::say(operations("PUT", &report.puts, elapsed))?;
@@ -256,7 +256,7 @@ fn operations(name: &str, operations: &Operations, seconds: f64) -> String {
 fn value_size(text: &str) -> Result<u32, String> {
     match cli::size32(text)? {
         size if size >= Bench::MIN_VALUE => Ok(size),
-        _ => Err(format!("a value needs {} octets to be checked", Bench::MIN_VALUE)),
+        _ => Err(format!("a value needs {} bytes to be checked", Bench::MIN_VALUE)),
     }
 }
 

@@ -53,8 +53,8 @@ impl Client {
         }
         // Bounded by what a geometry may be.
         let slot = table.geometry.slot_size();
-        let octets = u64::from(slot) + u64::from(Request::max(table.geometry));
-        let segment = context.create_segment(octets)?;
+        let bytes = u64::from(slot) + u64::from(Request::max(table.geometry));
+        let segment = context.create_segment(bytes)?;
         let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
         Ok(Client { messenger, table, peer, region, slot: vec![0; slot as usize], torn: 0 })
     }
@@ -92,7 +92,7 @@ impl Client {
         self.check_key(key)?;
         let max = self.table.geometry.max_value;
         if value.len() > max as usize {
-            return Err(KvError::ValueLength { octets: value.len(), max });
+            return Err(KvError::ValueLength { bytes: value.len(), max });
         }
         match self.ask(Request::Put { key, value })? {
             Reply::Done { version } => Ok(version),
@@ -146,20 +146,20 @@ impl Client {
 
     /// Sends a request and waits for its reply.
     fn ask(&mut self, request: Request<'_>) -> Result<Reply, KvError> {
-        let octets = request.to_octets();
+        let bytes = request.to_bytes();
         let at = self.table.geometry.slot_size().into();
-        self.region.write_at(at, &octets)?;
+        self.region.write_at(at, &bytes)?;
         // Not longer than the longest request, which fits 32 bits.
-        let sge = [self.region.sge(at, octets.len() as u32)];
+        let sge = [self.region.sge(at, bytes.len() as u32)];
         self.messenger.post(&[SendRequest::send(REQUEST, &sge).signaled()])?;
         let mut reply = None;
         let mut sent = false;
-        // Their order is open: the Send completes when its octets may be reused.
+        // Their order is open: the Send completes when its bytes may be reused.
         while !sent || reply.is_none() {
             match self.messenger.next()? {
                 Happening::Done(_) => sent = true,
-                Happening::Message(octets) => {
-                    let parsed = Reply::parse(octets);
+                Happening::Message(bytes) => {
+                    let parsed = Reply::parse(bytes);
                     if parsed.is_none() || reply.is_some() {
                         return Err(self.protocol("a malformed reply".to_owned()));
                     }
@@ -174,7 +174,7 @@ impl Client {
         let max = self.table.geometry.max_key;
         match key.len() {
             n if (1..=usize::from(max)).contains(&n) => Ok(()),
-            octets => Err(KvError::KeyLength { octets, max }),
+            bytes => Err(KvError::KeyLength { bytes, max }),
         }
     }
 
@@ -186,7 +186,7 @@ impl Client {
 /// Names of the requests posted.
 const READ: u64 = 1;
 const REQUEST: u64 = 2;
-/// Octets of a place for replies.
+/// Bytes of a place for replies.
 const REPLY: u32 = 64;
 /// Reads of a torn slot before the first yield.
 const READS_IN_A_ROW: u32 = 16;

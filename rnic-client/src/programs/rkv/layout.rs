@@ -1,14 +1,14 @@
-//! Slots: their octets, what a reader may conclude from them, and which ones a key may be in.
+//! Slots: their bytes, what a reader may conclude from them, and which ones a key may be in.
 //!
-//! All fields are little-endian. A slot is `slot_size` octets, a multiple of 64:
+//! All fields are little-endian. A slot is `slot_size` bytes, a multiple of 64:
 //!
-//! | offset | octets | field |
+//! | offset | bytes | field |
 //! | --- | --- | --- |
 //! | 0 | 8 | version: 0 never used, odd while the server writes, else even |
-//! | 8 | 2 | octets of the key; 0 for a deleted entry |
+//! | 8 | 2 | bytes of the key; 0 for a deleted entry |
 //! | 10 | 2 | zero |
-//! | 12 | 4 | octets of the value |
-//! | 16 | 4 | CRC32C of octets 0 to 16, the key and the value |
+//! | 12 | 4 | bytes of the value |
+//! | 16 | 4 | CRC32C of bytes 0 to 16, the key and the value |
 //! | 20 | 4 | zero |
 //! | 24 | | key, then value |
 //! | last 8 | 8 | version again |
@@ -30,15 +30,15 @@ pub struct Geometry {
     pub slots: u64,
     /// Slots where a key may be, from its home slot on.
     pub probes: u32,
-    /// Longest key, in octets.
+    /// Longest key, in bytes.
     pub max_key: u16,
-    /// Longest value, in octets.
+    /// Longest value, in bytes.
     pub max_value: u32,
 }
 
-/// Longest key of any table, in octets.
+/// Longest key of any table, in bytes.
 pub const MAX_KEY: u16 = 4096;
-/// Longest value of any table, in octets.
+/// Longest value of any table, in bytes.
 pub const MAX_VALUE: u32 = 4 << 20;
 /// Most slots where a key may be.
 pub const MAX_PROBES: u32 = 1024;
@@ -48,37 +48,37 @@ impl Geometry {
     pub fn check(self) -> Result<Self, String> {
         let Geometry { slots, probes, max_key, max_value } = self;
         if !(1..=MAX_KEY).contains(&max_key) {
-            Err(format!("keys of {max_key} octets; 1 to {MAX_KEY} are possible"))
+            Err(format!("keys of {max_key} bytes; 1 to {MAX_KEY} are possible"))
         } else if max_value > MAX_VALUE {
-            Err(format!("values of {max_value} octets; 0 to {MAX_VALUE} are possible"))
+            Err(format!("values of {max_value} bytes; 0 to {MAX_VALUE} are possible"))
         } else if !(1..=MAX_PROBES).contains(&probes) || u64::from(probes) > slots {
             Err(format!("{probes} probes of {slots} slots; 1 to {MAX_PROBES} are possible"))
         } else if slots.checked_mul(self.slot_size().into()).is_none() {
-            Err(format!("{slots} slots are more than 2^64 octets"))
+            Err(format!("{slots} slots are more than 2^64 bytes"))
         } else {
             Ok(self)
         }
     }
 
-    /// Octets of a slot.
+    /// Bytes of a slot.
     pub fn slot_size(self) -> u32 {
         // Both are bounded, so that the sum is far below 2^32.
         (HEAD as u32 + u32::from(self.max_key) + self.max_value + TAIL as u32).next_multiple_of(64)
     }
 
-    /// Octets of the table.
-    pub fn octets(self) -> u64 {
+    /// Bytes of the table.
+    pub fn bytes(self) -> u64 {
         self.slots.saturating_mul(self.slot_size().into())
     }
 
-    /// Octets from the start of the table to a slot.
+    /// Bytes from the start of the table to a slot.
     pub(super) fn at(self, slot: u64) -> u64 {
         slot * u64::from(self.slot_size())
     }
 
     /// Whether a region of a peer can hold the table.
     pub(super) fn fits(self, region: RemoteMr) -> bool {
-        region.len == self.octets() && region.addr.checked_add(region.len).is_some()
+        region.len == self.bytes() && region.addr.checked_add(region.len).is_some()
     }
 
     /// The slots where a key may be, in order.
@@ -102,20 +102,20 @@ pub(super) enum Slot<'a> {
 }
 
 impl<'a> Slot<'a> {
-    /// Reads a copy of a slot, trusting no octet of it.
-    pub(super) fn read(octets: &'a [u8]) -> Slot<'a> {
-        Self::whole(octets).unwrap_or(Slot::Torn)
+    /// Reads a copy of a slot, trusting no byte of it.
+    pub(super) fn read(bytes: &'a [u8]) -> Slot<'a> {
+        Self::whole(bytes).unwrap_or(Slot::Torn)
     }
 
-    fn whole(octets: &'a [u8]) -> Option<Slot<'a>> {
-        let (head, rest) = octets.split_first_chunk::<HEAD>()?;
+    fn whole(bytes: &'a [u8]) -> Option<Slot<'a>> {
+        let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
         let (body, tail) = rest.split_last_chunk::<TAIL>()?;
         let version = word(&head[..8]);
         if u64::from_le_bytes(*tail) != version || !version.is_multiple_of(2) {
             return None;
         }
         if version == 0 {
-            return octets.iter().all(|octet| *octet == 0).then_some(Slot::Empty);
+            return bytes.iter().all(|byte| *byte == 0).then_some(Slot::Empty);
         }
         let key_length = usize::from(u16::from_le_bytes([head[8], head[9]]));
         let value_length = u32::from_le_bytes([head[12], head[13], head[14], head[15]]);
@@ -133,14 +133,14 @@ impl<'a> Slot<'a> {
 }
 
 /// Who is in a slot, read from the server's own table: its version, and its key if it has one.
-/// `octets` are the slot's first [`HEAD`] octets and as many as the longest key has.
-pub(super) fn occupant(octets: &[u8]) -> Option<(u64, &[u8])> {
-    let (head, rest) = octets.split_first_chunk::<HEAD>()?;
+/// `bytes` are the slot's first [`HEAD`] bytes and as many as the longest key has.
+pub(super) fn occupant(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
     let length = usize::from(u16::from_le_bytes([head[8], head[9]]));
     Some((word(&head[..8]), rest.get(..length)?))
 }
 
-/// The octets of a slot from offset 8 on, after which its first word may become `version`. Key and
+/// The bytes of a slot from offset 8 on, after which its first word may become `version`. Key and
 /// value fit the geometry; an empty key makes a deleted entry.
 pub(super) fn write_rest(geometry: Geometry, version: u64, key: &[u8], value: &[u8]) -> Vec<u8> {
     let mut slot = vec![0; geometry.slot_size() as usize];
@@ -161,14 +161,14 @@ pub(super) fn write_rest(geometry: Geometry, version: u64, key: &[u8], value: &[
 
 /// Offset of the key.
 pub(super) const HEAD: usize = 24;
-/// Octets of the second version.
+/// Bytes of the second version.
 const TAIL: usize = 8;
 
 fn checksum(head: &[u8], key: &[u8], value: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(head), key), value)
 }
 
-/// FNV-1a of 64 bits with a last mix, so that the low bits depend on every octet. Both sides need
+/// FNV-1a of 64 bits with a last mix, so that the low bits depend on every byte. Both sides need
 /// the same one for ever; it does not protect against keys that were chosen to collide, which cost
 /// only room.
 fn hash(key: &[u8]) -> u64 {
@@ -179,8 +179,8 @@ fn hash(key: &[u8]) -> u64 {
     mixed ^ mixed >> 33
 }
 
-fn word(octets: &[u8]) -> u64 {
-    octets.iter().rev().fold(0, |word, octet| word << 8 | u64::from(*octet))
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]
@@ -190,17 +190,17 @@ mod tests {
     const SMALL: Geometry = Geometry { slots: 8, probes: 3, max_key: 16, max_value: 100 };
 
     fn slot(version: u64, key: &[u8], value: &[u8]) -> Vec<u8> {
-        let mut octets = version.to_le_bytes().to_vec();
-        octets.extend(write_rest(SMALL, version, key, value));
-        octets
+        let mut bytes = version.to_le_bytes().to_vec();
+        bytes.extend(write_rest(SMALL, version, key, value));
+        bytes
     }
 
     #[test]
     fn a_slot_says_what_was_written() {
-        let octets = slot(4, b"key", b"value");
-        assert_eq!(octets.len(), SMALL.slot_size() as usize);
+        let bytes = slot(4, b"key", b"value");
+        assert_eq!(bytes.len(), SMALL.slot_size() as usize);
         let entry = Slot::Entry { version: 4, key: b"key", value: b"value" };
-        assert_eq!(Slot::read(&octets), entry);
+        assert_eq!(Slot::read(&bytes), entry);
         assert_eq!(Slot::read(&slot(6, b"", b"")), Slot::Deleted { version: 6 });
         assert_eq!(Slot::read(&[0; 192]), Slot::Empty);
         let (key, value) = ([7; 16], [8; 100]);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     /// Every state a reader can catch while `new` is written over `old`: the first word odd, any
-    /// part of the rest new, in any order of 8-octet pieces; and the same with the old first word,
+    /// part of the rest new, in any order of 8-byte pieces; and the same with the old first word,
     /// since an RDMA Read may have copied that before.
     #[test]
     fn no_mixture_of_two_versions_is_taken_for_an_entry() {
@@ -267,7 +267,7 @@ mod tests {
             for bit in 0..8 {
                 let mut bad = good.clone();
                 bad[at] ^= 1 << bit;
-                // Spare octets and those behind the value are not covered.
+                // Spare bytes and those behind the value are not covered.
                 let used = at < 20 || (24..32).contains(&at) || at >= good.len() - TAIL;
                 let read = Slot::read(&bad);
                 let entry = Slot::Entry { version: 4, key: b"key", value: b"value" };

@@ -4,7 +4,7 @@
 //! Read per slot looked at, and the server's process does not run for it. PUT and DELETE are Sends
 //! that the server answers. A Read is not atomic against the server's own stores, so a slot carries
 //! its version at both ends and a checksum over all of it: a reader that caught a mixture of two
-//! versions sees that and reads again. `layout` has the octets of a slot and where keys go, `wire`
+//! versions sees that and reads again. `layout` has the bytes of a slot and where keys go, `wire`
 //! what is said, `store` the server's table, `bench` the load of `rkv bench`.
 //!
 //! Clients learn place and geometry of the table from the private data of the server's accept. They
@@ -33,20 +33,20 @@ pub use server::{Server, ServerOptions};
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum KvError {
-    /// The key has no octets, or more than the table takes.
-    #[error("a key of {octets} octets; this table takes 1 to {max}")]
+    /// The key has no bytes, or more than the table takes.
+    #[error("a key of {bytes} bytes; this table takes 1 to {max}")]
     KeyLength {
-        /// Its octets.
-        octets: usize,
-        /// Most octets.
+        /// Its bytes.
+        bytes: usize,
+        /// Most bytes.
         max: u16,
     },
-    /// The value has more octets than the table takes.
-    #[error("a value of {octets} octets; this table takes at most {max}")]
+    /// The value has more bytes than the table takes.
+    #[error("a value of {bytes} bytes; this table takes at most {max}")]
     ValueLength {
-        /// Its octets.
-        octets: usize,
-        /// Most octets.
+        /// Its bytes.
+        bytes: usize,
+        /// Most bytes.
         max: u32,
     },
     /// All slots where the key may go hold other keys.

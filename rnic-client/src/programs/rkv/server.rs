@@ -36,10 +36,10 @@ impl Server {
     pub fn new(context: &Context, options: ServerOptions) -> Result<Self, KvError> {
         let geometry = options.geometry.check().map_err(KvError::Geometry)?;
         let pd = context.open_pd(None)?;
-        let segment = context.create_segment(geometry.octets())?;
+        let segment = context.create_segment(geometry.bytes())?;
         // Only this process writes it.
         let rights = Access::REMOTE_READ | Access::ZERO_BASED;
-        let region = pd.reg_mr(&segment, ..geometry.octets(), rights)?;
+        let region = pd.reg_mr(&segment, ..geometry.bytes(), rights)?;
         let table = Table { geometry, region: region.remote() };
         let store = Mutex::new(Store::new(region, geometry));
         Ok(Server { context: context.clone(), pd, store, table, idle: options.idle })
@@ -62,14 +62,14 @@ impl Server {
         let idle = self.idle.unwrap_or(Duration::MAX);
         let mut messenger = Messenger::new(&self.context, &self.pd, shape, peer, idle)?;
         let accept =
-            AcceptOptions { private_data: self.table.to_octets(), ..AcceptOptions::default() };
+            AcceptOptions { private_data: self.table.to_bytes(), ..AcceptOptions::default() };
         request
             .accept(messenger.qp(), &accept)
             .map_err(|source| LinkError::NotConnected { peer, source })?;
         let mut served = 0;
         loop {
             let reply = match messenger.next() {
-                Ok(Happening::Message(octets)) => match Request::parse(octets) {
+                Ok(Happening::Message(bytes)) => match Request::parse(bytes) {
                     Some(request) => self.store.lock().apply(request)?,
                     None => {
                         let why = "a malformed request".to_owned();
@@ -81,7 +81,7 @@ impl Server {
                 Err(LinkError::Closed { .. }) => return Ok(served),
                 Err(e) => return Err(e.into()),
             };
-            messenger.send(&reply.to_octets())?;
+            messenger.send(&reply.to_bytes())?;
             served += 1;
         }
     }

@@ -81,8 +81,8 @@ impl Store {
 }
 
 impl Occupant {
-    fn of(octets: &[u8], key: &[u8]) -> Self {
-        match layout::occupant(octets) {
+    fn of(bytes: &[u8], key: &[u8]) -> Self {
+        match layout::occupant(bytes) {
             Some((0, _)) => Occupant::Nobody,
             Some((version, [])) => Occupant::Deleted { version },
             Some((version, there)) if there == key => Occupant::Key { version },
@@ -157,9 +157,9 @@ mod tests {
     fn occupants_are_told_apart() {
         let slot = |version: u64, key: &[u8]| {
             let rest = layout::write_rest(GEOMETRY, version, key, b"value");
-            let mut octets = version.to_le_bytes().to_vec();
-            octets.extend(&rest[..HEAD + 8 - 8]);
-            octets
+            let mut bytes = version.to_le_bytes().to_vec();
+            bytes.extend(&rest[..HEAD + 8 - 8]);
+            bytes
         };
         assert_eq!(Occupant::of(&[0; HEAD + 8], b"k"), Occupant::Nobody);
         assert_eq!(Occupant::of(&slot(4, b"k"), b"k"), Occupant::Key { version: 4 });

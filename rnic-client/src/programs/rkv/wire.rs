@@ -1,10 +1,10 @@
 //! What clients and server say to each other. All fields are little-endian.
 //!
-//! | what | where | octets |
+//! | what | where | bytes |
 //! | --- | --- | --- |
 //! | greeting | private data of the connection request | magic 3, version 1 |
 //! | [`Table`] | private data of the reply | magic 3, version 1, slots 8, probes 4, longest key 2, longest value 4, region 20 |
-//! | [`Request`] | Sends of the client | operation 1, octets of the key 2, key, value |
+//! | [`Request`] | Sends of the client | operation 1, bytes of the key 2, key, value |
 //! | [`Reply`] | Sends of the server, one per request | outcome 1, version 8 |
 
 use super::layout::Geometry;
@@ -49,13 +49,13 @@ pub(super) fn greeting() -> Vec<u8> {
 }
 
 /// Checks what a client said first.
-pub(super) fn check_greeting(octets: &[u8]) -> Result<(), String> {
-    let f = greeted(octets)?;
+pub(super) fn check_greeting(bytes: &[u8]) -> Result<(), String> {
+    let f = greeted(bytes)?;
     f.end().ok_or_else(|| "the greeting is too long".to_owned())
 }
 
 impl Table {
-    pub(super) fn to_octets(self) -> Vec<u8> {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         let Geometry { slots, probes, max_key, max_value } = self.geometry;
         let mut b = greeting();
         b.extend(slots.to_le_bytes());
@@ -67,8 +67,8 @@ impl Table {
     }
 
     /// Reads the server's reply; what it allows to allocate is within the bounds of [`Geometry`].
-    pub(super) fn parse(octets: &[u8]) -> Result<Self, String> {
-        let mut f = greeted(octets)?;
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let mut f = greeted(bytes)?;
         let table = (|| {
             let geometry = Geometry {
                 slots: f.u64()?,
@@ -76,7 +76,7 @@ impl Table {
                 max_key: f.u16()?,
                 max_value: f.u32()?,
             };
-            let region = RemoteMr::from_bytes(f.octets(RemoteMr::LEN)?)?;
+            let region = RemoteMr::from_bytes(f.bytes(RemoteMr::LEN)?)?;
             f.end()?;
             Some(Table { geometry, region })
         })();
@@ -84,8 +84,8 @@ impl Table {
         table.geometry.check()?;
         if !table.geometry.fits(table.region) {
             return Err(format!(
-                "a table of {} octets in {} of them",
-                table.geometry.octets(),
+                "a table of {} bytes in {} of them",
+                table.geometry.bytes(),
                 table.region.len
             ));
         }
@@ -94,13 +94,13 @@ impl Table {
 }
 
 impl<'a> Request<'a> {
-    /// Longest request of a table, in octets.
+    /// Longest request of a table, in bytes.
     pub(super) fn max(geometry: Geometry) -> u32 {
         3 + u32::from(geometry.max_key) + geometry.max_value
     }
 
     /// The key fits 16 bits: callers check against the geometry.
-    pub(super) fn to_octets(self) -> Vec<u8> {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         let (operation, key, value) = match self {
             Request::Put { key, value } => (PUT, key, value),
             Request::Delete { key } => (DELETE, key, &[][..]),
@@ -112,11 +112,11 @@ impl<'a> Request<'a> {
         b
     }
 
-    pub(super) fn parse(octets: &'a [u8]) -> Option<Self> {
-        let mut f = Fields(octets);
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let mut f = Fields(bytes);
         let operation = f.u8()?;
         let length = f.u16()?;
-        let key = f.octets(length.into())?;
+        let key = f.bytes(length.into())?;
         let value = f.rest();
         match operation {
             PUT => Some(Request::Put { key, value }),
@@ -127,7 +127,7 @@ impl<'a> Request<'a> {
 }
 
 impl Reply {
-    pub(super) fn to_octets(self) -> [u8; 9] {
+    pub(super) fn to_bytes(self) -> [u8; 9] {
         let (outcome, version) = match self {
             Reply::Done { version } => (0, version),
             Reply::Absent => (1, 0),
@@ -139,8 +139,8 @@ impl Reply {
         b
     }
 
-    pub(super) fn parse(octets: &[u8]) -> Option<Self> {
-        let mut f = Fields(octets);
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut f = Fields(bytes);
         let (outcome, version) = (f.u8()?, f.u64()?);
         f.end()?;
         match (outcome, version) {
@@ -156,8 +156,8 @@ impl Reply {
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 
-fn greeted(octets: &[u8]) -> Result<Fields<'_>, String> {
-    let mut f = Fields(octets);
+fn greeted(bytes: &[u8]) -> Result<Fields<'_>, String> {
+    let mut f = Fields(bytes);
     f.expect(MAGIC).ok_or("it is no rkv")?;
     match f.u8() {
         Some(VERSION) => Ok(f),
@@ -172,34 +172,34 @@ mod tests {
 
     fn table() -> Table {
         let geometry = Geometry { slots: 8, probes: 3, max_key: 16, max_value: 100 };
-        let region = RemoteMr { addr: 0, len: geometry.octets(), rkey: Stag(7) };
+        let region = RemoteMr { addr: 0, len: geometry.bytes(), rkey: Stag(7) };
         Table { geometry, region }
     }
 
     #[test]
     fn descriptions_of_tables_come_back_as_they_were_and_cuts_are_refused() {
-        let octets = table().to_octets();
-        assert_eq!(Table::parse(&octets), Ok(table()));
-        for n in 0..octets.len() {
-            assert!(Table::parse(&octets[..n]).is_err(), "{n}");
+        let bytes = table().to_bytes();
+        assert_eq!(Table::parse(&bytes), Ok(table()));
+        for n in 0..bytes.len() {
+            assert!(Table::parse(&bytes[..n]).is_err(), "{n}");
         }
-        assert!(Table::parse(&[&octets[..], &[0]].concat()).is_err());
+        assert!(Table::parse(&[&bytes[..], &[0]].concat()).is_err());
     }
 
     #[test]
     fn tables_that_cannot_be_are_refused() {
         let mut t = table();
         t.region.len += 1;
-        assert!(Table::parse(&t.to_octets()).is_err());
+        assert!(Table::parse(&t.to_bytes()).is_err());
         let mut t = table();
         t.region.addr = u64::MAX;
-        assert!(Table::parse(&t.to_octets()).is_err());
+        assert!(Table::parse(&t.to_bytes()).is_err());
         let mut t = table();
         t.geometry.max_value = u32::MAX;
-        assert!(Table::parse(&t.to_octets()).is_err());
+        assert!(Table::parse(&t.to_bytes()).is_err());
         let mut t = table();
         t.geometry.slots = u64::MAX;
-        assert!(Table::parse(&t.to_octets()).is_err());
+        assert!(Table::parse(&t.to_bytes()).is_err());
     }
 
     #[test]
@@ -213,14 +213,14 @@ mod tests {
     #[test]
     fn requests_come_back_as_they_were_and_cuts_do_not_pass() {
         let put = Request::Put { key: b"key", value: b"value" };
-        assert_eq!(Request::parse(&put.to_octets()), Some(put));
+        assert_eq!(Request::parse(&put.to_bytes()), Some(put));
         let delete = Request::Delete { key: b"key" };
-        let octets = delete.to_octets();
-        assert_eq!(Request::parse(&octets), Some(delete));
-        for n in 0..octets.len() {
-            assert_eq!(Request::parse(&octets[..n]), None);
+        let bytes = delete.to_bytes();
+        assert_eq!(Request::parse(&bytes), Some(delete));
+        for n in 0..bytes.len() {
+            assert_eq!(Request::parse(&bytes[..n]), None);
         }
-        assert_eq!(Request::parse(&[&octets[..], &[0]].concat()), None);
+        assert_eq!(Request::parse(&[&bytes[..], &[0]].concat()), None);
         assert_eq!(Request::parse(b"\x09\x01\x00k"), None);
         // A length beyond the message.
         assert_eq!(Request::parse(b"\x01\xFF\xFFk"), None);
@@ -229,9 +229,9 @@ mod tests {
     #[test]
     fn replies_come_back_as_they_were() {
         for reply in [Reply::Done { version: 1 << 40 }, Reply::Absent, Reply::Full, Reply::Length] {
-            let octets = reply.to_octets();
-            assert_eq!(Reply::parse(&octets), Some(reply));
-            assert_eq!(Reply::parse(&octets[..8]), None);
+            let bytes = reply.to_bytes();
+            assert_eq!(Reply::parse(&bytes), Some(reply));
+            assert_eq!(Reply::parse(&bytes[..8]), None);
         }
         assert_eq!(Reply::parse(&[9; 9]), None);
         assert_eq!(Reply::parse(&[1; 9]), None);

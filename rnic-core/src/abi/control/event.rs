@@ -171,7 +171,7 @@ pub enum DisconnectReason {
         origin: TerminateOrigin,
         /// What it said.
         code: TerminateCode,
-        /// The headers it enclosed, as on the wire (at most 48 octets).
+        /// The headers it enclosed, as on the wire (at most 48 bytes).
         headers: Vec<u8>,
     },
     /// The TCP connection was lost.

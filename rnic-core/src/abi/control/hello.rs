@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::SessionId;
 
-/// First octets of the first packet each way.
+/// First bytes of the first packet each way.
 pub const HELLO_MAGIC: [u8; 8] = *b"rnicd\0\0\x01";
-/// Octets of both Hello packets.
+/// Bytes of both Hello packets.
 pub const HELLO_LEN: usize = 32;
 
 bitflags::bitflags! {
@@ -88,7 +88,7 @@ impl HelloStatus {
 }
 
 /// The daemon's first packet. Little-endian: magic 8, status 4, version 2, workers 2, session 4,
-/// octets of the first arena 4, features 8.
+/// bytes of the first arena 4, features 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloReply {
     /// Numeric [`HelloStatus`].
@@ -99,7 +99,7 @@ pub struct HelloReply {
     pub workers: u16,
     /// This session.
     pub session: SessionId,
-    /// Octets of the first arena.
+    /// Bytes of the first arena.
     pub arena_len: u32,
     /// [`Features`] of the daemon.
     pub features: u64,

@@ -21,13 +21,13 @@ pub struct StatusInfo {
     pub workers: u32,
     /// "direct" or "tcp".
     pub loopback: String,
-    /// Objects that exist: sessions, PDs, segments, octets of segments, MRs, CQs, QPs, listeners.
+    /// Objects that exist: sessions, PDs, segments, bytes of segments, MRs, CQs, QPs, listeners.
     pub sessions: u32,
     /// Protection domains.
     pub pds: u32,
     /// Segments.
     pub segments: u32,
-    /// Octets of segments.
+    /// Bytes of segments.
     pub segment_bytes: u64,
     /// Memory regions.
     pub mrs: u32,
@@ -43,7 +43,7 @@ pub struct StatusInfo {
     pub listeners: u32,
     /// Connections in MPA start-up.
     pub half_open: u32,
-    /// Octets of arenas.
+    /// Bytes of arenas.
     pub arena_bytes: u64,
     /// Requests refused since start.
     pub refusals: u64,
@@ -101,9 +101,9 @@ pub struct ClientRow {
     pub cqs: u32,
     /// Memory regions it owns.
     pub mrs: u32,
-    /// Octets it shares.
+    /// Bytes it shares.
     pub segment_bytes: u64,
-    /// Octets of its arenas.
+    /// Bytes of its arenas.
     pub arena_bytes: u64,
     /// Its requests that were refused.
     pub refusals: u64,
@@ -145,9 +145,9 @@ pub struct QpCounters {
     pub sends_completed: u64,
     /// Receives completed.
     pub receives_completed: u64,
-    /// Payload octets sent (Send, Write, Read Response).
+    /// Payload bytes sent (Send, Write, Read Response).
     pub bytes_sent: u64,
-    /// Payload octets placed.
+    /// Payload bytes placed.
     pub bytes_received: u64,
     /// DDP segments sent.
     pub segments_sent: u64,
@@ -193,7 +193,7 @@ pub struct MrRow {
     pub segment: Option<SegmentId>,
     /// First address.
     pub iova: u64,
-    /// Octets.
+    /// Bytes.
     pub length: u64,
     /// Rights.
     pub access: Access,
@@ -316,7 +316,7 @@ pub struct WhyRecord {
     pub stag: Option<Stag>,
     /// Tagged offset or address that was asked for.
     pub offset: Option<u64>,
-    /// Octets that were asked for.
+    /// Bytes that were asked for.
     pub length: Option<u64>,
     /// Addresses of the connection.
     pub addresses: Option<AddressPair>,

@@ -1,6 +1,6 @@
 //! Messages of the control socket and of the event channels.
 //!
-//! The socket is `SOCK_SEQPACKET`: one message per packet, at most [`MAX_MESSAGE`] octets, checked
+//! The socket is `SOCK_SEQPACKET`: one message per packet, at most [`MAX_MESSAGE`] bytes, checked
 //! before decoding. The first packet each way is a [`Hello`] / [`HelloReply`] of fixed layout; then
 //! the client sends [`Request`]s and gets one [`Reply`] each, in order, both in postcard.
 //! Connection and asynchronous events travel on the event channel whose descriptor came with the
@@ -24,9 +24,9 @@ pub use refusal::Refusal;
 pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};
 pub use request::{ListKind, MrSource, ObjectRef, QpRequest, Request, RequestBody, SrqRequest};
 
-/// Largest control or event message, in octets.
+/// Largest control or event message, in bytes.
 pub const MAX_MESSAGE: usize = 8192;
-/// Most private data MPA carries, in octets (RFC 5044 section 7.1).
+/// Most private data MPA carries, in bytes (RFC 5044 section 7.1).
 pub const MAX_PRIVATE_DATA: usize = 512;
 /// Rows per page of a list reply.
 pub const PAGE_ROWS: usize = 32;

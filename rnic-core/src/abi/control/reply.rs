@@ -25,7 +25,7 @@ pub struct Reply {
 pub struct QueueLocation {
     /// Arena number; the one that came with Hello is 0.
     pub arena: u32,
-    /// Octets from its start to the queue header.
+    /// Bytes from its start to the queue header.
     pub offset: u32,
     /// Shape as granted.
     pub shape: QueueShape,
@@ -36,7 +36,7 @@ pub struct QueueLocation {
 pub struct NewArena {
     /// Its number.
     pub arena: u32,
-    /// Its octets.
+    /// Its bytes.
     pub length: u32,
 }
 
@@ -143,7 +143,7 @@ pub struct DeviceAttributes {
     pub max_wr_depth: u32,
     /// Most elements per request.
     pub max_sge: u8,
-    /// Most inline octets per request.
+    /// Most inline bytes per request.
     pub max_inline: u16,
     /// Most completion queues.
     pub max_cqs: u32,
@@ -151,7 +151,7 @@ pub struct DeviceAttributes {
     pub max_cq_entries: u32,
     /// Most memory regions.
     pub max_mrs: u32,
-    /// Most shared memory, in octets.
+    /// Most shared memory, in bytes.
     pub max_segment_bytes: u64,
     /// Most protection domains.
     pub max_pds: u32,

@@ -33,7 +33,7 @@ pub enum RequestBody {
     /// Shares memory that exists already. Descriptor: a populated memfd without `F_SEAL_SEAL`.
     /// Answer: `Segment`.
     AddSegment {
-        /// Octets; must equal the memfd's size and be a multiple of the page size.
+        /// Bytes; must equal the memfd's size and be a multiple of the page size.
         length: u64,
         /// Where the client mapped it (for addresses in its own terms).
         client_address: u64,
@@ -49,7 +49,7 @@ pub enum RequestBody {
         pd: PdId,
         /// Memory the region names.
         source: MrSource,
-        /// Octets, at least 1.
+        /// Bytes, at least 1.
         length: u64,
         /// Address that local elements and remote offsets count from; 0 if zero-based.
         iova: u64,
@@ -131,14 +131,14 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for as many as the peer offers, within limits.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets, 4 fewer with RFC 6581.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581.
         private_data: Vec<u8>,
     },
     /// Rejects a connection request. Answer: `Done`.
     Reject {
         /// Which.
         request: RequestId,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets, 4 fewer with RFC 6581.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581.
         private_data: Vec<u8>,
     },
     /// Connects an Idle QP. Answer: `Done`, then events.
@@ -155,7 +155,7 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for the device's default.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets; more than 508 selects MPA revision 1.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA revision 1.
         private_data: Vec<u8>,
     },
     /// Ends a QP's connection: in order, or at once with a reset. Answer: `Done`, then events.
@@ -226,7 +226,7 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for the device's default.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) octets; more than 508 selects MPA revision 1.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA revision 1.
         private_data: Vec<u8>,
     },
     /// Waits for an MPA Request on a TCP connection that the client made. Descriptor: the socket.
@@ -300,7 +300,7 @@ pub struct QpRequest {
     pub max_send_sge: u8,
     /// Elements per receive.
     pub max_recv_sge: u8,
-    /// Octets of inline data per send request.
+    /// Bytes of inline data per send request.
     pub max_inline: u16,
     /// Signal every send request.
     pub signal_all: bool,
@@ -332,7 +332,7 @@ pub enum MrSource {
     Segment {
         /// Which.
         segment: SegmentId,
-        /// Octets from its start.
+        /// Bytes from its start.
         offset: u64,
     },
     /// The client's own address space, after `AttachMemory`.

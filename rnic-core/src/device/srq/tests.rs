@@ -11,7 +11,7 @@ const NOW: Time = Time(5);
 
 fn srq(depth: u32, limit: u32) -> (Srq, ReceiveProducer, Arc<Mapping>) {
     let shape = QueueShape::receive(depth, 1);
-    let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+    let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
     let queue = QueueMemory::format(arena.clone(), 0, QueueKind::SharedReceive, shape, 3, 9)
         .expect("it fits");
     let client = ReceiveProducer::new(queue.clone());

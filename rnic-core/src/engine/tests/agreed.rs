@@ -45,32 +45,32 @@ fn crcs_are_checked_to_the_end_unless_neither_end_wants_them() {
                 );
                 let to = w.mr(A, 8, Access::REMOTE_WRITE);
                 let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
-                let with_crc = |octets: Vec<u8>, flip: u8| {
-                    let end = octets.len() - 4;
-                    let crc = crc32c::crc32c(&octets[..end]) ^ u32::from(flip);
-                    [&octets[..end], &crc.to_le_bytes()].concat()
+                let with_crc = |bytes: Vec<u8>, flip: u8| {
+                    let end = bytes.len() - 4;
+                    let crc = crc32c::crc32c(&bytes[..end]) ^ u32::from(flip);
+                    [&bytes[..end], &crc.to_le_bytes()].concat()
                 };
                 for n in 0..good_ones {
                     let fpdu = raw.fpdu(&ulpdu(&header, &[n; 8]));
-                    raw.octets(&mut w, &with_crc(fpdu, 0));
-                    assert_eq!(to.octets(), [n; 8], "{what}");
+                    raw.bytes(&mut w, &with_crc(fpdu, 0));
+                    assert_eq!(to.bytes(), [n; 8], "{what}");
                 }
-                let before = to.octets();
+                let before = to.bytes();
                 let fpdu = raw.fpdu(&ulpdu(&header, b"wrong it"));
-                raw.octets(&mut w, &with_crc(fpdu, 1));
+                raw.bytes(&mut w, &with_crc(fpdu, 1));
                 if !on {
-                    assert_eq!(&to.octets(), b"wrong it", "{what}");
+                    assert_eq!(&to.bytes(), b"wrong it", "{what}");
                     assert_eq!(w.state(A), QpState::Rts);
                     continue;
                 }
-                assert_eq!(to.octets(), before, "{what}");
+                assert_eq!(to.bytes(), before, "{what}");
                 if initiator || good_ones > 0 {
                     assert_eq!(raw.expect_terminate(&mut w).0, "2/0/02", "{what}");
                 } else {
                     assert_eq!(w.state(A), QpState::Error, "{what}");
                 }
             }
-            // What we send has the field, and the right octets in it if it counts.
+            // What we send has the field, and the right bytes in it if it counts.
             let (mut w, mut raw) =
                 World::against_raw(initiator, plain(|o| o.crc = ours), plain(|o| o.crc = theirs));
             raw.write(&mut w, Stag(0), 0, b"");
@@ -105,9 +105,9 @@ fn markers_are_in_the_direction_to_the_end_that_wants_them_and_in_no_other() {
                 plain(|o| o.markers = theirs),
             );
             let (to, from) = (w.mr(A, 1000, Access::REMOTE_WRITE), w.any_mr(A, 1000));
-            let octets = from.pattern(9);
-            raw.write(&mut w, to.stag, to.iova, &octets);
-            assert_eq!(to.octets(), octets, "{what}");
+            let bytes = from.pattern(9);
+            raw.write(&mut w, to.stag, to.iova, &bytes);
+            assert_eq!(to.bytes(), bytes, "{what}");
             let said = w.links[0].pipes[1].log.len();
             assert_eq!(said, 2 + 14 + 1000 + 4 + if ours { 12 } else { 0 }, "{what}");
 
@@ -118,12 +118,12 @@ fn markers_are_in_the_direction_to_the_end_that_wants_them_and_in_no_other() {
                 assert_eq!(log[512..516], [0, 0, 0x01, 0xFC], "{what}");
                 assert_eq!(log[1024..1028], [0, 0, 0x03, 0xFC], "{what}");
                 assert_eq!(log.len(), 2 + 18 + 1000 + 4 + 12, "{what}");
-                assert_eq!(log[24..512], octets[..488]);
-                assert_eq!(log[516..1024], octets[488..996]);
-                assert_eq!(log[1028..1032], octets[996..]);
+                assert_eq!(log[24..512], bytes[..488]);
+                assert_eq!(log[516..1024], bytes[488..996]);
+                assert_eq!(log[1028..1032], bytes[996..]);
             } else {
                 assert_eq!(log[..4], [0x03, 0xFA, 0x41, 0x43], "{what}");
-                assert_eq!(log[20..1020], octets, "{what}");
+                assert_eq!(log[20..1020], bytes, "{what}");
                 assert_eq!(log.len(), 2 + 18 + 1000 + 4, "{what}");
             }
         }
@@ -156,11 +156,11 @@ fn segments_carry_the_version_agreed_and_no_other_is_taken() {
         }
     }
     // Neither DV nor RV may be another one than that of start-up.
-    for (octet, code) in [(0, "1/2/06"), (1, "0/2/05")] {
+    for (byte, code) in [(0, "1/2/06"), (1, "0/2/05")] {
         let (mut w, mut raw) = World::raw();
         w.recv(A, 1, &[]);
         let mut segment = ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"");
-        segment[octet] ^= if octet == 0 { 1 } else { 0x40 };
+        segment[byte] ^= if byte == 0 { 1 } else { 0x40 };
         raw.ulpdu(&mut w, &segment);
         assert_eq!(raw.expect_terminate(&mut w).0, code);
     }
@@ -177,7 +177,7 @@ impl Wire {
         Wire { deframer: Deframer::new(markers, true), at: 0 }
     }
 
-    /// Octets of each FPDU since the last call.
+    /// Bytes of each FPDU since the last call.
     fn fpdus(&mut self, w: &World) -> Vec<usize> {
         let log = &w.links[0].pipes[0].log;
         let mut lengths = Vec::new();
@@ -225,13 +225,13 @@ fn an_emss_below_128_does_not_make_segments_smaller_than_that() {
     for markers in [false, true] {
         let mut w = World::pair(Wiring::tcp().with(|o| o.markers = markers));
         let (a, b) = (w.any_mr(A, 10_000), w.any_mr(B, 10_000));
-        let octets = a.pattern(3);
+        let bytes = a.pattern(3);
         for emss in [0, 1, 40, 127] {
             b.fill(0);
             w.emss = emss;
             let before = w.qps[A].shared.counters().segments_sent;
             w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-            assert_eq!(b.octets(), octets);
+            assert_eq!(b.bytes(), bytes);
             let segments = (w.qps[A].shared.counters().segments_sent - before) as usize;
             let most = usize::from(MIN_MULPDU) - TaggedHeader::LEN;
             assert_eq!(segments, 10_000_usize.div_ceil(most), "EMSS {emss}");
@@ -241,7 +241,7 @@ fn an_emss_below_128_does_not_make_segments_smaller_than_that() {
 
 //= MPA-3-5
 #[test]
-fn no_segment_is_longer_than_64768_octets_however_large_tcps_are() {
+fn no_segment_is_longer_than_64768_bytes_however_large_tcps_are() {
     let mut w = World::pair(Wiring::tcp());
     w.emss = 65_532;
     let (a, b) = (w.any_mr(A, 200_000), w.any_mr(B, 200_000));
@@ -260,22 +260,22 @@ fn the_longest_ulpdu_that_can_be_is_put_together_from_any_pieces() {
         let (mut w, mut raw) = World::against_raw(true, options, options);
         let payload = MAX_ULPDU - TaggedHeader::LEN;
         let (to, from) = (w.mr(A, payload, Access::REMOTE_WRITE), w.any_mr(A, payload));
-        let octets = from.pattern(7);
+        let bytes = from.pattern(7);
         let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
         for pieces in [1, 700, 65_535] {
             to.fill(0);
-            let fpdu = raw.fpdu(&ulpdu(&header, &octets));
+            let fpdu = raw.fpdu(&ulpdu(&header, &bytes));
             if pieces == 1 {
-                // Single octets to begin with and at the end; the middle at once.
+                // Single bytes to begin with and at the end; the middle at once.
                 let (front, rest) = fpdu.split_at(600);
                 let (middle, end) = rest.split_at(rest.len() - 600);
-                front.iter().for_each(|o| raw.octets(&mut w, &[*o]));
-                raw.octets(&mut w, middle);
-                end.iter().for_each(|o| raw.octets(&mut w, &[*o]));
+                front.iter().for_each(|o| raw.bytes(&mut w, &[*o]));
+                raw.bytes(&mut w, middle);
+                end.iter().for_each(|o| raw.bytes(&mut w, &[*o]));
             } else {
-                fpdu.chunks(pieces).for_each(|piece| raw.octets(&mut w, piece));
+                fpdu.chunks(pieces).for_each(|piece| raw.bytes(&mut w, piece));
             }
-            assert!(to.octets() == octets, "pieces of {pieces}, Markers {markers}");
+            assert!(to.bytes() == bytes, "pieces of {pieces}, Markers {markers}");
         }
     }
 }
@@ -293,12 +293,12 @@ fn fpdus_that_share_a_segment_are_told_apart() {
     let sends: Vec<u8> = [&b"one"[..], b"", b"three"]
         .iter()
         .zip(1..)
-        .flat_map(|(octets, msn)| {
+        .flat_map(|(bytes, msn)| {
             let header = raw.untagged(Opcode::Send, 0, msn, 0, true);
-            raw.fpdu(&ulpdu(&header, octets))
+            raw.fpdu(&ulpdu(&header, bytes))
         })
         .collect();
-    raw.octets(&mut w, &sends);
+    raw.bytes(&mut w, &sends);
     assert_eq!(w.completions(A), ["0 Receive 3", "1 Receive", "2 Receive 5"]);
     // And so do ours, each with one segment in it.
     w.push(A, &[Wr::send(7, &[to.sge(0..5)]), Wr::send(8, &[]), Wr::send(9, &[to.sge(0..1)])]);
@@ -314,20 +314,20 @@ fn fpdus_that_share_a_segment_are_told_apart() {
 fn after_an_error_nothing_that_follows_is_looked_at() {
     type Play = fn(&mut World, &mut Raw, &[u8]);
     let crc: Play = |w, raw, later| {
-        let mut octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));
-        octets[5] ^= 1;
-        octets.extend_from_slice(later);
-        raw.octets(w, &octets);
-        raw.octets(w, later);
+        let mut bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));
+        bytes[5] ^= 1;
+        bytes.extend_from_slice(later);
+        raw.bytes(w, &bytes);
+        raw.bytes(w, later);
     };
     let reset: Play = |w, raw, later| {
         let half = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));
-        raw.octets(w, &half[..9]);
+        raw.bytes(w, &half[..9]);
         raw.reset(w);
-        raw.octets(w, later);
+        raw.bytes(w, later);
     };
     let cut: Play = |w, raw, later| {
-        raw.octets(w, &later[..later.len() - 1]);
+        raw.bytes(w, &later[..later.len() - 1]);
         raw.finish(w);
     };
     for (play, end) in [(crc, "terminated 2/0/02"), (reset, "lost: "), (cut, "lost: ")] {
@@ -338,7 +338,7 @@ fn after_an_error_nothing_that_follows_is_looked_at() {
         play(&mut w, &mut raw, &later);
         raw.finish(&mut w);
         assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
-        assert_eq!(to.octets(), [0; 4]);
+        assert_eq!(to.bytes(), [0; 4]);
         let events = w.events(A);
         assert!(events.len() == 1 && events[0].starts_with(end), "{events:?}");
     }

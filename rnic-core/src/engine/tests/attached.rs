@@ -10,7 +10,7 @@ use crate::device::Memory;
 use crate::shm::{AddressSpace, Mapping};
 use crate::types::{Access, QpState, Scope};
 
-/// A region of `len` octets at this address of this address space.
+/// A region of `len` bytes at this address of this address space.
 fn region(w: &mut World, qp: usize, space: Arc<AddressSpace>, address: u64, len: usize) -> Mr {
     let (mapping, _fd) = Mapping::create_segment(len).unwrap();
     let memory = Memory::Attached { space, address };
@@ -60,22 +60,22 @@ fn every_operation_from_and_to_either_kind_of_memory() {
             let a = w.any_mr(A, len);
             w.kind = sink;
             let b = w.any_mr(B, len);
-            let octets = a.pattern(1);
+            let bytes = a.pattern(1);
             w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-            assert_eq!(b.octets(), octets, "{wiring:?}");
+            assert_eq!(b.bytes(), bytes, "{wiring:?}");
             b.fill(0);
             w.recv(B, 9, &[b.sge(0..100_000), b.sge(100_000..len)]);
             let list = [a.sge(0..1), a.sge(1..1), a.sge(1..70_000), a.sge(70_000..len)];
             w.post(A, &[Wr::send(2, &list)]);
             assert_eq!(w.completions(B), ["9 Receive 150001"]);
-            assert_eq!(b.octets(), octets);
+            assert_eq!(b.bytes(), bytes);
             a.fill(0);
             w.post(A, &[Wr::read(3, a.all(), &b, 0)]);
             w.post(A, &[Wr::write(4, &[], &b, 9).inline(b"end")]);
             let done = ["1 RdmaWrite", "2 Send", "3 RdmaRead 150001", "4 RdmaWrite"];
             assert_eq!(w.completions(A), done);
-            assert_eq!(a.octets(), octets, "{wiring:?}");
-            assert_eq!(&b.octets()[9..12], b"end");
+            assert_eq!(a.bytes(), bytes, "{wiring:?}");
+            assert_eq!(&b.bytes()[9..12], b"end");
         }
     }
 }
@@ -87,14 +87,14 @@ fn it_is_never_sent_from_where_it_lies() {
     let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
     w.kind = MemoryKind::Shared;
     let shared = w.any_mr(A, 20_000);
-    let octets = a.pattern(1);
+    let bytes = a.pattern(1);
     w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
     w.post(A, &[Wr::write(2, &[shared.all(), a.sge(20_000..40_000)], &b, 0)]);
     w.post(A, &[Wr::read(3, shared.all(), &b, 20_000)]);
     assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20000"]);
-    assert_eq!(b.octets()[20_000..], octets[20_000..]);
-    assert_eq!(shared.octets(), octets[20_000..40_000]);
-    assert_eq!(w.shared_octets, 0);
+    assert_eq!(b.bytes()[20_000..], bytes[20_000..]);
+    assert_eq!(shared.bytes(), bytes[20_000..40_000]);
+    assert_eq!(w.shared_bytes, 0);
 }
 
 /// Not when the request is posted: whoever posts early and fills in later gets what he wrote last.
@@ -108,9 +108,9 @@ fn it_is_read_when_it_is_sent() {
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
         a.fill(2);
         w.settle();
-        assert_eq!(b.octets(), vec![2; 300_000], "{wiring:?}");
+        assert_eq!(b.bytes(), vec![2; 300_000], "{wiring:?}");
     }
-    // The peer takes only the first octets for now.
+    // The peer takes only the first bytes for now.
     let mut w = World::connected(Wiring::tcp());
     w.kind = MemoryKind::Attached;
     let (a, b) = (w.any_mr(A, 300_000), w.any_mr(B, 300_000));
@@ -122,7 +122,7 @@ fn it_is_read_when_it_is_sent() {
     a.fill(2);
     w.settle();
     assert_eq!(w.completions(A), ["1 RdmaWrite"]);
-    let got = b.octets();
+    let got = b.bytes();
     assert_eq!((got[0], got[299_999]), (1, 2));
 }
 
@@ -148,7 +148,7 @@ fn a_range_that_is_not_mapped_costs_its_request() {
             post(&mut w, &bad, &good);
             w.settle();
             assert!(w.detached.is_empty());
-            assert_eq!(good.octets(), vec![0; 5000], "{wiring:?}");
+            assert_eq!(good.bytes(), vec![0; 5000], "{wiring:?}");
             outcome(&mut w)
         };
         // The source of one's own request.
@@ -260,9 +260,9 @@ fn a_qp_waits_for_its_mover_and_the_others_do_not() {
             w.connect(c, d, wiring);
             w.settle();
             let (from, to) = (w.any_mr(c, 1000), w.any_mr(d, 1000));
-            let octets = from.pattern(2);
+            let bytes = from.pattern(2);
             w.post(c, &[Wr::write(2, &[from.all()], &to, 0)]);
-            assert_eq!(to.octets(), octets);
+            assert_eq!(to.bytes(), bytes);
             let done = w.completions(A);
             assert!(done.contains(&"2 RdmaWrite".to_owned()), "{done:?}");
             if source {
@@ -272,7 +272,7 @@ fn a_qp_waits_for_its_mover_and_the_others_do_not() {
             }
             w.answer_moves = true;
             w.settle();
-            assert_eq!(b.octets(), a.octets(), "{wiring:?}");
+            assert_eq!(b.bytes(), a.bytes(), "{wiring:?}");
             assert!(w.moves.is_empty());
         }
     }
@@ -295,7 +295,7 @@ fn nothing_overtakes_what_a_mover_writes() {
             w.make_move();
             w.settle();
         }
-        assert_eq!(b.octets(), a.octets(), "{wiring:?}");
+        assert_eq!(b.bytes(), a.bytes(), "{wiring:?}");
         assert_eq!(w.completions(B), ["7 Receive 100"]);
         assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send"]);
         assert_eq!(w.events(B), ["peer closed"]);
@@ -347,7 +347,7 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_mover() {
         w.events(A);
         w.events(B);
         let from = w.any_mr(A, 150_000);
-        let octets = from.pattern(1);
+        let bytes = from.pattern(1);
         w.kind = MemoryKind::Moved;
         let into = w.any_mr(B, 150_000);
         let sizes = [5, 150_000, 0, 70_000, 1];
@@ -369,14 +369,14 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_mover() {
             }
             let size = if len == 0 { String::new() } else { format!(" {len}") };
             assert_eq!(w.completions(B), [format!("{n} Receive{size}")]);
-            assert_eq!(into.octets()[..len], octets[..len]);
+            assert_eq!(into.bytes()[..len], bytes[..len]);
         }
         assert_eq!(w.completions(A).len(), sizes.len());
         assert_eq!(w.events(B), ["peer closed"]);
         w.disconnect(B);
         assert_eq!([w.events(A), w.events(B)], [["disconnected"]; 2], "{wiring:?}");
         assert!(w.next_timeout().is_none());
-        assert!(w.engines.iter().all(|e| e.kept_octets() == 0));
+        assert!(w.engines.iter().all(|e| e.kept_bytes() == 0));
     }
 }
 
@@ -417,7 +417,7 @@ fn a_window_is_invalidated_or_unbound_when_the_mover_has_written() {
         w.make_move();
         w.settle();
         assert_eq!(w.completions(B).len(), 1, "{wiring:?} {kind:?}");
-        assert_eq!(region.octets()[..5], *b"first");
+        assert_eq!(region.bytes()[..5], *b"first");
         w.post(A, &[Wr::write(5, &[], &seen, 0).inline(b"late")]);
         assert!(w.moves.is_empty());
         assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"));
@@ -468,7 +468,7 @@ fn the_end_of_a_qp_is_deferred_and_its_successor_left_alone() {
     w.post(B, &[Wr::send(9, &[lone.sge(0..4)])]);
     w.answer_moves = true;
     w.settle();
-    assert_eq!(b.octets().len(), 100_000);
+    assert_eq!(b.bytes().len(), 100_000);
     assert_eq!(w.state(B), QpState::Error);
     assert_eq!([w.state(c), w.state(d)], [QpState::Rts; 2]);
     assert_eq!(w.events(c), [""; 0]);

@@ -1,4 +1,4 @@
-//! Sending from where the payload lies: refused at every octet, revoked, vanished.
+//! Sending from where the payload lies: refused at every byte, revoked, vanished.
 
 use super::link::Cuts;
 use super::requests::Wr;
@@ -33,18 +33,18 @@ fn exchange(arrange: impl Fn(&mut World)) -> u64 {
     let sent = ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20000", "4 Send", "5 RdmaWrite"];
     assert_eq!(w.completions(A), sent);
     assert_eq!(w.completions(B), ["7 Receive 28997"]);
-    let got = to.octets();
+    let got = to.bytes();
     assert_eq!(got[..40_000], pa);
     assert_eq!(got[40_000..68_997], pa[3..29_000]);
     assert_eq!(&got[69_990..], b"frontback!");
-    assert_eq!(sink.octets(), pb[11..20_011]);
+    assert_eq!(sink.bytes(), pb[11..20_011]);
     w.links[0].pipes[0].sent
 }
 
 #[test]
-fn refused_at_any_octet_nothing_is_lost_or_doubled() {
+fn refused_at_any_byte_nothing_is_lost_or_doubled() {
     let total = exchange(|_| ());
-    // Every octet around the heads and tails of FPDUs, and some in between.
+    // Every byte around the heads and tails of FPDUs, and some in between.
     for at in (1..total).filter(|at| at % 9000 < 60 || at % 9000 > 8940 || at % 131 == 0) {
         exchange(|w| w.links[0].pipes[0].takes = Cuts::At(at));
     }
@@ -71,16 +71,16 @@ fn the_payload_is_not_copied_when_tcp_takes_it() {
     let mut w = World::connected(bare());
     w.emss = 65483;
     let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
-    let octets = a.pattern(1);
+    let bytes = a.pattern(1);
     w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-    assert_eq!(b.octets(), octets);
-    assert_eq!(w.shared_octets, 1 << 20);
+    assert_eq!(b.bytes(), bytes);
+    assert_eq!(w.shared_bytes, 1 << 20);
     // With a CRC or Markers everything is.
     for wiring in [Wiring::tcp(), bare().with(|o| o.markers = true)] {
         let mut w = World::connected(wiring);
         let (a, b) = (w.any_mr(A, 1 << 20), w.any_mr(B, 1 << 20));
         w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-        assert_eq!(w.shared_octets, 0);
+        assert_eq!(w.shared_bytes, 0);
     }
 }
 
@@ -90,7 +90,7 @@ fn memory_revoked_after_a_short_call_is_not_read_again() {
         let mut w = World::pair(bare());
         w.emss = 9000;
         let (a, b) = (w.any_mr(A, 60_000), w.any_mr(B, 60_000));
-        let octets = a.pattern(1);
+        let bytes = a.pattern(1);
         let rtr = w.links[0].pipes[0].sent;
         w.links[0].pipes[0].takes = Cuts::At(rtr + at);
         w.links[0].pipes[0].window = at as usize;
@@ -108,8 +108,8 @@ fn memory_revoked_after_a_short_call_is_not_read_again() {
         w.settle();
         assert_eq!(w.completions(A), ["1 RdmaWrite LocalProtection"]);
         assert!(w.events(B)[1].starts_with("terminated by peer 0/0/00"), "framing is intact");
-        let got = b.octets();
-        let whole = got.iter().zip(&octets).take_while(|(g, o)| g == o).count();
+        let got = b.bytes();
+        let whole = got.iter().zip(&bytes).take_while(|(g, o)| g == o).count();
         assert!(got[whole..].iter().all(|o| *o == 0), "nothing of 0xEE at {at}");
     }
 }
@@ -135,12 +135,12 @@ fn memory_that_vanishes_costs_its_owner_only() {
             Wr::write(1, &[bad.all()], &good, 0)
         };
         w.post(A, &[wr]);
-        assert_eq!(&to.octets(), b"last");
+        assert_eq!(&to.bytes(), b"last");
         let events = w.events(1 - owner);
         assert!(events.last().unwrap().starts_with("terminated by peer 0/0/00"), "{events:?}");
         assert!(w.misbehaved.iter().all(|(s, _)| *s == w.apps[owner].session));
         assert!(!w.misbehaved.is_empty());
         assert_eq!([w.state(A), w.state(B)], [QpState::Error, QpState::Error]);
-        assert_eq!(good.octets(), vec![0; 65536]);
+        assert_eq!(good.bytes(), vec![0; 65536]);
     }
 }

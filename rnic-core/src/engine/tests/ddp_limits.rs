@@ -133,7 +133,7 @@ fn each_limit_of_the_table_is_the_one_that_is_kept() {
     }
 }
 
-/// `most` if a message of so many octets is one, and one more is not.
+/// `most` if a message of so many bytes is one, and one more is not.
 fn longest_message(most: u32) -> u32 {
     use crate::abi::queue::Sge;
     use crate::engine::message::total_length;
@@ -143,7 +143,7 @@ fn longest_message(most: u32) -> u32 {
     most
 }
 
-/// `most` if a Read Request for so many octets is taken for one.
+/// `most` if a Read Request for so many bytes is taken for one.
 fn longest_read(most: u32) -> u32 {
     let (mut w, mut raw) = World::raw();
     let (mapping, _fd) = crate::shm::Mapping::create_arena("mr", 1 << 20).unwrap();
@@ -171,13 +171,13 @@ fn longest_ulpdu_sent() -> u32 {
     raw.ulpdus(&mut w).iter().map(|ulpdu| ulpdu.len() as u32).max().unwrap()
 }
 
-/// `most` if a segment of so many octets is placed.
+/// `most` if a segment of so many bytes is placed.
 fn longest_ulpdu_taken(most: u32) -> u32 {
     let (mut w, mut raw) = World::raw();
     let payload = vec![7; most as usize - TaggedHeader::LEN];
     let to = w.any_mr(A, payload.len());
     raw.write(&mut w, to.stag, to.iova, &payload);
-    assert!(to.octets() == payload);
+    assert!(to.bytes() == payload);
     most
 }
 
@@ -197,7 +197,7 @@ fn shortest_ulpdu(control: u8, rdmap: u8) -> u32 {
     (2..=ddp::MAX_HEADER_LEN).find(enough).unwrap() as u32
 }
 
-/// Octets of a Terminate that has everything in it.
+/// Bytes of a Terminate that has everything in it.
 fn longest_terminate() -> u32 {
     let (mut w, mut raw) = World::raw();
     let request = ReadRequest { size: 1, ..ReadRequest::parse(&[9; 28]) };

@@ -1,4 +1,4 @@
-//! When something counts as done: octets in place, requests complete, messages delivered, reads
+//! When something counts as done: bytes in place, requests complete, messages delivered, reads
 //! begun (RFC 5040 section 5.5).
 
 use std::sync::atomic::AtomicBool;
@@ -18,10 +18,10 @@ use crate::types::{Access, Stag, TaggedOffset};
 //= RDMAP-5.5-16
 //= RDMAP-5.5-19
 //= RDMAP-5.5-20b
-/// Octets are in place as their segments come, which nobody may rely on; only the last segment
+/// Bytes are in place as their segments come, which nobody may rely on; only the last segment
 /// delivers, with the length of the whole message, or completes the read.
 #[test]
-fn octets_are_in_place_before_anything_is_said_of_them() {
+fn bytes_are_in_place_before_anything_is_said_of_them() {
     let (mut w, mut raw) = World::raw();
     let (inbox, region, sink) = (w.any_mr(A, 8), w.any_mr(A, 8), w.any_mr(A, 8));
     w.recv(A, 7, &[inbox.all()]);
@@ -29,21 +29,21 @@ fn octets_are_in_place_before_anything_is_said_of_them() {
     raw.segments(&mut w);
     let quiet = |w: &mut World| assert_eq!((w.completions(A), w.events(A)), (vec![], vec![]));
     raw.segment(&mut w, raw.untagged(Opcode::Send, qn::SEND, 1, 0, false), b"sen");
-    assert_eq!(&inbox.octets(), b"sen\0\0\0\0\0");
+    assert_eq!(&inbox.bytes(), b"sen\0\0\0\0\0");
     quiet(&mut w);
     raw.segment(&mut w, raw.untagged(Opcode::Send, qn::SEND, 1, 3, true), b"ding");
-    assert_eq!(&inbox.octets(), b"sending\0");
+    assert_eq!(&inbox.bytes(), b"sending\0");
     assert_eq!(w.completions(A), ["7 Receive 7"]);
     raw.segment(&mut w, raw.tagged(Opcode::Write, region.stag, region.iova, false), b"wri");
-    assert_eq!(&region.octets(), b"wri\0\0\0\0\0");
+    assert_eq!(&region.bytes(), b"wri\0\0\0\0\0");
     raw.segment(&mut w, raw.tagged(Opcode::Write, region.stag, region.iova + 3, true), b"ting");
-    assert_eq!(&region.octets(), b"writing\0");
+    assert_eq!(&region.bytes(), b"writing\0");
     quiet(&mut w);
     raw.response(&mut w, sink.stag, sink.iova, b"rea", false);
-    assert_eq!(&sink.octets(), b"rea\0\0\0\0\0");
+    assert_eq!(&sink.bytes(), b"rea\0\0\0\0\0");
     quiet(&mut w);
     raw.response(&mut w, sink.stag, sink.iova + 3, b"din", true);
-    assert_eq!(&sink.octets(), b"readin\0\0");
+    assert_eq!(&sink.bytes(), b"readin\0\0");
     assert_eq!(w.completions(A), ["8 RdmaRead 6"]);
 }
 
@@ -52,7 +52,7 @@ fn octets_are_in_place_before_anything_is_said_of_them() {
 //= RDMAP-5.1-2
 //= RDMAP-5.2.1-3
 //= RDMAP-5.2.1-4
-/// Writes and Reads, long and of no octets, pass their target by: no completion, no event, no
+/// Writes and Reads, long and of no bytes, pass their target by: no completion, no event, no
 /// notification, and receives stay where they are.
 #[test]
 fn the_target_of_writes_and_reads_hears_nothing_of_them() {
@@ -61,14 +61,14 @@ fn the_target_of_writes_and_reads_hears_nothing_of_them() {
         let (near, there) = (w.any_mr(A, 5000), w.any_mr(B, 5000));
         w.recv(B, 7, &[]);
         w.apps[1].cqs[0].consumer.arm(crate::abi::queue::ARM_NEXT);
-        let octets = near.pattern(1);
+        let bytes = near.pattern(1);
         let writes = [Wr::write(1, &[near.all()], &there, 0), Wr::write(2, &[], &there, 0)];
         w.post(A, &writes);
         near.fill(0);
         let nothing = near.sge(0..0);
         w.post(A, &[Wr::read(3, near.all(), &there, 0), Wr::read(4, nothing, &there, 0)]);
         assert_eq!(w.completions(A).len(), 4);
-        assert_eq!((near.octets(), there.octets()), (octets.clone(), octets));
+        assert_eq!((near.bytes(), there.bytes()), (bytes.clone(), bytes));
         assert_eq!((w.completions(B), w.events(B)), (vec![], vec![]), "{wiring:?}");
         assert_eq!(w.apps[1].notified, []);
         w.post(A, &[Wr::send(5, &[])]);
@@ -79,7 +79,7 @@ fn the_target_of_writes_and_reads_hears_nothing_of_them() {
 
 //= RDMAP-5.5-9
 //= RDMAP-5.5-14
-/// A request is complete when TCP has taken its last octet, neither before nor only when it arrives.
+/// A request is complete when TCP has taken its last byte, neither before nor only when it arrives.
 #[test]
 fn a_completion_says_that_tcp_has_taken_all_and_no_more_than_that() {
     let mut w = World::connected(Wiring::tcp());
@@ -92,8 +92,8 @@ fn a_completion_says_that_tcp_has_taken_all_and_no_more_than_that() {
     w.push(A, &[Wr::write(1, &[near.all()], &there, 0), Wr::send(2, &[])]);
     let mut taken = Vec::new();
     let mut completed_at = Vec::new();
-    for octets in 0.. {
-        w.links[0].pipes[0].window = octets;
+    for bytes in 0.. {
+        w.links[0].pipes[0].window = bytes;
         while w.round() {}
         let found = w.completions(A);
         if !found.is_empty() {
@@ -105,21 +105,21 @@ fn a_completion_says_that_tcp_has_taken_all_and_no_more_than_that() {
         }
     }
     assert_eq!(taken, ["1 RdmaWrite", "2 Send"]);
-    assert_eq!(there.octets(), vec![0; 3000], "not even begun over there");
+    assert_eq!(there.bytes(), vec![0; 3000], "not even begun over there");
     assert_eq!(w.completions(B), [""; 0]);
     w.links[0].pipes[0].window = 1 << 20;
     w.settle();
     // The last FPDU is that of the Send, which has no payload.
     let end = w.links[0].pipes[0].sent;
     assert_eq!(completed_at, [end - 24, end]);
-    assert_eq!(there.octets(), vec![1; 3000]);
+    assert_eq!(there.bytes(), vec![1; 3000]);
     assert_eq!(w.completions(B), ["7 Receive"]);
 }
 
 //= RDMAP-5.5-12
 //= RDMAP-5.5-17
 /// Memory is read when the whole request has arrived, not when it began to; the same for a request
-/// of no octets.
+/// of no bytes.
 #[test]
 fn a_read_begins_when_its_request_is_complete() {
     for size in [6, 0] {
@@ -151,7 +151,7 @@ fn read_of(from: &Mr, size: u32) -> ReadRequest {
 //= RDMAP-5.2.1-8
 //= RDMAP-5.2.2-6
 //= RDMAP-5.5-20
-/// Requests from different regions, some of no octets, some posted while others are answered.
+/// Requests from different regions, some of no bytes, some posted while others are answered.
 #[test]
 fn reads_are_answered_in_the_order_of_their_requests() {
     let (mut w, mut raw) = World::raw();
@@ -204,7 +204,7 @@ fn operations_complete_in_the_order_in_which_they_were_posted() {
     assert_eq!(w.completions(A), ["2 RdmaRead 1", "3 RdmaWrite", "4 Send"]);
     raw.response(&mut w, sink.stag, sink.iova + 1, b"b", true);
     assert_eq!(w.completions(A), ["5 RdmaRead 1", "6 RdmaWrite"]);
-    assert_eq!(&sink.octets(), b"ab\0\0");
+    assert_eq!(&sink.bytes(), b"ab\0\0");
 }
 
 //= RDMAP-5.5-2
@@ -223,15 +223,15 @@ fn the_two_ends_of_a_stream_do_not_wait_for_each_other() {
     // Posted later, arrived and delivered earlier.
     assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send", "7 Receive"]);
     assert_eq!(w.completions(B), ["1 RdmaWrite", "2 Send"]);
-    assert_eq!((&a.octets()[..6], b.octets()), (&b"from b"[..], vec![0; 8]));
+    assert_eq!((&a.bytes()[..6], b.bytes()), (&b"from b"[..], vec![0; 8]));
     w.settle();
     assert_eq!(w.completions(B), ["7 Receive"]);
-    assert_eq!(&b.octets()[..6], b"from a");
+    assert_eq!(&b.bytes()[..6], b"from a");
 }
 
 //= RDMAP-5.5-8
-/// An application that writes to what is being sent changes its octets, never the framing: the CRC
-/// is that of the octets that left.
+/// An application that writes to what is being sent changes its bytes, never the framing: the CRC
+/// is that of the bytes that left.
 #[test]
 fn memory_that_changes_while_it_is_sent_does_not_break_the_stream() {
     let (mut w, mut raw) = World::raw();
@@ -242,19 +242,19 @@ fn memory_that_changes_while_it_is_sent_does_not_break_the_stream() {
         // Also when an assertion fails: the scope waits for the thread.
         let _stop = Stop(&done);
         scope.spawn(|| {
-            for octet in (0..=u8::MAX).cycle() {
+            for byte in (0..=u8::MAX).cycle() {
                 if done.load(Relaxed) {
                     break;
                 }
-                from.fill(octet);
+                from.fill(byte);
             }
         });
         for n in 1..30 {
             w.post(A, &[Wr::write(1, &[from.all()], &from, 0)]);
             raw.read(&mut w, n, &read_of(&from, 200_000));
             // Taking the FPDUs apart checks their CRCs.
-            let octets: usize = raw.segments(&mut w).iter().map(|s| s.payload.len()).sum();
-            assert_eq!(octets, 400_000);
+            let bytes: usize = raw.segments(&mut w).iter().map(|s| s.payload.len()).sum();
+            assert_eq!(bytes, 400_000);
             assert_eq!(w.completions(A), ["1 RdmaWrite"]);
         }
     });

@@ -47,7 +47,7 @@ impl Bench {
     }
 
     fn memory(&self) -> [[Vec<u8>; REGIONS]; 2] {
-        [A, B].map(|end| std::array::from_fn(|n| self.regions[end][n].octets()))
+        [A, B].map(|end| std::array::from_fn(|n| self.regions[end][n].bytes()))
     }
 
     /// The request of an op; none for a receive, which is posted.
@@ -65,7 +65,7 @@ impl Bench {
             }
             Op::Write { from, to, len, inline } => {
                 let wr = Wr::write(id, &[sge(from, *len)], &theirs[to.region], to.at as u64);
-                if *inline { wr.inline(&model.octets(me, *from, *len)) } else { wr }
+                if *inline { wr.inline(&model.bytes(me, *from, *len)) } else { wr }
             }
             Op::Send { from, len, inline, solicited, invalidate } => {
                 let list = [sge(from, *len)];
@@ -74,7 +74,7 @@ impl Bench {
                     Some(region) => Wr::send_invalidate(id, &list, theirs[*region].stag),
                 };
                 let wr = if *solicited { wr.with(SendFlags::SOLICITED) } else { wr };
-                if *inline { wr.inline(&model.octets(me, *from, *len)) } else { wr }
+                if *inline { wr.inline(&model.bytes(me, *from, *len)) } else { wr }
             }
             Op::Read { sink, from, len, invalidate } => {
                 let (sink, at) = (sge(sink, *len), from.at as u64);

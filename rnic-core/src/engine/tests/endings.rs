@@ -50,9 +50,9 @@ fn a_responder_is_silent_until_the_first_fpdu() {
 fn a_responder_whose_first_fpdu_is_broken_says_nothing() {
     let (mut w, mut raw) = responder();
     w.recv(A, 1, &[]);
-    let mut octets = raw.fpdu(&ulpdu(&raw.tagged(Opcode::Write, Stag(0), 0, true), b""));
-    octets[5] ^= 1;
-    raw.octets(&mut w, &octets);
+    let mut bytes = raw.fpdu(&ulpdu(&raw.tagged(Opcode::Write, Stag(0), 0, true), b""));
+    bytes[5] ^= 1;
+    raw.bytes(&mut w, &bytes);
     raw.collect(&mut w);
     assert!(raw.reset && raw.segments(&mut w).is_empty());
     assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
@@ -172,7 +172,7 @@ fn a_send_is_absorbed_only_as_the_agreed_first_fpdu() {
 //= MPA-7.1-5
 //= MPA-7.1.2-3c
 #[test]
-fn octets_behind_the_reply_are_the_first_fpdus() {
+fn bytes_behind_the_reply_are_the_first_fpdus() {
     let options = plain();
     let mut w = World::new(&[1]);
     let app = w.app(0);
@@ -181,12 +181,12 @@ fn octets_behind_the_reply_are_the_first_fpdus() {
     w.recv(qp, 1, &[]);
     w.recv(qp, 2, &[]);
     let mut early = Raw::new(0, &Wiring { a: options, b: options, ..Wiring::tcp() }.negotiate().1);
-    let mut octets = early.fpdu(&ulpdu(&early.untagged(Opcode::Send, 0, 1, 0, true), b""));
-    octets.extend(early.fpdu(&ulpdu(&early.untagged(Opcode::Send, 0, 2, 0, true), b"")));
-    let later = octets.split_off(30);
-    w.leftover = octets;
+    let mut bytes = early.fpdu(&ulpdu(&early.untagged(Opcode::Send, 0, 1, 0, true), b""));
+    bytes.extend(early.fpdu(&ulpdu(&early.untagged(Opcode::Send, 0, 2, 0, true), b"")));
+    let later = bytes.split_off(30);
+    w.leftover = bytes;
     let mut raw = w.connect_raw(qp, true, options, options);
-    raw.octets(&mut w, &later);
+    raw.bytes(&mut w, &later);
     assert_eq!(w.completions(qp), ["1 Receive", "2 Receive"]);
 }
 
@@ -207,7 +207,7 @@ fn disconnect_finishes_what_was_posted() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         let (a, b) = (w.any_mr(A, 3000), w.any_mr(B, 3000));
-        let octets = a.pattern(5);
+        let bytes = a.pattern(5);
         w.recv(B, 7, &[]);
         w.recv(B, 8, &[]);
         w.recv(A, 9, &[]);
@@ -216,7 +216,7 @@ fn disconnect_finishes_what_was_posted() {
         w.disconnect(A);
         assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaRead 10", "3 Send"], "{wiring:?}");
         assert_eq!(w.completions(B), ["7 Receive", "8 Receive WrFlush"]);
-        assert_eq!(b.octets(), octets);
+        assert_eq!(b.bytes(), bytes);
         assert_eq!(w.events(A), [""; 0]);
         assert_eq!(w.events(B), ["peer closed"]);
         assert_eq!([w.state(A), w.state(B)], [QpState::Closing, QpState::Closing]);
@@ -328,21 +328,21 @@ fn fin_fails_outstanding_reads_and_later_ones_at_once() {
 //= MPA-8-3
 #[test]
 fn fin_inside_an_fpdu_is_a_loss_that_the_peer_is_told_of() {
-    // At every octet of an FPDU.
+    // At every byte of an FPDU.
     let (w, mut raw) = World::raw();
-    let octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"abc"));
+    let bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"abc"));
     drop(w);
-    for cut in 1..octets.len() {
+    for cut in 1..bytes.len() {
         let (mut w, mut raw) = World::raw();
         let (to, sink) = (w.any_mr(A, 8), w.any_mr(A, 8));
         w.recv(A, 1, &[to.all()]);
         w.post(A, &[Wr::read(2, sink.all(), &sink, 0)]);
         assert_eq!(raw.segments(&mut w).len(), 1);
-        raw.octets(&mut w, &octets[..cut]);
+        raw.bytes(&mut w, &bytes[..cut]);
         raw.finish(&mut w);
         assert_eq!(raw.expect_terminate(&mut w), ("2/0/01".to_owned(), vec![]));
         assert_eq!(w.completions(A), ["2 RdmaRead WrFlush", "1 Receive WrFlush"]);
-        assert_eq!(to.octets(), [0; 8]);
+        assert_eq!(to.bytes(), [0; 8]);
         assert_eq!(w.events(A), ["lost: the peer closed inside a message"]);
         assert_eq!(w.state(A), QpState::Error);
         assert!(raw.is_closed(&w));
@@ -368,12 +368,12 @@ fn one_terminate_then_fin_then_nothing() {
     batch.push(Wr::read(20, sink.all(), &any, 0));
     w.post(A, &batch);
     // Twice at fault, and much more behind it.
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let header = raw.tagged(Opcode::Write, Stag(99), 0, true);
     for _ in 0..1000 {
-        octets.extend(raw.fpdu(&ulpdu(&header, &[7; 900])));
+        bytes.extend(raw.fpdu(&ulpdu(&header, &[7; 900])));
     }
-    raw.octets(&mut w, &octets);
+    raw.bytes(&mut w, &bytes);
     w.links[0].pipes[0].window = 1 << 20;
     w.settle();
     let segments = raw.segments(&mut w);
@@ -432,12 +432,12 @@ fn a_received_terminate_is_reported_and_never_answered() {
     let headers = "0063414300000000000000000000000100000000";
     assert_eq!(w.events(A), [format!("terminated by peer 1/2/05 {headers}")]);
     // An unknown code, and siw's layout, are reported as what they are.
-    for (octets, words) in [
+    for (bytes, words) in [
         (&[0xEE, 0x77, 0, 0][..], "terminated by peer e/e/77"),
         (&[0x02, 0x02, 0, 0], "terminated by peer 2/0/02"),
     ] {
         let (mut w, mut raw) = World::raw();
-        raw.terminate(&mut w, octets);
+        raw.terminate(&mut w, bytes);
         raw.finish(&mut w);
         assert_eq!(w.events(A), [words]);
     }
@@ -508,8 +508,8 @@ fn a_long_tagged_message_is_cut_by_a_terminate_and_an_untagged_one_is_not() {
         let segments = raw.segments(&mut w);
         let (terminate, rest) = segments.split_last().unwrap();
         assert_eq!(terminate.opcode(), Opcode::Terminate);
-        let octets: usize = rest.iter().map(|s| s.payload.len()).sum();
-        assert_eq!(octets == 60_000, untagged, "{octets}");
+        let bytes: usize = rest.iter().map(|s| s.payload.len()).sum();
+        assert_eq!(bytes == 60_000, untagged, "{bytes}");
         assert_eq!(w.completions(A).len(), 1);
     }
 }
@@ -646,12 +646,12 @@ fn what_came_before_the_end_is_carried_out_before_it() {
         w.recv(A, 7, &[inbox.all()]);
         w.recv(A, 8, &[]);
         let write = ulpdu(&raw.tagged(Opcode::Write, Stag(0), 0, true), b"");
-        let mut octets: Vec<u8> = (0..1000).flat_map(|_| raw.fpdu(&write)).collect();
+        let mut bytes: Vec<u8> = (0..1000).flat_map(|_| raw.fpdu(&write)).collect();
         let send = ulpdu(&raw.untagged(Opcode::Send, qn::SEND, 1, 0, true), b"last");
-        octets.extend(raw.fpdu(&send));
+        bytes.extend(raw.fpdu(&send));
         let now = w.now;
         let [out, inbound] = &mut w.links[raw.link].pipes;
-        assert_eq!(inbound.send(&octets, now).unwrap(), octets.len());
+        assert_eq!(inbound.send(&bytes, now).unwrap(), bytes.len());
         if fin {
             inbound.finish(now);
         }
@@ -662,7 +662,7 @@ fn what_came_before_the_end_is_carried_out_before_it() {
         }
         w.settle();
         let (mut done, mut events) = (w.completions(A), w.events(A));
-        assert_eq!(inbox.octets(), b"last", "{sending} {fin}");
+        assert_eq!(inbox.bytes(), b"last", "{sending} {fin}");
         assert_eq!(done.remove(0), "7 Receive 4");
         assert_eq!(done.pop().unwrap(), "8 Receive WrFlush");
         let event = events.remove(0);

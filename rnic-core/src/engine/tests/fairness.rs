@@ -98,9 +98,9 @@ fn two_users_share_a_worker_however_many_sessions_each_has() {
         let of_theirs: Vec<u64> = theirs.iter().map(|[from, _]| completed(&w, *from)).collect();
         let all = of_mine + of_theirs.iter().sum::<u64>();
         let share = of_mine as f64 / all as f64;
-        assert!((0.4..0.6).contains(&share), "{len} octets: {share}, {of_theirs:?}");
+        assert!((0.4..0.6).contains(&share), "{len} bytes: {share}, {of_theirs:?}");
         let (least, most) = (of_theirs.iter().min().unwrap(), of_theirs.iter().max().unwrap());
-        assert!(least * 2 > *most, "{len} octets: {of_theirs:?}");
+        assert!(least * 2 > *most, "{len} bytes: {of_theirs:?}");
     }
 }
 
@@ -273,7 +273,7 @@ fn changes_that_all_workers_make_are_asked_for_a_few_at_a_time() {
     }
 }
 
-/// FPDUs of 20 octets, which do nothing.
+/// FPDUs of 20 bytes, which do nothing.
 fn empty_writes(raw: &mut Raw, count: usize) -> Vec<u8> {
     let header = raw.tagged(Opcode::Write, Stag(0), 0, true);
     raw.fpdu(&ulpdu(&header, &[])).repeat(count)
@@ -299,9 +299,9 @@ fn receiving_takes_turns_however_small_what_comes_is() {
         let peers: Vec<_> = (0..streams).map(|_| raw_of(&mut w, THEIRS)).collect();
         let mut theirs = Vec::new();
         for (qp, mut raw) in peers {
-            let octets = empty_writes(&mut raw, 5000);
+            let bytes = empty_writes(&mut raw, 5000);
             let now = w.now;
-            assert_eq!(w.links[raw.link].send(1, &octets, now).expect("open"), octets.len());
+            assert_eq!(w.links[raw.link].send(1, &bytes, now).expect("open"), bytes.len());
             theirs.push(qp);
         }
         let received = |w: &World, qp: usize| w.qps[qp].shared.counters().segments_received;
@@ -341,37 +341,37 @@ fn what_one_turn_leaves_unread_is_placed_in_the_next_in_its_order() {
         let options = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
         let mut raw = w.connect_raw(qp, true, options, options);
         let to = w.any_mr(qp, 3000 * 8);
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let mut expected = Vec::new();
         for n in 0..3000u64 {
             let header = raw.tagged(Opcode::Write, to.stag, to.iova + n * 8, true);
-            octets.extend(raw.fpdu(&ulpdu(&header, &n.to_be_bytes())));
+            bytes.extend(raw.fpdu(&ulpdu(&header, &n.to_be_bytes())));
             expected.extend_from_slice(&n.to_be_bytes());
             if n % 700 == 600 {
                 // Finds no receive at first, if the QP may wait for one.
                 let header = raw.untagged(Opcode::Send, 0, 1 + n as u32 / 700, 0, true);
-                octets.extend(raw.fpdu(&ulpdu(&header, &[])));
+                bytes.extend(raw.fpdu(&ulpdu(&header, &[])));
             }
         }
         if !pause {
             (0..4).for_each(|n| w.recv(qp, n, &[]));
         }
-        raw.octets(&mut w, &octets);
+        raw.bytes(&mut w, &bytes);
         let mut found = w.completions(qp);
         for n in 0..4 {
             if pause {
-                assert_ne!(to.octets(), expected);
+                assert_ne!(to.bytes(), expected);
                 w.recv(qp, n, &[]);
                 w.settle();
                 found.extend(w.completions(qp));
             }
         }
         assert_eq!(found, ["0 Receive", "1 Receive", "2 Receive", "3 Receive"]);
-        assert!(to.octets() == expected);
+        assert!(to.bytes() == expected);
         assert_eq!(w.state(qp), QpState::Rts);
         // And what is left when the stream ends is dropped.
         let now = w.now;
-        w.links[raw.link].send(1, &octets, now).expect("open");
+        w.links[raw.link].send(1, &bytes, now).expect("open");
         w.round();
         w.abort(qp);
         assert_eq!(w.state(qp), QpState::Error);

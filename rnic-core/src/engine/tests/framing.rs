@@ -5,12 +5,12 @@ use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
 use crate::abi::queue::SendFlags;
 
-/// A bit of everything each way; what came of it, and how many octets each end sent.
+/// A bit of everything each way; what came of it, and how many bytes each end sent.
 fn exchange(wiring: Wiring, arrange: impl Fn(&mut World)) -> (Vec<String>, [u64; 2]) {
     let mut w = World::pair(wiring);
     arrange(&mut w);
     let (a, b) = (w.any_mr(A, 700), w.any_mr(B, 700));
-    let octets = a.pattern(7);
+    let bytes = a.pattern(7);
     w.recv(B, 50, &[b.sge(100..105), b.sge(105..300)]);
     w.recv(B, 51, &[]);
     w.recv(A, 52, &[a.sge(690..700)]);
@@ -29,12 +29,12 @@ fn exchange(wiring: Wiring, arrange: impl Fn(&mut World)) -> (Vec<String>, [u64;
     w.settle();
     let mut log = w.completions(A);
     log.extend(w.completions(B));
-    let got = b.octets();
-    assert_eq!(got[..300], octets[..300], "{wiring:?}");
-    assert_eq!(got[400..700], octets[300..600]);
-    assert_eq!(a.octets()[600..650], [0xAB; 50]);
-    assert_eq!(&a.octets()[690..696], b"answer");
-    assert_eq!(a.octets()[650], b'w');
+    let got = b.bytes();
+    assert_eq!(got[..300], bytes[..300], "{wiring:?}");
+    assert_eq!(got[400..700], bytes[300..600]);
+    assert_eq!(a.bytes()[600..650], [0xAB; 50]);
+    assert_eq!(&a.bytes()[690..696], b"answer");
+    assert_eq!(a.bytes()[650], b'w');
     (log, [w.links[0].pipes[0].sent, w.links[0].pipes[1].sent])
 }
 
@@ -75,7 +75,7 @@ fn framings() -> Vec<Wiring> {
 //= MPA-5.1-6
 //= MPA-A.4-1
 #[test]
-fn a_stream_cut_at_every_octet_means_the_same() {
+fn a_stream_cut_at_every_byte_means_the_same() {
     for wiring in framings() {
         let (_, sent) = exchange(wiring, |_| ());
         for (direction, sent) in sent.into_iter().enumerate() {
@@ -91,7 +91,7 @@ fn a_stream_cut_at_every_octet_means_the_same() {
 
 //= DDP-3-11
 #[test]
-fn octet_by_octet_and_at_random() {
+fn byte_by_byte_and_at_random() {
     for wiring in framings() {
         let ways =
             [Cuts::Every(1), Cuts::Every(3), Cuts::Random(1), Cuts::Random(2), Cuts::Random(3)];
@@ -109,7 +109,7 @@ fn octet_by_octet_and_at_random() {
 
 //= DDP-3-3
 #[test]
-fn a_socket_that_refuses_octets_anywhere_loses_none() {
+fn a_socket_that_refuses_bytes_anywhere_loses_none() {
     for wiring in framings() {
         let (_, sent) = exchange(wiring, |_| ());
         for (direction, sent) in sent.into_iter().enumerate() {
@@ -140,13 +140,13 @@ fn every_send_length_around_the_marker_interval() {
     for wiring in wirings {
         let mut w = World::pair(wiring);
         let (a, b) = (w.any_mr(A, 1100), w.any_mr(B, 1101));
-        let octets = a.pattern(3);
+        let bytes = a.pattern(3);
         for len in 0..=1100 {
             b.fill(0xEE);
             w.recv(B, 1, &[b.all()]);
             w.post(A, &[Wr::send(2, &[a.sge(0..len)])]);
-            let got = b.octets();
-            assert_eq!(got[..len], octets[..len], "{len} octets: {wiring:?}");
+            let got = b.bytes();
+            assert_eq!(got[..len], bytes[..len], "{len} bytes: {wiring:?}");
             assert_eq!(got[len], 0xEE);
             assert_eq!(w.completions(B).len(), 1);
             assert_eq!(w.completions(A), ["2 Send"]);
@@ -161,13 +161,13 @@ fn no_fpdu_is_longer_than_the_segment_size_and_a_smaller_one_is_obeyed() {
     for (markers, emss) in [(false, 536), (true, 536), (false, 8960), (true, 1460)] {
         let mut w = World::pair(Wiring::tcp().with(|o| o.markers = markers));
         let (a, b) = (w.any_mr(A, 40_000), w.any_mr(B, 40_000));
-        let octets = a.pattern(3);
+        let bytes = a.pattern(3);
         for emss in [emss, 300, 1200] {
             w.emss = emss;
             b.fill(0);
             let before = w.qps[A].shared.counters().segments_sent;
             w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-            assert_eq!(b.octets(), octets);
+            assert_eq!(b.bytes(), bytes);
             let segments = (w.qps[A].shared.counters().segments_sent - before) as usize;
             let most = usize::from(crate::mpa::mulpdu(emss, markers)) - 14;
             assert_eq!(segments, 40_000_usize.div_ceil(most), "EMSS {emss}");
@@ -182,7 +182,7 @@ fn a_message_under_way_obeys_an_emss_that_changes() {
         let mut w = World::pair(Wiring::tcp().with(|o| o.crc = crc));
         w.emss = 8960;
         let (a, b) = (w.any_mr(A, 400_000), w.any_mr(B, 400_000));
-        let octets = a.pattern(3);
+        let bytes = a.pattern(3);
         w.links[0].pipes[0].window = 50_000;
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
         w.round();
@@ -193,7 +193,7 @@ fn a_message_under_way_obeys_an_emss_that_changes() {
         w.emss = 1460;
         w.links[0].pipes[0].window = 1 << 20;
         w.settle();
-        assert_eq!(b.octets(), octets);
+        assert_eq!(b.bytes(), bytes);
         let rest = 400_000 - queued * (8954 - 14);
         let expected = rest.div_ceil(1454 - 14);
         assert_eq!(seen(&w) - queued, expected, "CRC {crc}");

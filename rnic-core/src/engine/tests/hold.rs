@@ -30,7 +30,7 @@ fn a_held_message_is_delivered_when_a_receive_is_posted() {
         w.recv(B, 10, &[into.all()]);
         w.settle();
         assert_eq!(w.completions(B), ["10 Receive 5"]);
-        assert_eq!(into.octets()[..5], *b"waits");
+        assert_eq!(into.bytes()[..5], *b"waits");
         // The next one has a deadline of its own.
         w.advance(DEADLINE - Duration::from_millis(1));
         w.recv(B, 11, &[]);
@@ -60,7 +60,7 @@ fn after_the_deadline_the_stream_ends_as_without_holding() {
     }
 }
 
-/// The first FPDU of a responder, which may be a Send, and octets that came with the MPA frames.
+/// The first FPDU of a responder, which may be a Send, and bytes that came with the MPA frames.
 #[test]
 fn the_first_message_of_a_stream_may_be_held() {
     let shape = QpShape { hold: Some(DEADLINE), ..QpShape::default() };
@@ -78,13 +78,13 @@ fn nothing_overtakes_what_is_held_and_the_other_direction_goes_on() {
         let mut w = pair(wiring);
         let (to_a, to_b) = (w.any_mr(A, 8), w.any_mr(B, 8));
         w.post(A, &[Wr::send(1, &[]), Wr::write(2, &[], &to_b, 0).inline(b"after")]);
-        assert_eq!(to_b.octets()[..5], [0; 5]);
+        assert_eq!(to_b.bytes()[..5], [0; 5]);
         w.post(B, &[Wr::write(3, &[], &to_a, 0).inline(b"other")]);
-        assert_eq!(to_a.octets()[..5], *b"other");
+        assert_eq!(to_a.bytes()[..5], *b"other");
         assert_eq!(w.completions(B), ["3 RdmaWrite"]);
         w.recv(B, 10, &[]);
         w.settle();
-        assert_eq!(to_b.octets()[..5], *b"after");
+        assert_eq!(to_b.bytes()[..5], *b"after");
         assert_eq!(w.completions(B), ["10 Receive"]);
     }
 }
@@ -118,7 +118,7 @@ fn streams_cut_anywhere_are_held_and_resumed_without_loss() {
             }
             let sizes = [0, 1, 1431, 5000, 70_000, 3, 200_000];
             let from = w.any_mr(A, 200_000);
-            let octets = from.pattern(9);
+            let bytes = from.pattern(9);
             let into = w.any_mr(B, 200_000);
             let requests: Vec<Wr> =
                 (0..).zip(sizes).map(|(n, len)| Wr::send(n, &[from.sge(0..len)])).collect();
@@ -129,7 +129,7 @@ fn streams_cut_anywhere_are_held_and_resumed_without_loss() {
                 w.settle();
                 let size = if len == 0 { String::new() } else { format!(" {len}") };
                 assert_eq!(w.completions(B), [format!("{n} Receive{size}")]);
-                assert_eq!(into.octets()[..len], octets[..len]);
+                assert_eq!(into.bytes()[..len], bytes[..len]);
             }
             assert_eq!(w.completions(A).len(), sizes.len());
         }
@@ -146,14 +146,14 @@ fn no_more_than_one_longest_segment_is_kept() {
     w.post(A, &requests);
     let from = w.any_mr(A, 1 << 20);
     w.post(A, &[Wr::send(40, &[from.all()])]);
-    let kept = w.engines[1].kept_octets();
+    let kept = w.engines[1].kept_bytes();
     assert!(kept > 0 && kept <= crate::mpa::MAX_FPDU, "{kept}");
     assert!(w.links[0].pipes[0].has_unread(), "the rest stays in the socket");
 }
 
 #[test]
 fn the_end_of_the_connection_is_noticed_while_a_message_is_held() {
-    // A reset, which by TCP is seen past the octets that are not read.
+    // A reset, which by TCP is seen past the bytes that are not read.
     for wiring in Wiring::both() {
         let mut w = pair(wiring);
         w.post(A, &[Wr::send(1, &[])]);
@@ -224,7 +224,7 @@ fn an_abort_or_the_end_of_the_queue_pair_leaves_nothing_behind() {
             assert!(w.next_timeout().is_none_or(|at| at < w.now.after(DEADLINE)), "{wiring:?}");
             w.advance(DEADLINE * 2);
             assert_eq!(w.state(A), QpState::Error);
-            assert_eq!(w.engines[usize::from(!wiring.direct)].kept_octets(), 0);
+            assert_eq!(w.engines[usize::from(!wiring.direct)].kept_bytes(), 0);
             if !destroy {
                 assert_eq!(w.events(B), ["aborted"]);
             }

@@ -43,7 +43,7 @@ fn long_region(w: &mut World, len: u64) -> Mr {
     Mr { stag, iova, len, mapping, windows }
 }
 
-/// The longest Send and Write go out, one octet more is refused before anything of it is.
+/// The longest Send and Write go out, one byte more is refused before anything of it is.
 fn message_length(most: u64) {
     for beyond in [0, 1] {
         for write in [false, true] {
@@ -96,7 +96,7 @@ fn read_size(most: u64) {
         let expected = [Opcode::ReadResponse, Opcode::Terminate][missing as usize];
         assert_eq!(sent[0].opcode(), expected);
     }
-    // A peer that repeats octets does not get by with it where the count no longer fits 32 bits.
+    // A peer that repeats bytes does not get by with it where the count no longer fits 32 bits.
     let (mut w, mut raw) = World::raw();
     let sink = long_region(&mut w, most);
     let element = Sge { addr: sink.iova, length: most as u32, lkey: sink.stag.0 };
@@ -107,18 +107,18 @@ fn read_size(most: u64) {
     raw.response(&mut w, sink.stag, sink.iova, b"repeated", true);
     assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01");
     assert_eq!(w.completions(A), ["1 RdmaRead BadResponse 1/1/01"]);
-    // A size of no octets is the other border.
+    // A size of no bytes is the other border.
     let (mut w, mut raw) = World::raw();
     raw.read(&mut w, 1, &ReadRequest::parse(&[0; 28]));
     assert_eq!(raw.segments(&mut w).len(), 1);
 }
 
-/// One octet less, or one more, is no Read Request.
+/// One byte less, or one more, is no Read Request.
 fn read_request_header(len: usize) {
-    for (octets, code) in [(len - 1, "0/2/FF"), (len, ""), (len + 1, "1/2/05")] {
+    for (bytes, code) in [(len - 1, "0/2/FF"), (len, ""), (len + 1, "1/2/05")] {
         let (mut w, mut raw) = World::raw();
         let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
-        raw.segment(&mut w, header, &vec![0; octets]);
+        raw.segment(&mut w, header, &vec![0; bytes]);
         match code {
             "" => assert_eq!(raw.segments(&mut w)[0].opcode(), Opcode::ReadResponse),
             code => assert_eq!(raw.expect_terminate(&mut w).0.to_uppercase(), code),

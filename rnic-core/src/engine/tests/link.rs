@@ -1,16 +1,16 @@
-//! A TCP connection: octets in order, however cut, late, or refused.
+//! A TCP connection: bytes in order, however cut, late, or refused.
 
 use std::collections::VecDeque;
 use std::io;
 
 use crate::types::{QpId, Time};
 
-/// Where a stream of octets is cut into calls.
+/// Where a stream of bytes is cut into calls.
 #[derive(Clone, Debug)]
 pub(super) enum Cuts {
     /// As much as there is.
     None,
-    /// So many octets at a time.
+    /// So many bytes at a time.
     Every(usize),
     /// Once, at this position of the stream.
     At(u64),
@@ -19,7 +19,7 @@ pub(super) enum Cuts {
 }
 
 impl Cuts {
-    /// Octets of the next call, of `have` at stream position `at`.
+    /// Bytes of the next call, of `have` at stream position `at`.
     fn next(&mut self, at: u64, have: usize) -> usize {
         match self {
             Cuts::None => have,
@@ -56,18 +56,18 @@ pub(super) struct Pipe {
     fin_seen: bool,
     /// The connection was reset: the receiver has not been told yet.
     reset: bool,
-    /// Octets that may be under way.
+    /// Bytes that may be under way.
     pub window: usize,
     /// How the receiver's calls cut the stream.
     pub cuts: Cuts,
     /// How much a call of the sender is allowed.
     pub takes: Cuts,
-    /// Nanoseconds an octet is under way.
+    /// Nanoseconds a byte is under way.
     pub latency: u64,
-    /// Octets sent and received so far.
+    /// Bytes sent and received so far.
     pub sent: u64,
     received: u64,
-    /// The sender was refused octets and waits to be called.
+    /// The sender was refused bytes and waits to be called.
     pub blocked: bool,
     /// Everything ever sent, for tests that look at the wire.
     pub log: Vec<u8>,
@@ -101,19 +101,19 @@ impl Pipe {
     }
 
     /// The sender's call.
-    pub fn send(&mut self, octets: &[u8], now: Time) -> io::Result<usize> {
+    pub fn send(&mut self, bytes: &[u8], now: Time) -> io::Result<usize> {
         if self.fin.is_some() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let room = octets.len().min(self.window.saturating_sub(self.under_way()));
+        let room = bytes.len().min(self.window.saturating_sub(self.under_way()));
         let n = self.takes.next(self.sent, room);
-        self.blocked = n < octets.len();
+        self.blocked = n < bytes.len();
         if n == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.sent += n as u64;
-        self.log.extend_from_slice(&octets[..n]);
-        self.chunks.push_back((Time(now.0 + self.latency), octets[..n].to_vec()));
+        self.log.extend_from_slice(&bytes[..n]);
+        self.chunks.push_back((Time(now.0 + self.latency), bytes[..n].to_vec()));
         Ok(n)
     }
 
@@ -128,7 +128,7 @@ impl Pipe {
         self.reset = true;
     }
 
-    /// Whether octets are there that nobody has read.
+    /// Whether bytes are there that nobody has read.
     pub fn has_unread(&self) -> bool {
         !self.chunks.is_empty()
     }
@@ -166,11 +166,11 @@ impl Pipe {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let n = self.cuts.next(self.received, have).min(room);
-        let mut octets = Vec::with_capacity(n);
-        while octets.len() < n {
+        let mut bytes = Vec::with_capacity(n);
+        while bytes.len() < n {
             let Some((at, mut chunk)) = self.chunks.pop_front() else { break };
-            let rest = chunk.split_off(chunk.len().min(n - octets.len()));
-            octets.extend_from_slice(&chunk);
+            let rest = chunk.split_off(chunk.len().min(n - bytes.len()));
+            bytes.extend_from_slice(&chunk);
             if !rest.is_empty() {
                 self.chunks.push_front((at, rest));
             }
@@ -179,7 +179,7 @@ impl Pipe {
         let mut from = 0;
         for buffer in into {
             let k = buffer.len().min(n - from);
-            buffer[..k].copy_from_slice(&octets[from..from + k]);
+            buffer[..k].copy_from_slice(&bytes[from..from + k]);
             from += k;
         }
         Ok(n)
@@ -199,7 +199,7 @@ impl Link {
         Link { ends: [a, b], pipes: [Pipe::new(), Pipe::new()] }
     }
 
-    /// One end closes its socket, as the kernel would do it: with unread octets, or when asked to,
+    /// One end closes its socket, as the kernel would do it: with unread bytes, or when asked to,
     /// the other end sees a reset.
     pub fn close(&mut self, end: usize, reset: bool, now: Time) {
         let unread = self.pipes[1 - end].has_unread();
@@ -211,11 +211,11 @@ impl Link {
     }
 
     /// The end sends; to a closed end the answer is a reset.
-    pub fn send(&mut self, end: usize, octets: &[u8], now: Time) -> io::Result<usize> {
+    pub fn send(&mut self, end: usize, bytes: &[u8], now: Time) -> io::Result<usize> {
         if self.ends[1 - end] == End::Closed {
             self.pipes[1 - end].reset();
-            return Ok(octets.len());
+            return Ok(bytes.len());
         }
-        self.pipes[end].send(octets, now)
+        self.pipes[end].send(bytes, now)
     }
 }

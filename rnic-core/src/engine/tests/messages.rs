@@ -1,4 +1,4 @@
-//! Messages as they leave: every octet of each kind, and how long ones are cut.
+//! Messages as they leave: every byte of each kind, and how long ones are cut.
 
 use super::raw::Segment;
 use super::requests::{Mr, Wr};
@@ -12,7 +12,7 @@ use crate::types::{Access, Scope, Stag, TaggedOffset};
 const SINK: Stag = Stag(0xA1A2_A3A4);
 const INVALIDATED: Stag = Stag(0xB1B2_B3B4);
 
-/// Every kind of message that a QP sends, in a stream of this version, each with what its octets
+/// Every kind of message that a QP sends, in a stream of this version, each with what its bytes
 /// have to be.
 fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (mut w, mut raw) = World::raw_of_version(version);
@@ -48,7 +48,7 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
     w.post(A, &[Wr::write(9, &[near.sge(0..17)], &far, 0)]);
     assert_eq!(w.completions(A), ["9 RdmaWrite LocalProtection"]);
 
-    let octets = raw.ulpdus(&mut w);
+    let bytes = raw.ulpdus(&mut w);
     assert!(raw.has_whole_fpdus() && raw.fin, "nothing else was said");
     let v = version;
     let untagged = |opcode: u8, stag: u32, queue: u8, msn: u8, payload: &[u8]| {
@@ -78,8 +78,8 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
         tagged(2, SINK, 0x0102_0304_0506_0708, b"ab"),
         untagged(7, 0, 2, 1, &[0; 4]),
     ];
-    assert_eq!(octets.len(), expected.len());
-    octets.into_iter().zip(expected).collect()
+    assert_eq!(bytes.len(), expected.len());
+    bytes.into_iter().zip(expected).collect()
 }
 
 //= RDMAP-3.1-1
@@ -100,10 +100,10 @@ fn all_kinds(version: u8) -> Vec<(Vec<u8>, Vec<u8>)> {
 //= RDMAP-6.1-1
 /// The six operations, a Read Response and a Terminate in a DDP stream of either version.
 #[test]
-fn every_kind_of_message_octet_by_octet() {
+fn every_kind_of_message_byte_by_byte() {
     for version in [1, 0] {
-        for (octets, expected) in all_kinds(version) {
-            assert_eq!(octets, expected, "version {version}");
+        for (bytes, expected) in all_kinds(version) {
+            assert_eq!(bytes, expected, "version {version}");
         }
     }
 }
@@ -126,22 +126,22 @@ fn every_kind_of_message_is_what_the_table_says() {
     let sent = all_kinds(1);
     for row in table("opcode").iter().filter(|row| row.number("rfc") == 5040) {
         let name = row.text("name");
-        let (octets, _) = sent
+        let (bytes, _) = sent
             .iter()
-            .find(|(octets, _)| u64::from(octets[1] & 0x0F) == row.number("value"))
+            .find(|(bytes, _)| u64::from(bytes[1] & 0x0F) == row.number("value"))
             .unwrap_or_else(|| panic!("no {name} was sent"));
-        let tagged = octets[0] & 0x80 != 0;
+        let tagged = bytes[0] & 0x80 != 0;
         assert_eq!(Some(tagged), row.find_bool("tagged"), "{name}");
         if !tagged {
-            let queue = u32::from_be_bytes(octets[6..10].try_into().unwrap());
+            let queue = u32::from_be_bytes(bytes[6..10].try_into().unwrap());
             assert_eq!(Some(u64::from(queue)), row.find_number("queue"), "{name}");
         }
-        let behind = octets.len() - if tagged { 14 } else { 18 };
+        let behind = bytes.len() - if tagged { 14 } else { 18 };
         let payload = row.find_bool("ulp_payload").unwrap();
         match (row.text("header"), payload) {
             ("none", true) => assert!(behind < 4, "{name}"),
-            ("Read Request, 28 octets", false) => assert_eq!(behind, 28, "{name}"),
-            ("Terminate, 4 to 52 octets", false) => assert_eq!(behind, 4, "{name}"),
+            ("Read Request, 28 bytes", false) => assert_eq!(behind, 28, "{name}"),
+            ("Terminate, 4 to 52 bytes", false) => assert_eq!(behind, 4, "{name}"),
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -155,8 +155,8 @@ pub(super) fn messages(segments: &[Segment]) -> Vec<(Header, Vec<u8>)> {
         if !open {
             found.push((*header, Vec::new()));
         }
-        let (first, octets) = found.last_mut().unwrap();
-        let at = octets.len() as u64;
+        let (first, bytes) = found.last_mut().unwrap();
+        let at = bytes.len() as u64;
         let last = match (*first, *header) {
             (Header::Tagged(f), Header::Tagged(h)) => {
                 assert_eq!((h.rsvd_ulp, h.stag), (f.rsvd_ulp, f.stag));
@@ -170,7 +170,7 @@ pub(super) fn messages(segments: &[Segment]) -> Vec<(Header, Vec<u8>)> {
             }
             other => panic!("a message of both models: {other:?}"),
         };
-        octets.extend(payload);
+        bytes.extend(payload);
         open = !last;
     }
     assert!(!open, "a message without an end");
@@ -190,7 +190,7 @@ pub(super) fn opcode_of(header: &Header) -> Opcode {
 fn one_message_of_rdmap_is_one_of_ddp() {
     let (mut w, mut raw) = World::raw();
     let (near, far) = (w.any_mr(A, 5000), w.any_mr(A, 5000));
-    let octets = near.pattern(1);
+    let bytes = near.pattern(1);
     w.post(
         A,
         &[
@@ -215,7 +215,7 @@ fn one_message_of_rdmap_is_one_of_ddp() {
     use Opcode::{ReadRequest as Request, ReadResponse as Response, Send, SendInvalidate, Write};
     assert_eq!(kinds, [Write, SendInvalidate, Send, Request, Response]);
     for long in [0, 1, 4] {
-        assert_eq!(found[long].1, octets, "{}", kinds[long]);
+        assert_eq!(found[long].1, bytes, "{}", kinds[long]);
     }
     // A Read is answered by one message, and that is all there is to it.
     raw.response(&mut w, near.stag, near.iova, &[7; 5000], true);
@@ -248,7 +248,7 @@ fn a_message_reaches_one_buffer() {
         let (mut w, near, left, right) = neighbours();
         w.post(A, &[Wr::write(1, &[near.sge(0..11)], &left, 0)]);
         assert!(w.events(B)[0].starts_with("terminated 1/1/01"), "{wiring:?}");
-        assert_eq!((left.octets(), right.octets()), (vec![b'l'; 10], vec![b'r'; 10]));
+        assert_eq!((left.bytes(), right.bytes()), (vec![b'l'; 10], vec![b'r'; 10]));
         // Two of each reach both.
         let (mut w, near, left, right) = neighbours();
         w.post(
@@ -260,7 +260,7 @@ fn a_message_reaches_one_buffer() {
                 Wr::read(4, near.sge(10..20), &right, 0),
             ],
         );
-        assert_eq!(near.octets(), b"lllllllllnnrrrrrrrrr");
+        assert_eq!(near.bytes(), b"lllllllllnnrrrrrrrrr");
         assert_eq!(w.completions(A).len(), 4, "{wiring:?}");
     }
 }

@@ -2,7 +2,7 @@
 //! connection, or one against a scripted peer.
 //!
 //! `world` is the machine around the engines (clients with their rings, workers, sockets), `link` a
-//! TCP connection that can cut, delay, block and reset, `raw` a peer made of octets, `requests` the
+//! TCP connection that can cut, delay, block and reset, `raw` a peer made of bytes, `requests` the
 //! words in which tests post. `captures` replays what another implementation was recorded saying.
 //! The other files are scenarios, one subject each; they read as transcripts of what was posted and
 //! what came of it.

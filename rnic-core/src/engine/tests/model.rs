@@ -149,8 +149,8 @@ impl Model {
                 self.completions[me].push(format!("{id} RdmaWrite"));
                 match self.remote(peer, *to, *len, Access::REMOTE_WRITE) {
                     Ok(()) => {
-                        let octets = self.octets(me, *from, *len);
-                        self.put(peer, *to, &octets);
+                        let bytes = self.bytes(me, *from, *len);
+                        self.put(peer, *to, &bytes);
                     }
                     Err(Why::Bounds) => self.end(peer, "1/1/01"),
                     Err(Why::Gone | Why::Right) => self.end(peer, "1/1/00"),
@@ -158,14 +158,14 @@ impl Model {
             }
             Op::Send { from, len, solicited, invalidate, .. } => {
                 self.completions[me].push(format!("{id} Send"));
-                let octets = self.octets(me, *from, *len);
-                self.deliver(peer, &octets, *solicited, *invalidate);
+                let bytes = self.bytes(me, *from, *len);
+                self.deliver(peer, &bytes, *solicited, *invalidate);
             }
             Op::Read { sink, from, len, invalidate } => {
                 let code = match self.remote(peer, *from, *len, Access::REMOTE_READ) {
                     Ok(()) => {
-                        let octets = self.octets(peer, *from, *len);
-                        self.put(me, *sink, &octets);
+                        let bytes = self.bytes(peer, *from, *len);
+                        self.put(me, *sink, &bytes);
                         if *invalidate {
                             if !self.may_invalidate(me, sink.region) {
                                 let len = spaced(*len);
@@ -201,20 +201,20 @@ impl Model {
         }
     }
 
-    fn deliver(&mut self, to: usize, octets: &[u8], solicited: bool, invalidate: Option<usize>) {
+    fn deliver(&mut self, to: usize, bytes: &[u8], solicited: bool, invalidate: Option<usize>) {
         let Some((id, at, room)) = self.receives[to].pop_front() else {
             return self.end(to, "1/2/02");
         };
-        if octets.len() > room {
+        if bytes.len() > room {
             self.completions[to].push(format!("{id} Receive LocalLength 1/2/05"));
             return self.end(to, "1/2/05");
         }
-        if !octets.is_empty() && !self.enabled[to][0] {
+        if !bytes.is_empty() && !self.enabled[to][0] {
             self.completions[to].push(format!("{id} Receive LocalProtection"));
             return self.end(to, "0/0/00");
         }
-        self.put(to, Place { region: 0, at }, octets);
-        let len = spaced(octets.len());
+        self.put(to, Place { region: 0, at }, bytes);
+        let len = spaced(bytes.len());
         let solicited = if solicited { " solicited" } else { "" };
         match invalidate {
             None => self.completions[to].push(format!("{id} Receive{len}{solicited}")),
@@ -304,17 +304,17 @@ impl Model {
         }
     }
 
-    /// Octets of a place; what inline data is made of may lie beyond its region.
-    pub fn octets(&self, of: usize, place: Place, len: usize) -> Vec<u8> {
+    /// Bytes of a place; what inline data is made of may lie beyond its region.
+    pub fn bytes(&self, of: usize, place: Place, len: usize) -> Vec<u8> {
         let place = self.resolve(of, place);
         let region = &self.memory[of][place.region];
         place.range(len).map(|at| region.get(at).copied().unwrap_or(0xEE)).collect()
     }
 
-    fn put(&mut self, of: usize, place: Place, octets: &[u8]) {
+    fn put(&mut self, of: usize, place: Place, bytes: &[u8]) {
         let place = self.resolve(of, place);
-        if !octets.is_empty() {
-            self.memory[of][place.region][place.range(octets.len())].copy_from_slice(octets);
+        if !bytes.is_empty() {
+            self.memory[of][place.region][place.range(bytes.len())].copy_from_slice(bytes);
         }
     }
 

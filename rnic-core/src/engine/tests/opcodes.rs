@@ -67,10 +67,10 @@ impl Bench {
                 mo: 0,
             }),
         };
-        let mut octets = ulpdu(&header, &payload);
-        octets[0] |= 0x3C;
-        octets[1] = rv << 6 | 0x30 | opcode.bits();
-        octets
+        let mut bytes = ulpdu(&header, &payload);
+        bytes[0] |= 0x3C;
+        bytes[1] = rv << 6 | 0x30 | opcode.bits();
+        bytes
     }
 
     /// That a message where it belongs has done what it is there for.
@@ -101,7 +101,7 @@ impl Bench {
                 _ => place.stag == self.inbox.stag,
             };
             let expected = if written { &b"oct!"[..] } else { &before[..4] };
-            assert_eq!(&place.octets()[..4], expected, "{opcode}");
+            assert_eq!(&place.bytes()[..4], expected, "{opcode}");
         }
         let said = self.raw.segments(&mut self.w);
         match opcode {
@@ -123,14 +123,14 @@ impl Bench {
     }
 
     /// That nothing has come of a message but this Terminate about it.
-    fn was_refused(mut self, octets: &[u8], code: &str, what: &str) {
-        let header_len = if octets[0] & 0x80 != 0 { 14 } else { 18 };
-        let mut headers = (octets.len() as u16).to_be_bytes().to_vec();
-        headers.extend(&octets[..header_len]);
+    fn was_refused(mut self, bytes: &[u8], code: &str, what: &str) {
+        let header_len = if bytes[0] & 0x80 != 0 { 14 } else { 18 };
+        let mut headers = (bytes.len() as u16).to_be_bytes().to_vec();
+        headers.extend(&bytes[..header_len]);
         let told = self.raw.expect_terminate(&mut self.w);
         assert_eq!(told, (code.to_owned(), headers), "{what}");
-        assert_eq!(self.region.octets(), b"data", "{what}");
-        assert_eq!((self.sink.octets(), self.inbox.octets()), (vec![0; 4], vec![0; 8]), "{what}");
+        assert_eq!(self.region.bytes(), b"data", "{what}");
+        assert_eq!((self.sink.bytes(), self.inbox.bytes()), (vec![0; 4], vec![0; 8]), "{what}");
         let flushed = ["8 RdmaRead WrFlush", "7 Receive WrFlush"];
         assert_eq!(self.w.completions(A), flushed, "{what}");
     }
@@ -161,7 +161,7 @@ fn every_opcode_where_it_belongs_and_nowhere_else() {
                 for rv in 0..4 {
                     let bench = Bench::new(version);
                     let opcode = Opcode::from_bits(bits);
-                    let octets = bench.message(opcode, queue, rv);
+                    let bytes = bench.message(opcode, queue, rv);
                     let what = format!("version {version} opcode {bits} {queue:?} RV {rv}");
                     let belongs = opcodes.iter().any(|row| {
                         row.number("value") == u64::from(bits)
@@ -171,14 +171,14 @@ fn every_opcode_where_it_belongs_and_nowhere_else() {
                     let known =
                         |queue| queues.iter().any(|q| q.number("value") == u64::from(queue));
                     if !queue.is_none_or(known) {
-                        bench.raw_says(&octets).was_refused(&octets, "1/2/01", &what);
+                        bench.raw_says(&bytes).was_refused(&bytes, "1/2/01", &what);
                     } else if rv != version {
-                        bench.raw_says(&octets).was_refused(&octets, "0/2/05", &what);
+                        bench.raw_says(&bytes).was_refused(&bytes, "0/2/05", &what);
                     } else if !belongs {
-                        bench.raw_says(&octets).was_refused(&octets, "0/2/06", &what);
+                        bench.raw_says(&bytes).was_refused(&bytes, "0/2/06", &what);
                     } else {
                         carried_out += 1;
-                        bench.raw_says(&octets).was_carried_out(opcode);
+                        bench.raw_says(&bytes).was_carried_out(opcode);
                     }
                 }
             }
@@ -189,8 +189,8 @@ fn every_opcode_where_it_belongs_and_nowhere_else() {
 }
 
 impl Bench {
-    fn raw_says(mut self, octets: &[u8]) -> Self {
-        self.raw.ulpdu(&mut self.w, octets);
+    fn raw_says(mut self, bytes: &[u8]) -> Self {
+        self.raw.ulpdu(&mut self.w, bytes);
         self
     }
 }
@@ -204,10 +204,10 @@ fn another_ddp_version_is_refused_before_the_opcode_is_looked_at() {
             for (queue, code) in [(None, "1/1/04"), (Some(0), "1/2/06"), (Some(9), "1/2/06")] {
                 for dv in (0..4).filter(|dv| *dv != version) {
                     let bench = Bench::new(version);
-                    let mut octets = bench.message(opcode, queue, 3);
-                    octets[0] = octets[0] & !3 | dv;
+                    let mut bytes = bench.message(opcode, queue, 3);
+                    bytes[0] = bytes[0] & !3 | dv;
                     let what = format!("{opcode} {queue:?} DV {dv}");
-                    bench.raw_says(&octets).was_refused(&octets, code, &what);
+                    bench.raw_says(&bytes).was_refused(&bytes, code, &what);
                 }
             }
         }

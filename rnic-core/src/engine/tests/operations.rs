@@ -7,17 +7,17 @@ use crate::types::{Access, QpState};
 
 //= RDMAP-5.1-5
 #[test]
-fn write_places_octets_and_completes_at_the_source_only() {
+fn write_places_bytes_and_completes_at_the_source_only() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
-        let octets = from.pattern(1);
+        let bytes = from.pattern(1);
         w.post(A, &[Wr::write(1, &[from.sge(10..50)], &to, 3)]);
         assert_eq!(w.completions(A), ["1 RdmaWrite"], "{wiring:?}");
         assert_eq!(w.completions(B), [""; 0]);
         let mut expected = vec![0; 100];
-        expected[3..43].copy_from_slice(&octets[10..50]);
-        assert_eq!(to.octets(), expected, "{wiring:?}");
+        expected[3..43].copy_from_slice(&bytes[10..50]);
+        assert_eq!(to.bytes(), expected, "{wiring:?}");
     }
 }
 
@@ -30,13 +30,13 @@ fn send_fills_the_posted_receive() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
-        let octets = from.pattern(1);
+        let bytes = from.pattern(1);
         w.recv(B, 7, &[to.sge(0..60)]);
         w.post(A, &[Wr::send(1, &[from.sge(0..40)])]);
         assert_eq!(w.completions(A), ["1 Send"]);
         assert_eq!(w.completions(B), ["7 Receive 40"], "{wiring:?}");
-        assert_eq!(to.octets()[..40], octets[..40]);
-        assert_eq!(to.octets()[40..], [0; 60]);
+        assert_eq!(to.bytes()[..40], bytes[..40]);
+        assert_eq!(to.bytes()[40..], [0; 60]);
     }
 }
 
@@ -44,15 +44,15 @@ fn send_fills_the_posted_receive() {
 //= RDMAP-5.2.1-10
 //= RDMAP-5.2.1-11
 #[test]
-fn read_fetches_octets() {
+fn read_fetches_bytes() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         let (sink, from) = (w.any_mr(A, 100), w.any_mr(B, 100));
-        let octets = from.pattern(1);
+        let bytes = from.pattern(1);
         w.post(A, &[Wr::read(1, sink.sge(20..70), &from, 5)]);
         assert_eq!(w.completions(A), ["1 RdmaRead 50"], "{wiring:?}");
-        assert_eq!(sink.octets()[20..70], octets[5..55]);
-        assert_eq!(sink.octets()[..20], [0; 20]);
+        assert_eq!(sink.bytes()[20..70], bytes[5..55]);
+        assert_eq!(sink.bytes()[..20], [0; 20]);
         assert_eq!(w.qps[B].shared.counters().reads_answered, 1);
     }
 }
@@ -65,9 +65,9 @@ fn messages_of_many_segments() {
         let mut w = World::connected(wiring);
         let len = 300_000;
         let (a, b) = (w.any_mr(A, len), w.any_mr(B, len));
-        let octets = a.pattern(1);
+        let bytes = a.pattern(1);
         w.post(A, &[Wr::write(1, &[a.all()], &b, 0)]);
-        assert_eq!(b.octets(), octets, "{wiring:?}");
+        assert_eq!(b.bytes(), bytes, "{wiring:?}");
         b.fill(0);
         w.recv(B, 9, &[b.sge(0..100_000), b.sge(100_000..len)]);
         w.post(
@@ -75,11 +75,11 @@ fn messages_of_many_segments() {
             &[Wr::send(2, &[a.sge(0..1), a.sge(1..1), a.sge(1..70_000), a.sge(70_000..len)])],
         );
         assert_eq!(w.completions(B), ["9 Receive 300000"]);
-        assert_eq!(b.octets(), octets);
+        assert_eq!(b.bytes(), bytes);
         a.fill(0);
         w.post(A, &[Wr::read(3, a.all(), &b, 0)]);
         assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send", "3 RdmaRead 300000"]);
-        assert_eq!(a.octets(), octets, "{wiring:?}");
+        assert_eq!(a.bytes(), bytes, "{wiring:?}");
     }
 }
 
@@ -121,13 +121,13 @@ fn inline_data_needs_no_region() {
     for wiring in Wiring::all() {
         let mut w = World::connected(wiring);
         let to = w.any_mr(B, 64);
-        let octets = pattern(64, 3);
+        let bytes = pattern(64, 3);
         w.recv(B, 7, &[to.all()]);
-        w.post(A, &[Wr::send(1, &[]).inline(&octets), Wr::write(2, &[], &to, 60).inline(b"tail")]);
+        w.post(A, &[Wr::send(1, &[]).inline(&bytes), Wr::write(2, &[], &to, 60).inline(b"tail")]);
         assert_eq!(w.completions(A), ["1 Send", "2 RdmaWrite"]);
         assert_eq!(w.completions(B), ["7 Receive 64"]);
-        assert_eq!(to.octets()[..60], octets[..60]);
-        assert_eq!(&to.octets()[60..], b"tail");
+        assert_eq!(to.bytes()[..60], bytes[..60]);
+        assert_eq!(&to.bytes()[60..], b"tail");
     }
 }
 
@@ -153,7 +153,7 @@ fn solicited_and_invalidating_sends_say_so() {
         let invalidated = format!("1 Receive invalidated {:#x}", window.stag.0);
         assert_eq!(w.completions(B), ["0 Receive solicited".to_owned(), invalidated]);
         w.post(A, &[Wr::write(3, &[], &window, 0).inline(b"x")]);
-        assert_eq!(window.octets(), [0; 10], "{wiring:?}");
+        assert_eq!(window.bytes(), [0; 10], "{wiring:?}");
         assert_eq!(w.state(A), QpState::Error);
     }
 }
@@ -171,7 +171,7 @@ fn unsignaled_requests_complete_in_silence_and_give_their_slots_back() {
             w.post(A, &batch);
             assert_eq!(w.completions(A), [format!("{round} RdmaWrite")], "{wiring:?}");
         }
-        assert_eq!(to.octets(), [9; 8]);
+        assert_eq!(to.bytes(), [9; 8]);
         let (unread, reserved, written) = w.apps[0].cqs[0].cq.usage();
         assert_eq!((unread, reserved, written), (0, 0, 10));
     }

@@ -36,7 +36,7 @@ fn never_more_reads_than_ord_and_completions_in_order() {
             n => assert_eq!(w.completions(A), [format!("{n} RdmaRead 1")]),
         }
     }
-    assert_eq!(sink.octets()[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(sink.bytes()[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn many_reads_and_a_send_over_both_paths() {
         for ord in [1, 2] {
             let mut w = World::pair(wiring.with(|o| o.ord = ord));
             let (sink, source) = (w.any_mr(A, 100), w.any_mr(B, 100));
-            let octets = source.pattern(4);
+            let bytes = source.pattern(4);
             w.recv(B, 50, &[]);
             let mut batch: Vec<Wr> = (0..10)
                 .map(|n| {
@@ -58,7 +58,7 @@ fn many_reads_and_a_send_over_both_paths() {
             expected.push("10 Send".into());
             assert_eq!(w.completions(A), expected, "{wiring:?}");
             assert_eq!(w.completions(B), ["50 Receive"]);
-            assert_eq!(sink.octets(), octets);
+            assert_eq!(sink.bytes(), bytes);
         }
     }
 }
@@ -102,8 +102,8 @@ fn a_fenced_write_never_changes_what_an_earlier_read_fetches() {
                     Wr::write(3, &[], &place, 0).inline(&[0xFF; 8]).with(SendFlags::FENCE),
                 ],
             );
-            assert_eq!(sink.octets(), n.to_be_bytes(), "{wiring:?}");
-            assert_eq!(place.octets(), [0xFF; 8]);
+            assert_eq!(sink.bytes(), n.to_be_bytes(), "{wiring:?}");
+            assert_eq!(place.bytes(), [0xFF; 8]);
             assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaRead 8", "3 RdmaWrite"]);
         }
     }
@@ -170,7 +170,7 @@ fn a_read_slot_is_free_again_when_its_response_has_left() {
             assert_eq!(w.completions(A).len(), 8);
             assert_eq!(w.completions(B).len(), 8);
         }
-        assert_eq!((sa.octets(), sb.octets()), (pb, pa));
+        assert_eq!((sa.bytes(), sb.bytes()), (pb, pa));
     }
 }
 
@@ -213,7 +213,7 @@ fn one_busy_qp_does_not_keep_the_others_waiting() {
             let to = w.any_mr(*b, 1);
             w.push(*a, &[Wr::write(9, &[], &to, 0).inline(b"x")]);
             let mut rounds = 0;
-            while to.octets() != b"x" {
+            while to.bytes() != b"x" {
                 assert!(w.round());
                 rounds += 1;
             }

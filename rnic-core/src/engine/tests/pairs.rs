@@ -158,7 +158,7 @@ impl Incoming {
                 (raw.tagged(Opcode::Write, place.stag, place.iova + 4, true), b"ts".to_vec()),
             ],
             Kind::Read => {
-                place.set(b"octets\0\0");
+                place.set(b"bytes\0\0");
                 let header = read_of(&place, 0, 6, u64::from(number)).emit();
                 let queue = qn::READ_REQUEST;
                 [
@@ -207,9 +207,9 @@ fn every_interleaving_arrives(first: Kind, later: Kind) {
         assert_eq!(completions.len(), count(Kind::Send), "{first:?} {later:?} {order:?}");
         assert!(completions.iter().all(|c| c.ends_with(" Receive 6")), "{completions:?}");
         assert_eq!(responses.len(), count(Kind::Read), "{first:?} {later:?} {order:?}");
-        assert!(responses.iter().all(|(_, payload)| payload == b"octets"), "{responses:?}");
+        assert!(responses.iter().all(|(_, payload)| payload == b"bytes"), "{responses:?}");
         for op in &both {
-            assert_eq!(&op.place.octets(), b"octets\0\0", "{first:?} {later:?} {order:?}");
+            assert_eq!(&op.place.bytes(), b"bytes\0\0", "{first:?} {later:?} {order:?}");
         }
     }
 }
@@ -223,7 +223,7 @@ fn step_by_step(w: &mut World, mut look: impl FnMut(&mut World)) {
     look(w);
 }
 
-/// A Read fetches what the Send or Write before it has placed, in the same memory, every octet of
+/// A Read fetches what the Send or Write before it has placed, in the same memory, every byte of
 /// it; and a Send has completed before its Read shows anything.
 fn a_read_shows_what_went_before(first: Kind, _: Kind) {
     const LEN: usize = 20_000;
@@ -235,7 +235,7 @@ fn a_read_shows_what_went_before(first: Kind, _: Kind) {
                 link.pipes.iter_mut().for_each(|pipe| pipe.cuts = Cuts::Random(seed));
             }
             let (near, sink, there) = (w.any_mr(A, LEN), w.any_mr(A, LEN), w.any_mr(B, LEN));
-            let octets = near.pattern(seed as u8);
+            let bytes = near.pattern(seed as u8);
             there.fill(0xEE);
             w.recv(B, 1, &[there.all()]);
             let before = match first {
@@ -246,12 +246,12 @@ fn a_read_shows_what_went_before(first: Kind, _: Kind) {
             let mut received = Vec::new();
             step_by_step(&mut w, |w| {
                 received.extend(w.completions(B));
-                if sink.octets() != vec![0; LEN] {
-                    assert_eq!(there.octets(), octets, "{first:?} {wiring:?}");
+                if sink.bytes() != vec![0; LEN] {
+                    assert_eq!(there.bytes(), bytes, "{first:?} {wiring:?}");
                     assert_eq!(received.len(), usize::from(first == Kind::Send));
                 }
             });
-            assert_eq!(sink.octets(), octets, "{first:?} {wiring:?}");
+            assert_eq!(sink.bytes(), bytes, "{first:?} {wiring:?}");
             let name = if first == Kind::Send { "1 Send" } else { "1 RdmaWrite" };
             assert_eq!(w.completions(A), [name.to_owned(), format!("2 RdmaRead {LEN}")]);
         }
@@ -304,7 +304,7 @@ fn a_response_may_be_overtaken(_: Kind, later: Kind) {
         }
         _ => raw.write(&mut w, place.stag, place.iova, b"behind"),
     }
-    assert_eq!(&place.octets(), b"behind");
+    assert_eq!(&place.bytes(), b"behind");
     w.links[0].pipes[0].window = 1 << 20;
     w.settle();
     let found = messages(&raw.segments(&mut w));
@@ -312,22 +312,22 @@ fn a_response_may_be_overtaken(_: Kind, later: Kind) {
     assert_eq!(response.unwrap().1, b"behind", "{later:?}");
 }
 
-/// Octets of a response are in place as they come, before the read they belong to is done; nothing
+/// Bytes of a response are in place as they come, before the read they belong to is done; nothing
 /// is said of the second while the first is not complete.
 fn sinks_fill_as_responses_come(_: Kind, _: Kind) {
     let (mut w, mut raw) = World::raw();
     let (one, two, source) = (w.any_mr(A, 4), w.any_mr(A, 4), w.any_mr(A, 4));
     w.post(A, &[Wr::read(1, one.all(), &source, 0), Wr::read(2, two.all(), &source, 0)]);
     raw.response(&mut w, one.stag, one.iova, b"on", false);
-    assert_eq!((one.octets(), two.octets()), (b"on\0\0".to_vec(), vec![0; 4]));
+    assert_eq!((one.bytes(), two.bytes()), (b"on\0\0".to_vec(), vec![0; 4]));
     assert_eq!(w.completions(A), [""; 0]);
     raw.response(&mut w, one.stag, one.iova + 2, b"e!", true);
     raw.response(&mut w, two.stag, two.iova, b"tw", false);
     assert_eq!(w.completions(A), ["1 RdmaRead 4"]);
-    assert_eq!(two.octets(), b"tw\0\0");
+    assert_eq!(two.bytes(), b"tw\0\0");
     raw.response(&mut w, two.stag, two.iova + 2, b"o!", true);
     assert_eq!(w.completions(A), ["2 RdmaRead 4"]);
-    assert_eq!((one.octets(), two.octets()), (b"one!".to_vec(), b"two!".to_vec()));
+    assert_eq!((one.bytes(), two.bytes()), (b"one!".to_vec(), b"two!".to_vec()));
 }
 
 /// Responses leave whole and in the order of their requests, whatever their lengths.
@@ -335,7 +335,7 @@ fn responses_leave_in_order(_: Kind, _: Kind) {
     let (mut w, mut raw) = World::raw();
     w.one_segment_at_a_time();
     let from = w.mr(A, 9000, Access::REMOTE_READ);
-    let octets = from.pattern(3);
+    let bytes = from.pattern(3);
     w.links[0].pipes[0].window = 500;
     let sizes = [9000, 0, 7, 3000];
     for (n, size) in (1..).zip(sizes) {
@@ -349,6 +349,6 @@ fn responses_leave_in_order(_: Kind, _: Kind) {
         let Header::Tagged(h) = header else { panic!("{header:?}") };
         assert_eq!(h.to.0, u64::from(n) << 32);
         let from = n as usize;
-        assert_eq!(payload, octets[from..from + (size - size.min(n)) as usize]);
+        assert_eq!(payload, bytes[from..from + (size - size.min(n)) as usize]);
     }
 }

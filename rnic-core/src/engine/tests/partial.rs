@@ -7,7 +7,7 @@ use super::world::{A, QpShape, Wiring, World, options};
 use crate::engine::{Engine, EngineOptions, HoldLimits, PartialLimits};
 use crate::types::{Access, QpState, Stag};
 
-/// Octets of an incomplete FPDU.
+/// Bytes of an incomplete FPDU.
 const HALF: usize = 1000;
 
 /// Connected initiators of one session, each with a scripted peer.
@@ -43,11 +43,11 @@ fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
     let (mut w, mut raws) = crowd(24, limited(limits));
     let fpdus: Vec<_> = raws.iter_mut().map(|raw| raw.fpdu(&[0; 2 * HALF])).collect();
     for (raw, fpdu) in raws.iter_mut().zip(&fpdus).take(20) {
-        raw.octets(&mut w, &fpdu[..HALF]);
+        raw.bytes(&mut w, &fpdu[..HALF]);
     }
     assert_eq!(dead(&w), []);
     for (n, (raw, fpdu)) in raws.iter_mut().zip(&fpdus).enumerate().skip(20) {
-        raw.octets(&mut w, &fpdu[..HALF]);
+        raw.bytes(&mut w, &fpdu[..HALF]);
         // Those in the pool cost nothing more and are left alone.
         assert_eq!(dead(&w), (16..=n - 4).collect::<Vec<_>>());
     }
@@ -57,7 +57,7 @@ fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
         assert!(event.contains("limits.session_partial_bytes is reached"), "{event}");
     }
     // The others complete theirs, which is then judged as any other.
-    raws[23].octets(&mut w, &fpdus[23][HALF..]);
+    raws[23].bytes(&mut w, &fpdus[23][HALF..]);
     assert_eq!(w.state(23), QpState::Terminate);
     assert_eq!(w.state(22), QpState::Rts);
 }
@@ -72,16 +72,16 @@ fn an_fpdu_may_come_slowly_but_not_pause_for_ever() {
     let payload = super::requests::pattern(8, 3);
     let header = raw.tagged(crate::rdmap::Opcode::Write, mr.stag, mr.iova, true);
     let fpdu = raw.fpdu(&super::raw::ulpdu(&header, &payload));
-    for octet in &fpdu {
+    for byte in &fpdu {
         w.advance(stall - Duration::from_nanos(1));
-        raw.octets(&mut w, &[*octet]);
+        raw.bytes(&mut w, &[*byte]);
     }
-    assert_eq!(mr.octets()[..8], payload);
+    assert_eq!(mr.bytes()[..8], payload);
     // Between two FPDUs there is all the time in the world.
     w.advance(stall * 100);
     assert_eq!((w.state(A), w.events(A).len()), (QpState::Rts, 0));
     let fpdu = raw.fpdu(&[0; 100]);
-    raw.octets(&mut w, &fpdu[..50]);
+    raw.bytes(&mut w, &fpdu[..50]);
     w.advance(stall - Duration::from_nanos(1));
     assert_eq!(w.state(A), QpState::Rts);
     w.advance(Duration::from_nanos(1));
@@ -95,7 +95,7 @@ fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
     let (mut w, mut raws) = crowd(20, options(0));
     for raw in &mut raws {
         let fpdu = raw.fpdu(&[0; 2 * HALF]);
-        raw.octets(&mut w, &fpdu[..HALF]);
+        raw.bytes(&mut w, &fpdu[..HALF]);
     }
     for qp in 0..20 {
         w.destroy(qp);
@@ -109,7 +109,7 @@ fn wrong_stags_and_offsets_are_told_with_the_peers_address() {
     let (mut w, mut raw) = World::raw();
     raw.write(&mut w, Stag(0x1234_5600), 0, b"x");
     assert_eq!(w.guesses, [peer]);
-    // An STag that is one, and the octet behind its region.
+    // An STag that is one, and the byte behind its region.
     let (mut w, mut raw) = World::raw();
     let mr = w.mr(A, 64, Access::REMOTE_WRITE);
     raw.write(&mut w, mr.stag, mr.iova + 64, b"x");

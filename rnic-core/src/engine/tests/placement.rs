@@ -23,15 +23,15 @@ fn the_t_bit_decides_which_buffer_it_is() {
     let region = w.any_mr(A, 8);
     let buffer = w.mr(A, 8, Access::LOCAL_WRITE);
     w.recv(A, 7, &[buffer.all()]);
-    // The same octets stand where the other kind of header has its STag.
+    // The same bytes stand where the other kind of header has its STag.
     let Header::Untagged(mut header) = part(&raw, 0, true) else { unreachable!() };
     header.inv_stag = region.stag;
     raw.segment(&mut w, Header::Untagged(header), b"untagged");
-    assert_eq!((&region.octets()[..], &buffer.octets()[..]), (&[0; 8][..], &b"untagged"[..]));
+    assert_eq!((&region.bytes()[..], &buffer.bytes()[..]), (&[0; 8][..], &b"untagged"[..]));
     assert_eq!(w.completions(A), ["7 Receive 8"]);
     w.recv(A, 8, &[buffer.all()]);
     raw.write(&mut w, region.stag, region.iova, b" tagged ");
-    assert_eq!((&region.octets()[..], &buffer.octets()[..]), (&b" tagged "[..], &b"untagged"[..]));
+    assert_eq!((&region.bytes()[..], &buffer.bytes()[..]), (&b" tagged "[..], &b"untagged"[..]));
     assert_eq!(w.completions(A), [""; 0], "a receive is not consumed");
 }
 
@@ -49,8 +49,8 @@ fn a_message_is_delivered_with_its_last_segment_in_order_and_with_its_length() {
     w.recv(A, 8, &[]);
     let header = raw.tagged(Opcode::Write, region.stag, region.iova, false);
     raw.segment(&mut w, header, b"wri");
-    for (mo, octets) in [(4, b"4567"), (0, b"0123")] {
-        raw.segment(&mut w, part(&raw, mo, false), octets);
+    for (mo, bytes) in [(4, b"4567"), (0, b"0123")] {
+        raw.segment(&mut w, part(&raw, mo, false), bytes);
         assert_eq!(w.completions(A), [""; 0]);
     }
     let header = raw.tagged(Opcode::Write, region.stag, region.iova + 3, true);
@@ -58,8 +58,8 @@ fn a_message_is_delivered_with_its_last_segment_in_order_and_with_its_length() {
     assert_eq!(w.completions(A), [""; 0], "a Write is not delivered");
     raw.segment(&mut w, part(&raw, 8, true), b"89");
     assert_eq!(w.completions(A), ["7 Receive 10"]);
-    assert_eq!(&region.octets(), b"write\0\0\0\0");
-    assert_eq!(&buffer.octets(), b"0123456789\0\0");
+    assert_eq!(&region.bytes(), b"write\0\0\0\0");
+    assert_eq!(&buffer.bytes(), b"0123456789\0\0");
     raw.send(&mut w, 2, b"");
     assert_eq!(w.completions(A), ["8 Receive"]);
 }
@@ -81,11 +81,11 @@ fn a_message_is_not_delivered_before_all_that_came_ahead_of_it_is_placed() {
     raw.send(&mut w, 1, b"later");
     raw.send(&mut w, 2, b"");
     assert_eq!(w.completions(A), [""; 0]);
-    assert_eq!(region.octets(), [0; 8]);
+    assert_eq!(region.bytes(), [0; 8]);
     while w.make_move() {
         w.settle();
     }
-    assert_eq!(&region.octets(), b"earlier!");
+    assert_eq!(&region.bytes(), b"earlier!");
     assert_eq!(w.completions(A), ["7 Receive 5", "8 Receive"]);
 }
 
@@ -107,23 +107,23 @@ fn a_message_that_comes_twice_is_delivered_once() {
         let log = w.completions(A);
         let delivered = log.iter().filter(|c| !c.ends_with("WrFlush")).count();
         assert_eq!((delivered, log.len()), (1 + between as usize, 4), "{log:?}");
-        assert!(!buffer.octets().contains(&b'X'));
+        assert!(!buffer.bytes().contains(&b'X'));
     }
 }
 
 //= DDP-4.3-5
 #[test]
-fn the_reserved_octets_of_an_untagged_message_may_differ_between_its_segments() {
+fn the_reserved_bytes_of_an_untagged_message_may_differ_between_its_segments() {
     let (mut w, mut raw) = World::raw();
     let buffer = w.any_mr(A, 6);
     w.recv(A, 7, &[buffer.all()]);
-    for (mo, stag, octets) in [(0, 0, b"ab"), (2, 0xFFFF_FFFF, b"cd"), (4, 0x1234, b"ef")] {
+    for (mo, stag, bytes) in [(0, 0, b"ab"), (2, 0xFFFF_FFFF, b"cd"), (4, 0x1234, b"ef")] {
         let Header::Untagged(mut header) = part(&raw, mo, mo == 4) else { unreachable!() };
         header.inv_stag = Stag(stag);
-        raw.segment(&mut w, Header::Untagged(header), octets);
+        raw.segment(&mut w, Header::Untagged(header), bytes);
     }
     assert_eq!(w.completions(A), ["7 Receive 6"]);
-    assert_eq!(&buffer.octets(), b"abcdef");
+    assert_eq!(&buffer.bytes(), b"abcdef");
 }
 
 //= DDP-5.2-12
@@ -133,13 +133,13 @@ fn whether_a_write_is_whole_or_in_order_is_not_looked_at() {
     let region = w.any_mr(A, 10);
     w.recv(A, 7, &[]);
     // From the back, with a hole, and one place twice.
-    for (at, octets, last) in [(7, b"xy", false), (2, b"AB", false), (2, b"CD", true)] {
+    for (at, bytes, last) in [(7, b"xy", false), (2, b"AB", false), (2, b"CD", true)] {
         let header = raw.tagged(Opcode::Write, region.stag, region.iova + at, last);
-        raw.segment(&mut w, header, octets);
+        raw.segment(&mut w, header, bytes);
     }
     raw.send(&mut w, 1, b"");
     assert_eq!(w.completions(A), ["7 Receive"]);
-    assert_eq!(&region.octets(), b"\0\0CD\0\0\0xy\0");
+    assert_eq!(&region.bytes(), b"\0\0CD\0\0\0xy\0");
 }
 
 //= DDP-4.1-11
@@ -157,12 +157,12 @@ fn a_version_that_changes_in_mid_stream_is_refused() {
                     false => raw.untagged(Opcode::Send, 0, n, 0, last),
                 };
                 raw.segment(&mut w, header(&raw, !inside, 1), b"good");
-                let mut octets = ulpdu(&header(&raw, true, 2 - u32::from(inside)), b"evil");
-                octets[0] = octets[0] & !3 | dv;
-                raw.ulpdu(&mut w, &octets);
+                let mut bytes = ulpdu(&header(&raw, true, 2 - u32::from(inside)), b"evil");
+                bytes[0] = bytes[0] & !3 | dv;
+                raw.ulpdu(&mut w, &bytes);
                 let code = if tagged { "1/1/04" } else { "1/2/06" };
                 assert_eq!(raw.expect_terminate(&mut w).0, code, "DV {dv}");
-                assert_eq!(&region.octets()[..4], b"good");
+                assert_eq!(&region.bytes()[..4], b"good");
             }
         }
     }
@@ -170,7 +170,7 @@ fn a_version_that_changes_in_mid_stream_is_refused() {
 
 //= DDP-7.1-8
 #[test]
-fn a_send_of_the_buffers_size_fits_and_one_octet_more_does_not() {
+fn a_send_of_the_buffers_size_fits_and_one_byte_more_does_not() {
     for parts in [&[8][..], &[5, 3]] {
         for too_much in [0, 1] {
             let (mut w, mut raw) = World::raw();
@@ -184,7 +184,7 @@ fn a_send_of_the_buffers_size_fits_and_one_octet_more_does_not() {
                 raw.segment(&mut w, part(&raw, at as u32, last), &[n as u8; 9][..len]);
                 at += len;
             }
-            assert_eq!(region.octets()[8..], [0xEE; 4], "nothing behind the buffer");
+            assert_eq!(region.bytes()[8..], [0xEE; 4], "nothing behind the buffer");
             if too_much == 0 {
                 assert_eq!(w.completions(A), ["7 Receive 8"]);
                 continue;
@@ -192,7 +192,7 @@ fn a_send_of_the_buffers_size_fits_and_one_octet_more_does_not() {
             assert_eq!(raw.expect_terminate(&mut w).0, "1/2/05");
             assert_eq!(w.completions(A), ["7 Receive LocalLength 1/2/05"]);
             let before = at - parts[parts.len() - 1] - 1;
-            assert!(region.octets()[before..].iter().all(|o| *o == 0xEE), "nor of the segment");
+            assert!(region.bytes()[before..].iter().all(|o| *o == 0xEE), "nor of the segment");
         }
     }
 }
@@ -232,7 +232,7 @@ fn behind_a_fault_one_message_leaves_and_nothing_arrives() {
         w.links[0].pipes[0].window = 1 << 20;
         w.settle();
         assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
-        assert_eq!((region.octets(), sink.octets()), (vec![0; 8], vec![0; 8]));
+        assert_eq!((region.bytes(), sink.bytes()), (vec![0; 8], vec![0; 8]));
         raw.close(&mut w);
         assert_eq!(w.state(A), QpState::Error);
         let events = w.events(A);
@@ -256,7 +256,7 @@ fn a_send_without_a_receive_ends_its_stream_and_no_other() {
     assert_eq!(raw.expect_terminate(&mut w).0, "1/2/02");
     neighbour.send(&mut w, 1, b"somebody");
     assert_eq!(w.completions(other), ["7 Receive 8"]);
-    assert_eq!(&region.octets(), b"somebody");
+    assert_eq!(&region.bytes(), b"somebody");
     assert_eq!((w.state(A), w.state(other)), (QpState::Terminate, QpState::Rts));
 }
 

@@ -34,7 +34,7 @@ fn a_full_cq_holds_the_send_queue_until_the_client_reads() {
         w.post(A, &batch);
         let mut next = 0;
         while next < 20 {
-            assert_eq!(to.octets(), [(next + 3).min(19) as u8], "four at a time");
+            assert_eq!(to.bytes(), [(next + 3).min(19) as u8], "four at a time");
             // Long enough for the worker to have gone to sleep over it.
             w.advance(std::time::Duration::from_millis(10));
             let found = w.poll_cq(0, 0, 4);
@@ -76,11 +76,11 @@ fn slots_that_others_give_back_wake_who_waits_for_them() {
         w.post(0, &silent);
         assert_eq!(w.apps[0].cqs[0].cq.usage().1, 8);
         w.post(2, &[Wr::write(9, &[], &other, 0).inline(b"y")]);
-        assert_eq!(other.octets(), [0], "no slot");
+        assert_eq!(other.bytes(), [0], "no slot");
         w.links[0].pipes[0].window = 1 << 20;
         w.settle();
         assert_eq!(w.completions(0), ["9 RdmaWrite"], "worker {on}");
-        assert_eq!(other.octets(), *b"y");
+        assert_eq!(other.bytes(), *b"y");
         assert_eq!(w.apps[0].cqs[0].cq.usage(), (0, 0, 1));
     }
 }
@@ -101,9 +101,9 @@ fn a_destroyed_qp_gives_its_slots_to_who_waits() {
     w.links[0].pipes[0].window = 0;
     w.post(0, &(0..4).map(|n| Wr::write(n, &[], &to, 0)).collect::<Vec<_>>());
     w.post(2, &[Wr::write(9, &[], &to, 0).inline(b"y")]);
-    assert_eq!(to.octets(), [0]);
+    assert_eq!(to.bytes(), [0]);
     w.destroy(0);
-    assert_eq!(to.octets(), *b"y");
+    assert_eq!(to.bytes(), *b"y");
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn impossible_indices_end_the_session() {
             w.qp(a, cq, cq, shape);
             let at_rq = at_sq
                 + crate::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline)
-                    .octets()
+                    .bytes()
                     .next_multiple_of(64);
             w.qp(b, cq_b, cq_b, shape);
             w.connect(A, B, wiring);
@@ -372,7 +372,7 @@ fn a_malformed_receive_fails_by_name() {
         let shape = QpShape::default();
         w.qp(b, cq_b, cq_b, shape);
         let sq = crate::abi::queue::QueueShape::send(shape.sq, shape.sges, shape.inline);
-        let at = before + sq.octets().next_multiple_of(64) + QUEUE_HEADER_LEN;
+        let at = before + sq.bytes().next_multiple_of(64) + QUEUE_HEADER_LEN;
         w.connect(A, B, wiring);
         w.settle();
         w.events(A);

@@ -54,18 +54,18 @@ impl Raw {
         out
     }
 
-    /// Sends octets as they are.
-    pub fn octets(&mut self, w: &mut World, octets: &[u8]) {
+    /// Sends bytes as they are.
+    pub fn bytes(&mut self, w: &mut World, bytes: &[u8]) {
         let now = w.now;
         // After the QP closed, its end answers by a reset; that is seen by `collect`.
-        let _ = w.links[self.link].send(1, octets, now);
+        let _ = w.links[self.link].send(1, bytes, now);
         w.settle();
     }
 
     /// Sends a ULPDU.
     pub fn ulpdu(&mut self, w: &mut World, ulpdu: &[u8]) {
         let fpdu = self.fpdu(ulpdu);
-        self.octets(w, &fpdu);
+        self.bytes(w, &fpdu);
     }
 
     /// Sends a segment.
@@ -77,7 +77,7 @@ impl Raw {
         Header::Tagged(TaggedHeader {
             last,
             dv: self.version,
-            rsvd_ulp: Control { rv: self.version, opcode }.octet(),
+            rsvd_ulp: Control { rv: self.version, opcode }.byte(),
             stag,
             to: TaggedOffset(to),
         })
@@ -87,7 +87,7 @@ impl Raw {
         Header::Untagged(UntaggedHeader {
             last,
             dv: self.version,
-            rsvd_ulp: Control { rv: self.version, opcode }.octet(),
+            rsvd_ulp: Control { rv: self.version, opcode }.byte(),
             inv_stag: Stag(0),
             qn,
             msn: Msn(msn),
@@ -123,7 +123,7 @@ impl Raw {
         w.settle();
     }
 
-    /// Closes the socket, with a reset if octets of the QP were left unread.
+    /// Closes the socket, with a reset if bytes of the QP were left unread.
     pub fn close(&mut self, w: &mut World) {
         let now = w.now;
         w.links[self.link].close(1, false, now);
@@ -205,12 +205,12 @@ impl Raw {
 
 /// Header and payload.
 pub(super) fn ulpdu(header: &Header, payload: &[u8]) -> Vec<u8> {
-    let mut octets = [0; ddp::MAX_HEADER_LEN];
-    let len = header.emit(&mut octets);
-    [&octets[..len], payload].concat()
+    let mut bytes = [0; ddp::MAX_HEADER_LEN];
+    let len = header.emit(&mut bytes);
+    [&bytes[..len], payload].concat()
 }
 
-/// A request to read `size` octets at `at` of a region, to a sink that no region has.
+/// A request to read `size` bytes at `at` of a region, to a sink that no region has.
 pub(super) fn read_of(from: &Mr, at: u64, size: u32) -> ReadRequest {
     ReadRequest {
         sink_stag: Stag(0xA1A2_A3A4),

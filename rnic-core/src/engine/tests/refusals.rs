@@ -10,9 +10,9 @@ use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
 
 /// What a Terminate encloses of a segment: length and DDP header.
 fn enclosed(header: &Header, payload: usize) -> Vec<u8> {
-    let octets = ulpdu(header, &[]);
-    let len = (octets.len() + payload) as u16;
-    [&len.to_be_bytes()[..], &octets].concat()
+    let bytes = ulpdu(header, &[]);
+    let len = (bytes.len() + payload) as u16;
+    [&len.to_be_bytes()[..], &bytes].concat()
 }
 
 //= RDMAP-3.2-8
@@ -48,7 +48,7 @@ fn writes_outside_of_a_region() {
         raw.write(&mut w, to.stag, offset, &payload);
         match code {
             None => {
-                assert_eq!(to.octets()[*at as usize..][..*len], payload);
+                assert_eq!(to.bytes()[*at as usize..][..*len], payload);
                 assert_eq!(w.state(A), QpState::Rts);
                 assert_eq!(raw.segments(&mut w), []);
             }
@@ -56,7 +56,7 @@ fn writes_outside_of_a_region() {
                 let header = raw.tagged(Opcode::Write, to.stag, offset, true);
                 let expected = ((*code).to_owned(), enclosed(&header, *len));
                 assert_eq!(raw.expect_terminate(&mut w), expected, "{at} {len}");
-                assert_eq!(to.octets(), [0xEE; 100]);
+                assert_eq!(to.bytes(), [0xEE; 100]);
                 assert_eq!(w.state(A), QpState::Terminate);
                 raw.close(&mut w);
                 assert_eq!(w.state(A), QpState::Error);
@@ -74,7 +74,7 @@ fn a_failing_segment_leaves_the_earlier_ones_placed() {
     raw.segment(&mut w, raw.tagged(Opcode::Write, to.stag, to.iova, false), b"12345");
     raw.segment(&mut w, raw.tagged(Opcode::Write, to.stag, to.iova + 5, true), b"678901");
     assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01");
-    assert_eq!(&to.octets(), b"12345\0\0\0\0\0");
+    assert_eq!(&to.bytes(), b"12345\0\0\0\0\0");
 }
 
 //= RDMAP-3.2-8
@@ -117,7 +117,7 @@ fn writes_to_what_is_not_theirs() {
         raw.write(&mut w, stag, to.iova, b"evil");
         let header = raw.tagged(Opcode::Write, stag, to.iova, true);
         assert_eq!(raw.expect_terminate(&mut w), (code.to_owned(), enclosed(&header, 4)), "{what}");
-        assert_eq!(to.octets(), [0; 10], "{what}");
+        assert_eq!(to.bytes(), [0; 10], "{what}");
     }
 }
 
@@ -204,7 +204,7 @@ fn a_response_goes_where_the_request_says_even_across_the_top() {
     let (mut w, mut raw) = World::raw();
     w.emss = 200;
     let from = w.mr(A, 400, Access::REMOTE_READ);
-    let octets = from.pattern(1);
+    let bytes = from.pattern(1);
     let request = ReadRequest { sink_to: TaggedOffset(u64::MAX - 9), ..read_of(&from, 0, 400) };
     raw.read(&mut w, 1, &request);
     let mut got = Vec::new();
@@ -215,7 +215,7 @@ fn a_response_goes_where_the_request_says_even_across_the_top() {
         got.extend(segment.payload);
         assert_eq!(h.last, got.len() == 400);
     }
-    assert_eq!(got, octets);
+    assert_eq!(got, bytes);
 }
 
 //= RDMAP-5.2.1-2
@@ -262,11 +262,11 @@ fn sends_without_a_receive_or_too_long_for_it() {
         w.recv(B, 8, &[to.sge(0..4), to.sge(10..14)]);
         w.recv(B, 9, &[to.all()]);
         w.post(A, &[Wr::send(1, &[]).inline(b"12345678")]);
-        assert_eq!(&to.octets()[..4], b"1234");
-        assert_eq!(&to.octets()[10..14], b"5678");
+        assert_eq!(&to.bytes()[..4], b"1234");
+        assert_eq!(&to.bytes()[10..14], b"5678");
         to.fill(0);
         w.post(A, &[Wr::send(2, &[]).inline(b"123456789")]);
-        assert_eq!(to.octets(), [0; 20], "{wiring:?}");
+        assert_eq!(to.bytes(), [0; 20], "{wiring:?}");
         let flushed = ["7 Receive 8", "8 Receive LocalLength 1/2/05", "9 Receive WrFlush"];
         assert_eq!(w.completions(B), flushed);
         assert!(w.events(A)[0].starts_with("terminated by peer 1/2/05"));
@@ -283,7 +283,7 @@ fn a_receive_that_names_bad_memory_is_its_owners_fault() {
         assert_eq!(w.completions(B), ["7 Receive LocalProtection"]);
         assert_eq!(w.events(A), ["terminated by peer 0/0/00"]);
         assert_eq!(w.events(B), ["terminated 0/0/00"]);
-        assert_eq!(good.octets(), [0; 10], "nothing is placed unless all can be");
+        assert_eq!(good.bytes(), [0; 10], "nothing is placed unless all can be");
     }
 }
 
@@ -299,7 +299,7 @@ fn parts_of_a_send_in_any_order_but_whole() {
     raw.segment(&mut w, send(&raw, 0, false), b"0123");
     raw.segment(&mut w, send(&raw, 8, true), b"89");
     assert_eq!(w.completions(A), ["7 Receive 10"]);
-    assert_eq!(&to.octets(), b"0123456789\0\0");
+    assert_eq!(&to.bytes(), b"0123456789\0\0");
 
     // The last is not the highest; a gap; an overlap; beyond the buffer.
     type Parts = &'static [(u32, &'static [u8])];
@@ -314,8 +314,8 @@ fn parts_of_a_send_in_any_order_but_whole() {
         let (mut w, mut raw) = World::raw();
         let to = w.any_mr(A, 12);
         w.recv(A, 7, &[to.all()]);
-        for (n, (mo, octets)) in (1..).zip(*parts) {
-            raw.segment(&mut w, send(&raw, *mo, n == parts.len()), octets);
+        for (n, (mo, bytes)) in (1..).zip(*parts) {
+            raw.segment(&mut w, send(&raw, *mo, n == parts.len()), bytes);
         }
         assert_eq!(raw.expect_terminate(&mut w).0, *code, "{parts:?}");
         assert!(w.completions(A)[0].starts_with("7 Receive "), "completes once, in error");
@@ -327,7 +327,7 @@ fn parts_of_a_send_in_any_order_but_whole() {
 //= DDP-4.2-7
 #[test]
 fn responses_that_were_not_asked_for() {
-    // (STag or none for the sink's, offset, octets, last), then what comes of them.
+    // (STag or none for the sink's, offset, bytes, last), then what comes of them.
     type Part = (Option<u32>, i64, usize, bool);
     let cases: &[(&[Part], &str)] = &[
         (&[(Some(0x77), 0, 10, true)], "1/1/00"),
@@ -350,8 +350,8 @@ fn responses_that_were_not_asked_for() {
             raw.response(&mut w, stag, to, &vec![0xAB; *len], *last);
         }
         assert_eq!(raw.expect_terminate(&mut w).0, *code, "{parts:?}");
-        assert_eq!(sink.octets()[..10], [0; 10]);
-        assert_eq!(sink.octets()[20..], [0; 10]);
+        assert_eq!(sink.bytes()[..10], [0; 10]);
+        assert_eq!(sink.bytes()[20..], [0; 10]);
         match *code {
             "0/2/06" => assert_eq!(w.completions(A), ["1 RdmaRead 10"]),
             code => assert_eq!(w.completions(A), [format!("1 RdmaRead BadResponse {code}")]),
@@ -367,11 +367,11 @@ fn responses_that_were_not_asked_for() {
 fn segments_too_short_for_their_header() {
     for len in [0, 1, 13, 17] {
         let (mut w, mut raw) = World::raw();
-        let mut octets = vec![0; len];
-        if let Some(first) = octets.first_mut() {
+        let mut bytes = vec![0; len];
+        if let Some(first) = bytes.first_mut() {
             *first = if len == 13 { 0xC1 } else { 0x41 };
         }
-        raw.ulpdu(&mut w, &octets);
+        raw.ulpdu(&mut w, &bytes);
         let expected = ("0/2/ff".to_owned(), (len as u16).to_be_bytes().to_vec());
         let (code, headers) = raw.expect_terminate(&mut w);
         assert_eq!((code.to_lowercase(), headers), expected, "{len}");
@@ -411,15 +411,15 @@ fn a_flipped_bit_places_nothing_and_ends_the_stream() {
         let (mut w, mut raw) = World::raw();
         let to = w.mr(A, 8, Access::REMOTE_WRITE);
         let header = raw.tagged(Opcode::Write, to.stag, to.iova, true);
-        let mut octets = raw.fpdu(&ulpdu(&header, b"evil"));
-        octets[bit / 8] ^= 0x80 >> (bit % 8);
+        let mut bytes = raw.fpdu(&ulpdu(&header, b"evil"));
+        bytes[bit / 8] ^= 0x80 >> (bit % 8);
         // Valid ones follow in the same segment; of a longer ULPDU they are a part.
         for _ in 0..3000 {
-            octets.extend(raw.fpdu(&ulpdu(&header, b"also")));
+            bytes.extend(raw.fpdu(&ulpdu(&header, b"also")));
         }
-        raw.octets(&mut w, &octets);
+        raw.bytes(&mut w, &bytes);
         assert_eq!(raw.expect_terminate(&mut w), ("2/0/02".to_owned(), vec![]), "bit {bit}");
-        assert_eq!(to.octets(), [0; 8], "bit {bit}");
+        assert_eq!(to.bytes(), [0; 8], "bit {bit}");
         // The connection is the peer's to end now.
         assert!(!raw.reset && !raw.is_closed(&w), "bit {bit}");
     }
@@ -431,16 +431,16 @@ fn a_flipped_bit_places_nothing_and_ends_the_stream() {
 //= MPA-8-10
 #[test]
 fn markers_are_checked_behind_the_crc() {
-    for (octet, xor, code) in [(0, 0xFF, ""), (1, 0xFF, ""), (3, 0x03, ""), (3, 0x04, "2/0/03")] {
+    for (byte, xor, code) in [(0, 0xFF, ""), (1, 0xFF, ""), (3, 0x03, ""), (3, 0x04, "2/0/03")] {
         let options = Wiring::tcp().with(|o| (o.peer_to_peer, o.markers) = (false, true)).a;
         let (mut w, mut raw) = World::against_raw(true, options, options);
         w.recv(A, 1, &[]);
-        let mut octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b""));
-        octets[octet] ^= xor;
-        let end = octets.len() - 4;
-        let crc = crc32c::crc32c(&octets[..end]);
-        octets[end..].copy_from_slice(&crc.to_le_bytes());
-        raw.octets(&mut w, &octets);
+        let mut bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b""));
+        bytes[byte] ^= xor;
+        let end = bytes.len() - 4;
+        let crc = crc32c::crc32c(&bytes[..end]);
+        bytes[end..].copy_from_slice(&crc.to_le_bytes());
+        raw.bytes(&mut w, &bytes);
         if code.is_empty() {
             assert_eq!(w.completions(A), ["1 Receive"]);
         } else {
@@ -466,13 +466,13 @@ fn atomics_and_immediates_are_not_served() {
 fn read_requests_in_parts() {
     let (mut w, mut raw) = World::raw();
     let from = w.mr(A, 100, Access::REMOTE_READ);
-    let octets = from.pattern(1);
+    let bytes = from.pattern(1);
     let request = read_of(&from, 0, 100).emit();
     let header = |raw: &Raw, mo, last| raw.untagged(Opcode::ReadRequest, 1, 1, mo, last);
     raw.segment(&mut w, header(&raw, 0, false), &request[..10]);
     assert_eq!(raw.segments(&mut w), []);
     raw.segment(&mut w, header(&raw, 10, true), &request[10..]);
-    assert_eq!(raw.segments(&mut w)[0].payload, octets);
+    assert_eq!(raw.segments(&mut w)[0].payload, bytes);
 }
 
 //= RDMAP-5.3-13
@@ -579,7 +579,7 @@ fn local_requests_that_cannot_be() {
             assert_eq!(w.completions(A), expected, "{what} {wiring:?}");
             assert_eq!(w.events(B), ["terminated by peer 0/0/00"]);
             assert_eq!(w.events(A), ["terminated 0/0/00"]);
-            assert_eq!(b.octets(), vec![0xEE; 2000], "nothing of it left: {what}");
+            assert_eq!(b.bytes(), vec![0xEE; 2000], "nothing of it left: {what}");
         }
     }
 }

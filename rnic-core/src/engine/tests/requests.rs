@@ -35,25 +35,25 @@ impl Mr {
         self.sge(0..self.len)
     }
 
-    pub fn octets(&self) -> Vec<u8> {
-        let mut octets = vec![0; self.len];
-        self.mapping.read(0, &mut octets).unwrap();
-        octets
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.mapping.read(0, &mut bytes).unwrap();
+        bytes
     }
 
-    pub fn set(&self, octets: &[u8]) {
-        self.mapping.write(0, octets).unwrap();
+    pub fn set(&self, bytes: &[u8]) {
+        self.mapping.write(0, bytes).unwrap();
     }
 
-    pub fn fill(&self, octet: u8) {
-        self.mapping.fill(0, self.len, octet).unwrap();
+    pub fn fill(&self, byte: u8) {
+        self.mapping.fill(0, self.len, byte).unwrap();
     }
 
-    /// Octets that differ everywhere and from those of other seeds.
+    /// Bytes that differ everywhere and from those of other seeds.
     pub fn pattern(&self, seed: u8) -> Vec<u8> {
-        let octets = pattern(self.len, seed);
-        self.set(&octets);
-        octets
+        let bytes = pattern(self.len, seed);
+        self.set(&bytes);
+        bytes
     }
 }
 
@@ -144,8 +144,8 @@ impl Wr {
         self
     }
 
-    pub fn inline(mut self, octets: &[u8]) -> Self {
-        self.inline = octets.to_vec();
+    pub fn inline(mut self, bytes: &[u8]) -> Self {
+        self.inline = bytes.to_vec();
         self.sges.clear();
         self.with(SendFlags::INLINE)
     }

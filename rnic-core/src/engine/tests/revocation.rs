@@ -28,17 +28,17 @@ fn a_response_under_way_stops_at_a_segment_boundary() {
     w.settle();
     let segments = raw.segments(&mut w);
     let (last, sent) = segments.split_last().unwrap();
-    let octets: usize = sent.iter().map(|s| s.payload.len()).sum();
-    assert!(octets > 0 && octets < 10_000, "{octets}");
+    let bytes: usize = sent.iter().map(|s| s.payload.len()).sum();
+    assert!(bytes > 0 && bytes < 10_000, "{bytes}");
     assert_eq!(last.opcode(), Opcode::Terminate);
     let t = crate::rdmap::Terminate::parse(&last.payload).unwrap();
     assert_eq!(t.code.number(), "0/1/00");
     let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
     assert_eq!(t.ddp_header, Some(&ulpdu(&header, &[])[..]));
     let rest = ReadRequest {
-        sink_to: TaggedOffset(0x10 + octets as u64),
-        size: 10_000 - octets as u32,
-        src_to: TaggedOffset(from.iova + octets as u64),
+        sink_to: TaggedOffset(0x10 + bytes as u64),
+        size: 10_000 - bytes as u32,
+        src_to: TaggedOffset(from.iova + bytes as u64),
         ..request
     };
     assert_eq!(ReadRequest::parse(t.read_request.unwrap()), rest);
@@ -88,7 +88,7 @@ fn a_sink_revoked_while_its_read_is_out() {
         w.revoke(A, sink.stag);
         w.settle();
         assert_eq!(w.completions(A), ["1 RdmaRead LocalAccess 1/1/00"], "{wiring:?}");
-        assert_eq!(sink.octets(), [0; 10]);
+        assert_eq!(sink.bytes(), [0; 10]);
         assert!(w.events(B)[0].starts_with("terminated by peer 1/1/00"));
     }
 }
@@ -109,7 +109,7 @@ fn nothing_changes_behind_a_revocation() {
             w.revoke(B, to.stag);
             to.fill(0);
             w.settle();
-            assert_eq!(to.octets(), vec![0; 50_000], "after {rounds} rounds");
+            assert_eq!(to.bytes(), vec![0; 50_000], "after {rounds} rounds");
         }
     }
 }
@@ -190,7 +190,7 @@ fn read_with_invalidate_leaves_a_dead_sink() {
         let own = w.own_mr(A, 10, Access::LOCAL_WRITE | Access::REMOTE_READ);
         let shared = w.any_mr(A, 10);
         let from = w.any_mr(B, 10);
-        let octets = from.pattern(1);
+        let bytes = from.pattern(1);
         w.post(
             A,
             &[
@@ -199,7 +199,7 @@ fn read_with_invalidate_leaves_a_dead_sink() {
             ],
         );
         assert_eq!(w.completions(A), ["1 RdmaRead 10", "2 RdmaRead 10"], "{wiring:?}");
-        assert_eq!([own.octets(), shared.octets()], [octets.clone(), octets]);
+        assert_eq!([own.bytes(), shared.bytes()], [bytes.clone(), bytes]);
         w.post(B, &[Wr::read(3, from.all(), &shared, 0)]);
         assert_eq!(w.completions(B), ["3 RdmaRead RemoteAccess 0/1/00"]);
     }
@@ -261,12 +261,12 @@ fn an_stag_of_one_qp_serves_no_other() {
     let own = w2.own_mr(1, 10, Access::all());
     w2.post(2, &[Wr::write(1, &[], &own, 0).inline(b"x")]);
     assert!(w2.events(2)[0].starts_with("terminated by peer 1/1/02"));
-    assert_eq!(own.octets(), [0; 10]);
+    assert_eq!(own.bytes(), [0; 10]);
 }
 
 #[test]
 fn a_header_that_failed_is_a_tagged_one() {
-    // The Terminate about a Write encloses 14 octets, whichever path the Write took.
+    // The Terminate about a Write encloses 14 bytes, whichever path the Write took.
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         let to = w.mr(B, 10, Access::REMOTE_READ);
@@ -278,8 +278,8 @@ fn a_header_that_failed_is_a_tagged_one() {
             stag: to.stag,
             to: TaggedOffset(to.iova + 3),
         });
-        let octets = ulpdu(&header, &[]);
-        let hex: String = octets.iter().map(|b| format!("{b:02x}")).collect();
+        let bytes = ulpdu(&header, &[]);
+        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(w.events(A), [format!("terminated by peer 1/1/00 0011{hex}")], "{wiring:?}");
     }
 }

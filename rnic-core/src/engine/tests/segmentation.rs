@@ -1,5 +1,5 @@
-//! What messages look like on the wire: the segments that are cut of them, octet for octet
-//! (RFC 5041 sections 4, 5.2 and 5.3). The octets are put together here by hand.
+//! What messages look like on the wire: the segments that are cut of them, byte for byte
+//! (RFC 5041 sections 4, 5.2 and 5.3). The bytes are put together here by hand.
 
 use super::raw::Raw;
 use super::requests::Wr;
@@ -27,7 +27,7 @@ fn qps(w: &mut World) -> impl Iterator<Item = &mut Qp> {
     w.engines.iter_mut().flat_map(|engine| engine.qps.iter_mut().flatten().map(|qp| &mut **qp))
 }
 
-/// A peer, and a QP whose segments have at most so many octets: some that no EMSS makes.
+/// A peer, and a QP whose segments have at most so many bytes: some that no EMSS makes.
 fn with_mulpdu(mulpdu: usize) -> (World, Raw) {
     let (mut w, mut raw) = World::raw();
     // With the first message it takes over the EMSS, which then stays as it is.
@@ -67,10 +67,10 @@ fn with_mulpdu(mulpdu: usize) -> (World, Raw) {
 //= DDP-5.3-2
 //= DDP-5.3-3
 #[test]
-fn two_thousand_octets_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
+fn two_thousand_bytes_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
     let (mut w, mut raw) = with_mulpdu(1500);
     let from = w.any_mr(A, 2048);
-    let octets = from.pattern(1);
+    let bytes = from.pattern(1);
     let stag = 0x1234_5678;
     w.post(
         A,
@@ -82,17 +82,17 @@ fn two_thousand_octets_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
     );
     let (plain, invalidating) = ([0x43, 0, 0, 0, 0], [0x46, 0xDE, 0xAD, 0xBE, 0xEF]);
     let expected = [
-        untagged(0, plain, 0, 1, 0, &octets[..1482]),
-        untagged(LAST, plain, 0, 1, 1482, &octets[1482..]),
-        tagged(0, 0x40, stag, 16384, &octets[..1486]),
-        tagged(LAST, 0x40, stag, 17870, &octets[1486..]),
-        untagged(0, invalidating, 0, 2, 0, &octets[..1482]),
-        untagged(LAST, invalidating, 0, 2, 1482, &octets[1482..]),
+        untagged(0, plain, 0, 1, 0, &bytes[..1482]),
+        untagged(LAST, plain, 0, 1, 1482, &bytes[1482..]),
+        tagged(0, 0x40, stag, 16384, &bytes[..1486]),
+        tagged(LAST, 0x40, stag, 17870, &bytes[1486..]),
+        untagged(0, invalidating, 0, 2, 0, &bytes[..1482]),
+        untagged(LAST, invalidating, 0, 2, 1482, &bytes[1482..]),
     ];
     let sent = raw.ulpdus(&mut w);
     assert!(raw.has_whole_fpdus());
     assert_eq!(sent.iter().map(Vec::len).collect::<Vec<_>>(), [1500, 584, 1500, 576, 1500, 584]);
-    assert!(sent == expected, "the octets differ");
+    assert!(sent == expected, "the bytes differ");
 
     // A Read Request of the peer's is answered to where it says, whatever that is here.
     let request = ReadRequest {
@@ -104,10 +104,10 @@ fn two_thousand_octets_at_a_mulpdu_of_1500_are_cut_as_the_rfc_says() {
     };
     raw.read(&mut w, 1, &request);
     let expected = [
-        tagged(0, 0x42, stag, 16384, &octets[..1486]),
-        tagged(LAST, 0x42, stag, 17870, &octets[1486..]),
+        tagged(0, 0x42, stag, 16384, &bytes[..1486]),
+        tagged(LAST, 0x42, stag, 17870, &bytes[1486..]),
     ];
-    assert!(raw.ulpdus(&mut w) == expected, "the octets of the response differ");
+    assert!(raw.ulpdus(&mut w) == expected, "the bytes of the response differ");
 
     // And one of ours, on its own queue: sink, size and source as posted.
     w.post(A, &[Wr::read(4, from.sge(8..24), &from, 0).remote(Stag(stag), 77)]);
@@ -144,7 +144,7 @@ fn around_every_multiple_of_a_segment_nothing_is_lost_or_too_long() {
     for mulpdu in [128, 1500, 64_768] {
         let (mut w, mut raw) = with_mulpdu(mulpdu);
         let from = w.any_mr(A, 4 * mulpdu);
-        let octets = from.pattern(2);
+        let bytes = from.pattern(2);
         let mut reads = 0;
         for (what, header) in [("Send", 18), ("Write", 14), ("Read Response", 14)] {
             let whole = mulpdu - header;
@@ -169,7 +169,7 @@ fn around_every_multiple_of_a_segment_nothing_is_lost_or_too_long() {
                 assert_eq!(sent.len(), len.div_ceil(whole), "{what} of {len} in {mulpdu}");
                 let mut at = 0;
                 for (n, ulpdu) in (1..).zip(&sent) {
-                    assert!(ulpdu.len() <= mulpdu, "{what} of {len}: {} octets", ulpdu.len());
+                    assert!(ulpdu.len() <= mulpdu, "{what} of {len}: {} bytes", ulpdu.len());
                     let last = ulpdu[0] & LAST != 0;
                     assert_eq!(last, n == sent.len(), "{what} of {len} in {mulpdu}");
                     let offset = match header {
@@ -178,7 +178,7 @@ fn around_every_multiple_of_a_segment_nothing_is_lost_or_too_long() {
                     };
                     assert_eq!(offset, at as u64, "{what} of {len} in {mulpdu}");
                     let payload = &ulpdu[header..];
-                    assert!(payload == &octets[at..at + payload.len()], "{what} of {len}");
+                    assert!(payload == &bytes[at..at + payload.len()], "{what} of {len}");
                     at += payload.len();
                 }
                 assert_eq!(at, len, "{what} in {mulpdu}");
@@ -190,7 +190,7 @@ fn around_every_multiple_of_a_segment_nothing_is_lost_or_too_long() {
 //= DDP-4.4-1
 //= DDP-5.2-9
 #[test]
-fn a_message_of_no_octets_is_one_segment_of_its_header() {
+fn a_message_of_no_bytes_is_one_segment_of_its_header() {
     let (mut w, mut raw) = World::raw();
     let any = w.any_mr(A, 8);
     w.post(
@@ -250,7 +250,7 @@ fn messages_are_numbered_from_1_on_each_queue_and_wrap() {
 fn both_ends_agree_on_the_number_behind_the_last() {
     let mut w = World::connected(Wiring::tcp());
     let (a, b) = (w.any_mr(A, 10), w.any_mr(B, 10));
-    let octets = b.pattern(3);
+    let bytes = b.pattern(3);
     for qp in qps(&mut w) {
         (qp.send_msn, qp.read_msn) = (Msn(u32::MAX), Msn(u32::MAX));
         let Link::Tcp(tcp) = &mut qp.link else { panic!("no TCP") };
@@ -263,7 +263,7 @@ fn both_ends_agree_on_the_number_behind_the_last() {
         assert_eq!(w.completions(B), [format!("{n} Receive")]);
         assert_eq!(w.completions(A), [format!("1{n} Send"), format!("2{n} RdmaRead 1")]);
     }
-    assert_eq!(a.octets()[..3], octets[..3]);
+    assert_eq!(a.bytes()[..3], bytes[..3]);
 }
 
 //= DDP-5.2-3
@@ -292,7 +292,7 @@ fn a_message_is_shorter_than_two_to_the_32() {
 
 //= DDP-5.4-1
 #[test]
-fn a_message_is_complete_when_tcp_has_all_its_octets_and_not_when_the_peer_has_them() {
+fn a_message_is_complete_when_tcp_has_all_its_bytes_and_not_when_the_peer_has_them() {
     let (mut w, mut raw) = World::raw();
     let from = w.any_mr(A, 500);
     w.links[0].pipes[0].window = 400;
@@ -334,7 +334,7 @@ fn what_was_accepted_and_never_left_is_no_success() {
 fn a_smaller_mulpdu_does_not_cut_again_what_is_on_its_way() {
     let (mut w, mut raw) = World::raw();
     let from = w.any_mr(A, 10_000);
-    let octets = from.pattern(4);
+    let bytes = from.pattern(4);
     w.links[0].pipes[0].window = 2000;
     w.post(A, &[Wr::write(1, &[from.all()], &from, 0)]);
     w.emss = 536;
@@ -349,6 +349,6 @@ fn a_smaller_mulpdu_does_not_cut_again_what_is_on_its_way() {
         let (last, rest) = message.split_last().unwrap();
         assert!(rest.iter().all(|u| u.len() == most) && last.len() <= most, "{most}");
         let payload: Vec<u8> = message.iter().flat_map(|u| &u[14..]).copied().collect();
-        assert!(payload == octets, "the octets differ");
+        assert!(payload == bytes, "the bytes differ");
     }
 }

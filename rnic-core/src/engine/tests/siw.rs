@@ -49,7 +49,7 @@ fn the_record_of_a_terminate_says_that_it_is_in_the_layout_of_siw() {
     assert_eq!(
         why.text,
         "the peer ended the stream with Terminate 1/1/01 (tagged buffer: base or bounds \
-         violation), written as Linux siw does; it is about a tagged segment of 64 octets at \
+         violation), written as Linux siw does; it is about a tagged segment of 64 bytes at \
          0x1000 of STag 0x00001234"
     );
     assert_eq!((why.stag, why.length), (Some(Stag(0x1234)), Some(64)));

@@ -1,5 +1,5 @@
 //! The table `terminate_code` of `tests/conformance/requirements.toml`, carried out: for every code
-//! that a peer can cause something that causes it, and the octets that have to come back. The others
+//! that a peer can cause something that causes it, and the bytes that have to come back. The others
 //! are named with the reason why no peer sees them; a row that is neither fails.
 
 use std::collections::BTreeSet;
@@ -100,8 +100,8 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((1, 1, 0), "a Write to what may only be read", |w, raw| {
         write(w, raw, |w, h| h.0 = w.mr(A, 8, Access::REMOTE_READ | Access::LOCAL_WRITE).stag)
     }),
-    ((1, 1, 1), "a Write from one octet below", |w, raw| write(w, raw, |_, h| h.1 -= 1)),
-    ((1, 1, 1), "a Write up to one octet above", |w, raw| write(w, raw, |_, h| h.1 += 1)),
+    ((1, 1, 1), "a Write from one byte below", |w, raw| write(w, raw, |_, h| h.1 -= 1)),
+    ((1, 1, 1), "a Write up to one byte above", |w, raw| write(w, raw, |_, h| h.1 += 1)),
     ((1, 1, 1), "a Write from behind the end", |w, raw| write(w, raw, |_, h| h.1 += 9)),
     ((1, 1, 2), "a Write to another domain", |w, raw| {
         write(w, raw, |w, h| h.0 = strangers(w).stag)
@@ -129,11 +129,11 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         (1..=5).for_each(|msn| raw.read(w, msn, &request));
         assert_eq!(w.state(A), QpState::Rts);
         let header = raw.untagged(Opcode::ReadRequest, 1, 6, 0, true);
-        let octets = segment(w, raw, header, &request.emit());
+        let bytes = segment(w, raw, header, &request.emit());
         assert_eq!(w.state(A), QpState::Terminate);
         w.links[0].pipes[0].window = 1 << 20;
         w.settle();
-        octets
+        bytes
     }),
     ((1, 2, 3), "a message that was left out", |w, raw| {
         let to = buffer(w, 8);
@@ -155,7 +155,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
         segment(w, raw, header, b"0123")
     }),
-    ((1, 2, 5), "one octet more than the buffer has", |w, raw| {
+    ((1, 2, 5), "one byte more than the buffer has", |w, raw| {
         let to = buffer(w, 8);
         w.recv(A, 1, &[to.all()]);
         let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
@@ -166,14 +166,14 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         altered(w, raw, header, |o| o[0] &= !3)
     }),
     ((2, 0, 1), "a FIN inside of an FPDU", |w, raw| {
-        raw.octets(w, &hex("002a4143 0000"));
+        raw.bytes(w, &hex("002a4143 0000"));
         raw.finish(w);
         vec![]
     }),
     ((2, 0, 2), "a CRC that is wrong", |w, raw| {
         let mut fpdu = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, 0, 1, 0, true), b"x"));
         *fpdu.last_mut().unwrap() ^= 0x80;
-        raw.octets(w, &fpdu);
+        raw.bytes(w, &fpdu);
         vec![]
     }),
     ((2, 0, 3), "a Marker that points elsewhere", |w, raw| {
@@ -182,7 +182,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let end = fpdu.len() - 4;
         let crc = crc32c::crc32c(&fpdu[..end]);
         fpdu[end..].copy_from_slice(&crc.to_le_bytes());
-        raw.octets(w, &fpdu);
+        raw.bytes(w, &fpdu);
         vec![]
     }),
 ];
@@ -223,10 +223,10 @@ const NEVER: &[(Code, &str)] = &[
 fn every_code_of_the_table_comes_back_with_what_the_table_says() {
     let mut carried_out = BTreeSet::new();
     for row in table("terminate_code") {
-        let octet = |key| row.find_number(key).map(|n| u8::try_from(n).unwrap());
+        let byte = |key| row.find_number(key).map(|n| u8::try_from(n).unwrap());
         // A code that may be any is sent as 0.
-        let code = octet("code").unwrap_or(0);
-        let code = (octet("layer").unwrap(), octet("etype").unwrap(), code);
+        let code = byte("code").unwrap_or(0);
+        let code = (byte("layer").unwrap(), byte("etype").unwrap(), code);
         let name = row.text("name");
         let stimuli: Vec<_> = STIMULI.iter().filter(|(of, ..)| *of == code).collect();
         match NEVER.iter().find(|(of, _)| *of == code) {
@@ -244,7 +244,7 @@ fn every_code_of_the_table_comes_back_with_what_the_table_says() {
     assert_eq!(known.copied().collect::<BTreeSet<_>>(), carried_out, "not in the table");
 }
 
-/// Has a peer do something, and compares octet for octet what it is told of it.
+/// Has a peer do something, and compares byte for byte what it is told of it.
 fn comes_back((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulus) {
     let plain = Wiring::tcp().with(|o| o.peer_to_peer = false).a;
     // Markers, where it is about them.
@@ -291,18 +291,18 @@ fn comes_back((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulu
 // --- What the stimuli are made of ----------------------------------------------------------------
 
 fn segment(w: &mut World, raw: &mut Raw, header: Header, payload: &[u8]) -> Vec<u8> {
-    let octets = ulpdu(&header, payload);
-    raw.ulpdu(w, &octets);
-    octets
+    let bytes = ulpdu(&header, payload);
+    raw.ulpdu(w, &bytes);
+    bytes
 }
 
-/// A segment with something changed in its octets, and with the reserved bits of DDP set.
+/// A segment with something changed in its bytes, and with the reserved bits of DDP set.
 fn altered(w: &mut World, raw: &mut Raw, header: Header, change: fn(&mut [u8])) -> Vec<u8> {
-    let mut octets = ulpdu(&header, b"x");
-    octets[0] |= 0x3C;
-    change(&mut octets);
-    raw.ulpdu(w, &octets);
-    octets
+    let mut bytes = ulpdu(&header, b"x");
+    bytes[0] |= 0x3C;
+    change(&mut bytes);
+    raw.ulpdu(w, &bytes);
+    bytes
 }
 
 fn buffer(w: &mut World, len: usize) -> Mr {
@@ -343,16 +343,16 @@ fn read(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut ReadRequest)) 
     segment(w, raw, header, &request.emit())
 }
 
-/// A Write of eight octets that would be right but for a change of its STag and offset. Nothing may
+/// A Write of eight bytes that would be right but for a change of its STag and offset. Nothing may
 /// be placed.
 fn write(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut (Stag, u64))) -> Vec<u8> {
     let to = w.mr(A, 8, Access::REMOTE_WRITE);
     let mut place = (to.stag, to.iova);
     change(w, &mut place);
     let header = raw.tagged(Opcode::Write, place.0, place.1, true);
-    let octets = segment(w, raw, header, b"evil evi");
-    assert_eq!(to.octets(), [0; 8]);
-    octets
+    let bytes = segment(w, raw, header, b"evil evi");
+    assert_eq!(to.bytes(), [0; 8]);
+    bytes
 }
 
 /// A Send with Invalidate that finds its receive.

@@ -10,19 +10,19 @@ use crate::rdmap::{Opcode, codes};
 use crate::types::{Access, QpState, Scope, Stag, TerminateCode};
 
 /// Long enough to be taken for the header of a Read Request.
-const PAYLOAD: [u8; 30] = *b"thirty octets of no importance";
+const PAYLOAD: [u8; 30] = *b"thirty bytes of no consequence";
 
 /// The FPDU of a Send whose Marker is wrong, in a stream with Markers.
 fn with_a_bad_marker(raw: &mut Raw) -> Vec<u8> {
-    let mut octets = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, qn::SEND, 1, 0, true), b""));
-    octets[3] ^= 4;
-    let end = octets.len() - 4;
-    let crc = crc32c::crc32c(&octets[..end]);
-    octets[end..].copy_from_slice(&crc.to_le_bytes());
-    octets
+    let mut bytes = raw.fpdu(&ulpdu(&raw.untagged(Opcode::Send, qn::SEND, 1, 0, true), b""));
+    bytes[3] ^= 4;
+    let end = bytes.len() - 4;
+    let crc = crc32c::crc32c(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc.to_le_bytes());
+    bytes
 }
 
-/// Does what a QP answers by this code; the payload of its Terminate, and the octets of the segment
+/// Does what a QP answers by this code; the payload of its Terminate, and the bytes of the segment
 /// that it is about, if it is about one. None for a code that is never sent in a stream.
 fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
     let markers =
@@ -47,17 +47,17 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
     };
     let invalidate = |raw: &Raw, stag: Stag| {
         let header = raw.untagged(Opcode::SendInvalidate, qn::SEND, 1, 0, true);
-        let mut octets = ulpdu(&header, &PAYLOAD);
-        octets[2..6].copy_from_slice(&stag.0.to_be_bytes());
-        octets
+        let mut bytes = ulpdu(&header, &PAYLOAD);
+        bytes[2..6].copy_from_slice(&stag.0.to_be_bytes());
+        bytes
     };
     let read = |raw: &Raw, from: &Mr, at, size| {
         let header = raw.untagged(Opcode::ReadRequest, qn::READ_REQUEST, 1, 0, true);
         ulpdu(&header, &read_of(from, at, size).emit())
     };
-    let change = |mut octets: Vec<u8>, at: usize, xor: u8| {
-        octets[at] ^= xor;
-        octets
+    let change = |mut bytes: Vec<u8>, at: usize, xor: u8| {
+        bytes[at] ^= xor;
+        bytes
     };
     let segment = match code {
         (0, 1, 0) => read(&raw, &unknown, 0, 100),
@@ -98,19 +98,19 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
             vec![]
         }
         (2, 0, 1) => {
-            raw.octets(&mut w, &[0, 40, 1]);
+            raw.bytes(&mut w, &[0, 40, 1]);
             raw.finish(&mut w);
             vec![]
         }
         (2, 0, 2) => {
             let send = send(&raw, 0, 1, 0);
-            let octets = raw.fpdu(&send);
-            raw.octets(&mut w, &change(octets, 9, 1));
+            let bytes = raw.fpdu(&send);
+            raw.bytes(&mut w, &change(bytes, 9, 1));
             vec![]
         }
         (2, 0, 3) => {
-            let octets = with_a_bad_marker(&mut raw);
-            raw.octets(&mut w, &octets);
+            let bytes = with_a_bad_marker(&mut raw);
+            raw.bytes(&mut w, &bytes);
             vec![]
         }
         // Codes without a cause here, of the LLP's own, local reports, and of enhanced start-up.
@@ -141,8 +141,8 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
 //= RDMAP-4.8-14
 //= RDMAP-7.1-3
 //= RDMAP-7.1-4
-/// Every code of the table that is sent in a stream, with the flags of the table and, octet for
-/// octet, what these announce.
+/// Every code of the table that is sent in a stream, with the flags of the table and, byte for
+/// byte, what these announce.
 #[test]
 fn every_code_goes_with_the_headers_of_the_table() {
     let mut silent = 0;
@@ -236,7 +236,7 @@ fn both_applications_are_told_of_a_message_that_failed() {
                 _ => "7 Receive WrFlush",
             };
             assert_eq!(w.completions(B), [receive]);
-            assert_eq!((there.octets(), inbox.octets()), (vec![0; 10], vec![0; 3]));
+            assert_eq!((there.bytes(), inbox.bytes()), (vec![0; 10], vec![0; 3]));
         }
     }
 }
@@ -451,11 +451,11 @@ fn nothing_behind_a_terminate_has_any_effect() {
             vec![0x41],
         ];
         // In one call to the socket, and each in its own.
-        let mut octets = raw.fpdu(&first);
+        let mut bytes = raw.fpdu(&first);
         for ulpdu in &behind {
-            octets.extend(raw.fpdu(ulpdu));
+            bytes.extend(raw.fpdu(ulpdu));
         }
-        raw.octets(&mut w, &octets);
+        raw.bytes(&mut w, &bytes);
         for ulpdu in &behind {
             raw.ulpdu(&mut w, ulpdu);
         }
@@ -465,7 +465,7 @@ fn nothing_behind_a_terminate_has_any_effect() {
             false => assert_eq!((raw.segments(&mut w), raw.fin), (vec![], true)),
         }
         raw.finish(&mut w);
-        assert_eq!((region.octets(), sink.octets()), (vec![0; 8], vec![0; 8]));
+        assert_eq!((region.bytes(), sink.bytes()), (vec![0; 8], vec![0; 8]));
         assert!(w.engines[0].shard.stags.get(own.stag).is_some());
         assert_eq!(w.completions(A), ["8 RdmaRead WrFlush", "7 Receive WrFlush"]);
         let events = w.events(A);

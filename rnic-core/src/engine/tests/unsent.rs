@@ -6,7 +6,7 @@ use super::world::{A, options};
 use crate::engine::{EngineOptions, HoldLimits};
 use crate::types::QpState;
 
-/// Octets of a message.
+/// Bytes of a message.
 const LEN: usize = 8000;
 
 #[test]

@@ -31,7 +31,7 @@ fn a_local_key_is_explained_by_what_it_grants() {
     for wiring in Wiring::both() {
         for (what, words) in [
             ("unknown", "has no such region"),
-            ("range", "which covers 100 octets from"),
+            ("range", "which covers 100 bytes from"),
             ("read-only", "which grants remote-read only"),
             ("other domain", "but that region is of PD"),
             ("other QP", "but that region is limited to another queue pair"),
@@ -103,7 +103,7 @@ fn malformed_requests_say_what_is_wrong_with_them() {
         ("flags", "local contract: entries", "flags 0x102 or parameters"),
         ("opcode", "local contract: entries", "number 99"),
         ("two sinks", "RFC 5040 section 4.4", "2 were given"),
-        ("long", "RFC 5041 section 5.2", "2^32 octets or more"),
+        ("long", "RFC 5041 section 5.2", "2^32 bytes or more"),
         ("not mine", "local contract: a queue pair invalidates", "may invalidate"),
     ];
     for (what, rule, words) in cases {
@@ -136,8 +136,8 @@ fn both_ends_know_what_was_wrong_with_a_write_by_either_path() {
     let all = Access::REMOTE_READ | Access::LOCAL_WRITE;
     for (what, told, words) in [
         ("unknown", "1/1/00", "no region has STag"),
-        ("rights", "1/1/00", "grants local-write, remote-read only; an RDMA Write of 40 octets at"),
-        ("bounds", "1/1/01", "covers 100 octets from"),
+        ("rights", "1/1/00", "grants local-write, remote-read only; an RDMA Write of 40 bytes at"),
+        ("bounds", "1/1/01", "covers 100 bytes from"),
         ("wrap", "1/1/03", "reach 2^64"),
         ("domain", "1/1/02", "is of PD"),
         ("QP", "1/1/02", "is limited to QP"),
@@ -203,7 +203,7 @@ fn a_read_that_is_refused_names_the_request_at_both_ends() {
         );
         let target = w.why(B);
         assert_eq!(target.what, sent("0/1/02"));
-        assert!(target.text.contains("grants remote-write only; an RDMA Read of 40 octets"));
+        assert!(target.text.contains("grants remote-write only; an RDMA Read of 40 bytes"));
         let requester = w.why(A);
         assert_eq!(requester.what, received("0/1/02"));
         assert!(requester.text.contains("for this side's request 7"), "{requester:?}");
@@ -230,7 +230,7 @@ fn sends_that_find_no_room_say_how_much_there_was() {
         let status = CompletionStatus::LocalLength;
         assert_eq!(why.what, WhyKind::Completion { wr_id: 7, status });
         assert!(why.rule.starts_with("RFC 5041 section 7.1, 1/2/05"), "{why:?}");
-        assert!(why.text.contains("9 octets long, the receive it met has 8"), "{why:?}");
+        assert!(why.text.contains("9 bytes long, the receive it met has 8"), "{why:?}");
         assert_eq!(why.length, Some(9));
         w.completions(B);
     }
@@ -283,9 +283,9 @@ fn what_a_scripted_peer_gets_wrong() {
     type Play = fn(&mut World, &mut Raw);
     let crc: Play = |w, raw| {
         let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
-        let mut octets = raw.fpdu(&super::raw::ulpdu(&header, b"x"));
-        octets[5] ^= 1;
-        raw.octets(w, &octets);
+        let mut bytes = raw.fpdu(&super::raw::ulpdu(&header, b"x"));
+        bytes[5] ^= 1;
+        raw.bytes(w, &bytes);
     };
     let short: Play = |w, raw| raw.ulpdu(w, &[0x41; 5]);
     let opcode: Play = |w, raw| {
@@ -307,7 +307,7 @@ fn what_a_scripted_peer_gets_wrong() {
         assert!(why.rule.starts_with(rule), "{why:?}");
         assert!(why.text.contains(words), "{why:?}");
     }
-    for (at, len, words) in [(-1, 10, "leaves the 10 octets"), (0, 9, "10 octets with 9 octets")] {
+    for (at, len, words) in [(-1, 10, "leaves the 10 bytes"), (0, 9, "10 bytes with 9 bytes")] {
         let (mut w, mut raw) = World::raw();
         response(&mut w, &mut raw, at, len);
         let why = w.why(A);
@@ -337,7 +337,7 @@ fn losses_say_how() {
     type Play = fn(&mut World, &mut Raw);
     let reset: Play = |w, raw| raw.reset(w);
     let cut: Play = |w, raw| {
-        raw.octets(w, &[0, 100, 1]);
+        raw.bytes(w, &[0, 100, 1]);
         raw.finish(w);
     };
     let terminate: Play = |w, raw| raw.terminate(w, &[1]);

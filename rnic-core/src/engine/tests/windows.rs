@@ -71,7 +71,7 @@ fn two_pairs() -> World {
 }
 
 #[test]
-fn a_window_opens_its_range_to_the_octet() {
+fn a_window_opens_its_range_to_the_byte() {
     for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| BOTH.map(|k| (w, k))) {
         let fresh = || {
             let mut w = World::connected(wiring);
@@ -93,14 +93,14 @@ fn a_window_opens_its_range_to_the_octet() {
         assert_eq!(w.completions(A), ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaRead 20"]);
         let mut expected = vec![0; 100];
         (expected[10], expected[29]) = (b'<', b'>');
-        assert_eq!(region.octets(), expected, "{wiring:?} {kind:?}");
-        assert_eq!(sink.octets(), expected[10..30]);
+        assert_eq!(region.bytes(), expected, "{wiring:?} {kind:?}");
+        assert_eq!(sink.bytes(), expected[10..30]);
         for (at, len) in [(u64::MAX, 1), (20, 1), (19, 2), (0, 21)] {
             let (mut w, region, open) = fresh();
             w.post(A, &[Wr::write(1, &[], &open, at).inline(&vec![7; len])]);
             let events = w.events(A);
             assert!(events[0].starts_with("terminated by peer 1/1/01"), "{at} {len}: {events:?}");
-            assert_eq!(region.octets(), [0; 100]);
+            assert_eq!(region.bytes(), [0; 100]);
             let (mut w, _, open) = fresh();
             let sink = w.any_mr(A, 100);
             w.post(A, &[Wr::read(1, sink.sge(0..len), &open, at)]);
@@ -120,7 +120,7 @@ fn a_zero_based_window_counts_from_its_start() {
         let open = seen(&bind, &region);
         assert_eq!(open.iova, 0);
         w.post(A, &[Wr::write(2, &[], &open, 9).inline(b"x")]);
-        assert_eq!(region.octets()[49], b'x');
+        assert_eq!(region.bytes()[49], b'x');
         w.post(A, &[Wr::write(3, &[], &open, 10).inline(b"x")]);
         assert!(w.events(A)[0].starts_with("terminated by peer 1/1/01"));
         // And of a zero-based region the address is an offset.
@@ -131,7 +131,7 @@ fn a_zero_based_window_counts_from_its_start() {
         let open = bound(&mut w, B, &window, &region, 40..50);
         assert_eq!(open.iova, 40);
         w.post(A, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
-        assert_eq!(region.octets()[40], b'x');
+        assert_eq!(region.bytes()[40], b'x');
     }
 }
 
@@ -188,10 +188,10 @@ fn a_window_gives_no_more_than_its_region() {
                 to(window, region, range.clone(), access)
             }
         };
-        refused(kind, "one octet behind", with(90..101, REMOTE));
+        refused(kind, "one byte behind", with(90..101, REMOTE));
         refused(kind, "behind", with(100..101, REMOTE));
         refused(kind, "everything", with(0..u64::MAX, REMOTE));
-        refused(kind, "one octet before", |_, window, region| BindRequest {
+        refused(kind, "one byte before", |_, window, region| BindRequest {
             address: region.iova - 1,
             ..to(window, region, 0..2, REMOTE)
         });
@@ -272,7 +272,7 @@ fn a_window_is_bound_by_its_owner_to_its_owners_regions_only() {
         new: window.view().0,
         ..to(window, region, 0..10, REMOTE)
     });
-    refused(Type2, "no octets", |_, window, region| to(window, region, 0..0, REMOTE));
+    refused(Type2, "no bytes", |_, window, region| to(window, region, 0..0, REMOTE));
     refused(Type1, "a region of one QP, which it would widen", |w, window, _| {
         let region = w.own_mr(A, 100, Access::LOCAL_WRITE | Access::MW_BIND);
         to(window, &region, 0..10, REMOTE)
@@ -323,7 +323,7 @@ fn an_unbound_window_opens_nothing() {
         }
         w.post(A, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
         assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"), "{kind:?} {unbind}");
-        assert_eq!(region.octets(), [0; 100]);
+        assert_eq!(region.bytes(), [0; 100]);
     }
 }
 
@@ -340,11 +340,11 @@ fn a_type_1_window_is_bound_again_and_the_old_key_is_dead() {
             assert_eq!(w.dereg(B, &first), Ok(()), "nothing is bound to it any more");
             assert_eq!(w.dereg(B, &second), Err(1));
             w.post(A, &[Wr::write(1, &[], &new, 19).inline(b"x")]);
-            assert_eq!(second.octets()[39], b'x');
+            assert_eq!(second.bytes()[39], b'x');
             if old_key {
                 w.post(A, &[Wr::write(2, &[], &old, 0).inline(b"x")]);
                 assert!(w.events(A)[0].starts_with("terminated by peer 1/1/00"), "{wiring:?}");
-                assert_eq!(first.octets(), [0; 100]);
+                assert_eq!(first.bytes(), [0; 100]);
             }
         }
     }
@@ -360,13 +360,13 @@ fn a_type_1_window_serves_its_domain_on_every_worker() {
         w.post(qp, &[Wr::write(1, &[], &open, at).inline(b"x")]);
         assert_eq!(w.completions(qp), ["1 RdmaWrite"]);
     }
-    assert_eq!(region.octets()[..3], *b"xx\0");
+    assert_eq!(region.bytes()[..3], *b"xx\0");
     // And any QP of the domain may unbind it.
     w.post(2, &[Wr::bind(2, &to_nothing(&window, &region))]);
     assert_eq!(w.completions(2), ["2 BindMw"]);
     w.post(1, &[Wr::write(3, &[], &open, 0).inline(b"y")]);
     assert!(w.events(1)[0].starts_with("terminated by peer 1/1/00"));
-    assert_eq!(region.octets()[0], b'x');
+    assert_eq!(region.bytes()[0], b'x');
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn a_type_2_window_serves_the_qp_that_bound_it_and_no_other() {
     let events = w.events(3);
     // On another worker it is not even known.
     assert!(events[0].starts_with("terminated by peer 1/1/00"), "{events:?}");
-    assert_eq!(region.octets()[0], b'x');
+    assert_eq!(region.bytes()[0], b'x');
     // On the same worker it is known not to be of this stream.
     let mut w = World::new(&[1]);
     let (a, b) = (w.app(0), w.app(0));
@@ -552,11 +552,11 @@ fn the_peer_invalidates_windows_of_its_stream_only() {
         let invalidated = format!("7 Receive invalidated {:#x}", open.stag.0);
         assert_eq!(w.completions(B), [invalidated], "{wiring:?}");
         assert_eq!(window.view(), (open.stag, None));
-        assert_eq!(region.octets()[0], b'x');
+        assert_eq!(region.bytes()[0], b'x');
         // Under a new key it may be bound again.
         let new = bound(&mut w, B, &window, &region, 5..6);
         w.post(A, &[Wr::write(3, &[], &new, 0).inline(b"y")]);
-        assert_eq!(region.octets()[5], b'y');
+        assert_eq!(region.bytes()[5], b'y');
         w.recv(B, 8, &[]);
         w.post(A, &[Wr::send_invalidate(4, &[], open.stag)]);
         assert_eq!(w.completions(B), ["8 Receive RemoteInvalidRequest"]);
@@ -596,7 +596,7 @@ fn a_region_of_one_qp_takes_windows_of_that_qp() {
     assert_eq!(w.completions(2), ["1 BindMw MwBind"]);
     let open = bound(&mut w, 0, &window, &own, 0..10);
     w.post(1, &[Wr::write(2, &[], &open, 0).inline(b"x")]);
-    assert_eq!(own.octets()[0], b'x');
+    assert_eq!(own.bytes()[0], b'x');
 }
 
 #[test]
@@ -682,7 +682,7 @@ fn nothing_lands_behind_an_unbind_wherever_it_falls() {
             }
             target.fill(0);
             w.settle();
-            assert_eq!(target.octets(), vec![0; len], "{wiring:?} after {rounds} rounds");
+            assert_eq!(target.bytes(), vec![0; len], "{wiring:?} after {rounds} rounds");
         }
     }
 }

@@ -151,7 +151,7 @@ mod tests {
 
     fn place(capacity: u32) -> (QueueMemory, Arc<Mapping>) {
         let shape = QueueShape::completion(capacity);
-        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Completion, shape, 0, 0);
         (queue.expect("fits"), arena)
     }

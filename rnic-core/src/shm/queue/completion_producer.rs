@@ -205,7 +205,7 @@ mod tests {
     /// Both ends of a queue that looks as if `index` completions had passed through it.
     fn ends(capacity: u32, index: u32) -> (CompletionProducer, CompletionConsumer, Arc<Mapping>) {
         let shape = QueueShape { capacity, stride: COMPLETION_LEN as u32 };
-        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Completion, shape, 0, 0)
             .expect("fits");
         queue.window.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);

@@ -157,8 +157,8 @@ impl QueueMemory {
         if !offset.is_multiple_of(CACHE_LINE) {
             return Err(QueueError::Misaligned);
         }
-        // No overflow: at most 2^24 entries of at most 2^17 octets.
-        let window = Window::new(mapping, offset, shape.octets()).ok_or(QueueError::OutOfRange)?;
+        // No overflow: at most 2^24 entries of at most 2^17 bytes.
+        let window = Window::new(mapping, offset, shape.bytes()).ok_or(QueueError::OutOfRange)?;
         Ok(QueueMemory { window, offset, kind, shape, doorbell })
     }
 
@@ -255,7 +255,7 @@ pub enum QueueError {
     #[error("the range is outside of the arena")]
     OutOfRange,
     /// It would not start on a cache line.
-    #[error("a queue starts at a multiple of {CACHE_LINE} octets")]
+    #[error("a queue starts at a multiple of {CACHE_LINE} bytes")]
     Misaligned,
     /// There is no queue.
     #[error("there is no queue header")]
@@ -344,10 +344,10 @@ pub enum PushError {
     /// All entries are in use.
     #[error("the queue is full")]
     Full,
-    /// More elements or inline octets than an entry of this queue holds.
+    /// More elements or inline bytes than an entry of this queue holds.
     #[error("the request is longer than an entry of this queue")]
     TooLong,
-    /// Inline octets without the flag, or elements beside them.
+    /// Inline bytes without the flag, or elements beside them.
     #[error("a request has either elements or inline data")]
     Mixed,
 }
@@ -390,10 +390,10 @@ mod tests {
         assert_eq!((made.doorbell(), found.doorbell()), (9, 9));
         assert_eq!((found.shape(), found.kind()), (SHAPE, QueueKind::Completion));
         assert_eq!(found.mapping().address(), arena.address());
-        let mut octets = vec![0; SHAPE.octets() + 2];
-        arena.read(639, &mut octets).expect("in range");
-        assert_eq!((octets[0], octets[octets.len() - 1]), (0xFF, 0xFF), "neighbours are intact");
-        assert!(octets[1 + 64..octets.len() - 1].iter().all(|&octet| octet == 0));
+        let mut bytes = vec![0; SHAPE.bytes() + 2];
+        arena.read(639, &mut bytes).expect("in range");
+        assert_eq!((bytes[0], bytes[bytes.len() - 1]), (0xFF, 0xFF), "neighbours are intact");
+        assert!(bytes[1 + 64..bytes.len() - 1].iter().all(|&byte| byte == 0));
     }
 
     #[test]
@@ -436,7 +436,7 @@ mod tests {
         let arena = arena();
         let format =
             |offset| QueueMemory::format(arena.clone(), offset, QueueKind::Send, SHAPE, 0, 0).err();
-        let last = arena.len() - SHAPE.octets();
+        let last = arena.len() - SHAPE.bytes();
         assert_eq!(format(last), None);
         assert_eq!(format(last + 64), Some(QueueError::OutOfRange));
         assert_eq!(format(usize::MAX & !63), Some(QueueError::OutOfRange));

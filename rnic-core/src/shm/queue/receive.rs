@@ -191,7 +191,7 @@ mod tests {
     const SHAPE: QueueShape = QueueShape { capacity: 2, stride: 64 };
 
     fn ends(kind: QueueKind) -> (ReceiveProducer, ReceiveConsumer, Arc<Mapping>) {
-        let (arena, _fd) = Mapping::create_arena("test", SHAPE.octets()).expect("a little memory");
+        let (arena, _fd) = Mapping::create_arena("test", SHAPE.bytes()).expect("a little memory");
         let queue = QueueMemory::format(arena.clone(), 0, kind, SHAPE, 1, 2).expect("fits");
         (ReceiveProducer::new(queue.clone()), ReceiveConsumer::new(queue), arena)
     }

@@ -165,7 +165,7 @@ mod tests {
 
     fn rings(capacity: u32, index: u32) -> (ProducerRing, ConsumerRing) {
         let shape = QueueShape { capacity, stride: 16 };
-        let (arena, _fd) = Mapping::create_arena("test", shape.octets()).expect("a little memory");
+        let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
         let queue = QueueMemory::format(arena, 0, QueueKind::Receive, shape, 0, 0).expect("fits");
         for word in [queue_header::PRODUCER, queue_header::CONSUMER] {
             queue.window.u32(word).store(index, Ordering::Relaxed);

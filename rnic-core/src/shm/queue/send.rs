@@ -35,7 +35,7 @@ impl SendProducer {
     }
 
     /// Writes a request into the ring; the daemon sees it after [`publish`](Self::publish).
-    /// `num_sge` and `inline_len` of the header are set to what the two slices say; inline octets
+    /// `num_sge` and `inline_len` of the header are set to what the two slices say; inline bytes
     /// need [`SendFlags::INLINE`] and exclude elements.
     #[inline]
     pub fn push(
@@ -62,9 +62,9 @@ impl SendProducer {
         for (n, sge) in sges.iter().enumerate() {
             window.store_words(body + n * SGE_LEN, &sge.to_words());
         }
-        for (n, octets) in inline.chunks(8).enumerate() {
+        for (n, bytes) in inline.chunks(8).enumerate() {
             let mut word = [0; 8];
-            word[..octets.len()].copy_from_slice(octets);
+            word[..bytes.len()].copy_from_slice(bytes);
             window.store_words(body + n * 8, &[u64::from_le_bytes(word)]);
         }
         self.ring.advance();
@@ -83,7 +83,7 @@ impl SendProducer {
 pub struct SendEntry {
     /// The header.
     pub header: SendHeader,
-    /// Offset in the queue's mapping of the `header.inline_len` inline octets. They stay in the
+    /// Offset in the queue's mapping of the `header.inline_len` inline bytes. They stay in the
     /// ring, where the client may still write them, until the entry is retired: copy them once.
     pub inline_at: usize,
     /// Free-running index of the entry.
@@ -188,7 +188,7 @@ mod tests {
 
     fn ends(shape: QueueShape) -> (SendProducer, SendConsumer, Arc<Mapping>) {
         let (arena, _fd) =
-            Mapping::create_arena("test", AT + shape.octets()).expect("a little memory");
+            Mapping::create_arena("test", AT + shape.bytes()).expect("a little memory");
         let queue = QueueMemory::format(arena.clone(), AT, QueueKind::Send, shape, 1, 2);
         let queue = queue.expect("fits");
         (SendProducer::new(queue.clone()), SendConsumer::new(queue), arena)
@@ -233,18 +233,18 @@ mod tests {
     }
 
     #[test]
-    fn inline_octets_are_where_the_entry_says() {
+    fn inline_bytes_are_where_the_entry_says() {
         let (mut producer, mut consumer, _arena) = ends(SHAPE);
         for len in [0, 1, 7, 8, 9, 63, 64] {
-            let octets: Vec<u8> = (1..=len).collect();
-            producer.push(&header(SendFlags::INLINE), &[], &octets).expect("room");
+            let bytes: Vec<u8> = (1..=len).collect();
+            producer.push(&header(SendFlags::INLINE), &[], &bytes).expect("room");
             producer.publish();
             let entry =
                 consumer.take(&mut SgeList::new()).expect("well-formed").expect("published");
-            assert_eq!(usize::from(entry.header.inline_len), octets.len());
-            let mut copy = vec![0; octets.len()];
+            assert_eq!(usize::from(entry.header.inline_len), bytes.len());
+            let mut copy = vec![0; bytes.len()];
             consumer.mapping().read(entry.inline_at, &mut copy).expect("in range");
-            assert_eq!(copy, octets);
+            assert_eq!(copy, bytes);
             consumer.retire(1);
         }
     }

@@ -207,8 +207,8 @@ fn segment_shorter_than_its_header() {
         let header = if first == 0x41 { 18 } else { 14 };
         for len in 0..header {
             let mut ulpdu = vec![0x43; len];
-            if let Some(octet) = ulpdu.first_mut() {
-                *octet = first;
+            if let Some(byte) = ulpdu.first_mut() {
+                *byte = first;
             }
             assert_eq!(fault_of(&ulpdu), Some(Fault::TOO_SHORT), "{len} of {header}");
             let [high, low] = (len as u16).to_be_bytes();
@@ -232,13 +232,13 @@ fn rdmap_version_that_was_not_negotiated() {
 #[test]
 fn every_opcode_with_every_buffer_model_and_queue() {
     for op in 0..16u8 {
-        let octet = 0x40 | op;
-        let code = code_of(&tagged(LAST, octet, 1, 0, &[]));
+        let byte = 0x40 | op;
+        let code = code_of(&tagged(LAST, byte, 1, 0, &[]));
         let expected = (!matches!(op, 0 | 2)).then_some(codes::OPERATION_OPCODE);
         assert_eq!(code, expected, "tagged {op}");
 
         for queue in [0, 1, 2, 3, u32::MAX] {
-            let code = code_of(&untagged(LAST, octet, queue, 1, 0, &[0; 28]));
+            let code = code_of(&untagged(LAST, byte, queue, 1, 0, &[0; 28]));
             let legal = matches!((queue, op), (0, 3..=6) | (1, 1) | (2, 7));
             let expected = match queue {
                 _ if legal => None,
@@ -293,9 +293,9 @@ fn read_request_in_parts_is_put_together_and_takes_one_slot() {
     let last = read(LAST, 1, 20, &whole[20..]);
     let mut header = [0; 18];
     header.copy_from_slice(&last[..18]);
-    let mut octets = [0; 28];
-    octets.copy_from_slice(&whole);
-    let request = ReadRequest::parse(&octets);
+    let mut bytes = [0; 28];
+    bytes.copy_from_slice(&whole);
+    let request = ReadRequest::parse(&bytes);
     let expected = ReadArrival { request, header, segment_len: 26 };
     assert_eq!(inbound.handle(&last, false), Ok(Arrival::ReadRequest(expected)));
     assert!(inbound.handle(&read(LAST, 2, 0, &whole), true).is_ok());
@@ -314,7 +314,7 @@ fn read_request_of_the_wrong_size() {
         (0, 0, codes::OPERATION_UNSPECIFIED),
     ] {
         let fault = fault_of(&read(LAST, 1, mo, &vec![0; len]));
-        assert_eq!(fault, Some(Fault::segment(code)), "MO {mo}, {len} octets");
+        assert_eq!(fault, Some(Fault::segment(code)), "MO {mo}, {len} bytes");
     }
 }
 
@@ -338,7 +338,7 @@ fn read_request_errors_give_back_exactly_its_headers() {
         assert_eq!(terminate::build(Fault::read(code), &ulpdu, None), expected);
         let ReadArrival { request, header, segment_len } = &arrival;
         let later =
-            terminate::build_from_octets(Fault::read(code), *segment_len, header, Some(request));
+            terminate::build_from_bytes(Fault::read(code), *segment_len, header, Some(request));
         assert_eq!(later, expected);
     }
 }
@@ -351,7 +351,7 @@ fn partly_answered_read_is_given_back_advanced() {
     };
     let fault = Fault::read(codes::PROTECTION_INVALID_STAG);
     let rest = ReadRequest { size: 1_000, ..arrival.request }.advanced(600);
-    let told = terminate::build_from_octets(fault, 46, &arrival.header, Some(&rest));
+    let told = terminate::build_from_bytes(fault, 46, &arrival.header, Some(&rest));
     let t = Terminate::parse(&told).expect("what we build is complete");
     assert_eq!(t.ddp_header, Some(&ulpdu[..18]));
     let told = t.read_request.map(ReadRequest::parse).expect("R is set");
@@ -360,7 +360,7 @@ fn partly_answered_read_is_given_back_advanced() {
 }
 
 #[test]
-fn typed_header_and_octets_say_the_same() {
+fn typed_header_and_bytes_say_the_same() {
     for ulpdu in [send(LAST, 7, 100, &[0; 9]), tagged(MORE, 0x40, 5, 77, &[0; 30])] {
         let (header, _) = Header::parse(&ulpdu).expect("long enough");
         for enclose in [Enclose::None, Enclose::Length, Enclose::Segment, Enclose::SegmentAndRead] {

@@ -58,7 +58,7 @@ impl StartupError {
         }
     }
 
-    /// Octets to send before the connection is closed in order; mostly none.
+    /// Bytes to send before the connection is closed in order; mostly none.
     #[must_use]
     pub fn farewell(&self) -> &[u8] {
         match self {
@@ -143,12 +143,12 @@ impl Initiator {
         &self.request
     }
 
-    /// Takes octets the peer sent, however they were cut. Those behind the Reply are kept in
+    /// Takes bytes the peer sent, however they were cut. Those behind the Reply are kept in
     /// [`Negotiated::leftover`].
-    pub fn handle_input(&mut self, octets: &[u8]) -> Result<InitiatorStep, StartupError> {
+    pub fn handle_input(&mut self, bytes: &[u8]) -> Result<InitiatorStep, StartupError> {
         match self.state {
             State::AwaitReply => {
-                self.input.extend_from_slice(octets);
+                self.input.extend_from_slice(bytes);
                 let input = std::mem::take(&mut self.input);
                 let step = self.judge(&input);
                 match step {
@@ -161,7 +161,7 @@ impl Initiator {
         }
     }
 
-    /// Octets the Reply still lacks, as far as those that came tell; 0 once it is over. Who reads no
+    /// Bytes the Reply still lacks, as far as those that came tell; 0 once it is over. Who reads no
     /// more than this takes nothing that follows the Reply.
     #[must_use]
     pub fn missing(&self) -> usize {
@@ -280,7 +280,7 @@ fn terminate_fpdu(n: &Negotiated, fault: Fault) -> Vec<u8> {
     let header = UntaggedHeader {
         last: true,
         dv: n.version,
-        rsvd_ulp: Control { rv: n.version, opcode: Opcode::Terminate }.octet(),
+        rsvd_ulp: Control { rv: n.version, opcode: Opcode::Terminate }.byte(),
         inv_stag: Stag(0),
         qn: qn::TERMINATE,
         msn: Msn::FIRST,

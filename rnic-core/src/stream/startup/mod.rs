@@ -1,4 +1,4 @@
-//! The start-up machines (RFC 5044 section 7.1, RFC 6581): from the first octets of a TCP
+//! The start-up machines (RFC 5044 section 7.1, RFC 6581): from the first bytes of a TCP
 //! connection to what both ends agreed on.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!   AwaitReply --Reply R=0--> Done           AwaitRequest --Request--> Deciding
 //!       |      --Reply R=1--> Done                |                     | accept -> Done
 //!       +---- bad frame, FIN -> Done              +- bad frame -> Done  | reject -> Done
-//!                                                                       + octets -> Done
+//!                                                                       + bytes -> Done
 //! ```
 //!
 //! Deadlines, sockets and the new connection of a fallback are the connection manager's.
@@ -107,13 +107,13 @@ pub struct Negotiated {
     pub peer_to_peer: bool,
     /// The peer's Private Data.
     pub private_data: Vec<u8>,
-    /// Octets that followed the peer's frame: the first of its FPDUs.
+    /// Bytes that followed the peer's frame: the first of its FPDUs.
     pub leftover: Vec<u8>,
 }
 
 /// More Private Data than the frame can take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} octets of private data, at most {limit} can be sent")]
+#[error("{len} bytes of private data, at most {limit} can be sent")]
 pub struct PrivateDataTooLong {
     /// What was given.
     pub len: usize,
@@ -142,7 +142,7 @@ fn negotiated(reads: u16) -> Option<u16> {
     (reads != NOT_NEGOTIATED).then_some(reads)
 }
 
-/// Octets a frame of which these have come still lacks at least; 0 if it is complete or none.
+/// Bytes a frame of which these have come still lacks at least; 0 if it is complete or none.
 fn frame_missing(kind: Kind, max_revision: u8, input: &[u8]) -> usize {
     match Frame::check(kind, max_revision, input) {
         Ok(Progress::NeedMore(len)) => len - input.len(),

@@ -20,9 +20,9 @@ pub enum ResponderError {
         /// That Reply.
         reply: Vec<u8>,
     },
-    /// Octets behind the Request before it was answered: PD_Length and Private Data disagree.
-    #[error("octets behind the request before it was answered")]
-    OctetsAfterRequest,
+    /// Bytes behind the Request before it was answered: PD_Length and Private Data disagree.
+    #[error("bytes behind the request before it was answered")]
+    BytesAfterRequest,
     /// A call in a state that has no use for it.
     #[error("start-up is not in the state for this")]
     OutOfTurn,
@@ -38,12 +38,12 @@ impl ResponderError {
         match self {
             ResponderError::Frame(_)
             | ResponderError::Rdmac { .. }
-            | ResponderError::OctetsAfterRequest => Some(codes::LLP_STARTUP),
+            | ResponderError::BytesAfterRequest => Some(codes::LLP_STARTUP),
             ResponderError::OutOfTurn | ResponderError::PrivateData(_) => None,
         }
     }
 
-    /// Octets to send before the connection is closed in order; mostly none.
+    /// Bytes to send before the connection is closed in order; mostly none.
     #[must_use]
     pub fn farewell(&self) -> &[u8] {
         match self {
@@ -108,12 +108,12 @@ impl Responder {
         Responder { options: *options, state: State::AwaitRequest { input: Vec::new() } }
     }
 
-    /// Takes octets the peer sent, however they were cut. Any that follow the Request before the
+    /// Takes bytes the peer sent, however they were cut. Any that follow the Request before the
     /// Reply is sent are an error.
-    pub fn handle_input(&mut self, octets: &[u8]) -> Result<ResponderStep, ResponderError> {
+    pub fn handle_input(&mut self, bytes: &[u8]) -> Result<ResponderStep, ResponderError> {
         match std::mem::replace(&mut self.state, State::Done) {
             State::AwaitRequest { mut input } => {
-                input.extend_from_slice(octets);
+                input.extend_from_slice(bytes);
                 let Some(asked) = judge(&self.options, &input)? else {
                     self.state = State::AwaitRequest { input };
                     return Ok(ResponderStep::NeedMore);
@@ -128,16 +128,16 @@ impl Responder {
                 self.state = State::Deciding(asked);
                 Ok(ResponderStep::Request(request))
             }
-            State::Deciding(asked) if octets.is_empty() => {
+            State::Deciding(asked) if bytes.is_empty() => {
                 self.state = State::Deciding(asked);
                 Ok(ResponderStep::NeedMore)
             }
-            State::Deciding(_) => Err(ResponderError::OctetsAfterRequest),
+            State::Deciding(_) => Err(ResponderError::BytesAfterRequest),
             State::Done => Err(ResponderError::OutOfTurn),
         }
     }
 
-    /// Octets the Request still lacks, as far as those that came tell; 0 once it is complete.
+    /// Bytes the Request still lacks, as far as those that came tell; 0 once it is complete.
     #[must_use]
     pub fn missing(&self) -> usize {
         match &self.state {
@@ -237,7 +237,7 @@ fn max_revision(options: &Options) -> u8 {
     options.revision.clamp(1, 2)
 }
 
-/// Reads a Request out of the octets received so far.
+/// Reads a Request out of the bytes received so far.
 fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderError> {
     let (frame, behind) = match Frame::check(Kind::Request, max_revision(options), input)? {
         Progress::NeedMore(_) => return Ok(None),
@@ -258,7 +258,7 @@ fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderErro
         return Err(ResponderError::Rdmac { reply: refusal.to_vec(Kind::Reply) });
     }
     if !behind.is_empty() {
-        return Err(ResponderError::OctetsAfterRequest);
+        return Err(ResponderError::BytesAfterRequest);
     }
     Ok(Some(Asked {
         markers: request.markers,

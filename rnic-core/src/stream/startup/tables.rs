@@ -23,7 +23,7 @@ fn every_initiator_state_against_every_event() {
                 accepted(&mut initiator, &frame(REPLY, "40010000"));
             }
             let outcome = match input {
-                Some(octets) => match initiator.handle_input(octets) {
+                Some(bytes) => match initiator.handle_input(bytes) {
                     Ok(InitiatorStep::NeedMore) => "more".to_owned(),
                     Ok(InitiatorStep::Accepted(_)) => "accepted".to_owned(),
                     Ok(InitiatorStep::Rejected { .. }) => "rejected".to_owned(),
@@ -87,9 +87,9 @@ fn every_responder_state_against_every_event() {
          AwaitRequest + accept -> start-up is not in the state for this AwaitRequest\n\
          AwaitRequest + reject -> start-up is not in the state for this AwaitRequest\n\
          Deciding + nothing -> more Deciding\n\
-         Deciding + part -> octets behind the request before it was answered Done\n\
-         Deciding + request -> octets behind the request before it was answered Done\n\
-         Deciding + reply -> octets behind the request before it was answered Done\n\
+         Deciding + part -> bytes behind the request before it was answered Done\n\
+         Deciding + request -> bytes behind the request before it was answered Done\n\
+         Deciding + reply -> bytes behind the request before it was answered Done\n\
          Deciding + accept -> reply Done\n\
          Deciding + reject -> reply Done\n\
          Done + nothing -> start-up is not in the state for this Done\n\

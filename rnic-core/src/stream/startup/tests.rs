@@ -71,13 +71,13 @@ fn enhanced(kind: Kind, enhanced: Enhanced) -> Vec<u8> {
 const PLAIN: Enhanced = Enhanced { peer_to_peer: false, rtr: RtrKinds::empty(), ird: 4, ord: 4 };
 
 #[test]
-fn frames_arrive_one_octet_at_a_time() {
+fn frames_arrive_one_byte_at_a_time() {
     let mut initiator = Initiator::new(&OPTIONS, b"hello").expect("short");
     let mut responder = Responder::new(&OPTIONS);
     let request = initiator.request().to_vec();
     let (last, earlier) = request.split_last().expect("not empty");
-    for octet in earlier {
-        assert_eq!(responder.handle_input(&[*octet]), Ok(ResponderStep::NeedMore));
+    for byte in earlier {
+        assert_eq!(responder.handle_input(&[*byte]), Ok(ResponderStep::NeedMore));
     }
     match responder.handle_input(&[*last]) {
         Ok(ResponderStep::Request(request)) => assert_eq!(request.private_data, b"hello"),
@@ -85,8 +85,8 @@ fn frames_arrive_one_octet_at_a_time() {
     }
     let (reply, _) = responder.accept(None, None, 64, 64, b"welcome").expect("undecided");
     let (last, earlier) = reply.split_last().expect("not empty");
-    for octet in earlier {
-        assert_eq!(initiator.handle_input(&[*octet]), Ok(InitiatorStep::NeedMore));
+    for byte in earlier {
+        assert_eq!(initiator.handle_input(&[*byte]), Ok(InitiatorStep::NeedMore));
     }
     assert_eq!(accepted(&mut initiator, &[*last]).private_data, b"welcome");
 }
@@ -153,13 +153,13 @@ fn two_initiators_notice() {
 }
 
 #[test]
-fn key_is_refused_at_its_first_wrong_octet() {
+fn key_is_refused_at_its_first_wrong_byte() {
     for at in 0..16 {
-        let mut octets = hex(REQUEST);
-        octets[at] ^= 0x20;
-        octets.truncate(at + 1);
+        let mut bytes = hex(REQUEST);
+        bytes[at] ^= 0x20;
+        bytes.truncate(at + 1);
         let mut responder = Responder::new(&OPTIONS);
-        assert_eq!(responder.handle_input(&octets), Err(FrameError::NoKey.into()), "{at}");
+        assert_eq!(responder.handle_input(&bytes), Err(FrameError::NoKey.into()), "{at}");
     }
     let error = Responder::new(&OPTIONS).handle_input(b"GET / HTTP/1.1\r\n");
     assert_eq!(error, Err(FrameError::NoKey.into()));
@@ -180,20 +180,20 @@ fn reserved_bits_and_r_of_a_request_are_not_looked_at() {
 }
 
 #[test]
-fn octets_behind_the_request_end_it_without_a_reply() {
-    let mut octets = frame(REQUEST, "40010000");
-    octets.extend(hex("000ec140"));
-    let error = Responder::new(&OPTIONS).handle_input(&octets).err();
-    assert_eq!(error, Some(ResponderError::OctetsAfterRequest));
+fn bytes_behind_the_request_end_it_without_a_reply() {
+    let mut bytes = frame(REQUEST, "40010000");
+    bytes.extend(hex("000ec140"));
+    let error = Responder::new(&OPTIONS).handle_input(&bytes).err();
+    assert_eq!(error, Some(ResponderError::BytesAfterRequest));
     assert_eq!(error.as_ref().map(ResponderError::farewell), Some(&[][..]));
 
-    let (mut responder, _) = responder_with(&OPTIONS, &octets[..20]);
-    assert_eq!(responder.handle_input(&[0]), Err(ResponderError::OctetsAfterRequest));
+    let (mut responder, _) = responder_with(&OPTIONS, &bytes[..20]);
+    assert_eq!(responder.handle_input(&[0]), Err(ResponderError::BytesAfterRequest));
     assert!(responder.accept(None, None, 64, 64, &[]).is_err());
 }
 
 #[test]
-fn octets_behind_the_reply_are_kept() {
+fn bytes_behind_the_reply_are_kept() {
     let mut initiator = Initiator::new(&REVISION_1, &[]).expect("short");
     let n = accepted(&mut initiator, &frame(REPLY, "40010003 010203 000ec140"));
     assert_eq!((n.private_data, n.leftover), (vec![1, 2, 3], hex("000ec140")));
@@ -559,9 +559,9 @@ proptest! {
             false => Enhanced { rtr: RtrKinds::empty(), ..e },
         });
         let repr = Repr { markers, crc, reject, revision, enhanced, private_data: &data };
-        let mut octets = vec![0xAA; repr.buffer_len()];
-        repr.emit(Kind::Reply, &mut octets);
-        let frame = crate::mpa::startup::Frame::check(Kind::Reply, 255, &octets);
+        let mut bytes = vec![0xAA; repr.buffer_len()];
+        repr.emit(Kind::Reply, &mut bytes);
+        let frame = crate::mpa::startup::Frame::check(Kind::Reply, 255, &bytes);
         let Ok(crate::mpa::startup::Progress::Complete(frame, &[])) = frame else {
             return Err(TestCaseError::fail(format!("{frame:?}")));
         };
@@ -569,23 +569,23 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_octets_behind_a_key_are_no_reason_to_panic(
-        octets in prop::collection::vec(any::<u8>(), 0..600),
+    fn arbitrary_bytes_behind_a_key_are_no_reason_to_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..600),
         rdmac: bool,
     ) {
         let options = Options { rdmac, ..OPTIONS };
         let mut responder = Responder::new(&options);
-        if let Ok(ResponderStep::Request(_)) = responder.handle_input(&[hex(REQUEST), octets.clone()].concat()) {
+        if let Ok(ResponderStep::Request(_)) = responder.handle_input(&[hex(REQUEST), bytes.clone()].concat()) {
             let _ = responder.accept(None, None, 64, 64, &[]);
         }
         let mut initiator = Initiator::new(&options, &[]).expect("short");
-        let _ = initiator.handle_input(&[hex(REPLY), octets].concat());
+        let _ = initiator.handle_input(&[hex(REPLY), bytes].concat());
     }
 }
 
 #[test]
 fn reading_only_what_is_missing_takes_exactly_the_frame() {
-    // 5 octets of private data, behind the enhanced data.
+    // 5 bytes of private data, behind the enhanced data.
     let request = Initiator::new(&OPTIONS, b"hello").expect("short").request().to_vec();
     let mut responder = Responder::new(&OPTIONS);
     let mut rest = [request.as_slice(), b"streaming"].concat();
@@ -593,15 +593,15 @@ fn reading_only_what_is_missing_takes_exactly_the_frame() {
     while responder.missing() > 0 {
         let n = responder.missing();
         reads.push(n);
-        let octets: Vec<u8> = rest.drain(..n).collect();
-        responder.handle_input(&octets).expect("valid");
+        let bytes: Vec<u8> = rest.drain(..n).collect();
+        responder.handle_input(&bytes).expect("valid");
     }
     assert_eq!((reads, rest.as_slice()), (vec![20, 9], &b"streaming"[..]));
     let reply = responder.reject(b"no").expect("short");
     let mut initiator = Initiator::new(&OPTIONS, b"hello").expect("short");
-    for octet in &reply {
+    for byte in &reply {
         assert!(initiator.missing() > 0);
-        initiator.handle_input(&[*octet]).expect("valid");
+        initiator.handle_input(&[*byte]).expect("valid");
     }
     assert_eq!((initiator.missing(), responder.missing()), (0, 0));
 }
@@ -618,6 +618,6 @@ fn failures_have_the_numbers_of_rfc_5044_and_6581() {
     ] {
         assert_eq!(error.code(), code, "{error}");
     }
-    assert_eq!(ResponderError::OctetsAfterRequest.code(), Some(codes::LLP_STARTUP));
+    assert_eq!(ResponderError::BytesAfterRequest.code(), Some(codes::LLP_STARTUP));
     assert_eq!(ResponderError::OutOfTurn.code(), None);
 }

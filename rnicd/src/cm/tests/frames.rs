@@ -1,4 +1,4 @@
-//! Start-up frames octet by octet (RFC 5044 section 7.1): what is sent, what is taken, what is closed.
+//! Start-up frames byte by byte (RFC 5044 section 7.1): what is sent, what is taken, what is closed.
 
 use super::*;
 
@@ -57,12 +57,12 @@ fn a_responder_closes_at_once_on_what_is_no_request() {
     let address = b.listen("127.0.0.1", 4);
     // And what may not be there yet.
     let early = [frame(false, 0x40, 1, b"data"), vec![0; 8]].concat();
-    for octets in malformed(false).into_iter().chain([early]) {
+    for bytes in malformed(false).into_iter().chain([early]) {
         let mut peer = raw(address);
-        peer.write_all(&octets).expect("write");
+        peer.write_all(&bytes).expect("write");
         // The peer says and closes nothing more, and no time passes.
-        assert_eq!(closed(&mut peer, &mut b), b"", "{octets:x?}");
-        assert_eq!(b.cm.half_open(), 0, "{octets:x?}");
+        assert_eq!(closed(&mut peer, &mut b), b"", "{bytes:x?}");
+        assert_eq!(b.cm.half_open(), 0, "{bytes:x?}");
     }
     assert!(b.cm.poll_event().is_none());
     assert_eq!((b.row().pending, b.row().accepted), (0, 0));
@@ -83,14 +83,14 @@ fn a_responder_closes_at_once_on_what_is_no_request() {
 fn an_initiator_closes_at_once_on_what_is_no_reply() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
-    for octets in malformed(true) {
+    for bytes in malformed(true) {
         a.connect(ACTIVE, address, &[]);
         let mut peer = take(&listener, &mut a);
         let asked = read(&mut peer, 24, &mut a);
-        peer.write_all(&octets).expect("write");
+        peer.write_all(&bytes).expect("write");
         let reason = a.unreachable();
-        assert!(reason.ends_with(": 2/0/04 (invalid start-up frame)"), "{reason} for {octets:x?}");
-        assert_eq!(closed(&mut peer, &mut a), b"", "{octets:x?}");
+        assert!(reason.ends_with(": 2/0/04 (invalid start-up frame)"), "{reason} for {bytes:x?}");
+        assert_eq!(closed(&mut peer, &mut a), b"", "{bytes:x?}");
         assert_eq!((a.cm.half_open(), asked[17]), (0, 2));
         // A wrong frame is no sign of a peer that knows revision 1 only.
         let again = listener.accept().map(drop).map_err(|e| e.kind());
@@ -132,14 +132,14 @@ fn revision_0_in_a_request_is_answered_and_closed_in_order() {
 //= MPA-7.1.2-8a
 //= MPA-7.1.2-10
 #[test]
-fn octets_that_drip_do_not_move_the_deadline() {
+fn bytes_that_drip_do_not_move_the_deadline() {
     let (tick, step) = (Duration::from_nanos(1), Duration::from_millis(200));
     let mut b = Node::new(options());
     let mut peer = raw(b.listen("127.0.0.1", 1));
     b.until(|b| b.cm.half_open() == 1);
     let began = b.now;
-    for octet in &frame(false, 0x40, 1, &[])[..14] {
-        peer.write_all(&[*octet]).expect("write");
+    for byte in &frame(false, 0x40, 1, &[])[..14] {
+        peer.write_all(&[*byte]).expect("write");
         b.pass(step);
         b.turn(Duration::from_millis(1));
         assert_eq!(b.cm.half_open(), 1);
@@ -156,8 +156,8 @@ fn octets_that_drip_do_not_move_the_deadline() {
     a.connect(ACTIVE, address, &[]);
     let mut peer = take(&listener, &mut a);
     read(&mut peer, 24, &mut a);
-    for octet in &frame(true, 0x40, 1, &[])[..9] {
-        peer.write_all(&[*octet]).expect("write");
+    for byte in &frame(true, 0x40, 1, &[])[..9] {
+        peer.write_all(&[*byte]).expect("write");
         a.pass(step);
         a.turn(Duration::from_millis(1));
         assert_eq!(a.cm.half_open(), 1);
@@ -200,7 +200,7 @@ fn a_request_waits_for_its_decision_and_gets_the_reply_that_says_it() {
     let mut b = Node::new(options);
     let address = b.listen("127.0.0.1", 4);
     for (len, accepted) in LENGTHS.into_iter().flat_map(|len| [(len, true), (len, false)]) {
-        let what = format!("{len} octets, accepted {accepted}");
+        let what = format!("{len} bytes, accepted {accepted}");
         let mut peer = raw(address);
         peer.write_all(&frame(false, 0x80, 1, &data(len))).expect("write");
         let request = b.request();
@@ -222,7 +222,7 @@ fn a_request_waits_for_its_decision_and_gets_the_reply_that_says_it() {
         let expected = frame(true, if accepted { 0xC0 } else { 0xE0 }, 1, &data(len));
         assert_eq!(read(&mut peer, 20 + len, &mut b), expected, "{what}");
         peer.set_nonblocking(true).expect("flag");
-        // Not an octet behind the Reply, which could only be an FPDU or a Marker.
+        // Not a byte behind the Reply, which could only be an FPDU or a Marker.
         b.turn(Duration::from_millis(1));
         let behind = peer.read(&mut [0]);
         assert!(!matches!(behind, Ok(1..)), "{what}");
@@ -250,7 +250,7 @@ fn an_initiator_asks_as_the_rfc_has_it_and_hears_the_answer() {
     let mut a = Node::new(options);
     let (listener, address) = raw_listener();
     for (len, accepted) in LENGTHS.into_iter().flat_map(|len| [(len, true), (len, false)]) {
-        let what = format!("{len} octets, accepted {accepted}");
+        let what = format!("{len} bytes, accepted {accepted}");
         a.connect(ACTIVE, address, &data(len));
         let mut peer = take(&listener, &mut a);
         let expected = frame(false, 0xC0, 1, &data(len));
@@ -272,11 +272,11 @@ fn an_initiator_asks_as_the_rfc_has_it_and_hears_the_answer() {
 }
 
 #[test]
-fn a_request_may_come_octet_by_octet() {
+fn a_request_may_come_byte_by_byte() {
     let mut b = Node::new(options());
     let mut peer = raw(b.listen("127.0.0.1", 1));
-    for octet in frame(false, 0x40, 1, b"slow") {
-        peer.write_all(&[octet]).expect("write");
+    for byte in frame(false, 0x40, 1, b"slow") {
+        peer.write_all(&[byte]).expect("write");
         b.turn(Duration::from_millis(1));
     }
     let request = b.request();
@@ -307,11 +307,11 @@ fn what_is_no_request_is_closed_without_a_word() {
     let of_a_reply = frame(true, 0x40, 1, &[]);
     let revision_3 = frame(false, 0x40, 3, &[]);
     let cut_short = frame(false, 0x40, 1, b"abc")[..21].to_vec();
-    for octets in [wrong_key, of_a_reply, revision_3, cut_short] {
+    for bytes in [wrong_key, of_a_reply, revision_3, cut_short] {
         let mut peer = raw(address);
-        peer.write_all(&octets).expect("write");
+        peer.write_all(&bytes).expect("write");
         peer.shutdown(Shutdown::Write).expect("FIN");
-        assert_eq!(closed(&mut peer, &mut b), b"", "{octets:x?}");
+        assert_eq!(closed(&mut peer, &mut b), b"", "{bytes:x?}");
     }
     assert!(b.cm.poll_event().is_none());
     assert_eq!((b.cm.half_open(), b.row().pending), (0, 0));
@@ -330,14 +330,14 @@ fn revision_0_is_told_revision_1_and_closed_in_order() {
 }
 
 #[test]
-fn octets_before_the_reply_withdraw_the_request() {
+fn bytes_before_the_reply_withdraw_the_request() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 3);
     // In one segment with the request.
     let mut peer = raw(address);
-    let mut octets = frame(false, 0x40, 1, &[]);
-    octets.push(0);
-    peer.write_all(&octets).expect("write");
+    let mut bytes = frame(false, 0x40, 1, &[]);
+    bytes.push(0);
+    peer.write_all(&bytes).expect("write");
     closed(&mut peer, &mut b);
     assert!(b.cm.poll_event().is_none());
     // After it.
@@ -405,10 +405,10 @@ fn a_peer_that_closes_on_revision_1_too_is_unreachable() {
 fn a_reply_that_is_none_ends_the_attempt() {
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
-    for octets in [frame(false, 0x40, 2, &[]), frame(true, 0x40, 9, &[]), vec![0; 20]] {
+    for bytes in [frame(false, 0x40, 2, &[]), frame(true, 0x40, 9, &[]), vec![0; 20]] {
         a.connect(ACTIVE, address, &[]);
         let mut peer = take(&listener, &mut a);
-        peer.write_all(&octets).expect("write");
+        peer.write_all(&bytes).expect("write");
         a.unreachable();
         assert_eq!(a.cm.half_open(), 0);
     }

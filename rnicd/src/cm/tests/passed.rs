@@ -58,16 +58,16 @@ impl Rig {
         self.node.cm.serve_over(SESSION, LISTENER, addresses, socket, now).expect("served");
     }
 
-    /// Both ends exchange plain octets, in both directions and to the end.
+    /// Both ends exchange plain bytes, in both directions and to the end.
     fn goes_on_in_plain_tcp(mut self) {
         self.client.set_nonblocking(false).expect("flag");
         self.peer.set_nonblocking(false).expect("flag");
         for (from, to) in [(&self.client, &self.peer), (&self.peer, &self.client)] {
             let (mut from, mut to) = (from, to);
             from.write_all(b"plain").expect("write");
-            let mut octets = [0; 5];
-            to.read_exact(&mut octets).expect("read");
-            assert_eq!(&octets, b"plain");
+            let mut bytes = [0; 5];
+            to.read_exact(&mut bytes).expect("read");
+            assert_eq!(&bytes, b"plain");
         }
         drop(self.client);
         assert_eq!(self.peer.read(&mut [0; 1]).expect("read"), 0);
@@ -90,7 +90,7 @@ pub(super) fn request() -> Vec<u8> {
 }
 
 #[test]
-fn an_accepted_connection_loses_no_octet_behind_the_reply() {
+fn an_accepted_connection_loses_no_byte_behind_the_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     assert_eq!(r.half_open(), 1);
@@ -103,22 +103,22 @@ fn an_accepted_connection_loses_no_octet_behind_the_reply() {
     assert_eq!((connected.qp, connected.negotiated.private_data.as_slice()), (ACTIVE, &b"ok"[..]));
     assert!(connected.negotiated.leftover.is_empty());
     assert_eq!(connected.addresses.peer, r.peer.local_addr().expect("bound"));
-    let mut octets = [0; 10];
-    (&connected.stream).read_exact(&mut octets).expect("octets that nobody took");
-    assert_eq!((&octets, r.half_open()), (b"first FPDU", 0));
+    let mut bytes = [0; 10];
+    (&connected.stream).read_exact(&mut bytes).expect("bytes that nobody took");
+    assert_eq!((&bytes, r.half_open()), (b"first FPDU", 0));
 }
 
 //= MPA-7.1.2-3b
 #[test]
-fn a_rejected_initiator_leaves_every_octet_behind_the_reply() {
+fn a_rejected_initiator_leaves_every_byte_behind_the_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
     read(&mut r.peer, 28, &mut r.node);
-    // An octet at a time, and with the last one what comes after it.
+    // A byte at a time, and with the last one what comes after it.
     let reply = frame(true, 0x60, 1, b"no");
     let (last, earlier) = reply.split_last().expect("not empty");
-    for octet in earlier {
-        r.peer.write_all(&[*octet]).expect("write");
+    for byte in earlier {
+        r.peer.write_all(&[*byte]).expect("write");
         r.node.turn(Duration::ZERO);
     }
     r.peer.write_all(&[&[*last], &b"behind"[..]].concat()).expect("write");
@@ -126,9 +126,9 @@ fn a_rejected_initiator_leaves_every_octet_behind_the_reply() {
         CmEvent::Rejected { qp: ACTIVE, private_data } => assert_eq!(private_data, b"no"),
         other => panic!("not rejected but {other:?}"),
     }
-    let mut octets = [0; 6];
-    r.client.read_exact(&mut octets).expect("octets that nobody took");
-    assert_eq!((&octets, r.half_open()), (b"behind", 0));
+    let mut bytes = [0; 6];
+    r.client.read_exact(&mut bytes).expect("bytes that nobody took");
+    assert_eq!((&bytes, r.half_open()), (b"behind", 0));
     r.goes_on_in_plain_tcp();
 }
 
@@ -183,14 +183,14 @@ fn a_rejected_request_leaves_the_connection_to_the_client() {
     r.goes_on_in_plain_tcp();
 }
 
-/// Fills the way from the client to its peer, to the last octet; how many octets that takes.
+/// Fills the way from the client to its peer, to the last byte; how many bytes that takes.
 fn fill(client: &TcpStream, peer: &TcpStream) -> usize {
     SockRef::from(client).set_send_buffer_size(4096).expect("size");
     SockRef::from(peer).set_recv_buffer_size(4096).expect("size");
     let mut sent = 0;
     client.set_nonblocking(true).expect("flag");
     let mut last = Instant::now();
-    // The kernels of both ends still move octets on when the first call finds no room.
+    // The kernels of both ends still move bytes on when the first call finds no room.
     while last.elapsed() < Duration::from_millis(50) {
         for len in [4096, 1] {
             while let Ok(n) = (&mut &*client).write(&vec![0; len]) {

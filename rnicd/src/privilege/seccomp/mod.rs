@@ -1,7 +1,7 @@
 //! A filter of system calls for each kind of thread.
 //!
 //! A thread that has been taken over through a hole in the daemon should find little to do: a worker
-//! can move octets between descriptors it has and touch memory it has, and can open, connect, run
+//! can move bytes between descriptors it has and touch memory it has, and can open, connect, run
 //! and inspect nothing. [`calls`] says who needs what, [`program`] puts it in the kernel's words;
 //! here it is put in force, by the thread itself.
 //!
@@ -65,7 +65,7 @@ pub fn check_available(seccomp: Seccomp) -> io::Result<()> {
     if program::ARCHITECTURE.is_none() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "no filters for this architecture"));
     }
-    // SAFETY: the kernel reads the four octets of `action`, a live local, and writes nothing.
+    // SAFETY: the kernel reads the four bytes of `action`, a live local, and writes nothing.
     let result = unsafe {
         libc::syscall(
             libc::SYS_seccomp,

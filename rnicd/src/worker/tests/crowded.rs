@@ -73,9 +73,9 @@ fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
         let echo = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("accept");
             stream.set_nodelay(true).expect("an option");
-            let mut octet = [0];
-            while stream.read_exact(&mut octet).is_ok() {
-                stream.write_all(&octet).expect("open");
+            let mut byte = [0];
+            while stream.read_exact(&mut byte).is_ok() {
+                stream.write_all(&byte).expect("open");
             }
         });
         stay_on(here);
@@ -92,9 +92,9 @@ fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
         stream.set_nonblocking(true).expect("an option");
         for _ in 0..8 {
             raw.push(median(25, || {
-                let mut octet = [7];
-                stream.write_all(&octet).expect("open");
-                until("an echo", || stream.read(&mut octet).is_ok());
+                let mut byte = [7];
+                stream.write_all(&byte).expect("open");
+                until("an echo", || stream.read(&mut byte).is_ok());
             }));
             ours.push(median(25, || {
                 client.post(&mut a, &write_to(&client, 1, 0), &[client.sge(4096, 8)]);

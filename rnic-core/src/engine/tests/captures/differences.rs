@@ -1,5 +1,5 @@
 //! What our engine does otherwise than siw did, each with its reason. A recording of several
-//! connections has them numbered; everything that is not here is the same octet for octet.
+//! connections has them numbered; everything that is not here is the same byte for byte.
 
 use super::recording::Side::{self, Initiator, Responder};
 use super::replay::Flaw;

@@ -82,7 +82,7 @@ fn replay_all(cuts: &Cuts) -> usize {
 #[test]
 fn either_side_of_a_recording_says_what_siw_said_but_for_listed_differences() {
     let same = replay_all(&Cuts::None);
-    assert_eq!(same, 216_936, "octets that are the same");
+    assert_eq!(same, 216_936, "bytes that are the same");
     // The lists name nothing that is not there.
     let names: Vec<String> = conversations().into_iter().map(|(name, _)| name).collect();
     let known = |name: &str| names.iter().any(|n| n == name);

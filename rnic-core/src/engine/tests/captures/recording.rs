@@ -23,7 +23,7 @@ impl Side {
 /// What one packet carried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    Octets(Vec<u8>),
+    Bytes(Vec<u8>),
     Fin,
     Reset,
 }
@@ -38,7 +38,7 @@ pub struct Connection {
     next: HashMap<Side, u32>,
 }
 
-/// Octets of the timestamps option with its padding (RFC 7323 section 3).
+/// Bytes of the timestamps option with its padding (RFC 7323 section 3).
 const TIMESTAMPS: usize = 12;
 
 /// Reads the connections of a classic capture file of Ethernet packets, of the byte order and
@@ -91,12 +91,12 @@ impl Connection {
             self.next.insert(from, tcp.sequence_number().wrapping_add(1));
             return;
         }
-        let octets = tcp.payload();
-        let fresh = !octets.is_empty() || tcp.fin();
+        let bytes = tcp.payload();
+        let fresh = !bytes.is_empty() || tcp.fin();
         // Loopback neither loses nor reorders; a recording that did would not be understood.
         assert!(!fresh || self.next[&from] == tcp.sequence_number(), "in order");
-        if !octets.is_empty() {
-            self.events.push((from, What::Octets(octets.to_vec())));
+        if !bytes.is_empty() {
+            self.events.push((from, What::Bytes(bytes.to_vec())));
         }
         if tcp.fin() {
             self.events.push((from, What::Fin));
@@ -104,7 +104,7 @@ impl Connection {
         if tcp.rst() {
             self.events.push((from, What::Reset));
         }
-        let step = octets.len() as u32 + u32::from(tcp.fin());
+        let step = bytes.len() as u32 + u32::from(tcp.fin());
         self.next.entry(from).and_modify(|next| *next = next.wrapping_add(step));
     }
 }

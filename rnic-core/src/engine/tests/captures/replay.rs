@@ -1,6 +1,6 @@
 //! One side of a recorded connection played by our engine, the other by the recording.
 //!
-//! The engine gets the recorded peer's octets packet by packet, in the recorded order. Where the
+//! The engine gets the recorded peer's bytes packet by packet, in the recorded order. Where the
 //! side that it stands for posted something (a Send, a Write, a Read), it is given the same request;
 //! what RNICs answer by themselves (Read Responses, Terminates, the first message of the peer-to-peer
 //! model) it has to come up with. Regions stand under the recorded STags and addresses.
@@ -33,7 +33,7 @@ pub enum Flaw {
     Rights(Access),
     /// There is no receive for the peer's last message.
     NoReceive,
-    /// The receive for the peer's last message is an octet too short.
+    /// The receive for the peer's last message is a byte too short.
     ShortReceive,
 }
 
@@ -45,7 +45,7 @@ pub struct Outcome {
     /// How it ended: the events behind `established` without headers, and requests that came to
     /// something else than recorded.
     pub end: Vec<String>,
-    /// How many of our octets behind the start-up frame were as recorded.
+    /// How many of our bytes behind the start-up frame were as recorded.
     pub same: usize,
 }
 
@@ -241,7 +241,7 @@ impl Stage {
                         }
                     }
                 }
-                Act::Spoke { octets, complete } => self.hear(octets, complete),
+                Act::Spoke { bytes, complete } => self.hear(bytes, complete),
                 Act::Finished if *side == us => self.w.disconnect(A),
                 Act::Finished => self.raw.finish(&mut self.w),
                 Act::Reset if *side == us => self.w.abort(A),
@@ -284,7 +284,7 @@ impl Stage {
     }
 
     /// The peer said this.
-    fn hear(&mut self, octets: &[u8], complete: &[Message]) {
+    fn hear(&mut self, bytes: &[u8], complete: &[Message]) {
         for request in complete.iter().filter_map(Message::read_request) {
             let Some(answer) = self.answers.pop_front() else { continue };
             if request.size > 0 {
@@ -293,7 +293,7 @@ impl Stage {
                 region.mapping.write(at, &answer.payload).unwrap();
             }
         }
-        self.raw.octets(&mut self.w, octets);
+        self.raw.bytes(&mut self.w, bytes);
         if self.w.whys(A).is_empty() {
             for message in complete {
                 self.placed(message);
@@ -308,9 +308,9 @@ impl Stage {
             return;
         }
         let region = &self.regions[&stag];
-        let mut octets = vec![0; message.payload.len()];
-        region.mapping.read((to - region.iova) as usize, &mut octets).unwrap();
-        assert!(octets == message.payload, "{}", message.words());
+        let mut bytes = vec![0; message.payload.len()];
+        region.mapping.read((to - region.iova) as usize, &mut bytes).unwrap();
+        assert!(bytes == message.payload, "{}", message.words());
     }
 
     /// Compares what was done with what was recorded.
@@ -335,7 +335,7 @@ impl Stage {
         for n in 0..ours.len().max(theirs.len()) {
             let words = |m: Option<&Message>| m.map_or("nothing".to_owned(), Message::words);
             match (ours.get(n), theirs.get(n).copied()) {
-                (Some(a), Some(b)) if a.octets == b.octets => outcome.same += a.octets.len(),
+                (Some(a), Some(b)) if a.bytes == b.bytes => outcome.same += a.bytes.len(),
                 (Some(a), Some(b)) if a.words() == b.words() => {
                     outcome.differences.push([a, b].map(Message::hex));
                 }
@@ -390,7 +390,7 @@ impl Stage {
             } else if id >= RECEIVES {
                 let n = (id - RECEIVES) as usize;
                 let message = talk.messages(us.other()).filter(|m| m.sends()).nth(n).unwrap();
-                assert_eq!(self.inboxes[n].octets(), message.payload);
+                assert_eq!(self.inboxes[n].bytes(), message.payload);
             }
             expected.remove(&id);
         }

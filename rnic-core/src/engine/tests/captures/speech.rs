@@ -16,7 +16,7 @@ pub struct Message {
     pub payload: Vec<u8>,
     pub segments: usize,
     /// Its FPDUs.
-    pub octets: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 impl Message {
@@ -30,8 +30,8 @@ impl Message {
 
     /// What it asks for, if it is a Read Request.
     pub fn read_request(&self) -> Option<ReadRequest> {
-        let octets: &[u8; READ_REQUEST_LEN] = self.payload.first_chunk()?;
-        (self.opcode == Opcode::ReadRequest).then(|| ReadRequest::parse(octets))
+        let bytes: &[u8; READ_REQUEST_LEN] = self.payload.first_chunk()?;
+        (self.opcode == Opcode::ReadRequest).then(|| ReadRequest::parse(bytes))
     }
 
     /// The STag that is invalidated by it.
@@ -66,9 +66,9 @@ impl Message {
         s
     }
 
-    /// In octets.
+    /// In bytes.
     pub fn hex(&self) -> String {
-        self.octets.iter().map(|octet| format!("{octet:02x}")).collect()
+        self.bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -84,9 +84,9 @@ impl Ear {
         Ear { deframer: Deframer::new(false, crc), inbox: Vec::new(), begun: None }
     }
 
-    /// Takes octets; the messages that are complete with them.
-    pub fn hear(&mut self, octets: &[u8]) -> Vec<Message> {
-        self.inbox.extend_from_slice(octets);
+    /// Takes bytes; the messages that are complete with them.
+    pub fn hear(&mut self, bytes: &[u8]) -> Vec<Message> {
+        self.inbox.extend_from_slice(bytes);
         let mut messages = Vec::new();
         loop {
             let needed = self.deframer.needed(&self.inbox);
@@ -103,11 +103,11 @@ impl Ear {
                 header,
                 payload: Vec::new(),
                 segments: 0,
-                octets: Vec::new(),
+                bytes: Vec::new(),
             });
             assert_eq!(message.opcode, opcode, "one message after the other");
             message.payload.extend_from_slice(payload);
-            message.octets.extend_from_slice(&fpdu);
+            message.bytes.extend_from_slice(&fpdu);
             message.segments += 1;
             if is_last(&header) {
                 messages.extend(self.begun.take());
@@ -124,9 +124,9 @@ impl Ear {
 /// Something a side did.
 #[derive(Clone, Debug)]
 pub enum Act {
-    /// Octets came, with which these messages of it were complete.
+    /// Bytes came, with which these messages of it were complete.
     Spoke {
-        octets: Vec<u8>,
+        bytes: Vec<u8>,
         complete: Vec<Message>,
     },
     Finished,
@@ -160,12 +160,12 @@ impl Conversation {
             let act = match what {
                 What::Fin => Act::Finished,
                 What::Reset => Act::Reset,
-                What::Octets(octets) => {
+                What::Bytes(bytes) => {
                     let (_, frame, ear) = directions.iter_mut().find(|d| d.0 == *side).unwrap();
-                    let octets = octets[octets.len().min(*frame)..].to_vec();
+                    let bytes = bytes[bytes.len().min(*frame)..].to_vec();
                     *frame = frame.saturating_sub(what.len());
-                    let complete = ear.hear(&octets);
-                    Act::Spoke { octets, complete }
+                    let complete = ear.hear(&bytes);
+                    Act::Spoke { bytes, complete }
                 }
             };
             acts.push((*side, act));
@@ -186,7 +186,7 @@ impl Conversation {
 impl What {
     fn len(&self) -> usize {
         match self {
-            What::Octets(octets) => octets.len(),
+            What::Bytes(bytes) => bytes.len(),
             What::Fin | What::Reset => 0,
         }
     }
@@ -202,7 +202,7 @@ fn is_last(header: &Header) -> bool {
 fn said(connection: &Connection, by: Side) -> Vec<u8> {
     let of = connection.events.iter().filter(|(side, _)| *side == by);
     of.flat_map(|(_, what)| match what {
-        What::Octets(octets) => &octets[..],
+        What::Bytes(bytes) => &bytes[..],
         _ => &[],
     })
     .copied()

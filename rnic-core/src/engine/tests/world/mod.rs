@@ -233,9 +233,9 @@ pub(super) struct World {
     /// Sockets that are not to be read, by link and end.
     paused: Vec<(usize, usize)>,
     pub emss: usize,
-    /// Octets given to sockets straight from shared memory.
-    pub shared_octets: usize,
-    /// Octets that came behind the next MPA reply.
+    /// Bytes given to sockets straight from shared memory.
+    pub shared_bytes: usize,
+    /// Bytes that came behind the next MPA reply.
     pub leftover: Vec<u8>,
     /// Scripted peers are RDMAC ones: version 0, Markers and CRCs in both directions.
     pub rdmac: bool,
@@ -278,7 +278,7 @@ impl World {
             warnings: Vec::new(),
             paused: Vec::new(),
             emss: 1460,
-            shared_octets: 0,
+            shared_bytes: 0,
             leftover: Vec::new(),
             rdmac: false,
             stags: StagAllocator::new([9; 32]),

@@ -43,7 +43,7 @@ impl World {
     fn queue(&mut self, app: usize, kind: QueueKind, shape: QueueShape, owner: u32) -> QueueMemory {
         let app = &mut self.apps[app];
         let offset = app.next_offset;
-        app.next_offset += shape.octets().next_multiple_of(64);
+        app.next_offset += shape.bytes().next_multiple_of(64);
         let doorbell = app.next_doorbell;
         QueueMemory::format(app.arena.clone(), offset, kind, shape, owner, doorbell).unwrap()
     }
@@ -207,22 +207,22 @@ impl World {
         let mut at = 0;
         let result = match job.way {
             Way::Out => {
-                let mut octets = vec![0; job.pieces.iter().map(|(_, n)| *n as usize).sum()];
+                let mut bytes = vec![0; job.pieces.iter().map(|(_, n)| *n as usize).sum()];
                 let mut read = || {
                     for (address, len) in &job.pieces {
                         let len = *len as usize;
-                        space.read(*address, &mut octets[at..at + len])?;
+                        space.read(*address, &mut bytes[at..at + len])?;
                         at += len;
                     }
                     Ok::<_, crate::shm::attached::AttachedFault>(())
                 };
-                read().map(|()| octets)
+                read().map(|()| bytes)
             }
-            Way::In { octets, tail_last } => {
+            Way::In { bytes, tail_last } => {
                 let mut write = || {
                     for (address, len) in &job.pieces {
                         let len = *len as usize;
-                        space.write(*address, &octets[at..at + len], tail_last)?;
+                        space.write(*address, &bytes[at..at + len], tail_last)?;
                         at += len;
                     }
                     Ok(Vec::new())

@@ -1,9 +1,9 @@
-//! What workers do: they turn the engines, carry out what these want, and move octets over links.
+//! What workers do: they turn the engines, carry out what these want, and move bytes over links.
 
 use super::*;
 
 impl World {
-    /// Lets everything run that needs no time, or only the time of octets under way.
+    /// Lets everything run that needs no time, or only the time of bytes under way.
     pub fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if self.round() {
@@ -90,26 +90,26 @@ impl World {
         let (now, emss) = (self.now, self.emss);
         let Some((l, end)) = self.link_of(engine, qp) else { return };
         let link = &mut self.links[l];
-        let mut shared_octets = 0;
+        let mut shared_bytes = 0;
         let sent = self.engines[engine].transmit(qp, now, emss, |batch| {
-            let mut octets = Vec::new();
+            let mut bytes = Vec::new();
             for piece in batch.pieces() {
                 match piece {
-                    Piece::Private(p) => octets.extend_from_slice(p),
+                    Piece::Private(p) => bytes.extend_from_slice(p),
                     Piece::Shared { mapping, offset, len } => {
-                        let from = octets.len();
-                        octets.resize(from + len, 0);
-                        shared_octets += len;
+                        let from = bytes.len();
+                        bytes.resize(from + len, 0);
+                        shared_bytes += len;
                         // As `send_pieces` does it.
-                        if mapping.read(*offset, &mut octets[from..]).is_err() {
+                        if mapping.read(*offset, &mut bytes[from..]).is_err() {
                             return Err(std::io::Error::from_raw_os_error(libc::EFAULT));
                         }
                     }
                 }
             }
-            link.send(end, &octets, now)
+            link.send(end, &bytes, now)
         });
-        self.shared_octets += shared_octets;
+        self.shared_bytes += shared_bytes;
         if sent != Transmit::Blocked {
             self.links[l].pipes[end].blocked = false;
         }
@@ -177,9 +177,9 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("shut down after closing");
                     self.links[l].pipes[end].finish(self.now);
                 }
-                Output::Farewell { qp, octets } => {
+                Output::Farewell { qp, bytes } => {
                     let (l, end) = self.link_of(engine, qp).expect("farewell after closing");
-                    let _ = self.links[l].send(end, &octets, self.now);
+                    let _ = self.links[l].send(end, &bytes, self.now);
                 }
                 Output::Close { qp, reset } => {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");

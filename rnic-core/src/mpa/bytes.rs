@@ -1,14 +1,14 @@
-//! What the framer writes and the deframer takes, against an encoder that goes octet by octet as the
+//! What the framer writes and the deframer takes, against an encoder that goes byte by byte as the
 //! text of RFC 5044 does, and shares nothing with them.
 
 use super::tests::{frame, pattern};
 use super::*;
 
 /// CRC32c bit by bit, as iSCSI defines it (RFC 3720 section 12.1).
-fn crc(octets: &[u8]) -> [u8; 4] {
+fn crc(bytes: &[u8]) -> [u8; 4] {
     let mut crc = u32::MAX;
-    for octet in octets {
-        crc ^= u32::from(*octet);
+    for byte in bytes {
+        crc ^= u32::from(*byte);
         for _ in 0..8 {
             crc = if crc & 1 == 1 { crc >> 1 ^ 0x82F6_3B78 } else { crc >> 1 };
         }
@@ -31,10 +31,10 @@ impl Encoder {
             plain.push(0);
         }
         let (mut out, mut length_at) = (Vec::new(), None);
-        for octet in plain {
+        for byte in plain {
             self.marker(&mut out, length_at);
             length_at.get_or_insert(self.position);
-            out.push(octet);
+            out.push(byte);
             self.position += 1;
         }
         // One between pad and CRC is the last thing that the CRC covers.
@@ -115,7 +115,7 @@ fn what_the_text_says_is_read_at_every_place_of_the_stream() {
             let mut deframer = Deframer::at_phase((position % 512) as usize);
             for (fpdu, expected) in fpdus.iter_mut().zip([&ulpdu[..], b"and the next"]) {
                 assert_eq!(deframer.needed(fpdu), fpdu.len());
-                assert_eq!(deframer.take(fpdu), Ok(expected), "{len} octets at {position}");
+                assert_eq!(deframer.take(fpdu), Ok(expected), "{len} bytes at {position}");
             }
         }
     }
