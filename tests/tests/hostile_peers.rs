@@ -256,7 +256,7 @@ fn bytes_that_come_one_by_one_are_in_nobodys_way() {
         assert_eq!(one[0].ok().unwrap().byte_len, 9);
         received += 1;
     }
-    assert_eq!(&target.memory()[..14], b"byte by byte");
+    assert_eq!(&target.memory()[..12], b"byte by byte");
     drop((peers, qps, target));
     bystanders.were_not_disturbed();
     daemon.shrinks_to(start);

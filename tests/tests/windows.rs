@@ -377,7 +377,7 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
             let region = || owner.pd.reg_mr_with(&owner.segment(4096), .., &options).unwrap();
             let (local, read) = (region(), region());
             let source = peer.pd.reg_mr(&peer.segment(4096), .., access).unwrap();
-            source.write_at(0, b"bytes").unwrap();
+            source.write_at(0, b"placed").unwrap();
             pair.write(&local.remote(), 0, b"x");
             owned
                 .post_send(&[
@@ -387,7 +387,7 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
                 .unwrap();
             owner.done(1, CompletionOpcode::LocalInvalidate);
             owner.done(2, CompletionOpcode::RdmaRead);
-            assert_eq!(bytes(&read, 0, 6), b"bytes");
+            assert_eq!(bytes(&read, 0, 6), b"placed");
             if own {
                 let third = region();
                 owned.post_recv(&[RecvRequest::new(3, &[])]).unwrap();

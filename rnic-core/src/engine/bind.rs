@@ -8,8 +8,8 @@ use std::collections::{HashMap, VecDeque};
 
 use super::ledger::Progress;
 use super::qp::Qp;
+use super::reason::Reason;
 use super::schedule::CHANGE_COST;
-use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::queue::{SendFlags, WindowParams};
 use crate::device::StagChange;

@@ -8,10 +8,10 @@
 use super::hold::Segment::AtPeer;
 use super::message::{Gather, GatherFault, Head, Segment, Source};
 use super::moving::After;
-use super::place::Trouble;
 use super::qp::Qp;
+use super::reason::Reason;
+use super::reason::Trouble;
 use super::schedule::REQUEST_COST;
-use super::why::Reason;
 use super::{Delivery, Shard};
 use crate::ddp::{MAX_HEADER_LEN, TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Payload};

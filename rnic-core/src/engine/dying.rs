@@ -2,9 +2,9 @@
 //! that ends. They end some at a time, between the turns of others.
 
 use super::complete::CQ_IS_DEAD;
+use super::reason::Reason;
 use super::receives::SRQ_IS_DEAD;
 use super::schedule::{END_COST, Key, STEP_COST, Seat};
-use super::why::Reason;
 use super::{Engine, Shard};
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;

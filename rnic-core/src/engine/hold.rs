@@ -26,11 +26,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::moving::Landing;
-use super::place::Trouble;
 use super::qp::{Link, Qp};
+use super::reason::Reason;
+use super::reason::Trouble;
 use super::receives::{Receives, tell};
 use super::schedule::Key;
-use super::why::Reason;
 use super::{Delivery, Output, Shard};
 use crate::ddp::Header;
 use crate::device::Srq;

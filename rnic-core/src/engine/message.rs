@@ -6,7 +6,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::why::Reason;
+use super::reason::Reason;
 use crate::abi::queue::Sge;
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::Target;

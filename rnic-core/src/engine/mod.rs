@@ -9,12 +9,14 @@
 //! One file per hop: `post` (send queue to message; `bind` for what changes STags instead), `message`
 //! (segmentation), `tx` (to TCP; `bare` without a copy), `direct` (to another QP), `rx` (from TCP),
 //! `receives` (a buffer for a message), `hold` (or a wait for one), `place` (into memory; `moving`
-//! by a mover), `complete` (to the CQ), `teardown` (ends), `why` (reasons in words), `record` (kept).
+//! by a mover), `complete` (to the CQ), `teardown` (ends), `reason` (what was wrong), `diagnosis` (in
+//! words), `record` (kept).
 
 mod bare;
 mod bind;
 mod charge;
 mod complete;
+mod diagnosis;
 mod direct;
 mod dying;
 mod failure;
@@ -27,6 +29,7 @@ mod partial;
 mod place;
 mod post;
 mod qp;
+mod reason;
 mod receives;
 mod record;
 mod rx;
@@ -38,7 +41,6 @@ mod teardown;
 mod tests;
 mod tx;
 mod unread;
-mod why;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};

@@ -12,9 +12,9 @@ use arrayvec::ArrayVec;
 
 use super::hold::{Awaits, Pause};
 use super::message::{Gather, GatherFault, Message};
-use super::place::Trouble;
 use super::qp::{Link, Qp};
-use super::why::Reason;
+use super::reason::Reason;
+use super::reason::Trouble;
 use super::{Delivery, Output, Shard};
 use crate::ddp::MAX_HEADER_LEN;
 use crate::device::memory::{MemoryFault, Payload, Target, Unreachable};

@@ -8,51 +8,20 @@ use super::ledger::Progress;
 use super::message::Gather;
 use super::moving::{After, Placed, Writing};
 use super::qp::{Link, Qp};
+use super::reason::{Reason, Trouble};
 use super::receives::SRQ_IS_DEAD;
-use super::why::Reason;
 use super::{Output, Shard};
 use crate::abi::queue::CompletionFlags;
 use crate::device::cq::CqFault;
 use crate::device::memory::{MemoryFault, Payload, Target, Unreachable};
 use crate::device::qp::terminate_detail;
 use crate::device::srq::SrqFault;
-use crate::device::stag::{RemoteFault, StagTable};
+use crate::device::stag::StagTable;
 use crate::rdmap::codes;
 use crate::shm::attached::CopyEnd;
-use crate::shm::queue::QueueFault;
 use crate::stream::inbound::{SendKind, send_fits};
 use crate::stream::{Fault, ReadArrival};
 use crate::types::{Access, CompletionStatus, Stag};
-
-/// Why a segment was not carried out.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Trouble {
-    /// The peer is to blame, or must at least be told.
-    Fault(Fault, Reason),
-    /// The memory could not be reached: its owner is to blame.
-    Memory(MemoryFault),
-    /// A receive of ours cannot take the message: the owner of the QP is to blame. Its memory, if
-    /// that could not be written.
-    BadReceive(Option<MemoryFault>, Reason),
-    /// The next receive of ours, with this name, is none.
-    MalformedReceive(u64, Reason),
-    /// The receive queue itself is nonsense.
-    BadQueue(QueueFault),
-    /// The shared receive queue is.
-    BadSrq(SrqFault),
-}
-
-impl From<Fault> for Trouble {
-    fn from(fault: Fault) -> Self {
-        Trouble::Fault(fault, Reason::Segment)
-    }
-}
-
-impl From<Reason> for Trouble {
-    fn from(reason: Reason) -> Self {
-        Trouble::Fault(reason.fault(), reason)
-    }
-}
 
 impl Qp {
     /// An RDMA Write segment with payload (step 9). `last` is the last segment of its message;
@@ -390,27 +359,5 @@ impl Shard {
                 self.outputs.push_back(Output::Misbehaved { session, why: cause.to_string() });
             }
         }
-    }
-}
-
-/// DDP's words for a Write that may not be placed (RFC 5041 section 7.1, which has no code for
-/// a missing right).
-pub(super) fn write_code(fault: RemoteFault) -> crate::types::TerminateCode {
-    match fault {
-        RemoteFault::InvalidStag | RemoteFault::NoRight => codes::TAGGED_INVALID_STAG,
-        RemoteFault::NotAssociated => codes::TAGGED_STREAM,
-        RemoteFault::Wrap => codes::TAGGED_TO_WRAP,
-        RemoteFault::Bounds => codes::TAGGED_BOUNDS,
-    }
-}
-
-/// RDMAP's words for a Read that may not be answered (RFC 5040 section 7.2).
-pub(super) fn read_code(fault: RemoteFault) -> crate::types::TerminateCode {
-    match fault {
-        RemoteFault::InvalidStag => codes::PROTECTION_INVALID_STAG,
-        RemoteFault::NotAssociated => codes::PROTECTION_STREAM,
-        RemoteFault::NoRight => codes::PROTECTION_ACCESS,
-        RemoteFault::Wrap => codes::PROTECTION_TO_WRAP,
-        RemoteFault::Bounds => codes::PROTECTION_BOUNDS,
     }
 }

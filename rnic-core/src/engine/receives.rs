@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::dying::Dying;
-use super::place::Trouble;
 use super::qp::{Phase, Qp, Receiving};
-use super::why::Reason;
+use super::reason::Reason;
+use super::reason::Trouble;
 use super::{Output, Shard};
 use crate::abi::control::Event;
 use crate::abi::queue::Cqe;

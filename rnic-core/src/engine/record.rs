@@ -3,8 +3,9 @@
 //! The first fault of a stream is also the reason of every flush that follows, so a QP remembers its
 //! number. What this side brings about itself is put aside, where it displaces no fault.
 
+use super::diagnosis::{FLUSHED, LOST, Words, about, rule_of};
 use super::qp::{Phase, Qp};
-use super::why::{FLUSHED, LOST, Reason, Words, about, rule_of};
+use super::reason::Reason;
 use super::{Output, Shard};
 use crate::abi::control::{DisconnectReason, WhyKind};
 use crate::device::why::Why;
@@ -36,7 +37,7 @@ impl Qp {
     /// A request or receive fails, and with it the stream: the number for its completion.
     pub(super) fn failed(&mut self, shard: &Shard, wr_id: u64, reason: Reason) -> u64 {
         let what = WhyKind::Completion { wr_id, status: reason.status() };
-        let words = reason.words(self, &shard.stags);
+        let words = reason.words(&self.principal(), &shard.stags);
         self.put_on_record(shard, what, words)
     }
 
@@ -58,7 +59,7 @@ impl Qp {
     ) {
         if self.why == 0 {
             let what = WhyKind::Terminate { origin: TerminateOrigin::Local, code };
-            let mut words = reason.words(self, &shard.stags);
+            let mut words = reason.words(&self.principal(), &shard.stags);
             if matches!(reason, Reason::Segment) {
                 words.rule = rule_of(code);
             }

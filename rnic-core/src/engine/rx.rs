@@ -23,8 +23,8 @@ use crate::stream::startup::RtrKinds;
 use crate::stream::{Fault, terminate};
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::place::Trouble;
-use super::why::Reason;
+use super::reason::Reason;
+use super::reason::Trouble;
 
 impl Shard {
     /// Ends the stream that gives way to others, after whatever goes on.

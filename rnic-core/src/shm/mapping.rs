@@ -425,7 +425,7 @@ mod tests {
         bytes.extend_from_slice(b"bytes on the heap");
         let address = bytes.as_ptr() as u64;
         let memory = Mapping::from_vec(bytes).expect("a slot in the table");
-        assert_eq!((memory.address(), memory.len()), (address, 18));
+        assert_eq!((memory.address(), memory.len()), (address, 17));
         memory.write(0, b"BYTES").expect("in range");
         let other = memory.clone();
         let memory = memory.into_vec().expect_err("there is another owner");

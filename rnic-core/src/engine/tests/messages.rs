@@ -140,8 +140,8 @@ fn every_kind_of_message_is_what_the_table_says() {
         let payload = row.find_bool("ulp_payload").unwrap();
         match (row.text("header"), payload) {
             ("none", true) => assert!(behind < 4, "{name}"),
-            ("Read Request, 28 bytes", false) => assert_eq!(behind, 28, "{name}"),
-            ("Terminate, 4 to 52 bytes", false) => assert_eq!(behind, 4, "{name}"),
+            ("Read Request, 28 octets", false) => assert_eq!(behind, 28, "{name}"),
+            ("Terminate, 4 to 52 octets", false) => assert_eq!(behind, 4, "{name}"),
             other => panic!("{name}: {other:?}"),
         }
     }

@@ -149,16 +149,16 @@ impl Incoming {
             Kind::Send => {
                 w.recv(A, u64::from(number), &[place.all()]);
                 [
-                    (untagged(Opcode::Send, qn::SEND, 0, false), b"octe".to_vec()),
-                    (untagged(Opcode::Send, qn::SEND, 4, true), b"ts".to_vec()),
+                    (untagged(Opcode::Send, qn::SEND, 0, false), b"plac".to_vec()),
+                    (untagged(Opcode::Send, qn::SEND, 4, true), b"ed".to_vec()),
                 ]
             }
             Kind::Write => [
-                (raw.tagged(Opcode::Write, place.stag, place.iova, false), b"octe".to_vec()),
-                (raw.tagged(Opcode::Write, place.stag, place.iova + 4, true), b"ts".to_vec()),
+                (raw.tagged(Opcode::Write, place.stag, place.iova, false), b"plac".to_vec()),
+                (raw.tagged(Opcode::Write, place.stag, place.iova + 4, true), b"ed".to_vec()),
             ],
             Kind::Read => {
-                place.set(b"bytes\0\0");
+                place.set(b"placed\0\0");
                 let header = read_of(&place, 0, 6, u64::from(number)).emit();
                 let queue = qn::READ_REQUEST;
                 [
@@ -207,9 +207,9 @@ fn every_interleaving_arrives(first: Kind, later: Kind) {
         assert_eq!(completions.len(), count(Kind::Send), "{first:?} {later:?} {order:?}");
         assert!(completions.iter().all(|c| c.ends_with(" Receive 6")), "{completions:?}");
         assert_eq!(responses.len(), count(Kind::Read), "{first:?} {later:?} {order:?}");
-        assert!(responses.iter().all(|(_, payload)| payload == b"bytes"), "{responses:?}");
+        assert!(responses.iter().all(|(_, payload)| payload == b"placed"), "{responses:?}");
         for op in &both {
-            assert_eq!(&op.place.bytes(), b"bytes\0\0", "{first:?} {later:?} {order:?}");
+            assert_eq!(&op.place.bytes(), b"placed\0\0", "{first:?} {later:?} {order:?}");
         }
     }
 }

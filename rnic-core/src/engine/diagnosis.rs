@@ -1,95 +1,12 @@
-//! Reasons: what was found wrong, and the one place where that becomes a status, a rule and words.
-//!
-//! Checks return a [`Reason`], which is small and plain; only when something fails is it put into
-//! words, and `record` keeps those. Both paths come by here, so both ends of a connection leave the
-//! same records whether TCP is between them or not.
+//! Reasons in words: which rule was broken, what happened, and what it is about.
 
-use super::place::{read_code, write_code};
-use super::qp::Qp;
+use super::reason::Reason;
 use crate::ddp;
 use crate::device::cq::CqFault;
-use crate::device::memory::MemoryFault;
 use crate::device::srq::SrqFault;
-use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault, StagTable};
-use crate::device::window::BindFault;
+use crate::device::stag::{InvalidateFault, LocalFault, Principal, RemoteFault, StagTable};
 use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
-use crate::shm::queue::{Malformed, QueueFault};
-use crate::stream::{Fault, ReadArrival};
-use crate::types::{Access, CompletionStatus, CqId, Scope, SrqId, Stag, TerminateCode};
-
-/// What was found wrong.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Reason {
-    // A request or a receive of this side cannot be carried out.
-    /// An entry of a queue makes no sense.
-    Entry(Malformed),
-    /// No operation has this number.
-    Opcode(u8),
-    /// Bits are set, or parameters given, that the operation does not have.
-    SpareFlags(u32),
-    /// A read has more than one element, or inline data.
-    ReadSink { elements: usize },
-    /// A read on a QP that may have none outstanding.
-    NoOrd,
-    /// The elements are longer in sum than any message.
-    MessageLength,
-    /// A local element does not resolve.
-    LocalKey { fault: LocalFault, lkey: u32, addr: u64, len: u32, write: bool },
-    /// The STag is not this QP's to invalidate.
-    NotOwned { fault: LocalFault, stag: Stag },
-    /// A request to bind a window has elements, inline data or a remote address.
-    BindElements,
-    /// A window was not bound.
-    Bind { fault: BindFault, window: Stag, address: u64, length: u64 },
-    /// A read that cannot be answered any more, because the peer has sent its FIN.
-    PeerFinished,
-
-    // The peer asked for what it may not have.
-    /// An RDMA Write.
-    Write { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
-    /// An RDMA Write that names another STag than its message began with.
-    StagChanged { stag: Stag, to: u64, len: u64 },
-    /// An RDMA Read.
-    Read { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
-    /// The region of a read was revoked while it was being answered.
-    Revoked { stag: Stag, to: u64, len: u64 },
-    /// More reads at once than were agreed.
-    ReadsFull { ird: u16 },
-    /// A Send with Invalidate.
-    Invalidate { fault: InvalidateFault, stag: Stag },
-    /// A Send that finds no receive, or none in time.
-    NoReceive { held: bool },
-    /// An entry of a receive queue makes no sense.
-    MalformedReceive,
-    /// A Send that does not fit the receive.
-    TooLong { mo: u32, len: usize, capacity: u64 },
-    /// A Read Response that answers no read.
-    NoRead,
-    /// A Read Response to another buffer than the read's.
-    OtherSink { found: Stag, sink: Stag },
-    /// A Read Response outside of the read's buffer.
-    OutsideSink { stag: Stag, to: u64, len: u64, size: u32 },
-    /// A Read Response of another length than was asked for.
-    ResponseLength { received: u64, size: u32 },
-    /// The buffer of a read is not to be had any more.
-    SinkGone { stag: Stag, to: u64, size: u32 },
-    /// A segment that is wrong in itself, as its code says.
-    Segment,
-
-    // Something that neither asked for.
-    /// Memory could not be reached.
-    Memory(MemoryFault),
-    /// A shared receive queue died.
-    Srq(SrqId, SrqFault),
-    /// An administrator ended the connection.
-    Expelled,
-    /// A completion queue died.
-    Cq(CqId, CqFault),
-    /// A client's queue index is impossible.
-    Queue(&'static str, QueueFault),
-    /// TCP ended inside of an FPDU.
-    CutShort,
-}
+use crate::types::{Access, Scope, Stag, TerminateCode};
 
 /// A reason in words.
 pub(super) struct Words {
@@ -112,66 +29,7 @@ impl Words {
 }
 
 impl Reason {
-    /// The outcome of a request or receive that this befell.
-    pub(super) fn status(self) -> CompletionStatus {
-        match self {
-            Reason::MessageLength | Reason::TooLong { .. } => CompletionStatus::LocalLength,
-            Reason::LocalKey { .. } | Reason::NotOwned { .. } => CompletionStatus::LocalProtection,
-            Reason::Memory(_) => CompletionStatus::LocalProtection,
-            Reason::Bind { .. } => CompletionStatus::MwBind,
-            Reason::PeerFinished => CompletionStatus::RemoteAborted,
-            Reason::Invalidate { .. } => CompletionStatus::RemoteInvalidRequest,
-            Reason::OtherSink { .. }
-            | Reason::OutsideSink { .. }
-            | Reason::ResponseLength { .. } => CompletionStatus::BadResponse,
-            Reason::SinkGone { .. } => CompletionStatus::LocalAccess,
-            _ => CompletionStatus::LocalQpOperation,
-        }
-    }
-
-    /// What the peer is told of it.
-    pub(super) fn fault(self) -> Fault {
-        match self {
-            Reason::Write { fault, .. } => Fault::segment(write_code(fault)),
-            Reason::StagChanged { .. } | Reason::OtherSink { .. } | Reason::SinkGone { .. } => {
-                Fault::segment(codes::TAGGED_INVALID_STAG)
-            }
-            Reason::Read { fault, .. } => Fault::read(read_code(fault)),
-            Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
-            Reason::NoReceive { .. } | Reason::ReadsFull { .. } => {
-                Fault::segment(codes::UNTAGGED_NO_BUFFER)
-            }
-            Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),
-            Reason::Invalidate { fault, .. } => Fault::segment(match fault {
-                InvalidateFault::NotAssociated => codes::PROTECTION_INVALIDATE,
-                InvalidateFault::Shared => codes::OPERATION_INVALIDATE,
-            }),
-            Reason::NoRead => Fault::segment(codes::OPERATION_OPCODE),
-            Reason::OutsideSink { .. } | Reason::ResponseLength { .. } => {
-                Fault::segment(codes::TAGGED_BOUNDS)
-            }
-            Reason::Memory(_) => Fault::local(codes::DDP_LOCAL_CATASTROPHIC),
-            Reason::CutShort => Fault::local(codes::LLP_CLOSED),
-            _ => Fault::local(codes::RDMA_LOCAL_CATASTROPHIC),
-        }
-    }
-
-    /// Whether the peer named memory that it does not have. Whoever tries STags, or offsets behind
-    /// an STag that is one, leaves nothing but these, and learns from each which of them it was.
-    pub(super) fn is_guess(self) -> bool {
-        match self {
-            Reason::Write { .. }
-            | Reason::StagChanged { .. }
-            | Reason::Read { .. }
-            | Reason::Invalidate { .. }
-            | Reason::OtherSink { .. }
-            | Reason::OutsideSink { .. } => true,
-            // What was the peer's and is no more, or names no memory.
-            _ => false,
-        }
-    }
-
-    pub(super) fn words(self, qp: &Qp, stags: &StagTable) -> Words {
+    pub(super) fn words(self, who: &Principal, stags: &StagTable) -> Words {
         let wire = |text: String| Words::new(rule_of(self.fault().code), text);
         match self {
             Reason::Entry(malformed) => {
@@ -211,13 +69,13 @@ impl Reason {
                 "the elements of the request add up to 2^32 bytes or more",
             ),
             Reason::LocalKey { fault, lkey, addr, len, write } => {
-                local_key(qp, stags, fault, Stag(lkey), addr, len.into(), write)
+                local_key(who, stags, fault, Stag(lkey), addr, len.into(), write)
             }
             Reason::NotOwned { fault, stag } => {
                 let text = format!(
                     "STag {stag} is no enabled region of session {} in PD {} that QP {} may \
                      invalidate: {fault}",
-                    qp.session, qp.pd, qp.id
+                    who.session, who.pd, who.qp
                 );
                 let rule = "local contract: a queue pair invalidates STags of its own session, \
                             domain and scope";
@@ -229,7 +87,7 @@ impl Reason {
             ),
             Reason::Write { fault, stag, to, len } => {
                 let what = format!("an RDMA Write of {len} bytes at {to:#x}");
-                let text = remote_key(qp, stags, fault, stag, (to, len), &what);
+                let text = remote_key(who, stags, fault, stag, (to, len), &what);
                 let mut words = wire(text).about(stag, to, len);
                 if fault == RemoteFault::NoRight {
                     words.rule.push_str(" (DDP has no code of its own for a missing right)");
@@ -243,7 +101,7 @@ impl Reason {
             .about(stag, to, len),
             Reason::Read { fault, stag, to, len } => {
                 let what = format!("an RDMA Read of {len} bytes at {to:#x}");
-                wire(remote_key(qp, stags, fault, stag, (to, len), &what)).about(stag, to, len)
+                wire(remote_key(who, stags, fault, stag, (to, len), &what)).about(stag, to, len)
             }
             Reason::Revoked { stag, to, len } => wire(format!(
                 "STag {stag} was deregistered or invalidated while an RDMA Read of it was being \
@@ -261,7 +119,7 @@ impl Reason {
                             .to_owned()
                     }
                     (_, None) => "no region has it".to_owned(),
-                    (_, Some(_)) => format!("it is not associated with QP {} alone", qp.id),
+                    (_, Some(_)) => format!("it is not associated with QP {} alone", who.qp),
                 };
                 let text = format!("a Send asked to invalidate STag {stag}, but {why}");
                 Words { stag: Some(stag), ..wire(text) }
@@ -301,7 +159,7 @@ impl Reason {
             .about(stag, to, size.into()),
             Reason::Segment => wire("the peer's segment is wrong in itself".to_owned()),
             Reason::Memory(fault) => {
-                let whose = match fault.owner == qp.session {
+                let whose = match fault.owner == who.session {
                     true => "memory of this session",
                     false => "memory of the other end's session",
                 };
@@ -363,7 +221,7 @@ pub(super) fn rule_of(code: TerminateCode) -> String {
 }
 
 fn local_key(
-    qp: &Qp,
+    who: &Principal,
     stags: &StagTable,
     fault: LocalFault,
     key: Stag,
@@ -374,16 +232,16 @@ fn local_key(
     let way = if write { "written to" } else { "read from" };
     let mut text = format!("{len} bytes at {addr:#x} were to be {way} local key {key}, ");
     // Of another session's region nothing is said, not even that it exists.
-    let own = stags.get(key).filter(|e| e.session == qp.session);
+    let own = stags.get(key).filter(|e| e.session == who.session);
     text += &match (fault, own) {
         (LocalFault::InvalidKey, None) => {
-            format!("but session {} has no such region", qp.session)
+            format!("but session {} has no such region", who.session)
         }
-        (LocalFault::InvalidKey, Some(e)) if e.pd != qp.pd => {
-            format!("but that region is of PD {} and QP {} of PD {}", e.pd, qp.id, qp.pd)
+        (LocalFault::InvalidKey, Some(e)) if e.pd != who.pd => {
+            format!("but that region is of PD {} and QP {} of PD {}", e.pd, who.qp, who.pd)
         }
         (LocalFault::InvalidKey, Some(_)) => {
-            format!("but that region is limited to another queue pair than QP {}", qp.id)
+            format!("but that region is limited to another queue pair than QP {}", who.qp)
         }
         (LocalFault::NoRight, Some(e)) => format!("which grants {} only", grants(e.access)),
         (LocalFault::Bounds, Some(e)) => {
@@ -395,7 +253,7 @@ fn local_key(
 }
 
 fn remote_key(
-    qp: &Qp,
+    who: &Principal,
     stags: &StagTable,
     fault: RemoteFault,
     stag: Stag,
@@ -404,14 +262,14 @@ fn remote_key(
 ) -> String {
     let entry = stags.get(stag);
     // Of another session's region nothing is said but that it is not this stream's.
-    let own = entry.filter(|e| e.session == qp.session);
+    let own = entry.filter(|e| e.session == who.session);
     match (fault, own) {
         (RemoteFault::InvalidStag, _) => format!(
             "no region has STag {stag}: it was never issued, or has been deregistered or \
              invalidated; {what} was asked for"
         ),
-        (RemoteFault::NotAssociated, Some(e)) if e.pd != qp.pd => {
-            let (theirs, ours) = (e.pd, qp.pd);
+        (RemoteFault::NotAssociated, Some(e)) if e.pd != who.pd => {
+            let (theirs, ours) = (e.pd, who.pd);
             format!("STag {stag} is of PD {theirs}, this stream of PD {ours}; {what} was asked for")
         }
         (RemoteFault::NotAssociated, _) => {
@@ -421,12 +279,12 @@ fn remote_key(
             };
             format!(
                 "STag {stag} {limit}; QP {} of PD {} is this; {what} was asked for",
-                qp.id, qp.pd
+                who.qp, who.pd
             )
         }
         (RemoteFault::NoRight, _) => {
             let grants = entry.map_or(String::new(), |e| grants(e.access));
-            format!("STag {stag} of PD {} grants {grants} only; {what} was asked for", qp.pd)
+            format!("STag {stag} of PD {} grants {grants} only; {what} was asked for", who.pd)
         }
         (RemoteFault::Wrap, _) => format!(
             "offset {to:#x} and length {len} reach 2^64; {what} of STag {stag} was asked for"
@@ -484,10 +342,4 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
         }
         _ => words,
     }
-}
-
-/// The part of a read that has not been answered yet.
-pub(super) fn revoked(owed: &ReadArrival, sent: u32) -> Reason {
-    let rest = owed.request.advanced(sent);
-    Reason::Revoked { stag: rest.src_stag, to: rest.src_to.0, len: rest.size.into() }
 }
