@@ -72,7 +72,7 @@ fuzz_target!(|data: &[u8]| {
                     w.engine.receive(qp, w.now, |_| Ok(0));
                 }
                 3 => w.transmit(qp, usize::from(input.u8())),
-                _ => w.engine.writable(qp),
+                _ => w.engine.handle_writable(qp),
             },
         }
         let (unread, reserved, _) = w.clients[0].shared_cq.usage();

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge, WindowParams};
 use rnic_core::device::{Cq, Memory, Names, QpShared, Srq, StagEntry, Window};
-use rnic_core::engine::{Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receives, Work};
+use rnic_core::engine::{
+    Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives, Work,
+};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use rnic_core::shm::io::Piece;
@@ -16,8 +18,8 @@ use rnic_core::shm::queue::{
 };
 use rnic_core::stream::startup::{Negotiated, Role};
 use rnic_core::types::{
-    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, SrqId, Stag, Time,
-    UserId, WindowKind,
+    Access, AddressPair, CqId, MrId, MwId, PdId, QpId, Scope, SessionId, SrqId, Stag, Time, UserId,
+    WindowKind,
 };
 
 /// Reads an input from front to back; at its end everything is 0.
@@ -128,7 +130,7 @@ impl World {
 
     pub fn bind_tcp(&mut self, n: usize, negotiated: Negotiated) {
         let config = self.clients[n].config.take().expect("bound once");
-        self.engine.bind_tcp(config, negotiated, addresses(), self.now);
+        self.engine.attach_tcp(config, negotiated, addresses(), self.now);
         self.settle();
     }
 
@@ -139,16 +141,16 @@ impl World {
         };
         let active = end(self, a, Role::Initiator { rtr: None });
         let passive = end(self, b, Role::Responder { await_rtr: None });
-        self.engine.bind_direct(active, passive, self.now);
+        self.engine.attach_direct(active, passive, self.now);
         self.settle();
     }
 
     /// Lets the engine do what it wants, for a bounded number of turns.
     pub fn settle(&mut self) {
         for _ in 0..200 {
-            let mut worked = self.engine.scan(self.now);
+            let mut worked = self.engine.poll_doorbells(self.now);
             worked |= self.engine.has_work();
-            if let Some(Work::Transmit(qp)) = self.engine.next_work(self.now) {
+            if let Some(Work::Transmit(qp)) = self.engine.poll_work(self.now) {
                 self.transmit(qp, usize::MAX);
             }
             self.carry_out();
@@ -176,12 +178,12 @@ impl World {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Close { .. } => self.closed = true,
-                Output::ChangeStags { qp, change } => {
+                Output::Notification(Notification::ChangeStags { qp, change }) => {
                     self.engine.change_stags(&change);
                     change.settle();
-                    self.engine.stags_changed(qp, self.now);
+                    self.engine.handle_stags_changed(qp, self.now);
                 }
-                Output::Misbehaved { session, .. } => {
+                Output::Notification(Notification::Misbehaved { session, .. }) => {
                     self.engine.detach_session(session, self.now);
                 }
                 _ => {}
@@ -215,7 +217,7 @@ impl World {
     pub fn ring(&mut self, n: usize, index: u32) {
         if self.clients[n].ringer.ring(index) {
             let session = self.clients[n].session;
-            self.engine.rang(session, self.now);
+            self.engine.handle_doorbell(session, self.now);
         }
     }
 
@@ -294,7 +296,7 @@ impl Client {
             send_cq: shared_cq.clone(),
             recv_cq: shared_cq.clone(),
             signal_all: false,
-            hold: (how == Receiving::SharedAndHeld).then_some(Duration::from_secs(1)),
+            rnr_timeout: (how == Receiving::SharedAndHeld).then_some(Duration::from_secs(1)),
             shared: shared.clone(),
         };
         Client {

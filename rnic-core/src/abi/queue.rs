@@ -215,6 +215,11 @@ impl SendOpcode {
         })
     }
 
+    /// Whether it waits for a response of the peer's, and counts to ORD.
+    pub fn awaits_response(self) -> bool {
+        matches!(self, SendOpcode::Read | SendOpcode::ReadInvalidate)
+    }
+
     /// What its completion is called.
     pub fn completion(self) -> CompletionOpcode {
         match self {

@@ -8,8 +8,8 @@ use crate::device::stag::{InvalidateFault, LocalFault, Principal, RemoteFault, S
 use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::types::{Access, Scope, Stag, TerminateCode};
 
-/// A reason in words.
-pub(super) struct Words {
+/// What an operator is told of a failure.
+pub(super) struct Diagnosis {
     pub rule: String,
     pub text: String,
     pub stag: Option<Stag>,
@@ -17,9 +17,9 @@ pub(super) struct Words {
     pub length: Option<u64>,
 }
 
-impl Words {
+impl Diagnosis {
     pub(super) fn new(rule: impl Into<String>, text: impl Into<String>) -> Self {
-        Words { rule: rule.into(), text: text.into(), stag: None, offset: None, length: None }
+        Diagnosis { rule: rule.into(), text: text.into(), stag: None, offset: None, length: None }
     }
 
     fn about(mut self, stag: Stag, offset: u64, length: u64) -> Self {
@@ -29,42 +29,42 @@ impl Words {
 }
 
 impl Reason {
-    pub(super) fn words(self, who: &Principal, stags: &StagTable) -> Words {
-        let wire = |text: String| Words::new(rule_of(self.fault().code), text);
+    pub(super) fn diagnosis(self, who: &Principal, stags: &StagTable) -> Diagnosis {
+        let wire = |text: String| Diagnosis::new(rule_of(self.fault().code), text);
         match self {
             Reason::Entry(malformed) => {
-                Words::new(ENTRY, format!("the entry in the queue is malformed: {malformed}"))
+                Diagnosis::new(ENTRY, format!("the entry in the queue is malformed: {malformed}"))
             }
             Reason::Opcode(opcode) => {
-                Words::new(ENTRY, format!("no operation of a send queue has number {opcode}"))
+                Diagnosis::new(ENTRY, format!("no operation of a send queue has number {opcode}"))
             }
-            Reason::SpareFlags(flags) => Words::new(
+            Reason::SpareFlags(flags) => Diagnosis::new(
                 ENTRY,
                 format!("flags {flags:#x} or parameters that this operation does not have"),
             ),
             Reason::MalformedReceive => {
-                Words::new(ENTRY, "the next entry of the receive queue is malformed")
+                Diagnosis::new(ENTRY, "the next entry of the receive queue is malformed")
             }
-            Reason::BindElements => Words::new(
+            Reason::BindElements => Diagnosis::new(
                 ENTRY,
                 "binding a window takes no elements, no inline data and no remote address",
             ),
-            Reason::Bind { fault, window, address, length } => Words::new(
+            Reason::Bind { fault, window, address, length } => Diagnosis::new(
                 BIND,
                 format!(
                     "window {window} was to be bound to {length} bytes at {address:#x}: {fault}"
                 ),
             )
             .about(window, address, length),
-            Reason::ReadSink { elements } => Words::new(
+            Reason::ReadSink { elements } => Diagnosis::new(
                 "RFC 5040 section 4.4: a Read Request names one sink buffer",
                 format!("an RDMA Read takes one element and no inline data, {elements} were given"),
             ),
-            Reason::NoOrd => Words::new(
+            Reason::NoOrd => Diagnosis::new(
                 "local contract: an RDMA Read needs an ORD of at least 1",
                 "an RDMA Read was posted, but this connection was agreed with an ORD of 0",
             ),
-            Reason::MessageLength => Words::new(
+            Reason::MessageLength => Diagnosis::new(
                 "RFC 5041 section 5.2: a message is shorter than 2^32 bytes",
                 "the elements of the request add up to 2^32 bytes or more",
             ),
@@ -79,9 +79,9 @@ impl Reason {
                 );
                 let rule = "local contract: a queue pair invalidates STags of its own session, \
                             domain and scope";
-                Words { stag: Some(stag), ..Words::new(rule, text) }
+                Diagnosis { stag: Some(stag), ..Diagnosis::new(rule, text) }
             }
-            Reason::PeerFinished => Words::new(
+            Reason::PeerFinished => Diagnosis::new(
                 "RFC 5040 section 6.2: no Read Response follows the peer's end of stream",
                 "an RDMA Read cannot be answered: the peer has finished sending (FIN)",
             ),
@@ -108,7 +108,7 @@ impl Reason {
                  answered; {len} bytes from {to:#x} on were still to be sent"
             ))
             .about(stag, to, len),
-            Reason::ReadsFull { ird } => wire(format!(
+            Reason::RequestsFull { ird } => wire(format!(
                 "the peer has more RDMA Reads outstanding than the IRD of {ird} that was agreed"
             )),
             Reason::Invalidate { fault, stag } => {
@@ -122,7 +122,7 @@ impl Reason {
                     (_, Some(_)) => format!("it is not associated with QP {} alone", who.qp),
                 };
                 let text = format!("a Send asked to invalidate STag {stag}, but {why}");
-                Words { stag: Some(stag), ..wire(text) }
+                Diagnosis { stag: Some(stag), ..wire(text) }
             }
             Reason::NoReceive { held } => {
                 let waited = if held { ", nor was one until the deadline" } else { "" };
@@ -133,14 +133,14 @@ impl Reason {
                 let text = format!(
                     "a Send is at least {end} bytes long, the receive it met has {capacity}"
                 );
-                Words { length: Some(end), ..wire(text) }
+                Diagnosis { length: Some(end), ..wire(text) }
             }
             Reason::NoRead => wire("a Read Response arrived and no read was outstanding".into()),
             Reason::OtherSink { found, sink } => {
                 let text = format!(
                     "a Read Response names STag {found}, the read's own buffer is STag {sink}"
                 );
-                Words { stag: Some(found), ..wire(text) }
+                Diagnosis { stag: Some(found), ..wire(text) }
             }
             Reason::OutsideSink { stag, to, len, size } => wire(format!(
                 "a Read Response of {len} bytes at {to:#x} leaves the {size} bytes the read asked \
@@ -150,7 +150,7 @@ impl Reason {
             Reason::ResponseLength { received, size } => {
                 let text =
                     format!("the peer answered a read of {size} bytes with {received} bytes");
-                Words { length: Some(received), ..wire(text) }
+                Diagnosis { length: Some(received), ..wire(text) }
             }
             Reason::SinkGone { stag, to, size } => wire(format!(
                 "STag {stag}, the buffer of a read, was deregistered or invalidated before the \
@@ -163,34 +163,35 @@ impl Reason {
                     true => "memory of this session",
                     false => "memory of the other end's session",
                 };
-                Words::new(
+                Diagnosis::new(
                     "local contract: memory stays as it was when it was shared or attached",
                     format!("{whose} could not be reached: {}", fault.cause),
                 )
             }
             Reason::Srq(srq, SrqFault::Scribbled(fault)) => {
-                Words::new(INDEX, format!("shared receive queue {srq}: {fault}"))
+                Diagnosis::new(INDEX, format!("shared receive queue {srq}: {fault}"))
             }
-            Reason::Srq(srq, SrqFault::Dead) => {
-                Words::new(INDEX, format!("shared receive queue {srq} was scribbled over before"))
+            Reason::Srq(srq, SrqFault::Dead) => Diagnosis::new(
+                INDEX,
+                format!("shared receive queue {srq} was scribbled over before"),
+            ),
+            Reason::AdminDisconnect => {
+                Diagnosis::new("rnicctl disconnect", "an administrator ended this connection")
             }
-            Reason::Expelled => {
-                Words::new("rnicctl disconnect", "an administrator ended this connection")
-            }
-            Reason::Cq(cq, CqFault::Full) => Words::new(
+            Reason::Cq(cq, CqFault::Full) => Diagnosis::new(
                 "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
                  queue pairs",
                 format!("completion queue {cq} had no free entry for the completion of a receive"),
             ),
-            Reason::Cq(cq, CqFault::Dead) => Words::new(
+            Reason::Cq(cq, CqFault::Dead) => Diagnosis::new(
                 "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
                  queue pairs",
                 format!("completion queue {cq} overflowed or was scribbled over before"),
             ),
             Reason::Cq(cq, CqFault::Scribbled(fault)) => {
-                Words::new(INDEX, format!("completion queue {cq}: {fault}"))
+                Diagnosis::new(INDEX, format!("completion queue {cq}: {fault}"))
             }
-            Reason::Queue(queue, fault) => Words::new(INDEX, format!("{queue}: {fault}")),
+            Reason::Queue(queue, fault) => Diagnosis::new(INDEX, format!("{queue}: {fault}")),
             Reason::CutShort => wire("the peer closed its direction inside of an FPDU".to_owned()),
         }
     }
@@ -228,7 +229,7 @@ fn local_key(
     addr: u64,
     len: u64,
     write: bool,
-) -> Words {
+) -> Diagnosis {
     let way = if write { "written to" } else { "read from" };
     let mut text = format!("{len} bytes at {addr:#x} were to be {way} local key {key}, ");
     // Of another session's region nothing is said, not even that it exists.
@@ -249,7 +250,7 @@ fn local_key(
         }
         (fault, _) => fault.to_string(),
     };
-    Words::new(LOCAL_KEY, text).about(key, addr, len)
+    Diagnosis::new(LOCAL_KEY, text).about(key, addr, len)
 }
 
 fn remote_key(
@@ -309,7 +310,7 @@ fn grants(access: Access) -> String {
 }
 
 /// What a Terminate says it is about, from the headers it encloses.
-pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
+pub(super) fn about(t: &Terminate<'_>, mut words: Diagnosis) -> Diagnosis {
     if let Some(read) = t.read_request.map(ReadRequest::parse) {
         let ReadRequest { src_stag, src_to, size, .. } = read;
         words.text += &format!(
@@ -338,7 +339,7 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Words) -> Words {
                 "; it is about a segment of {len} bytes at offset {} of message {} on queue {}",
                 h.mo, h.msn.0, h.qn
             );
-            Words { offset: Some(h.mo.into()), length: Some(len.into()), ..words }
+            Diagnosis { offset: Some(h.mo.into()), length: Some(len.into()), ..words }
         }
         _ => words,
     }

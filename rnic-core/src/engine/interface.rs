@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::MulpduPolicy;
 use super::charge::HoldLimits;
-use super::partial::PartialLimits;
+use super::link::tcp::MulpduPolicy;
+use super::link::tcp::partial::PartialLimits;
 use crate::abi::control::Event;
 use crate::device::mover::MoveJob;
 use crate::device::{Cq, Srq, StagChange, WhyLog};
@@ -40,32 +40,53 @@ pub struct EngineOptions {
 pub enum Output {
     /// Tell a client.
     Event {
-        /// Whom.
+        /// The client's session.
         session: SessionId,
-        /// What.
+        /// What it is told.
         event: Event,
     },
     /// Send one record on the channel of this CQ.
-    Notify(Arc<Cq>),
+    NotifyCq(Arc<Cq>),
     /// Shut down the sending direction of the QP's socket.
     ShutdownWrite(QpId),
     /// Hand these last bytes to the QP's socket if it takes them at once; `Close` follows.
-    Farewell {
-        /// Whose.
+    FinalTerminate {
+        /// The QP, which is gone.
         qp: QpId,
-        /// A whole Terminate.
+        /// An FPDU: a whole Terminate.
         bytes: Vec<u8>,
     },
     /// Close the QP's socket.
     Close {
-        /// Whose.
+        /// The QP.
         qp: QpId,
         /// Reset the connection instead of closing it in order.
         reset: bool,
     },
-    /// Have every worker carry out a change of its STag table by [`Engine::change_stags`](super::Engine::change_stags), wait for
-    /// the jobs that its [mover](StagChange::mover) has by then, settle the change, then call
-    /// [`Engine::stags_changed`](super::Engine::stags_changed).
+    /// Read the QP's socket again: [`Engine::receive`](super::Engine::receive) had said
+    /// [`Receive::Blocked`].
+    ReadAgain(QpId),
+    /// Hand a copy to its mover, then call [`Engine::handle_copied`](super::Engine::handle_copied)
+    /// with the answer, or when there will be none.
+    Copy(MoveJob),
+    /// Something the operator should know about a client's program.
+    Warning {
+        /// The client's session.
+        session: SessionId,
+        /// A sentence.
+        text: String,
+    },
+    /// Tell the resource manager.
+    Notification(Notification),
+}
+
+/// What an engine has the resource manager know or do.
+#[derive(Debug)]
+pub enum Notification {
+    /// Have every worker carry out a change of its STag table by
+    /// [`Engine::change_stags`](super::Engine::change_stags), wait for the copies that its
+    /// [mover](StagChange::mover) has by then, settle the change, then call
+    /// [`Engine::handle_stags_changed`](super::Engine::handle_stags_changed).
     ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
@@ -74,68 +95,57 @@ pub enum Output {
     },
     /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
     CqFailed(CqId),
-    /// Slots of a CQ have become free, by no doing of its client: call [`Engine::space_freed`](super::Engine::space_freed) on
-    /// these workers (bit `n` for worker `n`), which have QPs that wait for one.
-    SpaceFreed {
-        /// The CQ.
-        cq: Arc<Cq>,
-        /// The workers.
-        workers: u64,
-    },
     /// A shared receive queue died: every QP that uses it on another worker must go to Error; this
     /// engine's have.
     SrqFailed(SrqId),
+    /// Slots of a CQ have become free, by no doing of its client: call
+    /// [`Engine::handle_cq_space`](super::Engine::handle_cq_space) on these workers, which have QPs
+    /// that wait for one.
+    CqSpaceFreed {
+        /// The CQ.
+        cq: Arc<Cq>,
+        /// Bit `n` for worker `n`.
+        workers: u64,
+    },
     /// QPs that wait for a receive of a shared queue may get one, by no doing of its client: call
-    /// [`Engine::receives_posted`](super::Engine::receives_posted) on these workers (bit `n` for worker `n`).
+    /// [`Engine::handle_receives_posted`](super::Engine::handle_receives_posted) on these workers.
     ReceivesFreed {
         /// The queue.
         srq: Arc<Srq>,
-        /// The workers.
+        /// Bit `n` for worker `n`.
         workers: u64,
-    },
-    /// Read the QP's socket again: [`Engine::receive`](super::Engine::receive) had said [`Receive::Paused`].
-    ReadAgain(QpId),
-    /// Something the operator should know about a client's program.
-    Warning {
-        /// Whose.
-        session: SessionId,
-        /// What.
-        text: String,
     },
     /// A peer named memory that it does not have, over TCP, be it an STag that is none of its or an
     /// offset outside of the region: such guesses are to be limited.
     StagGuessed {
-        /// Whose QP it was.
+        /// The session whose QP was tried.
         session: SessionId,
         /// The peer's address.
         peer: IpAddr,
-        /// When.
+        /// When it came.
         at: Time,
     },
     /// A client broke the contract: its session must end.
     Misbehaved {
-        /// Whose.
+        /// The client's session.
         session: SessionId,
-        /// How.
+        /// What it did.
         why: String,
+    },
+    /// A session's attached address space is gone: its regions there must be revoked and the client
+    /// told. May come more than once.
+    Detached {
+        /// The session.
+        session: SessionId,
     },
     /// Something that whoever watches the daemon may want to know.
     Note {
-        /// Whose doing or loss it is.
+        /// The session whose doing or loss it is.
         session: SessionId,
         /// What kind, for programs: "qp_terminated", "connection_lost".
         kind: &'static str,
         /// A sentence for people.
         text: String,
-    },
-    /// Hand a copy to its mover, then call [`Engine::moved`](super::Engine::moved) with the answer, or when there will be
-    /// none.
-    Move(MoveJob),
-    /// A session's attached address space is gone: its regions there must be revoked and the client
-    /// told. May come more than once.
-    Detached {
-        /// Whose.
-        session: SessionId,
     },
 }
 
@@ -144,7 +154,8 @@ pub enum Output {
 pub enum Work {
     /// Call [`Engine::transmit`](super::Engine::transmit) for this QP.
     Transmit(QpId),
-    /// Call [`Engine::receive`](super::Engine::receive) for this QP, which is [readable](super::Engine::readable).
+    /// Call [`Engine::receive`](super::Engine::receive) for this QP, which is
+    /// [readable](super::Engine::handle_readable).
     Receive(QpId),
     /// None: the engine has taken the turn. It says so while several users have turns, for
     /// [`Engine::turn_over`](super::Engine::turn_over).
@@ -158,7 +169,8 @@ pub enum Transmit {
     Idle,
     /// Bytes were accepted; the QP is scheduled again if it has more.
     More,
-    /// TCP takes no more: call [`Engine::writable`](super::Engine::writable) when it does.
+    /// TCP takes no more: call [`Engine::handle_writable`](super::Engine::handle_writable) when it
+    /// does.
     Blocked,
 }
 
@@ -172,6 +184,7 @@ pub enum Receive {
     /// Nothing more will come, or nothing more is wanted.
     Closed,
     /// Nothing was read and nothing is to be until [`Output::ReadAgain`]. The socket may have failed
-    /// already: look, and watch it for errors, for [`Engine::socket_failed`](super::Engine::socket_failed).
-    Paused,
+    /// already: look, and watch it for errors, for
+    /// [`Engine::handle_socket_error`](super::Engine::handle_socket_error).
+    Blocked,
 }

@@ -1,25 +1,32 @@
-//! One queue pair as its worker owns it: queues, both directions of the stream, and its phase.
+//! One queue pair as its worker owns it: what it requests, what it responds, the life of its stream,
+//! and its link.
 //!
-//! The methods live beside the hop they belong to: `post` takes requests, `tx` and `direct` send,
-//! `rx` and `place` receive, `receives` and `hold` find a buffer or wait for one, `moving` waits for
-//! movers, `complete` retires and flushes, `teardown` ends.
+//! The parts keep their own state. What concerns several of them stands beside the hop it belongs to:
+//! [`link`](super::link) sends and receives, [`arrival`](super::arrival) carries out what arrived,
+//! [`resume`](super::resume) goes on when what was awaited has come, [`flush`](super::flush) completes
+//! and flushes, [`teardown`](super::teardown) ends.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::hold::Pause;
-use super::ledger::Ledger;
-use super::message::Message;
-use super::moving::Stage;
-use super::receives::Receives;
+use super::interface::Notification;
+use super::life::LifeCycle;
+use super::link::Link;
+use super::phase::StreamPhase;
+use super::qp_core::{QpCore, Turn};
+use super::reason::{Reason, revoked};
+use super::requester::message::{GatherFault, Message, Segment, Source};
+use super::requester::{RequestError, Requester};
+use super::responder::Responder;
+use super::responder::receives::Receives;
 use super::schedule::{Key, Seat};
-use super::tcp::TcpLink;
-use crate::device::stag::Principal;
-use crate::device::{Cq, QpShared, StagChange};
-use crate::shm::queue::{ReceiveEntry, SendConsumer, SendEntry, SgeList};
-use crate::stream::ReadArrival;
-use crate::types::{AddressPair, Msn, PdId, QpId, QpState, SessionId, Stag, Time};
+use super::state::EngineState;
+use crate::device::memory::{MemoryFault, Unreachable};
+use crate::device::{Cq, QpShared};
+use crate::rdmap::codes;
+use crate::shm::queue::{QueueFault, SendConsumer};
+use crate::stream::terminate;
+use crate::types::{PdId, QpId, SessionId};
 
 /// A queue pair as the resource manager made it, before a worker owns it.
 pub struct QpConfig {
@@ -41,259 +48,181 @@ pub struct QpConfig {
     pub recv_cq: Arc<Cq>,
     /// Signal every send request.
     pub signal_all: bool,
-    /// How long a message that finds no receive is held; `None` if it ends the stream at once.
-    pub hold: Option<Duration>,
+    /// How long a message that finds no receive waits for one; `None` if it ends the stream at once.
+    pub rnr_timeout: Option<Duration>,
     /// State and counters.
     pub shared: Arc<QpShared>,
 }
 
-/// Where a stream is. What may be sent and what becomes of arriving bytes follows from it alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    /// Responder before its first valid FPDU: receives, sends nothing (RFC 5044 section 7.1.2).
-    Quiet,
-    /// Both directions run.
-    Open,
-    /// The peer has finished; this side may go on sending.
-    HalfClosed,
-    /// The application disconnects: what was posted before runs out, then FIN.
-    Closing,
-    /// FIN sent after everything else; the peer's is awaited.
-    FinSent,
-    /// A Terminate is to be sent; nothing is received any more.
-    Terminating,
-    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does not
-    /// reset the connection under our Terminate.
-    Draining,
-    /// No stream.
-    Dead,
-}
-
-impl Phase {
-    /// Whether requests and responses may be sent.
-    pub(super) fn sends(self) -> bool {
-        matches!(self, Phase::Open | Phase::HalfClosed | Phase::Closing)
-    }
-
-    /// Whether arriving segments are carried out.
-    pub(super) fn receives(self) -> bool {
-        matches!(self, Phase::Quiet | Phase::Open | Phase::Closing | Phase::FinSent)
-    }
-
-    /// Whether new requests are flushed instead of carried out.
-    pub(super) fn flushes(self) -> bool {
-        matches!(self, Phase::Terminating | Phase::Draining | Phase::Dead)
-    }
-
-    pub(super) fn state(self) -> QpState {
-        match self {
-            Phase::Quiet | Phase::Open => QpState::Rts,
-            Phase::HalfClosed | Phase::Closing | Phase::FinSent => QpState::Closing,
-            Phase::Terminating | Phase::Draining => QpState::Terminate,
-            Phase::Dead => QpState::Error,
-        }
-    }
-}
-
-/// What a QP is connected by.
-pub(super) enum Link {
-    /// Nothing.
-    None,
-    /// A TCP connection.
-    Tcp(Box<TcpLink>),
-    /// Another QP of this engine.
-    Direct(Key),
-}
-
-/// A read of ours that the peer has not answered.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OutstandingRead {
-    /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
-    pub seq: Option<u64>,
-    pub sink: Stag,
-    pub to: u64,
-    pub size: u32,
-    pub received: u64,
-    /// Invalidate the sink when it is done.
-    pub invalidate: bool,
-}
-
-/// A receive that a message is being placed into.
-pub(super) struct Receiving {
-    pub entry: ReceiveEntry,
-    /// Bytes of all its elements.
-    pub capacity: u64,
-}
-
 /// A queue pair.
 pub(super) struct Qp {
-    pub key: Key,
-    pub id: QpId,
-    pub session: SessionId,
-    /// Where its session stands in the schedule.
-    pub seat: Seat,
-    pub pd: PdId,
-    pub doorbell: u32,
-    pub signal_all: bool,
-    pub shared: Arc<QpShared>,
-    pub addresses: Option<AddressPair>,
-    /// MPA revision of start-up.
-    pub revision: u8,
-
-    pub sq: SendConsumer,
-    pub rq: Receives,
-    pub send_cq: Arc<Cq>,
-    pub recv_cq: Arc<Cq>,
-
-    /// A request taken from the queue that waits for a fence or for a read slot.
-    pub held: Option<SendEntry>,
-    pub ledger: Ledger,
-    /// CQ slots reserved and not yet held by an entry of the ledger.
-    pub slots: u32,
-    pub message: Option<Message>,
-    /// Elements of the request taken last: of the one that is held, or of that message if it has
-    /// several.
-    pub elements: SgeList,
-    /// Reads of the peer's that we owe responses to.
-    pub owed: VecDeque<ReadArrival>,
-    pub reads: VecDeque<OutstandingRead>,
-    /// Whether a response goes before the next request: they alternate.
-    pub response_next: bool,
-    pub ird: u16,
-    pub ord: u16,
-    /// While disconnecting: requests still to be taken.
-    pub take_limit: Option<u32>,
-    /// Requests that hold all later ones up until every worker has changed its STag table. The first
-    /// has been asked for.
-    pub changing: VecDeque<(u64, StagChange)>,
-    /// Number of the next Send, and of the next Read Request, on their untagged queues.
-    pub send_msn: Msn,
-    pub read_msn: Msn,
-
-    pub receiving: Option<Receiving>,
-    /// How long a message that finds no receive is held.
-    pub hold: Option<Duration>,
-    /// The incoming direction stands still.
-    pub pause: Option<Box<Pause>>,
-    /// The owner was warned that a Read of its own is behind what it holds.
-    pub warned_of_read: bool,
-    /// The owner was told that no more receives are taken.
-    pub last_receive_told: bool,
-
-    /// What a mover brings, or has brought, of the message in progress.
-    pub stage: Stage,
-    /// A mover has written for it: from then on little is received at a time.
-    pub paced: bool,
-
-    pub phase: Phase,
+    pub core: QpCore,
+    pub requester: Requester,
+    pub responder: Responder,
+    pub life: LifeCycle,
     pub link: Link,
-    /// The peer's FIN has been seen.
-    pub peer_fin: bool,
-    /// The application was told that the connection stands, and must be told how it ends.
-    pub announced: bool,
-    /// Reason for the end, once known: the first one counts.
-    pub end: Option<crate::abi::control::DisconnectReason>,
-    /// The record that says why the stream ends by a fault; 0 while it does not.
-    pub why: u64,
-    /// The record for requests that are flushed otherwise, once there is one.
-    pub flush_why: u64,
-    /// Entries remain in the queues that could not be flushed for lack of CQ slots, or because of a
-    /// mover that is writing.
-    pub flush_pending: bool,
+}
 
-    /// It stands in the schedule: for a turn, to be read, or both.
-    pub scheduled: bool,
-    pub wants_turn: bool,
-    pub readable: bool,
-    /// What is left of its turn; what it owes, if negative.
-    pub deficit: i64,
-    pub deadline: Option<Time>,
+/// An FPDU that leaves, or by the direct path the segment that would stand in it.
+pub(super) enum Outgoing {
+    /// The next segment of the message in progress.
+    Segment(Segment),
+    /// The first FPDU of a peer-to-peer stream, no message of the application's.
+    Rtr,
+    /// The Terminate of this side.
+    Terminate,
 }
 
 impl Qp {
-    pub(super) fn new(key: Key, seat: Seat, config: QpConfig) -> Self {
-        Qp {
+    pub(super) fn new(key: Key, seat: Seat, config: QpConfig, link: Link) -> Self {
+        let core = QpCore {
             key,
             id: config.qp,
             session: config.session,
             seat,
             pd: config.pd,
             doorbell: config.doorbell,
-            signal_all: config.signal_all,
             shared: config.shared,
-            addresses: None,
-            revision: 0,
-            sq: config.sq,
-            rq: config.rq,
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,
-            held: None,
-            ledger: Ledger::default(),
-            slots: 0,
-            message: None,
-            elements: SgeList::new(),
-            owed: VecDeque::new(),
-            reads: VecDeque::new(),
-            response_next: false,
-            ird: 0,
-            ord: 0,
-            take_limit: None,
-            changing: VecDeque::new(),
-            send_msn: Msn::FIRST,
-            read_msn: Msn::FIRST,
-            receiving: None,
-            hold: config.hold,
-            pause: None,
-            warned_of_read: false,
-            last_receive_told: false,
-            stage: Stage::default(),
-            paced: false,
-            phase: Phase::Dead,
-            link: Link::None,
-            peer_fin: false,
-            announced: false,
-            end: None,
-            why: 0,
-            flush_why: 0,
-            flush_pending: false,
-            scheduled: false,
-            wants_turn: false,
-            readable: false,
-            deficit: 0,
-            deadline: None,
+            turn: Turn::default(),
+        };
+        Qp {
+            core,
+            requester: Requester::new(config.sq, config.signal_all),
+            responder: Responder::new(config.rq, config.rnr_timeout),
+            life: LifeCycle::new(),
+            link,
         }
     }
 
-    /// The identity under which it uses memory.
-    pub(super) fn principal(&self) -> Principal {
-        Principal { session: self.session, pd: self.pd, qp: self.id }
-    }
-
-    /// Bytes TCP has accepted; without TCP everything counts as accepted.
-    pub(super) fn accepted(&self) -> u64 {
-        match &self.link {
-            Link::Tcp(tcp) => tcp.accepted,
-            Link::None | Link::Direct(_) => u64::MAX,
+    pub(super) fn enter(&mut self, phase: StreamPhase) {
+        self.life.enter(phase, &self.core);
+        if !phase.receives() {
+            self.link.drop_unread();
         }
     }
 
-    pub(super) fn enter(&mut self, phase: Phase) {
-        self.phase = phase;
-        if let Link::Tcp(tcp) = &mut self.link
-            && !phase.receives()
-        {
-            tcp.unread = None;
-        }
-        self.shared.set_state(phase.state());
+    /// Tells the application that the connection stands, before any completion can.
+    pub(super) fn emit_established(&mut self, engine: &mut EngineState, private_data: Vec<u8>) {
+        let depths = self.requester.depths();
+        self.life.emit_established(&self.core, engine, depths, private_data);
     }
 
-    /// Nothing that was posted before the disconnect is left to be sent or answered.
-    pub(super) fn has_run_dry(&self) -> bool {
-        self.take_limit == Some(0)
-            && self.held.is_none()
-            && self.message.is_none()
-            && self.ledger.is_empty()
-            && self.reads.is_empty()
-            && self.owed.is_empty()
+    // --- What is sent ------------------------------------------------------------------------
+
+    /// Makes sure that a message is ready to be segmented; false if there is none to send now.
+    #[inline]
+    pub(super) fn next_message(&mut self, engine: &mut EngineState) -> bool {
+        match self.requester.next_message(&mut self.core, &self.life, engine) {
+            Ok(found) => found,
+            Err(error) => {
+                self.request_error(engine, error);
+                false
+            }
+        }
+    }
+
+    /// An FPDU has left: every one passes here, by either path, when nothing calls it back any more.
+    /// Over TCP, `queued` is the number of bytes of the stream up to its end.
+    #[inline]
+    pub(super) fn fpdu_left(&mut self, fpdu: &Outgoing, queued: Option<u64>) {
+        match fpdu {
+            Outgoing::Segment(segment) => {
+                let counters = &self.core.shared;
+                counters.segments_sent.add(1);
+                if self.requester.message().is_some_and(|m| m.read_request().is_none()) {
+                    counters.bytes_sent.add(u64::from(segment.len));
+                }
+                self.requester.segment_left(&self.core, segment.len, queued);
+            }
+            // These are the stream's own, and counted nowhere.
+            Outgoing::Rtr | Outgoing::Terminate => {}
+        }
+    }
+
+    /// The memory of the message in progress could not be read.
+    pub(super) fn memory_failed(&mut self, engine: &mut EngineState, fault: MemoryFault) {
+        engine.memory_unreachable(fault);
+        let reason = Reason::Memory(fault);
+        match fault.cause {
+            Unreachable::Truncated => {
+                self.requester.drop_message();
+                self.fail_locally(engine, reason);
+            }
+            Unreachable::Unmapped => self.gather_failed(engine, GatherFault::Local(reason)),
+            // Its regions are as good as revoked.
+            Unreachable::Detached => {
+                let response = self.requester.message().is_some_and(Message::is_response);
+                let as_if =
+                    if response { GatherFault::Revoked } else { GatherFault::Local(reason) };
+                self.gather_failed(engine, as_if);
+            }
+        }
+    }
+
+    /// The memory of the message in progress cannot be had.
+    pub(super) fn gather_failed(&mut self, engine: &mut EngineState, fault: GatherFault) {
+        let Some(message) = self.requester.take_message() else { return };
+        match (fault, &message.source, message.seq) {
+            (GatherFault::Local(reason), _, Some(seq)) => {
+                self.request_error(engine, RequestError::Failed { seq, reason });
+            }
+            (GatherFault::Revoked, Source::Region(read), _) => {
+                // Revoked while the response was being sent: the header of the Read
+                // goes back, advanced by what was sent.
+                let reason = revoked(read, message.sent);
+                let fault = reason.fault();
+                let payload = terminate::build_from_bytes(
+                    fault,
+                    read.segment_len,
+                    &read.header,
+                    Some(&read.request.advanced(message.sent)),
+                );
+                self.terminate(engine, fault.code, Some(payload), reason);
+            }
+            // Requests alone have elements, responses alone regions.
+            _ => {
+                let code = codes::RDMA_LOCAL_CATASTROPHIC;
+                self.terminate(engine, code, None, Reason::Segment);
+            }
+        }
+    }
+
+    // --- What fails on this side -------------------------------------------------------------
+
+    /// The next request did not become a message.
+    pub(super) fn request_error(&mut self, engine: &mut EngineState, error: RequestError) {
+        match error {
+            RequestError::Failed { seq, reason } => self.request_failed(engine, seq, reason),
+            RequestError::Queue(fault) => self.queue_fault(engine, "send queue", fault),
+            RequestError::Cq(fault) => {
+                let cq = self.core.send_cq.clone();
+                self.cq_failed(engine, &cq, fault);
+            }
+        }
+    }
+
+    /// One of our own requests cannot be carried out: it completes with the reason's status, the
+    /// stream ends (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without headers).
+    fn request_failed(&mut self, engine: &mut EngineState, seq: u64, reason: Reason) {
+        let wr_id = self.requester.wr_id(seq).unwrap_or_default();
+        let why = self.life.record_failure(&self.core, engine, wr_id, reason);
+        self.requester.failed(seq, reason.status(), why);
+        self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
+        // If the stream was ending already, the request completes all the same.
+        self.retire(engine);
+    }
+
+    /// The client wrote an impossible index into one of its queues: that ends its session.
+    pub(super) fn queue_fault(
+        &mut self,
+        engine: &mut EngineState,
+        queue: &'static str,
+        fault: QueueFault,
+    ) {
+        let why = format!("{queue} of QP {}: {fault}", self.core.id);
+        engine.report(Notification::Misbehaved { session: self.core.session, why });
+        self.fail_locally(engine, Reason::Queue(queue, fault));
     }
 }

@@ -52,7 +52,7 @@ pub(super) enum Reason {
     /// The region of a read was revoked while it was being answered.
     Revoked { stag: Stag, to: u64, len: u64 },
     /// More reads at once than were agreed.
-    ReadsFull { ird: u16 },
+    RequestsFull { ird: u16 },
     /// A Send with Invalidate.
     Invalidate { fault: InvalidateFault, stag: Stag },
     /// A Send that finds no receive, or none in time.
@@ -80,7 +80,7 @@ pub(super) enum Reason {
     /// A shared receive queue died.
     Srq(SrqId, SrqFault),
     /// An administrator ended the connection.
-    Expelled,
+    AdminDisconnect,
     /// A completion queue died.
     Cq(CqId, CqFault),
     /// A client's queue index is impossible.
@@ -116,7 +116,7 @@ impl Reason {
             }
             Reason::Read { fault, .. } => Fault::read(read_code(fault)),
             Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
-            Reason::NoReceive { .. } | Reason::ReadsFull { .. } => {
+            Reason::NoReceive { .. } | Reason::RequestsFull { .. } => {
                 Fault::segment(codes::UNTAGGED_NO_BUFFER)
             }
             Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),
@@ -131,6 +131,17 @@ impl Reason {
             Reason::Memory(_) => Fault::local(codes::DDP_LOCAL_CATASTROPHIC),
             Reason::CutShort => Fault::local(codes::LLP_CLOSED),
             _ => Fault::local(codes::RDMA_LOCAL_CATASTROPHIC),
+        }
+    }
+
+    /// What the owner of a QP is told that is useless because of it, and no peer's doing.
+    pub(super) fn qp_fatal(self) -> &'static str {
+        match self {
+            Reason::Cq(..) => "its completion queue is dead",
+            Reason::Srq(..) => "its shared receive queue is dead",
+            Reason::Queue(..) => "a queue index is impossible",
+            Reason::Memory(_) => "shared memory vanished",
+            _ => "it cannot go on",
         }
     }
 
@@ -152,31 +163,31 @@ impl Reason {
 
 /// Why a segment was not carried out.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Trouble {
+pub(super) enum PlacementError {
     /// The peer is to blame, or must at least be told.
     Fault(Fault, Reason),
     /// The memory could not be reached: its owner is to blame.
     Memory(MemoryFault),
     /// A receive of ours cannot take the message: the owner of the QP is to blame. Its memory, if
     /// that could not be written.
-    BadReceive(Option<MemoryFault>, Reason),
+    Receive(Option<MemoryFault>, Reason),
     /// The next receive of ours, with this name, is none.
     MalformedReceive(u64, Reason),
     /// The receive queue itself is nonsense.
-    BadQueue(QueueFault),
+    Queue(QueueFault),
     /// The shared receive queue is.
-    BadSrq(SrqFault),
+    Srq(SrqFault),
 }
 
-impl From<Fault> for Trouble {
+impl From<Fault> for PlacementError {
     fn from(fault: Fault) -> Self {
-        Trouble::Fault(fault, Reason::Segment)
+        PlacementError::Fault(fault, Reason::Segment)
     }
 }
 
-impl From<Reason> for Trouble {
+impl From<Reason> for PlacementError {
     fn from(reason: Reason) -> Self {
-        Trouble::Fault(reason.fault(), reason)
+        PlacementError::Fault(reason.fault(), reason)
     }
 }
 

@@ -13,6 +13,8 @@ use std::fmt;
 pub use read_request::{READ_REQUEST_LEN, ReadRequest};
 pub use terminate::{Layout, Terminate, TerminateTooShort};
 
+use crate::ddp::qn;
+
 /// Message types (section 4.1; RFC 7306 section 5 for 8 to B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
@@ -85,6 +87,57 @@ impl Opcode {
             Opcode::AtomicResponse => 11,
             Opcode::Unknown(bits) => bits & Control::OPCODE,
         }
+    }
+
+    /// Whether its segments are tagged: they name the buffer that they go to (RFC 5040 section 4.1,
+    /// figure 4).
+    #[inline]
+    #[must_use]
+    pub fn is_tagged(self) -> bool {
+        matches!(self, Opcode::Write | Opcode::ReadResponse)
+    }
+
+    /// The untagged queue on which it comes (RFC 5040 section 4.1, figure 4); none for those that are
+    /// tagged or not served.
+    #[inline]
+    #[must_use]
+    pub fn queue(self) -> Option<u32> {
+        match self {
+            Opcode::Send
+            | Opcode::SendInvalidate
+            | Opcode::SendSolicited
+            | Opcode::SendSolicitedInvalidate => Some(qn::SEND),
+            Opcode::ReadRequest => Some(qn::READ_REQUEST),
+            Opcode::Terminate => Some(qn::TERMINATE),
+            Opcode::Write
+            | Opcode::ReadResponse
+            | Opcode::Immediate
+            | Opcode::ImmediateSolicited
+            | Opcode::AtomicRequest
+            | Opcode::AtomicResponse
+            | Opcode::Unknown(_) => None,
+        }
+    }
+
+    /// Whether it asks for the receiver's solicited event.
+    #[inline]
+    #[must_use]
+    pub fn solicits(self) -> bool {
+        matches!(self, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate)
+    }
+
+    /// Whether it invalidates an STag of the receiver's.
+    #[inline]
+    #[must_use]
+    pub fn invalidates(self) -> bool {
+        matches!(self, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate)
+    }
+
+    /// Whether it answers a request of the receiver's.
+    #[inline]
+    #[must_use]
+    pub fn is_response(self) -> bool {
+        matches!(self, Opcode::ReadResponse)
     }
 
     /// The Send that does this much.
@@ -163,6 +216,24 @@ mod tests {
             let control = Control::parse(byte);
             assert_eq!(control.byte(), byte & !0x30, "{control}");
             assert_eq!(Control::parse(control.byte()), control);
+        }
+    }
+
+    #[test]
+    fn every_opcode_is_tagged_or_has_a_queue_if_it_is_served() {
+        for bits in 0..16 {
+            let opcode = Opcode::from_bits(bits);
+            let expected = match bits {
+                0 | 2 => (true, None),
+                1 => (false, Some(1)),
+                3..=6 => (false, Some(0)),
+                7 => (false, Some(2)),
+                _ => (false, None),
+            };
+            assert_eq!((opcode.is_tagged(), opcode.queue()), expected, "{opcode}");
+            let facts = (opcode.solicits(), opcode.invalidates(), opcode.is_response());
+            let expected = (bits == 5 || bits == 6, bits == 4 || bits == 6, bits == 2);
+            assert_eq!(facts, expected, "{opcode}");
         }
     }
 

@@ -19,6 +19,15 @@ pub struct SendKind {
     pub invalidate: Option<Stag>,
 }
 
+impl SendKind {
+    /// What a Send with this opcode does; `stag` is what it invalidates if it does that.
+    #[inline]
+    #[must_use]
+    pub fn of(opcode: Opcode, stag: Stag) -> Self {
+        SendKind { solicited: opcode.solicits(), invalidate: opcode.invalidates().then_some(stag) }
+    }
+}
+
 /// A complete Read Request, with what a Terminate about it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadArrival {
@@ -30,10 +39,9 @@ pub struct ReadArrival {
     pub segment_len: u16,
 }
 
-/// A segment that passed. `P` is where its payload is: in a buffer of ours for the wire, wherever
-/// the direct path has it otherwise.
+/// A segment that passed, with its payload where the ULPDU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arrival<'p, P = &'p [u8]> {
+pub enum Arrival<'p> {
     /// RDMA Write. With no payload, STag and TO are not to be looked at.
     Write {
         /// Buffer to place into.
@@ -41,7 +49,7 @@ pub enum Arrival<'p, P = &'p [u8]> {
         /// Where in it.
         to: TaggedOffset,
         /// What to place.
-        payload: P,
+        payload: &'p [u8],
         /// The message ends here.
         last: bool,
         /// An earlier segment of the message had another STag: 1/1/00, if every check of the
@@ -55,7 +63,7 @@ pub enum Arrival<'p, P = &'p [u8]> {
         /// Where in it.
         to: TaggedOffset,
         /// What to place.
-        payload: P,
+        payload: &'p [u8],
         /// The message ends here.
         last: bool,
     },
@@ -69,7 +77,7 @@ pub enum Arrival<'p, P = &'p [u8]> {
         /// Where in the message the payload goes.
         mo: u32,
         /// What to place.
-        payload: P,
+        payload: &'p [u8],
         /// The message ends here.
         last: bool,
         /// The message begins here: it takes the next posted buffer.
@@ -190,9 +198,8 @@ impl Inbound {
             return Err(Fault::segment(codes::TAGGED_VERSION));
         }
         let opcode = self.opcode(header.rsvd_ulp)?;
-        let fits = matches!(opcode, Opcode::Write | Opcode::ReadResponse);
         let mut message = self.tagged.unwrap_or(TaggedMessage { opcode, stag: None });
-        if !fits || message.opcode != opcode {
+        if !opcode.is_tagged() || message.opcode != opcode {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
         let TaggedHeader { stag, to, last, .. } = header;
@@ -222,19 +229,13 @@ impl Inbound {
             return Err(Fault::segment(codes::UNTAGGED_QN));
         }
         let opcode = self.opcode(header.rsvd_ulp)?;
-        match (header.qn, opcode) {
-            (
-                qn::SEND,
-                Opcode::Send
-                | Opcode::SendInvalidate
-                | Opcode::SendSolicited
-                | Opcode::SendSolicitedInvalidate,
-            ) => self.send(header, opcode, payload),
-            (qn::READ_REQUEST, Opcode::ReadRequest) => {
-                self.read_request(header, payload, ulpdu, ird_free)
-            }
-            (qn::TERMINATE, Opcode::Terminate) => Ok(terminate(header, payload)),
-            _ => Err(Fault::segment(codes::OPERATION_OPCODE)),
+        if opcode.queue() != Some(header.qn) {
+            return Err(Fault::segment(codes::OPERATION_OPCODE));
+        }
+        match header.qn {
+            qn::SEND => self.send(header, opcode, payload),
+            qn::READ_REQUEST => self.read_request(header, payload, ulpdu, ird_free),
+            _ => Ok(terminate(header, payload)),
         }
     }
 
@@ -263,10 +264,7 @@ impl Inbound {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
         let UntaggedHeader { msn, mo, last, inv_stag, .. } = header;
-        let solicited = matches!(opcode, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate);
-        let invalidates =
-            matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
-        let kind = SendKind { solicited, invalidate: invalidates.then_some(inv_stag) };
+        let kind = SendKind::of(opcode, inv_stag);
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })
     }
 

@@ -49,6 +49,7 @@ use rnic_core::abi::control::{
     Features, HelloReply, HelloStatus, ObjectRef, Refusal, ReplyBody, RequestBody,
 };
 use rnic_core::device::{StagAllocator, WhyLog};
+use rnic_core::engine::Notification;
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::types::*;
 use rustix::event::{EventfdFlags, eventfd};
@@ -61,7 +62,7 @@ use crate::log::Dampers;
 use crate::mover::Movers;
 use crate::privilege::{Network, Peer};
 use crate::rate::Buckets;
-use crate::worker::{Ticket, WorkerReport, Workers};
+use crate::worker::{Ticket, Workers};
 use adopt::ConnectOver;
 use arena::Arenas;
 use attach::Moving;
@@ -493,26 +494,30 @@ impl Manager {
         while let Some(event) = self.cm.poll_event() {
             self.handle_cm_event(event);
         }
-        while let Some(report) = self.workers.poll_report() {
-            match report {
-                WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
-                WorkerReport::StagGuessed { session, peer, at } => {
+        while let Some(notification) = self.workers.poll_notification() {
+            match notification {
+                Notification::Misbehaved { session, why } => self.ended.push_back((session, why)),
+                Notification::StagGuessed { session, peer, at } => {
                     self.cm.stag_guessed(session, peer, at);
                 }
-                WorkerReport::CqFailed { cq } => {
+                Notification::CqFailed(cq) => {
                     let owner = self.handles.cqs.owner(cq.0);
                     self.note("cq_failed", owner, format!("completion queue {cq} is dead"));
                     self.cq_failed(cq);
                 }
-                WorkerReport::Note { session, kind, text } => {
+                Notification::Note { session, kind, text } => {
                     self.note(kind, Some(session), text);
                 }
-                WorkerReport::SrqFailed { srq } => {
+                Notification::SrqFailed(srq) => {
                     let owner = self.handles.srqs.owner(srq.0);
                     self.note("srq_failed", owner, format!("shared receive queue {srq} is dead"));
                     self.srq_failed(srq);
                 }
-                WorkerReport::Detached { session } => self.memory_gone(session),
+                Notification::Detached { session } => self.memory_gone(session),
+                // The workers have carried these out among themselves.
+                Notification::ChangeStags { .. }
+                | Notification::CqSpaceFreed { .. }
+                | Notification::ReceivesFreed { .. } => {}
             }
         }
         while let Some(ticket) = self.workers.poll_done() {

@@ -191,7 +191,7 @@ impl Manager {
             send_cq,
             recv_cq,
             signal_all: request.signal_all,
-            hold,
+            rnr_timeout: hold,
             shared: shared.clone(),
         };
         let object = Qp {

@@ -79,7 +79,7 @@ impl Connection {
         self.paused = true;
         let error = SockRef::from(&self.stream).take_error().ok().flatten();
         if let Some(error) = &error {
-            engine.socket_failed(self.qp, error, now);
+            engine.handle_socket_error(self.qp, error, now);
         }
         error.is_some()
     }

@@ -20,7 +20,6 @@ mod ticket;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -29,12 +28,12 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 use rnic_core::device::mover::Mark;
-use rnic_core::device::{Cq, Mover, Srq, StagChange, StagEntry, WhyLog, Window};
-use rnic_core::engine::{EngineOptions, QpConfig};
+use rnic_core::device::{Cq, Mover, StagChange, StagEntry, WhyLog, Window};
+use rnic_core::engine::{EngineOptions, Notification, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
 use rnic_core::shm::wait::WaitPolicy;
-use rnic_core::types::{CqId, QpId, SessionId, SrqId, Stag, Time, UserId};
+use rnic_core::types::{CqId, QpId, SessionId, Stag, UserId};
 
 use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};
@@ -57,51 +56,6 @@ pub struct WorkerOptions {
     pub wait: WaitPolicy,
 }
 
-/// What a worker has to tell the control thread.
-#[derive(Debug)]
-pub enum WorkerReport {
-    /// A client broke the contract of shared memory; its session is to end.
-    Misbehaved {
-        /// Whose.
-        session: SessionId,
-        /// How.
-        why: String,
-    },
-    /// A peer named an STag that it may not use.
-    StagGuessed {
-        /// Whose QP it was.
-        session: SessionId,
-        /// Its address.
-        peer: IpAddr,
-        /// When.
-        at: Time,
-    },
-    /// Something that whoever watches the daemon may want to know.
-    Note {
-        /// Whose doing or loss it is.
-        session: SessionId,
-        /// What kind.
-        kind: &'static str,
-        /// In words.
-        text: String,
-    },
-    /// A CQ died: every QP that uses it is to be moved to Error.
-    CqFailed {
-        /// Which.
-        cq: CqId,
-    },
-    /// An SRQ died: every QP that uses it is to be moved to Error.
-    SrqFailed {
-        /// Which.
-        srq: SrqId,
-    },
-    /// A session's attached address space is gone. May come more than once.
-    Detached {
-        /// Whose.
-        session: SessionId,
-    },
-}
-
 /// All workers, as the control thread sees them.
 #[derive(Debug)]
 pub struct Workers {
@@ -109,7 +63,7 @@ pub struct Workers {
     tickets: Tickets,
     inbox: Receiver<Report>,
     why: Arc<WhyLog>,
-    reports: VecDeque<WorkerReport>,
+    notifications: VecDeque<Notification>,
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
@@ -122,18 +76,12 @@ pub struct Workers {
 /// What a worker sends to the control thread.
 #[derive(Debug)]
 enum Report {
-    /// For the control thread.
-    Public(WorkerReport),
-    /// A QP changes an STag that every worker knows.
-    ChangeStags { worker: u32, qp: QpId, change: Box<StagChange> },
+    /// The engine of this worker has something known or done.
+    Engine { worker: u32, notification: Notification },
     /// A mover that somebody waits for has answered.
     Moved,
     /// This worker holds nothing any more of the session whose end has this ticket.
     Gone { worker: usize, ticket: Ticket },
-    /// Slots of a CQ are free again; these other workers (by bit) wait for some.
-    SpaceFreed { cq: Arc<Cq>, workers: u64 },
-    /// Receives of an SRQ may be taken by QPs of these other workers (by bit).
-    ReceivesFreed { srq: Arc<Srq>, workers: u64 },
 }
 
 /// One worker, as the control thread sees it.
@@ -167,7 +115,7 @@ impl Workers {
             tickets: Tickets::default(),
             inbox,
             why: Arc::clone(&options.engine.why),
-            reports: VecDeque::new(),
+            notifications: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
             moved: HashMap::new(),
@@ -332,10 +280,11 @@ impl Workers {
         self.done.pop_front()
     }
 
-    /// What a worker has to tell.
-    pub fn poll_report(&mut self) -> Option<WorkerReport> {
+    /// What an engine has the resource manager know. What workers do among themselves (changes of
+    /// STags, slots and receives that are free again) is carried out here, and not among it.
+    pub fn poll_notification(&mut self) -> Option<Notification> {
         self.settle();
-        self.reports.pop_front()
+        self.notifications.pop_front()
     }
 
     /// Ends all connections and waits for the threads.
@@ -354,23 +303,10 @@ impl Workers {
     fn settle(&mut self) {
         while let Ok(report) = self.inbox.try_recv() {
             match report {
-                Report::Public(report) => self.reports.push_back(report),
-                // If it comes behind the command that ends its session, the workers do not know its
-                // window any more and install nothing.
-                Report::ChangeStags { worker, qp, change } => {
-                    let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
-                    self.await_moves(ticket, change.mover().cloned());
-                    self.changes.insert(ticket, (worker, qp, change));
-                }
+                Report::Engine { worker, notification } => self.notified(worker, notification),
                 // What waits is looked at below.
                 Report::Moved => {}
                 Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
-                Report::SpaceFreed { cq, workers } => self.space_freed(&cq, workers),
-                Report::ReceivesFreed { srq, workers } => {
-                    for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
-                        self.one(worker, None, Command::ReceivesPosted(srq.clone()));
-                    }
-                }
             }
         }
         loop {
@@ -393,6 +329,26 @@ impl Workers {
                 mover.unwatch();
             }
             self.finish(ticket);
+        }
+    }
+
+    /// Carries out what an engine wants of other workers, and keeps the rest for the manager.
+    fn notified(&mut self, worker: u32, notification: Notification) {
+        match notification {
+            // If it comes behind the command that ends its session, the workers do not know its
+            // window any more and install nothing.
+            Notification::ChangeStags { qp, change } => {
+                let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
+                self.await_moves(ticket, change.mover().cloned());
+                self.changes.insert(ticket, (worker, qp, change));
+            }
+            Notification::CqSpaceFreed { cq, workers } => self.space_freed(&cq, workers),
+            Notification::ReceivesFreed { srq, workers } => {
+                for worker in (0..self.count()).filter(|w| workers >> w & 1 == 1) {
+                    self.one(worker, None, Command::ReceivesPosted(srq.clone()));
+                }
+            }
+            other => self.notifications.push_back(other),
         }
     }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use mio::{Events, Poll, Waker};
 use rnic_core::abi::control::Event;
-use rnic_core::engine::{Engine, EngineOptions, Output, Receive, Transmit, Work};
+use rnic_core::engine::{Engine, EngineOptions, Notification, Output, Receive, Transmit, Work};
 use rnic_core::shm::io::send_pieces;
 use rnic_core::shm::wait::{Step, Waiter, cpus};
 use rnic_core::types::{QpId, SessionId, Time};
@@ -30,7 +30,7 @@ use super::movers::{Answer, Channels};
 use crate::log::Damper;
 use crate::privilege::set_short_slices;
 
-use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, WorkerReport, clock};
+use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, clock};
 
 /// One worker, on its own thread.
 pub(super) struct Worker {
@@ -140,9 +140,9 @@ impl Worker {
     /// Some of what there is to do, as long as commands and doorbells can wait for it; whether there
     /// was anything.
     fn round(&mut self, now: Time) -> bool {
-        let mut worked = self.engine.scan(now);
+        let mut worked = self.engine.poll_doorbells(now);
         worked |= self.serve(now);
-        if self.engine.next_timeout().is_some_and(|at| at <= now) {
+        if self.engine.poll_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now);
             worked = true;
         }
@@ -167,7 +167,7 @@ impl Worker {
         let before = self.engine.turns();
         let round = if self.engine.is_shared() { SHORT_ROUND } else { ROUND };
         let (mut now, mut worked) = (begun, false);
-        while let Some(work) = self.engine.next_work(now) {
+        while let Some(work) = self.engine.poll_work(now) {
             match work {
                 Work::Transmit(qp) => self.transmit(qp, now),
                 Work::TurnTaken => {}
@@ -209,12 +209,12 @@ impl Worker {
         match received {
             Receive::Progress => {
                 self.connections.keep_hot(token);
-                self.engine.readable(qp);
+                self.engine.handle_readable(qp);
                 true
             }
             Receive::WouldBlock => false,
             // A reset that was seen before this is not announced again.
-            Receive::Paused => connection.pause(&mut self.engine, now),
+            Receive::Blocked => connection.pause(&mut self.engine, now),
             Receive::Closed => {
                 connection.ended = true;
                 true
@@ -225,7 +225,7 @@ impl Worker {
     /// Has the connections that were active lately tried once more.
     fn retry_hot(&mut self) {
         for qp in self.connections.hot() {
-            self.engine.readable(qp);
+            self.engine.handle_readable(qp);
         }
     }
 
@@ -243,27 +243,18 @@ impl Worker {
                     }
                     self.clients.tell(session, &event, &mut self.connections);
                 }
-                Output::Notify(cq) => self.clients.notify(cq.id(), &mut self.connections),
+                Output::NotifyCq(cq) => self.clients.notify(cq.id(), &mut self.connections),
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
-                Output::Farewell { qp, bytes } => self.connections.farewell(qp, &bytes),
+                Output::FinalTerminate { qp, bytes } => self.connections.farewell(qp, &bytes),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
-                Output::ChangeStags { qp, change } => {
-                    self.report(Report::ChangeStags { worker: self.number, qp, change });
-                }
-                Output::Move(job) => {
+                Output::Copy(job) => {
                     let answer = self.movers.submit(&job);
                     self.moved(answer, clock::now());
                 }
-                Output::SpaceFreed { cq, workers } => {
-                    self.report(Report::SpaceFreed { cq, workers });
-                }
                 Output::ReadAgain(qp) => {
                     if self.connections.read_again(qp) {
-                        self.engine.readable(qp);
+                        self.engine.handle_readable(qp);
                     }
-                }
-                Output::ReceivesFreed { srq, workers } => {
-                    self.report(Report::ReceivesFreed { srq, workers });
                 }
                 Output::Warning { session, text } => {
                     // As many as clients bring about: most go without a line.
@@ -271,24 +262,8 @@ impl Worker {
                         tracing::warn!(%session, held_back, "{text}");
                     }
                 }
-                Output::SrqFailed(srq) => {
-                    self.report(Report::Public(WorkerReport::SrqFailed { srq }));
-                }
-                Output::CqFailed(cq) => {
-                    self.report(Report::Public(WorkerReport::CqFailed { cq }));
-                }
-                Output::StagGuessed { session, peer, at } => {
-                    let guess = WorkerReport::StagGuessed { session, peer, at };
-                    self.report(Report::Public(guess));
-                }
-                Output::Note { session, kind, text } => {
-                    self.report(Report::Public(WorkerReport::Note { session, kind, text }));
-                }
-                Output::Misbehaved { session, why } => {
-                    self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
-                }
-                Output::Detached { session } => {
-                    self.report(Report::Public(WorkerReport::Detached { session }));
+                Output::Notification(notification) => {
+                    self.report(Report::Engine { worker: self.number, notification });
                 }
             }
         }
@@ -297,11 +272,17 @@ impl Worker {
     /// Passes on what movers have answered, and says so if somebody waits for it.
     fn moved(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
         for (mover, job, moved) in answers {
-            self.engine.moved(&mover, job, moved, now);
+            self.engine.handle_copied(&mover, job, moved, now);
             if mover.is_watched() {
                 self.report(Report::Moved);
             }
         }
+    }
+
+    /// A session cannot be served as it should be, and is to end.
+    fn misbehaved(&self, session: SessionId, why: String) {
+        let notification = Notification::Misbehaved { session, why };
+        self.report(Report::Engine { worker: self.number, notification });
     }
 
     fn report(&self, report: Report) {
@@ -361,7 +342,7 @@ impl Worker {
         while self.engine.is_ending() {
             let now = clock::now();
             let before = self.engine.qp_count();
-            let ended = self.engine.end_some(now);
+            let ended = self.engine.poll_session_end(now);
             self.unload(before);
             self.carry_out();
             if let Some(session) = ended {
@@ -386,8 +367,7 @@ impl Worker {
                 self.engine.attach_session(session, user, scanner, now);
                 self.clients.attach(session, events);
                 if let Err(e) = self.connections.add_bell(session, eventfd) {
-                    let why = format!("its eventfd cannot be polled: {e}");
-                    self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
+                    self.misbehaved(session, format!("its eventfd cannot be polled: {e}"));
                 }
             }
             // The rest is done in rounds.
@@ -401,23 +381,22 @@ impl Worker {
             Command::AddWindow(window) => self.engine.add_window(window),
             Command::RemoveWindow(window) => self.engine.remove_window(&window),
             Command::ChangeStags(change) => self.engine.change_stags(&change),
-            Command::StagsChanged(qp) => self.engine.stags_changed(qp, now),
+            Command::StagsChanged(qp) => self.engine.handle_stags_changed(qp, now),
             Command::AddMover { mover, channel } => {
                 let session = mover.session();
                 let watched = self.connections.add_mover(session, channel.as_raw_fd());
                 self.movers.add(mover, channel);
                 if let Err(e) = watched {
-                    let why = format!("its mover cannot be polled: {e}");
-                    self.report(Report::Public(WorkerReport::Misbehaved { session, why }));
+                    self.misbehaved(session, format!("its mover cannot be polled: {e}"));
                 }
             }
-            Command::SpaceFreed(cq) => self.engine.space_freed(&cq, now),
-            Command::ReceivesPosted(srq) => self.engine.receives_posted(&srq, now),
+            Command::SpaceFreed(cq) => self.engine.handle_cq_space(&cq, now),
+            Command::ReceivesPosted(srq) => self.engine.handle_receives_posted(&srq, now),
             Command::BindTcp { end, stream } => {
                 let BindEnd { config, negotiated, addresses } = end;
                 let qp = config.qp;
                 let added = self.connections.add(qp, stream);
-                self.engine.bind_tcp(config, negotiated, addresses, now);
+                self.engine.attach_tcp(config, negotiated, addresses, now);
                 if let Err(e) = added {
                     if let Some(held_back) = self.unpolled.count(Instant::now()) {
                         tracing::warn!(%qp, held_back, "its connection cannot be polled: {e}");
@@ -427,12 +406,12 @@ impl Worker {
             }
             Command::BindDirect { active, passive } => {
                 let parts = |end: BindEnd| (end.config, end.negotiated, end.addresses);
-                self.engine.bind_direct(parts(active), parts(passive), now);
+                self.engine.attach_direct(parts(active), parts(passive), now);
             }
-            Command::BindDead(config) => self.engine.bind_dead(config, now),
+            Command::BindDead(config) => self.engine.attach_in_error(config, now),
             Command::Disconnect { qp, abort } => self.engine.disconnect(qp, abort, now),
             Command::ToError(qp) => self.engine.to_error(qp, now),
-            Command::Expel(qp) => self.engine.expel(qp, now),
+            Command::Expel(qp) => self.engine.admin_disconnect(qp, now),
             Command::SetOptions(options) => self.engine.set_options(options),
             Command::Destroy(qp) => self.engine.destroy(qp, now),
             Command::Answer => {}
@@ -477,7 +456,7 @@ impl Worker {
         if self.engine.has_work() || !self.engine.prepare_sleep() {
             return;
         }
-        let timeout = self.engine.next_timeout().map(|at| at.since(now));
+        let timeout = self.engine.poll_timeout().map(|at| at.since(now));
         let inbox = &self.inbox;
         if !self.shared.parker.park(|| inbox.is_empty()) {
             return;
@@ -512,7 +491,7 @@ impl Worker {
             match self.connections.polled(token) {
                 Some(Polled::Connection(connection)) => {
                     if event.is_writable() && std::mem::take(&mut connection.blocked) {
-                        self.engine.writable(connection.qp);
+                        self.engine.handle_writable(connection.qp);
                     }
                     if event.is_error() && connection.paused {
                         connection.pause(&mut self.engine, now);
@@ -520,10 +499,10 @@ impl Worker {
                     if (event.is_readable() || event.is_read_closed() || event.is_error())
                         && let Some(qp) = self.connections.wanted(token)
                     {
-                        self.engine.readable(qp);
+                        self.engine.handle_readable(qp);
                     }
                 }
-                Some(Polled::Bell { session, .. }) => self.engine.rang(*session, now),
+                Some(Polled::Bell { session, .. }) => self.engine.handle_doorbell(*session, now),
                 Some(Polled::Mover { session, .. }) => {
                     let answers = self.movers.ready(*session);
                     self.moved(answers, now);

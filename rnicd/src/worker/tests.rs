@@ -10,7 +10,7 @@ use rnic_core::abi::queue::{
     SendHeader, SendOpcode, Sge, doorbell_offset,
 };
 use rnic_core::device::{Cq, Memory, QpShared};
-use rnic_core::engine::{MulpduPolicy, Receives};
+use rnic_core::engine::{MulpduPolicy, Notification, Receives};
 use rnic_core::shm::Mapping;
 use rnic_core::shm::doorbell::DoorbellRinger;
 use rnic_core::shm::queue::{
@@ -196,7 +196,7 @@ impl Client {
             send_cq: Arc::clone(&cq),
             recv_cq: cq,
             signal_all: true,
-            hold: None,
+            rnr_timeout: None,
             shared: Arc::clone(&shared),
         };
         let qp = Qp {
@@ -578,7 +578,7 @@ fn an_invalidation_waits_for_all_workers() {
     let completed = loop {
         // What the control thread does whenever it is woken.
         assert_eq!(rig.workers.poll_done(), None);
-        assert!(rig.workers.poll_report().is_none());
+        assert!(rig.workers.poll_notification().is_none());
         if let Some(cqe) = a.cq.poll() {
             break cqe;
         }
@@ -664,13 +664,13 @@ fn a_client_that_scribbles_over_an_index_is_reported() {
         rustix::io::write(&client.bells[0], &1u64.to_ne_bytes()).expect("bell");
     }
     let report = loop {
-        if let Some(report) = rig.workers.poll_report() {
+        if let Some(report) = rig.workers.poll_notification() {
             break report;
         }
         rig.woken();
     };
     assert!(
-        matches!(report, WorkerReport::Misbehaved { session, .. } if session == client.session)
+        matches!(report, Notification::Misbehaved { session, .. } if session == client.session)
     );
     rig.workers.stop();
 }

@@ -97,8 +97,8 @@ fn memory_revoked_after_a_short_call_is_not_read_again() {
         w.push(A, &[Wr::write(1, &[a.all()], &b, 0)]);
         // One call; then the memory goes and is scribbled over.
         let (engine, now) = (w.qps[A].engine, w.now);
-        w.engines[engine].scan(now);
-        let Some(crate::engine::Work::Transmit(qp)) = w.engines[engine].next_work(now) else {
+        w.engines[engine].poll_doorbells(now);
+        let Some(crate::engine::Work::Transmit(qp)) = w.engines[engine].poll_work(now) else {
             panic!("nothing to send")
         };
         w.transmit(engine, qp);

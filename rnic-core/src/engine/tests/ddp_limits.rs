@@ -136,7 +136,7 @@ fn each_limit_of_the_table_is_the_one_that_is_kept() {
 /// `most` if a message of so many bytes is one, and one more is not.
 fn longest_message(most: u32) -> u32 {
     use crate::abi::queue::Sge;
-    use crate::engine::message::total_length;
+    use crate::engine::requester::message::total_length;
     let sge = |length| Sge { length, ..Sge::default() };
     assert_eq!(total_length(&[sge(most), sge(1)]), None);
     assert_eq!(total_length(&[sge(most - 7), sge(7)]), Some(most));

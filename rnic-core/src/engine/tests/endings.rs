@@ -579,7 +579,7 @@ fn detaching_a_session_takes_everything_of_it() {
         w.settle();
         assert_eq!(w.events(B), ["terminated by peer 0/0/00"], "{wiring:?}");
         assert_eq!(w.completions(B), ["1 Receive WrFlush"]);
-        let stags = &w.engines[engine].shard.stags;
+        let stags = &w.engines[engine].state.stags;
         assert_eq!(
             stags.len(),
             usize::from(wiring.direct),
@@ -697,8 +697,8 @@ fn an_interrupted_call_is_tried_again() {
     let (mut w, mut raw) = World::raw();
     w.push(A, &[Wr::send(1, &[])]);
     let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
-    w.engines[engine].scan(now);
-    assert!(w.engines[engine].next_work(now).is_some());
+    w.engines[engine].poll_doorbells(now);
+    assert!(w.engines[engine].poll_work(now).is_some());
     let interrupted = || Err(std::io::ErrorKind::Interrupted.into());
     let sent = w.engines[engine].transmit(id, now, 1460, |_| interrupted());
     assert_eq!(sent, crate::engine::Transmit::More);

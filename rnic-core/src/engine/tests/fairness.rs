@@ -22,8 +22,8 @@ fn round(w: &mut World) {
 /// The same but for what it wants carried out.
 fn begin(w: &mut World) {
     let now = w.now;
-    w.engines[0].scan(now);
-    while let Some(work) = w.engines[0].next_work(now) {
+    w.engines[0].poll_doorbells(now);
+    while let Some(work) = w.engines[0].poll_work(now) {
         match work {
             Work::Transmit(qp) => w.transmit(0, qp),
             Work::Receive(qp) => {
@@ -45,7 +45,7 @@ fn read(w: &mut World, qp: crate::types::QpId) -> Receive {
         inbound.recv(&mut into, now)
     });
     if received == Receive::Progress {
-        w.engines[0].readable(qp);
+        w.engines[0].handle_readable(qp);
     }
     received
 }
@@ -190,7 +190,7 @@ fn one_event_is_on_its_way_however_often_a_client_arms() {
         }
         let mut events = 0;
         while let Some(output) = w.engines[0].poll_output() {
-            events += usize::from(matches!(output, Output::Notify(_)));
+            events += usize::from(matches!(output, Output::NotifyCq(_)));
         }
         assert_eq!(events, 1);
     }
@@ -308,7 +308,7 @@ fn receiving_takes_turns_however_small_what_comes_is() {
         let all = |w: &World| theirs.iter().map(|qp| received(w, *qp)).sum::<u64>();
         for qp in &theirs {
             let id = w.qps[*qp].id;
-            w.engines[0].readable(id);
+            w.engines[0].handle_readable(id);
         }
         let (mut before, mut rounds) = (0, 0);
         while all(&w) < 5000 * streams {
@@ -454,12 +454,12 @@ fn a_session_ends_some_queue_pairs_at_a_time() {
     let (session, now) = (w.apps[app].session, w.now);
     w.engines[0].close_session(session, now);
     // Its memory is out of reach before anything else happens.
-    assert!(w.engines[0].shard.stags.mover_of(theirs.stag).is_none());
+    assert!(w.engines[0].state.stags.mover_of(theirs.stag).is_none());
     let (mut before, mut ended) = (w.engines[0].qp_count(), None);
     let mut steps = 0;
     while ended.is_none() {
         assert!(w.engines[0].is_ending() && !w.engines[0].prepare_sleep());
-        ended = w.engines[0].end_some(now);
+        ended = w.engines[0].poll_session_end(now);
         assert!(before - w.engines[0].qp_count() <= 8);
         before = w.engines[0].qp_count();
         steps += 1;
@@ -473,7 +473,7 @@ fn a_session_ends_some_queue_pairs_at_a_time() {
     }
     assert_eq!((ended, before), (Some(session), 2));
     assert!(steps >= 12 && !w.engines[0].is_ending());
-    assert_eq!(w.engines[0].next_timeout(), None);
+    assert_eq!(w.engines[0].poll_timeout(), None);
 }
 
 #[test]

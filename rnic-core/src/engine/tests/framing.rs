@@ -210,8 +210,7 @@ fn an_idle_connection_holds_no_buffers() {
     assert_eq!(w.completions(A), ["1 RdmaWrite"]);
     for engine in &w.engines {
         for qp in engine.qps.iter().flatten() {
-            let crate::engine::qp::Link::Tcp(tcp) = &qp.link else { panic!("no TCP") };
-            assert!(tcp.holds_no_buffer());
+            assert!(qp.link.tcp().expect("it runs over TCP").holds_no_buffer());
         }
     }
 }

@@ -315,7 +315,7 @@ mod differential {
             w.settle();
         }
         // All that is held in the end is let go.
-        let waiting = |w: &World| w.engines.iter().any(|e| e.next_timeout().is_some());
+        let waiting = |w: &World| w.engines.iter().any(|e| e.poll_timeout().is_some());
         for _ in 0..200 {
             if !waiting(&w) {
                 break;

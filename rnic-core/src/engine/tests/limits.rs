@@ -103,7 +103,7 @@ fn read_size(most: u64) {
     w.post(A, &[Wr::read(1, element, &sink, 0)]);
     raw.segments(&mut w);
     let qp = w.engines[0].qps.iter_mut().flatten().next().unwrap();
-    qp.reads[0].received = most - 2;
+    qp.requester.set_received(most - 2);
     raw.response(&mut w, sink.stag, sink.iova, b"repeated", true);
     assert_eq!(raw.expect_terminate(&mut w).0, "1/1/01");
     assert_eq!(w.completions(A), ["1 RdmaRead BadResponse 1/1/01"]);

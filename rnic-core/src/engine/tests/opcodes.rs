@@ -112,7 +112,7 @@ impl Bench {
         }
         let invalidates =
             matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
-        let known = self.w.engines[0].shard.stags.get(self.own.stag).is_some();
+        let known = self.w.engines[0].state.stags.get(self.own.stag).is_some();
         assert_eq!(known, !invalidates, "{opcode}");
         if opcode == Opcode::Terminate {
             self.raw.finish(&mut self.w);

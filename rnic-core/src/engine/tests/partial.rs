@@ -100,7 +100,8 @@ fn a_destroyed_qp_leaves_nothing_of_its_incomplete_fpdu() {
     for qp in 0..20 {
         w.destroy(qp);
     }
-    assert!(w.engines[0].shard.buffers.is_unused());
+    let state = &w.engines[0].state;
+    assert!(state.partials.is_unused() && state.deadlines.only_of_phases());
 }
 
 #[test]

@@ -506,10 +506,10 @@ fn invalidation_by_the_peer() {
             let event = &w.events(A)[0];
             assert!(event.starts_with(&format!("terminated by peer {code} 00124144")), "{event}");
             let engine = w.qps[B].engine;
-            let known = w.engines[engine].shard.stags.len();
+            let known = w.engines[engine].state.stags.len();
             w.revoke(B, mr.stag);
             assert_eq!(
-                w.engines[engine].shard.stags.len(),
+                w.engines[engine].state.stags.len(),
                 known - 1,
                 "{what}: it was still there"
             );

@@ -73,14 +73,14 @@ fn a_sink_revoked_while_its_read_is_out() {
         if wiring.direct {
             // Only the request has gone over.
             let now = w.now;
-            w.engines[0].scan(now);
+            w.engines[0].poll_doorbells(now);
             let key = w.engines[0].by_id[&w.qps[A].id];
-            assert_eq!(w.engines[0].shard.schedule.pop(), Some(key));
+            assert_eq!(w.engines[0].state.schedule.pop(), Some(key));
             let mut a = w.engines[0].qps[key as usize].take().unwrap();
-            a.scheduled = false;
-            a.deficit = 1;
+            a.core.turn.scheduled = false;
+            a.core.turn.deficit = 1;
             let peer = w.engines[0].by_id[&w.qps[B].id];
-            w.engines[0].turn_direct(&mut a, peer);
+            w.engines[0].hand_over(&mut a, peer);
             w.engines[0].qps[key as usize] = Some(a);
         } else {
             w.round();
@@ -224,7 +224,7 @@ fn invalidations_that_overlap_are_all_answered() {
     w.answer();
     w.settle();
     assert_eq!(w.completions(A), ["1 RdmaRead 1", "2 LocalInvalidate"]);
-    assert_eq!(w.engines[0].shard.stags.len(), 1);
+    assert_eq!(w.engines[0].state.stags.len(), 1);
 }
 
 #[test]

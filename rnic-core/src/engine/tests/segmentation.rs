@@ -5,7 +5,7 @@ use super::raw::Raw;
 use super::requests::Wr;
 use super::world::{A, B, Wiring, World};
 use crate::abi::queue::SendFlags;
-use crate::engine::qp::{Link, Qp};
+use crate::engine::qp::Qp;
 use crate::rdmap::ReadRequest;
 use crate::shm::Mapping;
 use crate::types::{Access, Msn, Scope, Stag, TaggedOffset};
@@ -36,8 +36,7 @@ fn with_mulpdu(mulpdu: usize) -> (World, Raw) {
     assert_eq!(raw.segments(&mut w).len(), 1);
     assert_eq!(w.completions(A), ["0 RdmaWrite"]);
     for qp in qps(&mut w) {
-        let Link::Tcp(tcp) = &mut qp.link else { panic!("no TCP") };
-        tcp.mulpdu = mulpdu;
+        qp.link.tcp_mut().expect("it runs over TCP").set_mulpdu(mulpdu);
     }
     (w, raw)
 }
@@ -237,7 +236,7 @@ fn messages_are_numbered_from_1_on_each_queue_and_wrap() {
     let (mut w, mut raw) = World::raw();
     let any = w.any_mr(A, 8);
     for qp in qps(&mut w) {
-        (qp.send_msn, qp.read_msn) = (Msn(u32::MAX - 1), Msn(u32::MAX));
+        qp.requester.number_from(Msn(u32::MAX - 1), Msn(u32::MAX));
     }
     let read = |n| Wr::read(n, any.sge(0..1), &any, 0);
     w.post(A, &[Wr::send(1, &[]), read(2), Wr::send(3, &[]), read(4), Wr::send(5, &[])]);
@@ -252,9 +251,8 @@ fn both_ends_agree_on_the_number_behind_the_last() {
     let (a, b) = (w.any_mr(A, 10), w.any_mr(B, 10));
     let bytes = b.pattern(3);
     for qp in qps(&mut w) {
-        (qp.send_msn, qp.read_msn) = (Msn(u32::MAX), Msn(u32::MAX));
-        let Link::Tcp(tcp) = &mut qp.link else { panic!("no TCP") };
-        tcp.inbound.number_from(Msn(u32::MAX));
+        qp.requester.number_from(Msn(u32::MAX), Msn(u32::MAX));
+        qp.link.tcp_mut().expect("it runs over TCP").number_inbound_from(Msn(u32::MAX));
     }
     for n in 0..3u64 {
         w.recv(B, n, &[]);

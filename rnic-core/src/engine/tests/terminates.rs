@@ -466,7 +466,7 @@ fn nothing_behind_a_terminate_has_any_effect() {
         }
         raw.finish(&mut w);
         assert_eq!((region.bytes(), sink.bytes()), (vec![0; 8], vec![0; 8]));
-        assert!(w.engines[0].shard.stags.get(own.stag).is_some());
+        assert!(w.engines[0].state.stags.get(own.stag).is_some());
         assert_eq!(w.completions(A), ["8 RdmaRead WrFlush", "7 Receive WrFlush"]);
         let events = w.events(A);
         assert!(events.len() == 1 && events[0].starts_with(code), "{events:?}");

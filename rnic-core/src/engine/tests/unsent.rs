@@ -21,7 +21,7 @@ fn beyond_the_limit_the_stream_that_has_waited_longest_to_send_ends() {
         w.settle();
         assert_eq!(dead(&w), (0..(qp + 1).saturating_sub(3)).collect::<Vec<_>>());
     }
-    let held = w.engines[0].shard.unsent.used();
+    let held = w.engines[0].state.unsent.used();
     assert!((3 * LEN..=30_000).contains(&held), "{held}");
     let events = w.events(A);
     assert_eq!(events.len(), 2, "{events:?}");
@@ -34,7 +34,7 @@ fn beyond_the_limit_the_stream_that_has_waited_longest_to_send_ends() {
     }
     w.settle();
     assert!((2..5).all(|qp| w.state(qp) == QpState::Rts));
-    assert!(w.engines[0].shard.unsent.is_unused());
+    assert!(w.engines[0].state.unsent.is_unused());
 }
 
 #[test]
@@ -46,16 +46,16 @@ fn what_was_kept_is_given_back_however_a_stream_ends() {
         w.push(qp, &[Wr::send(1, &[near.all()])]);
         w.settle();
     }
-    assert!(w.engines[0].shard.unsent.used() >= 4 * LEN);
+    assert!(w.engines[0].state.unsent.used() >= 4 * LEN);
     let (ids, now): (Vec<_>, _) = (w.qps.iter().map(|qp| qp.id).collect(), w.now);
     w.engines[0].destroy(ids[0], now);
     w.engines[0].disconnect(ids[1], true, now);
     // A Terminate of the peer's, of which nothing is said in return.
     let terminate = raws[2].untagged(crate::rdmap::Opcode::Terminate, 2, 1, 0, true);
     raws[2].segment(&mut w, terminate, &[0x11, 0x02, 0, 0]);
-    let held = w.engines[0].shard.unsent.used();
+    let held = w.engines[0].state.unsent.used();
     assert!((LEN..2 * LEN).contains(&held), "{held}");
     let session = w.apps[0].session;
     w.engines[0].detach_session(session, now);
-    assert!(w.engines[0].shard.unsent.is_unused());
+    assert!(w.engines[0].state.unsent.is_unused());
 }

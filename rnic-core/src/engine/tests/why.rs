@@ -438,7 +438,7 @@ fn clean_work_leaves_no_record() {
         assert_eq!((w.completions(A).len(), w.completions(B).len()), (3, 1));
         w.disconnect(A);
         w.disconnect(B);
-        assert!(w.engines.iter().all(|e| e.shard.options.why.made() == 0), "{wiring:?}");
+        assert!(w.engines.iter().all(|e| e.state.options.why.made() == 0), "{wiring:?}");
         assert!(w.notes.is_empty());
     }
 }

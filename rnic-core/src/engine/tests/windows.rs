@@ -483,7 +483,7 @@ fn a_change_outlives_the_qp_that_asked_for_it() {
         assert_eq!(w.dereg(0, &region), Err(1));
         w.remove_window(0, &window);
         assert_eq!(w.dereg(0, &region), Ok(()));
-        assert!(w.engines.iter().all(|e| e.shard.stags.is_empty()));
+        assert!(w.engines.iter().all(|e| e.state.stags.is_empty()));
     }
 }
 
@@ -513,7 +513,7 @@ fn a_window_taken_back_during_its_bind_stays_away() {
         w.settle();
         assert_eq!(window.view().1, None);
         assert_eq!(w.dereg(0, &region), Ok(()));
-        assert!(w.engines.iter().all(|e| e.shard.stags.is_empty()), "late: {late}");
+        assert!(w.engines.iter().all(|e| e.state.stags.is_empty()), "late: {late}");
     }
 }
 

@@ -25,7 +25,8 @@ use crate::device::{
     Cq, Memory, Names, QpShared, Srq, StagAllocator, StagChange, StagEntry, Window,
 };
 use crate::engine::{
-    Engine, EngineOptions, MulpduPolicy, Output, QpConfig, Receive, Receives, Transmit, Work,
+    Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receive, Receives,
+    Transmit, Work,
 };
 use crate::shm::doorbell::{DoorbellRinger, DoorbellScanner};
 use crate::shm::io::Piece;
@@ -365,7 +366,7 @@ impl World {
         self.links.push(Link::new(End::Qp { engine, qp: id }, End::Raw));
         let config = self.take_config(qp, engine);
         n.leftover = std::mem::take(&mut self.leftover);
-        self.engines[engine].bind_tcp(config, n, addresses(false), self.now);
+        self.engines[engine].attach_tcp(config, n, addresses(false), self.now);
         self.settle();
         Raw::new(link, peer)
     }
@@ -391,7 +392,7 @@ impl World {
         let now = self.now;
         if wiring.direct {
             assert_eq!(on_a, on_b, "the direct path is within one worker");
-            self.engines[on_a].bind_direct(
+            self.engines[on_a].attach_direct(
                 (ca, active, addresses(false)),
                 (cb, passive, addresses(true)),
                 now,
@@ -400,23 +401,23 @@ impl World {
         }
         let end = |engine, qp: usize, w: &World| End::Qp { engine, qp: w.qps[qp].id };
         self.links.push(Link::new(end(on_a, a, self), end(on_b, b, self)));
-        self.engines[on_b].bind_tcp(cb, passive, addresses(true), now);
-        self.engines[on_a].bind_tcp(ca, active, addresses(false), now);
+        self.engines[on_b].attach_tcp(cb, passive, addresses(true), now);
+        self.engines[on_a].attach_tcp(ca, active, addresses(false), now);
     }
 
     /// Hands over a QP that was moved to Error before it was connected.
     pub fn bind_dead(&mut self, qp: usize) {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let config = self.take_config(qp, engine);
-        self.engines[engine].bind_dead(config, self.now);
+        self.engines[engine].attach_in_error(config, self.now);
         self.settle();
     }
 
     /// Keeps each call to a socket to one segment, so that messages are seen under way.
     pub fn one_segment_at_a_time(&mut self) {
         for qp in self.engines.iter_mut().flat_map(|e| &mut e.qps).flatten() {
-            if let crate::engine::qp::Link::Tcp(tcp) = &mut qp.link {
-                tcp.batch = 1;
+            if let Some(tcp) = qp.link.tcp_mut() {
+                tcp.send_one_by_one();
             }
         }
     }
@@ -435,7 +436,7 @@ impl World {
 
     pub fn expel(&mut self, qp: usize) {
         let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
-        self.engines[engine].expel(id, self.now);
+        self.engines[engine].admin_disconnect(id, self.now);
         self.settle();
     }
 
@@ -474,7 +475,7 @@ impl World {
         let (engine, ringer) = &self.apps[app].ringers[worker as usize];
         if ringer.ring(index) {
             let session = self.apps[app].session;
-            self.engines[*engine].rang(session, self.now);
+            self.engines[*engine].handle_doorbell(session, self.now);
         }
     }
 
@@ -518,7 +519,7 @@ impl World {
             return;
         }
         let qp = self.qps.iter().find(|qp| qp.id.0 == cqe.qp).unwrap();
-        let log = &self.engines[qp.engine].shard.options.why;
+        let log = &self.engines[qp.engine].state.options.why;
         let kept = log.find(cqe.why_id).unwrap_or_else(|| panic!("no record of {cqe:?}"));
         let record = &kept.record;
         assert_eq!((record.session, record.qp), (self.apps[app].session, Some(qp.id)));
@@ -528,7 +529,7 @@ impl World {
     /// Records about a QP, oldest first.
     pub fn whys(&self, qp: usize) -> Vec<WhyRecord> {
         let QpEnd { engine, id, .. } = self.qps[qp];
-        let log = &self.engines[engine].shard.options.why;
+        let log = &self.engines[engine].state.options.why;
         let all = log.newest(Whose::All, u64::MAX, usize::MAX);
         all.iter()
             .rev()

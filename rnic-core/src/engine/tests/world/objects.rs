@@ -125,7 +125,7 @@ impl World {
             send_cq: a.cqs[send_cq].cq.clone(),
             recv_cq: a.cqs[recv_cq].cq.clone(),
             signal_all: shape.signal_all,
-            hold: shape.hold,
+            rnr_timeout: shape.hold,
             shared: shared.clone(),
         };
         self.qps.push(QpEnd {
@@ -231,7 +231,7 @@ impl World {
             }
         };
         let now = self.now;
-        self.engines[engine].moved(&job.mover, job.id, result.map_err(Into::into), now);
+        self.engines[engine].handle_copied(&job.mover, job.id, result.map_err(Into::into), now);
         true
     }
 

@@ -42,21 +42,21 @@ impl World {
     }
 
     pub fn next_timeout(&self) -> Option<Time> {
-        self.engines.iter().filter_map(Engine::next_timeout).min()
+        self.engines.iter().filter_map(Engine::poll_timeout).min()
     }
 
     /// One round of every worker; whether anything happened.
     pub fn round(&mut self) -> bool {
         let mut worked = false;
         for engine in 0..self.engines.len() {
-            worked |= self.engines[engine].scan(self.now);
+            worked |= self.engines[engine].poll_doorbells(self.now);
             for _ in 0..16 {
                 worked |= self.engines[engine].has_work();
-                match self.engines[engine].next_work(self.now) {
+                match self.engines[engine].poll_work(self.now) {
                     Some(Work::Transmit(qp)) => self.transmit(engine, qp),
                     Some(Work::Receive(qp)) => {
                         if self.receive(engine, qp) == Some(Receive::Progress) {
-                            self.engines[engine].readable(qp);
+                            self.engines[engine].handle_readable(qp);
                         }
                     }
                     Some(Work::TurnTaken) => {}
@@ -123,13 +123,13 @@ impl World {
         let out = &mut self.links[link].pipes[end];
         if out.blocked && out.has_room() {
             out.blocked = false;
-            self.engines[engine].writable(qp);
+            self.engines[engine].handle_writable(qp);
             worked = true;
         }
         if self.paused.contains(&(link, end)) {
             // What the kernel says of its own accord.
             if let Some(error) = self.links[link].pipes[1 - end].take_error() {
-                self.engines[engine].socket_failed(qp, &error, now);
+                self.engines[engine].handle_socket_error(qp, &error, now);
                 self.carry_out(engine);
                 return true;
             }
@@ -153,7 +153,7 @@ impl World {
             let mut into: Vec<&mut [u8]> = buffers.iter_mut().map(|b| &mut b[..]).collect();
             inbound.recv(&mut into, now)
         });
-        if received == Receive::Paused {
+        if received == Receive::Blocked {
             self.paused.push((link, end));
         }
         Some(received)
@@ -169,7 +169,7 @@ impl World {
                     let app = self.apps.iter_mut().find(|a| a.session == session).unwrap();
                     app.events.push(event);
                 }
-                Output::Notify(cq) => {
+                Output::NotifyCq(cq) => {
                     let app = self.apps.iter_mut().find(|a| a.session == cq.session()).unwrap();
                     app.notified.push(cq.id());
                 }
@@ -177,7 +177,7 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("shut down after closing");
                     self.links[l].pipes[end].finish(self.now);
                 }
-                Output::Farewell { qp, bytes } => {
+                Output::FinalTerminate { qp, bytes } => {
                     let (l, end) = self.link_of(engine, qp).expect("farewell after closing");
                     let _ = self.links[l].send(end, &bytes, self.now);
                 }
@@ -185,37 +185,44 @@ impl World {
                     let (l, end) = self.link_of(engine, qp).expect("closed twice");
                     self.links[l].close(end, reset, self.now);
                 }
-                Output::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
-                Output::CqFailed(cq) => self.failed_cqs.push(cq),
-                Output::SpaceFreed { cq, workers } => {
-                    let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
-                    for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
-                        self.engines[host[worker]].space_freed(&cq, self.now);
-                    }
-                }
-                Output::SrqFailed(srq) => self.failed_srqs.push(srq),
-                Output::ReceivesFreed { srq, workers } => {
-                    let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
-                    for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
-                        self.engines[host[worker]].receives_posted(&srq, self.now);
-                    }
-                }
                 Output::ReadAgain(qp) => {
                     let of = self.link_of(engine, qp);
                     self.paused.retain(|at| Some(*at) != of);
                 }
                 Output::Warning { text, .. } => self.warnings.push(text),
-                Output::StagGuessed { peer, .. } => self.guesses.push(peer),
-                Output::Misbehaved { session, why } => self.misbehaved.push((session, why)),
-                Output::Note { session, kind, .. } => self.notes.push((session, kind)),
-                Output::Detached { session } => self.detached.push(session),
-                Output::Move(job) => self.moves.push_back((engine, job)),
+                Output::Notification(notification) => self.notified(engine, notification),
+                Output::Copy(job) => self.moves.push_back((engine, job)),
             }
         }
         if self.answer_changes && !self.changes.is_empty() {
             worked |= self.answer();
         }
         worked
+    }
+
+    /// What the resource manager would do.
+    fn notified(&mut self, engine: usize, notification: Notification) {
+        match notification {
+            Notification::ChangeStags { qp, change } => self.changes.push((engine, qp, *change)),
+            Notification::CqFailed(cq) => self.failed_cqs.push(cq),
+            Notification::CqSpaceFreed { cq, workers } => {
+                let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+                for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
+                    self.engines[host[worker]].handle_cq_space(&cq, self.now);
+                }
+            }
+            Notification::SrqFailed(srq) => self.failed_srqs.push(srq),
+            Notification::ReceivesFreed { srq, workers } => {
+                let host = self.hosts.iter().find(|h| h.contains(&engine)).unwrap().clone();
+                for worker in (0..host.len()).filter(|n| workers >> n & 1 == 1) {
+                    self.engines[host[worker]].handle_receives_posted(&srq, self.now);
+                }
+            }
+            Notification::StagGuessed { peer, .. } => self.guesses.push(peer),
+            Notification::Misbehaved { session, why } => self.misbehaved.push((session, why)),
+            Notification::Note { session, kind, .. } => self.notes.push((session, kind)),
+            Notification::Detached { session } => self.detached.push(session),
+        }
     }
 
     /// Has every worker change what was asked for, then says so, when the mover that may be at work
@@ -233,7 +240,7 @@ impl World {
                 continue;
             }
             change.settle();
-            self.engines[engine].stags_changed(qp, self.now);
+            self.engines[engine].handle_stags_changed(qp, self.now);
             said = true;
         }
         said

@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::qp_core::QpCore;
 use super::schedule::{Key, REQUEST_COST, STEP_COST, Schedule, Seat};
 use crate::abi::queue::doorbell;
 use crate::device::{Cq, Srq};
@@ -31,20 +32,20 @@ struct Session {
     /// QP by doorbell index.
     targets: Vec<Option<Key>>,
     /// QPs that wait for room in the CQ with this doorbell index.
-    stalled: HashMap<u32, Stalled>,
+    full: HashMap<u32, FullCq>,
     /// Shared receive queues by doorbell index, with the number of QPs that wait for a receive.
-    held: HashMap<u32, (Arc<Srq>, u32)>,
+    awaited: HashMap<u32, (Arc<Srq>, u32)>,
     /// When it rang last, while it is polled.
     rang: Option<Time>,
 }
 
 /// A CQ without room.
-struct Stalled {
+struct FullCq {
     cq: Arc<Cq>,
     qps: BTreeSet<Key>,
 }
 
-impl Stalled {
+impl FullCq {
     /// Its QPs may try again; those that fail will ask again to be woken.
     fn release(self, worker: u32, late: &mut VecDeque<Key>) {
         self.cq.stop_waiting(worker);
@@ -61,16 +62,16 @@ struct Watched {
     late: VecDeque<Key>,
 }
 
-/// All sessions attached to this worker.
+/// The doorbells of all sessions attached to this worker.
 #[derive(Default)]
-pub(super) struct Sessions {
+pub(super) struct Doorbells {
     seats: Vec<Option<Session>>,
     by_id: HashMap<SessionId, Seat>,
     /// Users of whom something is to be looked at.
     watched: Vec<Watched>,
 }
 
-impl Sessions {
+impl Doorbells {
     pub(super) fn attach(
         &mut self,
         id: SessionId,
@@ -83,8 +84,8 @@ impl Sessions {
             id,
             scanner,
             targets: Vec::new(),
-            stalled: HashMap::new(),
-            held: HashMap::new(),
+            full: HashMap::new(),
+            awaited: HashMap::new(),
             rang: Some(now),
         };
         if self.seats.len() <= seat.index() {
@@ -147,16 +148,16 @@ impl Sessions {
 
     /// Forgets a QP, with the CQs it may wait for. A CQ for which it alone has waited is forgotten as
     /// well: it may go next, and its doorbell index and its memory belong to something else then.
-    pub(super) fn unroute(&mut self, seat: Seat, index: u32, cqs: [&Cq; 2], worker: u32, key: Key) {
-        if let Some(s) = self.at(seat) {
-            if let Some(t) = s.targets.get_mut(index as usize) {
+    pub(super) fn unroute(&mut self, qp: &QpCore, worker: u32) {
+        if let Some(s) = self.at(qp.seat) {
+            if let Some(t) = s.targets.get_mut(qp.doorbell as usize) {
                 *t = None;
             }
-            for cq in cqs {
-                if let Some(stalled) = s.stalled.get_mut(&cq.doorbell()) {
-                    stalled.qps.remove(&key);
-                    if stalled.qps.is_empty() {
-                        s.stalled.remove(&cq.doorbell());
+            for cq in [&qp.send_cq, &qp.recv_cq] {
+                if let Some(full) = s.full.get_mut(&cq.doorbell()) {
+                    full.qps.remove(&qp.key);
+                    if full.qps.is_empty() {
+                        s.full.remove(&cq.doorbell());
                         cq.stop_waiting(worker);
                     }
                 }
@@ -165,37 +166,37 @@ impl Sessions {
     }
 
     /// Remembers that a QP waits for room in a CQ.
-    pub(super) fn stall(&mut self, seat: Seat, cq: &Arc<Cq>, key: Key) {
+    pub(super) fn await_space(&mut self, seat: Seat, cq: &Arc<Cq>, key: Key) {
         if let Some(s) = self.at(seat) {
-            let new = || Stalled { cq: cq.clone(), qps: BTreeSet::new() };
-            s.stalled.entry(cq.doorbell()).or_insert_with(new).qps.insert(key);
+            let new = || FullCq { cq: cq.clone(), qps: BTreeSet::new() };
+            s.full.entry(cq.doorbell()).or_insert_with(new).qps.insert(key);
         }
     }
 
     /// A CQ has room again, by no doing of its client: the next scans wake who waits for it.
-    pub(super) fn unstall(&mut self, cq: &Cq, worker: u32, schedule: &Schedule) {
+    pub(super) fn space_freed(&mut self, cq: &Cq, worker: u32, schedule: &Schedule) {
         let seat = self.seat(cq.session());
-        let stalled = self.at(seat).and_then(|s| s.stalled.remove(&cq.doorbell()));
-        if let (Some(stalled), Some(user)) = (stalled, schedule.user(seat)) {
-            stalled.release(worker, &mut self.watch(user).late);
+        let full = self.at(seat).and_then(|s| s.full.remove(&cq.doorbell()));
+        if let (Some(full), Some(user)) = (full, schedule.user(seat)) {
+            full.release(worker, &mut self.watch(user).late);
         }
     }
 
     /// Remembers that a QP waits for a receive of a shared queue.
-    pub(super) fn hold(&mut self, seat: Seat, srq: &Arc<Srq>) {
+    pub(super) fn await_receive(&mut self, seat: Seat, srq: &Arc<Srq>) {
         if let Some(s) = self.at(seat) {
-            s.held.entry(srq.doorbell()).or_insert_with(|| (srq.clone(), 0)).1 += 1;
+            s.awaited.entry(srq.doorbell()).or_insert_with(|| (srq.clone(), 0)).1 += 1;
         }
     }
 
     /// A QP waits no longer.
-    pub(super) fn release(&mut self, seat: Seat, srq: &Srq) {
+    pub(super) fn stop_awaiting(&mut self, seat: Seat, srq: &Srq) {
         if let Some(s) = self.at(seat)
-            && let Some((_, waiting)) = s.held.get_mut(&srq.doorbell())
+            && let Some((_, waiting)) = s.awaited.get_mut(&srq.doorbell())
         {
             *waiting -= 1;
             if *waiting == 0 {
-                s.held.remove(&srq.doorbell());
+                s.awaited.remove(&srq.doorbell());
             }
         }
     }
@@ -231,7 +232,7 @@ impl Sessions {
         schedule: &mut Schedule,
         ready: &mut Vec<Key>,
     ) {
-        let Sessions { seats, watched, .. } = self;
+        let Doorbells { seats, watched, .. } = self;
         let mut at = 0;
         while let Some(Watched { polled, late, .. }) = watched.get_mut(at) {
             let enough = ready.len() + ENOUGH;
@@ -244,16 +245,16 @@ impl Sessions {
                     polled.push_front(seat);
                     break;
                 }
-                let Session { scanner, targets, stalled, held, rang, .. } = s;
+                let Session { scanner, targets, full, awaited, rang, .. } = s;
                 let mut steps = 0;
                 let any = scanner.scan(|index| {
                     if let Some(Some(key)) = targets.get(index as usize) {
                         ready.push(*key);
-                    } else if !stalled.is_empty()
-                        && let Some(stalled) = stalled.remove(&index)
+                    } else if !full.is_empty()
+                        && let Some(full) = full.remove(&index)
                     {
-                        stalled.release(worker, late);
-                    } else if let Some((srq, _)) = held.get(&index) {
+                        full.release(worker, late);
+                    } else if let Some((srq, _)) = awaited.get(&index) {
                         steps += REQUEST_COST / STEP_COST;
                         steps += srq.ready(worker, |key| late.push_back(key));
                     }
@@ -285,7 +286,7 @@ impl Sessions {
     /// Puts every polled session to sleep; false if one has rung in the meantime, or somebody is
     /// still to be woken.
     pub(super) fn prepare_sleep(&mut self) -> bool {
-        let Sessions { seats, watched, .. } = self;
+        let Doorbells { seats, watched, .. } = self;
         watched.retain_mut(|Watched { polled, late, .. }| {
             polled.retain(|seat| {
                 let Some(s) = seats.get_mut(seat.index()).and_then(Option::as_mut) else {

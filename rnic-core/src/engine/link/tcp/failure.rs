@@ -3,7 +3,7 @@
 use std::io;
 
 /// What to say of a call that failed for good: a peer that is gone is named as what it is.
-pub(super) fn in_words(doing: &str, e: &io::Error) -> String {
+pub(in crate::engine) fn in_words(doing: &str, e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::TimedOut
         | io::ErrorKind::HostUnreachable

@@ -6,11 +6,11 @@
 
 use arrayvec::ArrayVec;
 
-use super::reason::Reason;
 use crate::abi::queue::Sge;
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::Target;
 use crate::device::stag::{Principal, StagTable};
+use crate::engine::reason::Reason;
 use crate::rdmap::{Control, Opcode, ReadRequest};
 use crate::shm::Mapping;
 use crate::shm::queue::MAX_SGE;
@@ -18,11 +18,11 @@ use crate::stream::ReadArrival;
 use crate::types::{Access, Msn, Stag, TaggedOffset};
 
 /// Memory of one segment.
-pub(super) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;
+pub(in crate::engine) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;
 
 /// What kind of DDP message it is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Head {
+pub(in crate::engine) enum Head {
     /// To a tagged buffer, from this offset on.
     Tagged { opcode: Opcode, stag: Stag, to: u64 },
     /// To an untagged queue.
@@ -31,7 +31,7 @@ pub(super) enum Head {
 
 /// Where the payload comes from.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Source {
+pub(in crate::engine) enum Source {
     /// Nowhere: a message of no bytes.
     Empty,
     /// One local element.
@@ -48,7 +48,7 @@ pub(super) enum Source {
 
 /// A message being sent. It is made for every request, so it stays small.
 #[derive(Clone, Debug)]
-pub(super) struct Message {
+pub(in crate::engine) struct Message {
     pub head: Head,
     pub source: Source,
     pub total: u32,
@@ -59,7 +59,7 @@ pub(super) struct Message {
 
 /// One segment to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Segment {
+pub(in crate::engine) struct Segment {
     pub header: Header,
     /// Payload bytes.
     pub len: u32,
@@ -68,7 +68,7 @@ pub(super) struct Segment {
 
 /// Why a segment's memory could not be had.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum GatherFault {
+pub(in crate::engine) enum GatherFault {
     /// A local element does not resolve.
     Local(Reason),
     /// The region of a read has been revoked since it was checked.
@@ -79,7 +79,7 @@ pub(super) enum GatherFault {
 
 impl Message {
     /// Cuts the next segment, at most `mulpdu` bytes with its header, for DDP version `dv`.
-    pub(super) fn next_segment(&self, mulpdu: usize, dv: u8) -> Segment {
+    pub(in crate::engine) fn next_segment(&self, mulpdu: usize, dv: u8) -> Segment {
         let header_len = match self.head {
             Head::Tagged { .. } => TaggedHeader::LEN,
             Head::Untagged { .. } => UntaggedHeader::LEN,
@@ -114,7 +114,7 @@ impl Message {
     /// Resolves the next `len` bytes of the payload. `arena` holds inline data, `list` the elements
     /// of [`Source::Elements`]. A [`Source::ReadRequest`] has no memory: its bytes stand in the
     /// message.
-    pub(super) fn gather<'t>(
+    pub(in crate::engine) fn gather<'t>(
         &self,
         len: u32,
         who: Principal,
@@ -164,7 +164,7 @@ impl Message {
     }
 
     /// STags of the memory its payload comes from. `list` as in [`Message::gather`].
-    pub(super) fn stags<'l>(&self, list: &'l [Sge]) -> impl Iterator<Item = Stag> + 'l {
+    pub(in crate::engine) fn stags<'l>(&self, list: &'l [Sge]) -> impl Iterator<Item = Stag> + 'l {
         let (one, list) = match &self.source {
             Source::Empty | Source::Inline { .. } | Source::ReadRequest(_) => (None, &[][..]),
             Source::Region(owed) => (Some(owed.request.src_stag), &[][..]),
@@ -175,13 +175,26 @@ impl Message {
     }
 
     /// Whether it answers a read of the peer's.
-    pub(super) fn is_response(&self) -> bool {
-        matches!(self.head, Head::Tagged { opcode: Opcode::ReadResponse, .. })
+    pub(in crate::engine) fn is_response(&self) -> bool {
+        matches!(self.head, Head::Tagged { opcode, .. } if opcode.is_response())
+    }
+
+    /// Whether it is untagged, and is finished before the stream ends.
+    pub(in crate::engine) fn is_untagged(&self) -> bool {
+        matches!(self.head, Head::Untagged { .. })
+    }
+
+    /// The Read Request that it is, if it is one.
+    pub(in crate::engine) fn read_request(&self) -> Option<&ReadRequest> {
+        match &self.source {
+            Source::ReadRequest(request) => Some(request),
+            _ => None,
+        }
     }
 
     /// Notes that the next `len` bytes have been sent; whether that was all. `list` as in
     /// [`Message::gather`].
-    pub(super) fn advance(&mut self, len: u32, list: &[Sge]) -> bool {
+    pub(in crate::engine) fn advance(&mut self, len: u32, list: &[Sge]) -> bool {
         self.sent += len;
         if let Source::Elements { index, offset } = &mut self.source {
             let mut left = len;
@@ -201,7 +214,7 @@ impl Message {
 }
 
 /// Memory that a local element is to be read from.
-pub(super) fn element(
+pub(in crate::engine) fn element(
     stags: &StagTable,
     who: Principal,
     lkey: u32,
@@ -214,7 +227,7 @@ pub(super) fn element(
 }
 
 /// Total of the elements, if it is a message length at all (below 2^32).
-pub(super) fn total_length(list: &[Sge]) -> Option<u32> {
+pub(in crate::engine) fn total_length(list: &[Sge]) -> Option<u32> {
     u32::try_from(list.iter().map(|s| u64::from(s.length)).sum::<u64>()).ok()
 }
 

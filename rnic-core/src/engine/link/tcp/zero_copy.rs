@@ -1,7 +1,7 @@
 //! Sending without a copy: with neither CRCs nor Markers nothing of the payload is computed, so it
 //! goes to TCP from where it lies.
 //!
-//! A call to the socket takes what `tx` has framed so far, then FPDUs of one long message, each with
+//! A call to the socket takes what [`transmit`](super::transmit) has framed so far, then FPDUs of one long message, each with
 //! its headers from here and its payload from shared memory. A message is advanced only by the FPDUs
 //! of which TCP took something; if one was taken in part, its rest is copied at once, because the
 //! memory may be revoked as soon as this call returns.
@@ -10,12 +10,13 @@ use std::io;
 
 use arrayvec::ArrayVec;
 
-use super::Shard;
-use super::message::{Gather, GatherFault, Message, Source};
-use super::qp::{Link, Phase, Qp};
-use super::tcp::TxBatch;
+use super::TxBatch;
 use crate::ddp;
 use crate::device::memory::{MemoryFault, Target, Unreachable};
+use crate::engine::phase::StreamPhase;
+use crate::engine::qp::{Outgoing, Qp};
+use crate::engine::requester::message::{Gather, GatherFault, Segment, Source};
+use crate::engine::state::EngineState;
 use crate::mpa::LENGTH_LEN;
 use crate::shm::io::{MAX_PIECES, Piece};
 use crate::shm::queue::MAX_SGE;
@@ -32,12 +33,12 @@ struct Fpdu {
     trailer: &'static [u8],
     /// Its targets are the next so many.
     targets: usize,
-    payload: u32,
+    segment: Segment,
 }
 
 impl Fpdu {
     fn bytes(&self) -> usize {
-        self.head_len + self.payload as usize + self.trailer.len()
+        self.head_len + self.segment.len as usize + self.trailer.len()
     }
 }
 
@@ -45,8 +46,8 @@ impl Fpdu {
 struct Taken {
     /// Bytes of this call.
     bytes: usize,
-    /// Payload and all bytes of each FPDU of which it took something.
-    begun: ArrayVec<(u32, usize), MAX_FPDUS>,
+    /// Each FPDU of which it took something, with its bytes.
+    begun: ArrayVec<(Segment, usize), MAX_FPDUS>,
     /// What is missing of the last of them, or of what was framed before.
     rest: Vec<u8>,
     /// TCP would have taken less than it was given.
@@ -56,7 +57,7 @@ struct Taken {
 }
 
 /// Why nothing was sent.
-pub(super) enum BareFault {
+pub(super) enum ZeroCopyError {
     Gather(GatherFault),
     Memory(MemoryFault),
     Interrupted,
@@ -65,51 +66,53 @@ pub(super) enum BareFault {
 
 impl Qp {
     /// Whether the message in progress is sent this way.
-    pub(super) fn goes_bare(&self, shard: &Shard) -> bool {
-        let (Link::Tcp(tcp), Some(message)) = (&self.link, &self.message) else { return false };
+    pub(super) fn sends_without_copy(&self, engine: &EngineState) -> bool {
+        let (Some(tcp), Some(message)) = (self.link.tcp(), self.requester.message()) else {
+            return false;
+        };
         tcp.framer.bare(0).is_some()
             && message.total - message.sent >= WORTH_IT
-            && self.deficit > 0
-            && (self.phase.sends() || self.phase == Phase::Terminating)
+            && !self.core.turn.is_over()
+            && (self.life.phase().sends() || self.life.phase() == StreamPhase::Terminating)
             && !matches!(message.source, Source::Inline { .. } | Source::ReadRequest(_))
-            && shard.stags.all_shared(message.stags(self.elements.as_slice()))
+            && self.requester.is_in_shared_memory(&engine.stags)
     }
 
     /// One call to the socket: `framed`, then FPDUs of the message in progress.
-    pub(super) fn transmit_bare(
+    pub(super) fn transmit_zero_copy(
         &mut self,
-        shard: &mut Shard,
+        engine: &EngineState,
         framed: &[u8],
         send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
-    ) -> Result<(), BareFault> {
-        let taken = self.send_bare(shard, framed, send)?;
-        let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
+    ) -> Result<(), ZeroCopyError> {
+        let taken = self.send_zero_copy(engine, framed, send)?;
+        let Some(tcp) = self.link.tcp_mut() else { return Ok(()) };
         let mut end = tcp.framed;
         tcp.framed += taken.begun.iter().map(|(_, bytes)| *bytes as u64).sum::<u64>();
-        tcp.took(taken.bytes, &taken.rest);
+        tcp.on_accepted(taken.bytes, &taken.rest);
         if taken.short && taken.rest.is_empty() {
-            tcp.refused();
+            tcp.on_refused();
         }
-        for (payload, bytes) in taken.begun {
+        for (segment, bytes) in taken.begun {
             end += bytes as u64;
-            self.deficit -= bytes as i64;
-            self.segment_left(payload, Some(end));
+            self.core.turn.charge(bytes as i64);
+            self.fpdu_left(&Outgoing::Segment(segment), Some(end));
         }
         match taken.gone {
-            Some(fault) => Err(BareFault::Memory(fault)),
+            Some(fault) => Err(ZeroCopyError::Memory(fault)),
             None => Ok(()),
         }
     }
 
-    fn send_bare(
+    fn send_zero_copy(
         &self,
-        shard: &Shard,
+        engine: &EngineState,
         framed: &[u8],
         send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
-    ) -> Result<Taken, BareFault> {
+    ) -> Result<Taken, ZeroCopyError> {
         let mut targets = ArrayVec::<Target<'_>, MAX_PIECES>::new();
         let mut fpdus = ArrayVec::<Fpdu, MAX_FPDUS>::new();
-        self.plan(shard, framed.len(), &mut fpdus, &mut targets).map_err(BareFault::Gather)?;
+        self.plan(engine, framed.len(), &mut fpdus, &mut targets).map_err(ZeroCopyError::Gather)?;
 
         let mut pieces = ArrayVec::<Piece<'_>, MAX_PIECES>::new();
         if !framed.is_empty() {
@@ -118,7 +121,7 @@ impl Qp {
         let mut next = targets.iter();
         for fpdu in &fpdus {
             pieces.push(Piece::Private(&fpdu.head[..fpdu.head_len]));
-            // `goes_bare` has let nothing but shared memory come here.
+            // `sends_without_copy` has let nothing but shared memory come here.
             pieces.extend(next.by_ref().take(fpdu.targets).filter_map(|target| {
                 let (mapping, offset, len) = target.shared()?;
                 Some(Piece::Shared { mapping, offset, len })
@@ -135,11 +138,11 @@ impl Qp {
             Ok(n) => n.min(total),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {
-                return Err(BareFault::Interrupted);
+                return Err(ZeroCopyError::Interrupted);
             }
             // The kernel met a page that is gone, before it took anything.
             Err(_) if gone().is_some() => 0,
-            Err(e) => return Err(BareFault::Socket(e)),
+            Err(e) => return Err(ZeroCopyError::Socket(e)),
         };
 
         let mut begun = ArrayVec::new();
@@ -150,7 +153,7 @@ impl Qp {
                 break;
             }
             end += fpdu.bytes();
-            begun.push((fpdu.payload, fpdu.bytes()));
+            begun.push((fpdu.segment, fpdu.bytes()));
         }
         let rest = copy_out(&pieces, bytes, end);
         Ok(Taken { bytes, begun, rest, short: bytes < total, gone: gone() })
@@ -159,35 +162,30 @@ impl Qp {
     /// Cuts FPDUs off a copy of the message in progress.
     fn plan<'t>(
         &'t self,
-        shard: &'t Shard,
+        engine: &'t EngineState,
         framed: usize,
         fpdus: &mut ArrayVec<Fpdu, MAX_FPDUS>,
         targets: &mut ArrayVec<Target<'t>, MAX_PIECES>,
     ) -> Result<(), GatherFault> {
-        let (Link::Tcp(tcp), Some(message)) = (&self.link, &self.message) else { return Ok(()) };
-        let (who, list) = (self.principal(), self.elements.as_slice());
-        let mut message: Message = message.clone();
+        let (Some(tcp), Some(message)) = (self.link.tcp(), self.requester.message()) else {
+            return Ok(());
+        };
+        let mut message = message.clone();
         let mut bytes = framed;
         // Of the pieces of this call, one is what was framed before.
         let mut pieces = 1;
         loop {
             let segment = message.next_segment(tcp.mulpdu, tcp.dv);
             let mut memory = Gather::new();
-            let gathered = message.gather(
-                segment.len,
-                who,
-                &shard.stags,
-                // Messages with inline data do not come here.
-                self.sq.mapping(),
-                list,
-                &mut memory,
-            );
-            match gathered {
-                Ok(()) => {}
+            let (core, stags) = (&self.core, &engine.stags);
+            let gathered =
+                self.requester.gather_ahead(&mut message, segment.len, core, stags, &mut memory);
+            let done = match gathered {
+                Ok(done) => done,
                 // What is before it can go; the next call will meet the fault first.
                 Err(_) if !fpdus.is_empty() => return Ok(()),
                 Err(fault) => return Err(fault),
-            }
+            };
             let mut head = [0; LENGTH_LEN + ddp::MAX_HEADER_LEN];
             let header_len = segment.header.emit(&mut head[LENGTH_LEN..]);
             let ulpdu_len = header_len + segment.len as usize;
@@ -199,15 +197,18 @@ impl Qp {
                 head_len: LENGTH_LEN + header_len,
                 trailer,
                 targets: memory.len(),
-                payload: segment.len,
+                segment,
             };
             bytes += fpdu.bytes();
             pieces += memory.len() + 2;
             targets.extend(memory);
             fpdus.push(fpdu);
-            let done = message.advance(segment.len, list);
             let room = pieces + MAX_SGE + 2 <= MAX_PIECES && !fpdus.is_full();
-            if done || !room || bytes >= BATCHES * tcp.batch || bytes as i64 >= self.deficit {
+            if done
+                || !room
+                || bytes >= BATCHES * tcp.batch
+                || bytes as i64 >= self.core.turn.deficit
+            {
                 return Ok(());
             }
         }

@@ -11,7 +11,7 @@ use crate::types::{CompletionOpcode, CompletionStatus, TerminateCode};
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(in crate::engine) enum Progress {
     /// Its bytes are still being produced.
     Sending,
     /// All produced; done when TCP has accepted this many bytes of the stream.
@@ -24,7 +24,7 @@ pub(super) enum Progress {
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(in crate::engine) struct Request {
     pub wr_id: u64,
     pub opcode: CompletionOpcode,
     pub signaled: bool,
@@ -36,9 +36,9 @@ pub(super) struct Entry {
     pub progress: Progress,
 }
 
-impl Entry {
-    pub(super) fn new(wr_id: u64, opcode: SendOpcode, signaled: bool) -> Self {
-        Entry {
+impl Request {
+    pub(in crate::engine) fn new(wr_id: u64, opcode: SendOpcode, signaled: bool) -> Self {
+        Request {
             wr_id,
             opcode: opcode.completion(),
             signaled,
@@ -52,24 +52,29 @@ impl Entry {
 
 /// Requests under way. Sequence numbers count a QP's requests from 0 and never wrap in practice.
 #[derive(Default)]
-pub(super) struct Ledger {
+pub(in crate::engine) struct InFlight {
     base: u64,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<Request>,
 }
 
-impl Ledger {
-    pub(super) fn push(&mut self, entry: Entry) -> u64 {
+impl InFlight {
+    pub(in crate::engine) fn push(&mut self, entry: Request) -> u64 {
         self.entries.push_back(entry);
         self.base + self.entries.len() as u64 - 1
     }
 
     /// The entry with this sequence number, unless it has completed.
-    pub(super) fn get_mut(&mut self, seq: u64) -> Option<&mut Entry> {
+    pub(in crate::engine) fn get_mut(&mut self, seq: u64) -> Option<&mut Request> {
         self.entries.get_mut(usize::try_from(seq.checked_sub(self.base)?).ok()?)
     }
 
     /// Ends a request in error; what is done already stays as it is.
-    pub(super) fn fail(&mut self, seq: u64, status: CompletionStatus, code: Option<TerminateCode>) {
+    pub(in crate::engine) fn fail(
+        &mut self,
+        seq: u64,
+        status: CompletionStatus,
+        code: Option<TerminateCode>,
+    ) {
         if let Some(entry) = self.get_mut(seq)
             && !matches!(entry.progress, Progress::Done(_))
         {
@@ -79,7 +84,10 @@ impl Ledger {
     }
 
     /// Takes the oldest entry if it is done, given how much TCP has accepted.
-    pub(super) fn pop_done(&mut self, accepted: u64) -> Option<(Entry, CompletionStatus)> {
+    pub(in crate::engine) fn pop_done(
+        &mut self,
+        accepted: u64,
+    ) -> Option<(Request, CompletionStatus)> {
         let status = match self.entries.front()?.progress {
             Progress::Queued(end) if accepted >= end => CompletionStatus::Success,
             Progress::Done(status) => status,
@@ -90,7 +98,7 @@ impl Ledger {
     }
 
     /// Marks everything that is not done as flushed.
-    pub(super) fn flush(&mut self, accepted: u64) {
+    pub(in crate::engine) fn flush(&mut self, accepted: u64) {
         for e in &mut self.entries {
             match e.progress {
                 Progress::Done(_) => {}
@@ -102,11 +110,11 @@ impl Ledger {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::engine) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::engine) fn len(&self) -> usize {
         self.entries.len()
     }
 }
@@ -117,9 +125,9 @@ mod tests {
 
     #[test]
     fn a_send_behind_a_read_completes_after_it() {
-        let mut l = Ledger::default();
-        let read = l.push(Entry::new(1, SendOpcode::Read, true));
-        let send = l.push(Entry::new(2, SendOpcode::Send, true));
+        let mut l = InFlight::default();
+        let read = l.push(Request::new(1, SendOpcode::Read, true));
+        let send = l.push(Request::new(2, SendOpcode::Send, true));
         l.get_mut(read).unwrap().progress = Progress::Waiting;
         l.get_mut(send).unwrap().progress = Progress::Queued(100);
         assert!(l.pop_done(1000).is_none());
@@ -133,9 +141,9 @@ mod tests {
 
     #[test]
     fn flush_spares_what_tcp_has_accepted() {
-        let mut l = Ledger::default();
+        let mut l = InFlight::default();
         for (wr_id, end) in [(1, 10), (2, 20)] {
-            let seq = l.push(Entry::new(wr_id, SendOpcode::Write, true));
+            let seq = l.push(Request::new(wr_id, SendOpcode::Write, true));
             l.get_mut(seq).unwrap().progress = Progress::Queued(end);
         }
         l.flush(10);

@@ -1,0 +1,403 @@
+//! What becomes of an arriving segment, whichever path it came by: [`Qp::segment_arrived`] finds its
+//! buffer, places it and completes what is complete.
+//!
+//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. All of them are passed
+//! before the first byte is placed.
+
+use super::incoming::{Incoming, Origin};
+use super::qp::Qp;
+use super::qp_core::QpCore;
+use super::reason::{PlacementError, Reason};
+use super::requester::Requester;
+use super::requester::message::{Gather, GatherFault};
+use super::responder::placement::{Placed, place};
+use super::state::EngineState;
+use crate::abi::queue::CompletionFlags;
+use crate::device::cq::CqFault;
+use crate::device::memory::{MemoryFault, Payload, Unreachable};
+use crate::device::qp::terminate_detail;
+use crate::device::srq::SrqFault;
+use crate::device::stag::StagTable;
+use crate::rdmap::codes;
+use crate::shm::attached::CopyEnd;
+use crate::stream::inbound::SendKind;
+use crate::stream::{Fault, ReadArrival};
+use crate::types::{Access, CompletionStatus, Stag};
+
+/// Where the payload of an arriving segment is.
+#[derive(Clone, Copy)]
+pub(super) enum PayloadSource<'a> {
+    /// In a buffer of ours.
+    Bytes(&'a [u8]),
+    /// In memory that the next so many bytes of another QP's message in progress come from.
+    Sender { requester: &'a Requester, core: &'a QpCore, len: u32 },
+}
+
+/// What became of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// It was carried out, or is kept until it can be.
+    Yes,
+    /// Whoever sent it by the direct path keeps it: there is no buffer for it yet.
+    NotYet,
+}
+
+/// Why a segment was not carried out.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ArrivalError {
+    /// The memory of who sent it by the direct path cannot be had.
+    Sender(GatherFault),
+    /// The receiver refuses it, or its own memory cannot be had.
+    Placement(PlacementError),
+}
+
+impl From<PlacementError> for ArrivalError {
+    fn from(error: PlacementError) -> Self {
+        ArrivalError::Placement(error)
+    }
+}
+
+impl From<Reason> for ArrivalError {
+    fn from(reason: Reason) -> Self {
+        ArrivalError::Placement(reason.into())
+    }
+}
+
+impl Qp {
+    /// A segment that is well formed and in order: every one passes here, by either path.
+    #[inline]
+    pub(super) fn segment_arrived(
+        &mut self,
+        engine: &mut EngineState,
+        segment: Incoming,
+        source: PayloadSource<'_>,
+        origin: Origin<'_>,
+    ) -> Result<Taken, ArrivalError> {
+        // A request of the peer's: checked now, answered in its turn.
+        if let Incoming::ReadRequest(read) = segment {
+            self.read_requested(engine, read)?;
+            return Ok(Taken::Yes);
+        }
+        let is_send = matches!(segment, Incoming::Send { .. });
+        if is_send && !self.can_receive(engine) {
+            return Ok(Taken::Yes);
+        }
+
+        // Its payload. A segment that cannot be gathered never reaches the peer.
+        let mut memory = Gather::new();
+        let payload = match source {
+            PayloadSource::Bytes(bytes) => Payload::Bytes(bytes),
+            PayloadSource::Sender { requester, core, len } => {
+                let gathered = requester.gather(len, core, &engine.stags, &mut memory);
+                gathered.map_err(ArrivalError::Sender)?;
+                Payload::Gather(&memory)
+            }
+        };
+        let len = payload.len();
+
+        // Its buffer: for a Send the receive in use, or the next one.
+        if is_send && !self.responder.take_receive(&self.core, engine.now, &mut engine.outputs)? {
+            drop(memory);
+            let awaits_response = self.requester.awaits_response();
+            let waiting = (segment, origin, len);
+            let found =
+                self.responder.await_receive(&self.core, engine, waiting, awaits_response)?;
+            return match (found, source) {
+                (false, PayloadSource::Bytes(_)) => Ok(Taken::Yes),
+                (_, PayloadSource::Sender { .. }) => Ok(Taken::NotYet),
+                (true, PayloadSource::Bytes(_)) => {
+                    self.segment_arrived(engine, segment, source, origin)
+                }
+            };
+        }
+
+        // Into memory, at once or by a mover.
+        let stags = &engine.stags;
+        let placed = match segment {
+            Incoming::Write { stag, to, last, stag_changed } => {
+                self.place_write(stags, (stag, to), payload, last, stag_changed)?
+            }
+            Incoming::ReadResponse { stag, to, last } => {
+                self.place_response(stags, (stag, to), payload, last)?
+            }
+            Incoming::Send { mo, .. } => {
+                self.responder.place_send(&self.core, stags, mo, payload)?
+            }
+            Incoming::ReadRequest(_) => Placed::Done,
+        };
+        drop(memory);
+
+        // What is complete with it, now or when the mover is done.
+        match placed {
+            Placed::Done => self.segment_placed(engine, segment, len)?,
+            Placed::Pending(write) => {
+                let enclosure = origin.enclosure();
+                let pending = write.begin(&self.core, engine, segment, len, enclosure);
+                self.responder.await_copy(pending);
+            }
+        }
+        Ok(Taken::Yes)
+    }
+
+    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue died
+    /// must not take messages.
+    #[inline]
+    fn can_receive(&mut self, engine: &mut EngineState) -> bool {
+        if self.core.recv_cq.is_dead() {
+            let cq = self.core.recv_cq.clone();
+            self.cq_failed(engine, &cq, CqFault::Dead);
+        }
+        if let Some(srq) = self.responder.srq()
+            && srq.is_dead()
+        {
+            let reason = Reason::Srq(srq.id(), SrqFault::Dead);
+            self.fail_locally(engine, reason);
+        }
+        self.life.phase().receives()
+    }
+
+    // --- Requests ----------------------------------------------------------------------------
+
+    /// A complete Read Request (RFC 5040 section 5.2, RFC 5042 section 6.5.4).
+    fn read_requested(
+        &mut self,
+        engine: &mut EngineState,
+        read: ReadArrival,
+    ) -> Result<(), Reason> {
+        let request = &read.request;
+        if request.size > 0 {
+            let len = u64::from(request.size);
+            let (stag, to) = (request.src_stag, request.src_to.0);
+            engine
+                .stags
+                .remote(self.core.principal(), stag, to, len, Access::REMOTE_READ)
+                .map_err(|fault| Reason::Read { fault, stag, to, len })?;
+        }
+        self.requester.take_on(read);
+        engine.wake(&mut self.core);
+        Ok(())
+    }
+
+    // --- Placing -----------------------------------------------------------------------------
+
+    /// Places an RDMA Write segment. `last` is the last segment of its message; `stag_changed` says
+    /// that an earlier one named another STag.
+    #[inline]
+    fn place_write(
+        &self,
+        stags: &StagTable,
+        (stag, to): (Stag, u64),
+        payload: Payload<'_>,
+        last: bool,
+        stag_changed: bool,
+    ) -> Result<Placed, PlacementError> {
+        let len = payload.len();
+        if len == 0 {
+            return Ok(Placed::Done);
+        }
+        let target = stags
+            .remote(self.core.principal(), stag, to, len as u64, Access::REMOTE_WRITE)
+            .map_err(|fault| Reason::Write { fault, stag, to, len: len as u64 })?;
+        if stag_changed {
+            return Err(Reason::StagChanged { stag, to, len: len as u64 }.into());
+        }
+        place(&payload, target, last).map_err(PlacementError::Memory)
+    }
+
+    /// Places a Read Response segment in the buffer of the oldest Read.
+    #[inline]
+    fn place_response(
+        &mut self,
+        stags: &StagTable,
+        (stag, to): (Stag, u64),
+        payload: Payload<'_>,
+        last: bool,
+    ) -> Result<Placed, PlacementError> {
+        let Some(read) = self.requester.oldest_read() else {
+            return Err(Reason::NoRead.into());
+        };
+        let len = payload.len();
+        if len == 0 {
+            return Ok(Placed::Done);
+        }
+        let size = read.size;
+        let reason = if stag != read.sink {
+            Reason::OtherSink { found: stag, sink: read.sink }
+        // The sink must still be enabled before its bounds are of interest.
+        } else if let Ok(sink) = stags.local(self.core.principal(), stag.0, read.to, size, true) {
+            match to.checked_sub(read.to).and_then(|from| sink.part(from, len)) {
+                Some(target) => {
+                    return place(&payload, target, last).map_err(|fault| {
+                        self.unplaced(&Incoming::ReadResponse { stag, to, last }, fault)
+                    });
+                }
+                None => Reason::OutsideSink { stag, to, len: len as u64, size },
+            }
+        } else {
+            Reason::SinkGone { stag, to: read.to, size }
+        };
+        self.requester.refuse_response(reason);
+        Err(reason.into())
+    }
+
+    /// What it means that a segment's bytes could not be written.
+    pub(super) fn unplaced(&mut self, segment: &Incoming, fault: MemoryFault) -> PlacementError {
+        match (segment, fault.cause, fault.end) {
+            (
+                Incoming::Send { .. },
+                Unreachable::Unmapped | Unreachable::Detached,
+                CopyEnd::Sink,
+            ) => return PlacementError::Receive(Some(fault), Reason::Memory(fault)),
+            (Incoming::ReadResponse { .. }, _, CopyEnd::Sink) => self.requester.response_unplaced(),
+            _ => {}
+        }
+        PlacementError::Memory(fault)
+    }
+
+    // --- Completing --------------------------------------------------------------------------
+
+    /// All bytes of a segment are in place: what follows, by either path.
+    #[inline]
+    pub(super) fn segment_placed(
+        &mut self,
+        engine: &mut EngineState,
+        segment: Incoming,
+        len: usize,
+    ) -> Result<(), PlacementError> {
+        self.core.shared.bytes_received.add(len as u64);
+        match segment {
+            Incoming::Write { .. } | Incoming::ReadRequest(_) => Ok(()),
+            Incoming::ReadResponse { last, .. } => {
+                self.requester.response_placed(len, last)?;
+                if last {
+                    self.finish_read(engine);
+                }
+                Ok(())
+            }
+            Incoming::Send { kind, mo, last, total } => {
+                match self.send_placed((mo, len, last), total)? {
+                    Some(total) => self.deliver_send(engine, kind, total),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// The last segment of a Read Response has been placed: the Read is done.
+    fn finish_read(&mut self, engine: &mut EngineState) {
+        if let Err(error) = self.requester.finish_read(&mut self.core, engine) {
+            self.request_error(engine, error);
+        }
+        self.retire(engine);
+        // A fence or a full ORD may have held the queue.
+        engine.wake(&mut self.core);
+    }
+
+    /// The last segment of a Send has been placed and the message is whole: invalidate, then deliver
+    /// (the STag is dead before the completion is visible).
+    fn deliver_send(
+        &mut self,
+        engine: &mut EngineState,
+        kind: SendKind,
+        total: u32,
+    ) -> Result<(), PlacementError> {
+        let Some(wr_id) = self.responder.take_receiving() else { return Ok(()) };
+        let mut status = CompletionStatus::Success;
+        let mut result = Ok(());
+        let mut why = 0;
+        let mut flags = CompletionFlags::empty();
+        flags.set(CompletionFlags::SOLICITED, kind.solicited);
+        if let Some(stag) = kind.invalidate {
+            flags |= CompletionFlags::WITH_INV;
+            if engine.stags.mover_of(stag).is_some() {
+                self.requester.unstage();
+            }
+            let invalidated = engine.stags.invalidate_by_peer(self.core.principal(), stag);
+            if let Err(fault) = invalidated {
+                let reason = Reason::Invalidate { fault, stag };
+                status = reason.status();
+                flags -= CompletionFlags::WITH_INV;
+                why = self.life.record_failure(&self.core, engine, wr_id, reason);
+                result = Err(reason.into());
+            }
+        }
+        let mut cqe = self.responder.cqe(&self.core, wr_id, status);
+        cqe.byte_len = total;
+        cqe.flags = flags.bits();
+        cqe.why_id = why;
+        if flags.contains(CompletionFlags::WITH_INV) {
+            cqe.imm_or_inv = kind.invalidate.map_or(0, |s| u64::from(s.0));
+        }
+        self.publish_receive(engine, &cqe);
+        result
+    }
+
+    // --- Failing -----------------------------------------------------------------------------
+
+    /// Ends the stream for a segment that was not carried out. `build` encloses the segment's
+    /// headers as the fault asks.
+    pub(super) fn segment_failed(
+        &mut self,
+        engine: &mut EngineState,
+        error: impl Into<ArrivalError>,
+        build: impl FnOnce(Fault) -> Vec<u8>,
+    ) {
+        let error = match error.into() {
+            ArrivalError::Placement(error) => error,
+            // Whoever hands over by the direct path deals with its own memory.
+            ArrivalError::Sender(_) => return,
+        };
+        match error {
+            PlacementError::Fault(fault, reason) => {
+                if fault.code == codes::UNTAGGED_TOO_LONG
+                    && let Some(wr_id) = self.responder.take_receiving()
+                {
+                    let detail = terminate_detail(fault.code);
+                    self.receive_failed(engine, wr_id, reason, detail);
+                }
+                let payload = build(fault);
+                self.terminate(engine, fault.code, Some(payload), reason);
+            }
+            PlacementError::Memory(fault) => {
+                engine.memory_unreachable(fault);
+                let reason = Reason::Memory(fault);
+                let fault = reason.fault();
+                self.terminate(engine, fault.code, Some(build(fault)), reason);
+            }
+            PlacementError::Receive(fault, reason) => {
+                if let Some(fault) = fault {
+                    engine.memory_unreachable(fault);
+                }
+                if let Some(wr_id) = self.responder.take_receiving() {
+                    self.receive_failed(engine, wr_id, reason, 0);
+                }
+                self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
+            }
+            PlacementError::MalformedReceive(wr_id, reason) => {
+                self.receive_failed(engine, wr_id, reason, 0);
+                self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
+            }
+            PlacementError::Queue(fault) => self.queue_fault(engine, "receive queue", fault),
+            PlacementError::Srq(fault) => self.srq_failed(engine, fault),
+        }
+    }
+
+    fn receive_failed(
+        &mut self,
+        engine: &mut EngineState,
+        wr_id: u64,
+        reason: Reason,
+        detail: u32,
+    ) {
+        let mut cqe = self.responder.cqe(&self.core, wr_id, reason.status());
+        cqe.detail = detail;
+        cqe.why_id = self.life.record_failure(&self.core, engine, wr_id, reason);
+        self.publish_receive(engine, &cqe);
+    }
+}
+
+impl From<Fault> for ArrivalError {
+    fn from(fault: Fault) -> Self {
+        ArrivalError::Placement(fault.into())
+    }
+}

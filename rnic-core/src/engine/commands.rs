@@ -1,0 +1,190 @@
+//! Commands of the resource manager, which has authorised them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Engine;
+use super::interface::EngineOptions;
+use super::link::Link;
+use super::link::tcp::TcpLink;
+use super::phase::StreamPhase;
+use super::qp::{Qp, QpConfig};
+use super::schedule::Key;
+use crate::device::{StagChange, StagEntry, Window};
+use crate::shm::doorbell::DoorbellScanner;
+use crate::stream::startup::{Negotiated, Role};
+use crate::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
+
+impl Engine {
+    /// Starts to serve a session's doorbells. Its QPs take turns with those of other sessions of this
+    /// user, and all of them with those of other users.
+    pub fn attach_session(
+        &mut self,
+        session: SessionId,
+        user: UserId,
+        scanner: DoorbellScanner,
+        now: Time,
+    ) {
+        let seat = self.state.schedule.join(user);
+        self.state.doorbells.attach(session, user, seat, scanner, now);
+    }
+
+    /// Adds a region.
+    pub fn install_stag(&mut self, entry: StagEntry) {
+        self.state.stags.install(entry);
+    }
+
+    /// Removes a region. When this has returned, no byte of it will be read or written.
+    pub fn revoke_stag(&mut self, stag: Stag) {
+        self.state.stags.revoke(stag);
+    }
+
+    /// Makes a window known, so that QPs can bind it.
+    pub fn add_window(&mut self, window: Arc<Window>) {
+        self.state.stags.add_window(window);
+    }
+
+    /// Forgets a window. When this has returned, nothing is reached through it.
+    pub fn remove_window(&mut self, window: &Window) {
+        self.state.stags.remove_window(window);
+    }
+
+    /// Carries out a change that a QP of this or another worker asked for.
+    pub fn change_stags(&mut self, change: &StagChange) {
+        self.state.stags.change(change);
+    }
+
+    /// Takes over a QP with its TCP connection, which has been through MPA start-up.
+    #[expect(clippy::boxed_local, reason = "it travels boxed, because commands are moved often")]
+    pub fn attach_tcp(
+        &mut self,
+        config: Box<QpConfig>,
+        negotiated: Negotiated,
+        addresses: AddressPair,
+        now: Time,
+    ) {
+        self.state.now = now;
+        let id = config.qp;
+        let link = Box::new(TcpLink::new(&negotiated));
+        self.insert(*config, Link::Tcp(link));
+        let Negotiated { role, revision, ird, ord, private_data, leftover, .. } = negotiated;
+        self.with(id, |qp, engine| {
+            qp.life.connected(addresses, revision);
+            qp.requester.connected(ird, ord);
+            match role {
+                Role::Initiator { .. } => {
+                    qp.enter(StreamPhase::Open);
+                    qp.emit_established(engine, private_data);
+                }
+                Role::Responder { .. } => {
+                    qp.enter(StreamPhase::AwaitFirstFpdu);
+                    let deadline = now.after(engine.options.first_fpdu_deadline);
+                    qp.life.set_deadline(&qp.core, engine, Some(deadline));
+                }
+            }
+            qp.read_later(engine, leftover, 0);
+            engine.wake(&mut qp.core);
+        });
+    }
+
+    /// Takes over two QPs that are connected with each other by the direct path.
+    pub fn attach_direct(
+        &mut self,
+        active: (Box<QpConfig>, Negotiated, AddressPair),
+        passive: (Box<QpConfig>, Negotiated, AddressPair),
+        now: Time,
+    ) {
+        self.state.now = now;
+        let ids = [active.0.qp, passive.0.qp];
+        let mut ends = Vec::with_capacity(2);
+        for (config, negotiated, addresses) in [active, passive] {
+            let key = self.insert(*config, Link::None);
+            ends.push((key, negotiated, addresses));
+        }
+        let keys = [ends[0].0, ends[1].0];
+        for ((_, negotiated, addresses), (peer, id)) in
+            ends.into_iter().zip([(keys[1], ids[0]), (keys[0], ids[1])])
+        {
+            self.with(id, |qp, engine| {
+                qp.link = Link::Direct(peer);
+                qp.life.connected(addresses, negotiated.revision);
+                qp.requester.connected(negotiated.ird, negotiated.ord);
+                qp.enter(StreamPhase::Open);
+                let private_data = match negotiated.role {
+                    Role::Initiator { .. } => negotiated.private_data,
+                    Role::Responder { .. } => Vec::new(),
+                };
+                qp.emit_established(engine, private_data);
+                engine.wake(&mut qp.core);
+            });
+        }
+    }
+
+    /// Takes over a QP that is in Error without ever having been connected, to flush it.
+    #[expect(clippy::boxed_local, reason = "as for the others")]
+    pub fn attach_in_error(&mut self, config: Box<QpConfig>, now: Time) {
+        self.state.now = now;
+        let id = config.qp;
+        self.insert(*config, Link::None);
+        self.with(id, |qp, engine| {
+            qp.enter(StreamPhase::Ended);
+            qp.life.ended_before(qp.core.shared.why.load(Relaxed));
+            qp.flush(engine);
+        });
+    }
+
+    /// Ends a connection, in order or at once.
+    pub fn disconnect(&mut self, qp: QpId, abort: bool, now: Time) {
+        self.state.now = now;
+        self.with(qp, |qp, engine| qp.disconnect(engine, abort));
+    }
+
+    /// Moves a QP to Error: its connection is aborted, everything posted is flushed.
+    pub fn to_error(&mut self, qp: QpId, now: Time) {
+        self.disconnect(qp, true, now);
+    }
+
+    /// Ends a QP's connection for reasons of its administrator: with a Terminate where the stream
+    /// allows one, else with a reset. The QP stays in Error, and everything posted is flushed.
+    pub fn admin_disconnect(&mut self, qp: QpId, now: Time) {
+        self.state.now = now;
+        self.with(qp, |qp, engine| qp.admin_disconnect(engine));
+    }
+
+    /// Takes other deadlines and another policy of FPDU sizes from now on. Deadlines that run are
+    /// not touched; the worker's number stays, and so does the log of reasons, which others read.
+    pub fn set_options(&mut self, options: EngineOptions) {
+        let state = &mut self.state;
+        let (worker, why) = (state.options.worker, state.options.why.clone());
+        state.partials.set_limits(options.partial);
+        state.unsent.set_limits(options.unsent);
+        state.options = EngineOptions { worker, why, ..options };
+    }
+
+    /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;
+    /// nothing of it completes any more.
+    pub fn destroy(&mut self, id: QpId, now: Time) {
+        self.state.now = now;
+        let Some(key) = self.by_id.remove(&id) else { return };
+        let Some(mut qp) = self.qps[key as usize].take() else { return };
+        qp.destroy(&mut self.state);
+        self.free.push(key);
+        self.deliver_pending();
+    }
+
+    fn insert(&mut self, config: QpConfig, link: Link) -> Key {
+        let key = self.free.pop().unwrap_or_else(|| {
+            self.qps.push(None);
+            (self.qps.len() - 1) as Key
+        });
+        let seat = self.state.doorbells.seat(config.session);
+        let qp = Box::new(Qp::new(key, seat, config, link));
+        self.by_id.insert(qp.core.id, key);
+        self.state.doorbells.route(seat, qp.core.doorbell, key);
+        // Posting rang nothing before this; from now on it does, and the caller scans both rings once.
+        qp.requester.set_worker(self.state.worker);
+        qp.responder.set_worker(self.state.worker);
+        self.qps[key as usize] = Some(qp);
+        key
+    }
+}

@@ -1,0 +1,89 @@
+//! Completions of a queue pair, and the flush of what will never be done.
+
+use std::sync::Arc;
+
+use super::phase::StreamPhase;
+use super::qp::Qp;
+use super::reason::Reason;
+use super::state::EngineState;
+use crate::abi::queue::Cqe;
+use crate::device::Cq;
+use crate::device::cq::CqFault;
+use crate::device::srq::SrqFault;
+
+impl Qp {
+    /// Completes the oldest requests that are done.
+    #[inline]
+    pub(super) fn retire(&mut self, engine: &mut EngineState) {
+        let accepted = self.link.accepted();
+        self.requester.retire(accepted, &mut self.core, &mut self.life, engine);
+    }
+
+    /// Completes a receive.
+    #[inline]
+    pub(super) fn publish_receive(&mut self, engine: &mut EngineState, cqe: &Cqe) {
+        if let Err(fault) = self.responder.publish(cqe, &self.core, engine) {
+            self.recv_cq_failed(engine, fault);
+        }
+    }
+
+    /// Flushes what was posted and is not done: as much as a turn is worth, of what is there now;
+    /// the rest is for the next turns, and what is posted meanwhile rings for one. What finds no CQ
+    /// slot stays in its queue until there is one. All of it waits for a mover that is writing:
+    /// whoever gets a receive back, or a Read, may use its memory for something else at once.
+    pub(super) fn flush(&mut self, engine: &mut EngineState) {
+        if self.responder.is_copying() {
+            self.life.flush_later();
+            return;
+        }
+        self.unblock(engine);
+        self.requester.flush_taken(self.link.accepted());
+        self.life.take_flush_pending();
+        self.retire(engine);
+        let Qp { core, requester, life, .. } = self;
+        if let Err(fault) = requester.flush_posted(core, life, engine) {
+            engine.cq_died(&core.send_cq, fault);
+        }
+        self.flush_receives(engine);
+        self.responder.emit_last_wqe_reached(&self.core, self.life.phase(), engine);
+        if self.life.phase() == StreamPhase::Ended && !self.life.is_flush_pending() {
+            self.life.emit_disconnected(&self.core, engine);
+        }
+    }
+
+    /// Goes on with a flush in the turn of its QP.
+    pub(super) fn resume_flush(&mut self, engine: &mut EngineState) {
+        if self.life.phase().flushes() {
+            self.flush(engine);
+        } else if self.life.take_flush_pending() {
+            self.flush_receives(engine);
+        }
+    }
+
+    /// Flushes receives, as [`Responder::flush`](super::responder::Responder::flush) says.
+    pub(super) fn flush_receives(&mut self, engine: &mut EngineState) {
+        let Qp { core, responder, life, .. } = self;
+        if let Err(fault) = responder.flush(core, life, engine) {
+            self.recv_cq_failed(engine, fault);
+        }
+    }
+
+    fn recv_cq_failed(&mut self, engine: &mut EngineState, fault: CqFault) {
+        let cq = self.core.recv_cq.clone();
+        self.cq_failed(engine, &cq, fault);
+    }
+
+    /// A completion queue of this QP is dead: says so once, and ends its QPs.
+    pub(super) fn cq_failed(&mut self, engine: &mut EngineState, cq: &Arc<Cq>, fault: CqFault) {
+        engine.cq_died(cq, fault);
+        self.fail_locally(engine, Reason::Cq(cq.id(), fault));
+    }
+
+    /// The shared receive queue of this QP is dead: says so once, and ends its QPs.
+    pub(super) fn srq_failed(&mut self, engine: &mut EngineState, fault: SrqFault) {
+        let Some(srq) = self.responder.srq() else { return };
+        engine.srq_died(srq, fault);
+        let reason = Reason::Srq(srq.id(), fault);
+        self.fail_locally(engine, reason);
+    }
+}

@@ -1,0 +1,356 @@
+//! The life of a queue pair's stream: its phase, why it ends, and what its owner is told of both.
+//!
+//! The first fault of a stream is also the reason of every flush that follows, so the number of its
+//! record is kept here. What this side brings about itself is put aside in the log, where it displaces
+//! no fault.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::deadlines::Due;
+use super::diagnosis::{Diagnosis, FLUSHED, LOST, about, rule_of};
+use super::interface::Notification;
+use super::phase::{StreamEvent, StreamPhase};
+use super::qp_core::QpCore;
+use super::reason::Reason;
+use super::state::EngineState;
+use crate::abi::control::{DisconnectReason, Event, WhyKind};
+use crate::device::why::Why;
+use crate::rdmap::{Layout, Terminate, codes};
+use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
+
+/// Where a queue pair's stream is, and how it came there.
+pub(super) struct LifeCycle {
+    phase: StreamPhase,
+    /// When the phase has lasted as long as it may.
+    deadline: Option<Time>,
+    addresses: Option<AddressPair>,
+    /// MPA revision of start-up.
+    revision: u8,
+    /// The peer's FIN has been seen.
+    peer_fin: bool,
+    /// The application was told that the connection stands, and must be told how it ends.
+    announced: bool,
+    /// Reason for the end, once known: the first one counts.
+    end: Option<DisconnectReason>,
+    /// The record that says why the stream ends by a fault; 0 while it does not.
+    why: u64,
+    /// The record for requests that are flushed otherwise, once there is one.
+    flush_why: u64,
+    /// Entries remain in the queues that could not be flushed for lack of CQ slots, or because of a
+    /// mover that is writing.
+    flush_pending: bool,
+}
+
+impl LifeCycle {
+    /// Without a stream.
+    pub(super) fn new() -> Self {
+        LifeCycle {
+            phase: StreamPhase::Ended,
+            deadline: None,
+            addresses: None,
+            revision: 0,
+            peer_fin: false,
+            announced: false,
+            end: None,
+            why: 0,
+            flush_why: 0,
+            flush_pending: false,
+        }
+    }
+
+    // --- Phases ------------------------------------------------------------------------------
+
+    /// A connection has been through start-up.
+    pub(super) fn connected(&mut self, addresses: AddressPair, revision: u8) {
+        (self.addresses, self.revision) = (Some(addresses), revision);
+    }
+
+    pub(super) fn phase(&self) -> StreamPhase {
+        self.phase
+    }
+
+    /// The phase that an event leads to; `None` where it changes nothing.
+    pub(super) fn after(&self, event: StreamEvent) -> Option<StreamPhase> {
+        self.phase.after(event)
+    }
+
+    /// Takes a phase and lets everybody see its state.
+    pub(super) fn enter(&mut self, phase: StreamPhase, core: &QpCore) {
+        self.phase = phase;
+        core.shared.set_state(phase.state());
+    }
+
+    pub(super) fn set_deadline(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        deadline: Option<Time>,
+    ) {
+        let due = Due::Phase(core.key);
+        if let Some(old) = self.deadline {
+            engine.deadlines.clear(old, due);
+        }
+        self.deadline = deadline;
+        if let Some(new) = deadline {
+            engine.deadlines.set(new, due);
+        }
+    }
+
+    /// The deadline was taken out of the set, because it has passed.
+    pub(super) fn deadline_passed(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Notes the peer's FIN; whether it is the first.
+    pub(super) fn see_peer_fin(&mut self) -> bool {
+        !std::mem::replace(&mut self.peer_fin, true)
+    }
+
+    pub(super) fn peer_fin(&self) -> bool {
+        self.peer_fin
+    }
+
+    pub(super) fn addresses(&self) -> Option<AddressPair> {
+        self.addresses
+    }
+
+    /// The stream ends for this reason, unless there was one before.
+    pub(super) fn ends_by(&mut self, reason: DisconnectReason) {
+        self.end.get_or_insert(reason);
+    }
+
+    /// Something is left to be flushed.
+    pub(super) fn flush_later(&mut self) {
+        self.flush_pending = true;
+    }
+
+    /// Whether something was left to be flushed; from now on nothing is.
+    pub(super) fn take_flush_pending(&mut self) -> bool {
+        std::mem::take(&mut self.flush_pending)
+    }
+
+    pub(super) fn is_flush_pending(&self) -> bool {
+        self.flush_pending
+    }
+
+    // --- Events for the owner ----------------------------------------------------------------
+
+    /// Tells the application that the connection stands, before any completion can.
+    pub(super) fn emit_established(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        (ird, ord): (u16, u16),
+        private_data: Vec<u8>,
+    ) {
+        let Some(addresses) = self.addresses else { return };
+        self.announced = true;
+        let event = Event::Established {
+            qp: core.id,
+            context: core.shared.context.load(Relaxed),
+            addresses,
+            ird,
+            ord,
+            private_data,
+            revision: self.revision,
+        };
+        engine.emit(core.session, event);
+    }
+
+    /// Tells the owner of a QP in Error how its stream ended, once.
+    pub(super) fn emit_disconnected(&mut self, core: &QpCore, engine: &mut EngineState) {
+        self.set_deadline(core, engine, None);
+        let context = core.shared.context.load(Relaxed);
+        if std::mem::take(&mut self.announced) {
+            let reason = self.end.clone().unwrap_or(DisconnectReason::Orderly);
+            engine.emit(core.session, Event::Disconnected { qp: core.id, context, reason });
+        } else if let Some(end) = &self.end
+            && self.addresses.is_some()
+        {
+            // Accepted, but the first FPDU never came.
+            let reason = match end {
+                DisconnectReason::Lost { why } => why.clone(),
+                DisconnectReason::Terminate { code, .. } => format!("terminated: {code}"),
+                DisconnectReason::Aborted => "ended by this side".to_owned(),
+                DisconnectReason::Orderly => "closed".to_owned(),
+            };
+            engine.emit(core.session, Event::Unreachable { qp: core.id, context, reason });
+        }
+        self.addresses = None;
+    }
+
+    // --- Records -----------------------------------------------------------------------------
+
+    /// The stream has ended before, by what this record says.
+    pub(super) fn ended_before(&mut self, why: u64) {
+        self.why = why;
+    }
+
+    /// A request or receive fails, and with it the stream: the number for its completion.
+    pub(super) fn record_failure(
+        &mut self,
+        core: &QpCore,
+        engine: &EngineState,
+        wr_id: u64,
+        reason: Reason,
+    ) -> u64 {
+        let id = self.record_lone_failure(core, engine, wr_id, reason);
+        self.first(id)
+    }
+
+    /// A request fails, and the stream goes on: the number for its completion.
+    pub(super) fn record_lone_failure(
+        &self,
+        core: &QpCore,
+        engine: &EngineState,
+        wr_id: u64,
+        reason: Reason,
+    ) -> u64 {
+        let what = WhyKind::Completion { wr_id, status: reason.status() };
+        let words = reason.diagnosis(&core.principal(), &engine.stags);
+        self.record(core, engine, what, words)
+    }
+
+    /// The stream ends by a Terminate of this side with this header.
+    pub(super) fn record_terminate(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        code: TerminateCode,
+        payload: &[u8],
+        reason: Reason,
+    ) {
+        if self.why == 0 {
+            let what = WhyKind::Terminate { origin: TerminateOrigin::Local, code };
+            let mut words = reason.diagnosis(&core.principal(), &engine.stags);
+            if matches!(reason, Reason::Segment) {
+                words.rule = rule_of(code);
+            }
+            if words.stag.is_none()
+                && words.length.is_none()
+                && let Ok(t) = Terminate::parse(payload)
+            {
+                words = about(&t, words);
+            }
+            self.why = self.record(core, engine, what, words);
+        }
+        self.note(core, engine, "qp_terminated", &format!("sent Terminate {code}"));
+    }
+
+    /// The stream ends by a Terminate of the peer's, which may blame a request of this side.
+    pub(super) fn record_peer_terminate(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        t: &Terminate<'_>,
+        request: Option<u64>,
+    ) {
+        let code = t.code;
+        let mut text = format!("the peer ended the stream with Terminate {code}");
+        if let Some(wr_id) = request {
+            text += &format!(", for this side's request {wr_id}");
+        }
+        if t.layout == Layout::Siw {
+            text += ", written as Linux siw does";
+        }
+        let what = WhyKind::Terminate { origin: TerminateOrigin::Peer, code };
+        let words = about(t, Diagnosis::new(rule_of(code), text));
+        let id = self.record(core, engine, what, words);
+        self.first(id);
+        self.note(core, engine, "qp_terminated", &format!("received Terminate {code}"));
+    }
+
+    /// The connection is lost.
+    pub(super) fn record_loss(&mut self, core: &QpCore, engine: &mut EngineState, why: &str) {
+        if self.why == 0 {
+            self.why = self.record(core, engine, WhyKind::Lost, Diagnosis::new(LOST, why));
+            self.note(core, engine, "connection_lost", why);
+        }
+    }
+
+    /// The number for a flushed request: the reason of the end, or a record of how else the stream
+    /// came to it.
+    pub(super) fn flush_record(&mut self, core: &QpCore, engine: &EngineState, wr_id: u64) -> u64 {
+        if self.why != 0 {
+            return self.why;
+        }
+        if self.flush_why == 0 {
+            let text = match (&self.end, self.phase) {
+                _ if core.has_dead_cq() => "a completion queue of the queue pair is dead",
+                (Some(DisconnectReason::Aborted), _) => {
+                    "this side ended the connection at once, or moved the queue pair to Error"
+                }
+                (Some(_), StreamPhase::Ended) => "the connection was closed in order",
+                (None, StreamPhase::Ended) => "the queue pair is in Error and not connected",
+                _ if self.peer_fin => "the peer has finished sending (FIN): no more Sends come",
+                _ => "the connection is being closed",
+            };
+            let status = CompletionStatus::WrFlush;
+            let what = WhyKind::Completion { wr_id, status };
+            self.flush_why = self.put_aside(core, engine, what, FLUSHED, text);
+        }
+        self.flush_why
+    }
+
+    /// The QP is destroyed while connected; its peer is told by a Terminate.
+    pub(super) fn record_destruction(&self, core: &QpCore, engine: &EngineState) {
+        let code = codes::RDMA_LOCAL_CATASTROPHIC;
+        let what = WhyKind::Terminate { origin: TerminateOrigin::Local, code };
+        let text = "the queue pair was destroyed, or its session ended, while it was connected";
+        self.put_aside(core, engine, what, &rule_of(code), text);
+    }
+
+    /// The first record of a QP is the reason of its end.
+    fn first(&mut self, id: u64) -> u64 {
+        if self.why == 0 {
+            self.why = id;
+        }
+        id
+    }
+
+    /// Keeps a record and returns its number.
+    fn record(
+        &self,
+        core: &QpCore,
+        engine: &EngineState,
+        what: WhyKind,
+        diagnosis: Diagnosis,
+    ) -> u64 {
+        let Diagnosis { rule, text, stag, offset, length } = diagnosis;
+        let why = Why {
+            qp: Some(core.id),
+            pd: Some(core.pd),
+            stag,
+            offset,
+            length,
+            addresses: self.addresses,
+            ..Why::new(core.session, what, rule, text)
+        };
+        engine.options.why.record(engine.now, why)
+    }
+
+    /// Keeps a record of what this side brought about itself, where it displaces no fault.
+    fn put_aside(
+        &self,
+        core: &QpCore,
+        engine: &EngineState,
+        what: WhyKind,
+        rule: &str,
+        text: &str,
+    ) -> u64 {
+        let why = Why {
+            routine: true,
+            qp: Some(core.id),
+            pd: Some(core.pd),
+            addresses: self.addresses,
+            ..Why::new(core.session, what, rule, text)
+        };
+        engine.options.why.record(engine.now, why)
+    }
+
+    /// Tells whoever watches the daemon.
+    fn note(&self, core: &QpCore, engine: &mut EngineState, kind: &'static str, text: &str) {
+        let text = format!("QP {}: {text} (why {})", core.id, self.why);
+        engine.report(Notification::Note { session: core.session, kind, text });
+    }
+}

@@ -1,0 +1,156 @@
+//! The direct path: both ends are QPs of this engine, and a segment goes from memory to memory in one
+//! copy.
+//!
+//! The sender produces the very DDP segments it would send over TCP, and hands them, typed, to the
+//! function that is called after deframing ([`Qp::segment_arrived`]). Checks, completions, errors and
+//! Terminates are therefore the same by construction; what is missing is MPA, TCP and two copies.
+
+use crate::ddp::{TaggedHeader, UntaggedHeader};
+use crate::engine::arrival::{ArrivalError, PayloadSource, Taken};
+use crate::engine::incoming::{Incoming, Origin};
+use crate::engine::qp::{Outgoing, Qp};
+use crate::engine::reason::{PlacementError, Reason};
+use crate::engine::requester::message::{GatherFault, Head, Message, Segment};
+use crate::engine::schedule::REQUEST_COST;
+use crate::engine::state::{Delivery, EngineState};
+use crate::rdmap::{Opcode, Terminate};
+use crate::shm::attached::CopyEnd;
+use crate::stream::inbound::{ReadArrival, SendKind};
+
+impl Qp {
+    /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
+    pub(in crate::engine) fn run_direct(&mut self, peer: &mut Qp, engine: &mut EngineState) {
+        let mut unretired = 0;
+        while !self.core.turn.is_over()
+            && self.life.phase().sends()
+            && peer.life.phase().receives()
+            && !peer.responder.is_blocked()
+            && self.next_message(engine)
+        {
+            // Version and segment size are those of a TCP connection inside this machine.
+            let Some(segment) = self.requester.next_segment(SEGMENT, VERSION) else { break };
+            if !self.hand_over(peer, engine, segment) {
+                break;
+            }
+            self.core.turn.charge(i64::from(segment.len).max(REQUEST_COST));
+            unretired += 1;
+            if unretired == RETIRE_EVERY {
+                self.retire(engine);
+                unretired = 0;
+            }
+        }
+        self.retire(engine);
+        self.requester.return_slots(&self.core, engine);
+        self.finish_if_drained(engine);
+    }
+
+    /// Hands a segment to the peer; false if its bytes must be staged first.
+    #[inline]
+    fn hand_over(&mut self, peer: &mut Qp, engine: &mut EngineState, segment: Segment) -> bool {
+        let Some(message) = self.requester.message() else { return true };
+        let Segment { header, len, .. } = segment;
+        // A segment is shorter than 64 KiB.
+        let origin = Origin::Direct { header, len: (header.len() + len as usize) as u16 };
+        let incoming = typed(message, &segment);
+        let arrived = if incoming.read_request().is_some() && !peer.requester.ird_available() {
+            Err(Reason::RequestsFull { ird: peer.requester.depths().0 }.into())
+        } else {
+            let source =
+                PayloadSource::Sender { requester: &self.requester, core: &self.core, len };
+            peer.segment_arrived(engine, incoming, source, origin)
+        };
+        match arrived {
+            Ok(Taken::Yes) => {
+                peer.core.shared.segments_received.add(1);
+                self.fpdu_left(&Outgoing::Segment(segment), None);
+            }
+            // The message stays as it is, and nothing overtakes it.
+            Ok(Taken::NotYet) => {}
+            Err(ArrivalError::Sender(GatherFault::Unstaged)) => {
+                self.stage(engine);
+                return false;
+            }
+            Err(ArrivalError::Sender(fault)) => self.gather_failed(engine, fault),
+            // As over TCP, where nothing of it would have left.
+            Err(ArrivalError::Placement(PlacementError::Memory(fault)))
+                if fault.end == CopyEnd::Source =>
+            {
+                self.memory_failed(engine, fault);
+            }
+            Err(error) => {
+                peer.core.shared.segments_received.add(1);
+                // TCP would have taken the message before the peer's Terminate came back.
+                self.fpdu_left(&Outgoing::Segment(segment), None);
+                self.retire(engine);
+                let read = incoming.read_request();
+                peer.segment_failed(engine, error, |fault| origin.terminate(fault, read));
+            }
+        }
+        true
+    }
+
+    /// The peer refuses the segment at hand after it had waited: over TCP it would have been taken
+    /// before.
+    fn segment_taken(&mut self, engine: &mut EngineState) {
+        if self.requester.message().is_some_and(Message::is_untagged)
+            && let Some(segment) = self.requester.next_segment(SEGMENT, VERSION)
+        {
+            self.fpdu_left(&Outgoing::Segment(segment), None);
+            self.retire(engine);
+        }
+    }
+
+    /// Something that another QP did to this one: by the direct path, or because it needs room.
+    pub(in crate::engine) fn delivered(&mut self, engine: &mut EngineState, delivery: &Delivery) {
+        match delivery {
+            Delivery::Terminate(payload) => match Terminate::parse(payload) {
+                Ok(t) => self.terminate_received(engine, &t),
+                Err(_) => self.lost(engine, "a malformed Terminate"),
+            },
+            Delivery::SegmentTaken => self.segment_taken(engine),
+            Delivery::Fin => self.fin_received(engine),
+            Delivery::Reset => self.lost(engine, "the peer reset the connection"),
+            Delivery::Lost(why) => self.lost(engine, why),
+        }
+    }
+}
+
+/// A segment of a message, as its receiver would find it after the stream's checks.
+#[inline]
+fn typed(message: &Message, segment: &Segment) -> Incoming {
+    let Segment { header, len, last } = *segment;
+    if let Some(request) = message.read_request() {
+        let mut bytes = [0; UntaggedHeader::LEN];
+        header.emit(&mut bytes);
+        let segment_len = (bytes.len() + len as usize) as u16;
+        return Incoming::ReadRequest(ReadArrival {
+            request: *request,
+            header: bytes,
+            segment_len,
+        });
+    }
+    let from = message.sent;
+    match message.head {
+        Head::Tagged { opcode: Opcode::Write, stag, to } => {
+            let to = to.wrapping_add(u64::from(from));
+            Incoming::Write { stag, to, last, stag_changed: false }
+        }
+        Head::Tagged { stag, to, .. } => {
+            let to = to.wrapping_add(u64::from(from));
+            Incoming::ReadResponse { stag, to, last }
+        }
+        Head::Untagged { opcode, invalidate, .. } => {
+            let kind = SendKind::of(opcode, invalidate);
+            Incoming::Send { kind, mo: from, last, total: Some(message.total) }
+        }
+    }
+}
+
+/// Bytes of a segment, header included: a tagged one carries whole pages, which the copy likes, and a
+/// step is short enough for the revocation that may wait for it.
+const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
+/// DDP and RDMAP version.
+const VERSION: u8 = 1;
+/// Segments after which what is done completes: a turn has several times as many small requests, and
+/// a program on another CPU posts the next ones meanwhile.
+const RETIRE_EVERY: u32 = 64;

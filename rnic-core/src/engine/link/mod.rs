@@ -1,0 +1,195 @@
+//! What a queue pair is connected by: TCP, or another queue pair of this engine.
+//!
+//! This is the one place that tells the two apart. [`tcp`] makes FPDUs of segments and back;
+//! [`direct`] hands the same segments over, typed, before MPA would frame them. Every outgoing FPDU
+//! passes [`Qp::fpdu_left`](super::qp::Qp::fpdu_left), every incoming segment
+//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived), on both.
+
+mod direct;
+pub(super) mod tcp;
+
+use tcp::TcpLink;
+
+use super::charge::Owner;
+use super::interface::Output;
+use super::qp_core::QpCore;
+use super::schedule::Key;
+use super::state::{Delivery, EngineState};
+
+/// What a queue pair is connected by.
+pub(super) enum Link {
+    /// Nothing.
+    None,
+    /// A TCP connection.
+    Tcp(Box<TcpLink>),
+    /// Another QP of this engine.
+    Direct(Key),
+}
+
+/// What a link wants in its QP's turn.
+pub(super) enum LinkTurn {
+    /// Nothing.
+    Idle,
+    /// A call to its socket.
+    Transmit,
+    /// Segments handed to this QP.
+    HandOver(Key),
+}
+
+/// What came of finishing the outgoing direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fin {
+    /// The FIN is sent.
+    Sent,
+    /// TCP has bytes still to take.
+    Later,
+    /// There is nothing to finish.
+    NoLink,
+}
+
+impl Link {
+    /// The TCP connection, if it is one.
+    #[inline]
+    pub(super) fn tcp(&self) -> Option<&TcpLink> {
+        match self {
+            Link::Tcp(tcp) => Some(tcp),
+            Link::None | Link::Direct(_) => None,
+        }
+    }
+
+    /// The TCP connection, if it is one.
+    #[inline]
+    pub(super) fn tcp_mut(&mut self) -> Option<&mut TcpLink> {
+        match self {
+            Link::Tcp(tcp) => Some(tcp),
+            Link::None | Link::Direct(_) => None,
+        }
+    }
+
+    /// Bytes the lower layer has accepted; without TCP everything counts as accepted.
+    #[inline]
+    pub(super) fn accepted(&self) -> u64 {
+        self.tcp().map_or(u64::MAX, TcpLink::accepted)
+    }
+
+    /// What there is to do in a turn.
+    pub(super) fn turn(&self) -> LinkTurn {
+        match self {
+            Link::None => LinkTurn::Idle,
+            Link::Tcp(tcp) if tcp.awaits_socket() => LinkTurn::Idle,
+            Link::Tcp(_) => LinkTurn::Transmit,
+            Link::Direct(peer) => LinkTurn::HandOver(*peer),
+        }
+    }
+
+    // --- Incoming ----------------------------------------------------------------------------
+
+    /// What was read and not looked at is not wanted any more.
+    pub(super) fn drop_unread(&mut self) {
+        if let Some(tcp) = self.tcp_mut() {
+            tcp.drop_unread();
+        }
+    }
+
+    /// The incoming direction moves again.
+    pub(super) fn read_on(&self, core: &QpCore, engine: &mut EngineState) {
+        match self {
+            Link::Tcp(_) => engine.outputs.push_back(Output::ReadAgain(core.id)),
+            Link::Direct(peer) => engine.awakened.push(*peer),
+            Link::None => {}
+        }
+    }
+
+    /// The segment that waited is refused: the peer of a direct connection is rid of it, as it would
+    /// have been long before with TCP between them.
+    pub(super) fn refuse_waiting(&self, engine: &mut EngineState) {
+        if let Link::Direct(peer) = self {
+            engine.deliver(*peer, Delivery::SegmentTaken);
+        }
+    }
+
+    // --- Ends --------------------------------------------------------------------------------
+
+    /// Whether a Terminate can still be sent within the stream.
+    pub(super) fn can_tell(&self) -> bool {
+        self.tcp().is_some_and(TcpLink::can_tell)
+    }
+
+    /// The peer is told by this Terminate that the stream ends: at once, or `within` the stream.
+    pub(super) fn terminate(&mut self, payload: Vec<u8>, within: bool, engine: &mut EngineState) {
+        match self {
+            Link::Direct(peer) => engine.deliver(*peer, Delivery::Terminate(payload)),
+            Link::Tcp(tcp) if within => tcp.queue_terminate(payload),
+            Link::Tcp(_) | Link::None => {}
+        }
+    }
+
+    /// Nothing more is sent but a FIN: the peer wants nothing any more.
+    pub(super) fn stop_sending(&mut self, core: &QpCore, engine: &mut EngineState) {
+        if let Some(tcp) = self.tcp_mut() {
+            tcp.drop_unsent(core, engine);
+            if tcp.finish() {
+                engine.outputs.push_back(Output::ShutdownWrite(core.id));
+            }
+        }
+    }
+
+    /// Sends the FIN, if all that is before it has been accepted.
+    pub(super) fn finish_sending(&mut self, core: &QpCore, engine: &mut EngineState) -> Fin {
+        match self {
+            Link::None => Fin::NoLink,
+            Link::Direct(peer) => {
+                engine.deliver(*peer, Delivery::Fin);
+                Fin::Sent
+            }
+            Link::Tcp(tcp) if tcp.has_unsent() => Fin::Later,
+            Link::Tcp(tcp) => {
+                tcp.finish();
+                engine.outputs.push_back(Output::ShutdownWrite(core.id));
+                Fin::Sent
+            }
+        }
+    }
+
+    /// Closes the connection; afterwards there is none.
+    pub(super) fn close(&mut self, reset: bool, core: &QpCore, engine: &mut EngineState) {
+        match std::mem::replace(self, Link::None) {
+            Link::Direct(peer) if reset => engine.deliver(peer, Delivery::Reset),
+            Link::Direct(_) | Link::None => {}
+            Link::Tcp(mut tcp) => {
+                tcp.release(Owner { key: core.key, session: core.session }, engine);
+                engine.outputs.push_back(Output::Close { qp: core.id, reset });
+            }
+        }
+    }
+
+    /// Closes the connection of a QP that is destroyed: with this Terminate, or with a reset.
+    pub(super) fn destroy(
+        &mut self,
+        terminate: Option<Vec<u8>>,
+        core: &QpCore,
+        engine: &mut EngineState,
+    ) {
+        let reset = terminate.is_none();
+        match (&*self, terminate) {
+            (Link::Direct(peer), Some(payload)) => {
+                engine.deliver(*peer, Delivery::Terminate(payload));
+            }
+            (Link::Tcp(_), Some(bytes)) => {
+                engine.outputs.push_back(Output::FinalTerminate { qp: core.id, bytes });
+            }
+            (Link::None, _) | (_, None) => {}
+        }
+        self.close(reset, core, engine);
+    }
+
+    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP header:
+    /// an FPDU, or that header for the direct path. None where nothing may be sent.
+    pub(super) fn final_terminate(&mut self, payload: Vec<u8>) -> Option<Vec<u8>> {
+        match self {
+            Link::None => None,
+            Link::Direct(_) => Some(payload),
+            Link::Tcp(tcp) => tcp.final_terminate(&payload),
+        }
+    }
+}

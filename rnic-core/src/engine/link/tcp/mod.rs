@@ -1,0 +1,270 @@
+//! A TCP connection: what a QP keeps for it, how segments become FPDUs ([`transmit`], without a copy
+//! [`zero_copy`]) and bytes become segments ([`receive`]).
+//!
+//! One slab each for sending and receiving serve all QPs; a QP owns memory only for bytes that the
+//! kernel has not taken yet and for an FPDU that has not arrived in full ([`partial`]). An idle
+//! connection owns none.
+
+mod failure;
+pub(in crate::engine) mod partial;
+mod receive;
+pub(in crate::engine) mod slabs;
+mod transmit;
+mod unread;
+mod zero_copy;
+
+pub(in crate::engine) use failure::in_words;
+pub(in crate::engine) use transmit::UNSENT;
+
+use partial::Partial;
+use unread::Unread;
+
+use crate::engine::charge::{Held, Owner};
+use crate::engine::qp_core::QpCore;
+use crate::engine::state::EngineState;
+use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
+use crate::shm::io::Piece;
+use crate::stream::inbound::Inbound;
+use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
+
+/// Bytes of the transmit slab: the most that one call hands to TCP.
+pub(in crate::engine) const TX_SLAB: usize = BATCH + MAX_FPDU;
+/// Bytes after which a call is made. With more, both ends wait for each other in larger steps: of 64,
+/// 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
+const BATCH: usize = 64 * 1024;
+
+/// State of one connection.
+pub(in crate::engine) struct TcpLink {
+    framer: Framer,
+    deframer: Deframer,
+    inbound: Inbound,
+    /// DDP and RDMAP version agreed.
+    dv: u8,
+    markers_out: bool,
+    emss: usize,
+    mulpdu: usize,
+    /// Bytes of FPDUs produced, and of those accepted by TCP.
+    framed: u64,
+    accepted: u64,
+    /// Bytes that TCP did not take, from `tail_at` on.
+    tail: Vec<u8>,
+    tail_at: usize,
+    /// What the session is charged for them.
+    held: Held,
+    /// Bytes after which a call is made; tests make one per FPDU.
+    batch: usize,
+    /// TCP refused bytes; nothing is tried until it is writable.
+    blocked: bool,
+    /// First FPDU to send in the peer-to-peer model.
+    rtr: Option<Rtr>,
+    /// Kinds of first FPDU that the peer may send which are not messages.
+    await_rtr: Option<RtrKinds>,
+    /// Terminate header to be sent.
+    terminate: Option<Vec<u8>>,
+    fin_sent: bool,
+    /// Why the socket takes nothing any more, while what came before that is still read.
+    broken: Option<String>,
+    /// The FPDU that has not arrived in full.
+    partial: Partial,
+    /// What was read behind it and not looked at.
+    unread: Option<Unread>,
+}
+
+/// Why MULPDU is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MulpduPolicy {
+    /// From the connection's effective MSS.
+    Emss,
+    /// The largest, for peers known to cope; outside the RFC.
+    Max,
+}
+
+impl TcpLink {
+    pub(in crate::engine) fn new(n: &Negotiated) -> Self {
+        let (rtr, await_rtr) = match &n.role {
+            Role::Initiator { rtr } => (*rtr, None),
+            Role::Responder { await_rtr } => (None, *await_rtr),
+        };
+        TcpLink {
+            framer: Framer::new(n.tx_markers, n.crc),
+            deframer: Deframer::new(n.rx_markers, n.crc),
+            inbound: Inbound::new(n.version),
+            dv: n.version,
+            markers_out: n.tx_markers,
+            emss: 0,
+            mulpdu: usize::from(mulpdu(0, n.tx_markers)),
+            framed: 0,
+            accepted: 0,
+            tail: Vec::new(),
+            tail_at: 0,
+            held: Held::default(),
+            batch: BATCH,
+            blocked: false,
+            rtr,
+            await_rtr,
+            terminate: None,
+            fin_sent: false,
+            broken: None,
+            partial: Partial::default(),
+            unread: None,
+        }
+    }
+
+    /// Takes over the connection's effective MSS (RFC 5044 section 4.5). What has been framed stays
+    /// as it is; the rest of a message under way is cut to the new size.
+    fn set_emss(&mut self, emss: usize, policy: MulpduPolicy) {
+        if emss != self.emss {
+            self.emss = emss;
+            let emss = match policy {
+                MulpduPolicy::Emss => emss,
+                MulpduPolicy::Max => usize::from(u16::MAX),
+            };
+            self.mulpdu = usize::from(mulpdu(emss, self.markers_out));
+        }
+    }
+
+    // --- What a link is asked ----------------------------------------------------------------
+
+    /// Bytes that TCP has accepted.
+    pub(in crate::engine) fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Whether TCP has bytes still to take.
+    pub(in crate::engine) fn has_unsent(&self) -> bool {
+        self.framed != self.accepted
+    }
+
+    /// Whether nothing can be sent now: a blocked connection waits until it is writable, a broken one
+    /// for the end of what came.
+    pub(in crate::engine) fn awaits_socket(&self) -> bool {
+        self.blocked || self.broken.is_some()
+    }
+
+    /// The socket takes bytes again; whether it had refused some.
+    pub(in crate::engine) fn handle_writable(&mut self) -> bool {
+        std::mem::take(&mut self.blocked)
+    }
+
+    /// Whether a Terminate can still be sent within the stream.
+    pub(in crate::engine) fn can_tell(&self) -> bool {
+        !self.fin_sent && self.broken.is_none()
+    }
+
+    /// This Terminate is to be sent.
+    pub(in crate::engine) fn queue_terminate(&mut self, payload: Vec<u8>) {
+        self.terminate = Some(payload);
+    }
+
+    /// Whether the Terminate that was to be sent has been accepted.
+    pub(in crate::engine) fn has_terminated(&self) -> bool {
+        self.terminate.is_none() && !self.has_unsent()
+    }
+
+    /// The outgoing direction ends; whether it had not before.
+    pub(in crate::engine) fn finish(&mut self) -> bool {
+        !std::mem::replace(&mut self.fin_sent, true)
+    }
+
+    /// Gives up what TCP has not taken.
+    pub(in crate::engine) fn drop_unsent(&mut self, core: &QpCore, engine: &mut EngineState) {
+        self.tail = Vec::new();
+        self.tail_at = 0;
+        self.framed = self.accepted;
+        self.blocked = false;
+        engine.unsent.release(&mut self.held, core.session);
+    }
+
+    /// Gives up what was read and not looked at.
+    pub(in crate::engine) fn drop_unread(&mut self) {
+        self.unread = None;
+    }
+
+    /// Gives back what the connection holds and is charged for.
+    pub(in crate::engine) fn release(&mut self, owner: Owner, engine: &mut EngineState) {
+        self.drop_partial(owner, engine);
+        engine.unsent.release(&mut self.held, owner.session);
+    }
+
+    fn drop_partial(&mut self, owner: Owner, engine: &mut EngineState) {
+        engine.partials.give(&mut self.partial, owner, &mut engine.deadlines);
+    }
+
+    // --- Bytes that TCP takes ----------------------------------------------------------------
+
+    /// Memory that is kept for bytes that TCP did not take.
+    fn tail_room(&self) -> usize {
+        self.tail.capacity()
+    }
+
+    fn tail(&self) -> &[u8] {
+        &self.tail[self.tail_at..]
+    }
+
+    /// TCP took `sent` bytes of those at hand; `rest` are kept.
+    fn on_accepted(&mut self, sent: usize, rest: &[u8]) {
+        self.accepted += sent as u64;
+        self.blocked = !rest.is_empty();
+        if !rest.is_empty() {
+            self.tail.clear();
+            self.tail.extend_from_slice(rest);
+            self.tail_at = 0;
+        }
+    }
+
+    /// TCP took all that was begun and no more.
+    fn on_refused(&mut self) {
+        self.blocked = true;
+    }
+
+    /// TCP took `sent` bytes of the tail.
+    fn on_tail_accepted(&mut self, sent: usize) {
+        self.accepted += sent as u64;
+        self.tail_at += sent;
+        self.blocked = self.tail_at < self.tail.len();
+        if !self.blocked {
+            // An idle connection holds no buffer.
+            self.tail = Vec::new();
+            self.tail_at = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+impl TcpLink {
+    /// Whether nothing is kept, as while the connection is idle.
+    pub(in crate::engine) fn holds_no_buffer(&self) -> bool {
+        self.tail.capacity() == 0 && self.partial.holds_nothing()
+    }
+
+    /// Makes a call to the socket for every FPDU.
+    pub(in crate::engine) fn send_one_by_one(&mut self) {
+        self.batch = 1;
+    }
+
+    /// Has segments of at most so many bytes, some that no EMSS makes.
+    pub(in crate::engine) fn set_mulpdu(&mut self, mulpdu: usize) {
+        self.mulpdu = mulpdu;
+    }
+
+    /// Lets the peer's next Send and next Read Request have this number, as after so many.
+    pub(in crate::engine) fn number_inbound_from(&mut self, msn: crate::types::Msn) {
+        self.inbound.number_from(msn);
+    }
+}
+
+/// What one call hands to TCP.
+pub struct TxBatch<'a> {
+    pieces: &'a [Piece<'a>],
+}
+
+impl<'a> TxBatch<'a> {
+    pub(in crate::engine) fn new(pieces: &'a [Piece<'a>]) -> Self {
+        TxBatch { pieces }
+    }
+
+    /// The pieces, in order, for [`send_pieces`](crate::shm::io::send_pieces).
+    pub fn pieces(&self) -> &[Piece<'a>] {
+        self.pieces
+    }
+}

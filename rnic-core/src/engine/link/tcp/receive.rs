@@ -1,0 +1,331 @@
+//! Receiving from TCP: bytes become verified FPDUs, FPDUs become segments.
+//!
+//! Nothing of an FPDU is looked at before its CRC and Markers have been checked (RFC 5044 section 6).
+//! Bytes arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of its own,
+//! and the next call reads the missing bytes straight behind it.
+
+use std::io::{self, IoSliceMut};
+
+use super::in_words;
+use super::partial::unwatch;
+use crate::abi::control::DisconnectReason;
+use crate::engine::arrival::PayloadSource;
+use crate::engine::charge::Owner;
+use crate::engine::incoming::{Incoming, Origin};
+use crate::engine::interface::Receive;
+use crate::engine::phase::{StreamEvent, StreamPhase};
+use crate::engine::qp::Qp;
+use crate::engine::reason::{PlacementError, Reason};
+use crate::engine::schedule::{CALL_COST, FPDU_COST};
+use crate::engine::state::EngineState;
+use crate::mpa::{MAX_FPDU, MpaFault};
+use crate::rdmap::codes;
+use crate::stream::inbound::Arrival;
+use crate::stream::startup::RtrKinds;
+use crate::stream::{Fault, terminate};
+
+impl Qp {
+    /// One call to the socket, and everything that follows from what came.
+    pub(in crate::engine) fn receive_tcp(
+        &mut self,
+        engine: &mut EngineState,
+        slab: &mut Vec<u8>,
+        recv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> Receive {
+        if self.responder.is_blocked() {
+            return Receive::Blocked;
+        }
+        if self.core.turn.is_over() || self.has_unread() {
+            // Not now: in its turn, and behind what was read before.
+            engine.wake(&mut self.core);
+            return Receive::Progress;
+        }
+        self.core.turn.charge(CALL_COST);
+        let (limit, may_leave) = self.read_limit(engine);
+        // What is read has to be kept if the stream must stand still: at most the rest of one FPDU,
+        // or as many bytes as the longest one has.
+        let (narrow, slab_len) = match self.responder.may_block() {
+            true => (true, limit.min(MAX_FPDU)),
+            false => (false, limit),
+        };
+        let owner = self.owner();
+        let phase = self.life.phase();
+        let Some(tcp) = self.link.tcp_mut() else { return Receive::Closed };
+        let needed = tcp.deframer.needed(tcp.partial.bytes());
+        // Of a peer that has just begun no more than the first FPDU: its sign that the connection
+        // stands is to be told before anything that came behind it completes.
+        let (narrow, slab_len) = match phase {
+            StreamPhase::AwaitFirstFpdu => (true, needed.min(slab_len)),
+            _ => (narrow, slab_len),
+        };
+        let space = &mut slab[..slab_len];
+        let window = tcp.partial.window(needed);
+        let window_len = window.len();
+        let result = if window_len == 0 {
+            recv(&mut [IoSliceMut::new(space)])
+        } else if narrow {
+            recv(&mut [IoSliceMut::new(window)])
+        } else {
+            recv(&mut [IoSliceMut::new(window), IoSliceMut::new(space)])
+        };
+        let n = match result {
+            Ok(0) => {
+                match tcp.broken.take().filter(|_| phase.receives()) {
+                    Some(why) => self.lost(engine, &why),
+                    None => self.fin_from_socket(engine),
+                }
+                return Receive::Closed;
+            }
+            Ok(n) => n.min(window_len + slab_len),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let Some(why) = tcp.broken.take() else { return Receive::WouldBlock };
+                self.lost(engine, &why);
+                return Receive::Closed;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Receive::Progress,
+            Err(e) => {
+                self.lost(engine, &in_words("receiving", &e));
+                return Receive::Closed;
+            }
+        };
+        // After a Terminate of either side the rest is read and dropped.
+        if !phase.receives() {
+            self.core.turn.charge(n as i64);
+            tcp.drop_partial(owner, engine);
+            return Receive::Progress;
+        }
+        let into_partial = n.min(window_len);
+        if into_partial > 0 {
+            tcp.partial.grow(into_partial, engine.now);
+        }
+        self.read_slab(engine, slab, n - into_partial, may_leave);
+        Receive::Progress
+    }
+
+    fn owner(&self) -> Owner {
+        Owner { key: self.core.key, session: self.core.session }
+    }
+
+    /// Handles complete FPDUs, in the partial buffer and then in `bytes`, until the turn ends,
+    /// or whatever it costs. How many of `bytes` need not be looked at again.
+    pub(super) fn consume(
+        &mut self,
+        engine: &mut EngineState,
+        mut bytes: &mut [u8],
+        at_any_cost: bool,
+    ) -> usize {
+        let len = bytes.len();
+        // What came before may have found its receive and wait for a mover now.
+        if self.responder.is_blocked() {
+            self.responder.keep_unread(bytes);
+            return len;
+        }
+        let owner = self.owner();
+        // Complete the FPDU that began earlier, learning its length on the way.
+        while let Some(tcp) = self.link.tcp_mut()
+            && !tcp.partial.is_empty()
+        {
+            let needed = tcp.deframer.needed(tcp.partial.bytes());
+            let missing = needed.saturating_sub(tcp.partial.bytes().len());
+            if missing > 0 {
+                if bytes.is_empty() {
+                    return len;
+                }
+                let n = missing.min(bytes.len());
+                let (now, later) = bytes.split_at_mut(n);
+                self.append_partial(engine, owner, now);
+                bytes = later;
+                continue;
+            }
+            let (mut buffer, filled) = engine.partials.take(&mut tcp.partial, owner.session);
+            self.fpdu_arrived(engine, &mut buffer[..filled]);
+            engine.partials.give_buffer(buffer);
+            if self.responder.is_blocked() {
+                self.responder.keep_unread(bytes);
+                return len;
+            }
+        }
+        while self.life.phase().receives()
+            && !bytes.is_empty()
+            && let Some(tcp) = self.link.tcp_mut()
+        {
+            if self.core.turn.is_over() && !at_any_cost {
+                return len - bytes.len();
+            }
+            let needed = tcp.deframer.needed(bytes);
+            if needed > bytes.len() {
+                self.append_partial(engine, owner, bytes);
+                return len;
+            }
+            let (fpdu, later) = bytes.split_at_mut(needed);
+            self.fpdu_arrived(engine, fpdu);
+            bytes = later;
+            if self.responder.is_blocked() {
+                self.responder.keep_unread(bytes);
+                return len;
+            }
+        }
+        // Of a stream that has ended, the rest is dropped.
+        len
+    }
+
+    fn append_partial(&mut self, engine: &mut EngineState, owner: Owner, bytes: &[u8]) {
+        let Some(tcp) = self.link.tcp_mut() else { return };
+        let EngineState { partials, deadlines, now, .. } = engine;
+        let excess = partials.append(&mut tcp.partial, owner, bytes, *now, deadlines);
+        engine.end_for_room(excess);
+    }
+
+    /// Ends the stream if it has stopped inside an FPDU for too long.
+    pub(in crate::engine) fn look_for_stall(&mut self, engine: &mut EngineState) {
+        let Some(tcp) = self.link.tcp_mut() else { return };
+        let EngineState { partials, deadlines, now, .. } = engine;
+        let stalled = partials.stalled(&mut tcp.partial, self.core.key, *now, deadlines);
+        if let Some(span) = stalled {
+            let seconds = span.as_secs_f32();
+            let why =
+                format!("nothing came for {seconds:.1} s inside of an FPDU (mpa.stall_deadline)");
+            self.lost(engine, &why);
+        }
+    }
+
+    /// One whole FPDU.
+    fn fpdu_arrived(&mut self, engine: &mut EngineState, fpdu: &mut [u8]) {
+        self.core.turn.charge((fpdu.len() as i64).max(FPDU_COST));
+        let Some(tcp) = self.link.tcp_mut() else { return };
+        let ulpdu = match tcp.deframer.take(fpdu) {
+            Ok(ulpdu) => ulpdu,
+            Err(fault) => return self.framing_failed(engine, fault),
+        };
+        let first = self.life.phase() == StreamPhase::AwaitFirstFpdu;
+        if first {
+            self.first_fpdu(engine);
+        }
+        self.core.shared.segments_received.add(1);
+        self.ulpdu_arrived(engine, ulpdu, first);
+    }
+
+    fn framing_failed(&mut self, engine: &mut EngineState, fault: MpaFault) {
+        let fault = Fault::from(fault);
+        if self.life.phase() == StreamPhase::AwaitFirstFpdu {
+            // No FPDU may be sent, hence no Terminate.
+            self.lost(engine, &format!("the first FPDU failed: {fault}"));
+        } else {
+            let payload = terminate::build(fault, &[], None);
+            self.terminate(engine, fault.code, Some(payload), Reason::Segment);
+        }
+    }
+
+    /// A responder's first valid FPDU: it may send from now on (RFC 5044 section 7.1.2).
+    fn first_fpdu(&mut self, engine: &mut EngineState) {
+        if let Some(next) = self.life.after(StreamEvent::FirstFpdu) {
+            self.enter(next);
+        }
+        // It was read piece by piece; few streams have such pieces later.
+        if let Some(tcp) = self.link.tcp_mut() {
+            unwatch(&mut tcp.partial, self.core.key, &mut engine.deadlines);
+        }
+        self.life.set_deadline(&self.core, engine, None);
+        self.emit_established(engine, Vec::new());
+        engine.wake(&mut self.core);
+    }
+
+    /// What stands in a ULPDU: checked by the stream, then carried out.
+    #[inline]
+    fn ulpdu_arrived(&mut self, engine: &mut EngineState, ulpdu: &[u8], first: bool) {
+        let ird_available = self.requester.ird_available();
+        let Some(tcp) = self.link.tcp_mut() else { return };
+        let origin = Origin::Wire(ulpdu);
+        let arrival = match tcp.inbound.handle(ulpdu, ird_available) {
+            Ok(arrival) => arrival,
+            Err(fault) => {
+                let error = match fault.code {
+                    // Of all that `inbound` looks at, only a Read Request can lack room.
+                    codes::UNTAGGED_NO_BUFFER => {
+                        Reason::RequestsFull { ird: self.requester.depths().0 }.into()
+                    }
+                    _ => PlacementError::from(fault),
+                };
+                return self.segment_failed(engine, error, |fault| origin.terminate(fault, None));
+            }
+        };
+        let (segment, payload) = match arrival {
+            Arrival::Write { stag, to, payload, last, stag_changed } => {
+                (Incoming::Write { stag, to: to.0, last, stag_changed }, payload)
+            }
+            Arrival::ReadResponse { stag, to, payload, last } => {
+                (Incoming::ReadResponse { stag, to: to.0, last }, payload)
+            }
+            Arrival::Send { kind, mo, payload, last, first_of_message, .. } => {
+                // The first FPDU may be no message but the peer's sign that it is ready.
+                let sign = tcp.await_rtr.take().is_some_and(|k| k.contains(RtrKinds::SEND));
+                let plain = !kind.solicited && kind.invalidate.is_none();
+                let whole = first_of_message && last && mo == 0 && payload.is_empty();
+                if first && sign && plain && whole {
+                    if let Err(fault) = tcp.inbound.sent_placed(0, 0, true) {
+                        let build = |fault| origin.terminate(fault, None);
+                        self.segment_failed(engine, fault, build);
+                    }
+                    return;
+                }
+                (Incoming::Send { kind, mo, last, total: None }, payload)
+            }
+            Arrival::ReadRequest(read) => (Incoming::ReadRequest(read), &[][..]),
+            Arrival::ReadRequestPart => return,
+            Arrival::Terminate(t) => return self.terminate_received(engine, &t),
+            Arrival::MalformedTerminate(why) => {
+                let why = format!("the peer sent a malformed Terminate: {why}");
+                return self.lost(engine, &why);
+            }
+        };
+        self.wire_segment_arrived(engine, segment, payload, origin);
+    }
+
+    /// A segment from the wire, just received or kept since.
+    #[inline]
+    pub(in crate::engine) fn wire_segment_arrived(
+        &mut self,
+        engine: &mut EngineState,
+        segment: Incoming,
+        payload: &[u8],
+        origin: Origin<'_>,
+    ) {
+        let arrived = self.segment_arrived(engine, segment, PayloadSource::Bytes(payload), origin);
+        if let Err(error) = arrived {
+            let read = segment.read_request();
+            self.segment_failed(engine, error, |fault| origin.terminate(fault, read));
+        }
+    }
+
+    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes on.
+    pub(in crate::engine) fn send_placed(
+        &mut self,
+        (mo, len, last): (u32, usize, bool),
+        total: Option<u32>,
+    ) -> Result<Option<u32>, Fault> {
+        match self.link.tcp_mut() {
+            Some(tcp) => tcp.inbound.sent_placed(mo, len, last),
+            // The direct path hands over each segment of a message in order.
+            None => Ok(total.filter(|_| last)),
+        }
+    }
+
+    /// `recv` returned 0: the peer has closed its direction.
+    fn fin_from_socket(&mut self, engine: &mut EngineState) {
+        let Some(tcp) = self.link.tcp() else { return };
+        if tcp.partial.is_empty() || !self.life.phase().receives() {
+            self.fin_received(engine);
+            return;
+        }
+        // Inside an FPDU: the connection is lost, but our direction still works.
+        let why = "the peer closed inside a message".to_owned();
+        self.life.ends_by(DisconnectReason::Lost { why });
+        self.life.see_peer_fin();
+        if self.life.phase() == StreamPhase::AwaitFirstFpdu {
+            self.life.record_loss(&self.core, engine, "the peer closed inside its first FPDU");
+            self.finish(engine, true);
+        } else {
+            self.terminate(engine, codes::LLP_CLOSED, None, Reason::CutShort);
+        }
+    }
+}

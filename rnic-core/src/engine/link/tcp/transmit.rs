@@ -1,0 +1,425 @@
+//! Sending over TCP: messages become FPDUs in the engine's slab, the slab goes to the socket.
+//!
+//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy: an
+//! application that scribbles changes its data, never the framing. Long messages without CRCs and
+//! Markers take the way of [`zero_copy`](super::zero_copy) instead.
+
+use std::convert::Infallible;
+use std::io;
+
+use super::zero_copy::ZeroCopyError;
+use super::{TcpLink, TxBatch, in_words};
+use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
+use crate::device::memory::{MemoryFault, Target};
+use crate::engine::charge::{Names, Owner};
+use crate::engine::interface::{Output, Transmit};
+use crate::engine::phase::{StreamEvent, StreamPhase};
+use crate::engine::qp::{Outgoing, Qp};
+use crate::engine::requester::StageError;
+use crate::engine::requester::message::{Gather, GatherFault};
+use crate::engine::schedule::{CALL_COST, FPDU_COST};
+use crate::engine::state::EngineState;
+use crate::mpa::MAX_FPDU;
+use crate::rdmap::{Control, Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::shm::io::Piece;
+use crate::stream::startup::Rtr;
+use crate::types::{Msn, Stag, TaggedOffset};
+
+/// Why a segment was not framed.
+enum FrameError {
+    Gather(GatherFault),
+    Memory(MemoryFault),
+}
+
+/// Nothing is framed: the QP waits, or there is nothing.
+struct NoFpdu;
+
+impl Qp {
+    /// One call to the socket: the unsent tail, or as many new FPDUs as this turn allows.
+    pub(in crate::engine) fn transmit_tcp(
+        &mut self,
+        engine: &mut EngineState,
+        slab: &mut [u8],
+        emss: usize,
+        send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
+    ) -> Transmit {
+        let Some(tcp) = self.link.tcp_mut() else { return Transmit::Idle };
+        tcp.set_emss(emss, engine.options.mulpdu);
+        let had_tail = !tcp.tail().is_empty();
+        if !had_tail {
+            tcp.blocked = false;
+        }
+        let (produced, mut more) = if had_tail { (0, true) } else { self.fill(engine, slab) };
+        let zero_copy = !had_tail && self.sends_without_copy(engine);
+        let Some(tcp) = self.link.tcp_mut() else { return Transmit::Idle };
+        tcp.framed += produced as u64;
+        let result = if zero_copy {
+            more = true;
+            self.core.turn.charge(CALL_COST);
+            self.send_without_copy(engine, &slab[..produced], send)
+        } else if had_tail || produced > 0 {
+            self.core.turn.charge(CALL_COST);
+            tcp.send_framed(&slab[..produced], send).map(|interrupted| more |= interrupted)
+        } else {
+            Ok(())
+        };
+        if let Err(error) = result {
+            self.send_failed(engine, &error);
+            return Transmit::Idle;
+        }
+        self.charge_unsent(engine);
+        let blocked = self.link.tcp().is_some_and(|tcp| tcp.blocked);
+        self.retire(engine);
+        self.after_transmit(engine);
+        match (blocked, more) {
+            (true, _) => Transmit::Blocked,
+            (false, true) => Transmit::More,
+            (false, false) => Transmit::Idle,
+        }
+    }
+
+    /// One call with what was framed, then FPDUs whose payload stays where it is. An error is the
+    /// socket's.
+    fn send_without_copy(
+        &mut self,
+        engine: &mut EngineState,
+        framed: &[u8],
+        send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        match self.transmit_zero_copy(engine, framed, send) {
+            Ok(()) => {}
+            Err(ZeroCopyError::Interrupted) => self.keep(framed),
+            Err(ZeroCopyError::Gather(fault)) => {
+                self.keep(framed);
+                self.gather_failed(engine, fault);
+            }
+            Err(ZeroCopyError::Memory(fault)) => {
+                // What is left goes out of private memory now, and was not refused.
+                if let Some(tcp) = self.link.tcp_mut() {
+                    tcp.blocked = false;
+                }
+                self.memory_failed(engine, fault);
+            }
+            Err(ZeroCopyError::Socket(error)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// The socket takes nothing any more. A peer that is gone may have sent something before, which
+    /// waits for its turn: that is carried out first, and the stream ends where the socket does.
+    fn send_failed(&mut self, engine: &mut EngineState, e: &io::Error) {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+        let why = in_words("sending", e);
+        let read_first = matches!(e.kind(), BrokenPipe | ConnectionReset)
+            && self.life.phase().receives()
+            && !self.responder.is_blocked();
+        match self.link.tcp_mut().filter(|_| read_first) {
+            Some(tcp) => {
+                tcp.broken = Some(why);
+                self.core.turn.readable = true;
+                engine.line_up(&mut self.core);
+            }
+            None => self.lost(engine, &why),
+        }
+    }
+
+    /// Charges the session for what TCP has not taken, and ends a stream if that is too much.
+    fn charge_unsent(&mut self, engine: &mut EngineState) {
+        let owner = Owner { key: self.core.key, session: self.core.session };
+        if let Some(tcp) = self.link.tcp_mut() {
+            let room = tcp.tail_room();
+            let excess = engine.unsent.set(&mut tcp.held, owner, room);
+            engine.end_for_room(excess);
+        }
+    }
+
+    /// Keeps bytes that TCP was not asked to take.
+    fn keep(&mut self, framed: &[u8]) {
+        if let Some(tcp) = self.link.tcp_mut() {
+            tcp.on_accepted(0, framed);
+            tcp.blocked = false;
+        }
+    }
+
+    /// Produces FPDUs until the turn, the batch or the work ends: bytes produced, and whether there
+    /// may be more work.
+    fn fill(&mut self, engine: &mut EngineState, slab: &mut [u8]) -> (usize, bool) {
+        let mut used = 0;
+        loop {
+            let Some(tcp) = self.link.tcp_mut() else { return (used, false) };
+            if used >= tcp.batch || self.core.turn.is_over() || slab.len() - used < MAX_FPDU {
+                return (used, true);
+            }
+            let out = &mut slab[used..];
+            let terminating = self.life.phase() == StreamPhase::Terminating;
+            if (self.life.phase().sends() || terminating)
+                && let Some(rtr) = tcp.rtr.take()
+            {
+                used += self.frame_rtr(rtr, out);
+                continue;
+            }
+            if terminating && self.requester.message().is_none() {
+                if let Some(payload) = tcp.terminate.take() {
+                    used += self.frame_terminate(&payload, out);
+                }
+                return (used, false);
+            }
+            if !terminating && (!self.life.phase().sends() || !self.next_message(engine)) {
+                // If the turn ended over requests that made no message, there may be more.
+                return (used, self.core.turn.is_over());
+            }
+            if self.sends_without_copy(engine) {
+                return (used, true);
+            }
+            match self.frame_segment(engine, out, used) {
+                Ok(n) => used += n,
+                Err(NoFpdu) => return (used, false),
+            }
+        }
+    }
+
+    /// Frames the next segment of the message in progress, behind `used` bytes of the slab: bytes of
+    /// the FPDU. One whose memory cannot be had is dealt with, and is none.
+    fn frame_segment(
+        &mut self,
+        engine: &mut EngineState,
+        out: &mut [u8],
+        used: usize,
+    ) -> Result<usize, NoFpdu> {
+        let Some(tcp) = self.link.tcp_mut() else { return Err(NoFpdu) };
+        let Some(segment) = self.requester.next_segment(tcp.mulpdu, tcp.dv) else {
+            return Err(NoFpdu);
+        };
+        let framed = match self.requester.message().and_then(|m| Some((m.read_request()?, m.sent)))
+        {
+            Some((request, from)) => {
+                let bytes = request.emit();
+                let from = from as usize;
+                Ok(tcp.frame(&segment.header, &bytes[from..from + segment.len as usize], out))
+            }
+            None => {
+                let mut memory = Gather::new();
+                let stags = &engine.stags;
+                self.requester
+                    .gather(segment.len, &self.core, stags, &mut memory)
+                    .map_err(FrameError::Gather)
+                    .and_then(|()| {
+                        tcp.frame_memory(&segment.header, &memory, segment.len as usize, out)
+                            .map_err(FrameError::Memory)
+                    })
+            }
+        };
+        match framed {
+            Ok(n) => {
+                // What was framed before, and what stands in the slab.
+                let end = tcp.framed + (used + n) as u64;
+                self.core.turn.charge((n as i64).max(FPDU_COST));
+                self.fpdu_left(&Outgoing::Segment(segment), Some(end));
+                Ok(n)
+            }
+            Err(FrameError::Gather(GatherFault::Unstaged)) => {
+                self.stage(engine);
+                Err(NoFpdu)
+            }
+            Err(FrameError::Gather(fault)) => {
+                self.gather_failed(engine, fault);
+                Ok(0)
+            }
+            Err(FrameError::Memory(fault)) => {
+                self.memory_failed(engine, fault);
+                Ok(0)
+            }
+        }
+    }
+
+    /// Has a mover bring what only it reaches of the message in progress.
+    pub(in crate::engine) fn stage(&mut self, engine: &mut EngineState) {
+        match self.requester.stage(&self.core, engine) {
+            Ok(()) => {}
+            Err(StageError::Gather(fault)) => self.gather_failed(engine, fault),
+            Err(StageError::Memory(fault)) => self.memory_failed(engine, fault),
+        }
+    }
+
+    /// The first FPDU of a peer-to-peer stream (RFC 6581 section 9).
+    fn frame_rtr(&mut self, rtr: Rtr, out: &mut [u8]) -> usize {
+        let Some(tcp) = self.link.tcp_mut() else { return 0 };
+        let read = ReadRequest {
+            sink_stag: Stag(0),
+            sink_to: TaggedOffset(0),
+            size: 0,
+            src_stag: Stag(0),
+            src_to: TaggedOffset(0),
+        };
+        let read: [u8; READ_REQUEST_LEN] = read.emit();
+        let (header, payload): (_, &[u8]) = match rtr {
+            Rtr::Write => {
+                let header = Header::Tagged(TaggedHeader {
+                    last: true,
+                    dv: tcp.dv,
+                    rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Write }.byte(),
+                    stag: Stag(0),
+                    to: TaggedOffset(0),
+                });
+                (header, &[])
+            }
+            Rtr::Send => (tcp.untagged(Opcode::Send, self.requester.number_rtr_send()), &[]),
+            Rtr::Read => {
+                (tcp.untagged(Opcode::ReadRequest, self.requester.number_rtr_read()), &read)
+            }
+        };
+        let n = tcp.frame(&header, payload, out);
+        self.fpdu_left(&Outgoing::Rtr, None);
+        n
+    }
+
+    fn frame_terminate(&mut self, payload: &[u8], out: &mut [u8]) -> usize {
+        let Some(tcp) = self.link.tcp_mut() else { return 0 };
+        let header = tcp.untagged(Opcode::Terminate, Msn::FIRST);
+        let n = tcp.frame(&header, payload, out);
+        self.fpdu_left(&Outgoing::Terminate, None);
+        n
+    }
+
+    /// What follows from bytes having been accepted: FIN behind a Terminate, FIN behind the last
+    /// message of a disconnect.
+    fn after_transmit(&mut self, engine: &mut EngineState) {
+        self.requester.return_slots(&self.core, engine);
+        self.finish_if_drained(engine);
+        if self.life.phase() == StreamPhase::Terminating
+            && self.requester.message().is_none()
+            && let Some(tcp) = self.link.tcp_mut()
+            && tcp.has_terminated()
+        {
+            tcp.finish();
+            engine.outputs.push_back(Output::ShutdownWrite(self.core.id));
+            let peer_fin = self.life.peer_fin();
+            match self.life.after(StreamEvent::TerminateWritten { peer_fin }) {
+                Some(StreamPhase::Ended) => self.finish(engine, false),
+                Some(next) => self.enter(next),
+                None => {}
+            }
+        }
+    }
+}
+
+impl TcpLink {
+    /// Hands TCP the tail, or else what was framed; whether the call was interrupted.
+    fn send_framed(
+        &mut self,
+        framed: &[u8],
+        send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
+    ) -> io::Result<bool> {
+        let has_tail = !self.tail().is_empty();
+        let bytes = if has_tail { self.tail() } else { framed };
+        let mut interrupted = false;
+        let sent = match send(&TxBatch::new(&[Piece::Private(bytes)])) {
+            Ok(n) => n.min(bytes.len()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                interrupted = true;
+                0
+            }
+            Err(e) => return Err(e),
+        };
+        if has_tail {
+            self.on_tail_accepted(sent);
+        } else {
+            self.on_accepted(sent, &framed[sent..]);
+        }
+        // Nobody will say that it is writable if it was not asked.
+        self.blocked &= !interrupted;
+        Ok(interrupted)
+    }
+
+    /// The header of a whole untagged message that carries nothing of the application's.
+    fn untagged(&self, opcode: Opcode, msn: Msn) -> Header {
+        Header::Untagged(UntaggedHeader {
+            last: true,
+            dv: self.dv,
+            rsvd_ulp: Control { rv: self.dv, opcode }.byte(),
+            inv_stag: Stag(0),
+            qn: opcode.queue().unwrap_or_default(),
+            msn,
+            mo: 0,
+        })
+    }
+
+    /// Frames a segment whose payload is in private memory: bytes of the FPDU.
+    fn frame(&mut self, header: &Header, payload: &[u8], out: &mut [u8]) -> usize {
+        let mut bytes = [0; ddp::MAX_HEADER_LEN];
+        let len = header.emit(&mut bytes);
+        let framed: Result<usize, Infallible> =
+            self.framer.frame(out, &bytes[..len], payload.len(), |at, block| {
+                block.copy_from_slice(&payload[at..at + block.len()]);
+                Ok(())
+            });
+        match framed {
+            Ok(n) => n,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Frames a segment with `len` bytes of this memory: bytes of the FPDU.
+    fn frame_memory(
+        &mut self,
+        header: &Header,
+        memory: &Gather<'_>,
+        len: usize,
+        out: &mut [u8],
+    ) -> Result<usize, MemoryFault> {
+        let mut bytes = [0; ddp::MAX_HEADER_LEN];
+        let header_len = header.emit(&mut bytes);
+        let mut reader = Reader { targets: memory, index: 0, offset: 0 };
+        self.framer.frame(out, &bytes[..header_len], len, |_, block| reader.read(block))
+    }
+
+    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP header.
+    /// None where it would not stand behind everything else.
+    pub(in crate::engine) fn final_terminate(&mut self, payload: &[u8]) -> Option<Vec<u8>> {
+        if self.has_unsent() || self.rtr.is_some() {
+            return None;
+        }
+        let mut bytes = vec![0; FINAL_TERMINATE_LEN];
+        let header = self.untagged(Opcode::Terminate, Msn::FIRST);
+        let len = self.frame(&header, payload, &mut bytes);
+        bytes.truncate(len);
+        Some(bytes)
+    }
+}
+
+/// The limits of what TCP has not taken, in words.
+pub(in crate::engine) const UNSENT: Names = Names {
+    device: "limits.unsent_bytes",
+    session: "limits.session_unsent_bytes",
+    thing: "unsent bytes were",
+};
+
+/// Room for a Terminate that encloses nothing, Markers included.
+const FINAL_TERMINATE_LEN: usize = 64;
+
+/// Reads the memory of a segment from front to back.
+struct Reader<'a, 't> {
+    targets: &'a [Target<'t>],
+    index: usize,
+    offset: usize,
+}
+
+impl Reader<'_, '_> {
+    fn read(&mut self, mut block: &mut [u8]) -> Result<(), MemoryFault> {
+        while !block.is_empty()
+            && let Some(target) = self.targets.get(self.index)
+        {
+            let n = (target.len() - self.offset).min(block.len());
+            let (now, later) = block.split_at_mut(n);
+            target.read(self.offset, now)?;
+            block = later;
+            self.offset += n;
+            if self.offset == target.len() {
+                self.index += 1;
+                self.offset = 0;
+            }
+        }
+        Ok(())
+    }
+}

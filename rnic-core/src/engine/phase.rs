@@ -1,0 +1,252 @@
+//! The phases of a stream.
+//!
+//! ```text
+//!  AwaitFirstFpdu --FirstFpdu--> Open --PeerFin--> HalfClosed
+//!                                 |                    |
+//!                                 +----Disconnect------+--> Closing --Drained--> FinSent
+//!
+//!  any but Terminating, Draining, Ended:
+//!      --Fault, and the peer can be told--> Terminating --TerminateWritten--> Draining
+//!      --PeerTerminate, over TCP--> Draining
+//!      --Fault or PeerTerminate otherwise, Abort--> Ended
+//!
+//!  to Ended also: AwaitFirstFpdu by Disconnect, PeerFin or Deadline; Closing by Drained behind the
+//!  peer's FIN, or by Deadline; FinSent, Draining by PeerFin or Deadline; Terminating by
+//!  TerminateWritten behind the peer's FIN, or by Deadline; any by Lost
+//! ```
+//!
+//! RFC 5040 section 5.1 and RFC 5044 section 7.1 have the rules behind it. Applications see the states
+//! of verbs ([`StreamPhase::state`]).
+
+use crate::types::QpState;
+
+/// Where a stream is. What may be sent and what becomes of arriving bytes follows from it alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamPhase {
+    /// Responder before its first valid FPDU: receives, sends nothing (RFC 5044 section 7.1.2).
+    AwaitFirstFpdu,
+    /// Both directions run.
+    Open,
+    /// The peer has finished; this side may go on sending.
+    HalfClosed,
+    /// The application disconnects: what was posted before is finished, then FIN.
+    Closing,
+    /// FIN sent after everything else; the peer's is awaited.
+    FinSent,
+    /// A Terminate is to be sent; nothing is received any more.
+    Terminating,
+    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does not
+    /// reset the connection under our Terminate.
+    Draining,
+    /// No stream: none yet, or none any more.
+    Ended,
+}
+
+/// What happens to a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamEvent {
+    /// The first FPDU came and is valid.
+    FirstFpdu,
+    /// The application disconnects in order.
+    Disconnect,
+    /// The application disconnects at once.
+    Abort,
+    /// Everything posted before the disconnect is done and sent.
+    Drained {
+        /// The peer's FIN has been seen.
+        peer_fin: bool,
+    },
+    /// A fault of this side or the peer's.
+    Fault {
+        /// A Terminate can still be sent over the connection.
+        can_tell: bool,
+    },
+    /// TCP has taken our Terminate.
+    TerminateWritten {
+        /// The peer's FIN has been seen.
+        peer_fin: bool,
+    },
+    /// The peer's Terminate came.
+    PeerTerminate {
+        /// Over a connection that is to be closed in order.
+        over_tcp: bool,
+    },
+    /// The peer's FIN came, between two FPDUs.
+    PeerFin,
+    /// The connection is gone.
+    Lost,
+    /// The phase has lasted as long as it may.
+    Deadline,
+}
+
+impl StreamPhase {
+    /// The phase after an event; `None` where the event changes nothing.
+    pub(super) fn after(self, event: StreamEvent) -> Option<StreamPhase> {
+        use StreamEvent as E;
+        use StreamPhase::{
+            AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Terminating,
+        };
+        match (self, event) {
+            (AwaitFirstFpdu, E::FirstFpdu) => Some(Open),
+            (_, E::FirstFpdu) => None,
+
+            // Nothing may be sent yet, so nothing can be finished in order.
+            (AwaitFirstFpdu, E::Disconnect) => Some(Ended),
+            (Open | HalfClosed, E::Disconnect) => Some(Closing),
+            (Closing | FinSent | Terminating | Draining | Ended, E::Disconnect) => None,
+
+            (AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent, E::Abort) => Some(Ended),
+            (Terminating | Draining | Ended, E::Abort) => None,
+
+            (Closing, E::Drained { peer_fin: false }) => Some(FinSent),
+            (Closing, E::Drained { peer_fin: true }) => Some(Ended),
+            (_, E::Drained { .. }) => None,
+
+            // The first fault wins. Before its first valid FPDU a responder may send nothing, not
+            // even a Terminate (RFC 5044 section 7.1.2).
+            (AwaitFirstFpdu, E::Fault { .. }) => Some(Ended),
+            (Open | HalfClosed | Closing | FinSent, E::Fault { can_tell: true }) => {
+                Some(Terminating)
+            }
+            (Open | HalfClosed | Closing | FinSent, E::Fault { can_tell: false }) => Some(Ended),
+            (Terminating | Draining | Ended, E::Fault { .. }) => None,
+
+            (Terminating, E::TerminateWritten { peer_fin: false }) => Some(Draining),
+            (Terminating, E::TerminateWritten { peer_fin: true }) => Some(Ended),
+            (_, E::TerminateWritten { .. }) => None,
+
+            // It is reported, never answered (RFC 5040 section 7.1).
+            (
+                AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent,
+                E::PeerTerminate { over_tcp },
+            ) => Some(if over_tcp { Draining } else { Ended }),
+            (Terminating | Draining | Ended, E::PeerTerminate { .. }) => None,
+
+            (Open, E::PeerFin) => Some(HalfClosed),
+            (AwaitFirstFpdu | FinSent | Draining, E::PeerFin) => Some(Ended),
+            // What is still to be sent goes on: all of it, or the Terminate.
+            (HalfClosed | Closing | Terminating | Ended, E::PeerFin) => None,
+
+            (Ended, E::Lost | E::Deadline) => None,
+            (_, E::Lost) => Some(Ended),
+            (AwaitFirstFpdu | Closing | FinSent | Terminating | Draining, E::Deadline) => {
+                Some(Ended)
+            }
+            (Open | HalfClosed, E::Deadline) => None,
+        }
+    }
+
+    /// Whether requests and responses may be sent.
+    pub(super) fn sends(self) -> bool {
+        matches!(self, StreamPhase::Open | StreamPhase::HalfClosed | StreamPhase::Closing)
+    }
+
+    /// Whether arriving segments are carried out.
+    pub(super) fn receives(self) -> bool {
+        matches!(
+            self,
+            StreamPhase::AwaitFirstFpdu
+                | StreamPhase::Open
+                | StreamPhase::Closing
+                | StreamPhase::FinSent
+        )
+    }
+
+    /// Whether new requests are flushed instead of carried out.
+    pub(super) fn flushes(self) -> bool {
+        matches!(self, StreamPhase::Terminating | StreamPhase::Draining | StreamPhase::Ended)
+    }
+
+    /// The state that applications see.
+    pub(super) fn state(self) -> QpState {
+        match self {
+            StreamPhase::AwaitFirstFpdu | StreamPhase::Open => QpState::Rts,
+            StreamPhase::HalfClosed | StreamPhase::Closing | StreamPhase::FinSent => {
+                QpState::Closing
+            }
+            StreamPhase::Terminating | StreamPhase::Draining => QpState::Terminate,
+            StreamPhase::Ended => QpState::Error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::StreamEvent::{
+        Abort, Deadline, Disconnect, Drained, Fault, FirstFpdu, Lost, PeerFin, PeerTerminate,
+        TerminateWritten,
+    };
+    use super::StreamPhase::{
+        AwaitFirstFpdu, Closing, Draining, Ended, FinSent, HalfClosed, Open, Terminating,
+    };
+
+    /// Every phase against every event.
+    #[test]
+    fn every_event_leads_from_every_phase_where_the_diagram_says() {
+        let phases =
+            [AwaitFirstFpdu, Open, HalfClosed, Closing, FinSent, Terminating, Draining, Ended];
+        let (no, yes) = (None, Some(Ended));
+        let table = [
+            (FirstFpdu, [Some(Open), no, no, no, no, no, no, no]),
+            (Disconnect, [yes, Some(Closing), Some(Closing), no, no, no, no, no]),
+            (Abort, [yes, yes, yes, yes, yes, no, no, no]),
+            (Drained { peer_fin: false }, [no, no, no, Some(FinSent), no, no, no, no]),
+            (Drained { peer_fin: true }, [no, no, no, yes, no, no, no, no]),
+            (
+                Fault { can_tell: true },
+                [
+                    yes,
+                    Some(Terminating),
+                    Some(Terminating),
+                    Some(Terminating),
+                    Some(Terminating),
+                    no,
+                    no,
+                    no,
+                ],
+            ),
+            (Fault { can_tell: false }, [yes, yes, yes, yes, yes, no, no, no]),
+            (TerminateWritten { peer_fin: false }, [no, no, no, no, no, Some(Draining), no, no]),
+            (TerminateWritten { peer_fin: true }, [no, no, no, no, no, yes, no, no]),
+            (
+                PeerTerminate { over_tcp: true },
+                [
+                    Some(Draining),
+                    Some(Draining),
+                    Some(Draining),
+                    Some(Draining),
+                    Some(Draining),
+                    no,
+                    no,
+                    no,
+                ],
+            ),
+            (PeerTerminate { over_tcp: false }, [yes, yes, yes, yes, yes, no, no, no]),
+            (PeerFin, [yes, Some(HalfClosed), no, no, yes, no, yes, no]),
+            (Lost, [yes, yes, yes, yes, yes, yes, yes, no]),
+            (Deadline, [yes, no, no, yes, yes, yes, yes, no]),
+        ];
+        for (event, expected) in table {
+            for (phase, expected) in phases.into_iter().zip(expected) {
+                assert_eq!(phase.after(event), expected, "{phase:?}, {event:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_phase_allows() {
+        let all = [
+            (AwaitFirstFpdu, (false, true, false)),
+            (Open, (true, true, false)),
+            (HalfClosed, (true, false, false)),
+            (Closing, (true, true, false)),
+            (FinSent, (false, true, false)),
+            (Terminating, (false, false, true)),
+            (Draining, (false, false, true)),
+            (Ended, (false, false, true)),
+        ];
+        for (phase, expected) in all {
+            assert_eq!((phase.sends(), phase.receives(), phase.flushes()), expected, "{phase:?}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What every part of a queue pair may ask: who it is, its counters, its completion queues, and how
+//! much of its turn is left.
+
+use std::sync::Arc;
+
+use super::schedule::{Key, Seat};
+use crate::device::stag::Principal;
+use crate::device::{Cq, QpShared};
+use crate::types::{PdId, QpId, SessionId};
+
+/// Who a queue pair is, and its turn.
+pub(super) struct QpCore {
+    pub key: Key,
+    pub id: QpId,
+    pub session: SessionId,
+    /// Where its session stands in the schedule.
+    pub seat: Seat,
+    pub pd: PdId,
+    /// Its index in the owner's doorbell pages.
+    pub doorbell: u32,
+    /// State and counters, which the control thread reads.
+    pub shared: Arc<QpShared>,
+    pub send_cq: Arc<Cq>,
+    pub recv_cq: Arc<Cq>,
+    pub turn: Turn,
+}
+
+/// A QP's place among those that are ready.
+#[derive(Default)]
+pub(super) struct Turn {
+    /// It stands in the schedule: for a turn, to be read, or both.
+    pub scheduled: bool,
+    /// It has something to do in its turn besides reading its socket.
+    pub wanted: bool,
+    /// Its socket may have something.
+    pub readable: bool,
+    /// What is left of its turn; what it owes, if negative.
+    pub deficit: i64,
+}
+
+impl Turn {
+    /// Takes the cost of something out of the turn.
+    pub(super) fn charge(&mut self, cost: i64) {
+        self.deficit -= cost;
+    }
+
+    /// Nothing is left of it.
+    pub(super) fn is_over(&self) -> bool {
+        self.deficit <= 0
+    }
+}
+
+impl QpCore {
+    /// The identity under which it uses memory.
+    pub(super) fn principal(&self) -> Principal {
+        Principal { session: self.session, pd: self.pd, qp: self.id }
+    }
+
+    /// Whether a completion queue of it is dead.
+    pub(super) fn has_dead_cq(&self) -> bool {
+        self.send_cq.is_dead() || self.recv_cq.is_dead()
+    }
+}

@@ -1,0 +1,144 @@
+//! Completions of requests: in posting order, into slots that were reserved, and the flush of what
+//! will never be done.
+
+use arrayvec::ArrayVec;
+
+use super::Requester;
+use super::in_flight::Request;
+use crate::abi::queue::{Cqe, SendOpcode};
+use crate::device::cq::CqFault;
+use crate::engine::life::LifeCycle;
+use crate::engine::qp_core::QpCore;
+use crate::engine::schedule::REQUEST_COST;
+use crate::engine::state::EngineState;
+use crate::shm::queue::{SgeList, TakeError};
+use crate::types::{CompletionOpcode, CompletionStatus};
+
+/// Completions published under one lock and with one look at the arm.
+pub(in crate::engine) const PUBLISH_BATCH: usize = 32;
+/// Requests, and receives, that are flushed in one turn.
+pub(in crate::engine) const FLUSH_BATCH: u32 = PUBLISH_BATCH as u32;
+
+impl Requester {
+    /// Completes the oldest requests in flight that are done, given how many bytes the lower layer has
+    /// accepted; of a stream that has ended some, the rest in its next turns.
+    pub(in crate::engine) fn retire(
+        &mut self,
+        accepted: u64,
+        core: &mut QpCore,
+        life: &mut LifeCycle,
+        engine: &mut EngineState,
+    ) {
+        let mut silent = 0;
+        let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
+        loop {
+            let mut retired = 0;
+            while !cqes.is_full()
+                && let Some((request, status)) = self.in_flight.pop_done(accepted)
+            {
+                retired += 1;
+                if status == CompletionStatus::Success && !request.signaled {
+                    silent += 1;
+                    continue;
+                }
+                let mut cqe = Cqe::new(core.id.0, request.wr_id, request.opcode, status);
+                cqe.byte_len = request.byte_len;
+                cqe.detail = request.detail;
+                if status != CompletionStatus::Success {
+                    core.shared.errors.add(1);
+                    cqe.why_id = match request.why {
+                        0 => life.flush_record(core, engine, request.wr_id),
+                        why => why,
+                    };
+                }
+                cqes.push(cqe);
+            }
+            if retired == 0 {
+                break;
+            }
+            let batch_is_full = cqes.is_full();
+            core.shared.sends_completed.add(u64::from(retired));
+            // The ring slots come back first: who sees the completion may post again at once.
+            self.sq.retire(retired);
+            if !cqes.is_empty() {
+                engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
+                cqes.clear();
+            }
+            if life.phase().flushes() {
+                core.turn.charge(REQUEST_COST * i64::from(retired));
+                if batch_is_full {
+                    life.flush_later();
+                    engine.wake(core);
+                }
+                break;
+            }
+        }
+        engine.unreserve(&core.send_cq, silent);
+    }
+
+    /// Marks all that has been taken from the queue as flushed, but for what was accepted before.
+    pub(in crate::engine) fn flush_taken(&mut self, accepted: u64) {
+        if let Some(fenced) = self.fenced.take() {
+            let kind = SendOpcode::from_u8(fenced.header.opcode).unwrap_or(SendOpcode::Send);
+            self.slots -= 1;
+            self.in_flight.push(Request::new(fenced.header.wr_id, kind, true));
+        }
+        self.in_flight.flush(accepted);
+        self.outbound.clear();
+        self.inbound.clear();
+        self.changing.clear();
+        self.drain = None;
+    }
+
+    /// Flushes requests still in the send queue. A fresh look at the queue finds those that were rung
+    /// for before this turn began, and no others are waited for. An error says that the CQ is dead.
+    pub(in crate::engine) fn flush_posted(
+        &mut self,
+        core: &mut QpCore,
+        life: &mut LifeCycle,
+        engine: &mut EngineState,
+    ) -> Result<(), CqFault> {
+        // Requests that were taken complete before those that were not.
+        if core.send_cq.is_dead() || !self.in_flight.is_empty() {
+            self.return_slots(core, engine);
+            return Ok(());
+        }
+        let posted = self.sq.look().unwrap_or(0);
+        let most = posted.min(FLUSH_BATCH);
+        let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
+        let mut result = Ok(());
+        while (cqes.len() as u32) < most {
+            let slot = self.have_slot(most - cqes.len() as u32, core, engine);
+            if !matches!(slot, Ok(true)) {
+                life.flush_later();
+                result = slot.map(|_| ());
+                break;
+            }
+            let (wr_id, opcode) = match self.sq.take(&mut SgeList::new()) {
+                Ok(None) | Err(TakeError::Queue(_)) => break,
+                Ok(Some(e)) => (e.header.wr_id, e.header.opcode),
+                Err(TakeError::Entry(e)) => (e.wr_id, e.opcode),
+            };
+            self.slots -= 1;
+            let opcode = SendOpcode::from_u8(opcode);
+            let opcode = opcode.map_or(CompletionOpcode::Send, |o| o.completion());
+            let mut cqe = Cqe::new(core.id.0, wr_id, opcode, CompletionStatus::WrFlush);
+            cqe.why_id = life.flush_record(core, engine, wr_id);
+            cqes.push(cqe);
+        }
+        if !cqes.is_empty() {
+            let flushed = cqes.len() as u32;
+            core.turn.charge(REQUEST_COST * i64::from(flushed));
+            core.shared.sends_completed.add(flushed.into());
+            core.shared.errors.add(flushed.into());
+            self.sq.retire(flushed);
+            engine.notify(core.send_cq.publish_reserved(&cqes), &core.send_cq);
+        }
+        if posted > most {
+            life.flush_later();
+            engine.wake(core);
+        }
+        self.return_slots(core, engine);
+        result
+    }
+}

@@ -1,0 +1,273 @@
+//! What a queue pair asks of its peer, and what it answers: its send queue and all that comes of it.
+//!
+//! A request goes from the queue ([`post`]) to a message ([`message`]) that the link sends segment by
+//! segment. It stays [in flight](in_flight) until the bytes are accepted, the response has come
+//! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes in
+//! posting order ([`complete`]). The peer's Read Requests wait here as well ([`inbound`]), because their
+//! responses take turns with the requests of this side. What only a mover reaches is brought here first
+//! ([`staging`]).
+//!
+//! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
+
+pub(super) mod complete;
+pub(super) mod in_flight;
+mod inbound;
+pub(super) mod message;
+mod outbound;
+mod post;
+pub(super) mod stag_changes;
+mod staging;
+
+use std::collections::VecDeque;
+
+use in_flight::{InFlight, Progress};
+use message::{Gather, GatherFault, Message, Segment};
+use outbound::OutboundRead;
+pub(super) use staging::StageError;
+use staging::StagingBuffer;
+
+use super::qp_core::QpCore;
+use super::reason::Reason;
+use crate::device::cq::CqFault;
+use crate::device::{StagChange, StagTable};
+use crate::shm::queue::{QueueFault, SendConsumer, SendEntry, SgeList};
+use crate::stream::ReadArrival;
+use crate::types::{CompletionStatus, Msn, TerminateCode};
+
+/// What a queue pair requests and answers.
+pub(super) struct Requester {
+    sq: SendConsumer,
+    /// Signal every request.
+    signal_all: bool,
+    /// A request taken from the queue that waits for a fence, or for room within ORD.
+    fenced: Option<SendEntry>,
+    in_flight: InFlight,
+    /// CQ slots reserved and not yet held by a request in flight.
+    slots: u32,
+    message: Option<Message>,
+    /// Elements of the request taken last: of the one that is fenced, or of the message if it has
+    /// several.
+    elements: SgeList,
+    /// What a mover brings, or has brought, of the message in progress.
+    staging: StagingBuffer,
+    /// Requests of the peer's that are to be answered.
+    inbound: VecDeque<ReadArrival>,
+    /// Requests that the peer is to answer, oldest first.
+    outbound: VecDeque<OutboundRead>,
+    /// Whether a response goes before the next request: they alternate.
+    response_next: bool,
+    ird: u16,
+    ord: u16,
+    /// While disconnecting: requests still to be taken.
+    drain: Option<u32>,
+    /// Requests that hold all later ones up until every worker has changed its STag table. The first
+    /// has been asked for.
+    changing: VecDeque<(u64, StagChange)>,
+    /// Number of the next Send, and of the next Read Request, on their untagged queues.
+    send_msn: Msn,
+    read_msn: Msn,
+}
+
+/// Why the next request did not become a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RequestError {
+    /// It cannot be carried out.
+    Failed { seq: u64, reason: Reason },
+    /// The queue itself is nonsense.
+    Queue(QueueFault),
+    /// The completion queue is dead.
+    Cq(CqFault),
+}
+
+impl Requester {
+    pub(super) fn new(sq: SendConsumer, signal_all: bool) -> Self {
+        Requester {
+            sq,
+            signal_all,
+            fenced: None,
+            in_flight: InFlight::default(),
+            slots: 0,
+            message: None,
+            elements: SgeList::new(),
+            staging: StagingBuffer::default(),
+            inbound: VecDeque::new(),
+            outbound: VecDeque::new(),
+            response_next: false,
+            ird: 0,
+            ord: 0,
+            drain: None,
+            changing: VecDeque::new(),
+            send_msn: Msn::FIRST,
+            read_msn: Msn::FIRST,
+        }
+    }
+
+    /// Takes over what start-up agreed on: how many requests of the peer's, and of this side's, may
+    /// await a response.
+    pub(super) fn connected(&mut self, ird: u16, ord: u16) {
+        (self.ird, self.ord) = (ird, ord);
+    }
+
+    /// IRD and ORD.
+    pub(super) fn depths(&self) -> (u16, u16) {
+        (self.ird, self.ord)
+    }
+
+    /// From now on posting rings this worker's doorbell.
+    pub(super) fn set_worker(&self, worker: u32) {
+        self.sq.queue().set_worker(worker);
+    }
+
+    // --- The message in progress -------------------------------------------------------------
+
+    pub(super) fn message(&self) -> Option<&Message> {
+        self.message.as_ref()
+    }
+
+    /// Drops the message in progress: the stream ends.
+    pub(super) fn drop_message(&mut self) {
+        self.message = None;
+    }
+
+    /// Takes the message in progress, which cannot be sent.
+    pub(super) fn take_message(&mut self) -> Option<Message> {
+        self.message.take()
+    }
+
+    /// Cuts the next segment of the message in progress.
+    pub(super) fn next_segment(&self, mulpdu: usize, dv: u8) -> Option<Segment> {
+        self.message.as_ref().map(|message| message.next_segment(mulpdu, dv))
+    }
+
+    /// The memory of the next `len` bytes of the message in progress, those that a mover reaches by
+    /// way of the staging buffer.
+    #[inline]
+    pub(super) fn gather<'t>(
+        &'t self,
+        len: u32,
+        core: &QpCore,
+        stags: &'t StagTable,
+        out: &mut Gather<'t>,
+    ) -> Result<(), GatherFault> {
+        self.gather_unstaged(len, core, stags, out)?;
+        match &self.message {
+            Some(message) => self.staging.fill_in(message, len, out),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn gather_unstaged<'t>(
+        &'t self,
+        len: u32,
+        core: &QpCore,
+        stags: &'t StagTable,
+        out: &mut Gather<'t>,
+    ) -> Result<(), GatherFault> {
+        let Some(message) = &self.message else { return Ok(()) };
+        let (arena, list) = (self.sq.mapping(), self.elements.as_slice());
+        message.gather(len, core.principal(), stags, arena, list, out)
+    }
+
+    /// Whether the payload of the message in progress lies in shared memory, all of it.
+    pub(super) fn is_in_shared_memory(&self, stags: &StagTable) -> bool {
+        self.message
+            .as_ref()
+            .is_some_and(|message| stags.all_shared(message.stags(self.elements.as_slice())))
+    }
+
+    /// Gathers for a message that is cut off ahead of the one in progress. Returns whether that ends
+    /// with these bytes.
+    pub(super) fn gather_ahead<'t>(
+        &'t self,
+        ahead: &mut Message,
+        len: u32,
+        core: &QpCore,
+        stags: &'t StagTable,
+        out: &mut Gather<'t>,
+    ) -> Result<bool, GatherFault> {
+        // Messages with inline data are not sent ahead.
+        let (arena, list) = (self.sq.mapping(), self.elements.as_slice());
+        ahead.gather(len, core.principal(), stags, arena, list, out)?;
+        Ok(ahead.advance(len, list))
+    }
+
+    /// A segment with `len` bytes of payload has left, by either path. With the last one of a
+    /// message, its request is done, or will be when TCP has accepted the bytes up to `queued`.
+    // Not a `Progress`: passed through memory, it would be written in parts and read back at once in
+    // one piece, and that waits for all stores before it, those of the payload included.
+    #[inline]
+    pub(super) fn segment_left(&mut self, core: &QpCore, len: u32, queued: Option<u64>) {
+        let Some(message) = &mut self.message else { return };
+        if !message.advance(len, self.elements.as_slice()) {
+            return;
+        }
+        if message.is_response() {
+            core.shared.reads_answered.add(1);
+        }
+        if let Some(request) = message.seq.and_then(|seq| self.in_flight.get_mut(seq))
+            && request.progress == Progress::Sending
+        {
+            request.progress = match queued {
+                Some(end) => Progress::Queued(end),
+                None => Progress::Done(CompletionStatus::Success),
+            };
+        }
+        self.message = None;
+    }
+
+    // --- Requests that fail ------------------------------------------------------------------
+
+    /// The name that the application gave to a request.
+    pub(super) fn wr_id(&mut self, seq: u64) -> Option<u64> {
+        self.in_flight.get_mut(seq).map(|request| request.wr_id)
+    }
+
+    /// A request is done and has failed, for what this record says.
+    pub(super) fn failed(&mut self, seq: u64, status: CompletionStatus, why: u64) {
+        if let Some(request) = self.in_flight.get_mut(seq) {
+            request.progress = Progress::Done(status);
+            request.why = why;
+        }
+        self.message = None;
+    }
+
+    /// Ends a request in error because of the peer; what is done already stays as it is.
+    pub(super) fn blame(&mut self, seq: u64, status: CompletionStatus, code: TerminateCode) {
+        self.in_flight.fail(seq, status, Some(code));
+    }
+
+    // --- Disconnecting -----------------------------------------------------------------------
+
+    /// What is in the queue now is still sent; what is posted later is flushed.
+    pub(super) fn begin_draining(&mut self) {
+        self.drain = Some(self.sq.look().unwrap_or(0));
+    }
+
+    /// Whether nothing that was posted before the disconnect is left to be sent or answered.
+    pub(super) fn is_drained(&self) -> bool {
+        self.drain == Some(0)
+            && self.fenced.is_none()
+            && self.message.is_none()
+            && self.in_flight.is_empty()
+            && self.outbound.is_empty()
+            && self.inbound.is_empty()
+    }
+
+    /// Lets the next Send and the next Read Request have these numbers, as after so many.
+    #[cfg(test)]
+    pub(super) fn number_from(&mut self, send: Msn, read: Msn) {
+        (self.send_msn, self.read_msn) = (send, read);
+    }
+
+    /// Lets the oldest Read have so many bytes already.
+    #[cfg(test)]
+    pub(super) fn set_received(&mut self, bytes: u64) {
+        self.outbound[0].received = bytes;
+    }
+
+    /// Slots of requests that will never complete.
+    pub(super) fn held_slots(&self) -> u32 {
+        self.slots + self.in_flight.len() as u32
+    }
+}

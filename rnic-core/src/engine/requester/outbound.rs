@@ -1,0 +1,164 @@
+//! Requests of this side that await a response of the peer's, at most ORD of them (RFC 5040 section
+//! 6.4; siw's ORQ).
+
+use super::in_flight::Progress;
+use super::{RequestError, Requester};
+use crate::ddp;
+use crate::engine::life::LifeCycle;
+use crate::engine::qp_core::QpCore;
+use crate::engine::reason::Reason;
+use crate::engine::state::EngineState;
+use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
+use crate::types::{CompletionStatus, Msn, Stag};
+
+/// A Read that the peer has not answered.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct OutboundRead {
+    /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
+    pub seq: Option<u64>,
+    pub sink: Stag,
+    pub to: u64,
+    pub size: u32,
+    pub received: u64,
+    /// Invalidate the sink when it is done.
+    pub invalidate: bool,
+}
+
+impl Requester {
+    /// The Read whose response is next.
+    pub(in crate::engine) fn oldest_read(&self) -> Option<&OutboundRead> {
+        self.outbound.front()
+    }
+
+    /// Whether the application awaits a response.
+    pub(in crate::engine) fn awaits_response(&self) -> bool {
+        self.outbound.iter().any(|read| read.seq.is_some())
+    }
+
+    /// Numbers the Send that is only the first FPDU of a peer-to-peer stream.
+    pub(in crate::engine) fn number_rtr_send(&mut self) -> Msn {
+        take(&mut self.send_msn)
+    }
+
+    /// Numbers the Read that is only the first FPDU of a peer-to-peer stream, and awaits its response.
+    pub(in crate::engine) fn number_rtr_read(&mut self) -> Msn {
+        self.outbound.push_back(OutboundRead {
+            seq: None,
+            sink: Stag(0),
+            to: 0,
+            size: 0,
+            received: 0,
+            invalidate: false,
+        });
+        take(&mut self.read_msn)
+    }
+
+    /// A segment of a Read Response has been placed. The reason, if the response is at its end and not
+    /// as long as was asked for.
+    pub(in crate::engine) fn response_placed(
+        &mut self,
+        len: usize,
+        last: bool,
+    ) -> Result<(), Reason> {
+        let Some(read) = self.outbound.front_mut() else { return Ok(()) };
+        // A peer that repeats bytes overshoots, also beyond what a size can say, and is caught at
+        // the end.
+        read.received = read.received.saturating_add(len as u64);
+        if last && read.received != u64::from(read.size) {
+            let reason = Reason::ResponseLength { received: read.received, size: read.size };
+            self.refuse_response(reason);
+            return Err(reason);
+        }
+        Ok(())
+    }
+
+    /// The Read whose response is next fails by what that response is.
+    pub(in crate::engine) fn refuse_response(&mut self, reason: Reason) {
+        if let Some(seq) = self.outbound.front().and_then(|read| read.seq) {
+            self.blame(seq, reason.status(), reason.fault().code);
+        }
+    }
+
+    /// The bytes of a Read Response could not be written: its Read fails.
+    pub(in crate::engine) fn response_unplaced(&mut self) {
+        if let Some(seq) = self.outbound.front().and_then(|read| read.seq) {
+            self.blame(seq, CompletionStatus::LocalAccess, codes::DDP_LOCAL_CATASTROPHIC);
+        }
+    }
+
+    /// The last segment of a Read Response has been placed: the Read is done.
+    pub(in crate::engine) fn finish_read(
+        &mut self,
+        core: &mut QpCore,
+        engine: &mut EngineState,
+    ) -> Result<(), RequestError> {
+        let Some(read) = self.outbound.pop_front() else { return Ok(()) };
+        let Some(seq) = read.seq else { return Ok(()) };
+        if let Some(request) = self.in_flight.get_mut(seq) {
+            request.byte_len = read.size;
+            request.progress = Progress::Done(CompletionStatus::Success);
+        }
+        if read.invalidate {
+            self.invalidate_locally(read.sink, seq, core, engine)
+                .map_err(|reason| RequestError::Failed { seq, reason })?;
+        }
+        Ok(())
+    }
+
+    /// The Read that a Terminate is about: it says by its headers which of several.
+    pub(in crate::engine) fn blamed_read(&self, t: &Terminate<'_>) -> Option<OutboundRead> {
+        let request = ReadRequest::parse(t.read_request?);
+        if t.layout == Layout::Siw {
+            // siw returns the request as it was but has written its size over the MSN. Where it
+            // ends does not depend on how much of it was answered.
+            let asked = (request.sink_stag, request.sink_to.0.wrapping_add(request.size.into()));
+            let of = |r: &&OutboundRead| (r.sink, r.to.wrapping_add(r.size.into())) == asked;
+            return self.outbound.iter().find(of).copied();
+        }
+        let Some(header) = t.ddp_header else { return self.outbound.front().copied() };
+        match ddp::Header::parse(header) {
+            Ok((ddp::Header::Untagged(h), _)) if h.qn == ddp::qn::READ_REQUEST => {
+                // The oldest Read outstanding; as many as there are have been numbered since.
+                let oldest = self.read_msn.0.wrapping_sub(self.outbound.len() as u32);
+                self.outbound.get(h.msn.0.wrapping_sub(oldest) as usize).copied()
+            }
+            _ => None,
+        }
+    }
+
+    /// No response can come any more: the Reads fail, later requests go on.
+    pub(in crate::engine) fn fail_reads(
+        &mut self,
+        core: &QpCore,
+        life: &LifeCycle,
+        engine: &EngineState,
+    ) {
+        for seq in std::mem::take(&mut self.outbound).into_iter().filter_map(|read| read.seq) {
+            self.read_unanswered(seq, core, life, engine);
+        }
+    }
+
+    /// A Read fails because the peer has finished sending; the stream goes on without it.
+    pub(super) fn read_unanswered(
+        &mut self,
+        seq: u64,
+        core: &QpCore,
+        life: &LifeCycle,
+        engine: &EngineState,
+    ) {
+        let reason = Reason::PeerFinished;
+        self.blame(seq, reason.status(), codes::LLP_CLOSED);
+        let Some(wr_id) = self.wr_id(seq) else { return };
+        let why = life.record_lone_failure(core, engine, wr_id, reason);
+        if let Some(request) = self.in_flight.get_mut(seq) {
+            request.why = why;
+        }
+    }
+}
+
+/// The next number of a queue.
+pub(super) fn take(msn: &mut Msn) -> Msn {
+    let this = *msn;
+    *msn = this.next();
+    this
+}

@@ -1,0 +1,122 @@
+//! Completions of receives. Receives hold no slot of their CQ: without one it overflows. Those that
+//! are flushed reserve theirs.
+
+use arrayvec::ArrayVec;
+
+use super::Responder;
+use super::receives::Receives;
+use crate::abi::queue::Cqe;
+use crate::device::cq::CqFault;
+use crate::engine::life::LifeCycle;
+use crate::engine::qp_core::QpCore;
+use crate::engine::requester::complete::{FLUSH_BATCH, PUBLISH_BATCH};
+use crate::engine::schedule::REQUEST_COST;
+use crate::engine::state::EngineState;
+use crate::shm::queue::TakeError;
+use crate::types::{CompletionOpcode, CompletionStatus};
+
+impl Responder {
+    /// The completion of a receive, but for what it received.
+    pub(in crate::engine) fn cqe(
+        &self,
+        core: &QpCore,
+        wr_id: u64,
+        status: CompletionStatus,
+    ) -> Cqe {
+        let mut cqe = Cqe::new(core.id.0, wr_id, CompletionOpcode::Receive, status);
+        cqe.srq = self.receives.shared().map_or(0, |srq| srq.id().0);
+        cqe
+    }
+
+    /// Completes a receive.
+    #[inline]
+    pub(in crate::engine) fn publish(
+        &self,
+        cqe: &Cqe,
+        core: &QpCore,
+        engine: &mut EngineState,
+    ) -> Result<(), CqFault> {
+        if cqe.status != CompletionStatus::Success as u8 {
+            core.shared.errors.add(1);
+        }
+        core.shared.receives_completed.add(1);
+        let published = core.recv_cq.publish(cqe)?;
+        engine.notify(published, &core.recv_cq);
+        Ok(())
+    }
+
+    /// Flushes the receive that is being filled and those still in the receive queue; those in a
+    /// shared one stay for others. As for requests: some, of those that are there. An error says that
+    /// the CQ is dead.
+    pub(in crate::engine) fn flush(
+        &mut self,
+        core: &mut QpCore,
+        life: &mut LifeCycle,
+        engine: &mut EngineState,
+    ) -> Result<(), CqFault> {
+        if core.recv_cq.is_dead() {
+            return Ok(());
+        }
+        let posted = self.receives.look_at_own().unwrap_or(0) + u32::from(self.receiving.is_some());
+        let most = posted.min(FLUSH_BATCH);
+        let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
+        let mut slots = 0;
+        let mut result = Ok(());
+        while (cqes.len() as u32) < most {
+            if slots == 0 {
+                let reserved = reserve(most - cqes.len() as u32, core, engine);
+                slots = reserved.unwrap_or(0);
+                if slots == 0 {
+                    life.flush_later();
+                    result = reserved.map(|_| ());
+                    break;
+                }
+            }
+            let Some(wr_id) = self.next_to_flush() else { break };
+            slots -= 1;
+            let mut cqe = self.cqe(core, wr_id, CompletionStatus::WrFlush);
+            cqe.why_id = life.flush_record(core, engine, wr_id);
+            cqes.push(cqe);
+        }
+        engine.unreserve(&core.recv_cq, slots);
+        if !cqes.is_empty() {
+            let flushed = cqes.len() as u32;
+            core.turn.charge(REQUEST_COST * i64::from(flushed));
+            core.shared.receives_completed.add(flushed.into());
+            core.shared.errors.add(flushed.into());
+            engine.notify(core.recv_cq.publish_reserved(&cqes), &core.recv_cq);
+        }
+        if posted > most {
+            life.flush_later();
+            engine.wake(core);
+        }
+        result
+    }
+
+    fn next_to_flush(&mut self) -> Option<u64> {
+        match (self.take_receiving(), &mut self.receives) {
+            (Some(wr_id), _) => Some(wr_id),
+            (None, Receives::Own(rq)) => match rq.take() {
+                Ok(None) | Err(TakeError::Queue(_)) => None,
+                Ok(Some(e)) => Some(e.wr_id),
+                Err(TakeError::Entry(e)) => Some(e.wr_id),
+            },
+            (None, Receives::Shared(_)) => None,
+        }
+    }
+}
+
+/// Reserves slots for flushed receives, at most so many, or arranges to be woken when there are some.
+fn reserve(wanted: u32, core: &QpCore, engine: &mut EngineState) -> Result<u32, CqFault> {
+    for wait in [false, true] {
+        if wait {
+            core.recv_cq.wait_for_space(engine.worker);
+        }
+        match core.recv_cq.reserve(wanted)? {
+            0 => {}
+            n => return Ok(n),
+        }
+    }
+    engine.doorbells.await_space(core.seat, &core.recv_cq, core.key);
+    Ok(0)
+}

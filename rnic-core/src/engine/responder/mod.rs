@@ -1,0 +1,72 @@
+//! Where a queue pair puts what its peer sends: its receives, and the wait for one or for a copy.
+//!
+//! A Send takes a receive when it begins ([`receives`]), is placed into it ([`placement`]) and completes
+//! it ([`complete`]). Meanwhile the incoming direction may be [blocked](blocked).
+
+pub(super) mod blocked;
+mod complete;
+pub(super) mod placement;
+pub(super) mod receives;
+
+use std::time::Duration;
+
+use blocked::RxBlocked;
+use receives::Receives;
+
+use crate::device::Srq;
+use crate::shm::queue::ReceiveEntry;
+
+/// What a queue pair receives into.
+pub(super) struct Responder {
+    receives: Receives,
+    /// The receive that a message is being placed into.
+    receiving: Option<Receiving>,
+    /// How long a message that finds no receive waits for one; `None` if it ends the stream at once.
+    rnr_timeout: Option<Duration>,
+    /// The incoming direction stands still.
+    blocked: Option<Box<RxBlocked>>,
+    /// A mover has written for it: from then on little is received at a time.
+    has_copied: bool,
+    /// The owner was warned that a Read of its own is behind a message that waits for a receive.
+    warned_of_read: bool,
+    /// The owner was told that no more receives are taken.
+    last_wqe_told: bool,
+}
+
+/// A receive that a message is being placed into.
+struct Receiving {
+    entry: ReceiveEntry,
+    /// Bytes of all its elements.
+    capacity: u64,
+}
+
+impl Responder {
+    pub(super) fn new(receives: Receives, rnr_timeout: Option<Duration>) -> Self {
+        Responder {
+            receives,
+            receiving: None,
+            rnr_timeout,
+            blocked: None,
+            has_copied: false,
+            warned_of_read: false,
+            last_wqe_told: false,
+        }
+    }
+
+    /// From now on posting rings this worker's doorbell.
+    pub(super) fn set_worker(&self, worker: u32) {
+        if let Receives::Own(rq) = &self.receives {
+            rq.queue().set_worker(worker);
+        }
+    }
+
+    /// The shared receive queue it takes its receives from, if it does.
+    pub(super) fn srq(&self) -> Option<&Srq> {
+        self.receives.shared().map(|srq| &**srq)
+    }
+
+    /// Ends the use of the receive that a message is being placed into: its name.
+    pub(super) fn take_receiving(&mut self) -> Option<u64> {
+        self.receiving.take().map(|receiving| receiving.entry.wr_id)
+    }
+}

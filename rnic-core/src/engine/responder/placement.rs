@@ -1,0 +1,163 @@
+//! The bytes of a segment go to memory: at once, or by a mover where only that reaches it.
+
+use std::sync::Arc;
+
+use super::Responder;
+use crate::device::Mover;
+use crate::device::memory::{MemoryFault, Payload, Target, Unreachable};
+use crate::device::mover::{Pieces, Way};
+use crate::device::stag::StagTable;
+use crate::engine::incoming::{Enclosure, Incoming};
+use crate::engine::qp_core::QpCore;
+use crate::engine::reason::{PlacementError, Reason};
+use crate::engine::requester::message::Gather;
+use crate::engine::state::{Delivery, EngineState};
+use crate::rdmap::codes;
+use crate::shm::attached::CopyEnd;
+use crate::stream::inbound::send_fits;
+
+/// Whether a segment has been placed.
+pub(in crate::engine) enum Placed {
+    /// All of it.
+    Done,
+    /// The rest by a mover.
+    Pending(Box<PendingWrite>),
+}
+
+/// Bytes for a mover to write.
+pub(in crate::engine) struct PendingWrite {
+    mover: Arc<Mover>,
+    pieces: Pieces,
+    bytes: Vec<u8>,
+    tail_last: bool,
+}
+
+/// A segment whose bytes a mover is writing, and what follows when it has.
+pub(in crate::engine) struct PendingPlacement {
+    /// Number of the copy.
+    pub job: u64,
+    pub mover: Arc<Mover>,
+    /// What completes when it is placed.
+    pub segment: Incoming,
+    /// Bytes of payload.
+    pub len: usize,
+    pub enclosure: Enclosure,
+    /// What the other end of a direct connection has done since.
+    pub deferred: Vec<Delivery>,
+}
+
+impl PendingWrite {
+    /// Adds the bytes of `payload` from `from` on that go to `target`, which `mover` reaches.
+    fn add(
+        writing: Option<Box<PendingWrite>>,
+        (mover, address): (&Arc<Mover>, u64),
+        payload: &Payload<'_>,
+        from: usize,
+        len: usize,
+        tail_last: bool,
+    ) -> Result<Box<PendingWrite>, MemoryFault> {
+        let mut writing = writing.unwrap_or_else(|| {
+            Box::new(PendingWrite {
+                mover: mover.clone(),
+                pieces: Pieces::new(),
+                bytes: Vec::with_capacity(payload.len()),
+                tail_last,
+            })
+        });
+        let at = writing.bytes.len();
+        writing.bytes.resize(at + len, 0);
+        payload.read(from, &mut writing.bytes[at..])?;
+        // As many as a list has elements, which are all of one session's one address space.
+        writing.pieces.push((address, len as u32));
+        Ok(writing)
+    }
+
+    /// Hands the copy to its mover.
+    pub(in crate::engine) fn begin(
+        self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        segment: Incoming,
+        len: usize,
+        enclosure: Enclosure,
+    ) -> PendingPlacement {
+        let PendingWrite { mover, pieces, bytes, tail_last } = self;
+        let job = engine.begin_copy(core.id, &mover, pieces, Way::In { bytes, tail_last });
+        PendingPlacement { job, mover, segment, len, enclosure, deferred: Vec::new() }
+    }
+}
+
+/// Places a payload in one piece of memory, or has it placed. `last` says that its last bytes become
+/// visible last.
+#[inline]
+pub(in crate::engine) fn place(
+    payload: &Payload<'_>,
+    target: Target<'_>,
+    last: bool,
+) -> Result<Placed, MemoryFault> {
+    match target.mover() {
+        None => payload.place(0, target, last).map(|()| Placed::Done),
+        Some(by) => {
+            PendingWrite::add(None, by, payload, 0, target.len(), last).map(Placed::Pending)
+        }
+    }
+}
+
+impl Responder {
+    /// Places a Send segment into the receive in use. All its elements are checked before the first
+    /// byte is placed.
+    #[inline]
+    pub(in crate::engine) fn place_send(
+        &self,
+        core: &QpCore,
+        stags: &StagTable,
+        mo: u32,
+        payload: Payload<'_>,
+    ) -> Result<Placed, PlacementError> {
+        let Some(receiving) = &self.receiving else { return Ok(Placed::Done) };
+        let len = payload.len();
+        let capacity = receiving.capacity;
+        send_fits(mo, len, capacity).map_err(|fault| match fault.code {
+            codes::UNTAGGED_TOO_LONG => Reason::TooLong { mo, len, capacity }.into(),
+            _ => PlacementError::from(fault),
+        })?;
+        let who = core.principal();
+        let mut targets = Gather::new();
+        let (mut skip, mut from) = (mo, 0);
+        for sge in receiving.entry.sges.as_slice() {
+            if from == len {
+                break;
+            }
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            // At most sge.length, hence a u32.
+            let n = ((sge.length - skip) as usize).min(len - from);
+            let addr = sge.addr.wrapping_add(u64::from(skip));
+            let (lkey, len) = (sge.lkey, n as u32);
+            let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
+                let reason = Reason::LocalKey { fault, lkey, addr, len, write: true };
+                PlacementError::Receive(None, reason)
+            })?;
+            targets.push(target);
+            from += n;
+            skip = 0;
+        }
+        let (mut from, mut pending) = (0, None);
+        for target in targets {
+            let placed = match target.mover() {
+                None => payload.place(from, target, false).map(|()| pending),
+                Some(by) => {
+                    PendingWrite::add(pending, by, &payload, from, target.len(), false).map(Some)
+                }
+            };
+            pending = placed.map_err(|fault| match (fault.cause, fault.end) {
+                (Unreachable::Truncated, _) | (_, CopyEnd::Source) => PlacementError::Memory(fault),
+                (_, CopyEnd::Sink) => PlacementError::Receive(Some(fault), Reason::Memory(fault)),
+            })?;
+            from += target.len();
+        }
+        Ok(pending.map_or(Placed::Done, Placed::Pending))
+    }
+}

@@ -1,0 +1,121 @@
+//! A queue pair goes on when what it waited for has come: a receive, a copy, or a change of STags; or
+//! when it does not come.
+
+use super::incoming::Origin;
+use super::link::Link;
+use super::qp::Qp;
+use super::reason::Reason;
+use super::responder::blocked::{BlockedOn, RxBlocked, WaitingSegment};
+use super::state::{Delivery, EngineState};
+use crate::device::memory::MemoryFault;
+use crate::device::mover::Moved;
+use crate::shm::attached::CopyEnd;
+
+impl Qp {
+    /// Takes the receive that is awaited, if it has come. Called in each turn; costs nothing unless
+    /// one is awaited.
+    #[inline]
+    pub(super) fn resume_receiving(&mut self, engine: &mut EngineState) {
+        if !self.responder.is_blocked() {
+            return;
+        }
+        let awaits_response = self.requester.awaits_response();
+        match self.responder.take_awaited(&self.core, engine, awaits_response) {
+            None | Some(Ok(false)) => {}
+            Some(Ok(true)) => self.receive_found(engine),
+            Some(Err(error)) => {
+                let Some(blocked) = self.unblock(engine) else { return };
+                self.link.refuse_waiting(engine);
+                self.segment_failed(engine, error, |fault| blocked.terminate(fault));
+            }
+        }
+    }
+
+    /// There is a receive: places the segment that waited, then handles what was read behind it.
+    fn receive_found(&mut self, engine: &mut EngineState) {
+        let Some(blocked) = self.unblock(engine) else { return };
+        let BlockedOn::Receive { segment, .. } = &blocked.on else { return };
+        // By the direct path its sender hands it over again.
+        let WaitingSegment::Received { ulpdu, payload, segment } = *segment else { return };
+        let arrived = &blocked.bytes[..ulpdu];
+        self.wire_segment_arrived(engine, segment, &arrived[payload..], Origin::Wire(arrived));
+        self.read_later(engine, blocked.bytes, ulpdu);
+    }
+
+    /// No receive has come in time.
+    pub(super) fn rnr_timeout_passed(&mut self, engine: &mut EngineState) {
+        self.responder.warn_of_read(&self.core, engine, self.requester.awaits_response());
+        let Some(blocked) = self.unblock(engine) else { return };
+        self.link.refuse_waiting(engine);
+        let reason = Reason::NoReceive { held: true };
+        let fault = reason.fault();
+        self.terminate(engine, fault.code, Some(blocked.terminate(fault)), reason);
+    }
+
+    /// Nothing is awaited any more, and the incoming direction moves again; what was awaited.
+    pub(super) fn unblock(&mut self, engine: &mut EngineState) -> Option<Box<RxBlocked>> {
+        let blocked = self.responder.unblock(&self.core, engine)?;
+        self.link.read_on(&self.core, engine);
+        Some(blocked)
+    }
+
+    /// A mover has answered.
+    pub(super) fn copied(&mut self, engine: &mut EngineState, job: u64, result: Moved) {
+        if self.requester.is_staging(job) {
+            if let Err(fault) = self.requester.staged(&self.core, result) {
+                self.memory_failed(engine, fault);
+            }
+            engine.wake(&mut self.core);
+        } else if self.responder.is_placing(job) {
+            self.placed_by_mover(engine, result);
+        }
+        // Otherwise what it was for has ended meanwhile.
+    }
+
+    fn placed_by_mover(&mut self, engine: &mut EngineState, result: Moved) {
+        let Some(mut blocked) = self.unblock(engine) else { return };
+        let BlockedOn::Copy(pending) = &mut blocked.on else { return };
+        let (segment, len) = (pending.segment, pending.len);
+        if self.life.phase().flushes() {
+            // The stream has ended meanwhile.
+            return self.flush(engine);
+        }
+        let outcome = match result {
+            Ok(_) => self.segment_placed(engine, segment, len),
+            Err(cause) => {
+                let owner = pending.mover.session();
+                let fault = MemoryFault { owner, cause, end: CopyEnd::Sink };
+                Err(self.unplaced(&segment, fault))
+            }
+        };
+        let deferred = std::mem::take(&mut pending.deferred);
+        if let Err(error) = outcome {
+            self.segment_failed(engine, error, |fault| blocked.terminate(fault));
+        }
+        // By the direct path, or over TCP.
+        for delivery in deferred {
+            self.delivered(engine, &delivery);
+        }
+        self.read_later(engine, blocked.bytes, 0);
+    }
+
+    /// Something that the other end of a direct connection did: whether it has its place behind a
+    /// segment that a mover is writing, and is kept there.
+    pub(super) fn defer(&mut self, delivery: Delivery) -> Result<(), Delivery> {
+        let terminates = matches!(delivery, Delivery::Terminate(_));
+        self.responder.defer(delivery)?;
+        if terminates {
+            // Who terminates is gone, and its key may soon be another QP's.
+            self.link = Link::None;
+        }
+        Ok(())
+    }
+
+    /// Every worker has carried out the change that the oldest request waits for.
+    pub(super) fn stags_changed(&mut self, engine: &mut EngineState) {
+        if self.requester.stags_changed(&self.core, engine) {
+            self.retire(engine);
+            engine.wake(&mut self.core);
+        }
+    }
+}
