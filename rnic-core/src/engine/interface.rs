@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::charge::HoldLimits;
-use super::link::tcp::MulpduPolicy;
 use super::link::tcp::partial::PartialLimits;
 use crate::abi::control::Event;
 use crate::device::mover::MoveJob;
@@ -34,6 +33,15 @@ pub struct EngineOptions {
     pub unsent: HoldLimits,
     /// Where reasons of failures go.
     pub why: Arc<WhyLog>,
+}
+
+/// Why MULPDU is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MulpduPolicy {
+    /// From the connection's effective MSS.
+    Emss,
+    /// The largest, for peers known to cope; outside the RFC.
+    Max,
 }
 
 /// What the worker carries out for the engine.

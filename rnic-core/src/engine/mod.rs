@@ -44,9 +44,9 @@ use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 
 pub use charge::HoldLimits;
-pub use interface::{EngineOptions, Notification, Output, Receive, Transmit, Work};
+pub use interface::{EngineOptions, MulpduPolicy, Notification, Output, Receive, Transmit, Work};
+pub use link::tcp::TxBatch;
 pub use link::tcp::partial::PartialLimits;
-pub use link::tcp::{MulpduPolicy, TxBatch};
 pub use qp::QpConfig;
 pub use responder::receives::Receives;
 

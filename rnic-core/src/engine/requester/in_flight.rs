@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use crate::abi::queue::SendOpcode;
 use crate::device::qp::terminate_detail;
-use crate::types::{CompletionOpcode, CompletionStatus, TerminateCode};
+use crate::types::{CompletionOpcode, CompletionStatus, Stag, TerminateCode};
 
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,19 @@ impl Request {
             progress: Progress::Sending,
         }
     }
+}
+
+/// A Read that the peer has not answered.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) struct OutboundRead {
+    /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
+    pub seq: Option<u64>,
+    pub sink: Stag,
+    pub to: u64,
+    pub size: u32,
+    pub received: u64,
+    /// Invalidate the sink when it is done.
+    pub invalidate: bool,
 }
 
 /// Requests under way. Sequence numbers count a QP's requests from 0 and never wrap in practice.

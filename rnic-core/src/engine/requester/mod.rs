@@ -5,11 +5,12 @@
 //! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes in
 //! posting order ([`complete`]). The peer's Read Requests wait here as well ([`inbound`]), because their
 //! responses take turns with the requests of this side. What only a mover reaches is brought here first
-//! ([`staging`]).
+//! ([`fetch`], [`staging`]).
 //!
 //! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
 
 pub(super) mod complete;
+mod fetch;
 pub(super) mod in_flight;
 mod inbound;
 pub(super) mod message;
@@ -20,10 +21,9 @@ mod staging;
 
 use std::collections::VecDeque;
 
-use in_flight::{InFlight, Progress};
+pub(super) use fetch::StageError;
+use in_flight::{InFlight, OutboundRead, Progress};
 use message::{Gather, GatherFault, Message, Segment};
-use outbound::OutboundRead;
-pub(super) use staging::StageError;
 use staging::StagingBuffer;
 
 use super::qp_core::QpCore;

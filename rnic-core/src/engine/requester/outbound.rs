@@ -1,7 +1,7 @@
 //! Requests of this side that await a response of the peer's, at most ORD of them (RFC 5040 section
 //! 6.4; siw's ORQ).
 
-use super::in_flight::Progress;
+use super::in_flight::{OutboundRead, Progress};
 use super::{RequestError, Requester};
 use crate::ddp;
 use crate::engine::life::LifeCycle;
@@ -10,19 +10,6 @@ use crate::engine::reason::Reason;
 use crate::engine::state::EngineState;
 use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::types::{CompletionStatus, Msn, Stag};
-
-/// A Read that the peer has not answered.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct OutboundRead {
-    /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
-    pub seq: Option<u64>,
-    pub sink: Stag,
-    pub to: u64,
-    pub size: u32,
-    pub received: u64,
-    /// Invalidate the sink when it is done.
-    pub invalidate: bool,
-}
 
 impl Requester {
     /// The Read whose response is next.

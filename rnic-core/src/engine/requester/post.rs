@@ -4,9 +4,9 @@
 //! refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold the queue;
 //! nothing overtakes (RFC 5040 section 5.5).
 
-use super::in_flight::{Progress, Request};
+use super::in_flight::{OutboundRead, Progress, Request};
 use super::message::{Head, Message, Source, element, total_length};
-use super::outbound::{OutboundRead, take};
+use super::outbound::take;
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
 use crate::abi::queue::{SendFlags, SendOpcode};

@@ -1,20 +1,22 @@
 //! Where a queue pair puts what its peer sends: its receives, and the wait for one or for a copy.
 //!
-//! A Send takes a receive when it begins ([`receives`]), is placed into it ([`placement`]) and completes
-//! it ([`complete`]). Meanwhile the incoming direction may be [blocked](blocked).
+//! A Send takes a receive when it begins ([`receives`]), is placed into it ([`send`], [`placement`]) and
+//! completes it ([`complete`]). Meanwhile the incoming direction may stand still ([`waiting`],
+//! [`blocked`]).
 
 pub(super) mod blocked;
 mod complete;
 pub(super) mod placement;
 pub(super) mod receives;
+mod send;
+mod waiting;
 
 use std::time::Duration;
 
 use blocked::RxBlocked;
-use receives::Receives;
+use receives::{Receives, Receiving};
 
 use crate::device::Srq;
-use crate::shm::queue::ReceiveEntry;
 
 /// What a queue pair receives into.
 pub(super) struct Responder {
@@ -31,13 +33,6 @@ pub(super) struct Responder {
     warned_of_read: bool,
     /// The owner was told that no more receives are taken.
     last_wqe_told: bool,
-}
-
-/// A receive that a message is being placed into.
-struct Receiving {
-    entry: ReceiveEntry,
-    /// Bytes of all its elements.
-    capacity: u64,
 }
 
 impl Responder {

@@ -2,19 +2,12 @@
 
 use std::sync::Arc;
 
-use super::Responder;
 use crate::device::Mover;
-use crate::device::memory::{MemoryFault, Payload, Target, Unreachable};
+use crate::device::memory::{MemoryFault, Payload, Target};
 use crate::device::mover::{Pieces, Way};
-use crate::device::stag::StagTable;
 use crate::engine::incoming::{Enclosure, Incoming};
 use crate::engine::qp_core::QpCore;
-use crate::engine::reason::{PlacementError, Reason};
-use crate::engine::requester::message::Gather;
 use crate::engine::state::{Delivery, EngineState};
-use crate::rdmap::codes;
-use crate::shm::attached::CopyEnd;
-use crate::stream::inbound::send_fits;
 
 /// Whether a segment has been placed.
 pub(in crate::engine) enum Placed {
@@ -48,7 +41,7 @@ pub(in crate::engine) struct PendingPlacement {
 
 impl PendingWrite {
     /// Adds the bytes of `payload` from `from` on that go to `target`, which `mover` reaches.
-    fn add(
+    pub(super) fn add(
         writing: Option<Box<PendingWrite>>,
         (mover, address): (&Arc<Mover>, u64),
         payload: &Payload<'_>,
@@ -100,64 +93,5 @@ pub(in crate::engine) fn place(
         Some(by) => {
             PendingWrite::add(None, by, payload, 0, target.len(), last).map(Placed::Pending)
         }
-    }
-}
-
-impl Responder {
-    /// Places a Send segment into the receive in use. All its elements are checked before the first
-    /// byte is placed.
-    #[inline]
-    pub(in crate::engine) fn place_send(
-        &self,
-        core: &QpCore,
-        stags: &StagTable,
-        mo: u32,
-        payload: Payload<'_>,
-    ) -> Result<Placed, PlacementError> {
-        let Some(receiving) = &self.receiving else { return Ok(Placed::Done) };
-        let len = payload.len();
-        let capacity = receiving.capacity;
-        send_fits(mo, len, capacity).map_err(|fault| match fault.code {
-            codes::UNTAGGED_TOO_LONG => Reason::TooLong { mo, len, capacity }.into(),
-            _ => PlacementError::from(fault),
-        })?;
-        let who = core.principal();
-        let mut targets = Gather::new();
-        let (mut skip, mut from) = (mo, 0);
-        for sge in receiving.entry.sges.as_slice() {
-            if from == len {
-                break;
-            }
-            if skip >= sge.length {
-                skip -= sge.length;
-                continue;
-            }
-            // At most sge.length, hence a u32.
-            let n = ((sge.length - skip) as usize).min(len - from);
-            let addr = sge.addr.wrapping_add(u64::from(skip));
-            let (lkey, len) = (sge.lkey, n as u32);
-            let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
-                let reason = Reason::LocalKey { fault, lkey, addr, len, write: true };
-                PlacementError::Receive(None, reason)
-            })?;
-            targets.push(target);
-            from += n;
-            skip = 0;
-        }
-        let (mut from, mut pending) = (0, None);
-        for target in targets {
-            let placed = match target.mover() {
-                None => payload.place(from, target, false).map(|()| pending),
-                Some(by) => {
-                    PendingWrite::add(pending, by, &payload, from, target.len(), false).map(Some)
-                }
-            };
-            pending = placed.map_err(|fault| match (fault.cause, fault.end) {
-                (Unreachable::Truncated, _) | (_, CopyEnd::Source) => PlacementError::Memory(fault),
-                (_, CopyEnd::Sink) => PlacementError::Receive(Some(fault), Reason::Memory(fault)),
-            })?;
-            from += target.len();
-        }
-        Ok(pending.map_or(Placed::Done, Placed::Pending))
     }
 }

@@ -17,9 +17,10 @@ pub(in crate::engine) use failure::in_words;
 pub(in crate::engine) use transmit::UNSENT;
 
 use partial::Partial;
-use unread::Unread;
+use slabs::Unread;
 
 use crate::engine::charge::{Held, Owner};
+use crate::engine::interface::MulpduPolicy;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
@@ -68,15 +69,6 @@ pub(in crate::engine) struct TcpLink {
     partial: Partial,
     /// What was read behind it and not looked at.
     unread: Option<Unread>,
-}
-
-/// Why MULPDU is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MulpduPolicy {
-    /// From the connection's effective MSS.
-    Emss,
-    /// The largest, for peers known to cope; outside the RFC.
-    Max,
 }
 
 impl TcpLink {

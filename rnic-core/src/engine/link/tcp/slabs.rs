@@ -1,4 +1,4 @@
-//! Slabs for receiving, and who may keep one.
+//! Slabs for receiving, and what a QP keeps of one.
 
 use std::sync::Arc;
 
@@ -6,9 +6,6 @@ use std::sync::Arc;
 pub(in crate::engine) const RX_SLAB: usize = 128 * 1024;
 /// Slabs at hand beside the engine's own.
 const SPARE: usize = 4;
-
-/// Held while a QP keeps a slab; counted at its user.
-pub(super) type SlabLease = Arc<()>;
 
 /// Slabs for receiving at hand.
 #[derive(Default)]
@@ -26,4 +23,13 @@ impl Slabs {
             self.0.push(slab);
         }
     }
+}
+
+/// Bytes that were read and not looked at.
+pub(super) struct Unread {
+    pub bytes: Vec<u8>,
+    pub from: usize,
+    pub to: usize,
+    /// Held while `bytes` is a slab: counted at its user.
+    pub slab: Option<Arc<()>>,
 }

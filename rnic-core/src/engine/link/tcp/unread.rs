@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::slabs::{RX_SLAB, SlabLease};
+use super::slabs::{RX_SLAB, Unread};
 use crate::engine::qp::Qp;
 use crate::engine::state::EngineState;
 
@@ -17,15 +17,6 @@ const SLABS: usize = 4;
 const LITTLE: usize = 4096;
 /// Bytes that a call to the socket is worth making for.
 const WORTH_A_CALL: usize = 16 * 1024;
-
-/// Bytes that were read and not looked at.
-pub(super) struct Unread {
-    bytes: Vec<u8>,
-    from: usize,
-    to: usize,
-    /// Held while `bytes` is a slab.
-    slab: Option<SlabLease>,
-}
 
 impl Qp {
     /// How much to read at a time, and whether what is not looked at in this turn may be left.

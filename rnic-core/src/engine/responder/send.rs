@@ -1,0 +1,168 @@
+//! A Send and its receive: which one it takes, and its bytes in the elements of that.
+//!
+//! A receive is taken when a message begins, never earlier, so that QPs on a shared queue do not
+//! take from each other what they may never need.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Responder;
+use super::placement::{PendingWrite, Placed};
+use super::receives::{Receives, Receiving, emit_notices};
+use crate::abi::control::Event;
+use crate::device::memory::{Payload, Unreachable};
+use crate::device::srq::{Got, Turn};
+use crate::device::stag::StagTable;
+use crate::engine::interface::Output;
+use crate::engine::phase::StreamPhase;
+use crate::engine::qp_core::QpCore;
+use crate::engine::reason::{PlacementError, Reason};
+use crate::engine::requester::message::Gather;
+use crate::engine::state::EngineState;
+use crate::rdmap::codes;
+use crate::shm::attached::CopyEnd;
+use crate::shm::queue::{ReceiveEntry, TakeError};
+use crate::stream::inbound::send_fits;
+use crate::types::Time;
+
+impl Responder {
+    /// The buffer for a Send: the one in use, or for a new message the next one posted. False if there
+    /// is none and this QP waits for one: see [`Responder::await_receive`].
+    #[inline]
+    pub(in crate::engine) fn take_receive(
+        &mut self,
+        core: &QpCore,
+        now: Time,
+        outputs: &mut VecDeque<Output>,
+    ) -> Result<bool, PlacementError> {
+        if self.receiving.is_some() {
+            return Ok(true);
+        }
+        let turn = if self.rnr_timeout.is_some() { Turn::InTurn } else { Turn::AtOnce };
+        if self.take_next(turn, core, now, outputs)? {
+            Ok(true)
+        } else if self.rnr_timeout.is_some() {
+            Ok(false)
+        } else {
+            Err(Reason::NoReceive { held: false }.into())
+        }
+    }
+
+    /// Takes a receive, if there is one for this QP.
+    pub(super) fn take_next(
+        &mut self,
+        turn: Turn,
+        core: &QpCore,
+        now: Time,
+        outputs: &mut VecDeque<Output>,
+    ) -> Result<bool, PlacementError> {
+        let mut entry = ReceiveEntry::default();
+        let got = match &mut self.receives {
+            Receives::Own(rq) => match rq.take_into(&mut entry) {
+                Ok(true) => Got::Receive,
+                Ok(false) => Got::Nothing,
+                Err(TakeError::Entry(error)) => Got::Malformed(error.wr_id),
+                Err(TakeError::Queue(fault)) => return Err(PlacementError::Queue(fault)),
+            },
+            Receives::Shared(srq) => {
+                let taken = srq.take(core.id, turn, now, &mut entry);
+                let (got, notices) = taken.map_err(PlacementError::Srq)?;
+                emit_notices(srq, notices, outputs);
+                got
+            }
+        };
+        self.got(got, entry)
+    }
+
+    /// A receive, nothing, or something that is none.
+    pub(super) fn got(&mut self, got: Got, entry: ReceiveEntry) -> Result<bool, PlacementError> {
+        match got {
+            Got::Nothing => Ok(false),
+            Got::Malformed(wr_id) => {
+                Err(PlacementError::MalformedReceive(wr_id, Reason::MalformedReceive))
+            }
+            Got::Receive => {
+                let capacity = entry.sges.as_slice().iter().map(|s| u64::from(s.length)).sum();
+                self.receiving = Some(Receiving { entry, capacity });
+                Ok(true)
+            }
+        }
+    }
+
+    /// Places a Send segment into the receive in use. All its elements are checked before the first
+    /// byte is placed.
+    #[inline]
+    pub(in crate::engine) fn place_send(
+        &self,
+        core: &QpCore,
+        stags: &StagTable,
+        mo: u32,
+        payload: Payload<'_>,
+    ) -> Result<Placed, PlacementError> {
+        let Some(receiving) = &self.receiving else { return Ok(Placed::Done) };
+        let len = payload.len();
+        let capacity = receiving.capacity;
+        send_fits(mo, len, capacity).map_err(|fault| match fault.code {
+            codes::UNTAGGED_TOO_LONG => Reason::TooLong { mo, len, capacity }.into(),
+            _ => PlacementError::from(fault),
+        })?;
+        let who = core.principal();
+        let mut targets = Gather::new();
+        let (mut skip, mut from) = (mo, 0);
+        for sge in receiving.entry.sges.as_slice() {
+            if from == len {
+                break;
+            }
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            // At most sge.length, hence a u32.
+            let n = ((sge.length - skip) as usize).min(len - from);
+            let addr = sge.addr.wrapping_add(u64::from(skip));
+            let (lkey, len) = (sge.lkey, n as u32);
+            let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
+                let reason = Reason::LocalKey { fault, lkey, addr, len, write: true };
+                PlacementError::Receive(None, reason)
+            })?;
+            targets.push(target);
+            from += n;
+            skip = 0;
+        }
+        let (mut from, mut pending) = (0, None);
+        for target in targets {
+            let placed = match target.mover() {
+                None => payload.place(from, target, false).map(|()| pending),
+                Some(by) => {
+                    PendingWrite::add(pending, by, &payload, from, target.len(), false).map(Some)
+                }
+            };
+            pending = placed.map_err(|fault| match (fault.cause, fault.end) {
+                (Unreachable::Truncated, _) | (_, CopyEnd::Source) => PlacementError::Memory(fault),
+                (_, CopyEnd::Sink) => PlacementError::Receive(Some(fault), Reason::Memory(fault)),
+            })?;
+            from += target.len();
+        }
+        Ok(pending.map_or(Placed::Done, Placed::Pending))
+    }
+
+    /// Tells the owner of a QP in Error, once, that it has taken its last receive from its shared
+    /// queue, and that what it took has been flushed (IBV_EVENT_QP_LAST_WQE_REACHED).
+    pub(in crate::engine) fn emit_last_wqe_reached(
+        &mut self,
+        core: &QpCore,
+        phase: StreamPhase,
+        engine: &mut EngineState,
+    ) {
+        let none_is_left = self.receiving.is_none() || core.recv_cq.is_dead();
+        if phase != StreamPhase::Ended
+            || !none_is_left
+            || self.receives.shared().is_none()
+            || std::mem::replace(&mut self.last_wqe_told, true)
+        {
+            return;
+        }
+        let context = core.shared.context.load(Relaxed);
+        engine.emit(core.session, Event::LastReceive { qp: core.id, context });
+    }
+}

@@ -1,0 +1,211 @@
+//! A stream whose incoming direction stands still, for one of two reasons at a time. Either a Send
+//! found no receive and its QP was made to wait for one (RFC 5041 section 7.1 lets a receiver end the
+//! stream at once; to wait instead is ours, and costs the peer only what TCP's flow control costs it
+//! anyway); or a mover is writing the bytes of a segment ([`placement`](super::placement)). A Send that
+//! has waited may, with its receive, go on to wait for a mover.
+//!
+//! *Over TCP* a segment without a receive has been verified and is kept with what was read behind it,
+//! of a segment that is being written only the latter; the socket is not read again, so everything
+//! else stays in the kernel and the peer's window closes. A QP that [may block](Responder::may_block)
+//! reads so little at a time that what is kept never exceeds one FPDU of the largest size; only at its
+//! first copy a QP has not known that it would, and keeps what it has read. A reset is seen all the
+//! same, because the worker passes on the socket's error
+//! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)); a FIN is in its place
+//! behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender's QP takes no
+//! turn at this one until it is woken. What it does besides sending is deferred where TCP would deliver
+//! it in its place behind a segment that has left ([`Responder::defer`]).
+//!
+//! The other direction goes on. But a Read Response to this QP is behind the message that waits, so
+//! an application that posts its next receive only after a Read is done waits for itself; it is warned
+//! once.
+//!
+//! It ends in one of three ways, each by [`Responder::unblock`]: what is awaited has come, the deadline
+//! has passed, or the stream has ended; only a mover's answer is awaited even then, because it writes
+//! where a flushed receive is.
+
+use super::Responder;
+use super::blocked::{BlockedOn, RxBlocked, WaitingSegment};
+use super::placement::PendingPlacement;
+use super::receives::{Receives, emit_notices};
+use crate::device::srq::{Turn, Waiter};
+use crate::engine::deadlines::Due;
+use crate::engine::incoming::{Incoming, Origin};
+use crate::engine::interface::Output;
+use crate::engine::qp_core::QpCore;
+use crate::engine::reason::{PlacementError, Reason};
+use crate::engine::state::{Delivery, EngineState};
+use crate::shm::queue::ReceiveEntry;
+
+impl Responder {
+    /// Whether the incoming direction may have to stand still: then little is read at a time.
+    pub(in crate::engine) fn may_block(&self) -> bool {
+        self.rnr_timeout.is_some() || self.has_copied
+    }
+
+    /// Whether the incoming direction stands still: nothing may be read, nothing handed over.
+    pub(in crate::engine) fn is_blocked(&self) -> bool {
+        self.blocked.is_some()
+    }
+
+    /// There is no receive for this segment, whose payload is the last `payload` bytes of `origin`:
+    /// takes one that has been posted by now (true), or waits until one is. `awaits_response` says that
+    /// the owner has a Read outstanding, which is behind it.
+    ///
+    /// Asks the client to ring *before* the last look at the queue; the fence argument stands at
+    /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits). The bell is this QP's
+    /// for its own queue, and leads to [`Responder::take_awaited`] by its next turn; for a shared queue
+    /// it is that queue's, and leads there by [`Srq::ready`](crate::device::Srq::ready).
+    pub(in crate::engine) fn await_receive(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        (segment, origin, payload): (Incoming, Origin<'_>, usize),
+        awaits_response: bool,
+    ) -> Result<bool, PlacementError> {
+        let Some(timeout) = self.rnr_timeout else {
+            return Err(Reason::NoReceive { held: false }.into());
+        };
+        let waiter = Waiter { qp: core.id, worker: engine.worker, key: core.key };
+        let place = match &mut self.receives {
+            Receives::Own(rq) => {
+                rq.set_waits(engine.worker);
+                let found = rq.look();
+                if !matches!(found, Ok(0)) {
+                    rq.clear_waits(engine.worker);
+                    found.map_err(PlacementError::Queue)?;
+                    return self.take_next(Turn::AtOnce, core, engine.now, &mut engine.outputs);
+                }
+                None
+            }
+            Receives::Shared(srq) => {
+                let mut entry = ReceiveEntry::default();
+                let (got, notices) = srq
+                    .take_or_wait(waiter, engine.now, &mut entry)
+                    .map_err(PlacementError::Srq)?;
+                match got {
+                    Ok(got) => {
+                        emit_notices(srq, notices, &mut engine.outputs);
+                        return self.got(got, entry);
+                    }
+                    Err(place) => {
+                        engine.doorbells.await_receive(core.seat, srq);
+                        Some(place)
+                    }
+                }
+            }
+        };
+        self.warn_of_read(core, engine, awaits_response);
+        let until = engine.now.after(timeout);
+        engine.deadlines.set(until, Due::Rnr(core.key));
+        let (segment, bytes) = match origin {
+            Origin::Wire(ulpdu) => {
+                let payload = ulpdu.len() - payload;
+                let segment = WaitingSegment::Received { ulpdu: ulpdu.len(), payload, segment };
+                (segment, ulpdu.to_vec())
+            }
+            Origin::Direct { header, len } => (WaitingSegment::AtPeer { header, len }, Vec::new()),
+        };
+        let on = BlockedOn::Receive { segment, place, until };
+        self.blocked = Some(Box::new(RxBlocked { on, bytes }));
+        Ok(false)
+    }
+
+    /// The incoming direction stands still until a mover has written this segment.
+    pub(in crate::engine) fn await_copy(&mut self, pending: PendingPlacement) {
+        self.has_copied = true;
+        let on = BlockedOn::Copy(pending);
+        self.blocked = Some(Box::new(RxBlocked { on, bytes: Vec::new() }));
+    }
+
+    /// Keeps bytes that were read behind the segment for which the stream stands still.
+    pub(in crate::engine) fn keep_unread(&mut self, bytes: &[u8]) {
+        if let Some(blocked) = &mut self.blocked {
+            blocked.bytes.extend_from_slice(bytes);
+        }
+    }
+
+    /// Takes the receive that is awaited, if there is one by now. `None` if none is awaited.
+    pub(in crate::engine) fn take_awaited(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        awaits_response: bool,
+    ) -> Option<Result<bool, PlacementError>> {
+        let BlockedOn::Receive { place, .. } = &self.blocked.as_ref()?.on else { return None };
+        let turn = place.map_or(Turn::AtOnce, Turn::Waited);
+        let taken = self.take_next(turn, core, engine.now, &mut engine.outputs);
+        if matches!(taken, Ok(false)) {
+            self.warn_of_read(core, engine, awaits_response);
+        }
+        Some(taken)
+    }
+
+    /// An application that waits for a Read before it posts a receive waits for itself: says so once.
+    pub(in crate::engine) fn warn_of_read(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+        awaits_response: bool,
+    ) {
+        if !awaits_response || std::mem::replace(&mut self.warned_of_read, true) {
+            return;
+        }
+        let text = format!(
+            "QP {} holds a message for want of a receive while a Read of its own is outstanding; \
+             the response is behind that message",
+            core.id
+        );
+        engine.outputs.push_back(Output::Warning { session: core.session, text });
+    }
+
+    /// Nothing is awaited any more; what was, if something was. The stream is to be
+    /// [read on](crate::engine::link::Link::read_on) then.
+    pub(in crate::engine) fn unblock(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+    ) -> Option<Box<RxBlocked>> {
+        let blocked = self.blocked.take()?;
+        if let BlockedOn::Receive { place, until, .. } = &blocked.on {
+            engine.deadlines.clear(*until, Due::Rnr(core.key));
+            match (&mut self.receives, place) {
+                (Receives::Own(rq), _) => rq.clear_waits(engine.worker),
+                (Receives::Shared(srq), Some(place)) => {
+                    let workers = srq.leave(*place);
+                    engine.doorbells.stop_awaiting(core.seat, srq);
+                    engine.receives_freed(srq, workers);
+                }
+                (Receives::Shared(_), None) => {}
+            }
+        }
+        Some(blocked)
+    }
+
+    /// Whether a mover is writing a segment.
+    pub(in crate::engine) fn is_copying(&self) -> bool {
+        self.blocked.as_ref().is_some_and(|blocked| matches!(blocked.on, BlockedOn::Copy(_)))
+    }
+
+    /// Whether this copy writes a segment.
+    pub(in crate::engine) fn is_placing(&self, job: u64) -> bool {
+        self.blocked.as_ref().is_some_and(
+            |blocked| matches!(&blocked.on, BlockedOn::Copy(pending) if pending.job == job),
+        )
+    }
+
+    /// Something that the other end of a direct connection did: whether it has its place behind a
+    /// segment that a mover is writing, and is kept there.
+    pub(in crate::engine) fn defer(&mut self, delivery: Delivery) -> Result<(), Delivery> {
+        let behind = matches!(delivery, Delivery::Terminate(_) | Delivery::Fin);
+        let Some(blocked) = self.blocked.as_mut().filter(|_| behind) else { return Err(delivery) };
+        let BlockedOn::Copy(pending) = &mut blocked.on else { return Err(delivery) };
+        pending.deferred.push(delivery);
+        Ok(())
+    }
+
+    /// Bytes kept while the stream stands still.
+    #[cfg(test)]
+    pub(in crate::engine) fn kept_bytes(&self) -> usize {
+        self.blocked.as_ref().map_or(0, |blocked| blocked.bytes.len())
+    }
+}
