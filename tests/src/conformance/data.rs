@@ -124,6 +124,26 @@ pub struct Exception {
     pub reason: String,
 }
 
+/// Requirements that hold although no line of production code does what they ask for.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Construction {
+    /// Of requirements.
+    pub ids: Vec<String>,
+    /// What makes them hold, for somebody who looks for the line.
+    pub reason: String,
+}
+
+/// Requirements whose production code does not cite them yet.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Uncited {
+    /// The folder in which the code is.
+    pub folder: String,
+    /// Of requirements.
+    pub ids: Vec<String>,
+}
+
 /// A fault to be put into the code by hand.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -218,6 +238,14 @@ impl Table for Requirement {
 
 impl Table for Exception {
     const KEY: &'static str = "exception";
+}
+
+impl Table for Construction {
+    const KEY: &'static str = "construction";
+}
+
+impl Table for Uncited {
+    const KEY: &'static str = "uncited";
 }
 
 impl Table for Mutation {
