@@ -262,8 +262,8 @@ pub struct SendHeader {
     pub rkey: u32,
     /// STag to invalidate; the STag that a window is to have.
     pub inv_rkey: u32,
-    /// Immediate data, atomic operands or window parameters ([`WindowParams`]), by opcode; zero where
-    /// unused.
+    /// Immediate data, atomic operands or window parameters ([`WindowParams`]), by opcode; zero
+    /// where unused.
     pub params: [u64; 3],
     /// Whether every spare bit was zero.
     pub spare_is_zero: bool,
@@ -307,8 +307,9 @@ impl SendHeader {
 /// Parameters of [`SendOpcode::BindWindow`]: address 8, length 8, lkey 4, access 4.
 ///
 /// The entry has no elements and no remote address. `rkey` is the window's present STag, `inv_rkey`
-/// the one it is to have, which differs in the low 8 bits only: for a window of type 1 it must differ,
-/// and the library advances it by one (`ibv_inc_rkey(3)`); for type 2 the application chooses it.
+/// the one it is to have, which differs in the low 8 bits only: for a window of type 1 it must
+/// differ, and the library advances it by one (`ibv_inc_rkey(3)`); for type 2 the application
+/// chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WindowParams {
     /// First address, in the region's own terms (`iova`).

@@ -2,8 +2,8 @@
 //!
 //! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. It knows no buffers and
 //! no messages: what the fields of successive segments must have to do with one another is
-//! checked by [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here but
-//! a segment too short for its header, so that everything else can be reported.
+//! checked by [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here
+//! but a segment too short for its header, so that everything else can be reported.
 
 use std::fmt;
 

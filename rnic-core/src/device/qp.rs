@@ -1,7 +1,7 @@
 //! The face of a queue pair that its worker and the control thread share: state and counters.
 //!
-//! The worker that owns the QP is the only writer of all but the context; readers may see figures of
-//! different instants. Nothing here decides anything.
+//! The worker that owns the QP is the only writer of all but the context; readers may see figures
+//! of different instants. Nothing here decides anything.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 

@@ -1,8 +1,8 @@
 //! Steering tags: turning (STag, offset, length) into memory.
 //!
-//! Each worker owns a [`StagTable`] as plain data. The only way to memory is [`StagTable::local`] or
-//! [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows the table, so no check
-//! can outlive the next change of the table.
+//! Each worker owns a [`StagTable`] as plain data. The only way to memory is [`StagTable::local`]
+//! or [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows the table, so no
+//! check can outlive the next change of the table.
 
 mod hash;
 
@@ -218,8 +218,8 @@ impl StagTable {
         e.range(to, len).ok_or(RemoteFault::Bounds)
     }
 
-    /// Whether the peer of `who` may invalidate `stag` (RFC 5040 section 8.1.1: only if it is limited
-    /// to that stream).
+    /// Whether the peer of `who` may invalidate `stag` (RFC 5040 section 8.1.1: only if it is
+    /// limited to that stream).
     pub fn may_invalidate(&self, who: Principal, stag: Stag) -> Result<(), InvalidateFault> {
         let e = self.entries.get(&stag.0).ok_or(InvalidateFault::NotAssociated)?;
         match e.scope {
@@ -248,8 +248,8 @@ impl StagTable {
     }
 
     /// Invalidates an STag for `who` itself: a region without windows, or a window of type 2. What
-    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it and
-    /// no mover does.
+    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it
+    /// and no mover does.
     pub fn invalidate_by_owner(
         &mut self,
         who: Principal,
@@ -392,7 +392,8 @@ mod tests {
                         prop_assert_eq!(t.len() as u64, len);
                         prop_assert!(t.part(1, t.len()).is_none());
                         prop_assert!(t.part(u64::MAX, 0).is_none());
-                        prop_assert_eq!(t.part(0, t.len()).and_then(|p| p.shared()).map(|s| s.1), t.shared().map(|s| s.1));
+                        let whole = t.part(0, t.len()).and_then(|p| p.shared());
+                        prop_assert_eq!(whole.map(|s| s.1), t.shared().map(|s| s.1));
                     }
                 }
                 for write in [false, true] {

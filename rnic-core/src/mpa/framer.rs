@@ -51,8 +51,8 @@ impl Framer {
     ///
     /// The ULPDU is `header` followed by `payload_len` bytes that `fill(offset, block)` writes,
     /// `offset` counting from the start of the payload; blocks come in order, are never empty and
-    /// stay about as small as [`BLOCK`]. If `fill` fails, nothing has been framed: the stream position
-    /// is unchanged and `out` holds junk.
+    /// stay about as small as [`BLOCK`]. If `fill` fails, nothing has been framed: the stream
+    /// position is unchanged and `out` holds junk.
     ///
     /// # Panics
     ///

@@ -28,7 +28,8 @@ macro_rules! codes {
 }
 
 codes! {
-    RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00, "RDMA local catastrophic error, its program or device failed";
+    RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00,
+        "RDMA local catastrophic error, its program or device failed";
     PROTECTION_INVALID_STAG = 0 / 1 / 0x00, "RDMA protection: invalid STag";
     PROTECTION_BOUNDS = 0 / 1 / 0x01, "RDMA protection: base or bounds violation";
     PROTECTION_ACCESS = 0 / 1 / 0x02, "RDMA protection: access rights violation";

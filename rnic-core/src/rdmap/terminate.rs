@@ -272,7 +272,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..70)) {
+        fn arbitrary_bytes_are_parsed_or_refused(
+            bytes in prop::collection::vec(any::<u8>(), 0..70),
+        ) {
             if let Ok(t) = Terminate::parse(&bytes) {
                 prop_assert!(t.buffer_len() <= Terminate::MAX_LEN);
                 let again = t.to_vec();

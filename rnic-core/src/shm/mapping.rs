@@ -340,8 +340,8 @@ fn nonzero(len: usize) -> io::Result<u64> {
     Ok(len as u64)
 }
 
-/// Bytes that a segment grows by between two looks at what the machine has left: a multiple of every
-/// page size, and some 20 ms of zeroing.
+/// Bytes that a segment grows by between two looks at what the machine has left: a multiple of
+/// every page size, and some 20 ms of zeroing.
 pub const POPULATE_STEP: usize = 64 << 20;
 
 /// `TMPFS_MAGIC` of `linux/magic.h`: what a memfd of ordinary pages lives in.

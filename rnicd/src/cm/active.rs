@@ -119,7 +119,8 @@ impl Active {
             return Step::Failed(format!("sending the MPA request: {e}"));
         }
         loop {
-            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section 7.1.2).
+            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section
+            // 7.1.2).
             let most = match self.stream.is_passed() {
                 true => self.initiator.missing().min(scratch.len()),
                 false => scratch.len(),

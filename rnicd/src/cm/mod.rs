@@ -2,9 +2,9 @@
 //!
 //! The [`ConnectionManager`] binds and listens, connects, and carries every TCP connection through
 //! MPA start-up with the state machines of [`rnic_core::stream::startup`]; a connection request is
-//! an object here before any QP is named for it. A connect whose destination is one of this daemon's
-//! own listeners needs no TCP connection: the same machines then exchange their frames in memory, so
-//! that both paths negotiate alike. What comes out are [`CmEvent`]s.
+//! an object here before any QP is named for it. A connect whose destination is one of this
+//! daemon's own listeners needs no TCP connection: the same machines then exchange their frames in
+//! memory, so that both paths negotiate alike. What comes out are [`CmEvent`]s.
 //!
 //! It refuses to know who may do what, sessions' object tables, and QPs beyond their number; limits
 //! are plain numbers in [`CmOptions`]. It reads no clock and never blocks: the control thread, its
@@ -62,8 +62,8 @@ pub struct CmOptions {
     pub tcp: Tcp,
     /// Whether connects to this daemon's own listeners stay in memory.
     pub direct: bool,
-    /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives way
-    /// to a new one.
+    /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives
+    /// way to a new one.
     pub half_open: usize,
     /// The key that says so.
     pub half_open_key: String,
@@ -281,8 +281,8 @@ impl ConnectionManager {
         self.quotas.set(session, quota);
     }
 
-    /// Turns requests of peers away from now on, or takes them again. Those that wait for a decision
-    /// go on waiting.
+    /// Turns requests of peers away from now on, or takes them again. Those that wait for a
+    /// decision go on waiting.
     pub fn set_draining(&mut self, on: bool) {
         self.draining = on;
     }

@@ -93,7 +93,8 @@ impl Passive {
 
     fn read_request(&mut self, scratch: &mut [u8]) -> Step {
         loop {
-            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section 7.1.2).
+            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section
+            // 7.1.2).
             let most = match self.stream.is_passed() {
                 true => self.responder.missing().min(scratch.len()),
                 false => scratch.len(),

@@ -300,7 +300,8 @@ impl Connections {
 const HOT: usize = 8;
 /// How long an answer about the segment size is good.
 const EMSS_FOR: Duration = Duration::from_millis(20);
-/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section 3.7.1).
+/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section
+/// 3.7.1).
 const EMSS_DEFAULT: usize = 536;
 
 #[cfg(test)]

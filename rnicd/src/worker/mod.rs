@@ -191,8 +191,8 @@ impl Workers {
         (0..).zip(&self.workers).min_by_key(|(_, w)| load(w)).map_or(0, |(number, _)| number)
     }
 
-    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker. Workers
-    /// share their time out among users.
+    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker.
+    /// Workers share their time out among users.
     pub fn attach_session(
         &mut self,
         session: SessionId,
@@ -263,8 +263,8 @@ impl Workers {
         }
     }
 
-    /// Ends all of a session's QPs and forgets it. What is asked for later may be done earlier: workers
-    /// end QPs between turns of others.
+    /// Ends all of a session's QPs and forgets it. What is asked for later may be done earlier:
+    /// workers end QPs between turns of others.
     pub fn detach_session(&mut self, session: SessionId) -> Ticket {
         let ticket = self.tickets.issue();
         let waiting = (0..self.workers.len()).collect();

@@ -144,8 +144,8 @@ pub enum Event {
         /// Receives that all QPs took in the same time.
         window: u32,
     },
-    /// A QP in Error has taken its last receive from its shared receive queue, and what it had taken
-    /// has been flushed.
+    /// A QP in Error has taken its last receive from its shared receive queue, and what it had
+    /// taken has been flushed.
     LastReceive {
         /// Which.
         qp: QpId,

@@ -155,7 +155,8 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for the device's default.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA revision 1.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA
+        /// revision 1.
         private_data: Vec<u8>,
     },
     /// Ends a QP's connection: in order, or at once with a reset. Answer: `Done`, then events.
@@ -226,7 +227,8 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for the device's default.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA revision 1.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA
+        /// revision 1.
         private_data: Vec<u8>,
     },
     /// Waits for an MPA Request on a TCP connection that the client made. Descriptor: the socket.
@@ -254,8 +256,8 @@ pub enum RequestBody {
         /// Its number, from a refusal, a completion or a list.
         id: u64,
     },
-    /// Counts a segment against the limits before it has memory, so that a client learns what it may
-    /// not have before it takes it from the machine. Until it is filled no region can name it;
+    /// Counts a segment against the limits before it has memory, so that a client learns what it
+    /// may not have before it takes it from the machine. Until it is filled no region can name it;
     /// `RemoveSegment` gives it back. Answer: `Segment`.
     ReserveSegment {
         /// Bytes; a multiple of the page size.
@@ -271,12 +273,13 @@ pub enum RequestBody {
         client_address: u64,
     },
     /// Gives a completion queue another size, and another place with what is unread in it. From the
-    /// request until its answer the client does not touch the queue; then the old place is no longer
-    /// its own. After a refusal the queue is where it was. Answer: `Cq`.
+    /// request until its answer the client does not touch the queue; then the old place is no
+    /// longer its own. After a refusal the queue is where it was. Answer: `Cq`.
     ResizeCq {
         /// Which.
         cq: CqId,
-        /// Entries wanted, at least as many as are unread or reserved; rounded up to a power of two.
+        /// Entries wanted, at least as many as are unread or reserved; rounded up to a power of
+        /// two.
         entries: u32,
     },
 }

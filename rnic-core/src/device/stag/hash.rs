@@ -1,8 +1,8 @@
 //! Where STags stand in a worker's tables.
 //!
-//! Whoever registers often chooses among the STags it is given, and the key of a window as it likes.
-//! So that nobody can gather those that fall on one place, and so make each look-up of them a long
-//! one, the hash depends on a secret of the table.
+//! Whoever registers often chooses among the STags it is given, and the key of a window as it
+//! likes. So that nobody can gather those that fall on one place, and so make each look-up of them
+//! a long one, the hash depends on a secret of the table.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
