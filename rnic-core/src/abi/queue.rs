@@ -182,6 +182,7 @@ pub const SEND_HEADER_WORDS: usize = SEND_HEADER_LEN / 8;
 /// Operation of a send request; the first seven numbers are those of `ibv_wr_opcode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+//= RDMAP-3.2-1
 pub enum SendOpcode {
     /// RDMA Write.
     Write = 0,
@@ -245,6 +246,7 @@ bitflags::bitflags! {
 /// Header of a send queue entry, decoded. Bytes in order: opcode 1, num_sge 1, flags 2,
 /// inline_len 2, spare 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4, params 3 x 8, spare 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+//= RDMAP-3.2-2, RDMAP-3.2-5
 pub struct SendHeader {
     /// Operation; unknown numbers stay representable and fail the request by name.
     pub opcode: u8,
@@ -257,8 +259,10 @@ pub struct SendHeader {
     /// The application's name for the request.
     pub wr_id: u64,
     /// Remote tagged offset of Write and Read.
+    //= DDP-5.2-7
     pub remote_addr: u64,
     /// Remote STag of Write and Read; a window's present STag.
+    //= DDP-5.2-7, RDMAP-5.1-8, RDMAP-5.2.1-9
     pub rkey: u32,
     /// STag to invalidate; the STag that a window is to have.
     pub inv_rkey: u32,
@@ -392,6 +396,7 @@ bitflags::bitflags! {
 /// spare 4, sequence 4. The sequence of entry `n` (counted from 0) is `n + 1` modulo 2^32; its word
 /// is stored last, with release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+//= RDMAP-3.2-3
 pub struct Cqe {
     /// The application's name for the request.
     pub wr_id: u64,

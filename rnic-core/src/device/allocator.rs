@@ -66,6 +66,7 @@ impl StagAllocator {
         // At most half of the indices are in use and one of 256 rests, so each draw succeeds with
         // nearly one half at least.
         loop {
+            //= RDMAP-8.1.1-8
             let stag = self.space.stag(self.random.next_u32());
             let index = index(stag);
             if self.space.has(index) && !self.resting.contains(&index) && self.used.insert(index) {

@@ -189,6 +189,7 @@ impl Cq {
             return Err(CqFault::Dead);
         }
         let mut inner = self.inner.lock();
+        //= RDMAP-8.1.1-10
         inner.producer.publish(cqe).map_err(CqFault::from)?;
         Ok(inner.published(std::slice::from_ref(cqe)))
     }

@@ -16,6 +16,7 @@ macro_rules! codes {
         pub fn name(code: TerminateCode) -> Option<&'static str> {
             match (code.layer, code.etype, code.code) {
                 $(($layer, $etype, $code) => Some($text),)+
+                //= RDMAP-4.8-13
                 (0, 0, _) => Some("RDMA local catastrophic error"),
                 (1, 3, _) => Some("LLP error seen by DDP"),
                 _ => None,
@@ -27,6 +28,7 @@ macro_rules! codes {
     };
 }
 
+//= DDP-7.2-1, RDMAP-4.8-3
 codes! {
     RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00,
         "RDMA local catastrophic error, its program or device failed";

@@ -170,9 +170,12 @@ impl Inbound {
     /// Validates one ULPDU. `ird_free` says that a slot for another inbound Read is free; it is
     /// looked at only when a Read Request begins.
     #[inline]
+    //= RDMAP-7.2-1, RDMAP-7.2-6
     pub fn handle<'p>(&mut self, ulpdu: &'p [u8], ird_free: bool) -> Result<Arrival<'p>, Fault> {
         match Header::parse(ulpdu) {
+            //= DDP-4.1-1
             Ok((Header::Tagged(header), payload)) => self.tagged(header, payload),
+            //= DDP-4.1-2
             Ok((Header::Untagged(header), payload)) => {
                 self.untagged(header, payload, ulpdu, ird_free)
             }
@@ -186,12 +189,15 @@ impl Inbound {
         header: TaggedHeader,
         payload: &'p [u8],
     ) -> Result<Arrival<'p>, Fault> {
+        //= DDP-4.1-11
         if header.dv != self.version {
             return Err(Fault::segment(codes::TAGGED_VERSION));
         }
+        //= DDP-4.2-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
         let fits = matches!(opcode, Opcode::Write | Opcode::ReadResponse);
         let mut message = self.tagged.unwrap_or(TaggedMessage { opcode, stag: None });
+        //= RDMAP-7.2-2
         if !fits || message.opcode != opcode {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
@@ -202,6 +208,7 @@ impl Inbound {
         }
         self.tagged = if last { None } else { Some(message) };
         Ok(match opcode {
+            //= DDP-4.2-7
             Opcode::Write => Arrival::Write { stag, to, payload, last, stag_changed },
             _ => Arrival::ReadResponse { stag, to, payload, last },
         })
@@ -215,12 +222,15 @@ impl Inbound {
         ulpdu: &'p [u8],
         ird_free: bool,
     ) -> Result<Arrival<'p>, Fault> {
+        //= DDP-4.1-11
         if header.dv != self.version {
             return Err(Fault::segment(codes::UNTAGGED_VERSION));
         }
+        //= DDP-7.1-1
         if header.qn > qn::TERMINATE {
             return Err(Fault::segment(codes::UNTAGGED_QN));
         }
+        //= DDP-4.3-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
         match (header.qn, opcode) {
             (
@@ -234,6 +244,7 @@ impl Inbound {
                 self.read_request(header, payload, ulpdu, ird_free)
             }
             (qn::TERMINATE, Opcode::Terminate) => Ok(terminate(header, payload)),
+            //= RDMAP-4.2-2, RDMAP-7.2-2
             _ => Err(Fault::segment(codes::OPERATION_OPCODE)),
         }
     }
@@ -242,6 +253,7 @@ impl Inbound {
     #[inline]
     fn opcode(&self, rsvd_ulp: u8) -> Result<Opcode, Fault> {
         let Control { rv, opcode } = Control::parse(rsvd_ulp);
+        //= RDMAP-4.1-6, RDMAP-7.2-3
         if rv != self.version {
             return Err(Fault::segment(codes::OPERATION_VERSION));
         }
@@ -259,6 +271,7 @@ impl Inbound {
         if *self.sends.opcode.get_or_insert(opcode) != opcode {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
+        //= DDP-7.1-9
         if header.msn != self.sends.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
@@ -266,6 +279,7 @@ impl Inbound {
         let solicited = matches!(opcode, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate);
         let invalidates =
             matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
+        //= RDMAP-4.1-10
         let kind = SendKind { solicited, invalidate: invalidates.then_some(inv_stag) };
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })
     }
@@ -283,10 +297,13 @@ impl Inbound {
             return Ok(None);
         }
         let total = u64::from(mo) + len as u64;
+        //= DDP-5.4-2
         let whole = total == sends.end && total == sends.received;
+        //= DDP-5.3-6
         sends.finish();
         // No buffer is longer than 2^32 - 1 bytes, so no message that fitted one is either.
         match u32::try_from(total) {
+            //= DDP-5.4-3, RDMAP-3.1-5
             Ok(total) if whole => Ok(Some(total)),
             _ => Err(Fault::segment(codes::UNTAGGED_MO)),
         }
@@ -300,10 +317,12 @@ impl Inbound {
         ird_free: bool,
     ) -> Result<Arrival<'p>, Fault> {
         let reads = &mut self.reads;
+        //= DDP-7.1-9
         if header.msn != reads.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
         let begins = reads.opcode.replace(Opcode::ReadRequest).is_none();
+        //= DDP-7.1-2, RDMAP-6.1-7
         if begins && !ird_free {
             return Err(Fault::segment(codes::UNTAGGED_NO_BUFFER));
         }
@@ -334,9 +353,11 @@ impl Inbound {
 /// its message was given: its offset first, then its end.
 #[inline]
 pub fn send_fits(mo: u32, len: usize, buffer_len: u64) -> Result<(), Fault> {
+    //= DDP-7.1-7
     if u64::from(mo) > buffer_len {
         return Err(Fault::segment(codes::UNTAGGED_MO));
     }
+    //= DDP-7.1-8, RDMAP-5.3-4
     if u64::from(mo) + len as u64 > buffer_len {
         return Err(Fault::segment(codes::UNTAGGED_TOO_LONG));
     }
@@ -344,6 +365,7 @@ pub fn send_fits(mo: u32, len: usize, buffer_len: u64) -> Result<(), Fault> {
 }
 
 fn terminate<'p>(header: UntaggedHeader, payload: &'p [u8]) -> Arrival<'p> {
+    //= RDMAP-5.4-3, RDMAP-5.4-4
     if header.msn != Msn::FIRST {
         return Arrival::MalformedTerminate(MalformedTerminate::Msn(header.msn.0));
     }

@@ -235,6 +235,7 @@ impl Workers {
     }
 
     /// Withdraws a memory region; when done, no worker touches it any more.
+    //= DDP-8.3.1-6, RDMAP-8.1.1-6
     pub fn revoke_stag(&mut self, stag: Stag) -> Ticket {
         self.all(|| Command::RevokeStag(stag))
     }
@@ -276,6 +277,7 @@ impl Workers {
     }
 
     /// Gives a QP to a worker, with its TCP connection.
+    //= MPA-7.1-5
     pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: Socket) {
         self.bind(worker, 1, Command::BindTcp { end, stream });
     }

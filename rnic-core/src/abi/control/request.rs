@@ -44,6 +44,7 @@ pub enum RequestBody {
         segment: SegmentId,
     },
     /// Registers a memory region; answered when every worker knows it. Answer: `Mr`.
+    //= RDMAP-3.2-8
     RegMr {
         /// Domain the region belongs to.
         pd: PdId,
@@ -56,6 +57,7 @@ pub enum RequestBody {
         /// Rights.
         access: Access,
         /// Who may use its STag from the wire.
+        //= DDP-8.3-3
         scope: Scope,
     },
     /// Deregisters; when answered, nothing more will be read from or written to it. Answer: `Done`.

@@ -106,6 +106,7 @@ impl Shares {
     }
 
     /// Whether `taken` of a window is more than one of `users` QPs may take.
+    //= DDP-8.3.2-5a, RDMAP-8.1.2-8
     fn is_unfair(&self, taken: u32, users: u32) -> bool {
         let window = u64::from(self.window);
         let twice = 2 * window / u64::from(users.max(1));
