@@ -129,7 +129,7 @@ pub enum CmEvent {
         listener: ListenerId,
         /// To be accepted or rejected.
         request: RequestId,
-        /// Addresses.
+        /// Our end, that of the listener, and the peer.
         addresses: AddressPair,
         /// Inbound reads the peer offers, if negotiated.
         peer_ird: Option<u16>,
@@ -148,14 +148,14 @@ pub enum CmEvent {
         listener: ListenerId,
         /// The request, no longer valid.
         request: RequestId,
-        /// Why.
+        /// What ended it, in words: the peer, a deadline, or an error of the socket.
         reason: String,
     },
     /// No request will come on a connection that was passed.
     NoRequest {
         /// The listener that serves it.
         listener: ListenerId,
-        /// Why.
+        /// What came instead of a request, in words.
         reason: String,
     },
     /// A rejection that was [`Rejection::Sending`] is with the kernel, or its connection has ended.
@@ -171,7 +171,7 @@ pub enum CmEvent {
         stream: Socket,
         /// What was agreed.
         negotiated: Box<Negotiated>,
-        /// Addresses.
+        /// Our end and the peer.
         addresses: AddressPair,
     },
     /// Start-up is done between two QPs of this daemon.
@@ -192,7 +192,7 @@ pub enum CmEvent {
     Unreachable {
         /// The QP that connected or accepted.
         qp: QpId,
-        /// Why.
+        /// What failed, in words: TCP, MPA or a deadline.
         reason: String,
     },
 }

@@ -62,9 +62,9 @@ pub struct WorkerOptions {
 pub enum WorkerReport {
     /// A client broke the contract of shared memory; its session is to end.
     Misbehaved {
-        /// Whose.
+        /// The session of that client.
         session: SessionId,
-        /// How.
+        /// What it wrote that it may not, in words.
         why: String,
     },
     /// A peer named an STag that it may not use.
@@ -73,7 +73,7 @@ pub enum WorkerReport {
         session: SessionId,
         /// Its address.
         peer: IpAddr,
-        /// When.
+        /// When the segment came, by the worker's clock.
         at: Time,
     },
     /// Something that whoever watches the daemon may want to know.
@@ -87,17 +87,17 @@ pub enum WorkerReport {
     },
     /// A CQ died: every QP that uses it is to be moved to Error.
     CqFailed {
-        /// Which.
+        /// The completion queue, overflowed or scribbled over.
         cq: CqId,
     },
     /// An SRQ died: every QP that uses it is to be moved to Error.
     SrqFailed {
-        /// Which.
+        /// The shared receive queue, scribbled over.
         srq: SrqId,
     },
     /// A session's attached address space is gone. May come more than once.
     Detached {
-        /// Whose.
+        /// The session that attached it.
         session: SessionId,
     },
 }

@@ -23,7 +23,7 @@ use crate::types::{QpId, Time};
 /// A QP that has taken more than its fair share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfair {
-    /// Which.
+    /// The QP whose peer used them up.
     pub qp: QpId,
     /// Receives it took.
     pub taken: u32,
