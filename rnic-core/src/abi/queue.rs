@@ -80,6 +80,10 @@ pub struct QueueShape {
 
 impl QueueShape {
     /// Shape of a send queue for `depth` requests of at most `sges` elements and `inline` bytes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a stride is below 2^17: a header, and 255 elements or 64 Ki inline"
+    )]
     pub fn send(depth: u32, sges: u8, inline: u16) -> Self {
         let body = (usize::from(sges) * SGE_LEN).max(usize::from(inline));
         let stride = (SEND_HEADER_LEN + body).next_multiple_of(64);
@@ -87,6 +91,7 @@ impl QueueShape {
     }
 
     /// Shape of a receive queue for `depth` requests of at most `sges` elements.
+    #[expect(clippy::cast_possible_truncation, reason = "a header and 255 elements: 4096")]
     pub fn receive(depth: u32, sges: u8) -> Self {
         let stride = RECEIVE_HEADER_LEN + usize::from(sges.max(1)) * SGE_LEN;
         QueueShape {
@@ -96,6 +101,7 @@ impl QueueShape {
     }
 
     /// Shape of a completion queue for `entries` completions.
+    #[expect(clippy::cast_possible_truncation, reason = "it is 64")]
     pub fn completion(entries: u32) -> Self {
         QueueShape { capacity: entries.max(1).next_power_of_two(), stride: COMPLETION_LEN as u32 }
     }
@@ -139,6 +145,7 @@ pub mod doorbell {
     /// Number of leaf lines.
     pub const LEAF_LINES: usize = 62;
     /// Number of doorbell indices: the bound on QPs, CQs and SRQs of one session.
+    #[expect(clippy::cast_possible_truncation, reason = "it is 31,744")]
     pub const INDICES: u32 = (LEAF_LINES * 512) as u32;
 }
 
@@ -166,6 +173,7 @@ impl Sge {
     }
 
     /// Reads an element.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; 2]) -> Self {
         Sge { addr: w[0], length: w[1] as u32, lkey: (w[1] >> 32) as u32 }
     }
@@ -292,6 +300,7 @@ impl SendHeader {
     }
 
     /// Reads a header.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; SEND_HEADER_WORDS]) -> Self {
         SendHeader {
             opcode: w[0] as u8,
@@ -334,6 +343,7 @@ impl WindowParams {
     }
 
     /// Reads parameters.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_params([address, length, key]: [u64; 3]) -> Self {
         WindowParams { address, length, lkey: key as u32, access: (key >> 32) as u32 }
     }
@@ -365,6 +375,7 @@ impl ReceiveHeader {
     }
 
     /// Reads a header.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; RECEIVE_HEADER_WORDS]) -> Self {
         ReceiveHeader { num_sge: w[0] as u8, wr_id: w[1], spare_is_zero: w[0] >> 8 == 0 }
     }
@@ -461,6 +472,7 @@ impl Cqe {
     }
 
     /// Reads an entry whose sequence has been checked.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; COMPLETION_WORDS]) -> Self {
         Cqe {
             wr_id: w[0],

@@ -33,14 +33,14 @@ const VERSION: u8 = 0x03;
 mod field {
     use std::ops::Range;
 
-    pub const CONTROL: usize = 0;
-    pub const RSVD_ULP: usize = 1;
-    pub const STAG: Range<usize> = 2..6;
-    pub const TO: Range<usize> = 6..14;
-    pub const INV_STAG: Range<usize> = 2..6;
-    pub const QN: Range<usize> = 6..10;
-    pub const MSN: Range<usize> = 10..14;
-    pub const MO: Range<usize> = 14..18;
+    pub(super) const CONTROL: usize = 0;
+    pub(super) const RSVD_ULP: usize = 1;
+    pub(super) const STAG: Range<usize> = 2..6;
+    pub(super) const TO: Range<usize> = 6..14;
+    pub(super) const INV_STAG: Range<usize> = 2..6;
+    pub(super) const QN: Range<usize> = 6..10;
+    pub(super) const MSN: Range<usize> = 10..14;
+    pub(super) const MO: Range<usize> = 14..18;
 }
 
 /// A segment that ends before its header does.

@@ -49,13 +49,13 @@ impl QpShared {
     /// The Terminate that ended the connection, if one did.
     pub fn terminate(&self) -> Option<(TerminateOrigin, TerminateCode)> {
         let t = self.terminate.load(Relaxed);
-        let origin = match t >> 24 {
+        let [origin, layer, etype, code] = t.to_be_bytes();
+        let origin = match origin {
             0 => return None,
             1 => TerminateOrigin::Local,
             _ => TerminateOrigin::Peer,
         };
-        let code = TerminateCode { layer: (t >> 16) as u8, etype: (t >> 8) as u8, code: t as u8 };
-        Some((origin, code))
+        Some((origin, TerminateCode { layer, etype, code }))
     }
 
     pub(crate) fn set_terminate(&self, origin: TerminateOrigin, code: TerminateCode) {

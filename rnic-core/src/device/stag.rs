@@ -298,12 +298,19 @@ pub(super) fn in_scope(e: &StagEntry, qp: QpId) -> bool {
 
 impl StagEntry {
     /// Bytes from its start to `addr`, if it has `len` bytes from there on.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "at most the length, which is that of a piece of memory"
+    )]
     pub(super) fn offset_of(&self, addr: u64, len: u64) -> Option<usize> {
         let from = addr.checked_sub(self.iova)?;
-        // from + len <= length, which is the length of a piece of memory, hence a usize.
         (from.checked_add(len)? <= self.length).then_some(from as usize)
     }
 
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "at most the length, which is that of a piece of memory"
+    )]
     fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
         let from = self.offset_of(addr, len)?;
         Some(self.memory.target(from as u64, len as usize, self.session))

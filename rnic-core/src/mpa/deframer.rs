@@ -96,6 +96,7 @@ impl Deframer {
             let pointer = u16::from_be_bytes([fpdu[at + 2], fpdu[at + 3]]) & 0xFFFC;
             // An FPDU near 64 KiB can put a Marker further away than the field can say; the
             // sender can only have written the low 16 bits.
+            #[expect(clippy::cast_possible_truncation, reason = "so does the sender")]
             if pointer != at.saturating_sub(start) as u16 {
                 return Err(MpaFault::Marker);
             }

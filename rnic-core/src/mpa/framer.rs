@@ -72,6 +72,7 @@ impl Framer {
         assert!(ulpdu_len <= MAX_ULPDU, "a ULPDU of {ulpdu_len} bytes cannot be framed");
         let len = self.fpdu_len(ulpdu_len);
         let out = &mut out[..len];
+        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_ULPDU, as asserted")]
         //= MPA-4.1-2
         let length = (ulpdu_len as u16).to_be_bytes();
         //= MPA-4.3-2
@@ -201,6 +202,7 @@ impl<'o> MarkedWriter<'o> {
         if self.at == self.marker {
             // Between FPDUs the pointer is 0; inside it is below 64 Ki + Markers of one FPDU, and
             // the field holds what fits: no FPDU we send is longer than MAX_MULPDU's.
+            #[expect(clippy::cast_possible_truncation, reason = "as said above")]
             //= MPA-4.2-6, MPA-4.3-5, MPA-4.3-11, MPA-4.3-12
             let pointer = self.at.saturating_sub(self.start) as u16;
             let [high, low] = pointer.to_be_bytes();

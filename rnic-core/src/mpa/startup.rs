@@ -141,16 +141,16 @@ pub struct Frame<'a> {
 mod field {
     use std::ops::{Range, RangeFrom};
 
-    pub const KEY: Range<usize> = 0..16;
-    pub const FLAGS: usize = 16;
-    pub const REVISION: usize = 17;
-    pub const PD_LENGTH: Range<usize> = 18..20;
-    pub const PRIVATE_DATA: RangeFrom<usize> = super::HEADER_LEN..;
+    pub(super) const KEY: Range<usize> = 0..16;
+    pub(super) const FLAGS: usize = 16;
+    pub(super) const REVISION: usize = 17;
+    pub(super) const PD_LENGTH: Range<usize> = 18..20;
+    pub(super) const PRIVATE_DATA: RangeFrom<usize> = super::HEADER_LEN..;
 
-    pub const MARKERS: u8 = 0x80;
-    pub const CRC: u8 = 0x40;
-    pub const REJECT: u8 = 0x20;
-    pub const ENHANCED: u8 = 0x10;
+    pub(super) const MARKERS: u8 = 0x80;
+    pub(super) const CRC: u8 = 0x40;
+    pub(super) const REJECT: u8 = 0x20;
+    pub(super) const ENHANCED: u8 = 0x10;
 }
 
 impl<'a> Frame<'a> {
@@ -288,6 +288,10 @@ impl<'a> Repr<'a> {
     }
 
     /// Writes the frame to `out`, which is exactly as long as [`Repr::buffer_len`].
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "Private Data that does not fit is refused before"
+    )]
     pub fn emit(&self, kind: Kind, out: &mut [u8]) {
         out[field::KEY].copy_from_slice(kind.key());
         let mut flags = 0;

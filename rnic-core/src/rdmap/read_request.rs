@@ -11,11 +11,11 @@ pub const READ_REQUEST_LEN: usize = 28;
 mod field {
     use super::Range;
 
-    pub const SINK_STAG: Range<usize> = 0..4;
-    pub const SINK_TO: Range<usize> = 4..12;
-    pub const SIZE: Range<usize> = 12..16;
-    pub const SRC_STAG: Range<usize> = 16..20;
-    pub const SRC_TO: Range<usize> = 20..28;
+    pub(super) const SINK_STAG: Range<usize> = 0..4;
+    pub(super) const SINK_TO: Range<usize> = 4..12;
+    pub(super) const SIZE: Range<usize> = 12..16;
+    pub(super) const SRC_STAG: Range<usize> = 16..20;
+    pub(super) const SRC_TO: Range<usize> = 20..28;
 }
 
 /// What an RDMA Read asks for.

@@ -57,7 +57,7 @@ impl Mapping {
     /// Maps an arena that the daemon made. A child made by `fork` does not inherit it: two
     /// processes on one end of a ring would corrupt each other. Called by the client.
     pub fn map_arena(fd: BorrowedFd<'_>, len: usize) -> io::Result<Arc<Self>> {
-        if rustix::fs::fstat(fd)?.st_size as u64 != nonzero(len)? {
+        if rustix::fs::fstat(fd)?.st_size.cast_unsigned() != nonzero(len)? {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "arena has another size"));
         }
         let mapping = Self::map(fd, len)?;
@@ -147,7 +147,7 @@ impl Mapping {
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
         )
         .map_err(|e| AdoptError::Seal(e.into()))?;
-        let actual = rustix::fs::fstat(fd).map_err(AdoptError::os)?.st_size as u64;
+        let actual = rustix::fs::fstat(fd).map_err(AdoptError::os)?.st_size.cast_unsigned();
         if actual != len {
             return Err(AdoptError::WrongSize { said: len, actual });
         }

@@ -341,11 +341,10 @@ impl Inbound {
         reads.finish();
         let mut bytes = [0; UntaggedHeader::LEN];
         bytes.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
-        Ok(Arrival::ReadRequest(ReadArrival {
-            request: ReadRequest::parse(&self.read_header),
-            header: bytes,
-            segment_len: (UntaggedHeader::LEN + payload.len()) as u16,
-        }))
+        #[expect(clippy::cast_possible_truncation, reason = "at most 46: it fitted the header")]
+        let segment_len = (UntaggedHeader::LEN + payload.len()) as u16;
+        let request = ReadRequest::parse(&self.read_header);
+        Ok(Arrival::ReadRequest(ReadArrival { request, header: bytes, segment_len }))
     }
 }
 
