@@ -23,7 +23,7 @@ const AS_LONG_AS_THEY_ARE: [&str; 5] = [
 const QUOTES: [&str; 1] = ["tests/conformance/requirements.toml"];
 
 /// What has still to be looked through.
-const NOT_YET: [&str; 10] = [
+const NOT_YET: [&str; 14] = [
     "config",
     "docs/abi.md",
     "docs/architecture.md",
@@ -32,8 +32,12 @@ const NOT_YET: [&str; 10] = [
     "rnic-core/src/engine",
     "rnicd/src/config",
     "rnicd/src/control",
+    "rnicd/src/demo",
+    "rnicd/src/lib.rs",
     "rnicd/src/resource",
     "tests/src",
+    "tests/tests/mechanisms.rs",
+    "tests/tests/startup.rs",
 ];
 
 /// Words of documents that were never here.

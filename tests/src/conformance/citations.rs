@@ -2,7 +2,7 @@
 //! line of production code that does what it asks for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{Unreadable, read_text};
 
@@ -43,8 +43,8 @@ impl Found {
     pub fn search(
         &mut self,
         root: &Path,
-        dirs: &[&str],
-        production: &[&str],
+        dirs: &[String],
+        production: &[PathBuf],
     ) -> Result<(), Unreadable> {
         let mut sources = BTreeMap::new();
         for dir in dirs {

@@ -268,3 +268,19 @@ pub(super) fn read<T: Table>(file: &Path) -> Result<Vec<T>, Unreadable> {
     let tables = all.remove(T::KEY).unwrap_or_else(|| toml::Value::Array(Vec::new()));
     tables.try_into().map_err(|e: toml::de::Error| unreadable(e.to_string()))
 }
+
+/// The packages of the workspace, all of whose tests may cite.
+pub(super) fn packages(root: &Path) -> Result<Vec<String>, Unreadable> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        workspace: Workspace,
+    }
+    #[derive(Deserialize)]
+    struct Workspace {
+        members: Vec<String>,
+    }
+    let file = root.join("Cargo.toml");
+    let manifest: Manifest =
+        toml::from_str(&read_text(&file)?).map_err(|e| Unreadable { file, why: e.to_string() })?;
+    Ok(manifest.workspace.members)
+}

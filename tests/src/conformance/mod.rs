@@ -38,10 +38,8 @@ const MUTATIONS: &str = "mutations.toml";
 /// Faults that break what the project promises beyond them: a file per subject.
 const PROMISES: &str = "promises";
 
-/// Packages whose tests may cite.
-const PACKAGES: [&str; 4] = ["rnic-core", "rnic-client", "rnicd", "tests"];
-/// Production code that may cite.
-const PRODUCTION: [&str; 3] = ["rnic-core/src", "rnic-client/src", "rnicd/src"];
+/// The package that has nothing but tests, and what they need.
+const TESTS: &str = "tests";
 
 /// The RFCs, from the lowest layer up.
 const LAYERS: [(u16, &str); 3] = [(5044, "MPA"), (5041, "DDP"), (5040, "RDMAP")];
@@ -96,7 +94,10 @@ impl Record {
     pub fn read(root: &Path) -> Result<Record, Unreadable> {
         let data = root.join("tests/conformance");
         let mut found = citations::Found::default();
-        found.search(root, &PACKAGES, &PRODUCTION)?;
+        let packages = data::packages(root)?;
+        let production: Vec<PathBuf> =
+            packages.iter().filter(|p| *p != TESTS).map(|p| Path::new(p).join("src")).collect();
+        found.search(root, &packages, &production)?;
         let implementation = data.join("implementation.toml");
         let mut mutations: Vec<Mutation> = data::read(&data.join(MUTATIONS))?;
         for file in files_of(&data.join(PROMISES))? {
