@@ -1,4 +1,5 @@
-//! The tables of `tests/conformance/requirements.toml`, for tests that walk through them row by row.
+//! The tables of `tests/conformance/requirements.toml`, for tests that walk through them row by
+//! row.
 
 use toml::{Table, Value};
 

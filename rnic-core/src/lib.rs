@@ -7,11 +7,29 @@
 //! randomness come in as arguments, so that every layer runs alone in a test or a fuzzer.
 //! `rnicd` drives it; `rnic-client` uses only `types`, `abi` and `shm`.
 
+// Each lossy cast says why nothing is lost. Tests may cast as they like.
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::cast_lossless,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        unreachable_pub
+    )
+)]
+
 pub mod abi;
 #[cfg(test)]
 mod conformance;
 pub mod ddp;
 pub mod device;
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "not looked through yet"
+)]
 pub mod engine;
 pub mod mpa;
 pub mod rdmap;

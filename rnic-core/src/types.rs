@@ -80,11 +80,13 @@ pub struct Msn(pub u32);
 
 impl Msn {
     /// The number of a queue's first message.
+    //= DDP-4.3-8
     pub const FIRST: Msn = Msn(1);
 
     /// The number after this one.
     #[must_use]
     pub fn next(self) -> Msn {
+        //= DDP-4.3-9
         Msn(self.0.wrapping_add(1))
     }
 }
@@ -136,6 +138,7 @@ bitflags! {
 
 /// Who may use a memory region's STag from the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+//= DDP-8.2-4
 pub enum Scope {
     /// Every QP of the region's protection domain.
     Pd,

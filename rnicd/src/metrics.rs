@@ -1,5 +1,5 @@
-//! Figures in a file, in the text format of Prometheus, for the textfile collector of node_exporter:
-//! no port is opened for them.
+//! Figures in a file, in the text format of Prometheus, for the textfile collector of
+//! node_exporter: no port is opened for them.
 //!
 //! [`Page`] is the format, [`Writer`] a thread that replaces the file. The control thread renders
 //! and hands over; if the disk is slow it goes without, and a file that cannot be written is logged

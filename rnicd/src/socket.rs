@@ -3,8 +3,8 @@
 //! A passed socket shares its file description with the client, who may keep its own descriptor.
 //! So `O_NONBLOCK` means nothing on it and every call is given flags; closing our descriptor tells
 //! the peer nothing, so an end is said aloud (`shutdown`, or disconnecting, which resets);
-//! and `SO_LINGER` is the client's, so the close itself is the reaper's. It knows no protocol; [`cm`](crate::cm)
-//! and [`worker`](crate::worker) use it.
+//! and `SO_LINGER` is the client's, so the close itself is the reaper's. It knows no protocol;
+//! [`cm`](crate::cm) and [`worker`](crate::worker) use it.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -43,8 +43,8 @@ impl Socket {
         Socket { stream: Some(stream), passed: None }
     }
 
-    /// One that a client of this user passed. Nothing has been done with it: dropped now it stays as it
-    /// is.
+    /// One that a client of this user passed. Nothing has been done with it: dropped now it stays
+    /// as it is.
     pub fn passed(stream: TcpStream, user: u32, reaper: Reaper) -> Self {
         Socket {
             stream: Some(stream),
@@ -57,8 +57,8 @@ impl Socket {
         self.passed.is_some()
     }
 
-    /// Has the kernel notice it if the peer is gone: asked whether it is there after some silence, and
-    /// not waited for without end when it acknowledges nothing. The connection fails then.
+    /// Has the kernel notice it if the peer is gone: asked whether it is there after some silence,
+    /// and not waited for without end when it acknowledges nothing. The connection fails then.
     pub fn watch(&mut self, tcp: &Tcp) -> io::Result<()> {
         if let Some(passed) = &mut self.passed
             && let Some(stream) = &self.stream
@@ -99,8 +99,8 @@ impl Socket {
     /// Ends the connection with a reset, so that nothing of it lingers in the kernel.
     pub fn reset(self) {
         match &self.passed {
-            // A close resets only if it is the last, so the connection is taken off the socket. That
-            // may fail (a thread of the client waits on it): then it ends with a FIN.
+            // A close resets only if it is the last, so the connection is taken off the socket.
+            // That may fail (a thread of the client waits on it): then it ends with a FIN.
             Some(_) => drop(rustix::net::connect_unspec(&self)),
             // As above, if it fails.
             None => drop(SockRef::from(&self).set_linger(Some(Duration::ZERO))),

@@ -46,7 +46,8 @@ fn bystander(socket: &std::path::PathBuf) -> (Raw, PdId) {
     (raw, pd)
 }
 
-/// Whether the daemon reads the Hello before it hangs up is a race; the answer is there in any case.
+/// Whether the daemon reads the Hello before it hangs up is a race; the answer is there in any
+/// case.
 #[test]
 fn a_client_beside_too_many_silent_ones_is_told_so() {
     let daemon = daemon(SMALL);

@@ -199,8 +199,8 @@ fn nothing_but_its_own_memory_is_attached() {
     daemon.shrinks_to(start);
 }
 
-/// A daemon that serves everybody, with clients of another user, whose memory movers reach. Only root
-/// can become somebody else: nothing, otherwise.
+/// A daemon that serves everybody, with clients of another user, whose memory movers reach. Only
+/// root can become somebody else: nothing, otherwise.
 struct Strangers {
     daemon: Daemon,
     actor: std::path::PathBuf,
@@ -249,8 +249,8 @@ impl Strangers {
         children(starters[0])
     }
 
-    /// Every thread of every mover has a filter of its own behind its starter's, and no mover has an
-    /// environment.
+    /// Every thread of every mover has a filter of its own behind its starter's, and no mover has
+    /// an environment.
     fn movers_are_confined(&self) {
         for pid in self.movers() {
             let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");

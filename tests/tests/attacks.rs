@@ -2,9 +2,9 @@
 //! another user: the pair keeps a share of its rate, commands are acknowledged within 50 ms, a new
 //! session takes at most 100 ms, and the daemon's memory stays within what `check-config` says.
 //!
-//! The share is a third; beside a busy loop on the worker's CPU, where each hop of a round trip wakes
-//! the worker, it is a tenth. In the short form, which any machine may play beside other work, 0.6 of
-//! that is asked.
+//! The share is a third; beside a busy loop on the worker's CPU, where each hop of a round trip
+//! wakes the worker, it is a tenth. In the short form, which any machine may play beside other
+//! work, 0.6 of that is asked.
 //!
 //! The figures before and beside each attack are printed, and collected in `target/attacks.txt`.
 //! `RNIC_TEST_LONG=1` plays each for longer, and is for a machine that does nothing else.
@@ -48,8 +48,8 @@ fn attacked(test: &str, case: &Case, workers: &[u32]) {
 const INSIDE: &str = "RNIC_TEST_ATTACKED";
 
 /// Has that process and all that it starts run before whatever else the machine does: the kernel
-/// shares CPUs out among the sessions of terminals first, if it is told to, and then among processes.
-/// Without the right to that they run like others.
+/// shares CPUs out among the sessions of terminals first, if it is told to, and then among
+/// processes. Without the right to that they run like others.
 const FIRST: &str = "(echo -20 >/proc/$$/autogroup; renice -n -15 -p $$) >/dev/null 2>&1
 exec \"$0\" \"$@\"";
 

@@ -1,5 +1,5 @@
-//! One client takes all there is of something: it is refused by name, others get the same results in
-//! the same time, and when it is gone the daemon has what it had.
+//! One client takes all there is of something: it is refused by name, others get the same results
+//! in the same time, and when it is gone the daemon has what it had.
 
 use std::net::TcpStream;
 use std::sync::{Mutex, PoisonError};
@@ -64,8 +64,8 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     }
 
     // What others have and do is what it was, also new traffic of those who were there before.
-    // A user may use up his own share of sessions and descriptors, so those of the same user have to
-    // wait.
+    // A user may use up his own share of sessions and descriptors, so those of the same user have
+    // to wait.
     if !(same_user && ["sessions", "channels", "connections"].contains(&what)) {
         daemon.actor(&["traffic", &address, "6", "20"]).succeed();
     }
@@ -83,8 +83,8 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
 }
 
 /// How many times as long round trips take beside a hoarder: the median of measurements that take
-/// turns with some in which it is stopped, so that a moment in which the machine does something else
-/// decides nothing. Where that is not below 2, more are taken.
+/// turns with some in which it is stopped, so that a moment in which the machine does something
+/// else decides nothing. Where that is not below 2, more are taken.
 fn slowed_down(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
     let mut ratios = Vec::new();
     loop {
@@ -178,8 +178,9 @@ fn address_space_of_the_daemon() {
     exhausted(&daemon, "memory", &["cannot map the segment", "vm.max_map_count"]);
 }
 
-/// Clients without a Hello have descriptors that no limit counts. With one more or one less of them,
-/// the last one goes to a client's socket, or there is one left for what tells of its process's end.
+/// Clients without a Hello have descriptors that no limit counts. With one more or one less of
+/// them, the last one goes to a client's socket, or there is one left for what tells of its
+/// process's end.
 #[test]
 fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
     for nofile in 120..126 {
@@ -207,7 +208,8 @@ fn a_daemon_without_descriptors_says_so_and_takes_clients_in_again() {
     panic!("no client's socket took the last descriptor");
 }
 
-/// Who connects while there is no descriptor is reset, and that counts like everything that is accepted.
+/// Who connects while there is no descriptor is reset, and that counts like everything that is
+/// accepted.
 #[test]
 fn connections_are_turned_away_no_faster_than_they_may_be_accepted() {
     // With one more or one less the last descriptor goes to a client's socket, or is left.

@@ -66,8 +66,8 @@ fn a_descriptor_that_cannot_be_closed_delays_nobody() {
     }
 }
 
-/// What a new process inherits it closes before it runs its program: neither may the daemon wait for
-/// that, nor may a client be without a mover because of it.
+/// What a new process inherits it closes before it runs its program: neither may the daemon wait
+/// for that, nor may a client be without a mover because of it.
 #[test]
 fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_mover() {
     let Some(daemon) = daemon("") else { return };
@@ -82,8 +82,8 @@ fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_mover() {
     daemon.shrinks_to(start);
 }
 
-/// What is never closed counts against its user, who may pass no more, and keeps no other user's from
-/// being closed.
+/// What is never closed counts against its user, who may pass no more, and keeps no other user's
+/// from being closed.
 #[test]
 fn whoever_passes_too_many_that_cannot_be_closed_is_refused_by_name() {
     let Some(daemon) = daemon("[limits.user]\nclosing = 5\n") else { return };
@@ -136,7 +136,8 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
     for loopback in ["direct", "tcp"] {
         let config = format!(
             "[engine]\nmover_deadline = \"2s\"\nloopback = \"{loopback}\"\n\
-             [[user]]\nwho = {HOSTILE}\nuser = {{ movers = 1 }}\n[[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n",
+             [[user]]\nwho = {HOSTILE}\nuser = {{ movers = 1 }}\n\
+             [[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n",
         );
         let Some(daemon) = daemon(&config) else { return };
         let start = daemon.at_rest();

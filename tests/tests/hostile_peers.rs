@@ -309,7 +309,8 @@ fn a_thousand_halves_of_fpdus_cost_no_more_than_they_may() {
     bystanders.were_not_disturbed();
 }
 
-/// Bytes that TCP has taken from one end of a connection and the other has not, by the kernel's table.
+/// Bytes that TCP has taken from one end of a connection and the other has not, by the kernel's
+/// table.
 fn in_the_send_queue(local: SocketAddr, remote: SocketAddr) -> usize {
     let (local, remote) = (format!(":{:04X}", local.port()), format!(":{:04X}", remote.port()));
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -498,7 +499,8 @@ fn silent_connections(all: usize) {
     // Fewer than there are, so that the oldest have to give way; descriptors may lower it further.
     let configured = all * 9 / 10;
     let daemon = daemon(&format!(
-        "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nhalf_open = {configured}\n[limits.user]\nhalf_open = {configured}\n"
+        "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nhalf_open = {configured}\n\
+         [limits.user]\nhalf_open = {configured}\n"
     ));
     let start = daemon.at_rest();
     let memory = anonymous(&daemon);

@@ -1,6 +1,6 @@
 //! Segments larger than what may be had, or than what there is: refused by name before a page of
-//! them exists. The actor may have 4 GiB of address space, so that a library that tries all the same
-//! fails here instead of taking the machine's memory.
+//! them exists. The actor may have 4 GiB of address space, so that a library that tries all the
+//! same fails here instead of taking the machine's memory.
 
 use rnic_tests::{Daemon, binaries};
 

@@ -70,8 +70,8 @@ fn lender(daemon: &Daemon) -> Process {
     lender
 }
 
-/// Of a daemon's descriptors none, not even one that the daemon knows nothing of: whoever has made it
-/// could keep the process waiting.
+/// Of a daemon's descriptors none, not even one that the daemon knows nothing of: whoever has made
+/// it could keep the process waiting.
 #[test]
 fn who_starts_movers_has_nothing_that_its_daemon_was_started_with() {
     if !is_root() {
@@ -93,8 +93,8 @@ fn who_starts_movers_has_nothing_that_its_daemon_was_started_with() {
     assert_eq!(getpgid(Some(starter)), Ok(starter));
 }
 
-/// What a mover sees of a client is nobody's business, not even of who could look into it as the same
-/// user; and it writes no file.
+/// What a mover sees of a client is nobody's business, not even of who could look into it as the
+/// same user; and it writes no file.
 #[test]
 fn who_moves_is_closed_to_others_of_the_daemons_user_and_writes_nothing() {
     if !is_root() {

@@ -53,8 +53,8 @@ impl End {
     }
 }
 
-/// Connects an end of the first context to one of the second, which listens at an address of its host
-/// that the first one knows as `host`.
+/// Connects an end of the first context to one of the second, which listens at an address of its
+/// host that the first one knows as `host`.
 fn connect(contexts: [&Context; 2], listen: SocketAddr, mut host: SocketAddr) -> [End; 2] {
     let ends = contexts.map(End::new);
     let listener = contexts[1].listen(listen, 1).unwrap();
@@ -75,7 +75,8 @@ fn gives_back(daemon: &Daemon, before: usize) {
     }
 }
 
-/// Cuts the link of a connection and sees both ends notice, with reads under way or without anything.
+/// Cuts the link of a connection and sees both ends notice, with reads under way or without
+/// anything.
 fn notices(tcp: &str, reading: bool) {
     let Some(apart) = apart() else { return };
     let config = format!("[engine]\nworkers = 1\n[tcp]\n{tcp}");
@@ -104,7 +105,8 @@ fn notices(tcp: &str, reading: bool) {
         let ended = end.completions(expected);
         assert!(ended.iter().all(|status| *status != CompletionStatus::Success), "{ended:?}");
         assert_eq!(end.qp.query().unwrap().state, QpState::Error);
-        // The socket, the one thing of the connection that the QP does not keep until it is destroyed.
+        // The socket, the one thing of the connection that the QP does not keep until it is
+        // destroyed.
         gives_back(daemon, before - 1);
     }
     drop((a, b, contexts));

@@ -1,9 +1,9 @@
 //! The daemon as a service: what a service manager does to it and is told by it, what it gives up,
 //! and what is left of its privileges.
 //!
-//! There is no systemd here. `config/rnicd.service` and `config/rnicd.socket` are read for what they
-//! claim, and the same is done with `unshare`, `setpriv` and filters of system calls (`unit`). What
-//! takes root is left out without it, and said.
+//! There is no systemd here. `config/rnicd.service` and `config/rnicd.socket` are read for what
+//! they claim, and the same is done with `unshare`, `setpriv` and filters of system calls (`unit`).
+//! What takes root is left out without it, and said.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 

@@ -116,7 +116,8 @@ fn a_socket_that_is_not_taken_comes_back() {
     assert!(error.stream.is_none());
 }
 
-/// Whoever may not connect or listen somewhere may not do so with a socket of his own making either.
+/// Whoever may not connect or listen somewhere may not do so with a socket of his own making
+/// either.
 #[test]
 fn rules_hold_for_passed_sockets() {
     let uid = rustix::process::geteuid().as_raw();

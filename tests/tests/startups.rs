@@ -62,7 +62,8 @@ fn undecided_requests_of_one_user_leave_descriptors_to_others() {
         std::thread::yield_now();
     }
     assert!(daemon.status().half_open <= 32, "{:?}", daemon.status());
-    // Others come in, listen, connect over TCP and work, also as users of whom nothing is there yet.
+    // Others come in, listen, connect over TCP and work, also as users of whom nothing is there
+    // yet.
     let mut server = daemon.actor(&["serve"]);
     let address = server.line_after("listening on ");
     daemon.actor(&["traffic", &address, "1", "20"]).succeed();

@@ -79,7 +79,8 @@ impl End {
     }
 }
 
-/// `pairs` connections at once, each end a task; all completions of either side come on one channel.
+/// `pairs` connections at once, each end a task; all completions of either side come on one
+/// channel.
 async fn pairs(daemon: &Daemon, pairs: usize) {
     let sides = [(); 2].map(|()| {
         let context = Context::open_at(daemon.socket()).unwrap();

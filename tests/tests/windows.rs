@@ -452,8 +452,8 @@ enum Taking {
 /// Bytes under the window: several steps of a copy.
 const OPEN: u64 = 192 * 1024;
 
-/// Another process writes as fast as it can while the memory is taken away. What the owner then puts
-/// there stays.
+/// Another process writes as fast as it can while the memory is taken away. What the owner then
+/// puts there stays.
 fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
     let owner = Side::new(owners);
     let listener = owner.listener();

@@ -11,8 +11,8 @@ use super::control::*;
 use super::queue::QueueShape;
 use crate::types::*;
 
-/// Compares each value with its bytes in hexadecimal, and checks that the enum's variants (the first
-/// byte of the encoding after `skip` others) are all there, in order.
+/// Compares each value with its bytes in hexadecimal, and checks that the enum's variants (the
+/// first byte of the encoding after `skip` others) are all there, in order.
 fn check<T: Serialize + std::fmt::Debug>(skip: usize, golden: &[(T, &str)]) {
     for (n, (value, bytes)) in golden.iter().enumerate() {
         let encoded = postcard::to_stdvec(value).unwrap();

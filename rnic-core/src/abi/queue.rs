@@ -80,6 +80,10 @@ pub struct QueueShape {
 
 impl QueueShape {
     /// Shape of a send queue for `depth` requests of at most `sges` elements and `inline` bytes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a stride is below 2^17: a header, and 255 elements or 64 Ki inline"
+    )]
     pub fn send(depth: u32, sges: u8, inline: u16) -> Self {
         let body = (usize::from(sges) * SGE_LEN).max(usize::from(inline));
         let stride = (SEND_HEADER_LEN + body).next_multiple_of(64);
@@ -87,6 +91,7 @@ impl QueueShape {
     }
 
     /// Shape of a receive queue for `depth` requests of at most `sges` elements.
+    #[expect(clippy::cast_possible_truncation, reason = "a header and 255 elements: 4096")]
     pub fn receive(depth: u32, sges: u8) -> Self {
         let stride = RECEIVE_HEADER_LEN + usize::from(sges.max(1)) * SGE_LEN;
         QueueShape {
@@ -96,6 +101,7 @@ impl QueueShape {
     }
 
     /// Shape of a completion queue for `entries` completions.
+    #[expect(clippy::cast_possible_truncation, reason = "it is 64")]
     pub fn completion(entries: u32) -> Self {
         QueueShape { capacity: entries.max(1).next_power_of_two(), stride: COMPLETION_LEN as u32 }
     }
@@ -139,6 +145,7 @@ pub mod doorbell {
     /// Number of leaf lines.
     pub const LEAF_LINES: usize = 62;
     /// Number of doorbell indices: the bound on QPs, CQs and SRQs of one session.
+    #[expect(clippy::cast_possible_truncation, reason = "it is 31,744")]
     pub const INDICES: u32 = (LEAF_LINES * 512) as u32;
 }
 
@@ -166,6 +173,7 @@ impl Sge {
     }
 
     /// Reads an element.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; 2]) -> Self {
         Sge { addr: w[0], length: w[1] as u32, lkey: (w[1] >> 32) as u32 }
     }
@@ -182,6 +190,7 @@ pub const SEND_HEADER_WORDS: usize = SEND_HEADER_LEN / 8;
 /// Operation of a send request; the first seven numbers are those of `ibv_wr_opcode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+//= RDMAP-3.2-1
 pub enum SendOpcode {
     /// RDMA Write.
     Write = 0,
@@ -250,6 +259,7 @@ bitflags::bitflags! {
 /// Header of a send queue entry, decoded. Bytes in order: opcode 1, num_sge 1, flags 2,
 /// inline_len 2, spare 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4, params 3 x 8, spare 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+//= RDMAP-3.2-2, RDMAP-3.2-5
 pub struct SendHeader {
     /// Operation; unknown numbers stay representable and fail the request by name.
     pub opcode: u8,
@@ -262,13 +272,15 @@ pub struct SendHeader {
     /// The application's name for the request.
     pub wr_id: u64,
     /// Remote tagged offset of Write and Read.
+    //= DDP-5.2-7
     pub remote_addr: u64,
     /// Remote STag of Write and Read; a window's present STag.
+    //= DDP-5.2-7, RDMAP-5.1-8, RDMAP-5.2.1-9
     pub rkey: u32,
     /// STag to invalidate; the STag that a window is to have.
     pub inv_rkey: u32,
-    /// Immediate data, atomic operands or window parameters ([`WindowParams`]), by opcode; zero where
-    /// unused.
+    /// Immediate data, atomic operands or window parameters ([`WindowParams`]), by opcode; zero
+    /// where unused.
     pub params: [u64; 3],
     /// Whether every spare bit was zero.
     pub spare_is_zero: bool,
@@ -293,6 +305,7 @@ impl SendHeader {
     }
 
     /// Reads a header.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; SEND_HEADER_WORDS]) -> Self {
         SendHeader {
             opcode: w[0] as u8,
@@ -312,8 +325,9 @@ impl SendHeader {
 /// Parameters of [`SendOpcode::BindWindow`]: address 8, length 8, lkey 4, access 4.
 ///
 /// The entry has no elements and no remote address. `rkey` is the window's present STag, `inv_rkey`
-/// the one it is to have, which differs in the low 8 bits only: for a window of type 1 it must differ,
-/// and the library advances it by one (`ibv_inc_rkey(3)`); for type 2 the application chooses it.
+/// the one it is to have, which differs in the low 8 bits only: for a window of type 1 it must
+/// differ, and the library advances it by one (`ibv_inc_rkey(3)`); for type 2 the application
+/// chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WindowParams {
     /// First address, in the region's own terms (`iova`).
@@ -334,6 +348,7 @@ impl WindowParams {
     }
 
     /// Reads parameters.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_params([address, length, key]: [u64; 3]) -> Self {
         WindowParams { address, length, lkey: key as u32, access: (key >> 32) as u32 }
     }
@@ -365,6 +380,7 @@ impl ReceiveHeader {
     }
 
     /// Reads a header.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; RECEIVE_HEADER_WORDS]) -> Self {
         ReceiveHeader { num_sge: w[0] as u8, wr_id: w[1], spare_is_zero: w[0] >> 8 == 0 }
     }
@@ -396,6 +412,7 @@ bitflags::bitflags! {
 /// spare 4, sequence 4. The sequence of entry `n` (counted from 0) is `n + 1` modulo 2^32; its word
 /// is stored last, with release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+//= RDMAP-3.2-3
 pub struct Cqe {
     /// The application's name for the request.
     pub wr_id: u64,
@@ -460,6 +477,7 @@ impl Cqe {
     }
 
     /// Reads an entry whose sequence has been checked.
+    #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; COMPLETION_WORDS]) -> Self {
         Cqe {
             wr_id: w[0],

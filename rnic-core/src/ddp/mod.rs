@@ -2,8 +2,8 @@
 //!
 //! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. It knows no buffers and
 //! no messages: what the fields of successive segments must have to do with one another is
-//! checked by [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here but
-//! a segment too short for its header, so that everything else can be reported.
+//! checked by [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here
+//! but a segment too short for its header, so that everything else can be reported.
 
 use std::fmt;
 
@@ -13,12 +13,16 @@ use crate::types::{Msn, Stag, TaggedOffset};
 pub const MAX_HEADER_LEN: usize = UntaggedHeader::LEN;
 
 /// Queue numbers that RDMAP uses (RFC 5040 section 3.1.2).
+//= RDMAP-3.1-2
 pub mod qn {
     /// Sends of every kind.
+    //= RDMAP-5.3-8
     pub const SEND: u32 = 0;
     /// Read Requests.
+    //= RDMAP-5.2.1-6
     pub const READ_REQUEST: u32 = 1;
     /// The Terminate.
+    //= RDMAP-5.4-2
     pub const TERMINATE: u32 = 2;
 }
 
@@ -29,14 +33,14 @@ const VERSION: u8 = 0x03;
 mod field {
     use std::ops::Range;
 
-    pub const CONTROL: usize = 0;
-    pub const RSVD_ULP: usize = 1;
-    pub const STAG: Range<usize> = 2..6;
-    pub const TO: Range<usize> = 6..14;
-    pub const INV_STAG: Range<usize> = 2..6;
-    pub const QN: Range<usize> = 6..10;
-    pub const MSN: Range<usize> = 10..14;
-    pub const MO: Range<usize> = 14..18;
+    pub(super) const CONTROL: usize = 0;
+    pub(super) const RSVD_ULP: usize = 1;
+    pub(super) const STAG: Range<usize> = 2..6;
+    pub(super) const TO: Range<usize> = 6..14;
+    pub(super) const INV_STAG: Range<usize> = 2..6;
+    pub(super) const QN: Range<usize> = 6..10;
+    pub(super) const MSN: Range<usize> = 10..14;
+    pub(super) const MO: Range<usize> = 14..18;
 }
 
 /// A segment that ends before its header does.
@@ -58,6 +62,7 @@ impl<'a> Segment<'a> {
         let control = *bytes.first().ok_or(TooShort)?;
         let header_len =
             if control & TAGGED != 0 { TaggedHeader::LEN } else { UntaggedHeader::LEN };
+        //= DDP-4.4-1
         if bytes.len() < header_len {
             return Err(TooShort);
         }
@@ -142,9 +147,11 @@ impl Header {
     pub fn parse(ulpdu: &[u8]) -> Result<(Header, &[u8]), TooShort> {
         let segment = Segment::new_checked(ulpdu)?;
         let control = segment.control();
+        //= DDP-4.1-9
         let (last, dv) = (control & LAST != 0, control & VERSION);
         let rsvd_ulp = segment.bytes[field::RSVD_ULP];
         let header = if control & TAGGED != 0 {
+            //= DDP-4.2-1
             Header::Tagged(TaggedHeader {
                 last,
                 dv,
@@ -153,10 +160,12 @@ impl Header {
                 to: TaggedOffset(segment.u64_at(field::TO)),
             })
         } else {
+            //= DDP-4.3-1
             Header::Untagged(UntaggedHeader {
                 last,
                 dv,
                 rsvd_ulp,
+                //= RDMAP-4.1-2
                 inv_stag: Stag(segment.u32_at(field::INV_STAG)),
                 qn: segment.u32_at(field::QN),
                 msn: Msn(segment.u32_at(field::MSN)),
@@ -204,10 +213,13 @@ impl TaggedHeader {
 
     /// Writes the header to the front of `out` and returns its length, 14.
     #[inline]
+    //= DDP-4.2-1
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let out = &mut out[..Self::LEN];
         out[field::CONTROL] = control(TAGGED, self.last, self.dv);
+        //= DDP-4.2-2, RDMAP-3.1-6
         out[field::RSVD_ULP] = self.rsvd_ulp;
+        //= DDP-4.2-6, RDMAP-3.1-4
         out[field::STAG].copy_from_slice(&self.stag.0.to_be_bytes());
         out[field::TO].copy_from_slice(&self.to.0.to_be_bytes());
         Self::LEN
@@ -220,10 +232,13 @@ impl UntaggedHeader {
 
     /// Writes the header to the front of `out` and returns its length, 18.
     #[inline]
+    //= DDP-4.3-1
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let out = &mut out[..Self::LEN];
         out[field::CONTROL] = control(0, self.last, self.dv);
+        //= DDP-4.3-2, RDMAP-3.1-6
         out[field::RSVD_ULP] = self.rsvd_ulp;
+        //= RDMAP-4.1-2
         out[field::INV_STAG].copy_from_slice(&self.inv_stag.0.to_be_bytes());
         out[field::QN].copy_from_slice(&self.qn.to_be_bytes());
         out[field::MSN].copy_from_slice(&self.msn.0.to_be_bytes());
@@ -262,6 +277,7 @@ impl fmt::Display for UntaggedHeader {
 
 #[inline]
 fn control(tagged: u8, last: bool, dv: u8) -> u8 {
+    //= DDP-4.1-8
     tagged | if last { LAST } else { 0 } | dv & VERSION
 }
 

@@ -10,18 +10,19 @@ use chacha20::rand_core::{Rng, SeedableRng};
 
 use crate::types::Stag;
 
-/// Issues STags: an index of 24 bits that no other object has, then a key of 8 bits, all of them drawn
-/// anew each time.
+/// Issues STags: an index of 24 bits that no other object has, then a key of 8 bits, all of them
+/// drawn anew each time.
 ///
 /// An index is drawn among those that are neither in use nor resting: one that is taken back rests
 /// until [`REST`] others have been. Nothing is remembered of an index that does so, least of all a
 /// key to count up, so there is no end to how often it may be used.
 ///
-/// The key is the owner's to change where verbs say so (windows). The first and the last index are not
-/// used: every other STag, whatever its key, is neither 0 nor `0xFFFF_FFFF`.
+/// The key is the owner's to change where verbs say so (windows). The first and the last index are
+/// not used: every other STag, whatever its key, is neither 0 nor `0xFFFF_FFFF`.
 ///
-/// At most half of all indices are in use, so two draws find a free one on average, however many there
-/// are, and even who holds or has seen all others can rule out little more than every second one.
+/// At most half of all indices are in use, so two draws find a free one on average, however many
+/// there are, and even who holds or has seen all others can rule out little more than every second
+/// one.
 pub struct StagAllocator {
     space: Space,
     random: ChaCha20Rng,
@@ -65,6 +66,7 @@ impl StagAllocator {
         // At most half of the indices are in use and one of 256 rests, so each draw succeeds with
         // nearly one half at least.
         loop {
+            //= RDMAP-8.1.1-8
             let stag = self.space.stag(self.random.next_u32());
             let index = index(stag);
             if self.space.has(index) && !self.resting.contains(&index) && self.used.insert(index) {

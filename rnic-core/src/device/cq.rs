@@ -3,8 +3,8 @@
 //! A CQ may serve QPs of several workers, so its producer sits behind a short lock. The rule that
 //! keeps it honest (mechanism of RFC 5042 section 6.4.3.2): every request taken from a send queue
 //! holds a slot until it is retired, so send completions and flushes always fit; receives reserve
-//! nothing, and a receive completion without a slot is an overflow that kills this CQ and its QPs and
-//! nobody else.
+//! nothing, and a receive completion without a slot is an overflow that kills this CQ and its QPs
+//! and nobody else.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -121,8 +121,8 @@ impl Cq {
         !self.dead.swap(true, Relaxed)
     }
 
-    /// Before an event is put on its way: whether none is. A client that arms faster than its events
-    /// are sent gets one for several, and cannot have them pile up.
+    /// Before an event is put on its way: whether none is. A client that arms faster than its
+    /// events are sent gets one for several, and cannot have them pile up.
     ///
     /// Pairs with [`Cq::send_notice`]. Here: write the completion, take the arm, swap. There: swap,
     /// send. If we find an event on its way, its sender's swap comes after ours and so sees the
@@ -189,6 +189,7 @@ impl Cq {
             return Err(CqFault::Dead);
         }
         let mut inner = self.inner.lock();
+        //= RDMAP-8.1.1-10
         inner.producer.publish(cqe).map_err(CqFault::from)?;
         Ok(inner.published(std::slice::from_ref(cqe)))
     }
@@ -211,12 +212,12 @@ impl Cq {
     }
 
     /// Goes on in `place`, which was just made, with what is unread and reserved. The result is the
-    /// set of workers (by bit) with a QP that waits for a slot: there may be some now. They keep this
-    /// CQ and know nothing of its place.
+    /// set of workers (by bit) with a QP that waits for a slot: there may be some now. They keep
+    /// this CQ and know nothing of its place.
     ///
     /// The lock is held for what came since the look before, not for a copy of everything: workers
-    /// serve others than this client. Copying is faster than completing, so what is left becomes less
-    /// from look to look; after some looks it is copied however much it is.
+    /// serve others than this client. Copying is faster than completing, so what is left becomes
+    /// less from look to look; after some looks it is copied however much it is.
     ///
     /// Called by the control thread alone, for one request of its client at a time.
     #[must_use = "the workers in this set wait to be told"]
@@ -378,8 +379,8 @@ mod tests {
         assert_eq!(cq.fits(8), Err(ResizeFault::Cq(CqFault::Dead)));
     }
 
-    /// Two workers complete, one with reservations and one without, while the queue moves: from each
-    /// everything comes once and in its order, and an arm is answered by an event.
+    /// Two workers complete, one with reservations and one without, while the queue moves: from
+    /// each everything comes once and in its order, and an arm is answered by an event.
     #[test]
     fn what_two_workers_complete_comes_once_wherever_the_queue_is() {
         const EACH: u64 = 5_000;

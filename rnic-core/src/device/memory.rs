@@ -41,6 +41,10 @@ pub enum Memory {
 impl Memory {
     /// The memory `skip` bytes further on, as a window on a part of the region names it. The caller
     /// keeps `skip` within the region.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "an offset within a mapping, whose length is a usize"
+    )]
     pub fn at(&self, skip: u64) -> Memory {
         match self {
             Memory::Segment { mapping, offset } => Memory::Segment {
@@ -59,6 +63,10 @@ impl Memory {
 
     /// The checked range of `len` bytes from `from` on, which the caller has bounded.
     #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "an offset within a mapping, whose length is a usize"
+    )]
     pub(super) fn target(&self, from: u64, len: usize, owner: SessionId) -> Target<'_> {
         let place = match self {
             Memory::Segment { mapping, offset } => {

@@ -1,11 +1,11 @@
 //! The device model: what an RNIC owns on behalf of its clients.
 //!
-//! Steering tags ([`allocator`], [`stag`]) and the memory they name ([`memory`]), windows ([`window`]),
-//! completion queues ([`cq`]), shared receive queues ([`srq`]), the shared face of a queue pair
-//! ([`qp`]) and the reasons of failures ([`why`], [`records`]). It never sees the wire: the
-//! [`engine`](crate::engine) asks it whether a range may be touched and gets a token, or asks it to
-//! publish a completion. Who may create what is decided before, by the resource manager of the
-//! daemon.
+//! Steering tags ([`allocator`], [`stag`]) and the memory they name ([`memory`]), windows
+//! ([`window`]), completion queues ([`cq`]), shared receive queues ([`srq`]), the shared face of a
+//! queue pair ([`qp`]) and the reasons of failures ([`why`], [`records`]). It never sees the wire:
+//! the [`engine`](crate::engine) asks it whether a range may be touched and gets a token, or asks
+//! it to publish a completion. Who may create what is decided before, by the resource manager of
+//! the daemon.
 
 pub mod allocator;
 pub mod cq;

@@ -1,7 +1,7 @@
 //! The face of a queue pair that its worker and the control thread share: state and counters.
 //!
-//! The worker that owns the QP is the only writer of all but the context; readers may see figures of
-//! different instants. Nothing here decides anything.
+//! The worker that owns the QP is the only writer of all but the context; readers may see figures
+//! of different instants. Nothing here decides anything.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -49,13 +49,13 @@ impl QpShared {
     /// The Terminate that ended the connection, if one did.
     pub fn terminate(&self) -> Option<(TerminateOrigin, TerminateCode)> {
         let t = self.terminate.load(Relaxed);
-        let origin = match t >> 24 {
+        let [origin, layer, etype, code] = t.to_be_bytes();
+        let origin = match origin {
             0 => return None,
             1 => TerminateOrigin::Local,
             _ => TerminateOrigin::Peer,
         };
-        let code = TerminateCode { layer: (t >> 16) as u8, etype: (t >> 8) as u8, code: t as u8 };
-        Some((origin, code))
+        Some((origin, TerminateCode { layer, etype, code }))
     }
 
     pub(crate) fn set_terminate(&self, origin: TerminateOrigin, code: TerminateCode) {

@@ -1,8 +1,8 @@
 //! Steering tags: turning (STag, offset, length) into memory.
 //!
-//! Each worker owns a [`StagTable`] as plain data. The only way to memory is [`StagTable::local`] or
-//! [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows the table, so no check
-//! can outlive the next change of the table.
+//! Each worker owns a [`StagTable`] as plain data. The only way to memory is [`StagTable::local`]
+//! or [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows the table, so no
+//! check can outlive the next change of the table.
 
 mod hash;
 
@@ -112,6 +112,7 @@ pub struct StagTable {
 impl StagTable {
     /// Adds or replaces a region or a bound window. A window that has been taken back meanwhile is
     /// not added.
+    //= DDP-8.3-1, DDP-8.3-2, DDP-8.3.1-4, DDP-8.3.1-5, RDMAP-8.1.1-4, RDMAP-8.1.1-5
     pub fn install(&mut self, entry: StagEntry) {
         if let Names::Window(binding) = &entry.names
             && !self.note_bound(&entry, binding)
@@ -122,6 +123,7 @@ impl StagTable {
     }
 
     /// Removes a region or the entry of a window; whether it was there.
+    //= DDP-8.3-1, DDP-8.3-2, DDP-8.3.1-4, DDP-8.3.1-5, RDMAP-8.1.1-4, RDMAP-8.1.1-5
     pub fn revoke(&mut self, stag: Stag) -> bool {
         self.remove(stag).is_some()
     }
@@ -207,23 +209,32 @@ impl StagTable {
         len: u64,
         right: Access,
     ) -> Result<Target<'_>, RemoteFault> {
+        //= DDP-7.1-11, RDMAP-7.2-7
         let e = self.entries.get(&stag.0).ok_or(RemoteFault::InvalidStag)?;
+        //= DDP-8.2-1, DDP-8.2-2, DDP-8.3.1-1, DDP-8.3.1-2, RDMAP-7.2-8, RDMAP-8.1.1-1
+        //= RDMAP-8.1.1-2
         if e.pd != who.pd || !in_scope(e, who.qp) {
             return Err(RemoteFault::NotAssociated);
         }
+        //= DDP-7.1-12
         if !e.access.contains(right) {
             return Err(RemoteFault::NoRight);
         }
+        //= DDP-7.1-15, RDMAP-7.2-11
         to.checked_add(len).ok_or(RemoteFault::Wrap)?;
+        //= DDP-7.1-13, DDP-7.1-14, DDP-8.1-1, DDP-8.3.1-3, RDMAP-7.2-9, RDMAP-7.2-10, RDMAP-8.1.1-3
         e.range(to, len).ok_or(RemoteFault::Bounds)
     }
 
-    /// Whether the peer of `who` may invalidate `stag` (RFC 5040 section 8.1.1: only if it is limited
-    /// to that stream).
+    /// Whether the peer of `who` may invalidate `stag` (RFC 5040 section 8.1.1: only if it is
+    /// limited to that stream).
     pub fn may_invalidate(&self, who: Principal, stag: Stag) -> Result<(), InvalidateFault> {
+        //= RDMAP-7.2-4
         let e = self.entries.get(&stag.0).ok_or(InvalidateFault::NotAssociated)?;
         match e.scope {
+            //= RDMAP-5.3-13, RDMAP-7.2-5
             Scope::Qp(qp) if qp == who.qp && e.pd == who.pd => Ok(()),
+            //= RDMAP-8.1.1-7
             Scope::Pd if e.pd == who.pd => Err(InvalidateFault::Shared),
             _ => Err(InvalidateFault::NotAssociated),
         }
@@ -248,8 +259,8 @@ impl StagTable {
     }
 
     /// Invalidates an STag for `who` itself: a region without windows, or a window of type 2. What
-    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it and
-    /// no mover does.
+    /// has to happen on every worker before it is done is returned: nothing if only `who` uses it
+    /// and no mover does.
     pub fn invalidate_by_owner(
         &mut self,
         who: Principal,
@@ -287,12 +298,19 @@ pub(super) fn in_scope(e: &StagEntry, qp: QpId) -> bool {
 
 impl StagEntry {
     /// Bytes from its start to `addr`, if it has `len` bytes from there on.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "at most the length, which is that of a piece of memory"
+    )]
     pub(super) fn offset_of(&self, addr: u64, len: u64) -> Option<usize> {
         let from = addr.checked_sub(self.iova)?;
-        // from + len <= length, which is the length of a piece of memory, hence a usize.
         (from.checked_add(len)? <= self.length).then_some(from as usize)
     }
 
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "at most the length, which is that of a piece of memory"
+    )]
     fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
         let from = self.offset_of(addr, len)?;
         Some(self.memory.target(from as u64, len as usize, self.session))
@@ -392,7 +410,8 @@ mod tests {
                         prop_assert_eq!(t.len() as u64, len);
                         prop_assert!(t.part(1, t.len()).is_none());
                         prop_assert!(t.part(u64::MAX, 0).is_none());
-                        prop_assert_eq!(t.part(0, t.len()).and_then(|p| p.shared()).map(|s| s.1), t.shared().map(|s| s.1));
+                        let whole = t.part(0, t.len()).and_then(|p| p.shared());
+                        prop_assert_eq!(whole.map(|s| s.1), t.shared().map(|s| s.1));
                     }
                 }
                 for write in [false, true] {

@@ -138,7 +138,8 @@ impl Whose {
 }
 
 impl WhyLog {
-    /// Keeps so many records of sessions that have ended, at least 1. To be said before there are any.
+    /// Keeps so many records of sessions that have ended, at least 1. To be said before there are
+    /// any.
     pub fn keep_of_ended(&self, most: usize) {
         self.inner.lock().ended = FairRing::new(most);
     }

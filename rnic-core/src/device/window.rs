@@ -1,9 +1,10 @@
 //! Memory windows: STags that give a part of a region to peers, bound and unbound by send requests.
 //!
 //! A [`Window`] is shared by the resource manager, which makes it and lists it, and the workers,
-//! which bind it. Its state stands behind a short lock, so of two QPs on two workers that bind it at
-//! once one wins. A window of type 1 serves every QP of its domain and so changes on every worker
-//! ([`StagChange`]); one of type 2 serves the QP that bound it and lives on that QP's worker alone.
+//! which bind it. Its state stands behind a short lock, so of two QPs on two workers that bind it
+//! at once one wins. A window of type 1 serves every QP of its domain and so changes on every
+//! worker ([`StagChange`]); one of type 2 serves the QP that bound it and lives on that QP's worker
+//! alone.
 //!
 //! A region with windows must stay. [`WindowCount`] is where both sides meet: binding counts up,
 //! withdrawing the region closes the count, and each is refused once the other has happened. So no
@@ -44,8 +45,8 @@ impl WindowCount {
     }
 }
 
-/// A window's hold on its region, from the request that binds it until nothing can be reached through
-/// it any more.
+/// A window's hold on its region, from the request that binds it until nothing can be reached
+/// through it any more.
 #[derive(Debug)]
 pub struct Binding {
     window: MwId,
@@ -347,8 +348,8 @@ impl StagTable {
         }
     }
 
-    /// Binds a window. What has to happen on every worker before it is done is returned: nothing for
-    /// a window of type 2, which only `who` uses.
+    /// Binds a window. What has to happen on every worker before it is done is returned: nothing
+    /// for a window of type 2, which only `who` uses.
     pub fn bind(
         &mut self,
         who: Principal,

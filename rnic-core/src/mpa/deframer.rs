@@ -38,11 +38,13 @@ impl Deframer {
     /// is too short to tell, the bytes it takes to tell. The FPDU is complete exactly if `have`
     /// is at least as long as the answer.
     #[must_use]
+    //= MPA-5.1-6, MPA-A.4-1
     pub fn needed(&self, have: &[u8]) -> usize {
         let length_at = self.length_at();
         let Some(field) = have.get(length_at..length_at + LENGTH_LEN) else {
             return length_at + LENGTH_LEN;
         };
+        //= MPA-5.2-1
         let unmarked = unmarked_len(usize::from(u16::from_be_bytes([field[0], field[1]])));
         if self.markers { unmarked + marker_bytes(self.phase, unmarked) } else { unmarked }
     }
@@ -55,21 +57,28 @@ impl Deframer {
     /// # Panics
     ///
     /// If `fpdu` is not exactly as long as [`Deframer::needed`] says.
+    //= MPA-6-1
     pub fn take<'b>(&mut self, fpdu: &'b mut [u8]) -> Result<&'b [u8], MpaFault> {
+        //= MPA-6-5
         assert_eq!(fpdu.len(), self.needed(fpdu), "take() wants exactly one FPDU");
         let (covered, field) = fpdu.split_at(fpdu.len() - CRC_LEN);
         // A fuzzer cannot guess CRCs; what lies behind them must be reachable all the same.
+        //= MPA-4.1-6, MPA-4.4-18, MPA-6-3, MPA-7.1.1-7, MPA-7.1.1-9
         if self.crc && !cfg!(fuzzing) && crc32c(covered).to_le_bytes() != *field {
+            //= MPA-4.4-19
             return Err(MpaFault::Crc);
         }
         let start = self.length_at() + LENGTH_LEN;
         let len = usize::from(u16::from_be_bytes([fpdu[start - 2], fpdu[start - 1]]));
         if !self.markers {
+            //= MPA-3-8, MPA-4.1-4, MPA-4.3-13, MPA-4.3-14, DDP-3-4, DDP-3-7
             return Ok(&fpdu[start..start + len]);
         }
         self.check_markers(fpdu)?;
         let first = to_marker(self.phase);
+        //= MPA-4.3-6
         self.phase = (self.phase + fpdu.len()) % MARKER_INTERVAL;
+        //= MPA-4.3-14
         Ok(strip_markers(fpdu, first, start, len))
     }
 
@@ -83,9 +92,11 @@ impl Deframer {
     fn check_markers(&self, fpdu: &[u8]) -> Result<(), MpaFault> {
         let start = self.length_at();
         for at in (to_marker(self.phase)..fpdu.len()).step_by(MARKER_INTERVAL) {
+            //= MPA-4.2-3, MPA-4.2-5, MPA-4.3-8
             let pointer = u16::from_be_bytes([fpdu[at + 2], fpdu[at + 3]]) & 0xFFFC;
             // An FPDU near 64 KiB can put a Marker further away than the field can say; the
             // sender can only have written the low 16 bits.
+            #[expect(clippy::cast_possible_truncation, reason = "so does the sender")]
             if pointer != at.saturating_sub(start) as u16 {
                 return Err(MpaFault::Marker);
             }

@@ -31,6 +31,7 @@ impl Framer {
     /// either side declared C = 1.
     #[must_use]
     pub fn new(markers: bool, crc: bool) -> Self {
+        //= MPA-4.3-9, MPA-7.1.2-7
         Framer { markers, crc, phase: 0 }
     }
 
@@ -44,6 +45,7 @@ impl Framer {
     #[must_use]
     pub fn fpdu_len(&self, ulpdu_len: usize) -> usize {
         let unmarked = unmarked_len(ulpdu_len);
+        //= MPA-4.1-7
         if self.markers { unmarked + marker_bytes(self.phase, unmarked) } else { unmarked }
     }
 
@@ -51,13 +53,14 @@ impl Framer {
     ///
     /// The ULPDU is `header` followed by `payload_len` bytes that `fill(offset, block)` writes,
     /// `offset` counting from the start of the payload; blocks come in order, are never empty and
-    /// stay about as small as [`BLOCK`]. If `fill` fails, nothing has been framed: the stream position
-    /// is unchanged and `out` holds junk.
+    /// stay about as small as [`BLOCK`]. If `fill` fails, nothing has been framed: the stream
+    /// position is unchanged and `out` holds junk.
     ///
     /// # Panics
     ///
     /// If `out` is shorter than [`Framer::fpdu_len`] of the ULPDU or the ULPDU longer than
     /// [`MAX_ULPDU`].
+    //= MPA-3-1
     pub fn frame<E>(
         &mut self,
         out: &mut [u8],
@@ -69,9 +72,13 @@ impl Framer {
         assert!(ulpdu_len <= MAX_ULPDU, "a ULPDU of {ulpdu_len} bytes cannot be framed");
         let len = self.fpdu_len(ulpdu_len);
         let out = &mut out[..len];
+        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_ULPDU, as asserted")]
+        //= MPA-4.1-2
         let length = (ulpdu_len as u16).to_be_bytes();
+        //= MPA-4.3-2
         if self.markers {
             self.frame_marked(out, length, header, payload_len, &mut fill)?;
+            //= MPA-4.3-10
             self.phase = (self.phase + len) % MARKER_INTERVAL;
         } else {
             self.frame_plain(out, length, header, payload_len, &mut fill)?;
@@ -90,6 +97,7 @@ impl Framer {
         Some((ulpdu_len.to_be_bytes(), &[0; 3 + CRC_LEN][..trailer]))
     }
 
+    //= MPA-4.1-1
     fn frame_plain<E>(
         &self,
         out: &mut [u8],
@@ -103,6 +111,7 @@ impl Framer {
         out[LENGTH_LEN..start].copy_from_slice(header);
         let end = start + payload_len;
         let crc_at = out.len() - CRC_LEN;
+        //= MPA-4.1-3
         out[end..].fill(0);
 
         // The first block ends where the following ones are aligned for the CRC's fast loop.
@@ -112,6 +121,7 @@ impl Framer {
         while at < end {
             fill(at - start, &mut out[at..stop])?;
             if self.crc && stop < end {
+                //= RDMAP-5.5-8
                 crc = crc32c_append(crc, &out[summed..stop]);
                 summed = stop;
             }
@@ -119,7 +129,9 @@ impl Framer {
             stop = end.min(stop + BLOCK);
         }
         if self.crc {
+            //= MPA-4.4-1, MPA-4.4-13, MPA-4.4-14, DDP-3-6
             crc = crc32c_append(crc, &out[summed..crc_at]);
+            //= MPA-4.4-17
             out[crc_at..].copy_from_slice(&crc.to_le_bytes());
         }
         Ok(())
@@ -139,6 +151,7 @@ impl Framer {
         let mut writer = MarkedWriter::new(out, self.phase);
         writer.put(&length);
         writer.put(header);
+        //= MPA-4.3-1, MPA-4.4-16
         let (mut crc, mut summed, mut filled) = (0, 0, 0);
         while filled < payload_len {
             let block = writer.block(payload_len - filled);
@@ -150,12 +163,15 @@ impl Framer {
                 summed = writer.at;
             }
         }
+        //= MPA-4.1-3
         writer.put(&[0; 3][..pad]);
         // A Marker between pad and CRC belongs to this FPDU and to what the CRC covers.
         writer.put(&[0; CRC_LEN]);
         debug_assert_eq!(writer.at, writer.out.len());
         if self.crc {
+            //= MPA-4.4-15, DDP-3-6
             crc = crc32c_append(crc, &out[summed..crc_at]);
+            //= MPA-4.4-17
             out[crc_at..].copy_from_slice(&crc.to_le_bytes());
         }
         Ok(())
@@ -176,6 +192,7 @@ struct MarkedWriter<'o> {
 impl<'o> MarkedWriter<'o> {
     fn new(out: &'o mut [u8], phase: usize) -> Self {
         let marker = to_marker(phase);
+        //= MPA-4.3-7
         let start = if marker == 0 { MARKER_LEN } else { 0 };
         MarkedWriter { out, at: 0, marker, start }
     }
@@ -185,10 +202,14 @@ impl<'o> MarkedWriter<'o> {
         if self.at == self.marker {
             // Between FPDUs the pointer is 0; inside it is below 64 Ki + Markers of one FPDU, and
             // the field holds what fits: no FPDU we send is longer than MAX_MULPDU's.
+            #[expect(clippy::cast_possible_truncation, reason = "as said above")]
+            //= MPA-4.2-6, MPA-4.3-5, MPA-4.3-11, MPA-4.3-12
             let pointer = self.at.saturating_sub(self.start) as u16;
             let [high, low] = pointer.to_be_bytes();
+            //= MPA-4.2-1, MPA-4.2-2
             self.out[self.at..][..MARKER_LEN].copy_from_slice(&[0, 0, high, low]);
             self.at += MARKER_LEN;
+            //= MPA-4.3-4
             self.marker += MARKER_INTERVAL;
         }
         let from = self.at;

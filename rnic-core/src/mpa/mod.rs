@@ -42,10 +42,14 @@ pub const MAX_FPDU: usize = {
 /// The largest ULPDU whose FPDU fits into one TCP segment of `emss` bytes at any Marker phase
 /// (section 4.5), clamped to [`MIN_MULPDU`]..=[`MAX_MULPDU`].
 #[must_use]
+//= MPA-3-2
 pub fn mulpdu(emss: usize, markers: bool) -> u16 {
+    //= MPA-4.5-1
     let markers = if markers { MARKER_LEN * emss.div_ceil(MARKER_INTERVAL) } else { 0 };
+    //= MPA-4.5-2
     let overhead = LENGTH_LEN + CRC_LEN + markers + emss % 4;
     let room = emss.saturating_sub(overhead);
+    //= MPA-3-4, MPA-4.5-7, MPA-4.5-8
     u16::try_from(room).unwrap_or(MAX_MULPDU).clamp(MIN_MULPDU, MAX_MULPDU)
 }
 
@@ -63,6 +67,7 @@ pub enum MpaFault {
 /// Bytes of length field, ULPDU, pad and CRC field: everything of an FPDU but its Markers.
 /// Always a multiple of 4, so a Marker never splits a length or CRC field.
 const fn unmarked_len(ulpdu_len: usize) -> usize {
+    //= MPA-4.1-5, MPA-4.4-12
     (LENGTH_LEN + ulpdu_len).next_multiple_of(4) + CRC_LEN
 }
 

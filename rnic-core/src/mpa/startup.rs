@@ -30,7 +30,9 @@ impl Kind {
     #[must_use]
     pub const fn key(self) -> &'static [u8; 16] {
         match self {
+            //= MPA-7.1.1-1
             Kind::Request => b"MPA ID Req Frame",
+            //= MPA-7.1.1-3
             Kind::Reply => b"MPA ID Rep Frame",
         }
     }
@@ -139,16 +141,16 @@ pub struct Frame<'a> {
 mod field {
     use std::ops::{Range, RangeFrom};
 
-    pub const KEY: Range<usize> = 0..16;
-    pub const FLAGS: usize = 16;
-    pub const REVISION: usize = 17;
-    pub const PD_LENGTH: Range<usize> = 18..20;
-    pub const PRIVATE_DATA: RangeFrom<usize> = super::HEADER_LEN..;
+    pub(super) const KEY: Range<usize> = 0..16;
+    pub(super) const FLAGS: usize = 16;
+    pub(super) const REVISION: usize = 17;
+    pub(super) const PD_LENGTH: Range<usize> = 18..20;
+    pub(super) const PRIVATE_DATA: RangeFrom<usize> = super::HEADER_LEN..;
 
-    pub const MARKERS: u8 = 0x80;
-    pub const CRC: u8 = 0x40;
-    pub const REJECT: u8 = 0x20;
-    pub const ENHANCED: u8 = 0x10;
+    pub(super) const MARKERS: u8 = 0x80;
+    pub(super) const CRC: u8 = 0x40;
+    pub(super) const REJECT: u8 = 0x20;
+    pub(super) const ENHANCED: u8 = 0x10;
 }
 
 impl<'a> Frame<'a> {
@@ -161,8 +163,10 @@ impl<'a> Frame<'a> {
         bytes: &'a [u8],
     ) -> Result<Progress<'a>, FrameError> {
         let key = &bytes[..bytes.len().min(field::KEY.end)];
+        //= MPA-7.1.1-2, MPA-7.1.1-4, MPA-7.1.2-5
         if !kind.key().starts_with(key) {
             let other = if kind == Kind::Request { Kind::Reply } else { Kind::Request };
+            //= MPA-7.1.2-8
             let meant_other = other.key().starts_with(key);
             return Err(if meant_other { FrameError::WrongKind } else { FrameError::NoKey });
         }
@@ -171,10 +175,14 @@ impl<'a> Frame<'a> {
         }
         let frame = Frame { bytes };
         let pd_length = frame.pd_length();
+        //= MPA-7.1.1-19, MPA-7.1.2-9
         if usize::from(pd_length) > MAX_PRIVATE_DATA {
+            //= MPA-7.1.2-9c
             return Err(FrameError::PrivateDataTooLong(pd_length));
         }
+        //= MPA-7.1.1-15
         if frame.revision() > max_revision {
+            //= MPA-7.1.1-16
             return Err(FrameError::Revision(frame.revision()));
         }
         if frame.is_enhanced() && usize::from(pd_length) < ENHANCED_LEN {
@@ -184,6 +192,7 @@ impl<'a> Frame<'a> {
         if bytes.len() < len {
             return Ok(Progress::NeedMore(len));
         }
+        //= MPA-7.1.2-9b
         let (bytes, behind) = bytes.split_at(len);
         Ok(Progress::Complete(Frame { bytes }, behind))
     }
@@ -209,6 +218,7 @@ impl<'a> Frame<'a> {
     /// S: enhanced data leads the Private Data. Below revision 2 the bit is reserved.
     #[must_use]
     pub fn is_enhanced(&self) -> bool {
+        //= MPA-7.1.1-13
         self.revision() >= 2 && self.bytes[field::FLAGS] & field::ENHANCED != 0
     }
 
@@ -278,6 +288,10 @@ impl<'a> Repr<'a> {
     }
 
     /// Writes the frame to `out`, which is exactly as long as [`Repr::buffer_len`].
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "Private Data that does not fit is refused before"
+    )]
     pub fn emit(&self, kind: Kind, out: &mut [u8]) {
         out[field::KEY].copy_from_slice(kind.key());
         let mut flags = 0;
@@ -289,8 +303,10 @@ impl<'a> Repr<'a> {
         ] {
             flags |= if set { flag } else { 0 };
         }
+        //= MPA-7.1.1-12
         out[field::FLAGS] = flags;
         out[field::REVISION] = self.revision;
+        //= MPA-7.1.1-18
         out[field::PD_LENGTH].copy_from_slice(&(self.pd_length() as u16).to_be_bytes());
         let mut private = &mut out[field::PRIVATE_DATA];
         if let Some(enhanced) = self.enhanced {

@@ -16,6 +16,7 @@ macro_rules! codes {
         pub fn name(code: TerminateCode) -> Option<&'static str> {
             match (code.layer, code.etype, code.code) {
                 $(($layer, $etype, $code) => Some($text),)+
+                //= RDMAP-4.8-13
                 (0, 0, _) => Some("RDMA local catastrophic error"),
                 (1, 3, _) => Some("LLP error seen by DDP"),
                 _ => None,
@@ -27,8 +28,10 @@ macro_rules! codes {
     };
 }
 
+//= DDP-7.2-1, RDMAP-4.8-3
 codes! {
-    RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00, "RDMA local catastrophic error, its program or device failed";
+    RDMA_LOCAL_CATASTROPHIC = 0 / 0 / 0x00,
+        "RDMA local catastrophic error, its program or device failed";
     PROTECTION_INVALID_STAG = 0 / 1 / 0x00, "RDMA protection: invalid STag";
     PROTECTION_BOUNDS = 0 / 1 / 0x01, "RDMA protection: base or bounds violation";
     PROTECTION_ACCESS = 0 / 1 / 0x02, "RDMA protection: access rights violation";

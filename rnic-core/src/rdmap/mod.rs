@@ -71,6 +71,7 @@ impl Opcode {
     /// Its number, four bits.
     #[inline]
     #[must_use]
+    //= RDMAP-4.1-4
     pub fn bits(self) -> u8 {
         match self {
             Opcode::Write => 0,
@@ -189,6 +190,7 @@ impl Control {
     #[inline]
     #[must_use]
     pub fn parse(byte: u8) -> Control {
+        //= RDMAP-4.1-8
         Control { rv: byte >> 6, opcode: Opcode::from_bits(byte) }
     }
 
@@ -196,6 +198,7 @@ impl Control {
     #[inline]
     #[must_use]
     pub fn byte(self) -> u8 {
+        //= RDMAP-4.1-1, RDMAP-4.1-7
         self.rv << 6 | self.opcode.bits()
     }
 }

@@ -11,17 +11,18 @@ pub const READ_REQUEST_LEN: usize = 28;
 mod field {
     use super::Range;
 
-    pub const SINK_STAG: Range<usize> = 0..4;
-    pub const SINK_TO: Range<usize> = 4..12;
-    pub const SIZE: Range<usize> = 12..16;
-    pub const SRC_STAG: Range<usize> = 16..20;
-    pub const SRC_TO: Range<usize> = 20..28;
+    pub(super) const SINK_STAG: Range<usize> = 0..4;
+    pub(super) const SINK_TO: Range<usize> = 4..12;
+    pub(super) const SIZE: Range<usize> = 12..16;
+    pub(super) const SRC_STAG: Range<usize> = 16..20;
+    pub(super) const SRC_TO: Range<usize> = 20..28;
 }
 
 /// What an RDMA Read asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// Buffer the response goes to; the data source does not interpret it.
+    //= RDMAP-5.2.2-8
     pub sink_stag: Stag,
     /// Where in it the response begins.
     pub sink_to: TaggedOffset,
@@ -36,6 +37,7 @@ pub struct ReadRequest {
 impl ReadRequest {
     /// Reads the header. Every value means something.
     #[must_use]
+    //= RDMAP-4.4-1
     pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> ReadRequest {
         let u32_at = |range: Range<usize>| {
             let o = &bytes[range];
@@ -56,6 +58,7 @@ impl ReadRequest {
 
     /// The header's bytes.
     #[must_use]
+    //= RDMAP-4.4-1
     pub fn emit(&self) -> [u8; READ_REQUEST_LEN] {
         let mut out = [0; READ_REQUEST_LEN];
         out[field::SINK_STAG].copy_from_slice(&self.sink_stag.0.to_be_bytes());
@@ -69,6 +72,7 @@ impl ReadRequest {
     /// What is left of the request when `sent` bytes of the response are out, as a Terminate
     /// tells it (section 4.8). Offsets wrap as the peer's own arithmetic would.
     #[must_use]
+    //= RDMAP-4.8-12
     pub fn advanced(&self, sent: u32) -> ReadRequest {
         let forward = |to: TaggedOffset| TaggedOffset(to.0.wrapping_add(u64::from(sent)));
         ReadRequest {

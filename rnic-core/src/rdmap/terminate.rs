@@ -56,16 +56,19 @@ impl<'a> Terminate<'a> {
         let (control, rest) = bytes.split_first_chunk::<CONTROL_LEN>().ok_or(TerminateTooShort)?;
         let (code, flags, layout) = read_control(control, !rest.is_empty());
         let (mut rest, mut segment_len, mut ddp_header) = (rest, None, None);
+        //= RDMAP-4.8-8
         if flags & (LENGTH_VALID | DDP_HEADER) != 0 {
             let (length, behind) = rest.split_first_chunk().ok_or(TerminateTooShort)?;
             segment_len = Some(u16::from_be_bytes(*length));
             rest = behind;
         }
+        //= RDMAP-4.8-9
         if flags & DDP_HEADER != 0 {
             let segment = ddp::Segment::new_checked(rest).map_err(|_| TerminateTooShort)?;
             ddp_header = Some(segment.header_bytes());
             rest = segment.payload();
         }
+        //= RDMAP-4.8-11
         let read_request = match flags & RDMA_HEADER {
             0 => None,
             _ => Some(rest.first_chunk().ok_or(TerminateTooShort)?),
@@ -86,9 +89,11 @@ impl<'a> Terminate<'a> {
     /// The Terminate's bytes, always laid out as the RFC says. A DDP header implies the length
     /// field, 0 if none is known.
     #[must_use]
+    //= RDMAP-4.8-1
     pub fn to_vec(&self) -> Vec<u8> {
         let TerminateCode { layer, etype, code } = self.code;
         let mut out = Vec::with_capacity(self.buffer_len());
+        //= RDMAP-4.8-2, RDMAP-4.8-6
         out.extend_from_slice(&[layer << 4 | etype & 0x0F, code, self.flags(), 0]);
         if self.flags() & LENGTH_VALID != 0 {
             out.extend_from_slice(&self.segment_len.unwrap_or(0).to_be_bytes());
@@ -126,6 +131,7 @@ impl<'a> Terminate<'a> {
 /// and EType exchanged. Where siw has its flags the RFC has reserved bits, which say nothing: a
 /// Terminate of the RFC without flags has no headers either, and one of siw with flags has some.
 fn read_control(control: &[u8; CONTROL_LEN], headers: bool) -> (TerminateCode, u8, Layout) {
+    //= RDMAP-4.8-2, RDMAP-4.8-6
     let [first, code, third, _] = *control;
     let plain = TerminateCode { layer: first >> 4, etype: first & 0x0F, code };
     let swapped = TerminateCode { layer: plain.etype, etype: plain.layer, code };
@@ -272,7 +278,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..70)) {
+        fn arbitrary_bytes_are_parsed_or_refused(
+            bytes in prop::collection::vec(any::<u8>(), 0..70),
+        ) {
             if let Ok(t) = Terminate::parse(&bytes) {
                 prop_assert!(t.buffer_len() <= Terminate::MAX_LEN);
                 let again = t.to_vec();

@@ -76,8 +76,8 @@ impl AddressSpace {
     /// Takes over the `/proc/PID/mem` of process `pid`, which must be open for both directions. On
     /// error the descriptor comes back, to be closed where closing may take its time.
     ///
-    /// The file system that the descriptor is of is asked what it is, so this may wait for it: to be
-    /// called for clients only whose copies may be waited for as well.
+    /// The file system that the descriptor is of is asked what it is, so this may wait for it: to
+    /// be called for clients only whose copies may be waited for as well.
     pub fn adopt(file: OwnedFd, pid: i32) -> Result<Arc<Self>, (AttachError, OwnedFd)> {
         match examine(&file, pid) {
             Ok(()) => Ok(Arc::new(AddressSpace { file, gone: AtomicBool::new(false) })),
@@ -97,8 +97,8 @@ impl AddressSpace {
     }
 
     /// Copies into it. With `tail_last` the last bytes, as far as they are one naturally aligned
-    /// word, are written last, in a call of their own: a program that polls on the end of its buffer
-    /// finds the rest in place.
+    /// word, are written last, in a call of their own: a program that polls on the end of its
+    /// buffer finds the rest in place.
     pub fn write(&self, address: u64, src: &[u8], tail_last: bool) -> Result<(), AttachedFault> {
         // SAFETY: the bytes are borrowed for the call.
         unsafe { self.write_raw(address, src.as_ptr(), src.len(), tail_last) }
@@ -140,16 +140,16 @@ impl AddressSpace {
         tail_last: bool,
     ) -> Result<(), AttachedFault> {
         let from = src.range(offset, len).ok_or(AttachedFault::Unmapped)?;
-        // SAFETY: `from` is valid for `len` bytes (checked by `range`) as long as `src` is borrowed.
-        // Only the kernel reads them, whatever they are at that instant.
+        // SAFETY: `from` is valid for `len` bytes (checked by `range`) as long as `src` is
+        // borrowed. Only the kernel reads them, whatever they are at that instant.
         let result = unsafe { self.write_raw(address, from, len, tail_last) };
         poison(result, src)
     }
 
     /// Copies from one address space to another, or within one (ranges of a step may overlap): two
     /// copies, with a private buffer between them.
-    // Its buffer would be in the frame of whoever it is inlined into, each page of it touched there for
-    // copies of a few bytes.
+    // Its buffer would be in the frame of whoever it is inlined into, each page of it touched there
+    // for copies of a few bytes.
     #[inline(never)]
     pub fn copy_to(
         &self,

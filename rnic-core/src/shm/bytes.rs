@@ -16,8 +16,8 @@ pub struct RawBytes<'a> {
     mapping: PhantomData<&'a Mapping>,
 }
 
-// SAFETY: it is a range of a `Mapping`, which threads may share, and gives access to nothing without
-// an `unsafe` call whose obligations do not depend on the thread.
+// SAFETY: it is a range of a `Mapping`, which threads may share, and gives access to nothing
+// without an `unsafe` call whose obligations do not depend on the thread.
 unsafe impl Send for RawBytes<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for RawBytes<'_> {}

@@ -168,6 +168,7 @@ fn tail_len(to: *mut u8, len: usize) -> usize {
 /// `from` is valid for reading and `to` for writing `len` bytes, both in private or in shared
 /// memory, of which no other part of this process holds an exclusive reference.
 #[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the word was widened from as many bytes")]
 unsafe fn move_tail_last(from: *const u8, to: *mut u8, len: usize) {
     let tail = tail_len(to, len);
     let head = len - tail;

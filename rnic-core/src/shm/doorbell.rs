@@ -72,8 +72,8 @@ impl DoorbellScanner {
         DoorbellScanner { page: ringer.page.clone(), lines: 0, word: 0 }
     }
 
-    /// Calls `rung` for indices that were rung since the last scan; `false` if there were none. Once
-    /// it has called for `ENOUGH`, the rest waits for the next scan. The client may have rung
+    /// Calls `rung` for indices that were rung since the last scan; `false` if there were none.
+    /// Once it has called for `ENOUGH`, the rest waits for the next scan. The client may have rung
     /// without reason, and any index: look it up, then look at its ring.
     #[inline]
     pub fn scan(&mut self, rung: impl FnMut(u32)) -> bool {

@@ -20,7 +20,7 @@ pub enum Piece<'a> {
     Private(&'a [u8]),
     /// In shared memory.
     Shared {
-        /// Where.
+        /// The memory they are in.
         mapping: &'a Mapping,
         /// First byte.
         offset: usize,
@@ -36,7 +36,7 @@ pub enum PieceMut<'a> {
     Private(&'a mut [u8]),
     /// In shared memory.
     Shared {
-        /// Where.
+        /// The memory they are in.
         mapping: &'a Mapping,
         /// First byte.
         offset: usize,

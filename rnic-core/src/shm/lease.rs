@@ -8,15 +8,16 @@
 //! * No request that names the range while the slice can be had: whoever posts one gives the lease
 //!   away ([`Lease::lend`]) and keeps a [`Loan`], which gives access to nothing.
 //! * The lease comes back only when the daemon is done with that request: [`Loan::reclaim`] takes a
-//!   [`Done`], which only [`CompletionConsumer::poll_loan`](super::queue::CompletionConsumer::poll_loan)
-//!   makes, of a completion that has the loan's own number. Numbers are used once in a process.
+//!   [`Done`], which only
+//!   [`CompletionConsumer::poll_loan`](super::queue::CompletionConsumer::poll_loan) makes, of a
+//!   completion that has the loan's own number. Numbers are used once in a process.
 //!
-//! What is left to the caller, `rnic-client`: that the region has no rights for peers, that no other
-//! request names it, and that no other request has a loan's number. The daemon is trusted to touch
-//! nothing that it was not asked to, as a kernel would be.
+//! What is left to the caller, `rnic-client`: that the region has no rights for peers, that no
+//! other request names it, and that no other request has a loan's number. The daemon is trusted to
+//! touch nothing that it was not asked to, as a kernel would be.
 //!
-//! Nothing depends on a destructor: what is forgotten, or never completes, stays taken for as long as
-//! the memory exists.
+//! Nothing depends on a destructor: what is forgotten, or never completes, stays taken for as long
+//! as the memory exists.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -66,8 +67,8 @@ impl Lendable {
         false
     }
 
-    /// Leases `len` bytes at `offset`, at least one; `None` if they do not lie within or one of them
-    /// is taken.
+    /// Leases `len` bytes at `offset`, at least one; `None` if they do not lie within or one of
+    /// them is taken.
     pub fn lease(self: &Arc<Self>, offset: usize, len: usize) -> Option<Lease> {
         self.mapping.range(offset, len).filter(|_| len > 0)?;
         // Within the mapping, so it cannot overflow.
@@ -112,9 +113,9 @@ impl Deref for Lease {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies within the mapping, which `self` keeps; nobody else in this process
-        // has it, since leased ranges do not overlap and the mapping is not reachable otherwise; the
-        // daemon has no request that names it, as the module explains.
+        // SAFETY: the range lies within the mapping, which `self` keeps; nobody else in this
+        // process has it, since leased ranges do not overlap and the mapping is not reachable
+        // otherwise; the daemon has no request that names it, as the module explains.
         unsafe { std::slice::from_raw_parts(self.start(), self.len) }
     }
 }

@@ -57,7 +57,7 @@ impl Mapping {
     /// Maps an arena that the daemon made. A child made by `fork` does not inherit it: two
     /// processes on one end of a ring would corrupt each other. Called by the client.
     pub fn map_arena(fd: BorrowedFd<'_>, len: usize) -> io::Result<Arc<Self>> {
-        if rustix::fs::fstat(fd)?.st_size as u64 != nonzero(len)? {
+        if rustix::fs::fstat(fd)?.st_size.cast_unsigned() != nonzero(len)? {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "arena has another size"));
         }
         let mapping = Self::map(fd, len)?;
@@ -147,7 +147,7 @@ impl Mapping {
             SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
         )
         .map_err(|e| AdoptError::Seal(e.into()))?;
-        let actual = rustix::fs::fstat(fd).map_err(AdoptError::os)?.st_size as u64;
+        let actual = rustix::fs::fstat(fd).map_err(AdoptError::os)?.st_size.cast_unsigned();
         if actual != len {
             return Err(AdoptError::WrongSize { said: len, actual });
         }
@@ -340,8 +340,8 @@ fn nonzero(len: usize) -> io::Result<u64> {
     Ok(len as u64)
 }
 
-/// Bytes that a segment grows by between two looks at what the machine has left: a multiple of every
-/// page size, and some 20 ms of zeroing.
+/// Bytes that a segment grows by between two looks at what the machine has left: a multiple of
+/// every page size, and some 20 ms of zeroing.
 pub const POPULATE_STEP: usize = 64 << 20;
 
 /// `TMPFS_MAGIC` of `linux/magic.h`: what a memfd of ordinary pages lives in.

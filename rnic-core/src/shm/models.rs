@@ -252,8 +252,8 @@ fn loom_receive_post_against_engine_waits_for_receive() {
 }
 
 /// The same for a shared queue with consumers on two workers, behind the lock they share: who finds
-/// nothing at the last look and waits is rung for, and no receive is left lying while somebody waits
-/// whose worker was not rung.
+/// nothing at the last look and waits is rung for, and no receive is left lying while somebody
+/// waits whose worker was not rung.
 #[test]
 fn loom_receive_post_against_two_workers_that_wait() {
     explore(|arena| {

@@ -8,10 +8,10 @@
 //! Spinning without yields was measured at 10 ms per hop.
 //!
 //! Who yields all the time has no claim on the CPU: if somebody computes there, each yield lasts as
-//! long as the scheduler lets him run, some milliseconds. Who sleeps has one: woken, it runs at once. So
-//! a yield that lasted longer than any of those who look could have taken (`CROWDED`) ends yielding
-//! for a while, and for longer each time that it happens again at once; until then it is sleep at the first
-//! empty look.
+//! long as the scheduler lets him run, some milliseconds. Who sleeps has one: woken, it runs at
+//! once. So a yield that lasted longer than any of those who look could have taken (`CROWDED`) ends
+//! yielding for a while, and for longer each time that it happens again at once; until then it is
+//! sleep at the first empty look.
 
 use std::time::Duration;
 
@@ -78,9 +78,9 @@ impl Waiter {
     }
 
     /// For a busy worker that serves several users: whether to yield before it goes on, so that
-    /// programs on this CPU see soon what was done for them, and not when its slice is over. Not where
-    /// somebody computes: he would have the CPU for milliseconds, and the scheduler knows what is
-    /// fair between him and the worker. With `at_once` the worker has nothing better to do.
+    /// programs on this CPU see soon what was done for them, and not when its slice is over. Not
+    /// where somebody computes: he would have the CPU for milliseconds, and the scheduler knows
+    /// what is fair between him and the worker. With `at_once` the worker has nothing better to do.
     #[inline]
     #[must_use]
     pub fn shares(&mut self, now: Time, at_once: bool) -> bool {
@@ -151,8 +151,8 @@ const CROWDED: Duration = Duration::from_micros(500);
 /// How long there are no yields, the first time and at most.
 const FIRST: Duration = Duration::from_millis(2);
 const LAST: Duration = Duration::from_millis(256);
-/// How long after that another such yield counts as the same crowd, if there were fewer short ones in
-/// between than this: a program that computes and communicates by turns is not a crowd.
+/// How long after that another such yield counts as the same crowd, if there were fewer short ones
+/// in between than this: a program that computes and communicates by turns is not a crowd.
 const FORGET: Duration = Duration::from_secs(1);
 const ALONE: u32 = 16;
 

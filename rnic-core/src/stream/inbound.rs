@@ -178,9 +178,12 @@ impl Inbound {
     /// Validates one ULPDU. `ird_free` says that a slot for another inbound Read is free; it is
     /// looked at only when a Read Request begins.
     #[inline]
+    //= RDMAP-7.2-1, RDMAP-7.2-6
     pub fn handle<'p>(&mut self, ulpdu: &'p [u8], ird_free: bool) -> Result<Arrival<'p>, Fault> {
         match Header::parse(ulpdu) {
+            //= DDP-4.1-1
             Ok((Header::Tagged(header), payload)) => self.tagged(header, payload),
+            //= DDP-4.1-2
             Ok((Header::Untagged(header), payload)) => {
                 self.untagged(header, payload, ulpdu, ird_free)
             }
@@ -194,11 +197,14 @@ impl Inbound {
         header: TaggedHeader,
         payload: &'p [u8],
     ) -> Result<Arrival<'p>, Fault> {
+        //= DDP-4.1-11
         if header.dv != self.version {
             return Err(Fault::segment(codes::TAGGED_VERSION));
         }
+        //= DDP-4.2-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
         let mut message = self.tagged.unwrap_or(TaggedMessage { opcode, stag: None });
+        //= RDMAP-7.2-2
         if !opcode.is_tagged() || message.opcode != opcode {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
@@ -209,6 +215,7 @@ impl Inbound {
         }
         self.tagged = if last { None } else { Some(message) };
         Ok(match opcode {
+            //= DDP-4.2-7
             Opcode::Write => Arrival::Write { stag, to, payload, last, stag_changed },
             _ => Arrival::ReadResponse { stag, to, payload, last },
         })
@@ -222,13 +229,17 @@ impl Inbound {
         ulpdu: &'p [u8],
         ird_free: bool,
     ) -> Result<Arrival<'p>, Fault> {
+        //= DDP-4.1-11
         if header.dv != self.version {
             return Err(Fault::segment(codes::UNTAGGED_VERSION));
         }
+        //= DDP-7.1-1
         if header.qn > qn::TERMINATE {
             return Err(Fault::segment(codes::UNTAGGED_QN));
         }
+        //= DDP-4.3-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
+        //= RDMAP-4.2-2, RDMAP-7.2-2
         if opcode.queue() != Some(header.qn) {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
@@ -243,6 +254,7 @@ impl Inbound {
     #[inline]
     fn opcode(&self, rsvd_ulp: u8) -> Result<Opcode, Fault> {
         let Control { rv, opcode } = Control::parse(rsvd_ulp);
+        //= RDMAP-4.1-6, RDMAP-7.2-3
         if rv != self.version {
             return Err(Fault::segment(codes::OPERATION_VERSION));
         }
@@ -260,10 +272,12 @@ impl Inbound {
         if *self.sends.opcode.get_or_insert(opcode) != opcode {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
+        //= DDP-7.1-9
         if header.msn != self.sends.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
         let UntaggedHeader { msn, mo, last, inv_stag, .. } = header;
+        //= RDMAP-4.1-10
         let kind = SendKind::of(opcode, inv_stag);
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })
     }
@@ -281,10 +295,13 @@ impl Inbound {
             return Ok(None);
         }
         let total = u64::from(mo) + len as u64;
+        //= DDP-5.4-2
         let whole = total == sends.end && total == sends.received;
+        //= DDP-5.3-6
         sends.finish();
         // No buffer is longer than 2^32 - 1 bytes, so no message that fitted one is either.
         match u32::try_from(total) {
+            //= DDP-5.4-3, RDMAP-3.1-5
             Ok(total) if whole => Ok(Some(total)),
             _ => Err(Fault::segment(codes::UNTAGGED_MO)),
         }
@@ -298,10 +315,12 @@ impl Inbound {
         ird_free: bool,
     ) -> Result<Arrival<'p>, Fault> {
         let reads = &mut self.reads;
+        //= DDP-7.1-9
         if header.msn != reads.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
         let begins = reads.opcode.replace(Opcode::ReadRequest).is_none();
+        //= DDP-7.1-2, RDMAP-6.1-7
         if begins && !ird_free {
             return Err(Fault::segment(codes::UNTAGGED_NO_BUFFER));
         }
@@ -320,11 +339,10 @@ impl Inbound {
         reads.finish();
         let mut bytes = [0; UntaggedHeader::LEN];
         bytes.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
-        Ok(Arrival::ReadRequest(ReadArrival {
-            request: ReadRequest::parse(&self.read_header),
-            header: bytes,
-            segment_len: (UntaggedHeader::LEN + payload.len()) as u16,
-        }))
+        #[expect(clippy::cast_possible_truncation, reason = "at most 46: it fitted the header")]
+        let segment_len = (UntaggedHeader::LEN + payload.len()) as u16;
+        let request = ReadRequest::parse(&self.read_header);
+        Ok(Arrival::ReadRequest(ReadArrival { request, header: bytes, segment_len }))
     }
 }
 
@@ -332,9 +350,11 @@ impl Inbound {
 /// its message was given: its offset first, then its end.
 #[inline]
 pub fn send_fits(mo: u32, len: usize, buffer_len: u64) -> Result<(), Fault> {
+    //= DDP-7.1-7
     if u64::from(mo) > buffer_len {
         return Err(Fault::segment(codes::UNTAGGED_MO));
     }
+    //= DDP-7.1-8, RDMAP-5.3-4
     if u64::from(mo) + len as u64 > buffer_len {
         return Err(Fault::segment(codes::UNTAGGED_TOO_LONG));
     }
@@ -342,6 +362,7 @@ pub fn send_fits(mo: u32, len: usize, buffer_len: u64) -> Result<(), Fault> {
 }
 
 fn terminate<'p>(header: UntaggedHeader, payload: &'p [u8]) -> Arrival<'p> {
+    //= RDMAP-5.4-3, RDMAP-5.4-4
     if header.msn != Msn::FIRST {
         return Arrival::MalformedTerminate(MalformedTerminate::Msn(header.msn.0));
     }

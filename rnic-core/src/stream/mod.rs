@@ -47,6 +47,7 @@ impl Fault {
     /// A fault that no incoming message is to blame for.
     #[inline]
     #[must_use]
+    //= RDMAP-4.8-10, RDMAP-7.1-2
     pub const fn local(code: TerminateCode) -> Fault {
         Fault { code, enclose: Enclose::None }
     }
@@ -54,6 +55,7 @@ impl Fault {
     /// A fault of a segment: DDP errors, and RDMAP errors of Writes, Read Responses and Sends.
     #[inline]
     #[must_use]
+    //= RDMAP-3.1-8, RDMAP-7.1-3
     pub const fn segment(code: TerminateCode) -> Fault {
         Fault { code, enclose: Enclose::Segment }
     }
@@ -61,6 +63,7 @@ impl Fault {
     /// A fault of a complete Read Request.
     #[inline]
     #[must_use]
+    //= RDMAP-7.1-4
     pub const fn read(code: TerminateCode) -> Fault {
         Fault { code, enclose: Enclose::SegmentAndRead }
     }
@@ -72,6 +75,7 @@ impl Fault {
 
 impl From<MpaFault> for Fault {
     fn from(fault: MpaFault) -> Fault {
+        //= MPA-8-1, RDMAP-4.8-14
         Fault::local(match fault {
             MpaFault::Crc => codes::LLP_CRC,
             MpaFault::Marker => codes::LLP_MARKER,

@@ -14,6 +14,7 @@ use crate::rdmap::{Layout, READ_REQUEST_LEN, ReadRequest, Terminate};
 #[must_use]
 pub fn build(fault: Fault, failing: &[u8], read: Option<&ReadRequest>) -> Vec<u8> {
     // A ULPDU cannot be longer than its length field says.
+    //= RDMAP-4.8-7
     let len = u16::try_from(failing.len()).unwrap_or(u16::MAX);
     let Ok(segment) = ddp::Segment::new_checked(failing) else {
         let enclose = if fault.enclose == Enclose::None { Enclose::None } else { Enclose::Length };
@@ -45,7 +46,9 @@ pub fn build_from_bytes(
     header: &[u8],
     read: Option<&ReadRequest>,
 ) -> Vec<u8> {
+    //= RDMAP-4.8-11
     let read = read.filter(|_| fault.enclose == Enclose::SegmentAndRead).map(ReadRequest::emit);
+    //= RDMAP-4.8-9
     let with_header = matches!(fault.enclose, Enclose::Segment | Enclose::SegmentAndRead);
     Terminate {
         code: fault.code,

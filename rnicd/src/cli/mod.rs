@@ -52,12 +52,12 @@ enum Command {
     /// Run a program with a daemon of its own, and end both together.
     ///
     /// The daemon's socket is in a folder that only this user may enter: programs that run as other
-    /// users cannot reach it, so there are no helper processes for their attached memory. Signals are
-    /// passed on. If this process is killed by SIGKILL, so is the program, and the daemon ends.
+    /// users cannot reach it, so there are no helper processes for their attached memory. Signals
+    /// are passed on. If this process is killed by SIGKILL, so is the program, and the daemon ends.
     ///
     /// Exit code: the program's, or its signal's end; 127 if the program was not found, 126 if it
-    /// cannot be run, 125 if something else failed or the daemon died while the program succeeded; 2
-    /// wrong usage.
+    /// cannot be run, 125 if something else failed or the daemon died while the program succeeded;
+    /// 2 wrong usage.
     Exec(Exec),
     /// See RDMA happen: every operation between two processes, a file copied, figures.
     Demo(Demo),
@@ -128,8 +128,8 @@ struct Exec {
     /// How queue pairs of this daemon talk to each other; overrides engine.loopback.
     #[arg(long, value_name = "WAY")]
     loopback: Option<LoopbackArg>,
-    /// Write the daemon's log to this file, or to standard error if it is `-` [default: keep it, and
-    /// show its last lines if the daemon dies].
+    /// Write the daemon's log to this file, or to standard error if it is `-` [default: keep it,
+    /// and show its last lines if the daemon dies].
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// The program and its arguments. RNIC_SOCKET in its environment names the daemon.
@@ -285,7 +285,8 @@ fn give_up_privileges(control: &Control, socket: &ControlSocket) -> Result<(), F
             tracing::info!(uid, gid, ?groups, "dropped privileges");
         }
         None if privilege::own_user() == 0 => tracing::warn!(
-            "running as root: whoever takes over the daemon takes over the machine; set control.user"
+            "running as root: whoever takes over the daemon takes over the machine; \
+             set control.user"
         ),
         None => privilege::renounce()?,
     }

@@ -105,7 +105,10 @@ mod tests {
         };
         let text = explain(&record);
         assert!(text.starts_with("why       17, "), "{text}");
-        assert!(text.contains("what      LocalProtection of 7 (a local key does not cover the range with the\n          right needed)\nrule      a rule\nbecause   words"));
+        assert!(text.contains(
+            "what      LocalProtection of 7 (a local key does not cover the range with the\n\
+             \x20         right needed)\nrule      a rule\nbecause   words"
+        ));
         assert!(text.contains("whose     session 3, QP 9\nSTag      0x000000ab\n"), "{text}");
         assert!(text.ends_with("offset    0x1000\nlength    64 bytes"), "{text}");
         assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");

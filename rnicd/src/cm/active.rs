@@ -119,7 +119,8 @@ impl Active {
             return Step::Failed(format!("sending the MPA request: {e}"));
         }
         loop {
-            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section 7.1.2).
+            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section
+            // 7.1.2).
             let most = match self.stream.is_passed() {
                 true => self.initiator.missing().min(scratch.len()),
                 false => scratch.len(),
@@ -236,11 +237,13 @@ impl ConnectionManager {
             Step::Rejected(private_data) => {
                 let qp = active.params.qp;
                 if let Some(Slot::Active(active)) = self.remove(key) {
+                    //= MPA-7.1.2-3b
                     active.stream.let_go();
                 }
                 self.events.push_back(CmEvent::Rejected { qp, private_data });
             }
             Step::Retry(first) => self.retry(key, first, now),
+            //= MPA-7.1.1-4, MPA-7.1.2-3a, MPA-7.1.2-5, MPA-8-7
             Step::Failed(reason) => self.fail_active(key, reason),
             Step::Part(words, reason) => {
                 if let Some(Slot::Active(mut active)) = self.remove(key) {
@@ -302,5 +305,6 @@ impl ConnectionManager {
 
 /// The start-up machine of a connection, unless its private data cannot be carried.
 pub(super) fn new_initiator(options: &Options, private_data: &[u8]) -> Result<Initiator, Refusal> {
+    //= MPA-7.1-7
     Initiator::new(options, private_data).map_err(too_long)
 }

@@ -1,10 +1,10 @@
 //! Peers that try one STag after the other.
 //!
 //! A wrong STag ends the stream, so whoever guesses has to connect again and again. An address that
-//! has named too many STags of one user's within a minute is turned away by that user's listeners for
-//! the rest of it, and by nobody else's: what a user's own connections are made to guess is his affair
-//! alone. Each user's table is bounded: when it is full his oldest minute is forgotten, which at worst
-//! forgives a guesser that has a thousand addresses and would need no forgiveness.
+//! has named too many STags of one user's within a minute is turned away by that user's listeners
+//! for the rest of it, and by nobody else's: what a user's own connections are made to guess is his
+//! affair alone. Each user's table is bounded: when it is full his oldest minute is forgotten,
+//! which at worst forgives a guesser that has a thousand addresses and would need no forgiveness.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -57,8 +57,8 @@ impl Guesses {
             tracing::warn!(
                 %peer,
                 user,
-                "limits.peer.stag_guesses_per_minute = {} wrong STags: new connections from there to \
-                 listeners of this user are reset until the minute is over",
+                "limits.peer.stag_guesses_per_minute = {} wrong STags: new connections from there \
+                 to listeners of this user are reset until the minute is over",
                 self.limit
             );
         }

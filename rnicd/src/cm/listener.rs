@@ -1,9 +1,9 @@
 //! Bound and listening addresses, and what happens when too many knock.
 //!
 //! Connections that say nothing, or that nobody decides about, must not keep others out. They are
-//! counted by user, and who has most gives way when the count or the descriptors run out; if there is
-//! none to give way, one connection is taken with a descriptor kept for that purpose and reset. Neither
-//! spins: a listener that can do nothing for now is tried again a little later.
+//! counted by user, and who has most gives way when the count or the descriptors run out; if there
+//! is none to give way, one connection is taken with a descriptor kept for that purpose and reset.
+//! Neither spins: a listener that can do nothing for now is tried again a little later.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -225,8 +225,8 @@ impl ConnectionManager {
         let _ = self.begin(session, id, stream, addresses, now);
     }
 
-    /// Lets another connection in start-up give way if there is no room for one more of this session's
-    /// user from this peer; false if there is still none.
+    /// Lets another connection in start-up give way if there is no room for one more of this
+    /// session's user from this peer; false if there is still none.
     pub(super) fn make_room(&mut self, session: SessionId, peer: IpAddr, now: Time) -> bool {
         let user = self.quotas.user(session);
         let (victim, key, limit) = match self.quotas.of(session) {
@@ -273,8 +273,8 @@ impl ConnectionManager {
         registered
     }
 
-    /// Makes a descriptor free, or sheds one connection; false if neither is possible now. Who waits
-    /// to be accepted may be from anywhere.
+    /// Makes a descriptor free, or sheds one connection; false if neither is possible now. Who
+    /// waits to be accepted may be from anywhere.
     fn make_descriptor(&mut self, id: ListenerId, now: Time) -> bool {
         let Some(listener) = self.listeners.get(&id) else { return false };
         let user = self.quotas.user(listener.session);

@@ -2,9 +2,9 @@
 //!
 //! The [`ConnectionManager`] binds and listens, connects, and carries every TCP connection through
 //! MPA start-up with the state machines of [`rnic_core::stream::startup`]; a connection request is
-//! an object here before any QP is named for it. A connect whose destination is one of this daemon's
-//! own listeners needs no TCP connection: the same machines then exchange their frames in memory, so
-//! that both paths negotiate alike. What comes out are [`CmEvent`]s.
+//! an object here before any QP is named for it. A connect whose destination is one of this
+//! daemon's own listeners needs no TCP connection: the same machines then exchange their frames in
+//! memory, so that both paths negotiate alike. What comes out are [`CmEvent`]s.
 //!
 //! It refuses to know who may do what, sessions' object tables, and QPs beyond their number; limits
 //! are plain numbers in [`CmOptions`]. It reads no clock and never blocks: the control thread, its
@@ -62,8 +62,8 @@ pub struct CmOptions {
     pub tcp: Tcp,
     /// Whether connects to this daemon's own listeners stay in memory.
     pub direct: bool,
-    /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives way
-    /// to a new one.
+    /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives
+    /// way to a new one.
     pub half_open: usize,
     /// The key that says so.
     pub half_open_key: String,
@@ -129,7 +129,7 @@ pub enum CmEvent {
         listener: ListenerId,
         /// To be accepted or rejected.
         request: RequestId,
-        /// Addresses.
+        /// Our end, that of the listener, and the peer.
         addresses: AddressPair,
         /// Inbound reads the peer offers, if negotiated.
         peer_ird: Option<u16>,
@@ -148,14 +148,14 @@ pub enum CmEvent {
         listener: ListenerId,
         /// The request, no longer valid.
         request: RequestId,
-        /// Why.
+        /// What ended it, in words: the peer, a deadline, or an error of the socket.
         reason: String,
     },
     /// No request will come on a connection that was passed.
     NoRequest {
         /// The listener that serves it.
         listener: ListenerId,
-        /// Why.
+        /// What came instead of a request, in words.
         reason: String,
     },
     /// A rejection that was [`Rejection::Sending`] is with the kernel, or its connection has ended.
@@ -171,7 +171,7 @@ pub enum CmEvent {
         stream: Socket,
         /// What was agreed.
         negotiated: Box<Negotiated>,
-        /// Addresses.
+        /// Our end and the peer.
         addresses: AddressPair,
     },
     /// Start-up is done between two QPs of this daemon.
@@ -192,7 +192,7 @@ pub enum CmEvent {
     Unreachable {
         /// The QP that connected or accepted.
         qp: QpId,
-        /// Why.
+        /// What failed, in words: TCP, MPA or a deadline.
         reason: String,
     },
 }
@@ -281,8 +281,8 @@ impl ConnectionManager {
         self.quotas.set(session, quota);
     }
 
-    /// Turns requests of peers away from now on, or takes them again. Those that wait for a decision
-    /// go on waiting.
+    /// Turns requests of peers away from now on, or takes them again. Those that wait for a
+    /// decision go on waiting.
     pub fn set_draining(&mut self, on: bool) {
         self.draining = on;
     }

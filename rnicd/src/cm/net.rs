@@ -13,8 +13,8 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 /// Memory of the kernel for one connection, in bytes. Without bounds the kernel lets a connection
-/// whose peer does not read have megabytes; whole speed takes less (measured on loopback: with half a
-/// megabyte to send and one to receive, more than with what the kernel chooses).
+/// whose peer does not read have megabytes; whole speed takes less (measured on loopback: with half
+/// a megabyte to send and one to receive, more than with what the kernel chooses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketBuffers {
     /// For what is still to be sent.
@@ -84,8 +84,8 @@ pub(super) fn accept(listener: &Socket) -> io::Result<TcpStream> {
     Ok(TcpStream::from(rustix::net::accept_with(listener, flags)?))
 }
 
-/// Whether a connection waits to be accepted. accept(2) does not tell when descriptors are short: it
-/// takes the descriptor first and fails with `EMFILE` even if nobody waits.
+/// Whether a connection waits to be accepted. accept(2) does not tell when descriptors are short:
+/// it takes the descriptor first and fails with `EMFILE` even if nobody waits.
 pub(super) fn someone_waits(listener: &Socket) -> bool {
     let mut listeners = [PollFd::new(listener, PollFlags::IN)];
     poll(&mut listeners, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)

@@ -57,6 +57,7 @@ impl Passive {
         addresses: AddressPair,
         options: &Options,
     ) -> Self {
+        //= MPA-7.1-7
         let responder = Responder::new(options);
         Passive { session, listener, stream, addresses, responder, phase: Phase::AwaitRequest }
     }
@@ -93,7 +94,8 @@ impl Passive {
 
     fn read_request(&mut self, scratch: &mut [u8]) -> Step {
         loop {
-            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section 7.1.2).
+            // What follows a rejection belongs to whoever passed the socket (RFC 5044 section
+            // 7.1.2).
             let most = match self.stream.is_passed() {
                 true => self.responder.missing().min(scratch.len()),
                 false => scratch.len(),
@@ -140,6 +142,7 @@ impl ConnectionManager {
             Step::Wait => {}
             Step::Request(request) => self.announce(key, request, now),
             Step::Replied => self.finish_passive(key),
+            //= MPA-7.1.1-2, MPA-7.1.2-2a, MPA-7.1.2-5, MPA-8-7
             Step::Failed(why) => self.fail_passive(key, &why),
             Step::Answer(reply, why) => {
                 tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
@@ -288,6 +291,7 @@ impl ConnectionManager {
         match self.remove(key) {
             Some(Slot::Passive(p)) if p.stream.is_passed() => {
                 let whose = (p.session, p.addresses.peer.ip());
+                //= MPA-7.1.2-2d
                 return Ok(self.give_back(whose, p.stream, reply, awaited, now));
             }
             Some(Slot::Passive(p)) => {

@@ -77,7 +77,8 @@ impl ConnectionManager {
         key
     }
 
-    /// Empties a slot and forgets its deadline, charge, request and QP. Dropping a stream closes it.
+    /// Empties a slot and forgets its deadline, charge, request and QP. Dropping a stream closes
+    /// it.
     pub(super) fn remove(&mut self, key: usize) -> Option<Slot> {
         self.set_deadline(key, None);
         self.credit(key);

@@ -3,9 +3,9 @@
 //! Each is charged to the user whose listener it came to, or whose program connected. When there
 //! is no room for one more, somebody gives way who has most: the user with most connections, and of
 //! those the remote host with most, its oldest first. Whoever asks for more counts as having it
-//! already, so nobody pushes out others who have no more than himself. Connections that wait for their
-//! peer go before requests that wait for the user's program, and those only for another user's sake:
-//! his own newcomers are turned away instead, as by a full backlog.
+//! already, so nobody pushes out others who have no more than himself. Connections that wait for
+//! their peer go before requests that wait for the user's program, and those only for another
+//! user's sake: his own newcomers are turned away instead, as by a full backlog.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;

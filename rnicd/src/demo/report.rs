@@ -51,7 +51,8 @@ impl Report {
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         self.verified += 1;
         say!(
-            "    ok  rcopy of {name}: {:.0} MiB in {seconds:.2} s, {:.0} MB/s with hashing and disk",
+            "    ok  rcopy of {name}: {:.0} MiB in {seconds:.2} s, {:.0} MB/s \
+             with hashing and disk",
             bytes / f64::from(1 << 20),
             bytes / seconds / 1e6,
         );

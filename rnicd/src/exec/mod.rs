@@ -1,13 +1,14 @@
 //! A daemon for one program: started before it, gone after it.
 //!
 //! The daemon is a process of its own ([`DaemonProcess`]), on a socket in a folder of its own; the
-//! program is a child of this process that finds it through `RNIC_SOCKET`. Signals sent to this process
-//! are passed on, except those the kernel sent to the whole foreground group, which the program has got
-//! already. This process ends as the program ended: with its exit code, or by the signal that killed it.
+//! program is a child of this process that finds it through `RNIC_SOCKET`. Signals sent to this
+//! process are passed on, except those the kernel sent to the whole foreground group, which the
+//! program has got already. This process ends as the program ended: with its exit code, or by the
+//! signal that killed it.
 //!
-//! If this process is killed (`SIGKILL`), the kernel kills the program likewise, and the daemon ends by
-//! itself and takes its folder along. The program's own children are then nobody's; those that are
-//! clients lose their sessions.
+//! If this process is killed (`SIGKILL`), the kernel kills the program likewise, and the daemon
+//! ends by itself and takes its folder along. The program's own children are then nobody's; those
+//! that are clients lose their sessions.
 
 mod private;
 mod process;
@@ -62,8 +63,8 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// The exit code of a program that runs others, as shells, `env` and `timeout` have it: 127 if the
-    /// program was not found, 126 if it cannot be run, 125 if something else failed.
+    /// The exit code of a program that runs others, as shells, `env` and `timeout` have it: 127 if
+    /// the program was not found, 126 if it cannot be run, 125 if something else failed.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             ExecError::Spawn { error, .. } if error.kind() == io::ErrorKind::NotFound => 127,
@@ -80,9 +81,9 @@ impl ExecError {
 /// Exit code if something other than the program failed.
 pub const FAILED: u8 = 125;
 
-/// Runs `program` (with its arguments) as a client of `daemon`; returns how it ended, when the daemon
-/// is gone. `signals` were taken before any thread was started. A program that succeeded while its
-/// daemon died did not: that is the error.
+/// Runs `program` (with its arguments) as a client of `daemon`; returns how it ended, when the
+/// daemon is gone. `signals` were taken before any thread was started. A program that succeeded
+/// while its daemon died did not: that is the error.
 pub fn run(
     mut daemon: DaemonProcess,
     program: &[OsString],

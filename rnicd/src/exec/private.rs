@@ -1,8 +1,8 @@
 //! A daemon on a socket of its own, in a folder that goes with it.
 //!
-//! [`PrivateDaemon`] runs in threads of whoever starts it. [`serve`] is a process around one: it lives
-//! as long as its standard input, so that it also ends, in order and with its folder, when whoever
-//! started it is killed.
+//! [`PrivateDaemon`] runs in threads of whoever starts it. [`serve`] is a process around one: it
+//! lives as long as its standard input, so that it also ends, in order and with its folder, when
+//! whoever started it is killed.
 
 use std::fs::Permissions;
 use std::io::{self, BufRead, Write};
@@ -55,7 +55,8 @@ impl PrivateDaemon {
     fn start_in(config: Config, folder: Folder) -> Result<Self, PrivateError> {
         let path = folder.socket();
         let socket = ControlSocket::open(Some(&path), &config.control).map_err(StartError::from)?;
-        // Its clients are of its own user, since nobody else may enter the folder: none needs a mover.
+        // Its clients are of its own user, since nobody else may enter the folder: none needs a
+        // mover.
         let server = Server::start(config, socket, None, Notifier::default(), None)?;
         let stopper = server.stopper();
         let thread = std::thread::Builder::new()
@@ -133,10 +134,10 @@ pub struct Overrides {
     pub seccomp: Option<Seccomp>,
 }
 
-/// The process of a private daemon, whose socket is in `folder`: made by whoever started it, and removed
-/// by who of the two ends last in order. Its configuration comes on standard input, with a zero byte
-/// behind it; the daemon serves until the input ends. One line on standard output says where, or why not:
-/// `ready` or `failed`, a tabulator, and the socket or the reason.
+/// The process of a private daemon, whose socket is in `folder`: made by whoever started it, and
+/// removed by who of the two ends last in order. Its configuration comes on standard input, with a
+/// zero byte behind it; the daemon serves until the input ends. One line on standard output says
+/// where, or why not: `ready` or `failed`, a tabulator, and the socket or the reason.
 pub fn serve(folder: PathBuf, overrides: Overrides) -> ExitCode {
     match start(Folder(folder), overrides) {
         Ok((daemon, log)) => {

@@ -34,9 +34,9 @@ impl Level {
 }
 
 impl Log {
-    /// Starts logging to stderr at the configured level, unless `RUST_LOG` says otherwise. Also returns
-    /// what was wrong with `RUST_LOG`, if it was not usable. A panic is told the same way, so that a
-    /// full pipe cannot keep the process from ending.
+    /// Starts logging to stderr at the configured level, unless `RUST_LOG` says otherwise. Also
+    /// returns what was wrong with `RUST_LOG`, if it was not usable. A panic is told the same way,
+    /// so that a full pipe cannot keep the process from ending.
     pub fn start(log: &config::Log) -> (Self, Option<String>) {
         let (filter, problem, fixed) = match std::env::var("RUST_LOG") {
             // Also of the variable no wrong word may mean silence.

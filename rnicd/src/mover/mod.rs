@@ -147,9 +147,9 @@ impl Movers {
         self.inbox.try_recv().ok()
     }
 
-    /// Begins to start a mover for what a client says is the memory of process `pid`. The descriptor is
-    /// passed on, not touched. Returns also one channel for each worker. Reports follow, of which the
-    /// last is that it has ended.
+    /// Begins to start a mover for what a client says is the memory of process `pid`. The
+    /// descriptor is passed on, not touched. Returns also one channel for each worker. Reports
+    /// follow, of which the last is that it has ended.
     pub fn add(
         &mut self,
         session: SessionId,
@@ -214,7 +214,10 @@ fn begin(start: Start, starter: &mut Option<Starter>, told: &Told) {
         Some(Err(error)) => {
             // Whatever it says later would be taken for the answer to another question.
             *starter = None;
-            tracing::error!(%error, "no mover can be started any more, until the daemon is restarted");
+            tracing::error!(
+                %error,
+                "no mover can be started any more, until the daemon is restarted"
+            );
             return refused(starter::ended(), Some(start));
         }
         None => return refused(starter::ended(), Some(start)),

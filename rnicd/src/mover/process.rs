@@ -47,10 +47,10 @@ pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
     std::process::exit(0)
 }
 
-/// Gives up what a mover, or who starts movers, does not need, and takes a name. It has no descriptor
-/// but its own, because all of the daemon's are close-on-exec, and no variable of the environment.
-/// What it may ask of the kernel is little once it has threads ([`confine`]); up to then it is what
-/// the thread may that started it.
+/// Gives up what a mover, or who starts movers, does not need, and takes a name. It has no
+/// descriptor but its own, because all of the daemon's are close-on-exec, and no variable of the
+/// environment. What it may ask of the kernel is little once it has threads ([`confine`]); up to
+/// then it is what the thread may that started it.
 pub(super) fn give_up(name: &CStr) -> io::Result<()> {
     // Who lists processes would see `exe`.
     rustix::thread::set_name(name)?;

@@ -34,8 +34,8 @@ impl Interrupter {
         let mut action: libc::sigaction = unsafe { zeroed() };
         action.sa_sigaction = on_signal as *const () as usize;
         // SAFETY: `action` is initialised and lives through the call; the handler touches nothing,
-        // so it may run at any instant on any thread. Without SA_RESTART calls end with EINTR, which
-        // everything here expects. Nobody else takes this signal.
+        // so it may run at any instant on any thread. Without SA_RESTART calls end with EINTR,
+        // which everything here expects. Nobody else takes this signal.
         if unsafe { libc::sigaction(SIGNAL, &raw const action, null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }

@@ -1,10 +1,11 @@
 //! Which network namespace a socket belongs to.
 //!
-//! The kernel gives every network namespace a number of its own (`SO_NETNS_COOKIE`), never used again
-//! before the next start of the machine, and tells it of every socket without any privilege. A
-//! connection that was accepted on a Unix socket belongs to the namespace in which the *connecting*
-//! end's socket was made. So a client can neither choose the number nor change it, whatever becomes of
-//! its process: it would need a socket that somebody in the other namespace made for it.
+//! The kernel gives every network namespace a number of its own (`SO_NETNS_COOKIE`), never used
+//! again before the next start of the machine, and tells it of every socket without any privilege.
+//! A connection that was accepted on a Unix socket belongs to the namespace in which the
+//! *connecting* end's socket was made. So a client can neither choose the number nor change it,
+//! whatever becomes of its process: it would need a socket that somebody in the other namespace
+//! made for it.
 
 use std::io;
 use std::mem::size_of;
@@ -22,8 +23,8 @@ impl Network {
         let mut cookie = 0u64;
         let mut len = size_of::<u64>() as libc::socklen_t;
         // SAFETY: getsockopt writes at most `len` bytes to `cookie`, a live local of exactly that
-        // size and alignment, for which every bit pattern is valid; `len` is initialised to its size,
-        // and both outlive the call. The socket is borrowed, so its descriptor is open.
+        // size and alignment, for which every bit pattern is valid; `len` is initialised to its
+        // size, and both outlive the call. The socket is borrowed, so its descriptor is open.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),

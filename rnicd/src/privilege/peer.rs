@@ -61,7 +61,8 @@ impl Peer {
     }
 }
 
-/// `SO_PEERCRED`, as the kernel has it: the process is 0 if it is in a pid namespace outside of ours.
+/// `SO_PEERCRED`, as the kernel has it: the process is 0 if it is in a pid namespace outside of
+/// ours.
 fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -176,8 +177,8 @@ mod tests {
         assert!(!peer.has_exited());
     }
 
-    /// More of them than there is room for at first. On a thread of its own, which has groups of its
-    /// own as long as it lives.
+    /// More of them than there is room for at first. On a thread of its own, which has groups of
+    /// its own as long as it lives.
     #[test]
     fn clients_of_many_groups_are_known_by_all_of_them() {
         let many: Vec<u32> = (61_000..61_200).collect();

@@ -2,9 +2,9 @@
 //!
 //! A thread that is woken has to wait until the slice of the one that runs on its CPU is over, some
 //! milliseconds, unless its own slices are shorter (Linux 6.12 and newer). Shorter slices give no
-//! more of the CPU than others have, and it sooner: right for a worker on whose CPU somebody computes.
-//! Beside programs that yield they are wrong: who yields passes over the rest of his slice, so that
-//! after one yield of a program it would be the worker's turn many times.
+//! more of the CPU than others have, and it sooner: right for a worker on whose CPU somebody
+//! computes. Beside programs that yield they are wrong: who yields passes over the rest of his
+//! slice, so that after one yield of a program it would be the worker's turn many times.
 
 use std::io;
 use std::mem::size_of;
@@ -13,7 +13,8 @@ use std::time::Duration;
 /// The shortest that the kernel takes.
 const SHORT: Duration = Duration::from_micros(100);
 
-/// Asks for short slices for the calling thread, or for those that everybody has; its priority stays.
+/// Asks for short slices for the calling thread, or for those that everybody has; its priority
+/// stays.
 ///
 /// # Errors
 ///

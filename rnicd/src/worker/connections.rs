@@ -86,6 +86,7 @@ impl Connection {
 
     /// The effective maximum segment size. It changes while the kernel learns about the path, so it
     /// is asked for again now and then (RFC 5044 section 4.5).
+    //= MPA-4.5-6
     pub(super) fn emss(&mut self, now: Time) -> usize {
         match self.emss {
             Some((emss, at)) if now.since(at) < EMSS_FOR => emss,
@@ -237,6 +238,7 @@ impl Connections {
     pub(super) fn shutdown(&mut self, qp: QpId) {
         if let Some(connection) = self.of_qp(qp) {
             // If it fails the connection is gone, which the next receive shows.
+            //= MPA-7.2-1
             let _ = connection.stream.shutdown(Shutdown::Write);
         }
     }
@@ -300,7 +302,8 @@ impl Connections {
 const HOT: usize = 8;
 /// How long an answer about the segment size is good.
 const EMSS_FOR: Duration = Duration::from_millis(20);
-/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section 3.7.1).
+/// Segment size of a socket that does not tell: what every IPv4 host takes (RFC 9293 section
+/// 3.7.1).
 const EMSS_DEFAULT: usize = 536;
 
 #[cfg(test)]

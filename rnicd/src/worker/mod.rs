@@ -139,8 +139,8 @@ impl Workers {
         (0..).zip(&self.workers).min_by_key(|(_, w)| load(w)).map_or(0, |(number, _)| number)
     }
 
-    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker. Workers
-    /// share their time out among users.
+    /// Makes a session known to every worker: its doorbell pages and eventfds, one per worker.
+    /// Workers share their time out among users.
     pub fn attach_session(
         &mut self,
         session: SessionId,
@@ -183,6 +183,7 @@ impl Workers {
     }
 
     /// Withdraws a memory region; when done, no worker touches it any more.
+    //= DDP-8.3.1-6, RDMAP-8.1.1-6
     pub fn revoke_stag(&mut self, stag: Stag) -> Ticket {
         self.all(|| Command::RevokeStag(stag))
     }
@@ -211,8 +212,8 @@ impl Workers {
         }
     }
 
-    /// Ends all of a session's QPs and forgets it. What is asked for later may be done earlier: workers
-    /// end QPs between turns of others.
+    /// Ends all of a session's QPs and forgets it. What is asked for later may be done earlier:
+    /// workers end QPs between turns of others.
     pub fn detach_session(&mut self, session: SessionId) -> Ticket {
         let ticket = self.tickets.issue();
         let waiting = (0..self.workers.len()).collect();
@@ -224,6 +225,7 @@ impl Workers {
     }
 
     /// Gives a QP to a worker, with its TCP connection.
+    //= MPA-7.1-5
     pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: Socket) {
         self.bind(worker, 1, Command::BindTcp { end, stream });
     }

@@ -137,8 +137,8 @@ impl Worker {
         }
     }
 
-    /// Some of what there is to do, as long as commands and doorbells can wait for it; whether there
-    /// was anything.
+    /// Some of what there is to do, as long as commands and doorbells can wait for it; whether
+    /// there was anything.
     fn round(&mut self, now: Time) -> bool {
         let mut worked = self.engine.poll_doorbells(now);
         worked |= self.serve(now);

@@ -346,8 +346,8 @@ fn workers_start_and_stop() {
 fn sleeping_workers_are_answered_for() {
     let mut rig = Rig::start(3);
     let client = Client::attach(1, &mut rig);
-    // A wake for an earlier command may still be on its way to a worker that is parked, so not every
-    // round finds all of them asleep; that one does shows that nobody had to wake up for it.
+    // A wake for an earlier command may still be on its way to a worker that is parked, so not
+    // every round finds all of them asleep; that one does shows that nobody had to wake up for it.
     until("a region that no worker has installed yet is answered for", || {
         rig.wait_parked();
         let ticket = rig.workers.install_stag(client.region());

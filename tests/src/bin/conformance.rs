@@ -1,14 +1,16 @@
-//! Writes `docs/conformance.md`, or checks it: which test shows which requirement.
+//! Writes `docs/conformance.md` and `target/conformance.md`: which code does what is required, and
+//! which test shows it. Or checks that nothing is missing.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use rnic_tests::conformance::{self, REPORT, Record};
+use rnic_tests::conformance::{self, REPORT, Record, SUMMARY};
 
 #[derive(Parser)]
 struct Args {
-    /// Write nothing; fail if the report is stale or a requirement has neither test nor exception.
+    /// Do not write `docs/conformance.md`; fail if it is stale or a requirement lacks its test or
+    /// its code.
     #[arg(long)]
     check: bool,
     /// Top of the repository.
@@ -26,16 +28,25 @@ fn main() -> ExitCode {
         }
     };
     let mut faults = record.faults();
-    let (file, report) = (args.root.join(REPORT), conformance::render(&record));
-    if args.check {
-        if std::fs::read_to_string(&file).ok().is_none_or(|old| old != report) {
-            faults.push(format!("{REPORT} is stale: run this without --check"));
+    let mut write = |name: &str, text: String| {
+        let file = args.root.join(name);
+        let folder = file.parent().map_or(Ok(()), std::fs::create_dir_all);
+        if let Err(e) = folder.and_then(|()| std::fs::write(&file, text)) {
+            faults.push(format!("{}: {e}", file.display()));
         }
-    } else if let Err(e) = std::fs::write(&file, report) {
-        faults.push(format!("{}: {e}", file.display()));
+    };
+    write(REPORT, conformance::report(&record));
+    let summary = conformance::summary(&record);
+    if !args.check {
+        write(SUMMARY, summary);
+    } else if std::fs::read_to_string(args.root.join(SUMMARY)).ok() != Some(summary) {
+        faults.push(format!("{SUMMARY} is stale: run this without --check"));
     }
     for fault in &faults {
         eprintln!("conformance: {fault}");
+    }
+    for u in record.uncited.iter().filter(|u| !u.ids.is_empty()) {
+        println!("{} in {} are not cited yet: {}", u.ids.len(), u.folder, u.ids.join(", "));
     }
     if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

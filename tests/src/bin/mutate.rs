@@ -140,7 +140,8 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Removes what was copied before and is not in the tree any more: a module would be there twice.
+    /// Removes what was copied before and is not in the tree any more: a module would be there
+    /// twice.
     fn forget_others(&self, names: &BTreeSet<&str>) -> Result<(), Box<dyn Error>> {
         let mut folders = vec![self.tree.clone()];
         while let Some(folder) = folders.pop() {
@@ -231,8 +232,8 @@ impl Copy {
         }
     }
 
-    /// A command that builds or runs a target; models are built apart, as they need another standard
-    /// library of atomics.
+    /// A command that builds or runs a target; models are built apart, as they need another
+    /// standard library of atomics.
     fn cargo(&self, program: &str, target: &str) -> Command {
         let mut command = self.command(program);
         if target == LOOM {

@@ -124,6 +124,26 @@ pub struct Exception {
     pub reason: String,
 }
 
+/// Requirements that hold although no line of production code does what they ask for.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Construction {
+    /// Of requirements.
+    pub ids: Vec<String>,
+    /// What makes them hold, for somebody who looks for the line.
+    pub reason: String,
+}
+
+/// Requirements whose production code does not cite them yet.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Uncited {
+    /// The folder in which the code is.
+    pub folder: String,
+    /// Of requirements.
+    pub ids: Vec<String>,
+}
+
 /// A fault to be put into the code by hand.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -220,6 +240,14 @@ impl Table for Exception {
     const KEY: &'static str = "exception";
 }
 
+impl Table for Construction {
+    const KEY: &'static str = "construction";
+}
+
+impl Table for Uncited {
+    const KEY: &'static str = "uncited";
+}
+
 impl Table for Mutation {
     const KEY: &'static str = "mutation";
 }
@@ -239,4 +267,20 @@ pub(super) fn read<T: Table>(file: &Path) -> Result<Vec<T>, Unreadable> {
         toml::from_str(&read_text(file)?).map_err(|e| unreadable(e.to_string()))?;
     let tables = all.remove(T::KEY).unwrap_or_else(|| toml::Value::Array(Vec::new()));
     tables.try_into().map_err(|e: toml::de::Error| unreadable(e.to_string()))
+}
+
+/// The packages of the workspace, all of whose tests may cite.
+pub(super) fn packages(root: &Path) -> Result<Vec<String>, Unreadable> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        workspace: Workspace,
+    }
+    #[derive(Deserialize)]
+    struct Workspace {
+        members: Vec<String>,
+    }
+    let file = root.join("Cargo.toml");
+    let manifest: Manifest =
+        toml::from_str(&read_text(&file)?).map_err(|e| Unreadable { file, why: e.to_string() })?;
+    Ok(manifest.workspace.members)
 }

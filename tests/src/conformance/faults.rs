@@ -13,10 +13,13 @@ impl Record {
         if known.len() != self.requirements.len() {
             faults.push("an id stands twice in requirements.toml".into());
         }
-        let cited = self.citations.keys().map(String::as_str);
+        self.faults_of_citations(&known, &mut faults);
         let excepted: Vec<&str> = self.exceptions.iter().flat_map(|e| ids(&e.ids)).collect();
         let mutated = self.mutations.iter().flat_map(|m| ids(&m.ids));
-        for id in cited.chain(excepted.iter().copied()).chain(mutated) {
+        let constructed = self.constructions.iter().flat_map(|c| ids(&c.ids));
+        let uncited = self.uncited.iter().flat_map(|u| ids(&u.ids));
+        let listed = excepted.iter().copied().chain(mutated).chain(constructed).chain(uncited);
+        for id in listed {
             if !known.contains(id) {
                 faults.push(format!("{id}: no such requirement"));
             }
@@ -38,8 +41,61 @@ impl Record {
                 }
             }
         }
+        self.faults_of_implementation(&mut faults);
         self.faults_of_mutations(&mut faults);
         faults
+    }
+
+    /// Citations of what no RFC requires.
+    fn faults_of_citations(&self, known: &BTreeSet<&str>, faults: &mut Vec<String>) {
+        let by_tests = self
+            .citations
+            .iter()
+            .map(|(id, tests)| (id, tests.iter().map(|c| (&c.file, c.line)).collect::<Vec<_>>()));
+        let by_lines = self
+            .lines
+            .iter()
+            .map(|(id, lines)| (id, lines.iter().map(|l| (&l.file, l.line)).collect()));
+        for (id, places) in by_tests.chain(by_lines).filter(|(id, _)| !known.contains(id.as_str()))
+        {
+            let at = |(file, line)| format!("{file}:{line}: {id} cited: no such requirement");
+            faults.extend(places.into_iter().map(at));
+        }
+    }
+
+    /// Each MUST that is tested is cited by production code, holds by construction or is listed as
+    /// not cited yet: one of these.
+    fn faults_of_implementation(&self, faults: &mut Vec<String>) {
+        let times = |all: Vec<&str>| {
+            let mut times = BTreeMap::new();
+            all.into_iter().for_each(|id| *times.entry(id.to_owned()).or_insert(0) += 1);
+            times
+        };
+        let constructed =
+            times(self.constructions.iter().flat_map(|c| ids(&c.ids)).collect::<Vec<_>>());
+        let uncited = times(self.uncited.iter().flat_map(|u| ids(&u.ids)).collect::<Vec<_>>());
+        for r in &self.requirements {
+            let id = r.id.as_str();
+            let line = self.lines_of(id).first();
+            let place = line.map(|l| format!("{}:{}", l.file, l.line)).unwrap_or_default();
+            let constructed = constructed.get(id).copied().unwrap_or(0);
+            let uncited = uncited.get(id).copied().unwrap_or(0);
+            let is_listed = constructed + uncited > 0;
+            if self.tests_of(id).is_empty() && line.is_some() {
+                faults.push(format!("{id}: excepted, and implemented at {place}"));
+            } else if !self.is_to_be_implemented(r) && is_listed {
+                faults.push(format!("{id}: in implementation.toml and no MUST that is tested"));
+            } else if line.is_some() && is_listed {
+                faults.push(format!("{id}: in implementation.toml, and implemented at {place}"));
+            } else if constructed + uncited > 1 {
+                faults.push(format!("{id}: in implementation.toml twice"));
+            } else if self.is_to_be_implemented(r) && line.is_none() && !is_listed {
+                faults.push(format!("{id}: {} that no production code cites", r.level));
+            }
+        }
+        for u in self.uncited.iter().filter(|u| !self.root.join(&u.folder).is_dir()) {
+            faults.push(format!("{}: no such folder, in implementation.toml", u.folder));
+        }
     }
 
     fn faults_of_mutations(&self, faults: &mut Vec<String>) {
@@ -89,4 +145,64 @@ fn one_line(code: &str) -> String {
 
 fn ids(ids: &[String]) -> impl Iterator<Item = &str> {
     ids.iter().map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::{Citation, Construction, Level, Line, Record, Requirement};
+
+    /// A record of requirements that one test cites, with the lines that implement them.
+    fn record(levels: &[Level], lines: &[(&str, usize)]) -> Record {
+        let requirement = |(n, level): (usize, &Level)| Requirement {
+            id: format!("A-{n}"),
+            rfc: 5044,
+            section: "1".into(),
+            level: *level,
+            role: "both".into(),
+            text: String::new(),
+        };
+        let requirements: Vec<_> = levels.iter().enumerate().map(requirement).collect();
+        let test = Citation { file: "t.rs".into(), line: 1, test: "t".into() };
+        let line =
+            |&(id, line): &(&str, usize)| (id.to_owned(), vec![Line { file: "a.rs".into(), line }]);
+        Record {
+            citations: requirements.iter().map(|r| (r.id.clone(), vec![test.clone()])).collect(),
+            requirements,
+            exceptions: Vec::new(),
+            constructions: Vec::new(),
+            uncited: Vec::new(),
+            mutations: Vec::new(),
+            noticed: Vec::new(),
+            scores: Vec::new(),
+            lines: lines.iter().map(line).collect(),
+            misplaced: Vec::new(),
+            root: PathBuf::new(),
+        }
+    }
+
+    #[test]
+    fn a_must_is_cited_by_code_or_holds_by_construction_and_not_both() {
+        let mut record = record(&[Level::Must, Level::MustNot, Level::May], &[("A-0", 7)]);
+        assert_eq!(record.faults(), ["A-1: MUST NOT that no production code cites"]);
+        let built = |id: &str| Construction { ids: vec![id.into()], reason: String::new() };
+        record.constructions.push(built("A-1"));
+        assert!(record.faults().is_empty(), "{:?}", record.faults());
+        record.constructions.extend([built("A-0"), built("A-1"), built("A-2")]);
+        assert_eq!(
+            record.faults(),
+            [
+                "A-0: in implementation.toml, and implemented at a.rs:7",
+                "A-1: in implementation.toml twice",
+                "A-2: in implementation.toml and no MUST that is tested",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_citation_of_an_unknown_requirement_names_its_place() {
+        let record = record(&[Level::May], &[("A-7", 3)]);
+        assert_eq!(record.faults(), ["a.rs:3: A-7 cited: no such requirement"]);
+    }
 }

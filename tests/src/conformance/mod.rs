@@ -1,26 +1,35 @@
-//! Which test shows which requirement of RFC 5044, RFC 5041 and RFC 5040.
+//! Which code does what RFC 5044, RFC 5041 and RFC 5040 require, and which test shows it.
 //!
-//! The requirements are data (`tests/conformance/requirements.toml`). Each is either cited by tests,
-//! with a line `//= ID` above the test, or excepted with a reason (`exceptions.toml`). That tests
-//! which cite can fail is shown by faults put into the code by hand (`mutations.toml`) and by
-//! mutating whole modules (`scores.toml`). What the project promises beyond the RFCs (shared memory,
-//! privileges, programs) has faults of its own (`promises/`). [`Record::faults`] says what is missing,
-//! [`render`] writes `docs/conformance.md`.
+//! The requirements are data (`tests/conformance/requirements.toml`). Each is either cited by
+//! tests, with a line `//= ID` above the test, or excepted with a reason (`exceptions.toml`). Each
+//! MUST and MUST NOT that is tested is cited also by the production code that does it, in the same
+//! way, or holds by construction, with a reason (`implementation.toml`). That tests which cite can
+//! fail is shown by faults put into the code by hand (`mutations.toml`) and by mutating whole
+//! modules (`scores.toml`). What the project promises beyond the RFCs (shared memory, privileges,
+//! programs) has faults of its own (`promises/`). [`Record::faults`] says what is missing,
+//! [`summary`] writes `docs/conformance.md`, and [`report`] the long page that names tests and
+//! lines.
 
 mod citations;
 mod data;
 mod faults;
 mod report;
+mod summary;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-pub use citations::Citation;
-pub use data::{Exception, Kind, Level, Mutation, Notice, Requirement, Score, Survivor};
-pub use report::render;
+pub use citations::{Citation, Line};
+pub use data::{
+    Construction, Exception, Kind, Level, Mutation, Notice, Requirement, Score, Survivor, Uncited,
+};
+pub use report::report;
+pub use summary::summary;
 
-/// Where the report goes, from the top of the repository.
-pub const REPORT: &str = "docs/conformance.md";
+/// Where the summary stands, from the top of the repository.
+pub const SUMMARY: &str = "docs/conformance.md";
+/// Where the report goes, from the top of the repository. It names lines, so it is not kept.
+pub const REPORT: &str = "target/conformance.md";
 /// Where it is kept what noticed the faults, from the top of the repository.
 pub const NOTICED: &str = "tests/conformance/noticed.toml";
 
@@ -29,8 +38,11 @@ const MUTATIONS: &str = "mutations.toml";
 /// Faults that break what the project promises beyond them: a file per subject.
 const PROMISES: &str = "promises";
 
-/// Packages whose tests may cite.
-const PACKAGES: [&str; 4] = ["rnic-core", "rnic-client", "rnicd", "tests"];
+/// The package that has nothing but tests, and what they need.
+const TESTS: &str = "tests";
+
+/// The RFCs, from the lowest layer up.
+const LAYERS: [(u16, &str); 3] = [(5044, "MPA"), (5041, "DDP"), (5040, "RDMAP")];
 
 /// Everything that is known of the requirements.
 #[derive(Debug)]
@@ -39,6 +51,10 @@ pub struct Record {
     pub requirements: Vec<Requirement>,
     /// Those that no test cites.
     pub exceptions: Vec<Exception>,
+    /// Those that hold without a line of production code.
+    pub constructions: Vec<Construction>,
+    /// Those whose production code does not cite them yet.
+    pub uncited: Vec<Uncited>,
     /// Faults put in by hand.
     pub mutations: Vec<Mutation>,
     /// What noticed them when they were last put in.
@@ -47,7 +63,9 @@ pub struct Record {
     pub scores: Vec<Score>,
     /// Tests by the requirement they cite.
     pub citations: BTreeMap<String, Vec<Citation>>,
-    /// Citations that stand beside no test, and other misuse.
+    /// Lines of production code by the requirement they cite.
+    pub lines: BTreeMap<String, Vec<Line>>,
+    /// Citations that stand beside neither test nor code, and other misuse.
     misplaced: Vec<String>,
     root: PathBuf,
 }
@@ -76,9 +94,11 @@ impl Record {
     pub fn read(root: &Path) -> Result<Record, Unreadable> {
         let data = root.join("tests/conformance");
         let mut found = citations::Found::default();
-        for package in PACKAGES {
-            found.search(root, &root.join(package))?;
-        }
+        let packages = data::packages(root)?;
+        let production: Vec<PathBuf> =
+            packages.iter().filter(|p| *p != TESTS).map(|p| Path::new(p).join("src")).collect();
+        found.search(root, &packages, &production)?;
+        let implementation = data.join("implementation.toml");
         let mut mutations: Vec<Mutation> = data::read(&data.join(MUTATIONS))?;
         for file in files_of(&data.join(PROMISES))? {
             mutations.extend(data::read::<Mutation>(&file)?);
@@ -86,10 +106,13 @@ impl Record {
         Ok(Record {
             requirements: data::read(&data.join("requirements.toml"))?,
             exceptions: data::read(&data.join("exceptions.toml"))?,
+            constructions: data::read(&implementation)?,
+            uncited: data::read(&implementation)?,
             mutations,
             noticed: data::read(&root.join(NOTICED))?,
             scores: data::read(&data.join("scores.toml"))?,
-            citations: found.citations,
+            citations: found.tests,
+            lines: found.lines,
             misplaced: found.misplaced,
             root: root.into(),
         })
@@ -99,6 +122,24 @@ impl Record {
     #[must_use]
     pub fn tests_of(&self, id: &str) -> &[Citation] {
         self.citations.get(id).map_or(&[], Vec::as_slice)
+    }
+
+    /// The lines of production code that cite a requirement.
+    #[must_use]
+    pub fn lines_of(&self, id: &str) -> &[Line] {
+        self.lines.get(id).map_or(&[], Vec::as_slice)
+    }
+
+    /// Why no line of production code cites a requirement and none has to.
+    #[must_use]
+    pub fn construction_of(&self, id: &str) -> Option<&Construction> {
+        self.constructions.iter().find(|c| c.ids.iter().any(|i| i == id))
+    }
+
+    /// Whether a requirement has to be found in production code: it leaves no choice and applies.
+    #[must_use]
+    pub fn is_to_be_implemented(&self, requirement: &Requirement) -> bool {
+        requirement.level.is_absolute() && !self.tests_of(&requirement.id).is_empty()
     }
 
     /// The exception that names a requirement.

@@ -1,56 +1,35 @@
-//! `docs/conformance.md`.
+//! `target/conformance.md`: every requirement with its tests and its code, every fault.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write};
 
-use super::{Kind, Level, Record, Requirement};
-
-const LAYERS: [(u16, &str); 3] = [(5044, "MPA"), (5041, "DDP"), (5040, "RDMAP")];
+use super::summary::{counts, lower, reasons};
+use super::{LAYERS, Line, Record, Requirement};
 
 const HEAD: &str = "\
-# Conformance
+# Conformance, in full
 
-Written by `cargo run -p rnic-tests --bin conformance` from the sources and from `tests/conformance`; do not edit.
-`--check` says whether it is up to date and complete; the tests do the same.
-
-Each requirement of RFC 5044 (MPA), RFC 5041 (DDP) and RFC 5040 (RDMAP), in our own words, is either cited by tests
-that would fail if it were broken (a line `//= ID` above the test), or excepted with a reason. Of a requirement that
-more than three tests cite, three are named.
+Written by `cargo run -p rnic-tests --bin conformance` from the sources and from
+`tests/conformance`. Of a requirement that more than three tests or lines cite, three are named.
 ";
 
 /// The report as Markdown.
 #[must_use]
-pub fn render(record: &Record) -> String {
+pub fn report(record: &Record) -> String {
     let mut out = HEAD.to_owned();
     let written = counts(record, &mut out)
+        .and_then(|()| citing_tests(record, &mut out))
         .and_then(|()| faults_put_in(record, &mut out))
         .and_then(|()| requirements(record, &mut out))
-        .and_then(|()| exceptions(record, &mut out));
+        .and_then(|()| reasons(record, &mut out));
     debug_assert!(written.is_ok(), "a String takes everything");
     out
 }
 
-fn counts(record: &Record, out: &mut String) -> fmt::Result {
-    writeln!(out, "\n## Counts\n")?;
-    writeln!(out, "| RFC | level | requirements | with tests | excepted | neither |")?;
-    writeln!(out, "| --- | --- | ---: | ---: | ---: | ---: |")?;
-    let mut row = |name: &str, level: &str, these: &dyn Fn(&Requirement) -> bool| {
-        let all: Vec<_> = record.requirements.iter().filter(|r| these(r)).collect();
-        let tested = all.iter().filter(|r| !record.tests_of(&r.id).is_empty()).count();
-        let excepted = all.iter().filter(|r| record.exception_of(&r.id).is_some()).count();
-        let neither = all.len() - tested - excepted;
-        writeln!(out, "| {name} | {level} | {} | {tested} | {excepted} | {neither} |", all.len())
-    };
-    for (rfc, layer) in LAYERS {
-        for level in Level::ALL {
-            let name = format!("{rfc} {layer}");
-            row(&name, &level.to_string(), &|r| r.rfc == rfc && r.level == level)?;
-        }
-    }
-    row("all", "MUST, MUST NOT", &|r| r.level.is_absolute())?;
-    row("all", "all", &|_| true)?;
-    let cited: BTreeSet<_> = record.citations.values().flatten().collect();
-    writeln!(out, "\n{} tests cite.", cited.len())
+fn citing_tests(record: &Record, out: &mut String) -> fmt::Result {
+    let tests: BTreeSet<_> = record.citations.values().flatten().collect();
+    let lines: BTreeSet<_> = record.lines.values().flatten().collect();
+    writeln!(out, "\n{} tests and {} lines of production code cite.", tests.len(), lines.len())
 }
 
 fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
@@ -61,8 +40,8 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(
         out,
         "Faults put into the code by hand (`cargo run -p rnic-tests --bin mutate`), each of them \
-         noticed by the tests named:\n{} faults, which break {} requirements of the levels MUST and \
-         MUST NOT.\n",
+         noticed by the tests named:\n{} faults, which break {} requirements of the levels MUST \
+         and MUST NOT.\n",
         record.mutations.len(),
         record.requirements.iter().filter(absolute).count(),
     )?;
@@ -84,7 +63,8 @@ fn faults_put_in(record: &Record, out: &mut String) -> fmt::Result {
     writeln!(out, "\n### Modules mutated as a whole\n")?;
     writeln!(
         out,
-        "By `cargo-mutants`, with the unit tests of the package (`.cargo/mutants.toml`). What is not listed has not been mutated as a whole.\n"
+        "By `cargo-mutants`, with the unit tests of the package (`.cargo/mutants.toml`). What is \
+         not listed has not been mutated as a whole.\n"
     )?;
     writeln!(out, "| module | mutants tested | noticed | survived |")?;
     writeln!(out, "| --- | ---: | ---: | ---: |")?;
@@ -113,7 +93,8 @@ fn requirements(record: &Record, out: &mut String) -> fmt::Result {
                 ([], None) => writeln!(out, " *Neither tested nor excepted.*")?,
                 ([], Some(e)) => writeln!(out, " *Excepted: {}.*", lower(e.kind.heading()))?,
                 (tests, _) => {
-                    writeln!(out, "\n  {}", quoted(tests.iter().map(|t| t.test.as_str()).take(3)))?;
+                    let names = quoted(tests.iter().map(|t| t.test.as_str()).take(3));
+                    writeln!(out, "\n  Code: {}.\n  Tests: {names}.", code(record, r))?;
                 }
             }
         }
@@ -121,20 +102,16 @@ fn requirements(record: &Record, out: &mut String) -> fmt::Result {
     Ok(())
 }
 
-fn exceptions(record: &Record, out: &mut String) -> fmt::Result {
-    writeln!(out, "\n## Exceptions")?;
-    for kind in Kind::ALL {
-        let these: Vec<_> = record.exceptions.iter().filter(|e| e.kind == kind).collect();
-        if these.is_empty() {
-            continue;
-        }
-        writeln!(out, "\n### {}\n", kind.heading())?;
-        for e in these {
-            let reason = e.reason.split_whitespace().collect::<Vec<_>>().join(" ");
-            writeln!(out, "- {}: {reason}", e.ids.join(", "))?;
+/// Where a requirement is implemented.
+fn code(record: &Record, r: &Requirement) -> String {
+    match record.lines_of(&r.id) {
+        [] if record.construction_of(&r.id).is_some() => "*by construction*".into(),
+        [] => "*not cited*".into(),
+        lines => {
+            let place = |l: &Line| format!("`{}:{}`", l.file, l.line);
+            lines.iter().take(3).map(place).collect::<Vec<_>>().join(", ")
         }
     }
-    Ok(())
 }
 
 fn quoted<'a>(names: impl Iterator<Item = &'a str>) -> String {
@@ -150,9 +127,4 @@ fn last(test: &str) -> &str {
 fn inline(code: &str) -> String {
     let line = code.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     if line.is_empty() { "nothing".into() } else { format!("`{line}`") }
-}
-
-fn lower(heading: &str) -> String {
-    let mut letters = heading.chars();
-    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }

@@ -1,9 +1,9 @@
-//! Our TCP traffic, decoded by somebody else: Wireshark's dissectors for MPA, DDP and RDMAP find every
-//! message in it, every CRC right, and nothing to complain about.
+//! Our TCP traffic, decoded by somebody else: Wireshark's dissectors for MPA, DDP and RDMAP find
+//! every message in it, every CRC right, and nothing to complain about.
 //!
 //! A relay between two daemons keeps the bytes; a capture file is made of them with segments that
-//! begin anywhere. Root also has the kernel's packets caught, in a network namespace of its own. Without
-//! tshark the tests say so and pass, but not in CI.
+//! begin anywhere. Root also has the kernel's packets caught, in a network namespace of its own.
+//! Without tshark the tests say so and pass, but not in CI.
 
 mod talk;
 
@@ -204,7 +204,8 @@ fn what_the_kernel_sends_is_what_wireshark_takes_it_for() {
     Process::start(command).succeed();
 }
 
-/// Catches what goes over the loopback interface of this namespace, which has nothing else to carry.
+/// Catches what goes over the loopback interface of this namespace, which has nothing else to
+/// carry.
 fn play_inside() {
     let dir = TempDir::with_prefix("rnic-test-").unwrap();
     for manner in [Manner::Orderly, Manner::BadWrite, Manner::Rejected] {

@@ -129,8 +129,8 @@ fn files_of_any_size_arrive_whole_on_both_paths() {
     }
 }
 
-/// A sender that is led by hand. It speaks the layout that `rcopy` documents and shares no code with
-/// it.
+/// A sender that is led by hand. It speaks the layout that `rcopy` documents and shares no code
+/// with it.
 struct Liar {
     talker: Talker,
     ring: RemoteMr,
@@ -241,8 +241,8 @@ fn what_a_sender_cannot_have_meant_is_refused_and_nothing_is_stored() {
     receiver.is_unharmed(&daemon);
 }
 
-/// A receiver that is led by hand, which has lent four chunks of 1 KiB, and the program that fills them
-/// with a file.
+/// A receiver that is led by hand, which has lent four chunks of 1 KiB, and the program that fills
+/// them with a file.
 fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
     let talker = Talker::new(daemon);
     let listener = talker.listen();

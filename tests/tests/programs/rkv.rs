@@ -123,8 +123,8 @@ fn a_slot_that_stays_torn_is_no_value_and_no_absence() {
     }
 }
 
-/// A real server, and writers that tear what readers read: every value is whole, and it is known that
-/// some were not at first.
+/// A real server, and writers that tear what readers read: every value is whole, and it is known
+/// that some were not at first.
 #[test]
 fn under_writers_torn_reads_are_seen_and_repeated() {
     for path in PATHS {

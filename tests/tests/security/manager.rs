@@ -1,4 +1,5 @@
-//! RFC 5040 section 8.1.2, RFC 5041 sections 8.3 and 8.3.2: what the privileged resource manager decides.
+//! RFC 5040 section 8.1.2, RFC 5041 sections 8.3 and 8.3.2: what the privileged resource manager
+//! decides.
 
 use std::os::fd::AsFd;
 

@@ -17,7 +17,7 @@ pub enum Event {
         context: u64,
         /// To be accepted or rejected.
         request: RequestId,
-        /// Addresses.
+        /// Our end, that of the listener, and the peer.
         addresses: AddressPair,
         /// Inbound reads the peer offers: the most our ORD may be; `None` if not negotiated.
         peer_ird: Option<u16>,
@@ -39,16 +39,16 @@ pub enum Event {
         /// The request, no longer valid; 0 if none will ever come, on a connection that was passed
         /// with `ServeOver`.
         request: RequestId,
-        /// Why.
+        /// Why, in words.
         reason: String,
     },
     /// The connection stands; precedes its first completion.
     Established {
-        /// Which.
+        /// The QP that connected or accepted.
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// Addresses.
+        /// Our end and the peer, ports chosen by the kernel included.
         addresses: AddressPair,
         /// Inbound reads in force.
         ird: u16,
@@ -61,7 +61,7 @@ pub enum Event {
     },
     /// The peer rejected the connection. The QP is Idle again.
     Rejected {
-        /// Which.
+        /// The QP that connected.
         qp: QpId,
         /// The QP's context.
         context: u64,
@@ -70,7 +70,7 @@ pub enum Event {
     },
     /// No connection came about. The QP is Idle again if it connected, in Error if it accepted.
     Unreachable {
-        /// Which.
+        /// The QP that connected or accepted.
         qp: QpId,
         /// The QP's context.
         context: u64,
@@ -79,23 +79,23 @@ pub enum Event {
     },
     /// The connection has ended; follows its flush completions.
     Disconnected {
-        /// Which.
+        /// The QP that was connected.
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// How.
+        /// In order, by a Terminate, lost, or torn down at this end.
         reason: DisconnectReason,
     },
     /// A completion queue is dead: it overflowed, or its memory was scribbled over.
     CqError {
-        /// Which.
+        /// The completion queue; its QPs go to Error.
         cq: CqId,
         /// The CQ's context.
         context: u64,
     },
     /// A QP went to Error for a reason other than its connection.
     QpFatal {
-        /// Which.
+        /// The QP, now in Error.
         qp: QpId,
         /// The QP's context.
         context: u64,
@@ -110,7 +110,7 @@ pub enum Event {
     /// The peer has finished sending (FIN between two messages). Receives are flushed; sends go on
     /// until this side disconnects, and `Disconnected` follows then.
     PeerClosed {
-        /// Which.
+        /// The QP, which still sends.
         qp: QpId,
         /// The QP's context.
         context: u64,
@@ -118,14 +118,14 @@ pub enum Event {
     /// Fewer receives are posted to a shared receive queue than its limit says; the limit is
     /// disarmed.
     SrqLimit {
-        /// Which.
+        /// The queue, to be filled up and armed again.
         srq: SrqId,
         /// Its context.
         context: u64,
     },
     /// A shared receive queue is dead: its memory was scribbled over. Its QPs go to Error.
     SrqError {
-        /// Which.
+        /// The queue; it takes no more receives.
         srq: SrqId,
         /// Its context.
         context: u64,
@@ -133,7 +133,7 @@ pub enum Event {
     /// One QP has used up more than its fair share of a shared receive queue's receives (RFC 5040
     /// section 8.1.2, RFC 5042 section 6.4.2): of the last `window` that were taken, `taken` by it.
     SrqUnfair {
-        /// Which.
+        /// The queue whose receives were taken.
         srq: SrqId,
         /// Its context.
         context: u64,
@@ -144,10 +144,10 @@ pub enum Event {
         /// Receives that all QPs took in the same time.
         window: u32,
     },
-    /// A QP in Error has taken its last receive from its shared receive queue, and what it had taken
-    /// has been flushed.
+    /// A QP in Error has taken its last receive from its shared receive queue, and what it had
+    /// taken has been flushed.
     LastReceive {
-        /// Which.
+        /// The QP, in Error; it may be destroyed without losing a receive.
         qp: QpId,
         /// The QP's context.
         context: u64,

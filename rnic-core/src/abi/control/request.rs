@@ -27,7 +27,7 @@ pub enum RequestBody {
     },
     /// Closes a protection domain that nothing uses any more. Answer: `Done`.
     ClosePd {
-        /// Which.
+        /// The domain, opened or made by this session.
         pd: PdId,
     },
     /// Shares memory that exists already. Descriptor: a populated memfd without `F_SEAL_SEAL`.
@@ -40,10 +40,11 @@ pub enum RequestBody {
     },
     /// Withdraws shared memory that no region names any more. Answer: `Done`.
     RemoveSegment {
-        /// Which.
+        /// The segment, of this session.
         segment: SegmentId,
     },
     /// Registers a memory region; answered when every worker knows it. Answer: `Mr`.
+    //= RDMAP-3.2-8
     RegMr {
         /// Domain the region belongs to.
         pd: PdId,
@@ -53,21 +54,22 @@ pub enum RequestBody {
         length: u64,
         /// Address that local elements and remote offsets count from; 0 if zero-based.
         iova: u64,
-        /// Rights.
+        /// Rights of local requests and of peers.
         access: Access,
         /// Who may use its STag from the wire.
+        //= DDP-8.3-3
         scope: Scope,
     },
     /// Deregisters; when answered, nothing more will be read from or written to it. Answer: `Done`.
     DeregMr {
-        /// Which.
+        /// The region, of this session.
         mr: MrId,
     },
     /// Makes a completion channel. Answer: `Channel`, with its descriptor.
     CreateChannel,
     /// Destroys a completion channel that no CQ uses. Answer: `Done`.
     DestroyChannel {
-        /// Which.
+        /// The channel, of this session.
         channel: ChannelId,
     },
     /// Makes a completion queue. Answer: `Cq`.
@@ -81,24 +83,24 @@ pub enum RequestBody {
     },
     /// Destroys a completion queue that no QP uses. Answer: `Done`.
     DestroyCq {
-        /// Which.
+        /// The completion queue, of this session.
         cq: CqId,
     },
     /// Makes a queue pair in state Idle. Answer: `Qp`.
     CreateQp(QpRequest),
     /// Moves a QP to Error: everything posted is flushed. Answer: `Done`.
     QpToError {
-        /// Which.
+        /// The QP, of this session.
         qp: QpId,
     },
     /// Destroys a QP, ending its connection; nothing posted completes any more. Answer: `Done`.
     DestroyQp {
-        /// Which.
+        /// The QP, of this session, in any state.
         qp: QpId,
     },
     /// State and counters of a QP. Answer: `QpInfo`.
     QueryQp {
-        /// Which.
+        /// The QP, of this session.
         qp: QpId,
     },
     /// Binds an address without listening. Answer: `Listener`.
@@ -111,19 +113,19 @@ pub enum RequestBody {
     },
     /// Listens on a bound address. Answer: `Done`.
     Listen {
-        /// Which.
+        /// The bound address, as `Bind` answered it.
         listener: ListenerId,
         /// Connection requests that may wait unread or undecided.
         backlog: u32,
     },
     /// Closes a bound address; undecided requests are rejected on the wire. Answer: `Done`.
     CloseListener {
-        /// Which.
+        /// The bound address, listening or not.
         listener: ListenerId,
     },
     /// Accepts a connection request with an Idle QP. Answer: `Done`, then events.
     Accept {
-        /// Which.
+        /// The request, as its event named it; undecided so far.
         request: RequestId,
         /// The QP to connect.
         qp: QpId,
@@ -136,7 +138,7 @@ pub enum RequestBody {
     },
     /// Rejects a connection request. Answer: `Done`.
     Reject {
-        /// Which.
+        /// The request, as its event named it; undecided so far.
         request: RequestId,
         /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes, 4 fewer with RFC 6581.
         private_data: Vec<u8>,
@@ -155,19 +157,20 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for the device's default.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA revision 1.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA
+        /// revision 1.
         private_data: Vec<u8>,
     },
     /// Ends a QP's connection: in order, or at once with a reset. Answer: `Done`, then events.
     Disconnect {
-        /// Which.
+        /// The QP whose connection is to end.
         qp: QpId,
         /// Reset instead of finishing what was posted.
         abort: bool,
     },
     /// Changes the context that events of an object carry. Answer: `Done`.
     SetContext {
-        /// Which.
+        /// The object whose events are to carry it.
         object: ObjectRef,
         /// The new context.
         context: u64,
@@ -190,7 +193,7 @@ pub enum RequestBody {
     },
     /// Takes a window back; when answered, nothing can be reached through it. Answer: `Done`.
     DeallocWindow {
-        /// Which.
+        /// The window, bound or not.
         window: MwId,
     },
     /// Makes a shared receive queue. Answer: `Srq`.
@@ -198,19 +201,19 @@ pub enum RequestBody {
     /// Arms the limit event of a shared receive queue: it is sent once, when fewer receives than
     /// this are posted; 0 disarms. Answer: `Done`.
     ArmSrq {
-        /// Which.
+        /// The shared receive queue, of this session.
         srq: SrqId,
-        /// Receives.
+        /// Receives; the event comes when fewer are posted.
         limit: u32,
     },
     /// State and counters of a shared receive queue. Answer: `SrqInfo`.
     QuerySrq {
-        /// Which.
+        /// The shared receive queue, of this session.
         srq: SrqId,
     },
     /// Destroys a shared receive queue that no QP uses. Answer: `Done`.
     DestroySrq {
-        /// Which.
+        /// The shared receive queue, of this session.
         srq: SrqId,
     },
     /// Lets regions name the client's own address space. Descriptor: the client's `/proc/self/mem`,
@@ -226,7 +229,8 @@ pub enum RequestBody {
         ird: Option<u16>,
         /// Outbound reads wanted; `None` for the device's default.
         ord: Option<u16>,
-        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA revision 1.
+        /// At most [`MAX_PRIVATE_DATA`](super::MAX_PRIVATE_DATA) bytes; more than 508 selects MPA
+        /// revision 1.
         private_data: Vec<u8>,
     },
     /// Waits for an MPA Request on a TCP connection that the client made. Descriptor: the socket.
@@ -240,7 +244,7 @@ pub enum RequestBody {
     /// Administrators: ends a QP's connection, whoever owns it, with a Terminate or a reset.
     /// Answer: `Done`.
     AdminDisconnect {
-        /// Which.
+        /// The QP, of any session.
         qp: QpId,
     },
     /// Administrators: refuse new sessions, objects and connections, or take them again. What
@@ -254,8 +258,8 @@ pub enum RequestBody {
         /// Its number, from a refusal, a completion or a list.
         id: u64,
     },
-    /// Counts a segment against the limits before it has memory, so that a client learns what it may
-    /// not have before it takes it from the machine. Until it is filled no region can name it;
+    /// Counts a segment against the limits before it has memory, so that a client learns what it
+    /// may not have before it takes it from the machine. Until it is filled no region can name it;
     /// `RemoveSegment` gives it back. Answer: `Segment`.
     ReserveSegment {
         /// Bytes; a multiple of the page size.
@@ -265,18 +269,19 @@ pub enum RequestBody {
     /// populated memfd without `F_SEAL_SEAL`, as long as was reserved. Answer: `Done`; after a
     /// refusal the segment is still reserved.
     FillSegment {
-        /// Which.
+        /// The segment, as it was reserved.
         segment: SegmentId,
         /// Where the client mapped it (for addresses in its own terms).
         client_address: u64,
     },
     /// Gives a completion queue another size, and another place with what is unread in it. From the
-    /// request until its answer the client does not touch the queue; then the old place is no longer
-    /// its own. After a refusal the queue is where it was. Answer: `Cq`.
+    /// request until its answer the client does not touch the queue; then the old place is no
+    /// longer its own. After a refusal the queue is where it was. Answer: `Cq`.
     ResizeCq {
-        /// Which.
+        /// The completion queue, of this session.
         cq: CqId,
-        /// Entries wanted, at least as many as are unread or reserved; rounded up to a power of two.
+        /// Entries wanted, at least as many as are unread or reserved; rounded up to a power of
+        /// two.
         entries: u32,
     },
 }
@@ -330,7 +335,7 @@ pub struct SrqRequest {
 pub enum MrSource {
     /// A range of a segment.
     Segment {
-        /// Which.
+        /// The segment, of this session and filled.
         segment: SegmentId,
         /// Bytes from its start.
         offset: u64,

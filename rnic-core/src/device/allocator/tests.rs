@@ -65,8 +65,8 @@ fn the_next_stags_of_others_are_not_foretold_by_those_seen() {
     }
 }
 
-/// Sum of squared deviations over what is expected: about as large as there are cells, with a standard
-/// deviation of the square root of twice as many.
+/// Sum of squared deviations over what is expected: about as large as there are cells, with a
+/// standard deviation of the square root of twice as many.
 fn chi_squared(counts: &[u32]) -> f64 {
     let expected = f64::from(counts.iter().sum::<u32>()) / counts.len() as f64;
     counts.iter().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum()
@@ -151,7 +151,8 @@ fn two_to_the_33_uses_leave_it_as_it_was() {
         held.iter().for_each(|stag| a.release(*stag));
         assert_eq!((a.used.len(), a.returned.len()), (0, SMALL.rest()));
     }
-    // The whole space, as far into the stream as 2^33 uses get with eight draws each, and at its end.
+    // The whole space, as far into the stream as 2^33 uses get with eight draws each, and at its
+    // end.
     for position in [1u128 << 36, (1 << 68) - 1000] {
         let mut a = allocator(6);
         a.random.set_word_pos(position);

@@ -1,14 +1,15 @@
 //! Shared receive queues, the daemon's end.
 //!
-//! An SRQ serves QPs of several workers, so its consumer sits behind a short lock. Receives are taken
-//! in the order in which they were posted, by whichever QP's message begins; a receive that was taken
-//! belongs to that QP until it is completed or flushed. What was posted and not taken belongs to
-//! nobody: no QP flushes it.
+//! An SRQ serves QPs of several workers, so its consumer sits behind a short lock. Receives are
+//! taken in the order in which they were posted, by whichever QP's message begins; a receive that
+//! was taken belongs to that QP until it is completed or flushed. What was posted and not taken
+//! belongs to nobody: no QP flushes it.
 //!
-//! Three things are watched here because only this place sees all takings. The *limit*: its event is
-//! due once when a taking leaves fewer receives than the limit says. The *shares*: a QP whose peer
-//! uses up more than its fair share is named ([`Unfair`]). The *queue of held messages*: QPs that wait
-//! for a receive are served in the order in which they began to wait, whichever worker they are on.
+//! Three things are watched here because only this place sees all takings. The *limit*: its event
+//! is due once when a taking leaves fewer receives than the limit says. The *shares*: a QP whose
+//! peer uses up more than its fair share is named ([`Unfair`]). The *queue of held messages*: QPs
+//! that wait for a receive are served in the order in which they began to wait, whichever worker
+//! they are on.
 
 mod shares;
 mod waiters;

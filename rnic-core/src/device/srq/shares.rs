@@ -2,17 +2,18 @@
 //! RFC 5042 section 6.4.2).
 //!
 //! A remote peer that sends more than the others leaves them without receives, so the RNIC has to
-//! notice one that takes more than its fair share. The measure is the last [`Shares::window`] takings:
-//! as many as the queue has entries, but at least [`LEAST_WINDOW`] and at most [`MOST_WINDOW`]. With `n` QPs on the queue the fair share
-//! of one is a window / `n`; it is named when it has taken more than twice that, but never for less than
-//! a quarter of the window (with many QPs most of which are idle, chance alone gives more than twice the
-//! share) and always for more than three quarters (with two QPs, twice the fair share is everything).
-//! That a QP has the queue to itself is not told from its peer's greed: the event says what was
-//! counted, the owner knows what it expects.
+//! notice one that takes more than its fair share. The measure is the last [`Shares::window`]
+//! takings: as many as the queue has entries, but at least [`LEAST_WINDOW`] and at most
+//! [`MOST_WINDOW`]. With `n` QPs on the queue the fair share of one is a window / `n`; it is named
+//! when it has taken more than twice that, but never for less than a quarter of the window (with
+//! many QPs most of which are idle, chance alone gives more than twice the share) and always for
+//! more than three quarters (with two QPs, twice the fair share is everything). That a QP has the
+//! queue to itself is not told from its peer's greed: the event says what was counted, the owner
+//! knows what it expects.
 //!
-//! A QP that was named is named again only after it has come down to its fair share, and no queue names
-//! anybody more than once a second: the peers choose how often this happens, and must not be able to
-//! fill the owner's event channel with it.
+//! A QP that was named is named again only after it has come down to its fair share, and no queue
+//! names anybody more than once a second: the peers choose how often this happens, and must not be
+//! able to fill the owner's event channel with it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::types::{QpId, Time};
 /// A QP that has taken more than its fair share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfair {
-    /// Which.
+    /// The QP whose peer used them up.
     pub qp: QpId,
     /// Receives it took.
     pub taken: u32,
@@ -105,6 +106,7 @@ impl Shares {
     }
 
     /// Whether `taken` of a window is more than one of `users` QPs may take.
+    //= DDP-8.3.2-5a, RDMAP-8.1.2-8
     fn is_unfair(&self, taken: u32, users: u32) -> bool {
         let window = u64::from(self.window);
         let twice = 2 * window / u64::from(users.max(1));

@@ -43,7 +43,7 @@ impl Waiters {
 
     pub(super) fn len(&self) -> u32 {
         // There are fewer QPs than 2^24.
-        self.queue.len() as u32
+        u32::try_from(self.queue.len()).unwrap_or(u32::MAX)
     }
 
     pub(super) fn join(&mut self, waiter: Waiter) -> Place {

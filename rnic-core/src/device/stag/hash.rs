@@ -1,15 +1,15 @@
 //! Where STags stand in a worker's tables.
 //!
-//! Whoever registers often chooses among the STags it is given, and the key of a window as it likes.
-//! So that nobody can gather those that fall on one place, and so make each look-up of them a long
-//! one, the hash depends on a secret of the table.
+//! Whoever registers often chooses among the STags it is given, and the key of a window as it
+//! likes. So that nobody can gather those that fall on one place, and so make each look-up of them
+//! a long one, the hash depends on a secret of the table.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
 /// The secret of a table.
 #[derive(Clone)]
-pub struct StagHash {
+pub(in crate::device) struct StagHash {
     /// Odd, so that no bit is lost.
     factor: u64,
 }
@@ -38,7 +38,7 @@ impl BuildHasher for StagHash {
 /// One multiplication by a secret: of any two STags chosen without it, at most two in 2^k agree in
 /// the k bits from the middle of the product on (Dietzfelbinger and others, 1997). The table takes
 /// its places from the low end, so those bits go there.
-pub struct StagHasher {
+pub(in crate::device) struct StagHasher {
     state: u64,
     factor: u64,
 }

@@ -1,5 +1,5 @@
-//! Three workers that learn of everything at different times, against an oracle of what may and what
-//! must be reachable.
+//! Three workers that learn of everything at different times, against an oracle of what may and
+//! what must be reachable.
 //!
 //! Commands reach each worker in order and late; a change is settled, and a request to withdraw
 //! something answered, when all have carried it out. At no step may anything be reached that was

@@ -26,12 +26,13 @@ impl CompletionConsumer {
         CompletionConsumer { queue, head: index, released: index }
     }
 
-    /// Goes on in another place, to which the daemon has moved the queue with all that is unread. What
-    /// was read stays read: entries keep their numbers, and with them their sequence words.
+    /// Goes on in another place, to which the daemon has moved the queue with all that is unread.
+    /// What was read stays read: entries keep their numbers, and with them their sequence words.
     ///
-    /// Nothing is written here. From the request to move until its answer nobody may touch the queue,
-    /// so the arm and spin words are the same in both places ([`CompletionMove`]); and if something
-    /// was read that the daemon does not know of, the next [`release`](Self::release) says so here.
+    /// Nothing is written here. From the request to move until its answer nobody may touch the
+    /// queue, so the arm and spin words are the same in both places ([`CompletionMove`]); and if
+    /// something was read that the daemon does not know of, the next [`release`](Self::release)
+    /// says so here.
     ///
     /// [`CompletionMove`]: super::CompletionMove
     pub fn follow(&mut self, queue: QueueMemory) {

@@ -1,27 +1,31 @@
-//! A completion queue moves to another place, with what is unread in it, while the daemon writes on.
+//! A completion queue moves to another place, with what is unread in it, while the daemon writes
+//! on.
 //!
 //! Entries keep their free-running numbers, so their sequence words stay right, reservations stay
-//! what they are, and the client goes on where it stood. The client touches nothing from its request
-//! until the answer; one that does harms its own completions only, for nothing here believes what
-//! stands in the ring: entries are copied as words, and the consumer's index is checked as always.
+//! what they are, and the client goes on where it stood. The client touches nothing from its
+//! request until the answer; one that does harms its own completions only, for nothing here
+//! believes what stands in the ring: entries are copied as words, and the consumer's index is
+//! checked as always.
 //!
-//! Whoever moves a queue has the producer locked only to look ([`CompletionProducer::catch_up`]) and
-//! to change over ([`CompletionProducer::finish_move`]), so that workers do not wait for a long copy:
+//! Whoever moves a queue has the producer locked only to look ([`CompletionProducer::catch_up`])
+//! and to change over ([`CompletionProducer::finish_move`]), so that workers do not wait for a long
+//! copy:
 //!
 //! * An entry that is published and unread does not change: its slot is written again only when the
 //!   consumer's index has passed it. So entries found unread by a look under the lock can be copied
 //!   without it. That they are complete is known from the lock: whoever wrote them had it before.
-//! * If the index does pass meanwhile (of a client that does not keep still), what was copied of those
-//!   slots may be a mixture. The next look finds the index, and entries before it are never read.
+//! * If the index does pass meanwhile (of a client that does not keep still), what was copied of
+//!   those slots may be a mixture. The next look finds the index, and entries before it are never
+//!   read.
 //! * The last look, the last copies and the change of place are in one hold of the lock. What is
 //!   published before is copied; what is published after goes to the new place.
 //! * To the client all of it is there when the answer is: one message through the kernel.
 //!
-//! The arm is not lost. It was stored before the request was sent, or will be after the answer, in the
-//! new place. In the first case the last look, which comes after the request, copies what is left of
-//! it: either a completion before has taken it, and its event is on its way, or the next one will, in
-//! the new place. The client's look that follows an arm finds what came before the arm, in whichever
-//! place it looks: what is in the old one is in the new one.
+//! The arm is not lost. It was stored before the request was sent, or will be after the answer, in
+//! the new place. In the first case the last look, which comes after the request, copies what is
+//! left of it: either a completion before has taken it, and its event is on its way, or the next
+//! one will, in the new place. The client's look that follows an arm finds what came before the
+//! arm, in whichever place it looks: what is in the old one is in the new one.
 
 use super::{CompletionProducer, QueueFault, QueueMemory};
 use crate::abi::queue::{COMPLETION_LEN, COMPLETION_WORDS, QueueKind, queue_header};
@@ -44,8 +48,8 @@ impl CompletionMove {
         self.published.wrapping_sub(self.copied)
     }
 
-    /// Makes the new place, which [`QueueMemory::format`] has filled with zeros, look as if all slots
-    /// had been used before: to a reader at entry 2^32 - 1 zeros would be that entry.
+    /// Makes the new place, which [`QueueMemory::format`] has filled with zeros, look as if all
+    /// slots had been used before: to a reader at entry 2^32 - 1 zeros would be that entry.
     pub fn prepare(&self) {
         // The first entries that come to these slots have the sequences that follow this number.
         let before = u64::from(self.copied) << 32;
@@ -98,8 +102,8 @@ impl CompletionProducer {
     }
 
     /// Copies what is left, and goes on in the new place. `waiting` are the workers that wait for a
-    /// slot: what the client sees of them ([`set_waits`](Self::set_waits)) is a copy, which it may have
-    /// written to.
+    /// slot: what the client sees of them ([`set_waits`](Self::set_waits)) is a copy, which it may
+    /// have written to.
     pub fn finish_move(
         &mut self,
         mut moving: CompletionMove,
@@ -404,8 +408,8 @@ mod tests {
             }
         }
 
-        /// A client that writes its index and the ring while it moves: no panic, and never more in use
-        /// than there is room for.
+        /// A client that writes its index and the ring while it moves: no panic, and never more in
+        /// use than there is room for.
         #[test]
         fn a_client_that_does_not_keep_still_harms_itself(
             start in any::<u32>(),

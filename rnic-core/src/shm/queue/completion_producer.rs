@@ -171,6 +171,7 @@ impl CompletionProducer {
         let [body @ .., last] = &words;
         self.queue.window.store_words(slot, body);
         // Release: pairs with the acquire in `CompletionConsumer::poll`.
+        //= RDMAP-5.5-10
         self.queue.window.u64(slot + body.len() * 8).store(*last, Ordering::Release);
         self.queue.window.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
     }

@@ -81,8 +81,10 @@ impl QueueMemory {
         if magic != QUEUE_MAGIC {
             return Err(QueueError::Magic);
         }
-        if found as u16 != ABI_VERSION {
-            return Err(QueueError::Version { found: found as u16 });
+        #[expect(clippy::cast_possible_truncation, reason = "the version is the low 16 bits")]
+        let version = found as u16;
+        if version != ABI_VERSION {
+            return Err(QueueError::Version { found: version });
         }
         if found != shape_word(kind, shape) {
             return Err(QueueError::Mismatch);

@@ -42,7 +42,7 @@ impl ReceiveProducer {
         }
         let slot = self.ring.slot().ok_or(PushError::Full)?;
         let window = &self.ring.queue.window;
-        // At most MAX_SGE elements, so the count fits.
+        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_SGE, as checked")]
         let header = ReceiveHeader { num_sge: sges.len() as u8, wr_id, spare_is_zero: true };
         window.store_words(slot, &header.to_words());
         for (n, sge) in sges.iter().enumerate() {

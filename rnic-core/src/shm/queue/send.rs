@@ -55,7 +55,7 @@ impl SendProducer {
         let inline_len = u16::try_from(inline.len()).map_err(|_| PushError::TooLong)?;
         let slot = self.ring.slot().ok_or(PushError::Full)?;
         let window = &self.ring.queue.window;
-        // At most MAX_SGE elements, so the count fits.
+        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_SGE, as checked")]
         let header = SendHeader { num_sge: sges.len() as u8, inline_len, ..*header };
         window.store_words(slot, &header.to_words());
         let body = slot + SEND_HEADER_LEN;

@@ -454,10 +454,12 @@ proptest! {
             let middle = shuffle.index(pieces.len());
             pieces.rotate_left(middle);
         }
-        let lacks = missing.filter(|_| !pieces.is_empty()).map(|i| pieces.remove(i.index(pieces.len())));
+        let missing = missing.filter(|_| !pieces.is_empty());
+        let lacks = missing.map(|i| pieces.remove(i.index(pieces.len())));
         let mut inbound = Inbound::new(1);
         for (mo, len) in pieces {
-            prop_assert_eq!(place(&mut inbound, &send(MORE, 1, mo, &vec![0; len as usize])), Ok(None));
+            let placed = place(&mut inbound, &send(MORE, 1, mo, &vec![0; len as usize]));
+            prop_assert_eq!(placed, Ok(None));
         }
         let end = place(&mut inbound, &send(LAST, 1, last.0, &vec![0; last.1 as usize]));
         let expected = match lacks {

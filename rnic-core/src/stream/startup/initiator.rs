@@ -50,7 +50,9 @@ impl StartupError {
     #[must_use]
     pub fn code(&self) -> Option<TerminateCode> {
         match self {
+            //= MPA-8-1
             StartupError::Frame(_) | StartupError::Rdmac => Some(codes::LLP_STARTUP),
+            //= MPA-8-1
             StartupError::Closed => Some(codes::LLP_CLOSED),
             StartupError::InsufficientIrd { .. } => Some(codes::LLP_IRD),
             StartupError::NoMatchingRtr { .. } => Some(codes::LLP_RTR),
@@ -123,15 +125,18 @@ impl Initiator {
             ird: stated(options.ird),
             ord: stated(options.ord),
         });
+        //= MPA-7.1.1-14, MPA-C.2.5-1
         let revision = if enhanced { 2 } else { 1 };
         let request = Repr {
             markers: options.markers,
             crc: options.crc,
+            //= MPA-7.1.1-10
             reject: false,
             revision,
             enhanced: asked,
             private_data,
         }
+        //= MPA-7.1.2-1
         .to_vec(Kind::Request);
         let (options, input, state) = (*options, Vec::new(), State::AwaitReply);
         Ok(Initiator { options, asked, revision, request, input, state })
@@ -192,6 +197,7 @@ impl Initiator {
     }
 
     fn judge(&self, input: &[u8]) -> Result<InitiatorStep, StartupError> {
+        //= MPA-7.1.2-3
         let (frame, leftover) = match Frame::check(Kind::Reply, self.revision, input)? {
             Progress::NeedMore(_) => return Ok(InitiatorStep::NeedMore),
             Progress::Complete(frame, leftover) => (frame, leftover),
@@ -199,24 +205,34 @@ impl Initiator {
         let reply = Repr::parse(&frame);
         let rdmac = reply.revision == 0;
         // An RDMAC peer always asks for Markers and CRCs; one that does not could not read ours.
+        //= MPA-C.1-2
         if rdmac && !(self.options.rdmac && reply.markers && reply.crc) {
+            //= MPA-C.2.2-1
             return Err(StartupError::Rdmac);
         }
         if reply.reject {
+            //= MPA-7.1.2-3b
             return Ok(InitiatorStep::Rejected { private_data: reply.private_data.to_vec() });
         }
         let mut negotiated = Negotiated {
             role: Role::Initiator { rtr: None },
             revision: reply.revision,
+            //= MPA-3-13, MPA-C.1-1, MPA-C.1-3, MPA-C.2.5-1, MPA-C.3-1
             version: if rdmac { 0 } else { 1 },
+            //= MPA-4.4-5, MPA-4.4-9, MPA-4.4-10, MPA-7.1.1-8
             crc: self.options.crc || reply.crc,
+            //= MPA-7.1.1-5, MPA-7.1.1-6, MPA-C.3-1
             tx_markers: reply.markers,
+            //= MPA-C.2.5-1
             rx_markers: self.options.markers || rdmac,
+            //= RDMAP-6.1-3
             ird: self.options.ird,
+            //= RDMAP-6.1-4
             ord: self.options.ord,
             peer_ird: None,
             peer_ord: None,
             peer_to_peer: false,
+            //= MPA-7.1.2-9a
             private_data: reply.private_data.to_vec(),
             leftover: leftover.to_vec(),
         };

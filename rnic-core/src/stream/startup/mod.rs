@@ -124,6 +124,7 @@ pub struct PrivateDataTooLong {
 impl PrivateDataTooLong {
     /// Refuses what does not fit beside the enhanced data, if there is any.
     fn check(private_data: &[u8], enhanced: bool) -> Result<(), PrivateDataTooLong> {
+        //= MPA-7.1.1-21
         let limit = MAX_PRIVATE_DATA - if enhanced { ENHANCED_LEN } else { 0 };
         match private_data.len() {
             len if len > limit => Err(PrivateDataTooLong { len, limit }),

@@ -1,5 +1,5 @@
-//! The table `mpa_negotiation`: figures 15 to 17 of RFC 5044 appendix C, every row of them, played by
-//! our machines. An end that we cannot be, the RDMA Consortium's, is played by hand.
+//! The table `mpa_negotiation`: figures 15 to 17 of RFC 5044 appendix C, every row of them, played
+//! by our machines. An end that we cannot be, the RDMA Consortium's, is played by hand.
 
 use super::tests::{OPTIONS, REPLY, REQUEST, frame};
 use super::*;

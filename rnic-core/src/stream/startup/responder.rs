@@ -38,6 +38,7 @@ impl ResponderError {
         match self {
             ResponderError::Frame(_)
             | ResponderError::Rdmac { .. }
+            //= MPA-8-1
             | ResponderError::BytesAfterRequest => Some(codes::LLP_STARTUP),
             ResponderError::OutOfTurn | ResponderError::PrivateData(_) => None,
         }
@@ -114,6 +115,7 @@ impl Responder {
         match std::mem::replace(&mut self.state, State::Done) {
             State::AwaitRequest { mut input } => {
                 input.extend_from_slice(bytes);
+                //= MPA-7.1.2-2
                 let Some(asked) = judge(&self.options, &input)? else {
                     self.state = State::AwaitRequest { input };
                     return Ok(ResponderStep::NeedMore);
@@ -125,6 +127,7 @@ impl Responder {
                     revision: asked.revision,
                     peer_to_peer: asked.enhanced.is_some_and(|e| e.peer_to_peer),
                 };
+                //= MPA-7.1-8
                 self.state = State::Deciding(asked);
                 Ok(ResponderStep::Request(request))
             }
@@ -167,11 +170,17 @@ impl Responder {
         let mut n = Negotiated {
             role: Role::Responder { await_rtr: None },
             revision: asked.revision,
+            //= MPA-3-13, MPA-C.1-1, MPA-C.1-3, MPA-C.2.4-1, MPA-C.3-1
             version: if rdmac { 0 } else { 1 },
+            //= MPA-4.4-5, MPA-4.4-9, MPA-4.4-10, MPA-7.1.1-8
             crc: self.options.crc || asked.crc,
+            //= MPA-7.1.1-5, MPA-7.1.1-6, MPA-C.3-1
             tx_markers: asked.markers,
+            //= MPA-C.2.3-1
             rx_markers: self.options.markers || rdmac,
+            //= RDMAP-6.1-3
             ird: ird.unwrap_or(self.options.ird).min(ird_limit),
+            //= RDMAP-6.1-4
             ord: ord.unwrap_or(self.options.ord).min(ord_limit),
             peer_ird: None,
             peer_ord: None,
@@ -185,7 +194,9 @@ impl Responder {
         });
         let reply = Repr {
             markers: n.rx_markers,
+            //= MPA-C.1-2, MPA-C.2.4-1
             crc: self.options.crc || rdmac,
+            //= MPA-7.1.1-11
             reject: false,
             revision: asked.revision,
             enhanced: answer,
@@ -207,6 +218,7 @@ impl Responder {
         let reply = Repr {
             markers: self.options.markers || rdmac,
             crc: self.options.crc || rdmac,
+            //= MPA-7.1.1-11
             reject: true,
             revision: asked.revision,
             enhanced: asked.enhanced.map(|asked| Enhanced {
@@ -239,6 +251,7 @@ fn max_revision(options: &Options) -> u8 {
 
 /// Reads a Request out of the bytes received so far.
 fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderError> {
+    //= MPA-7.1.2-2
     let (frame, behind) = match Frame::check(Kind::Request, max_revision(options), input)? {
         Progress::NeedMore(_) => return Ok(None),
         Progress::Complete(frame, behind) => (frame, behind),
@@ -255,8 +268,10 @@ fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderErro
             enhanced: None,
             private_data: &[],
         };
+        //= MPA-C.2.1-1
         return Err(ResponderError::Rdmac { reply: refusal.to_vec(Kind::Reply) });
     }
+    //= MPA-7.1.1-19
     if !behind.is_empty() {
         return Err(ResponderError::BytesAfterRequest);
     }
@@ -265,6 +280,7 @@ fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderErro
         crc: request.crc,
         revision: request.revision,
         enhanced: request.enhanced,
+        //= MPA-7.1.2-9a
         private_data: request.private_data.to_vec(),
     }))
 }

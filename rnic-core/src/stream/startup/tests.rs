@@ -524,7 +524,9 @@ proptest! {
         let mut responder = Responder::new(&passive);
         let request = match responder.handle_input(initiator.request()) {
             Ok(ResponderStep::Request(request)) => request,
-            Err(ResponderError::Frame(FrameError::Revision(2))) if passive.revision == 1 => return Ok(()),
+            Err(ResponderError::Frame(FrameError::Revision(2))) if passive.revision == 1 => {
+                return Ok(());
+            }
             other => return Err(TestCaseError::fail(format!("{other:?}"))),
         };
         prop_assert_eq!(&request.private_data, &data);
@@ -575,7 +577,8 @@ proptest! {
     ) {
         let options = Options { rdmac, ..OPTIONS };
         let mut responder = Responder::new(&options);
-        if let Ok(ResponderStep::Request(_)) = responder.handle_input(&[hex(REQUEST), bytes.clone()].concat()) {
+        let input = [hex(REQUEST), bytes.clone()].concat();
+        if let Ok(ResponderStep::Request(_)) = responder.handle_input(&input) {
             let _ = responder.accept(None, None, 64, 64, &[]);
         }
         let mut initiator = Initiator::new(&options, &[]).expect("short");

@@ -1,4 +1,5 @@
-//! Start-up frames byte by byte (RFC 5044 section 7.1): what is sent, what is taken, what is closed.
+//! Start-up frames byte by byte (RFC 5044 section 7.1): what is sent, what is taken, what is
+//! closed.
 
 use super::*;
 

@@ -1,13 +1,13 @@
 //! A filter of system calls for each kind of thread.
 //!
-//! A thread that has been taken over through a hole in the daemon should find little to do: a worker
-//! can move bytes between descriptors it has and touch memory it has, and can open, connect, run
-//! and inspect nothing. [`calls`] says who needs what, [`program`] puts it in the kernel's words;
-//! here it is put in force, by the thread itself.
+//! A thread that has been taken over through a hole in the daemon should find little to do: a
+//! worker can move bytes between descriptors it has and touch memory it has, and can open, connect,
+//! run and inspect nothing. [`calls`] says who needs what, [`program`] puts it in the kernel's
+//! words; here it is put in force, by the thread itself.
 //!
 //! What happens to other calls has three grades. A call that no library makes behind a program's
-//! back ([`calls::HOSTILE`]) ends the process, as a panic does: its state is suspect. A call that is
-//! younger than this list fails with `ENOSYS`, as on an older kernel, so that a newer libc takes
+//! back ([`calls::HOSTILE`]) ends the process, as a panic does: its state is suspect. A call that
+//! is younger than this list fails with `ENOSYS`, as on an older kernel, so that a newer libc takes
 //! the way it has for those: its update is not an outage. All others fail with `EPERM` and leave a
 //! line in the kernel's log.
 
@@ -132,8 +132,8 @@ fn install(program: &[Instruction]) -> io::Result<()> {
     // to keep speculation from reading what a sandbox may not: there is no such code in here.
     let flags = libc::SECCOMP_FILTER_FLAG_LOG | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     // SAFETY: the kernel copies `filter` and the `len` instructions it points to, which live in
-    // `code` until after the call, and writes nothing. What it then does to this thread is to refuse
-    // system calls, each of which has a documented failure; it touches no memory of ours.
+    // `code` until after the call, and writes nothing. What it then does to this thread is to
+    // refuse system calls, each of which has a documented failure; it touches no memory of ours.
     let result = unsafe {
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter)
     };

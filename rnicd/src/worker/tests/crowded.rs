@@ -55,8 +55,8 @@ fn median(rounds: usize, mut round: impl FnMut()) -> Duration {
     times[rounds / 2]
 }
 
-/// Somebody computes on the worker's CPU. A worker that went on yielding to him would have the CPU once
-/// in some milliseconds.
+/// Somebody computes on the worker's CPU. A worker that went on yielding to him would have the CPU
+/// once in some milliseconds.
 #[test]
 fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
     let allowed = rustix::thread::sched_getaffinity(None).expect("affinity");

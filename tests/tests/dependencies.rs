@@ -1,0 +1,166 @@
+//! What the workspace depends on, held to `deny.toml` without `cargo-deny` and without a network:
+//! licences, sources, and crates that are there in two versions. Advisories need `cargo deny`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").into()
+}
+
+fn policy() -> toml::Table {
+    std::fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap()
+}
+
+/// Texts of a list in the policy.
+fn texts(policy: &toml::Table, section: &str, key: &str) -> Vec<String> {
+    let list = policy[section][key].as_array().expect("a list");
+    list.iter().map(|text| text.as_str().expect("a text").to_owned()).collect()
+}
+
+/// A crate that is depended on.
+struct Dependency {
+    name: String,
+    version: String,
+    licence: String,
+    source: String,
+}
+
+/// Everything from elsewhere that is built for Linux, for tests and with optional parts.
+fn dependencies() -> Vec<Dependency> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--offline", "--locked", "--format-version=1"])
+        .arg("--filter-platform=x86_64-unknown-linux-gnu")
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = |package: &Value, key: &str| package[key].as_str().unwrap_or_default().to_owned();
+    let packages = metadata["packages"].as_array().expect("packages");
+    let foreign = packages.iter().filter(|package| !package["source"].is_null());
+    let dependency = |package: &Value| Dependency {
+        name: text(package, "name"),
+        version: text(package, "version"),
+        licence: text(package, "license"),
+        source: text(package, "source"),
+    };
+    foreign.map(dependency).collect()
+}
+
+/// Whether an SPDX expression is met by licences of the list. `/` is an old way to write `OR`; an
+/// exception (`WITH`) is of the licence before it, and only gives more leave.
+fn is_met(expression: &str, allowed: &[String]) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let mut words = spaced.split_whitespace().peekable();
+    any(&mut words, allowed)
+}
+
+type Words<'w> = std::iter::Peekable<std::str::SplitWhitespace<'w>>;
+
+fn any(words: &mut Words<'_>, allowed: &[String]) -> bool {
+    let mut met = all(words, allowed);
+    while words.next_if_eq(&"OR").is_some() {
+        met |= all(words, allowed);
+    }
+    met
+}
+
+fn all(words: &mut Words<'_>, allowed: &[String]) -> bool {
+    let mut met = one(words, allowed);
+    while words.next_if_eq(&"AND").is_some() {
+        met &= one(words, allowed);
+    }
+    met
+}
+
+fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
+    if words.next_if_eq(&"(").is_some() {
+        let met = any(words, allowed);
+        assert_eq!(words.next(), Some(")"), "an expression that does not close");
+        return met;
+    }
+    let licence = words.next().unwrap_or_default();
+    if words.next_if_eq(&"WITH").is_some() {
+        words.next();
+    }
+    allowed.iter().any(|a| a == licence)
+}
+
+#[test]
+fn every_dependency_has_a_licence_that_is_allowed() {
+    let allowed = texts(&policy(), "licenses", "allow");
+    let dependencies = dependencies();
+    assert!(dependencies.len() > 50, "{}", dependencies.len());
+    let refused: Vec<_> = dependencies
+        .iter()
+        .filter(|d| !is_met(&d.licence, &allowed))
+        .map(|d| format!("{} {}: {:?}", d.name, d.version, d.licence))
+        .collect();
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+}
+
+#[test]
+fn every_dependency_is_from_a_registry_that_is_allowed() {
+    let allowed = texts(&policy(), "sources", "allow-registry");
+    let is_allowed = |source: &str| {
+        source
+            .strip_prefix("registry+")
+            .is_some_and(|registry| allowed.iter().any(|a| a == registry))
+    };
+    let strangers: Vec<_> =
+        dependencies().into_iter().filter(|d| !is_allowed(&d.source)).map(|d| d.name).collect();
+    assert!(strangers.is_empty(), "{strangers:?}");
+}
+
+#[test]
+fn nothing_is_there_in_two_versions_without_a_reason() {
+    let policy = policy();
+    let skipped = policy["bans"]["skip"].as_array().expect("a list");
+    let mut skipped: BTreeMap<&str, &str> = skipped
+        .iter()
+        .map(|skip| (skip["crate"].as_str().unwrap(), skip["reason"].as_str().unwrap()))
+        .collect();
+    assert!(skipped.values().all(|reason| !reason.is_empty()), "{skipped:?}");
+    let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for d in dependencies() {
+        versions.entry(d.name).or_default().insert(d.version);
+    }
+    let mut twice = Vec::new();
+    for (name, mut versions) in versions {
+        // `name:1.2` in the policy is for all versions that begin so.
+        versions.retain(|version| {
+            let skip = skipped.keys().copied().find(|skip| {
+                skip.split_once(':').is_some_and(|(n, v)| {
+                    n == name && (version == v || version.starts_with(&format!("{v}.")))
+                })
+            });
+            skip.and_then(|skip| skipped.remove(skip)).is_none()
+        });
+        if versions.len() > 1 {
+            twice.push(format!("{name}: {versions:?}"));
+        }
+    }
+    assert!(twice.is_empty(), "{}", twice.join("\n"));
+    assert!(skipped.is_empty(), "excused and not there any more: {skipped:?}");
+}
+
+#[test]
+fn licence_expressions_are_read_as_they_are_meant() {
+    let allowed: Vec<String> = ["MIT", "Apache-2.0"].map(str::to_owned).into();
+    for met in [
+        "MIT",
+        "MIT/Apache-2.0",
+        "GPL-3.0 OR MIT",
+        "Apache-2.0 WITH LLVM-exception",
+        "(GPL-3.0 OR MIT) AND Apache-2.0",
+    ] {
+        assert!(is_met(met, &allowed), "{met}");
+    }
+    for unmet in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT OR Apache-2.0) AND Unicode-3.0"] {
+        assert!(!is_met(unmet, &allowed), "{unmet}");
+    }
+}
