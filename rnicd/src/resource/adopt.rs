@@ -43,9 +43,9 @@ impl Manager {
         self.take_rate(id, now)?;
         let local = Some(local);
         let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
-        self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
-        self.cm.connect_over(params, socket, now).inspect_err(|_| self.release_reads(qp))?;
-        self.hold(id, qp, Phase::Connecting);
+        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect_over(params, socket, now)?;
+        self.hold(id, qp, reads, Phase::Connecting);
         Given::done()
     }
 
@@ -60,20 +60,14 @@ impl Manager {
         let addresses = cm::examine(&socket)?;
         self.may_serve(id, addresses.local)?;
         let session = find(&mut self.sessions, id)?;
-        self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
-        let listener = ListenerId(self.handles.listeners.allocate(id));
-        match self.cm.serve_over(id, listener, addresses, socket, now) {
-            Ok(()) => {
-                let address = addresses.local;
-                session.listeners.insert(listener, Listener { context, address });
-                Given::now(ReplyBody::Listener { listener, address })
-            }
-            Err(refusal) => {
-                self.handles.listeners.release(listener.0);
-                self.ledger.credit(&mut session.counts, Kind::Listeners, 1);
-                Err(refusal)
-            }
-        }
+        let charge = session.account.charge(Kind::Listeners, 1)?;
+        let handle = self.handles.listeners.allocate(id);
+        let listener = ListenerId(handle.number());
+        self.cm.serve_over(id, listener, addresses, socket, now)?;
+        let address = addresses.local;
+        let object = Listener { context, address, _handle: handle, _charge: charge };
+        session.listeners.insert(listener, object);
+        Given::now(ReplyBody::Listener { listener, address })
     }
 
     /// Tells a session that a connection it passed brings no request.
@@ -89,7 +83,7 @@ impl Manager {
     /// the daemon's.
     pub fn may_pass(&self, user: u32, id: Option<SessionId>) -> Result<(), Refusal> {
         let Some(session) = id.and_then(|id| self.sessions.get(&id)) else { return Ok(()) };
-        let rights = &session.counts.rights;
+        let rights = session.account.rights();
         let check = |used: usize, limit: u64, key: &dyn Fn() -> String| match used as u64 >= limit {
             true => Err(Refusal::Limit { key: key(), limit, used: used as u64, wanted: 1 }),
             false => Ok(()),

@@ -2,6 +2,7 @@
 //! is gone.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +13,7 @@ use rnic_core::shm::AddressSpace;
 use rnic_core::shm::attached::USER_END;
 use rnic_core::types::*;
 
-use super::ledger::{Counts, Kind, Ledger};
-use super::policy::Rights;
+use super::ledger::{Charge, Kind};
 use super::session::Session;
 use super::why::Asked;
 use super::{Answer, Given, Manager, find, refuse};
@@ -53,36 +53,28 @@ impl Attached {
     }
 }
 
-/// Movers that have not ended, as they were charged. One that is stuck outlives its session.
+/// Movers that have not ended, by session, as they were charged. One that is stuck outlives its
+/// session, and a session that asks again has another beside it.
 #[derive(Debug, Default)]
-pub struct Moving(HashMap<SessionId, Counts>);
+pub struct Moving(HashMap<SessionId, Vec<Charge>>);
 
 impl Moving {
-    fn charge(
-        &mut self,
-        ledger: &mut Ledger,
-        id: SessionId,
-        rights: &Arc<Rights>,
-    ) -> Result<(), Refusal> {
-        let mut counts = self.0.remove(&id).unwrap_or_else(|| Counts::new(rights.clone()));
-        counts.rights = rights.clone();
-        let charged = ledger.charge(&mut counts, Kind::Movers, 1);
-        if counts.of(Kind::Movers) > 0 {
-            self.0.insert(id, counts);
-        }
-        charged
+    fn add(&mut self, id: SessionId, charge: Charge) {
+        self.0.entry(id).or_default().push(charge);
     }
 
     /// Whose mover it is.
     fn user(&self, id: SessionId) -> Option<u32> {
-        self.0.get(&id).map(|counts| counts.rights.uid)
+        self.0.get(&id)?.first().map(Charge::user)
     }
 
-    fn credit(&mut self, ledger: &mut Ledger, id: SessionId) {
-        let Some(mut counts) = self.0.remove(&id) else { return };
-        ledger.credit(&mut counts, Kind::Movers, 1);
-        if counts.of(Kind::Movers) > 0 {
-            self.0.insert(id, counts);
+    /// One of a session's has ended.
+    fn remove(&mut self, id: SessionId) {
+        if let Entry::Occupied(mut movers) = self.0.entry(id) {
+            movers.get_mut().pop();
+            if movers.get().is_empty() {
+                movers.remove();
+            }
         }
     }
 }
@@ -127,7 +119,7 @@ impl Manager {
         if session.client.is_trusted() {
             return Ok(());
         }
-        let rights = &session.counts.rights;
+        let rights = session.account.rights();
         let limit = rights.attachments_per_second;
         match self.attachments.take(rights.uid, limit, now) {
             true => Ok(()),
@@ -158,16 +150,14 @@ impl Manager {
             session.attached = Some(Attached { reach: Reach::Own(space), gone: false });
             return Ok(Given::Now(Box::new(ReplyBody::Done.into())));
         }
-        if let Err(refusal) = self.moving.charge(&mut self.ledger, id, &session.counts.rights) {
-            return Err((refusal, descriptor));
-        }
-        let (mover, channels) = match self.movers.add(id, pid, descriptor, self.capacity.workers) {
-            Ok(added) => added,
-            Err((error, descriptor)) => {
-                self.moving.credit(&mut self.ledger, id);
-                return Err((refuse::system("cannot start a mover", &error), descriptor));
-            }
+        let charge = match session.account.charge(Kind::Movers, 1) {
+            Ok(charge) => charge,
+            Err(refusal) => return Err((refusal, descriptor)),
         };
+        let added = self.movers.add(id, pid, descriptor, self.capacity.workers);
+        let (mover, channels) =
+            added.map_err(|(error, d)| (refuse::system("cannot start a mover", &error), d))?;
+        self.moving.add(id, charge);
         self.workers.add_mover(&mover.shared, channels);
         session.attached = Some(Attached { reach: Reach::Mover(mover), gone: false });
         Ok(Given::Later)
@@ -201,7 +191,7 @@ impl Manager {
                 let refused = self.refused(id, asked, refusal, clock::now());
                 self.late_refusals.push_back((id, refused));
             }
-            MoverReport::Ended { session } => self.moving.credit(&mut self.ledger, session),
+            MoverReport::Ended { session } => self.moving.remove(session),
         }
     }
 
@@ -216,7 +206,7 @@ impl Manager {
         let mut revoked = 0;
         for mr in session.mrs.values().filter(|mr| mr.segment.is_none()) {
             // Nobody waits for it: whoever uses such an STag meanwhile meets the same end.
-            self.workers.revoke_stag(mr.stag);
+            self.workers.revoke_stag(mr.stag.stag());
             revoked += 1;
         }
         let reason = "the attached address space has ended (by exec, or with its process)";

@@ -26,26 +26,18 @@ impl Manager {
         self.may_serve(id, address)?;
         let session = find(&mut self.sessions, id)?;
         self.policy.may_reach(&session.client.identity, "bind", address)?;
-        self.ledger.charge(&mut session.counts, Kind::Listeners, 1)?;
-        let listener = ListenerId(self.handles.listeners.allocate(id));
-        let bound = self.cm.bind(id, listener, address).and_then(|chosen| {
-            // The kernel may have chosen a port that no rule allows; nobody listens on it yet.
-            let allowed = self.policy.may_listen(&session.client.identity, chosen);
-            allowed
-                .map(|()| chosen)
-                .or_else(|refusal| self.cm.close_listener(listener, now).and(Err(refusal)))
-        });
-        match bound {
-            Ok(address) => {
-                session.listeners.insert(listener, Listener { context, address });
-                Given::now(ReplyBody::Listener { listener, address })
-            }
-            Err(refusal) => {
-                self.handles.listeners.release(listener.0);
-                self.ledger.credit(&mut session.counts, Kind::Listeners, 1);
-                Err(refusal)
-            }
+        let charge = session.account.charge(Kind::Listeners, 1)?;
+        let handle = self.handles.listeners.allocate(id);
+        let listener = ListenerId(handle.number());
+        let address = self.cm.bind(id, listener, address)?;
+        // The kernel may have chosen a port that no rule allows; nobody listens on it yet.
+        if let Err(refusal) = self.policy.may_listen(&session.client.identity, address) {
+            self.cm.close_listener(listener, now)?;
+            return Err(refusal);
         }
+        let object = Listener { context, address, _handle: handle, _charge: charge };
+        session.listeners.insert(listener, object);
+        Given::now(ReplyBody::Listener { listener, address })
     }
 
     /// Refuses an address of this end that connections may not come to.
@@ -82,8 +74,6 @@ impl Manager {
         self.cm.close_listener(listener, now)?;
         session.listeners.remove(&listener);
         session.requests.retain(|_, of| *of != listener);
-        self.handles.listeners.release(listener.0);
-        self.ledger.credit(&mut session.counts, Kind::Listeners, 1);
         Given::done()
     }
 
@@ -105,9 +95,9 @@ impl Manager {
             self.policy.may_reach(who, "connect from", local)?;
         }
         self.take_rate(id, now)?;
-        self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
-        self.cm.connect(params, now).inspect_err(|_| self.release_reads(qp))?;
-        self.hold(id, qp, Phase::Connecting);
+        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect(params, now)?;
+        self.hold(id, qp, reads, Phase::Connecting);
         Given::done()
     }
 
@@ -116,10 +106,10 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
         session.qp(qp)?.refuse_unless_idle(qp)?;
-        self.charge_reads(id, qp, (&mut params.ird, &mut params.ord))?;
-        self.cm.accept(params, now).inspect_err(|_| self.release_reads(qp))?;
+        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        self.cm.accept(params, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
-        self.hold(id, qp, Phase::Accepting);
+        self.hold(id, qp, reads, Phase::Accepting);
         Given::done()
     }
 
@@ -288,7 +278,9 @@ impl Manager {
         if let Some(object) = session.qps.get_mut(&qp) {
             object.phase = Phase::Bound(worker);
             let Negotiated { ird, ord, .. } = *negotiated;
-            object.reads.settle(&mut self.ledger, &mut session.counts, ird, ord);
+            if let Some(reads) = &mut object.reads {
+                reads.settle(ird, ord);
+            }
             object.connection = Some(Connection { path, addresses, ird, ord });
         }
     }
@@ -311,14 +303,16 @@ impl Manager {
         Some((owner, object))
     }
 
-    /// Leaves an Idle QP to the connection manager.
+    /// Leaves an Idle QP to the connection manager, with the reads that its connection may have.
     pub(super) fn hold(
         &mut self,
         id: SessionId,
         qp: QpId,
+        reads: Reads,
         phase: impl FnOnce(Box<QpConfig>) -> Phase,
     ) {
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
+            object.reads = Some(reads);
             object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
                 Phase::Idle(config) => phase(config),
                 other => other,
@@ -328,7 +322,7 @@ impl Manager {
 
     /// Counts a connection that a session's user begins, unless there were too many lately.
     pub(super) fn take_rate(&mut self, id: SessionId, now: Time) -> Result<(), Refusal> {
-        let rights = &find(&mut self.sessions, id)?.counts.rights;
+        let rights = find(&mut self.sessions, id)?.account.rights();
         let most = rights.connections_per_second;
         match self.connects.take(rights.uid, most, now) {
             true => Ok(()),
@@ -345,9 +339,8 @@ impl Manager {
     pub(super) fn charge_reads(
         &mut self,
         id: SessionId,
-        qp: QpId,
         wanted: (&mut Option<u16>, &mut Option<u16>),
-    ) -> Result<(), Refusal> {
+    ) -> Result<Reads, Refusal> {
         let limits = &self.config.limits;
         for (field, value, key, most) in [
             ("ird", &wanted.0, "limits.ird", limits.ird),
@@ -356,10 +349,7 @@ impl Manager {
             refuse::at_most(field, value.unwrap_or(0).into(), key, most.into())?;
         }
         let most = (limits.ird, limits.ord);
-        let session = find(&mut self.sessions, id)?;
-        let reads = Reads::charge(&mut self.ledger, &mut session.counts, wanted, most)?;
-        session.qp(qp)?.reads = reads;
-        Ok(())
+        Reads::charge(&find(&mut self.sessions, id)?.account, wanted, most)
     }
 
     fn tell(&mut self, session: SessionId, event: &Event) {

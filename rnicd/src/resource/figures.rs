@@ -163,7 +163,7 @@ impl Manager {
         let mut figure = page.figure("user_objects", Kind::Gauge, "Objects in use, by user.");
         for (uid, user) in users {
             for kind in Counted::ALL {
-                let used = user.sessions.iter().map(|s| s.counts.of(kind)).sum();
+                let used = user.sessions.iter().map(|s| s.account.used(kind)).sum();
                 figure.sample(&[("uid", &uid_text(*uid)), ("kind", &kind.key())], used);
             }
         }

@@ -37,7 +37,7 @@ impl Manager {
         let limits = &self.config.limits;
         let session = find(&mut self.sessions, id)?;
         let attached_memory = session.client.is_trusted() || limits.movers > 0;
-        let rights = &session.counts.rights;
+        let rights = &session.account.rights();
         // The least of what its session, its user and the device may have.
         let ledger = &self.ledger;
         let most = |kind| ledger.most(rights, kind);
@@ -73,8 +73,8 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let own = (!session.client.admin).then_some(id);
         let counts = match own {
-            Some(_) => session.counts.amounts().clone(),
-            None => self.ledger.used().clone(),
+            Some(_) => session.account.amounts(),
+            None => self.ledger.used(),
         };
         let refusals = own.map_or(self.refusals, |_| session.refusals);
         // Counts of objects are below their limits, which are below 2^32.
@@ -207,7 +207,8 @@ fn cq_row(cq: &Cq) -> CqRow {
 }
 
 fn client_row(s: &Session) -> ClientRow {
-    let count = |kind| u32::try_from(s.counts.of(kind)).unwrap_or(u32::MAX);
+    let used = s.account.amounts();
+    let count = |kind| u32::try_from(used.of(kind)).unwrap_or(u32::MAX);
     ClientRow {
         session: s.id,
         pid: s.client.pid,
@@ -216,8 +217,8 @@ fn client_row(s: &Session) -> ClientRow {
         qps: count(Kind::Qps),
         cqs: count(Kind::Cqs),
         mrs: count(Kind::Mrs),
-        segment_bytes: s.counts.of(Kind::SegmentBytes),
-        arena_bytes: s.counts.of(Kind::ArenaBytes),
+        segment_bytes: used.of(Kind::SegmentBytes),
+        arena_bytes: used.of(Kind::ArenaBytes),
         refusals: s.refusals,
     }
 }

@@ -5,7 +5,7 @@ use rnic_core::types::{PdId, SessionId};
 
 use super::Manager;
 use super::kind::{Kind, UNLIMITED};
-use super::ledger::Account;
+use super::ledger::UserAccount;
 use super::page::{self, key, page};
 use super::policy::Rights;
 use super::session::Session;
@@ -19,11 +19,11 @@ impl Manager {
         let sessions = || page::sessions(&self.sessions, own, from);
         let private = page::objects(sessions(), from, |s| &s.pds, PdId, |pd| pd.0);
         let private = private.filter_map(|(key, (session, pd, object))| {
-            let name = self.named_pds.name(pd).map(str::to_owned);
+            let name = self.named_pds.name(pd);
             // Shared ones stand above with everybody's share.
             (name.is_none() || own.is_some()).then(|| {
                 let session = name.is_none().then_some(session.id);
-                let (mrs, qps) = (object.mrs, object.qps);
+                let (mrs, qps) = (object.mrs.count(), object.qps.count());
                 (key, PdRow { pd, session, name, sessions: 1, mrs, qps })
             })
         });
@@ -50,11 +50,11 @@ impl Manager {
         let limits_of_device = device.len();
         let place = Place::of(from);
         let device = (0..).zip(device).map(|(row, limit)| (Place::device(row), limit));
-        let user = own.and_then(|own| self.sessions.get(&own)).map(|s| s.counts.rights.uid);
-        let users = self.ledger.accounts(user, place.user());
+        let user = own.and_then(|own| self.sessions.get(&own)).map(|s| s.client.identity.uid);
+        let users = self.users_from(user, place.user());
         let users = users.flat_map(|(uid, account)| {
-            let rows = (0..).zip(self.user_limits(account));
-            rows.map(move |(row, limit)| (Place::of_user(uid, row), limit))
+            let rows = (0..).zip(self.user_limits(&account));
+            rows.map(move |(row, limit)| (Place::of_user(uid, row), limit)).collect::<Vec<_>>()
         });
         let sessions = page::sessions(&self.sessions, own, key(place.session(), 0));
         let sessions = sessions.flat_map(|session| {
@@ -73,8 +73,23 @@ impl Manager {
         (rows, u32::try_from(total).unwrap_or(u32::MAX), next)
     }
 
+    /// Users who have something, from a number on, in the order of their numbers: one of them, or
+    /// all.
+    fn users_from(
+        &self,
+        only: Option<u32>,
+        from: Option<u32>,
+    ) -> impl Iterator<Item = (u32, UserAccount)> {
+        let mut next = from.map(|from| only.unwrap_or(from));
+        std::iter::from_fn(move || {
+            let (uid, account) = self.ledger.user_from(next?)?;
+            next = uid.checked_add(1);
+            only.is_none_or(|only| only == uid).then_some((uid, account))
+        })
+    }
+
     fn device_limits(&self) -> Vec<LimitRow> {
-        let mut rows: Vec<LimitRow> = self.ledger.device_rows().collect();
+        let mut rows = self.ledger.device_rows();
         rows.push(LimitRow {
             key: self.capacity.half_open_key(self.config.limits.half_open),
             scope: "device".to_owned(),
@@ -91,7 +106,7 @@ impl Manager {
         rows
     }
 
-    fn user_limits(&self, Account { rights, .. }: &Account) -> impl Iterator<Item = LimitRow> {
+    fn user_limits(&self, UserAccount { rights, .. }: &UserAccount) -> Vec<LimitRow> {
         let closing = LimitRow {
             key: rights.closing_key(),
             scope: user_scope(rights),
@@ -105,7 +120,9 @@ impl Manager {
             limit: quota.half_open.into(),
             used: self.cm.startups_of(rights.uid) as u64,
         };
-        self.ledger.user_rows(rights).chain([half_open, closing])
+        let mut rows = self.ledger.user_rows(rights);
+        rows.extend([half_open, closing]);
+        rows
     }
 }
 
@@ -113,15 +130,16 @@ fn user_scope(rights: &Rights) -> String {
     format!("user {}", rights.uid)
 }
 
-fn session_limits(session: &Session) -> impl Iterator<Item = LimitRow> {
-    let rights = &session.counts.rights;
-    let limited = move |kind: &Kind| rights.session_limit(*kind) != UNLIMITED;
-    Kind::ALL.into_iter().filter(limited).map(move |kind| LimitRow {
+fn session_limits(session: &Session) -> Vec<LimitRow> {
+    let (rights, used) = (session.account.rights(), session.account.amounts());
+    let limited = |kind: &Kind| rights.session_limit(*kind) != UNLIMITED;
+    let row = |kind| LimitRow {
         key: rights.session_key(kind),
         scope: format!("session {}", session.id),
         limit: rights.session_limit(kind),
-        used: session.counts.of(kind),
-    })
+        used: used.of(kind),
+    };
+    Kind::ALL.into_iter().filter(limited).map(row).collect()
 }
 
 /// The place of a limit in the list: those of the device, then of users, then of sessions.

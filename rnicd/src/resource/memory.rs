@@ -12,8 +12,9 @@ use rnic_core::types::*;
 use super::attach::Attached;
 use super::ledger::Kind;
 use super::named_pd::Member;
-use super::session::{Mr, Pd, Segment, Session};
-use super::{Answer, Dropping, Given, Manager, Pending, attach, find, refuse};
+use super::session::{Mr, Pd, Segment, Session, UseOfSegment};
+use super::uses::Users;
+use super::{Answer, Given, Manager, Pending, attach, find, refuse};
 use crate::control::Passed;
 use crate::system;
 
@@ -33,9 +34,10 @@ impl Manager {
             return self.open_named_pd(id, name);
         }
         let session = find(&mut self.sessions, id)?;
-        self.ledger.charge(&mut session.counts, Kind::Pds, 1)?;
-        let pd = PdId(self.handles.pds.allocate(id));
-        session.pds.insert(pd, Pd::default());
+        let charge = session.account.charge(Kind::Pds, 1)?;
+        let handle = self.handles.pds.allocate(id);
+        let pd = PdId(handle.number());
+        session.pds.insert(pd, Pd::private(handle, charge));
         Given::now(ReplyBody::Pd { pd })
     }
 
@@ -48,20 +50,10 @@ impl Manager {
             object.reopened = object.reopened.saturating_add(1);
             return Given::now(ReplyBody::Pd { pd });
         }
-        self.ledger.charge(&mut session.counts, Kind::Pds, 1)?;
-        let handles = &mut self.handles.pds;
-        // It belongs to no session: it may outlive the one that opened it first.
-        let joined = self.named_pds.join(rule, id, || PdId(handles.allocate(SessionId(0))));
-        match joined {
-            Ok(pd) => {
-                session.pds.insert(pd, Pd::default());
-                Given::now(ReplyBody::Pd { pd })
-            }
-            Err(refusal) => {
-                self.ledger.credit(&mut session.counts, Kind::Pds, 1);
-                Err(refusal)
-            }
-        }
+        let charge = session.account.charge(Kind::Pds, 1)?;
+        let (pd, opened) = self.named_pds.join(rule, id, &self.handles.pds)?;
+        session.pds.insert(pd, Pd::named(opened, charge));
+        Given::now(ReplyBody::Pd { pd })
     }
 
     pub(super) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
@@ -71,38 +63,31 @@ impl Manager {
             object.reopened -= 1;
             return Given::done();
         }
-        let Pd { mrs, qps, windows, srqs, .. } = *object;
-        if mrs + qps + windows + srqs > 0 {
-            let what = [(mrs, "MRs"), (qps, "QPs"), (windows, "windows"), (srqs, "SRQs")];
-            let what = what.iter().filter(|(n, _)| *n > 0).map(|(n, kind)| format!("{n} {kind}"));
-            return Err(refuse::in_use("PD", pd.0, what.collect::<Vec<_>>().join(", ")));
+        let Pd { mrs, qps, windows, srqs, .. } = object;
+        let users = [(mrs, "MRs"), (qps, "QPs"), (windows, "windows"), (srqs, "SRQs")];
+        let users = users.map(|(users, kind)| (users.count(), kind));
+        let users = users.iter().filter(|(n, _)| *n > 0).map(|(n, kind)| format!("{n} {kind}"));
+        let users: Vec<String> = users.collect();
+        if !users.is_empty() {
+            return Err(refuse::in_use("PD", pd.0, users.join(", ")));
         }
-        let named = self.named_pds.name(pd).is_some();
-        if let Some(object) = session.pds.remove(&pd)
-            && (!named || self.named_pds.leave(pd, id, &object))
-        {
-            self.handles.pds.release(pd.0);
-        }
-        self.ledger.credit(&mut session.counts, Kind::Pds, 1);
+        session.pds.remove(&pd);
         Given::done()
     }
 
     /// The descriptor has answered `F_GET_SEALS`, so it is safe to use.
     pub(super) fn add_segment(&mut self, id: SessionId, length: u64, memfd: Passed) -> Answer {
-        let segment = self.charge_segment(id, length)?;
-        match self.fill(id, segment, memfd) {
-            Ok(()) => Given::now(ReplyBody::Segment { segment }),
-            Err(refusal) => {
-                self.forget_segment(id, segment);
-                Err(refusal)
-            }
-        }
+        let (segment, mut object) = self.new_segment(id, length)?;
+        object.fill(memfd)?;
+        find(&mut self.sessions, id)?.segments.insert(segment, object);
+        Given::now(ReplyBody::Segment { segment })
     }
 
     /// Counts a segment that has no memory yet: the client is told what it may not have before it
     /// takes it from the machine.
     pub(super) fn reserve_segment(&mut self, id: SessionId, length: u64) -> Answer {
-        let segment = self.charge_segment(id, length)?;
+        let (segment, object) = self.new_segment(id, length)?;
+        find(&mut self.sessions, id)?.segments.insert(segment, object);
         Given::now(ReplyBody::Segment { segment })
     }
 
@@ -113,101 +98,82 @@ impl Manager {
         segment: SegmentId,
         memfd: Passed,
     ) -> Answer {
-        self.fill(id, segment, memfd)?;
+        find(&mut self.sessions, id)?.segment(segment)?.fill(memfd)?;
         Given::done()
     }
 
-    fn charge_segment(&mut self, id: SessionId, length: u64) -> Result<SegmentId, Refusal> {
+    /// A segment that is counted and has no memory.
+    fn new_segment(&mut self, id: SessionId, length: u64) -> Result<(SegmentId, Segment), Refusal> {
         let session = find(&mut self.sessions, id)?;
         if length == 0 || !length.is_multiple_of(PAGE) {
             let why = format!("{length} is no multiple of the page size, {PAGE}");
             return Err(refuse::invalid("length", why));
         }
-        self.ledger.charge(&mut session.counts, Kind::Segments, 1)?;
-        if let Err(refusal) = self.ledger.charge(&mut session.counts, Kind::SegmentBytes, length) {
-            self.ledger.credit(&mut session.counts, Kind::Segments, 1);
-            return Err(refusal);
-        }
-        let segment = SegmentId(self.handles.segments.allocate(id));
-        session.segments.insert(segment, Segment { mapping: None, length, mrs: 0 });
-        Ok(segment)
-    }
-
-    fn fill(&mut self, id: SessionId, segment: SegmentId, memfd: Passed) -> Result<(), Refusal> {
-        let object = find(&mut self.sessions, id)?.segment(segment)?;
-        if object.mapping.is_some() {
-            return Err(refuse::invalid("segment", "has its memory already"));
-        }
-        let mapping = Mapping::adopt_segment(memfd.as_fd(), object.length);
-        object.mapping = Some(mapping.map_err(|error| segment_refusal(&error))?);
-        // Nothing is freed by that: the mapping has it as well.
-        drop(memfd.into_inner());
-        Ok(())
-    }
-
-    /// Takes back a segment that never had memory.
-    fn forget_segment(&mut self, id: SessionId, segment: SegmentId) {
-        let Ok(session) = find(&mut self.sessions, id) else { return };
-        let Some(Segment { length, .. }) = session.segments.remove(&segment) else { return };
-        self.handles.segments.release(segment.0);
-        self.ledger.credit(&mut session.counts, Kind::SegmentBytes, length);
-        self.ledger.credit(&mut session.counts, Kind::Segments, 1);
+        let charge = session.account.charge(Kind::Segments, 1)?;
+        let bytes = session.account.charge(Kind::SegmentBytes, length)?;
+        let handle = self.handles.segments.allocate(id);
+        let segment = SegmentId(handle.number());
+        let object = Segment {
+            mapping: None,
+            length,
+            mrs: Users::default(),
+            _handle: handle,
+            _charges: [bytes, charge],
+        };
+        Ok((segment, object))
     }
 
     pub(super) fn remove_segment(&mut self, id: SessionId, segment: SegmentId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let Segment { mapping, mrs, .. } = session.segment(segment)?;
-        if *mrs > 0 {
-            return Err(refuse::in_use("segment", segment.0, format!("{mrs} MRs")));
+        if mrs.count() > 0 {
+            return Err(refuse::in_use("segment", segment.0, format!("{} MRs", mrs.count())));
         }
-        if mapping.is_none() {
-            self.forget_segment(id, segment);
+        let unmapping = mapping.is_some();
+        let object = session.segments.remove(&segment);
+        if !unmapping {
             return Given::done();
         }
-        let Some(Segment { mapping, length, .. }) = session.segments.remove(&segment) else {
-            return Given::done();
-        };
-        self.handles.segments.release(segment.0);
-        let receipt = self.reaper.drop_counted(session.client.identity.uid, mapping);
-        self.dropping.insert(receipt, Dropping::Segment { session: id, length });
+        // It counts until it is unmapped, and its owner waits for that.
+        let receipt = self.reaper.drop_counted(session.client.identity.uid, object);
+        self.unmapping.insert(receipt, id);
         Given::later()
     }
 
     /// A segment has been unmapped.
-    pub(super) fn segment_gone(&mut self, id: SessionId, length: u64) {
-        // A session that has ended meanwhile is credited with everything at once.
-        let Ok(session) = find(&mut self.sessions, id) else { return };
-        self.ledger.credit(&mut session.counts, Kind::SegmentBytes, length);
-        self.ledger.credit(&mut session.counts, Kind::Segments, 1);
-        self.answers.push_back((id, ReplyBody::Done.into()));
+    pub(super) fn segment_gone(&mut self, id: SessionId) {
+        if self.sessions.contains_key(&id) {
+            self.answers.push_back((id, ReplyBody::Done.into()));
+        }
     }
 
     pub(super) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
         let session = find(&mut self.sessions, id)?;
         check(session, &request)?;
         let (segment, memory) = named_memory(session, request.source, request.length)?;
-        self.ledger.charge(&mut session.counts, Kind::Mrs, 1)?;
-        if let Err(refusal) = self.named_pds.charge(&self.policy, request.pd, Member::Mr) {
-            self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
-            return Err(refusal);
-        }
-        let stag = match self.stags.allocate() {
-            Ok(stag) => stag,
-            Err(error) => {
-                self.named_pds.credit(request.pd, Member::Mr);
-                self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
-                return Err(refuse::system("cannot issue an STag", &error));
-            }
-        };
-        let mr = MrId(self.handles.mrs.allocate(id));
+        let charge = session.account.charge(Kind::Mrs, 1)?;
+        let membership = self.named_pds.enter(&self.policy, request.pd, Member::Mr)?;
+        let issued = self.stags.issue()?;
+        let handle = self.handles.mrs.allocate(id);
+        let (mr, stag) = (MrId(handle.number()), issued.stag());
         let MrRequest { pd, length, iova, access, scope, .. } = request;
-        session.pd(pd)?.mrs += 1;
-        if let Some(segment) = segment {
-            session.segment(segment)?.mrs += 1;
-        }
         let windows = Arc::new(WindowCount::default());
         let names = Names::Region(windows.clone());
-        session.mrs.insert(mr, Mr { pd, segment, stag, iova, length, access, scope, windows });
+        let object = Mr {
+            pd,
+            segment: segment.as_ref().map(|(segment, _)| *segment),
+            stag: issued,
+            iova,
+            length,
+            access,
+            scope,
+            windows,
+            membership,
+            _uses: (session.pd(pd)?.mrs.add(), segment.map(|(_, used)| used)),
+            _handle: handle,
+            _charge: charge,
+        };
+        session.mrs.insert(mr, object);
         let session = id;
         let entry = StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
@@ -220,7 +186,7 @@ impl Manager {
         let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
         let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
         object.windows.withdraw().map_err(in_use)?;
-        let (stag, attached) = (object.stag, object.segment.is_none());
+        let (stag, attached) = (object.stag.stag(), object.segment.is_none());
         let mover = session.attached.as_ref().and_then(Attached::mover).filter(|_| attached);
         let ticket = self.workers.revoke_stag(stag);
         self.workers.await_moves(ticket, mover);
@@ -232,19 +198,23 @@ impl Manager {
     pub(super) fn mr_revoked(&mut self, id: SessionId, mr: MrId) {
         // A session that has ended meanwhile gives everything back itself.
         let Ok(session) = find(&mut self.sessions, id) else { return };
-        let Some(object) = session.mrs.remove(&mr) else { return };
-        if let Some(pd) = session.pds.get_mut(&object.pd) {
-            pd.mrs -= 1;
+        if session.mrs.remove(&mr).is_some() {
+            self.answers.push_back((id, ReplyBody::Done.into()));
         }
-        self.named_pds.credit(object.pd, Member::Mr);
-        let segment = object.segment.and_then(|s| session.segments.get_mut(&s));
-        if let Some(segment) = segment {
-            segment.mrs -= 1;
+    }
+}
+
+impl Segment {
+    /// Gives it its memory. The descriptor has answered `F_GET_SEALS`, so it is safe to use.
+    fn fill(&mut self, memfd: Passed) -> Result<(), Refusal> {
+        if self.mapping.is_some() {
+            return Err(refuse::invalid("segment", "has its memory already"));
         }
-        self.ledger.credit(&mut session.counts, Kind::Mrs, 1);
-        self.stags.release(object.stag);
-        self.handles.mrs.release(mr.0);
-        self.answers.push_back((id, ReplyBody::Done.into()));
+        let mapping = Mapping::adopt_segment(memfd.as_fd(), self.length);
+        self.mapping = Some(mapping.map_err(|error| segment_refusal(&error))?);
+        // Nothing is freed by that: the mapping has it as well.
+        drop(memfd.into_inner());
+        Ok(())
     }
 }
 
@@ -280,15 +250,18 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// A segment that is used.
+type UsedSegment = (SegmentId, UseOfSegment);
+
 /// The memory that a new region of `length` bytes names, and the segment it is in.
 fn named_memory(
     session: &mut Session,
     source: MrSource,
     length: u64,
-) -> Result<(Option<SegmentId>, Memory), Refusal> {
+) -> Result<(Option<UsedSegment>, Memory), Refusal> {
     match source {
         MrSource::Segment { segment, offset } => {
-            let Segment { mapping, length: len, .. } = session.segment(segment)?;
+            let Segment { mapping, length: len, mrs, .. } = session.segment(segment)?;
             if offset.checked_add(length).is_none_or(|end| end > *len) {
                 let why = format!("{length} bytes at {offset} leave the segment of {len}");
                 return Err(refuse::invalid("length", why));
@@ -298,7 +271,8 @@ fn named_memory(
             let Some(mapping) = mapping else {
                 return Err(refuse::invalid("segment", "is reserved and has no memory yet"));
             };
-            Ok((Some(segment), Memory::Segment { mapping: mapping.clone(), offset }))
+            let memory = Memory::Segment { mapping: mapping.clone(), offset };
+            Ok((Some((segment, mrs.add())), memory))
         }
         MrSource::Attached { address } => {
             Ok((None, attach::attached_memory(session, address, length)?))

@@ -34,6 +34,7 @@ mod resize;
 mod session;
 mod srqs;
 mod teardown;
+mod uses;
 mod why;
 mod windows;
 
@@ -67,12 +68,12 @@ use arena::Arenas;
 use attach::Moving;
 pub use capacity::Capacity;
 use figures::Past;
-use ledger::{Counts, Kind, Ledger};
+use ledger::{Account, Charge, Kind, Ledger};
 use list::Terminates;
 use memory::MrRequest;
 use named_pd::NamedPds;
 use notes::Notes;
-use numbers::Handles;
+use numbers::{Handles, Stags};
 use policy::Identity;
 pub use policy::Policy;
 pub use reload::Reloaded;
@@ -154,15 +155,15 @@ pub struct Manager {
     started: Instant,
     ledger: Ledger,
     handles: AllHandles,
-    stags: StagAllocator,
+    stags: Stags,
     sessions: BTreeMap<SessionId, Session>,
     leaving: HashMap<SessionId, Leaving>,
     workers: Workers,
     cm: ConnectionManager,
     reaper: Reaper,
     pending: HashMap<Ticket, Pending>,
-    /// What the reaper has yet to drop, and still counts.
-    dropping: HashMap<Receipt, Dropping>,
+    /// Segments that the reaper has yet to unmap, and sessions that wait for that.
+    unmapping: HashMap<Receipt, SessionId>,
     answers: VecDeque<(SessionId, Granted)>,
     /// Refusals that took their time.
     late_refusals: VecDeque<(SessionId, Refused)>,
@@ -207,14 +208,6 @@ enum Pending {
     Alive,
 }
 
-/// What counts until the reaper has dropped it.
-enum Dropping {
-    /// All that a session that has ended was charged.
-    Session(Counts),
-    /// A segment whose owner waits for the answer.
-    Segment { session: SessionId, length: u64 },
-}
-
 impl Manager {
     /// A manager without sessions.
     pub fn new(
@@ -241,11 +234,11 @@ impl Manager {
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
             handles: AllHandles::default(),
-            stags: StagAllocator::new(random.stag_seed),
+            stags: Stags::new(StagAllocator::new(random.stag_seed)),
             sessions: BTreeMap::new(),
             leaving: HashMap::new(),
             pending: HashMap::new(),
-            dropping: HashMap::new(),
+            unmapping: HashMap::new(),
             answers: VecDeque::new(),
             late_refusals: VecDeque::new(),
             movers,
@@ -276,11 +269,11 @@ impl Manager {
         if self.draining && !rights.admin {
             return Err(HelloStatus::Draining);
         }
-        let mut counts = Counts::new(rights.clone());
-        let arena_len = Arenas::first_length(self.capacity.workers);
-        self.charge_session(&mut counts, arena_len as u64)?;
-        let id = SessionId(self.handles.sessions.allocate(SessionId(0)));
-        match self.prepare_session(id, UserId(rights.uid)) {
+        let account = self.ledger.open(rights.clone());
+        let (charge, arena) = charge_session(&account, self.capacity.workers)?;
+        let handle = self.handles.sessions.allocate(SessionId(0));
+        let id = SessionId(handle.number());
+        match self.prepare_session(id, &account, arena) {
             Ok((arenas, welcome)) => {
                 let client = Client {
                     pid: peer.pid,
@@ -295,9 +288,9 @@ impl Manager {
                 let quota = self.capacity.quota(&rights);
                 self.cm.set_quota(id, quota);
                 let events = welcome.events.clone();
-                let most = counts.rights.why_records as usize;
-                self.why.open(id, client.account(), most);
-                self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
+                self.why.open(id, client.account(), rights.why_records as usize);
+                let session = Session::new(id, client, account, arenas, events, (handle, charge));
+                self.sessions.insert(id, session);
                 Ok((id, welcome))
             }
             Err(error) => {
@@ -305,39 +298,21 @@ impl Manager {
                     let pid = peer.pid;
                     tracing::warn!(%error, pid, suppressed, "no resources for another session");
                 }
-                self.handles.sessions.release(id.0);
-                self.ledger.credit_all(&mut counts);
                 Err(HelloStatus::Resources)
             }
         }
     }
 
-    /// Charges what every session has. Those that are being taken down still count: they hold
-    /// memory and descriptors.
-    fn charge_session(&mut self, counts: &mut Counts, arena: u64) -> Result<(), HelloStatus> {
-        let rights = counts.rights.clone();
-        let refused = |refusal: Refusal| {
-            tracing::debug!(user = rights.uid, %refusal, "no session");
-            match refusal {
-                Refusal::Limit { key, .. } if key == "limits.sessions" => HelloStatus::SessionLimit,
-                Refusal::Limit { key, .. } if key == rights.user_key(Kind::Sessions) => {
-                    HelloStatus::UserSessions
-                }
-                _ => HelloStatus::Resources,
-            }
-        };
-        self.ledger.charge(counts, Kind::Sessions, 1).map_err(refused)?;
-        self.ledger.charge(counts, Kind::ArenaBytes, arena).map_err(|refusal| {
-            self.ledger.credit_all(counts);
-            refused(refusal)
-        })
-    }
-
-    fn prepare_session(&mut self, id: SessionId, user: UserId) -> io::Result<(Arenas, Welcome)> {
+    fn prepare_session(
+        &mut self,
+        id: SessionId,
+        account: &Arc<Account>,
+        arena: Charge,
+    ) -> io::Result<(Arenas, Welcome)> {
         let workers = self.capacity.workers;
         let features =
             if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
-        let (arenas, arena) = Arenas::open(id, workers, self.generation, features)?;
+        let (arenas, arena) = Arenas::open(id, account, arena, workers, self.generation, features)?;
         let first = arenas.first().ok_or(io::ErrorKind::NotFound)?.clone();
         let (events, channel) = EventSender::pair(self.config.limits.events as usize)?;
         let events = Arc::new(events);
@@ -350,6 +325,7 @@ impl Manager {
             let scanner = DoorbellScanner::new(first.clone(), worker);
             scanners.push(scanner.map_err(io::Error::other)?);
         }
+        let user = UserId(account.rights().uid);
         self.workers.attach_session(id, user, scanners, eventfds, &events);
         let reply = HelloReply {
             status: HelloStatus::Ok as u32,
@@ -540,10 +516,8 @@ impl Manager {
             self.mover_reported(report);
         }
         while let Some(receipt) = self.reaper.poll_gone() {
-            match self.dropping.remove(&receipt) {
-                Some(Dropping::Session(mut counts)) => self.ledger.credit_all(&mut counts),
-                Some(Dropping::Segment { session, length }) => self.segment_gone(session, length),
-                None => {}
+            if let Some(session) = self.unmapping.remove(&receipt) {
+                self.segment_gone(session);
             }
         }
     }
@@ -587,6 +561,25 @@ impl Manager {
     fn is_direct(&self) -> bool {
         self.config.engine.loopback == Loopback::Direct
     }
+}
+
+/// Charges what every session has, itself and its first arena. Those that are being taken down still
+/// count: they hold memory and descriptors.
+fn charge_session(account: &Arc<Account>, workers: u32) -> Result<(Charge, Charge), HelloStatus> {
+    let rights = account.rights();
+    let refused = |refusal: Refusal| {
+        tracing::debug!(user = rights.uid, %refusal, "no session");
+        match refusal {
+            Refusal::Limit { key, .. } if key == "limits.sessions" => HelloStatus::SessionLimit,
+            Refusal::Limit { key, .. } if key == rights.user_key(Kind::Sessions) => {
+                HelloStatus::UserSessions
+            }
+            _ => HelloStatus::Resources,
+        }
+    };
+    let charge = account.charge(Kind::Sessions, 1).map_err(refused)?;
+    let arena = Arenas::first_length(workers) as u64;
+    Ok((charge, account.charge(Kind::ArenaBytes, arena).map_err(refused)?))
 }
 
 /// Randomness of one start of the daemon.

@@ -5,26 +5,31 @@
 //! together, because the administrator limits that.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rnic_core::abi::control::{LimitRow, PdRow, Refusal};
 use rnic_core::types::{PdId, SessionId};
 
+use super::numbers::{Handle, Handles};
 use super::policy::Policy;
-use super::session::Pd;
+use super::uses::{Use, Users};
 use crate::config::NamedPd;
 
 /// The named domains that somebody has open.
-#[derive(Debug, Default)]
-pub struct NamedPds {
-    open: BTreeMap<PdId, Shared>,
-}
+#[derive(Clone, Debug, Default)]
+pub struct NamedPds(Arc<Mutex<BTreeMap<PdId, Domain>>>);
 
 #[derive(Debug)]
-struct Shared {
+struct Domain {
     name: String,
     sessions: BTreeSet<SessionId>,
-    mrs: u32,
-    qps: u32,
+    /// Regions in it, of all sessions together.
+    mrs: Users,
+    /// The same of queue pairs.
+    qps: Users,
+    /// It belongs to no session: the domain may outlive the one that opened it first.
+    _handle: Handle,
 }
 
 /// What is counted in a domain.
@@ -36,112 +41,113 @@ pub enum Member {
     Qp,
 }
 
+/// One of them, counted as long as this is there.
+pub type Membership = Use<std::sync::atomic::AtomicU32>;
+
+/// A session has a domain open as long as this is there. The domain goes with the last.
+#[derive(Debug)]
+pub struct Opened {
+    pd: PdId,
+    session: SessionId,
+    domains: NamedPds,
+}
+
 impl NamedPds {
     /// The handle of a domain that is open.
     pub fn find(&self, name: &str) -> Option<PdId> {
-        self.open.iter().find(|(_, shared)| shared.name == name).map(|(pd, _)| *pd)
+        find(&self.0.lock(), name)
     }
 
-    /// Lets a session in, under `fresh` if the domain is not open yet.
+    /// Lets a session in, under a fresh handle if the domain is not open yet.
     pub fn join(
-        &mut self,
+        &self,
         rule: &NamedPd,
         session: SessionId,
-        fresh: impl FnOnce() -> PdId,
-    ) -> Result<PdId, Refusal> {
-        let found = self.find(&rule.name);
-        let sessions = found.map_or(0, |pd| self.open[&pd].sessions.len());
+        handles: &Handles,
+    ) -> Result<(PdId, Opened), Refusal> {
+        let open = &mut *self.0.lock();
+        let found = find(open, &rule.name);
+        let sessions = found.map_or(0, |pd| open[&pd].sessions.len());
         check(rule, "max_sessions", rule.max_sessions, sessions)?;
-        let pd = found.unwrap_or_else(fresh);
-        let shared = self.open.entry(pd).or_insert_with(|| Shared {
-            name: rule.name.clone(),
-            sessions: BTreeSet::new(),
-            mrs: 0,
-            qps: 0,
+        let pd = found.unwrap_or_else(|| {
+            let handle = handles.allocate(SessionId(0));
+            let pd = PdId(handle.number());
+            let domain = Domain {
+                name: rule.name.clone(),
+                sessions: BTreeSet::new(),
+                mrs: Users::default(),
+                qps: Users::default(),
+                _handle: handle,
+            };
+            open.insert(pd, domain);
+            pd
         });
-        shared.sessions.insert(session);
-        Ok(pd)
-    }
-
-    /// A session lets go, with whatever it still has in it; true if the domain is gone.
-    pub fn leave(&mut self, pd: PdId, session: SessionId, own: &Pd) -> bool {
-        let Some(shared) = self.open.get_mut(&pd) else { return false };
-        shared.mrs = shared.mrs.saturating_sub(own.mrs);
-        shared.qps = shared.qps.saturating_sub(own.qps);
-        shared.sessions.remove(&session);
-        let gone = shared.sessions.is_empty();
-        if gone {
-            self.open.remove(&pd);
+        if let Some(domain) = open.get_mut(&pd) {
+            domain.sessions.insert(session);
         }
-        gone
+        Ok((pd, Opened { pd, session, domains: self.clone() }))
     }
 
     /// Counts one more in a domain, or names the domain's limit that forbids it. Private domains
     /// have none.
-    pub fn charge(&mut self, policy: &Policy, pd: PdId, what: Member) -> Result<(), Refusal> {
-        let Some(shared) = self.open.get_mut(&pd) else { return Ok(()) };
-        let rule = policy.pd_limits(&shared.name).ok_or_else(|| Refusal::NotAllowed {
+    pub fn enter(
+        &self,
+        policy: &Policy,
+        pd: PdId,
+        what: Member,
+    ) -> Result<Option<Membership>, Refusal> {
+        let open = self.0.lock();
+        let Some(domain) = open.get(&pd) else { return Ok(None) };
+        let rule = policy.pd_limits(&domain.name).ok_or_else(|| Refusal::NotAllowed {
             rule: "pd".to_owned(),
-            what: format!("there is no [[pd]] named {:?} any more", shared.name),
+            what: format!("there is no [[pd]] named {:?} any more", domain.name),
         })?;
-        let (count, key, limit) = match what {
-            Member::Mr => (&mut shared.mrs, "mrs", rule.mrs),
-            Member::Qp => (&mut shared.qps, "qps", rule.qps),
+        let (members, key, limit) = match what {
+            Member::Mr => (&domain.mrs, "mrs", rule.mrs),
+            Member::Qp => (&domain.qps, "qps", rule.qps),
         };
-        check(rule, key, limit, *count as usize)?;
-        *count += 1;
-        Ok(())
-    }
-
-    /// Undoes [`charge`](Self::charge).
-    pub fn credit(&mut self, pd: PdId, what: Member) {
-        if let Some(shared) = self.open.get_mut(&pd) {
-            let count = match what {
-                Member::Mr => &mut shared.mrs,
-                Member::Qp => &mut shared.qps,
-            };
-            *count = count.saturating_sub(1);
-        }
+        check(rule, key, limit, members.count() as usize)?;
+        Ok(Some(members.add()))
     }
 
     /// Open domains as administrators see them.
-    pub fn rows(&self) -> impl Iterator<Item = PdRow> {
-        self.open.iter().map(|(pd, shared)| PdRow {
+    pub fn rows(&self) -> Vec<PdRow> {
+        let row = |(pd, domain): (&PdId, &Domain)| PdRow {
             pd: *pd,
-            name: Some(shared.name.clone()),
+            name: Some(domain.name.clone()),
             session: None,
-            sessions: u32::try_from(shared.sessions.len()).unwrap_or(u32::MAX),
-            mrs: shared.mrs,
-            qps: shared.qps,
-        })
+            sessions: u32::try_from(domain.sessions.len()).unwrap_or(u32::MAX),
+            mrs: domain.mrs.count(),
+            qps: domain.qps.count(),
+        };
+        self.0.lock().iter().map(row).collect()
     }
 
     /// How many domains there are, if sessions together have so many open: a named one counts once.
     pub fn total(&self, opened: u32) -> u32 {
-        let again: usize = self.open.values().map(|shared| shared.sessions.len() - 1).sum();
+        let again: usize = self.0.lock().values().map(|domain| domain.sessions.len() - 1).sum();
         opened.saturating_sub(u32::try_from(again).unwrap_or(u32::MAX))
     }
 
     /// The name of a domain.
-    pub fn name(&self, pd: PdId) -> Option<&str> {
-        self.open.get(&pd).map(|shared| shared.name.as_str())
+    pub fn name(&self, pd: PdId) -> Option<String> {
+        self.0.lock().get(&pd).map(|domain| domain.name.clone())
     }
 
     /// The limits of open domains with what is in use.
     pub fn limit_rows(&self, policy: &Policy) -> Vec<LimitRow> {
         let mut rows = Vec::new();
-        for shared in self.open.values() {
-            let Some(rule) = policy.pd_limits(&shared.name) else { continue };
-            let sessions = shared.sessions.len() as u64;
+        for Domain { name, sessions, mrs, qps, .. } in self.0.lock().values() {
+            let Some(rule) = policy.pd_limits(name) else { continue };
             for (key, limit, used) in [
-                ("max_sessions", rule.max_sessions, sessions),
-                ("mrs", rule.mrs, shared.mrs.into()),
-                ("qps", rule.qps, shared.qps.into()),
+                ("max_sessions", rule.max_sessions, sessions.len() as u64),
+                ("mrs", rule.mrs, mrs.count().into()),
+                ("qps", rule.qps, qps.count().into()),
             ] {
                 let Some(limit) = limit else { continue };
                 rows.push(LimitRow {
-                    key: format!("pd.{}.{key}", shared.name),
-                    scope: format!("pd {}", shared.name),
+                    key: format!("pd.{name}.{key}"),
+                    scope: format!("pd {name}"),
                     limit: limit.into(),
                     used,
                 });
@@ -149,6 +155,21 @@ impl NamedPds {
         }
         rows
     }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let open = &mut *self.domains.0.lock();
+        let Some(domain) = open.get_mut(&self.pd) else { return };
+        domain.sessions.remove(&self.session);
+        if domain.sessions.is_empty() {
+            open.remove(&self.pd);
+        }
+    }
+}
+
+fn find(open: &BTreeMap<PdId, Domain>, name: &str) -> Option<PdId> {
+    open.iter().find(|(_, domain)| domain.name == name).map(|(pd, _)| *pd)
 }
 
 fn check(rule: &NamedPd, key: &str, limit: Option<u32>, used: usize) -> Result<(), Refusal> {

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::{NewArena, QpRequest, Refusal, ReplyBody};
+use rnic_core::abi::control::{QpRequest, Refusal, ReplyBody};
 use rnic_core::abi::queue::{QueueKind, QueueShape};
 use rnic_core::device::{Cq, QpShared};
 use rnic_core::engine::{QpConfig, Receives};
-use rnic_core::shm::queue::{QueueMemory, ReceiveConsumer, SendConsumer};
+use rnic_core::shm::queue::{ReceiveConsumer, SendConsumer};
 use rnic_core::types::*;
 
-use super::arena::{Made, Place};
+use super::arena::{Place, Room};
 use super::attach::Attached;
-use super::ledger::{Kind, Ledger};
+use super::ledger::Kind;
 use super::named_pd::Member;
-use super::reads::Reads;
-use super::session::{Channel, CqObject, Phase, Qp, Session};
+use super::session::{Channel, CqObject, Phase, Qp, QpUses};
 use super::srqs::srq_for_qp;
+use super::uses::{Use, Users};
 use super::{Answer, Given, Manager, Pending, find, refuse};
 use crate::config::Limits;
 use crate::events::ChannelSender;
@@ -25,29 +25,26 @@ use crate::system;
 impl Manager {
     pub(super) fn create_channel(&mut self, id: SessionId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        self.ledger.charge(&mut session.counts, Kind::Channels, 1)?;
-        let (sender, theirs) = match ChannelSender::pair() {
-            Ok((sender, theirs)) => (Arc::new(sender), theirs),
-            Err(error) => {
-                self.ledger.credit(&mut session.counts, Kind::Channels, 1);
-                return Err(system::refusal("cannot make a channel", &error));
-            }
-        };
-        let channel = ChannelId(self.handles.channels.allocate(id));
-        session.channels.insert(channel, Channel { sender, cqs: 0 });
+        let charge = session.account.charge(Kind::Channels, 1)?;
+        let made = ChannelSender::pair();
+        let (sender, theirs) =
+            made.map_err(|error| system::refusal("cannot make a channel", &error))?;
+        let handle = self.handles.channels.allocate(id);
+        let channel = ChannelId(handle.number());
+        let (sender, cqs) = (Arc::new(sender), Users::default());
+        let object = Channel { sender, cqs, _handle: handle, _charge: charge };
+        session.channels.insert(channel, object);
         Given::with(ReplyBody::Channel { channel }, vec![theirs])
     }
 
     pub(super) fn destroy_channel(&mut self, id: SessionId, channel: ChannelId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let cqs = session.channel(channel)?.cqs;
+        let cqs = session.channel(channel)?.cqs.count();
         if cqs > 0 {
             let by = format!("{cqs} CQs");
             return Err(refuse::in_use("completion channel", channel.0, by));
         }
         session.channels.remove(&channel);
-        self.handles.channels.release(channel.0);
-        self.ledger.credit(&mut session.counts, Kind::Channels, 1);
         Given::done()
     }
 
@@ -60,44 +57,34 @@ impl Manager {
     ) -> Answer {
         let session = find(&mut self.sessions, id)?;
         check_entries(&self.config.limits, entries)?;
-        let sender = channel.map(|c| session.channel(c).map(|c| c.sender.clone())).transpose()?;
+        let notified = channel.map(|c| session.channel(c).map(|c| (c.sender.clone(), c.cqs.add())));
+        let notified = notified.transpose()?;
         let shape = QueueShape::completion(entries);
-        self.ledger.charge(&mut session.counts, Kind::Cqs, 1)?;
-        let slots = u64::from(shape.capacity);
-        if let Err(refusal) = self.ledger.charge(&mut session.counts, Kind::CqEntries, slots) {
-            self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
-            return Err(refusal);
-        }
-        let room = place(session, &mut self.ledger, &[shape]);
-        let (places, doorbell, made) = match room {
-            Ok(room) => room,
-            Err(refusal) => {
-                self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
-                self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
-                return Err(refusal);
-            }
-        };
-        let cq = CqId(self.handles.cqs.allocate(id));
-        let at = places[0];
-        let queue = match format(session, &at, QueueKind::Completion, cq.0, doorbell) {
-            Ok(queue) => queue,
-            Err(refusal) => {
-                give_back(session, &places, doorbell);
-                self.handles.cqs.release(cq.0);
-                self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
-                self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
-                return Err(refusal);
-            }
-        };
+        let charge = session.account.charge(Kind::Cqs, 1)?;
+        let entries = session.account.charge(Kind::CqEntries, shape.capacity.into())?;
+        let doorbell = session.doorbells.allocate()?;
+        let Room { places: [place], made } = session.arenas.room([shape])?;
+        let handle = self.handles.cqs.allocate(id);
+        let cq = CqId(handle.number());
+        let queue = place.format(QueueKind::Completion, cq.0, &doorbell)?;
         let shared = Arc::new(Cq::new(cq, id, context, queue));
-        if let (Some(sender), Some(channel)) = (sender, channel) {
-            session.channel(channel)?.cqs += 1;
+        let channel = channel.zip(notified).map(|(channel, (sender, used))| {
             self.workers.register_cq(cq, id, &sender);
-        }
-        session.cqs.insert(cq, CqObject { cq: shared, channel, place: at, doorbell });
-        let (new_arena, descriptors) = told(made);
-        let body = ReplyBody::Cq { cq, queue: at.location(), new_arena };
-        Given::with(body, descriptors)
+            (channel, used)
+        });
+        let location = place.location();
+        let object = CqObject {
+            cq: shared,
+            channel,
+            place,
+            doorbell,
+            _handle: handle,
+            entries,
+            _charge: charge,
+        };
+        session.cqs.insert(cq, object);
+        let (new_arena, descriptors) = session.arenas.keep(made);
+        Given::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
     }
 
     pub(super) fn destroy_cq(&mut self, id: SessionId, cq: CqId) -> Answer {
@@ -107,16 +94,12 @@ impl Manager {
             return Err(refuse::in_use("CQ", cq.0, format!("{users} QPs")));
         }
         let Some(object) = session.cqs.remove(&cq) else { return Given::done() };
-        if let Some(channel) = object.channel.and_then(|c| session.channels.get_mut(&c)) {
-            channel.cqs -= 1;
+        if let Some((channel, _)) = &object.channel
+            && let Some(channel) = session.channels.get(channel)
+        {
             channel.sender.forget(cq);
             self.workers.unregister_cq(cq);
         }
-        give_back(session, &[object.place], object.doorbell);
-        self.handles.cqs.release(cq.0);
-        self.ledger.credit(&mut session.counts, Kind::Cqs, 1);
-        let slots = u64::from(object.place.shape.capacity);
-        self.ledger.credit(&mut session.counts, Kind::CqEntries, slots);
         Given::done()
     }
 
@@ -124,68 +107,46 @@ impl Manager {
         check_qp(&self.config.limits, request)?;
         let hold = self.hold_for(request.no_receive)?;
         let session = find(&mut self.sessions, id)?;
-        session.pd(request.pd)?;
+        let pd = session.pd(request.pd)?.qps.add();
         let srq = match request.srq {
             Some(srq) => Some(srq_for_qp(session.srq(srq)?, request.pd)?),
             None => None,
         };
         let send_cq = session.cq(request.send_cq)?.cq.clone();
         let recv_cq = session.cq(request.recv_cq)?.cq.clone();
-        self.ledger.charge(&mut session.counts, Kind::Qps, 1)?;
-        if let Err(refusal) = self.named_pds.charge(&self.policy, request.pd, Member::Qp) {
-            self.ledger.credit(&mut session.counts, Kind::Qps, 1);
-            return Err(refusal);
-        }
+        let charge = session.account.charge(Kind::Qps, 1)?;
+        let membership = self.named_pds.enter(&self.policy, request.pd, Member::Qp)?;
         let send = QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
-        // With a shared receive queue there is no other, and what is said of one was not checked.
-        let receive = || QueueShape::receive(request.rq_depth, request.max_recv_sge);
-        let shapes: Vec<QueueShape> =
-            std::iter::once(send).chain(srq.is_none().then(receive)).collect();
-        let (places, doorbell, made) = match place(session, &mut self.ledger, &shapes) {
-            Ok(room) => room,
-            Err(refusal) => {
-                self.named_pds.credit(request.pd, Member::Qp);
-                self.ledger.credit(&mut session.counts, Kind::Qps, 1);
-                return Err(refusal);
+        let doorbell = session.doorbells.allocate()?;
+        let handle = self.handles.qps.allocate(id);
+        let qp = QpId(handle.number());
+        let (sq, rq, receives, made) = match &srq {
+            // What is said of a receive queue was not checked.
+            Some(srq) => {
+                let Room { places: [sq], made } = session.arenas.room([send])?;
+                (sq, None, Receives::Shared(srq.clone()), made)
+            }
+            None => {
+                let receive = QueueShape::receive(request.rq_depth, request.max_recv_sge);
+                let Room { places: [sq, rq], made } = session.arenas.room([send, receive])?;
+                let memory = rq.format(QueueKind::Receive, qp.0, &doorbell)?;
+                (sq, Some(rq), Receives::Own(ReceiveConsumer::new(memory)), made)
             }
         };
-        let qp = QpId(self.handles.qps.allocate(id));
-        let (sq, rq) = (places[0], places.get(1).copied());
-        let receives = match (&srq, &rq) {
-            (Some(srq), _) => Ok(Receives::Shared(srq.clone())),
-            (None, rq) => rq
-                .as_ref()
-                .ok_or_else(|| refuse::system("cannot place the queues", &"no room"))
-                .and_then(|rq| format(session, rq, QueueKind::Receive, qp.0, doorbell))
-                .map(|rq| Receives::Own(ReceiveConsumer::new(rq))),
-        };
-        let formatted = format(session, &sq, QueueKind::Send, qp.0, doorbell)
-            .and_then(|sq| Ok((sq, receives?)));
-        let (sq_memory, receives) = match formatted {
-            Ok(both) => both,
-            Err(refusal) => {
-                give_back(session, &places, doorbell);
-                self.handles.qps.release(qp.0);
-                self.named_pds.credit(request.pd, Member::Qp);
-                self.ledger.credit(&mut session.counts, Kind::Qps, 1);
-                return Err(refusal);
-            }
-        };
+        let sq_memory = sq.format(QueueKind::Send, qp.0, &doorbell)?;
         let shared = Arc::new(QpShared::default());
         shared.context.store(request.context, Relaxed);
-        send_cq.users.fetch_add(1, Relaxed);
-        if request.recv_cq != request.send_cq {
-            recv_cq.users.fetch_add(1, Relaxed);
-        }
-        if let Some(srq) = &srq {
-            srq.users.fetch_add(1, Relaxed);
-        }
-        session.pd(request.pd)?.qps += 1;
+        let uses = QpUses {
+            _pd: pd,
+            _send_cq: Use::of(&send_cq),
+            _recv_cq: (request.recv_cq != request.send_cq).then(|| Use::of(&recv_cq)),
+            _srq: srq.as_ref().map(Use::of),
+        };
         let config = QpConfig {
             qp,
             session: id,
             pd: request.pd,
-            doorbell,
+            doorbell: doorbell.index(),
             sq: SendConsumer::new(sq_memory),
             rq: receives,
             send_cq,
@@ -194,23 +155,25 @@ impl Manager {
             hold,
             shared: shared.clone(),
         };
+        let (sq_location, rq_location) = (sq.location(), rq.as_ref().map(Place::location));
         let object = Qp {
             pd: request.pd,
             send_cq: request.send_cq,
             recv_cq: request.recv_cq,
             srq: request.srq,
             shared,
-            sq,
-            rq,
-            doorbell,
             phase: Phase::Idle(Box::new(config)),
             connection: None,
-            reads: Reads::default(),
+            reads: None,
+            membership,
+            _uses: uses,
+            _places: (sq, rq, doorbell),
+            _handle: handle,
+            _charge: charge,
         };
         session.qps.insert(qp, object);
-        let (new_arena, descriptors) = told(made);
-        let rq = rq.map(|rq| rq.location());
-        let body = ReplyBody::Qp { qp, sq: sq.location(), rq, new_arena };
+        let (new_arena, descriptors) = session.arenas.keep(made);
+        let body = ReplyBody::Qp { qp, sq: sq_location, rq: rq_location, new_arena };
         Given::with(body, descriptors)
     }
 
@@ -265,31 +228,12 @@ impl Manager {
         }
     }
 
-    /// Gives back what a QP had; no worker knows it any more.
+    /// Lets a QP go with all it had; no worker knows it any more.
     pub(super) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
-        let Some(mut object) = session.qps.remove(&qp) else { return };
-        let Qp { send_cq, recv_cq, .. } = object;
-        let other = (recv_cq != send_cq).then_some(recv_cq);
-        for cq in [Some(send_cq), other].into_iter().flatten() {
-            if let Some(cq) = session.cqs.get(&cq) {
-                cq.cq.users.fetch_sub(1, Relaxed);
-            }
-        }
-        if let Some(srq) = object.srq.and_then(|srq| session.srqs.get(&srq)) {
-            srq.srq.users.fetch_sub(1, Relaxed);
-        }
-        if let Some(pd) = session.pds.get_mut(&object.pd) {
-            pd.qps -= 1;
-        }
-        self.named_pds.credit(object.pd, Member::Qp);
-        object.reads.credit_all(&mut self.ledger, &mut session.counts);
+        let Some(object) = session.qps.remove(&qp) else { return };
         self.terminates.count(&object.shared);
         self.past.add_qp(session.client.identity.uid, &object.shared);
-        let places: Vec<Place> = [Some(object.sq), object.rq].into_iter().flatten().collect();
-        give_back(session, &places, object.doorbell);
-        self.handles.qps.release(qp.0);
-        self.ledger.credit(&mut session.counts, Kind::Qps, 1);
     }
 
     /// Hands a QP that has no connection to a worker, to flush what is posted.
@@ -301,84 +245,6 @@ impl Manager {
         }
         self.workers.bind_dead(worker, config);
     }
-}
-
-/// Places, a doorbell, and the arena that had to be made for them.
-pub(super) type Room = (Vec<Place>, u32, Option<Made>);
-
-/// Finds room for queues, in a new arena if need be.
-pub(super) fn place(
-    session: &mut Session,
-    ledger: &mut Ledger,
-    shapes: &[QueueShape],
-) -> Result<Room, Refusal> {
-    let doorbell = session.doorbells.allocate().ok_or_else(|| Refusal::Limit {
-        key: "doorbells of a session".to_owned(),
-        limit: u64::from(rnic_core::abi::queue::doorbell::INDICES),
-        used: u64::from(rnic_core::abi::queue::doorbell::INDICES),
-        wanted: 1,
-    })?;
-    match places(session, ledger, shapes) {
-        Ok((places, made)) => Ok((places, doorbell, made)),
-        Err(refusal) => {
-            session.doorbells.release(doorbell);
-            Err(refusal)
-        }
-    }
-}
-
-/// Finds places for queues that have a doorbell, in a new arena if need be.
-pub(super) fn places(
-    session: &mut Session,
-    ledger: &mut Ledger,
-    shapes: &[QueueShape],
-) -> Result<(Vec<Place>, Option<Made>), Refusal> {
-    let found = session.arenas.place(shapes).map(|places| (places, None));
-    found.map_or_else(|| place_in_new(session, ledger, shapes), Ok)
-}
-
-fn place_in_new(
-    session: &mut Session,
-    ledger: &mut Ledger,
-    shapes: &[QueueShape],
-) -> Result<(Vec<Place>, Option<Made>), Refusal> {
-    let room = ledger.room(&session.counts, Kind::ArenaBytes);
-    let len = session.arenas.next_length(shapes, room);
-    ledger.charge(&mut session.counts, Kind::ArenaBytes, len as u64)?;
-    let made = match session.arenas.grow(session.id, len) {
-        Ok(made) => made,
-        Err(refusal) => {
-            ledger.credit(&mut session.counts, Kind::ArenaBytes, len as u64);
-            return Err(refusal);
-        }
-    };
-    let places = session.arenas.place(shapes);
-    let places = places.ok_or_else(|| refuse::system("cannot place the queues", &"no room"))?;
-    Ok((places, Some(made)))
-}
-
-pub(super) fn give_back(session: &mut Session, places: &[Place], doorbell: u32) {
-    for place in places {
-        session.arenas.release(place);
-    }
-    session.doorbells.release(doorbell);
-}
-
-pub(super) fn format(
-    session: &Session,
-    place: &Place,
-    kind: QueueKind,
-    owner: u32,
-    doorbell: u32,
-) -> Result<QueueMemory, Refusal> {
-    let mapping = session.arenas.mapping(place).cloned();
-    let mapping = mapping.ok_or_else(|| refuse::system("cannot make the queue", &"no arena"))?;
-    QueueMemory::format(mapping, place.offset, kind, place.shape, owner, doorbell)
-        .map_err(|e| refuse::system("cannot make the queue", &e))
-}
-
-pub(super) fn told(made: Option<Made>) -> (Option<NewArena>, Vec<std::os::fd::OwnedFd>) {
-    made.map_or((None, Vec::new()), |(arena, descriptor)| (Some(arena), vec![descriptor]))
 }
 
 pub(super) fn check_entries(limits: &Limits, entries: u32) -> Result<(), Refusal> {

@@ -41,8 +41,7 @@ impl Manager {
             (session.client.admin, session.client.trusted) = (rights.admin, rights.trusted);
             session.client.sockets = rights.sockets;
             self.cm.set_quota(session.id, self.capacity.quota(&rights));
-            self.ledger.set_rights(&rights);
-            session.counts.rights = rights;
+            session.account.set_rights(&rights);
         }
         Reloaded { changed, kept }
     }

@@ -15,20 +15,10 @@ use rnic_core::device::Cq;
 use rnic_core::device::cq::{CqFault, ResizeFault};
 use rnic_core::types::*;
 
-use super::arena::{Made, Place};
-use super::ledger::{Kind, Ledger};
-use super::queues::{check_entries, format, places, told};
-use super::session::{CqObject, Session};
+use super::arena::Room;
+use super::ledger::Kind;
+use super::queues::check_entries;
 use super::{Answer, Given, Manager, find, refuse};
-
-/// Why a queue was not moved.
-enum NotMoved {
-    Refused(Refusal),
-    Fault(ResizeFault),
-}
-
-/// Where a queue is now, the arena made for it, and the workers (by bit) that wait for slots.
-type Moved = (Place, Option<Made>, u64);
 
 impl Manager {
     pub(super) fn resize_cq(&mut self, id: SessionId, cq: CqId, entries: u32) -> Answer {
@@ -36,37 +26,36 @@ impl Manager {
         let object = session.cq(cq)?;
         check_entries(&self.config.limits, entries)?;
         let shape = QueueShape::completion(entries);
-        let (queue, old, doorbell) = (object.cq.clone(), object.place, object.doorbell);
-        let (had, wants) = (u64::from(old.shape.capacity), u64::from(shape.capacity));
+        let queue = object.cq.clone();
+        let (had, wants) = (object.entries.amount(), u64::from(shape.capacity));
         // Before anything is made for nothing. Workers may need more meanwhile, so the move asks again.
         if let Err(fault) = queue.fits(shape.capacity) {
             return Err(self.not_resized(id, &queue, shape, fault));
         }
         if wants == had {
-            let body = ReplyBody::Cq { cq, queue: old.location(), new_arena: None };
+            let body = ReplyBody::Cq { cq, queue: object.place.location(), new_arena: None };
             return Given::now(body);
         }
-        if wants > had {
-            self.ledger.charge(&mut session.counts, Kind::CqEntries, wants - had)?;
-        }
-        let moved = move_to_other_place(session, &mut self.ledger, &queue, shape, doorbell);
-        let (place, made, waiting) = match moved {
-            Ok(moved) => moved,
-            Err(why) => {
-                let more = wants.saturating_sub(had);
-                self.ledger.credit(&mut session.counts, Kind::CqEntries, more);
-                return Err(match why {
-                    NotMoved::Refused(refusal) => refusal,
-                    NotMoved::Fault(fault) => self.not_resized(id, &queue, shape, fault),
-                });
-            }
+        let more = match wants > had {
+            true => Some(session.account.charge(Kind::CqEntries, wants - had)?),
+            false => None,
         };
-        session.arenas.release(&old);
-        self.ledger.credit(&mut session.counts, Kind::CqEntries, had.saturating_sub(wants));
-        session.cqs.entry(cq).and_modify(|object: &mut CqObject| object.place = place);
+        // Without the move the room is given back, with the arena that was made for it.
+        let Room { places: [place], made } = session.arenas.room([shape])?;
+        let memory = place.format(QueueKind::Completion, cq.0, &object.doorbell)?;
+        let waiting = match queue.resize(memory) {
+            Ok(waiting) => waiting,
+            Err(fault) => return Err(self.not_resized(id, &queue, shape, fault)),
+        };
+        let location = place.location();
+        if let Some(object) = session.cqs.get_mut(&cq) {
+            object.place = place;
+            object.entries.reduce_to(wants);
+            more.into_iter().for_each(|more| object.entries.add(more));
+        }
         self.workers.space_freed(&queue, waiting);
-        let (new_arena, descriptors) = told(made);
-        Given::with(ReplyBody::Cq { cq, queue: place.location(), new_arena }, descriptors)
+        let (new_arena, descriptors) = session.arenas.keep(made);
+        Given::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
     }
 
     /// The refusal; and if the client has written what cannot be into its queue, the end of both.
@@ -104,33 +93,6 @@ impl Manager {
             handle: cq.0,
             state: "dead".to_owned(),
             needs: "a queue that has not overflowed and was not scribbled over".to_owned(),
-        }
-    }
-}
-
-/// Moves a queue, or leaves everything as it was.
-fn move_to_other_place(
-    session: &mut Session,
-    ledger: &mut Ledger,
-    queue: &Arc<Cq>,
-    shape: QueueShape,
-    doorbell: u32,
-) -> Result<Moved, NotMoved> {
-    let (places, made) = places(session, ledger, &[shape]).map_err(NotMoved::Refused)?;
-    let place = places[0];
-    let moved = format(session, &place, QueueKind::Completion, queue.id().0, doorbell)
-        .map_err(NotMoved::Refused)
-        .and_then(|memory| queue.resize(memory).map_err(NotMoved::Fault));
-    match moved {
-        Ok(waiting) => Ok((place, made, waiting)),
-        Err(why) => {
-            session.arenas.release(&place);
-            // The client is not told of it, and so it could have no queue in it.
-            if let Some(made) = &made {
-                let bytes = session.arenas.shrink(made);
-                ledger.credit(&mut session.counts, Kind::ArenaBytes, bytes);
-            }
-            Err(why)
         }
     }
 }

@@ -1,8 +1,13 @@
 //! What one session owns: tables of objects, and nothing that decides about them.
+//!
+//! An object holds what it was given: its charges, its handle, its places and its uses of other
+//! objects. All of that is given back when it is dropped, in the order of the fields: first the memory
+//! and the numbers, then the charge for them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use rnic_core::abi::control::{Event, Refusal};
 use rnic_core::device::window::WindowCount;
@@ -13,11 +18,13 @@ use rnic_core::types::*;
 
 use super::arena::{Arenas, Place};
 use super::attach::Attached;
-use super::ledger::Counts;
-use super::numbers::Doorbells;
+use super::ledger::{Account, Charge};
+use super::named_pd::{Membership, Opened};
+use super::numbers::{Doorbell, Doorbells, Handle, IssuedStag};
 use super::policy::Identity;
 use super::reads::Reads;
 use super::refuse;
+use super::uses::{Use, Users};
 use crate::events::{ChannelSender, EventSender};
 use crate::log::Damper;
 
@@ -25,7 +32,7 @@ use crate::log::Damper;
 pub struct Session {
     pub id: SessionId,
     pub client: Client,
-    pub counts: Counts,
+    pub account: Arc<Account>,
     pub refusals: u64,
     pub arenas: Arenas,
     pub doorbells: Doorbells,
@@ -46,6 +53,8 @@ pub struct Session {
     /// What it causes that is noted.
     pub noted: Damper,
     pub opening_noted: bool,
+    _handle: Handle,
+    _charge: Charge,
 }
 
 /// Who the client is, as the kernel said when it connected.
@@ -88,15 +97,27 @@ impl Client {
     }
 }
 
+/// Counted where the domain is.
+pub type UseOfPd = Use<AtomicU32>;
+/// Counted where the segment is.
+pub type UseOfSegment = Use<AtomicU32>;
+/// Counted where the channel is.
+pub type UseOfChannel = Use<AtomicU32>;
+
 /// A protection domain, as far as this session uses it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Pd {
     /// How often a named one was opened besides the first time.
     pub reopened: u32,
-    pub mrs: u32,
-    pub qps: u32,
-    pub windows: u32,
-    pub srqs: u32,
+    pub mrs: Users,
+    pub qps: Users,
+    pub windows: Users,
+    pub srqs: Users,
+    /// The session's place in it, if others may have it open too.
+    pub named: Option<Opened>,
+    /// Its own, unless it is named.
+    _handle: Option<Handle>,
+    _charge: Charge,
 }
 
 /// Shared memory.
@@ -104,7 +125,9 @@ pub struct Segment {
     /// None while it is only reserved.
     pub mapping: Option<Arc<Mapping>>,
     pub length: u64,
-    pub mrs: u32,
+    pub mrs: Users,
+    pub _handle: Handle,
+    pub _charges: [Charge; 2],
 }
 
 /// A memory region.
@@ -112,42 +135,57 @@ pub struct Mr {
     pub pd: PdId,
     /// Segment it is in; none in attached memory.
     pub segment: Option<SegmentId>,
-    pub stag: Stag,
+    pub stag: IssuedStag,
     pub iova: u64,
     pub length: u64,
     pub access: Access,
     pub scope: Scope,
     /// Windows bound to it, counted by the workers.
     pub windows: Arc<WindowCount>,
+    /// In a named domain.
+    pub membership: Option<Membership>,
+    pub _uses: (UseOfPd, Option<UseOfSegment>),
+    pub _handle: Handle,
+    pub _charge: Charge,
 }
 
 /// A memory window.
 pub struct MemoryWindow {
     pub window: Arc<Window>,
     /// Its STag before it was ever bound.
-    pub issued: Stag,
+    pub _issued: IssuedStag,
+    pub _pd: UseOfPd,
+    pub _handle: Handle,
+    pub _charge: Charge,
 }
 
 /// A completion channel.
 pub struct Channel {
     pub sender: Arc<ChannelSender>,
-    pub cqs: u32,
+    pub cqs: Users,
+    pub _handle: Handle,
+    pub _charge: Charge,
 }
 
 /// A completion queue.
 pub struct CqObject {
     pub cq: Arc<Cq>,
-    pub channel: Option<ChannelId>,
+    pub channel: Option<(ChannelId, UseOfChannel)>,
     pub place: Place,
-    pub doorbell: u32,
+    pub doorbell: Doorbell,
+    pub _handle: Handle,
+    pub entries: Charge,
+    pub _charge: Charge,
 }
 
 /// A shared receive queue.
 pub struct SrqObject {
     pub srq: Arc<Srq>,
     pub pd: PdId,
-    pub place: Place,
-    pub doorbell: u32,
+    pub _pd: UseOfPd,
+    pub _place: (Place, Doorbell),
+    pub _handle: Handle,
+    pub _charge: Charge,
 }
 
 /// A queue pair.
@@ -158,14 +196,25 @@ pub struct Qp {
     /// Where its receives come from, if it has no receive queue of its own.
     pub srq: Option<SrqId>,
     pub shared: Arc<QpShared>,
-    pub sq: Place,
-    pub rq: Option<Place>,
-    pub doorbell: u32,
     pub phase: Phase,
     /// Known once it has been connected.
     pub connection: Option<Connection>,
     /// What its connection was charged.
-    pub reads: Reads,
+    pub reads: Option<Reads>,
+    /// In a named domain.
+    pub membership: Option<Membership>,
+    pub _uses: QpUses,
+    pub _places: (Place, Option<Place>, Doorbell),
+    pub _handle: Handle,
+    pub _charge: Charge,
+}
+
+/// What a queue pair uses. A CQ that it uses for both its queues has one user more all the same.
+pub struct QpUses {
+    pub _pd: UseOfPd,
+    pub _send_cq: Use<Cq>,
+    pub _recv_cq: Option<Use<Cq>>,
+    pub _srq: Option<Use<Srq>>,
 }
 
 /// Who holds a QP.
@@ -207,20 +256,23 @@ pub struct Connection {
 pub struct Listener {
     pub context: u64,
     pub address: SocketAddr,
+    pub _handle: Handle,
+    pub _charge: Charge,
 }
 
 impl Session {
     pub fn new(
         id: SessionId,
         client: Client,
-        counts: Counts,
+        account: Arc<Account>,
         arenas: Arenas,
         events: Arc<EventSender>,
+        (handle, charge): (Handle, Charge),
     ) -> Self {
         Session {
             id,
             client,
-            counts,
+            account,
             refusals: 0,
             arenas,
             doorbells: Doorbells::default(),
@@ -238,7 +290,19 @@ impl Session {
             windows: BTreeMap::new(),
             noted: super::notes::damper(),
             opening_noted: false,
+            _handle: handle,
+            _charge: charge,
         }
+    }
+
+    /// Leaves the domains that it shares with other sessions, whatever it has in them: for them it is
+    /// over before all of that is gone.
+    pub fn leave_named_pds(&mut self) {
+        for pd in self.pds.values_mut() {
+            pd.named = None;
+        }
+        self.mrs.values_mut().for_each(|mr| mr.membership = None);
+        self.qps.values_mut().for_each(|qp| qp.membership = None);
     }
 
     pub fn pd(&mut self, id: PdId) -> Result<&mut Pd, Refusal> {
@@ -279,6 +343,31 @@ impl Session {
     pub fn request(&self, id: RequestId) -> Result<ListenerId, Refusal> {
         let found = self.requests.get(&id).copied();
         found.ok_or_else(|| refuse::no_such("connection request", id.0))
+    }
+}
+
+impl Pd {
+    /// One of the session's own.
+    pub fn private(handle: Handle, charge: Charge) -> Self {
+        Pd::new(None, Some(handle), charge)
+    }
+
+    /// One that other sessions may have open too.
+    pub fn named(opened: Opened, charge: Charge) -> Self {
+        Pd::new(Some(opened), None, charge)
+    }
+
+    fn new(named: Option<Opened>, handle: Option<Handle>, charge: Charge) -> Self {
+        Pd {
+            reopened: 0,
+            mrs: Users::default(),
+            qps: Users::default(),
+            windows: Users::default(),
+            srqs: Users::default(),
+            named,
+            _handle: handle,
+            _charge: charge,
+        }
     }
 }
 

@@ -10,15 +10,15 @@ use rnic_core::device::Srq;
 use rnic_core::device::srq::SrqFault;
 use rnic_core::types::*;
 
+use super::arena::Room;
 use super::ledger::Kind;
-use super::queues::{format, give_back, place, told};
 use super::session::SrqObject;
 use super::{Answer, Given, Manager, find, refuse};
 
 impl Manager {
     pub(super) fn create_srq(&mut self, id: SessionId, request: &SrqRequest) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        session.pd(request.pd)?;
+        let pd = session.pd(request.pd)?.srqs.add();
         let SrqRequest { depth, max_sge, limit, context, .. } = *request;
         if depth == 0 {
             return Err(refuse::invalid("depth", "an SRQ has at least one entry"));
@@ -28,32 +28,24 @@ impl Manager {
         refuse::at_most("max_sge", max_sge.into(), "limits.sge", limits.sge.into())?;
         let shape = QueueShape::receive(depth, max_sge);
         check_limit(limit, shape.capacity)?;
-        self.ledger.charge(&mut session.counts, Kind::Srqs, 1)?;
-        let (places, doorbell, made) = match place(session, &mut self.ledger, &[shape]) {
-            Ok(room) => room,
-            Err(refusal) => {
-                self.ledger.credit(&mut session.counts, Kind::Srqs, 1);
-                return Err(refusal);
-            }
+        let charge = session.account.charge(Kind::Srqs, 1)?;
+        let doorbell = session.doorbells.allocate()?;
+        let Room { places: [place], made } = session.arenas.room([shape])?;
+        let handle = self.handles.srqs.allocate(id);
+        let srq = SrqId(handle.number());
+        let queue = place.format(QueueKind::SharedReceive, srq.0, &doorbell)?;
+        let location = place.location();
+        let object = SrqObject {
+            srq: Arc::new(Srq::new(srq, id, context, limit, queue)),
+            pd: request.pd,
+            _pd: pd,
+            _place: (place, doorbell),
+            _handle: handle,
+            _charge: charge,
         };
-        let srq = SrqId(self.handles.srqs.allocate(id));
-        let at = places[0];
-        let queue = match format(session, &at, QueueKind::SharedReceive, srq.0, doorbell) {
-            Ok(queue) => queue,
-            Err(refusal) => {
-                give_back(session, &places, doorbell);
-                self.handles.srqs.release(srq.0);
-                self.ledger.credit(&mut session.counts, Kind::Srqs, 1);
-                return Err(refusal);
-            }
-        };
-        let shared = Arc::new(Srq::new(srq, id, context, limit, queue));
-        session.pd(request.pd)?.srqs += 1;
-        let object = SrqObject { srq: shared, pd: request.pd, place: at, doorbell };
         session.srqs.insert(srq, object);
-        let (new_arena, descriptors) = told(made);
-        let body = ReplyBody::Srq { srq, queue: at.location(), new_arena };
-        Given::with(body, descriptors)
+        let (new_arena, descriptors) = session.arenas.keep(made);
+        Given::with(ReplyBody::Srq { srq, queue: location, new_arena }, descriptors)
     }
 
     pub(super) fn arm_srq(&mut self, id: SessionId, srq: SrqId, limit: u32) -> Answer {
@@ -92,13 +84,7 @@ impl Manager {
         if users > 0 {
             return Err(refuse::in_use("SRQ", srq.0, format!("{users} QPs")));
         }
-        let Some(object) = session.srqs.remove(&srq) else { return Given::done() };
-        if let Some(pd) = session.pds.get_mut(&object.pd) {
-            pd.srqs -= 1;
-        }
-        give_back(session, &[object.place], object.doorbell);
-        self.handles.srqs.release(srq.0);
-        self.ledger.credit(&mut session.counts, Kind::Srqs, 1);
+        session.srqs.remove(&srq);
         Given::done()
     }
 

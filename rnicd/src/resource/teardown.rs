@@ -4,14 +4,14 @@
 //! 2. Its listeners close, its undecided requests and half-open connections are ended.
 //! 3. Every worker drops its STags, aborts its QPs (Terminate if the stream is at a boundary, then
 //!    reset) without completions, and forgets its doorbells: one command, acknowledged by all.
-//! 4. After the last acknowledgement nothing refers to its memory: handles and STags are given
-//!    back, and mappings and descriptors go to the reaper.
-//! 5. When the reaper has dropped them, quota is given back.
+//! 4. After the last acknowledgement nothing refers to its memory: its tables go to the reaper.
+//! 5. With each object that the reaper drops, its mappings and descriptors, its handle and STag and
+//!    then its charges are given back; last what the session itself had.
 
 use rnic_core::types::*;
 
 use super::session::Session;
-use super::{Dropping, Manager, Pending};
+use super::{Manager, Pending};
 
 /// A session between steps 3 and 4.
 pub struct Leaving {
@@ -42,31 +42,11 @@ impl Manager {
             self.terminates.count(&qp.shared);
             self.past.add_qp(session.client.identity.uid, &qp.shared);
         }
-        for mr in session.mrs.values() {
-            self.stags.release(mr.stag);
-        }
-        self.release_windows(&session);
-        let handles = &mut self.handles;
-        for (pd, object) in &session.pds {
-            let named = self.named_pds.name(*pd).is_some();
-            if !named || self.named_pds.leave(*pd, id, object) {
-                handles.pds.release(pd.0);
-            }
-        }
-        session.segments.keys().for_each(|h| handles.segments.release(h.0));
-        session.mrs.keys().for_each(|h| handles.mrs.release(h.0));
-        session.channels.keys().for_each(|h| handles.channels.release(h.0));
-        session.cqs.keys().for_each(|h| handles.cqs.release(h.0));
-        session.srqs.keys().for_each(|h| handles.srqs.release(h.0));
-        session.qps.keys().for_each(|h| handles.qps.release(h.0));
-        session.listeners.keys().for_each(|h| handles.listeners.release(h.0));
-        handles.sessions.release(id.0);
-        let counts = session.counts.take();
+        session.leave_named_pds();
         if let Some(attached) = &mut session.attached {
             attached.end_mover();
         }
-        let receipt = self.reaper.drop_counted(session.client.identity.uid, session);
-        self.dropping.insert(receipt, Dropping::Session(counts));
+        self.reaper.drop_later(session.client.identity.uid, session);
     }
 
     /// Sessions that exist or are being taken down.

@@ -8,28 +8,23 @@ use rnic_core::types::*;
 
 use super::attach::Attached;
 use super::ledger::Kind;
-use super::session::{MemoryWindow, Session};
+use super::session::MemoryWindow;
 use super::{Answer, Given, Manager, Pending, find, refuse};
 
 impl Manager {
     pub(super) fn alloc_window(&mut self, id: SessionId, pd: PdId, kind: WindowKind) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        session.pd(pd)?;
-        self.ledger.charge(&mut session.counts, Kind::Windows, 1)?;
-        let issued = match self.stags.allocate() {
-            Ok(stag) => stag,
-            Err(error) => {
-                self.ledger.credit(&mut session.counts, Kind::Windows, 1);
-                return Err(refuse::system("cannot issue an STag", &error));
-            }
-        };
-        let handle = MwId(self.handles.windows.allocate(id));
-        let window = Arc::new(Window::new(handle, id, pd, kind, issued));
-        session.pd(pd)?.windows += 1;
-        session.windows.insert(handle, MemoryWindow { window: window.clone(), issued });
+        let used = session.pd(pd)?.windows.add();
+        let charge = session.account.charge(Kind::Windows, 1)?;
+        let issued = self.stags.issue()?;
+        let handle = self.handles.windows.allocate(id);
+        let (number, stag) = (MwId(handle.number()), issued.stag());
+        let window = Arc::new(Window::new(number, id, pd, kind, stag));
         let ticket = self.workers.add_window(&window);
-        let pending = Pending::AllocWindow { session: id, window: handle, stag: issued };
-        self.pending.insert(ticket, pending);
+        let object =
+            MemoryWindow { window, _issued: issued, _pd: used, _handle: handle, _charge: charge };
+        session.windows.insert(number, object);
+        self.pending.insert(ticket, Pending::AllocWindow { session: id, window: number, stag });
         Given::later()
     }
 
@@ -49,23 +44,9 @@ impl Manager {
     pub(super) fn window_gone(&mut self, id: SessionId, handle: MwId) {
         // A session that has ended meanwhile gives everything back itself.
         let Ok(session) = find(&mut self.sessions, id) else { return };
-        let Some(MemoryWindow { window, issued }) = session.windows.remove(&handle) else { return };
-        window.close();
-        if let Some(pd) = session.pds.get_mut(&window.pd()) {
-            pd.windows -= 1;
-        }
-        self.ledger.credit(&mut session.counts, Kind::Windows, 1);
-        self.stags.release(issued);
-        self.handles.windows.release(handle.0);
+        let Some(object) = session.windows.remove(&handle) else { return };
+        object.window.close();
         self.answers.push_back((id, ReplyBody::Done.into()));
-    }
-
-    /// Gives back what a session that has ended had in windows.
-    pub(super) fn release_windows(&mut self, session: &Session) {
-        for (handle, MemoryWindow { issued, .. }) in &session.windows {
-            self.stags.release(*issued);
-            self.handles.windows.release(handle.0);
-        }
     }
 }
 
