@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::file_limits::LimitsSection;
+use super::file_limits::{self, LimitsSection};
 use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
 use super::people::People;
 use super::units::{Span, SpanOrOff};
@@ -30,6 +30,7 @@ pub struct File {
     /// `[tcp]`
     pub tcp: TcpSection,
     /// `[limits]`
+    #[serde(deserialize_with = "file_limits::limits")]
     pub limits: LimitsSection,
     /// `[metrics]`
     pub metrics: MetricsSection,

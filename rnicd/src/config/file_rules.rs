@@ -5,7 +5,7 @@ use toml::Spanned;
 
 use super::addresses::{Network, Ports};
 use super::file::Field;
-use super::file_limits::{SessionLimitsSection, UserLimitsSection};
+use super::file_limits::{self, Fields};
 use super::people::{Id, People};
 
 /// `[[user]]` and `[[group]]`: other limits and rights for some.
@@ -21,11 +21,11 @@ pub struct OverrideTable {
     /// Whether programs in other network namespaces may use addresses that stay on the host.
     pub host_loopback: Option<bool>,
     /// Instead of `[limits.session]`.
-    #[serde(default)]
-    pub session: SessionLimitsSection,
+    #[serde(default, deserialize_with = "file_limits::of_session")]
+    pub session: Fields,
     /// Instead of `[limits.user]`.
-    #[serde(default)]
-    pub user: UserLimitsSection,
+    #[serde(default, deserialize_with = "file_limits::of_user")]
+    pub user: Fields,
 }
 
 /// `[[pd]]`: a protection domain that sessions may share.

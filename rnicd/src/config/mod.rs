@@ -17,6 +17,7 @@ mod explain;
 mod file;
 mod file_limits;
 mod file_rules;
+mod kind;
 mod limits;
 mod log;
 mod metrics;
@@ -42,15 +43,16 @@ pub use control::Control;
 pub use device::Device;
 pub use engine::Engine;
 pub use error::ConfigError;
-pub use explain::explain;
+pub use explain::{InForce, explain};
 use file::File;
 pub use file::{Loopback, Mulpdu, Seccomp};
-pub use limits::{Limits, Totals, TotalsPatch, UserLimits};
+pub use kind::{Kind, Scope};
+pub use limits::{Limits, UNLIMITED, Values};
 pub use log::{Log, log_filter};
 pub use metrics::Metrics;
 pub use mpa::Mpa;
 pub use named_pds::NamedPd;
-pub use overrides::{Override, SessionPatch, UserPatch};
+pub use overrides::Override;
 pub use people::{Id, People};
 pub use tcp::Tcp;
 pub use units::{Size, Span, SpanOrOff};
@@ -122,7 +124,7 @@ impl Config {
             engine: check.engine(parsed.engine)?,
             mpa: check.mpa(parsed.mpa)?,
             tcp: check.tcp(parsed.tcp)?,
-            limits: check.limits(parsed.limits)?,
+            limits: check.limits(&parsed.limits)?,
             users: check.overrides(parsed.user)?,
             groups: check.overrides(parsed.group)?,
             pds: check.named_pds(parsed.pd)?,

@@ -3,7 +3,7 @@
 use super::checker::Checker;
 use super::error::ConfigError;
 use super::file_rules::PdTable;
-use super::limits::{MAX_MRS, MAX_OBJECTS};
+use super::kind::{Kind, Scope};
 use super::people::People;
 
 /// A protection domain with a name.
@@ -42,10 +42,17 @@ impl Checker<'_> {
                 name,
                 who,
                 max_sessions: self.optional_number(table.max_sessions, 1..=65_535)?,
-                mrs: self.optional_number(table.mrs, 0..=MAX_MRS)?,
-                qps: self.optional_number(table.qps, 0..=MAX_OBJECTS)?,
+                mrs: self.optional_number(table.mrs, range_of(Kind::Mrs))?,
+                qps: self.optional_number(table.qps, range_of(Kind::Qps))?,
             });
         }
         Ok(pds)
     }
+}
+
+/// As many as the device may have.
+fn range_of(kind: Kind) -> std::ops::RangeInclusive<u32> {
+    let (least, most) = kind.range(Scope::Device);
+    // The table bounds what is counted in things to 32 bits.
+    least as u32..=most as u32
 }

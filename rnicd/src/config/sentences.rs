@@ -1,7 +1,7 @@
 //! Rules in words: one sentence for each thing that a rule changes.
 
-use super::explain::amount;
-use super::{AddressRule, Config, NamedPd, Override};
+use super::limits::amount;
+use super::{AddressRule, Config, NamedPd, Override, Values};
 
 /// Every rule's sentences, each with a key that names the rule.
 pub(super) fn sentences(config: &Config) -> Vec<(String, String)> {
@@ -36,14 +36,8 @@ fn of_override(config: &Config, kind: &str, rule: &Override) -> Vec<String> {
         _ => (format!("group {}", rule.who), format!("Each member of group {}", rule.who)),
     };
     let mut lines = Vec::new();
-    let session = limits.session.with(&rule.session.totals);
-    let mut of_session = differences(&limits.session.each(), &session.each());
-    if let Some(why) = rule.session.why {
-        of_session.push(format!("why = {why} (instead of {})", limits.why_records));
-    }
-    let user = limits.user.with(&rule.user);
-    let mut of_user = differences(&limits.user.totals.each(), &user.totals.each());
-    of_user.extend(differences(&limits.user.each_of_its_own(), &user.each_of_its_own()));
+    let of_session = differences(&limits.session, &rule.session);
+    let of_user = differences(&limits.user, &rule.user);
     if !of_session.is_empty() {
         lines.push(format!("Sessions of {one} may have {}.", of_session.join(", ")));
     }
@@ -75,11 +69,14 @@ fn of_override(config: &Config, kind: &str, rule: &Override) -> Vec<String> {
     lines
 }
 
-fn differences(before: &[(&str, u64)], after: &[(&str, u64)]) -> Vec<String> {
-    let changed = before.iter().zip(after).filter(|(before, after)| before != after);
+/// What a rule changes.
+fn differences(without: &Values, rule: &Values) -> Vec<String> {
+    let changed = rule.each().map(|(kind, is)| (kind, without.of(kind), is));
     changed
-        .map(|((key, was), (_, is))| {
-            format!("{key} = {} (instead of {})", amount(key, *is), amount(key, *was))
+        .filter(|(_, was, is)| was != is)
+        .map(|(kind, was, is)| {
+            let (was, is) = (amount(kind, was), amount(kind, is));
+            format!("{} = {is} (instead of {was})", kind.key())
         })
         .collect()
 }

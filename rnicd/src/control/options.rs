@@ -5,13 +5,15 @@ use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::{Options, RtrKinds};
 
 use crate::cm::{CmOptions, SocketBuffers};
-use crate::config::{Config, Loopback, Mulpdu};
+use crate::config::{Config, Kind, Loopback, Mulpdu};
 use crate::resource::Capacity;
 use crate::worker::WorkerOptions;
 
 /// For the connection manager.
 pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
-    let (mpa, limits) = (&config.mpa, &config.limits);
+    let (mpa, limits) = (&config.mpa, &config.limits.device);
+    let peer = &config.limits.peer;
+    let (ird, ord) = config.limits.reads_of_qp();
     CmOptions {
         startup: Options {
             revision: mpa.revision,
@@ -19,22 +21,23 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
             markers: mpa.markers,
             rdmac: mpa.rdmac,
             peer_to_peer: mpa.peer_to_peer,
-            ird: limits.ird,
-            ord: limits.ord,
+            ird,
+            ord,
             rtr: RtrKinds::all(),
         },
-        max_ird: limits.ird,
-        max_ord: limits.ord,
+        max_ird: ird,
+        max_ord: ord,
         tcp: config.tcp,
         direct: config.engine.loopback == Loopback::Direct,
         half_open: capacity.half_open as usize,
-        half_open_key: capacity.half_open_key(limits.half_open),
+        half_open_key: capacity.half_open_key(limits.count(Kind::HalfOpen)),
         buffers: SocketBuffers {
-            send: limits.socket_send_bytes,
-            receive: limits.socket_receive_bytes,
+            // The table bounds them to 1 GiB.
+            send: limits.count(Kind::SocketSendBytes),
+            receive: limits.count(Kind::SocketReceiveBytes),
         },
-        peer_connections_per_second: limits.peer_connections_per_second,
-        stag_guesses_per_minute: limits.peer_stag_guesses_per_minute,
+        peer_connections_per_second: peer.count(Kind::ConnectionsPerSecond),
+        stag_guesses_per_minute: peer.count(Kind::StagGuessesPerMinute),
         connect_deadline: mpa.connect_deadline,
         reply_deadline: mpa.reply_deadline,
         request_deadline: mpa.startup_deadline,
@@ -45,11 +48,14 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
 
 /// For the workers and their engines.
 pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
-    let limits = &config.limits;
+    let limits = &config.limits.device;
     // Streams belong to workers for life, and are spread evenly.
     let share =
         |bytes: u64| usize::try_from(bytes / u64::from(workers.max(1))).unwrap_or(usize::MAX);
-    let held = |device, session| HoldLimits { device: share(device), session: share(session) };
+    let held = |device, session| HoldLimits {
+        device: share(limits.of(device)),
+        session: share(limits.of(session)),
+    };
     WorkerOptions {
         engine: EngineOptions {
             // Filled in for each worker.
@@ -59,10 +65,10 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             mover_deadline: config.engine.mover_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             partial: PartialLimits {
-                held: held(limits.partial_bytes, limits.session_partial_bytes),
+                held: held(Kind::PartialBytes, Kind::SessionPartialBytes),
                 stall: config.mpa.stall_deadline,
             },
-            unsent: held(limits.unsent_bytes, limits.session_unsent_bytes),
+            unsent: held(Kind::UnsentBytes, Kind::SessionUnsentBytes),
             mulpdu: match config.mpa.mulpdu {
                 Mulpdu::Mss => MulpduPolicy::Emss,
                 Mulpdu::Max => MulpduPolicy::Max,

@@ -88,9 +88,9 @@ impl Manager {
             true => Err(Refusal::Limit { key: key(), limit, used: used as u64, wanted: 1 }),
             false => Ok(()),
         };
-        let limit = self.capacity.closing_of_user(rights.closing);
-        check(self.reaper.closing(user), limit, &|| rights.closing_key())?;
-        let key = || self.capacity.closing_key(self.config.limits.closing);
+        let limit = self.capacity.closing_of_user(rights.user_count(Kind::Closing));
+        check(self.reaper.closing(user), limit, &|| rights.user_key(Kind::Closing))?;
+        let key = || self.capacity.closing_key(self.config.limits.device.count(Kind::Closing));
         check(self.reaper.closing_of_all(), self.capacity.closing, &key)
     }
 

@@ -120,11 +120,11 @@ impl Manager {
             return Ok(());
         }
         let rights = session.account.rights();
-        let limit = rights.attachments_per_second;
+        let limit = rights.user_count(Kind::AttachmentsPerSecond);
         match self.attachments.take(rights.uid, limit, now) {
             true => Ok(()),
             false => Err(Refusal::Limit {
-                key: rights.attachments_key(),
+                key: rights.user_key(Kind::AttachmentsPerSecond),
                 limit: limit.into(),
                 used: limit.into(),
                 wanted: 1,

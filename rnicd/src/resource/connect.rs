@@ -55,7 +55,7 @@ impl Manager {
 
     pub(super) fn listen(&mut self, id: SessionId, listener: ListenerId, backlog: u32) -> Answer {
         find(&mut self.sessions, id)?.listener(listener)?;
-        let most = u64::from(self.config.limits.backlog);
+        let most = self.config.limits.device.of(Kind::Backlog);
         refuse::at_most("backlog", u64::from(backlog), "limits.backlog", most)?;
         self.cm.listen(listener, backlog)?;
         let address = find(&mut self.sessions, id)?.listener(listener)?.address;
@@ -323,11 +323,11 @@ impl Manager {
     /// Counts a connection that a session's user begins, unless there were too many lately.
     pub(super) fn take_rate(&mut self, id: SessionId, now: Time) -> Result<(), Refusal> {
         let rights = find(&mut self.sessions, id)?.account.rights();
-        let most = rights.connections_per_second;
+        let most = rights.user_count(Kind::ConnectionsPerSecond);
         match self.connects.take(rights.uid, most, now) {
             true => Ok(()),
             false => Err(Refusal::Limit {
-                key: rights.rate_key(),
+                key: rights.user_key(Kind::ConnectionsPerSecond),
                 limit: most.into(),
                 used: most.into(),
                 wanted: 1,
@@ -342,13 +342,13 @@ impl Manager {
         wanted: (&mut Option<u16>, &mut Option<u16>),
     ) -> Result<Reads, Refusal> {
         let limits = &self.config.limits;
-        for (field, value, key, most) in [
-            ("ird", &wanted.0, "limits.ird", limits.ird),
-            ("ord", &wanted.1, "limits.ord", limits.ord),
+        for (field, value, key, kind) in [
+            ("ird", &wanted.0, "limits.ird", Kind::IrdOfQp),
+            ("ord", &wanted.1, "limits.ord", Kind::OrdOfQp),
         ] {
-            refuse::at_most(field, value.unwrap_or(0).into(), key, most.into())?;
+            refuse::at_most(field, value.unwrap_or(0).into(), key, limits.device.of(kind))?;
         }
-        let most = (limits.ird, limits.ord);
+        let most = limits.reads_of_qp();
         Reads::charge(&find(&mut self.sessions, id)?.account, wanted, most)
     }
 

@@ -136,7 +136,7 @@ impl Manager {
         let sessions = self.sessions.len() as u64;
         page.figure("sessions", Kind::Gauge, "Sessions open.").sample(&[], sessions);
         page.figure("sessions_limit", Kind::Gauge, "Most sessions at once.")
-            .sample(&[], self.config.limits.sessions.into());
+            .sample(&[], self.config.limits.device.of(Counted::Sessions));
         page.figure("connections_in_startup", Kind::Gauge, "Connections before MPA has begun.")
             .sample(&[], self.cm.half_open() as u64);
         let ended = "Sessions ended for misbehaviour.";
@@ -146,11 +146,11 @@ impl Manager {
         page.figure("why_records_total", Kind::Counter, "Failures put on record.")
             .sample(&[], self.why.made());
         let mut figure = page.figure("objects", Kind::Gauge, "Objects, or bytes, in use.");
-        for kind in Counted::ALL {
+        for kind in Counted::counted() {
             figure.sample(&[("kind", &kind.key())], self.ledger.used().of(kind));
         }
         let mut figure = page.figure("objects_limit", Kind::Gauge, "Most of them, by limits.KIND.");
-        for kind in Counted::ALL {
+        for kind in Counted::counted() {
             match self.ledger.device_limit(kind) {
                 u64::MAX => {}
                 limit => drop(figure.sample(&[("kind", &kind.key())], limit)),
@@ -162,7 +162,7 @@ impl Manager {
         }
         let mut figure = page.figure("user_objects", Kind::Gauge, "Objects in use, by user.");
         for (uid, user) in users {
-            for kind in Counted::ALL {
+            for kind in Counted::counted() {
                 let used = user.sessions.iter().map(|s| s.account.used(kind)).sum();
                 figure.sample(&[("uid", &uid_text(*uid)), ("kind", &kind.key())], used);
             }

@@ -17,14 +17,19 @@ use parking_lot::Mutex;
 use rnic_core::abi::control::{LimitRow, Refusal};
 
 use super::Capacity;
-pub use super::kind::Kind;
-use super::kind::UNLIMITED;
 use super::policy::Rights;
-use crate::config::Limits;
+pub use crate::config::Kind;
+use crate::config::{Limits, UNLIMITED};
 
 /// An amount of every kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Amounts([u64; Kind::COUNT]);
+
+impl Default for Amounts {
+    fn default() -> Self {
+        Amounts([0; Kind::COUNT])
+    }
+}
 
 impl Amounts {
     /// How much of `kind` there is.
@@ -252,8 +257,9 @@ impl Ledger {
 
 impl Books {
     fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
-        self.qps_key = capacity.qps_key(limits.device.qps);
-        self.qps_of_user = match capacity.qps < limits.device.qps {
+        let configured = limits.device.count(Kind::Qps);
+        self.qps_key = capacity.qps_key(configured);
+        self.qps_of_user = match capacity.qps < configured {
             true => u64::from(capacity.qps) / 2,
             false => UNLIMITED,
         };
@@ -263,10 +269,8 @@ impl Books {
             per_session: capacity.per_session(),
         };
         self.device = Kind::ALL.map(|kind| match kind {
-            Kind::Sessions => limits.sessions.into(),
-            Kind::Movers => limits.movers.into(),
             Kind::Qps => capacity.qps.into(),
-            _ => kind.of_totals(&limits.device).unwrap_or(UNLIMITED),
+            _ => limits.device.of(kind),
         });
     }
 
@@ -305,7 +309,7 @@ impl Books {
             limit: self.device[kind as usize],
             used: self.used.of(kind),
         };
-        Kind::ALL.into_iter().filter(limited).map(row).collect()
+        Kind::counted().filter(limited).map(row).collect()
     }
 
     fn user_rows(&self, rights: &Rights) -> Vec<LimitRow> {
@@ -315,7 +319,7 @@ impl Books {
             limit: self.user_limit(rights, kind),
             used: self.of_user(rights.uid, kind),
         };
-        Kind::ALL.into_iter().map(row).collect()
+        Kind::counted().map(row).collect()
     }
 
     fn of_user(&self, uid: u32, kind: Kind) -> u64 {

@@ -36,7 +36,8 @@ impl Manager {
     pub(super) fn device(&mut self, id: SessionId) -> Answer {
         let limits = &self.config.limits;
         let session = find(&mut self.sessions, id)?;
-        let attached_memory = session.client.is_trusted() || limits.movers > 0;
+        let attached_memory = session.client.is_trusted() || limits.device.of(Kind::Movers) > 0;
+        let (max_ird, max_ord) = limits.reads_of_qp();
         let rights = &session.account.rights();
         // The least of what its session, its user and the device may have.
         let ledger = &self.ledger;
@@ -46,16 +47,17 @@ impl Manager {
             name: self.config.device.name.clone(),
             version: VERSION.to_owned(),
             max_qps: count(Kind::Qps),
-            max_wr_depth: limits.wr_depth,
-            max_sge: limits.sge,
-            max_inline: limits.inline,
+            max_wr_depth: limits.device.count(Kind::QueueDepth),
+            // In range because the table ends at 16 and 4096.
+            max_sge: limits.device.of(Kind::Sges) as u8,
+            max_inline: limits.device.of(Kind::InlineBytes) as u16,
             max_cqs: count(Kind::Cqs),
-            max_cq_entries: limits.cq_entries,
+            max_cq_entries: limits.device.count(Kind::EntriesOfCq),
             max_mrs: count(Kind::Mrs),
             max_segment_bytes: most(Kind::SegmentBytes),
             max_pds: count(Kind::Pds),
-            max_ird: limits.ird,
-            max_ord: limits.ord,
+            max_ird,
+            max_ord,
             direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
             max_windows: count(Kind::Windows),
             max_srqs: count(Kind::Srqs),

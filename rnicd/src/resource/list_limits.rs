@@ -4,11 +4,11 @@ use rnic_core::abi::control::{LimitRow, PdRow};
 use rnic_core::types::{PdId, SessionId};
 
 use super::Manager;
-use super::kind::{Kind, UNLIMITED};
 use super::ledger::UserAccount;
 use super::page::{self, key, page};
 use super::policy::Rights;
 use super::session::Session;
+use crate::config::{Kind, Scope, UNLIMITED};
 
 impl Manager {
     /// Open domains: every one, or those of one session with what it has in them.
@@ -67,9 +67,10 @@ impl Manager {
             Some(_) => (1, 1),
             None => (self.ledger.users(), self.sessions.len()),
         };
-        let limited = |kind: &Kind| kind.of_totals(&self.config.limits.session).is_some();
-        let of_session = Kind::ALL.into_iter().filter(limited).count();
-        let total = limits_of_device + users * (Kind::COUNT + 2) + sessions * of_session;
+        let limited = |kind: &Kind| kind.default(Scope::Session).is_some();
+        let of_session = Kind::counted().filter(limited).count();
+        let total =
+            limits_of_device + users * (Kind::counted().count() + 2) + sessions * of_session;
         (rows, u32::try_from(total).unwrap_or(u32::MAX), next)
     }
 
@@ -89,15 +90,16 @@ impl Manager {
     }
 
     fn device_limits(&self) -> Vec<LimitRow> {
+        let limits = &self.config.limits.device;
         let mut rows = self.ledger.device_rows();
         rows.push(LimitRow {
-            key: self.capacity.half_open_key(self.config.limits.half_open),
+            key: self.capacity.half_open_key(limits.count(Kind::HalfOpen)),
             scope: "device".to_owned(),
             limit: self.capacity.half_open.into(),
             used: self.cm.startups() as u64,
         });
         rows.push(LimitRow {
-            key: self.capacity.closing_key(self.config.limits.closing),
+            key: self.capacity.closing_key(limits.count(Kind::Closing)),
             scope: "device".to_owned(),
             limit: self.capacity.closing,
             used: self.reaper.closing_of_all() as u64,
@@ -108,9 +110,9 @@ impl Manager {
 
     fn user_limits(&self, UserAccount { rights, .. }: &UserAccount) -> Vec<LimitRow> {
         let closing = LimitRow {
-            key: rights.closing_key(),
+            key: rights.user_key(Kind::Closing),
             scope: user_scope(rights),
-            limit: self.capacity.closing_of_user(rights.closing),
+            limit: self.capacity.closing_of_user(rights.user_count(Kind::Closing)),
             used: self.reaper.closing(rights.uid) as u64,
         };
         let quota = self.capacity.quota(rights);
@@ -139,7 +141,7 @@ fn session_limits(session: &Session) -> Vec<LimitRow> {
         limit: rights.session_limit(kind),
         used: used.of(kind),
     };
-    Kind::ALL.into_iter().filter(limited).map(row).collect()
+    Kind::counted().filter(limited).map(row).collect()
 }
 
 /// The place of a limit in the list: those of the device, then of users, then of sessions.

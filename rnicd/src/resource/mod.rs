@@ -16,7 +16,6 @@ mod capacity;
 mod connect;
 mod extents;
 mod figures;
-mod kind;
 mod ledger;
 mod list;
 mod list_limits;
@@ -222,7 +221,7 @@ impl Manager {
         let policy = Policy::new(&config);
         policy.report_unknown();
         let why = workers.why().clone();
-        why.keep_of_ended(config.limits.device_why_records as usize);
+        why.keep_of_ended(config.limits.device.count(Kind::WhyRecords) as usize);
         Manager {
             policy,
             named_pds: NamedPds::default(),
@@ -248,7 +247,7 @@ impl Manager {
             misbehaved: 0,
             terminates: Terminates::default(),
             why,
-            notes: Notes::new(config.limits.event_records as usize),
+            notes: Notes::new(config.limits.device.count(Kind::EventRecords) as usize),
             alive: false,
             past: Past::default(),
             said: Dampers::new(10, Duration::from_secs(60)),
@@ -288,7 +287,11 @@ impl Manager {
                 let quota = self.capacity.quota(&rights);
                 self.cm.set_quota(id, quota);
                 let events = welcome.events.clone();
-                self.why.open(id, client.account(), rights.why_records as usize);
+                self.why.open(
+                    id,
+                    client.account(),
+                    rights.session_count(Kind::WhyRecords) as usize,
+                );
                 let session = Session::new(id, client, account, arenas, events, (handle, charge));
                 self.sessions.insert(id, session);
                 Ok((id, welcome))
@@ -314,7 +317,8 @@ impl Manager {
             if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
         let (arenas, arena) = Arenas::open(id, account, arena, workers, self.generation, features)?;
         let first = arenas.first().ok_or(io::ErrorKind::NotFound)?.clone();
-        let (events, channel) = EventSender::pair(self.config.limits.events as usize)?;
+        let (events, channel) =
+            EventSender::pair(self.config.limits.device.count(Kind::Events) as usize)?;
         let events = Arc::new(events);
         let mut descriptors = vec![arena, channel];
         let (mut scanners, mut eventfds) = (Vec::new(), Vec::new());

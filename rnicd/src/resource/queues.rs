@@ -251,7 +251,7 @@ pub(super) fn check_entries(limits: &Limits, entries: u32) -> Result<(), Refusal
     if entries == 0 {
         return Err(refuse::invalid("entries", "a CQ has at least one entry"));
     }
-    let most = u64::from(limits.cq_entries);
+    let most = limits.device.of(Kind::EntriesOfCq);
     refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)
 }
 
@@ -260,12 +260,13 @@ fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
     let own = if r.srq.is_some() { 1 } else { 2 };
     for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
     {
-        let most = u64::from(limits.wr_depth);
+        let most = limits.device.of(Kind::QueueDepth);
         refuse::at_most(field, u64::from(depth), "limits.wr_depth", most)?;
     }
     let sges = [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)];
     for (field, sges) in sges.into_iter().take(own) {
-        refuse::at_most(field, u64::from(sges), "limits.sge", u64::from(limits.sge))?;
+        refuse::at_most(field, u64::from(sges), "limits.sge", limits.device.of(Kind::Sges))?;
     }
-    refuse::at_most("max_inline", r.max_inline.into(), "limits.inline", limits.inline.into())
+    let most = limits.device.of(Kind::InlineBytes);
+    refuse::at_most("max_inline", r.max_inline.into(), "limits.inline", most)
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Manager, Policy};
-use crate::config::{Change, Config, Engine, changes};
+use crate::config::{Change, Config, Engine, Kind, changes};
 use crate::control::options;
 
 /// What a reload came to.
@@ -57,8 +57,8 @@ fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
     wanted.control.seccomp = running.control.seccomp;
     let Engine { workers, loopback, spins, yield_for, .. } = running.engine;
     wanted.engine = Engine { workers, loopback, spins, yield_for, ..wanted.engine };
-    let limits = &mut wanted.limits;
-    limits.device_why_records = running.limits.device_why_records;
-    limits.event_records = running.limits.event_records;
+    for kind in [Kind::WhyRecords, Kind::EventRecords] {
+        wanted.limits.device.put(kind, running.limits.device.of(kind));
+    }
     wanted
 }

@@ -23,9 +23,9 @@ impl Manager {
         if depth == 0 {
             return Err(refuse::invalid("depth", "an SRQ has at least one entry"));
         }
-        let limits = &self.config.limits;
-        refuse::at_most("depth", depth.into(), "limits.wr_depth", limits.wr_depth.into())?;
-        refuse::at_most("max_sge", max_sge.into(), "limits.sge", limits.sge.into())?;
+        let limits = &self.config.limits.device;
+        refuse::at_most("depth", depth.into(), "limits.wr_depth", limits.of(Kind::QueueDepth))?;
+        refuse::at_most("max_sge", max_sge.into(), "limits.sge", limits.of(Kind::Sges))?;
         let shape = QueueShape::receive(depth, max_sge);
         check_limit(limit, shape.capacity)?;
         let charge = session.account.charge(Kind::Srqs, 1)?;
