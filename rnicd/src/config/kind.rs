@@ -333,7 +333,7 @@ kinds! {
         what: "wrong STags named",
         defaults: &[(Scope::Peer, 600)],
         range: (1, RATE),
-        checked: "control/options.rs",
+        checked: "resource/options.rs",
         ..ROW
     };
     /// *Why* records: those of one session, and of sessions that have ended.
@@ -361,7 +361,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 256 << 20)],
         range: HELD,
-        checked: "control/options.rs",
+        checked: "resource/options.rs",
         ..ROW
     };
     /// The same of one session.
@@ -371,7 +371,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 20)],
         range: HELD,
-        checked: "control/options.rs",
+        checked: "resource/options.rs",
         ..ROW
     };
     /// Bytes that TCP has not taken.
@@ -381,7 +381,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 256 << 20)],
         range: HELD,
-        checked: "control/options.rs",
+        checked: "resource/options.rs",
         ..ROW
     };
     /// The same of one session.
@@ -391,7 +391,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 20)],
         range: HELD,
-        checked: "control/options.rs",
+        checked: "resource/options.rs",
         ..ROW
     };
     /// Bytes of kernel memory for what one connection has to send.
@@ -401,7 +401,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 512 << 10)],
         range: SOCKET,
-        checked: "control/options.rs",
+        checked: "resource/options.rs",
         ..ROW
     };
     /// The same for what it has received.
@@ -411,7 +411,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 1 << 20)],
         range: SOCKET,
-        checked: "control/options.rs",
+        checked: "resource/options.rs",
         ..ROW
     };
     /// Entries of one CQ.

@@ -13,11 +13,10 @@ use rnic_core::abi::control::{
 };
 use rnic_core::types::{SessionId, Time};
 
-use super::packet::{self, Front, Outbox, Outgoing};
-use super::passed::{Kind, Passed};
-use super::reaper::Reaper;
 use crate::events::EventSender;
+use crate::packet::{self, Front, Outbox, Outgoing};
 use crate::privilege::Peer;
+use crate::reaper::{Kind, Passed, Reaper};
 use crate::resource::{Granted, Refused};
 
 /// A connected client.

@@ -21,19 +21,19 @@ use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
 use super::notify::Notifier;
-use super::options;
-use super::reaper::Reaper;
 use super::reload::{Source, reload};
 use super::socket::{ControlSocket, SocketError};
 use super::turns::Turns;
+use crate::clock;
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
 use crate::log::{Dampers, Level};
 use crate::metrics::Writer;
 use crate::mover::{Movers, Starter};
 use crate::privilege::{Signals, ThreadKind, check_available, confine};
-use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
-use crate::worker::{Workers, clock};
+use crate::reaper::Reaper;
+use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome, options};
+use crate::worker::Workers;
 
 /// Why the daemon did not start.
 #[derive(Debug, thiserror::Error)]

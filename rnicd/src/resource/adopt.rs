@@ -15,7 +15,7 @@ use super::ledger::Kind;
 use super::session::{Listener, Phase};
 use super::{Answer, Given, Manager, find, refuse};
 use crate::cm::{self, ConnectParams};
-use crate::control::Passed;
+use crate::reaper::Passed;
 use crate::socket::Socket;
 
 /// What a client asks for with the socket of a connection that it wants to be the initiator on.

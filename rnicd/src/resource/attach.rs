@@ -17,9 +17,9 @@ use super::ledger::{Charge, Kind};
 use super::session::Session;
 use super::why::Asked;
 use super::{Answer, Given, Manager, find, refuse};
-use crate::control::Passed;
+use crate::clock;
 use crate::mover::{MoverHandle, MoverReport, Why};
-use crate::worker::clock;
+use crate::reaper::Passed;
 
 /// A session's attached address space.
 pub struct Attached {

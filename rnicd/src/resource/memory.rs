@@ -15,7 +15,7 @@ use super::named_pd::Member;
 use super::session::{Mr, Pd, Segment, Session, UseOfSegment};
 use super::uses::Users;
 use super::{Answer, Given, Manager, Pending, attach, find, refuse};
-use crate::control::Passed;
+use crate::reaper::Passed;
 use crate::system;
 
 /// What a client asks of a new memory region.

@@ -10,8 +10,8 @@ use rnic_core::types::{SessionId, Time};
 use super::Manager;
 use super::page::page_that_fits;
 use super::why::{Reader, Wall, before};
+use crate::clock;
 use crate::log::Damper;
-use crate::worker::clock;
 
 /// Bytes of a text; a longer one is cut.
 const MAX_TEXT: usize = 500;

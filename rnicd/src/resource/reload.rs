@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use super::{Manager, Policy};
+use super::{Manager, Policy, options};
 use crate::config::{Change, Config, Engine, Kind, changes};
-use crate::control::options;
 
 /// What a reload came to.
 #[derive(Debug)]

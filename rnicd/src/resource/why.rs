@@ -14,7 +14,7 @@ use rnic_core::types::*;
 use super::page::page_that_fits;
 use super::session::Client;
 use super::{Answer, Given, Manager, find};
-use crate::worker::clock;
+use crate::clock;
 
 /// A refusal with the number of its record.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::reaper::Reaper;
+use super::Reaper;
 
 /// A client's descriptor.
 #[derive(Debug)]

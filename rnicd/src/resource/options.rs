@@ -4,9 +4,9 @@ use rnic_core::engine::{EngineOptions, HoldLimits, MulpduPolicy, PartialLimits};
 use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::{Options, RtrKinds};
 
+use super::Capacity;
 use crate::cm::{CmOptions, SocketBuffers};
 use crate::config::{Config, Kind, Loopback, Mulpdu};
-use crate::resource::Capacity;
 use crate::worker::WorkerOptions;
 
 /// For the connection manager.

@@ -14,6 +14,9 @@
 //! whoever decides who may pass more asks for the count. No thread is waited for when the daemon
 //! ends.
 
+mod lanes;
+mod passed;
+
 use std::any::Any;
 use std::fmt;
 use std::io;
@@ -24,10 +27,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 
-use super::lanes::Lanes;
-use super::packet;
 use crate::config::Seccomp;
+use crate::packet;
 use crate::privilege::{Interrupter, ThreadKind, spawn_confined};
+use lanes::Lanes;
+pub use passed::{Kind, Passed};
 
 /// Where things go to be dropped.
 #[derive(Clone, Debug)]
@@ -251,8 +255,8 @@ mod tests {
 
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-    use super::super::packet::{Outbox, Outgoing};
     use super::*;
+    use crate::packet::{Outbox, Outgoing};
 
     fn reaper() -> Reaper {
         let poll = mio::Poll::new().unwrap_or_else(|e| panic!("{e}"));
