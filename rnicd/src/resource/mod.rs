@@ -354,7 +354,7 @@ impl Manager {
         now: Time,
     ) -> Result<Given, Refused> {
         let asked = Asked::of(&body);
-        if !asked.is_query() {
+        if !body.is_query() {
             self.note_opening(id);
         }
         let answer = self.dispatch(id, body, descriptor, now);

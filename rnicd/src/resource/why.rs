@@ -39,60 +39,28 @@ impl Asked {
     /// Looks at a request before it is carried out.
     pub fn of(body: &RequestBody) -> Self {
         use RequestBody as R;
-        let verb = |verb| Asked { verb, qp: None, pd: None, offset: None, length: None };
-        let on_qp = |name, qp: &QpId| Asked { qp: Some(*qp), ..verb(name) };
-        let in_pd = |name, pd: &PdId| Asked { pd: Some(*pd), ..verb(name) };
+        let asked = Asked { verb: body.name(), qp: None, pd: None, offset: None, length: None };
         match body {
-            R::QueryDevice => verb("QueryDevice"),
-            R::OpenPd { .. } => verb("OpenPd"),
-            R::ClosePd { pd } => in_pd("ClosePd", pd),
-            R::AddSegment { length, .. } => Asked { length: Some(*length), ..verb("AddSegment") },
-            R::RemoveSegment { .. } => verb("RemoveSegment"),
+            R::ClosePd { pd } | R::AllocWindow { pd, .. } => Asked { pd: Some(*pd), ..asked },
+            R::CreateQp(request) => Asked { pd: Some(request.pd), ..asked },
+            R::CreateSrq(request) => Asked { pd: Some(request.pd), ..asked },
             R::RegMr { pd, length, iova, .. } => {
-                Asked { offset: Some(*iova), length: Some(*length), ..in_pd("RegMr", pd) }
+                let (offset, length) = (Some(*iova), Some(*length));
+                Asked { pd: Some(*pd), offset, length, ..asked }
             }
-            R::DeregMr { .. } => verb("DeregMr"),
-            R::CreateChannel => verb("CreateChannel"),
-            R::DestroyChannel { .. } => verb("DestroyChannel"),
-            R::CreateCq { .. } => verb("CreateCq"),
-            R::DestroyCq { .. } => verb("DestroyCq"),
-            R::CreateQp(request) => in_pd("CreateQp", &request.pd),
-            R::QpToError { qp } => on_qp("QpToError", qp),
-            R::DestroyQp { qp } => on_qp("DestroyQp", qp),
-            R::QueryQp { qp } => on_qp("QueryQp", qp),
-            R::Bind { .. } => verb("Bind"),
-            R::Listen { .. } => verb("Listen"),
-            R::CloseListener { .. } => verb("CloseListener"),
-            R::Accept { qp, .. } => on_qp("Accept", qp),
-            R::Reject { .. } => verb("Reject"),
-            R::Connect { qp, .. } => on_qp("Connect", qp),
-            R::Disconnect { qp, .. } => on_qp("Disconnect", qp),
-            R::SetContext { .. } => verb("SetContext"),
-            R::Status => verb("Status"),
-            R::List { .. } => verb("List"),
-            R::AllocWindow { pd, .. } => in_pd("AllocWindow", pd),
-            R::DeallocWindow { .. } => verb("DeallocWindow"),
-            R::CreateSrq(request) => in_pd("CreateSrq", &request.pd),
-            R::ArmSrq { .. } => verb("ArmSrq"),
-            R::QuerySrq { .. } => verb("QuerySrq"),
-            R::DestroySrq { .. } => verb("DestroySrq"),
-            R::AttachMemory => verb("AttachMemory"),
-            R::ConnectOver { qp, .. } => on_qp("ConnectOver", qp),
-            R::ServeOver { .. } => verb("ServeOver"),
-            R::AdminDisconnect { qp } => on_qp("AdminDisconnect", qp),
-            R::Drain { .. } => verb("Drain"),
-            R::Why { .. } => verb("Why"),
-            R::ReserveSegment { length } => {
-                Asked { length: Some(*length), ..verb("ReserveSegment") }
+            R::AddSegment { length, .. } | R::ReserveSegment { length } => {
+                Asked { length: Some(*length), ..asked }
             }
-            R::FillSegment { .. } => verb("FillSegment"),
-            R::ResizeCq { .. } => verb("ResizeCq"),
+            R::QpToError { qp }
+            | R::DestroyQp { qp }
+            | R::QueryQp { qp }
+            | R::Accept { qp, .. }
+            | R::Connect { qp, .. }
+            | R::Disconnect { qp, .. }
+            | R::ConnectOver { qp, .. }
+            | R::AdminDisconnect { qp } => Asked { qp: Some(*qp), ..asked },
+            _ => asked,
         }
-    }
-
-    /// Whether it only looks.
-    pub fn is_query(&self) -> bool {
-        matches!(self.verb, "QueryDevice" | "Status" | "List" | "Why" | "Drain" | "AdminDisconnect")
     }
 }
 
