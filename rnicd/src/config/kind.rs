@@ -133,7 +133,7 @@ kinds! {
         defaults: &[(Scope::Device, 256), (Scope::User, 128)],
         range: (1, 65_535),
         rules_may_forbid: true,
-        checked: "resource/mod.rs",
+        checked: "resource/session/open.rs",
         ..COUNTED
     };
     /// Protection domains.
@@ -141,7 +141,7 @@ kinds! {
         key: "pds",
         what: "protection domains",
         defaults: &[(Scope::Device, 16_384), (Scope::User, 8_192), (Scope::Session, 1_024)],
-        checked: "resource/memory.rs",
+        checked: "resource/domain/requests.rs",
         ..COUNTED
     };
     /// Segments.
@@ -150,7 +150,7 @@ kinds! {
         what: "pieces of shared memory",
         defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
         range: (0, MAPPINGS),
-        checked: "resource/memory.rs",
+        checked: "resource/memory/segments.rs",
         ..COUNTED
     };
     /// Bytes of segments.
@@ -160,7 +160,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 30), (Scope::User, 32 << 30), (Scope::Session, 16 << 30)],
         range: (0, MEMORY),
-        checked: "resource/memory.rs",
+        checked: "resource/memory/segments.rs",
         ..COUNTED
     };
     /// Memory regions.
@@ -171,7 +171,7 @@ kinds! {
         range: (0, STAGS),
         // An entry in a worker's STag table.
         cost: Cost::EachPerWorker(112),
-        checked: "resource/memory.rs",
+        checked: "resource/memory/regions.rs",
         ..COUNTED
     };
     /// Memory windows.
@@ -182,7 +182,7 @@ kinds! {
         range: (0, STAGS),
         // Bound, in a worker's tables, with its share of what all workers have.
         cost: Cost::EachPerWorker(320),
-        checked: "resource/windows.rs",
+        checked: "resource/memory/windows.rs",
         ..COUNTED
     };
     /// Completion channels.
@@ -191,7 +191,7 @@ kinds! {
         what: "completion channels",
         defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
         range: (0, OBJECTS),
-        checked: "resource/queues.rs",
+        checked: "resource/queue/channels.rs",
         ..COUNTED
     };
     /// Completion queues.
@@ -201,7 +201,7 @@ kinds! {
         defaults: &[(Scope::Device, 32_768), (Scope::User, 16_384), (Scope::Session, 12_288)],
         range: (0, OBJECTS),
         most_of_session: DOORBELLS,
-        checked: "resource/queues.rs",
+        checked: "resource/queue/cqs.rs",
         ..COUNTED
     };
     /// Entries of completion queues.
@@ -210,7 +210,7 @@ kinds! {
         what: "entries of all completion queues",
         defaults: &[(Scope::Device, 1 << 24), (Scope::User, 1 << 23), (Scope::Session, 1 << 22)],
         range: (0, 1 << 31),
-        checked: "resource/queues.rs",
+        checked: "resource/queue/cqs.rs",
         ..COUNTED
     };
     /// Queue pairs.
@@ -222,7 +222,7 @@ kinds! {
         most_of_session: DOORBELLS,
         // Connected and idle.
         cost: Cost::Each(8 << 10),
-        checked: "resource/queues.rs",
+        checked: "resource/qp/requests.rs",
         ..COUNTED
     };
     /// Shared receive queues.
@@ -234,7 +234,7 @@ kinds! {
         most_of_session: DOORBELLS,
         // The last takings.
         cost: Cost::Each(17 << 10),
-        checked: "resource/srqs.rs",
+        checked: "resource/queue/srqs.rs",
         ..COUNTED
     };
     /// Bound addresses.
@@ -243,7 +243,7 @@ kinds! {
         what: "bound addresses",
         defaults: &[(Scope::Device, 1_024), (Scope::User, 512), (Scope::Session, 256)],
         range: (0, 65_535),
-        checked: "resource/connect.rs",
+        checked: "resource/listener/requests.rs",
         ..COUNTED
     };
     /// Bytes of arenas.
@@ -254,7 +254,7 @@ kinds! {
         defaults: &[(Scope::Device, 1 << 30), (Scope::User, 512 << 20), (Scope::Session, 256 << 20)],
         // A session's first arena must fit whatever the number of workers.
         range: (1 << 20, MEMORY),
-        checked: "resource/arena.rs",
+        checked: "resource/queue/arena.rs",
         ..COUNTED
     };
     /// Inbound reads granted to connections.
@@ -263,7 +263,7 @@ kinds! {
         what: "inbound reads of all connections",
         defaults: &[(Scope::User, 1 << 21)],
         range: (0, 1 << 30),
-        checked: "resource/reads.rs",
+        checked: "resource/qp/reads.rs",
         ..COUNTED
     };
     /// Outbound reads granted to connections.
@@ -272,7 +272,7 @@ kinds! {
         what: "outbound reads of all connections",
         defaults: &[(Scope::User, 1 << 21)],
         range: (0, 1 << 30),
-        checked: "resource/reads.rs",
+        checked: "resource/qp/reads.rs",
         ..COUNTED
     };
     /// Processes that copy for attached clients, from their start to their end.
@@ -281,7 +281,7 @@ kinds! {
         what: "processes that copy for attached clients",
         defaults: &[(Scope::Device, 16), (Scope::User, 8)],
         range: (0, 1_024),
-        checked: "resource/attach.rs",
+        checked: "resource/memory/attach.rs",
         ..COUNTED
     };
     /// Connections in start-up that hold a descriptor and no QP.
@@ -297,7 +297,7 @@ kinds! {
         key: "closing",
         what: "descriptors, passed and not closed yet,",
         defaults: &[(Scope::Device, 512), (Scope::User, 128)],
-        checked: "resource/adopt.rs",
+        checked: "resource/listener/passed.rs",
         ..ROW
     };
     /// Connections that are taken from the kernel for listeners, per second.
@@ -315,7 +315,7 @@ kinds! {
         what: "connections begun",
         defaults: &[(Scope::User, 10_000), (Scope::Peer, 10_000)],
         range: (1, RATE),
-        checked: "resource/connect.rs",
+        checked: "resource/qp/connect.rs",
         ..ROW
     };
     /// Requests for a process that copies, per second.
@@ -324,7 +324,7 @@ kinds! {
         what: "requests for a process that copies",
         defaults: &[(Scope::User, 16)],
         range: (1, RATE),
-        checked: "resource/attach.rs",
+        checked: "resource/memory/attach.rs",
         ..ROW
     };
     /// Wrong STags named, per minute.
@@ -342,7 +342,7 @@ kinds! {
         what: "why records",
         defaults: &[(Scope::Device, 4_096), (Scope::Session, 256)],
         range: (0, RECORDS),
-        checked: "resource/mod.rs",
+        checked: "resource/session/open.rs",
         ..ROW
     };
     /// Records of notable happenings.
@@ -420,7 +420,7 @@ kinds! {
         what: "entries, 64 bytes each, of one CQ",
         defaults: &[(Scope::Device, 65_536)],
         range: (1, 1 << 20),
-        checked: "resource/queues.rs",
+        checked: "resource/queue/cqs.rs",
         ..ROW
     };
     /// Requests of one queue.
@@ -429,7 +429,7 @@ kinds! {
         what: "requests of one queue",
         defaults: &[(Scope::Device, 16_384)],
         range: (1, 1 << 16),
-        checked: "resource/queues.rs",
+        checked: "resource/qp/requests.rs",
         ..ROW
     };
     /// Elements of one request.
@@ -439,7 +439,7 @@ kinds! {
         defaults: &[(Scope::Device, 16)],
         // As many as a work request can hold.
         range: (1, 16),
-        checked: "resource/queues.rs",
+        checked: "resource/qp/requests.rs",
         ..ROW
     };
     /// Inline bytes of one request.
@@ -449,7 +449,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 1_024)],
         range: (0, 4_096),
-        checked: "resource/queues.rs",
+        checked: "resource/qp/requests.rs",
         ..ROW
     };
     /// Inbound reads of one QP.
@@ -458,7 +458,7 @@ kinds! {
         what: "inbound reads of one QP",
         defaults: &[(Scope::Device, 128)],
         range: (0, READS),
-        checked: "resource/connect.rs",
+        checked: "resource/qp/connect.rs",
         ..ROW
     };
     /// Outbound reads of one QP.
@@ -467,7 +467,7 @@ kinds! {
         what: "outbound reads of one QP",
         defaults: &[(Scope::Device, 128)],
         range: (0, READS),
-        checked: "resource/connect.rs",
+        checked: "resource/qp/connect.rs",
         ..ROW
     };
     /// Undecided connection requests of one listener.
@@ -476,7 +476,7 @@ kinds! {
         what: "undecided requests of one listener",
         defaults: &[(Scope::Device, 1_024)],
         range: (1, 65_535),
-        checked: "resource/connect.rs",
+        checked: "resource/listener/requests.rs",
         ..ROW
     };
     /// Unread events of one session.
@@ -485,7 +485,7 @@ kinds! {
         what: "unread events of one session",
         defaults: &[(Scope::Device, 1_024)],
         range: (16, 1 << 20),
-        checked: "resource/mod.rs",
+        checked: "resource/session/open.rs",
         ..ROW
     };
 }

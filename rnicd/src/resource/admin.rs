@@ -3,7 +3,7 @@
 use rnic_core::abi::control::{Refusal, RequestBody};
 use rnic_core::types::*;
 
-use super::session::{Phase, wrong_state};
+use super::qp::{Phase, wrong_state};
 use super::{Answer, Given, Manager, find, refuse};
 
 impl Manager {

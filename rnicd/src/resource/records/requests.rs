@@ -1,29 +1,21 @@
 //! Reasons of the control plane, and who may read which: refusals, failed connections and sessions
 //! that were ended leave *why* records in the log that the workers write to as well.
-//!
-//! Administrators read everything. Others read what sessions of their own user left: whoever can
-//! run a program as a user can debug that user's processes anyway, and `rnicctl` is always another
-//! session than the one it is asked about.
+//! Happenings that are worth a note stand beside them.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use rnic_core::abi::control::*;
+use rnic_core::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
 use rnic_core::device::why::{Kept, Whose, Why};
 use rnic_core::types::*;
 
-use super::page::page_that_fits;
-use super::session::Client;
-use super::{Answer, Given, Manager, find};
+use super::notes::{MAX_TEXT, Note};
+use super::reader::before;
+use super::{Reader, Wall};
 use crate::clock;
-
-/// A refusal with the number of its record.
-#[derive(Debug)]
-pub struct Refused {
-    /// What was refused, and why.
-    pub refusal: Refusal,
-    /// The record.
-    pub why_id: u64,
-}
+use crate::resource::answer::{Answer, Given, Refused};
+use crate::resource::listing::page::page_that_fits;
+use crate::resource::session::Client;
+use crate::resource::{Manager, find, refuse};
 
 /// What a request was about, for the record of its refusal.
 #[derive(Clone, Copy)]
@@ -66,7 +58,7 @@ impl Asked {
 
 impl Manager {
     /// Records a refusal.
-    pub(super) fn refused(
+    pub(in crate::resource) fn refused(
         &mut self,
         session: SessionId,
         asked: Asked,
@@ -91,7 +83,12 @@ impl Manager {
     }
 
     /// Records that a connection did not come about; the record's number.
-    pub(super) fn connect_failed(&mut self, session: SessionId, qp: QpId, reason: &str) -> u64 {
+    pub(in crate::resource) fn connect_failed(
+        &mut self,
+        session: SessionId,
+        qp: QpId,
+        reason: &str,
+    ) -> u64 {
         let rule = "RFC 5044 section 7.1: a connection is TCP and the MPA frames of both sides";
         let pd = self.sessions.get(&session).and_then(|s| s.qps.get(&qp)).map(|qp| qp.pd);
         let why = Why::new(session, WhyKind::Lost, rule, reason);
@@ -114,7 +111,55 @@ impl Manager {
         why_id
     }
 
-    pub(super) fn why(&mut self, id: SessionId, number: u64) -> Answer {
+    /// Notes a happening of this kind, concerning a session or the whole daemon. What one session
+    /// causes in great number is counted and mostly not kept.
+    pub fn note(&mut self, kind: &'static str, session: Option<SessionId>, mut text: String) {
+        self.notes.sequence += 1;
+        let mut owner = None;
+        if let Some(session) = session.and_then(|id| self.sessions.get_mut(&id)) {
+            owner = session.client.account();
+            match session.noted.count(Instant::now()) {
+                None => return,
+                Some(0) => {}
+                Some(more) => text += &format!(" ({more} more of this session were not kept)"),
+            }
+        }
+        if text.len() > MAX_TEXT {
+            let end = (0..=MAX_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            text.truncate(end);
+        }
+        let sequence = self.notes.sequence;
+        let record = EventRecord { sequence, time_ms: 0, session, kind: kind.to_owned(), text };
+        tracing::debug!(kind, session = session.map(|s| s.0), text = record.text, "noted");
+        let note = Note { time: clock::now(), owner, record };
+        self.notes.records.insert(sequence, owner, note);
+        if let Some(displaced) = self.notes.ring.push(owner, sequence) {
+            self.notes.records.remove(displaced);
+        }
+    }
+
+    /// Notes a session when it first asks for something: those that only look are not notable.
+    pub(in crate::resource) fn note_opening(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id)
+            && !std::mem::replace(&mut session.opening_noted, true)
+        {
+            let Client { pid, identity, command, .. } = &session.client;
+            let text = format!("{command} (pid {pid}, uid {})", identity.uid);
+            self.note("session_opened", Some(id), text);
+        }
+    }
+
+    /// Notes why a session ends whose beginning was noted.
+    pub fn note_end(&mut self, id: SessionId, why: &str) {
+        let Some(session) = self.sessions.get(&id).filter(|session| session.opening_noted) else {
+            return;
+        };
+        let Client { pid, identity, command, .. } = &session.client;
+        let text = format!("{command} (pid {pid}, uid {}): {why}", identity.uid);
+        self.note("session_ended", Some(id), text);
+    }
+
+    pub(in crate::resource) fn why(&mut self, id: SessionId, number: u64) -> Answer {
         let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
         let kept = self
             .why
@@ -122,13 +167,13 @@ impl Manager {
             .filter(|kept| reader.may_read(kept.owner, Some(kept.record.session)));
         let Some(kept) = kept else {
             let handle = u32::try_from(number).unwrap_or(u32::MAX);
-            return Err(super::refuse::no_such("why record", handle));
+            return Err(refuse::no_such("why record", handle));
         };
         let rows = Rows::Whys(vec![told(&kept, Wall::now())]);
         Given::now(ReplyBody::Rows { rows, total: 1, next: 0 })
     }
 
-    pub(super) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+    pub(in crate::resource) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {
         let whose = reader.whose();
         // One more than a page shows, to know where the next one begins.
         let newest = self.why.newest(whose, before(from), PAGE_ROWS + 1);
@@ -141,65 +186,22 @@ impl Manager {
         let total = u32::try_from(self.why.kept(whose)).unwrap_or(u32::MAX);
         (Rows::Whys(rows), total, next)
     }
-}
 
-/// Records below this number stand on the page that begins there.
-pub fn before(from: u64) -> u64 {
-    if from == 0 { u64::MAX } else { from }
-}
-
-/// Who reads records.
-#[derive(Clone, Copy)]
-pub struct Reader {
-    session: SessionId,
-    /// Its user, if the kernel could name him here.
-    account: Option<u32>,
-    admin: bool,
-}
-
-impl Reader {
-    pub fn of(session: SessionId, client: &Client) -> Self {
-        Reader { session, account: client.account(), admin: client.admin }
-    }
-
-    /// Whether a record of this user and session is theirs to read. Whom the kernel cannot name
-    /// sees what his session left: others whom it cannot name need not be the same user.
-    pub fn may_read(self, owner: Option<u32>, session: Option<SessionId>) -> bool {
-        match (self.admin, self.account) {
-            (true, _) => true,
-            (false, Some(_)) => owner == self.account,
-            (false, None) => owner.is_none() && session == Some(self.session),
-        }
-    }
-
-    /// Among whose records his are.
-    pub fn whose(self) -> Whose {
-        if self.admin { Whose::All } else { Whose::Of(self.account) }
-    }
-
-    /// The session whose objects alone it sees, unless it sees everybody's.
-    pub fn own(self) -> Option<SessionId> {
-        (!self.admin).then_some(self.session)
-    }
-}
-
-/// The two clocks at one instant: records are kept by the one and told by the other.
-#[derive(Clone, Copy)]
-pub struct Wall {
-    now: Time,
-    ms: u64,
-}
-
-impl Wall {
-    pub fn now() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Wall { now: clock::now(), ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX) }
-    }
-
-    /// Milliseconds since 1970.
-    pub fn at(self, time: Time) -> u64 {
-        let ago = self.now.since(time).as_millis();
-        self.ms.saturating_sub(u64::try_from(ago).unwrap_or(u64::MAX))
+    pub(in crate::resource) fn list_events(&self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+        let owner = match reader.whose() {
+            Whose::All => None,
+            Whose::Of(owner) => Some(owner),
+        };
+        let newest = self.notes.records.newest(owner, before(from));
+        let wall = Wall::now();
+        let keyed = newest.map(|note| (note.record.sequence + 1, note));
+        let (rows, next) = page_that_fits(keyed, |note| {
+            let readable = reader.may_read(note.owner, note.record.session);
+            let time_ms = wall.at(note.time);
+            readable.then(|| EventRecord { time_ms, ..note.record.clone() })
+        });
+        let total = u32::try_from(self.notes.records.len(owner)).unwrap_or(u32::MAX);
+        (Rows::Events(rows), total, next)
     }
 }
 
@@ -220,33 +222,5 @@ fn rule_of(refusal: &Refusal) -> String {
         Refusal::System { what, .. } => format!("operating system: {what}"),
         Refusal::Malformed { .. } => "layout of control messages".to_owned(),
         Refusal::Draining => "rnicctl drain".to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reader(session: u32, account: Option<u32>, admin: bool) -> Reader {
-        Reader { session: SessionId(session), account, admin }
-    }
-
-    #[test]
-    fn records_are_for_their_user_and_for_administrators() {
-        let (owner, session) = (Some(1000), Some(SessionId(3)));
-        assert!(reader(3, Some(1000), false).may_read(owner, session));
-        assert!(reader(4, Some(1000), false).may_read(owner, session), "rnicctl of the same user");
-        assert!(!reader(4, Some(1001), false).may_read(owner, session));
-        assert!(
-            !reader(3, Some(1001), false).may_read(None, session),
-            "an earlier session's number"
-        );
-        assert!(reader(9, Some(0), true).may_read(owner, session));
-        assert!(reader(9, Some(0), true).may_read(None, None));
-        // Two whom the kernel cannot name need not be one user.
-        assert!(reader(3, None, false).may_read(None, session));
-        assert!(!reader(4, None, false).may_read(None, session));
-        assert!(!reader(3, None, false).may_read(owner, session));
-        assert!(!reader(4, Some(1000), false).may_read(None, None));
     }
 }

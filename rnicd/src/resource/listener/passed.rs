@@ -11,45 +11,16 @@ use std::net::TcpStream;
 use rnic_core::abi::control::{Event, Refusal, ReplyBody};
 use rnic_core::types::*;
 
-use super::ledger::Kind;
-use super::session::{Listener, Phase};
-use super::{Answer, Given, Manager, find, refuse};
-use crate::cm::{self, ConnectParams};
+use super::Listener;
+use crate::cm;
 use crate::reaper::Passed;
+use crate::resource::answer::{Answer, Given};
+use crate::resource::ledger::Kind;
+use crate::resource::{Manager, find, refuse};
 use crate::socket::Socket;
 
-/// What a client asks for with the socket of a connection that it wants to be the initiator on.
-pub struct ConnectOver {
-    pub qp: QpId,
-    pub ird: Option<u16>,
-    pub ord: Option<u16>,
-    pub private_data: Vec<u8>,
-}
-
 impl Manager {
-    pub(super) fn connect_over(
-        &mut self,
-        id: SessionId,
-        wanted: ConnectOver,
-        descriptor: Option<Passed>,
-        now: Time,
-    ) -> Answer {
-        let socket = self.passed(id, descriptor)?;
-        let ConnectOver { qp, ird, ord, private_data } = wanted;
-        let session = find(&mut self.sessions, id)?;
-        session.qp(qp)?.refuse_unless_idle(qp)?;
-        let AddressPair { local, peer } = cm::examine(&socket)?;
-        self.policy.may_connect(&session.client.identity, peer)?;
-        self.take_rate(id, now)?;
-        let local = Some(local);
-        let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
-        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
-        self.cm.connect_over(params, socket, now)?;
-        self.hold(id, qp, reads, Phase::Connecting);
-        Given::done()
-    }
-
-    pub(super) fn serve_over(
+    pub(in crate::resource) fn serve_over(
         &mut self,
         id: SessionId,
         context: u64,
@@ -71,7 +42,7 @@ impl Manager {
     }
 
     /// Tells a session that a connection it passed brings no request.
-    pub(super) fn no_request(&mut self, listener: ListenerId, reason: String) {
+    pub(in crate::resource) fn no_request(&mut self, listener: ListenerId, reason: String) {
         let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
         let Ok(session) = find(&mut self.sessions, owner) else { return };
         let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
@@ -100,7 +71,11 @@ impl Manager {
     }
 
     /// What a client passed, from here on closed only where closing may take its time.
-    fn passed(&mut self, id: SessionId, descriptor: Option<Passed>) -> Result<Socket, Refusal> {
+    pub(in crate::resource) fn passed(
+        &mut self,
+        id: SessionId,
+        descriptor: Option<Passed>,
+    ) -> Result<Socket, Refusal> {
         let descriptor = descriptor.ok_or_else(refuse::lost_descriptor)?;
         let client = &find(&mut self.sessions, id)?.client;
         let user = client.identity.uid;

@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use rnic_core::abi::control::{LimitRow, PdRow, Refusal};
 use rnic_core::types::{PdId, SessionId};
 
-use super::numbers::{Handle, Handles};
-use super::policy::Policy;
-use super::uses::{Use, Users};
 use crate::config::NamedPd;
+use crate::resource::numbers::{Handle, Handles};
+use crate::resource::policy::Policy;
+use crate::resource::uses::{Use, Users};
 
 /// The named domains that somebody has open.
 #[derive(Clone, Debug, Default)]

@@ -1,109 +1,27 @@
-//! Completion channels, completion queues and queue pairs.
+//! Making and destroying queue pairs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_core::abi::control::{QpRequest, Refusal, ReplyBody};
 use rnic_core::abi::queue::{QueueKind, QueueShape};
-use rnic_core::device::{Cq, QpShared};
+use rnic_core::device::QpShared;
 use rnic_core::engine::{QpConfig, Receives};
 use rnic_core::shm::queue::{ReceiveConsumer, SendConsumer};
 use rnic_core::types::*;
 
-use super::arena::{Place, Room};
-use super::attach::Attached;
-use super::ledger::Kind;
-use super::named_pd::Member;
-use super::session::{Channel, CqObject, Phase, Qp, QpUses};
-use super::srqs::srq_for_qp;
-use super::uses::{Use, Users};
-use super::{Answer, Given, Manager, Pending, find, refuse};
+use super::{Phase, Qp, QpUses, qp_row};
 use crate::config::Limits;
-use crate::events::ChannelSender;
-use crate::system;
+use crate::resource::answer::{Answer, Given};
+use crate::resource::domain::Member;
+use crate::resource::ledger::Kind;
+use crate::resource::memory::Attached;
+use crate::resource::queue::{Place, Room, srq_for_qp};
+use crate::resource::uses::Use;
+use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
-    pub(super) fn create_channel(&mut self, id: SessionId) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        let charge = session.account.charge(Kind::Channels, 1)?;
-        let made = ChannelSender::pair();
-        let (sender, theirs) =
-            made.map_err(|error| system::refusal("cannot make a channel", &error))?;
-        let handle = self.handles.channels.allocate(id);
-        let channel = ChannelId(handle.number());
-        let (sender, cqs) = (Arc::new(sender), Users::default());
-        let object = Channel { sender, cqs, _handle: handle, _charge: charge };
-        session.channels.insert(channel, object);
-        Given::with(ReplyBody::Channel { channel }, vec![theirs])
-    }
-
-    pub(super) fn destroy_channel(&mut self, id: SessionId, channel: ChannelId) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        let cqs = session.channel(channel)?.cqs.count();
-        if cqs > 0 {
-            let by = format!("{cqs} CQs");
-            return Err(refuse::in_use("completion channel", channel.0, by));
-        }
-        session.channels.remove(&channel);
-        Given::done()
-    }
-
-    pub(super) fn create_cq(
-        &mut self,
-        id: SessionId,
-        entries: u32,
-        channel: Option<ChannelId>,
-        context: u64,
-    ) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        check_entries(&self.config.limits, entries)?;
-        let notified = channel.map(|c| session.channel(c).map(|c| (c.sender.clone(), c.cqs.add())));
-        let notified = notified.transpose()?;
-        let shape = QueueShape::completion(entries);
-        let charge = session.account.charge(Kind::Cqs, 1)?;
-        let entries = session.account.charge(Kind::CqEntries, shape.capacity.into())?;
-        let doorbell = session.doorbells.allocate()?;
-        let Room { places: [place], made } = session.arenas.room([shape])?;
-        let handle = self.handles.cqs.allocate(id);
-        let cq = CqId(handle.number());
-        let queue = place.format(QueueKind::Completion, cq.0, &doorbell)?;
-        let shared = Arc::new(Cq::new(cq, id, context, queue));
-        let channel = channel.zip(notified).map(|(channel, (sender, used))| {
-            self.workers.register_cq(cq, id, &sender);
-            (channel, used)
-        });
-        let location = place.location();
-        let object = CqObject {
-            cq: shared,
-            channel,
-            place,
-            doorbell,
-            _handle: handle,
-            entries,
-            _charge: charge,
-        };
-        session.cqs.insert(cq, object);
-        let (new_arena, descriptors) = session.arenas.keep(made);
-        Given::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
-    }
-
-    pub(super) fn destroy_cq(&mut self, id: SessionId, cq: CqId) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        let users = session.cq(cq)?.cq.users.load(Relaxed);
-        if users > 0 {
-            return Err(refuse::in_use("CQ", cq.0, format!("{users} QPs")));
-        }
-        let Some(object) = session.cqs.remove(&cq) else { return Given::done() };
-        if let Some((channel, _)) = &object.channel
-            && let Some(channel) = session.channels.get(channel)
-        {
-            channel.sender.forget(cq);
-            self.workers.unregister_cq(cq);
-        }
-        Given::done()
-    }
-
-    pub(super) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
+    pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
         check_qp(&self.config.limits, request)?;
         let hold = self.hold_for(request.no_receive)?;
         let session = find(&mut self.sessions, id)?;
@@ -177,7 +95,7 @@ impl Manager {
         Given::with(body, descriptors)
     }
 
-    pub(super) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
+    pub(in crate::resource) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
         match std::mem::replace(&mut object.phase, Phase::Leaving) {
@@ -196,7 +114,7 @@ impl Manager {
         Given::done()
     }
 
-    pub(super) fn destroy_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
+    pub(in crate::resource) fn destroy_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
         match std::mem::replace(&mut object.phase, Phase::Leaving) {
@@ -215,21 +133,8 @@ impl Manager {
         Given::done()
     }
 
-    /// A dead CQ takes its QPs with it, wherever they are.
-    pub(super) fn cq_failed(&mut self, cq: CqId) {
-        let Some(id) = self.handles.cqs.owner(cq.0) else { return };
-        let Ok(session) = find(&mut self.sessions, id) else { return };
-        let uses = |qp: &Qp| qp.send_cq == cq || qp.recv_cq == cq;
-        let users: Vec<QpId> =
-            session.qps.iter().filter(|(_, qp)| uses(qp)).map(|(id, _)| *id).collect();
-        for qp in users {
-            // They exist: they were just listed.
-            let _ = self.qp_to_error(id, qp);
-        }
-    }
-
     /// Lets a QP go with all it had; no worker knows it any more.
-    pub(super) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
+    pub(in crate::resource) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.qps.remove(&qp) else { return };
         self.terminates.count(&object.shared);
@@ -237,7 +142,7 @@ impl Manager {
     }
 
     /// Hands a QP that has no connection to a worker, to flush what is posted.
-    pub(super) fn bind_dead(&mut self, id: SessionId, config: Box<QpConfig>) {
+    pub(in crate::resource) fn bind_dead(&mut self, id: SessionId, config: Box<QpConfig>) {
         let (qp, worker) = (config.qp, self.workers.least_loaded());
         self.release_reads(qp);
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
@@ -245,14 +150,18 @@ impl Manager {
         }
         self.workers.bind_dead(worker, config);
     }
-}
 
-pub(super) fn check_entries(limits: &Limits, entries: u32) -> Result<(), Refusal> {
-    if entries == 0 {
-        return Err(refuse::invalid("entries", "a CQ has at least one entry"));
+    pub(in crate::resource) fn query_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        let row = qp_row(id, qp, object);
+        Given::now(ReplyBody::QpInfo(row))
     }
-    let most = limits.device.of(Kind::EntriesOfCq);
-    refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)
+
+    pub(in crate::resource) fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {
+        let owner = self.handles.qps.owner(qp.0)?;
+        let object = find(&mut self.sessions, owner).ok()?.qps.get_mut(&qp)?;
+        Some((owner, object))
+    }
 }
 
 fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {

@@ -1,44 +1,19 @@
-//! Lists of protection domains and of limits.
+//! Lists of limits, with how much of each is in use.
 
-use rnic_core::abi::control::{LimitRow, PdRow};
-use rnic_core::types::{PdId, SessionId};
+use rnic_core::abi::control::LimitRow;
+use rnic_core::types::SessionId;
 
-use super::Manager;
-use super::ledger::UserAccount;
 use super::page::{self, key, page};
-use super::policy::Rights;
-use super::session::Session;
 use crate::config::{Kind, Scope, UNLIMITED};
+use crate::resource::Manager;
+use crate::resource::ledger::UserAccount;
+use crate::resource::policy::Rights;
+use crate::resource::session::Session;
 
 impl Manager {
-    /// Open domains: every one, or those of one session with what it has in them.
-    pub(super) fn pd_rows(&self, own: Option<SessionId>, from: u64) -> (Vec<PdRow>, u32, u64) {
-        // No session has number 0: what is shared stands before everybody's.
-        let named = own.is_none().then(|| self.named_pds.rows()).into_iter().flatten();
-        let named = named.map(|row| (key(SessionId(0), row.pd.0), row));
-        let sessions = || page::sessions(&self.sessions, own, from);
-        let private = page::objects(sessions(), from, |s| &s.pds, PdId, |pd| pd.0);
-        let private = private.filter_map(|(key, (session, pd, object))| {
-            let name = self.named_pds.name(pd);
-            // Shared ones stand above with everybody's share.
-            (name.is_none() || own.is_some()).then(|| {
-                let session = name.is_none().then_some(session.id);
-                let (mrs, qps) = (object.mrs.count(), object.qps.count());
-                (key, PdRow { pd, session, name, sessions: 1, mrs, qps })
-            })
-        });
-        let (rows, next) = page(named.filter(|(key, _)| *key >= from).chain(private), |row| row);
-        let counted = page::count(page::sessions(&self.sessions, own, 0), |s| &s.pds);
-        let total = match own {
-            Some(_) => counted,
-            None => self.named_pds.total(counted),
-        };
-        (rows, total, next)
-    }
-
     /// Limits and how much of each is in use: of the device, of domains, of users and of sessions;
     /// or of one session and its user.
-    pub(super) fn limit_rows(
+    pub(in crate::resource) fn limit_rows(
         &self,
         own: Option<SessionId>,
         from: u64,

@@ -1,39 +1,21 @@
 //! What the daemon knows, for `rnicctl`: everybody's objects for administrators, one's own for
 //! others.
 
-use std::sync::atomic::Ordering::Relaxed;
-
-use rnic_core::abi::control::*;
-use rnic_core::device::{Cq, QpShared};
+use rnic_core::abi::control::{ReplyBody, *};
 use rnic_core::types::*;
 
-use super::ledger::Kind;
-use super::session::{Phase, Qp, Session};
-use super::srqs::srq_row;
-use super::why::Reader;
-use super::windows::window_row;
-use super::{Answer, Given, Manager, find, page};
-
-/// Terminates of QPs that are gone.
-#[derive(Debug, Default)]
-pub struct Terminates {
-    sent: u64,
-    received: u64,
-}
-
-impl Terminates {
-    /// Counts how a QP ended.
-    pub fn count(&mut self, qp: &QpShared) {
-        match qp.terminate() {
-            Some((TerminateOrigin::Local, _)) => self.sent += 1,
-            Some((TerminateOrigin::Peer, _)) => self.received += 1,
-            None => {}
-        }
-    }
-}
+use crate::resource::answer::{Answer, Given};
+use crate::resource::ledger::Kind;
+use crate::resource::listing::page;
+use crate::resource::memory::window_row;
+use crate::resource::qp::qp_row;
+use crate::resource::queue::{cq_row, srq_row};
+use crate::resource::records::{Reader, Terminates};
+use crate::resource::session::client_row;
+use crate::resource::{Manager, find};
 
 impl Manager {
-    pub(super) fn device(&mut self, id: SessionId) -> Answer {
+    pub(in crate::resource) fn device(&mut self, id: SessionId) -> Answer {
         let limits = &self.config.limits;
         let session = find(&mut self.sessions, id)?;
         let attached_memory = session.client.is_trusted() || limits.device.of(Kind::Movers) > 0;
@@ -65,13 +47,7 @@ impl Manager {
         }))
     }
 
-    pub(super) fn query_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
-        let object = find(&mut self.sessions, id)?.qp(qp)?;
-        let row = qp_row(id, qp, object);
-        Given::now(ReplyBody::QpInfo(row))
-    }
-
-    pub(super) fn status(&mut self, id: SessionId) -> Answer {
+    pub(in crate::resource) fn status(&mut self, id: SessionId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let own = (!session.client.admin).then_some(id);
         let counts = match own {
@@ -118,7 +94,7 @@ impl Manager {
         }))
     }
 
-    pub(super) fn list(&mut self, id: SessionId, what: ListKind, from: u64) -> Answer {
+    pub(in crate::resource) fn list(&mut self, id: SessionId, what: ListKind, from: u64) -> Answer {
         let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
         let own = reader.own();
         let visible = || page::sessions(&self.sessions, own, from);
@@ -191,58 +167,6 @@ impl Manager {
             ListKind::Events => self.list_events(reader, from),
         };
         Given::now(ReplyBody::Rows { rows, total, next })
-    }
-}
-
-fn cq_row(cq: &Cq) -> CqRow {
-    let (unread, reserved, completions) = cq.usage();
-    CqRow {
-        cq: cq.id(),
-        session: cq.session(),
-        capacity: cq.capacity(),
-        unread,
-        reserved,
-        qps: cq.users.load(Relaxed),
-        completions,
-        overflowed: cq.is_dead(),
-    }
-}
-
-fn client_row(s: &Session) -> ClientRow {
-    let used = s.account.amounts();
-    let count = |kind| u32::try_from(used.of(kind)).unwrap_or(u32::MAX);
-    ClientRow {
-        session: s.id,
-        pid: s.client.pid,
-        uid: s.client.identity.uid,
-        command: s.client.command.clone(),
-        qps: count(Kind::Qps),
-        cqs: count(Kind::Cqs),
-        mrs: count(Kind::Mrs),
-        segment_bytes: used.of(Kind::SegmentBytes),
-        arena_bytes: used.of(Kind::ArenaBytes),
-        refusals: s.refusals,
-    }
-}
-
-fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
-    let connection = object.connection;
-    QpRow {
-        qp,
-        session,
-        pd: object.pd,
-        srq: object.srq,
-        state: object.shared.state(),
-        path: connection.map_or("none", |c| c.path).to_owned(),
-        addresses: connection.map(|c| c.addresses),
-        worker: match object.phase {
-            Phase::Bound(worker) => Some(worker),
-            _ => None,
-        },
-        ird: connection.map_or(0, |c| c.ird),
-        ord: connection.map_or(0, |c| c.ord),
-        counters: object.shared.counters(),
-        terminate: object.shared.terminate(),
     }
 }
 

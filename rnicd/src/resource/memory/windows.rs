@@ -6,13 +6,18 @@ use rnic_core::abi::control::{ReplyBody, WindowRow};
 use rnic_core::device::Window;
 use rnic_core::types::*;
 
-use super::attach::Attached;
-use super::ledger::Kind;
-use super::session::MemoryWindow;
-use super::{Answer, Given, Manager, Pending, find, refuse};
+use super::{Attached, MemoryWindow};
+use crate::resource::answer::{Answer, Given};
+use crate::resource::ledger::Kind;
+use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
-    pub(super) fn alloc_window(&mut self, id: SessionId, pd: PdId, kind: WindowKind) -> Answer {
+    pub(in crate::resource) fn alloc_window(
+        &mut self,
+        id: SessionId,
+        pd: PdId,
+        kind: WindowKind,
+    ) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let used = session.pd(pd)?.windows.add();
         let charge = session.account.charge(Kind::Windows, 1)?;
@@ -28,7 +33,7 @@ impl Manager {
         Given::later()
     }
 
-    pub(super) fn dealloc_window(&mut self, id: SessionId, window: MwId) -> Answer {
+    pub(in crate::resource) fn dealloc_window(&mut self, id: SessionId, window: MwId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object =
             session.windows.get(&window).ok_or_else(|| refuse::no_such("window", window.0))?;
@@ -41,7 +46,7 @@ impl Manager {
     }
 
     /// No worker knows the window any more.
-    pub(super) fn window_gone(&mut self, id: SessionId, handle: MwId) {
+    pub(in crate::resource) fn window_gone(&mut self, id: SessionId, handle: MwId) {
         // A session that has ended meanwhile gives everything back itself.
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.windows.remove(&handle) else { return };
@@ -50,7 +55,7 @@ impl Manager {
     }
 }
 
-pub(super) fn window_row(session: SessionId, object: &MemoryWindow) -> WindowRow {
+pub fn window_row(session: SessionId, object: &MemoryWindow) -> WindowRow {
     let window = &object.window;
     let (stag, mr) = window.view();
     WindowRow { window: window.id(), session, pd: window.pd(), kind: window.kind(), stag, mr }

@@ -10,13 +10,7 @@
 
 use rnic_core::types::*;
 
-use super::session::Session;
-use super::{Manager, Pending};
-
-/// A session between steps 3 and 4.
-pub struct Leaving {
-    pub session: Session,
-}
+use crate::resource::{Manager, Pending};
 
 impl Manager {
     /// Ends a session; it is gone when the workers have acknowledged.
@@ -30,13 +24,13 @@ impl Manager {
             }
         }
         self.pending.insert(ticket, Pending::Detach { session: id });
-        self.leaving.insert(id, Leaving { session });
+        self.leaving.insert(id, session);
         self.settle();
     }
 
     /// Every worker has forgotten the session.
-    pub(super) fn detached(&mut self, id: SessionId) {
-        let Some(Leaving { mut session }) = self.leaving.remove(&id) else { return };
+    pub(in crate::resource) fn detached(&mut self, id: SessionId) {
+        let Some(mut session) = self.leaving.remove(&id) else { return };
         self.why.end(id);
         for qp in session.qps.values() {
             self.terminates.count(&qp.shared);

@@ -4,10 +4,8 @@
 use std::sync::Arc;
 
 use rnic_core::abi::control::Refusal;
-use rnic_core::types::QpId;
 
-use super::ledger::{Account, Charge, Kind};
-use super::{Manager, find};
+use crate::resource::ledger::{Account, Charge, Kind};
 
 /// What the connection of a QP was charged.
 #[derive(Debug)]
@@ -51,15 +49,4 @@ fn charge(
         *wanted = Some(amount);
     }
     Ok(charge)
-}
-
-impl Manager {
-    /// A QP has no connection any more, or none yet.
-    pub(super) fn release_reads(&mut self, qp: QpId) {
-        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
-        let Ok(session) = find(&mut self.sessions, owner) else { return };
-        if let Some(object) = session.qps.get_mut(&qp) {
-            object.reads = None;
-        }
-    }
 }

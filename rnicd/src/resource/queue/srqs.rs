@@ -10,13 +10,17 @@ use rnic_core::device::Srq;
 use rnic_core::device::srq::SrqFault;
 use rnic_core::types::*;
 
-use super::arena::Room;
-use super::ledger::Kind;
-use super::session::SrqObject;
-use super::{Answer, Given, Manager, find, refuse};
+use super::{Room, SrqObject};
+use crate::resource::answer::{Answer, Given};
+use crate::resource::ledger::Kind;
+use crate::resource::{Manager, find, refuse};
 
 impl Manager {
-    pub(super) fn create_srq(&mut self, id: SessionId, request: &SrqRequest) -> Answer {
+    pub(in crate::resource) fn create_srq(
+        &mut self,
+        id: SessionId,
+        request: &SrqRequest,
+    ) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let pd = session.pd(request.pd)?.srqs.add();
         let SrqRequest { depth, max_sge, limit, context, .. } = *request;
@@ -48,7 +52,7 @@ impl Manager {
         Given::with(ReplyBody::Srq { srq, queue: location, new_arena }, descriptors)
     }
 
-    pub(super) fn arm_srq(&mut self, id: SessionId, srq: SrqId, limit: u32) -> Answer {
+    pub(in crate::resource) fn arm_srq(&mut self, id: SessionId, srq: SrqId, limit: u32) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let queue = session.srq(srq)?.srq.clone();
         check_limit(limit, queue.capacity())?;
@@ -73,12 +77,12 @@ impl Manager {
         Err(dead(srq))
     }
 
-    pub(super) fn query_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
+    pub(in crate::resource) fn query_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         Given::now(ReplyBody::SrqInfo(srq_row(session.srq(srq)?)))
     }
 
-    pub(super) fn destroy_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
+    pub(in crate::resource) fn destroy_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let users = session.srq(srq)?.srq.users.load(Relaxed);
         if users > 0 {
@@ -89,7 +93,7 @@ impl Manager {
     }
 
     /// A dead SRQ takes its QPs with it, wherever they are.
-    pub(super) fn srq_failed(&mut self, srq: SrqId) {
+    pub(in crate::resource) fn srq_failed(&mut self, srq: SrqId) {
         let Some(id) = self.handles.srqs.owner(srq.0) else { return };
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let users: Vec<QpId> =
@@ -101,7 +105,10 @@ impl Manager {
     }
 
     /// How long a QP holds a message that finds no receive; `None` if it does not.
-    pub(super) fn hold_for(&self, no_receive: NoReceive) -> Result<Option<Duration>, Refusal> {
+    pub(in crate::resource) fn hold_for(
+        &self,
+        no_receive: NoReceive,
+    ) -> Result<Option<Duration>, Refusal> {
         match no_receive {
             NoReceive::Terminate => Ok(None),
             NoReceive::Hold { deadline_ms: 0 } => Ok(Some(self.config.mpa.hold_deadline)),
@@ -115,7 +122,7 @@ impl Manager {
 }
 
 /// The SRQ of a QP about to be made.
-pub(super) fn srq_for_qp(object: &SrqObject, pd: PdId) -> Result<Arc<Srq>, Refusal> {
+pub fn srq_for_qp(object: &SrqObject, pd: PdId) -> Result<Arc<Srq>, Refusal> {
     let srq = object.srq.id();
     if object.pd != pd {
         let why = format!("SRQ {srq} is of PD {}, the QP of PD {pd}", object.pd);
@@ -127,7 +134,7 @@ pub(super) fn srq_for_qp(object: &SrqObject, pd: PdId) -> Result<Arc<Srq>, Refus
     Ok(object.srq.clone())
 }
 
-pub(super) fn srq_row(object: &SrqObject) -> SrqRow {
+pub fn srq_row(object: &SrqObject) -> SrqRow {
     let SrqObject { srq, pd, .. } = object;
     let usage = srq.usage();
     SrqRow {

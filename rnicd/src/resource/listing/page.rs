@@ -7,7 +7,7 @@ use rnic_core::abi::control::{MAX_MESSAGE, PAGE_ROWS};
 use rnic_core::types::SessionId;
 use serde::Serialize;
 
-use super::session::Session;
+use crate::resource::session::Session;
 
 /// The place of a session's object in a list: sessions in order, and within each its objects.
 pub fn key(session: SessionId, object: u32) -> u64 {

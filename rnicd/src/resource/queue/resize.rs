@@ -15,13 +15,19 @@ use rnic_core::device::Cq;
 use rnic_core::device::cq::{CqFault, ResizeFault};
 use rnic_core::types::*;
 
-use super::arena::Room;
-use super::ledger::Kind;
-use super::queues::check_entries;
-use super::{Answer, Given, Manager, find, refuse};
+use super::Room;
+use super::cqs::check_entries;
+use crate::resource::answer::{Answer, Given};
+use crate::resource::ledger::Kind;
+use crate::resource::{Manager, find, refuse};
 
 impl Manager {
-    pub(super) fn resize_cq(&mut self, id: SessionId, cq: CqId, entries: u32) -> Answer {
+    pub(in crate::resource) fn resize_cq(
+        &mut self,
+        id: SessionId,
+        cq: CqId,
+        entries: u32,
+    ) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.cq(cq)?;
         check_entries(&self.config.limits, entries)?;

@@ -18,9 +18,9 @@ use rnic_core::shm::queue::QueueMemory;
 use rnic_core::types::SessionId;
 
 use super::extents::Extents;
-use super::ledger::{Account, Charge, Kind};
-use super::numbers::Doorbell;
-use super::refuse;
+use crate::resource::ledger::{Account, Charge, Kind};
+use crate::resource::numbers::Doorbell;
+use crate::resource::refuse;
 use crate::system;
 
 /// Memory of a session's queues.
@@ -200,11 +200,11 @@ const GROW_MOST: usize = 8 << 20;
 
 #[cfg(test)]
 mod tests {
-    use super::super::Capacity;
-    use super::super::ledger::Ledger;
-    use super::super::policy::{Identity, Policy};
     use super::*;
     use crate::config::Config;
+    use crate::resource::capacity::Capacity;
+    use crate::resource::ledger::Ledger;
+    use crate::resource::policy::{Identity, Policy};
 
     #[test]
     fn an_arena_that_is_not_kept_is_gone_with_its_charge() {

@@ -1,6 +1,5 @@
-//! Addresses, connection requests and connections: who may use which, and what becomes of QPs.
+//! Connecting queue pairs: who may connect where, and what becomes of it.
 
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rnic_core::abi::control::{Event, Refusal, ReplyBody};
@@ -8,76 +7,17 @@ use rnic_core::engine::QpConfig;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
-use super::ledger::Kind;
 use super::reads::Reads;
-use super::session::{Connection, Listener, Phase, Qp, wrong_state};
-use super::{Answer, Given, Manager, find, refuse};
-use crate::cm::{AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
+use super::{ConnectOver, Connection, Phase, Qp, wrong_state};
+use crate::cm::{self, AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
+use crate::reaper::Passed;
+use crate::resource::answer::{Answer, Given};
+use crate::resource::ledger::Kind;
+use crate::resource::{Manager, find, refuse};
 use crate::worker::BindEnd;
 
 impl Manager {
-    pub(super) fn bind(
-        &mut self,
-        id: SessionId,
-        address: SocketAddr,
-        context: u64,
-        now: Time,
-    ) -> Answer {
-        self.may_serve(id, address)?;
-        let session = find(&mut self.sessions, id)?;
-        self.policy.may_reach(&session.client.identity, "bind", address)?;
-        let charge = session.account.charge(Kind::Listeners, 1)?;
-        let handle = self.handles.listeners.allocate(id);
-        let listener = ListenerId(handle.number());
-        let address = self.cm.bind(id, listener, address)?;
-        // The kernel may have chosen a port that no rule allows; nobody listens on it yet.
-        if let Err(refusal) = self.policy.may_listen(&session.client.identity, address) {
-            self.cm.close_listener(listener, now)?;
-            return Err(refusal);
-        }
-        let object = Listener { context, address, _handle: handle, _charge: charge };
-        session.listeners.insert(listener, object);
-        Given::now(ReplyBody::Listener { listener, address })
-    }
-
-    /// Refuses an address of this end that connections may not come to.
-    pub(super) fn may_serve(&mut self, id: SessionId, address: SocketAddr) -> Result<(), Refusal> {
-        let allowed = &self.config.device.addresses;
-        if !allowed.is_empty() && !allowed.contains(&address.ip()) {
-            return Err(Refusal::NotAllowed {
-                rule: "device.addresses".to_owned(),
-                what: format!("serve {address}"),
-            });
-        }
-        let session = find(&mut self.sessions, id)?;
-        self.policy.may_listen(&session.client.identity, address)
-    }
-
-    pub(super) fn listen(&mut self, id: SessionId, listener: ListenerId, backlog: u32) -> Answer {
-        find(&mut self.sessions, id)?.listener(listener)?;
-        let most = self.config.limits.device.of(Kind::Backlog);
-        refuse::at_most("backlog", u64::from(backlog), "limits.backlog", most)?;
-        self.cm.listen(listener, backlog)?;
-        let address = find(&mut self.sessions, id)?.listener(listener)?.address;
-        self.note("listening", Some(id), format!("{address}, backlog {backlog}"));
-        Given::done()
-    }
-
-    pub(super) fn close_listener(
-        &mut self,
-        id: SessionId,
-        listener: ListenerId,
-        now: Time,
-    ) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        session.listener(listener)?;
-        self.cm.close_listener(listener, now)?;
-        session.listeners.remove(&listener);
-        session.requests.retain(|_, of| *of != listener);
-        Given::done()
-    }
-
-    pub(super) fn connect(
+    pub(in crate::resource) fn connect(
         &mut self,
         id: SessionId,
         mut params: ConnectParams,
@@ -101,7 +41,34 @@ impl Manager {
         Given::done()
     }
 
-    pub(super) fn accept(&mut self, id: SessionId, mut params: AcceptParams, now: Time) -> Answer {
+    pub(in crate::resource) fn connect_over(
+        &mut self,
+        id: SessionId,
+        wanted: ConnectOver,
+        descriptor: Option<Passed>,
+        now: Time,
+    ) -> Answer {
+        let socket = self.passed(id, descriptor)?;
+        let ConnectOver { qp, ird, ord, private_data } = wanted;
+        let session = find(&mut self.sessions, id)?;
+        session.qp(qp)?.refuse_unless_idle(qp)?;
+        let AddressPair { local, peer } = cm::examine(&socket)?;
+        self.policy.may_connect(&session.client.identity, peer)?;
+        self.take_rate(id, now)?;
+        let local = Some(local);
+        let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
+        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect_over(params, socket, now)?;
+        self.hold(id, qp, reads, Phase::Connecting);
+        Given::done()
+    }
+
+    pub(in crate::resource) fn accept(
+        &mut self,
+        id: SessionId,
+        mut params: AcceptParams,
+        now: Time,
+    ) -> Answer {
         let (request, qp) = (params.request, params.qp);
         let session = find(&mut self.sessions, id)?;
         session.request(request)?;
@@ -113,7 +80,7 @@ impl Manager {
         Given::done()
     }
 
-    pub(super) fn reject(
+    pub(in crate::resource) fn reject(
         &mut self,
         id: SessionId,
         request: RequestId,
@@ -130,7 +97,12 @@ impl Manager {
         }
     }
 
-    pub(super) fn disconnect(&mut self, id: SessionId, qp: QpId, abort: bool) -> Answer {
+    pub(in crate::resource) fn disconnect(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        abort: bool,
+    ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         match object.phase {
             Phase::Bound(worker) => self.workers.disconnect(worker, qp, abort),
@@ -147,7 +119,7 @@ impl Manager {
     }
 
     /// Carries out what the connection manager says.
-    pub(super) fn handle_cm_event(&mut self, event: CmEvent) {
+    pub(in crate::resource) fn handle_cm_event(&mut self, event: CmEvent) {
         match event {
             CmEvent::Request {
                 listener,
@@ -240,7 +212,7 @@ impl Manager {
     }
 
     /// No connection came about: a QP that connected is Idle again, one that accepted is dead.
-    pub(super) fn unreachable(&mut self, qp: QpId, reason: String) {
+    pub(in crate::resource) fn unreachable(&mut self, qp: QpId, reason: String) {
         let Some((session, object)) = self.qp_of(qp) else { return };
         let context = object.shared.context.load(Relaxed);
         if !matches!(object.phase, Phase::Accepting(_) | Phase::Connecting(_)) {
@@ -297,14 +269,8 @@ impl Manager {
         }
     }
 
-    pub(super) fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {
-        let owner = self.handles.qps.owner(qp.0)?;
-        let object = find(&mut self.sessions, owner).ok()?.qps.get_mut(&qp)?;
-        Some((owner, object))
-    }
-
     /// Leaves an Idle QP to the connection manager, with the reads that its connection may have.
-    pub(super) fn hold(
+    pub(in crate::resource) fn hold(
         &mut self,
         id: SessionId,
         qp: QpId,
@@ -321,7 +287,11 @@ impl Manager {
     }
 
     /// Counts a connection that a session's user begins, unless there were too many lately.
-    pub(super) fn take_rate(&mut self, id: SessionId, now: Time) -> Result<(), Refusal> {
+    pub(in crate::resource) fn take_rate(
+        &mut self,
+        id: SessionId,
+        now: Time,
+    ) -> Result<(), Refusal> {
         let rights = find(&mut self.sessions, id)?.account.rights();
         let most = rights.user_count(Kind::ConnectionsPerSecond);
         match self.connects.take(rights.uid, most, now) {
@@ -336,7 +306,7 @@ impl Manager {
     }
 
     /// Checks the reads of a connection against the maxima of a QP, and charges them.
-    pub(super) fn charge_reads(
+    pub(in crate::resource) fn charge_reads(
         &mut self,
         id: SessionId,
         wanted: (&mut Option<u16>, &mut Option<u16>),
@@ -350,6 +320,15 @@ impl Manager {
         }
         let most = limits.reads_of_qp();
         Reads::charge(&find(&mut self.sessions, id)?.account, wanted, most)
+    }
+
+    /// A QP has no connection any more, or none yet.
+    pub(in crate::resource) fn release_reads(&mut self, qp: QpId) {
+        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
+        let Ok(session) = find(&mut self.sessions, owner) else { return };
+        if let Some(object) = session.qps.get_mut(&qp) {
+            object.reads = None;
+        }
     }
 
     fn tell(&mut self, session: SessionId, event: &Event) {

@@ -1,106 +1,32 @@
 //! Attached memory: who may have regions in his own address space, and what becomes of them when it
 //! is gone.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Instant;
 
 use rnic_core::abi::control::{Event, Refusal, ReplyBody, RequestBody};
-use rnic_core::device::{Memory, Mover};
 use rnic_core::shm::AddressSpace;
-use rnic_core::shm::attached::USER_END;
 use rnic_core::types::*;
 
-use super::ledger::{Charge, Kind};
-use super::session::Session;
-use super::why::Asked;
-use super::{Answer, Given, Manager, find, refuse};
+use super::Attached;
+use super::attached::Reach;
 use crate::clock;
-use crate::mover::{MoverHandle, MoverReport, Why};
+use crate::mover::{MoverReport, Why};
 use crate::reaper::Passed;
-
-/// A session's attached address space.
-pub struct Attached {
-    reach: Reach,
-    /// It has been found gone, its regions are revoked and the client has been told.
-    gone: bool,
-}
-
-/// How it is reached.
-enum Reach {
-    /// By the workers themselves.
-    Own(Arc<AddressSpace>),
-    /// By a mover.
-    Mover(MoverHandle),
-}
-
-impl Attached {
-    /// Ends the mover that reaches it, if one does: the reaper, which closes what is left, may not.
-    pub fn end_mover(&mut self) {
-        if let Reach::Mover(mover) = &mut self.reach {
-            mover.end();
-        }
-    }
-
-    /// The mover that reaches it, if one does.
-    pub fn mover(&self) -> Option<Arc<Mover>> {
-        match &self.reach {
-            Reach::Own(_) => None,
-            Reach::Mover(mover) => Some(mover.shared.clone()),
-        }
-    }
-}
-
-/// Movers that have not ended, by session, as they were charged. One that is stuck outlives its
-/// session, and a session that asks again has another beside it.
-#[derive(Debug, Default)]
-pub struct Moving(HashMap<SessionId, Vec<Charge>>);
-
-impl Moving {
-    fn add(&mut self, id: SessionId, charge: Charge) {
-        self.0.entry(id).or_default().push(charge);
-    }
-
-    /// Whose mover it is.
-    fn user(&self, id: SessionId) -> Option<u32> {
-        self.0.get(&id)?.first().map(Charge::user)
-    }
-
-    /// One of a session's has ended.
-    fn remove(&mut self, id: SessionId) {
-        if let Entry::Occupied(mut movers) = self.0.entry(id) {
-            movers.get_mut().pop();
-            if movers.get().is_empty() {
-                movers.remove();
-            }
-        }
-    }
-}
-
-/// The memory of a new region at this address of the client.
-pub fn attached_memory(session: &Session, address: u64, length: u64) -> Result<Memory, Refusal> {
-    let Some(Attached { reach, gone }) = &session.attached else {
-        return Err(refuse::invalid("source", "this session has not attached its memory"));
-    };
-    if *gone {
-        return Err(refuse::invalid("source", "the attached address space is gone"));
-    }
-    if address.checked_add(length).is_none_or(|end| end > USER_END) {
-        let why = format!("{address:#x} plus {length} bytes is no range of a program's addresses");
-        return Err(refuse::invalid("address", why));
-    }
-    Ok(match reach {
-        Reach::Own(space) => Memory::Attached { space: space.clone(), address },
-        Reach::Mover(mover) => Memory::Moved { mover: mover.shared.clone(), address },
-    })
-}
+use crate::resource::answer::{Answer, Given};
+use crate::resource::ledger::Kind;
+use crate::resource::records::Asked;
+use crate::resource::{Manager, find, refuse};
 
 impl Manager {
     /// `descriptor` may be anything: it is touched only if its owner may keep the daemon waiting,
     /// and if it is not wanted it is closed where that may take its time.
-    pub(super) fn attach_memory(&mut self, id: SessionId, memory: Passed, now: Time) -> Answer {
+    pub(in crate::resource) fn attach_memory(
+        &mut self,
+        id: SessionId,
+        memory: Passed,
+        now: Time,
+    ) -> Answer {
         self.check_attaching(id, now)?;
         let user = find(&mut self.sessions, id)?.client.identity.uid;
         self.examine_memory(id, memory.into_inner()).map_err(|(refusal, memory)| {
@@ -164,7 +90,7 @@ impl Manager {
     }
 
     /// A mover has started, or has not, or has ended.
-    pub(super) fn mover_reported(&mut self, report: MoverReport) {
+    pub(in crate::resource) fn mover_reported(&mut self, report: MoverReport) {
         match report {
             MoverReport::Ready { session: id, process } => {
                 // If the session has ended meanwhile, so does the mover: its channels are closed.
@@ -197,7 +123,7 @@ impl Manager {
 
     /// A worker has found a session's address space gone: its regions there go as well. Every QP
     /// that meets it reports it; the first report counts.
-    pub(super) fn memory_gone(&mut self, id: SessionId) {
+    pub(in crate::resource) fn memory_gone(&mut self, id: SessionId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         match &mut session.attached {
             Some(attached) if !attached.gone => attached.gone = true,
