@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::Config;
-use super::explain::{InForce, values};
+use super::explain::values;
+use super::in_force::InForce;
 use super::sentences::sentences;
 
 /// A key whose value is another one now.

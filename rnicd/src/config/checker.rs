@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::error::ConfigError;
-use super::file::Field;
+use super::field::Field;
 use super::units::{Span, SpanOrOff};
 
 /// A file and its text, to say where something stands.

@@ -5,15 +5,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use toml::Spanned;
 
+use super::field::Field;
 use super::file_limits::{self, LimitsSection};
 use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
 use super::people::People;
 use super::units::{Span, SpanOrOff};
-
-/// A value with its place, or nothing.
-pub type Field<T> = Option<Spanned<T>>;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]

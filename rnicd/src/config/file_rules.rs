@@ -4,7 +4,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::addresses::{Network, Ports};
-use super::file::Field;
+use super::field::Field;
 use super::file_limits::{self, Fields};
 use super::people::{Id, People};
 

@@ -2,7 +2,7 @@
 
 use rnic_core::abi::queue::{PAGE, QueueShape};
 
-use super::explain::InForce;
+use super::in_force::InForce;
 use super::kind::{Cost, Kind};
 use super::{Config, Values};
 
