@@ -1,8 +1,10 @@
 //! What becomes of a request: something done, at once or later, or a refusal.
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use rnic_core::abi::control::{Refusal, ReplyBody};
+use rnic_core::types::SessionId;
 
 /// What a request came to: something given, or a refusal by name.
 pub type Answer = Result<Given, Refusal>;
@@ -50,6 +52,46 @@ impl Given {
     /// Begun.
     pub(super) fn later() -> Answer {
         Ok(Given::Later)
+    }
+}
+
+/// What others are to be told and have not fetched yet.
+#[derive(Default)]
+pub struct Outbox {
+    answers: VecDeque<(SessionId, Granted)>,
+    refusals: VecDeque<(SessionId, Refused)>,
+    ended: VecDeque<(SessionId, String)>,
+}
+
+impl Outbox {
+    /// What a session was promised.
+    pub fn answer(&mut self, session: SessionId, body: ReplyBody) {
+        self.answers.push_back((session, body.into()));
+    }
+
+    /// It gets a refusal instead.
+    pub fn refuse(&mut self, session: SessionId, refused: Refused) {
+        self.refusals.push_back((session, refused));
+    }
+
+    /// It is to be closed, because of this.
+    pub fn end(&mut self, session: SessionId, why: String) {
+        self.ended.push_back((session, why));
+    }
+
+    /// The next answer.
+    pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
+        self.answers.pop_front()
+    }
+
+    /// The next refusal.
+    pub fn poll_refused(&mut self) -> Option<(SessionId, Refused)> {
+        self.refusals.pop_front()
+    }
+
+    /// The next session that is to be closed.
+    pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
+        self.ended.pop_front()
     }
 }
 

@@ -126,7 +126,7 @@ impl Manager {
         }
         while let Some(report) = self.workers.poll_report() {
             match report {
-                WorkerReport::Misbehaved { session, why } => self.ended.push_back((session, why)),
+                WorkerReport::Misbehaved { session, why } => self.outbox.end(session, why),
                 WorkerReport::StagGuessed { session, peer, at } => {
                     self.cm.stag_guessed(session, peer, at);
                 }
@@ -149,15 +149,15 @@ impl Manager {
         while let Some(ticket) = self.workers.poll_done() {
             match self.pending.remove(&ticket) {
                 Some(Pending::RegMr { session, mr, stag }) => {
-                    self.answers.push_back((session, ReplyBody::Mr { mr, stag }.into()));
+                    self.outbox.answer(session, ReplyBody::Mr { mr, stag });
                 }
                 Some(Pending::DeregMr { session, mr }) => self.mr_revoked(session, mr),
                 Some(Pending::DestroyQp { session, qp }) => {
                     self.qp_gone(session, qp);
-                    self.answers.push_back((session, ReplyBody::Done.into()));
+                    self.outbox.answer(session, ReplyBody::Done);
                 }
                 Some(Pending::AllocWindow { session, window, stag }) => {
-                    self.answers.push_back((session, ReplyBody::Window { window, stag }.into()));
+                    self.outbox.answer(session, ReplyBody::Window { window, stag });
                 }
                 Some(Pending::DeallocWindow { session, window }) => {
                     self.window_gone(session, window);

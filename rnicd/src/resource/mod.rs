@@ -28,13 +28,13 @@ mod reload;
 mod session;
 mod uses;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rnic_core::abi::control::Refusal;
-use rnic_core::device::{StagAllocator, WhyLog};
+use rnic_core::device::StagAllocator;
 use rnic_core::types::*;
 
 use crate::cm::ConnectionManager;
@@ -45,6 +45,7 @@ use crate::privilege::Network;
 use crate::rate::Buckets;
 use crate::reaper::{Reaper, Receipt};
 use crate::worker::{Ticket, Workers};
+use answer::Outbox;
 pub use answer::{Answer, Given, Granted, Refused};
 pub use capacity::Capacity;
 use domain::NamedPds;
@@ -52,7 +53,7 @@ use ledger::{Kind, Ledger};
 use memory::Moving;
 use numbers::{Handles, Stags};
 pub use policy::Policy;
-use records::{Notes, Past, Terminates};
+use records::Records;
 pub use reload::Reloaded;
 use session::Session;
 pub use session::Welcome;
@@ -84,21 +85,12 @@ pub struct Manager {
     pending: HashMap<Ticket, Pending>,
     /// Segments that the reaper has yet to unmap, and sessions that wait for that.
     unmapping: HashMap<Receipt, SessionId>,
-    answers: VecDeque<(SessionId, Granted)>,
-    /// Refusals that took their time.
-    late_refusals: VecDeque<(SessionId, Refused)>,
+    outbox: Outbox,
     movers: Movers,
     moving: Moving,
-    ended: VecDeque<(SessionId, String)>,
-    refusals: u64,
-    misbehaved: u64,
-    terminates: Terminates,
-    /// Shared with the workers.
-    why: Arc<WhyLog>,
-    notes: Notes,
+    records: Records,
     /// All workers have answered the last question.
     alive: bool,
-    past: Past,
     said: Dampers,
 }
 
@@ -143,6 +135,7 @@ impl Manager {
         policy.report_unknown();
         let why = workers.why().clone();
         why.keep_of_ended(config.limits.device.count(Kind::WhyRecords) as usize);
+        let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
         Manager {
             policy,
             named_pds: NamedPds::default(),
@@ -159,18 +152,11 @@ impl Manager {
             leaving: HashMap::new(),
             pending: HashMap::new(),
             unmapping: HashMap::new(),
-            answers: VecDeque::new(),
-            late_refusals: VecDeque::new(),
+            outbox: Outbox::default(),
             movers,
             moving: Moving::default(),
-            ended: VecDeque::new(),
-            refusals: 0,
-            misbehaved: 0,
-            terminates: Terminates::default(),
-            why,
-            notes: Notes::new(config.limits.device.count(Kind::EventRecords) as usize),
+            records: Records::new(why, most_notes),
             alive: false,
-            past: Past::default(),
             said: Dampers::new(10, Duration::from_secs(60)),
             config,
             capacity,
@@ -198,17 +184,17 @@ impl Manager {
 
     /// An answer that was promised for later.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
-        self.answers.pop_front()
+        self.outbox.poll_answer()
     }
 
     /// A refusal that took its time.
     pub fn poll_refused(&mut self) -> Option<(SessionId, Refused)> {
-        self.late_refusals.pop_front()
+        self.outbox.poll_refused()
     }
 
     /// A session that a worker found misbehaving, and why; it is to be closed.
     pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
-        self.ended.pop_front()
+        self.outbox.poll_ended()
     }
 
     /// The connection manager, to hand it readiness and time. [`Manager::settle`] is due after.

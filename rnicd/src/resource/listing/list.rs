@@ -54,7 +54,7 @@ impl Manager {
             Some(_) => session.account.amounts(),
             None => self.ledger.used(),
         };
-        let refusals = own.map_or(self.refusals, |_| session.refusals);
+        let refusals = own.map_or(self.records.refusals(), |_| session.refusals);
         // Counts of objects are below their limits, which are below 2^32.
         let count = |kind| u32::try_from(counts.of(kind)).unwrap_or(u32::MAX);
         let mut terminates = Terminates::default();
@@ -62,8 +62,8 @@ impl Manager {
             terminates.count(&qp.shared);
         }
         if own.is_none() {
-            terminates.sent += self.terminates.sent;
-            terminates.received += self.terminates.received;
+            terminates.sent += self.records.terminates().sent;
+            terminates.received += self.records.terminates().received;
         }
         let everybody =
             |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
@@ -87,7 +87,7 @@ impl Manager {
             half_open: everybody(self.cm.half_open()),
             arena_bytes: counts.of(Kind::ArenaBytes),
             refusals,
-            sessions_ended: own.map_or(self.misbehaved, |_| 0),
+            sessions_ended: own.map_or(self.records.misbehaved(), |_| 0),
             terminates_sent: terminates.sent,
             terminates_received: terminates.received,
             draining: self.draining,

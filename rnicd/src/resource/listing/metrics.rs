@@ -45,11 +45,12 @@ impl Manager {
         page.figure("connections_in_startup", Kind::Gauge, "Connections before MPA has begun.")
             .sample(&[], self.cm.half_open() as u64);
         let ended = "Sessions ended for misbehaviour.";
-        page.figure("sessions_ended_total", Kind::Counter, ended).sample(&[], self.misbehaved);
+        page.figure("sessions_ended_total", Kind::Counter, ended)
+            .sample(&[], self.records.misbehaved());
         page.figure("events_total", Kind::Counter, "Notable happenings.")
-            .sample(&[], self.notes.total());
+            .sample(&[], self.records.noted());
         page.figure("why_records_total", Kind::Counter, "Failures put on record.")
-            .sample(&[], self.why.made());
+            .sample(&[], self.records.whys());
         let mut figure = page.figure("objects", Kind::Gauge, "Objects, or bytes, in use.");
         for kind in Counted::counted() {
             figure.sample(&[("kind", &kind.key())], self.ledger.used().of(kind));
@@ -77,7 +78,7 @@ impl Manager {
     /// Users that have or had something; without a number those that are counted together.
     fn users(&self) -> BTreeMap<Option<u32>, User<'_>> {
         let mut users = BTreeMap::<Option<u32>, User<'_>>::new();
-        let Past { users: past, others } = &self.past;
+        let Past { users: past, others } = self.records.past();
         for (uid, done) in past {
             users.entry(Some(*uid)).or_default().done = done.clone();
         }

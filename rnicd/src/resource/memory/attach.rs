@@ -97,7 +97,7 @@ impl Manager {
                 let Ok(session) = find(&mut self.sessions, id) else { return };
                 if let Some(Attached { reach: Reach::Mover(mover), .. }) = &mut session.attached {
                     mover.started(process);
-                    self.answers.push_back((id, ReplyBody::Done.into()));
+                    self.outbox.answer(id, ReplyBody::Done);
                 }
             }
             MoverReport::Refused { session: id, why, memory } => {
@@ -115,7 +115,7 @@ impl Manager {
                 };
                 let asked = Asked::of(&RequestBody::AttachMemory);
                 let refused = self.refused(id, asked, refusal, clock::now());
-                self.late_refusals.push_back((id, refused));
+                self.outbox.refuse(id, refused);
             }
             MoverReport::Ended { session } => self.moving.remove(session),
         }

@@ -68,7 +68,7 @@ impl Manager {
         // A session that has ended meanwhile gives everything back itself.
         let Ok(session) = find(&mut self.sessions, id) else { return };
         if session.mrs.remove(&mr).is_some() {
-            self.answers.push_back((id, ReplyBody::Done.into()));
+            self.outbox.answer(id, ReplyBody::Done);
         }
     }
 }

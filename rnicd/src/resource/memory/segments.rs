@@ -92,7 +92,7 @@ impl Manager {
     /// A segment has been unmapped.
     pub(in crate::resource) fn segment_gone(&mut self, id: SessionId) {
         if self.sessions.contains_key(&id) {
-            self.answers.push_back((id, ReplyBody::Done.into()));
+            self.outbox.answer(id, ReplyBody::Done);
         }
     }
 }

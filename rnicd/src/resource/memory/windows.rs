@@ -51,7 +51,7 @@ impl Manager {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.windows.remove(&handle) else { return };
         object.window.close();
-        self.answers.push_back((id, ReplyBody::Done.into()));
+        self.outbox.answer(id, ReplyBody::Done);
     }
 }
 

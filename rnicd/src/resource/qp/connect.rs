@@ -158,7 +158,7 @@ impl Manager {
             }
             CmEvent::NoRequest { listener, reason } => self.no_request(listener, reason),
             CmEvent::Returned { session } => {
-                self.answers.push_back((session, ReplyBody::Done.into()));
+                self.outbox.answer(session, ReplyBody::Done);
             }
             CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
                 // Without a QP the stream is dropped, which ends the connection.

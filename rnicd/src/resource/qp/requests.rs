@@ -137,8 +137,7 @@ impl Manager {
     pub(in crate::resource) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
         let Ok(session) = find(&mut self.sessions, id) else { return };
         let Some(object) = session.qps.remove(&qp) else { return };
-        self.terminates.count(&object.shared);
-        self.past.add_qp(session.client.identity.uid, &object.shared);
+        self.records.add_qp(session.client.identity.uid, &object.shared);
     }
 
     /// Hands a QP that has no connection to a worker, to flush what is posted.

@@ -91,7 +91,7 @@ impl Manager {
                 session.tell(&Event::CqError { cq, context: queue.context.load(Relaxed) });
             }
             self.note("cq_failed", Some(id), format!("completion queue {cq} is dead"));
-            self.ended.push_back((id, format!("completion queue {cq}: {fault}")));
+            self.outbox.end(id, format!("completion queue {cq}: {fault}"));
             self.cq_failed(cq);
         }
         Refusal::WrongState {

@@ -70,7 +70,7 @@ impl Manager {
             let context = queue.context.load(Relaxed);
             session.tell(&Event::SrqError { srq, context });
             if let SrqFault::Scribbled(fault) = fault {
-                self.ended.push_back((id, format!("shared receive queue {srq}: {fault}")));
+                self.outbox.end(id, format!("shared receive queue {srq}: {fault}"));
             }
             self.srq_failed(srq);
         }

@@ -65,15 +65,15 @@ impl Manager {
         refusal: Refusal,
         now: Time,
     ) -> Refused {
-        self.refusals += 1;
+        self.records.refusals += 1;
         if let Some(session) = self.sessions.get_mut(&session) {
             session.refusals += 1;
-            self.past.add_refusal(session.client.identity.uid);
+            self.records.past.add_refusal(session.client.identity.uid);
         }
         let Asked { verb, qp, pd, offset, length } = asked;
         let text = format!("{verb}: {refusal}");
         let why = Why::new(session, WhyKind::Refused, rule_of(&refusal), text);
-        let why_id = self.why.record(now, Why { qp, pd, offset, length, ..why });
+        let why_id = self.records.why.record(now, Why { qp, pd, offset, length, ..why });
         if let Refusal::Limit { .. } = refusal {
             let text = format!("{verb}: {refusal} (why {why_id})");
             self.note("limit_reached", Some(session), text);
@@ -92,7 +92,7 @@ impl Manager {
         let rule = "RFC 5044 section 7.1: a connection is TCP and the MPA frames of both sides";
         let pd = self.sessions.get(&session).and_then(|s| s.qps.get(&qp)).map(|qp| qp.pd);
         let why = Why::new(session, WhyKind::Lost, rule, reason);
-        let why_id = self.why.record(clock::now(), Why { qp: Some(qp), pd, ..why });
+        let why_id = self.records.why.record(clock::now(), Why { qp: Some(qp), pd, ..why });
         let text = format!("QP {qp}: {reason} (why {why_id})");
         self.note("connect_failed", Some(session), text);
         why_id
@@ -101,11 +101,11 @@ impl Manager {
     /// Counts and records that a session is ended for misbehaviour; the record's number, 0 for a
     /// client that had no session yet.
     pub fn misbehaved(&mut self, session: Option<SessionId>, how: &str, now: Time) -> u64 {
-        self.misbehaved += 1;
+        self.records.misbehaved += 1;
         let Some(session) = session else { return 0 };
         let rule = "local contract: control messages and shared memory follow the ABI, or the \
                     session ends";
-        let why_id = self.why.record(now, Why::new(session, WhyKind::Ended, rule, how));
+        let why_id = self.records.why.record(now, Why::new(session, WhyKind::Ended, rule, how));
         let text = format!("session ended: {how} (why {why_id})");
         self.note("session_ended", Some(session), text);
         why_id
@@ -114,7 +114,7 @@ impl Manager {
     /// Notes a happening of this kind, concerning a session or the whole daemon. What one session
     /// causes in great number is counted and mostly not kept.
     pub fn note(&mut self, kind: &'static str, session: Option<SessionId>, mut text: String) {
-        self.notes.sequence += 1;
+        self.records.notes.sequence += 1;
         let mut owner = None;
         if let Some(session) = session.and_then(|id| self.sessions.get_mut(&id)) {
             owner = session.client.account();
@@ -128,13 +128,13 @@ impl Manager {
             let end = (0..=MAX_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
             text.truncate(end);
         }
-        let sequence = self.notes.sequence;
+        let sequence = self.records.notes.sequence;
         let record = EventRecord { sequence, time_ms: 0, session, kind: kind.to_owned(), text };
         tracing::debug!(kind, session = session.map(|s| s.0), text = record.text, "noted");
         let note = Note { time: clock::now(), owner, record };
-        self.notes.records.insert(sequence, owner, note);
-        if let Some(displaced) = self.notes.ring.push(owner, sequence) {
-            self.notes.records.remove(displaced);
+        self.records.notes.records.insert(sequence, owner, note);
+        if let Some(displaced) = self.records.notes.ring.push(owner, sequence) {
+            self.records.notes.records.remove(displaced);
         }
     }
 
@@ -162,6 +162,7 @@ impl Manager {
     pub(in crate::resource) fn why(&mut self, id: SessionId, number: u64) -> Answer {
         let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
         let kept = self
+            .records
             .why
             .find(number)
             .filter(|kept| reader.may_read(kept.owner, Some(kept.record.session)));
@@ -176,14 +177,14 @@ impl Manager {
     pub(in crate::resource) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {
         let whose = reader.whose();
         // One more than a page shows, to know where the next one begins.
-        let newest = self.why.newest(whose, before(from), PAGE_ROWS + 1);
+        let newest = self.records.why.newest(whose, before(from), PAGE_ROWS + 1);
         let wall = Wall::now();
         let keyed = newest.iter().map(|kept| (kept.record.id + 1, kept));
         let (rows, next) = page_that_fits(keyed, |kept| {
             let readable = reader.may_read(kept.owner, Some(kept.record.session));
             readable.then(|| told(kept, wall))
         });
-        let total = u32::try_from(self.why.kept(whose)).unwrap_or(u32::MAX);
+        let total = u32::try_from(self.records.why.kept(whose)).unwrap_or(u32::MAX);
         (Rows::Whys(rows), total, next)
     }
 
@@ -192,7 +193,7 @@ impl Manager {
             Whose::All => None,
             Whose::Of(owner) => Some(owner),
         };
-        let newest = self.notes.records.newest(owner, before(from));
+        let newest = self.records.notes.records.newest(owner, before(from));
         let wall = Wall::now();
         let keyed = newest.map(|note| (note.record.sequence + 1, note));
         let (rows, next) = page_that_fits(keyed, |note| {
@@ -200,7 +201,7 @@ impl Manager {
             let time_ms = wall.at(note.time);
             readable.then(|| EventRecord { time_ms, ..note.record.clone() })
         });
-        let total = u32::try_from(self.notes.records.len(owner)).unwrap_or(u32::MAX);
+        let total = u32::try_from(self.records.notes.records.len(owner)).unwrap_or(u32::MAX);
         (Rows::Events(rows), total, next)
     }
 }

@@ -31,10 +31,9 @@ impl Manager {
     /// Every worker has forgotten the session.
     pub(in crate::resource) fn detached(&mut self, id: SessionId) {
         let Some(mut session) = self.leaving.remove(&id) else { return };
-        self.why.end(id);
+        self.records.end(id);
         for qp in session.qps.values() {
-            self.terminates.count(&qp.shared);
-            self.past.add_qp(session.client.identity.uid, &qp.shared);
+            self.records.add_qp(session.client.identity.uid, &qp.shared);
         }
         session.leave_named_pds();
         if let Some(attached) = &mut session.attached {

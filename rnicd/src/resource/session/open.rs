@@ -59,7 +59,7 @@ impl Manager {
                 let quota = self.capacity.quota(&rights);
                 self.cm.set_quota(id, quota);
                 let events = welcome.events.clone();
-                self.why.open(
+                self.records.open(
                     id,
                     client.account(),
                     rights.session_count(Kind::WhyRecords) as usize,
