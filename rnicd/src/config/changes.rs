@@ -5,7 +5,7 @@ use std::fmt;
 use super::Config;
 use super::explain::values;
 use super::in_force::InForce;
-use super::sentences::sentences;
+use super::rule_text::rule_text;
 
 /// A key whose value is another one now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ fn rows(config: &Config) -> Vec<(String, String)> {
         .into_iter()
         .map(|(key, value, _)| (key, value))
         .collect();
-    rows.extend(sentences(config));
+    rows.extend(rule_text(config));
     rows
 }
 

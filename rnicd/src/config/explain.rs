@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::in_force::InForce;
 use super::kind::{Kind, Scope};
 use super::limits::amount;
-use super::sentences::sentences;
+use super::rule_text::rule_text;
 use super::warnings::warnings;
 use super::worst_case::worst_case;
 use super::{Config, Loopback, Mulpdu, Seccomp, Span, SpanOrOff};
@@ -18,7 +18,7 @@ pub fn explain(config: &Config, in_force: &InForce, unknown: &[String]) -> Strin
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{key:<35} {value:<14} {meaning}");
     }
-    let rules = sentences(config).into_iter().map(|(_, sentence)| sentence);
+    let rules = rule_text(config).into_iter().map(|(_, sentence)| sentence);
     paragraph(&mut out, "Rules:", rules);
     paragraph(&mut out, "Worst case, every limit reached at once:", worst_case(config, in_force));
     paragraph(&mut out, "Warnings:", warnings(config).into_iter().chain(unknown.iter().cloned()));

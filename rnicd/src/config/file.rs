@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::field::Field;
 use super::file_limits::{self, LimitsSection};
 use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
-use super::people::People;
+use super::subjects::Subjects;
 use super::units::{Span, SpanOrOff};
 
 /// The whole file.
@@ -66,7 +66,7 @@ pub struct ControlSection {
     /// Group that owns the socket.
     pub group: Field<String>,
     /// Users and groups who see everybody's objects and may drain and disconnect.
-    pub admins: Field<People>,
+    pub admins: Field<Subjects>,
     /// Whom to become when started as root.
     pub user: Field<String>,
     /// What happens to system calls that a thread has no need of.

@@ -6,7 +6,7 @@ use toml::Spanned;
 use super::addresses::{Network, Ports};
 use super::field::Field;
 use super::file_limits::{self, Fields};
-use super::people::{Id, People};
+use super::subjects::{Id, Subjects};
 
 /// `[[user]]` and `[[group]]`: other limits and rights for some.
 #[derive(Debug, Deserialize)]
@@ -53,7 +53,7 @@ pub struct PdTable {
 #[serde(deny_unknown_fields)]
 pub struct ListenTable {
     /// Users and groups.
-    pub who: People,
+    pub who: Subjects,
     /// Addresses.
     pub address: Network,
     /// Ports; any without it.
@@ -66,7 +66,7 @@ pub struct ListenTable {
 #[serde(deny_unknown_fields)]
 pub struct ConnectTable {
     /// Users and groups.
-    pub who: People,
+    pub who: Subjects,
     /// Addresses of peers.
     pub network: Network,
     /// Ports of peers; any without it.

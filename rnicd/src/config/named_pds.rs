@@ -4,7 +4,7 @@ use super::checker::Checker;
 use super::error::ConfigError;
 use super::file_rules::PdTable;
 use super::kind::{Kind, Scope};
-use super::people::People;
+use super::subjects::Subjects;
 
 /// A protection domain with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct NamedPd {
     /// What programs open it by.
     pub name: String,
     /// Who may open it.
-    pub who: People,
+    pub who: Subjects,
     /// Sessions that may have it open at once; by default as many as there are.
     pub max_sessions: Option<u32>,
     /// Memory regions in it, of all sessions; by default only the sessions' own limits apply.
@@ -34,7 +34,7 @@ impl Checker<'_> {
             if pds.iter().any(|pd| pd.name == name) {
                 return Err(self.wrong(at, format!("there are two [[pd]] named {name:?}")));
             }
-            let who = People { everyone: false, users: table.users, groups: table.groups };
+            let who = Subjects { everyone: false, users: table.users, groups: table.groups };
             if who.is_empty() {
                 return Err(self.wrong(at, "nobody may open it: give users or groups"));
             }

@@ -7,7 +7,7 @@ use super::error::ConfigError;
 use super::file_rules::OverrideTable;
 use super::kind::Scope;
 use super::limits::Values;
-use super::people::Id;
+use super::subjects::Id;
 
 /// What one rule changes. Keys that it does not set stay as they are without it.
 #[derive(Clone, Debug, PartialEq, Eq)]

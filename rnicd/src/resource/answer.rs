@@ -7,58 +7,58 @@ use rnic_core::abi::control::{Refusal, ReplyBody};
 use rnic_core::types::SessionId;
 
 /// What a request came to: something given, or a refusal by name.
-pub type Answer = Result<Given, Refusal>;
+pub type Answer = Result<Outcome, Refusal>;
 
 /// An answer with the descriptors that go with it.
 #[derive(Debug)]
-pub struct Granted {
+pub struct Response {
     /// What was done.
     pub body: ReplyBody,
     /// In the order in which the message names them.
     pub descriptors: Vec<OwnedFd>,
 }
 
-impl From<ReplyBody> for Granted {
+impl From<ReplyBody> for Response {
     fn from(body: ReplyBody) -> Self {
-        Granted { body, descriptors: Vec::new() }
+        Response { body, descriptors: Vec::new() }
     }
 }
 
 /// What a client gets, and when.
 #[derive(Debug)]
-pub enum Given {
+pub enum Outcome {
     /// It, at once.
-    Now(Box<Granted>),
+    Now(Box<Response>),
     /// An answer when the workers are done, from [`Manager::poll_answer`].
     Later,
 }
 
-impl Given {
+impl Outcome {
     /// Done, and that is all.
     pub(super) fn now(body: ReplyBody) -> Answer {
-        Given::with(body, Vec::new())
+        Outcome::with(body, Vec::new())
     }
 
     /// Done, with descriptors.
     pub(super) fn with(body: ReplyBody, descriptors: Vec<OwnedFd>) -> Answer {
-        Ok(Given::Now(Box::new(Granted { body, descriptors })))
+        Ok(Outcome::Now(Box::new(Response { body, descriptors })))
     }
 
     /// Done, without anything to tell.
     pub(super) fn done() -> Answer {
-        Given::now(ReplyBody::Done)
+        Outcome::now(ReplyBody::Done)
     }
 
     /// Begun.
     pub(super) fn later() -> Answer {
-        Ok(Given::Later)
+        Ok(Outcome::Later)
     }
 }
 
 /// What others are to be told and have not fetched yet.
 #[derive(Default)]
 pub struct Outbox {
-    answers: VecDeque<(SessionId, Granted)>,
+    answers: VecDeque<(SessionId, Response)>,
     refusals: VecDeque<(SessionId, Refused)>,
     ended: VecDeque<(SessionId, String)>,
 }
@@ -80,7 +80,7 @@ impl Outbox {
     }
 
     /// The next answer.
-    pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
+    pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
         self.answers.pop_front()
     }
 

@@ -7,7 +7,7 @@ use rnic_core::types::*;
 
 use crate::cm::{AcceptParams, ConnectParams};
 use crate::reaper::Passed;
-use crate::resource::answer::{Answer, Given, Refused};
+use crate::resource::answer::{Answer, Outcome, Refused};
 use crate::resource::memory::MrRequest;
 use crate::resource::qp::ConnectOver;
 use crate::resource::records::Asked;
@@ -23,7 +23,7 @@ impl Manager {
         body: RequestBody,
         descriptor: Option<Passed>,
         now: Time,
-    ) -> Result<Given, Refused> {
+    ) -> Result<Outcome, Refused> {
         let asked = Asked::of(&body);
         if !body.is_query() {
             self.note_opening(id);
@@ -116,7 +116,7 @@ impl Manager {
             ObjectRef::Listener(listener) => session.listener(listener)?.context = context,
             ObjectRef::Srq(srq) => session.srq(srq)?.srq.context.store(context, Relaxed),
         }
-        Given::done()
+        Outcome::done()
     }
 
     /// Takes in what workers and the connection manager have to say.

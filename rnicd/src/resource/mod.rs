@@ -46,7 +46,7 @@ use crate::rate::Buckets;
 use crate::reaper::{Reaper, Receipt};
 use crate::worker::{Ticket, Workers};
 use answer::Outbox;
-pub use answer::{Answer, Given, Granted, Refused};
+pub use answer::{Answer, Outcome, Refused, Response};
 pub use capacity::Capacity;
 use domain::NamedPds;
 use ledger::{Kind, Ledger};
@@ -56,7 +56,7 @@ pub use policy::Policy;
 use records::Records;
 pub use reload::Reloaded;
 use session::Session;
-pub use session::Welcome;
+pub use session::SessionOpened;
 
 /// The resource manager. See the module's documentation.
 pub struct Manager {
@@ -183,7 +183,7 @@ impl Manager {
     }
 
     /// An answer that was promised for later.
-    pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
+    pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
         self.outbox.poll_answer()
     }
 

@@ -4,7 +4,7 @@ use rnic_core::abi::control::{PdRow, ReplyBody};
 use rnic_core::types::*;
 
 use super::Pd;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::listing::page::{self, key, page};
 use crate::resource::{Manager, find, refuse};
@@ -19,7 +19,7 @@ impl Manager {
         let handle = self.handles.pds.allocate(id);
         let pd = PdId(handle.number());
         session.pds.insert(pd, Pd::private(handle, charge));
-        Given::now(ReplyBody::Pd { pd })
+        Outcome::now(ReplyBody::Pd { pd })
     }
 
     fn open_named_pd(&mut self, id: SessionId, name: &str) -> Answer {
@@ -29,12 +29,12 @@ impl Manager {
             && let Some(object) = session.pds.get_mut(&pd)
         {
             object.reopened = object.reopened.saturating_add(1);
-            return Given::now(ReplyBody::Pd { pd });
+            return Outcome::now(ReplyBody::Pd { pd });
         }
         let charge = session.account.charge(Kind::Pds, 1)?;
         let (pd, opened) = self.named_pds.join(rule, id, &self.handles.pds)?;
         session.pds.insert(pd, Pd::named(opened, charge));
-        Given::now(ReplyBody::Pd { pd })
+        Outcome::now(ReplyBody::Pd { pd })
     }
 
     pub(in crate::resource) fn close_pd(&mut self, id: SessionId, pd: PdId) -> Answer {
@@ -42,7 +42,7 @@ impl Manager {
         let object = session.pd(pd)?;
         if object.reopened > 0 {
             object.reopened -= 1;
-            return Given::done();
+            return Outcome::done();
         }
         let Pd { mrs, qps, windows, srqs, .. } = object;
         let users = [(mrs, "MRs"), (qps, "QPs"), (windows, "windows"), (srqs, "SRQs")];
@@ -53,7 +53,7 @@ impl Manager {
             return Err(refuse::in_use("PD", pd.0, users.join(", ")));
         }
         session.pds.remove(&pd);
-        Given::done()
+        Outcome::done()
     }
 
     /// Open domains: every one, or those of one session with what it has in them.

@@ -14,7 +14,7 @@ use rnic_core::types::*;
 use super::Listener;
 use crate::cm;
 use crate::reaper::Passed;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 use crate::socket::Socket;
@@ -38,7 +38,7 @@ impl Manager {
         let address = addresses.local;
         let object = Listener { context, address, _handle: handle, _charge: charge };
         session.listeners.insert(listener, object);
-        Given::now(ReplyBody::Listener { listener, address })
+        Outcome::now(ReplyBody::Listener { listener, address })
     }
 
     /// Tells a session that a connection it passed brings no request.

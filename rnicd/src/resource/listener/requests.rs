@@ -6,7 +6,7 @@ use rnic_core::abi::control::{Refusal, ReplyBody};
 use rnic_core::types::*;
 
 use super::Listener;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 
@@ -32,7 +32,7 @@ impl Manager {
         }
         let object = Listener { context, address, _handle: handle, _charge: charge };
         session.listeners.insert(listener, object);
-        Given::now(ReplyBody::Listener { listener, address })
+        Outcome::now(ReplyBody::Listener { listener, address })
     }
 
     /// Refuses an address of this end that connections may not come to.
@@ -64,7 +64,7 @@ impl Manager {
         self.cm.listen(listener, backlog)?;
         let address = find(&mut self.sessions, id)?.listener(listener)?.address;
         self.note("listening", Some(id), format!("{address}, backlog {backlog}"));
-        Given::done()
+        Outcome::done()
     }
 
     pub(in crate::resource) fn close_listener(
@@ -78,6 +78,6 @@ impl Manager {
         self.cm.close_listener(listener, now)?;
         session.listeners.remove(&listener);
         session.requests.retain(|_, of| *of != listener);
-        Given::done()
+        Outcome::done()
     }
 }

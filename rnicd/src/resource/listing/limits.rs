@@ -23,18 +23,18 @@ impl Manager {
             None => self.device_limits(),
         };
         let limits_of_device = device.len();
-        let place = Place::of(from);
-        let device = (0..).zip(device).map(|(row, limit)| (Place::device(row), limit));
+        let place = LimitKey::of(from);
+        let device = (0..).zip(device).map(|(row, limit)| (LimitKey::device(row), limit));
         let user = own.and_then(|own| self.sessions.get(&own)).map(|s| s.client.identity.uid);
         let users = self.users_from(user, place.user());
         let users = users.flat_map(|(uid, account)| {
             let rows = (0..).zip(self.user_limits(&account));
-            rows.map(move |(row, limit)| (Place::of_user(uid, row), limit)).collect::<Vec<_>>()
+            rows.map(move |(row, limit)| (LimitKey::of_user(uid, row), limit)).collect::<Vec<_>>()
         });
         let sessions = page::sessions(&self.sessions, own, key(place.session(), 0));
         let sessions = sessions.flat_map(|session| {
             let rows = (0..).zip(session_limits(session));
-            rows.map(|(row, limit)| (Place::of_session(session.id, row), limit))
+            rows.map(|(row, limit)| (LimitKey::of_session(session.id, row), limit))
         });
         let all = device.chain(users).chain(sessions).filter(|(key, _)| *key >= from);
         let (rows, next) = page(all, |row| row);
@@ -120,18 +120,18 @@ fn session_limits(session: &Session) -> Vec<LimitRow> {
 }
 
 /// The place of a limit in the list: those of the device, then of users, then of sessions.
-struct Place {
+struct LimitKey {
     part: u64,
     whose: u32,
 }
 
-impl Place {
+impl LimitKey {
     const PART: u32 = 40;
     const ROWS: u32 = 8;
 
     fn of(key: u64) -> Self {
         // Cut to the 32 bits that stand there.
-        Place { part: key >> Self::PART, whose: (key >> Self::ROWS) as u32 }
+        LimitKey { part: key >> Self::PART, whose: (key >> Self::ROWS) as u32 }
     }
 
     fn device(row: u32) -> u64 {

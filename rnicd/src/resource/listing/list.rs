@@ -4,7 +4,7 @@
 use rnic_core::abi::control::{ReplyBody, *};
 use rnic_core::types::*;
 
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::listing::page;
 use crate::resource::memory::window_row;
@@ -25,7 +25,7 @@ impl Manager {
         let ledger = &self.ledger;
         let most = |kind| ledger.most(rights, kind);
         let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
-        Given::now(ReplyBody::Device(DeviceAttributes {
+        Outcome::now(ReplyBody::Device(DeviceAttributes {
             name: self.config.device.name.clone(),
             version: VERSION.to_owned(),
             max_qps: count(Kind::Qps),
@@ -67,7 +67,7 @@ impl Manager {
         }
         let everybody =
             |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
-        Given::now(ReplyBody::Status(StatusInfo {
+        Outcome::now(ReplyBody::Status(StatusInfo {
             version: VERSION.to_owned(),
             device: self.config.device.name.clone(),
             pid: std::process::id(),
@@ -166,7 +166,7 @@ impl Manager {
             ListKind::Whys => self.whys(reader, from),
             ListKind::Events => self.list_events(reader, from),
         };
-        Given::now(ReplyBody::Rows { rows, total, next })
+        Outcome::now(ReplyBody::Rows { rows, total, next })
     }
 }
 

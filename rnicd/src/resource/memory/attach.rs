@@ -13,7 +13,7 @@ use super::attached::Reach;
 use crate::clock;
 use crate::mover::{MoverReport, Why};
 use crate::reaper::Passed;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::records::Asked;
 use crate::resource::{Manager, find, refuse};
@@ -62,7 +62,7 @@ impl Manager {
         &mut self,
         id: SessionId,
         descriptor: OwnedFd,
-    ) -> Result<Given, (Refusal, OwnedFd)> {
+    ) -> Result<Outcome, (Refusal, OwnedFd)> {
         let session = match find(&mut self.sessions, id) {
             Ok(session) => session,
             Err(refusal) => return Err((refusal, descriptor)),
@@ -74,7 +74,7 @@ impl Manager {
             let space = AddressSpace::adopt(descriptor, pid)
                 .map_err(|(error, d)| (refuse::invalid("memory", error.to_string()), d))?;
             session.attached = Some(Attached { reach: Reach::Own(space), gone: false });
-            return Ok(Given::Now(Box::new(ReplyBody::Done.into())));
+            return Ok(Outcome::Now(Box::new(ReplyBody::Done.into())));
         }
         let charge = match session.account.charge(Kind::Movers, 1) {
             Ok(charge) => charge,
@@ -86,7 +86,7 @@ impl Manager {
         self.moving.add(id, charge);
         self.workers.add_mover(&mover.shared, channels);
         session.attached = Some(Attached { reach: Reach::Mover(mover), gone: false });
-        Ok(Given::Later)
+        Ok(Outcome::Later)
     }
 
     /// A mover has started, or has not, or has ended.

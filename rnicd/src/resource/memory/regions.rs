@@ -9,7 +9,7 @@ use rnic_core::types::*;
 
 use super::attached::attached_memory;
 use super::{Attached, Mr, MrRequest, Segment, UseOfSegment};
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::ledger::Kind;
 use crate::resource::session::Session;
@@ -47,7 +47,7 @@ impl Manager {
         let entry = StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
         self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
-        Given::later()
+        Outcome::later()
     }
 
     pub(in crate::resource) fn dereg_mr(&mut self, id: SessionId, mr: MrId) -> Answer {
@@ -60,7 +60,7 @@ impl Manager {
         let ticket = self.workers.revoke_stag(stag);
         self.workers.await_moves(ticket, mover);
         self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
-        Given::later()
+        Outcome::later()
     }
 
     /// No worker knows the region any more.

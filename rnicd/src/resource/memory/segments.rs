@@ -8,7 +8,7 @@ use rnic_core::types::*;
 
 use super::Segment;
 use crate::reaper::Passed;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::uses::Users;
 use crate::resource::{Manager, find, refuse};
@@ -25,7 +25,7 @@ impl Manager {
         let (segment, mut object) = self.new_segment(id, length)?;
         object.fill(memfd)?;
         find(&mut self.sessions, id)?.segments.insert(segment, object);
-        Given::now(ReplyBody::Segment { segment })
+        Outcome::now(ReplyBody::Segment { segment })
     }
 
     /// Counts a segment that has no memory yet: the client is told what it may not have before it
@@ -33,7 +33,7 @@ impl Manager {
     pub(in crate::resource) fn reserve_segment(&mut self, id: SessionId, length: u64) -> Answer {
         let (segment, object) = self.new_segment(id, length)?;
         find(&mut self.sessions, id)?.segments.insert(segment, object);
-        Given::now(ReplyBody::Segment { segment })
+        Outcome::now(ReplyBody::Segment { segment })
     }
 
     /// Gives a reserved segment its memory. The descriptor is as for [`Manager::add_segment`].
@@ -44,7 +44,7 @@ impl Manager {
         memfd: Passed,
     ) -> Answer {
         find(&mut self.sessions, id)?.segment(segment)?.fill(memfd)?;
-        Given::done()
+        Outcome::done()
     }
 
     /// A segment that is counted and has no memory.
@@ -81,12 +81,12 @@ impl Manager {
         let unmapping = mapping.is_some();
         let object = session.segments.remove(&segment);
         if !unmapping {
-            return Given::done();
+            return Outcome::done();
         }
         // It counts until it is unmapped, and its owner waits for that.
         let receipt = self.reaper.drop_counted(session.client.identity.uid, object);
         self.unmapping.insert(receipt, id);
-        Given::later()
+        Outcome::later()
     }
 
     /// A segment has been unmapped.

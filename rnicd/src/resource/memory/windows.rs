@@ -7,7 +7,7 @@ use rnic_core::device::Window;
 use rnic_core::types::*;
 
 use super::{Attached, MemoryWindow};
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, Pending, find, refuse};
 
@@ -30,7 +30,7 @@ impl Manager {
             MemoryWindow { window, _issued: issued, _pd: used, _handle: handle, _charge: charge };
         session.windows.insert(number, object);
         self.pending.insert(ticket, Pending::AllocWindow { session: id, window: number, stag });
-        Given::later()
+        Outcome::later()
     }
 
     pub(in crate::resource) fn dealloc_window(&mut self, id: SessionId, window: MwId) -> Answer {
@@ -42,7 +42,7 @@ impl Manager {
         let ticket = self.workers.remove_window(&object.window);
         self.workers.await_moves(ticket, mover);
         self.pending.insert(ticket, Pending::DeallocWindow { session: id, window });
-        Given::later()
+        Outcome::later()
     }
 
     /// No worker knows the window any more.

@@ -11,7 +11,7 @@ use super::reads::Reads;
 use super::{ConnectOver, Connection, Phase, Qp, wrong_state};
 use crate::cm::{self, AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
 use crate::reaper::Passed;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 use crate::worker::BindEnd;
@@ -38,7 +38,7 @@ impl Manager {
         let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
         self.cm.connect(params, now)?;
         self.hold(id, qp, reads, Phase::Connecting);
-        Given::done()
+        Outcome::done()
     }
 
     pub(in crate::resource) fn connect_over(
@@ -60,7 +60,7 @@ impl Manager {
         let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
         self.cm.connect_over(params, socket, now)?;
         self.hold(id, qp, reads, Phase::Connecting);
-        Given::done()
+        Outcome::done()
     }
 
     pub(in crate::resource) fn accept(
@@ -77,7 +77,7 @@ impl Manager {
         self.cm.accept(params, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
         self.hold(id, qp, reads, Phase::Accepting);
-        Given::done()
+        Outcome::done()
     }
 
     pub(in crate::resource) fn reject(
@@ -92,8 +92,8 @@ impl Manager {
         let rejection = self.cm.reject(request, private_data, now)?;
         session.requests.remove(&request);
         match rejection {
-            Rejection::Done => Given::done(),
-            Rejection::Sending => Given::later(),
+            Rejection::Done => Outcome::done(),
+            Rejection::Sending => Outcome::later(),
         }
     }
 
@@ -115,7 +115,7 @@ impl Manager {
                 return Err(wrong_state(qp, state, "connecting or connected"));
             }
         }
-        Given::done()
+        Outcome::done()
     }
 
     /// Carries out what the connection manager says.

@@ -14,7 +14,7 @@ use rnic_core::types::*;
 use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::{Doorbell, Handle};
-use crate::resource::queue::Place;
+use crate::resource::queue::QueuePlace;
 use crate::resource::uses::Use;
 use reads::Reads;
 
@@ -34,7 +34,7 @@ pub struct Qp {
     /// In a named domain.
     pub membership: Option<Membership>,
     _uses: QpUses,
-    _places: (Place, Option<Place>, Doorbell),
+    _places: (QueuePlace, Option<QueuePlace>, Doorbell),
     _handle: Handle,
     _charge: Charge,
 }

@@ -12,11 +12,11 @@ use rnic_core::types::*;
 
 use super::{Phase, Qp, QpUses, qp_row};
 use crate::config::Limits;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::ledger::Kind;
 use crate::resource::memory::Attached;
-use crate::resource::queue::{Place, Room, srq_for_qp};
+use crate::resource::queue::{QueuePlace, Room, srq_for_qp};
 use crate::resource::uses::Use;
 use crate::resource::{Manager, Pending, find, refuse};
 
@@ -73,7 +73,7 @@ impl Manager {
             hold,
             shared: shared.clone(),
         };
-        let (sq_location, rq_location) = (sq.location(), rq.as_ref().map(Place::location));
+        let (sq_location, rq_location) = (sq.location(), rq.as_ref().map(QueuePlace::location));
         let object = Qp {
             pd: request.pd,
             send_cq: request.send_cq,
@@ -92,7 +92,7 @@ impl Manager {
         session.qps.insert(qp, object);
         let (new_arena, descriptors) = session.arenas.keep(made);
         let body = ReplyBody::Qp { qp, sq: sq_location, rq: rq_location, new_arena };
-        Given::with(body, descriptors)
+        Outcome::with(body, descriptors)
     }
 
     pub(in crate::resource) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
@@ -111,7 +111,7 @@ impl Manager {
             // One request at a time: nobody can ask while it is being destroyed.
             Phase::Leaving => {}
         }
-        Given::done()
+        Outcome::done()
     }
 
     pub(in crate::resource) fn destroy_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
@@ -124,13 +124,13 @@ impl Manager {
                 let ticket = self.workers.destroy_qp(worker, qp);
                 self.workers.await_moves(ticket, mover);
                 self.pending.insert(ticket, Pending::DestroyQp { session: id, qp });
-                return Given::later();
+                return Outcome::later();
             }
             Phase::Connecting(_) | Phase::Accepting(_) => self.cm.cancel(qp),
             Phase::Idle(_) | Phase::Leaving => {}
         }
         self.qp_gone(id, qp);
-        Given::done()
+        Outcome::done()
     }
 
     /// Lets a QP go with all it had; no worker knows it any more.
@@ -153,7 +153,7 @@ impl Manager {
     pub(in crate::resource) fn query_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         let row = qp_row(id, qp, object);
-        Given::now(ReplyBody::QpInfo(row))
+        Outcome::now(ReplyBody::QpInfo(row))
     }
 
     pub(in crate::resource) fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {

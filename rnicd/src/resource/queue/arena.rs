@@ -40,7 +40,7 @@ struct Arena {
 
 /// Where a queue lies. Given back when it is dropped.
 #[must_use = "what is dropped is given back at once"]
-pub struct Place {
+pub struct QueuePlace {
     arena: Arc<Arena>,
     offset: usize,
     shape: QueueShape,
@@ -49,7 +49,7 @@ pub struct Place {
 /// Places for queues that are made together.
 pub struct Room<const N: usize> {
     /// In the order of the shapes that were asked for.
-    pub places: [Place; N],
+    pub places: [QueuePlace; N],
     /// The arena that had to be made for them.
     pub made: Option<Made>,
 }
@@ -61,7 +61,7 @@ pub struct Made {
     descriptor: OwnedFd,
 }
 
-impl Place {
+impl QueuePlace {
     /// As the client is told.
     pub fn location(&self) -> QueueLocation {
         // Arenas are shorter than 4 GiB.
@@ -81,7 +81,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         self.arena.extents.lock().release(self.offset, self.shape.bytes());
     }
@@ -176,14 +176,14 @@ impl Arenas {
 fn places<'a, const N: usize>(
     arenas: impl Iterator<Item = &'a Arc<Arena>> + Clone,
     shapes: [QueueShape; N],
-) -> Option<[Place; N]> {
+) -> Option<[QueuePlace; N]> {
     let place = |shape: QueueShape| {
         arenas.clone().find_map(|arena| {
             let offset = arena.extents.lock().allocate(shape.bytes())?;
-            Some(Place { arena: arena.clone(), offset, shape })
+            Some(QueuePlace { arena: arena.clone(), offset, shape })
         })
     };
-    let found: Vec<Place> = shapes.into_iter().map_while(place).collect();
+    let found: Vec<QueuePlace> = shapes.into_iter().map_while(place).collect();
     found.try_into().ok()
 }
 

@@ -7,7 +7,7 @@ use rnic_core::types::*;
 
 use super::Channel;
 use crate::events::ChannelSender;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::uses::Users;
 use crate::resource::{Manager, find, refuse};
@@ -25,7 +25,7 @@ impl Manager {
         let (sender, cqs) = (Arc::new(sender), Users::default());
         let object = Channel { sender, cqs, _handle: handle, _charge: charge };
         session.channels.insert(channel, object);
-        Given::with(ReplyBody::Channel { channel }, vec![theirs])
+        Outcome::with(ReplyBody::Channel { channel }, vec![theirs])
     }
 
     pub(in crate::resource) fn destroy_channel(
@@ -40,6 +40,6 @@ impl Manager {
             return Err(refuse::in_use("completion channel", channel.0, by));
         }
         session.channels.remove(&channel);
-        Given::done()
+        Outcome::done()
     }
 }

@@ -10,7 +10,7 @@ use rnic_core::types::*;
 
 use super::{CqObject, Room};
 use crate::config::Limits;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::qp::Qp;
 use crate::resource::{Manager, find, refuse};
@@ -52,7 +52,7 @@ impl Manager {
         };
         session.cqs.insert(cq, object);
         let (new_arena, descriptors) = session.arenas.keep(made);
-        Given::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
+        Outcome::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
     }
 
     pub(in crate::resource) fn destroy_cq(&mut self, id: SessionId, cq: CqId) -> Answer {
@@ -61,14 +61,14 @@ impl Manager {
         if users > 0 {
             return Err(refuse::in_use("CQ", cq.0, format!("{users} QPs")));
         }
-        let Some(object) = session.cqs.remove(&cq) else { return Given::done() };
+        let Some(object) = session.cqs.remove(&cq) else { return Outcome::done() };
         if let Some((channel, _)) = &object.channel
             && let Some(channel) = session.channels.get(channel)
         {
             channel.sender.forget(cq);
             self.workers.unregister_cq(cq);
         }
-        Given::done()
+        Outcome::done()
     }
 
     /// A dead CQ takes its QPs with it, wherever they are.

@@ -21,7 +21,7 @@ use crate::resource::domain::UseOfPd;
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::{Doorbell, Handle};
 use crate::resource::uses::{Use, Users};
-pub use arena::{Arenas, Place, Room};
+pub use arena::{Arenas, QueuePlace, Room};
 pub use srqs::{srq_for_qp, srq_row};
 
 /// Counted where the channel is.
@@ -39,7 +39,7 @@ pub struct Channel {
 pub struct CqObject {
     pub cq: Arc<Cq>,
     pub channel: Option<(ChannelId, UseOfChannel)>,
-    pub place: Place,
+    pub place: QueuePlace,
     pub doorbell: Doorbell,
     _handle: Handle,
     pub entries: Charge,
@@ -51,7 +51,7 @@ pub struct SrqObject {
     pub srq: Arc<Srq>,
     pub pd: PdId,
     _pd: UseOfPd,
-    _place: (Place, Doorbell),
+    _place: (QueuePlace, Doorbell),
     _handle: Handle,
     _charge: Charge,
 }

@@ -17,7 +17,7 @@ use rnic_core::types::*;
 
 use super::Room;
 use super::cqs::check_entries;
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 
@@ -40,7 +40,7 @@ impl Manager {
         }
         if wants == had {
             let body = ReplyBody::Cq { cq, queue: object.place.location(), new_arena: None };
-            return Given::now(body);
+            return Outcome::now(body);
         }
         let more = match wants > had {
             true => Some(session.account.charge(Kind::CqEntries, wants - had)?),
@@ -61,7 +61,7 @@ impl Manager {
         }
         self.workers.space_freed(&queue, waiting);
         let (new_arena, descriptors) = session.arenas.keep(made);
-        Given::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
+        Outcome::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
     }
 
     /// The refusal; and if the client has written what cannot be into its queue, the end of both.

@@ -11,7 +11,7 @@ use rnic_core::device::srq::SrqFault;
 use rnic_core::types::*;
 
 use super::{Room, SrqObject};
-use crate::resource::answer::{Answer, Given};
+use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
 
@@ -49,7 +49,7 @@ impl Manager {
         };
         session.srqs.insert(srq, object);
         let (new_arena, descriptors) = session.arenas.keep(made);
-        Given::with(ReplyBody::Srq { srq, queue: location, new_arena }, descriptors)
+        Outcome::with(ReplyBody::Srq { srq, queue: location, new_arena }, descriptors)
     }
 
     pub(in crate::resource) fn arm_srq(&mut self, id: SessionId, srq: SrqId, limit: u32) -> Answer {
@@ -62,7 +62,7 @@ impl Manager {
                     let context = queue.context.load(Relaxed);
                     session.tell(&Event::SrqLimit { srq, context });
                 }
-                return Given::done();
+                return Outcome::done();
             }
             Err(fault) => fault,
         };
@@ -79,7 +79,7 @@ impl Manager {
 
     pub(in crate::resource) fn query_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        Given::now(ReplyBody::SrqInfo(srq_row(session.srq(srq)?)))
+        Outcome::now(ReplyBody::SrqInfo(srq_row(session.srq(srq)?)))
     }
 
     pub(in crate::resource) fn destroy_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
@@ -89,7 +89,7 @@ impl Manager {
             return Err(refuse::in_use("SRQ", srq.0, format!("{users} QPs")));
         }
         session.srqs.remove(&srq);
-        Given::done()
+        Outcome::done()
     }
 
     /// A dead SRQ takes its QPs with it, wherever they are.

@@ -12,7 +12,7 @@ use super::notes::{MAX_TEXT, Note};
 use super::reader::before;
 use super::{Reader, Wall};
 use crate::clock;
-use crate::resource::answer::{Answer, Given, Refused};
+use crate::resource::answer::{Answer, Outcome, Refused};
 use crate::resource::listing::page::page_that_fits;
 use crate::resource::session::Client;
 use crate::resource::{Manager, find, refuse};
@@ -171,7 +171,7 @@ impl Manager {
             return Err(refuse::no_such("why record", handle));
         };
         let rows = Rows::Whys(vec![told(&kept, Wall::now())]);
-        Given::now(ReplyBody::Rows { rows, total: 1, next: 0 })
+        Outcome::now(ReplyBody::Rows { rows, total: 1, next: 0 })
     }
 
     pub(in crate::resource) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {

@@ -24,7 +24,7 @@ use crate::resource::policy::Identity;
 use crate::resource::qp::Qp;
 use crate::resource::queue::{Arenas, Channel, CqObject, SrqObject};
 use crate::resource::refuse;
-pub use open::Welcome;
+pub use open::SessionOpened;
 
 /// A client's lease on the device.
 pub struct Session {

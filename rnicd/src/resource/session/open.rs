@@ -21,7 +21,7 @@ use crate::resource::policy::Identity;
 use crate::resource::queue::Arenas;
 
 /// What a new session is told.
-pub struct Welcome {
+pub struct SessionOpened {
     /// The packet.
     pub reply: HelloReply,
     /// Descriptors that go with it.
@@ -32,7 +32,7 @@ pub struct Welcome {
 
 impl Manager {
     /// Starts a session for a client.
-    pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
+    pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, SessionOpened), HelloStatus> {
         let foreign = self.network.is_none() || peer.network != self.network;
         let identity = Identity { uid: peer.uid, gids: peer.groups.clone(), foreign };
         let rights = self.policy.rights(&identity);
@@ -83,7 +83,7 @@ impl Manager {
         id: SessionId,
         account: &Arc<Account>,
         arena: Charge,
-    ) -> io::Result<(Arenas, Welcome)> {
+    ) -> io::Result<(Arenas, SessionOpened)> {
         let workers = self.capacity.workers;
         let features =
             if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
@@ -112,7 +112,7 @@ impl Manager {
             arena_len: first.len() as u32,
             features,
         };
-        Ok((arenas, Welcome { reply, descriptors, events }))
+        Ok((arenas, SessionOpened { reply, descriptors, events }))
     }
 
     fn is_direct(&self) -> bool {

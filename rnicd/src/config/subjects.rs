@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for Id {
 
 /// Users and groups: `"*"`, `"alice"`, `"@group"`, a number, or a list of such.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct People {
+pub struct Subjects {
     /// Everybody whom the kernel can name.
     pub everyone: bool,
     /// Users.
@@ -67,7 +67,7 @@ pub struct People {
     pub groups: Vec<Id>,
 }
 
-impl People {
+impl Subjects {
     fn add(&mut self, text: &str) -> Result<(), String> {
         match (text, text.strip_prefix('@')) {
             ("*", _) => self.everyone = true,
@@ -83,7 +83,7 @@ impl People {
     }
 }
 
-impl fmt::Display for People {
+impl fmt::Display for Subjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.everyone {
             return f.write_str("everybody");
@@ -97,30 +97,30 @@ impl fmt::Display for People {
     }
 }
 
-impl<'de> Deserialize<'de> for People {
+impl<'de> Deserialize<'de> for Subjects {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         struct Several;
         impl<'de> Visitor<'de> for Several {
-            type Value = People;
+            type Value = Subjects;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("\"*\", a user, a \"@group\", or a list of them")
             }
-            fn visit_str<E: Error>(self, text: &str) -> Result<People, E> {
-                let mut people = People::default();
-                people.add(text).map_err(E::custom)?;
-                Ok(people)
+            fn visit_str<E: Error>(self, text: &str) -> Result<Subjects, E> {
+                let mut subjects = Subjects::default();
+                subjects.add(text).map_err(E::custom)?;
+                Ok(subjects)
             }
-            fn visit_i64<E: Error>(self, n: i64) -> Result<People, E> {
-                Ok(People { users: vec![number(n, &self)?], ..People::default() })
+            fn visit_i64<E: Error>(self, n: i64) -> Result<Subjects, E> {
+                Ok(Subjects { users: vec![number(n, &self)?], ..Subjects::default() })
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<People, A::Error> {
-                let mut people = People::default();
-                while let Some(one) = seq.next_element::<People>()? {
-                    people.everyone |= one.everyone;
-                    people.users.extend(one.users);
-                    people.groups.extend(one.groups);
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Subjects, A::Error> {
+                let mut subjects = Subjects::default();
+                while let Some(one) = seq.next_element::<Subjects>()? {
+                    subjects.everyone |= one.everyone;
+                    subjects.users.extend(one.users);
+                    subjects.groups.extend(one.groups);
                 }
-                Ok(people)
+                Ok(subjects)
             }
         }
         d.deserialize_any(Several)

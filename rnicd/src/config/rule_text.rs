@@ -4,7 +4,7 @@ use super::limits::amount;
 use super::{AddressRule, Config, NamedPd, Override, Values};
 
 /// Every rule's sentences, each with a key that names the rule.
-pub(super) fn sentences(config: &Config) -> Vec<(String, String)> {
+pub(super) fn rule_text(config: &Config) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for (kind, rules) in [("user", &config.users), ("group", &config.groups)] {
         for rule in rules {
@@ -94,8 +94,8 @@ fn of_pd(pd: &NamedPd) -> String {
     format!("{} may share the protection domain {:?}, {within}.", capital(&pd.who), pd.name)
 }
 
-/// People at the start of a sentence.
-fn capital(who: &super::People) -> String {
+/// Subjects at the start of a sentence.
+fn capital(who: &super::Subjects) -> String {
     let text = who.to_string();
     match text.as_str() {
         "everybody" => "Everybody".to_owned(),

@@ -1,6 +1,6 @@
 //! Users and groups by number.
 
-use crate::config::{Id, People};
+use crate::config::{Id, Subjects};
 
 /// Who a client is, as the kernel recorded it when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Overflow {
 /// The kernel's default.
 const NOBODY: u32 = 65_534;
 
-/// The people of a rule.
+/// The subjects of a rule.
 #[derive(Clone, Debug, Default)]
 pub struct Members {
     everyone: bool,
@@ -58,7 +58,7 @@ pub struct Members {
 
 impl Members {
     /// Looks names up; those that do not exist are reported.
-    pub fn look_up(people: &People, rule: &str, unknown: &mut Vec<String>) -> Self {
+    pub fn look_up(subjects: &Subjects, rule: &str, unknown: &mut Vec<String>) -> Self {
         let mut all = |ids: &[Id], what: &str, look_up: fn(&Id) -> Option<u32>| {
             let one = |id: &Id| {
                 let number = look_up(id);
@@ -70,9 +70,9 @@ impl Members {
             ids.iter().filter_map(one).collect()
         };
         Members {
-            everyone: people.everyone,
-            uids: all(&people.users, "user", user),
-            gids: all(&people.groups, "group", group),
+            everyone: subjects.everyone,
+            uids: all(&subjects.users, "user", user),
+            gids: all(&subjects.groups, "group", group),
         }
     }
 
