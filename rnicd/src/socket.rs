@@ -14,7 +14,7 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 
 use crate::config::Tcp;
-use crate::control::Reaper;
+use crate::reaper::Reaper;
 
 /// A connection's socket. Dropping it ends the connection in order, except that a passed socket
 /// which has been [`let_go`](Socket::let_go) stays as it is.

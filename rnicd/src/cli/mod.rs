@@ -304,7 +304,7 @@ fn check_config(args: &Check) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let capacity = Capacity::of_this_process(&config);
-    print(&explain(&config, &capacity, Policy::new(&config).unknown()))
+    print(&explain(&config, &capacity.in_force(), Policy::new(&config).unknown()))
 }
 
 fn exec(args: &Exec) -> Result<ExitCode, Failure> {

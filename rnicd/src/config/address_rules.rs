@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 
 use super::addresses::{Network, Ports};
 use super::file_rules::{ConnectTable, ListenTable};
-use super::people::People;
+use super::subjects::Subjects;
 
-/// Some people may use some addresses.
+/// Some subjects may use some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressRule {
     /// Who.
-    pub who: People,
+    pub who: Subjects,
     /// Which addresses.
     pub network: Network,
     /// Which ports of them.

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::Config;
 use super::explain::values;
-use super::sentences::sentences;
-use crate::resource::Capacity;
+use super::in_force::InForce;
+use super::rule_text::rule_text;
 
 /// A key whose value is another one now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,10 +46,11 @@ pub fn changes(before: &Config, now: &Config) -> Vec<Change> {
 
 fn rows(config: &Config) -> Vec<(String, String)> {
     // As written, not as this machine lowers it.
-    let unlimited = Capacity::derive(config, u64::MAX, 1);
-    let mut rows: Vec<(String, String)> =
-        values(config, &unlimited).into_iter().map(|(key, value, _)| (key, value)).collect();
-    rows.extend(sentences(config));
+    let mut rows: Vec<(String, String)> = values(config, &InForce::as_written(config))
+        .into_iter()
+        .map(|(key, value, _)| (key, value))
+        .collect();
+    rows.extend(rule_text(config));
     rows
 }
 

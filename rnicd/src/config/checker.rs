@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::error::ConfigError;
-use super::file::Field;
-use super::units::{Size, Span, SpanOrOff};
+use super::field::Field;
+use super::units::{Span, SpanOrOff};
 
 /// A file and its text, to say where something stands.
 pub(super) struct Checker<'a> {
@@ -50,31 +50,12 @@ impl Checker<'_> {
         self.checked(field, default, |value| in_range(value, &range))
     }
 
-    pub(super) fn size(
-        &self,
-        field: Field<Size>,
-        default: u64,
-        range: RangeInclusive<u64>,
-    ) -> Result<u64, ConfigError> {
-        let range = Size(*range.start())..=Size(*range.end());
-        Ok(self.number(field, Size(default), range)?.0)
-    }
-
     pub(super) fn optional_number<T: PartialOrd + std::fmt::Display>(
         &self,
         field: Field<T>,
         range: RangeInclusive<T>,
     ) -> Result<Option<T>, ConfigError> {
         self.optional(field, |value| in_range(value, &range))
-    }
-
-    pub(super) fn optional_size(
-        &self,
-        field: Field<Size>,
-        range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, ConfigError> {
-        let range = Size(*range.start())..=Size(*range.end());
-        Ok(self.optional_number(field, range)?.map(|size| size.0))
     }
 
     pub(super) fn span(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::checker::Checker;
 use super::error::ConfigError;
 use super::file::{self, Seccomp};
-use super::people::People;
+use super::subjects::Subjects;
 
 /// `[control]`
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -17,7 +17,7 @@ pub struct Control {
     /// Group that owns the socket; by default the daemon's own.
     pub group: Option<String>,
     /// Who sees everybody's objects and may drain and disconnect, as root and the daemon's user do.
-    pub admins: People,
+    pub admins: Subjects,
     /// Whom to become when started as root, by name or number; by default nobody else.
     pub user: Option<String>,
     /// What happens to system calls that a thread has no need of; default enforce.
@@ -45,10 +45,11 @@ impl Checker<'_> {
             false => Ok(()),
         };
         let group = self.optional(s.group, not_empty)?;
-        let admins = self.checked(s.admins, People::default(), |people| match people.everyone {
-            true => Err("not everybody can be an administrator".to_owned()),
-            false => Ok(()),
-        })?;
+        let admins =
+            self.checked(s.admins, Subjects::default(), |subjects| match subjects.everyone {
+                true => Err("not everybody can be an administrator".to_owned()),
+                false => Ok(()),
+            })?;
         let user = self.optional(s.user, not_empty)?;
         let seccomp = s.seccomp.map_or(Seccomp::default(), toml::Spanned::into_inner);
         let mode = mode.as_ref().and_then(parse_mode);

@@ -2,23 +2,25 @@
 
 use std::fmt::Write;
 
-use super::sentences::sentences;
+use super::in_force::InForce;
+use super::kind::{Kind, Scope};
+use super::limits::amount;
+use super::rule_text::rule_text;
 use super::warnings::warnings;
 use super::worst_case::worst_case;
-use super::{Config, Loopback, Mulpdu, Seccomp, Size, Span, SpanOrOff};
-use crate::resource::Capacity;
+use super::{Config, Loopback, Mulpdu, Seccomp, Span, SpanOrOff};
 
 /// What every value means here, and what the daemon may use at worst. `unknown` says which users
 /// and groups do not exist.
-pub fn explain(config: &Config, capacity: &Capacity, unknown: &[String]) -> String {
+pub fn explain(config: &Config, in_force: &InForce, unknown: &[String]) -> String {
     let mut out = String::new();
-    for (key, value, meaning) in values(config, capacity) {
+    for (key, value, meaning) in values(config, in_force) {
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{key:<35} {value:<14} {meaning}");
     }
-    let rules = sentences(config).into_iter().map(|(_, sentence)| sentence);
+    let rules = rule_text(config).into_iter().map(|(_, sentence)| sentence);
     paragraph(&mut out, "Rules:", rules);
-    paragraph(&mut out, "Worst case, every limit reached at once:", worst_case(config, capacity));
+    paragraph(&mut out, "Worst case, every limit reached at once:", worst_case(config, in_force));
     paragraph(&mut out, "Warnings:", warnings(config).into_iter().chain(unknown.iter().cloned()));
     out
 }
@@ -35,7 +37,7 @@ fn paragraph(out: &mut String, heading: &str, lines: impl IntoIterator<Item = St
 }
 
 /// Keys, effective values and what they mean.
-pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, String, String)> {
+pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String, String)> {
     let mut rows: Vec<(String, String, String)> = Vec::new();
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
@@ -80,7 +82,7 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     );
     row(
         "engine.workers",
-        capacity.workers.to_string(),
+        in_force.workers.to_string(),
         match engine.workers {
             None => "threads that move data, derived from the CPUs of the affinity mask",
             Some(_) => "threads that move data",
@@ -177,102 +179,16 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
         SpanOrOff(tcp.user_timeout).to_string(),
         "a connection ends if nothing is acknowledged, or taken by a closed window, for so long",
     );
-    row("limits.sessions", limits.sessions.to_string(), "programs at once");
-    let half_open = match capacity.half_open < limits.half_open {
-        true => format!(
-            "connections in start-up, undecided requests included (limits.half_open = {}, lowered: {})",
-            limits.half_open,
-            capacity.reason()
-        ),
-        false => "connections in start-up, undecided requests included".to_owned(),
-    };
-    row("limits.half_open", capacity.half_open.to_string(), &half_open);
-    row("limits.cq_entries", limits.cq_entries.to_string(), "entries of one CQ, 64 bytes each");
-    row("limits.wr_depth", limits.wr_depth.to_string(), "requests of one queue");
-    row("limits.sge", limits.sge.to_string(), "elements of one request");
-    row("limits.inline", Size(u64::from(limits.inline)).to_string(), "inline data of one request");
-    row("limits.ird", limits.ird.to_string(), "inbound reads of one QP");
-    row("limits.ord", limits.ord.to_string(), "outbound reads of one QP");
-    row("limits.backlog", limits.backlog.to_string(), "undecided requests of one listener");
-    row("limits.events", limits.events.to_string(), "unread events of one session");
-    row("limits.why", limits.device_why_records.to_string(), "why records of the device");
-    row("limits.event_records", limits.event_records.to_string(), "records of happenings");
-    row("limits.movers", limits.movers.to_string(), "processes that copy for attached clients");
-    row("limits.closing", limits.closing.to_string(), "descriptors of clients yet to be closed");
-    row(
-        "limits.peer.connections_per_second",
-        limits.peer_connections_per_second.to_string(),
-        "that one remote host (an IPv6 /64) begins",
-    );
-    row(
-        "limits.peer.stag_guesses_per_minute",
-        limits.peer_stag_guesses_per_minute.to_string(),
-        "wrong STags that one remote host names",
-    );
-    row(
-        "limits.partial_bytes",
-        Size(limits.partial_bytes).to_string(),
-        "bytes of FPDUs that have not arrived in full",
-    );
-    row(
-        "limits.session_partial_bytes",
-        Size(limits.session_partial_bytes).to_string(),
-        "the same, of one session",
-    );
-    for (name, value, meaning) in [
-        ("unsent_bytes", limits.unsent_bytes, "bytes that TCP has not taken"),
-        ("session_unsent_bytes", limits.session_unsent_bytes, "the same, of one session"),
-        (
-            "socket_send_bytes",
-            limits.socket_send_bytes.into(),
-            "kernel memory for what one connection has to send, at most net.core.wmem_max twice",
-        ),
-        (
-            "socket_receive_bytes",
-            limits.socket_receive_bytes.into(),
-            "kernel memory for what it has received, at most net.core.rmem_max twice",
-        ),
-    ] {
-        row(&format!("limits.{name}"), Size(value).to_string(), meaning);
-    }
-    let user = &limits.user;
-    for (name, value, meaning) in [
-        ("sessions", user.sessions, "programs of one user at once"),
-        (
-            "half_open",
-            user.half_open,
-            "connections in start-up of one user, undecided requests included",
-        ),
-        ("accepts_per_second", user.accepts_per_second, "connections to one user's listeners"),
-        ("connections_per_second", user.connections_per_second, "that one user begins"),
-        ("ird", user.ird, "inbound reads of all connections of one user"),
-        ("ord", user.ord, "outbound reads of all connections of one user"),
-        ("movers", user.movers, "processes that copy for attached clients of one user"),
-        ("attachments_per_second", user.attachments_per_second, "that one user asks for"),
-        ("closing", user.closing, "descriptors of one user's clients yet to be closed"),
-    ] {
-        row(&format!("limits.user.{name}"), value.to_string(), meaning);
-    }
-    row("limits.session.why", limits.why_records.to_string(), "why records of one session");
-    let lowered = format!("limits.qps = {}, lowered: {}", limits.device.qps, capacity.reason());
-    for (prefix, totals, whose) in [
-        ("limits", &limits.device, "of all sessions"),
-        ("limits.user", &limits.user.totals, "of one user's sessions"),
-        ("limits.session", &limits.session, "of one session"),
-    ] {
-        for (name, value) in totals.each() {
-            let what = what_is_counted(name);
-            let value = match name {
-                "qps" if prefix == "limits" => capacity.qps.to_string(),
-                _ => amount(name, value),
-            };
-            let meaning = match name {
-                "qps" if prefix == "limits" && capacity.qps < limits.device.qps => {
-                    format!("{what} {whose} ({lowered})")
+    for scope in Scope::ALL {
+        for (kind, value) in limits.of(scope).each() {
+            let (value, meaning) = match (scope, kind) {
+                (Scope::Device, Kind::Qps) => lowered(kind, value, in_force.qps, in_force),
+                (Scope::Device, Kind::HalfOpen) => {
+                    lowered(kind, value, in_force.half_open, in_force)
                 }
-                _ => format!("{what} {whose}"),
+                _ => (amount(kind, value), kind.sentence(scope)),
             };
-            row(&format!("{prefix}.{name}"), value, &meaning);
+            row(&format!("{}.{}", scope.section(), kind.key()), value, &meaning);
         }
     }
     row(
@@ -285,30 +201,16 @@ pub(super) fn values(config: &Config, capacity: &Capacity) -> Vec<(String, Strin
     rows
 }
 
-/// What a total counts.
-fn what_is_counted(name: &str) -> &'static str {
-    match name {
-        "pds" => "protection domains",
-        "segments" => "pieces of shared memory",
-        "segment_bytes" => "bytes of shared memory",
-        "mrs" => "memory regions",
-        "windows" => "memory windows",
-        "channels" => "completion channels",
-        "cqs" => "completion queues",
-        "cq_entries_total" => "entries of all completion queues",
-        "qps" => "queue pairs",
-        "srqs" => "shared receive queues",
-        "listeners" => "bound addresses",
-        _ => "bytes of queues",
-    }
-}
-
-/// A value of a total, with its unit if it counts bytes.
-pub(super) fn amount(name: &str, value: u64) -> String {
-    match name.ends_with("_bytes") {
-        true => Size(value).to_string(),
-        false => value.to_string(),
-    }
+/// A limit that this machine may have lowered, and what it says of that.
+fn lowered(kind: Kind, written: u64, effective: u32, in_force: &InForce) -> (String, String) {
+    let meaning = kind.sentence(Scope::Device);
+    let meaning = match u64::from(effective) < written {
+        true => {
+            format!("{meaning} (limits.{} = {written}, lowered: {})", kind.key(), in_force.reason)
+        }
+        false => meaning,
+    };
+    (effective.to_string(), meaning)
 }
 
 #[cfg(test)]
@@ -319,8 +221,7 @@ mod tests {
     fn every_value_is_explained_with_its_effective_value() {
         let mut config = Config::default();
         config.engine.workers = Some(3);
-        let capacity = Capacity::derive(&config, 1 << 20, 8);
-        let text = explain(&config, &capacity, &[]);
+        let text = explain(&config, &InForce::as_written(&config), &[]);
         let key = |key: &str| text.lines().find(|l| l.split(' ').next() == Some(key));
         assert!(key("engine.workers").is_some_and(|l| l.contains(" 3 ")), "{text}");
         assert!(key("limits.session.qps").is_some_and(|l| l.contains("16384")), "{text}");
@@ -336,7 +237,7 @@ mod tests {
                     address = \"10.0.0.0/8\"\nports = 7\n";
         let config = Config::parse(std::path::Path::new("t"), text);
         let config = config.unwrap_or_else(|e| panic!("{e}"));
-        let said = explain(&config, &Capacity::derive(&config, 1 << 20, 8), &[]);
+        let said = explain(&config, &InForce::as_written(&config), &[]);
         for sentence in [
             "Sessions of user alice may have qps = 4 (instead of 30000).",
             "User alice is trusted: the daemon itself copies in attached memory.",
@@ -350,8 +251,9 @@ mod tests {
     #[test]
     fn a_lowered_limit_says_why() {
         let config = Config::default();
-        let capacity = Capacity::derive(&config, 1024, 2);
-        let text = explain(&config, &capacity, &[]);
+        let reason = "RLIMIT_NOFILE = 1024 leaves 600 for connections".to_owned();
+        let in_force = InForce { workers: 1, qps: 600, half_open: 120, reason };
+        let text = explain(&config, &in_force, &[]);
         assert!(text.contains("lowered: RLIMIT_NOFILE = 1024"), "{text}");
     }
 }

@@ -5,15 +5,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use toml::Spanned;
 
-use super::file_limits::LimitsSection;
+use super::field::Field;
+use super::file_limits::{self, LimitsSection};
 use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
-use super::people::People;
+use super::subjects::Subjects;
 use super::units::{Span, SpanOrOff};
-
-/// A value with its place, or nothing.
-pub type Field<T> = Option<Spanned<T>>;
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -30,6 +27,7 @@ pub struct File {
     /// `[tcp]`
     pub tcp: TcpSection,
     /// `[limits]`
+    #[serde(deserialize_with = "file_limits::limits")]
     pub limits: LimitsSection,
     /// `[metrics]`
     pub metrics: MetricsSection,
@@ -68,7 +66,7 @@ pub struct ControlSection {
     /// Group that owns the socket.
     pub group: Field<String>,
     /// Users and groups who see everybody's objects and may drain and disconnect.
-    pub admins: Field<People>,
+    pub admins: Field<Subjects>,
     /// Whom to become when started as root.
     pub user: Field<String>,
     /// What happens to system calls that a thread has no need of.

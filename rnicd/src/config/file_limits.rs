@@ -1,186 +1,187 @@
-//! Limits as they are written: totals that exist for the device, for a user and for a session
-//! alike, and what only one of them has.
+//! `[limits]` and its sections as they are written: for each key of the table its value, with the
+//! place where it stood.
 
-use serde::Deserialize;
+use std::fmt;
 
-use super::file::Field;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use toml::Spanned;
+
+use super::kind::{Kind, Scope, Unit};
 use super::units::Size;
 
-/// Defines a section that has every total and some keys of its own. Serde's `flatten` would do the
-/// same, but takes away both the refusal of unknown keys and the place of each value.
-macro_rules! section_with_totals {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Default, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: $type,)*
-            /// Protection domains.
-            pub pds: Field<u32>,
-            /// Segments.
-            pub segments: Field<u32>,
-            /// Bytes of segments.
-            pub segment_bytes: Field<Size>,
-            /// Memory regions.
-            pub mrs: Field<u32>,
-            /// Memory windows.
-            pub windows: Field<u32>,
-            /// Completion channels.
-            pub channels: Field<u32>,
-            /// Completion queues.
-            pub cqs: Field<u32>,
-            /// Entries of all completion queues together.
-            pub cq_entries_total: Field<u32>,
-            /// Queue pairs.
-            pub qps: Field<u32>,
-            /// Shared receive queues.
-            pub srqs: Field<u32>,
-            /// Bound addresses.
-            pub listeners: Field<u32>,
-            /// Bytes of arenas.
-            pub arena_bytes: Field<Size>,
-        }
+/// What one section sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fields([Option<Written>; Kind::COUNT]);
 
-        impl $name {
-            /// Takes out the totals.
-            pub fn totals(&mut self) -> TotalsFields {
-                TotalsFields {
-                    pds: self.pds.take(),
-                    segments: self.segments.take(),
-                    segment_bytes: self.segment_bytes.take(),
-                    mrs: self.mrs.take(),
-                    windows: self.windows.take(),
-                    channels: self.channels.take(),
-                    cqs: self.cqs.take(),
-                    cq_entries_total: self.cq_entries_total.take(),
-                    qps: self.qps.take(),
-                    srqs: self.srqs.take(),
-                    listeners: self.listeners.take(),
-                    arena_bytes: self.arena_bytes.take(),
+/// A value, and the byte of the file at which it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// A number, or a number of bytes.
+    pub value: u64,
+    /// Where it stands.
+    pub at: usize,
+}
+
+impl Fields {
+    /// What is set for a kind, if anything is.
+    pub fn of(&self, kind: Kind) -> Option<Written> {
+        self.0[kind as usize]
+    }
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Fields([None; Kind::COUNT])
+    }
+}
+
+/// `[limits]` with the sections in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LimitsSection {
+    /// `[limits]`
+    pub device: Fields,
+    /// `[limits.user]`
+    pub user: Fields,
+    /// `[limits.session]`
+    pub session: Fields,
+    /// `[limits.peer]`
+    pub peer: Fields,
+}
+
+impl LimitsSection {
+    /// The section of a scope.
+    pub fn of(&self, scope: Scope) -> &Fields {
+        match scope {
+            Scope::Device => &self.device,
+            Scope::User => &self.user,
+            Scope::Session => &self.session,
+            Scope::Peer => &self.peer,
+        }
+    }
+
+    fn of_mut(&mut self, scope: Scope) -> &mut Fields {
+        match scope {
+            Scope::Device => &mut self.device,
+            Scope::User => &mut self.user,
+            Scope::Session => &mut self.session,
+            Scope::Peer => &mut self.peer,
+        }
+    }
+}
+
+/// Reads `[limits]`.
+pub fn limits<'de, D: Deserializer<'de>>(d: D) -> Result<LimitsSection, D::Error> {
+    Section(Scope::Device).deserialize(d)
+}
+
+/// Reads what a rule sets instead of `[limits.user]`.
+pub fn of_user<'de, D: Deserializer<'de>>(d: D) -> Result<Fields, D::Error> {
+    Ok(Section(Scope::User).deserialize(d)?.user)
+}
+
+/// Reads what a rule sets instead of `[limits.session]`.
+pub fn of_session<'de, D: Deserializer<'de>>(d: D) -> Result<Fields, D::Error> {
+    Ok(Section(Scope::Session).deserialize(d)?.session)
+}
+
+/// A section of this scope. That of the device has the others in it.
+#[derive(Clone, Copy)]
+struct Section(Scope);
+
+/// A key in a section.
+enum Key {
+    Limit(Kind),
+    Section(Scope),
+}
+
+impl Section {
+    fn inner(self) -> impl Iterator<Item = Scope> {
+        let inner = Scope::ALL.into_iter().filter(|scope| *scope != Scope::Device);
+        inner.filter(move |_| self.0 == Scope::Device)
+    }
+}
+
+fn name(section: Scope) -> &'static str {
+    section.section().trim_start_matches("limits.")
+}
+
+impl<'de> DeserializeSeed<'de> for Section {
+    type Value = LimitsSection;
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<LimitsSection, D::Error> {
+        struct OneSection(Section);
+        impl<'de> Visitor<'de> for OneSection {
+            type Value = LimitsSection;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table of limits")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<LimitsSection, M::Error> {
+                let OneSection(section) = self;
+                let mut all = LimitsSection::default();
+                while let Some(key) = map.next_key_seed(KeyOf(section))? {
+                    match key {
+                        Key::Limit(kind) => {
+                            let written = match kind.row().unit {
+                                Unit::Count => {
+                                    let value = map.next_value::<Spanned<u32>>()?;
+                                    let at = value.span().start;
+                                    Written { value: value.into_inner().into(), at }
+                                }
+                                Unit::Bytes => {
+                                    let value = map.next_value::<Spanned<Size>>()?;
+                                    let at = value.span().start;
+                                    Written { value: value.into_inner().0, at }
+                                }
+                            };
+                            all.of_mut(section.0).0[kind as usize] = Some(written);
+                        }
+                        Key::Section(inner) => {
+                            let read = map.next_value_seed(Section(inner))?;
+                            *all.of_mut(inner) = read.of(inner).clone();
+                        }
+                    }
                 }
+                Ok(all)
             }
         }
-    };
-}
-
-/// Totals of any section.
-pub struct TotalsFields {
-    /// Protection domains.
-    pub pds: Field<u32>,
-    /// Segments.
-    pub segments: Field<u32>,
-    /// Bytes of segments.
-    pub segment_bytes: Field<Size>,
-    /// Memory regions.
-    pub mrs: Field<u32>,
-    /// Memory windows.
-    pub windows: Field<u32>,
-    /// Completion channels.
-    pub channels: Field<u32>,
-    /// Completion queues.
-    pub cqs: Field<u32>,
-    /// Entries of all completion queues together.
-    pub cq_entries_total: Field<u32>,
-    /// Queue pairs.
-    pub qps: Field<u32>,
-    /// Shared receive queues.
-    pub srqs: Field<u32>,
-    /// Bound addresses.
-    pub listeners: Field<u32>,
-    /// Bytes of arenas.
-    pub arena_bytes: Field<Size>,
-}
-
-section_with_totals! {
-    /// `[limits]`: the whole device, and maxima of single objects.
-    LimitsSection {
-        /// Sessions.
-        sessions: Field<u32>,
-        /// Connections in start-up.
-        half_open: Field<u32>,
-        /// Entries of one CQ.
-        cq_entries: Field<u32>,
-        /// Requests of one queue.
-        wr_depth: Field<u32>,
-        /// Elements of one request.
-        sge: Field<u8>,
-        /// Inline bytes of one request.
-        inline: Field<Size>,
-        /// Inbound reads of one QP.
-        ird: Field<u16>,
-        /// Outbound reads of one QP.
-        ord: Field<u16>,
-        /// Undecided connection requests of one listener.
-        backlog: Field<u32>,
-        /// Unread events of one session.
-        events: Field<u32>,
-        /// *Why* records of the device.
-        why: Field<u32>,
-        /// Records of notable happenings.
-        event_records: Field<u32>,
-        /// Mover processes.
-        movers: Field<u32>,
-        /// Descriptors of clients that wait to be closed.
-        closing: Field<u32>,
-        /// Bytes of incomplete FPDUs.
-        partial_bytes: Field<Size>,
-        /// Bytes of incomplete FPDUs of one session.
-        session_partial_bytes: Field<Size>,
-        /// Bytes that TCP has not taken.
-        unsent_bytes: Field<Size>,
-        /// Bytes that TCP has not taken, of one session.
-        session_unsent_bytes: Field<Size>,
-        /// Bytes of kernel memory for what one connection has to send.
-        socket_send_bytes: Field<Size>,
-        /// Bytes of kernel memory for what one connection has received.
-        socket_receive_bytes: Field<Size>,
-        /// `[limits.user]`
-        user: UserLimitsSection,
-        /// `[limits.session]`
-        session: SessionLimitsSection,
-        /// `[limits.peer]`
-        peer: PeerLimitsSection,
+        d.deserialize_map(OneSection(self))
     }
 }
 
-section_with_totals! {
-    /// `[limits.user]`: the sum of a user's sessions.
-    UserLimitsSection {
-        /// Sessions.
-        sessions: Field<u32>,
-        /// Connections in start-up of the user's listeners and programs.
-        half_open: Field<u32>,
-        /// Connections taken for the user's listeners per second.
-        accepts_per_second: Field<u32>,
-        /// Connections that the user begins per second.
-        connections_per_second: Field<u32>,
-        /// Inbound reads of all QPs together.
-        ird: Field<u32>,
-        /// Outbound reads of all QPs together.
-        ord: Field<u32>,
-        /// Processes that copy for the user's attached clients.
-        movers: Field<u32>,
-        /// Times per second that the user's clients ask for one.
-        attachments_per_second: Field<u32>,
-        /// Descriptors of the user's clients that wait to be closed.
-        closing: Field<u32>,
-    }
-}
+/// Reads a key. Here and not where its value is read, so that an error points at it.
+struct KeyOf(Section);
 
-section_with_totals! {
-    /// `[limits.session]`: one session.
-    SessionLimitsSection {
-        /// *Why* records of one session.
-        why: Field<u32>,
-    }
-}
+impl<'de> DeserializeSeed<'de> for KeyOf {
+    type Value = Key;
 
-/// `[limits.peer]`: one remote host.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PeerLimitsSection {
-    /// Connections that a host begins per second.
-    pub connections_per_second: Field<u32>,
-    /// Wrong STags that a host names per minute.
-    pub stag_guesses_per_minute: Field<u32>,
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Key, D::Error> {
+        struct OneKey(Section);
+        impl Visitor<'_> for OneKey {
+            type Value = Key;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the key of a limit")
+            }
+
+            fn visit_str<E: Error>(self, key: &str) -> Result<Key, E> {
+                let OneKey(section) = self;
+                if let Some(kind) = Kind::with_key(section.0, key) {
+                    return Ok(Key::Limit(kind));
+                }
+                if let Some(inner) = section.inner().find(|inner| name(*inner) == key) {
+                    return Ok(Key::Section(inner));
+                }
+                let known =
+                    Kind::of_scope(section.0).map(Kind::key).chain(section.inner().map(name));
+                let known: Vec<String> = known.map(|key| format!("`{key}`")).collect();
+                Err(E::custom(format!(
+                    "unknown field `{key}`, expected one of {}",
+                    known.join(", ")
+                )))
+            }
+        }
+        d.deserialize_identifier(OneKey(self.0))
+    }
 }

@@ -4,9 +4,9 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::addresses::{Network, Ports};
-use super::file::Field;
-use super::file_limits::{SessionLimitsSection, UserLimitsSection};
-use super::people::{Id, People};
+use super::field::Field;
+use super::file_limits::{self, Fields};
+use super::subjects::{Id, Subjects};
 
 /// `[[user]]` and `[[group]]`: other limits and rights for some.
 #[derive(Debug, Deserialize)]
@@ -21,11 +21,11 @@ pub struct OverrideTable {
     /// Whether programs in other network namespaces may use addresses that stay on the host.
     pub host_loopback: Option<bool>,
     /// Instead of `[limits.session]`.
-    #[serde(default)]
-    pub session: SessionLimitsSection,
+    #[serde(default, deserialize_with = "file_limits::of_session")]
+    pub session: Fields,
     /// Instead of `[limits.user]`.
-    #[serde(default)]
-    pub user: UserLimitsSection,
+    #[serde(default, deserialize_with = "file_limits::of_user")]
+    pub user: Fields,
 }
 
 /// `[[pd]]`: a protection domain that sessions may share.
@@ -53,7 +53,7 @@ pub struct PdTable {
 #[serde(deny_unknown_fields)]
 pub struct ListenTable {
     /// Users and groups.
-    pub who: People,
+    pub who: Subjects,
     /// Addresses.
     pub address: Network,
     /// Ports; any without it.
@@ -66,7 +66,7 @@ pub struct ListenTable {
 #[serde(deny_unknown_fields)]
 pub struct ConnectTable {
     /// Users and groups.
-    pub who: People,
+    pub who: Subjects,
     /// Addresses of peers.
     pub network: Network,
     /// Ports of peers; any without it.

@@ -14,17 +14,20 @@ mod device;
 mod engine;
 mod error;
 mod explain;
+mod field;
 mod file;
 mod file_limits;
 mod file_rules;
+mod in_force;
+mod kind;
 mod limits;
 mod log;
 mod metrics;
 mod mpa;
 mod named_pds;
 mod overrides;
-mod people;
-mod sentences;
+mod rule_text;
+mod subjects;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -45,13 +48,15 @@ pub use error::ConfigError;
 pub use explain::explain;
 use file::File;
 pub use file::{Loopback, Mulpdu, Seccomp};
-pub use limits::{Limits, Totals, TotalsPatch, UserLimits};
+pub use in_force::InForce;
+pub use kind::{Kind, Scope};
+pub use limits::{Limits, UNLIMITED, Values};
 pub use log::{Log, log_filter};
 pub use metrics::Metrics;
 pub use mpa::Mpa;
 pub use named_pds::NamedPd;
-pub use overrides::{Override, SessionPatch, UserPatch};
-pub use people::{Id, People};
+pub use overrides::Override;
+pub use subjects::{Id, Subjects};
 pub use tcp::Tcp;
 pub use units::{Size, Span, SpanOrOff};
 pub use warnings::warnings;
@@ -122,7 +127,7 @@ impl Config {
             engine: check.engine(parsed.engine)?,
             mpa: check.mpa(parsed.mpa)?,
             tcp: check.tcp(parsed.tcp)?,
-            limits: check.limits(parsed.limits)?,
+            limits: check.limits(&parsed.limits)?,
             users: check.overrides(parsed.user)?,
             groups: check.overrides(parsed.group)?,
             pds: check.named_pds(parsed.pd)?,

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::checker::Checker;
 use super::error::ConfigError;
-use super::file::{self, Field, Mulpdu};
+use super::field::Field;
+use super::file::{self, Mulpdu};
 
 /// `[mpa]`
 #[derive(Clone, Debug, PartialEq, Eq)]

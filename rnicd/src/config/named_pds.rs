@@ -3,8 +3,8 @@
 use super::checker::Checker;
 use super::error::ConfigError;
 use super::file_rules::PdTable;
-use super::limits::{MAX_MRS, MAX_OBJECTS};
-use super::people::People;
+use super::kind::{Kind, Scope};
+use super::subjects::Subjects;
 
 /// A protection domain with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub struct NamedPd {
     /// What programs open it by.
     pub name: String,
     /// Who may open it.
-    pub who: People,
+    pub who: Subjects,
     /// Sessions that may have it open at once; by default as many as there are.
     pub max_sessions: Option<u32>,
     /// Memory regions in it, of all sessions; by default only the sessions' own limits apply.
@@ -34,7 +34,7 @@ impl Checker<'_> {
             if pds.iter().any(|pd| pd.name == name) {
                 return Err(self.wrong(at, format!("there are two [[pd]] named {name:?}")));
             }
-            let who = People { everyone: false, users: table.users, groups: table.groups };
+            let who = Subjects { everyone: false, users: table.users, groups: table.groups };
             if who.is_empty() {
                 return Err(self.wrong(at, "nobody may open it: give users or groups"));
             }
@@ -42,10 +42,17 @@ impl Checker<'_> {
                 name,
                 who,
                 max_sessions: self.optional_number(table.max_sessions, 1..=65_535)?,
-                mrs: self.optional_number(table.mrs, 0..=MAX_MRS)?,
-                qps: self.optional_number(table.qps, 0..=MAX_OBJECTS)?,
+                mrs: self.optional_number(table.mrs, range_of(Kind::Mrs))?,
+                qps: self.optional_number(table.qps, range_of(Kind::Qps))?,
             });
         }
         Ok(pds)
     }
+}
+
+/// As many as the device may have.
+fn range_of(kind: Kind) -> std::ops::RangeInclusive<u32> {
+    let (least, most) = kind.range(Scope::Device);
+    // The table bounds what is counted in things to 32 bits.
+    least as u32..=most as u32
 }

@@ -32,7 +32,15 @@ fn the_annotated_file_shows_every_key() {
     assert!(!(file.user.is_empty() || file.group.is_empty() || file.pd.is_empty()));
     assert!(!(file.listen.is_empty() || file.connect.is_empty()));
     (file.user, file.group) = (Vec::new(), Vec::new());
-    let printed = format!("{file:?}");
+    for scope in Scope::ALL {
+        for kind in Kind::of_scope(scope) {
+            let written = file.limits.of(scope).of(kind);
+            let key = format!("{}.{}", scope.section(), kind.key());
+            assert_eq!(written.map(|w| w.value), kind.default(scope), "{key}");
+        }
+    }
+    file.limits = Default::default();
+    let printed = format!("{file:?}").replace(&format!("{:?}", file.limits), "");
     assert!(!printed.contains("None"), "a key is missing: {printed}");
     assert!(Config::parse(Path::new("all"), &live).is_ok_and(|c| warnings(&c).is_empty()));
 }
@@ -144,7 +152,7 @@ fn keys_change_what_they_say() {
     assert_eq!(config.engine.workers, Some(3));
     assert_eq!(config.engine.loopback, Loopback::Tcp);
     assert!(!config.mpa.crc);
-    assert_eq!((config.limits.device.qps, config.limits.session.qps), (7, 3));
+    assert_eq!((config.limits.device.of(Kind::Qps), config.limits.session.of(Kind::Qps)), (7, 3));
     assert_eq!(config.control.mode, Some(0o660));
 }
 
@@ -167,10 +175,10 @@ fn rules_are_read_in_the_order_of_the_file() {
     let config = Config::parse(Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(config.control.admins.to_string(), "alice, 1000, @ops");
     let alice = &config.users[0];
-    assert_eq!((alice.trusted, alice.session.totals.qps), (Some(true), Some(4)));
+    assert_eq!((alice.trusted, alice.session.set(Kind::Qps)), (Some(true), Some(4)));
     assert_eq!((alice.sockets, alice.host_loopback), (Some(true), Some(false)));
-    assert_eq!((alice.session.why, alice.user.sessions), (Some(9), Some(2)));
-    assert_eq!(alice.user.totals.segment_bytes, Some(1 << 30));
+    assert_eq!((alice.session.of(Kind::WhyRecords), alice.user.of(Kind::Sessions)), (9, 2));
+    assert_eq!(alice.user.set(Kind::SegmentBytes), Some(1 << 30));
     assert_eq!(config.users[1].who, Id::Number(1001));
     assert_eq!(config.groups[1].who, Id::Number(7));
     let pd = &config.pds[0];
@@ -178,7 +186,7 @@ fn rules_are_read_in_the_order_of_the_file() {
     assert_eq!(config.listen[0].to_string(), "127.0.0.1, any port");
     assert_eq!(config.connect[0].to_string(), "10.0.0.0/8, ports 1 to 2");
     assert_eq!(config.connect[0].who.to_string(), "1, @x");
-    assert_eq!(config.limits.peer_connections_per_second, 5);
+    assert_eq!(config.limits.peer.of(Kind::ConnectionsPerSecond), 5);
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! What is allowed in a configuration and yet deserves a word: limits that others make void, and
 //! doing without checksums.
 
-use super::explain::amount;
-use super::{Config, Limits, Network, Span};
+use super::kind::{Kind, Scope};
+use super::limits::amount;
+use super::{Config, Limits, Network, Span, Values};
 
 /// What an administrator should be told, in sentences.
 pub fn warnings(config: &Config) -> Vec<String> {
     let limits = &config.limits;
     let default = Limits::default();
-    let device = ("limits".to_owned(), limits.device.each());
-    let user = ("limits.user".to_owned(), limits.user.totals.each());
-    let session = ("limits.session".to_owned(), limits.session.each());
+    let named = |scope: Scope| (scope.section().to_owned(), limits.of(scope).clone());
+    let (device, user, session) = (named(Scope::Device), named(Scope::User), named(Scope::Session));
     let mut all = Vec::new();
     if !config.mpa.crc {
         all.push(
@@ -28,41 +28,22 @@ pub fn warnings(config: &Config) -> Vec<String> {
         ));
     }
     // A default that a lowered limit makes void is no contradiction: nobody has written it.
-    all.extend(above(&session, &user, &default.session.each()));
-    all.extend(above(&user, &device, &default.user.totals.each()));
-    for (key, inner, outer, unset) in [
-        ("sessions", limits.user.sessions, limits.sessions, default.user.sessions),
-        ("half_open", limits.user.half_open, limits.half_open, default.user.half_open),
-        ("movers", limits.user.movers, limits.movers, default.user.movers),
-        ("closing", limits.user.closing, limits.closing, default.user.closing),
-    ] {
-        if inner > outer && inner != unset {
-            all.push(void(&format!("limits.user.{key}"), inner, &format!("limits.{key}"), outer));
-        }
-    }
+    all.extend(above(&session, &user, &default.session));
+    all.extend(above(&user, &device, &default.user));
     for (kind, rules) in [("user", &config.users), ("group", &config.groups)] {
         for rule in rules {
             let name = format!("{kind}.{}", rule.who);
-            let of_user = limits.user.with(&rule.user);
-            let of_session = limits.session.with(&rule.session.totals);
-            let user = (format!("{name}.user"), of_user.totals.each());
-            let session = (format!("{name}.session"), of_session.each());
-            all.extend(above(&session, &user, &limits.session.each()));
-            all.extend(above(&user, &device, &limits.user.totals.each()));
-            if of_user.sessions > limits.sessions && rule.user.sessions.is_some() {
-                let key = format!("{name}.user.sessions");
-                all.push(void(&key, of_user.sessions, "limits.sessions", limits.sessions));
-            }
+            let user = (format!("{name}.user"), limits.user.with(&rule.user));
+            let session = (format!("{name}.session"), limits.session.with(&rule.session));
+            all.extend(above(&session, &user, &limits.session));
+            all.extend(above(&user, &device, &limits.user));
         }
     }
     for pd in &config.pds {
-        for (key, inner, outer) in
-            [("mrs", pd.mrs, limits.device.mrs), ("qps", pd.qps, limits.device.qps)]
-        {
-            if let Some(inner) = inner.filter(|inner| *inner > outer) {
-                let (inner_key, outer_key) =
-                    (format!("pd.{}.{key}", pd.name), format!("limits.{key}"));
-                all.push(void(&inner_key, inner, &outer_key, outer));
+        for (kind, inner) in [(Kind::Mrs, pd.mrs), (Kind::Qps, pd.qps)] {
+            let outer = limits.device.of(kind);
+            if let Some(inner) = inner.map(u64::from).filter(|inner| *inner > outer) {
+                all.push(void(kind, (&format!("pd.{}", pd.name), inner), ("limits", outer)));
             }
         }
     }
@@ -77,26 +58,19 @@ pub fn warnings(config: &Config) -> Vec<String> {
     all
 }
 
-/// A prefix of keys, and values by key.
-type Named = (String, [(&'static str, u64); 12]);
+/// A prefix of keys, and values.
+type Named = (String, Values);
 
 /// Values that were set and are above what encloses them.
-fn above(inner: &Named, outer: &Named, unset: &[(&'static str, u64); 12]) -> Vec<String> {
-    let each = inner.1.iter().zip(&outer.1).zip(unset);
-    each.filter(|((inner, outer), unset)| inner.1 > outer.1 && inner.1 != unset.1)
-        .map(|(((key, inner_value), (_, outer_value)), _)| {
-            let inner_key = format!("{}.{key}", inner.0);
-            let outer_key = format!("{}.{key}", outer.0);
-            void(&inner_key, amount(key, *inner_value), &outer_key, amount(key, *outer_value))
-        })
+fn above((name, inner): &Named, (outer_name, outer): &Named, unset: &Values) -> Vec<String> {
+    let set = inner.each().filter(|(kind, value)| *value != unset.of(*kind));
+    set.filter(|(kind, value)| *value > outer.of(*kind))
+        .map(|(kind, value)| void(kind, (name, value), (outer_name, outer.of(kind))))
         .collect()
 }
 
-fn void(
-    inner_key: &str,
-    inner: impl std::fmt::Display,
-    outer_key: &str,
-    outer: impl std::fmt::Display,
-) -> String {
-    format!("{inner_key} = {inner} is above {outer_key} = {outer}, which is reached first")
+/// The limit of this kind that is void, and the one that is reached before.
+fn void(kind: Kind, (inner, value): (&str, u64), (outer, first): (&str, u64)) -> String {
+    let (key, value, first) = (kind.key(), amount(kind, value), amount(kind, first));
+    format!("{inner}.{key} = {value} is above {outer}.{key} = {first}, which is reached first")
 }

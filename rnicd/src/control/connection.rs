@@ -13,12 +13,11 @@ use rnic_core::abi::control::{
 };
 use rnic_core::types::{SessionId, Time};
 
-use super::packet::{self, Front, Outbox, Outgoing};
-use super::passed::{Kind, Passed};
-use super::reaper::Reaper;
 use crate::events::EventSender;
+use crate::packet::{self, Front, Outbox, Outgoing};
 use crate::privilege::Peer;
-use crate::resource::{Granted, Refused};
+use crate::reaper::{Kind, Passed, Reaper};
+use crate::resource::{Refused, Response};
 
 /// A connected client.
 pub struct Connection {
@@ -241,9 +240,9 @@ impl Connection {
     }
 
     /// Answers a request.
-    pub fn reply(&mut self, id: u32, result: Result<Granted, Refused>) -> io::Result<()> {
+    pub fn reply(&mut self, id: u32, result: Result<Response, Refused>) -> io::Result<()> {
         let (result, why_id, descriptors) = match result {
-            Ok(Granted { body, descriptors }) => (Ok(body), 0, descriptors),
+            Ok(Response { body, descriptors }) => (Ok(body), 0, descriptors),
             Err(Refused { refusal, why_id }) => (Err(refusal), why_id, Vec::new()),
         };
         let packet = Outgoing { bytes: encode(Reply { id, result, why_id }), descriptors };

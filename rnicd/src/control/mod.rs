@@ -9,19 +9,12 @@
 mod budget;
 mod connection;
 mod greetings;
-mod lanes;
 mod notify;
-pub(crate) mod options;
-mod packet;
-mod passed;
-mod reaper;
 mod reload;
 mod server;
 mod socket;
 mod turns;
 
 pub use notify::Notifier;
-pub use passed::{Kind as PassedKind, Passed};
-pub use reaper::{Reaper, Receipt};
 pub use server::{Server, StartError, Stopper, check_filters};
 pub use socket::{ControlSocket, SocketError};

@@ -21,19 +21,21 @@ use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
 use super::notify::Notifier;
-use super::options;
-use super::reaper::Reaper;
 use super::reload::{Source, reload};
 use super::socket::{ControlSocket, SocketError};
 use super::turns::Turns;
+use crate::clock;
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
 use crate::log::{Dampers, Level};
 use crate::metrics::Writer;
 use crate::mover::{Movers, Starter};
 use crate::privilege::{Signals, ThreadKind, check_available, confine};
-use crate::resource::{Capacity, Given, Granted, Manager, Random, Refused, Welcome};
-use crate::worker::{Workers, clock};
+use crate::reaper::Reaper;
+use crate::resource::{
+    Capacity, Manager, Outcome, Random, Refused, Response, SessionOpened, options,
+};
+use crate::worker::Workers;
 
 /// Why the daemon did not start.
 #[derive(Debug, thiserror::Error)]
@@ -490,8 +492,8 @@ impl Server {
                 // Before the answer, which may be there at once.
                 client.stage = Stage::AwaitWorkers { session, request: id };
                 match self.manager.request(session, request.body, descriptor, now) {
-                    Ok(Given::Later) => {}
-                    Ok(Given::Now(granted)) => self.answer(session, Ok(*granted), now),
+                    Ok(Outcome::Later) => {}
+                    Ok(Outcome::Now(granted)) => self.answer(session, Ok(*granted), now),
                     Err(refused) => self.answer(session, Err(refused), now),
                 }
                 self.settle_clients(now);
@@ -516,7 +518,7 @@ impl Server {
         }
     }
 
-    fn answer(&mut self, session: SessionId, result: Result<Granted, Refused>, now: Time) {
+    fn answer(&mut self, session: SessionId, result: Result<Response, Refused>, now: Time) {
         let Some(&key) = self.by_session.get(&session) else { return };
         let Some(client) = self.connections.get_mut(key) else { return };
         let Stage::AwaitWorkers { request, .. } = client.stage else { return };
@@ -536,7 +538,7 @@ impl Server {
         } else {
             self.manager.open_session(&client.peer)
         };
-        let (session, Welcome { reply, descriptors, events }) = match opened {
+        let (session, SessionOpened { reply, descriptors, events }) = match opened {
             Ok(opened) => opened,
             Err(status) => {
                 tracing::debug!(pid = client.peer.pid, ?status, "turned away");

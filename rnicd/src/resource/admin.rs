@@ -3,8 +3,8 @@
 use rnic_core::abi::control::{Refusal, RequestBody};
 use rnic_core::types::*;
 
-use super::session::{Phase, wrong_state};
-use super::{Answer, Given, Manager, find, refuse};
+use super::qp::{Phase, wrong_state};
+use super::{Answer, Manager, Outcome, find, refuse};
 
 impl Manager {
     /// Refuses everything new from now on, or takes it again. What exists goes on.
@@ -17,7 +17,7 @@ impl Manager {
             let text = if on { "nothing new is taken" } else { "new things are taken again" };
             self.note("draining", Some(id), text.to_owned());
         }
-        Given::done()
+        Outcome::done()
     }
 
     /// Ends a connection, whoever owns it. Its QP stays with its owner, in Error, and the owner is
@@ -38,7 +38,7 @@ impl Manager {
         tracing::info!(session = %id, %owner, %qp, "disconnected by an administrator");
         let text = format!("QP {qp} was disconnected by an administrator");
         self.note("disconnected", Some(owner), text);
-        Given::done()
+        Outcome::done()
     }
 
     /// Refuses what makes something new while draining.

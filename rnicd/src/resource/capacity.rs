@@ -2,7 +2,7 @@
 
 use super::policy::Rights;
 use crate::cm::Quota;
-use crate::config::{Config, Loopback};
+use crate::config::{Config, InForce, Kind, Loopback};
 
 /// Workers and limits in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,19 +48,26 @@ impl Capacity {
             u32::try_from(room).map_or(configured, |room| room.min(configured))
         };
         let limits = &config.limits;
-        let half_open = lowered(limits.half_open, self.startups().max(1));
-        let half_open_of_user = match half_open < limits.half_open {
+        let configured = limits.device.count(Kind::HalfOpen);
+        let half_open = lowered(configured, self.startups().max(1));
+        let half_open_of_user = match half_open < configured {
             true => (half_open / 2).max(1),
             false => u32::MAX,
         };
-        let qps = lowered(limits.device.qps, self.room());
-        let closing = u64::from(limits.closing);
+        let qps = lowered(limits.device.count(Kind::Qps), self.room());
+        let closing = limits.device.of(Kind::Closing);
         let closing = closing.min((self.not_for_connections() / 4).max(LEAST_CLOSING));
         Capacity { qps, half_open, half_open_of_user, closing, ..*self }
     }
 
+    /// What `check-config` says of it.
+    pub fn in_force(&self) -> InForce {
+        let Capacity { workers, qps, half_open, .. } = *self;
+        InForce { workers, qps, half_open, reason: self.reason() }
+    }
+
     /// Where the descriptors come from, in words.
-    pub fn reason(&self) -> String {
+    fn reason(&self) -> String {
         let Capacity { nofile, closing, .. } = self;
         let room = self.room();
         format!(
@@ -84,12 +91,13 @@ impl Capacity {
             true => self.half_open,
             false => self.half_open_of_user,
         };
-        let half_open_key = self.key(rights.half_open_key(), most < rights.half_open);
+        let configured = rights.user_count(Kind::HalfOpen);
+        let half_open_key = self.key(rights.user_key(Kind::HalfOpen), most < configured);
         Quota {
             user: rights.uid,
-            half_open: rights.half_open.min(most),
+            half_open: configured.min(most),
             half_open_key,
-            accepts_per_second: rights.accepts_per_second,
+            accepts_per_second: rights.user_count(Kind::AcceptsPerSecond),
         }
     }
 
@@ -162,13 +170,16 @@ mod tests {
         let config = Config::default();
         let small = Capacity::derive(&config, 1024, 2);
         assert_eq!((small.qps, small.half_open, small.rest()), (600, 120, 180));
-        let key = small.qps_key(config.limits.device.qps);
+        let key = small.qps_key(config.limits.device.count(Kind::Qps));
         assert_eq!(key, "limits.qps (lowered by RLIMIT_NOFILE = 1024)");
         let large = Capacity::derive(&config, 1 << 20, 2);
-        assert_eq!(large.qps, config.limits.device.qps);
-        assert_eq!(large.qps_key(config.limits.device.qps), "limits.qps");
+        assert_eq!(large.qps, config.limits.device.count(Kind::Qps));
+        assert_eq!(large.qps_key(config.limits.device.count(Kind::Qps)), "limits.qps");
         assert_eq!(Capacity::derive(&config, 10, 1).qps, 0);
-        assert_eq!(Capacity::derive(&config, u64::MAX, 1).qps, config.limits.device.qps);
+        assert_eq!(
+            Capacity::derive(&config, u64::MAX, 1).qps,
+            config.limits.device.count(Kind::Qps)
+        );
     }
 
     #[test]

@@ -1,23 +1,35 @@
 //! Who has how much: counts per session, per user and for the device, and the limits they may not
 //! pass.
 //!
-//! Every object is charged here before it is made and credited after it is gone. The manager
-//! calls it; it knows kinds and numbers, not objects.
+//! A session has an [`Account`]. What is charged to it is charged to its user and to the device as
+//! well, before anything is made, and comes as a [`Charge`], which the object that is made holds. A
+//! charge is credited when it is dropped, on whatever path and thread that happens: with the object,
+//! or with the request that failed to make it. Nobody credits by hand, so nobody can forget to. The
+//! manager calls this module, which knows kinds and numbers, not objects.
+//!
+//! The reaper drops what sessions had on threads of its own, so the books are locked. No lock leaves
+//! this file, and those of the books are taken before that of an account.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rnic_core::abi::control::{LimitRow, Refusal};
 
 use super::Capacity;
-pub use super::kind::Kind;
-use super::kind::UNLIMITED;
 use super::policy::Rights;
-use crate::config::Limits;
+pub use crate::config::Kind;
+use crate::config::{Limits, UNLIMITED};
 
 /// An amount of every kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Amounts([u64; Kind::COUNT]);
+
+impl Default for Amounts {
+    fn default() -> Self {
+        Amounts([0; Kind::COUNT])
+    }
+}
 
 impl Amounts {
     /// How much of `kind` there is.
@@ -38,39 +50,12 @@ impl Amounts {
     }
 }
 
-/// What a session has, and what it may have.
-#[derive(Clone, Debug)]
-pub struct Counts {
-    own: Amounts,
-    /// What it may have. They change when the configuration does.
-    pub rights: Arc<Rights>,
-}
-
-impl Counts {
-    /// Nothing yet.
-    pub fn new(rights: Arc<Rights>) -> Self {
-        Counts { own: Amounts::default(), rights }
-    }
-
-    /// How much of `kind` there is.
-    pub fn of(&self, kind: Kind) -> u64 {
-        self.own.of(kind)
-    }
-
-    /// All of it.
-    pub fn amounts(&self) -> &Amounts {
-        &self.own
-    }
-
-    /// Takes out what was charged, to be credited later.
-    pub fn take(&mut self) -> Counts {
-        Counts { own: std::mem::take(&mut self.own), rights: self.rights.clone() }
-    }
-}
-
 /// The counts of the device and of its users, and the limits of the device.
+#[derive(Clone, Debug)]
+pub struct Ledger(Arc<Mutex<Books>>);
+
 #[derive(Debug)]
-pub struct Ledger {
+struct Books {
     device: [u64; Kind::COUNT],
     qps_key: String,
     /// Queue pairs of one user, where descriptors have lowered those of the device.
@@ -78,22 +63,131 @@ pub struct Ledger {
     descriptors: Descriptors,
     used: Amounts,
     /// Users who have something.
-    users: BTreeMap<u32, Account>,
+    users: BTreeMap<u32, UserAccount>,
 }
 
 /// What a user has, and may have.
-#[derive(Debug)]
-pub struct Account {
+#[derive(Clone, Debug)]
+pub struct UserAccount {
     /// The sum of his sessions.
     pub used: Amounts,
     /// As of his last charge or the last reload.
     pub rights: Arc<Rights>,
 }
 
+/// What a session has, and what it may have.
+#[derive(Debug)]
+pub struct Account {
+    ledger: Ledger,
+    /// Whose session it is; that never changes, whatever his rights.
+    user: u32,
+    own: Mutex<Own>,
+}
+
+#[derive(Debug)]
+struct Own {
+    used: Amounts,
+    rights: Arc<Rights>,
+}
+
+/// So much of a kind counts as long as this is there.
+#[derive(Debug)]
+#[must_use = "what is dropped is credited at once"]
+pub struct Charge {
+    account: Arc<Account>,
+    kind: Kind,
+    amount: u64,
+}
+
+impl Account {
+    /// Charges `amount` to the session, its user and the device, or names the limit that forbids it.
+    pub fn charge(self: &Arc<Self>, kind: Kind, amount: u64) -> Result<Charge, Refusal> {
+        let (mut books, mut own) = (self.ledger.0.lock(), self.own.lock());
+        books.charge(&mut own, kind, amount)?;
+        Ok(Charge { account: self.clone(), kind, amount })
+    }
+
+    /// What remains of `kind` for the session.
+    pub fn room(&self, kind: Kind) -> u64 {
+        let (books, own) = (self.ledger.0.lock(), self.own.lock());
+        books.room(&own, kind)
+    }
+
+    /// How much of `kind` the session has.
+    pub fn used(&self, kind: Kind) -> u64 {
+        self.own.lock().used.of(kind)
+    }
+
+    /// How much of everything it has.
+    pub fn amounts(&self) -> Amounts {
+        self.own.lock().used.clone()
+    }
+
+    /// What it may have.
+    pub fn rights(&self) -> Arc<Rights> {
+        self.own.lock().rights.clone()
+    }
+
+    /// It may have something else from now on, and so may its user. What it has stays, even above
+    /// that.
+    pub fn set_rights(&self, rights: &Arc<Rights>) {
+        let (mut books, mut own) = (self.ledger.0.lock(), self.own.lock());
+        own.rights = rights.clone();
+        if let Some(user) = books.users.get_mut(&self.user) {
+            user.rights = rights.clone();
+        }
+    }
+}
+
+impl Charge {
+    /// How much counts.
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Whose session was charged.
+    pub fn user(&self) -> u32 {
+        self.account.user
+    }
+
+    /// Credits what is above `amount`.
+    pub fn reduce_to(&mut self, amount: u64) {
+        let more = self.amount.saturating_sub(amount);
+        self.amount -= more;
+        self.account.credit(self.kind, more);
+    }
+
+    /// Takes over another charge of the same kind to the same session.
+    pub fn add(&mut self, mut other: Charge) {
+        debug_assert!(self.kind == other.kind && Arc::ptr_eq(&self.account, &other.account));
+        self.amount += std::mem::take(&mut other.amount);
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.credit(self.kind, self.amount);
+    }
+}
+
+impl Account {
+    fn credit(&self, kind: Kind, amount: u64) {
+        let (mut books, mut own) = (self.ledger.0.lock(), self.own.lock());
+        own.used.subtract(kind, amount);
+        books.used.subtract(kind, amount);
+        if let Some(user) = books.users.get_mut(&self.user) {
+            user.used.subtract(kind, amount);
+            if user.used.is_empty() {
+                books.users.remove(&self.user);
+            }
+        }
+    }
+}
+
 impl Ledger {
     /// Nothing used yet.
     pub fn new(limits: &Limits, capacity: &Capacity) -> Self {
-        let mut ledger = Ledger {
+        let mut books = Books {
             device: [UNLIMITED; Kind::COUNT],
             qps_key: String::new(),
             qps_of_user: UNLIMITED,
@@ -101,14 +195,71 @@ impl Ledger {
             used: Amounts::default(),
             users: BTreeMap::new(),
         };
-        ledger.set_limits(limits, capacity);
-        ledger
+        books.set_limits(limits, capacity);
+        Ledger(Arc::new(Mutex::new(books)))
     }
 
     /// Other limits of the device. What exists stays, even above them.
-    pub fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
-        self.qps_key = capacity.qps_key(limits.device.qps);
-        self.qps_of_user = match capacity.qps < limits.device.qps {
+    pub fn set_limits(&self, limits: &Limits, capacity: &Capacity) {
+        self.0.lock().set_limits(limits, capacity);
+    }
+
+    /// The account of a new session: nothing yet.
+    pub fn open(&self, rights: Arc<Rights>) -> Arc<Account> {
+        let user = rights.uid;
+        let own = Mutex::new(Own { used: Amounts::default(), rights });
+        Arc::new(Account { ledger: self.clone(), user, own })
+    }
+
+    /// How much the device has given.
+    pub fn used(&self) -> Amounts {
+        self.0.lock().used.clone()
+    }
+
+    /// How much the device may give.
+    pub fn device_limit(&self, kind: Kind) -> u64 {
+        self.0.lock().device[kind as usize]
+    }
+
+    /// The most of `kind` that a client could ever have.
+    pub fn most(&self, rights: &Rights, kind: Kind) -> u64 {
+        let books = self.0.lock();
+        let own = rights.session_limit(kind).min(books.user_limit(rights, kind));
+        own.min(books.device[kind as usize])
+    }
+
+    /// The limits of the device with what is in use.
+    pub fn device_rows(&self) -> Vec<LimitRow> {
+        self.0.lock().device_rows()
+    }
+
+    /// The limits of a user with what is in use.
+    pub fn user_rows(&self, rights: &Rights) -> Vec<LimitRow> {
+        self.0.lock().user_rows(rights)
+    }
+
+    /// The first user who has something, from a number on.
+    pub fn user_from(&self, uid: u32) -> Option<(u32, UserAccount)> {
+        let books = self.0.lock();
+        books.users.range(uid..).next().map(|(uid, account)| (*uid, account.clone()))
+    }
+
+    /// How many users have something.
+    pub fn users(&self) -> usize {
+        self.0.lock().users.len()
+    }
+
+    /// Whether users other than this one have something.
+    pub fn has_others(&self, uid: u32) -> bool {
+        self.0.lock().users.keys().any(|user| *user != uid)
+    }
+}
+
+impl Books {
+    fn set_limits(&mut self, limits: &Limits, capacity: &Capacity) {
+        let configured = limits.device.count(Kind::Qps);
+        self.qps_key = capacity.qps_key(configured);
+        self.qps_of_user = match capacity.qps < configured {
             true => u64::from(capacity.qps) / 2,
             false => UNLIMITED,
         };
@@ -118,17 +269,14 @@ impl Ledger {
             per_session: capacity.per_session(),
         };
         self.device = Kind::ALL.map(|kind| match kind {
-            Kind::Sessions => limits.sessions.into(),
-            Kind::Movers => limits.movers.into(),
             Kind::Qps => capacity.qps.into(),
-            _ => kind.of_totals(&limits.device).unwrap_or(UNLIMITED),
+            _ => limits.device.of(kind),
         });
     }
 
-    /// Charges `amount` to a session, its user and the device, or names the limit that forbids it.
-    pub fn charge(&mut self, own: &mut Counts, kind: Kind, amount: u64) -> Result<(), Refusal> {
+    fn charge(&mut self, own: &mut Own, kind: Kind, amount: u64) -> Result<(), Refusal> {
         let rights = &own.rights;
-        let of_session = own.own.of(kind);
+        let of_session = own.used.of(kind);
         check(of_session, amount, rights.session_limit(kind), || rights.session_key(kind))?;
         let of_user = self.of_user(rights.uid, kind);
         check(of_user, amount, self.user_limit(rights, kind), || self.user_key(rights, kind))?;
@@ -137,111 +285,41 @@ impl Ledger {
         let none = Amounts::default();
         let of_user = self.users.get(&rights.uid).map_or(&none, |account| &account.used);
         self.descriptors.check(rights, of_user, &self.used, kind, amount)?;
-        let fresh = || Account { used: Amounts::default(), rights: rights.clone() };
+        let fresh = || UserAccount { used: Amounts::default(), rights: rights.clone() };
         self.users.entry(rights.uid).or_insert_with(fresh).used.add(kind, amount);
         self.used.add(kind, amount);
-        own.own.add(kind, amount);
+        own.used.add(kind, amount);
         Ok(())
     }
 
-    /// Gives back what was charged.
-    pub fn credit(&mut self, own: &mut Counts, kind: Kind, amount: u64) {
-        debug_assert!(own.of(kind) >= amount, "{kind:?} credited without a charge");
-        own.own.subtract(kind, amount);
-        self.used.subtract(kind, amount);
-        let uid = own.rights.uid;
-        if let Some(user) = self.users.get_mut(&uid) {
-            user.used.subtract(kind, amount);
-            if user.used.is_empty() {
-                self.users.remove(&uid);
-            }
-        }
-    }
-
-    /// Gives back everything a session was charged.
-    pub fn credit_all(&mut self, own: &mut Counts) {
-        for kind in Kind::ALL {
-            let amount = own.of(kind);
-            self.credit(own, kind, amount);
-        }
-    }
-
-    /// How much the device has given.
-    pub fn used(&self) -> &Amounts {
-        &self.used
-    }
-
-    /// How much the device may give.
-    pub fn device_limit(&self, kind: Kind) -> u64 {
-        self.device[kind as usize]
-    }
-
-    /// The most of `kind` that a client could ever have.
-    pub fn most(&self, rights: &Rights, kind: Kind) -> u64 {
-        let own = rights.session_limit(kind).min(self.user_limit(rights, kind));
-        own.min(self.device[kind as usize])
-    }
-
-    /// What remains of `kind` for a session with these counts.
-    pub fn room(&self, own: &Counts, kind: Kind) -> u64 {
+    fn room(&self, own: &Own, kind: Kind) -> u64 {
         let rights = &own.rights;
-        let session = rights.session_limit(kind).saturating_sub(own.of(kind));
+        let session = rights.session_limit(kind).saturating_sub(own.used.of(kind));
         let of_user = self.of_user(rights.uid, kind);
         let user = self.user_limit(rights, kind).saturating_sub(of_user);
         let device = self.device[kind as usize].saturating_sub(self.used.of(kind));
         session.min(user).min(device)
     }
 
-    /// The limits of the device with what is in use.
-    pub fn device_rows(&self) -> impl Iterator<Item = LimitRow> {
-        Kind::ALL.into_iter().filter(|kind| self.device[*kind as usize] != UNLIMITED).map(|kind| {
-            LimitRow {
-                key: self.device_key(kind),
-                scope: "device".to_owned(),
-                limit: self.device[kind as usize],
-                used: self.used.of(kind),
-            }
-        })
+    fn device_rows(&self) -> Vec<LimitRow> {
+        let limited = |kind: &Kind| self.device[*kind as usize] != UNLIMITED;
+        let row = |kind| LimitRow {
+            key: self.device_key(kind),
+            scope: "device".to_owned(),
+            limit: self.device[kind as usize],
+            used: self.used.of(kind),
+        };
+        Kind::counted().filter(limited).map(row).collect()
     }
 
-    /// Users who have something, from a number on, in the order of their numbers: one of them, or
-    /// all.
-    pub fn accounts(
-        &self,
-        only: Option<u32>,
-        from: Option<u32>,
-    ) -> impl Iterator<Item = (u32, &Account)> {
-        let range = from.map(|from| self.users.range(only.unwrap_or(from)..));
-        let wanted = move |uid: u32| only.is_none_or(|only| only == uid);
-        let accounts = range.into_iter().flatten().map(|(uid, account)| (*uid, account));
-        accounts.take_while(move |(uid, _)| wanted(*uid))
-    }
-
-    /// How many users have something.
-    pub fn users(&self) -> usize {
-        self.users.len()
-    }
-
-    /// Whether users other than this one have something.
-    pub fn has_others(&self, uid: u32) -> bool {
-        self.users.keys().any(|user| *user != uid)
-    }
-
-    /// A user may have something else from now on.
-    pub fn set_rights(&mut self, rights: &Arc<Rights>) {
-        if let Some(account) = self.users.get_mut(&rights.uid) {
-            account.rights = rights.clone();
-        }
-    }
-
-    /// The limits of a user with what is in use.
-    pub fn user_rows(&self, rights: &Rights) -> impl Iterator<Item = LimitRow> {
-        Kind::ALL.into_iter().map(|kind| LimitRow {
+    fn user_rows(&self, rights: &Rights) -> Vec<LimitRow> {
+        let row = |kind| LimitRow {
             key: self.user_key(rights, kind),
             scope: format!("user {}", rights.uid),
             limit: self.user_limit(rights, kind),
             used: self.of_user(rights.uid, kind),
-        })
+        };
+        Kind::counted().map(row).collect()
     }
 
     fn of_user(&self, uid: u32, kind: Kind) -> u64 {
@@ -339,129 +417,147 @@ mod tests {
         policy: Policy,
     }
 
+    fn config(text: &str) -> Config {
+        Config::parse(std::path::Path::new("t"), text).unwrap_or_else(|e| panic!("{e}"))
+    }
+
     fn fixture(nofile: u64, text: &str) -> Fixture {
-        let config = Config::parse(std::path::Path::new("t"), text);
-        let config = config.unwrap_or_else(|e| panic!("{e}"));
+        let config = config(text);
         let capacity = Capacity::derive(&config, nofile, 1);
         Fixture { ledger: Ledger::new(&config.limits, &capacity), policy: Policy::new(&config) }
     }
 
     impl Fixture {
-        fn session(&self, uid: u32) -> Counts {
-            Counts::new(self.policy.rights(&Identity { uid, gids: vec![uid], foreign: false }))
+        fn session(&self, uid: u32) -> Arc<Account> {
+            self.ledger.open(self.rights(uid))
         }
 
-        fn charge(&mut self, own: &mut Counts, kind: Kind, amount: u64) -> Result<(), String> {
-            self.ledger.charge(own, kind, amount).map_err(|e| e.to_string())
+        fn rights(&self, uid: u32) -> Arc<Rights> {
+            self.policy.rights(&Identity { uid, gids: vec![uid], foreign: false })
         }
+    }
+
+    fn granted(account: &Arc<Account>, kind: Kind, amount: u64) -> Charge {
+        account.charge(kind, amount).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn refused(account: &Arc<Account>, kind: Kind, amount: u64) -> String {
+        account.charge(kind, amount).map_or_else(|e| e.to_string(), |charge| panic!("{charge:?}"))
     }
 
     const FEW: &str = "[limits]\npds = 5\n[limits.user]\npds = 3\n[limits.session]\npds = 2\n";
 
     #[test]
     fn the_limit_of_session_user_or_device_is_named() {
-        let mut f = fixture(1 << 20, FEW);
-        let (mut a, mut b, mut c) = (f.session(1000), f.session(1000), f.session(1001));
-        assert_eq!(f.charge(&mut a, Kind::Pds, 2), Ok(()));
+        let f = fixture(1 << 20, FEW);
+        let (a, b, c) = (f.session(1000), f.session(1000), f.session(1001));
+        let of_a = granted(&a, Kind::Pds, 2);
         let text = "limits.session.pds = 2 reached (asked for 1 more, 2 in use)";
-        assert_eq!(f.charge(&mut a, Kind::Pds, 1), Err(text.to_owned()));
-        assert_eq!(f.charge(&mut b, Kind::Pds, 1), Ok(()));
+        assert_eq!(refused(&a, Kind::Pds, 1), text);
+        let of_b = granted(&b, Kind::Pds, 1);
         let text = "limits.user.pds (user 1000) = 3 reached (asked for 1 more, 3 in use)";
-        assert_eq!(f.charge(&mut b, Kind::Pds, 1), Err(text.to_owned()));
-        assert_eq!(f.ledger.room(&c, Kind::Pds), 2);
-        assert_eq!(f.charge(&mut c, Kind::Pds, 2), Ok(()));
-        let mut d = f.session(1002);
+        assert_eq!(refused(&b, Kind::Pds, 1), text);
+        assert_eq!(c.room(Kind::Pds), 2);
+        let of_c = granted(&c, Kind::Pds, 2);
         let text = "limits.pds = 5 reached (asked for 1 more, 5 in use)";
-        assert_eq!(f.charge(&mut d, Kind::Pds, 1), Err(text.to_owned()));
-        f.ledger.credit_all(&mut a);
-        assert_eq!((f.ledger.used().of(Kind::Pds), a.of(Kind::Pds)), (3, 0));
-        assert_eq!(f.ledger.room(&b, Kind::Pds), 1);
-        for own in [&mut b, &mut c] {
-            f.ledger.credit_all(own);
-        }
-        assert_eq!(f.ledger.used(), &Amounts::default());
-        assert!(f.ledger.users.is_empty(), "users who have nothing are forgotten");
+        assert_eq!(refused(&f.session(1002), Kind::Pds, 1), text);
+        drop(of_a);
+        assert_eq!((f.ledger.used().of(Kind::Pds), a.used(Kind::Pds)), (3, 0));
+        assert_eq!(b.room(Kind::Pds), 1);
+        drop((of_b, of_c));
+        assert_eq!(f.ledger.used(), Amounts::default());
+        assert_eq!(f.ledger.users(), 0, "users who have nothing are forgotten");
     }
 
     #[test]
     fn descriptors_are_shared_out_and_named() {
         // 136 descriptors, of which 34 are not for connections, and 8 of these for what is being
         // closed; 4 a session.
-        let mut f = fixture(200, "");
-        let (mut a, mut b) = (f.session(1000), f.session(1001));
-        assert_eq!(f.charge(&mut a, Kind::Sessions, 1), Ok(()));
-        assert_eq!(f.charge(&mut a, Kind::Channels, 9), Ok(()));
-        let e = f.charge(&mut a, Kind::Listeners, 1).unwrap_err();
+        let f = fixture(200, "");
+        let (a, b, c) = (f.session(1000), f.session(1001), f.session(1002));
+        let of_a = (granted(&a, Kind::Sessions, 1), granted(&a, Kind::Channels, 9));
         let text = "half of the descriptors for sessions, channels and listeners (RLIMIT_NOFILE = \
                     200) for user 1000 = 13 reached (asked for 1 more, 13 in use)";
-        assert_eq!(e, text);
-        assert_eq!(f.charge(&mut a, Kind::Pds, 1), Ok(()));
-        assert_eq!(f.charge(&mut b, Kind::Sessions, 3), Ok(()));
-        let mut c = f.session(1002);
-        let e = f.charge(&mut c, Kind::Sessions, 1).unwrap_err();
+        assert_eq!(refused(&a, Kind::Listeners, 1), text);
+        let _without_any = granted(&a, Kind::Pds, 1);
+        let _of_b = granted(&b, Kind::Sessions, 3);
+        let e = refused(&c, Kind::Sessions, 1);
         assert!(e.starts_with("descriptors for sessions,") && e.contains(" = 26 reached"), "{e}");
-        f.ledger.credit_all(&mut a);
-        assert_eq!(f.charge(&mut c, Kind::Sessions, 1), Ok(()));
+        drop(of_a);
+        drop(granted(&c, Kind::Sessions, 1));
     }
 
     #[test]
     fn an_override_is_named_by_its_rule() {
         let rules = "[[user]]\nwho = 1000\nsession = { qps = 1 }\nuser = { mrs = 1 }\n\
                      [[group]]\nwho = 1001\nsession = { qps = 0 }\nuser = { mrs = 0 }\n";
-        let mut f = fixture(1 << 20, rules);
-        let (mut a, mut b) = (f.session(1000), f.session(1001));
-        assert_eq!(f.charge(&mut a, Kind::Qps, 1), Ok(()));
-        assert_eq!(f.charge(&mut a, Kind::Mrs, 1), Ok(()));
-        let (a_too, b_too) = (&mut a.clone(), &mut b.clone());
-        for (own, kind, start) in [
-            (&mut a, Kind::Qps, "user.1000.session.qps = 1 reached"),
-            (a_too, Kind::Mrs, "user.1000.user.mrs = 1 reached"),
-            (&mut b, Kind::Qps, "group.1001.session.qps = 0 reached"),
-            (b_too, Kind::Mrs, "group.1001.user.mrs (user 1001) = 0 reached"),
+        let f = fixture(1 << 20, rules);
+        let (a, b) = (f.session(1000), f.session(1001));
+        let _have = (granted(&a, Kind::Qps, 1), granted(&a, Kind::Mrs, 1));
+        for (account, kind, start) in [
+            (&a, Kind::Qps, "user.1000.session.qps = 1 reached"),
+            (&a, Kind::Mrs, "user.1000.user.mrs = 1 reached"),
+            (&b, Kind::Qps, "group.1001.session.qps = 0 reached"),
+            (&b, Kind::Mrs, "group.1001.user.mrs (user 1001) = 0 reached"),
         ] {
-            let refused = f.charge(own, kind, 1);
-            let text = refused.map_or_else(|e| e, |()| "granted".to_owned());
+            let text = refused(account, kind, 1);
             assert!(text.starts_with(start), "{text}");
         }
     }
 
     #[test]
     fn a_refused_charge_changes_nothing_and_sums_do_not_wrap() {
-        let mut f = fixture(1 << 20, FEW);
-        let mut own = f.session(1000);
-        assert_eq!(f.charge(&mut own, Kind::SegmentBytes, 4096), Ok(()));
-        assert!(f.charge(&mut own, Kind::SegmentBytes, u64::MAX).is_err());
-        assert_eq!(own.of(Kind::SegmentBytes), 4096);
+        let f = fixture(1 << 20, FEW);
+        let own = f.session(1000);
+        let _have = granted(&own, Kind::SegmentBytes, 4096);
+        assert!(own.charge(Kind::SegmentBytes, u64::MAX).is_err());
+        assert_eq!(own.used(Kind::SegmentBytes), 4096);
         assert_eq!(f.ledger.used().of(Kind::SegmentBytes), 4096);
     }
 
     #[test]
     fn queue_pairs_lowered_by_descriptors_are_refused_by_that_name() {
-        let mut f = fixture(72, FEW);
-        let mut own = f.session(1000);
-        assert_eq!(f.charge(&mut own, Kind::Qps, 2), Ok(()));
-        let e = f.charge(&mut own, Kind::Qps, 1).unwrap_err();
+        let f = fixture(72, FEW);
+        let own = f.session(1000);
+        let _have = granted(&own, Kind::Qps, 2);
+        let e = refused(&own, Kind::Qps, 1);
         let key = "half of limits.qps (lowered by RLIMIT_NOFILE = 72) for user 1000 = 2 reached";
         assert!(e.starts_with(key), "{e}");
-        assert_eq!(f.ledger.room(&own, Kind::Qps), 0);
-        let (mut second, mut third) = (f.session(1001), f.session(1002));
-        assert_eq!(f.charge(&mut second, Kind::Qps, 2), Ok(()));
-        assert_eq!(f.charge(&mut third, Kind::Qps, 1), Ok(()));
-        let e = f.charge(&mut third, Kind::Qps, 1);
-        assert!(e.is_err_and(|e| e.contains("RLIMIT_NOFILE = 72")));
+        assert_eq!(own.room(Kind::Qps), 0);
+        let (second, third) = (f.session(1001), f.session(1002));
+        let _have = (granted(&second, Kind::Qps, 2), granted(&third, Kind::Qps, 1));
+        let e = refused(&third, Kind::Qps, 1);
+        assert!(e.contains("RLIMIT_NOFILE = 72"), "{e}");
     }
 
     #[test]
     fn above_a_lowered_limit_nothing_new_is_given_until_enough_is_back() {
-        let mut f = fixture(1 << 20, "");
-        let mut own = f.session(1000);
-        assert_eq!(f.charge(&mut own, Kind::Qps, 3), Ok(()));
-        let lowered = fixture(1 << 20, "[limits]\nqps = 2\n");
-        (f.ledger.device, f.policy) = (lowered.ledger.device, lowered.policy);
-        own.rights = f.session(1000).rights;
-        assert!(f.charge(&mut own, Kind::Qps, 1).is_err());
-        assert_eq!(f.ledger.room(&own, Kind::Qps), 0);
-        f.ledger.credit(&mut own, Kind::Qps, 2);
-        assert_eq!(f.charge(&mut own, Kind::Qps, 1), Ok(()));
+        let f = fixture(1 << 20, "");
+        let own = f.session(1000);
+        let mut have = granted(&own, Kind::Qps, 3);
+        let lowered = config("[limits]\nqps = 2\n");
+        f.ledger.set_limits(&lowered.limits, &Capacity::derive(&lowered, 1 << 20, 1));
+        let lowered = Fixture { ledger: f.ledger.clone(), policy: Policy::new(&lowered) };
+        own.set_rights(&lowered.rights(1000));
+        assert!(own.charge(Kind::Qps, 1).is_err());
+        assert_eq!(own.room(Kind::Qps), 0);
+        have.reduce_to(1);
+        assert_eq!(own.room(Kind::Qps), 1);
+        have.add(granted(&own, Kind::Qps, 1));
+        assert_eq!((have.amount(), own.used(Kind::Qps), f.ledger.used().of(Kind::Qps)), (2, 2, 2));
+        drop(have);
+        assert_eq!(f.ledger.used(), Amounts::default());
+    }
+
+    /// The reaper drops what a session had, after the manager has forgotten the session.
+    #[test]
+    fn a_charge_is_credited_on_whatever_thread_it_ends() {
+        let f = fixture(1 << 20, "");
+        let account = f.session(1000);
+        let charges: Vec<Charge> = (0..8).map(|_| granted(&account, Kind::Mrs, 1)).collect();
+        drop(account);
+        assert_eq!(f.ledger.used().of(Kind::Mrs), 8);
+        std::thread::scope(|scope| drop(scope.spawn(|| drop(charges)).join()));
+        assert_eq!((f.ledger.used(), f.ledger.users()), (Amounts::default(), 0));
     }
 }

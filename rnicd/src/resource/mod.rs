@@ -9,133 +9,54 @@
 //! [`Manager::poll_ended`] for what became of it.
 
 mod admin;
-mod adopt;
-mod arena;
-mod attach;
+mod answer;
 mod capacity;
-mod connect;
-mod extents;
-mod figures;
-mod kind;
+mod dispatch;
+mod domain;
 mod ledger;
-mod list;
-mod list_limits;
+mod listener;
+mod listing;
 mod memory;
-mod named_pd;
-mod notes;
 mod numbers;
-mod page;
+pub mod options;
 mod policy;
-mod queues;
-mod reads;
+mod qp;
+mod queue;
+mod records;
 mod refuse;
 mod reload;
-mod resize;
 mod session;
-mod srqs;
-mod teardown;
-mod why;
-mod windows;
+mod uses;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::ABI_VERSION;
-use rnic_core::abi::control::{
-    Features, HelloReply, HelloStatus, ObjectRef, Refusal, ReplyBody, RequestBody,
-};
-use rnic_core::device::{StagAllocator, WhyLog};
-use rnic_core::engine::Notification;
-use rnic_core::shm::doorbell::DoorbellScanner;
+use rnic_core::abi::control::Refusal;
+use rnic_core::device::StagAllocator;
 use rnic_core::types::*;
-use rustix::event::{EventfdFlags, eventfd};
 
-use crate::cm::{AcceptParams, ConnectParams, ConnectionManager};
-use crate::config::{Config, Loopback};
-use crate::control::{Passed, Reaper, Receipt};
-use crate::events::EventSender;
+use crate::cm::ConnectionManager;
+use crate::config::Config;
 use crate::log::Dampers;
 use crate::mover::Movers;
-use crate::privilege::{Network, Peer};
+use crate::privilege::Network;
 use crate::rate::Buckets;
+use crate::reaper::{Reaper, Receipt};
 use crate::worker::{Ticket, Workers};
-use adopt::ConnectOver;
-use arena::Arenas;
-use attach::Moving;
+use answer::Outbox;
+pub use answer::{Answer, Outcome, Refused, Response};
 pub use capacity::Capacity;
-use figures::Past;
-use ledger::{Counts, Kind, Ledger};
-use list::Terminates;
-use memory::MrRequest;
-use named_pd::NamedPds;
-use notes::Notes;
-use numbers::Handles;
-use policy::Identity;
+use domain::NamedPds;
+use ledger::{Kind, Ledger};
+use memory::Moving;
+use numbers::{Handles, Stags};
 pub use policy::Policy;
+use records::Records;
 pub use reload::Reloaded;
-use session::{Client, Session};
-use teardown::Leaving;
-use why::Asked;
-pub use why::Refused;
-
-/// What a request came to: something given, or a refusal by name.
-pub type Answer = Result<Given, Refusal>;
-
-/// An answer with the descriptors that go with it.
-#[derive(Debug)]
-pub struct Granted {
-    /// What was done.
-    pub body: ReplyBody,
-    /// In the order in which the message names them.
-    pub descriptors: Vec<OwnedFd>,
-}
-
-impl From<ReplyBody> for Granted {
-    fn from(body: ReplyBody) -> Self {
-        Granted { body, descriptors: Vec::new() }
-    }
-}
-
-/// What a client gets, and when.
-#[derive(Debug)]
-pub enum Given {
-    /// It, at once.
-    Now(Box<Granted>),
-    /// An answer when the workers are done, from [`Manager::poll_answer`].
-    Later,
-}
-
-impl Given {
-    fn now(body: ReplyBody) -> Answer {
-        Given::with(body, Vec::new())
-    }
-
-    fn with(body: ReplyBody, descriptors: Vec<OwnedFd>) -> Answer {
-        Ok(Given::Now(Box::new(Granted { body, descriptors })))
-    }
-
-    fn done() -> Answer {
-        Given::now(ReplyBody::Done)
-    }
-
-    fn later() -> Answer {
-        Ok(Given::Later)
-    }
-}
-
-/// What a new session is told.
-pub struct Welcome {
-    /// The packet.
-    pub reply: HelloReply,
-    /// Descriptors that go with it.
-    pub descriptors: Vec<OwnedFd>,
-    /// Its event channel, to be flushed when the client has read.
-    pub events: Arc<EventSender>,
-}
+use session::Session;
+pub use session::SessionOpened;
 
 /// The resource manager. See the module's documentation.
 pub struct Manager {
@@ -155,30 +76,21 @@ pub struct Manager {
     started: Instant,
     ledger: Ledger,
     handles: AllHandles,
-    stags: StagAllocator,
+    stags: Stags,
     sessions: BTreeMap<SessionId, Session>,
-    leaving: HashMap<SessionId, Leaving>,
+    leaving: HashMap<SessionId, Session>,
     workers: Workers,
     cm: ConnectionManager,
     reaper: Reaper,
     pending: HashMap<Ticket, Pending>,
-    /// What the reaper has yet to drop, and still counts.
-    dropping: HashMap<Receipt, Dropping>,
-    answers: VecDeque<(SessionId, Granted)>,
-    /// Refusals that took their time.
-    late_refusals: VecDeque<(SessionId, Refused)>,
+    /// Segments that the reaper has yet to unmap, and sessions that wait for that.
+    unmapping: HashMap<Receipt, SessionId>,
+    outbox: Outbox,
     movers: Movers,
     moving: Moving,
-    ended: VecDeque<(SessionId, String)>,
-    refusals: u64,
-    misbehaved: u64,
-    terminates: Terminates,
-    /// Shared with the workers.
-    why: Arc<WhyLog>,
-    notes: Notes,
+    records: Records,
     /// All workers have answered the last question.
     alive: bool,
-    past: Past,
     said: Dampers,
 }
 
@@ -208,14 +120,6 @@ enum Pending {
     Alive,
 }
 
-/// What counts until the reaper has dropped it.
-enum Dropping {
-    /// All that a session that has ended was charged.
-    Session(Counts),
-    /// A segment whose owner waits for the answer.
-    Segment { session: SessionId, length: u64 },
-}
-
 impl Manager {
     /// A manager without sessions.
     pub fn new(
@@ -230,7 +134,8 @@ impl Manager {
         let policy = Policy::new(&config);
         policy.report_unknown();
         let why = workers.why().clone();
-        why.keep_of_ended(config.limits.device_why_records as usize);
+        why.keep_of_ended(config.limits.device.count(Kind::WhyRecords) as usize);
+        let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
         Manager {
             policy,
             named_pds: NamedPds::default(),
@@ -242,314 +147,22 @@ impl Manager {
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
             handles: AllHandles::default(),
-            stags: StagAllocator::new(random.stag_seed),
+            stags: Stags::new(StagAllocator::new(random.stag_seed)),
             sessions: BTreeMap::new(),
             leaving: HashMap::new(),
             pending: HashMap::new(),
-            dropping: HashMap::new(),
-            answers: VecDeque::new(),
-            late_refusals: VecDeque::new(),
+            unmapping: HashMap::new(),
+            outbox: Outbox::default(),
             movers,
             moving: Moving::default(),
-            ended: VecDeque::new(),
-            refusals: 0,
-            misbehaved: 0,
-            terminates: Terminates::default(),
-            why,
-            notes: Notes::new(config.limits.event_records as usize),
+            records: Records::new(why, most_notes),
             alive: false,
-            past: Past::default(),
             said: Dampers::new(10, Duration::from_secs(60)),
             config,
             capacity,
             workers,
             cm,
             reaper,
-        }
-    }
-
-    /// Starts a session for a client.
-    pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, Welcome), HelloStatus> {
-        let foreign = self.network.is_none() || peer.network != self.network;
-        let identity = Identity { uid: peer.uid, gids: peer.groups.clone(), foreign };
-        let rights = self.policy.rights(&identity);
-        // Administrators come in all the same: somebody must be able to end it.
-        if self.draining && !rights.admin {
-            return Err(HelloStatus::Draining);
-        }
-        let mut counts = Counts::new(rights.clone());
-        let arena_len = Arenas::first_length(self.capacity.workers);
-        self.charge_session(&mut counts, arena_len as u64)?;
-        let id = SessionId(self.handles.sessions.allocate(SessionId(0)));
-        match self.prepare_session(id, UserId(rights.uid)) {
-            Ok((arenas, welcome)) => {
-                let client = Client {
-                    pid: peer.pid,
-                    identity,
-                    command: peer.command.clone(),
-                    admin: rights.admin,
-                    trusted: rights.trusted,
-                    known: rights.known,
-                    own: rights.own,
-                    sockets: rights.sockets,
-                };
-                let quota = self.capacity.quota(&rights);
-                self.cm.set_quota(id, quota);
-                let events = welcome.events.clone();
-                let most = counts.rights.why_records as usize;
-                self.why.open(id, client.account(), most);
-                self.sessions.insert(id, Session::new(id, client, counts, arenas, events));
-                Ok((id, welcome))
-            }
-            Err(error) => {
-                if let Some(suppressed) = self.said.count("no session", Instant::now()) {
-                    let pid = peer.pid;
-                    tracing::warn!(%error, pid, suppressed, "no resources for another session");
-                }
-                self.handles.sessions.release(id.0);
-                self.ledger.credit_all(&mut counts);
-                Err(HelloStatus::Resources)
-            }
-        }
-    }
-
-    /// Charges what every session has. Those that are being taken down still count: they hold
-    /// memory and descriptors.
-    fn charge_session(&mut self, counts: &mut Counts, arena: u64) -> Result<(), HelloStatus> {
-        let rights = counts.rights.clone();
-        let refused = |refusal: Refusal| {
-            tracing::debug!(user = rights.uid, %refusal, "no session");
-            match refusal {
-                Refusal::Limit { key, .. } if key == "limits.sessions" => HelloStatus::SessionLimit,
-                Refusal::Limit { key, .. } if key == rights.user_key(Kind::Sessions) => {
-                    HelloStatus::UserSessions
-                }
-                _ => HelloStatus::Resources,
-            }
-        };
-        self.ledger.charge(counts, Kind::Sessions, 1).map_err(refused)?;
-        self.ledger.charge(counts, Kind::ArenaBytes, arena).map_err(|refusal| {
-            self.ledger.credit_all(counts);
-            refused(refusal)
-        })
-    }
-
-    fn prepare_session(&mut self, id: SessionId, user: UserId) -> io::Result<(Arenas, Welcome)> {
-        let workers = self.capacity.workers;
-        let features =
-            if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
-        let (arenas, arena) = Arenas::open(id, workers, self.generation, features)?;
-        let first = arenas.first().ok_or(io::ErrorKind::NotFound)?.clone();
-        let (events, channel) = EventSender::pair(self.config.limits.events as usize)?;
-        let events = Arc::new(events);
-        let mut descriptors = vec![arena, channel];
-        let (mut scanners, mut eventfds) = (Vec::new(), Vec::new());
-        for worker in 0..workers {
-            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            eventfds.push(bell.as_fd().try_clone_to_owned()?);
-            descriptors.push(bell);
-            let scanner = DoorbellScanner::new(first.clone(), worker);
-            scanners.push(scanner.map_err(io::Error::other)?);
-        }
-        self.workers.attach_session(id, user, scanners, eventfds, &events);
-        let reply = HelloReply {
-            status: HelloStatus::Ok as u32,
-            version: ABI_VERSION,
-            // Configuration bounds workers to 64 and the first arena to well below 4 GiB.
-            workers: workers as u16,
-            session: id,
-            arena_len: first.len() as u32,
-            features,
-        };
-        Ok((arenas, Welcome { reply, descriptors, events }))
-    }
-
-    /// Carries out a request. `descriptor` is the one that came with it: that of a segment is known
-    /// to be of a kind that is safe to use, that of attached memory is unknown.
-    pub fn request(
-        &mut self,
-        id: SessionId,
-        body: RequestBody,
-        descriptor: Option<Passed>,
-        now: Time,
-    ) -> Result<Given, Refused> {
-        let asked = Asked::of(&body);
-        if !asked.is_query() {
-            self.note_opening(id);
-        }
-        let answer = self.dispatch(id, body, descriptor, now);
-        let answer = answer.map_err(|refusal| self.refused(id, asked, refusal, now));
-        self.settle();
-        answer
-    }
-
-    /// Notes a session when it first asks for something: those that only look are not notable.
-    fn note_opening(&mut self, id: SessionId) {
-        if let Some(session) = self.sessions.get_mut(&id)
-            && !std::mem::replace(&mut session.opening_noted, true)
-        {
-            let Client { pid, identity, command, .. } = &session.client;
-            let text = format!("{command} (pid {pid}, uid {})", identity.uid);
-            self.note("session_opened", Some(id), text);
-        }
-    }
-
-    /// Notes why a session ends whose beginning was noted.
-    pub fn note_end(&mut self, id: SessionId, why: &str) {
-        let Some(session) = self.sessions.get(&id).filter(|session| session.opening_noted) else {
-            return;
-        };
-        let Client { pid, identity, command, .. } = &session.client;
-        let text = format!("{command} (pid {pid}, uid {}): {why}", identity.uid);
-        self.note("session_ended", Some(id), text);
-    }
-
-    fn dispatch(
-        &mut self,
-        id: SessionId,
-        body: RequestBody,
-        descriptor: Option<Passed>,
-        now: Time,
-    ) -> Answer {
-        use RequestBody as R;
-        self.check_draining(&body)?;
-        match body {
-            R::QueryDevice => self.device(id),
-            R::OpenPd { name } => self.open_pd(id, name.as_deref()),
-            R::ClosePd { pd } => self.close_pd(id, pd),
-            R::AddSegment { length, client_address: _ } => match descriptor {
-                Some(memfd) => self.add_segment(id, length, memfd),
-                None => Err(refuse::lost_descriptor()),
-            },
-            R::RemoveSegment { segment } => self.remove_segment(id, segment),
-            R::RegMr { pd, source, length, iova, access, scope } => {
-                self.reg_mr(id, MrRequest { pd, source, length, iova, access, scope })
-            }
-            R::DeregMr { mr } => self.dereg_mr(id, mr),
-            R::CreateChannel => self.create_channel(id),
-            R::DestroyChannel { channel } => self.destroy_channel(id, channel),
-            R::CreateCq { entries, channel, context } => {
-                self.create_cq(id, entries, channel, context)
-            }
-            R::DestroyCq { cq } => self.destroy_cq(id, cq),
-            R::CreateQp(request) => self.create_qp(id, &request),
-            R::QpToError { qp } => self.qp_to_error(id, qp),
-            R::DestroyQp { qp } => self.destroy_qp(id, qp),
-            R::QueryQp { qp } => self.query_qp(id, qp),
-            R::Bind { address, context } => self.bind(id, address, context, now),
-            R::Listen { listener, backlog } => self.listen(id, listener, backlog),
-            R::CloseListener { listener } => self.close_listener(id, listener, now),
-            R::Accept { request, qp, ird, ord, private_data } => {
-                self.accept(id, AcceptParams { request, qp, ird, ord, private_data }, now)
-            }
-            R::Reject { request, private_data } => self.reject(id, request, &private_data, now),
-            R::Connect { qp, peer, local, ird, ord, private_data } => {
-                let session = id;
-                let params = ConnectParams { session, qp, peer, local, ird, ord, private_data };
-                self.connect(id, params, now)
-            }
-            R::Disconnect { qp, abort } => self.disconnect(id, qp, abort),
-            R::SetContext { object, context } => self.set_context(id, object, context),
-            R::Status => self.status(id),
-            R::List { what, from } => self.list(id, what, from),
-            R::AllocWindow { pd, kind } => self.alloc_window(id, pd, kind),
-            R::DeallocWindow { window } => self.dealloc_window(id, window),
-            R::CreateSrq(request) => self.create_srq(id, &request),
-            R::ArmSrq { srq, limit } => self.arm_srq(id, srq, limit),
-            R::QuerySrq { srq } => self.query_srq(id, srq),
-            R::DestroySrq { srq } => self.destroy_srq(id, srq),
-            R::AttachMemory => match descriptor {
-                Some(memory) => self.attach_memory(id, memory, now),
-                None => Err(refuse::lost_descriptor()),
-            },
-            R::ConnectOver { qp, ird, ord, private_data } => {
-                self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, descriptor, now)
-            }
-            R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
-            R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
-            R::Drain { on } => self.drain(id, on),
-            R::Why { id: number } => self.why(id, number),
-            R::ReserveSegment { length } => self.reserve_segment(id, length),
-            R::FillSegment { segment, client_address: _ } => match descriptor {
-                Some(memfd) => self.fill_segment(id, segment, memfd),
-                None => Err(refuse::lost_descriptor()),
-            },
-            R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
-        }
-    }
-
-    fn set_context(&mut self, id: SessionId, object: ObjectRef, context: u64) -> Answer {
-        let session = find(&mut self.sessions, id)?;
-        match object {
-            ObjectRef::Qp(qp) => session.qp(qp)?.shared.context.store(context, Relaxed),
-            ObjectRef::Cq(cq) => session.cq(cq)?.cq.context.store(context, Relaxed),
-            ObjectRef::Listener(listener) => session.listener(listener)?.context = context,
-            ObjectRef::Srq(srq) => session.srq(srq)?.srq.context.store(context, Relaxed),
-        }
-        Given::done()
-    }
-
-    /// Takes in what workers and the connection manager have to say.
-    pub fn settle(&mut self) {
-        while let Some(event) = self.cm.poll_event() {
-            self.handle_cm_event(event);
-        }
-        while let Some(notification) = self.workers.poll_notification() {
-            match notification {
-                Notification::Misbehaved { session, why } => self.ended.push_back((session, why)),
-                Notification::StagGuessed { session, peer, at } => {
-                    self.cm.stag_guessed(session, peer, at);
-                }
-                Notification::CqFailed(cq) => {
-                    let owner = self.handles.cqs.owner(cq.0);
-                    self.note("cq_failed", owner, format!("completion queue {cq} is dead"));
-                    self.cq_failed(cq);
-                }
-                Notification::Note { session, kind, text } => {
-                    self.note(kind, Some(session), text);
-                }
-                Notification::SrqFailed(srq) => {
-                    let owner = self.handles.srqs.owner(srq.0);
-                    self.note("srq_failed", owner, format!("shared receive queue {srq} is dead"));
-                    self.srq_failed(srq);
-                }
-                Notification::Detached { session } => self.memory_gone(session),
-                // The workers have carried these out among themselves.
-                Notification::ChangeStags { .. }
-                | Notification::CqSpaceFreed { .. }
-                | Notification::ReceivesFreed { .. } => {}
-            }
-        }
-        while let Some(ticket) = self.workers.poll_done() {
-            match self.pending.remove(&ticket) {
-                Some(Pending::RegMr { session, mr, stag }) => {
-                    self.answers.push_back((session, ReplyBody::Mr { mr, stag }.into()));
-                }
-                Some(Pending::DeregMr { session, mr }) => self.mr_revoked(session, mr),
-                Some(Pending::DestroyQp { session, qp }) => {
-                    self.qp_gone(session, qp);
-                    self.answers.push_back((session, ReplyBody::Done.into()));
-                }
-                Some(Pending::AllocWindow { session, window, stag }) => {
-                    self.answers.push_back((session, ReplyBody::Window { window, stag }.into()));
-                }
-                Some(Pending::DeallocWindow { session, window }) => {
-                    self.window_gone(session, window);
-                }
-                Some(Pending::Detach { session }) => self.detached(session),
-                Some(Pending::Alive) => self.alive = true,
-                None => {}
-            }
-        }
-        while let Some(report) = self.movers.poll_report() {
-            self.mover_reported(report);
-        }
-        while let Some(receipt) = self.reaper.poll_gone() {
-            match self.dropping.remove(&receipt) {
-                Some(Dropping::Session(mut counts)) => self.ledger.credit_all(&mut counts),
-                Some(Dropping::Segment { session, length }) => self.segment_gone(session, length),
-                None => {}
-            }
         }
     }
 
@@ -570,27 +183,23 @@ impl Manager {
     }
 
     /// An answer that was promised for later.
-    pub fn poll_answer(&mut self) -> Option<(SessionId, Granted)> {
-        self.answers.pop_front()
+    pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
+        self.outbox.poll_answer()
     }
 
     /// A refusal that took its time.
     pub fn poll_refused(&mut self) -> Option<(SessionId, Refused)> {
-        self.late_refusals.pop_front()
+        self.outbox.poll_refused()
     }
 
     /// A session that a worker found misbehaving, and why; it is to be closed.
     pub fn poll_ended(&mut self) -> Option<(SessionId, String)> {
-        self.ended.pop_front()
+        self.outbox.poll_ended()
     }
 
     /// The connection manager, to hand it readiness and time. [`Manager::settle`] is due after.
     pub fn connections(&mut self) -> &mut ConnectionManager {
         &mut self.cm
-    }
-
-    fn is_direct(&self) -> bool {
-        self.config.engine.loopback == Loopback::Direct
     }
 }
 
@@ -619,6 +228,7 @@ impl Random {
 
 /// Users whose rate of connecting is remembered.
 const USERS_REMEMBERED: usize = 1024;
+
 /// For so long what users may do in vain is saved up.
 const BURST: Duration = Duration::from_secs(1);
 

@@ -1,55 +1,145 @@
-//! Numbers: handles that are unique on the device, and doorbell indices that are unique in a
+//! Numbers: handles that are unique on the device, STags, and doorbell indices that are unique in a
 //! session. The manager calls it; it knows nothing about what they name.
+//!
+//! Whoever has a number holds it, and gives it back by being dropped, on whatever thread.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
+use rnic_core::abi::control::Refusal;
 use rnic_core::abi::queue::doorbell;
-use rnic_core::types::SessionId;
+use rnic_core::device::StagAllocator;
+use rnic_core::types::{SessionId, Stag};
+
+use super::refuse;
 
 /// Handles of one kind in use, and whose they are.
+#[derive(Clone, Debug, Default)]
+pub struct Handles(Arc<Mutex<Numbers>>);
+
 #[derive(Debug, Default)]
-pub struct Handles {
+struct Numbers {
     last: u32,
     owners: HashMap<u32, SessionId>,
 }
 
+/// A handle that nothing else has.
+#[derive(Debug)]
+#[must_use = "what is dropped is given back at once"]
+pub struct Handle {
+    number: u32,
+    of: Handles,
+}
+
 impl Handles {
     /// A handle that nothing has, late after it was last given back.
-    pub fn allocate(&mut self, owner: SessionId) -> u32 {
+    pub fn allocate(&self, owner: SessionId) -> Handle {
+        let numbers = &mut *self.0.lock();
         // Ends: configured limits keep far fewer objects than there are numbers.
         loop {
-            self.last = self.last % LAST + 1;
-            if let std::collections::hash_map::Entry::Vacant(free) = self.owners.entry(self.last) {
+            numbers.last = numbers.last % LAST + 1;
+            if let Entry::Vacant(free) = numbers.owners.entry(numbers.last) {
                 free.insert(owner);
-                return self.last;
+                return Handle { number: numbers.last, of: self.clone() };
             }
         }
     }
 
-    /// Gives a handle back.
-    pub fn release(&mut self, handle: u32) {
-        self.owners.remove(&handle);
-    }
-
     /// Whose object this is.
     pub fn owner(&self, handle: u32) -> Option<SessionId> {
-        self.owners.get(&handle).copied()
+        self.0.lock().owners.get(&handle).copied()
+    }
+}
+
+impl Handle {
+    /// As clients know it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.of.0.lock().owners.remove(&self.number);
     }
 }
 
 /// Handles are 24-bit numbers, from 1: that is how wide verbs programs expect a `qp_num`.
 const LAST: u32 = (1 << 24) - 1;
 
+/// STags of the device.
+#[derive(Clone)]
+pub struct Stags(Arc<Mutex<StagAllocator>>);
+
+/// An STag that nothing else has, whatever its key is by now.
+#[must_use = "what is dropped is given back at once"]
+pub struct IssuedStag {
+    stag: Stag,
+    of: Stags,
+}
+
+impl Stags {
+    /// None issued yet.
+    pub fn new(allocator: StagAllocator) -> Self {
+        Stags(Arc::new(Mutex::new(allocator)))
+    }
+
+    /// Issues one.
+    pub fn issue(&self) -> Result<IssuedStag, Refusal> {
+        let issued = self.0.lock().allocate();
+        let stag = issued.map_err(|error| refuse::system("cannot issue an STag", &error))?;
+        Ok(IssuedStag { stag, of: self.clone() })
+    }
+}
+
+impl IssuedStag {
+    /// As it was issued.
+    pub fn stag(&self) -> Stag {
+        self.stag
+    }
+}
+
+impl Drop for IssuedStag {
+    fn drop(&mut self) {
+        self.of.0.lock().release(self.stag);
+    }
+}
+
 /// Doorbell indices of one session, the lowest free one first: a busy page has few leaf lines.
+#[derive(Clone, Debug, Default)]
+pub struct Doorbells(Arc<Mutex<Indices>>);
+
 #[derive(Debug, Default)]
-pub struct Doorbells {
+struct Indices {
     fresh: u32,
     free: BTreeSet<u32>,
 }
 
+/// The index of one queue or pair of queues.
+#[derive(Debug)]
+#[must_use = "what is dropped is given back at once"]
+pub struct Doorbell {
+    index: u32,
+    of: Doorbells,
+}
+
 impl Doorbells {
     /// An index nothing uses, if the page has one.
-    pub fn allocate(&mut self) -> Option<u32> {
+    pub fn allocate(&self) -> Result<Doorbell, Refusal> {
+        let index = self.0.lock().allocate().ok_or_else(|| Refusal::Limit {
+            key: "doorbells of a session".to_owned(),
+            limit: u64::from(doorbell::INDICES),
+            used: u64::from(doorbell::INDICES),
+            wanted: 1,
+        })?;
+        Ok(Doorbell { index, of: self.clone() })
+    }
+}
+
+impl Indices {
+    fn allocate(&mut self) -> Option<u32> {
         if let Some(index) = self.free.pop_first() {
             return Some(index);
         }
@@ -58,10 +148,18 @@ impl Doorbells {
             self.fresh - 1
         })
     }
+}
 
-    /// Gives an index back.
-    pub fn release(&mut self, index: u32) {
-        self.free.insert(index);
+impl Doorbell {
+    /// As it stands in the page.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+impl Drop for Doorbell {
+    fn drop(&mut self) {
+        self.of.0.lock().free.insert(self.index);
     }
 }
 
@@ -71,24 +169,28 @@ mod tests {
 
     #[test]
     fn a_handle_comes_back_only_after_all_others() {
-        let mut handles = Handles { last: LAST - 1, ..Handles::default() };
+        let handles = Handles::default();
+        handles.0.lock().last = LAST - 1;
         let a = SessionId(1);
-        assert_eq!((handles.allocate(a), handles.allocate(a)), (LAST, 1));
-        handles.release(LAST);
-        handles.last = LAST - 1;
-        handles.owners.insert(2, a);
-        assert_eq!((handles.allocate(a), handles.allocate(a)), (LAST, 3));
+        let (last, first) = (handles.allocate(a), handles.allocate(a));
+        assert_eq!((last.number(), first.number()), (LAST, 1));
+        drop(last);
+        handles.0.lock().last = LAST - 1;
+        handles.0.lock().owners.insert(2, a);
+        let (last, third) = (handles.allocate(a), handles.allocate(a));
+        assert_eq!((last.number(), third.number()), (LAST, 3));
         assert_eq!((handles.owner(3), handles.owner(4)), (Some(a), None));
     }
 
     #[test]
     fn doorbells_run_out_and_are_reused() {
-        let mut doorbells = Doorbells::default();
-        for n in 0..doorbell::INDICES {
-            assert_eq!(doorbells.allocate(), Some(n));
-        }
-        assert_eq!(doorbells.allocate(), None);
-        doorbells.release(77);
-        assert_eq!(doorbells.allocate(), Some(77));
+        let doorbells = Doorbells::default();
+        let mut all: Vec<Doorbell> = (0..doorbell::INDICES)
+            .map(|_| doorbells.allocate().unwrap_or_else(|e| panic!("{e}")))
+            .collect();
+        assert!((0..).zip(&all).all(|(n, doorbell)| doorbell.index() == n));
+        assert!(doorbells.allocate().is_err());
+        drop(all.remove(77));
+        assert_eq!(doorbells.allocate().map(|doorbell| doorbell.index()).ok(), Some(77));
     }
 }

@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use super::{Manager, Policy};
-use crate::config::{Change, Config, Engine, changes};
-use crate::control::options;
+use super::{Manager, Policy, options};
+use crate::config::{Change, Config, Engine, Kind, changes};
 
 /// What a reload came to.
 #[derive(Debug)]
@@ -41,8 +40,7 @@ impl Manager {
             (session.client.admin, session.client.trusted) = (rights.admin, rights.trusted);
             session.client.sockets = rights.sockets;
             self.cm.set_quota(session.id, self.capacity.quota(&rights));
-            self.ledger.set_rights(&rights);
-            session.counts.rights = rights;
+            session.account.set_rights(&rights);
         }
         Reloaded { changed, kept }
     }
@@ -58,8 +56,8 @@ fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
     wanted.control.seccomp = running.control.seccomp;
     let Engine { workers, loopback, spins, yield_for, .. } = running.engine;
     wanted.engine = Engine { workers, loopback, spins, yield_for, ..wanted.engine };
-    let limits = &mut wanted.limits;
-    limits.device_why_records = running.limits.device_why_records;
-    limits.event_records = running.limits.event_records;
+    for kind in [Kind::WhyRecords, Kind::EventRecords] {
+        wanted.limits.device.put(kind, running.limits.device.of(kind));
+    }
     wanted
 }

@@ -9,7 +9,6 @@
 //! A worker that panics takes the daemon with it, because its state is suspect.
 
 mod clients;
-pub mod clock;
 mod command;
 mod connections;
 mod movers;

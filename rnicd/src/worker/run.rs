@@ -27,10 +27,11 @@ use super::clients::Clients;
 use super::command::{Command, Order};
 use super::connections::{Connections, Polled, WAKER};
 use super::movers::{Answer, Channels};
+use crate::clock;
 use crate::log::Damper;
 use crate::privilege::set_short_slices;
 
-use super::{BindEnd, Report, Shared, Ticket, WorkerOptions, clock};
+use super::{BindEnd, Report, Shared, Ticket, WorkerOptions};
 
 /// One worker, on its own thread.
 pub(super) struct Worker {

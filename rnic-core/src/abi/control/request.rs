@@ -286,6 +286,70 @@ pub enum RequestBody {
     },
 }
 
+impl RequestBody {
+    /// What is asked, in one word, for records and logs.
+    pub fn name(&self) -> &'static str {
+        use RequestBody as R;
+        match self {
+            R::QueryDevice => "QueryDevice",
+            R::OpenPd { .. } => "OpenPd",
+            R::ClosePd { .. } => "ClosePd",
+            R::AddSegment { .. } => "AddSegment",
+            R::RemoveSegment { .. } => "RemoveSegment",
+            R::RegMr { .. } => "RegMr",
+            R::DeregMr { .. } => "DeregMr",
+            R::CreateChannel => "CreateChannel",
+            R::DestroyChannel { .. } => "DestroyChannel",
+            R::CreateCq { .. } => "CreateCq",
+            R::DestroyCq { .. } => "DestroyCq",
+            R::CreateQp(_) => "CreateQp",
+            R::QpToError { .. } => "QpToError",
+            R::DestroyQp { .. } => "DestroyQp",
+            R::QueryQp { .. } => "QueryQp",
+            R::Bind { .. } => "Bind",
+            R::Listen { .. } => "Listen",
+            R::CloseListener { .. } => "CloseListener",
+            R::Accept { .. } => "Accept",
+            R::Reject { .. } => "Reject",
+            R::Connect { .. } => "Connect",
+            R::Disconnect { .. } => "Disconnect",
+            R::SetContext { .. } => "SetContext",
+            R::Status => "Status",
+            R::List { .. } => "List",
+            R::AllocWindow { .. } => "AllocWindow",
+            R::DeallocWindow { .. } => "DeallocWindow",
+            R::CreateSrq(_) => "CreateSrq",
+            R::ArmSrq { .. } => "ArmSrq",
+            R::QuerySrq { .. } => "QuerySrq",
+            R::DestroySrq { .. } => "DestroySrq",
+            R::AttachMemory => "AttachMemory",
+            R::ConnectOver { .. } => "ConnectOver",
+            R::ServeOver { .. } => "ServeOver",
+            R::AdminDisconnect { .. } => "AdminDisconnect",
+            R::Drain { .. } => "Drain",
+            R::Why { .. } => "Why",
+            R::ReserveSegment { .. } => "ReserveSegment",
+            R::FillSegment { .. } => "FillSegment",
+            R::ResizeCq { .. } => "ResizeCq",
+        }
+    }
+
+    /// Whether it only looks, or is an administrator's: whoever asks nothing else is no notable
+    /// client.
+    pub fn is_query(&self) -> bool {
+        use RequestBody as R;
+        matches!(
+            self,
+            R::QueryDevice
+                | R::Status
+                | R::List { .. }
+                | R::Why { .. }
+                | R::Drain { .. }
+                | R::AdminDisconnect { .. }
+        )
+    }
+}
+
 /// Parameters of a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpRequest {

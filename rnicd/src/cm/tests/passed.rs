@@ -7,7 +7,7 @@ use socket2::SockRef;
 
 use super::*;
 use crate::config::Seccomp;
-use crate::control::Reaper;
+use crate::reaper::Reaper;
 
 /// A node with a reaper, and both ends of a connection: the client's and its peer's.
 pub(super) struct Rig {

@@ -10,9 +10,9 @@ use rnic_core::abi::control::HelloStatus;
 use rnic_core::types::Time;
 
 use super::{FIRST_CLIENT, HELLO_DEADLINE, PROCESS, SOCKET, SOURCES, Server, turned_away};
+use crate::clock;
 use crate::control::connection::{Connection, turn_away};
 use crate::privilege::Peer;
-use crate::worker::clock;
 
 impl Server {
     /// Takes in clients that wait, as long as there are descriptors. That costs whoever they are of as

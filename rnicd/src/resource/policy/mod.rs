@@ -4,19 +4,19 @@
 //! Names become numbers here, once, from `/etc/passwd` and `/etc/group`; a client is known only by
 //! the numbers that the kernel gives for its socket. The manager asks; nothing here counts.
 
-mod people;
 mod rights;
+mod subjects;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use rnic_core::abi::control::Refusal;
 
-use crate::config::{AddressRule, Config, Id, Limits, NamedPd, Override, People};
-pub use people::Identity;
-use people::{Members, Overflow};
+use crate::config::{AddressRule, Config, Id, Limits, NamedPd, Override, Subjects};
 pub use rights::Rights;
 use rights::Standing;
+pub use subjects::Identity;
+use subjects::{Members, Overflow};
 
 /// Rules with their names looked up.
 #[derive(Debug)]
@@ -43,11 +43,11 @@ impl Policy {
     fn for_system(config: &Config, overflow: Overflow, own_user: u32) -> Self {
         let mut unknown = Vec::new();
         let mut members =
-            |people: &People, rule: &str| Members::look_up(people, rule, &mut unknown);
+            |subjects: &Subjects, rule: &str| Members::look_up(subjects, rule, &mut unknown);
         let addresses =
             |rules: &[AddressRule],
              rule: &str,
-             members: &mut dyn FnMut(&People, &str) -> Members| {
+             members: &mut dyn FnMut(&Subjects, &str) -> Members| {
                 rules.iter().map(|r| (members(&r.who, rule), r.clone())).collect::<Vec<_>>()
             };
         let admins = members(&config.control.admins, "control.admins");
@@ -76,8 +76,8 @@ impl Policy {
             }
             known
         };
-        let users = numbered(&config.users, "user", people::user);
-        let groups = numbered(&config.groups, "group", people::group);
+        let users = numbered(&config.users, "user", subjects::user);
+        let groups = numbered(&config.groups, "group", subjects::group);
         let limits = config.limits.clone();
         Policy { limits, overflow, own_user, admins, users, groups, pds, listen, connect, unknown }
     }

@@ -1,7 +1,6 @@
 //! What one client may have, and which key of the configuration says so.
 
-use super::super::kind::{Kind, UNLIMITED};
-use crate::config::{Limits, Override};
+use crate::config::{Kind, Limits, Override};
 
 /// Who a client is to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,22 +30,6 @@ pub struct Rights {
     pub trusted: bool,
     /// Whether it may pass TCP sockets of its own.
     pub sockets: bool,
-    /// *Why* records of each of its sessions.
-    pub why_records: u32,
-    /// Connections in start-up of the user's listeners and programs.
-    pub half_open: u32,
-    /// Connections that are taken for the user's listeners per second.
-    pub accepts_per_second: u32,
-    /// Connections that the user begins per second.
-    pub connections_per_second: u32,
-    /// Times per second that the user's clients ask for a mover.
-    pub attachments_per_second: u32,
-    /// Descriptors of the user's clients that wait to be closed.
-    pub closing: u32,
-    attachments_source: Source,
-    closing_source: Source,
-    half_open_source: Source,
-    rate_source: Source,
     session: [(u64, Source); Kind::COUNT],
     user: [(u64, Source); Kind::COUNT],
     user_rule: String,
@@ -70,36 +53,15 @@ impl Rights {
         group: Option<&Override>,
     ) -> Self {
         let session = Kind::ALL.map(|kind| {
-            let of = |rule: &Override| kind.of_patch(&rule.session.totals);
-            let default = kind.of_totals(&limits.session).unwrap_or(UNLIMITED);
-            choose(user.and_then(of), group.and_then(of), default)
+            let of = |rule: &Override| rule.session.set(kind);
+            choose(user.and_then(of), group.and_then(of), limits.session.of(kind))
         });
         let of_user = Kind::ALL.map(|kind| {
-            let of = |rule: &Override| kind.of_user_patch(&rule.user);
-            choose(user.and_then(of), group.and_then(of), kind.of_user(&limits.user))
+            let of = |rule: &Override| rule.user.set(kind);
+            choose(user.and_then(of), group.and_then(of), limits.user.of(kind))
         });
-        let rate = |rule: &Override| rule.user.connections_per_second;
-        let accepts = |rule: &Override| rule.user.accepts_per_second;
-        let half_open = |rule: &Override| rule.user.half_open;
-        let why = |rule: &Override| rule.session.why;
         let trusted = |rule: &Override| rule.trusted;
         let sockets = |rule: &Override| rule.sockets;
-        let (connections_per_second, rate_source) =
-            choose(user.and_then(rate), group.and_then(rate), limits.user.connections_per_second);
-        let accepts_per_second =
-            choose(user.and_then(accepts), group.and_then(accepts), limits.user.accepts_per_second)
-                .0;
-        let (half_open, half_open_source) =
-            choose(user.and_then(half_open), group.and_then(half_open), limits.user.half_open);
-        let attachments = |rule: &Override| rule.user.attachments_per_second;
-        let (attachments_per_second, attachments_source) = choose(
-            user.and_then(attachments),
-            group.and_then(attachments),
-            limits.user.attachments_per_second,
-        );
-        let closing = |rule: &Override| rule.user.closing;
-        let (closing, closing_source) =
-            choose(user.and_then(closing), group.and_then(closing), limits.user.closing);
         let name = |rule: Option<&Override>| rule.map(|r| r.who.to_string()).unwrap_or_default();
         let Standing { uid, known, own, admin } = standing;
         Rights {
@@ -109,16 +71,6 @@ impl Rights {
             admin,
             trusted: choose(user.and_then(trusted), group.and_then(trusted), false).0,
             sockets: choose(user.and_then(sockets), group.and_then(sockets), false).0,
-            why_records: choose(user.and_then(why), group.and_then(why), limits.why_records).0,
-            half_open,
-            half_open_source,
-            accepts_per_second,
-            connections_per_second,
-            rate_source,
-            attachments_per_second,
-            attachments_source,
-            closing,
-            closing_source,
             session,
             user: of_user,
             user_rule: name(user),
@@ -136,6 +88,16 @@ impl Rights {
         self.user[kind as usize].0
     }
 
+    /// The same of what is counted in things.
+    pub fn session_count(&self, kind: Kind) -> u32 {
+        u32::try_from(self.session_limit(kind)).unwrap_or(u32::MAX)
+    }
+
+    /// The same of what is counted in things.
+    pub fn user_count(&self, kind: Kind) -> u32 {
+        u32::try_from(self.user_limit(kind)).unwrap_or(u32::MAX)
+    }
+
     /// The key that limits a session.
     pub fn session_key(&self, kind: Kind) -> String {
         self.named(self.session[kind as usize].1, "session", kind.key(), "")
@@ -145,30 +107,6 @@ impl Rights {
     pub fn user_key(&self, kind: Kind) -> String {
         let whose = format!(" (user {})", self.uid);
         self.named(self.user[kind as usize].1, "user", kind.key(), &whose)
-    }
-
-    /// The key that limits the user's half-open connections.
-    pub fn half_open_key(&self) -> String {
-        let whose = format!(" (user {})", self.uid);
-        self.named(self.half_open_source, "user", "half_open", &whose)
-    }
-
-    /// The key that limits how often the user connects.
-    pub fn rate_key(&self) -> String {
-        let whose = format!(" (user {})", self.uid);
-        self.named(self.rate_source, "user", "connections_per_second", &whose)
-    }
-
-    /// The key that limits how often the user asks for movers.
-    pub fn attachments_key(&self) -> String {
-        let whose = format!(" (user {})", self.uid);
-        self.named(self.attachments_source, "user", "attachments_per_second", &whose)
-    }
-
-    /// The key that limits the descriptors of the user's clients that wait to be closed.
-    pub fn closing_key(&self) -> String {
-        let whose = format!(" (user {})", self.uid);
-        self.named(self.closing_source, "user", "closing", &whose)
     }
 
     fn named(&self, source: Source, section: &str, key: &str, whose: &str) -> String {

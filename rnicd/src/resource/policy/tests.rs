@@ -1,7 +1,7 @@
 //! Precedence of rules, and whom they never match.
 
 use super::*;
-use crate::resource::kind::Kind;
+use crate::config::Kind;
 
 fn policy(text: &str) -> Policy {
     policy_of(text, 0)
@@ -45,9 +45,11 @@ fn the_users_rule_comes_first_then_the_first_group_then_the_defaults() {
     assert_eq!(rights.user_limit(Kind::Sessions), 3);
     assert_eq!(rights.user_key(Kind::Sessions), "group.50.user.sessions (user 1000)");
     assert_eq!(rights.user_key(Kind::Qps), "limits.user.qps (user 1000)");
-    assert_eq!((rights.half_open, rights.why_records), (4, 256));
+    assert_eq!(rights.user_count(Kind::HalfOpen), 4);
+    assert_eq!(rights.session_count(Kind::WhyRecords), 256);
     let bob = policy.rights(&who(1001, &[60]));
-    assert_eq!((bob.session_limit(Kind::Mrs), bob.why_records, bob.trusted), (3, 5, true));
+    assert_eq!((bob.session_limit(Kind::Mrs), bob.session_limit(Kind::WhyRecords)), (3, 5));
+    assert!(bob.trusted);
     let carol = policy.rights(&who(1002, &[]));
     assert_eq!((carol.session_limit(Kind::Qps), carol.trusted), (9, false));
 }

@@ -1,0 +1,30 @@
+//! What a machine leaves of a configuration.
+
+use super::Config;
+use super::kind::Kind;
+
+/// What this process makes of a configuration, on its machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// Worker threads.
+    pub workers: u32,
+    /// Queue pairs of the device.
+    pub qps: u32,
+    /// Connections in start-up.
+    pub half_open: u32,
+    /// What lowers the limits on them, in words.
+    pub reason: String,
+}
+
+impl InForce {
+    /// As it is written, on a machine that has enough of everything and one CPU.
+    pub(super) fn as_written(config: &Config) -> Self {
+        let device = &config.limits.device;
+        InForce {
+            workers: config.engine.workers.unwrap_or(1),
+            qps: device.count(Kind::Qps),
+            half_open: device.count(Kind::HalfOpen),
+            reason: String::new(),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What a client asks goes to what carries it out, and what others report to what it concerns.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
+use rnic_core::engine::Notification;
+use rnic_core::types::*;
+
+use crate::cm::{AcceptParams, ConnectParams};
+use crate::reaper::Passed;
+use crate::resource::answer::{Answer, Outcome, Refused};
+use crate::resource::memory::MrRequest;
+use crate::resource::qp::ConnectOver;
+use crate::resource::records::Asked;
+use crate::resource::{Manager, Pending, find, refuse};
+
+impl Manager {
+    /// Carries out a request. `descriptor` is the one that came with it: that of a segment is known
+    /// to be of a kind that is safe to use, that of attached memory is unknown.
+    pub fn request(
+        &mut self,
+        id: SessionId,
+        body: RequestBody,
+        descriptor: Option<Passed>,
+        now: Time,
+    ) -> Result<Outcome, Refused> {
+        let asked = Asked::of(&body);
+        if !body.is_query() {
+            self.note_opening(id);
+        }
+        let answer = self.dispatch(id, body, descriptor, now);
+        let answer = answer.map_err(|refusal| self.refused(id, asked, refusal, now));
+        self.settle();
+        answer
+    }
+
+    fn dispatch(
+        &mut self,
+        id: SessionId,
+        body: RequestBody,
+        descriptor: Option<Passed>,
+        now: Time,
+    ) -> Answer {
+        use RequestBody as R;
+        self.check_draining(&body)?;
+        match body {
+            R::QueryDevice => self.device(id),
+            R::OpenPd { name } => self.open_pd(id, name.as_deref()),
+            R::ClosePd { pd } => self.close_pd(id, pd),
+            R::AddSegment { length, client_address: _ } => match descriptor {
+                Some(memfd) => self.add_segment(id, length, memfd),
+                None => Err(refuse::lost_descriptor()),
+            },
+            R::RemoveSegment { segment } => self.remove_segment(id, segment),
+            R::RegMr { pd, source, length, iova, access, scope } => {
+                self.reg_mr(id, MrRequest { pd, source, length, iova, access, scope })
+            }
+            R::DeregMr { mr } => self.dereg_mr(id, mr),
+            R::CreateChannel => self.create_channel(id),
+            R::DestroyChannel { channel } => self.destroy_channel(id, channel),
+            R::CreateCq { entries, channel, context } => {
+                self.create_cq(id, entries, channel, context)
+            }
+            R::DestroyCq { cq } => self.destroy_cq(id, cq),
+            R::CreateQp(request) => self.create_qp(id, &request),
+            R::QpToError { qp } => self.qp_to_error(id, qp),
+            R::DestroyQp { qp } => self.destroy_qp(id, qp),
+            R::QueryQp { qp } => self.query_qp(id, qp),
+            R::Bind { address, context } => self.bind(id, address, context, now),
+            R::Listen { listener, backlog } => self.listen(id, listener, backlog),
+            R::CloseListener { listener } => self.close_listener(id, listener, now),
+            R::Accept { request, qp, ird, ord, private_data } => {
+                self.accept(id, AcceptParams { request, qp, ird, ord, private_data }, now)
+            }
+            R::Reject { request, private_data } => self.reject(id, request, &private_data, now),
+            R::Connect { qp, peer, local, ird, ord, private_data } => {
+                let session = id;
+                let params = ConnectParams { session, qp, peer, local, ird, ord, private_data };
+                self.connect(id, params, now)
+            }
+            R::Disconnect { qp, abort } => self.disconnect(id, qp, abort),
+            R::SetContext { object, context } => self.set_context(id, object, context),
+            R::Status => self.status(id),
+            R::List { what, from } => self.list(id, what, from),
+            R::AllocWindow { pd, kind } => self.alloc_window(id, pd, kind),
+            R::DeallocWindow { window } => self.dealloc_window(id, window),
+            R::CreateSrq(request) => self.create_srq(id, &request),
+            R::ArmSrq { srq, limit } => self.arm_srq(id, srq, limit),
+            R::QuerySrq { srq } => self.query_srq(id, srq),
+            R::DestroySrq { srq } => self.destroy_srq(id, srq),
+            R::AttachMemory => match descriptor {
+                Some(memory) => self.attach_memory(id, memory, now),
+                None => Err(refuse::lost_descriptor()),
+            },
+            R::ConnectOver { qp, ird, ord, private_data } => {
+                self.connect_over(id, ConnectOver { qp, ird, ord, private_data }, descriptor, now)
+            }
+            R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
+            R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
+            R::Drain { on } => self.drain(id, on),
+            R::Why { id: number } => self.why(id, number),
+            R::ReserveSegment { length } => self.reserve_segment(id, length),
+            R::FillSegment { segment, client_address: _ } => match descriptor {
+                Some(memfd) => self.fill_segment(id, segment, memfd),
+                None => Err(refuse::lost_descriptor()),
+            },
+            R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
+        }
+    }
+
+    fn set_context(&mut self, id: SessionId, object: ObjectRef, context: u64) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        match object {
+            ObjectRef::Qp(qp) => session.qp(qp)?.shared.context.store(context, Relaxed),
+            ObjectRef::Cq(cq) => session.cq(cq)?.cq.context.store(context, Relaxed),
+            ObjectRef::Listener(listener) => session.listener(listener)?.context = context,
+            ObjectRef::Srq(srq) => session.srq(srq)?.srq.context.store(context, Relaxed),
+        }
+        Outcome::done()
+    }
+
+    /// Takes in what workers and the connection manager have to say.
+    pub fn settle(&mut self) {
+        while let Some(event) = self.cm.poll_event() {
+            self.handle_cm_event(event);
+        }
+        while let Some(notification) = self.workers.poll_notification() {
+            match notification {
+                Notification::Misbehaved { session, why } => self.outbox.end(session, why),
+                Notification::StagGuessed { session, peer, at } => {
+                    self.cm.stag_guessed(session, peer, at);
+                }
+                Notification::CqFailed(cq) => {
+                    let owner = self.handles.cqs.owner(cq.0);
+                    self.note("cq_failed", owner, format!("completion queue {cq} is dead"));
+                    self.cq_failed(cq);
+                }
+                Notification::Note { session, kind, text } => {
+                    self.note(kind, Some(session), text);
+                }
+                Notification::SrqFailed(srq) => {
+                    let owner = self.handles.srqs.owner(srq.0);
+                    self.note("srq_failed", owner, format!("shared receive queue {srq} is dead"));
+                    self.srq_failed(srq);
+                }
+                Notification::Detached { session } => self.memory_gone(session),
+                // The workers have carried these out among themselves.
+                Notification::ChangeStags { .. }
+                | Notification::CqSpaceFreed { .. }
+                | Notification::ReceivesFreed { .. } => {}
+            }
+        }
+        while let Some(ticket) = self.workers.poll_done() {
+            match self.pending.remove(&ticket) {
+                Some(Pending::RegMr { session, mr, stag }) => {
+                    self.outbox.answer(session, ReplyBody::Mr { mr, stag });
+                }
+                Some(Pending::DeregMr { session, mr }) => self.mr_revoked(session, mr),
+                Some(Pending::DestroyQp { session, qp }) => {
+                    self.qp_gone(session, qp);
+                    self.outbox.answer(session, ReplyBody::Done);
+                }
+                Some(Pending::AllocWindow { session, window, stag }) => {
+                    self.outbox.answer(session, ReplyBody::Window { window, stag });
+                }
+                Some(Pending::DeallocWindow { session, window }) => {
+                    self.window_gone(session, window);
+                }
+                Some(Pending::Detach { session }) => self.detached(session),
+                Some(Pending::Alive) => self.alive = true,
+                None => {}
+            }
+        }
+        while let Some(report) = self.movers.poll_report() {
+            self.mover_reported(report);
+        }
+        while let Some(receipt) = self.reaper.poll_gone() {
+            if let Some(session) = self.unmapping.remove(&receipt) {
+                self.segment_gone(session);
+            }
+        }
+    }
+}

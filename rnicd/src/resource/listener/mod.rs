@@ -1,0 +1,17 @@
+//! Bound addresses, and sockets that clients serve as if they had come to one.
+
+mod passed;
+mod requests;
+
+use std::net::SocketAddr;
+
+use crate::resource::ledger::Charge;
+use crate::resource::numbers::Handle;
+
+/// A bound address.
+pub struct Listener {
+    pub context: u64,
+    pub address: SocketAddr,
+    _handle: Handle,
+    _charge: Charge,
+}

@@ -1,0 +1,166 @@
+//! Lists of limits, with how much of each is in use.
+
+use rnic_core::abi::control::LimitRow;
+use rnic_core::types::SessionId;
+
+use super::page::{self, key, page};
+use crate::config::{Kind, Scope, UNLIMITED};
+use crate::resource::Manager;
+use crate::resource::ledger::UserAccount;
+use crate::resource::policy::Rights;
+use crate::resource::session::Session;
+
+impl Manager {
+    /// Limits and how much of each is in use: of the device, of domains, of users and of sessions;
+    /// or of one session and its user.
+    pub(in crate::resource) fn limit_rows(
+        &self,
+        own: Option<SessionId>,
+        from: u64,
+    ) -> (Vec<LimitRow>, u32, u64) {
+        let device = match own {
+            Some(_) => Vec::new(),
+            None => self.device_limits(),
+        };
+        let limits_of_device = device.len();
+        let place = LimitKey::of(from);
+        let device = (0..).zip(device).map(|(row, limit)| (LimitKey::device(row), limit));
+        let user = own.and_then(|own| self.sessions.get(&own)).map(|s| s.client.identity.uid);
+        let users = self.users_from(user, place.user());
+        let users = users.flat_map(|(uid, account)| {
+            let rows = (0..).zip(self.user_limits(&account));
+            rows.map(move |(row, limit)| (LimitKey::of_user(uid, row), limit)).collect::<Vec<_>>()
+        });
+        let sessions = page::sessions(&self.sessions, own, key(place.session(), 0));
+        let sessions = sessions.flat_map(|session| {
+            let rows = (0..).zip(session_limits(session));
+            rows.map(|(row, limit)| (LimitKey::of_session(session.id, row), limit))
+        });
+        let all = device.chain(users).chain(sessions).filter(|(key, _)| *key >= from);
+        let (rows, next) = page(all, |row| row);
+        let (users, sessions) = match own {
+            Some(_) => (1, 1),
+            None => (self.ledger.users(), self.sessions.len()),
+        };
+        let limited = |kind: &Kind| kind.default(Scope::Session).is_some();
+        let of_session = Kind::counted().filter(limited).count();
+        let total =
+            limits_of_device + users * (Kind::counted().count() + 2) + sessions * of_session;
+        (rows, u32::try_from(total).unwrap_or(u32::MAX), next)
+    }
+
+    /// Users who have something, from a number on, in the order of their numbers: one of them, or
+    /// all.
+    fn users_from(
+        &self,
+        only: Option<u32>,
+        from: Option<u32>,
+    ) -> impl Iterator<Item = (u32, UserAccount)> {
+        let mut next = from.map(|from| only.unwrap_or(from));
+        std::iter::from_fn(move || {
+            let (uid, account) = self.ledger.user_from(next?)?;
+            next = uid.checked_add(1);
+            only.is_none_or(|only| only == uid).then_some((uid, account))
+        })
+    }
+
+    fn device_limits(&self) -> Vec<LimitRow> {
+        let limits = &self.config.limits.device;
+        let mut rows = self.ledger.device_rows();
+        rows.push(LimitRow {
+            key: self.capacity.half_open_key(limits.count(Kind::HalfOpen)),
+            scope: "device".to_owned(),
+            limit: self.capacity.half_open.into(),
+            used: self.cm.startups() as u64,
+        });
+        rows.push(LimitRow {
+            key: self.capacity.closing_key(limits.count(Kind::Closing)),
+            scope: "device".to_owned(),
+            limit: self.capacity.closing,
+            used: self.reaper.closing_of_all() as u64,
+        });
+        rows.extend(self.named_pds.limit_rows(&self.policy));
+        rows
+    }
+
+    fn user_limits(&self, UserAccount { rights, .. }: &UserAccount) -> Vec<LimitRow> {
+        let closing = LimitRow {
+            key: rights.user_key(Kind::Closing),
+            scope: user_scope(rights),
+            limit: self.capacity.closing_of_user(rights.user_count(Kind::Closing)),
+            used: self.reaper.closing(rights.uid) as u64,
+        };
+        let quota = self.capacity.quota(rights);
+        let half_open = LimitRow {
+            key: quota.half_open_key,
+            scope: user_scope(rights),
+            limit: quota.half_open.into(),
+            used: self.cm.startups_of(rights.uid) as u64,
+        };
+        let mut rows = self.ledger.user_rows(rights);
+        rows.extend([half_open, closing]);
+        rows
+    }
+}
+
+fn user_scope(rights: &Rights) -> String {
+    format!("user {}", rights.uid)
+}
+
+fn session_limits(session: &Session) -> Vec<LimitRow> {
+    let (rights, used) = (session.account.rights(), session.account.amounts());
+    let limited = |kind: &Kind| rights.session_limit(*kind) != UNLIMITED;
+    let row = |kind| LimitRow {
+        key: rights.session_key(kind),
+        scope: format!("session {}", session.id),
+        limit: rights.session_limit(kind),
+        used: used.of(kind),
+    };
+    Kind::counted().filter(limited).map(row).collect()
+}
+
+/// The place of a limit in the list: those of the device, then of users, then of sessions.
+struct LimitKey {
+    part: u64,
+    whose: u32,
+}
+
+impl LimitKey {
+    const PART: u32 = 40;
+    const ROWS: u32 = 8;
+
+    fn of(key: u64) -> Self {
+        // Cut to the 32 bits that stand there.
+        LimitKey { part: key >> Self::PART, whose: (key >> Self::ROWS) as u32 }
+    }
+
+    fn device(row: u32) -> u64 {
+        row.into()
+    }
+
+    fn of_user(uid: u32, row: u32) -> u64 {
+        1 << Self::PART | u64::from(uid) << Self::ROWS | u64::from(row)
+    }
+
+    fn of_session(session: SessionId, row: u32) -> u64 {
+        2 << Self::PART | u64::from(session.0) << Self::ROWS | u64::from(row)
+    }
+
+    /// The first user whose limits may stand there; none if they all stand before.
+    fn user(&self) -> Option<u32> {
+        match self.part {
+            0 => Some(0),
+            1 => Some(self.whose),
+            _ => None,
+        }
+    }
+
+    /// The first session whose limits may stand there.
+    fn session(&self) -> SessionId {
+        match self.part {
+            0 | 1 => SessionId(0),
+            2 => SessionId(self.whose),
+            _ => SessionId(u32::MAX),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What the daemon knows, for `rnicctl`: everybody's objects for administrators, one's own for
+//! others.
+
+use rnic_core::abi::control::{ReplyBody, *};
+use rnic_core::types::*;
+
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::ledger::Kind;
+use crate::resource::listing::page;
+use crate::resource::memory::window_row;
+use crate::resource::qp::qp_row;
+use crate::resource::queue::{cq_row, srq_row};
+use crate::resource::records::{Reader, Terminates};
+use crate::resource::session::client_row;
+use crate::resource::{Manager, find};
+
+impl Manager {
+    pub(in crate::resource) fn device(&mut self, id: SessionId) -> Answer {
+        let limits = &self.config.limits;
+        let session = find(&mut self.sessions, id)?;
+        let attached_memory = session.client.is_trusted() || limits.device.of(Kind::Movers) > 0;
+        let (max_ird, max_ord) = limits.reads_of_qp();
+        let rights = &session.account.rights();
+        // The least of what its session, its user and the device may have.
+        let ledger = &self.ledger;
+        let most = |kind| ledger.most(rights, kind);
+        let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
+        Outcome::now(ReplyBody::Device(DeviceAttributes {
+            name: self.config.device.name.clone(),
+            version: VERSION.to_owned(),
+            max_qps: count(Kind::Qps),
+            max_wr_depth: limits.device.count(Kind::QueueDepth),
+            // In range because the table ends at 16 and 4096.
+            max_sge: limits.device.of(Kind::Sges) as u8,
+            max_inline: limits.device.of(Kind::InlineBytes) as u16,
+            max_cqs: count(Kind::Cqs),
+            max_cq_entries: limits.device.count(Kind::EntriesOfCq),
+            max_mrs: count(Kind::Mrs),
+            max_segment_bytes: most(Kind::SegmentBytes),
+            max_pds: count(Kind::Pds),
+            max_ird,
+            max_ord,
+            direct_path: self.config.engine.loopback == crate::config::Loopback::Direct,
+            max_windows: count(Kind::Windows),
+            max_srqs: count(Kind::Srqs),
+            attached_memory,
+        }))
+    }
+
+    pub(in crate::resource) fn status(&mut self, id: SessionId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let own = (!session.client.admin).then_some(id);
+        let counts = match own {
+            Some(_) => session.account.amounts(),
+            None => self.ledger.used(),
+        };
+        let refusals = own.map_or(self.records.refusals(), |_| session.refusals);
+        // Counts of objects are below their limits, which are below 2^32.
+        let count = |kind| u32::try_from(counts.of(kind)).unwrap_or(u32::MAX);
+        let mut terminates = Terminates::default();
+        for qp in page::sessions(&self.sessions, own, 0).flat_map(|s| s.qps.values()) {
+            terminates.count(&qp.shared);
+        }
+        if own.is_none() {
+            terminates.sent += self.records.terminates().sent;
+            terminates.received += self.records.terminates().received;
+        }
+        let everybody =
+            |n: usize| if own.is_none() { u32::try_from(n).unwrap_or(u32::MAX) } else { 0 };
+        Outcome::now(ReplyBody::Status(StatusInfo {
+            version: VERSION.to_owned(),
+            device: self.config.device.name.clone(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            workers: self.capacity.workers,
+            loopback: self.config.engine.loopback.name().to_owned(),
+            sessions: own.map_or(everybody(self.sessions.len()), |_| 1),
+            pds: count(Kind::Pds),
+            segments: count(Kind::Segments),
+            segment_bytes: counts.of(Kind::SegmentBytes),
+            mrs: count(Kind::Mrs),
+            cqs: count(Kind::Cqs),
+            qps: count(Kind::Qps),
+            windows: count(Kind::Windows),
+            srqs: count(Kind::Srqs),
+            listeners: count(Kind::Listeners),
+            half_open: everybody(self.cm.half_open()),
+            arena_bytes: counts.of(Kind::ArenaBytes),
+            refusals,
+            sessions_ended: own.map_or(self.records.misbehaved(), |_| 0),
+            terminates_sent: terminates.sent,
+            terminates_received: terminates.received,
+            draining: self.draining,
+        }))
+    }
+
+    pub(in crate::resource) fn list(&mut self, id: SessionId, what: ListKind, from: u64) -> Answer {
+        let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
+        let own = reader.own();
+        let visible = || page::sessions(&self.sessions, own, from);
+        let all = || page::sessions(&self.sessions, own, 0);
+        let (rows, total, next) = match what {
+            ListKind::Clients => {
+                let clients = visible().map(|s| (page::key(s.id, 0), s));
+                let (rows, next) = page::page(clients, client_row);
+                (Rows::Clients(rows), own.map_or(self.sessions.len() as u32, |_| 1), next)
+            }
+            ListKind::Qps => {
+                let qps = page::objects(visible(), from, |s| &s.qps, QpId, |id| id.0);
+                let (rows, next) = page::page(qps, |(s, qp, object)| qp_row(s.id, qp, object));
+                (Rows::Qps(rows), page::count(all(), |s| &s.qps), next)
+            }
+            ListKind::Cqs => {
+                let cqs = page::objects(visible(), from, |s| &s.cqs, CqId, |id| id.0);
+                let (rows, next) = page::page(cqs, |(_, _, object)| cq_row(&object.cq));
+                (Rows::Cqs(rows), page::count(all(), |s| &s.cqs), next)
+            }
+            ListKind::Mrs => {
+                let mrs = page::objects(visible(), from, |s| &s.mrs, MrId, |id| id.0);
+                let (rows, next) = page::page(mrs, |(s, mr, o)| MrRow {
+                    mr,
+                    session: s.id,
+                    pd: o.pd,
+                    segment: o.segment,
+                    iova: o.iova,
+                    length: o.length,
+                    access: o.access,
+                    scope: o.scope,
+                });
+                (Rows::Mrs(rows), page::count(all(), |s| &s.mrs), next)
+            }
+            ListKind::Listeners => {
+                let listeners =
+                    page::objects(visible(), from, |s| &s.listeners, ListenerId, |id| id.0);
+                let (rows, next) = page::page(listeners, |(session, listener, o)| {
+                    self.cm.listener(listener).unwrap_or(ListenerRow {
+                        listener,
+                        session: session.id,
+                        address: o.address,
+                        backlog: 0,
+                        pending: 0,
+                        accepted: 0,
+                        rejected: 0,
+                    })
+                });
+                (Rows::Listeners(rows), page::count(all(), |s| &s.listeners), next)
+            }
+            ListKind::Windows => {
+                let windows = page::objects(visible(), from, |s| &s.windows, MwId, |id| id.0);
+                let (rows, next) = page::page(windows, |(s, _, object)| window_row(s.id, object));
+                (Rows::Windows(rows), page::count(all(), |s| &s.windows), next)
+            }
+            ListKind::Srqs => {
+                let srqs = page::objects(visible(), from, |s| &s.srqs, SrqId, |id| id.0);
+                let (rows, next) = page::page(srqs, |(_, _, object)| srq_row(object));
+                (Rows::Srqs(rows), page::count(all(), |s| &s.srqs), next)
+            }
+            ListKind::Pds => {
+                let (rows, total, next) = self.pd_rows(own, from);
+                (Rows::Pds(rows), total, next)
+            }
+            ListKind::Limits => {
+                let (rows, total, next) = self.limit_rows(own, from);
+                (Rows::Limits(rows), total, next)
+            }
+            ListKind::Whys => self.whys(reader, from),
+            ListKind::Events => self.list_events(reader, from),
+        };
+        Outcome::now(ReplyBody::Rows { rows, total, next })
+    }
+}
+
+/// Version of the daemon.
+const VERSION: &str = env!("CARGO_PKG_VERSION");

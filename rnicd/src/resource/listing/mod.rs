@@ -1,0 +1,6 @@
+//! Lists of everything, for `rnicctl` and for collectors of metrics.
+
+mod limits;
+mod list;
+mod metrics;
+pub mod page;

@@ -1,0 +1,146 @@
+//! Pages of lists. A page costs what it shows, however much there is: it begins where the one before
+//! said, at a key, and nothing before that is looked at.
+
+use std::collections::BTreeMap;
+
+use rnic_core::abi::control::{MAX_MESSAGE, PAGE_ROWS};
+use rnic_core::types::SessionId;
+use serde::Serialize;
+
+use crate::resource::session::Session;
+
+/// The place of a session's object in a list: sessions in order, and within each its objects.
+pub fn key(session: SessionId, object: u32) -> u64 {
+    u64::from(session.0) << 32 | u64::from(object)
+}
+
+/// The sessions that may be seen, from that of a key on.
+pub fn sessions(
+    all: &BTreeMap<SessionId, Session>,
+    own: Option<SessionId>,
+    from: u64,
+) -> impl Iterator<Item = &Session> {
+    // The upper half of it.
+    let first = SessionId((from >> 32) as u32);
+    let range = match own {
+        Some(own) => all.range(own..=own),
+        None => all.range(first..),
+    };
+    range.map(|(_, session)| session).filter(move |session| session.id >= first)
+}
+
+/// Objects of sessions in the order of their keys, from a key on.
+pub fn objects<'a, K: Ord + Copy + 'a, V: 'a>(
+    sessions: impl Iterator<Item = &'a Session>,
+    from: u64,
+    table: fn(&Session) -> &BTreeMap<K, V>,
+    named: fn(u32) -> K,
+    number: fn(&K) -> u32,
+) -> impl Iterator<Item = (u64, (&'a Session, K, &'a V))> {
+    sessions.flat_map(move |session| {
+        let first = if key(session.id, 0) < from { from as u32 } else { 0 };
+        let rows = table(session).range(named(first)..);
+        rows.map(move |(id, object)| (key(session.id, number(id)), (session, *id, object)))
+    })
+}
+
+/// How many objects sessions have.
+pub fn count<'a, K: 'a, V: 'a>(
+    sessions: impl Iterator<Item = &'a Session>,
+    table: fn(&Session) -> &BTreeMap<K, V>,
+) -> u32 {
+    u32::try_from(sessions.map(|session| table(session).len()).sum::<usize>()).unwrap_or(u32::MAX)
+}
+
+/// The first rows of what begins where a page begins, and where the next page does.
+pub fn page<T, R>(
+    mut all: impl Iterator<Item = (u64, T)>,
+    mut row: impl FnMut(T) -> R,
+) -> (Vec<R>, u64) {
+    let rows = all.by_ref().take(PAGE_ROWS).map(|(_, item)| row(item)).collect();
+    (rows, all.next().map_or(0, |(key, _)| key))
+}
+
+/// The same of rows that are long: as many as a message holds, of at most [`PAGE_ROWS`] that are
+/// looked at. A row that `row` leaves out is not there for who asks.
+pub fn page_that_fits<T, R: Serialize>(
+    all: impl Iterator<Item = (u64, T)>,
+    mut row: impl FnMut(T) -> Option<R>,
+) -> (Vec<R>, u64) {
+    let mut room = MAX_MESSAGE - REPLY_HEAD;
+    let mut rows = Vec::new();
+    for (looked_at, (key, item)) in all.enumerate() {
+        if looked_at == PAGE_ROWS {
+            return (rows, key);
+        }
+        let Some(row) = row(item) else { continue };
+        let bytes = postcard::to_stdvec(&row).map_or(usize::MAX, |bytes| bytes.len());
+        if bytes > room {
+            return (rows, key);
+        }
+        room -= bytes;
+        rows.push(row);
+    }
+    (rows, 0)
+}
+
+/// More bytes than a reply with a list has besides its rows.
+const REPLY_HEAD: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use rnic_core::abi::control::*;
+    use rnic_core::device::why::{MAX_RULE, MAX_TEXT};
+    use rnic_core::types::*;
+
+    use super::*;
+
+    /// Numbers as records are listed: newest first, `before` being where a page begins.
+    fn below(before: u64, rows: u64) -> impl Iterator<Item = (u64, u64)> {
+        (1..before.min(rows + 1)).rev().map(|n| (n + 1, n))
+    }
+
+    #[test]
+    fn the_longest_records_come_in_pages_that_fit_a_message() {
+        let all = u64::MAX;
+        let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
+        let record = WhyRecord {
+            id: all,
+            time_ms: all,
+            session: SessionId(u32::MAX),
+            what: WhyKind::Completion { wr_id: all, status: CompletionStatus::General },
+            rule: "r".repeat(MAX_RULE),
+            text: "t".repeat(MAX_TEXT),
+            qp: Some(QpId(u32::MAX)),
+            pd: Some(PdId(u32::MAX)),
+            stag: Some(Stag(u32::MAX)),
+            offset: Some(all),
+            length: Some(all),
+            addresses: Some(AddressPair { local: address, peer: address }),
+        };
+        let (mut from, mut pages, mut seen) = (u64::MAX, 0, 0);
+        while from != 0 {
+            let (rows, next) = page_that_fits(below(from, 100), |_| Some(record.clone()));
+            assert!(!rows.is_empty(), "stuck at {from}");
+            (from, pages, seen) = (next, pages + 1, seen + rows.len());
+            let body = ReplyBody::Rows { rows: Rows::Whys(rows), total: u32::MAX, next: all };
+            let reply = Reply { id: u32::MAX, result: Ok(body), why_id: all };
+            let bytes = postcard::to_stdvec(&reply).map_or(usize::MAX, |bytes| bytes.len());
+            assert!(bytes <= MAX_MESSAGE, "{bytes}");
+        }
+        assert!(seen == 100 && pages < 20, "{seen} in {pages} pages");
+    }
+
+    #[test]
+    fn a_page_looks_at_no_more_than_it_could_show() {
+        let mut looked_at = 0;
+        let counted = below(u64::MAX, 1000).inspect(|_| looked_at += 1);
+        let (rows, next) = page_that_fits(counted, |n| (n % 2 == 0).then_some(n));
+        assert_eq!((rows.len(), next, looked_at), (PAGE_ROWS / 2, 969, PAGE_ROWS + 1));
+        let (rows, next) = page_that_fits(below(3, 1000), Some);
+        assert_eq!((rows, next), (vec![2, 1], 0));
+        let (rows, next) = page(below(u64::MAX, 33), |n| n);
+        assert_eq!((rows.len(), next), (32, 2));
+        assert_eq!(page(below(next, 33), |n| n), (vec![1], 0));
+    }
+}

@@ -1,0 +1,95 @@
+//! Attached memory as a session has it: how it is reached, and the movers that reach it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use rnic_core::abi::control::Refusal;
+use rnic_core::device::{Memory, Mover};
+use rnic_core::shm::AddressSpace;
+use rnic_core::shm::attached::USER_END;
+use rnic_core::types::*;
+
+use crate::mover::MoverHandle;
+use crate::resource::ledger::Charge;
+use crate::resource::refuse;
+
+/// A session's attached address space.
+pub struct Attached {
+    pub(super) reach: Reach,
+    /// It has been found gone, its regions are revoked and the client has been told.
+    pub(super) gone: bool,
+}
+
+/// How it is reached.
+pub(super) enum Reach {
+    /// By the workers themselves.
+    Own(Arc<AddressSpace>),
+    /// By a mover.
+    Mover(MoverHandle),
+}
+
+impl Attached {
+    /// Ends the mover that reaches it, if one does: the reaper, which closes what is left, may not.
+    pub fn end_mover(&mut self) {
+        if let Reach::Mover(mover) = &mut self.reach {
+            mover.end();
+        }
+    }
+
+    /// The mover that reaches it, if one does.
+    pub fn mover(&self) -> Option<Arc<Mover>> {
+        match &self.reach {
+            Reach::Own(_) => None,
+            Reach::Mover(mover) => Some(mover.shared.clone()),
+        }
+    }
+}
+
+/// Movers that have not ended, by session, as they were charged. One that is stuck outlives its
+/// session, and a session that asks again has another beside it.
+#[derive(Debug, Default)]
+pub struct Moving(HashMap<SessionId, Vec<Charge>>);
+
+impl Moving {
+    pub(super) fn add(&mut self, id: SessionId, charge: Charge) {
+        self.0.entry(id).or_default().push(charge);
+    }
+
+    /// Whose mover it is.
+    pub(super) fn user(&self, id: SessionId) -> Option<u32> {
+        self.0.get(&id)?.first().map(Charge::user)
+    }
+
+    /// One of a session's has ended.
+    pub(super) fn remove(&mut self, id: SessionId) {
+        if let Entry::Occupied(mut movers) = self.0.entry(id) {
+            movers.get_mut().pop();
+            if movers.get().is_empty() {
+                movers.remove();
+            }
+        }
+    }
+}
+
+/// The memory of a new region at this address of the client.
+pub fn attached_memory(
+    attached: Option<&Attached>,
+    address: u64,
+    length: u64,
+) -> Result<Memory, Refusal> {
+    let Some(Attached { reach, gone }) = attached else {
+        return Err(refuse::invalid("source", "this session has not attached its memory"));
+    };
+    if *gone {
+        return Err(refuse::invalid("source", "the attached address space is gone"));
+    }
+    if address.checked_add(length).is_none_or(|end| end > USER_END) {
+        let why = format!("{address:#x} plus {length} bytes is no range of a program's addresses");
+        return Err(refuse::invalid("address", why));
+    }
+    Ok(match reach {
+        Reach::Own(space) => Memory::Attached { space: space.clone(), address },
+        Reach::Mover(mover) => Memory::Moved { mover: mover.shared.clone(), address },
+    })
+}

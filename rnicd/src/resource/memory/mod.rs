@@ -1,0 +1,75 @@
+//! Memory of clients: segments, regions in them and in attached memory, windows.
+
+mod attach;
+mod attached;
+mod regions;
+mod segments;
+mod windows;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use rnic_core::abi::control::MrSource;
+use rnic_core::device::Window;
+use rnic_core::device::window::WindowCount;
+use rnic_core::shm::Mapping;
+use rnic_core::types::*;
+
+use crate::resource::domain::{Membership, UseOfPd};
+use crate::resource::ledger::Charge;
+use crate::resource::numbers::{Handle, IssuedStag};
+use crate::resource::uses::{Use, Users};
+pub use attached::{Attached, Moving};
+pub use windows::window_row;
+
+/// Counted where the segment is.
+pub type UseOfSegment = Use<AtomicU32>;
+
+/// Shared memory.
+pub struct Segment {
+    /// None while it is only reserved.
+    pub mapping: Option<Arc<Mapping>>,
+    pub length: u64,
+    pub mrs: Users,
+    _handle: Handle,
+    _charges: [Charge; 2],
+}
+
+/// A memory region.
+pub struct Mr {
+    pub pd: PdId,
+    /// Segment it is in; none in attached memory.
+    pub segment: Option<SegmentId>,
+    pub stag: IssuedStag,
+    pub iova: u64,
+    pub length: u64,
+    pub access: Access,
+    pub scope: Scope,
+    /// Windows bound to it, counted by the workers.
+    pub windows: Arc<WindowCount>,
+    /// In a named domain.
+    pub membership: Option<Membership>,
+    _uses: (UseOfPd, Option<UseOfSegment>),
+    _handle: Handle,
+    _charge: Charge,
+}
+
+/// A memory window.
+pub struct MemoryWindow {
+    pub window: Arc<Window>,
+    /// Its STag before it was ever bound.
+    _issued: IssuedStag,
+    _pd: UseOfPd,
+    _handle: Handle,
+    _charge: Charge,
+}
+
+/// What a client asks of a new memory region.
+pub struct MrRequest {
+    pub pd: PdId,
+    pub source: MrSource,
+    pub length: u64,
+    pub iova: u64,
+    pub access: Access,
+    pub scope: Scope,
+}

@@ -1,0 +1,136 @@
+//! Memory regions: registered when every worker knows them, gone when none does.
+
+use std::sync::Arc;
+
+use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
+use rnic_core::device::window::WindowCount;
+use rnic_core::device::{Memory, Names, StagEntry};
+use rnic_core::types::*;
+
+use super::attached::attached_memory;
+use super::{Attached, Mr, MrRequest, Segment, UseOfSegment};
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::domain::Member;
+use crate::resource::ledger::Kind;
+use crate::resource::session::Session;
+use crate::resource::{Manager, Pending, find, refuse};
+
+impl Manager {
+    pub(in crate::resource) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        check(session, &request)?;
+        let (segment, memory) = named_memory(session, request.source, request.length)?;
+        let charge = session.account.charge(Kind::Mrs, 1)?;
+        let membership = self.named_pds.enter(&self.policy, request.pd, Member::Mr)?;
+        let issued = self.stags.issue()?;
+        let handle = self.handles.mrs.allocate(id);
+        let (mr, stag) = (MrId(handle.number()), issued.stag());
+        let MrRequest { pd, length, iova, access, scope, .. } = request;
+        let windows = Arc::new(WindowCount::default());
+        let names = Names::Region(windows.clone());
+        let object = Mr {
+            pd,
+            segment: segment.as_ref().map(|(segment, _)| *segment),
+            stag: issued,
+            iova,
+            length,
+            access,
+            scope,
+            windows,
+            membership,
+            _uses: (session.pd(pd)?.mrs.add(), segment.map(|(_, used)| used)),
+            _handle: handle,
+            _charge: charge,
+        };
+        session.mrs.insert(mr, object);
+        let session = id;
+        let entry = StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
+        let ticket = self.workers.install_stag(entry);
+        self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
+        Outcome::later()
+    }
+
+    pub(in crate::resource) fn dereg_mr(&mut self, id: SessionId, mr: MrId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
+        let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
+        object.windows.withdraw().map_err(in_use)?;
+        let (stag, attached) = (object.stag.stag(), object.segment.is_none());
+        let mover = session.attached.as_ref().and_then(Attached::mover).filter(|_| attached);
+        let ticket = self.workers.revoke_stag(stag);
+        self.workers.await_moves(ticket, mover);
+        self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
+        Outcome::later()
+    }
+
+    /// No worker knows the region any more.
+    pub(in crate::resource) fn mr_revoked(&mut self, id: SessionId, mr: MrId) {
+        // A session that has ended meanwhile gives everything back itself.
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        if session.mrs.remove(&mr).is_some() {
+            self.outbox.answer(id, ReplyBody::Done);
+        }
+    }
+}
+
+/// Whether a request makes sense, but for the memory it names.
+fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
+    session.pd(r.pd)?;
+    if let Scope::Qp(qp) = r.scope {
+        let of = session.qp(qp)?.pd;
+        if of != r.pd {
+            let why = format!("QP {qp} belongs to PD {of}, not to PD {}", r.pd);
+            return Err(refuse::invalid("scope", why));
+        }
+    }
+    if r.length == 0 {
+        return Err(refuse::invalid("length", "a region has at least one byte"));
+    }
+    if r.iova.checked_add(r.length).is_none() {
+        let why = format!("{:#x} plus {} bytes wraps", r.iova, r.length);
+        return Err(refuse::invalid("iova", why));
+    }
+    if !Access::all().contains(r.access) {
+        return Err(refuse::invalid("access", format!("{:#x} has unknown bits", r.access.bits())));
+    }
+    if r.access.contains(Access::REMOTE_ATOMIC) {
+        return Err(refuse::unsupported("atomic access"));
+    }
+    if r.access.contains(Access::REMOTE_WRITE) && !r.access.contains(Access::LOCAL_WRITE) {
+        return Err(refuse::invalid("access", "REMOTE_WRITE needs LOCAL_WRITE"));
+    }
+    if r.access.contains(Access::ZERO_BASED) && r.iova != 0 {
+        return Err(refuse::invalid("iova", "must be 0 in a zero-based region"));
+    }
+    Ok(())
+}
+
+/// A segment that is used.
+type UsedSegment = (SegmentId, UseOfSegment);
+
+/// The memory that a new region of `length` bytes names, and the segment it is in.
+fn named_memory(
+    session: &mut Session,
+    source: MrSource,
+    length: u64,
+) -> Result<(Option<UsedSegment>, Memory), Refusal> {
+    match source {
+        MrSource::Segment { segment, offset } => {
+            let Segment { mapping, length: len, mrs, .. } = session.segment(segment)?;
+            if offset.checked_add(length).is_none_or(|end| end > *len) {
+                let why = format!("{length} bytes at {offset} leave the segment of {len}");
+                return Err(refuse::invalid("length", why));
+            }
+            let too_large = |_| refuse::invalid("offset", "is too large");
+            let offset = usize::try_from(offset).map_err(too_large)?;
+            let Some(mapping) = mapping else {
+                return Err(refuse::invalid("segment", "is reserved and has no memory yet"));
+            };
+            let memory = Memory::Segment { mapping: mapping.clone(), offset };
+            Ok((Some((segment, mrs.add())), memory))
+        }
+        MrSource::Attached { address } => {
+            Ok((None, attached_memory(session.attached.as_ref(), address, length)?))
+        }
+    }
+}

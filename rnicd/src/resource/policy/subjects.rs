@@ -1,0 +1,101 @@
+//! Users and groups by number.
+
+use crate::config::{Id, Subjects};
+
+/// Who a client is, as the kernel recorded it when it connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group and supplementary ones.
+    pub gids: Vec<u32>,
+    /// Its network namespace is another one than the daemon's, or is not known.
+    pub foreign: bool,
+}
+
+/// The numbers by which the kernel calls those whom it cannot name here: they come from a user
+/// namespace, and two of them need not be the same user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overflow {
+    /// Of users.
+    pub uid: u32,
+    /// Of groups.
+    pub gid: u32,
+}
+
+impl Overflow {
+    pub fn of_this_system() -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;
+            text.trim().parse().ok()
+        };
+        Overflow {
+            uid: read("overflowuid").unwrap_or(NOBODY),
+            gid: read("overflowgid").unwrap_or(NOBODY),
+        }
+    }
+
+    /// A client as far as rules may know it.
+    pub fn known(&self, who: &Identity) -> Option<Identity> {
+        (who.uid != self.uid).then(|| Identity {
+            uid: who.uid,
+            foreign: who.foreign,
+            gids: who.gids.iter().copied().filter(|gid| *gid != self.gid).collect(),
+        })
+    }
+}
+
+/// The kernel's default.
+const NOBODY: u32 = 65_534;
+
+/// The subjects of a rule.
+#[derive(Clone, Debug, Default)]
+pub struct Members {
+    everyone: bool,
+    uids: Vec<u32>,
+    gids: Vec<u32>,
+}
+
+impl Members {
+    /// Looks names up; those that do not exist are reported.
+    pub fn look_up(subjects: &Subjects, rule: &str, unknown: &mut Vec<String>) -> Self {
+        let mut all = |ids: &[Id], what: &str, look_up: fn(&Id) -> Option<u32>| {
+            let one = |id: &Id| {
+                let number = look_up(id);
+                if number.is_none() {
+                    unknown.push(format!("{rule} names {what} {id}, who does not exist"));
+                }
+                number
+            };
+            ids.iter().filter_map(one).collect()
+        };
+        Members {
+            everyone: subjects.everyone,
+            uids: all(&subjects.users, "user", user),
+            gids: all(&subjects.groups, "group", group),
+        }
+    }
+
+    /// Whether a client is one of them.
+    pub fn contain(&self, who: &Identity) -> bool {
+        self.everyone
+            || self.uids.contains(&who.uid)
+            || who.gids.iter().any(|gid| self.gids.contains(gid))
+    }
+}
+
+/// The number of a user.
+pub fn user(id: &Id) -> Option<u32> {
+    match id {
+        Id::Number(number) => Some(*number),
+        Id::Name(name) => crate::privilege::user_id(name),
+    }
+}
+
+/// The number of a group.
+pub fn group(id: &Id) -> Option<u32> {
+    match id {
+        Id::Number(number) => Some(*number),
+        Id::Name(name) => crate::privilege::group_id(name),
+    }
+}

@@ -1,0 +1,347 @@
+//! Connecting queue pairs: who may connect where, and what becomes of it.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use rnic_core::abi::control::{Event, Refusal, ReplyBody};
+use rnic_core::engine::QpConfig;
+use rnic_core::stream::startup::Negotiated;
+use rnic_core::types::*;
+
+use super::reads::Reads;
+use super::{ConnectOver, Connection, Phase, Qp, wrong_state};
+use crate::cm::{self, AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
+use crate::reaper::Passed;
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::ledger::Kind;
+use crate::resource::{Manager, find, refuse};
+use crate::worker::BindEnd;
+
+impl Manager {
+    pub(in crate::resource) fn connect(
+        &mut self,
+        id: SessionId,
+        mut params: ConnectParams,
+        now: Time,
+    ) -> Answer {
+        let (qp, peer) = (params.qp, params.peer);
+        let session = find(&mut self.sessions, id)?;
+        session.qp(qp)?.refuse_unless_idle(qp)?;
+        let who = &session.client.identity;
+        self.policy.may_connect(who, peer)?;
+        self.policy.may_reach(who, "connect to", peer)?;
+        // Who comes from the loopback is taken for a program of this host. The unspecified address
+        // leaves the choice to the kernel.
+        if let Some(local) = params.local.filter(|local| !local.ip().is_unspecified()) {
+            self.policy.may_reach(who, "connect from", local)?;
+        }
+        self.take_rate(id, now)?;
+        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect(params, now)?;
+        self.hold(id, qp, reads, Phase::Connecting);
+        Outcome::done()
+    }
+
+    pub(in crate::resource) fn connect_over(
+        &mut self,
+        id: SessionId,
+        wanted: ConnectOver,
+        descriptor: Option<Passed>,
+        now: Time,
+    ) -> Answer {
+        let socket = self.passed(id, descriptor)?;
+        let ConnectOver { qp, ird, ord, private_data } = wanted;
+        let session = find(&mut self.sessions, id)?;
+        session.qp(qp)?.refuse_unless_idle(qp)?;
+        let AddressPair { local, peer } = cm::examine(&socket)?;
+        self.policy.may_connect(&session.client.identity, peer)?;
+        self.take_rate(id, now)?;
+        let local = Some(local);
+        let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
+        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        self.cm.connect_over(params, socket, now)?;
+        self.hold(id, qp, reads, Phase::Connecting);
+        Outcome::done()
+    }
+
+    pub(in crate::resource) fn accept(
+        &mut self,
+        id: SessionId,
+        mut params: AcceptParams,
+        now: Time,
+    ) -> Answer {
+        let (request, qp) = (params.request, params.qp);
+        let session = find(&mut self.sessions, id)?;
+        session.request(request)?;
+        session.qp(qp)?.refuse_unless_idle(qp)?;
+        let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
+        self.cm.accept(params, now)?;
+        find(&mut self.sessions, id)?.requests.remove(&request);
+        self.hold(id, qp, reads, Phase::Accepting);
+        Outcome::done()
+    }
+
+    pub(in crate::resource) fn reject(
+        &mut self,
+        id: SessionId,
+        request: RequestId,
+        private_data: &[u8],
+        now: Time,
+    ) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        session.request(request)?;
+        let rejection = self.cm.reject(request, private_data, now)?;
+        session.requests.remove(&request);
+        match rejection {
+            Rejection::Done => Outcome::done(),
+            Rejection::Sending => Outcome::later(),
+        }
+    }
+
+    pub(in crate::resource) fn disconnect(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        abort: bool,
+    ) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        match object.phase {
+            Phase::Bound(worker) => self.workers.disconnect(worker, qp, abort),
+            Phase::Connecting(_) | Phase::Accepting(_) => {
+                self.cm.cancel(qp);
+                self.unreachable(qp, "given up by this side".to_owned());
+            }
+            Phase::Idle(_) | Phase::Leaving => {
+                let state = object.phase.name();
+                return Err(wrong_state(qp, state, "connecting or connected"));
+            }
+        }
+        Outcome::done()
+    }
+
+    /// Carries out what the connection manager says.
+    pub(in crate::resource) fn handle_cm_event(&mut self, event: CmEvent) {
+        match event {
+            CmEvent::Request {
+                listener,
+                request,
+                addresses,
+                peer_ird,
+                peer_ord,
+                revision,
+                peer_to_peer,
+                private_data,
+            } => {
+                let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
+                let Ok(session) = find(&mut self.sessions, owner) else { return };
+                let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+                session.requests.insert(request, listener);
+                session.tell(&Event::ConnectionRequest {
+                    listener,
+                    context,
+                    request,
+                    addresses,
+                    peer_ird,
+                    peer_ord,
+                    revision,
+                    peer_to_peer,
+                    private_data,
+                });
+            }
+            CmEvent::Withdrawn { listener, request, reason } => {
+                let Some(owner) = self.handles.listeners.owner(listener.0) else { return };
+                let Ok(session) = find(&mut self.sessions, owner) else { return };
+                let Ok(context) = session.listener(listener).map(|l| l.context) else { return };
+                // Told only of requests it was told about and has not decided.
+                if session.requests.remove(&request).is_some() {
+                    session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
+                }
+            }
+            CmEvent::NoRequest { listener, reason } => self.no_request(listener, reason),
+            CmEvent::Returned { session } => {
+                self.outbox.answer(session, ReplyBody::Done);
+            }
+            CmEvent::ConnectedTcp { qp, stream, negotiated, addresses } => {
+                // Without a QP the stream is dropped, which ends the connection.
+                let Some(config) = self.take_connected(qp) else { return };
+                let worker = self.workers.least_loaded();
+                self.connected(qp, worker, "tcp", &negotiated, addresses);
+                let end = BindEnd { config, negotiated: *negotiated, addresses };
+                self.workers.bind_tcp(worker, end, stream);
+            }
+            CmEvent::ConnectedDirect { active, passive } => self.bind_direct(*active, *passive),
+            CmEvent::Rejected { qp, private_data } => {
+                let Some((session, object)) = self.qp_of(qp) else { return };
+                let context = object.shared.context.load(Relaxed);
+                become_idle(object);
+                self.release_reads(qp);
+                let given = private_data.len();
+                let reason =
+                    format!("the peer rejected the connection, with {given} bytes of private data");
+                self.connect_failed(session, qp, &reason);
+                self.tell(session, &Event::Rejected { qp, context, private_data });
+            }
+            CmEvent::Unreachable { qp, reason } => self.unreachable(qp, reason),
+        }
+    }
+
+    fn bind_direct(&mut self, active: DirectEnd, passive: DirectEnd) {
+        let (a, p) = (self.take_connected(active.qp), self.take_connected(passive.qp));
+        let (active_config, passive_config) = match (a, p) {
+            (Some(a), Some(p)) => (a, p),
+            // The other side has just destroyed its QP: to this one the peer is gone.
+            (Some(config), None) | (None, Some(config)) => {
+                let qp = config.qp;
+                let connects = qp == active.qp;
+                if let Some((_, object)) = self.qp_of(qp) {
+                    object.phase = match connects {
+                        true => Phase::Connecting(config),
+                        false => Phase::Accepting(config),
+                    };
+                }
+                return self.unreachable(qp, "the peer's queue pair is gone".to_owned());
+            }
+            (None, None) => return,
+        };
+        let worker = self.workers.least_loaded();
+        let mut end = |end: DirectEnd, config| {
+            self.connected(end.qp, worker, "direct", &end.negotiated, end.addresses);
+            BindEnd { config, negotiated: end.negotiated, addresses: end.addresses }
+        };
+        let (active, passive) = (end(active, active_config), end(passive, passive_config));
+        self.workers.bind_direct(worker, active, passive);
+    }
+
+    /// No connection came about: a QP that connected is Idle again, one that accepted is dead.
+    pub(in crate::resource) fn unreachable(&mut self, qp: QpId, reason: String) {
+        let Some((session, object)) = self.qp_of(qp) else { return };
+        let context = object.shared.context.load(Relaxed);
+        if !matches!(object.phase, Phase::Accepting(_) | Phase::Connecting(_)) {
+            return;
+        }
+        let shared = object.shared.clone();
+        let phase = std::mem::replace(&mut object.phase, Phase::Leaving);
+        let why = self.connect_failed(session, qp, &reason);
+        match phase {
+            Phase::Accepting(config) => {
+                shared.why.store(why, Relaxed);
+                self.bind_dead(session, config);
+            }
+            phase => {
+                if let (Phase::Connecting(config), Some((_, object))) = (phase, self.qp_of(qp)) {
+                    object.phase = Phase::Idle(config);
+                    self.release_reads(qp);
+                }
+            }
+        }
+        self.tell(session, &Event::Unreachable { qp, context, reason });
+    }
+
+    /// Notes that a worker owns a QP from now on.
+    fn connected(
+        &mut self,
+        qp: QpId,
+        worker: u32,
+        path: &'static str,
+        negotiated: &Negotiated,
+        addresses: AddressPair,
+    ) {
+        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
+        let Ok(session) = find(&mut self.sessions, owner) else { return };
+        if let Some(object) = session.qps.get_mut(&qp) {
+            object.phase = Phase::Bound(worker);
+            let Negotiated { ird, ord, .. } = *negotiated;
+            if let Some(reads) = &mut object.reads {
+                reads.settle(ird, ord);
+            }
+            object.connection = Some(Connection { path, addresses, ird, ord });
+        }
+    }
+
+    /// The configuration of a QP that connects or accepts.
+    fn take_connected(&mut self, qp: QpId) -> Option<Box<QpConfig>> {
+        let (_, object) = self.qp_of(qp)?;
+        match std::mem::replace(&mut object.phase, Phase::Leaving) {
+            Phase::Connecting(config) | Phase::Accepting(config) => Some(config),
+            other => {
+                object.phase = other;
+                None
+            }
+        }
+    }
+
+    /// Leaves an Idle QP to the connection manager, with the reads that its connection may have.
+    pub(in crate::resource) fn hold(
+        &mut self,
+        id: SessionId,
+        qp: QpId,
+        reads: Reads,
+        phase: impl FnOnce(Box<QpConfig>) -> Phase,
+    ) {
+        if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
+            object.reads = Some(reads);
+            object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
+                Phase::Idle(config) => phase(config),
+                other => other,
+            };
+        }
+    }
+
+    /// Counts a connection that a session's user begins, unless there were too many lately.
+    pub(in crate::resource) fn take_rate(
+        &mut self,
+        id: SessionId,
+        now: Time,
+    ) -> Result<(), Refusal> {
+        let rights = find(&mut self.sessions, id)?.account.rights();
+        let most = rights.user_count(Kind::ConnectionsPerSecond);
+        match self.connects.take(rights.uid, most, now) {
+            true => Ok(()),
+            false => Err(Refusal::Limit {
+                key: rights.user_key(Kind::ConnectionsPerSecond),
+                limit: most.into(),
+                used: most.into(),
+                wanted: 1,
+            }),
+        }
+    }
+
+    /// Checks the reads of a connection against the maxima of a QP, and charges them.
+    pub(in crate::resource) fn charge_reads(
+        &mut self,
+        id: SessionId,
+        wanted: (&mut Option<u16>, &mut Option<u16>),
+    ) -> Result<Reads, Refusal> {
+        let limits = &self.config.limits;
+        for (field, value, key, kind) in [
+            ("ird", &wanted.0, "limits.ird", Kind::IrdOfQp),
+            ("ord", &wanted.1, "limits.ord", Kind::OrdOfQp),
+        ] {
+            refuse::at_most(field, value.unwrap_or(0).into(), key, limits.device.of(kind))?;
+        }
+        let most = limits.reads_of_qp();
+        Reads::charge(&find(&mut self.sessions, id)?.account, wanted, most)
+    }
+
+    /// A QP has no connection any more, or none yet.
+    pub(in crate::resource) fn release_reads(&mut self, qp: QpId) {
+        let Some(owner) = self.handles.qps.owner(qp.0) else { return };
+        let Ok(session) = find(&mut self.sessions, owner) else { return };
+        if let Some(object) = session.qps.get_mut(&qp) {
+            object.reads = None;
+        }
+    }
+
+    fn tell(&mut self, session: SessionId, event: &Event) {
+        if let Ok(session) = find(&mut self.sessions, session) {
+            session.tell(event);
+        }
+    }
+}
+
+/// A rejected QP may try again.
+fn become_idle(object: &mut Qp) {
+    object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
+        Phase::Connecting(config) => Phase::Idle(config),
+        other => other,
+    };
+}

@@ -1,0 +1,132 @@
+//! Queue pairs, from their creation through a connection to their end.
+
+mod connect;
+mod reads;
+mod requests;
+
+use std::sync::Arc;
+
+use rnic_core::abi::control::{QpRow, Refusal};
+use rnic_core::device::{Cq, QpShared, Srq};
+use rnic_core::engine::QpConfig;
+use rnic_core::types::*;
+
+use crate::resource::domain::{Membership, UseOfPd};
+use crate::resource::ledger::Charge;
+use crate::resource::numbers::{Doorbell, Handle};
+use crate::resource::queue::QueuePlace;
+use crate::resource::uses::Use;
+use reads::Reads;
+
+/// A queue pair.
+pub struct Qp {
+    pub pd: PdId,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    /// Where its receives come from, if it has no receive queue of its own.
+    pub srq: Option<SrqId>,
+    pub shared: Arc<QpShared>,
+    pub phase: Phase,
+    /// Known once it has been connected.
+    pub connection: Option<Connection>,
+    /// What its connection was charged.
+    pub reads: Option<Reads>,
+    /// In a named domain.
+    pub membership: Option<Membership>,
+    _uses: QpUses,
+    _places: (QueuePlace, Option<QueuePlace>, Doorbell),
+    _handle: Handle,
+    _charge: Charge,
+}
+
+/// What a queue pair uses. A CQ that it uses for both its queues has one user more all the same.
+pub struct QpUses {
+    _pd: UseOfPd,
+    _send_cq: Use<Cq>,
+    _recv_cq: Option<Use<Cq>>,
+    _srq: Option<Use<Srq>>,
+}
+
+/// Who holds a QP.
+pub enum Phase {
+    /// Nobody: it may connect or accept.
+    Idle(Box<QpConfig>),
+    /// The connection manager, as the side that connects.
+    Connecting(Box<QpConfig>),
+    /// The connection manager, as the side that accepted.
+    Accepting(Box<QpConfig>),
+    /// A worker, for the rest of its life.
+    Bound(u32),
+    /// Nobody any more: it is being destroyed.
+    Leaving,
+}
+
+impl Phase {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Phase::Idle(_) => "Idle",
+            Phase::Connecting(_) => "connecting",
+            Phase::Accepting(_) => "accepting",
+            Phase::Bound(_) => "connected or ended",
+            Phase::Leaving => "being destroyed",
+        }
+    }
+}
+
+/// What was agreed when a QP was connected.
+#[derive(Clone, Copy)]
+pub struct Connection {
+    pub path: &'static str,
+    pub addresses: AddressPair,
+    pub ird: u16,
+    pub ord: u16,
+}
+
+impl Qp {
+    /// Refuses a QP that has left Idle, naming its state.
+    pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {
+        match self.phase {
+            Phase::Idle(_) => Ok(()),
+            _ => Err(wrong_state(id, self.phase.name(), "Idle")),
+        }
+    }
+}
+
+/// A QP is in the wrong state for what was asked.
+pub fn wrong_state(qp: QpId, state: &str, needs: &str) -> Refusal {
+    Refusal::WrongState {
+        kind: "QP".to_owned(),
+        handle: qp.0,
+        state: state.to_owned(),
+        needs: needs.to_owned(),
+    }
+}
+
+/// What a client asks for with the socket of a connection that it wants to be the initiator on.
+pub struct ConnectOver {
+    pub qp: QpId,
+    pub ird: Option<u16>,
+    pub ord: Option<u16>,
+    pub private_data: Vec<u8>,
+}
+
+pub fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
+    let connection = object.connection;
+    QpRow {
+        qp,
+        session,
+        pd: object.pd,
+        srq: object.srq,
+        state: object.shared.state(),
+        path: connection.map_or("none", |c| c.path).to_owned(),
+        addresses: connection.map(|c| c.addresses),
+        worker: match object.phase {
+            Phase::Bound(worker) => Some(worker),
+            _ => None,
+        },
+        ird: connection.map_or(0, |c| c.ird),
+        ord: connection.map_or(0, |c| c.ord),
+        counters: object.shared.counters(),
+        terminate: object.shared.terminate(),
+    }
+}

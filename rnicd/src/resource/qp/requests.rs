@@ -1,0 +1,180 @@
+//! Making and destroying queue pairs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rnic_core::abi::control::{QpRequest, Refusal, ReplyBody};
+use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_core::device::QpShared;
+use rnic_core::engine::{QpConfig, Receives};
+use rnic_core::shm::queue::{ReceiveConsumer, SendConsumer};
+use rnic_core::types::*;
+
+use super::{Phase, Qp, QpUses, qp_row};
+use crate::config::Limits;
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::domain::Member;
+use crate::resource::ledger::Kind;
+use crate::resource::memory::Attached;
+use crate::resource::queue::{QueuePlace, Room, srq_for_qp};
+use crate::resource::uses::Use;
+use crate::resource::{Manager, Pending, find, refuse};
+
+impl Manager {
+    pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
+        check_qp(&self.config.limits, request)?;
+        let hold = self.hold_for(request.no_receive)?;
+        let session = find(&mut self.sessions, id)?;
+        let pd = session.pd(request.pd)?.qps.add();
+        let srq = match request.srq {
+            Some(srq) => Some(srq_for_qp(session.srq(srq)?, request.pd)?),
+            None => None,
+        };
+        let send_cq = session.cq(request.send_cq)?.cq.clone();
+        let recv_cq = session.cq(request.recv_cq)?.cq.clone();
+        let charge = session.account.charge(Kind::Qps, 1)?;
+        let membership = self.named_pds.enter(&self.policy, request.pd, Member::Qp)?;
+        let send = QueueShape::send(request.sq_depth, request.max_send_sge, request.max_inline);
+        let doorbell = session.doorbells.allocate()?;
+        let handle = self.handles.qps.allocate(id);
+        let qp = QpId(handle.number());
+        let (sq, rq, receives, made) = match &srq {
+            // What is said of a receive queue was not checked.
+            Some(srq) => {
+                let Room { places: [sq], made } = session.arenas.room([send])?;
+                (sq, None, Receives::Shared(srq.clone()), made)
+            }
+            None => {
+                let receive = QueueShape::receive(request.rq_depth, request.max_recv_sge);
+                let Room { places: [sq, rq], made } = session.arenas.room([send, receive])?;
+                let memory = rq.format(QueueKind::Receive, qp.0, &doorbell)?;
+                (sq, Some(rq), Receives::Own(ReceiveConsumer::new(memory)), made)
+            }
+        };
+        let sq_memory = sq.format(QueueKind::Send, qp.0, &doorbell)?;
+        let shared = Arc::new(QpShared::default());
+        shared.context.store(request.context, Relaxed);
+        let uses = QpUses {
+            _pd: pd,
+            _send_cq: Use::of(&send_cq),
+            _recv_cq: (request.recv_cq != request.send_cq).then(|| Use::of(&recv_cq)),
+            _srq: srq.as_ref().map(Use::of),
+        };
+        let config = QpConfig {
+            qp,
+            session: id,
+            pd: request.pd,
+            doorbell: doorbell.index(),
+            sq: SendConsumer::new(sq_memory),
+            rq: receives,
+            send_cq,
+            recv_cq,
+            signal_all: request.signal_all,
+            rnr_timeout: hold,
+            shared: shared.clone(),
+        };
+        let (sq_location, rq_location) = (sq.location(), rq.as_ref().map(QueuePlace::location));
+        let object = Qp {
+            pd: request.pd,
+            send_cq: request.send_cq,
+            recv_cq: request.recv_cq,
+            srq: request.srq,
+            shared,
+            phase: Phase::Idle(Box::new(config)),
+            connection: None,
+            reads: None,
+            membership,
+            _uses: uses,
+            _places: (sq, rq, doorbell),
+            _handle: handle,
+            _charge: charge,
+        };
+        session.qps.insert(qp, object);
+        let (new_arena, descriptors) = session.arenas.keep(made);
+        let body = ReplyBody::Qp { qp, sq: sq_location, rq: rq_location, new_arena };
+        Outcome::with(body, descriptors)
+    }
+
+    pub(in crate::resource) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let object = session.qp(qp)?;
+        match std::mem::replace(&mut object.phase, Phase::Leaving) {
+            Phase::Idle(config) => self.bind_dead(id, config),
+            Phase::Connecting(config) | Phase::Accepting(config) => {
+                self.cm.cancel(qp);
+                self.bind_dead(id, config);
+            }
+            Phase::Bound(worker) => {
+                object.phase = Phase::Bound(worker);
+                self.workers.to_error(worker, qp);
+            }
+            // One request at a time: nobody can ask while it is being destroyed.
+            Phase::Leaving => {}
+        }
+        Outcome::done()
+    }
+
+    pub(in crate::resource) fn destroy_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let object = session.qp(qp)?;
+        match std::mem::replace(&mut object.phase, Phase::Leaving) {
+            Phase::Bound(worker) => {
+                // What it had a mover write would land in buffers that are its owner's again.
+                let mover = session.attached.as_ref().and_then(Attached::mover);
+                let ticket = self.workers.destroy_qp(worker, qp);
+                self.workers.await_moves(ticket, mover);
+                self.pending.insert(ticket, Pending::DestroyQp { session: id, qp });
+                return Outcome::later();
+            }
+            Phase::Connecting(_) | Phase::Accepting(_) => self.cm.cancel(qp),
+            Phase::Idle(_) | Phase::Leaving => {}
+        }
+        self.qp_gone(id, qp);
+        Outcome::done()
+    }
+
+    /// Lets a QP go with all it had; no worker knows it any more.
+    pub(in crate::resource) fn qp_gone(&mut self, id: SessionId, qp: QpId) {
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        let Some(object) = session.qps.remove(&qp) else { return };
+        self.records.add_qp(session.client.identity.uid, &object.shared);
+    }
+
+    /// Hands a QP that has no connection to a worker, to flush what is posted.
+    pub(in crate::resource) fn bind_dead(&mut self, id: SessionId, config: Box<QpConfig>) {
+        let (qp, worker) = (config.qp, self.workers.least_loaded());
+        self.release_reads(qp);
+        if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
+            object.phase = Phase::Bound(worker);
+        }
+        self.workers.bind_dead(worker, config);
+    }
+
+    pub(in crate::resource) fn query_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
+        let object = find(&mut self.sessions, id)?.qp(qp)?;
+        let row = qp_row(id, qp, object);
+        Outcome::now(ReplyBody::QpInfo(row))
+    }
+
+    pub(in crate::resource) fn qp_of(&mut self, qp: QpId) -> Option<(SessionId, &mut Qp)> {
+        let owner = self.handles.qps.owner(qp.0)?;
+        let object = find(&mut self.sessions, owner).ok()?.qps.get_mut(&qp)?;
+        Some((owner, object))
+    }
+}
+
+fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
+    // With a shared receive queue, what is said of a queue of its own is of no account.
+    let own = if r.srq.is_some() { 1 } else { 2 };
+    for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
+    {
+        let most = limits.device.of(Kind::QueueDepth);
+        refuse::at_most(field, u64::from(depth), "limits.wr_depth", most)?;
+    }
+    let sges = [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)];
+    for (field, sges) in sges.into_iter().take(own) {
+        refuse::at_most(field, u64::from(sges), "limits.sge", limits.device.of(Kind::Sges))?;
+    }
+    let most = limits.device.of(Kind::InlineBytes);
+    refuse::at_most("max_inline", r.max_inline.into(), "limits.inline", most)
+}

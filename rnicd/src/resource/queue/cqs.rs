@@ -1,0 +1,94 @@
+//! Completion queues.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rnic_core::abi::control::{Refusal, ReplyBody};
+use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_core::device::Cq;
+use rnic_core::types::*;
+
+use super::{CqObject, Room};
+use crate::config::Limits;
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::ledger::Kind;
+use crate::resource::qp::Qp;
+use crate::resource::{Manager, find, refuse};
+
+impl Manager {
+    pub(in crate::resource) fn create_cq(
+        &mut self,
+        id: SessionId,
+        entries: u32,
+        channel: Option<ChannelId>,
+        context: u64,
+    ) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        check_entries(&self.config.limits, entries)?;
+        let notified = channel.map(|c| session.channel(c).map(|c| (c.sender.clone(), c.cqs.add())));
+        let notified = notified.transpose()?;
+        let shape = QueueShape::completion(entries);
+        let charge = session.account.charge(Kind::Cqs, 1)?;
+        let entries = session.account.charge(Kind::CqEntries, shape.capacity.into())?;
+        let doorbell = session.doorbells.allocate()?;
+        let Room { places: [place], made } = session.arenas.room([shape])?;
+        let handle = self.handles.cqs.allocate(id);
+        let cq = CqId(handle.number());
+        let queue = place.format(QueueKind::Completion, cq.0, &doorbell)?;
+        let shared = Arc::new(Cq::new(cq, id, context, queue));
+        let channel = channel.zip(notified).map(|(channel, (sender, used))| {
+            self.workers.register_cq(cq, id, &sender);
+            (channel, used)
+        });
+        let location = place.location();
+        let object = CqObject {
+            cq: shared,
+            channel,
+            place,
+            doorbell,
+            _handle: handle,
+            entries,
+            _charge: charge,
+        };
+        session.cqs.insert(cq, object);
+        let (new_arena, descriptors) = session.arenas.keep(made);
+        Outcome::with(ReplyBody::Cq { cq, queue: location, new_arena }, descriptors)
+    }
+
+    pub(in crate::resource) fn destroy_cq(&mut self, id: SessionId, cq: CqId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let users = session.cq(cq)?.cq.users.load(Relaxed);
+        if users > 0 {
+            return Err(refuse::in_use("CQ", cq.0, format!("{users} QPs")));
+        }
+        let Some(object) = session.cqs.remove(&cq) else { return Outcome::done() };
+        if let Some((channel, _)) = &object.channel
+            && let Some(channel) = session.channels.get(channel)
+        {
+            channel.sender.forget(cq);
+            self.workers.unregister_cq(cq);
+        }
+        Outcome::done()
+    }
+
+    /// A dead CQ takes its QPs with it, wherever they are.
+    pub(in crate::resource) fn cq_failed(&mut self, cq: CqId) {
+        let Some(id) = self.handles.cqs.owner(cq.0) else { return };
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        let uses = |qp: &Qp| qp.send_cq == cq || qp.recv_cq == cq;
+        let users: Vec<QpId> =
+            session.qps.iter().filter(|(_, qp)| uses(qp)).map(|(id, _)| *id).collect();
+        for qp in users {
+            // They exist: they were just listed.
+            let _ = self.qp_to_error(id, qp);
+        }
+    }
+}
+
+pub fn check_entries(limits: &Limits, entries: u32) -> Result<(), Refusal> {
+    if entries == 0 {
+        return Err(refuse::invalid("entries", "a CQ has at least one entry"));
+    }
+    let most = limits.device.of(Kind::EntriesOfCq);
+    refuse::at_most("entries", u64::from(entries), "limits.cq_entries", most)
+}

@@ -1,0 +1,169 @@
+//! Shared receive queues, and what becomes of messages without a receive.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use rnic_core::abi::control::{Event, Refusal, ReplyBody, SrqRequest, SrqRow};
+use rnic_core::abi::queue::{QueueKind, QueueShape};
+use rnic_core::device::Srq;
+use rnic_core::device::srq::SrqFault;
+use rnic_core::types::*;
+
+use super::{Room, SrqObject};
+use crate::resource::answer::{Answer, Outcome};
+use crate::resource::ledger::Kind;
+use crate::resource::{Manager, find, refuse};
+
+impl Manager {
+    pub(in crate::resource) fn create_srq(
+        &mut self,
+        id: SessionId,
+        request: &SrqRequest,
+    ) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let pd = session.pd(request.pd)?.srqs.add();
+        let SrqRequest { depth, max_sge, limit, context, .. } = *request;
+        if depth == 0 {
+            return Err(refuse::invalid("depth", "an SRQ has at least one entry"));
+        }
+        let limits = &self.config.limits.device;
+        refuse::at_most("depth", depth.into(), "limits.wr_depth", limits.of(Kind::QueueDepth))?;
+        refuse::at_most("max_sge", max_sge.into(), "limits.sge", limits.of(Kind::Sges))?;
+        let shape = QueueShape::receive(depth, max_sge);
+        check_limit(limit, shape.capacity)?;
+        let charge = session.account.charge(Kind::Srqs, 1)?;
+        let doorbell = session.doorbells.allocate()?;
+        let Room { places: [place], made } = session.arenas.room([shape])?;
+        let handle = self.handles.srqs.allocate(id);
+        let srq = SrqId(handle.number());
+        let queue = place.format(QueueKind::SharedReceive, srq.0, &doorbell)?;
+        let location = place.location();
+        let object = SrqObject {
+            srq: Arc::new(Srq::new(srq, id, context, limit, queue)),
+            pd: request.pd,
+            _pd: pd,
+            _place: (place, doorbell),
+            _handle: handle,
+            _charge: charge,
+        };
+        session.srqs.insert(srq, object);
+        let (new_arena, descriptors) = session.arenas.keep(made);
+        Outcome::with(ReplyBody::Srq { srq, queue: location, new_arena }, descriptors)
+    }
+
+    pub(in crate::resource) fn arm_srq(&mut self, id: SessionId, srq: SrqId, limit: u32) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let queue = session.srq(srq)?.srq.clone();
+        check_limit(limit, queue.capacity())?;
+        let fault = match queue.arm(limit) {
+            Ok(due) => {
+                if due {
+                    let context = queue.context.load(Relaxed);
+                    session.tell(&Event::SrqLimit { srq, context });
+                }
+                return Outcome::done();
+            }
+            Err(fault) => fault,
+        };
+        if queue.kill() {
+            let context = queue.context.load(Relaxed);
+            session.tell(&Event::SrqError { srq, context });
+            if let SrqFault::Scribbled(fault) = fault {
+                self.outbox.end(id, format!("shared receive queue {srq}: {fault}"));
+            }
+            self.srq_failed(srq);
+        }
+        Err(dead(srq))
+    }
+
+    pub(in crate::resource) fn query_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        Outcome::now(ReplyBody::SrqInfo(srq_row(session.srq(srq)?)))
+    }
+
+    pub(in crate::resource) fn destroy_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
+        let session = find(&mut self.sessions, id)?;
+        let users = session.srq(srq)?.srq.users.load(Relaxed);
+        if users > 0 {
+            return Err(refuse::in_use("SRQ", srq.0, format!("{users} QPs")));
+        }
+        session.srqs.remove(&srq);
+        Outcome::done()
+    }
+
+    /// A dead SRQ takes its QPs with it, wherever they are.
+    pub(in crate::resource) fn srq_failed(&mut self, srq: SrqId) {
+        let Some(id) = self.handles.srqs.owner(srq.0) else { return };
+        let Ok(session) = find(&mut self.sessions, id) else { return };
+        let users: Vec<QpId> =
+            session.qps.iter().filter(|(_, qp)| qp.srq == Some(srq)).map(|(id, _)| *id).collect();
+        for qp in users {
+            // They exist: they were just listed.
+            let _ = self.qp_to_error(id, qp);
+        }
+    }
+
+    /// How long a QP holds a message that finds no receive; `None` if it does not.
+    pub(in crate::resource) fn hold_for(
+        &self,
+        no_receive: NoReceive,
+    ) -> Result<Option<Duration>, Refusal> {
+        match no_receive {
+            NoReceive::Terminate => Ok(None),
+            NoReceive::Hold { deadline_ms: 0 } => Ok(Some(self.config.mpa.hold_deadline)),
+            NoReceive::Hold { deadline_ms } => {
+                let field = "no_receive.deadline_ms";
+                refuse::at_most(field, deadline_ms.into(), "one hour", LONGEST_HOLD_MS)?;
+                Ok(Some(Duration::from_millis(deadline_ms.into())))
+            }
+        }
+    }
+}
+
+/// The SRQ of a QP about to be made.
+pub fn srq_for_qp(object: &SrqObject, pd: PdId) -> Result<Arc<Srq>, Refusal> {
+    let srq = object.srq.id();
+    if object.pd != pd {
+        let why = format!("SRQ {srq} is of PD {}, the QP of PD {pd}", object.pd);
+        return Err(refuse::invalid("srq", why));
+    }
+    if object.srq.is_dead() {
+        return Err(dead(srq));
+    }
+    Ok(object.srq.clone())
+}
+
+pub fn srq_row(object: &SrqObject) -> SrqRow {
+    let SrqObject { srq, pd, .. } = object;
+    let usage = srq.usage();
+    SrqRow {
+        srq: srq.id(),
+        session: srq.session(),
+        pd: *pd,
+        capacity: srq.capacity(),
+        posted: usage.posted,
+        taken: usage.taken,
+        limit: usage.limit,
+        qps: srq.users.load(Relaxed),
+        held: usage.held,
+        unfair: usage.unfair,
+    }
+}
+
+/// A limit above the capacity could never be met.
+fn check_limit(limit: u32, capacity: u32) -> Result<(), Refusal> {
+    refuse::at_most("limit", limit.into(), "the capacity of the SRQ", capacity.into())
+}
+
+fn dead(srq: SrqId) -> Refusal {
+    Refusal::WrongState {
+        kind: "SRQ".to_owned(),
+        handle: srq.0,
+        state: "dead".to_owned(),
+        needs: "a ring that was not scribbled over".to_owned(),
+    }
+}
+
+/// What every deadline of the configuration is bounded by, too.
+const LONGEST_HOLD_MS: u64 = 3_600_000;

@@ -1,0 +1,227 @@
+//! Reasons of the control plane, and who may read which: refusals, failed connections and sessions
+//! that were ended leave *why* records in the log that the workers write to as well.
+//! Happenings that are worth a note stand beside them.
+
+use std::time::Instant;
+
+use rnic_core::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
+use rnic_core::device::why::{Kept, Whose, Why};
+use rnic_core::types::*;
+
+use super::notes::{MAX_TEXT, Note};
+use super::reader::before;
+use super::{Reader, Wall};
+use crate::clock;
+use crate::resource::answer::{Answer, Outcome, Refused};
+use crate::resource::listing::page::page_that_fits;
+use crate::resource::session::Client;
+use crate::resource::{Manager, find, refuse};
+
+/// What a request was about, for the record of its refusal.
+#[derive(Clone, Copy)]
+pub struct Asked {
+    verb: &'static str,
+    qp: Option<QpId>,
+    pd: Option<PdId>,
+    offset: Option<u64>,
+    length: Option<u64>,
+}
+
+impl Asked {
+    /// Looks at a request before it is carried out.
+    pub fn of(body: &RequestBody) -> Self {
+        use RequestBody as R;
+        let asked = Asked { verb: body.name(), qp: None, pd: None, offset: None, length: None };
+        match body {
+            R::ClosePd { pd } | R::AllocWindow { pd, .. } => Asked { pd: Some(*pd), ..asked },
+            R::CreateQp(request) => Asked { pd: Some(request.pd), ..asked },
+            R::CreateSrq(request) => Asked { pd: Some(request.pd), ..asked },
+            R::RegMr { pd, length, iova, .. } => {
+                let (offset, length) = (Some(*iova), Some(*length));
+                Asked { pd: Some(*pd), offset, length, ..asked }
+            }
+            R::AddSegment { length, .. } | R::ReserveSegment { length } => {
+                Asked { length: Some(*length), ..asked }
+            }
+            R::QpToError { qp }
+            | R::DestroyQp { qp }
+            | R::QueryQp { qp }
+            | R::Accept { qp, .. }
+            | R::Connect { qp, .. }
+            | R::Disconnect { qp, .. }
+            | R::ConnectOver { qp, .. }
+            | R::AdminDisconnect { qp } => Asked { qp: Some(*qp), ..asked },
+            _ => asked,
+        }
+    }
+}
+
+impl Manager {
+    /// Records a refusal.
+    pub(in crate::resource) fn refused(
+        &mut self,
+        session: SessionId,
+        asked: Asked,
+        refusal: Refusal,
+        now: Time,
+    ) -> Refused {
+        self.records.refusals += 1;
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.refusals += 1;
+            self.records.past.add_refusal(session.client.identity.uid);
+        }
+        let Asked { verb, qp, pd, offset, length } = asked;
+        let text = format!("{verb}: {refusal}");
+        let why = Why::new(session, WhyKind::Refused, rule_of(&refusal), text);
+        let why_id = self.records.why.record(now, Why { qp, pd, offset, length, ..why });
+        if let Refusal::Limit { .. } = refusal {
+            let text = format!("{verb}: {refusal} (why {why_id})");
+            self.note("limit_reached", Some(session), text);
+        }
+        tracing::debug!(%session, verb, why = why_id, %refusal, "refused");
+        Refused { refusal, why_id }
+    }
+
+    /// Records that a connection did not come about; the record's number.
+    pub(in crate::resource) fn connect_failed(
+        &mut self,
+        session: SessionId,
+        qp: QpId,
+        reason: &str,
+    ) -> u64 {
+        let rule = "RFC 5044 section 7.1: a connection is TCP and the MPA frames of both sides";
+        let pd = self.sessions.get(&session).and_then(|s| s.qps.get(&qp)).map(|qp| qp.pd);
+        let why = Why::new(session, WhyKind::Lost, rule, reason);
+        let why_id = self.records.why.record(clock::now(), Why { qp: Some(qp), pd, ..why });
+        let text = format!("QP {qp}: {reason} (why {why_id})");
+        self.note("connect_failed", Some(session), text);
+        why_id
+    }
+
+    /// Counts and records that a session is ended for misbehaviour; the record's number, 0 for a
+    /// client that had no session yet.
+    pub fn misbehaved(&mut self, session: Option<SessionId>, how: &str, now: Time) -> u64 {
+        self.records.misbehaved += 1;
+        let Some(session) = session else { return 0 };
+        let rule = "local contract: control messages and shared memory follow the ABI, or the \
+                    session ends";
+        let why_id = self.records.why.record(now, Why::new(session, WhyKind::Ended, rule, how));
+        let text = format!("session ended: {how} (why {why_id})");
+        self.note("session_ended", Some(session), text);
+        why_id
+    }
+
+    /// Notes a happening of this kind, concerning a session or the whole daemon. What one session
+    /// causes in great number is counted and mostly not kept.
+    pub fn note(&mut self, kind: &'static str, session: Option<SessionId>, mut text: String) {
+        self.records.notes.sequence += 1;
+        let mut owner = None;
+        if let Some(session) = session.and_then(|id| self.sessions.get_mut(&id)) {
+            owner = session.client.account();
+            match session.noted.count(Instant::now()) {
+                None => return,
+                Some(0) => {}
+                Some(more) => text += &format!(" ({more} more of this session were not kept)"),
+            }
+        }
+        if text.len() > MAX_TEXT {
+            let end = (0..=MAX_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            text.truncate(end);
+        }
+        let sequence = self.records.notes.sequence;
+        let record = EventRecord { sequence, time_ms: 0, session, kind: kind.to_owned(), text };
+        tracing::debug!(kind, session = session.map(|s| s.0), text = record.text, "noted");
+        let note = Note { time: clock::now(), owner, record };
+        self.records.notes.records.insert(sequence, owner, note);
+        if let Some(displaced) = self.records.notes.ring.push(owner, sequence) {
+            self.records.notes.records.remove(displaced);
+        }
+    }
+
+    /// Notes a session when it first asks for something: those that only look are not notable.
+    pub(in crate::resource) fn note_opening(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id)
+            && !std::mem::replace(&mut session.opening_noted, true)
+        {
+            let Client { pid, identity, command, .. } = &session.client;
+            let text = format!("{command} (pid {pid}, uid {})", identity.uid);
+            self.note("session_opened", Some(id), text);
+        }
+    }
+
+    /// Notes why a session ends whose beginning was noted.
+    pub fn note_end(&mut self, id: SessionId, why: &str) {
+        let Some(session) = self.sessions.get(&id).filter(|session| session.opening_noted) else {
+            return;
+        };
+        let Client { pid, identity, command, .. } = &session.client;
+        let text = format!("{command} (pid {pid}, uid {}): {why}", identity.uid);
+        self.note("session_ended", Some(id), text);
+    }
+
+    pub(in crate::resource) fn why(&mut self, id: SessionId, number: u64) -> Answer {
+        let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
+        let kept = self
+            .records
+            .why
+            .find(number)
+            .filter(|kept| reader.may_read(kept.owner, Some(kept.record.session)));
+        let Some(kept) = kept else {
+            let handle = u32::try_from(number).unwrap_or(u32::MAX);
+            return Err(refuse::no_such("why record", handle));
+        };
+        let rows = Rows::Whys(vec![told(&kept, Wall::now())]);
+        Outcome::now(ReplyBody::Rows { rows, total: 1, next: 0 })
+    }
+
+    pub(in crate::resource) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+        let whose = reader.whose();
+        // One more than a page shows, to know where the next one begins.
+        let newest = self.records.why.newest(whose, before(from), PAGE_ROWS + 1);
+        let wall = Wall::now();
+        let keyed = newest.iter().map(|kept| (kept.record.id + 1, kept));
+        let (rows, next) = page_that_fits(keyed, |kept| {
+            let readable = reader.may_read(kept.owner, Some(kept.record.session));
+            readable.then(|| told(kept, wall))
+        });
+        let total = u32::try_from(self.records.why.kept(whose)).unwrap_or(u32::MAX);
+        (Rows::Whys(rows), total, next)
+    }
+
+    pub(in crate::resource) fn list_events(&self, reader: Reader, from: u64) -> (Rows, u32, u64) {
+        let owner = match reader.whose() {
+            Whose::All => None,
+            Whose::Of(owner) => Some(owner),
+        };
+        let newest = self.records.notes.records.newest(owner, before(from));
+        let wall = Wall::now();
+        let keyed = newest.map(|note| (note.record.sequence + 1, note));
+        let (rows, next) = page_that_fits(keyed, |note| {
+            let readable = reader.may_read(note.owner, note.record.session);
+            let time_ms = wall.at(note.time);
+            readable.then(|| EventRecord { time_ms, ..note.record.clone() })
+        });
+        let total = u32::try_from(self.records.notes.records.len(owner)).unwrap_or(u32::MAX);
+        (Rows::Events(rows), total, next)
+    }
+}
+
+fn told(kept: &Kept, wall: Wall) -> WhyRecord {
+    WhyRecord { time_ms: wall.at(kept.time), ..kept.record.clone() }
+}
+
+/// What decided.
+fn rule_of(refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::Limit { key, .. } | Refusal::AboveMaximum { key, .. } => key.clone(),
+        Refusal::NotAllowed { rule, .. } => rule.clone(),
+        Refusal::Invalid { field, .. } => format!("field {field} of the request"),
+        Refusal::NoSuchObject { .. } => "handles name objects of one's own session".to_owned(),
+        Refusal::InUse { .. } => "objects are kept as long as others use them".to_owned(),
+        Refusal::WrongState { kind, needs, .. } => format!("state of the {kind}: {needs}"),
+        Refusal::Unsupported { .. } => "abilities of this daemon".to_owned(),
+        Refusal::System { what, .. } => format!("operating system: {what}"),
+        Refusal::Malformed { .. } => "layout of control messages".to_owned(),
+        Refusal::Draining => "rnicctl drain".to_owned(),
+    }
+}

@@ -1,0 +1,140 @@
+//! The beginning of a session: what every one has, made in one go or not at all.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rnic_core::abi::ABI_VERSION;
+use rnic_core::abi::control::{Features, HelloReply, HelloStatus, Refusal};
+use rnic_core::shm::doorbell::DoorbellScanner;
+use rnic_core::types::*;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{Client, Session};
+use crate::config::Loopback;
+use crate::events::EventSender;
+use crate::privilege::Peer;
+use crate::resource::Manager;
+use crate::resource::ledger::{Account, Charge, Kind};
+use crate::resource::policy::Identity;
+use crate::resource::queue::Arenas;
+
+/// What a new session is told.
+pub struct SessionOpened {
+    /// The packet.
+    pub reply: HelloReply,
+    /// Descriptors that go with it.
+    pub descriptors: Vec<OwnedFd>,
+    /// Its event channel, to be flushed when the client has read.
+    pub events: Arc<EventSender>,
+}
+
+impl Manager {
+    /// Starts a session for a client.
+    pub fn open_session(&mut self, peer: &Peer) -> Result<(SessionId, SessionOpened), HelloStatus> {
+        let foreign = self.network.is_none() || peer.network != self.network;
+        let identity = Identity { uid: peer.uid, gids: peer.groups.clone(), foreign };
+        let rights = self.policy.rights(&identity);
+        // Administrators come in all the same: somebody must be able to end it.
+        if self.draining && !rights.admin {
+            return Err(HelloStatus::Draining);
+        }
+        let account = self.ledger.open(rights.clone());
+        let (charge, arena) = charge_session(&account, self.capacity.workers)?;
+        let handle = self.handles.sessions.allocate(SessionId(0));
+        let id = SessionId(handle.number());
+        match self.prepare_session(id, &account, arena) {
+            Ok((arenas, welcome)) => {
+                let client = Client {
+                    pid: peer.pid,
+                    identity,
+                    command: peer.command.clone(),
+                    admin: rights.admin,
+                    trusted: rights.trusted,
+                    known: rights.known,
+                    own: rights.own,
+                    sockets: rights.sockets,
+                };
+                let quota = self.capacity.quota(&rights);
+                self.cm.set_quota(id, quota);
+                let events = welcome.events.clone();
+                self.records.open(
+                    id,
+                    client.account(),
+                    rights.session_count(Kind::WhyRecords) as usize,
+                );
+                let session = Session::new(id, client, account, arenas, events, (handle, charge));
+                self.sessions.insert(id, session);
+                Ok((id, welcome))
+            }
+            Err(error) => {
+                if let Some(suppressed) = self.said.count("no session", Instant::now()) {
+                    let pid = peer.pid;
+                    tracing::warn!(%error, pid, suppressed, "no resources for another session");
+                }
+                Err(HelloStatus::Resources)
+            }
+        }
+    }
+
+    fn prepare_session(
+        &mut self,
+        id: SessionId,
+        account: &Arc<Account>,
+        arena: Charge,
+    ) -> io::Result<(Arenas, SessionOpened)> {
+        let workers = self.capacity.workers;
+        let features =
+            if self.is_direct() { Features::DIRECT_PATH } else { Features::empty() }.bits();
+        let (arenas, arena) = Arenas::open(id, account, arena, workers, self.generation, features)?;
+        let first = arenas.first().ok_or(io::ErrorKind::NotFound)?.clone();
+        let (events, channel) =
+            EventSender::pair(self.config.limits.device.count(Kind::Events) as usize)?;
+        let events = Arc::new(events);
+        let mut descriptors = vec![arena, channel];
+        let (mut scanners, mut eventfds) = (Vec::new(), Vec::new());
+        for worker in 0..workers {
+            let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            eventfds.push(bell.as_fd().try_clone_to_owned()?);
+            descriptors.push(bell);
+            let scanner = DoorbellScanner::new(first.clone(), worker);
+            scanners.push(scanner.map_err(io::Error::other)?);
+        }
+        let user = UserId(account.rights().uid);
+        self.workers.attach_session(id, user, scanners, eventfds, &events);
+        let reply = HelloReply {
+            status: HelloStatus::Ok as u32,
+            version: ABI_VERSION,
+            // Configuration bounds workers to 64 and the first arena to well below 4 GiB.
+            workers: workers as u16,
+            session: id,
+            arena_len: first.len() as u32,
+            features,
+        };
+        Ok((arenas, SessionOpened { reply, descriptors, events }))
+    }
+
+    fn is_direct(&self) -> bool {
+        self.config.engine.loopback == Loopback::Direct
+    }
+}
+
+/// Charges what every session has, itself and its first arena. Those that are being taken down still
+/// count: they hold memory and descriptors.
+fn charge_session(account: &Arc<Account>, workers: u32) -> Result<(Charge, Charge), HelloStatus> {
+    let rights = account.rights();
+    let refused = |refusal: Refusal| {
+        tracing::debug!(user = rights.uid, %refusal, "no session");
+        match refusal {
+            Refusal::Limit { key, .. } if key == "limits.sessions" => HelloStatus::SessionLimit,
+            Refusal::Limit { key, .. } if key == rights.user_key(Kind::Sessions) => {
+                HelloStatus::UserSessions
+            }
+            _ => HelloStatus::Resources,
+        }
+    };
+    let charge = account.charge(Kind::Sessions, 1).map_err(refused)?;
+    let arena = Arenas::first_length(workers) as u64;
+    Ok((charge, account.charge(Kind::ArenaBytes, arena).map_err(refused)?))
+}

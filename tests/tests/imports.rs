@@ -1,0 +1,346 @@
+//! Who may know whom: the tables of `docs/architecture.md`, held against the sources.
+//!
+//! Tests, and what comes after the first `mod tests` of a file, may import what they like.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The file with the tables.
+const TABLES: &str = "docs/architecture.md";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The rows of the table with this heading: for each the quoted words of each cell.
+fn table(heading: &str) -> Vec<Vec<Vec<String>>> {
+    let text = read(&root().join(TABLES));
+    let mut lines = text.lines().skip_while(|line| *line != heading);
+    assert!(lines.next().is_some(), "{TABLES} has no table {heading:?}");
+    let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    let rows = lines.skip(1).take_while(|line| line.starts_with('|'));
+    rows.map(|row| row.trim_matches('|').split('|').map(words).collect()).collect()
+}
+
+/// The sources of a part, which is a folder or a file without its ending, by path from the top of the
+/// repository; without tests.
+fn sources(part: &str) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let file = root().join(format!("{part}.rs"));
+    if file.exists() {
+        add(&file, &mut found);
+    }
+    if root().join(part).is_dir() {
+        walk(&root().join(part), &mut found);
+    }
+    found
+}
+
+fn walk(dir: &Path, found: &mut BTreeMap<PathBuf, String>) {
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    let files = entries.iter().filter(|path| path.extension().is_some_and(|e| e == "rs"));
+    let hidden: BTreeSet<String> = files.flat_map(|path| test_modules(&read(path))).collect();
+    for path in entries {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        match path.is_dir() {
+            _ if hidden.contains(&name) => {}
+            true => walk(&path, found),
+            false => add(&path, found),
+        }
+    }
+}
+
+fn add(path: &Path, found: &mut BTreeMap<PathBuf, String>) {
+    if path.extension().is_some_and(|e| e == "rs") {
+        let short = path.strip_prefix(root()).unwrap_or(path).to_owned();
+        found.insert(short, production(&read(path)));
+    }
+}
+
+/// Modules in files of their own that are there for tests and models only.
+fn test_modules(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let of_tests = |attribute: &str| {
+        attribute.starts_with("#[cfg(")
+            && (attribute.contains("test") || attribute.contains("loom"))
+    };
+    let module = |pair: &[&str]| {
+        let name = pair[1].trim_start_matches("pub(crate) ").strip_prefix("mod ")?;
+        (of_tests(pair[0])).then(|| name.strip_suffix(';').map(str::to_owned)).flatten()
+    };
+    lines.windows(2).filter_map(module).collect()
+}
+
+/// What is compiled for the programs, without comments.
+fn production(text: &str) -> String {
+    let text = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    code.collect::<Vec<_>>().join("\n")
+}
+
+/// The paths that a source names after `start`, an opening brace spelled out: `a::{b, c::d}` is `a::b`
+/// and `a::c::d`.
+fn paths(text: &str, start: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices(start) {
+        let before = text[..at].chars().next_back();
+        if !before.is_some_and(|c| c.is_ascii_alphanumeric() || "_:".contains(c)) {
+            spell_out(&text[at + start.len()..], "", &mut found);
+        }
+    }
+    found
+}
+
+fn spell_out(text: &str, prefix: &str, found: &mut BTreeSet<String>) {
+    if let Some(inner) = text.strip_prefix('{') {
+        let mut depth = 0;
+        let mut from = 0;
+        for (at, c) in inner.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth > 0 => depth -= 1,
+                ',' | '}' if depth == 0 => {
+                    spell_out(inner[from..at].trim(), prefix, found);
+                    from = at + 1;
+                    if c == '}' {
+                        return;
+                    }
+                }
+                _ => {}
+            }
+        }
+        return;
+    }
+    let end = text.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(text.len());
+    let (name, rest) = text.split_at(end);
+    let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}::{name}") };
+    match rest.strip_prefix("::") {
+        Some(rest) => spell_out(rest, &path, found),
+        None if !name.is_empty() => drop(found.insert(path)),
+        None => {}
+    }
+}
+
+fn first(path: &str) -> String {
+    path.split("::").next().unwrap_or_default().to_owned()
+}
+
+/// The crate a part is of: its folder.
+fn crate_of(part: &str) -> &str {
+    part.split("/src").next().unwrap_or(part)
+}
+
+/// The modules of its own crate, and the crates of this repository (with their modules), that a part
+/// imports.
+fn imports(part: &str) -> BTreeSet<String> {
+    let own = part.rsplit('/').next().unwrap_or_default();
+    let mut all = BTreeSet::new();
+    for text in sources(part).values() {
+        all.extend(paths(text, "crate::").iter().map(|path| first(path)));
+        for other in ["rnic_core", "rnic_client", "rnicd"] {
+            let modules = paths(text, &format!("{other}::"));
+            all.extend(modules.iter().map(|path| format!("{other}::{}", first(path))));
+        }
+    }
+    all.remove(own);
+    all
+}
+
+#[test]
+fn every_part_imports_what_its_row_says() {
+    let rows = table("| part | imports of its own crate |");
+    let mut wrong = Vec::new();
+    let mut parts = BTreeSet::new();
+    for row in &rows {
+        let allowed: BTreeSet<String> = row[1].iter().cloned().collect();
+        for part in &row[0] {
+            parts.insert(part.clone());
+            assert!(!sources(part).is_empty(), "{part} has no sources");
+            let imports = imports(part).into_iter().filter(|path| !path.contains("::"));
+            let imports: BTreeSet<String> = imports.collect();
+            for path in imports.difference(&allowed) {
+                wrong.push(format!("{part} imports {path}, which its row does not name"));
+            }
+            for path in allowed.difference(&imports) {
+                wrong.push(format!("{part} does not import {path}, which its row names"));
+            }
+        }
+    }
+    // Every module has a row.
+    for src in ["rnic-core/src", "rnicd/src"] {
+        for path in sources(src).keys() {
+            let path = path.strip_prefix(src).unwrap().components().next().unwrap();
+            let path = Path::new(path.as_os_str()).with_extension("");
+            let part = format!("{src}/{}", path.display());
+            let entry = ["lib", "main", "bin"].contains(&path.to_string_lossy().as_ref());
+            if !entry && parts.insert(part.clone()) {
+                wrong.push(format!("{part} has no row"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{TABLES}:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn crates_import_of_others_what_their_row_says() {
+    let mut wrong = Vec::new();
+    for row in table("| crate | imports of other crates |") {
+        for part in &row[0] {
+            let imports = imports(part).into_iter().filter(|path| path.contains("::"));
+            let own = format!("{}::", crate_of(part).replace('-', "_"));
+            for path in imports.filter(|path| !path.starts_with(&own)) {
+                let allowed = |of: &String| *of == path || path.starts_with(&format!("{of}::"));
+                if !row[1].iter().any(allowed) {
+                    wrong.push(format!("{part} imports {path}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{TABLES}:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn parts_do_without_what_they_must_not_know() {
+    let mut wrong = Vec::new();
+    for row in table("| part | does without | but for |") {
+        for part in &row[0] {
+            for (path, text) in sources(part) {
+                let excepted = |except: &String| path.starts_with(except);
+                for word in row[1].iter().filter(|_| !row[2].iter().any(excepted)) {
+                    if names(&text, word) {
+                        wrong.push(format!("{} names {word}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{TABLES}:\n{}", wrong.join("\n"));
+}
+
+/// Whether a source names a word or a path, as it stands or with braces in it.
+fn names(text: &str, word: &str) -> bool {
+    let part_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let whole = text.match_indices(word).any(|(at, _)| {
+        let (before, after) =
+            (text[..at].chars().next_back(), text[at + word.len()..].chars().next());
+        !before.is_some_and(part_of_a_name) && !after.is_some_and(part_of_a_name)
+    });
+    let spelled_out = word.split_once("::").is_some_and(|(start, rest)| {
+        let within = |path: &String| path == rest || path.starts_with(&format!("{rest}::"));
+        paths(text, &format!("{start}::")).iter().any(within)
+    });
+    whole || spelled_out
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    for row in table("| folder without circles |") {
+        for folder in &row[0] {
+            let circle = circle(folder);
+            assert!(circle.is_empty(), "{folder}: {}", circle.join(" -> "));
+        }
+    }
+}
+
+/// A circle of files in a folder, if there is one.
+fn circle(folder: &str) -> Vec<String> {
+    let files = sources(folder);
+    let src = format!("{}/src", crate_of(folder));
+    let modules: BTreeMap<String, String> = files
+        .iter()
+        .map(|(path, text)| (module_of(path.strip_prefix(&src).unwrap()), text.clone()))
+        .collect();
+    let arrows: BTreeMap<&String, BTreeSet<String>> =
+        modules.iter().map(|(module, text)| (module, targets(module, text, &modules))).collect();
+    // Whatever imports nothing that is left is in no circle.
+    let mut left: BTreeSet<&String> = modules.keys().collect();
+    loop {
+        let free: Vec<&String> = left
+            .iter()
+            .copied()
+            .filter(|module| !arrows[module].iter().any(|to| left.contains(to)))
+            .collect();
+        if free.is_empty() {
+            break;
+        }
+        left.retain(|module| !free.contains(module));
+    }
+    let Some(start) = left.first() else { return Vec::new() };
+    let mut way = vec![(*start).clone()];
+    loop {
+        let next = arrows[way.last().unwrap()].iter().find(|to| left.contains(to)).unwrap().clone();
+        let again = way.iter().position(|module| *module == next);
+        way.push(next);
+        if let Some(again) = again {
+            return way.split_off(again);
+        }
+    }
+}
+
+/// `a::b` for `a/b.rs` and `a/b/mod.rs`.
+fn module_of(path: &Path) -> String {
+    let path = path.with_extension("");
+    let names: Vec<_> = path.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    names.into_iter().filter(|name| name != "mod").collect::<Vec<_>>().join("::")
+}
+
+/// The modules in which that stands which a module imports.
+fn targets(module: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet<String> {
+    // What is only handed on is nothing this file needs.
+    let without_reexports: String = text
+        .split_inclusive(';')
+        .filter(|part| !part.trim_start().starts_with("pub use"))
+        .collect();
+    let mut found: Vec<String> = paths(&without_reexports, "crate::").into_iter().collect();
+    let mut above = module;
+    let mut start = "super::".to_owned();
+    while let Some((parent, _)) = above.rsplit_once("::") {
+        let named = paths(&without_reexports, &start);
+        found.extend(named.iter().map(|path| format!("{parent}::{path}")));
+        above = parent;
+        start.push_str("super::");
+    }
+    let children = all.keys().filter_map(|other| other.strip_prefix(&format!("{module}::")));
+    for child in children.filter(|child| !child.contains("::")) {
+        let named = paths(&without_reexports, &format!("{child}::"));
+        found.extend(named.iter().map(|path| format!("{module}::{child}::{path}")));
+    }
+    let resolved = found.iter().filter_map(|path| resolve(path, all));
+    resolved.filter(|to| to != module).collect()
+}
+
+/// The module in which a path's last name stands, through what modules hand on.
+fn resolve(path: &str, all: &BTreeMap<String, String>) -> Option<String> {
+    if all.contains_key(path) {
+        return Some(path.to_owned());
+    }
+    let (module, name) = path.rsplit_once("::")?;
+    let Some(text) = all.get(module) else { return resolve(module, all) };
+    for handed_on in text.split(';').filter_map(|part| part.trim_start().strip_prefix("pub use ")) {
+        let mut named = BTreeSet::new();
+        spell_out(handed_on, "", &mut named);
+        if let Some(from) = named.iter().find(|from| from.rsplit("::").next() == Some(name)) {
+            return resolve(&format!("{module}::{from}"), all);
+        }
+    }
+    Some(module.to_owned())
+}
+
+#[test]
+fn paths_are_spelled_out_and_comments_and_tests_left_out() {
+    let text = "use crate::a::{b, c::{self, d}};\nuse crate::e; // crate::f\nlet x = crate::g::h();\n\
+                #[cfg(test)]\nmod tests {\n    use crate::i;\n}\n";
+    let found: Vec<String> = paths(&production(text), "crate::").into_iter().collect();
+    assert_eq!(found, ["a::b", "a::c::d", "a::c::self", "e", "g::h"]);
+    assert!(
+        names(text, "crate::e") && !names(text, "crate::b") && names("a::Foo::now();", "Foo::now")
+    );
+    assert!(names("use std::{fs, io};", "std::fs") && !names("use std::fsx;", "std::fs"));
+    assert_eq!(test_modules("#[cfg(test)]\nmod golden;\nmod real;\n"), ["golden"]);
+}
