@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rnic_core::shm::wait::{Step, WaitPolicy, Waiter, cpus};
-use rnic_core::types::Time;
-
 use super::error::PerfError;
+use super::machine::cpus;
 use super::spec::Wait;
 use crate::{Arm, Completion, CompletionChannel, Context, Cq, Mr};
 
@@ -96,19 +94,19 @@ fn look<T>(
     cpus: usize,
     mut find: impl FnMut() -> Result<Option<T>, PerfError>,
 ) -> Result<T, PerfError> {
-    let policy = WaitPolicy { yield_for: PATIENCE, ..WaitPolicy::default() };
-    let mut waiter = Waiter::new(cpus, policy);
+    let mut spins = if cpus > LOOKERS { SPINS } else { 0 };
     let start = Instant::now();
     loop {
         if let Some(found) = find()? {
             return Ok(found);
         }
-        match waiter.step(Time(0).after(start.elapsed())) {
-            Step::Spin => std::hint::spin_loop(),
-            Step::Yield => std::thread::yield_now(),
-            // Nothing would wake it: where others want the CPU, it yields all the same.
-            Step::Sleep if start.elapsed() < PATIENCE => std::thread::yield_now(),
-            Step::Sleep => return Err(stuck("message")),
+        if spins > 0 {
+            spins -= 1;
+            std::hint::spin_loop();
+        } else if start.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        } else {
+            return Err(stuck("message"));
         }
     }
 }
@@ -117,6 +115,11 @@ fn stuck(what: &'static str) -> PerfError {
     PerfError::Stuck { what, seconds: PATIENCE.as_secs() }
 }
 
+/// Looks in a row before the first yield, as many as in `Cq::wait`.
+const SPINS: u32 = 100;
+/// The two ends and a worker look for work: on no more CPUs than these, a spin only keeps one of them
+/// from running.
+const LOOKERS: usize = 3;
 /// Completions taken at once.
 const TAKE: usize = 64;
 /// How long nothing may happen.

@@ -3,7 +3,6 @@
 use std::fs;
 use std::time::Duration;
 
-use rnic_core::shm::wait::cpus;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
@@ -39,6 +38,11 @@ impl Machine {
             busy,
         }
     }
+}
+
+/// CPUs that this thread may run on, at least 1.
+pub fn cpus() -> usize {
+    sched_getaffinity(None).map_or(1, |set| set.count().max(1) as usize)
 }
 
 /// Bytes of anonymous memory that a process has, its own alone (`smaps_rollup` of `proc(5)`).
