@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rnic_client::programs::tour;
 use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, Error, ListKind, QpOptions, SrqOptions,
 };
@@ -17,6 +16,7 @@ use rnic_tests::{
     DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, over, raw,
     traffic,
 };
+use rnic_tools::tour;
 
 #[derive(Parser)]
 struct Args {

@@ -30,7 +30,7 @@ const MUTATIONS: &str = "mutations.toml";
 const PROMISES: &str = "promises";
 
 /// Packages whose tests may cite.
-const PACKAGES: [&str; 4] = ["rnic-core", "rnic-client", "rnicd", "tests"];
+const PACKAGES: [&str; 5] = ["rnic-core", "rnic-client", "rnic-tools", "rnicd", "tests"];
 
 /// Everything that is known of the requirements.
 #[derive(Debug)]
