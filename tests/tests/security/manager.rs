@@ -9,7 +9,7 @@ use rnic_client::{
 use rnic_core::abi::control::{MrSource, ObjectRef, Refusal, ReplyBody, RequestBody};
 use rnic_core::types::{ListenerId, PdId, SegmentId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
 
 use crate::pair::*;
 
@@ -21,10 +21,10 @@ use crate::pair::*;
 //= DDP-8.3.2-1
 #[test]
 fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manager_touches_others() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let pair = Pair::new(&daemon);
     let ends = pair.connected();
-    let region = pair.holder.region(READ_WRITE);
+    let region = page(&pair.holder, READ_WRITE);
     let mut stranger = Raw::open(daemon.socket()).unwrap();
     let (pd, cq) = (raw_pd(&mut stranger), raw_cq(&mut stranger));
     let qp = ends.0.id();
@@ -142,24 +142,24 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
 #[test]
 fn rdmap_8_1_2_3_ddp_8_3_2_3_sessions_are_not_assumed_to_trust_each_other() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
-        let region = pair.holder.region(READ_WRITE);
+        let region = page(&pair.holder, READ_WRITE);
         // The same user, the same program: the visitor may still not use the holder's memory as
         // its own ...
         let ends = pair.connected();
         let theft = [region.sge(0, 64)];
         pair.visitor.drain();
         ends.1.post_send(&[SendRequest::send(1, &theft)]).unwrap();
-        assert_eq!(pair.visitor.one().status, CompletionStatus::LocalProtection, "{path}");
+        assert_eq!(pair.visitor.completion().status, CompletionStatus::LocalProtection, "{path}");
         // ... nor through a connection with itself.
         let own = (pair.visitor.qp(), pair.visitor.qp());
-        pair.visitor.join(&own.0, &own.1);
+        pair.visitor.join(&own.1, &own.0);
         pair.visitor.drain();
-        let sink = pair.visitor.region(Access::LOCAL_WRITE);
+        let sink = page(&pair.visitor, Access::LOCAL_WRITE);
         let read = SendRequest::read(2, sink.sge(0, 64), region.remote().at(0));
         own.1.post_send(&[read]).unwrap();
-        assert_eq!(pair.visitor.one().status, CompletionStatus::RemoteAccess, "{path}");
+        assert_eq!(pair.visitor.completion().status, CompletionStatus::RemoteAccess, "{path}");
         assert_eq!(terminated(&own.0), [0, 1, 3], "{path}");
         assert!(is_untouched(&sink), "{path}");
     }
@@ -170,7 +170,7 @@ fn rdmap_8_1_2_3_ddp_8_3_2_3_sessions_are_not_assumed_to_trust_each_other() {
 //= DDP-8.3.2-4
 #[test]
 fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     // A descriptor that may only read is no proof of a right to write.
     let mut raw = Raw::open(daemon.socket()).unwrap();
     let memory = memfd(4096);
@@ -219,13 +219,13 @@ fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
     assert!((100..256).contains(&granted), "{granted} queues of 4 KiB in 1 MiB");
     // Requests hold their entry before they are taken: in a queue that is too small for what is
     // posted they wait, and none is lost.
-    let other = self::daemon("direct");
+    let other = Daemon::start(binaries!(), &engine(2, "direct"));
     let pair = Pair::new(&other);
     let small = pair.visitor.context.create_cq(4, None).unwrap();
     let sender = pair.visitor.pd.create_qp(&QpOptions::new(&small)).unwrap();
     let holder = pair.holder.qp();
-    pair.holder.join(&holder, &sender);
-    let region = pair.holder.region(READ_WRITE);
+    pair.holder.join(&sender, &holder);
+    let region = page(&pair.holder, READ_WRITE);
     let write = SendRequest::write_inline(1, b"bytes", region.remote().at(0)).signaled();
     sender.post_send(&[write; 16]).unwrap();
     for n in 0..16 {
@@ -250,13 +250,13 @@ fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
         // One stream has its queue full of large reads for as long as this takes.
         let large = SendRequest::read(7, sink.sge(0, 8 << 20), big.remote().at(0)).signaled();
         greedy.1.post_send(&[large; 32]).unwrap();
-        let small = pair.visitor.region(Access::LOCAL_WRITE);
-        let other = pair.holder.region(READ_WRITE);
+        let small = page(&pair.visitor, Access::LOCAL_WRITE);
+        let other = page(&pair.holder, READ_WRITE);
         let read = SendRequest::read(8, small.sge(0, 8), other.remote().at(0)).signaled();
         let (mut large_done, mut small_done) = (0, 0);
         modest.1.post_send(&[read]).unwrap();
         while small_done < 5 {
-            match pair.visitor.one().ok().unwrap().wr_id {
+            match pair.visitor.completion().ok().unwrap().wr_id {
                 7 => large_done += 1,
                 _ => {
                     small_done += 1;
@@ -273,7 +273,7 @@ fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
 //= DDP-8.2-3
 #[test]
 fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let mut raw = Raw::open(daemon.socket()).unwrap();
     let memory = memfd(4096);
     let segment = raw_segment(&mut raw, memory.as_fd(), 4096);
@@ -331,21 +331,21 @@ fn rdmap_8_1_2_6_ddp_8_3_2_5_nobody_gets_more_than_a_fair_share() {
 #[test]
 fn rdmap_8_1_2_8_ddp_8_3_2_5a_a_peer_that_takes_more_than_its_share_of_receives_is_detected() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let options = SrqOptions { depth: 64, ..SrqOptions::default() };
         let srq = pair.holder.pd.create_srq(&options).unwrap();
         let qp = || {
             let options = QpOptions { srq: Some(&srq), ..QpOptions::new(&pair.holder.cq) };
             let ends = (pair.holder.pd.create_qp(&options).unwrap(), pair.visitor.qp());
-            pair.holder.join(&ends.0, &ends.1);
+            pair.holder.join(&ends.1, &ends.0);
             ends
         };
         let (modest, greedy) = (qp(), qp());
         let send = |from: &rnic_client::Qp| {
             srq.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
             from.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
-            pair.holder.one().ok().unwrap();
+            pair.holder.completion().ok().unwrap();
         };
         // As long as both take their turns nobody is named.
         for _ in 0..64 {
