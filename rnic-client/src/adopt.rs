@@ -24,7 +24,7 @@ use crate::session::{Session, unexpected};
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct SocketError {
-    /// Why.
+    /// What kept the connection from coming about.
     #[source]
     pub error: Error,
     /// The socket, as it was after the last byte of the negotiation: there if the peer rejected

@@ -7,7 +7,7 @@ use rnic_core::abi::control::{DisconnectReason, Event, MAX_PRIVATE_DATA, Request
 use rnic_core::types::AddressPair;
 
 use crate::error::Error;
-use crate::events::{Ending, Kind, Subject, concerns_end, settles_connection};
+use crate::events::{Ending, EventFilter, Subject, concerns_end, settles_connection};
 use crate::inbox::deadline;
 use crate::qp::Qp;
 use crate::session::Session;
@@ -173,11 +173,11 @@ pub(crate) fn outcome(decision: Event) -> Result<Connected, Error> {
 pub(crate) struct Claim<'a> {
     session: &'a Session,
     subject: Subject,
-    kind: Kind,
+    kind: EventFilter,
 }
 
 impl<'a> Claim<'a> {
-    pub(crate) fn new(session: &'a Session, subject: Subject, kind: Kind) -> Self {
+    pub(crate) fn new(session: &'a Session, subject: Subject, kind: EventFilter) -> Self {
         session.events.with(|events| events.claim(subject, kind));
         Claim { session, subject, kind }
     }

@@ -202,8 +202,8 @@ impl Qp {
         }
         // Awaited before the daemon sees it, so that its completion finds it.
         let key = number.wr_id();
-        let (flight, posted) = request.lease.lend(number, wr_id, self.id);
-        self.cqs[0].inner.await_landing(key, flight);
+        let (pending, posted) = request.lease.lend(number, wr_id, self.id);
+        self.cqs[0].inner.await_lease(key, pending);
         sq.producer.publish();
         drop(sq);
         // A worker that does not exist is found out by whoever waits.
@@ -226,8 +226,8 @@ impl Qp {
         let element = slot.as_ref().map(|(lease, _)| lease.element());
         let pushed = rq.post_one(self.session(), key, element.as_slice(), || {
             if let Some((lease, number)) = slot.take() {
-                let (flight, ticket) = lease.lend(number, wr_id, self.id);
-                self.cqs[1].inner.await_landing(key, flight);
+                let (pending, ticket) = lease.lend(number, wr_id, self.id);
+                self.cqs[1].inner.await_lease(key, pending);
                 posted = Some(ticket);
             }
         });

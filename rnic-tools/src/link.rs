@@ -52,7 +52,7 @@ pub enum LinkError {
     NotConnected {
         /// The peer.
         peer: SocketAddr,
-        /// Why.
+        /// What kept the connection from coming about.
         source: Error,
     },
     /// The peer does not want the connection.

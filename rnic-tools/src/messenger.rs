@@ -17,7 +17,7 @@ use crate::link::LinkError;
 
 /// What a messenger is made for.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct MessengerOptions {
     /// Longest message in bytes, either way.
     pub(crate) length: u32,
     /// Messages that may arrive before the first of them is taken.
@@ -34,7 +34,7 @@ pub(crate) struct Messenger {
     cq: Cq,
     /// Places for receives, then places for sends, each `stride` bytes.
     region: Mr,
-    shape: Shape,
+    shape: MessengerOptions,
     stride: u64,
     peer: SocketAddr,
     patience: Duration,
@@ -49,7 +49,7 @@ pub(crate) struct Messenger {
 }
 
 /// What `next` hands out.
-pub(crate) enum Happening<'a> {
+pub(crate) enum MessengerEvent<'a> {
     /// A message of the peer.
     Message(&'a [u8]),
     /// One of the other requests is done.
@@ -66,11 +66,11 @@ impl Messenger {
     pub(crate) fn new(
         context: &Context,
         pd: &Pd,
-        shape: Shape,
+        shape: MessengerOptions,
         peer: SocketAddr,
         patience: Duration,
     ) -> Result<Self, LinkError> {
-        let Shape { length, receives, sends, others } = shape;
+        let MessengerOptions { length, receives, sends, others } = shape;
         let cq = context.create_cq(receives + sends + others, None)?;
         let mut options = QpOptions::new(&cq);
         options.sq_depth = sends + others;
@@ -144,16 +144,16 @@ impl Messenger {
 
     /// Waits for the next message or completion, and posts the receive again before it hands a
     /// message out. Whatever arrived before a failure comes before the failure.
-    pub(crate) fn next(&mut self) -> Result<Happening<'_>, LinkError> {
+    pub(crate) fn next(&mut self) -> Result<MessengerEvent<'_>, LinkError> {
         loop {
             match self.arrived.pop_front() {
-                Some(Arrived::Done(wr_id)) => return Ok(Happening::Done(wr_id)),
+                Some(Arrived::Done(wr_id)) => return Ok(MessengerEvent::Done(wr_id)),
                 Some(Arrived::Message { place, length }) => {
                     self.message.resize(length as usize, 0);
                     self.region.read_at(self.at(place), &mut self.message)?;
                     // After a failure receives are flushed at once, which harms nobody.
                     self.post_receive(place)?;
-                    return Ok(Happening::Message(&self.message));
+                    return Ok(MessengerEvent::Message(&self.message));
                 }
                 None => {}
             }

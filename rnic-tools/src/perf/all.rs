@@ -12,7 +12,7 @@ use super::daemon::{Daemon, Setup};
 use super::error::PerfError;
 use super::machine::{anonymous_memory, cpu_use, tick};
 use super::peer::{Peer, open};
-use super::report::{Figure, Goal, Kind, Outcome, Row};
+use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::spec::{Flow, Op, Spec, Wait};
 
 /// How to measure.
@@ -49,7 +49,7 @@ pub fn all(
                     rows.push(measure(options, &site, setup, kind, &spec, &words));
                 }
             }
-            Err(e) => rows.push(failed("Everything", Kind::Bw, &words, &e)),
+            Err(e) => rows.push(failed("Everything", Measure::Bw, &words, &e)),
         }
     }
     for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
@@ -59,7 +59,7 @@ pub fn all(
             Ok(more) => rows.extend(more),
             Err(e) => {
                 let title = format!("RDMA Write 8 B, {} QPs per daemon", options.qps);
-                rows.push(failed(&title, Kind::Cost, &words, &e));
+                rows.push(failed(&title, Measure::Cost, &words, &e));
             }
         }
     }
@@ -67,10 +67,10 @@ pub fn all(
 }
 
 /// What is measured with daemons of one kind.
-fn measurements(setup: Setup) -> Vec<(Kind, Spec)> {
-    let bulk = |op| (Kind::Bw, Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20));
-    let ball = |wait| (Kind::Lat, Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) });
-    let small = (Kind::Rate, Spec::new(Op::Write, Flow::Stream, 8).stream(256, 32, 8 * 256));
+fn measurements(setup: Setup) -> Vec<(Measure, Spec)> {
+    let bulk = |op| (Measure::Bw, Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20));
+    let ball = |wait| (Measure::Lat, Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) });
+    let small = (Measure::Rate, Spec::new(Op::Write, Flow::Stream, 8).stream(256, 32, 8 * 256));
     match setup {
         Setup { loopback_tcp: false, .. } => {
             vec![bulk(Op::Write), bulk(Op::Read), ball(Wait::Polled), ball(Wait::Event), small]
@@ -86,15 +86,15 @@ fn measure(
     options: &AllOptions<'_>,
     site: &Site,
     setup: Setup,
-    kind: Kind,
+    kind: Measure,
     spec: &Spec,
     words: &str,
 ) -> Row {
     let measured = || {
         let mut ends = site.open()?;
         let subjects: &[Subject] = match kind {
-            Kind::Bw => &[Subject::Rdma, Subject::Tcp, Subject::Memcpy],
-            Kind::Lat => &[Subject::Rdma, Subject::Tcp, Subject::TcpApart],
+            Measure::Bw => &[Subject::Rdma, Subject::Tcp, Subject::Memcpy],
+            Measure::Lat => &[Subject::Rdma, Subject::Tcp, Subject::TcpApart],
             _ => &[Subject::Rdma, Subject::Tcp],
         };
         let mut bench = Bench::new(&ends.context, &mut ends.peer, spec, subjects)?;
@@ -170,13 +170,13 @@ fn many_qps(
     Ok(vec![
         row(
             format!("cost per RDMA Write of 8 B, {qps} QPs per daemon of which {FEW} active"),
-            Kind::Cost,
+            Measure::Cost,
             figures,
             Outcome::new(format!("with {FEW} QPs"), ratio, "", Some(Goal::AtMost(1.2))),
         ),
         row(
             format!("daemon's anonymous memory per connected QP, {qps} QPs"),
-            Kind::Daemon,
+            Measure::Daemon,
             vec![
                 Figure::single("anonymous", "KiB", anonymous),
                 Figure::single(format!("rings at depth {DEPTH}/{DEPTH}"), "KiB", rings),
@@ -185,7 +185,7 @@ fn many_qps(
         ),
         row(
             format!("CPU of an idle daemon with {qps} connected QPs, {} s", IDLE.as_secs()),
-            Kind::Daemon,
+            Measure::Daemon,
             vec![
                 Figure::single("time", "ms", idle.0),
                 Figure::single("thread switches", "", idle.1),
@@ -254,7 +254,7 @@ fn words(setup: Setup, daemons: u32) -> String {
     }
 }
 
-fn failed(title: &str, kind: Kind, words: &str, e: &PerfError) -> Row {
+fn failed(title: &str, kind: Measure, words: &str, e: &PerfError) -> Row {
     Row::failed(title.to_owned(), kind, words, e.to_string())
 }
 
@@ -277,11 +277,11 @@ mod tests {
         let of = |setup| measurements(setup).into_iter().map(|(k, s)| (k, s.op, s.wait));
         let direct: Vec<_> = of(Setup::DIRECT).collect();
         for row in [
-            (Kind::Bw, Op::Write, Wait::Adaptive),
-            (Kind::Bw, Op::Read, Wait::Adaptive),
-            (Kind::Lat, Op::Send, Wait::Polled),
-            (Kind::Lat, Op::Send, Wait::Event),
-            (Kind::Rate, Op::Write, Wait::Adaptive),
+            (Measure::Bw, Op::Write, Wait::Adaptive),
+            (Measure::Bw, Op::Read, Wait::Adaptive),
+            (Measure::Lat, Op::Send, Wait::Polled),
+            (Measure::Lat, Op::Send, Wait::Event),
+            (Measure::Rate, Op::Write, Wait::Adaptive),
         ] {
             assert!(direct.contains(&row), "{row:?}");
         }

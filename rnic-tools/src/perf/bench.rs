@@ -38,7 +38,7 @@ pub enum Amount {
 
 /// What one subject has done in all rounds.
 pub struct Measured {
-    /// Which.
+    /// What was measured.
     pub subject: Subject,
     /// Messages, or round trips, per round.
     pub count: u64,

@@ -14,7 +14,7 @@ use super::daemon;
 use super::error::PerfError;
 use super::machine::Machine;
 use super::peer::{Peer, open, serve};
-use super::report::{Goal, Kind, Report, Row, daemon_in_words};
+use super::report::{Goal, Measure, Report, Row, daemon_in_words};
 use super::spec::{Flow, Op, Spec, Wait};
 use super::table::parse_bytes;
 use crate::cli;
@@ -186,7 +186,7 @@ pub fn progress_line() -> ProgressBar {
 /// What `bw`, `lat` or `rate` measure.
 #[derive(Debug)]
 struct Run {
-    kind: Kind,
+    kind: Measure,
     specs: Vec<Spec>,
     subjects: Vec<Subject>,
     common: Common,
@@ -199,12 +199,17 @@ impl Run {
             What::Bw { op, size, depth, batch, working_set, common } => {
                 let batch = batch.unwrap_or((depth / 4).max(1));
                 let spec = |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
-                (Kind::Bw, op.into_iter().map(spec).collect(), vec![Rdma, Tcp, Memcpy], common)
+                (Measure::Bw, op.into_iter().map(spec).collect(), vec![Rdma, Tcp, Memcpy], common)
             }
             What::Lat { op, size, event, common } => {
                 let wait = if event { Wait::Event } else { Wait::Polled };
                 let spec = |op| Spec { wait, ..Spec::new(op, Flow::PingPong, size) };
-                (Kind::Lat, op.into_iter().map(spec).collect(), vec![Rdma, Tcp, TcpApart], common)
+                (
+                    Measure::Lat,
+                    op.into_iter().map(spec).collect(),
+                    vec![Rdma, Tcp, TcpApart],
+                    common,
+                )
             }
             What::Rate { op, size, depth, batch, qps, active, common } => {
                 let active = active.unwrap_or(qps);
@@ -212,7 +217,7 @@ impl Run {
                 let stream =
                     |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
                 let spec = |op| Spec { qps, active, ..stream(op) };
-                (Kind::Rate, op.into_iter().map(spec).collect(), vec![Rdma, Tcp], common)
+                (Measure::Rate, op.into_iter().map(spec).collect(), vec![Rdma, Tcp], common)
             }
             What::All { .. } | What::Peer { .. } => {
                 return Err(PerfError::Arguments("measures no single operation".to_owned()));
@@ -252,22 +257,22 @@ impl Run {
 
 /// The design goals of a measurement. Whether checksums are on is not known here: the goals are
 /// those with.
-pub fn goals(kind: Kind, spec: &Spec, path: &str) -> Vec<(Subject, Goal)> {
+pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Subject, Goal)> {
     let direct = path == "direct";
     let bulk = spec.size == 1 << 20;
     let small = spec.size == 8;
     match (kind, spec.op) {
-        (Kind::Bw, Op::Write | Op::Read) if direct && bulk => {
+        (Measure::Bw, Op::Write | Op::Read) if direct && bulk => {
             vec![(Subject::Memcpy, Goal::AtLeast(0.9))]
         }
-        (Kind::Bw, Op::Write) if bulk => vec![(Subject::Tcp, Goal::AtLeast(0.75))],
-        (Kind::Lat, Op::Send) if small => match (direct, spec.wait) {
+        (Measure::Bw, Op::Write) if bulk => vec![(Subject::Tcp, Goal::AtLeast(0.75))],
+        (Measure::Lat, Op::Send) if small => match (direct, spec.wait) {
             (true, Wait::Event) => vec![(Subject::Tcp, Goal::AtMost(1.5))],
             (true, _) => vec![(Subject::Tcp, Goal::AtMost(0.6))],
             (false, Wait::Event) => Vec::new(),
             (false, _) => vec![(Subject::Tcp, Goal::AtMost(1.5))],
         },
-        (Kind::Rate, Op::Write) if small && spec.batch == 32 => {
+        (Measure::Rate, Op::Write) if small && spec.batch == 32 => {
             vec![(Subject::Tcp, Goal::AtLeast(if direct { 8.0 } else { 3.0 }))]
         }
         _ => Vec::new(),

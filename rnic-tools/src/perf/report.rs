@@ -27,7 +27,7 @@ pub struct Report {
 /// What kind of figures a measurement has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum Measure {
     /// Payload per second.
     Bw,
     /// Time per message.
@@ -48,7 +48,7 @@ pub struct Row {
     /// How, in words.
     pub manner: String,
     /// What kind of figures it has.
-    pub kind: Kind,
+    pub kind: Measure,
     /// The path of the connections: `direct` or `tcp`; empty if there was none.
     pub path: String,
     /// How the daemons were set up, in words.
@@ -162,7 +162,7 @@ impl Row {
     /// A measurement of `kind` whose yardsticks are all but the first of `measured`. A goal is for
     /// the ratio to the first yardstick.
     pub fn new(
-        kind: Kind,
+        kind: Measure,
         spec: &Spec,
         path: &str,
         daemons: &str,
@@ -192,7 +192,7 @@ impl Row {
     }
 
     /// A measurement that could not be made.
-    pub fn failed(subject: String, kind: Kind, daemons: &str, why: String) -> Self {
+    pub fn failed(subject: String, kind: Measure, daemons: &str, why: String) -> Self {
         Row {
             subject,
             manner: String::new(),
@@ -242,7 +242,7 @@ impl Row {
             }
             // The first figure is what the others are yardsticks for; one about the daemon is
             // judged itself.
-            let judged = if self.kind == Kind::Daemon { Some(n) } else { n.checked_sub(1) };
+            let judged = if self.kind == Measure::Daemon { Some(n) } else { n.checked_sub(1) };
             if let Some(outcome) = judged.and_then(|n| self.outcomes.get(n)) {
                 cells.push(outcome.value_in_words());
                 cells.push(outcome.goal.map_or_else(String::new, |g| g.to_string()));
@@ -331,17 +331,18 @@ pub fn daemon_in_words(status: &StatusInfo) -> String {
 /// Use of the CPUs by others that is worth a warning.
 const NOTICED: f64 = 0.05;
 
-fn figure(kind: Kind, spec: &Spec, measured: &Measured) -> Figure {
+fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
     let (unit, series) = match kind {
-        Kind::Bw => ("GB/s", scaled(&measured.rates, f64::from(spec.size) / 1e9)),
-        Kind::Rate => ("M/s", scaled(&measured.rates, 1e-6)),
-        Kind::Lat => ("us", scaled(&measured.medians_us, one_way(spec))),
-        Kind::Cost | Kind::Daemon => {
+        Measure::Bw => ("GB/s", scaled(&measured.rates, f64::from(spec.size) / 1e9)),
+        Measure::Rate => ("M/s", scaled(&measured.rates, 1e-6)),
+        Measure::Lat => ("us", scaled(&measured.medians_us, one_way(spec))),
+        Measure::Cost | Measure::Daemon => {
             ("ns", Series { rounds: measured.rates.rounds.iter().map(|rate| 1e9 / rate).collect() })
         }
     };
     let mut figure = Figure::new(what(kind, spec, measured.subject), unit, measured.count, series);
-    figure.times = (kind == Kind::Lat).then(|| measured.times.percentiles().scaled(one_way(spec)));
+    figure.times =
+        (kind == Measure::Lat).then(|| measured.times.percentiles().scaled(one_way(spec)));
     figure
 }
 
@@ -354,18 +355,18 @@ fn scaled(series: &Series, by: f64) -> Series {
     Series { rounds: series.rounds.iter().map(|x| x * by).collect() }
 }
 
-fn what(kind: Kind, spec: &Spec, subject: Subject) -> String {
+fn what(kind: Measure, spec: &Spec, subject: Subject) -> String {
     match (subject, kind) {
         (Subject::Rdma, _) => spec.op.to_string(),
-        (Subject::Tcp, Kind::Lat) => "raw TCP ping-pong".to_owned(),
-        (Subject::Tcp, Kind::Rate) => "raw TCP, a write per message".to_owned(),
+        (Subject::Tcp, Measure::Lat) => "raw TCP ping-pong".to_owned(),
+        (Subject::Tcp, Measure::Rate) => "raw TCP, a write per message".to_owned(),
         (Subject::Tcp, _) => "raw TCP stream".to_owned(),
         (Subject::TcpApart, _) => "raw TCP on two CPUs".to_owned(),
         (Subject::Memcpy, _) => "memcpy".to_owned(),
     }
 }
 
-fn subject(kind: Kind, spec: &Spec) -> String {
+fn subject(kind: Measure, spec: &Spec) -> String {
     let message = format!("{} {}", spec.op, bytes(u64::from(spec.size)));
     let waits = match spec.wait {
         Wait::Polled => ", polled",
@@ -373,23 +374,23 @@ fn subject(kind: Kind, spec: &Spec) -> String {
         Wait::Adaptive => "",
     };
     match kind {
-        Kind::Lat if spec.op == Op::Read => format!("{message}, there and back{waits}"),
-        Kind::Lat => format!("{message}, half round trip{waits}"),
-        Kind::Rate | Kind::Cost => format!("{message} in batches of {}", spec.batch),
-        Kind::Bw | Kind::Daemon => message,
+        Measure::Lat if spec.op == Op::Read => format!("{message}, there and back{waits}"),
+        Measure::Lat => format!("{message}, half round trip{waits}"),
+        Measure::Rate | Measure::Cost => format!("{message} in batches of {}", spec.batch),
+        Measure::Bw | Measure::Daemon => message,
     }
 }
 
-fn manner(kind: Kind, spec: &Spec) -> String {
+fn manner(kind: Measure, spec: &Spec) -> String {
     let Spec { depth, qps, active, .. } = spec;
     let many = match qps {
         1 => String::new(),
         _ => format!(", {qps} QPs of which {active} active"),
     };
     match kind {
-        Kind::Lat | Kind::Daemon => String::new(),
-        Kind::Rate | Kind::Cost => format!(", depth {depth}{many}"),
-        Kind::Bw => {
+        Measure::Lat | Measure::Daemon => String::new(),
+        Measure::Rate | Measure::Cost => format!(", depth {depth}{many}"),
+        Measure::Bw => {
             format!(", depth {depth}, working set {}{many}", bytes(spec.working_set()))
         }
     }
@@ -422,7 +423,7 @@ mod tests {
             measured(Subject::Memcpy, &[9000.0, 9000.0, 100.0]),
         ];
         let goals = [(Subject::Tcp, Goal::AtLeast(0.75)), (Subject::Memcpy, Goal::AtLeast(0.9))];
-        Row::new(Kind::Bw, &spec, "tcp", "one daemon", &all, &goals)
+        Row::new(Measure::Bw, &spec, "tcp", "one daemon", &all, &goals)
     }
 
     #[test]
@@ -446,7 +447,7 @@ mod tests {
         for (op, us) in [(Op::Send, 5.0), (Op::Read, 10.0)] {
             let spec = Spec { wait: Wait::Polled, ..Spec::new(op, Flow::PingPong, 8) };
             let goals = [(Subject::Tcp, Goal::AtMost(0.6))];
-            let row = Row::new(Kind::Lat, &spec, "direct", "one daemon", &all, &goals);
+            let row = Row::new(Measure::Lat, &spec, "direct", "one daemon", &all, &goals);
             assert!((row.figures[0].median - us).abs() < 1e-3);
             assert!((row.outcomes[0].value - 0.5).abs() < 1e-3);
             assert_eq!(row.outcomes[0].met, Some(true));
@@ -470,7 +471,7 @@ mod tests {
     #[test]
     fn what_was_not_measured_says_why() {
         let why = "refused: limits.qps = 5 reached".to_owned();
-        let row = Row::failed("10,000 QPs".to_owned(), Kind::Daemon, "one daemon", why);
+        let row = Row::failed("10,000 QPs".to_owned(), Measure::Daemon, "one daemon", why);
         let report = Report::new(Machine::this(), 5, vec![row, bandwidth()]);
         for text in [report.render(), report.render_summary()] {
             assert!(text.contains("limits.qps = 5"), "{text}");

@@ -71,7 +71,7 @@ pub enum PingpongError {
     Refused {
         /// The client.
         peer: SocketAddr,
-        /// Why.
+        /// What the server does not play, in words.
         why: String,
     },
     /// The connection failed.

@@ -174,7 +174,7 @@ pub enum CopyError {
         peer: SocketAddr,
         /// Name of the file.
         name: String,
-        /// Why.
+        /// What kept the file from being stored, in words.
         why: String,
     },
     /// The other side refused or gave up, and said why.

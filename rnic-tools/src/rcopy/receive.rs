@@ -14,7 +14,7 @@ use super::incoming::Incoming;
 use super::wire::{Grant, MAX_MESSAGE, Message, Offer, refusal};
 use super::{CopyError, Digest, FileName, Progress, ReceiveOptions, Report};
 use crate::link::LinkError;
-use crate::messenger::{Happening, Messenger, Shape};
+use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
 
 /// Waits for one sender and receives its file into `folder`; see [`receive_file`].
 ///
@@ -147,7 +147,7 @@ impl Ring {
         let bytes = u64::from(chunk) * u64::from(chunks);
         let pd = context.open_pd(None)?;
         let places = u32::from(chunks) + SPARE;
-        let shape = Shape {
+        let shape = MessengerOptions {
             length: MAX_MESSAGE as u32,
             // A note for each chunk of the ring, and the end.
             receives: places,
@@ -243,13 +243,13 @@ impl Receiver<'_> {
     fn message(&mut self) -> Result<Message, CopyError> {
         let peer = self.peer;
         match self.messenger.next()? {
-            Happening::Message(bytes) => match Message::parse(bytes) {
+            MessengerEvent::Message(bytes) => match Message::parse(bytes) {
                 Some(Message::Abort { why }) => Err(CopyError::Peer { peer, why }),
                 Some(message) => Ok(message),
                 None => Err(CopyError::Protocol { peer, why: "a malformed message".to_owned() }),
             },
             // Nothing but messages is posted here.
-            Happening::Done(request) => {
+            MessengerEvent::Done(request) => {
                 let why = format!("request {request} that nobody made is done");
                 Err(CopyError::Protocol { peer, why })
             }

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::wire::{self, Grant, MAX_MESSAGE, Message, Offer};
 use super::{CopyError, Digest, FileName, NameError, Progress, Report, SendOptions};
 use crate::link::{self, LinkError};
-use crate::messenger::{Happening, Messenger, Shape};
+use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
 
 /// Copies the file at `path` to the receiver at `peer` and returns when the receiver has stored it.
 ///
@@ -25,7 +25,7 @@ pub fn send_file(
     mut progress: impl FnMut(Progress),
 ) -> Result<Report, CopyError> {
     let start = Instant::now();
-    let mut source = Source::open(path)?;
+    let mut source = SourceFile::open(path)?;
     let name = match &options.name {
         Some(name) => FileName::new(name)?,
         None => own_name(path)?,
@@ -39,7 +39,7 @@ pub fn send_file(
 
     let pd = context.open_pd(None)?;
     let places = u32::from(offer.chunks) + SPARE;
-    let shape = Shape {
+    let shape = MessengerOptions {
         length: MAX_MESSAGE as u32,
         // A credit for each chunk under way, and the verdict.
         receives: places,
@@ -75,7 +75,7 @@ pub fn send_file(
 }
 
 /// The file to send.
-struct Source<'a> {
+struct SourceFile<'a> {
     path: &'a Path,
     file: File,
     size: u64,
@@ -97,7 +97,7 @@ struct Sender {
 impl Sender {
     fn copy(
         &mut self,
-        source: &mut Source<'_>,
+        source: &mut SourceFile<'_>,
         progress: &mut impl FnMut(Progress),
     ) -> Result<Digest, CopyError> {
         let chunk = u64::from(self.grant.chunk);
@@ -168,7 +168,7 @@ impl Sender {
     fn message(&mut self) -> Result<Message, CopyError> {
         let peer = self.peer;
         loop {
-            if let Happening::Message(bytes) = self.messenger.next()? {
+            if let MessengerEvent::Message(bytes) = self.messenger.next()? {
                 return match Message::parse(bytes) {
                     Some(Message::Abort { why }) => Err(CopyError::Peer { peer, why }),
                     Some(message) => Ok(message),
@@ -191,7 +191,7 @@ impl Sender {
     }
 }
 
-impl<'a> Source<'a> {
+impl<'a> SourceFile<'a> {
     fn open(path: &'a Path) -> Result<Self, CopyError> {
         let failed = |source| CopyError::Read { path: path.to_path_buf(), source };
         // A pipe without a writer would hold up `open`.
@@ -201,7 +201,7 @@ impl<'a> Source<'a> {
         }
         let file = File::open(path).map_err(failed)?;
         let size = file.metadata().map_err(failed)?.len();
-        Ok(Source { path, file, size, hash: Sha256::new() })
+        Ok(SourceFile { path, file, size, hash: Sha256::new() })
     }
 
     /// Reads and hashes the next bytes, all of them.
@@ -258,10 +258,10 @@ mod tests {
     fn only_regular_files_are_sent() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing");
-        assert!(matches!(Source::open(&missing), Err(CopyError::Read { .. })));
-        assert!(matches!(Source::open(folder.path()), Err(CopyError::NotRegular { .. })));
+        assert!(matches!(SourceFile::open(&missing), Err(CopyError::Read { .. })));
+        assert!(matches!(SourceFile::open(folder.path()), Err(CopyError::NotRegular { .. })));
         let device = Path::new("/dev/null");
-        assert!(matches!(Source::open(device), Err(CopyError::NotRegular { .. })));
+        assert!(matches!(SourceFile::open(device), Err(CopyError::NotRegular { .. })));
     }
 
     #[test]
@@ -269,13 +269,13 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"12345678").unwrap();
         let path = file.path().to_path_buf();
-        let mut source = Source::open(&path).unwrap();
+        let mut source = SourceFile::open(&path).unwrap();
         source.read(&mut [0; 8]).unwrap();
         source.ended().unwrap();
         file.write_all(b"9").unwrap();
         let e = source.ended().unwrap_err().to_string();
         assert!(e.ends_with("became longer while it was copied"), "{e}");
-        let mut source = Source::open(&path).unwrap();
+        let mut source = SourceFile::open(&path).unwrap();
         file.as_file().set_len(4).unwrap();
         let e = source.read(&mut [0; 8]).unwrap_err().to_string();
         assert!(e.ends_with("became shorter while it was copied"), "{e}");

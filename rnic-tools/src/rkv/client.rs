@@ -9,7 +9,7 @@ use super::KvError;
 use super::layout::{Geometry, Slot};
 use super::wire::{self, Reply, Request, Table};
 use crate::link;
-use crate::messenger::{Happening, Messenger, Shape};
+use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
 
 /// A connection to a server.
 pub struct Client {
@@ -41,7 +41,7 @@ impl Client {
     ) -> Result<Self, KvError> {
         let pd = context.open_pd(None)?;
         // Requests go out of a region of their own: how long they may be is not known yet.
-        let shape = Shape { length: REPLY, receives: 1, sends: 0, others: 2 };
+        let shape = MessengerOptions { length: REPLY, receives: 1, sends: 0, others: 2 };
         let messenger = Messenger::new(context, &pd, shape, peer, patience)?;
         let options =
             ConnectOptions { private_data: wire::greeting(), ..ConnectOptions::default() };
@@ -60,7 +60,7 @@ impl Client {
         Ok(Client { messenger, table, peer, region, slot: vec![0; slot as usize], torn: 0 })
     }
 
-    /// Shape of the server's table.
+    /// MessengerOptions of the server's table.
     pub fn geometry(&self) -> Geometry {
         self.table.geometry
     }
@@ -132,7 +132,7 @@ impl Client {
             let read = SendRequest::read(READ, self.region.sge(0, length), from).signaled();
             self.messenger.post(&[read])?;
             match self.messenger.next()? {
-                Happening::Done(READ) => {}
+                MessengerEvent::Done(READ) => {}
                 _ => return Err(self.protocol("a reply to no request".to_owned())),
             }
             self.region.read_at(0, &mut self.slot)?;
@@ -158,8 +158,8 @@ impl Client {
         // Their order is open: the Send completes when its bytes may be reused.
         while !sent || reply.is_none() {
             match self.messenger.next()? {
-                Happening::Done(_) => sent = true,
-                Happening::Message(bytes) => {
+                MessengerEvent::Done(_) => sent = true,
+                MessengerEvent::Message(bytes) => {
                     let parsed = Reply::parse(bytes);
                     if parsed.is_none() || reply.is_some() {
                         return Err(self.protocol("a malformed reply".to_owned()));

@@ -23,7 +23,7 @@
 
 use rnic_client::RemoteMr;
 
-/// Shape of a table.
+/// MessengerOptions of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Number of slots.

@@ -10,12 +10,12 @@ use super::layout::Geometry;
 use super::store::Store;
 use super::wire::{self, Request, Table};
 use crate::link::LinkError;
-use crate::messenger::{Happening, Messenger, Shape};
+use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
 
 /// How to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Shape of the table.
+    /// MessengerOptions of the table.
     pub geometry: Geometry,
     /// Clients that ask for nothing for so long are sent away; GETs do not count, because the
     /// server does not see them. `None` keeps them.
@@ -53,7 +53,7 @@ impl Server {
             let _ = request.reject(why.as_bytes());
             return Err(KvError::Protocol { peer, why });
         }
-        let shape = Shape {
+        let shape = MessengerOptions {
             length: Request::max(self.table.geometry),
             receives: REQUESTS,
             sends: REQUESTS,
@@ -69,7 +69,7 @@ impl Server {
         let mut served = 0;
         loop {
             let reply = match messenger.next() {
-                Ok(Happening::Message(bytes)) => match Request::parse(bytes) {
+                Ok(MessengerEvent::Message(bytes)) => match Request::parse(bytes) {
                     Some(request) => self.store.lock().apply(request)?,
                     None => {
                         let why = "a malformed request".to_owned();
@@ -77,7 +77,7 @@ impl Server {
                     }
                 },
                 // Only messages are posted here.
-                Ok(Happening::Done(_)) => continue,
+                Ok(MessengerEvent::Done(_)) => continue,
                 Err(LinkError::Closed { .. }) => return Ok(served),
                 Err(e) => return Err(e.into()),
             };

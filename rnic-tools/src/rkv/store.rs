@@ -28,7 +28,7 @@ enum Occupant {
 
 /// Where a key is, or may go.
 #[derive(Debug, PartialEq, Eq)]
-enum Place {
+enum Lookup {
     /// The key is in this slot.
     Found { slot: u64, version: u64 },
     /// The key is nowhere, and this slot is free.
@@ -62,12 +62,12 @@ impl Store {
             Ok::<_, Error>(Occupant::of(buffer, key))
         })?;
         match (place, value) {
-            (Place::Found { slot, version } | Place::Free { slot, version }, Some(value)) => {
+            (Lookup::Found { slot, version } | Lookup::Free { slot, version }, Some(value)) => {
                 self.write(slot, version + 2, key, value)
             }
-            (Place::Found { slot, version }, None) => self.write(slot, version + 2, &[], &[]),
-            (Place::Free { .. } | Place::Full, None) => Ok(Reply::Absent),
-            (Place::Full, Some(_)) => Ok(Reply::Full),
+            (Lookup::Found { slot, version }, None) => self.write(slot, version + 2, &[], &[]),
+            (Lookup::Free { .. } | Lookup::Full, None) => Ok(Reply::Absent),
+            (Lookup::Full, Some(_)) => Ok(Reply::Full),
         }
     }
 
@@ -97,23 +97,23 @@ fn find<E>(
     geometry: Geometry,
     key: &[u8],
     mut look: impl FnMut(u64) -> Result<Occupant, E>,
-) -> Result<Place, E> {
+) -> Result<Lookup, E> {
     let mut free = None;
     for slot in geometry.candidates(key) {
         match look(slot)? {
-            Occupant::Key { version } => return Ok(Place::Found { slot, version }),
+            Occupant::Key { version } => return Ok(Lookup::Found { slot, version }),
             // The key may still come behind a deleted entry.
             Occupant::Deleted { version } => {
-                free.get_or_insert(Place::Free { slot, version });
+                free.get_or_insert(Lookup::Free { slot, version });
             }
             Occupant::Nobody => {
-                free.get_or_insert(Place::Free { slot, version: 0 });
+                free.get_or_insert(Lookup::Free { slot, version: 0 });
                 break;
             }
             Occupant::Other => {}
         }
     }
-    Ok(free.unwrap_or(Place::Full))
+    Ok(free.unwrap_or(Lookup::Full))
 }
 
 #[cfg(test)]
@@ -123,13 +123,13 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { slots: 16, probes: 3, max_key: 8, max_value: 8 };
 
-    fn place(key: &[u8], slots: [Occupant; 3]) -> (usize, Place) {
+    fn place(key: &[u8], slots: [Occupant; 3]) -> (usize, Lookup) {
         let mut looks = 0;
         let place = find(GEOMETRY, key, |_| {
             looks += 1;
             Ok::<_, Infallible>(slots[looks - 1])
         });
-        (looks, place.unwrap_or(Place::Full))
+        (looks, place.unwrap_or(Lookup::Full))
     }
 
     #[test]
@@ -137,8 +137,8 @@ mod tests {
         use Occupant::*;
         let [a, b, c] = GEOMETRY.candidates(b"k").collect::<Vec<_>>()[..] else { panic!() };
         let (deleted, there) = (Deleted { version: 6 }, Key { version: 4 });
-        let free = |slot, version| Place::Free { slot, version };
-        let found = |slot| Place::Found { slot, version: 4 };
+        let free = |slot, version| Lookup::Free { slot, version };
+        let found = |slot| Lookup::Found { slot, version: 4 };
         for (slots, looks, expected) in [
             ([Nobody, there, there], 1, free(a, 0)),
             ([there, Nobody, Nobody], 1, found(a)),
@@ -148,7 +148,7 @@ mod tests {
             ([Other, deleted, Nobody], 3, free(b, 6)),
             ([Other, deleted, deleted], 3, free(b, 6)),
             ([Other, Other, Nobody], 3, free(c, 0)),
-            ([Other, Other, Other], 3, Place::Full),
+            ([Other, Other, Other], 3, Lookup::Full),
         ] {
             assert_eq!(place(b"k", slots), (looks, expected), "{slots:?}");
         }
