@@ -138,8 +138,10 @@ impl Cq {
     /// QPs go on. No completion is lost or comes twice, and an armed CQ stays armed. Threads that poll
     /// or arm it meanwhile wait for the daemon's answer.
     ///
-    /// The daemon refuses fewer entries than are unread or reserved for requests under way (field
-    /// `entries`), and more than the limits allow (`limits.cq_entries`, `cq_entries_total` and, for the
+    /// # Errors
+    ///
+    /// [`Error::Refused`] for fewer entries than are unread or reserved for requests under way (field
+    /// `entries`), and for more than the limits allow (`limits.cq_entries`, `cq_entries_total` and, for the
     /// memory, `arena_bytes`): then the CQ is as it was. After any other error the session is over.
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         self.inner.session.check_owner()?;
@@ -162,7 +164,12 @@ impl Cq {
     /// Takes up to `completions.len()` completions, oldest first, and returns how many
     /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
     /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so
-    /// that a program that only polls learns of its end as [`Error::DaemonGone`].
+    /// that a program that only polls learns of its end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DaemonGone`]: nothing more will complete. Requests that failed are no error of this
+    /// call but completions, see [`Completion::ok`].
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut state = self.inner.state.lock();
         let n = state.take(completions)?;

@@ -109,9 +109,13 @@ impl LocalMr {
         false
     }
 
-    /// Leases a range, in bytes from the region's start: at least one byte, less than 4 GiB, none
-    /// of which is leased or posted ([`Error::Leased`]). A new region is zeroed; what is leased
-    /// again is as it was left.
+    /// Leases a range, in bytes from the region's start: at least one byte, less than 4 GiB. A new
+    /// region is zeroed; what is leased again is as it was left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Leased`] if a byte of it is leased or posted; [`Error::OutOfRange`] if the region has
+    /// no such range.
     pub fn lease(&self, range: impl RangeBounds<u64>) -> Result<Lease, Error> {
         let (offset, length) = resolve(range, self.len())?;
         if length == 0 || u32::try_from(length).is_err() {

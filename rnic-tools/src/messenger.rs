@@ -15,9 +15,9 @@ use rnic_client::{RecvRequest, SendRequest};
 
 use crate::link::LinkError;
 
-/// What a messenger is made for.
+/// How much a messenger has room for.
 #[derive(Clone, Copy)]
-pub(crate) struct MessengerOptions {
+pub(crate) struct MessengerSizes {
     /// Longest message in bytes, either way.
     pub(crate) length: u32,
     /// Messages that may arrive before the first of them is taken.
@@ -34,7 +34,7 @@ pub(crate) struct Messenger {
     cq: Cq,
     /// Places for receives, then places for sends, each `stride` bytes.
     region: Mr,
-    shape: MessengerOptions,
+    sizes: MessengerSizes,
     stride: u64,
     peer: SocketAddr,
     patience: Duration,
@@ -66,11 +66,11 @@ impl Messenger {
     pub(crate) fn new(
         context: &Context,
         pd: &Pd,
-        shape: MessengerOptions,
+        sizes: MessengerSizes,
         peer: SocketAddr,
         patience: Duration,
     ) -> Result<Self, LinkError> {
-        let MessengerOptions { length, receives, sends, others } = shape;
+        let MessengerSizes { length, receives, sends, others } = sizes;
         let cq = context.create_cq(receives + sends + others, None)?;
         let mut options = QpOptions::new(&cq);
         options.sq_depth = sends + others;
@@ -87,7 +87,7 @@ impl Messenger {
             qp,
             cq,
             region,
-            shape,
+            sizes,
             stride,
             peer,
             patience,
@@ -166,7 +166,7 @@ impl Messenger {
 
     /// Waits until every message sent has left, then ends the connection in order.
     pub(crate) fn finish(mut self) {
-        while self.free.len() < self.shape.sends as usize && self.failure.is_none() {
+        while self.free.len() < self.sizes.sends as usize && self.failure.is_none() {
             if self.pump().is_err() {
                 return;
             }
@@ -203,7 +203,7 @@ impl Messenger {
     }
 
     fn post_receive(&self, place: u32) -> Result<(), LinkError> {
-        let sge = [self.region.sge(self.at(place), self.shape.length)];
+        let sge = [self.region.sge(self.at(place), self.sizes.length)];
         Ok(self.qp.post_recv(&[RecvRequest::new(OWN | u64::from(place), &sge)])?)
     }
 

@@ -1,4 +1,4 @@
-//! What has been measured, for programs (JSON) and for people (tables).
+//! What has been measured, as JSON and as tables of text.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Tables for people, and figures with their units.
+//! Tables of text, and numbers with their units.
 
 /// A table: the first column is text and stands left, the others are figures and stand right.
 pub struct Table {
@@ -72,7 +72,7 @@ pub fn bytes(n: u64) -> String {
     format!("{n} B")
 }
 
-/// Reads bytes as people write them: `8`, `4k`, `1MiB`, `64 KiB`; units are binary.
+/// Reads a size in bytes as options give it: `8`, `4k`, `1MiB`, `64 KiB`; units are binary.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

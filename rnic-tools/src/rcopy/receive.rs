@@ -14,7 +14,7 @@ use super::incoming::Incoming;
 use super::wire::{Grant, MAX_MESSAGE, Message, Offer, refusal};
 use super::{CopyError, Digest, FileName, Progress, ReceiveOptions, Report};
 use crate::link::LinkError;
-use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
+use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 
 /// Waits for one sender and receives its file into `folder`; see [`receive_file`].
 ///
@@ -147,14 +147,14 @@ impl Ring {
         let bytes = u64::from(chunk) * u64::from(chunks);
         let pd = context.open_pd(None)?;
         let places = u32::from(chunks) + SPARE;
-        let shape = MessengerOptions {
+        let sizes = MessengerSizes {
             length: MAX_MESSAGE as u32,
             // A note for each chunk of the ring, and the end.
             receives: places,
             sends: places,
             others: 0,
         };
-        let messenger = Messenger::new(context, &pd, shape, peer, options.patience)?;
+        let messenger = Messenger::new(context, &pd, sizes, peer, options.patience)?;
         let segment = context.create_segment(bytes)?;
         let rights = MrOptions {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ZERO_BASED,

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::wire::{self, Grant, MAX_MESSAGE, Message, Offer};
 use super::{CopyError, Digest, FileName, NameError, Progress, Report, SendOptions};
 use crate::link::{self, LinkError};
-use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
+use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 
 /// Copies the file at `path` to the receiver at `peer` and returns when the receiver has stored it.
 ///
@@ -39,7 +39,7 @@ pub fn send_file(
 
     let pd = context.open_pd(None)?;
     let places = u32::from(offer.chunks) + SPARE;
-    let shape = MessengerOptions {
+    let sizes = MessengerSizes {
         length: MAX_MESSAGE as u32,
         // A credit for each chunk under way, and the verdict.
         receives: places,
@@ -48,7 +48,7 @@ pub fn send_file(
         // The chunk before each note.
         others: places,
     };
-    let messenger = Messenger::new(context, &pd, shape, peer, options.patience)?;
+    let messenger = Messenger::new(context, &pd, sizes, peer, options.patience)?;
     let connect = ConnectOptions { private_data: offer.to_bytes(), ..ConnectOptions::default() };
     let reply = link::connect(messenger.qp(), peer, &connect).map_err(refused)?;
     let grant = Grant::parse(&reply.private_data, &offer)

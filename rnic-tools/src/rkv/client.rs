@@ -9,7 +9,7 @@ use super::KvError;
 use super::layout::{Geometry, Slot};
 use super::wire::{self, Reply, Request, Table};
 use crate::link;
-use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
+use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 
 /// A connection to a server.
 pub struct Client {
@@ -41,8 +41,8 @@ impl Client {
     ) -> Result<Self, KvError> {
         let pd = context.open_pd(None)?;
         // Requests go out of a region of their own: how long they may be is not known yet.
-        let shape = MessengerOptions { length: REPLY, receives: 1, sends: 0, others: 2 };
-        let messenger = Messenger::new(context, &pd, shape, peer, patience)?;
+        let sizes = MessengerSizes { length: REPLY, receives: 1, sends: 0, others: 2 };
+        let messenger = Messenger::new(context, &pd, sizes, peer, patience)?;
         let options =
             ConnectOptions { private_data: wire::greeting(), ..ConnectOptions::default() };
         let connected = link::connect(messenger.qp(), peer, &options)?;
@@ -60,7 +60,7 @@ impl Client {
         Ok(Client { messenger, table, peer, region, slot: vec![0; slot as usize], torn: 0 })
     }
 
-    /// MessengerOptions of the server's table.
+    /// Geometry of the server's table.
     pub fn geometry(&self) -> Geometry {
         self.table.geometry
     }

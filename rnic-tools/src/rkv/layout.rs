@@ -23,7 +23,7 @@
 
 use rnic_client::RemoteMr;
 
-/// MessengerOptions of a table.
+/// How large a table is, and its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Number of slots.

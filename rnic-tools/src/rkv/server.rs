@@ -10,12 +10,12 @@ use super::layout::Geometry;
 use super::store::Store;
 use super::wire::{self, Request, Table};
 use crate::link::LinkError;
-use crate::messenger::{Messenger, MessengerEvent, MessengerOptions};
+use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 
 /// How to serve.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// MessengerOptions of the table.
+    /// Geometry of the table.
     pub geometry: Geometry,
     /// Clients that ask for nothing for so long are sent away; GETs do not count, because the
     /// server does not see them. `None` keeps them.
@@ -53,14 +53,14 @@ impl Server {
             let _ = request.reject(why.as_bytes());
             return Err(KvError::Protocol { peer, why });
         }
-        let shape = MessengerOptions {
+        let sizes = MessengerSizes {
             length: Request::max(self.table.geometry),
             receives: REQUESTS,
             sends: REQUESTS,
             others: 0,
         };
         let idle = self.idle.unwrap_or(Duration::MAX);
-        let mut messenger = Messenger::new(&self.context, &self.pd, shape, peer, idle)?;
+        let mut messenger = Messenger::new(&self.context, &self.pd, sizes, peer, idle)?;
         let accept =
             AcceptOptions { private_data: self.table.to_bytes(), ..AcceptOptions::default() };
         request
