@@ -302,9 +302,9 @@ fn an_administrator_ends_a_connection_and_its_owner_keeps_the_queue_pair() {
             assert_eq!(from.completion().status, CompletionStatus::Success);
             assert_eq!(to.completion().status, CompletionStatus::Success);
         }
-        let mut admin = Raw::open(daemon.socket()).unwrap();
+        let mut admin = Raw::open(daemon.socket());
         let body = RequestBody::AdminDisconnect { qp: victim.qp.id() };
-        admin.call(body, &[]).unwrap().unwrap();
+        admin.call(body).unwrap();
         let origin = |end: &End| match disconnected(end) {
             DisconnectReason::Terminate { origin, .. } => origin,
             other => panic!("{loopback}: {other:?}"),

@@ -379,16 +379,16 @@ struct Vandal {
 
 impl Vandal {
     fn open(daemon: &Daemon) -> Self {
-        let mut raw = Raw::open(daemon.socket()).unwrap();
+        let mut raw = Raw::open(daemon.socket());
         let body = RequestBody::CreateCq { entries: 16, channel: None, context: 0 };
-        match raw.call(body, &[]) {
+        match raw.try_call(body, &[]) {
             Some(Ok(ReplyBody::Cq { cq, queue, .. })) => Vandal { raw, cq, place: queue },
             other => panic!("{other:?}"),
         }
     }
 
     fn resize(&mut self, cq: CqId, entries: u32) -> Result<QueueLocation, Refusal> {
-        match self.raw.call(RequestBody::ResizeCq { cq, entries }, &[]) {
+        match self.raw.try_call(RequestBody::ResizeCq { cq, entries }, &[]) {
             Some(Ok(ReplyBody::Cq { cq: same, queue, .. })) if same == cq => Ok(queue),
             Some(Err(refusal)) => Err(refusal),
             other => panic!("{other:?}"),

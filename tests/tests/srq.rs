@@ -13,7 +13,7 @@ use rnic_client::{
 use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
 use rnic_core::abi::queue::{QUEUE_HEADER_LEN, queue_header};
 use rnic_core::shm::Mapping;
-use rnic_core::types::{CqId, PdId, QpId, SrqId};
+use rnic_core::types::{QpId, SrqId};
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine, join};
 
@@ -295,18 +295,10 @@ struct Vandal {
 
 impl Vandal {
     fn open(socket: &Path, peers: SocketAddr, hold: bool, count: usize) -> Vandal {
-        let mut raw = Raw::open(socket).unwrap();
-        let pd: PdId = match raw.call(RequestBody::OpenPd { name: None }, &[]) {
-            Some(Ok(ReplyBody::Pd { pd })) => pd,
-            other => panic!("{other:?}"),
-        };
-        let body = RequestBody::CreateCq { entries: 256, channel: None, context: 0 };
-        let cq: CqId = match raw.call(body, &[]) {
-            Some(Ok(ReplyBody::Cq { cq, .. })) => cq,
-            other => panic!("{other:?}"),
-        };
+        let mut raw = Raw::open(socket);
+        let (pd, cq) = (raw.pd(), raw.cq(256));
         let request = SrqRequest { pd, depth: 64, max_sge: 1, limit: 0, context: 0 };
-        let (id, srq) = match raw.call(RequestBody::CreateSrq(request), &[]) {
+        let (id, srq) = match raw.try_call(RequestBody::CreateSrq(request), &[]) {
             Some(Ok(ReplyBody::Srq { srq, queue, .. })) => (srq, queue),
             other => panic!("{other:?}"),
         };
@@ -317,7 +309,7 @@ impl Vandal {
             if hold {
                 request.no_receive = NoReceive::Hold { deadline_ms: 60_000 };
             }
-            let qp = match raw.call(RequestBody::CreateQp(request), &[]) {
+            let qp = match raw.try_call(RequestBody::CreateQp(request), &[]) {
                 Some(Ok(ReplyBody::Qp { qp, rq: None, .. })) => qp,
                 other => panic!("{other:?}"),
             };
@@ -329,7 +321,7 @@ impl Vandal {
                 ord: None,
                 private_data: Vec::new(),
             };
-            assert!(matches!(raw.call(body, &[]), Some(Ok(ReplyBody::Done))));
+            assert!(matches!(raw.call(body), Ok(ReplyBody::Done)));
             qps.push(qp);
         }
         Vandal { raw, srq, id, qps }
@@ -389,7 +381,7 @@ fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
             let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
             if malformed {
                 // That costs the requests only.
-                assert!(matches!(vandal.raw.call(arm, &[]), Some(Ok(ReplyBody::Done))));
+                assert!(matches!(vandal.raw.call(arm), Ok(ReplyBody::Done)));
                 assert_eq!(vandal.qps.len(), 3);
             } else {
                 expected += 1;
@@ -411,7 +403,7 @@ fn an_arm_of_a_ring_scribbled_over_finds_it_out() {
     let mut vandal = Vandal::open(daemon.socket(), "127.0.0.1:9".parse().unwrap(), false, 1);
     vandal.scribble(queue_header::PRODUCER, 65);
     let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
-    let answer = vandal.raw.call(arm, &[]).unwrap();
+    let answer = vandal.raw.call(arm);
     assert!(answer.is_err_and(|e| e.to_string().contains("is in state dead")));
     daemon.settles("ended", |s| s.sessions_ended == 1);
     drop(vandal);

@@ -440,7 +440,7 @@ fn another_users_records_are_nobodys_business() {
 #[test]
 fn a_session_that_is_ended_for_what_it_sent() {
     let daemon = Daemon::start(binaries!(), "");
-    let raw = Raw::open(daemon.socket()).expect("a session");
+    let raw = Raw::open(daemon.socket());
     raw.send(&[0xFF; 40], &[]);
     let (bytes, _) = raw.receive().expect("a complaint");
     let reply: Reply = postcard::from_bytes(&bytes).unwrap();

@@ -248,7 +248,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             Ok(())
         }
         Part::Offer => {
-            let mut raw = raw::Raw::open(&socket()?).ok_or("no session")?;
+            let mut raw = raw::Raw::try_open(&socket()?).ok_or("no session")?;
             attached::offer_wrong_descriptors(&mut raw)?;
             println!("all are refused");
             Ok(())

@@ -1,15 +1,10 @@
 //! Two sessions of one daemon whose QPs talk to each other: the holder has memory, the visitor
 //! reaches for it.
 
-use std::os::fd::BorrowedFd;
-
 use rnic_client::{
     Access, CompletionStatus, DisconnectReason, Mr, MrOptions, Pd, Qp, RecvRequest, RemoteAddr,
     Scope, SendRequest, TerminateCode,
 };
-use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::types::{CqId, PdId, SegmentId};
-use rnic_tests::raw::Raw;
 use rnic_tests::{Client, DEADLINE, Daemon};
 
 /// Bytes of a region.
@@ -125,29 +120,4 @@ pub fn bytes(region: &Mr, from: u64, len: usize) -> Vec<u8> {
 /// Whether no byte of a region has changed.
 pub fn is_untouched(region: &Mr) -> bool {
     bytes(region, 0, LEN).iter().all(|byte| *byte == UNTOUCHED)
-}
-
-/// A private domain of a session spoken by hand.
-pub fn raw_pd(raw: &mut Raw) -> PdId {
-    match raw.call(RequestBody::OpenPd { name: None }, &[]) {
-        Some(Ok(ReplyBody::Pd { pd })) => pd,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A completion queue of a session spoken by hand.
-pub fn raw_cq(raw: &mut Raw) -> CqId {
-    match raw.call(RequestBody::CreateCq { entries: 16, channel: None, context: 0 }, &[]) {
-        Some(Ok(ReplyBody::Cq { cq, .. })) => cq,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A segment of a session spoken by hand, of these bytes.
-pub fn raw_segment(raw: &mut Raw, memory: BorrowedFd<'_>, length: u64) -> SegmentId {
-    let body = RequestBody::AddSegment { length, client_address: 0 };
-    match raw.call(body, &[memory]) {
-        Some(Ok(ReplyBody::Segment { segment })) => segment,
-        other => panic!("{other:?}"),
-    }
 }
