@@ -24,7 +24,7 @@ use crate::session::{Session, unexpected};
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct SocketError {
-    /// Why.
+    /// What kept the connection from coming about.
     #[source]
     pub error: Error,
     /// The socket, as it was after the last byte of the negotiation: there if the peer rejected
@@ -115,7 +115,9 @@ impl SocketListener {
 
     /// Waits for the peer's MPA Request, for which the daemon gives it `mpa.startup_deadline`.
     ///
-    /// Any error ends the connection: [`Error::Unreachable`] if the peer sent no request,
+    /// # Errors
+    ///
+    /// Any ends the connection: [`Error::Unreachable`] if the peer sent no request,
     /// [`Error::TimedOut`] when `timeout` is over (`None` leaves it to the daemon's deadline).
     pub fn accept_request(self, timeout: Option<Duration>) -> Result<SocketRequest, Error> {
         let session = self.listener.session().clone();

@@ -7,7 +7,7 @@ use rnic_core::abi::control::{DisconnectReason, Event, MAX_PRIVATE_DATA, Request
 use rnic_core::types::AddressPair;
 
 use crate::error::Error;
-use crate::events::{Ending, Kind, Subject, concerns_end, settles_connection};
+use crate::events::{Ending, EventFilter, Subject, concerns_end, settles_connection};
 use crate::inbox::deadline;
 use crate::qp::Qp;
 use crate::session::Session;
@@ -61,8 +61,11 @@ pub struct Connected {
 impl Qp {
     /// Connects an Idle QP and waits until the connection stands (`rdma_connect(3)`).
     ///
-    /// Errors: [`Error::Rejected`] and [`Error::Unreachable`] leave the QP Idle, to be connected
-    /// again. After [`Error::TimedOut`] the attempt has been aborted.
+    /// # Errors
+    ///
+    /// [`Error::Rejected`] has the peer's private data, [`Error::Unreachable`] says why there is no
+    /// connection; both leave the QP Idle, to be connected again. After [`Error::TimedOut`] the
+    /// attempt has been aborted.
     pub fn connect(&self, peer: SocketAddr, options: &ConnectOptions) -> Result<Connected, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
         self.start_connect(peer, options)?;
@@ -87,6 +90,10 @@ impl Qp {
     /// Waits until a connection that was begun by [`Qp::start_connect`] or
     /// [`ConnectionRequest::start_accept`](crate::ConnectionRequest::start_accept) stands or has
     /// failed; aborts it when `timeout` is over (`None` leaves it to the daemon's deadlines).
+    ///
+    /// # Errors
+    ///
+    /// As of [`Qp::connect`].
     pub fn wait_connected(&self, timeout: Option<Duration>) -> Result<Connected, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
         self.settle(timeout)
@@ -109,7 +116,11 @@ impl Qp {
     ///
     /// When the peer has finished sending ([`Event::PeerClosed`]), this disconnects as well, since
     /// the connection would never end otherwise; what has been posted until then is still sent.
-    /// Fails with [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes); the connection
+    /// goes on.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<DisconnectReason, Error> {
         let deadline = deadline(timeout);
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), concerns_end);
@@ -173,11 +184,11 @@ pub(crate) fn outcome(decision: Event) -> Result<Connected, Error> {
 pub(crate) struct Claim<'a> {
     session: &'a Session,
     subject: Subject,
-    kind: Kind,
+    kind: EventFilter,
 }
 
 impl<'a> Claim<'a> {
-    pub(crate) fn new(session: &'a Session, subject: Subject, kind: Kind) -> Self {
+    pub(crate) fn new(session: &'a Session, subject: Subject, kind: EventFilter) -> Self {
         session.events.with(|events| events.claim(subject, kind));
         Claim { session, subject, kind }
     }

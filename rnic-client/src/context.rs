@@ -72,7 +72,10 @@ impl fmt::Debug for Context {
 impl Context {
     /// Opens the device that the environment names, see [`OpenOptions::socket`].
     ///
-    /// Errors: [`Error::NoDaemon`], [`Error::NotAdmitted`].
+    /// # Errors
+    ///
+    /// [`Error::NoDaemon`] has each socket that was tried and how it failed; [`Error::NotAdmitted`]
+    /// says why the daemon takes no session of this process.
     pub fn open() -> Result<Context, Error> {
         Self::open_with(OpenOptions::default())
     }
@@ -156,7 +159,9 @@ impl Context {
     /// The *why* record with this number: what explains a refusal ([`Error::Refused`]) or a
     /// completion ([`Completion::why_id`](crate::Completion::why_id)).
     ///
-    /// Errors: [`Refusal::NoSuchObject`] if it is another user's, or was displaced by newer ones.
+    /// # Errors
+    ///
+    /// [`Refusal::NoSuchObject`] if it is another user's, or was displaced by newer ones.
     pub fn why(&self, id: u64) -> Result<WhyRecord, Error> {
         match self.session.request(RequestBody::Why { id })? {
             ReplyBody::Rows { rows: Rows::Whys(rows), .. } => {
@@ -189,7 +194,9 @@ impl Context {
     /// `len` is in bytes, rounded up to whole pages. The pages are this process's own and count
     /// against the daemon's `limits.segment_bytes`, which is asked before any of them is taken.
     ///
-    /// Errors: [`Error::Refused`] names the limit; [`Error::NotEnoughMemory`] if the machine, or the
+    /// # Errors
+    ///
+    /// [`Error::Refused`] names the limit; [`Error::NotEnoughMemory`] if the machine, or the
     /// control group of this process, has less left, which is looked at while the pages are taken.
     pub fn create_segment(&self, len: u64) -> Result<Segment, Error> {
         Segment::create(&self.session, len)
@@ -201,8 +208,12 @@ impl Context {
     /// What the daemon gets is the address space of this process and not its number: after `exec`
     /// nothing of the new program is reached, and a child made by `fork` has memory of its own: the
     /// daemon goes on with the parent's, and what the child writes is not seen. Copies cost a system
-    /// call each; a [`Segment`] is faster. Refused by name where the daemon may not do it
-    /// ([`DeviceAttributes::attached_memory`] tells).
+    /// call each; a [`Segment`] is faster.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] where the daemon may not do it: [`DeviceAttributes::attached_memory`]
+    /// tells before, and a program can go on with segments.
     pub fn attach_memory(&self) -> Result<(), Error> {
         self.session.attach_memory()
     }
@@ -235,6 +246,11 @@ impl Context {
 
     /// Binds an address and listens on it (compare `rdma_listen(3)`). At most `backlog` connection
     /// requests wait unread or undecided; the daemon rejects more on the wire.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the address is none of this host's or in use, or if a limit or a rule
+    /// of the administrator is against it.
     pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Listener, Error> {
         let listener = self.bind(address)?;
         listener.listen(backlog)?;

@@ -20,7 +20,7 @@ use crate::completion::Completion;
 use crate::error::Error;
 use crate::events::Subject;
 use crate::inbox::deadline;
-use crate::lease::Flight;
+use crate::lease::PendingLease;
 use crate::session::{Session, unexpected};
 
 /// How to make a completion queue.
@@ -81,7 +81,7 @@ struct CqState {
     /// The program arms this CQ itself, so somebody else may sleep on its events.
     armed_by_program: bool,
     /// Requests with a lease whose completions are awaited, by the number the daemon knows.
-    flights: HashMap<u64, Flight>,
+    pending_leases: HashMap<u64, PendingLease>,
     /// Some of them are of QPs that are gone.
     orphans: bool,
     /// A `wait` armed the CQ and left without the event: it may come when nobody awaits it.
@@ -109,7 +109,7 @@ impl Cq {
             waiters: 0,
             armed_by_program: false,
             stray_event: false,
-            flights: HashMap::new(),
+            pending_leases: HashMap::new(),
             orphans: false,
             consumer: CompletionConsumer::new(memory.clone()),
         };
@@ -138,8 +138,10 @@ impl Cq {
     /// QPs go on. No completion is lost or comes twice, and an armed CQ stays armed. Threads that poll
     /// or arm it meanwhile wait for the daemon's answer.
     ///
-    /// The daemon refuses fewer entries than are unread or reserved for requests under way (field
-    /// `entries`), and more than the limits allow (`limits.cq_entries`, `cq_entries_total` and, for the
+    /// # Errors
+    ///
+    /// [`Error::Refused`] for fewer entries than are unread or reserved for requests under way (field
+    /// `entries`), and for more than the limits allow (`limits.cq_entries`, `cq_entries_total` and, for the
     /// memory, `arena_bytes`): then the CQ is as it was. After any other error the session is over.
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         self.inner.session.check_owner()?;
@@ -162,7 +164,12 @@ impl Cq {
     /// Takes up to `completions.len()` completions, oldest first, and returns how many
     /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
     /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so
-    /// that a program that only polls learns of its end as [`Error::DaemonGone`].
+    /// that a program that only polls learns of its end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DaemonGone`]: nothing more will complete. Requests that failed are no error of this
+    /// call but completions, see [`Completion::ok`].
     pub fn poll(&self, completions: &mut [Completion]) -> Result<usize, Error> {
         let mut state = self.inner.state.lock();
         let n = state.take(completions)?;
@@ -291,14 +298,15 @@ impl AsRawFd for Cq {
 
 impl CqInner {
     /// Awaits the completion of a request that has a lease.
-    pub(crate) fn await_landing(&self, number: u64, flight: Flight) {
-        self.state.lock().flights.insert(number, flight);
+    pub(crate) fn await_lease(&self, number: u64, lease: PendingLease) {
+        self.state.lock().pending_leases.insert(number, lease);
     }
 
     /// A QP is gone, and writes no completion any more.
     pub(crate) fn orphan(&self, qp: QpId) {
         let mut state = self.state.lock();
-        let any = state.flights.values_mut().fold(false, |any, flight| flight.orphan(qp) | any);
+        let any =
+            state.pending_leases.values_mut().fold(false, |any, lease| lease.orphan(qp) | any);
         state.orphans |= any;
     }
 
@@ -359,7 +367,7 @@ impl CqState {
             };
             *place = Completion::from_entry(&entry)?;
             if let Some(done) = done {
-                self.land(done, place);
+                self.give_back(done, place);
             }
             n += 1;
         }
@@ -368,10 +376,10 @@ impl CqState {
 
     /// Gives a lease back, and the completion the program's name for its request.
     #[cold]
-    fn land(&mut self, done: Done, completion: &mut Completion) {
-        if let Some(flight) = self.flights.remove(&done.wr_id()) {
-            completion.wr_id = flight.wr_id;
-            flight.land(done);
+    fn give_back(&mut self, done: Done, completion: &mut Completion) {
+        if let Some(lease) = self.pending_leases.remove(&done.wr_id()) {
+            completion.wr_id = lease.wr_id;
+            lease.complete(done);
         }
     }
 
@@ -380,7 +388,7 @@ impl CqState {
     #[cold]
     fn forget_orphans(&mut self) {
         self.orphans = false;
-        self.flights.retain(|_, flight| !flight.is_orphan());
+        self.pending_leases.retain(|_, lease| !lease.is_orphan());
     }
 
     /// Tells the daemon whether it may skip the event because somebody looks. Only if that is the

@@ -46,7 +46,7 @@ impl Subject {
 }
 
 /// A kind of event that a thread can wait for.
-pub(crate) type Kind = fn(&Event) -> bool;
+pub(crate) type EventFilter = fn(&Event) -> bool;
 
 /// A decision about an attempt to connect or accept.
 pub(crate) fn settles_connection(event: &Event) -> bool {
@@ -87,18 +87,18 @@ pub(crate) struct Events {
     /// Order number of the next event.
     next: u64,
     /// Objects that exist.
-    subjects: HashMap<Subject, Mail>,
+    subjects: HashMap<Subject, SubjectState>,
     /// The program reads events itself, so notices that no blocking call takes are kept too.
     read_raw: bool,
 }
 
 /// What waits for one object.
 #[derive(Default)]
-struct Mail {
+struct SubjectState {
     /// Order numbers of its events.
     waiting: VecDeque<u64>,
     /// Kinds that blocked threads wait for.
-    claims: Vec<Kind>,
+    claims: Vec<EventFilter>,
     /// The peer has finished sending on the present connection.
     peer_closed: bool,
     /// How the last connection ended, if it has.
@@ -131,23 +131,23 @@ impl Events {
 
     /// Starts keeping events of an object.
     pub(crate) fn open(&mut self, subject: Subject) {
-        self.subjects.insert(subject, Mail::default());
+        self.subjects.insert(subject, SubjectState::default());
     }
 
     /// Forgets an object and its events.
     pub(crate) fn close(&mut self, subject: Subject) {
-        let mail = self.subjects.remove(&subject);
-        for n in mail.into_iter().flat_map(|m| m.waiting) {
+        let state = self.subjects.remove(&subject);
+        for n in state.into_iter().flat_map(|m| m.waiting) {
             self.waiting.remove(&n);
         }
     }
 
     /// Forgets what a QP's earlier connection left behind: a new attempt begins.
     pub(crate) fn renew(&mut self, qp: QpId) {
-        let Some(mail) = self.subjects.get_mut(&Subject::Qp(qp)) else { return };
-        (mail.ended, mail.peer_closed) = (None, false);
+        let Some(state) = self.subjects.get_mut(&Subject::Qp(qp)) else { return };
+        (state.ended, state.peer_closed) = (None, false);
         let waiting = &mut self.waiting;
-        mail.waiting.retain(|n| match waiting.get(n) {
+        state.waiting.retain(|n| match waiting.get(n) {
             Some(event) if settles_connection(event) || concerns_end(event) => {
                 waiting.remove(n);
                 false
@@ -157,27 +157,27 @@ impl Events {
     }
 
     /// Reserves an object's events of this kind for the caller's thread.
-    pub(crate) fn claim(&mut self, subject: Subject, kind: Kind) {
-        if let Some(mail) = self.subjects.get_mut(&subject) {
-            mail.claims.push(kind);
+    pub(crate) fn claim(&mut self, subject: Subject, kind: EventFilter) {
+        if let Some(state) = self.subjects.get_mut(&subject) {
+            state.claims.push(kind);
         }
     }
 
     /// Ends one reservation.
-    pub(crate) fn unclaim(&mut self, subject: Subject, kind: Kind) {
-        if let Some(mail) = self.subjects.get_mut(&subject)
-            && let Some(i) = mail.claims.iter().position(|k| std::ptr::fn_addr_eq(*k, kind))
+    pub(crate) fn unclaim(&mut self, subject: Subject, kind: EventFilter) {
+        if let Some(state) = self.subjects.get_mut(&subject)
+            && let Some(i) = state.claims.iter().position(|k| std::ptr::fn_addr_eq(*k, kind))
         {
-            mail.claims.swap_remove(i);
+            state.claims.swap_remove(i);
         }
     }
 
     /// The first event of this kind that waits for the object.
-    pub(crate) fn take(&mut self, subject: Subject, kind: Kind) -> Option<Event> {
-        let mail = self.subjects.get_mut(&subject)?;
+    pub(crate) fn take(&mut self, subject: Subject, kind: EventFilter) -> Option<Event> {
+        let state = self.subjects.get_mut(&subject)?;
         let waiting = &self.waiting;
-        let at = mail.waiting.iter().position(|n| waiting.get(n).is_some_and(kind))?;
-        let n = mail.waiting.remove(at)?;
+        let at = state.waiting.iter().position(|n| waiting.get(n).is_some_and(kind))?;
+        let n = state.waiting.remove(at)?;
         self.waiting.remove(&n)
     }
 
@@ -189,8 +189,8 @@ impl Events {
             let claims = self.subjects.get(&subject).map_or(&[][..], |m| &m.claims);
             (!claims.iter().any(|kind| kind(event))).then_some((*n, subject))
         })?;
-        if let Some(mail) = self.subjects.get_mut(&subject) {
-            mail.waiting.retain(|m| *m != n);
+        if let Some(state) = self.subjects.get_mut(&subject) {
+            state.waiting.retain(|m| *m != n);
         }
         self.waiting.remove(&n)
     }
@@ -199,24 +199,24 @@ impl Events {
     /// Takes the events.
     pub(crate) fn ending(&mut self, qp: QpId) -> Option<Ending> {
         while self.take(Subject::Qp(qp), concerns_end).is_some() {}
-        let mail = self.subjects.get_mut(&Subject::Qp(qp))?;
-        if let Some(reason) = &mail.ended {
+        let state = self.subjects.get_mut(&Subject::Qp(qp))?;
+        if let Some(reason) = &state.ended {
             return Some(Ending::Ended(reason.clone()));
         }
-        std::mem::take(&mut mail.peer_closed).then_some(Ending::PeerClosed)
+        std::mem::take(&mut state.peer_closed).then_some(Ending::PeerClosed)
     }
 
     fn push(&mut self, event: Event) {
         let subject = Subject::of(&event);
         // An event of an object that has been dropped meanwhile concerns nobody.
-        let Some(mail) = self.subjects.get_mut(&subject) else { return };
+        let Some(state) = self.subjects.get_mut(&subject) else { return };
         match &event {
             Event::RequestWithdrawn { request, .. } if !brings_no_request(&event) => {
-                let unread = mail
+                let unread = state
                     .waiting
                     .iter()
                     .position(|n| self.waiting.get(n).is_some_and(|e| asks(e, *request)));
-                if let Some(n) = unread.and_then(|at| mail.waiting.remove(at)) {
+                if let Some(n) = unread.and_then(|at| state.waiting.remove(at)) {
                     // Nobody has seen the request: both vanish.
                     self.waiting.remove(&n);
                     return;
@@ -228,7 +228,7 @@ impl Events {
                 }
             }
             Event::EventsLost { count } => {
-                let earlier = mail.waiting.front().and_then(|n| self.waiting.get_mut(n));
+                let earlier = state.waiting.front().and_then(|n| self.waiting.get_mut(n));
                 if let Some(Event::EventsLost { count: sum }) = earlier {
                     *sum = sum.saturating_add(*count);
                     return;
@@ -238,7 +238,7 @@ impl Events {
             Event::SrqLimit { .. } | Event::SrqUnfair { .. } => {
                 let same = |e: &Event| std::mem::discriminant(e) == std::mem::discriminant(&event);
                 let waiting = &mut self.waiting;
-                mail.waiting.retain(|n| {
+                state.waiting.retain(|n| {
                     let kept = !waiting.get(n).is_some_and(same);
                     if !kept {
                         waiting.remove(n);
@@ -246,11 +246,11 @@ impl Events {
                     kept
                 });
             }
-            Event::Disconnected { reason, .. } => mail.ended = Some(reason.clone()),
-            Event::PeerClosed { .. } => mail.peer_closed = true,
+            Event::Disconnected { reason, .. } => state.ended = Some(reason.clone()),
+            Event::PeerClosed { .. } => state.peer_closed = true,
             _ => {}
         }
-        mail.waiting.push_back(self.next);
+        state.waiting.push_back(self.next);
         self.waiting.insert(self.next, event);
         self.next += 1;
     }

@@ -25,12 +25,12 @@ pub(crate) struct Inbox<S> {
     socket: OwnedFd,
     /// Puts one packet in its place; an error closes the inbox.
     sort: fn(&mut S, &[u8]) -> Result<(), Error>,
-    shared: Mutex<Shared<S>>,
+    shared: Mutex<InboxState<S>>,
     /// Something was sorted, the reader left, or the socket closed. Told by [`Inbox::tell`].
     changed: Condvar,
 }
 
-struct Shared<S> {
+struct InboxState<S> {
     sorted: S,
     /// Room for the largest packet.
     space: Box<[u8]>,
@@ -50,8 +50,13 @@ impl<S> Inbox<S> {
         sort: fn(&mut S, &[u8]) -> Result<(), Error>,
     ) -> Self {
         let space = vec![0; packet].into();
-        let shared =
-            Mutex::new(Shared { sorted, space, reading: false, tasks: Vec::new(), closed: false });
+        let shared = Mutex::new(InboxState {
+            sorted,
+            space,
+            reading: false,
+            tasks: Vec::new(),
+            closed: false,
+        });
         Inbox { socket, sort, shared, changed: Condvar::new() }
     }
 
@@ -173,7 +178,7 @@ impl<S> Inbox<S> {
     }
 
     /// Has everybody look again. The lock is let go of meanwhile: who is woken may run at once.
-    fn tell(&self, shared: &mut MutexGuard<'_, Shared<S>>) {
+    fn tell(&self, shared: &mut MutexGuard<'_, InboxState<S>>) {
         self.changed.notify_all();
         let tasks = std::mem::take(&mut shared.tasks);
         if !tasks.is_empty() {
@@ -193,8 +198,8 @@ impl<S> Inbox<S> {
     }
 
     /// Reads and sorts one packet; `false` if there is none.
-    fn read_one(&self, shared: &mut Shared<S>) -> Result<bool, Error> {
-        let Shared { sorted, space, closed, .. } = shared;
+    fn read_one(&self, shared: &mut InboxState<S>) -> Result<bool, Error> {
+        let InboxState { sorted, space, closed, .. } = shared;
         loop {
             return match recv(&self.socket, &mut **space, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Err(Errno::INTR) => continue,

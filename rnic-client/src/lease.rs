@@ -109,9 +109,13 @@ impl LocalMr {
         false
     }
 
-    /// Leases a range, in bytes from the region's start: at least one byte, less than 4 GiB, none
-    /// of which is leased or posted ([`Error::Leased`]). A new region is zeroed; what is leased
-    /// again is as it was left.
+    /// Leases a range, in bytes from the region's start: at least one byte, less than 4 GiB. A new
+    /// region is zeroed; what is leased again is as it was left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Leased`] if a byte of it is leased or posted; [`Error::OutOfRange`] if the region has
+    /// no such range.
     pub fn lease(&self, range: impl RangeBounds<u64>) -> Result<Lease, Error> {
         let (offset, length) = resolve(range, self.len())?;
         if length == 0 || u32::try_from(length).is_err() {
@@ -184,10 +188,13 @@ impl Lease {
 
     /// Gives it away to a request that has been written with this number and is not shown to the
     /// daemon yet: what its completion is matched with, and what the program keeps.
-    pub(crate) fn lend(self, number: LoanNumber, wr_id: u64, qp: QpId) -> (Flight, Posted) {
+    pub(crate) fn lend(self, number: LoanNumber, wr_id: u64, qp: QpId) -> (PendingLease, Posted) {
         let Lease { bytes, region } = self;
-        let place = Arc::new(Mutex::new(Place::Lent(bytes.lend(number), region)));
-        (Flight { place: place.clone(), wr_id, qp, is_orphan: false }, Posted { place, wr_id })
+        let state = Arc::new(Mutex::new(LeaseState::Lent(bytes.lend(number), region)));
+        (
+            PendingLease { state: state.clone(), wr_id, qp, is_orphan: false },
+            Posted { state, wr_id },
+        )
     }
 }
 
@@ -250,12 +257,12 @@ impl LeasedRequest {
 /// region.
 #[must_use = "it brings the lease back"]
 pub struct Posted {
-    place: Arc<Mutex<Place>>,
+    state: Arc<Mutex<LeaseState>>,
     wr_id: u64,
 }
 
 /// Where a lease is that was posted.
-enum Place {
+enum LeaseState {
     /// With the daemon.
     Lent(Loan, Arc<Region>),
     /// The completion has been polled.
@@ -274,12 +281,12 @@ impl Posted {
     /// what calls it), whether it succeeded or not; itself otherwise.
     pub fn take(self) -> Result<Lease, Posted> {
         // One lock from the look to what is left there: the completion may land at any moment.
-        let mut place = self.place.lock();
-        match std::mem::replace(&mut *place, Place::Gone) {
-            Place::Back(lease) => Ok(lease),
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut *state, LeaseState::Gone) {
+            LeaseState::Back(lease) => Ok(lease),
             other => {
-                *place = other;
-                drop(place);
+                *state = other;
+                drop(state);
                 Err(self)
             }
         }
@@ -288,18 +295,18 @@ impl Posted {
     /// Whether its completion will never be polled, because its QP was dropped before or its CQ is
     /// gone. The bytes then stay taken until the region is dropped.
     pub fn is_lost(&self) -> bool {
-        matches!(*self.place.lock(), Place::Gone)
+        matches!(*self.state.lock(), LeaseState::Gone)
     }
 }
 
 impl fmt::Debug for Posted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match &*self.place.lock() {
-            Place::Lent(..) => "with the daemon",
-            Place::Back(_) => "back",
-            Place::Gone => "lost",
+        let state = match &*self.state.lock() {
+            LeaseState::Lent(..) => "with the daemon",
+            LeaseState::Back(_) => "back",
+            LeaseState::Gone => "lost",
         };
-        f.debug_struct("Posted").field("wr_id", &self.wr_id).field("lease", &place).finish()
+        f.debug_struct("Posted").field("wr_id", &self.wr_id).field("lease", &state).finish()
     }
 }
 
@@ -307,7 +314,7 @@ impl fmt::Debug for Posted {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct NotPosted {
-    /// Why.
+    /// What kept it from being posted.
     #[source]
     pub error: Error,
     /// It, as it was.
@@ -321,8 +328,8 @@ impl From<NotPosted> for Error {
 }
 
 /// A request with a lease whose completion is awaited by its CQ.
-pub(crate) struct Flight {
-    place: Arc<Mutex<Place>>,
+pub(crate) struct PendingLease {
+    state: Arc<Mutex<LeaseState>>,
     /// The application's name for it.
     pub(crate) wr_id: u64,
     qp: QpId,
@@ -330,14 +337,14 @@ pub(crate) struct Flight {
     is_orphan: bool,
 }
 
-impl Flight {
+impl PendingLease {
     /// Its completion has been read.
-    pub(crate) fn land(self, done: Done) {
-        let mut place = self.place.lock();
-        if let Place::Lent(loan, region) = std::mem::replace(&mut *place, Place::Gone)
+    pub(crate) fn complete(self, done: Done) {
+        let mut state = self.state.lock();
+        if let LeaseState::Lent(loan, region) = std::mem::replace(&mut *state, LeaseState::Gone)
             && let Ok(bytes) = loan.reclaim(done)
         {
-            *place = Place::Back(Lease { bytes, region });
+            *state = LeaseState::Back(Lease { bytes, region });
         }
     }
 
@@ -352,11 +359,11 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for PendingLease {
     fn drop(&mut self) {
-        let mut place = self.place.lock();
-        if let Place::Lent(..) = *place {
-            *place = Place::Gone;
+        let mut state = self.state.lock();
+        if let LeaseState::Lent(..) = *state {
+            *state = LeaseState::Gone;
         }
     }
 }

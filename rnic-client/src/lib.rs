@@ -108,10 +108,6 @@ mod memory;
 mod mr;
 mod paths;
 mod pd;
-#[cfg(feature = "programs")]
-// What the programs are made of; handles of the library are elsewhere.
-#[allow(missing_debug_implementations)]
-pub mod programs;
 mod qp;
 mod receive;
 mod request;

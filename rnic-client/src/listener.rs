@@ -59,9 +59,13 @@ impl Listener {
         self.session.command(RequestBody::Listen { listener: self.id, backlog })
     }
 
-    /// Waits for a peer that asks to connect (compare `rdma_get_request(3)`). Fails with
-    /// [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes). Several
-    /// threads may wait; each request goes to one of them.
+    /// Waits for a peer that asks to connect (compare `rdma_get_request(3)`), at most for `timeout`
+    /// (`None` waits as long as it takes). Several threads may wait; each request goes to one of
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] when `timeout` is over, after which the listener goes on as before.
     pub fn accept_request(&self, timeout: Option<Duration>) -> Result<ConnectionRequest, Error> {
         let subject = Subject::Listener(self.id);
         let _claim = Claim::new(&self.session, subject, asks_to_connect);
@@ -214,9 +218,38 @@ impl ConnectionRequest {
     /// Accepts with an Idle QP and waits until the connection stands, which is when the peer's
     /// first message has arrived. Post receives before.
     ///
-    /// Errors: [`Error::Refused`] if the peer has given up meanwhile; [`Error::Unreachable`],
-    /// [`Error::Disconnected`] or [`Error::TimedOut`] if it does not begin, and the QP is of no
-    /// more use.
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the peer has given up meanwhile: the QP is Idle still, and good for the
+    /// next request. [`Error::Unreachable`], [`Error::Disconnected`] or [`Error::TimedOut`] if the
+    /// peer does not begin: the QP is of no more use.
+    ///
+    /// # Examples
+    ///
+    /// A server that takes who says the right word, with a QP that has room before the peer sends:
+    ///
+    /// ```no_run
+    /// # use rnic_client::*;
+    /// # fn serve(listener: &Listener, pd: &Pd, cq: &Cq, inbox: &Mr)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// loop {
+    ///     let request = listener.accept_request(None)?;
+    ///     if request.private_data() != b"open sesame" {
+    ///         request.reject(b"who are you?")?;
+    ///         continue;
+    ///     }
+    ///     let qp = pd.create_qp(&QpOptions::new(cq))?;
+    ///     qp.post_recv(&[RecvRequest::new(1, &[inbox.sge(0, 4096)])])?;
+    ///     match request.accept(&qp, &AcceptOptions::default()) {
+    ///         Ok(connected) => println!("{} may send", connected.addresses.peer),
+    ///         // This peer's trouble: others may come.
+    ///         Err(e) if e.fault() == Fault::Peer => eprintln!("{e}"),
+    ///         Err(e) => return Err(e.into()),
+    ///     }
+    ///     # drop(qp);
+    /// }
+    /// # }
+    /// ```
     pub fn accept(self, qp: &Qp, options: &AcceptOptions) -> Result<Connected, Error> {
         let _claim = Claim::new(qp.session(), Subject::Qp(qp.id), settles_connection);
         let timeout = options.timeout;
@@ -226,6 +259,10 @@ impl ConnectionRequest {
 
     /// Accepts with an Idle QP. What comes of it is told by [`Qp::wait_connected`] or
     /// [`Context::next_event`](crate::Context::next_event).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] if the peer has given up meanwhile; [`Error::PrivateDataTooLong`].
     pub fn start_accept(mut self, qp: &Qp, options: &AcceptOptions) -> Result<(), Error> {
         check_private_data(&options.private_data)?;
         if !Arc::ptr_eq(qp.session(), &self.session) {

@@ -256,8 +256,10 @@ impl Mr {
     /// Deregisters it (`ibv_dereg_mr(3)`). When this returns, not one more byte will be read from
     /// or written to it from the wire.
     ///
-    /// While windows are bound to it the daemon refuses that and says how many. It is then
-    /// deregistered when the last [`MemoryWindow`](crate::MemoryWindow) that this library has bound
+    /// # Errors
+    ///
+    /// [`Error::Refused`] while windows are bound to it, with their number. It is then deregistered
+    /// when the last [`MemoryWindow`](crate::MemoryWindow) that this library has bound
     /// to it is dropped.
     pub fn deregister(self) -> Result<(), Error> {
         self.registration.end()

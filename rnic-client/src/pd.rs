@@ -49,6 +49,33 @@ impl Pd {
     /// Registers a range of a segment, in bytes from its start, with these rights
     /// (`ibv_reg_mr(3)`). Local elements and remote offsets count from the range's address in this
     /// process, or from 0 with [`Access::ZERO_BASED`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] if the segment has no such range; [`Error::Refused`] names the limit, or
+    /// the right that may not be given (`REMOTE_WRITE` without `LOCAL_WRITE`).
+    ///
+    /// # Examples
+    ///
+    /// A region that the peer writes into, and the message that tells it where:
+    ///
+    /// ```no_run
+    /// # use rnic_client::*;
+    /// # fn offer(context: &Context, pd: &Pd, qp: &Qp) -> Result<(), Box<dyn std::error::Error>> {
+    /// let segment = context.create_segment(1 << 20)?;
+    /// // The second half, for peers to write; the first half stays out of their reach.
+    /// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    /// let inbox = pd.reg_mr(&segment, 512 * 1024.., rights)?;
+    /// qp.post_send(&[SendRequest::send_inline(1, &inbox.remote().to_bytes())])?;
+    /// // The peer has a `RemoteMr::from_bytes(..)`, and posts
+    /// // `SendRequest::write(2, &sges, remote.at(0))`. Once its message says that it has:
+    /// let mut header = [0; 64];
+    /// inbox.read_at(0, &mut header)?;
+    /// // When this returns, the peer writes no more.
+    /// inbox.deregister()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn reg_mr(
         &self,
         segment: &Segment,
@@ -60,11 +87,20 @@ impl Pd {
 
     /// Makes `len` bytes of memory, rounded up to whole pages, and registers them for this program's
     /// own requests alone, so that ranges of them can be leased as slices.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Context::create_segment`](crate::Context::create_segment) and [`Pd::reg_mr`].
     pub fn reg_local(&self, len: u64) -> Result<LocalMr, Error> {
         LocalMr::register(&self.inner, len)
     }
 
     /// Registers a range of a segment with an address of the caller's choice or for one QP.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Pd::reg_mr`]; [`Error::Refused`] also if the addresses from
+    /// [`iova`](MrOptions::iova) on would wrap, or if the QP is no QP of this domain.
     pub fn reg_mr_with(
         &self,
         segment: &Segment,
@@ -82,8 +118,34 @@ impl Pd {
     /// Registers a range of attached memory, in bytes from the buffer's start. The context must have
     /// attached its memory ([`Context::attach_memory`](crate::Context::attach_memory)).
     ///
-    /// Rights to write are refused ([`Error::NotWritable`]) where this process may not write itself,
-    /// because the daemon's way to the memory ignores page protection.
+    /// # Errors
+    ///
+    /// [`Error::NotWritable`] if rights to write are asked for where this process may not write
+    /// itself, because the daemon's way to the memory ignores page protection; [`Error::OutOfRange`]
+    /// if the buffer has no such range; [`Error::Refused`] names the limit, and is what comes if no
+    /// memory has been attached.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # use rnic_client::*;
+    /// # fn fetch(context: &Context, pd: &Pd, qp: &Qp, cq: &Cq, from: RemoteMr)
+    /// # -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    /// // Once for the session; a daemon that may not do it says so.
+    /// context.attach_memory()?;
+    /// // Memory of the program's own, which an RDMA Read of the peer's region fills.
+    /// let buffer = AttachedBuffer::new(from.len as usize)?;
+    /// let sink = pd.reg_mr_attached(&buffer, .., &MrOptions::default())?;
+    /// let read = SendRequest::read(1, sink.sge(0, from.len as u32), from.at(0));
+    /// qp.post_send(&[read.signaled()])?;
+    /// let mut one = [Completion::default()];
+    /// cq.wait(&mut one, None)?;
+    /// one[0].ok()?;
+    /// // The bytes are the program's again when no region names them.
+    /// sink.deregister()?;
+    /// Ok(buffer.into_vec().expect("the region is gone"))
+    /// # }
+    /// ```
     pub fn reg_mr_attached(
         &self,
         buffer: &AttachedBuffer,
@@ -94,11 +156,20 @@ impl Pd {
     }
 
     /// Makes a queue pair in state Idle (`ibv_create_qp(3)`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] names the limit: of queue pairs, of a queue's depth, of elements or of
+    /// inline data; [`Error::ForeignObject`] if a CQ or the shared queue is of another context.
     pub fn create_qp(&self, options: &QpOptions<'_>) -> Result<Qp, Error> {
         Qp::create(&self.inner, options)
     }
 
     /// Makes a shared receive queue for QPs of this domain (`ibv_create_srq(3)`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] names the limit: of queues, of their depth or of elements.
     pub fn create_srq(&self, options: &SrqOptions) -> Result<Srq, Error> {
         Srq::create(&self.inner, options)
     }

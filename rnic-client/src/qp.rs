@@ -167,8 +167,12 @@ impl Qp {
     /// Posts send requests in order, ringing once (`ibv_post_send(3)`). They may be posted before
     /// the QP is connected and start when it is.
     ///
-    /// Checks what can be known here: room in the queue, number of elements, inline length. The
-    /// daemon checks everything again and the rest, and fails the request with a completion.
+    /// # Errors
+    ///
+    /// What can be known here: [`Error::QueueFull`] (poll completions, then post the rest),
+    /// [`Error::TooManySges`], [`Error::InlineTooLong`], [`Error::LeasedMemory`]. Requests before the
+    /// wrong one have been posted, [`PostError::posted`] says how many. The daemon checks everything
+    /// again and the rest, and fails the request with a completion.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.alive()?;
         let mut sq = self.sq.lock();
@@ -202,8 +206,8 @@ impl Qp {
         }
         // Awaited before the daemon sees it, so that its completion finds it.
         let key = number.wr_id();
-        let (flight, posted) = request.lease.lend(number, wr_id, self.id);
-        self.cqs[0].inner.await_landing(key, flight);
+        let (pending, posted) = request.lease.lend(number, wr_id, self.id);
+        self.cqs[0].inner.await_lease(key, pending);
         sq.producer.publish();
         drop(sq);
         // A worker that does not exist is found out by whoever waits.
@@ -226,8 +230,8 @@ impl Qp {
         let element = slot.as_ref().map(|(lease, _)| lease.element());
         let pushed = rq.post_one(self.session(), key, element.as_slice(), || {
             if let Some((lease, number)) = slot.take() {
-                let (flight, ticket) = lease.lend(number, wr_id, self.id);
-                self.cqs[1].inner.await_landing(key, flight);
+                let (pending, ticket) = lease.lend(number, wr_id, self.id);
+                self.cqs[1].inner.await_lease(key, pending);
                 posted = Some(ticket);
             }
         });
@@ -251,8 +255,11 @@ impl Qp {
     /// Posts receives in order (`ibv_post_recv(3)`), at best before the QP is connected: a message
     /// that finds none ends the connection, or waits, see [`QpOptions::no_receive`].
     ///
-    /// Checks what can be known here: room in the queue and number of elements. A QP on a shared
-    /// receive queue has none of its own: [`Error::SharedReceives`].
+    /// # Errors
+    ///
+    /// What can be known here: [`Error::QueueFull`] and [`Error::TooManySges`], with the number of
+    /// receives that have been posted in [`PostError::posted`]. A QP on a shared receive queue has
+    /// none of its own: [`Error::SharedReceives`].
     pub fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         match &self.rq {
             Some(rq) => rq.post(self.session(), requests),

@@ -33,7 +33,7 @@ pub(crate) struct Session {
     features: Features,
     /// CPUs the process could run on when it opened the session.
     cpus: usize,
-    channel: Mutex<Channel>,
+    channel: Mutex<ControlChannel>,
     /// One per worker.
     doorbells: Box<[Doorbell]>,
     pub(crate) events: Inbox<Events>,
@@ -47,7 +47,7 @@ pub(crate) struct Session {
 
 /// The control connection with the arenas that its replies bring: one lock, because a reply may
 /// place a queue in an arena that came with the reply just before it.
-struct Channel {
+struct ControlChannel {
     control: Control,
     /// By arena number.
     arenas: Vec<(u32, Arc<Mapping>)>,
@@ -83,7 +83,7 @@ impl Session {
             id: reply.session,
             features: Features::from_bits_truncate(reply.features),
             cpus: cpus(),
-            channel: Mutex::new(Channel { control, arenas: vec![(0, arena)] }),
+            channel: Mutex::new(ControlChannel { control, arenas: vec![(0, arena)] }),
             doorbells,
             events: Inbox::new(events, MAX_MESSAGE, Events::new(), Events::sort),
             local_keys: LocalKeys::default(),

@@ -47,6 +47,38 @@ impl Default for SrqOptions {
 /// [`Event::SrqUnfair`](crate::Event::SrqUnfair) when the peer of one QP uses up more than its fair
 /// share, [`Event::LastReceive`](crate::Event::LastReceive) when a QP in Error will take no more, and
 /// [`Event::SrqError`](crate::Event::SrqError) when its memory was scribbled over.
+///
+/// ```no_run
+/// # use rnic_client::*;
+/// # fn serve(context: &Context, pd: &Pd, cq: &Cq, listener: &Listener)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// // 256 receives of 4 KiB for a thousand peers, of which few send at a time.
+/// const SLOT: u64 = 4096;
+/// let srq = pd.create_srq(&SrqOptions { depth: 256, limit: 64, ..SrqOptions::default() })?;
+/// let segment = context.create_segment(256 * SLOT)?;
+/// let inbox = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+/// let post = |slot: u64| {
+///     srq.post_recv(&[RecvRequest::new(slot, &[inbox.sge(slot * SLOT, SLOT as u32)])])
+/// };
+/// (0..256).try_for_each(post)?;
+///
+/// let mut peers = Vec::new();
+/// while peers.len() < 1000 {
+///     let request = listener.accept_request(None)?;
+///     let qp = pd.create_qp(&QpOptions { srq: Some(&srq), ..QpOptions::new(cq) })?;
+///     request.start_accept(&qp, &AcceptOptions::default())?;
+///     peers.push(qp);
+/// }
+/// loop {
+///     let mut one = [Completion::default()];
+///     cq.wait(&mut one, None)?;
+///     let received = one[0].ok()?;
+///     println!("{} bytes for QP {}", received.byte_len, received.qp);
+///     // The slot is free again, for a message to whichever QP comes next.
+///     post(received.wr_id)?;
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Srq {
     pub(crate) inner: Arc<SrqInner>,
@@ -89,7 +121,10 @@ impl Srq {
 
     /// Posts receives in order (`ibv_post_srq_recv(3)`).
     ///
-    /// Checks what can be known here: room in the queue and number of elements.
+    /// # Errors
+    ///
+    /// Those that can be known here: [`Error::QueueFull`] and [`Error::TooManySges`];
+    /// [`PostError::posted`] says how many receives before the wrong one have been posted.
     pub fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         self.inner.queue.post(self.session(), requests)
     }

@@ -40,7 +40,7 @@ listeners = 2
 "#;
 
 /// A session of another client that must not notice anything.
-fn bystander(socket: &std::path::PathBuf) -> (Raw, PdId) {
+fn bystander(socket: &std::path::Path) -> (Raw, PdId) {
     let mut raw = Raw::open(socket);
     let pd = raw.pd();
     (raw, pd)
@@ -106,7 +106,7 @@ fn malformed_requests_are_named_and_end_the_session() {
     let mut cases: Vec<&[u8]> = vec![&trailing, &oversize, &unknown];
     cases.extend((1..whole.len()).map(|cut| &whole[..cut]));
     for bytes in cases {
-        let raw = Raw::open(&daemon.socket());
+        let mut raw = Raw::open(&daemon.socket());
         raw.send(bytes, &[]);
         let reply = raw.reply();
         assert!(

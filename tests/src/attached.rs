@@ -56,7 +56,7 @@ pub fn offer_wrong_descriptors(raw: &mut Raw) -> Result<(), Failure> {
         ("the memory of another process", others.into()),
         ("its own memory, to be read only", open("/proc/self/mem")?),
     ] {
-        match raw.call(RequestBody::AttachMemory, &[descriptor.as_fd()]) {
+        match raw.try_call(RequestBody::AttachMemory, &[descriptor.as_fd()]) {
             Some(Err(Refusal::Invalid { field, .. })) if field == "memory" => {}
             answer => return Err(format!("{what}: {answer:?}").into()),
         }

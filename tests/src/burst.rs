@@ -33,7 +33,7 @@ pub fn post(context: &Context, address: SocketAddr, posts: u64) -> Result<u64, F
     let qp = pd.create_qp(&QpOptions { sq_depth: 512, ..QpOptions::new(&cq) })?;
     let connected = qp.connect(address, &ConnectOptions::default())?;
     let region = RemoteMr::from_bytes(&connected.private_data).ok_or("no region was named")?;
-    let write = |n: u64| SendRequest::write_inline(n, b"8 bytes", region.at(0));
+    let write = |n: u64| SendRequest::write_inline(n, b"8 bytes!", region.at(0));
     let mut batch: Vec<SendRequest<'_>> = (0..BATCH).map(write).collect();
     if let Some(last) = batch.last_mut() {
         *last = last.signaled();

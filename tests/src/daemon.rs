@@ -30,6 +30,19 @@ macro_rules! binaries {
     };
 }
 
+/// The two ways between QPs of one daemon, as its configuration names them.
+pub const PATHS: [&str; 2] = ["direct", "tcp"];
+
+/// A configuration in which QPs of one daemon reach each other this way.
+pub fn on_path(path: &str) -> String {
+    format!("[engine]\nloopback = \"{path}\"\n")
+}
+
+/// As [`on_path`], with so many workers. More keys of the engine, or other tables, may follow.
+pub fn engine(workers: u32, path: &str) -> String {
+    format!("{}workers = {workers}\n", on_path(path))
+}
+
 /// Whether there is nothing but the session that asks.
 fn nothing_left(s: &StatusInfo) -> bool {
     let objects =

@@ -87,7 +87,7 @@ pub fn pass(socket: &Path, how: Passed, file: &Path) -> Result<(), Failure> {
     let frozen = std::mem::ManuallyDrop::new(OwnedFd::from(File::open(file)?));
     let descriptor = [frozen.as_fd()];
     if how == Passed::Hello {
-        let raw = Raw::connect(socket).ok_or("the daemon is not there")?;
+        let raw = Raw::try_connect(socket).ok_or("the daemon is not there")?;
         let hello = Hello { min_version: ABI_VERSION, max_version: ABI_VERSION, features: 0 };
         raw.send(&hello.to_bytes(), &descriptor);
         return match raw.receive() {
@@ -95,7 +95,7 @@ pub fn pass(socket: &Path, how: Passed, file: &Path) -> Result<(), Failure> {
             Some(_) => Err("it was greeted".into()),
         };
     }
-    let mut raw = Raw::open(socket).ok_or("no session")?;
+    let mut raw = Raw::try_open(socket).ok_or("no session")?;
     let body = match how {
         Passed::Segment => RequestBody::AddSegment { length: LEN as u64, client_address: 0 },
         Passed::Memory => RequestBody::AttachMemory,
@@ -127,9 +127,9 @@ impl Lent {
         let file = File::options().read(true).write(true).open(file)?;
         let file = std::mem::ManuallyDrop::new(file);
         let pages = Mapping::map_arena(file.as_fd(), LEN)?;
-        let mut raw = Raw::open(socket).ok_or("no session")?;
+        let mut raw = Raw::try_open(socket).ok_or("no session")?;
         let own = crate::attached::own_memory()?;
-        let mut call = |body, descriptors: &[_]| match raw.call(body, descriptors) {
+        let mut call = |body, descriptors: &[_]| match raw.try_call(body, descriptors) {
             Some(Ok(reply)) => Ok(reply),
             answer => Err(Failure::from(format!("{answer:?}"))),
         };

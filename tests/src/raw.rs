@@ -1,5 +1,8 @@
 //! A client that speaks the control socket by hand, so that nothing the library checks stands
 //! between a test and the daemon, and that keeps every descriptor it is given.
+//!
+//! The tests of the daemon's package include this file (`rnicd/tests/support`). What is called `try_`
+//! copes with a daemon that is not there or ends the session; the rest panics.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,12 +38,21 @@ pub struct Raw {
 pub type Packet = Option<(Vec<u8>, Vec<OwnedFd>)>;
 
 impl Raw {
-    /// Connects and says nothing. `None` if the daemon is not there or does not answer.
-    pub fn connect(path: &Path) -> Option<Raw> {
+    /// Connects and says nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the daemon is not there.
+    pub fn connect(path: &Path) -> Raw {
+        Raw::try_connect(path).expect("the daemon is there")
+    }
+
+    /// As [`Raw::connect`]; `None` if the daemon is not there or does not answer.
+    pub fn try_connect(path: &Path) -> Option<Raw> {
         Raw::connect_within(path, Duration::from_secs(30))
     }
 
-    /// As [`Raw::connect`], if the daemon takes it within this time.
+    /// As [`Raw::try_connect`], if the daemon takes it within this time.
     fn connect_within(path: &Path, patience: Duration) -> Option<Raw> {
         let flags = SocketFlags::CLOEXEC;
         let socket =
@@ -58,21 +70,37 @@ impl Raw {
     }
 
     /// Connects and opens a session.
-    pub fn open(path: &Path) -> Option<Raw> {
-        Raw::connect(path)?.greet()
+    ///
+    /// # Panics
+    ///
+    /// If the daemon is not there or does not admit it.
+    pub fn open(path: &Path) -> Raw {
+        Raw::try_open(path).expect("a session")
     }
 
-    /// As [`Raw::open`], if the daemon answers within this time.
+    /// As [`Raw::open`]; `None` if there is no session to be had.
+    pub fn try_open(path: &Path) -> Option<Raw> {
+        let raw = Raw::try_connect(path)?;
+        raw.send(&HELLO.to_bytes(), &[]);
+        raw.welcomed()
+    }
+
+    /// As [`Raw::try_open`], if the daemon answers within this time.
     pub fn open_within(path: &Path, patience: Duration) -> Option<Raw> {
         let raw = Raw::connect_within(path, patience)?;
         raw.send(&HELLO.to_bytes(), &[]);
         raw.hears_within(patience).then(|| raw.welcomed()).flatten()
     }
 
-    /// Opens a session on a connection that has said nothing.
-    fn greet(self) -> Option<Raw> {
+    /// Says Hello and returns what came back, which is the caller's.
+    ///
+    /// # Panics
+    ///
+    /// If it is no answer to a Hello.
+    pub fn hello(&mut self) -> Option<(HelloReply, Vec<OwnedFd>)> {
         self.send(&HELLO.to_bytes(), &[]);
-        self.welcomed()
+        let (bytes, descriptors) = self.receive()?;
+        Some((HelloReply::from_bytes(&bytes).expect("a Hello reply"), descriptors))
     }
 
     /// Takes the answer to a Hello.
@@ -165,30 +193,150 @@ impl Raw {
         id
     }
 
-    /// Asks; the answer, or nothing if the session has ended.
-    pub fn call(
+    /// Receives a reply and keeps what comes with it; `None` at the end of the session.
+    ///
+    /// # Panics
+    ///
+    /// If it is no reply.
+    pub fn reply(&mut self) -> Option<Reply> {
+        let (bytes, descriptors) = self.receive()?;
+        let reply: Reply = postcard::from_bytes(&bytes).expect("a reply");
+        if let Ok(
+            ReplyBody::Cq { new_arena: Some(new), .. }
+            | ReplyBody::Qp { new_arena: Some(new), .. }
+            | ReplyBody::Srq { new_arena: Some(new), .. },
+        ) = &reply.result
+            && let Some(fd) = descriptors.first()
+            && let Ok(mapping) = Mapping::map_arena(fd.as_fd(), new.length as usize)
+        {
+            self.arenas.push(mapping);
+        }
+        self.descriptors.extend(descriptors);
+        Some(reply)
+    }
+
+    /// Asks and returns the answer.
+    ///
+    /// # Panics
+    ///
+    /// If something else comes next, or the session ends.
+    pub fn call(&mut self, body: RequestBody) -> Result<ReplyBody, Refusal> {
+        self.call_with(body, &[])
+    }
+
+    /// As [`Raw::call`], with descriptors.
+    ///
+    /// # Panics
+    ///
+    /// If something else comes next, or the session ends.
+    pub fn call_with(
+        &mut self,
+        body: RequestBody,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<ReplyBody, Refusal> {
+        let id = self.ask(body, descriptors);
+        let reply = self.reply().expect("the session goes on");
+        assert_eq!(reply.id, id);
+        reply.result
+    }
+
+    /// As [`Raw::call_with`], past the replies to what was asked before; `None` if the session ends.
+    pub fn try_call(
         &mut self,
         body: RequestBody,
         descriptors: &[BorrowedFd<'_>],
     ) -> Option<Result<ReplyBody, Refusal>> {
         let id = self.ask(body, descriptors);
         loop {
-            let (bytes, descriptors) = self.receive()?;
-            let reply: Reply = postcard::from_bytes(&bytes).ok()?;
-            if let Ok(
-                ReplyBody::Cq { new_arena: Some(new), .. }
-                | ReplyBody::Qp { new_arena: Some(new), .. }
-                | ReplyBody::Srq { new_arena: Some(new), .. },
-            ) = &reply.result
-                && let Some(fd) = descriptors.first()
-                && let Ok(mapping) = Mapping::map_arena(fd.as_fd(), new.length as usize)
-            {
-                self.arenas.push(mapping);
-            }
-            self.descriptors.extend(descriptors);
+            let reply = self.reply()?;
             if reply.id == id {
                 return Some(reply.result);
             }
+        }
+    }
+
+    /// Asks for what is to be refused, and returns the refusal in words.
+    ///
+    /// # Panics
+    ///
+    /// If it is granted.
+    pub fn refused(&mut self, body: RequestBody) -> String {
+        match self.call(body) {
+            Ok(body) => panic!("granted: {body:?}"),
+            Err(refusal) => refusal.to_string(),
+        }
+    }
+}
+
+/// What has to be granted. Each panics if it is not.
+impl Raw {
+    /// A private domain.
+    pub fn pd(&mut self) -> PdId {
+        match self.call(RequestBody::OpenPd { name: None }) {
+            Ok(ReplyBody::Pd { pd }) => pd,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A completion queue without a channel.
+    pub fn cq(&mut self, entries: u32) -> CqId {
+        match self.call(RequestBody::CreateCq { entries, channel: None, context: 0 }) {
+            Ok(ReplyBody::Cq { cq, .. }) => cq,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A completion channel.
+    pub fn channel(&mut self) -> ChannelId {
+        match self.call(RequestBody::CreateChannel) {
+            Ok(ReplyBody::Channel { channel }) => channel,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A segment of new memory.
+    pub fn segment(&mut self, length: usize) -> SegmentId {
+        self.segment_of(memfd(length).as_fd(), length as u64)
+    }
+
+    /// A segment of this memory.
+    pub fn segment_of(&mut self, memory: BorrowedFd<'_>, length: u64) -> SegmentId {
+        match self.call_with(RequestBody::AddSegment { length, client_address: 0 }, &[memory]) {
+            Ok(ReplyBody::Segment { segment }) => segment,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A region as [`reg_mr`] asks for it.
+    pub fn mr(&mut self, pd: PdId, segment: SegmentId, length: u64) -> (MrId, Stag) {
+        match self.call(reg_mr(pd, segment, length)) {
+            Ok(ReplyBody::Mr { mr, stag }) => (mr, stag),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A QP as [`qp_request`] asks for it.
+    pub fn qp(&mut self, pd: PdId, cq: CqId) -> QpId {
+        match self.call(RequestBody::CreateQp(qp_request(pd, cq))) {
+            Ok(ReplyBody::Qp { qp, .. }) => qp,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// An address of the loopback interface, bound and not listened on.
+    pub fn listener(&mut self) -> (ListenerId, std::net::SocketAddr) {
+        let address = ([127, 0, 0, 1], 0).into();
+        match self.call(RequestBody::Bind { address, context: 0 }) {
+            Ok(ReplyBody::Listener { listener, address }) => (listener, address),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Figures of the daemon.
+    pub fn status(&mut self) -> StatusInfo {
+        match self.call(RequestBody::Status) {
+            Ok(ReplyBody::Status(status)) => status,
+            other => panic!("{other:?}"),
         }
     }
 }
@@ -202,6 +350,18 @@ fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {
         Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
     rustix::event::poll(&mut ready, Some(&patience)).is_ok_and(|n| n > 0)
+}
+
+/// A request for a region of a whole segment, from address 0x1000 on, that peers read and write.
+pub fn reg_mr(pd: PdId, segment: SegmentId, length: u64) -> RequestBody {
+    RequestBody::RegMr {
+        pd,
+        source: MrSource::Segment { segment, offset: 0 },
+        length,
+        iova: 0x1000,
+        access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+        scope: Scope::Pd,
+    }
 }
 
 /// A request for a QP of modest size.

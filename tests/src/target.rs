@@ -1,14 +1,12 @@
 //! A client for scripted peers to aim at, and clients whom nobody may disturb.
 
 use std::net::TcpStream;
+use std::ops::Deref;
 
-use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, Context, Cq, Listener, Mr, Pd, Qp,
-    QpOptions, RecvRequest,
-};
+use rnic_client::{AcceptOptions, Access, CompletionStatus, Listener, Mr, Qp, RecvRequest};
 
 use crate::wire::{self, CRC, fpdu, tagged};
-use crate::{DEADLINE, Daemon, Process};
+use crate::{Client, DEADLINE, Daemon, Process};
 
 /// What the target's region holds as long as nobody has written to it.
 pub const UNTOUCHED: u8 = 0xA5;
@@ -23,11 +21,15 @@ pub struct Target {
     pub region: Mr,
     /// Where their Sends go.
     pub inbox: Mr,
-    /// Its domain.
-    pub pd: Pd,
-    /// Where all its completions go.
-    pub cq: Cq,
-    context: Context,
+    client: Client,
+}
+
+impl Deref for Target {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
 }
 
 impl Target {
@@ -37,22 +39,12 @@ impl Target {
     ///
     /// If the daemon does not serve.
     pub fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).expect("the daemon serves");
-        let pd = context.open_pd(None).expect("the daemon serves");
-        let segment = context.create_segment(LEN as u64).expect("the daemon serves");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let region = pd.reg_mr(&segment, .., access).expect("the daemon serves");
+        let client = Client::new(daemon);
+        let region = client.region(LEN as u64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         region.fill(0, LEN, UNTOUCHED).expect("the daemon serves");
-        let inbox = context.create_segment(4096).expect("the daemon serves");
-        let inbox = pd.reg_mr(&inbox, .., Access::LOCAL_WRITE).expect("the daemon serves");
-        let cq = context.create_cq(256, None).expect("the daemon serves");
-        let listener = context.listen(([127, 0, 0, 1], 0).into(), 64).expect("the daemon serves");
-        Target { listener, region, inbox, pd, cq, context }
-    }
-
-    /// Its session.
-    pub fn context(&self) -> &Context {
-        &self.context
+        let inbox = client.region(4096, Access::LOCAL_WRITE);
+        let listener = client.context.listen(([127, 0, 0, 1], 0).into(), 64);
+        Target { listener: listener.expect("the daemon serves"), region, inbox, client }
     }
 
     /// A peer whose request has been accepted with a QP that has two receives.
@@ -75,7 +67,7 @@ impl Target {
     /// If the daemon does not serve.
     pub fn accept(&self) -> Qp {
         let request = self.listener.accept_request(Some(DEADLINE)).expect("the daemon serves");
-        let qp = self.pd.create_qp(&QpOptions::new(&self.cq)).expect("the daemon serves");
+        let qp = self.qp();
         let sges = [self.inbox.sge(0, 64)];
         qp.post_recv(&[RecvRequest::new(1, &sges), RecvRequest::new(2, &sges)])
             .expect("the daemon serves");
@@ -122,15 +114,8 @@ impl Target {
     ///
     /// If they are not.
     pub fn flushed(&self, n: usize) {
-        let mut seen = 0;
-        while seen < n {
-            let mut some = [Completion::default(); 16];
-            let taken = self.cq.wait(&mut some, Some(DEADLINE)).expect("the daemon serves");
-            assert_ne!(taken, 0, "{seen} of {n} receives were flushed");
-            for completion in &some[..taken] {
-                assert_eq!(completion.status, CompletionStatus::WrFlush, "{completion:?}");
-            }
-            seen += taken;
+        for completion in self.completions(n) {
+            assert_eq!(completion.status, CompletionStatus::WrFlush, "{completion:?}");
         }
     }
 }

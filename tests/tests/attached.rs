@@ -147,25 +147,21 @@ fn killed_under_traffic_nothing_is_left() {
 fn nothing_but_its_own_memory_is_attached() {
     let daemon = Daemon::start(binaries!(), "");
     let start = daemon.at_rest();
-    let mut raw = Raw::open(daemon.socket()).expect("a session");
-    let pd = match raw.call(RequestBody::OpenPd { name: None }, &[]) {
-        Some(Ok(ReplyBody::Pd { pd })) => pd,
-        other => panic!("{other:?}"),
-    };
+    let mut raw = Raw::open(daemon.socket());
+    let pd = raw.pd();
     let register = |raw: &mut Raw, address: u64, length: u64| {
         let source = MrSource::Attached { address };
         let (access, scope) = (Access::LOCAL_WRITE, Scope::Pd);
-        raw.call(RequestBody::RegMr { pd, source, length, iova: 0, access, scope }, &[])
-            .expect("the session lives")
+        raw.call(RequestBody::RegMr { pd, source, length, iova: 0, access, scope })
     };
     let early = register(&mut raw, 4096, 1).expect_err("nothing is attached");
     assert!(early.to_string().contains("has not attached"), "{early}");
 
     rnic_tests::attached::offer_wrong_descriptors(&mut raw).expect("all are refused by name");
     let own = rnic_tests::attached::own_memory().expect("it is there");
-    let attached = raw.call(RequestBody::AttachMemory, &[own.as_fd()]);
+    let attached = raw.try_call(RequestBody::AttachMemory, &[own.as_fd()]);
     assert_eq!(attached, Some(Ok(ReplyBody::Done)));
-    let again = raw.call(RequestBody::AttachMemory, &[own.as_fd()]);
+    let again = raw.try_call(RequestBody::AttachMemory, &[own.as_fd()]);
     assert!(matches!(again, Some(Err(Refusal::InUse { .. }))), "{again:?}");
     for (address, length, field) in [
         (u64::MAX - 10, 5, "address"),
@@ -181,20 +177,20 @@ fn nothing_but_its_own_memory_is_attached() {
     let Ok(ReplyBody::Mr { mr, .. }) = register(&mut raw, 4096, 1 << 30) else {
         panic!("what is mapped there is found out when it is used")
     };
-    let listed = raw.call(RequestBody::List { what: ListKind::Mrs, from: 0 }, &[]);
+    let listed = raw.try_call(RequestBody::List { what: ListKind::Mrs, from: 0 }, &[]);
     let Some(Ok(ReplyBody::Rows { rows: Rows::Mrs(rows), .. })) = listed else {
         panic!("{listed:?}")
     };
     assert_eq!(rows.iter().map(|r| (r.mr, r.segment)).collect::<Vec<_>>(), [(mr, None)]);
-    assert_eq!(raw.call(RequestBody::DeregMr { mr }, &[]), Some(Ok(ReplyBody::Done)));
+    assert_eq!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
 
     // The right number of descriptors, or the session ends.
-    let mut careless = Raw::open(daemon.socket()).expect("a session");
-    careless.call(RequestBody::AttachMemory, &[]);
-    assert_eq!(careless.call(RequestBody::QueryDevice, &[]), None);
-    let mut generous = Raw::open(daemon.socket()).expect("a session");
-    generous.call(RequestBody::AttachMemory, &[own.as_fd(), own.as_fd()]);
-    assert_eq!(generous.call(RequestBody::QueryDevice, &[]), None);
+    let mut careless = Raw::open(daemon.socket());
+    careless.try_call(RequestBody::AttachMemory, &[]);
+    assert_eq!(careless.try_call(RequestBody::QueryDevice, &[]), None);
+    let mut generous = Raw::open(daemon.socket());
+    generous.try_call(RequestBody::AttachMemory, &[own.as_fd(), own.as_fd()]);
+    assert_eq!(generous.try_call(RequestBody::QueryDevice, &[]), None);
     drop((raw, careless, generous));
     daemon.shrinks_to(start);
 }

@@ -23,7 +23,7 @@ fn sources(dir: &Path, text: &mut String) {
 fn named_things_exist(document: &str, at_least: usize) {
     let document = std::fs::read_to_string(root().join(document)).unwrap();
     let mut text = String::new();
-    for package in ["rnic-core", "rnic-client", "rnicd", "tests"] {
+    for package in ["rnic-core", "rnic-client", "rnic-tools", "rnicd", "tests"] {
         sources(&root().join(package), &mut text);
     }
     // Names of tests are the quoted words with many underscores.

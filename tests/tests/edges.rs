@@ -4,47 +4,10 @@
 use std::net::SocketAddr;
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
-    DisconnectReason, Error, Event, Listener, Pd, Qp, QpOptions, RecvRequest, RemoteAddr,
-    SendRequest,
+    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, DisconnectReason, Error,
+    Event, Listener, Qp, QpOptions, RecvRequest, RemoteAddr, SendRequest,
 };
-use rnic_tests::{DEADLINE, Daemon, binaries};
-
-const PATHS: [&str; 2] = ["direct", "tcp"];
-
-struct Side {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
-}
-
-impl Side {
-    fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(256, None).unwrap();
-        Side { context, pd, cq }
-    }
-
-    fn qp(&self) -> Qp {
-        self.pd.create_qp(&QpOptions::new(&self.cq)).unwrap()
-    }
-
-    fn listen(&self, address: &str) -> Listener {
-        self.context.listen(address.parse().unwrap(), 8).unwrap()
-    }
-
-    fn completions(&self, n: usize) -> Vec<Completion> {
-        let mut all = Vec::new();
-        while all.len() < n {
-            let mut some = [Completion::default(); 16];
-            let taken = self.cq.wait(&mut some, Some(DEADLINE)).unwrap();
-            assert_ne!(taken, 0, "{} of {n} completions: {all:?}", all.len());
-            all.extend(&some[..taken]);
-        }
-        all
-    }
-}
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine};
 
 fn join(
     listener: &Listener,
@@ -58,15 +21,11 @@ fn join(
     request.accept(passive, answer).unwrap();
 }
 
-fn daemon(path: &str) -> Daemon {
-    Daemon::start(binaries!(), &format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n"))
-}
-
 #[test]
 fn a_listener_on_any_address_is_found_under_each() {
     for path in PATHS {
-        let daemon = daemon(path);
-        let (a, b) = (Side::new(&daemon), Side::new(&daemon));
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
         for (bound, asked) in [
             ("0.0.0.0:0", "127.0.0.1"),
             ("0.0.0.0:0", "127.0.0.9"),
@@ -98,9 +57,9 @@ fn a_listener_on_any_address_is_found_under_each() {
 #[test]
 fn private_data_of_every_length_arrives_on_both_paths() {
     for path in PATHS {
-        let daemon = daemon(path);
-        let (a, b) = (Side::new(&daemon), Side::new(&daemon));
-        let listener = b.listen("127.0.0.1:0");
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let listener = b.listener();
         for (len, revision) in [(0, 2), (1, 2), (508, 2), (509, 1), (512, 1)] {
             let private_data: Vec<u8> = (0..len).map(|n| n as u8 ^ 0x5A).collect();
             let options =
@@ -130,9 +89,9 @@ fn private_data_of_every_length_arrives_on_both_paths() {
 #[test]
 fn without_outbound_reads_a_read_fails_and_does_not_wait_for_ever() {
     for path in PATHS {
-        let daemon = daemon(path);
-        let (a, b) = (Side::new(&daemon), Side::new(&daemon));
-        let listener = b.listen("127.0.0.1:0");
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let listener = b.listener();
         let (qp, other) = (a.qp(), b.qp());
         let none = AcceptOptions { ird: Some(0), ord: Some(0), ..Default::default() };
         let options = ConnectOptions { ird: Some(0), ord: Some(0), ..Default::default() };
@@ -151,8 +110,8 @@ fn without_outbound_reads_a_read_fails_and_does_not_wait_for_ever() {
 
 #[test]
 fn the_largest_of_everything_is_granted_and_works() {
-    let daemon = daemon("direct");
-    let (a, b) = (Side::new(&daemon), Side::new(&daemon));
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let (a, b) = (Client::new(&daemon), Client::new(&daemon));
     let device = a.context.device().unwrap();
     let cq = a.context.create_cq(device.max_cq_entries, None).unwrap();
     let options = QpOptions {
@@ -164,7 +123,7 @@ fn the_largest_of_everything_is_granted_and_works() {
         ..QpOptions::new(&cq)
     };
     let qp = a.pd.create_qp(&options).unwrap();
-    let listener = b.listen("127.0.0.1:0");
+    let listener = b.listener();
     let other_cq = b.context.create_cq(device.max_cq_entries, None).unwrap();
     let options = QpOptions { send_cq: &other_cq, recv_cq: &other_cq, ..options };
     let other = b.pd.create_qp(&options).unwrap();
@@ -197,9 +156,9 @@ fn the_largest_of_everything_is_granted_and_works() {
 #[test]
 fn a_client_is_told_in_the_promised_order() {
     for path in PATHS {
-        let daemon = daemon(path);
-        let (a, b) = (Side::new(&daemon), Side::new(&daemon));
-        let listener = b.listen("127.0.0.1:0");
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let listener = b.listener();
         for _ in 0..50 {
             let (qp, other) = (a.qp(), b.qp());
             other.post_recv(&[RecvRequest::new(1, &[]); 8]).unwrap();
@@ -242,9 +201,9 @@ fn a_client_is_told_in_the_promised_order() {
 #[test]
 fn local_memory_may_be_taken_away_under_a_request() {
     for path in PATHS {
-        let daemon = daemon(path);
-        let (a, b) = (Side::new(&daemon), Side::new(&daemon));
-        let listener = b.listen("127.0.0.1:0");
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let listener = b.listener();
         let len = 1 << 20;
         let segment = b.context.create_segment(len).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

@@ -2,13 +2,12 @@
 
 use std::process::Command;
 
-use rnic_tests::{Daemon, Process, binaries};
+use rnic_tests::{Daemon, PATHS, Process, binaries, engine};
 
 #[test]
 fn an_event_loop_around_poll_serves_many_peers_with_one_thread() {
-    for path in ["direct", "tcp"] {
-        let config = format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n");
-        let daemon = Daemon::start(binaries!(), &config);
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let example = |arguments: &[&str]| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_event-loop-example"));
             command.env("RNIC_SOCKET", daemon.socket()).args(arguments);

@@ -9,7 +9,7 @@ use rnic_client::{
     AcceptOptions, Completion, CompletionStatus, ConnectOptions, Context, DisconnectReason, Error,
     Event, QpOptions, RecvRequest, Refusal, SendRequest,
 };
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, engine, on_path};
 use rustix::process::Signal;
 
 fn loopback() -> SocketAddr {
@@ -17,12 +17,11 @@ fn loopback() -> SocketAddr {
 }
 
 /// Both paths, as configurations of one daemon.
-const PATHS: [&str; 2] = ["[engine]\nloopback = \"direct\"\n", "[engine]\nloopback = \"tcp\"\n"];
 
 #[test]
 fn sigterm_under_load_stops_in_order_and_everybody_is_told() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let mut server = daemon.actor(&["serve"]);
         let address = server.line_after("listening on ");
         let mut visitors: Vec<Process> =
@@ -233,7 +232,7 @@ fn socket_with_full_queue() -> (TcpListener, Vec<std::net::TcpStream>) {
 #[test]
 fn a_rejection_carries_its_reason_on_both_paths() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let other = Context::open_at(daemon.socket()).unwrap();
         let listener = other.listen(loopback(), 2).unwrap();
@@ -286,7 +285,7 @@ fn a_rejection_carries_its_reason_on_both_paths() {
 #[test]
 fn an_undecided_request_has_its_deadline() {
     for path in PATHS {
-        let config = format!("{path}[mpa]\ndecision_deadline = \"100ms\"\n");
+        let config = format!("{}[mpa]\ndecision_deadline = \"100ms\"\n", on_path(path));
         let daemon = Daemon::start(binaries!(), &config);
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen(loopback(), 2).unwrap();
@@ -306,7 +305,7 @@ fn an_undecided_request_has_its_deadline() {
 #[test]
 fn a_client_that_gives_up_withdraws_its_request() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let listener = context.listen(loopback(), 2).unwrap();
         let pd = context.open_pd(None).unwrap();
@@ -337,7 +336,7 @@ fn a_client_that_gives_up_withdraws_its_request() {
 #[test]
 fn a_full_completion_queue_is_its_owners_trouble_alone() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), &format!("{path}workers = 3\n"));
+        let daemon = Daemon::start(binaries!(), &engine(3, path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let pd = context.open_pd(None).unwrap();
         let other = Context::open_at(daemon.socket()).unwrap();

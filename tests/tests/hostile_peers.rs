@@ -13,13 +13,12 @@ use rnic_client::{
 use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, engine};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{AddressFamily, SocketType};
 
 fn daemon(config: &str) -> Daemon {
-    let engine = "[engine]\nworkers = 2\nloopback = \"tcp\"\n";
-    Daemon::start(binaries!(), &format!("{engine}{config}"))
+    Daemon::start(binaries!(), &format!("{}{config}", engine(2, "tcp")))
 }
 
 /// Rounds of a seeded test.
@@ -251,9 +250,7 @@ fn bytes_that_come_one_by_one_are_in_nobodys_way() {
     each(&mut peers, &fpdu(&untagged(3, 0, 1, b"a message")));
     let mut received = 0;
     while received < qps.len() {
-        let mut one = [Completion::default()];
-        assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-        assert_eq!(one[0].ok().unwrap().byte_len, 9);
+        assert_eq!(target.success().byte_len, 9);
         received += 1;
     }
     assert_eq!(&target.memory()[..12], b"byte by byte");
@@ -328,7 +325,7 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
     let daemon = daemon("[limits]\nsocket_send_bytes = \"512KiB\"\n");
     let target = Target::new(&daemon);
     let (peer, qp) = target.open();
-    let segment = target.context().create_segment(CHUNK as u64).unwrap();
+    let segment = target.context.create_segment(CHUNK as u64).unwrap();
     let data = target.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
     let sges = [data.sge(0, CHUNK as u32)];
     // Until nothing more is taken: requests complete when TCP has their last byte.
@@ -538,12 +535,11 @@ fn silent_connections(all: usize) {
             let (mut peer, qp) = target.open();
             wire::say(&mut peer, &fpdu(&target.write(0, b"works")));
             wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
-            let mut one = [Completion::default()];
-            assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+            target.completion();
             drop(peer);
             assert_eq!(qp.wait_disconnected(Some(DEADLINE)).unwrap(), DisconnectReason::Orderly);
             drop(qp);
-            while target.cq.poll(&mut one).unwrap() > 0 {}
+            target.drain();
         }
         assert_eq!(&target.memory()[..5], b"works");
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rnic_client::{Access, Completion, Context, Error, QpOptions, SendRequest};
 use rnic_tests::traffic::Rng;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, on_path};
 
 fn rounds() -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { 500 } else { 40 }
@@ -180,8 +180,8 @@ fn a_killed_daemon_s_socket_is_taken_over() {
 /// end of a Read is told, and what was being copied is let go.
 #[test]
 fn a_partner_with_reads_outstanding_is_told() {
-    for loopback in ["direct", "tcp"] {
-        let daemon = Daemon::start(binaries!(), &format!("[engine]\nloopback = \"{loopback}\"\n"));
+    for loopback in PATHS {
+        let daemon = Daemon::start(binaries!(), &on_path(loopback));
         let mut server = daemon.actor(&["serve"]);
         let address = server.line_after("listening on ");
         let context = Context::open_at(daemon.socket()).unwrap();

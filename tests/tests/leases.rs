@@ -1,53 +1,26 @@
 //! Slices of registered memory in safe code, over both paths: what was leased and posted comes back
 //! with what the peer sent, and nobody but the program's own requests reaches it.
 
-use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq, Lease,
-    ListKind, Pd, Posted, Qp, QpOptions, Rows,
-};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_client::{Access, CompletionStatus, Context, Lease, ListKind, Posted, Rows};
+use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, binaries, engine};
 
-struct End {
-    qp: Qp,
-    cq: Cq,
-    pd: Pd,
+/// Waits for the completion of a posted lease.
+fn back(end: &End, posted: Posted) -> Lease {
+    let completion = end.completion();
+    assert_eq!(completion.wr_id, posted.wr_id());
+    completion.ok().unwrap();
+    posted.take().unwrap()
 }
 
-impl End {
-    fn completion(&self) -> Completion {
-        let mut one = [Completion::default()];
-        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion");
-        one[0]
-    }
-
-    /// Waits for the completion of a posted lease.
-    fn back(&self, posted: Posted) -> Lease {
-        let completion = self.completion();
-        assert_eq!(completion.wr_id, posted.wr_id());
-        completion.ok().unwrap();
-        posted.take().unwrap()
-    }
-}
-
+/// Two ends in one session.
 fn pair(context: &Context) -> [End; 2] {
-    let ends = [(); 2].map(|()| {
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(16, None).unwrap();
-        End { qp: pd.create_qp(&QpOptions::new(&cq)).unwrap(), cq, pd }
-    });
-    let listener = context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
-    ends[0].qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
-    let request = listener.accept_request(Some(DEADLINE)).unwrap();
-    request.accept(&ends[1].qp, &AcceptOptions::default()).unwrap();
-    ends[0].qp.wait_connected(Some(DEADLINE)).unwrap();
-    ends
+    End::joined([(); 2].map(|()| Client::of(context)))
 }
 
 #[test]
 fn slices_go_out_and_come_back_by_every_operation() {
-    for path in ["direct", "tcp"] {
-        let config = format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n");
-        let daemon = Daemon::start(binaries!(), &config);
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let context = Context::open_at(daemon.socket()).unwrap();
         let [a, b] = pair(&context);
         let (of_a, of_b) = (a.pd.reg_local(1 << 20).unwrap(), b.pd.reg_local(1 << 20).unwrap());
@@ -56,8 +29,8 @@ fn slices_go_out_and_come_back_by_every_operation() {
             let mut out = of_a.lease(..100_000).unwrap();
             out.fill(round);
             let sent = a.qp.post_send_leased(out.send(2)).unwrap();
-            assert!(b.back(posted).iter().all(|byte| *byte == round), "{path} {round}");
-            drop(a.back(sent));
+            assert!(back(&b, posted).iter().all(|byte| *byte == round), "{path} {round}");
+            drop(back(&a, sent));
         }
         // One-sided, to and from a region of the other end.
         let segment = context.create_segment(1 << 20).unwrap();
@@ -65,10 +38,11 @@ fn slices_go_out_and_come_back_by_every_operation() {
         let target = b.pd.reg_mr(&segment, .., access).unwrap();
         let mut out = of_a.lease(..1000).unwrap();
         out.copy_from_slice(&[9; 1000]);
-        let mut out = a.back(a.qp.post_send_leased(out.write(3, target.remote().at(77))).unwrap());
+        let mut out =
+            back(&a, a.qp.post_send_leased(out.write(3, target.remote().at(77))).unwrap());
         out.fill(0);
         let read = out.read(4, target.remote().at(77));
-        assert_eq!(&a.back(a.qp.post_send_leased(read).unwrap())[..], [9; 1000], "{path}");
+        assert_eq!(&back(&a, a.qp.post_send_leased(read).unwrap())[..], [9; 1000], "{path}");
     }
 }
 

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    Access, Arm, Completion, CompletionChannel, CompletionStatus, Context, Cq, Listener, Mr, Pd,
-    Qp, QpOptions, RecvRequest, SendRequest,
+    Access, Arm, Completion, CompletionChannel, CompletionStatus, Context, Cq, Mr, Qp, QpOptions,
+    RecvRequest, SendRequest,
 };
 use rnic_tests::pinger::Pinger;
 use rnic_tests::traffic::Rng;
-use rnic_tests::{DEADLINE, Daemon, binaries, copy_program, join};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, copy_program, engine, join};
 
 fn long(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
@@ -19,42 +19,14 @@ fn long(short: u64, long: u64) -> u64 {
 
 fn daemon(workers: u32, loopback: &str) -> Daemon {
     // Whoever writes on when a region is revoked has named a wrong STag, and connects again at once.
-    let config = format!(
-        "[engine]\nworkers = {workers}\nloopback = \"{loopback}\"\n\
-         [limits.peer]\nstag_guesses_per_minute = 1000000\n"
-    );
+    let config =
+        format!("{}[limits.peer]\nstag_guesses_per_minute = 1000000\n", engine(workers, loopback));
     Daemon::start(binaries!(), &config)
 }
 
-/// A session with a domain.
-struct Side {
-    context: Context,
-    pd: Pd,
-}
-
-impl Side {
-    fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        Side { context, pd }
-    }
-
-    fn listener(&self) -> Listener {
-        self.context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap()
-    }
-
-    fn cq(&self) -> Cq {
-        self.context.create_cq(256, None).unwrap()
-    }
-
-    fn region(&self, len: u64, access: Access) -> Mr {
-        let segment = self.context.create_segment(len).unwrap();
-        self.pd.reg_mr(&segment, .., access).unwrap()
-    }
-
-    fn qp(&self, cq: &Cq) -> Qp {
-        self.pd.create_qp(&QpOptions { sq_depth: 128, ..QpOptions::new(cq) }).unwrap()
-    }
+/// A QP with room for all that the tests post at once.
+fn qp(client: &Client) -> Qp {
+    client.pd.create_qp(&QpOptions { sq_depth: 128, ..client.options() }).unwrap()
 }
 
 /// Calls of `read`, `write` and their kin that a process has made, which includes every ringing of
@@ -70,7 +42,7 @@ fn calls(pid: &str) -> u64 {
 
 #[test]
 fn a_busy_batch_rings_no_bell_for_most_of_its_posts() {
-    for loopback in ["direct", "tcp"] {
+    for loopback in PATHS {
         let daemon = daemon(1, loopback);
         let posts = long(100_000, 1_000_000);
         let burst = || {
@@ -111,9 +83,8 @@ fn connections(port: u16) -> usize {
 fn the_direct_path_has_no_socket_and_copies_each_byte_once() {
     for (loopback, sockets) in [("direct", 0), ("tcp", 2)] {
         let daemon = daemon(2, loopback);
-        let (a, b) = (Side::new(&daemon), Side::new(&daemon));
-        let (cq_a, cq_b) = (a.cq(), b.cq());
-        let (qp_a, qp_b) = (a.qp(&cq_a), b.qp(&cq_b));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let (qp_a, qp_b) = (qp(&a), qp(&b));
         let listener = b.listener();
         join(&listener, &qp_a, &qp_b);
         assert_eq!(connections(listener.local_addr().port()), sockets, "{loopback}");
@@ -129,18 +100,12 @@ fn the_direct_path_has_no_socket_and_copies_each_byte_once() {
         // A Send behind the Writes: when it is there, they are placed.
         qp_b.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
         qp_a.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
-        one(&cq_a);
-        one(&cq_b);
+        a.success();
+        b.success();
         let after = (qp_a.query().unwrap().counters, qp_b.query().unwrap().counters);
         assert_eq!(after.0.bytes_sent - before.0.bytes_sent, 3 << 20, "{loopback}");
         assert_eq!(after.1.bytes_received - before.1.bytes_received, 3 << 20, "{loopback}");
     }
-}
-
-fn one(cq: &Cq) -> Completion {
-    let mut one = [Completion::default()];
-    assert_eq!(cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-    one[0].ok().unwrap()
 }
 
 /// Bytes of a Write under which a region is revoked: several steps of a copy.
@@ -150,14 +115,13 @@ const WRITE: u32 = 192 * 1024;
 /// answered the memory is the owner's: what he then puts there stays.
 fn revocation(workers: u32, loopback: &str, times: u64) {
     let daemon = daemon(workers, loopback);
-    let (owner, writer) = (Side::new(&daemon), Side::new(&daemon));
+    let (owner, writer) = (Client::new(&daemon), Client::new(&daemon));
     let segment = owner.context.create_segment(WRITE.into()).unwrap();
     // The owner's own view, which is never revoked.
     let view = owner.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
     let source = writer.region(WRITE.into(), Access::empty());
     source.fill(0, WRITE as usize, 0x11).unwrap();
     let listener = owner.listener();
-    let (owner_cq, writer_cq) = (owner.cq(), writer.cq());
     let mut rng = Rng::new(workers.into());
     let mut found = vec![0; WRITE as usize];
     for n in 0..times {
@@ -166,7 +130,7 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
         let region = owner.pd.reg_mr(&segment, .., access).unwrap();
         let pairs: Vec<(Qp, Qp)> = (0..2)
             .map(|_| {
-                let pair = (writer.qp(&writer_cq), owner.qp(&owner_cq));
+                let pair = (qp(&writer), qp(&owner));
                 join(&listener, &pair.0, &pair.1);
                 pair
             })
@@ -189,7 +153,7 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
         let mut failed = 0;
         while completions < 200 {
             let mut some = [Completion::default(); 64];
-            let taken = writer_cq.wait(&mut some, Some(DEADLINE)).unwrap();
+            let taken = writer.cq.wait(&mut some, Some(DEADLINE)).unwrap();
             assert_ne!(taken, 0, "round {n}: {completions} of 200 completions");
             failed +=
                 some[..taken].iter().filter(|c| c.status != CompletionStatus::Success).count();
@@ -231,7 +195,7 @@ struct Player {
 }
 
 impl Player {
-    fn new(side: &Side) -> Self {
+    fn new(side: &Client) -> Self {
         let channel = side.context.create_completion_channel().unwrap();
         let cq = side.context.create_cq(64, Some(&channel)).unwrap();
         let qp = side.pd.create_qp(&QpOptions::new(&cq)).unwrap();
@@ -271,7 +235,7 @@ impl Player {
 
 fn no_event_is_lost(workers: u32, loopback: &str, balls: u64) {
     let daemon = daemon(workers, loopback);
-    let (a, b) = (Side::new(&daemon), Side::new(&daemon));
+    let (a, b) = (Client::new(&daemon), Client::new(&daemon));
     let (mut first, mut second) = (Player::new(&a), Player::new(&b));
     let listener = b.listener();
     join(&listener, &first.qp, &second.qp);
@@ -312,28 +276,27 @@ fn no_event_is_lost_over_tcp() {
 #[test]
 fn a_removed_segment_is_unmapped_when_the_answer_comes() {
     let daemon = daemon(1, "direct");
-    let side = Side::new(&daemon);
+    // Bare sessions: their arenas are counted, too.
+    let context = Context::open_at(daemon.socket()).unwrap();
     let before = daemon.footprint().mappings;
     for n in 0..20 {
-        let segments: Vec<_> =
-            (0..20).map(|_| side.context.create_segment(1 << 20).unwrap()).collect();
+        let segments: Vec<_> = (0..20).map(|_| context.create_segment(1 << 20).unwrap()).collect();
         assert_eq!(daemon.footprint().mappings, before + 20);
         drop(segments);
         assert_eq!(daemon.footprint().mappings, before, "round {n}");
     }
     // The same for sessions: one counts, with its memory, until that is gone.
     let limited = Daemon::start(binaries!(), "[limits]\nsegments = 20\n");
-    let other = Side::new(&limited);
+    let other = Context::open_at(limited.socket()).unwrap();
     for round in 0..20 {
-        let crowd = Side::new(&limited);
-        let segments: Vec<_> =
-            (0..20).map_while(|_| crowd.context.create_segment(1 << 20).ok()).collect();
+        let crowd = Context::open_at(limited.socket()).unwrap();
+        let segments: Vec<_> = (0..20).map_while(|_| crowd.create_segment(1 << 20).ok()).collect();
         let mapped = limited.footprint().mappings;
         // 20 segments, and arenas of the two that are here and the one that is leaving.
         assert!(mapped <= 20 + 3, "round {round}: {mapped} mappings");
         drop(segments);
     }
-    other.context.status().unwrap();
+    other.status().unwrap();
 }
 
 /// Regions are revoked while somebody writes into them, again and again, beside a pair that has
@@ -342,7 +305,7 @@ fn a_removed_segment_is_unmapped_when_the_answer_comes() {
 fn revocations_do_not_slow_others_down() {
     let daemon = daemon(3, "direct");
     let pinger = Pinger::new(&daemon);
-    let sides = [Side::new(&daemon), Side::new(&daemon)];
+    let sides = [Client::new(&daemon), Client::new(&daemon)];
     let revoker = Revoker::default();
     std::thread::scope(|scope| {
         scope.spawn(|| revoker.revoke(sides));
@@ -375,11 +338,10 @@ struct Revoker {
 
 impl Revoker {
     /// Revokes until it is stopped.
-    fn revoke(&self, [owner, writer]: [Side; 2]) {
+    fn revoke(&self, [owner, writer]: [Client; 2]) {
         let segment = owner.context.create_segment(WRITE.into()).unwrap();
         let source = writer.region(WRITE.into(), Access::empty());
         let listener = owner.listener();
-        let (owner_cq, writer_cq) = (owner.cq(), writer.cq());
         while !self.stopped.load(Ordering::Relaxed) {
             if self.paused.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_micros(100));
@@ -387,18 +349,18 @@ impl Revoker {
             }
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let region = owner.pd.reg_mr(&segment, .., access).unwrap();
-            let (active, passive) = (writer.qp(&writer_cq), owner.qp(&owner_cq));
+            let (active, passive) = (qp(&writer), qp(&owner));
             join(&listener, &active, &passive);
             let sges = [source.sge(0, WRITE)];
             let write = SendRequest::write(1, &sges, region.remote().at(0)).signaled();
             active.post_send(&[write; 100]).unwrap();
             // One has arrived, and others follow.
-            one(&writer_cq);
+            writer.success();
             region.deregister().unwrap();
             let mut left = 99;
             while left > 0 {
                 let mut some = [Completion::default(); 64];
-                let taken = writer_cq.wait(&mut some, Some(DEADLINE)).unwrap();
+                let taken = writer.cq.wait(&mut some, Some(DEADLINE)).unwrap();
                 assert_ne!(taken, 0, "{left} of 100 Writes have no end");
                 left -= taken;
             }
@@ -439,7 +401,7 @@ impl Drop for Stopped<'_> {
 fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
     const REGIONS: u64 = 100_000;
     let daemon = daemon(2, "direct");
-    let side = Side::new(&daemon);
+    let side = Client::new(&daemon);
     let segment = side.context.create_segment(REGIONS).unwrap();
     let before = daemon.footprint().mappings;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -448,8 +410,7 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
     assert_eq!(daemon.footprint().mappings, before);
     // Each is its own: the first, the last and one in between are written to through the wire, one
     // byte each, and refuse a second one.
-    let (a, b) = (Side::new(&daemon), &side);
-    let (cq_a, cq_b) = (a.cq(), b.cq());
+    let (a, b) = (Client::new(&daemon), &side);
     let source = a.region(8, Access::LOCAL_WRITE);
     source.fill(0, 8, 0x33).unwrap();
     let listener = b.listener();
@@ -458,7 +419,7 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
         for (length, expected) in
             [(1, CompletionStatus::Success), (2, CompletionStatus::RemoteAccess)]
         {
-            let (active, passive) = (a.qp(&cq_a), b.qp(&cq_b));
+            let (active, passive) = (qp(&a), qp(b));
             join(&listener, &active, &passive);
             let sges = [source.sge(0, length)];
             active
@@ -468,14 +429,12 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
                     SendRequest::read(2, source.sge(0, 0), region.remote().at(0)).signaled(),
                 ])
                 .unwrap();
-            let mut one = [Completion::default()];
-            assert_eq!(cq_a.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-            let arrived = one[0].status == CompletionStatus::Success;
-            assert_eq!(arrived, expected == CompletionStatus::Success, "{n}: {:?}", one[0]);
+            let first = a.completion();
+            let arrived = first.status == CompletionStatus::Success;
+            assert_eq!(arrived, expected == CompletionStatus::Success, "{n}: {first:?}");
             if !arrived {
                 active.wait_disconnected(Some(DEADLINE)).unwrap();
-                let mut rest = [Completion::default(); 16];
-                while cq_a.poll(&mut rest).unwrap() > 0 {}
+                a.drain();
             }
         }
     }

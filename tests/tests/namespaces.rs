@@ -5,11 +5,11 @@ use std::net::{SocketAddr, SocketAddrV6, TcpListener};
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq,
-    DisconnectReason, Error, Mr, Qp, QpOptions, QpState, RecvRequest, SendRequest,
+    AcceptOptions, CompletionStatus, ConnectOptions, Context, DisconnectReason, Error, QpState,
+    RecvRequest, SendRequest,
 };
 use rnic_tests::apart::{Apart, Side};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon, End, binaries};
 
 /// Two hosts, unless namespaces are not to be had.
 fn apart() -> Option<Apart> {
@@ -22,41 +22,17 @@ fn apart() -> Option<Apart> {
     }
 }
 
-/// A QP with what it needs.
-struct End {
-    qp: Qp,
-    cq: Cq,
-    region: Mr,
-}
-
-impl End {
-    fn new(context: &Context) -> Self {
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(16, None).unwrap();
-        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
-        let segment = context.create_segment(4096).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        let region = pd.reg_mr(&segment, .., access).unwrap();
-        qp.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
-        End { qp, cq, region }
-    }
-
-    /// How so many requests ended.
-    fn completions(&self, count: usize) -> Vec<CompletionStatus> {
-        let mut all = Vec::new();
-        while all.len() < count {
-            let mut one = [Completion::default()];
-            assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "after {all:?}");
-            all.push(one[0].status);
-        }
-        all
-    }
+/// An end with two receives of nothing.
+fn end(context: &Context) -> End {
+    let end = End::new(Client::of(context));
+    end.qp.post_recv(&[RecvRequest::new(1, &[]), RecvRequest::new(2, &[])]).unwrap();
+    end
 }
 
 /// Connects an end of the first context to one of the second, which listens at an address of its
 /// host that the first one knows as `host`.
 fn connect(contexts: [&Context; 2], listen: SocketAddr, mut host: SocketAddr) -> [End; 2] {
-    let ends = contexts.map(End::new);
+    let ends = contexts.map(end);
     let listener = contexts[1].listen(listen, 1).unwrap();
     host.set_port(listener.local_addr().port());
     ends[0].qp.start_connect(host, &ConnectOptions::default()).unwrap();
@@ -103,7 +79,7 @@ fn notices(tcp: &str, reading: bool) {
             other => panic!("{other}"),
         }
         let ended = end.completions(expected);
-        assert!(ended.iter().all(|status| *status != CompletionStatus::Success), "{ended:?}");
+        assert!(ended.iter().all(|c| c.status != CompletionStatus::Success), "{ended:?}");
         assert_eq!(end.qp.query().unwrap().state, QpState::Error);
         // The socket, the one thing of the connection that the QP does not keep until it is
         // destroyed.
@@ -209,7 +185,7 @@ fn the_hosts_loopback_is_out_of_reach_from_another_network_namespace() {
         let came = listener.accept_request(Some(Duration::ZERO));
         assert!(matches!(came, Err(Error::TimedOut { .. })));
         // A program of the daemon's own namespace may.
-        let qp = End::new(&context).qp;
+        let qp = end(&context).qp;
         let stranger = services[0].local_addr().unwrap();
         let error = qp.connect(stranger, &ConnectOptions::default()).unwrap_err();
         assert!(error.to_string().contains("no MPA reply"), "{error}");
@@ -222,7 +198,7 @@ fn nobody_pretends_to_come_from_the_loopback() {
     let daemon = apart.daemon(Side::A, binaries!(), "");
     // This process is of another namespace, and may go where its host may go.
     let context = Context::open_at(daemon.socket()).unwrap();
-    let qp = End::new(&context).qp;
+    let qp = end(&context).qp;
     let to = format!("{}:7", Side::A.ip()).parse().unwrap();
     let local = |from: &str| {
         let options = ConnectOptions { local: from.parse().ok(), ..ConnectOptions::default() };

@@ -11,10 +11,10 @@ use rnic_client::{
 use rnic_tests::target::{Bystanders, LEN, Target};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, Ending, fpdu, tagged, terminated, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, engine};
 
 fn tcp_daemon() -> Daemon {
-    Daemon::start(binaries!(), "[engine]\nworkers = 2\nloopback = \"tcp\"\n")
+    Daemon::start(binaries!(), &engine(2, "tcp"))
 }
 
 fn local_end(qp: &Qp) -> DisconnectReason {
@@ -52,8 +52,7 @@ fn a_corrupted_byte_anywhere_leaves_memory_alone_and_is_terminated() {
     // The same bytes uncorrupted do arrive.
     let (mut peer, qp) = target.open();
     wire::say(&mut peer, &[good, fpdu(&untagged(3, 0, 1, b"there"))].concat());
-    let mut one = [Completion::default()];
-    assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
+    target.completion();
     assert_eq!(&target.memory()[8..20], b"eleven chars");
     drop((peer, qp));
     bystanders.were_not_disturbed();
@@ -123,9 +122,8 @@ fn start_up_and_messages_may_come_byte_by_byte() {
     for byte in message.concat() {
         wire::say(&mut peer, &[byte]);
     }
-    let mut one = [Completion::default()];
-    assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-    assert_eq!((one[0].status, one[0].byte_len), (CompletionStatus::Success, 5));
+    let received = target.completion();
+    assert_eq!((received.status, received.byte_len), (CompletionStatus::Success, 5));
     assert_eq!(&target.memory()[3..15], b"drop by drop");
     drop((peer, qp));
 }

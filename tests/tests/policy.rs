@@ -5,80 +5,45 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use rnic_client::{
-    Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Error, Event, Mr, Pd, Qp,
-    QpOptions, QpState, RecvRequest, RemoteMr, SendRequest,
+    Access, CompletionStatus, Context, DisconnectReason, Error, Event, QpOptions, QpState,
+    RecvRequest, RemoteMr, SendRequest,
 };
 use rnic_core::abi::control::RequestBody;
 use rnic_core::abi::queue::Sge;
 use rnic_core::types::{Stag, TerminateOrigin};
 use rnic_tests::raw::Raw;
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon, End, PATHS, Process, binaries, engine, on_path};
 use rustix::process::{Signal, geteuid};
 
-const LOOPBACKS: [&str; 2] = ["direct", "tcp"];
-
-/// One end of a connection, with a region of its own.
-struct End {
-    context: Context,
-    cq: Cq,
-    qp: Qp,
-    region: Mr,
-}
-
-impl End {
-    fn new(context: Context, pd: &Pd) -> Self {
-        let cq = context.create_cq(64, None).unwrap();
-        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
-        let segment = context.create_segment(4096).unwrap();
-        let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
-        End { context, cq, qp, region }
-    }
-
-    fn completion(&self) -> Completion {
-        let mut one = [Completion::default()];
-        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-        one[0]
-    }
-
-    /// Writes its bytes to somebody's region.
-    fn write(&self, to: RemoteMr) -> CompletionStatus {
-        self.region.write_at(0, b"rnic").unwrap();
-        let sges = [self.region.sge(0, 4)];
-        self.qp.post_send(&[SendRequest::write(7, &sges, to.at(0)).signaled()]).unwrap();
-        // A Write completes when it is sent; only a Read behind it tells what became of it.
-        let read = SendRequest::read(8, self.region.sge(8, 4), to.at(0)).signaled();
-        let behind = self.qp.post_send(&[read]);
-        let first = self.completion();
-        match (first.status, behind) {
-            (CompletionStatus::Success, Ok(())) => self.completion().status,
-            (status, _) => status,
-        }
-    }
-
-    fn disconnected(&self) -> DisconnectReason {
-        loop {
-            match self.context.next_event(Some(DEADLINE)).unwrap().expect("an event in time") {
-                Event::Disconnected { reason, .. } => return reason,
-                other => drop(other),
-            }
-        }
+/// Writes an end's bytes to somebody's region.
+fn write(from: &End, to: RemoteMr) -> CompletionStatus {
+    from.region.write_at(0, b"rnic").unwrap();
+    let sges = [from.region.sge(0, 4)];
+    from.qp.post_send(&[SendRequest::write(7, &sges, to.at(0)).signaled()]).unwrap();
+    // A Write completes when it is sent; only a Read behind it tells what became of it.
+    let read = SendRequest::read(8, from.region.sge(8, 4), to.at(0)).signaled();
+    let behind = from.qp.post_send(&[read]);
+    let first = from.completion();
+    match (first.status, behind) {
+        (CompletionStatus::Success, Ok(())) => from.completion().status,
+        (status, _) => status,
     }
 }
 
-fn join(active: &End, passive: &End) {
-    let listener = passive.context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
-    rnic_tests::join(&listener, &active.qp, &passive.qp);
+fn disconnected(end: &End) -> DisconnectReason {
+    match end.event(|event| matches!(event, Event::Disconnected { .. })) {
+        Event::Disconnected { reason, .. } => reason,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// A writer connected to a session that holds `pd`.
 fn pair(daemon: &Daemon, pd: Option<&str>) -> (End, End) {
-    let open = |name| {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(name).unwrap();
-        End::new(context, &pd)
-    };
-    let (writer, target) = (open(None), open(pd));
-    join(&writer, &target);
+    let mut target = Client::new(daemon);
+    if let Some(name) = pd {
+        target = target.in_domain(name);
+    }
+    let [writer, target] = End::joined([Client::new(daemon), target]);
     (writer, target)
 }
 
@@ -92,22 +57,22 @@ fn owner_in_the_domain(daemon: &Daemon) -> (Process, RemoteMr) {
 
 #[test]
 fn a_region_in_a_named_domain_serves_the_queue_pairs_of_all_its_sessions() {
-    for loopback in LOOPBACKS {
+    for loopback in PATHS {
         let daemon = Daemon::start(
             binaries!(),
             &format!(
-                "[engine]\nworkers = 2\nloopback = \"{loopback}\"\n\
-                 [[pd]]\nname = \"shared\"\nusers = [{}]\n",
+                "{}[[pd]]\nname = \"shared\"\nusers = [{}]\n",
+                engine(2, loopback),
                 geteuid().as_raw()
             ),
         );
         let (mut owner, region) = owner_in_the_domain(&daemon);
         // Through a queue pair of another session of the domain the owner's memory is reached.
         let (writer, partner) = pair(&daemon, Some("shared"));
-        assert_eq!(writer.write(region), CompletionStatus::Success, "{loopback}");
+        assert_eq!(write(&writer, region), CompletionStatus::Success, "{loopback}");
         // Through one of a private domain it is not.
         let (stranger, _private) = pair(&daemon, None);
-        let status = stranger.write(region);
+        let status = write(&stranger, region);
         assert!(status != CompletionStatus::Success, "{loopback}: {status:?}");
         // What a partner names locally is to be his own all the same.
         let foreign = [Sge { addr: region.addr, length: 4, lkey: region.rkey.0 }];
@@ -121,24 +86,25 @@ fn a_region_in_a_named_domain_serves_the_queue_pairs_of_all_its_sessions() {
 
 #[test]
 fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
-    for loopback in LOOPBACKS {
+    for loopback in PATHS {
         let daemon = Daemon::start(
             binaries!(),
             &format!(
-                "[engine]\nloopback = \"{loopback}\"\n[[pd]]\nname = \"shared\"\nusers = [{}]\n",
+                "{}[[pd]]\nname = \"shared\"\nusers = [{}]\n",
+                on_path(loopback),
                 geteuid().as_raw()
             ),
         );
         let (owner, region) = owner_in_the_domain(&daemon);
         let (writer, partner) = pair(&daemon, Some("shared"));
         let (second_writer, second_partner) = pair(&daemon, Some("shared"));
-        assert_eq!(writer.write(region), CompletionStatus::Success, "{loopback}");
+        assert_eq!(write(&writer, region), CompletionStatus::Success, "{loopback}");
         owner.kill();
         // Three sessions are left besides the one that asks, and the domain.
         daemon.settles("rid of the owner", |s| s.sessions == 5);
-        let status = writer.write(region);
+        let status = write(&writer, region);
         assert!(status != CompletionStatus::Success, "{loopback}: {status:?}");
-        let reason = partner.disconnected();
+        let reason = disconnected(&partner);
         let ours = |origin| origin == TerminateOrigin::Local;
         assert!(
             matches!(reason, DisconnectReason::Terminate { origin, .. } if ours(origin)),
@@ -149,7 +115,7 @@ fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
         let segment = second_partner.context.create_segment(4096).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let region = own.reg_mr(&segment, .., access).unwrap();
-        assert_eq!(second_writer.write(region.remote()), CompletionStatus::Success, "{loopback}");
+        assert_eq!(write(&second_writer, region.remote()), CompletionStatus::Success, "{loopback}");
     }
 }
 
@@ -324,9 +290,8 @@ fn rules_change_while_the_daemon_runs() {
 
 #[test]
 fn an_administrator_ends_a_connection_and_its_owner_keeps_the_queue_pair() {
-    for loopback in LOOPBACKS {
-        let config = format!("[engine]\nloopback = \"{loopback}\"\n");
-        let daemon = Daemon::start(binaries!(), &config);
+    for loopback in PATHS {
+        let daemon = Daemon::start(binaries!(), &on_path(loopback));
         let (peer, victim) = pair(&daemon, None);
         // Both ends have sent something, so that either may send a Terminate.
         for (to, from) in [(&victim, &peer), (&peer, &victim)] {
@@ -337,10 +302,10 @@ fn an_administrator_ends_a_connection_and_its_owner_keeps_the_queue_pair() {
             assert_eq!(from.completion().status, CompletionStatus::Success);
             assert_eq!(to.completion().status, CompletionStatus::Success);
         }
-        let mut admin = Raw::open(daemon.socket()).unwrap();
+        let mut admin = Raw::open(daemon.socket());
         let body = RequestBody::AdminDisconnect { qp: victim.qp.id() };
-        admin.call(body, &[]).unwrap().unwrap();
-        let origin = |end: &End| match end.disconnected() {
+        admin.call(body).unwrap();
+        let origin = |end: &End| match disconnected(end) {
             DisconnectReason::Terminate { origin, .. } => origin,
             other => panic!("{loopback}: {other:?}"),
         };

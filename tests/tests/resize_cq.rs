@@ -14,12 +14,8 @@ use rnic_core::abi::control::{QueueLocation, Refusal, ReplyBody, RequestBody};
 use rnic_core::abi::queue::{QueueShape, queue_header};
 use rnic_core::types::CqId;
 use rnic_tests::raw::Raw;
-use rnic_tests::{DEADLINE, Daemon, binaries, join};
+use rnic_tests::{DEADLINE, Daemon, PATHS, binaries, engine, join};
 
-const TWO_WORKERS: [&str; 2] = [
-    "[engine]\nworkers = 2\nloopback = \"tcp\"\n",
-    "[engine]\nworkers = 2\nloopback = \"direct\"\n",
-];
 /// Pairs of queue pairs of the traffic.
 const PAIRS: usize = 4;
 /// Requests and receives that each queue pair has outstanding.
@@ -27,19 +23,20 @@ const DEPTH: u64 = 16;
 /// Sends of each pair in one round.
 const ROUND: u64 = DEPTH / 2;
 
-/// A session in which queue pairs are connected to each other.
-struct Side {
+/// A session in which queue pairs are connected to each other, and whose completion queues are all
+/// made by the test: they are counted.
+struct Couples {
     context: Context,
     pd: Pd,
     listener: Listener,
 }
 
-impl Side {
+impl Couples {
     fn new(daemon: &Daemon) -> Self {
         let context = Context::open_at(daemon.socket()).unwrap();
         let pd = context.open_pd(None).unwrap();
         let listener = context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
-        Side { context, pd, listener }
+        Couples { context, pd, listener }
     }
 
     /// Two connected queue pairs: one sends, the other receives.
@@ -140,12 +137,12 @@ fn expect(cq: &Cq, some: &mut [Completion], opcode: CompletionOpcode) -> usize {
 
 #[test]
 fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
-    for config in TWO_WORKERS {
-        let daemon = Daemon::start(binaries!(), config);
-        let side = Side::new(&daemon);
-        let send_cq = side.context.create_cq(16, None).unwrap();
-        let recv_cq = side.context.create_cq(64, None).unwrap();
-        let pairs: Vec<_> = (0..PAIRS).map(|_| side.pair(&send_cq, &recv_cq)).collect();
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let couples = Couples::new(&daemon);
+        let send_cq = couples.context.create_cq(16, None).unwrap();
+        let recv_cq = couples.context.create_cq(64, None).unwrap();
+        let pairs: Vec<_> = (0..PAIRS).map(|_| couples.pair(&send_cq, &recv_cq)).collect();
         let mut workers: Vec<_> =
             pairs.iter().flat_map(|(a, b)| [a, b]).map(|qp| qp.query().unwrap().worker).collect();
         workers.sort();
@@ -164,11 +161,11 @@ fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
         // Nothing is left, or promised to nobody, or was written twice.
         for cq in [&send_cq, &recv_cq] {
             assert_eq!(cq.poll(&mut [Completion::default(); 4]).unwrap(), 0);
-            let row = side.row(cq);
+            let row = couples.row(cq);
             assert_eq!((row.capacity, row.completions), (cq.capacity(), total));
             assert_eq!((row.unread, row.reserved, row.overflowed), (0, 0, false));
         }
-        drop((pairs, send_cq, recv_cq, side));
+        drop((pairs, send_cq, recv_cq, couples));
         daemon.is_empty();
     }
 }
@@ -253,15 +250,15 @@ fn resize_again_and_again(send_cq: &Cq, recv_cq: &Cq, progress: &Progress) {
 
 #[test]
 fn what_is_unread_stays_in_order_and_is_not_cut_off() {
-    let daemon = Daemon::start(binaries!(), TWO_WORKERS[0]);
-    let side = Side::new(&daemon);
-    let send_cq = side.context.create_cq(64, None).unwrap();
-    let recv_cq = side.context.create_cq(16, None).unwrap();
-    let (sender, receiver) = side.pair(&send_cq, &recv_cq);
+    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let couples = Couples::new(&daemon);
+    let send_cq = couples.context.create_cq(64, None).unwrap();
+    let recv_cq = couples.context.create_cq(16, None).unwrap();
+    let (sender, receiver) = couples.pair(&send_cq, &recv_cq);
     receive(&receiver, 0, 10);
     send(&sender, 0, 10);
     for cq in [&send_cq, &recv_cq] {
-        side.fills(cq, 10);
+        couples.fills(cq, 10);
     }
     let mut two = [Completion::default(); 2];
     assert_eq!(send_cq.poll(&mut two).unwrap(), 2);
@@ -269,11 +266,11 @@ fn what_is_unread_stays_in_order_and_is_not_cut_off() {
     let (start, end) = ("entries: 8 completions of CQ ", "which is more than 4");
     assert!(text.starts_with(start) && text.contains(" 0 entries are reserved"), "{text}");
     assert!(text.ends_with(end), "{text}");
-    assert_eq!((send_cq.capacity(), side.row(&send_cq).capacity), (64, 64));
+    assert_eq!((send_cq.capacity(), couples.row(&send_cq).capacity), (64, 64));
     for (cq, entries, from) in [(&send_cq, 8, 2), (&recv_cq, 1000, 0), (&recv_cq, 16, 0)] {
         cq.resize(entries).unwrap();
         assert_eq!(cq.capacity(), entries.next_power_of_two());
-        assert_eq!(side.row(cq).unread, 10 - from);
+        assert_eq!(couples.row(cq).unread, 10 - from);
     }
     for (cq, from) in [(&send_cq, 2), (&recv_cq, 0)] {
         let mut all = [Completion::default(); 16];
@@ -285,20 +282,20 @@ fn what_is_unread_stays_in_order_and_is_not_cut_off() {
 
 #[test]
 fn workers_that_wait_for_entries_go_on_when_there_are_more() {
-    for config in TWO_WORKERS {
-        let daemon = Daemon::start(binaries!(), config);
-        let side = Side::new(&daemon);
-        let send_cq = side.context.create_cq(2, None).unwrap();
-        let recv_cq = side.context.create_cq(16, None).unwrap();
-        let (sender, receiver) = side.pair(&send_cq, &recv_cq);
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let couples = Couples::new(&daemon);
+        let send_cq = couples.context.create_cq(2, None).unwrap();
+        let recv_cq = couples.context.create_cq(16, None).unwrap();
+        let (sender, receiver) = couples.pair(&send_cq, &recv_cq);
         receive(&receiver, 0, 8);
         send(&sender, 0, 8);
-        side.fills(&send_cq, 2);
+        couples.fills(&send_cq, 2);
         // Nobody polls and nobody rings: the daemon itself tells its workers.
         send_cq.resize(4).unwrap();
-        side.fills(&send_cq, 4);
+        couples.fills(&send_cq, 4);
         send_cq.resize(16).unwrap();
-        side.fills(&send_cq, 8);
+        couples.fills(&send_cq, 8);
         let mut all = [Completion::default(); 16];
         assert_eq!(send_cq.poll(&mut all).unwrap(), 8);
         assert!(all[..8].iter().map(|c| c.ok().unwrap().wr_id).eq(0..8));
@@ -307,13 +304,13 @@ fn workers_that_wait_for_entries_go_on_when_there_are_more() {
 
 #[test]
 fn an_armed_queue_stays_armed_for_one_event() {
-    let daemon = Daemon::start(binaries!(), TWO_WORKERS[0]);
-    let side = Side::new(&daemon);
-    let channel = side.context.create_completion_channel().unwrap();
+    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let couples = Couples::new(&daemon);
+    let channel = couples.context.create_completion_channel().unwrap();
     let options = CqOptions { entries: 16, channel: Some(&channel), context: 0 };
-    let recv_cq = side.context.create_cq_with(&options).unwrap();
-    let send_cq = side.context.create_cq(16, None).unwrap();
-    let (sender, receiver) = side.pair(&send_cq, &recv_cq);
+    let recv_cq = couples.context.create_cq_with(&options).unwrap();
+    let send_cq = couples.context.create_cq(16, None).unwrap();
+    let (sender, receiver) = couples.pair(&send_cq, &recv_cq);
     for round in 0..20 {
         receive(&receiver, round, round + 1);
         recv_cq.arm(Arm::Next).unwrap();
@@ -332,7 +329,7 @@ fn an_armed_queue_stays_armed_for_one_event() {
     }
     receive(&receiver, 20, 21);
     send(&sender, 20, 21);
-    side.fills(&recv_cq, 1);
+    couples.fills(&recv_cq, 1);
     assert_eq!(channel.recv(Some(Duration::ZERO)).unwrap(), None);
 }
 
@@ -341,12 +338,12 @@ fn limits_are_named_and_what_is_given_up_is_given_back() {
     let limits = "[limits]\ncq_entries = 131072\n\
                   [limits.session]\ncq_entries_total = 100000\narena_bytes = \"1MiB\"\n";
     let daemon = Daemon::start(binaries!(), limits);
-    let side = Side::new(&daemon);
-    let cq = side.context.create_cq(16, None).unwrap();
+    let couples = Couples::new(&daemon);
+    let cq = couples.context.create_cq(16, None).unwrap();
     let starts = |entries, start: &str| {
         let text = refusal(cq.resize(entries));
         assert!(text.starts_with(start), "{text}");
-        assert_eq!((cq.capacity(), side.entries_in_use()), (16, 16));
+        assert_eq!((cq.capacity(), couples.entries_in_use()), (16, 16));
     };
     starts(0, "entries: a CQ has at least one entry");
     starts(131_073, "entries = 131073 is above limits.cq_entries = 131072");
@@ -358,18 +355,18 @@ fn limits_are_named_and_what_is_given_up_is_given_back() {
         for _ in 0..cycles {
             for entries in [1024, 16, 4096, 64, 2048, 16] {
                 cq.resize(entries).unwrap();
-                assert_eq!(side.entries_in_use(), u64::from(entries));
+                assert_eq!(couples.entries_in_use(), u64::from(entries));
             }
         }
-        side.context.status().unwrap().arena_bytes
+        couples.context.status().unwrap().arena_bytes
     };
     assert_eq!(arena_bytes(2), arena_bytes(50), "old places are used again");
     // The same size is no other place.
     cq.resize(9).unwrap();
-    assert_eq!((cq.capacity(), side.entries_in_use()), (16, 16));
+    assert_eq!((cq.capacity(), couples.entries_in_use()), (16, 16));
     drop(cq);
-    assert_eq!(side.entries_in_use(), 0);
-    drop(side);
+    assert_eq!(couples.entries_in_use(), 0);
+    drop(couples);
     daemon.is_empty();
 }
 
@@ -382,16 +379,16 @@ struct Vandal {
 
 impl Vandal {
     fn open(daemon: &Daemon) -> Self {
-        let mut raw = Raw::open(daemon.socket()).unwrap();
+        let mut raw = Raw::open(daemon.socket());
         let body = RequestBody::CreateCq { entries: 16, channel: None, context: 0 };
-        match raw.call(body, &[]) {
+        match raw.try_call(body, &[]) {
             Some(Ok(ReplyBody::Cq { cq, queue, .. })) => Vandal { raw, cq, place: queue },
             other => panic!("{other:?}"),
         }
     }
 
     fn resize(&mut self, cq: CqId, entries: u32) -> Result<QueueLocation, Refusal> {
-        match self.raw.call(RequestBody::ResizeCq { cq, entries }, &[]) {
+        match self.raw.try_call(RequestBody::ResizeCq { cq, entries }, &[]) {
             Some(Ok(ReplyBody::Cq { cq: same, queue, .. })) if same == cq => Ok(queue),
             Some(Err(refusal)) => Err(refusal),
             other => panic!("{other:?}"),
@@ -406,9 +403,9 @@ impl Vandal {
 
 #[test]
 fn a_client_that_scribbles_over_a_queue_it_resizes_harms_itself() {
-    let daemon = Daemon::start(binaries!(), TWO_WORKERS[0]);
-    let side = Side::new(&daemon);
-    let theirs = side.context.create_cq(16, None).unwrap();
+    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let couples = Couples::new(&daemon);
+    let theirs = couples.context.create_cq(16, None).unwrap();
     let mut vandal = Vandal::open(&daemon);
     let refused = vandal.resize(theirs.id(), 64).unwrap_err().to_string();
     assert!(refused.contains("CQ") && theirs.capacity() == 16, "{refused}");
@@ -432,7 +429,7 @@ fn a_client_that_scribbles_over_a_queue_it_resizes_harms_itself() {
     assert!(refused.contains("is in state dead"), "{refused}");
     daemon.settles("ended", |s| s.sessions_ended == 1);
     drop(vandal);
-    let (sender, receiver) = side.pair(&theirs, &theirs);
+    let (sender, receiver) = couples.pair(&theirs, &theirs);
     receive(&receiver, 0, 1);
     send(&sender, 0, 1);
     theirs.resize(64).unwrap();
@@ -442,6 +439,6 @@ fn a_client_that_scribbles_over_a_queue_it_resizes_harms_itself() {
         assert!(n > 0);
         found += n;
     }
-    drop((sender, receiver, theirs, side));
+    drop((sender, receiver, theirs, couples));
     daemon.is_empty();
 }

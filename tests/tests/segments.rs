@@ -4,24 +4,17 @@
 use std::net::TcpStream;
 
 use rnic_client::{
-    Access, Completion, CompletionStatus, Context, DisconnectReason, MrOptions, Qp, Scope,
-    SendRequest,
+    Access, CompletionStatus, Context, DisconnectReason, MrOptions, Qp, Scope, SendRequest,
 };
 use rnic_tests::target::{Bystanders, LEN, Target, UNTOUCHED};
 use rnic_tests::wire::{self, fpdu, part, tagged, terminated, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, engine};
 
 /// Bytes of a receive of [`Target`].
 const ROOM: usize = 64;
 
 fn tcp_daemon() -> Daemon {
-    Daemon::start(binaries!(), "[engine]\nworkers = 2\nloopback = \"tcp\"\n")
-}
-
-fn next(target: &Target) -> Completion {
-    let mut one = [Completion::default()];
-    assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion came");
-    one[0]
+    Daemon::start(binaries!(), &engine(2, "tcp"))
 }
 
 /// The connection ended with this Terminate, as both ends know; its receives are taken back.
@@ -36,8 +29,7 @@ fn ends_with(code: [u8; 3], target: &Target, peer: (TcpStream, Qp), what: &str) 
         other => panic!("{what}: {other:?}"),
     }
     drop(qp);
-    let mut some = [Completion::default(); 16];
-    while target.cq.poll(&mut some).unwrap() > 0 {}
+    target.drain();
 }
 
 /// Ends a connection in which all is well. The receives that are left complete nothing, since the
@@ -80,7 +72,7 @@ fn one_version_all_along_and_reserved_bits_that_say_nothing() {
                     let number = if name == "tagged" { 1 } else { 2 };
                     wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"done")));
                     let lengths: Vec<_> =
-                        (0..number).map(|_| next(&target).ok().unwrap().byte_len).collect();
+                        (0..number).map(|_| target.completion().ok().unwrap().byte_len).collect();
                     assert_eq!(lengths.last(), Some(&4), "{name}");
                     leave((peer, qp));
                 } else {
@@ -104,7 +96,7 @@ fn parts_of_a_send_may_come_in_any_order_but_the_last_is_last_and_none_is_missin
     for (offset, last, bytes) in parts {
         wire::say(&mut peer, &fpdu(&part(1, offset, last, bytes)));
     }
-    let done = next(&target).ok().unwrap();
+    let done = target.completion().ok().unwrap();
     assert_eq!((done.byte_len, &inbox(&target)[..10]), (10, &b"0123456789"[..]));
     leave((peer, qp));
 
@@ -136,7 +128,7 @@ fn each_queue_counts_its_own_messages_from_one() {
     wire::say(&mut peer, &fpdu(&untagged(1, 1, 1, &[0; 28])));
     wire::say(&mut peer, &fpdu(&untagged(3, 0, 2, b"second")));
     assert_eq!(wire::ulpdu(&mut peer), tagged(2, 0, 0, b""));
-    assert_eq!([5, 6].map(|_| next(&target).ok().unwrap().byte_len), [5, 6]);
+    assert_eq!([5, 6].map(|_| target.completion().ok().unwrap().byte_len), [5, 6]);
     wire::say(&mut peer, &fpdu(&untagged(1, 1, 3, &[0; 28])));
     ends_with([1, 2, 3], &target, (peer, qp), "a Read was left out");
     for number in [0, 2, u32::MAX] {
@@ -162,7 +154,7 @@ fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
         let (mut peer, qp) = target.open();
         // Exactly of its size; it is the second receive that is too short.
         wire::say(&mut peer, &fpdu(&part(1, 0, true, &[1; ROOM])));
-        assert_eq!(next(&target).ok().unwrap().byte_len as usize, ROOM);
+        assert_eq!(target.completion().ok().unwrap().byte_len as usize, ROOM);
         let mut offset = 0;
         for len in parts {
             let last = offset + len == bytes;
@@ -180,7 +172,7 @@ fn a_send_fits_its_receive_or_is_refused_and_no_other_stream_notices() {
     }
     ends_with([1, 2, 2], &target, (peer, qp), "no receive");
     wire::say(&mut neighbour, &fpdu(&untagged(3, 0, 1, b"still here")));
-    let done = next(&target).ok().unwrap();
+    let done = target.completion().ok().unwrap();
     assert_eq!((done.qp, done.byte_len), (neighbours_qp.id(), 10));
     leave((neighbour, neighbours_qp));
     bystanders.were_not_disturbed();
@@ -202,7 +194,7 @@ fn a_write_is_placed_to_the_byte_or_not_at_all() {
         wire::say(&mut peer, &fpdu(&tagged(0, stag, offset, b"")));
     }
     wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"done")));
-    assert_eq!(next(&target).ok().unwrap().byte_len, 4);
+    assert_eq!(target.completion().ok().unwrap().byte_len, 4);
     assert_eq!(target.memory(), [7; LEN]);
     leave((peer, qp));
 
@@ -245,20 +237,20 @@ fn a_write_to_what_is_not_this_streams_or_not_for_writing_is_refused() {
     let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let other_session = Context::open_at(daemon.socket()).unwrap();
     let others_pd = other_session.open_pd(None).unwrap();
-    let second_pd = target.context().open_pd(None).unwrap();
+    let second_pd = target.context.open_pd(None).unwrap();
     let (peer, neighbour) = target.open();
     let regions = [
         ("of another session", region(&other_session, &others_pd, write, Scope::Pd), [1, 1, 2]),
-        ("of another domain", region(target.context(), &second_pd, write, Scope::Pd), [1, 1, 2]),
+        ("of another domain", region(&target.context, &second_pd, write, Scope::Pd), [1, 1, 2]),
         (
             "of another stream",
-            region(target.context(), &target.pd, write, Scope::Qp(neighbour.id())),
+            region(&target.context, &target.pd, write, Scope::Qp(neighbour.id())),
             [1, 1, 2],
         ),
         (
             "for reading only",
             region(
-                target.context(),
+                &target.context,
                 &target.pd,
                 Access::REMOTE_READ | Access::LOCAL_WRITE,
                 Scope::Pd,
@@ -274,7 +266,7 @@ fn a_write_to_what_is_not_this_streams_or_not_for_writing_is_refused() {
         region.read_at(0, &mut bytes).unwrap();
         assert_eq!(bytes, [UNTOUCHED; LEN], "{name}");
     }
-    let gone = region(target.context(), &target.pd, write, Scope::Pd);
+    let gone = region(&target.context, &target.pd, write, Scope::Pd);
     let ulpdu = tagged(0, gone.rkey().0, gone.iova(), b"x");
     gone.deregister().unwrap();
     let (mut other, qp) = target.open();
@@ -333,7 +325,7 @@ fn long_messages_leave_in_segments_of_one_message_each() {
     const LONG: usize = 300_000;
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
-    let segment = target.context().create_segment(LONG as u64).unwrap();
+    let segment = target.context.create_segment(LONG as u64).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let source = target.pd.reg_mr(&segment, .., access).unwrap();
     let bytes: Vec<u8> =
@@ -370,7 +362,7 @@ fn a_peer_is_never_kept_from_sending_by_an_application_that_does_nothing() {
     const ROUNDS: usize = 1000;
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
-    let segment = target.context().create_segment(1 << 16).unwrap();
+    let segment = target.context.create_segment(1 << 16).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let region = target.pd.reg_mr(&segment, .., access).unwrap();
     let (mut peer, qp) = target.open();
@@ -381,7 +373,7 @@ fn a_peer_is_never_kept_from_sending_by_an_application_that_does_nothing() {
         std::io::Write::write_all(&mut peer, &write).expect("room in the window");
     }
     wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
-    assert_eq!(next(&target).status, CompletionStatus::Success);
+    assert_eq!(target.completion().status, CompletionStatus::Success);
     let mut found = vec![0; payload.len()];
     region.read_at(0, &mut found).unwrap();
     assert!(found == payload);

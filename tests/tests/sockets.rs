@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rnic_client::{AcceptOptions, Access, Context, Error, QpOptions, RecvRequest, SendRequest};
 use rnic_core::abi::control::{Refusal, ReplyBody, RequestBody};
 use rnic_core::types::{CqId, QpId};
-use rnic_tests::raw::{Raw, memfd, qp_request};
+use rnic_tests::raw::{Raw, memfd};
 use rnic_tests::wire::{self, CRC, Ending, fpdu, untagged};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, over};
 use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
@@ -137,7 +137,7 @@ fn rules_hold_for_passed_sockets() {
         [(connect_over(qp), "connect"), (RequestBody::ServeOver { context: 0 }, "listen")]
     {
         let (ours, _theirs) = pair();
-        match raw.call(body, &[ours.as_fd()]) {
+        match raw.try_call(body, &[ours.as_fd()]) {
             Some(Err(Refusal::NotAllowed { rule: named, .. })) => assert_eq!(named, rule),
             other => panic!("{rule}: {other:?}"),
         }
@@ -146,23 +146,18 @@ fn rules_hold_for_passed_sockets() {
     let here = daemon("127.0.0.0/8");
     let (mut raw, qp, _) = raw_with_qp(&here);
     let (ours, mut theirs) = pair();
-    assert_eq!(raw.call(connect_over(qp), &[ours.as_fd()]), Some(Ok(ReplyBody::Done)));
+    assert_eq!(raw.call_with(connect_over(qp), &[ours.as_fd()]), Ok(ReplyBody::Done));
     assert_eq!(wire::exactly(&mut theirs, 16), b"MPA ID Req Frame");
     let (ours, _theirs) = pair();
-    let serving = raw.call(RequestBody::ServeOver { context: 0 }, &[ours.as_fd()]);
+    let serving = raw.try_call(RequestBody::ServeOver { context: 0 }, &[ours.as_fd()]);
     assert!(matches!(serving, Some(Ok(ReplyBody::Listener { .. }))), "{serving:?}");
 }
 
 /// A session spoken by hand with a QP.
 fn raw_with_qp(daemon: &Daemon) -> (Raw, QpId, CqId) {
-    let mut raw = Raw::open(daemon.socket()).unwrap();
-    let Some(Ok(ReplyBody::Pd { pd })) = raw.call(RequestBody::OpenPd { name: None }, &[]) else {
-        panic!("no PD");
-    };
-    let body = RequestBody::CreateCq { entries: 64, channel: None, context: 0 };
-    let Some(Ok(ReplyBody::Cq { cq, .. })) = raw.call(body, &[]) else { panic!("no CQ") };
-    let body = RequestBody::CreateQp(qp_request(pd, cq));
-    let Some(Ok(ReplyBody::Qp { qp, .. })) = raw.call(body, &[]) else { panic!("no QP") };
+    let mut raw = Raw::open(daemon.socket());
+    let (pd, cq) = (raw.pd(), raw.cq(64));
+    let qp = raw.qp(pd, cq);
     (raw, qp, cq)
 }
 
@@ -199,7 +194,7 @@ fn other_descriptors_are_refused_by_name_or_end_the_session() {
     ];
     for (socket, expected) in sockets {
         for body in [connect_over(qp), RequestBody::ServeOver { context: 0 }] {
-            match raw.call(body, &[socket.as_fd()]).unwrap() {
+            match raw.call_with(body, &[socket.as_fd()]) {
                 Err(Refusal::Invalid { field, why }) => {
                     assert_eq!((field.as_str(), why.as_str()), ("socket", expected));
                 }

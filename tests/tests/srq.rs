@@ -7,99 +7,49 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Event,
-    Listener, NoReceive, Pd, Qp, QpOptions, RecvRequest, SendRequest, Srq, SrqOptions,
+    AcceptOptions, Access, Completion, CompletionStatus, DisconnectReason, Event, NoReceive, Qp,
+    QpOptions, RecvRequest, SendRequest, Srq, SrqOptions,
 };
 use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
 use rnic_core::abi::queue::{QUEUE_HEADER_LEN, queue_header};
 use rnic_core::shm::Mapping;
-use rnic_core::types::{CqId, PdId, QpId, SrqId};
+use rnic_core::types::{QpId, SrqId};
 use rnic_tests::raw::{Raw, qp_request};
-use rnic_tests::{DEADLINE, Daemon, binaries, join};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine, join};
 
 /// Both paths, with one worker and with three.
-const DAEMONS: [&str; 4] = [
-    "[engine]\nworkers = 1\nloopback = \"direct\"\n",
-    "[engine]\nworkers = 3\nloopback = \"direct\"\n",
-    "[engine]\nworkers = 1\nloopback = \"tcp\"\n",
-    "[engine]\nworkers = 3\nloopback = \"tcp\"\n",
-];
-
 fn each_daemon(test: impl Fn(&Daemon)) {
-    for config in DAEMONS {
-        let daemon = Daemon::start(binaries!(), config);
+    for (path, workers) in PATHS.into_iter().flat_map(|path| [(path, 1), (path, 3)]) {
+        let daemon = Daemon::start(binaries!(), &engine(workers, path));
         test(&daemon);
         daemon.is_empty();
     }
 }
 
-/// A session with what every test needs.
-struct Side {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
+/// A client whose completion queue takes what all its queue pairs receive.
+fn client(daemon: &Daemon) -> Client {
+    Client::new(daemon).with_cq(1024)
 }
 
-impl Side {
-    fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(1024, None).unwrap();
-        Side { context, pd, cq }
-    }
+fn srq(client: &Client, depth: u32) -> Srq {
+    client.pd.create_srq(&SrqOptions { depth, ..SrqOptions::default() }).unwrap()
+}
 
-    fn srq(&self, depth: u32) -> Srq {
-        self.pd.create_srq(&SrqOptions { depth, ..SrqOptions::default() }).unwrap()
-    }
-
-    fn listener(&self) -> Listener {
-        self.context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap()
-    }
-
-    fn options(&self) -> QpOptions<'_> {
-        QpOptions::new(&self.cq)
-    }
-
-    /// The next event of this kind, whatever comes before it.
-    fn event(&self, wanted: impl Fn(&Event) -> bool) -> Event {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            let event = self.context.next_event(Some(DEADLINE)).unwrap().expect("an event");
-            if wanted(&event) {
-                return event;
-            }
-            assert!(Instant::now() < deadline);
-        }
-    }
-
-    /// Nothing has been said of a shared receive queue.
-    fn no_event_of_an_srq(&self) {
-        while let Some(event) = self.context.next_event(Some(Duration::ZERO)).unwrap() {
-            let of_srq = matches!(
-                event,
-                Event::SrqLimit { .. } | Event::SrqError { .. } | Event::SrqUnfair { .. }
-            );
-            assert!(!of_srq, "{event:?}");
-        }
-    }
-
-    /// So many successful completions of receives.
-    fn received(&self, count: usize) -> Vec<Completion> {
-        let mut found = Vec::new();
-        while found.len() < count {
-            let mut some = [Completion::default(); 64];
-            let n = self.cq.wait(&mut some, Some(DEADLINE)).unwrap();
-            assert!(n > 0, "{} of {count}", found.len());
-            found.extend(some[..n].iter().map(|c| c.ok().unwrap()));
-        }
-        found
+/// Nothing has been said of a shared receive queue.
+fn no_event_of_an_srq(client: &Client) {
+    while let Some(event) = client.context.next_event(Some(Duration::ZERO)).unwrap() {
+        let of_srq = matches!(
+            event,
+            Event::SrqLimit { .. } | Event::SrqError { .. } | Event::SrqUnfair { .. }
+        );
+        assert!(!of_srq, "{event:?}");
     }
 }
 
 /// Queue pairs of `host` on one shared receive queue, each connected to one of `guest`.
 fn connected(
-    guest: &Side,
-    host: &Side,
+    guest: &Client,
+    host: &Client,
     srq: &Srq,
     no_receive: NoReceive,
     count: usize,
@@ -107,7 +57,7 @@ fn connected(
     let listener = host.listener();
     (0..count)
         .map(|_| {
-            let sender = guest.pd.create_qp(&guest.options()).unwrap();
+            let sender = guest.qp();
             let options = QpOptions { srq: Some(srq), no_receive, ..host.options() };
             let receiver = host.pd.create_qp(&options).unwrap();
             join(&listener, &sender, &receiver);
@@ -124,13 +74,13 @@ fn empty(count: usize) -> Vec<RecvRequest<'static>> {
 #[test]
 fn one_queue_pair_of_two_consumes_all_eight() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
-        let srq = host.srq(8);
+        let (guest, host) = (client(daemon), client(daemon));
+        let srq = srq(&host, 8);
         let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
         srq.post_recv(&empty(8)).unwrap();
         let eight: Vec<_> = (0..8).map(|n| SendRequest::send_inline(n, b"")).collect();
         pairs[0].0.post_send(&eight).unwrap();
-        for completion in host.received(8) {
+        for completion in host.successes(8) {
             assert_eq!((completion.qp, completion.srq), (pairs[0].1.id(), Some(srq.id())));
         }
         let row = srq.query().unwrap();
@@ -156,8 +106,8 @@ fn messages_of_many_arrive_whole_in_one_pool() {
     const SENDERS: usize = 5;
     const LEN: u64 = 6000;
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
-        let srq = host.srq(16);
+        let (guest, host) = (client(daemon), client(daemon));
+        let srq = srq(&host, 16);
         let hold = NoReceive::Hold { deadline_ms: 60_000 };
         let pairs = connected(&guest, &host, &srq, hold, SENDERS);
         let segment = host.context.create_segment(16 * LEN).unwrap();
@@ -179,11 +129,11 @@ fn messages_of_many_arrive_whole_in_one_pool() {
                         sender.post_send(&[SendRequest::send(n, element).signaled()]).unwrap();
                     }
                     if n % 32 == 31 {
-                        guest.received((n as usize + 1) * SENDERS - done);
+                        guest.successes((n as usize + 1) * SENDERS - done);
                         done = (n as usize + 1) * SENDERS;
                     }
                 }
-                guest.received(MESSAGES as usize * SENDERS - done);
+                guest.successes(MESSAGES as usize * SENDERS - done);
             });
             // Late: by now all of them wait.
             for (n, buffer) in buffers.iter().enumerate() {
@@ -191,7 +141,7 @@ fn messages_of_many_arrive_whole_in_one_pool() {
             }
             let mut counts = [0; SENDERS];
             while counts.iter().sum::<u64>() < MESSAGES * SENDERS as u64 {
-                for completion in host.received(1) {
+                for completion in host.successes(1) {
                     let sender = pairs.iter().position(|(_, qp)| qp.id() == completion.qp).unwrap();
                     let at = completion.wr_id as usize;
                     let mut bytes = vec![0; completion.byte_len as usize];
@@ -210,7 +160,7 @@ fn messages_of_many_arrive_whole_in_one_pool() {
 #[test]
 fn the_limit_event_comes_once_and_may_be_armed_again() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let (guest, host) = (client(daemon), client(daemon));
         let options = SrqOptions { depth: 8, limit: 3, context: 77, ..SrqOptions::default() };
         let srq = host.pd.create_srq(&options).unwrap();
         let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
@@ -218,7 +168,7 @@ fn the_limit_event_comes_once_and_may_be_armed_again() {
         srq.post_recv(&empty(4)).unwrap();
         let send = |n: usize| {
             pairs[n].0.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
-            host.received(1);
+            host.successes(1);
         };
         send(0);
         assert_eq!(srq.query().unwrap().limit, 3);
@@ -234,20 +184,20 @@ fn the_limit_event_comes_once_and_may_be_armed_again() {
         srq.arm_limit(6).unwrap();
         srq.arm_limit(0).unwrap();
         send(1);
-        host.no_event_of_an_srq();
+        no_event_of_an_srq(&host);
     });
 }
 
 #[test]
 fn a_peer_that_takes_more_than_its_share_is_named() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
-        let srq = host.srq(8);
+        let (guest, host) = (client(daemon), client(daemon));
+        let srq = srq(&host, 8);
         let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
         for _ in 0..9 {
             srq.post_recv(&empty(8)).unwrap();
             pairs[1].0.post_send(&[SendRequest::send_inline(1, b""); 8]).unwrap();
-            host.received(8);
+            host.successes(8);
         }
         match host.event(|e| matches!(e, Event::SrqUnfair { .. })) {
             Event::SrqUnfair { srq: found, qp, taken: 64, window: 64, .. } => {
@@ -259,21 +209,21 @@ fn a_peer_that_takes_more_than_its_share_is_named() {
         // It goes on all the same.
         srq.post_recv(&empty(1)).unwrap();
         pairs[0].0.post_send(&[SendRequest::send_inline(1, b"")]).unwrap();
-        host.received(1);
+        host.successes(1);
     });
 }
 
-fn pair(guest: &Side, host: &Side, no_receive: NoReceive) -> (Qp, Qp) {
-    let sender = guest.pd.create_qp(&guest.options()).unwrap();
+fn pair(guest: &Client, host: &Client, no_receive: NoReceive) -> (Qp, Qp) {
+    let sender = guest.qp();
     let receiver = host.pd.create_qp(&QpOptions { no_receive, ..host.options() }).unwrap();
-    join(&host.listener(), &sender, &receiver);
+    host.join(&sender, &receiver);
     (sender, receiver)
 }
 
 #[test]
 fn a_message_without_a_receive_is_held_until_there_is_one() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let (guest, host) = (client(daemon), client(daemon));
         let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms: 60_000 });
         let segment = host.context.create_segment(4096).unwrap();
         let buffer = host.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
@@ -286,7 +236,7 @@ fn a_message_without_a_receive_is_held_until_there_is_one() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             receiver.post_recv(&[RecvRequest::new(n, &element)]).unwrap();
-            let found = host.received(1);
+            let found = host.successes(1);
             assert_eq!((found[0].wr_id, found[0].byte_len as usize), (n, text.len()));
             let mut bytes = vec![0; text.len()];
             buffer.read_at(0, &mut bytes).unwrap();
@@ -298,7 +248,7 @@ fn a_message_without_a_receive_is_held_until_there_is_one() {
 #[test]
 fn a_held_message_ends_the_connection_at_its_deadline() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let (guest, host) = (client(daemon), client(daemon));
         let held = Duration::from_millis(300);
         let deadline_ms = held.as_millis() as u32;
         let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms });
@@ -319,7 +269,7 @@ fn a_held_message_ends_the_connection_at_its_deadline() {
 #[test]
 fn the_end_of_a_peer_is_noticed_while_its_message_is_held() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
+        let (guest, host) = (client(daemon), client(daemon));
         let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms: 3_600_000 });
         // More than any buffer on the way takes.
         let segment = guest.context.create_segment(16 << 20).unwrap();
@@ -345,18 +295,10 @@ struct Vandal {
 
 impl Vandal {
     fn open(socket: &Path, peers: SocketAddr, hold: bool, count: usize) -> Vandal {
-        let mut raw = Raw::open(socket).unwrap();
-        let pd: PdId = match raw.call(RequestBody::OpenPd { name: None }, &[]) {
-            Some(Ok(ReplyBody::Pd { pd })) => pd,
-            other => panic!("{other:?}"),
-        };
-        let body = RequestBody::CreateCq { entries: 256, channel: None, context: 0 };
-        let cq: CqId = match raw.call(body, &[]) {
-            Some(Ok(ReplyBody::Cq { cq, .. })) => cq,
-            other => panic!("{other:?}"),
-        };
+        let mut raw = Raw::open(socket);
+        let (pd, cq) = (raw.pd(), raw.cq(256));
         let request = SrqRequest { pd, depth: 64, max_sge: 1, limit: 0, context: 0 };
-        let (id, srq) = match raw.call(RequestBody::CreateSrq(request), &[]) {
+        let (id, srq) = match raw.try_call(RequestBody::CreateSrq(request), &[]) {
             Some(Ok(ReplyBody::Srq { srq, queue, .. })) => (srq, queue),
             other => panic!("{other:?}"),
         };
@@ -367,7 +309,7 @@ impl Vandal {
             if hold {
                 request.no_receive = NoReceive::Hold { deadline_ms: 60_000 };
             }
-            let qp = match raw.call(RequestBody::CreateQp(request), &[]) {
+            let qp = match raw.try_call(RequestBody::CreateQp(request), &[]) {
                 Some(Ok(ReplyBody::Qp { qp, rq: None, .. })) => qp,
                 other => panic!("{other:?}"),
             };
@@ -379,7 +321,7 @@ impl Vandal {
                 ord: None,
                 private_data: Vec::new(),
             };
-            assert!(matches!(raw.call(body, &[]), Some(Ok(ReplyBody::Done))));
+            assert!(matches!(raw.call(body), Ok(ReplyBody::Done)));
             qps.push(qp);
         }
         Vandal { raw, srq, id, qps }
@@ -401,7 +343,7 @@ fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
         let address = server.line_after("listening on ");
         let mut visitor = daemon.actor(&["traffic", &address, "5"]);
         visitor.line_after("under way");
-        let side = Side::new(daemon);
+        let side = client(daemon);
         let ended = daemon.status().sessions_ended;
         let mut expected = ended;
         for round in 0..12u64 {
@@ -439,7 +381,7 @@ fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
             let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
             if malformed {
                 // That costs the requests only.
-                assert!(matches!(vandal.raw.call(arm, &[]), Some(Ok(ReplyBody::Done))));
+                assert!(matches!(vandal.raw.call(arm), Ok(ReplyBody::Done)));
                 assert_eq!(vandal.qps.len(), 3);
             } else {
                 expected += 1;
@@ -457,11 +399,11 @@ fn a_client_that_scribbles_over_its_ring_harms_nobody_else() {
 
 #[test]
 fn an_arm_of_a_ring_scribbled_over_finds_it_out() {
-    let daemon = Daemon::start(binaries!(), DAEMONS[1]);
+    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
     let mut vandal = Vandal::open(daemon.socket(), "127.0.0.1:9".parse().unwrap(), false, 1);
     vandal.scribble(queue_header::PRODUCER, 65);
     let arm = RequestBody::ArmSrq { srq: vandal.id, limit: 5 };
-    let answer = vandal.raw.call(arm, &[]).unwrap();
+    let answer = vandal.raw.call(arm);
     assert!(answer.is_err_and(|e| e.to_string().contains("is in state dead")));
     daemon.settles("ended", |s| s.sessions_ended == 1);
     drop(vandal);
@@ -471,8 +413,8 @@ fn an_arm_of_a_ring_scribbled_over_finds_it_out() {
 #[test]
 fn receives_that_nobody_took_stay_for_the_others() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
-        let srq = host.srq(8);
+        let (guest, host) = (client(daemon), client(daemon));
+        let srq = srq(&host, 8);
         let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
         srq.post_recv(&empty(8)).unwrap();
         pairs[0].1.to_error().unwrap();
@@ -481,8 +423,8 @@ fn receives_that_nobody_took_stay_for_the_others() {
         let mut some = [Completion::default(); 8];
         assert_eq!(host.cq.poll(&mut some).unwrap(), 0, "nothing is flushed");
         pairs[1].0.post_send(&[SendRequest::send_inline(1, b""); 8]).unwrap();
-        assert!(host.received(8).iter().all(|c| c.status == CompletionStatus::Success));
-        host.no_event_of_an_srq();
+        assert!(host.successes(8).iter().all(|c| c.status == CompletionStatus::Success));
+        no_event_of_an_srq(&host);
     });
 }
 
@@ -496,8 +438,8 @@ fn ticks(daemon: &Daemon) -> u64 {
 #[test]
 fn holding_costs_no_cpu() {
     each_daemon(|daemon| {
-        let (guest, host) = (Side::new(daemon), Side::new(daemon));
-        let srq = host.srq(8);
+        let (guest, host) = (client(daemon), client(daemon));
+        let srq = srq(&host, 8);
         let hold = NoReceive::Hold { deadline_ms: 3_600_000 };
         let pairs = connected(&guest, &host, &srq, hold, 4);
         let segment = guest.context.create_segment(1 << 20).unwrap();

@@ -3,14 +3,12 @@
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Deref;
 
-use rnic_client::{
-    AcceptOptions, Access, Completion, ConnectOptions, Context, Cq, Error, Pd, Qp, QpOptions,
-    RecvRequest, SendRequest,
-};
+use rnic_client::{AcceptOptions, Access, ConnectOptions, Error, Qp, RecvRequest, SendRequest};
 use rnic_tests::traffic::Rng;
 use rnic_tests::wire::{self, CRC, fpdu, tagged, ulpdu, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon, binaries};
 
 /// Enhanced data follows (flag of a start-up frame of revision 2).
 const ENHANCED: u8 = 0x10;
@@ -37,26 +35,32 @@ fn reply(flags: u8, revision: u8, private_data: &[u8]) -> Vec<u8> {
 type IsIt = fn(&[u8]) -> bool;
 
 /// A client of a daemon, and a socket for the peer that it connects to.
-struct Client {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
+struct Initiator {
+    // Before the daemon, whose end looks for what is left.
+    client: Client,
     peer: TcpListener,
     daemon: Daemon,
 }
 
-impl Client {
+impl Deref for Initiator {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Initiator {
     fn new(config: &str) -> Self {
         let daemon = Daemon::start(binaries!(), config);
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(64, None).unwrap();
+        let client = Client::new(&daemon);
         let peer = TcpListener::bind("127.0.0.1:0").unwrap();
-        Client { context, pd, cq, peer, daemon }
+        Initiator { client, peer, daemon }
     }
 
-    fn qp(&self) -> Qp {
-        let qp = self.pd.create_qp(&QpOptions::new(&self.cq)).unwrap();
+    /// A QP with two receives of nothing.
+    fn ready(&self) -> Qp {
+        let qp = self.qp();
         qp.post_recv(&[RecvRequest::new(1, &[]); 2]).unwrap();
         qp
     }
@@ -77,21 +81,15 @@ impl Client {
 
     /// Ends the daemon; what it logged.
     fn stop(self) -> Vec<String> {
-        let Client { context, pd, cq, daemon, .. } = self;
-        drop((cq, pd, context));
+        let Initiator { client, daemon, .. } = self;
+        drop(client);
         daemon.stop()
-    }
-
-    fn next(&self) -> Completion {
-        let mut one = [Completion::default()];
-        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-        one[0].ok().unwrap()
     }
 }
 
 #[test]
 fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
-    let client = Client::new("");
+    let client = Initiator::new("");
     // The first byte of a Read Request, a Write, a Send; and the Reply that asks for it.
     let ways: [(&str, u16, u16, IsIt); 4] = [
         ("Write", 0, BY_WRITE, |u| u == tagged(0, 0, 0, b"") || u[..2] == [0xC1, 0x40]),
@@ -100,7 +98,7 @@ fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
         ("any", BY_SEND, BY_WRITE | BY_READ, |u| u[..2] == [0xC1, 0x40] && u.len() == 14),
     ];
     for (way, in_ird, in_ord, is_it) in ways {
-        let qp = client.qp();
+        let qp = client.ready();
         let (mut peer, flags, revision, private) = client.connecting(&qp);
         assert_eq!((flags & (CRC | ENHANCED | MARKERS), revision), (CRC | ENHANCED, 2));
         let (ird, ord) = (u16::from_be_bytes([private[0], private[1]]), [private[2], private[3]]);
@@ -122,7 +120,7 @@ fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
             wire::say(&mut peer, &fpdu(&tagged(2, stag, to, b"")));
         }
         qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
-        assert_eq!(client.next().wr_id, 9, "{way}");
+        assert_eq!(client.success().wr_id, 9, "{way}");
         let number = if way == "Send" { 2 } else { 1 };
         assert_eq!(ulpdu(&mut peer), untagged(3, 0, number, b"now"), "{way}");
         drop(qp);
@@ -131,8 +129,8 @@ fn an_initiator_shows_it_is_ready_in_the_way_the_responder_chose() {
 
 #[test]
 fn an_initiator_that_cannot_do_what_the_responder_needs_says_so() {
-    let client = Client::new("");
-    let qp = client.qp();
+    let client = Initiator::new("");
+    let qp = client.ready();
     let (mut peer, ..) = client.connecting(&qp);
     // Peer-to-peer, but ready in no way at all (RFC 6581 section 9: Terminate 2/0/7).
     wire::say(&mut peer, &reply(CRC | ENHANCED, 2, &enhanced(PEER_TO_PEER | 4, 4)));
@@ -147,8 +145,8 @@ fn an_initiator_that_cannot_do_what_the_responder_needs_says_so() {
 
 #[test]
 fn a_responder_may_speak_first_when_the_initiator_is_ready() {
-    let client = Client::new("");
-    let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+    let client = Initiator::new("");
+    let listener = client.listener();
     let read = {
         let mut header = vec![0; 28];
         header[..4].copy_from_slice(&7u32.to_be_bytes());
@@ -165,7 +163,7 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
         wire::say(&mut peer, &wire::request(CRC | ENHANCED, 2, &wants));
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         assert!(request.peer_to_peer() && request.revision() == 2);
-        let qp = client.qp();
+        let qp = client.ready();
         // Posted before anything has come: it must wait for the initiator.
         qp.post_send(&[SendRequest::send_inline(9, b"hello").signaled()]).unwrap();
         request.start_accept(&qp, &AcceptOptions::default()).unwrap();
@@ -183,7 +181,7 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
         peer.set_nonblocking(false).unwrap();
         wire::say(&mut peer, &fpdu(&ready));
         qp.wait_connected(Some(DEADLINE)).unwrap();
-        assert_eq!(client.next().wr_id, 9, "{way}");
+        assert_eq!(client.success().wr_id, 9, "{way}");
         let mut messages = vec![ulpdu(&mut peer)];
         if way == "Read" {
             messages.push(ulpdu(&mut peer));
@@ -193,7 +191,7 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
         // A Send that only shows readiness takes no receive: the next one does.
         let number = if way == "Send" { 2 } else { 1 };
         wire::say(&mut peer, &fpdu(&untagged(3, 0, number, b"")));
-        assert_eq!(client.next().wr_id, 1, "{way}");
+        assert_eq!(client.success().wr_id, 1, "{way}");
         drop(qp);
     }
 }
@@ -207,12 +205,12 @@ fn a_responder_may_speak_first_when_the_initiator_is_ready() {
 fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_tell() {
     let mut seen = Vec::new();
     for (config, crc) in [("", CRC), ("[mpa]\ncrc = false\n", 0)] {
-        let client = Client::new(config);
-        let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let client = Initiator::new(config);
+        let listener = client.listener();
         let mut of_client = Vec::new();
         // As initiator, then as responder; the peer does not mind.
         for active in [true, false] {
-            let qp = client.qp();
+            let qp = client.ready();
             let mut peer = if active {
                 let (mut peer, flags, ..) = client.connecting(&qp);
                 assert_eq!(flags & (CRC | MARKERS), crc, "{config:?}");
@@ -229,9 +227,9 @@ fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_te
             };
             wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
             let mut connected = qp.wait_connected(Some(DEADLINE)).unwrap();
-            assert_eq!(client.next().wr_id, 1);
+            assert_eq!(client.success().wr_id, 1);
             qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
-            assert_eq!(client.next().wr_id, 9);
+            assert_eq!(client.success().wr_id, 9);
             // All that the program learns of its connection, but for numbers that are new each time.
             let row = qp.query().unwrap();
             connected.addresses = row.addresses.unwrap();
@@ -258,8 +256,8 @@ fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_te
 //= MPA-C.2.5-1
 #[test]
 fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
-    let client = Client::new("[mpa]\nrdmac = true\n");
-    let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+    let client = Initiator::new("[mpa]\nrdmac = true\n");
+    let listener = client.listener();
     // A zero-length Write of version 0, behind the first Marker.
     let write = {
         let mut fpdu = vec![0, 0, 0, 0, 0, 14, 0xC0];
@@ -268,7 +266,7 @@ fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
         [&fpdu[..], &crc.to_le_bytes()].concat()
     };
     for active in [true, false] {
-        let qp = client.qp();
+        let qp = client.ready();
         let mut peer = if active {
             let (mut peer, _, revision, _) = client.connecting(&qp);
             assert_eq!(revision, 1);
@@ -287,7 +285,7 @@ fn a_program_is_told_of_a_peer_of_revision_0_where_such_are_served() {
         wire::say(&mut peer, &write);
         assert_eq!(qp.wait_connected(Some(DEADLINE)).unwrap().revision, 0);
         qp.post_send(&[SendRequest::send_inline(9, b"").signaled()]).unwrap();
-        assert_eq!(client.next().wr_id, 9);
+        assert_eq!(client.success().wr_id, 9);
         // Marker, length, DV and RV 0.
         assert_eq!(wire::exactly(&mut peer, 8), [0, 0, 0, 0, 0, 18, 0x40, 0x03]);
         // Before the peer is: its end would flush the receives into the queue of the next one.
@@ -334,8 +332,8 @@ fn without_markers(stream: &[u8]) -> Vec<Vec<u8>> {
 #[test]
 fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
     for config in ["[mpa]\nmulpdu = \"mss\"\n", "[mpa]\nmulpdu = \"max\"\n"] {
-        let client = Client::new(config);
-        let listener = client.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
+        let client = Initiator::new(config);
+        let listener = client.listener();
         let segment = client.context.create_segment(65536).unwrap();
         let source = client.pd.reg_mr(&segment, .., Access::empty()).unwrap();
         let mut rng = Rng::new(3);
@@ -345,7 +343,7 @@ fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
         let mut peer = wire::dial(listener.local_addr());
         wire::say(&mut peer, &wire::request(CRC | MARKERS, 1, b""));
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
-        let qp = client.qp();
+        let qp = client.ready();
         request.start_accept(&qp, &AcceptOptions::default()).unwrap();
         wire::reply(&mut peer);
         // The daemon wants none: its peer sends none.
@@ -362,7 +360,7 @@ fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
             for (n, len) in lengths.iter().enumerate() {
                 let sges = [source.sge(0, *len)];
                 qp.post_send(&[SendRequest::send(n as u64, &sges).signaled()]).unwrap();
-                assert_eq!(client.next().wr_id, n as u64);
+                assert_eq!(client.success().wr_id, n as u64);
             }
             qp.disconnect().unwrap();
             reader.join().unwrap()

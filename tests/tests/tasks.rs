@@ -9,15 +9,11 @@ use rnic_client::{
     AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, Context, Cq,
     DisconnectReason, Error, Event, Mr, Pd, Qp, QpOptions, RecvRequest, SendRequest,
 };
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, PATHS, binaries, engine, join};
 use tokio::runtime::Builder;
 
 /// Round trips of one pair.
 const ROUNDS: u64 = 200;
-
-fn daemon(path: &str) -> Daemon {
-    Daemon::start(binaries!(), &format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n"))
-}
 
 /// Runs a future to its end in one thread, or fails at the deadline.
 fn run<T>(future: impl Future<Output = T>) -> T {
@@ -122,15 +118,15 @@ async fn pairs(daemon: &Daemon, pairs: usize) {
 
 #[test]
 fn many_pairs_of_tasks_share_one_thread() {
-    for path in ["direct", "tcp"] {
-        let daemon = daemon(path);
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         run(pairs(&daemon, 16));
     }
 }
 
 #[test]
 fn many_pairs_of_tasks_run_on_several_threads() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
     runtime.block_on(async {
         tokio::time::timeout(DEADLINE, pairs(&daemon, 16)).await.expect("in time");
@@ -141,16 +137,13 @@ fn connected(context: &Context) -> (End, End) {
     let pd = context.open_pd(None).unwrap();
     let listener = context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
     let [a, b] = [(); 2].map(|()| End::new(context, &pd, context.create_cq(16, None).unwrap()));
-    a.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
-    let request = listener.accept_request(Some(DEADLINE)).unwrap();
-    request.accept(&b.qp, &AcceptOptions::default()).unwrap();
-    a.qp.wait_connected(Some(DEADLINE)).unwrap();
+    join(&listener, &a.qp, &b.qp);
     (a, b)
 }
 
 #[test]
 fn a_wait_that_is_given_up_loses_no_completion_and_leaves_no_event() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let (a, b) = connected(&context);
     run(async {
@@ -176,7 +169,7 @@ fn a_wait_that_is_given_up_loses_no_completion_and_leaves_no_event() {
 
 #[test]
 fn tasks_and_threads_wait_for_one_queue_and_each_completion_goes_to_one_of_them() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let (a, b) = connected(&context);
     let b = Arc::new(b);
@@ -235,7 +228,7 @@ fn tasks_and_threads_wait_for_one_queue_and_each_completion_goes_to_one_of_them(
 
 #[test]
 fn an_attempt_that_is_given_up_is_aborted_and_the_end_of_the_daemon_is_told() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let context = Context::open_at(daemon.socket()).unwrap();
     let pd = context.open_pd(None).unwrap();
     let end = End::new(&context, &pd, context.create_cq(16, None).unwrap());

@@ -9,17 +9,18 @@ use std::process::{Command, Output};
 use std::time::Instant;
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Cq, Error, Mr,
-    MrOptions, Pd, Qp, QpOptions, RecvRequest, Refusal, Scope, SendRequest, Sge, Stag,
+    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, Context, Error, Mr,
+    QpOptions, RecvRequest, Refusal, Scope, SendRequest, Sge, Stag,
 };
 use rnic_core::abi::control::Reply;
 use rnic_tests::raw::Raw;
 use rnic_tests::wire::{self, CRC, fpdu, tagged};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_program};
+use rnic_tests::{
+    Client, DEADLINE, Daemon, End, PATHS, Process, READ_WRITE, binaries, copy_program, on_path,
+};
 use serde_json::Value;
 
 const RNICCTL: &str = env!("CARGO_BIN_EXE_rnicctl-under-test");
-const PATHS: [&str; 2] = ["[engine]\nloopback = \"direct\"\n", "[engine]\nloopback = \"tcp\"\n"];
 
 fn rnicctl(socket: &Path, args: &[&str]) -> Output {
     Command::new(RNICCTL).args(args).arg("--socket").arg(socket).output().expect("rnicctl")
@@ -47,85 +48,55 @@ fn has(record: &Value, field: &str, words: &str) {
     assert!(text.contains(words), "no {words:?} in the {field} of {record:#}");
 }
 
-/// A session with memory and one QP.
-struct End {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
-    qp: Qp,
-    mr: Mr,
-}
-
-impl End {
-    fn new(daemon: &Daemon, cq_entries: u32) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(cq_entries, None).unwrap();
-        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
-        let segment = context.create_segment(4096).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let mr = pd.reg_mr(&segment, .., access).unwrap();
-        End { context, pd, cq, qp, mr }
-    }
-
-    fn region(&self, access: Access, scope: Scope) -> Mr {
-        let segment = self.context.create_segment(4096).unwrap();
-        let options = MrOptions { access, scope, ..MrOptions::default() };
-        self.pd.reg_mr_with(&segment, .., &options).unwrap()
-    }
-
-    fn receive(&self, wr_id: u64, sge: Sge) {
-        self.qp.post_recv(&[RecvRequest::new(wr_id, &[sge])]).unwrap();
-    }
-
-    /// The next completion that is an error.
-    fn failure(&self) -> Completion {
-        loop {
-            let mut one = [Completion::default()];
-            assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion");
-            if one[0].status != CompletionStatus::Success {
-                return one[0];
-            }
-            assert_eq!(one[0].why_id, 0);
-        }
-    }
-
-    /// The newest record about this end's QP, which nothing may have named.
-    fn newest(&self, daemon: &Daemon) -> Value {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            let all = json(daemon.socket(), &["why"]);
-            let own = all.as_array().unwrap().iter().find(|r| r["qp"] == self.qp.id().0);
-            if let Some(record) = own {
-                return record.clone();
-            }
-            assert!(Instant::now() < deadline, "no record of QP {}", self.qp.id());
-        }
-    }
-}
-
-/// Two sessions of one daemon, connected.
+/// Two sessions of one daemon, connected; the second one's completion queue has this size.
 fn pair(daemon: &Daemon, cq_entries: u32) -> (End, End) {
-    let (a, b) = (End::new(daemon, 64), End::new(daemon, cq_entries));
-    let listener = b.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
-    a.qp.start_connect(listener.local_addr(), &ConnectOptions::default()).unwrap();
-    let request = listener.accept_request(Some(DEADLINE)).unwrap();
-    request.start_accept(&b.qp, &AcceptOptions::default()).unwrap();
-    a.qp.wait_connected(Some(DEADLINE)).unwrap();
-    b.qp.wait_connected(Some(DEADLINE)).unwrap();
+    let (a, b) = (end(daemon, 64), end(daemon, cq_entries));
+    a.connect(&b);
     (a, b)
+}
+
+fn end(daemon: &Daemon, cq_entries: u32) -> End {
+    End::new(Client::new(daemon).with_cq(cq_entries))
+}
+
+fn receive(end: &End, wr_id: u64, sge: Sge) {
+    end.qp.post_recv(&[RecvRequest::new(wr_id, &[sge])]).unwrap();
+}
+
+/// The next completion that is an error.
+fn failure(end: &End) -> Completion {
+    loop {
+        let completion = end.completion();
+        if completion.status != CompletionStatus::Success {
+            return completion;
+        }
+        assert_eq!(completion.why_id, 0);
+    }
+}
+
+/// The newest record about an end's QP, which nothing may have named.
+fn newest(end: &End, daemon: &Daemon) -> Value {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let all = json(daemon.socket(), &["why"]);
+        let own = all.as_array().unwrap().iter().find(|r| r["qp"] == end.qp.id().0);
+        if let Some(record) = own {
+            return record.clone();
+        }
+        assert!(Instant::now() < deadline, "no record of QP {}", end.qp.id());
+    }
 }
 
 #[test]
 fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let (a, b) = pair(&daemon, 64);
-        a.receive(9, a.mr.sge(0, 64));
-        let bad = Sge { lkey: a.mr.lkey().0 ^ 0x0F0F_0000, ..a.mr.sge(8, 16) };
-        let to = b.mr.remote().at(0);
+        receive(&a, 9, a.region.sge(0, 64));
+        let bad = Sge { lkey: a.region.lkey().0 ^ 0x0F0F_0000, ..a.region.sge(8, 16) };
+        let to = b.region.remote().at(0);
         a.qp.post_send(&[SendRequest::write(7, &[bad], to).signaled()]).unwrap();
-        let failed = a.failure();
+        let failed = failure(&a);
         assert_eq!((failed.wr_id, failed.status), (7, CompletionStatus::LocalProtection));
         let record = explained(&daemon, failed.why_id);
         has(&record, "rule", "local contract: a local key");
@@ -138,7 +109,7 @@ fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
         assert_eq!(record["qp"], a.qp.id().0);
         assert_eq!(record["pd"], a.pd.id().0);
         assert!(record["addresses"]["local"].is_string());
-        let flushed = a.failure();
+        let flushed = failure(&a);
         assert_eq!((flushed.wr_id, flushed.status), (9, CompletionStatus::WrFlush));
         assert_eq!(flushed.why_id, failed.why_id, "the flush names its cause");
         let text = rnicctl(daemon.socket(), &["why", &failed.why_id.to_string()]);
@@ -166,19 +137,17 @@ fn every_fault_of_a_remote_access_at_both_ends() {
             ("deregistered", "1/1/00", "0/1/00", "deregistered or invalidated"),
         ] {
             for reads in [false, true] {
-                let daemon = Daemon::start(binaries!(), path);
+                let daemon = Daemon::start(binaries!(), &on_path(path));
                 let (a, b) = pair(&daemon, 64);
                 let other = b.pd.create_qp(&QpOptions::new(&b.cq)).unwrap();
-                let plain = b.region(Access::LOCAL_WRITE, Scope::Pd);
-                let scoped = b.region(
-                    Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
-                    Scope::Qp(other.id()),
-                );
+                let open = b.region(4096, READ_WRITE);
+                let plain = b.region(4096, Access::LOCAL_WRITE);
+                let scoped = b.region_for(Scope::Qp(other.id()), 4096, READ_WRITE);
                 let mut to = match what {
                     "rights" => plain.remote(),
                     "scope" => scoped.remote(),
-                    "stream" => a.mr.remote(),
-                    _ => b.mr.remote(),
+                    "stream" => a.region.remote(),
+                    _ => open.remote(),
                 }
                 .at(0);
                 match what {
@@ -187,26 +156,24 @@ fn every_fault_of_a_remote_access_at_both_ends() {
                     "wrap" => to.addr = u64::MAX - 9,
                     _ => {}
                 }
-                let b_mr = b.mr;
-                if what == "deregistered" {
-                    b_mr.deregister().unwrap();
-                }
+                let _open = match what {
+                    "deregistered" => open.deregister().map(|()| None).unwrap(),
+                    _ => Some(open),
+                };
                 b.qp.post_recv(&[RecvRequest::new(5, &[])]).unwrap();
                 a.qp.post_recv(&[RecvRequest::new(6, &[])]).unwrap();
-                let sge = a.mr.sge(0, 16);
+                let sge = a.region.sge(0, 16);
                 let request = match reads {
                     true => SendRequest::read(7, sge, to),
                     false => SendRequest::write(7, std::slice::from_ref(&sge), to),
                 };
                 a.qp.post_send(&[request]).unwrap();
                 let code = if reads { read } else { write };
-                let mut one = [Completion::default()];
-                assert_eq!(b.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-                let target = explained(&daemon, one[0].why_id);
+                let target = explained(&daemon, b.completion().why_id);
                 has(&target, "text", words);
                 has(&target, "rule", code);
                 assert_eq!(target["what"]["Terminate"]["origin"], "Local");
-                let failed = a.failure();
+                let failed = failure(&a);
                 let requester = explained(&daemon, failed.why_id);
                 has(
                     &requester,
@@ -233,34 +200,34 @@ fn every_fault_of_a_remote_access_at_both_ends() {
 #[test]
 fn sends_that_find_no_receive_or_too_short_a_one() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let (a, b) = pair(&daemon, 64);
         a.qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap();
-        let record = b.newest(&daemon);
+        let record = newest(&b, &daemon);
         has(&record, "rule", "1/2/02");
         has(&record, "text", "no receive was posted");
 
         let (a, b) = pair(&daemon, 64);
-        b.receive(5, b.mr.sge(0, 4));
+        receive(&b, 5, b.region.sge(0, 4));
         a.qp.post_send(&[SendRequest::send_inline(1, b"12345")]).unwrap();
-        let failed = b.failure();
+        let failed = failure(&b);
         assert_eq!((failed.wr_id, failed.status), (5, CompletionStatus::LocalLength));
         let record = explained(&daemon, failed.why_id);
         has(&record, "rule", "1/2/05");
         has(&record, "text", "5 bytes long, the receive it met has 4");
 
         let (a, b) = pair(&daemon, 64);
-        b.receive(5, b.region(Access::REMOTE_READ, Scope::Pd).sge(0, 4));
+        receive(&b, 5, b.region(4096, Access::REMOTE_READ).sge(0, 4));
         a.qp.post_send(&[SendRequest::send_inline(1, b"1234")]).unwrap();
-        let failed = b.failure();
+        let failed = failure(&b);
         assert_eq!(failed.status, CompletionStatus::LocalProtection);
         has(&explained(&daemon, failed.why_id), "text", "local key");
 
         let (a, b) = pair(&daemon, 64);
-        b.receive(5, b.mr.sge(0, 4));
-        let shared = b.mr.rkey();
+        receive(&b, 5, b.region.sge(0, 4));
+        let shared = b.region.rkey();
         a.qp.post_send(&[SendRequest::send_invalidate(1, &[], shared)]).unwrap();
-        let record = explained(&daemon, b.failure().why_id);
+        let record = explained(&daemon, failure(&b).why_id);
         has(&record, "rule", "0/2/09");
         has(&record, "text", "shared by all queue pairs of the domain");
         assert_eq!(record["stag"], shared.0);
@@ -271,16 +238,16 @@ fn sends_that_find_no_receive_or_too_short_a_one() {
 fn an_stag_that_was_invalidated() {
     let daemon = Daemon::start(binaries!(), "");
     let (a, b) = pair(&daemon, 64);
-    let own = b.region(Access::LOCAL_WRITE | Access::REMOTE_WRITE, Scope::Qp(b.qp.id()));
-    b.receive(1, b.mr.sge(0, 4));
-    b.receive(2, b.mr.sge(0, 4));
+    let own = b.region_for(Scope::Qp(b.qp.id()), 4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    receive(&b, 1, b.region.sge(0, 4));
+    receive(&b, 2, b.region.sge(0, 4));
     a.qp.post_send(&[SendRequest::send_invalidate(1, &[], own.rkey())]).unwrap();
     let mut one = [Completion::default()];
     assert_eq!(b.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
     assert_eq!(one[0].invalidated, Some(own.rkey()));
     let to = own.remote().at(0);
     a.qp.post_send(&[SendRequest::write_inline(2, b"x", to)]).unwrap();
-    let record = explained(&daemon, b.failure().why_id);
+    let record = explained(&daemon, failure(&b).why_id);
     has(&record, "text", "has been deregistered or invalidated");
     assert_eq!(record["stag"], own.rkey().0);
 }
@@ -290,12 +257,12 @@ fn a_completion_queue_that_overflows() {
     let daemon = Daemon::start(binaries!(), "");
     let (a, b) = pair(&daemon, 2);
     for n in 0..4 {
-        b.receive(n, b.mr.sge(0, 4));
+        receive(&b, n, b.region.sge(0, 4));
     }
     for n in 0..3 {
         a.qp.post_send(&[SendRequest::send_inline(n, b"x").signaled()]).unwrap();
     }
-    let record = b.newest(&daemon);
+    let record = newest(&b, &daemon);
     has(&record, "rule", "RFC 5042 section 6.4.3.2");
     has(&record, "text", &format!("completion queue {} had no free entry", b.cq.id()));
     let deadline = Instant::now() + DEADLINE;
@@ -321,7 +288,7 @@ fn who_follows_the_events_sees_sessions_end() {
     command.args(["events", "--follow", "--json", "--socket"]).arg(daemon.socket());
     let mut follower = Process::start(command);
     for _ in 0..2 {
-        let end = End::new(&daemon, 8);
+        let end = end(&daemon, 8);
         let session = end.context.session().0;
         let begun = format!("\"session\":{session},\"kind\":\"session_opened\",\"text\":\"");
         let who = follower.line_after(&begun);
@@ -337,7 +304,7 @@ fn who_follows_the_events_sees_sessions_end() {
 #[test]
 fn a_refused_request_and_a_connection_that_did_not_come_about() {
     let daemon = Daemon::start(binaries!(), "[limits.session]\npds = 1\n");
-    let end = End::new(&daemon, 8);
+    let end = end(&daemon, 8);
     let refused = end.context.open_pd(None).map(drop).unwrap_err();
     assert!(matches!(refused.refusal(), Some(Refusal::Limit { limit: 1, .. })), "{refused:?}");
     let id = refused.why_id().expect("a record");
@@ -356,7 +323,7 @@ fn a_refused_request_and_a_connection_that_did_not_come_about() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = end.qp.connect(closed, &ConnectOptions::default()).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
-    let record = end.newest(&daemon);
+    let record = newest(&end, &daemon);
     assert_eq!(record["what"], "Lost");
     has(&record, "rule", "RFC 5044");
 
@@ -371,16 +338,16 @@ fn a_refused_request_and_a_connection_that_did_not_come_about() {
 #[test]
 fn a_peer_that_is_killed() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
-        let end = End::new(&daemon, 8);
-        end.receive(3, end.mr.sge(0, 64));
+        let daemon = Daemon::start(binaries!(), &on_path(path));
+        let end = end(&daemon, 8);
+        receive(&end, 3, end.region.sge(0, 64));
         let listener = end.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
         let peer = daemon.actor(&["visit", &listener.local_addr().to_string()]);
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         request.start_accept(&end.qp, &AcceptOptions::default()).unwrap();
         end.qp.wait_connected(Some(DEADLINE)).unwrap();
         peer.kill();
-        let record = explained(&daemon, end.failure().why_id);
+        let record = explained(&daemon, failure(&end).why_id);
         let what = &record["what"];
         assert!(what == "Lost" || what["Terminate"]["origin"] == "Peer", "{record:#}");
     }
@@ -409,8 +376,8 @@ fn bad_bytes_from_a_scripted_peer() {
         (cut, "2/0/01", "inside of an FPDU"),
         (opcode, "RFC 5040 section 7.2, 0/2/06", "tagged segment of 1 bytes"),
     ] {
-        let end = End::new(&daemon, 8);
-        end.receive(3, end.mr.sge(0, 64));
+        let end = end(&daemon, 8);
+        receive(&end, 3, end.region.sge(0, 64));
         let listener = end.context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
         let mut peer = wire::dial(listener.local_addr());
         wire::say(&mut peer, &wire::request(CRC, 1, b""));
@@ -419,8 +386,8 @@ fn bad_bytes_from_a_scripted_peer() {
         wire::reply(&mut peer);
         wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
         end.qp.wait_connected(Some(DEADLINE)).unwrap();
-        play(&mut peer, &end.mr);
-        let record = explained(&daemon, end.failure().why_id);
+        play(&mut peer, &end.region);
+        let record = explained(&daemon, failure(&end).why_id);
         has(&record, "rule", rule);
         has(&record, "text", words);
         assert!(record["addresses"]["peer"].is_string());
@@ -473,7 +440,7 @@ fn another_users_records_are_nobodys_business() {
 #[test]
 fn a_session_that_is_ended_for_what_it_sent() {
     let daemon = Daemon::start(binaries!(), "");
-    let raw = Raw::open(daemon.socket()).expect("a session");
+    let raw = Raw::open(daemon.socket());
     raw.send(&[0xFF; 40], &[]);
     let (bytes, _) = raw.receive().expect("a complaint");
     let reply: Reply = postcard::from_bytes(&bytes).unwrap();
@@ -490,7 +457,7 @@ fn a_session_that_is_ended_for_what_it_sent() {
 #[test]
 fn a_flood_of_failures_costs_the_daemon_nothing_and_displaces_nobody() {
     let daemon = Daemon::start(binaries!(), "[limits.session]\nwhy = 64\n");
-    let quiet = End::new(&daemon, 8);
+    let quiet = end(&daemon, 8);
     let kept = quiet.context.why(0).unwrap_err().why_id().unwrap();
     let noisy = Context::open_at(daemon.socket()).unwrap();
     let mut first = None;
@@ -519,7 +486,7 @@ fn metrics_are_written_for_a_collector() {
     let config = format!("[metrics]\nfile = {:?}\ninterval = \"1s\"\n", file.display().to_string());
     let daemon = Daemon::start(binaries!(), &config);
     let (a, b) = pair(&daemon, 64);
-    b.receive(1, b.mr.sge(0, 4));
+    receive(&b, 1, b.region.sge(0, 4));
     a.qp.post_send(&[SendRequest::send_inline(1, b"1234").signaled()]).unwrap();
     let mut one = [Completion::default()];
     assert_eq!(a.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
@@ -531,7 +498,7 @@ fn metrics_are_written_for_a_collector() {
         rnic_client::RemoteAddr { addr: 0, rkey: Stag(1) },
     )])
     .unwrap();
-    b.newest(&daemon);
+    newest(&b, &daemon);
     let uid = rustix::process::geteuid().as_raw();
     let wanted = [
         "rnicd_sessions 2".to_owned(),

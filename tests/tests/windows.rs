@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use WindowKind::{Type1, Type2};
 use rnic_client::{
-    AcceptOptions, Access, Bind, Completion, CompletionOpcode, CompletionStatus, Context, Cq,
-    DisconnectReason, Error, ListKind, Listener, MemoryWindow, Mr, MrOptions, Pd, Qp, QpOptions,
-    RecvRequest, RemoteMr, Rows, Scope, Segment, SendRequest, TerminateOrigin, WindowKind,
-    WindowRow,
+    AcceptOptions, Access, Bind, CompletionOpcode, CompletionStatus, DisconnectReason, Error,
+    ListKind, MemoryWindow, Mr, MrOptions, Pd, Qp, QpOptions, RecvRequest, RemoteMr, Rows, Scope,
+    SendRequest, TerminateOrigin, WindowKind, WindowRow,
 };
 use rnic_tests::traffic::Rng;
-use rnic_tests::{DEADLINE, Daemon, binaries, hammer};
+use rnic_tests::{Client, DEADLINE, Daemon, binaries, engine, hammer};
 
 const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -19,87 +18,47 @@ const REMOTE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 fn daemons() -> impl Iterator<Item = Daemon> {
     [(1, "direct"), (3, "direct"), (1, "tcp"), (3, "tcp")]
         .into_iter()
-        .map(|(n, path)| daemon(n, path))
+        .map(|(n, path)| Daemon::start(binaries!(), &engine(n, path)))
 }
 
-fn daemon(workers: u32, loopback: &str) -> Daemon {
-    let config = format!("[engine]\nworkers = {workers}\nloopback = \"{loopback}\"\n");
-    Daemon::start(binaries!(), &config)
+/// A QP all of whose requests write completions.
+fn qp(client: &Client) -> Qp {
+    client.pd.create_qp(&QpOptions { signal_all: true, ..client.options() }).unwrap()
 }
 
-/// A session with a domain and a CQ.
-struct Side {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
+/// A region to bind windows to.
+fn bindable(client: &Client) -> Mr {
+    client.region(4096, Access::LOCAL_WRITE | Access::MW_BIND)
 }
 
-impl Side {
-    fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(256, None).unwrap();
-        Side { context, pd, cq }
-    }
+fn bound(client: &Client, window: &MemoryWindow, qp: &Qp, bind: &Bind<'_>) -> RemoteMr {
+    let remote = match window.kind() {
+        Type1 => window.bind(qp, 900, bind).unwrap(),
+        Type2 => window.bind_with_key(qp, 900, bind, 0x5A).unwrap(),
+    };
+    client.completes(900, CompletionOpcode::BindMw);
+    remote
+}
 
-    fn listener(&self) -> Listener {
-        self.context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap()
-    }
-
-    fn qp(&self) -> Qp {
-        self.pd.create_qp(&QpOptions { signal_all: true, ..QpOptions::new(&self.cq) }).unwrap()
-    }
-
-    fn segment(&self, len: u64) -> Segment {
-        self.context.create_segment(len).unwrap()
-    }
-
-    /// A region of a segment of its own, to bind windows to.
-    fn region(&self) -> Mr {
-        self.pd.reg_mr(&self.segment(4096), .., Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
-    }
-
-    fn next(&self) -> Completion {
-        let mut one = [Completion::default()];
-        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion in time");
-        one[0]
-    }
-
-    /// The next completion, which succeeds and is this.
-    fn done(&self, wr_id: u64, opcode: CompletionOpcode) -> Completion {
-        let completion = self.next().ok().unwrap();
-        assert_eq!((completion.wr_id, completion.opcode), (wr_id, opcode));
-        completion
-    }
-
-    fn bind(&self, window: &MemoryWindow, qp: &Qp, bind: &Bind<'_>) -> RemoteMr {
-        let remote = match window.kind() {
-            Type1 => window.bind(qp, 900, bind).unwrap(),
-            Type2 => window.bind_with_key(qp, 900, bind, 0x5A).unwrap(),
-        };
-        self.done(900, CompletionOpcode::BindMw);
-        remote
-    }
-
-    fn windows(&self) -> Vec<WindowRow> {
-        let Rows::Windows(rows) = self.context.list(ListKind::Windows, 0).unwrap().rows else {
-            panic!("not windows")
-        };
-        rows.into_iter().filter(|row| row.session == self.context.session()).collect()
-    }
+/// What the daemon says of a session's windows.
+fn windows(client: &Client) -> Vec<WindowRow> {
+    let Rows::Windows(rows) = client.context.list(ListKind::Windows, 0).unwrap().rows else {
+        panic!("not windows")
+    };
+    rows.into_iter().filter(|row| row.session == client.context.session()).collect()
 }
 
 /// An owner of memory and his peer, connected.
 struct Pair {
-    owner: Side,
-    peer: Side,
+    owner: Client,
+    peer: Client,
     owned: Qp,
     peering: Qp,
 }
 
 impl Pair {
     fn new(daemon: &Daemon) -> Self {
-        let (owner, peer) = (Side::new(daemon), Side::new(daemon));
+        let (owner, peer) = (Client::new(daemon), Client::new(daemon));
         let (owned, peering) = join(&owner, &peer);
         Pair { owner, peer, owned, peering }
     }
@@ -113,9 +72,9 @@ impl Pair {
                 SendRequest::send_inline(72, b""),
             ])
             .unwrap();
-        self.peer.done(71, CompletionOpcode::RdmaWrite);
-        self.peer.done(72, CompletionOpcode::Send);
-        self.owner.done(70, CompletionOpcode::Receive);
+        self.peer.completes(71, CompletionOpcode::RdmaWrite);
+        self.peer.completes(72, CompletionOpcode::Send);
+        self.owner.completes(70, CompletionOpcode::Receive);
     }
 
     /// Has the peer write where it may not: the owner's RNIC says why.
@@ -127,10 +86,9 @@ impl Pair {
     }
 }
 
-fn join(owner: &Side, peer: &Side) -> (Qp, Qp) {
-    let listener = owner.listener();
-    let (owned, peering) = (owner.qp(), peer.qp());
-    rnic_tests::join(&listener, &peering, &owned);
+fn join(owner: &Client, peer: &Client) -> (Qp, Qp) {
+    let (owned, peering) = (qp(owner), qp(peer));
+    owner.join(&peering, &owned);
     (owned, peering)
 }
 
@@ -155,24 +113,24 @@ fn a_window_opens_what_it_is_bound_to_until_it_is_unbound() {
         for kind in [Type1, Type2] {
             let pair = Pair::new(&daemon);
             let Pair { owner, peer, owned, peering } = &pair;
-            let region = owner.region();
+            let region = bindable(owner);
             let window = owner.pd.alloc_window(kind).unwrap();
-            assert_eq!(owner.windows()[0].mr, None);
+            assert_eq!(windows(owner)[0].mr, None);
             let bind = Bind::new(&region, 100..200, REMOTE);
-            let open = owner.bind(&window, owned, &bind);
+            let open = bound(owner, &window, owned, &bind);
             assert_eq!((window.remote(), window.rkey()), (Some(open), open.rkey));
             assert_eq!((open.addr, open.len), (region.iova() + 100, 100));
-            let row = &owner.windows()[0];
+            let row = &windows(owner)[0];
             assert_eq!((row.stag, row.mr, row.kind), (open.rkey, Some(region.id()), kind));
 
             pair.write(&open, 0, b"first");
             pair.write(&open, 96, b"last");
             assert_eq!(bytes(&region, 99, 6), b"\0first");
             assert_eq!(bytes(&region, 196, 5), b"last\0");
-            let sink = peer.region();
+            let sink = bindable(peer);
             let read = SendRequest::read(1, sink.sge(0, 100), open.at(0));
             peering.post_send(&[read]).unwrap();
-            assert_eq!(peer.done(1, CompletionOpcode::RdmaRead).byte_len, 100);
+            assert_eq!(peer.completes(1, CompletionOpcode::RdmaRead).byte_len, 100);
             assert_eq!(bytes(&sink, 0, 100), bytes(&region, 100, 100));
 
             window.unbind(owned, 2).unwrap();
@@ -180,8 +138,8 @@ fn a_window_opens_what_it_is_bound_to_until_it_is_unbound() {
                 Type1 => CompletionOpcode::BindMw,
                 Type2 => CompletionOpcode::LocalInvalidate,
             };
-            owner.done(2, opcode);
-            assert_eq!((window.remote(), owner.windows()[0].mr), (None, None));
+            owner.completes(2, opcode);
+            assert_eq!((window.remote(), windows(owner)[0].mr), (None, None));
             pair.write_refused(&open, 0, "1/1/00");
             assert_eq!(bytes(&region, 100, 5), b"first");
         }
@@ -191,7 +149,10 @@ fn a_window_opens_what_it_is_bound_to_until_it_is_unbound() {
 
 #[test]
 fn a_window_ends_at_its_last_byte_and_at_its_rights() {
-    for daemon in [daemon(3, "direct"), daemon(3, "tcp")] {
+    for daemon in [
+        Daemon::start(binaries!(), &engine(3, "direct")),
+        Daemon::start(binaries!(), &engine(3, "tcp")),
+    ] {
         for kind in [Type1, Type2] {
             for (access, at, code) in [
                 (REMOTE, 100, "1/1/01"),
@@ -200,10 +161,10 @@ fn a_window_ends_at_its_last_byte_and_at_its_rights() {
                 (Access::REMOTE_READ, 0, "1/1/00"),
             ] {
                 let pair = Pair::new(&daemon);
-                let region = pair.owner.region();
+                let region = bindable(&pair.owner);
                 let window = pair.owner.pd.alloc_window(kind).unwrap();
                 let bind = Bind::new(&region, 100..200, access);
-                let open = pair.owner.bind(&window, &pair.owned, &bind);
+                let open = bound(&pair.owner, &window, &pair.owned, &bind);
                 if access.contains(Access::ZERO_BASED) {
                     assert_eq!(open.addr, 0);
                     pair.write(&open, 99, b"x");
@@ -223,11 +184,11 @@ fn a_type_1_window_moves_and_the_old_key_goes_with_it() {
         let pair = Pair::new(&daemon);
         // Another connection of the same domain, perhaps on another worker, does the binding.
         let (other, _peering) = join(&pair.owner, &pair.peer);
-        let (first, second) = (pair.owner.region(), pair.owner.region());
+        let (first, second) = (bindable(&pair.owner), bindable(&pair.owner));
         let window = pair.owner.pd.alloc_window(Type1).unwrap();
-        let old = pair.owner.bind(&window, &other, &Bind::new(&first, .., REMOTE));
+        let old = bound(&pair.owner, &window, &other, &Bind::new(&first, .., REMOTE));
         pair.write(&old, 0, b"one");
-        let new = pair.owner.bind(&window, &other, &Bind::new(&second, 8..16, REMOTE));
+        let new = bound(&pair.owner, &window, &other, &Bind::new(&second, 8..16, REMOTE));
         assert_eq!(new.rkey.0, old.rkey.0 & !0xFF | (old.rkey.0 + 1) & 0xFF);
         pair.write(&new, 0, b"two");
         assert_eq!(
@@ -244,43 +205,43 @@ fn the_peer_invalidates_a_type_2_window_and_it_is_bound_again() {
     for daemon in daemons() {
         let pair = Pair::new(&daemon);
         let Pair { owner, peer, owned, peering } = &pair;
-        let region = owner.region();
+        let region = bindable(owner);
         let window = owner.pd.alloc_window(Type2).unwrap();
         let bind = Bind::new(&region, ..10, REMOTE);
         for key in 0..3 {
             let open = window.bind_with_key(owned, 1, &bind, key).unwrap();
-            owner.done(1, CompletionOpcode::BindMw);
+            owner.completes(1, CompletionOpcode::BindMw);
             assert_eq!(open.rkey.0 & 0xFF, u32::from(key));
             pair.write(&open, 0, &[key + 1]);
             owned.post_recv(&[RecvRequest::new(2, &[])]).unwrap();
             peering.post_send(&[SendRequest::send_invalidate(3, &[], open.rkey)]).unwrap();
-            peer.done(3, CompletionOpcode::Send);
-            let received = owner.done(2, CompletionOpcode::Receive);
+            peer.completes(3, CompletionOpcode::Send);
+            let received = owner.completes(2, CompletionOpcode::Receive);
             assert_eq!(received.invalidated, Some(open.rkey));
             assert_eq!(bytes(&region, 0, 1), [key + 1]);
-            assert_eq!(owner.windows()[0].mr, None);
+            assert_eq!(windows(owner)[0].mr, None);
         }
         // What is not limited to the stream it may not invalidate.
         let shared = owner.pd.alloc_window(Type1).unwrap();
-        let open = owner.bind(&shared, owned, &bind);
+        let open = bound(owner, &shared, owned, &bind);
         owned.post_recv(&[RecvRequest::new(4, &[])]).unwrap();
         peering.post_send(&[SendRequest::send_invalidate(5, &[], open.rkey)]).unwrap();
         ended(peering, TerminateOrigin::Peer, "0/2/09");
-        let refused = owner.next();
+        let refused = owner.completion();
         assert_eq!((refused.wr_id, refused.status), (4, CompletionStatus::RemoteInvalidRequest));
-        assert_eq!(owner.windows().iter().filter(|row| row.mr.is_some()).count(), 1);
+        assert_eq!(windows(owner).iter().filter(|row| row.mr.is_some()).count(), 1);
     }
 }
 
 #[test]
 fn what_may_not_be_bound_completes_as_such_and_ends_the_connection() {
-    let daemon = daemon(3, "direct");
-    let strange = Side::new(&daemon);
-    let foreign = strange.region();
+    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
+    let strange = Client::new(&daemon);
+    let foreign = bindable(&strange);
     for (kind, what) in [Type1, Type2].into_iter().flat_map(|k| (0..6).map(move |n| (k, n))) {
         let pair = Pair::new(&daemon);
         let owner = &pair.owner;
-        let region = owner.region();
+        let region = bindable(owner);
         let plain = owner.pd.reg_mr(&owner.segment(4096), .., Access::LOCAL_WRITE).unwrap();
         let constant = owner.pd.reg_mr(&owner.segment(4096), .., Access::MW_BIND).unwrap();
         let own = MrOptions {
@@ -300,12 +261,12 @@ fn what_may_not_be_bound_completes_as_such_and_ends_the_connection() {
             _ => Bind::new(&own, 0..8, REMOTE),
         };
         pair.owned.post_send(&[SendRequest::bind(1, present, next, &bind).signaled()]).unwrap();
-        let completion = owner.next();
+        let completion = owner.completion();
         let expected = (1, CompletionOpcode::BindMw, CompletionStatus::MwBind);
         let found = (completion.wr_id, completion.opcode, completion.status);
         assert_eq!(found, expected, "{kind:?} {what}");
         ended(&pair.owned, TerminateOrigin::Local, "0/0/00");
-        assert_eq!(owner.windows()[0].mr, None);
+        assert_eq!(windows(owner)[0].mr, None);
     }
     // What belongs to another context the library refuses itself, and calls of the other type.
     let pair = Pair::new(&daemon);
@@ -330,7 +291,7 @@ fn a_region_stays_while_windows_are_bound_to_it() {
         let windows = [Type1, Type2].map(|kind| owner.pd.alloc_window(kind).unwrap());
         let open = windows
             .each_ref()
-            .map(|window| owner.bind(window, &pair.owned, &Bind::new(&region, ..8, REMOTE)));
+            .map(|window| bound(owner, window, &pair.owned, &Bind::new(&region, ..8, REMOTE)));
         let refused = region.deregister().unwrap_err().to_string();
         assert!(refused.contains("is in use by 2 bound windows"), "{refused}");
         // Nor does it go with its handle.
@@ -351,17 +312,17 @@ fn a_qp_that_goes_leaves_its_windows_unbound() {
     for daemon in daemons() {
         let pair = Pair::new(&daemon);
         let owner = &pair.owner;
-        let region = owner.region();
+        let region = bindable(owner);
         let window = owner.pd.alloc_window(Type2).unwrap();
-        owner.bind(&window, &pair.owned, &Bind::new(&region, ..8, REMOTE));
-        assert!(owner.windows()[0].mr.is_some());
+        bound(owner, &window, &pair.owned, &Bind::new(&region, ..8, REMOTE));
+        assert!(windows(owner)[0].mr.is_some());
         drop(pair.owned);
-        assert_eq!(owner.windows()[0].mr, None);
+        assert_eq!(windows(owner)[0].mr, None);
         region.deregister().unwrap();
         // Another QP may bind it.
-        let region = owner.region();
+        let region = bindable(owner);
         let (owned, _peering) = join(owner, &pair.peer);
-        owner.bind(&window, &owned, &Bind::new(&region, ..8, REMOTE));
+        bound(owner, &window, &owned, &Bind::new(&region, ..8, REMOTE));
     }
 }
 
@@ -385,15 +346,15 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
                     SendRequest::read_invalidate(2, read.sge(0, 6), source.remote().at(0)),
                 ])
                 .unwrap();
-            owner.done(1, CompletionOpcode::LocalInvalidate);
-            owner.done(2, CompletionOpcode::RdmaRead);
+            owner.completes(1, CompletionOpcode::LocalInvalidate);
+            owner.completes(2, CompletionOpcode::RdmaRead);
             assert_eq!(bytes(&read, 0, 6), b"placed");
             if own {
                 let third = region();
                 owned.post_recv(&[RecvRequest::new(3, &[])]).unwrap();
                 let send = SendRequest::send_invalidate(4, &[], third.rkey());
                 peering.post_send(&[send]).unwrap();
-                let received = owner.done(3, CompletionOpcode::Receive);
+                let received = owner.completes(3, CompletionOpcode::Receive);
                 assert_eq!(received.invalidated, Some(third.rkey()));
                 third.deregister().unwrap();
             }
@@ -410,7 +371,7 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
 
 #[test]
 fn regions_for_one_qp_and_from_zero() {
-    let daemon = daemon(3, "tcp");
+    let daemon = Daemon::start(binaries!(), &engine(3, "tcp"));
     let pair = Pair::new(&daemon);
     let owner = &pair.owner;
     let access = Access::LOCAL_WRITE | REMOTE | Access::ZERO_BASED;
@@ -455,12 +416,12 @@ const OPEN: u64 = 192 * 1024;
 /// Another process writes as fast as it can while the memory is taken away. What the owner then
 /// puts there stays.
 fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
-    let owner = Side::new(owners);
+    let owner = Client::new(owners);
     let listener = owner.listener();
     let mut writer = writers.actor(&["hammer", &listener.local_addr().to_string()]);
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
     let region = owner.pd.reg_mr(&owner.segment(OPEN), .., access).unwrap();
-    let aside = owner.region();
+    let aside = bindable(&owner);
     let couple = hammer::couple(&owner.context, &owner.pd, &owner.cq).unwrap();
     let mut rng = Rng::new(times);
     let mut found = vec![0; OPEN as usize];
@@ -475,13 +436,13 @@ fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
         ][n as usize % 6];
         region.fill(0, OPEN as usize, 0).unwrap();
         let window = owner.pd.alloc_window(kind).unwrap();
-        let qp = owner.qp();
+        let qp = qp(&owner);
         let request = listener.accept_request(Some(DEADLINE)).unwrap();
         request.accept(&qp, &AcceptOptions::default()).unwrap();
         let bind = Bind::new(&region, .., Access::REMOTE_WRITE);
-        let open = owner.bind(&window, &qp, &bind);
+        let open = bound(&owner, &window, &qp, &bind);
         qp.post_send(&[SendRequest::send_inline(901, &open.to_bytes())]).unwrap();
-        owner.done(901, CompletionOpcode::Send);
+        owner.completes(901, CompletionOpcode::Send);
         // Until writing is under way at a place of chance.
         let at = rng.below(OPEN / 8) * 8;
         let began = Instant::now();
@@ -498,7 +459,7 @@ fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
             Taking::Dealloc => window.deallocate(),
         }
         if !matches!(taking, Taking::Dealloc) {
-            let done = owner.next();
+            let done = owner.completion();
             // The next Write may end the QP before it hears that every worker has unbound.
             let flushed = done.qp == qp.id() && done.status == CompletionStatus::WrFlush;
             assert!(done.wr_id == 1 && (flushed || done.ok().is_ok()), "round {n}: {done:?}");
@@ -523,31 +484,34 @@ fn long(short: u64, long: u64) -> u64 {
 
 #[test]
 fn nothing_lands_after_a_window_is_closed_with_one_worker() {
-    let daemon = daemon(1, "direct");
+    let daemon = Daemon::start(binaries!(), &engine(1, "direct"));
     revocation(&daemon, &daemon, long(60, 6000));
 }
 
 #[test]
 fn nothing_lands_after_a_window_is_closed_on_the_direct_path() {
-    let daemon = daemon(3, "direct");
+    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
     revocation(&daemon, &daemon, long(120, 6000));
 }
 
 #[test]
 fn nothing_lands_after_a_window_is_closed_on_the_tcp_path() {
-    let daemon = daemon(3, "tcp");
+    let daemon = Daemon::start(binaries!(), &engine(3, "tcp"));
     revocation(&daemon, &daemon, long(60, 6000));
 }
 
 #[test]
 fn nothing_lands_after_a_window_is_closed_between_two_daemons() {
-    let (owners, writers) = (daemon(3, "direct"), daemon(1, "direct"));
+    let (owners, writers) = (
+        Daemon::start(binaries!(), &engine(3, "direct")),
+        Daemon::start(binaries!(), &engine(1, "direct")),
+    );
     revocation(&owners, &writers, long(60, 6000));
 }
 
 #[test]
 fn a_process_that_dies_in_the_middle_of_binding_leaves_nothing() {
-    let daemon = daemon(3, "direct");
+    let daemon = Daemon::start(binaries!(), &engine(3, "direct"));
     let start = daemon.at_rest();
     let mut rng = Rng::new(3);
     for _ in 0..long(15, 500) {

@@ -1,4 +1,5 @@
-//! What the demo's child processes do. They are ordinary clients: `rnic-client` and nothing else.
+//! What the demo's child processes do. They are ordinary clients: `rnic-client`, and
+//! programs written against it.
 
 use std::error::Error;
 use std::io::Write;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use rnic_client::Context;
-use rnic_client::programs::{perf, rcopy, tour};
+use rnic_tools::{perf, rcopy, tour};
 
 /// A part of the demo, played by a child process.
 #[derive(Debug, Subcommand)]

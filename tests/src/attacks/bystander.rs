@@ -124,7 +124,7 @@ impl Own {
             served += usize::from(waiting.contains(&addresses.peer));
             let private_data = Vec::new();
             // It may have been withdrawn.
-            let _ = self.session.raw.call(RequestBody::Reject { request, private_data }, &[]);
+            let _ = self.session.raw.try_call(RequestBody::Reject { request, private_data }, &[]);
         }
         Ok(served)
     }

@@ -24,13 +24,13 @@ pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let mut far = Vec::new();
     for _ in 0..LINGERING {
         let (near, kept) = closed_window()?;
-        let raw = Raw::connect(socket).ok_or("the daemon is not there")?;
+        let raw = Raw::try_connect(socket).ok_or("the daemon is not there")?;
         raw.send(b"no Hello", &[near.as_fd()]);
         far.push(kept);
     }
     let progress = Progress::begin();
     loop {
-        if let Some(raw) = Raw::connect(socket) {
+        if let Some(raw) = Raw::try_connect(socket) {
             // The first ends it, and the others are unread then.
             for _ in 0..3 {
                 raw.send(b"no Hello", &[]);

@@ -55,7 +55,7 @@ impl Intruder {
     ///
     /// If there is none to be had.
     pub fn open(socket: &Path) -> Result<Self, Failure> {
-        let mut raw = Raw::open(socket).ok_or("no session")?;
+        let mut raw = Raw::try_open(socket).ok_or("no session")?;
         let bells = (0..u32::from(raw.workers))
             .map(|worker| DoorbellRinger::new(raw.arenas[0].clone(), worker))
             .collect::<Result<_, _>>()?;
@@ -146,7 +146,7 @@ impl Intruder {
     pub fn segment(&mut self, length: usize) -> Result<SegmentId, Failure> {
         let memory = memfd(length);
         let add = RequestBody::AddSegment { length: length as u64, client_address: 0 };
-        match self.raw.call(add, &[memory.as_fd()]) {
+        match self.raw.try_call(add, &[memory.as_fd()]) {
             Some(Ok(ReplyBody::Segment { segment })) => Ok(segment),
             other => Err(format!("no segment: {other:?}").into()),
         }
@@ -267,7 +267,7 @@ impl Intruder {
 }
 
 fn granted(raw: &mut Raw, body: RequestBody) -> Result<ReplyBody, Failure> {
-    match raw.call(body, &[]) {
+    match raw.try_call(body, &[]) {
         Some(Ok(reply)) => Ok(reply),
         Some(Err(refusal)) => Err(refusal.to_string().into()),
         None => Err("the session has ended".into()),

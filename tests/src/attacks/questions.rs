@@ -32,11 +32,11 @@ pub fn run(
 ) -> Result<Infallible, Failure> {
     let mut raws = Vec::new();
     for _ in 0..sessions {
-        let mut raw = Raw::open(socket).ok_or("no session")?;
+        let mut raw = Raw::try_open(socket).ok_or("no session")?;
         // Each refusal leaves a record.
         for _ in 0..records {
             let body = RequestBody::DestroyQp { qp: QpId(u32::MAX) };
-            let _refused = raw.call(body, &[]).ok_or("no answer")?;
+            let _refused = raw.try_call(body, &[]).ok_or("no answer")?;
         }
         raws.push(raw);
     }

@@ -16,9 +16,9 @@ use crate::traffic::Failure;
 pub fn attach(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {
-        let Some(mut raw) = Raw::open(socket) else { continue };
+        let Some(mut raw) = Raw::try_open(socket) else { continue };
         let zeros = std::fs::File::open("/dev/zero")?;
-        while raw.call(RequestBody::AttachMemory, &[zeros.as_fd()]).is_some() {
+        while raw.try_call(RequestBody::AttachMemory, &[zeros.as_fd()]).is_some() {
             progress.add(1);
         }
     }
@@ -33,7 +33,7 @@ pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
     const QUESTIONS: usize = 320;
     let progress = Progress::begin();
     loop {
-        let Some(mut raw) = Raw::open(socket) else { continue };
+        let Some(mut raw) = Raw::try_open(socket) else { continue };
         let segment = holed(LEN)?;
         for _ in 0..QUESTIONS {
             raw.ask(RequestBody::Status, &[]);

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use rnic_client::programs::tour;
 use rnic_client::{
     AcceptOptions, Access, ConnectOptions, Context, Error, ListKind, QpOptions, SrqOptions,
 };
@@ -17,6 +16,7 @@ use rnic_tests::{
     DEADLINE, Process, attached, attacks, burst, exhaust, frozen, hammer, hostile, over, raw,
     traffic,
 };
+use rnic_tools::tour;
 
 #[derive(Parser)]
 struct Args {
@@ -248,7 +248,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             Ok(())
         }
         Part::Offer => {
-            let mut raw = raw::Raw::open(&socket()?).ok_or("no session")?;
+            let mut raw = raw::Raw::try_open(&socket()?).ok_or("no session")?;
             attached::offer_wrong_descriptors(&mut raw)?;
             println!("all are refused");
             Ok(())

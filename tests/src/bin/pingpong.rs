@@ -1,5 +1,5 @@
 //! `pingpong`, built with the tests.
 
 fn main() -> std::process::ExitCode {
-    rnic_client::programs::pingpong::main()
+    rnic_tools::pingpong::main()
 }

@@ -1,5 +1,5 @@
 //! `rcopy`, built with the tests.
 
 fn main() -> std::process::ExitCode {
-    rnic_client::programs::rcopy::main()
+    rnic_tools::rcopy::main()
 }

@@ -1,5 +1,5 @@
 //! `rkv`, built with the tests.
 
 fn main() -> std::process::ExitCode {
-    rnic_client::programs::rkv::main()
+    rnic_tools::rkv::main()
 }

@@ -1,5 +1,5 @@
 //! `rnic-perf`, built with the tests.
 
 fn main() -> std::process::ExitCode {
-    rnic_client::programs::perf::main()
+    rnic_tools::perf::main()
 }

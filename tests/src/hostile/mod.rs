@@ -83,14 +83,15 @@ enum Style {
 impl Session {
     /// A session with two QPs that are connected to each other, or to a victim.
     fn open(socket: &Path, victim: Option<SocketAddr>, rng: &mut Rng) -> Option<Self> {
-        let mut raw = Raw::open(socket)?;
+        let mut raw = Raw::try_open(socket)?;
         let events = raw.descriptors.get(1)?.try_clone().ok()?;
         let memory = memfd(SEGMENT);
         let body = RequestBody::AddSegment { length: SEGMENT as u64, client_address: 0 };
-        let Ok(ReplyBody::Segment { segment }) = raw.call(body, &[memory.as_fd()])? else {
+        let Ok(ReplyBody::Segment { segment }) = raw.try_call(body, &[memory.as_fd()])? else {
             return None;
         };
-        let Ok(ReplyBody::Pd { pd }) = raw.call(RequestBody::OpenPd { name: None }, &[])? else {
+        let Ok(ReplyBody::Pd { pd }) = raw.try_call(RequestBody::OpenPd { name: None }, &[])?
+        else {
             return None;
         };
         let mut session = Session {
@@ -122,13 +123,13 @@ impl Session {
     }
 
     fn make_cq(&mut self, rng: &mut Rng) -> Option<()> {
-        let channel = match self.raw.call(RequestBody::CreateChannel, &[])? {
+        let channel = match self.raw.try_call(RequestBody::CreateChannel, &[])? {
             Ok(ReplyBody::Channel { channel }) if rng.below(2) == 0 => Some(channel),
             _ => None,
         };
         let entries = 1 << rng.below(7);
         let body = RequestBody::CreateCq { entries, channel, context: rng.word() };
-        if let Ok(ReplyBody::Cq { cq, queue, .. }) = self.raw.call(body, &[])? {
+        if let Ok(ReplyBody::Cq { cq, queue, .. }) = self.raw.try_call(body, &[])? {
             self.cqs.push(cq);
             self.add_queue(queue);
         }
@@ -144,7 +145,7 @@ impl Session {
             context: rng.word(),
         };
         if let Ok(ReplyBody::Srq { srq, queue, .. }) =
-            self.raw.call(RequestBody::CreateSrq(request), &[])?
+            self.raw.try_call(RequestBody::CreateSrq(request), &[])?
         {
             self.srqs.push(srq);
             self.add_queue(queue);
@@ -161,7 +162,7 @@ impl Session {
             request.no_receive = NoReceive::Hold { deadline_ms: rng.below(500) as u32 };
         }
         if let Ok(ReplyBody::Qp { qp, sq, rq, .. }) =
-            self.raw.call(RequestBody::CreateQp(request), &[])?
+            self.raw.try_call(RequestBody::CreateQp(request), &[])?
         {
             self.qps.push(qp);
             self.add_queue(sq);
@@ -184,7 +185,7 @@ impl Session {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
             scope,
         };
-        if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.call(body, &[])? {
+        if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.try_call(body, &[])? {
             self.regions.push((mr, stag));
         }
         Some(())
@@ -199,16 +200,16 @@ impl Session {
     fn connect_some(&mut self, victim: Option<SocketAddr>) -> Option<()> {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let bind = RequestBody::Bind { address, context: 1 };
-        let Ok(ReplyBody::Listener { listener, address }) = self.raw.call(bind, &[])? else {
+        let Ok(ReplyBody::Listener { listener, address }) = self.raw.try_call(bind, &[])? else {
             return Some(());
         };
         self.listener = Some(listener);
-        let _ = self.raw.call(RequestBody::Listen { listener, backlog: 4 }, &[])?;
+        let _ = self.raw.try_call(RequestBody::Listen { listener, backlog: 4 }, &[])?;
         for (qp, peer) in self.qps.clone().into_iter().zip([Some(address), None, victim]) {
             if let Some(peer) = peer {
                 let (local, ird, ord, private_data) = (None, None, None, Vec::new());
                 let body = RequestBody::Connect { qp, peer, local, ird, ord, private_data };
-                let _ = self.raw.call(body, &[])?;
+                let _ = self.raw.try_call(body, &[])?;
             }
         }
         let deadline = Instant::now() + Duration::from_secs(5);
@@ -217,7 +218,7 @@ impl Session {
                 let qp = *self.qps.get(1)?;
                 let (ird, ord, private_data) = (None, None, Vec::new());
                 let body = RequestBody::Accept { request, qp, ird, ord, private_data };
-                let _ = self.raw.call(body, &[])?;
+                let _ = self.raw.try_call(body, &[])?;
                 return Some(());
             }
         }
@@ -252,7 +253,7 @@ impl Session {
             18 => {
                 self.make_region(rng)?;
                 if let Some((mr, _)) = self.regions.pop() {
-                    let _ = self.raw.call(RequestBody::DeregMr { mr }, &[])?;
+                    let _ = self.raw.try_call(RequestBody::DeregMr { mr }, &[])?;
                 }
             }
             19 => {
@@ -445,7 +446,7 @@ impl Session {
         }
         self.raw.send(&bytes, &[]);
         // Whether it was noise to the daemon shows with the next question.
-        self.raw.call(RequestBody::Status, &[]).map(drop)
+        self.raw.try_call(RequestBody::Status, &[]).map(drop)
     }
 
     /// Passes something that is no segment, or no longer one.
@@ -472,7 +473,7 @@ impl Session {
             0 => RequestBody::Status,
             _ => RequestBody::AddSegment { length, client_address: rng.word() },
         };
-        self.raw.call(body, &many).map(drop)
+        self.raw.try_call(body, &many).map(drop)
     }
 
     /// Takes memory away that it has shared, or is just about to share.
@@ -496,7 +497,8 @@ impl Session {
                 }
             });
             let body = RequestBody::AddSegment { length: SEGMENT as u64, client_address: 0 };
-            if let Some(Ok(ReplyBody::Segment { segment })) = self.raw.call(body, &[fresh.as_fd()])
+            if let Some(Ok(ReplyBody::Segment { segment })) =
+                self.raw.try_call(body, &[fresh.as_fd()])
             {
                 self.segment = segment;
             }
@@ -533,7 +535,7 @@ impl Session {
                 RequestBody::Connect { qp, peer, local, ird, ord, private_data }
             }
         };
-        let _ = self.raw.call(body, &[])?;
+        let _ = self.raw.try_call(body, &[])?;
         Some(())
     }
 

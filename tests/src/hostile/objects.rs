@@ -37,7 +37,7 @@ impl Session {
             0..=1 => self.alloc_window(rng)?,
             2 => {
                 let window = pick(&self.objects.windows, rng).map_or(MwId(7), |(window, _)| window);
-                let _ = self.raw.call(RequestBody::DeallocWindow { window }, &[])?;
+                let _ = self.raw.try_call(RequestBody::DeallocWindow { window }, &[])?;
             }
             3..=4 => {
                 self.make_srq(rng)?;
@@ -46,7 +46,7 @@ impl Session {
             5 => {
                 let srq = pick(&self.srqs, rng).unwrap_or(SrqId(7));
                 let body = RequestBody::SetContext { object: ObjectRef::Srq(srq), context: 1 };
-                let _ = self.raw.call(body, &[])?;
+                let _ = self.raw.try_call(body, &[])?;
             }
             6..=7 => self.attach(rng)?,
             8..=9 => self.pass_socket(rng)?,
@@ -61,10 +61,11 @@ impl Session {
                 ];
                 let what = kinds[rng.below(kinds.len() as u64) as usize];
                 let from = [0, 1, 31, 1 << 33, rng.word(), u64::MAX][rng.below(6) as usize];
-                let _ = self.raw.call(RequestBody::List { what, from }, &[])?;
+                let _ = self.raw.try_call(RequestBody::List { what, from }, &[])?;
             }
             _ => {
-                let _ = self.raw.call(RequestBody::Why { id: rng.word() >> rng.below(64) }, &[])?;
+                let _ =
+                    self.raw.try_call(RequestBody::Why { id: rng.word() >> rng.below(64) }, &[])?;
             }
         }
         Some(())
@@ -73,7 +74,7 @@ impl Session {
     fn alloc_window(&mut self, rng: &mut Rng) -> Option<()> {
         let kind = [WindowKind::Type1, WindowKind::Type2][rng.below(2) as usize];
         let body = RequestBody::AllocWindow { pd: self.pd, kind };
-        if let Ok(ReplyBody::Window { window, stag }) = self.raw.call(body, &[])? {
+        if let Ok(ReplyBody::Window { window, stag }) = self.raw.try_call(body, &[])? {
             self.objects.windows.push((window, stag));
         }
         Some(())
@@ -89,7 +90,7 @@ impl Session {
                 2 => open("/proc/self/maps")?,
                 _ => own().ok()?.into(),
             };
-            let answer = self.raw.call(RequestBody::AttachMemory, &[memory.as_fd()])?;
+            let answer = self.raw.try_call(RequestBody::AttachMemory, &[memory.as_fd()])?;
             self.objects.attached |= answer.is_ok();
         }
         let honest = rng.below(2) == 0;
@@ -110,7 +111,7 @@ impl Session {
             access,
             scope: Scope::Pd,
         };
-        if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.call(body, &[])? {
+        if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.try_call(body, &[])? {
             self.regions.push((mr, stag));
         }
         Some(())
@@ -145,7 +146,7 @@ impl Session {
                 private_data: vec![1; rng.below(600) as usize],
             },
         };
-        let _ = self.raw.call(body, &[odd.as_fd()])?;
+        let _ = self.raw.try_call(body, &[odd.as_fd()])?;
         // It goes on using what it gave away.
         let _ = near.set_nonblocking(rng.below(2) == 0);
         if rng.below(3) == 0 {

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, ConnectOptions, Context, Cq, DisconnectReason, Error,
-    Listener, Mr, MrOptions, Pd, Qp, QpOptions, RecvRequest, RemoteMr, Scope, SendRequest, Stag,
+    AcceptOptions, Access, Completion, ConnectOptions, DisconnectReason, Error, Listener, Mr, Qp,
+    QpOptions, RecvRequest, RemoteMr, Scope, SendRequest, Stag,
 };
 use rnic_tests::relay::Edit;
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon, READ_WRITE, binaries};
 
 pub const WRITE: u8 = 0;
 const READ_REQUEST: u8 = 1;
@@ -121,56 +120,42 @@ impl Posted {
     }
 }
 
-/// One end: a client of a daemon with a QP.
-struct End {
+/// A client of a daemon with a QP that talks, and the memory it talks about.
+struct Talker {
+    /// The one that asked: what it says goes up.
     up: bool,
-    context: Context,
-    pd: Pd,
-    cq: Cq,
+    client: Client,
     qp: Qp,
     mr: Mr,
 }
 
-impl End {
-    fn new(daemon: &Daemon, up: bool) -> End {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(256, None).unwrap();
-        let qp = pd.create_qp(&QpOptions { signal_all: true, ..QpOptions::new(&cq) }).unwrap();
-        let segment = context.create_segment(LEN).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let mr = pd.reg_mr(&segment, .., access).unwrap();
+impl Talker {
+    fn new(daemon: &Daemon, up: bool) -> Self {
+        let client = Client::new(daemon);
+        let options = QpOptions { signal_all: true, ..client.options() };
+        let qp = client.pd.create_qp(&options).unwrap();
+        let mr = client.region(LEN, READ_WRITE);
         // Where Sends go: the upper half, which nothing else uses.
         for n in 0..16 {
             let len = if n < 15 { 4096 } else { LARGE };
             let sge = mr.sge(LEN / 2 + n * 4096, len);
             qp.post_recv(&[RecvRequest::new(100 + n, &[sge])]).unwrap();
         }
-        End { up, context, pd, cq, qp, mr }
+        Talker { up, client, qp, mr }
     }
 
     /// A region that the peer may invalidate.
     fn revocable(&self) -> Mr {
-        let segment = self.context.create_segment(64).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let options = MrOptions { access, scope: Scope::Qp(self.qp.id()), ..MrOptions::default() };
-        self.pd.reg_mr_with(&segment, .., &options).unwrap()
+        self.client.region_for(Scope::Qp(self.qp.id()), 64, access)
     }
 
-    fn completes(&self, n: usize) -> Vec<Completion> {
-        let (mut found, deadline) = (Vec::new(), Instant::now() + DEADLINE);
-        while found.len() < n {
-            assert!(Instant::now() < deadline, "{found:?}");
-            let mut some = [Completion::default(); 16];
-            let most = some.len().min(n - found.len());
-            let taken = self.cq.wait(&mut some[..most], Some(DEADLINE)).unwrap();
-            found.extend(some[..taken].iter().map(|c| c.ok().unwrap()));
-        }
-        found
+    fn completes(&self, count: usize) -> Vec<Completion> {
+        self.client.successes(count)
     }
 
     /// Every operation towards the other end, one after the other.
-    fn speak(&self, to: &End, posted: &mut Posted) {
+    fn speak(&self, to: &Talker, posted: &mut Posted) {
         let (up, mine, theirs) = (self.up, &self.mr, to.mr.remote());
         for len in [0, 1, 20, 21, 100] {
             posted.add(up, SEND, len);
@@ -238,8 +223,8 @@ pub enum Manner {
 /// Lets two ends talk; what was posted. `address` is where the initiator connects to.
 pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> SocketAddr) -> Posted {
     let daemons = wire.config.map(|config| Daemon::start(binaries!(), config));
-    let (a, b) = (End::new(&daemons[0], true), End::new(&daemons[1], false));
-    let listener = b.context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
+    let (a, b) = (Talker::new(&daemons[0], true), Talker::new(&daemons[1], false));
+    let listener = b.client.listener();
     let options = ConnectOptions { private_data: b"initiator".to_vec(), ..Default::default() };
     a.qp.start_connect(via(&listener), &options).unwrap();
     let request = listener.accept_request(Some(DEADLINE)).unwrap();

@@ -16,9 +16,6 @@ const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong-under-test");
 const RCOPY: &str = env!("CARGO_BIN_EXE_rcopy-under-test");
 const RKV: &str = env!("CARGO_BIN_EXE_rkv-under-test");
 
-/// Both paths, as configurations of one daemon.
-const PATHS: [&str; 2] = ["[engine]\nloopback = \"direct\"\n", "[engine]\nloopback = \"tcp\"\n"];
-
 /// Starts a program as a client of this daemon.
 fn start<A: AsRef<OsStr>>(daemon: &Daemon, program: &str, arguments: &[A]) -> Process {
     let mut command = Command::new(program);

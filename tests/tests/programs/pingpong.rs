@@ -1,15 +1,15 @@
 //! `pingpong`.
 
 use crate::rcopy::placed;
-use rnic_tests::{Daemon, binaries};
+use rnic_tests::{Daemon, PATHS, binaries, on_path};
 
 use super::talker::Talker;
-use super::{PATHS, PINGPONG, end, fails, run, start};
+use super::{PINGPONG, end, fails, run, start};
 
 #[test]
 fn every_ball_is_checked_and_counted_on_both_paths() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let way = if path.contains("direct") { "direct" } else { "tcp" };
         for options in [&[][..], &["--poll"], &["--event"]] {
             let arguments = [&["server", "127.0.0.1:0", "--once"], options].concat();

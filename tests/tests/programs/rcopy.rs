@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rnic_client::{Access, Context, ListKind, Mr, RemoteMr, Rows};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, on_path};
 use tempfile::TempDir;
 
 use super::talker::Talker;
-use super::{PATHS, RCOPY, end, fails, run, start};
+use super::{RCOPY, end, fails, run, start};
 
 /// A receiver and its folder.
 struct Receiver {
@@ -114,7 +114,7 @@ pub fn placed(daemon: &Daemon, bytes: u64) {
 #[test]
 fn files_of_any_size_arrive_whole_on_both_paths() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let receiver = Receiver::start(&daemon, &["--chunk", "4KiB", "--chunks", "3"]);
         for len in [0, 1, 4095, 4096, 4097, 3 * 4096, 1_000_000] {
             let content = pattern(len as u64, len);
@@ -308,7 +308,7 @@ fn who_is_one_too_many_is_turned_away_until_another_has_left() {
 #[test]
 fn a_sender_killed_leaves_no_half_file() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let file = large();
         let once = Receiver::start(&daemon, &["--once"]);
         let sender = sending(&daemon, file.path(), &format!("{}/half", once.address));
@@ -330,7 +330,7 @@ fn a_sender_killed_leaves_no_half_file() {
 #[test]
 fn a_receiver_killed_leaves_no_half_file_and_the_sender_is_told() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let file = large();
         let receiver = Receiver::start(&daemon, &[]);
         let address = receiver.address.clone();
@@ -433,7 +433,7 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream, cut: Cut, carried: &AtomicU64
 fn a_cut_line_leaves_no_half_file_and_both_are_told() {
     for (cut, words) in [(Cut::Reset, "the connection with"), (Cut::Silence, "nothing heard from")]
     {
-        let daemon = Daemon::start(binaries!(), PATHS[1]);
+        let daemon = Daemon::start(binaries!(), &on_path("tcp"));
         let receiver = Receiver::start(&daemon, &["--once", "--timeout", "2"]);
         let line = Line::to(receiver.socket_address(), cut);
         let file = large();

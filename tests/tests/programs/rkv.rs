@@ -3,10 +3,10 @@
 use std::process::{Command, Stdio};
 
 use rnic_client::{Access, ListKind, Listener, Mr, RemoteMr, Rows};
-use rnic_tests::{DEADLINE, Daemon, Process, binaries};
+use rnic_tests::{DEADLINE, Daemon, PATHS, Process, binaries, on_path};
 
 use super::talker::Talker;
-use super::{PATHS, RKV, end, fails, run, start};
+use super::{RKV, end, fails, run, start};
 
 /// A server of one slot for keys of 16 and values of 64 bytes, whose slot says what the test wants.
 /// It speaks the layout that `rkv` documents and shares no code with it.
@@ -128,7 +128,7 @@ fn a_slot_that_stays_torn_is_no_value_and_no_absence() {
 #[test]
 fn under_writers_torn_reads_are_seen_and_repeated() {
     for path in PATHS {
-        let daemon = Daemon::start(binaries!(), path);
+        let daemon = Daemon::start(binaries!(), &on_path(path));
         let serve =
             ["server", "127.0.0.1:0", "--slots", "4", "--probes", "4", "--max-value", "1MiB"];
         let mut server = start(&daemon, RKV, &serve);

@@ -1,59 +1,13 @@
 //! What applications rely on: a Send shows the Writes before it, a Read what was written before it,
 //! a fence keeps later Writes away from it.
 
-use rnic_client::{
-    Access, Completion, Context, Cq, Mr, Pd, Qp, QpOptions, RecvRequest, SendRequest,
-};
+use rnic_client::{Mr, RecvRequest, SendRequest};
 use rnic_tests::traffic::Rng;
-use rnic_tests::{DEADLINE, Daemon, binaries, join};
-
-const PATHS: [&str; 2] = ["direct", "tcp"];
-
-fn daemon(path: &str) -> Daemon {
-    Daemon::start(binaries!(), &format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n"))
-}
+use rnic_tests::{Daemon, End, PATHS, READ_WRITE, binaries, engine};
 
 /// Times that something is repeated.
 fn rounds(short: u64, long: u64) -> u64 {
     if std::env::var_os("RNIC_TEST_LONG").is_some() { long } else { short }
-}
-
-/// A session with a QP.
-struct Side {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
-    qp: Qp,
-}
-
-impl Side {
-    fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(256, None).unwrap();
-        let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
-        Side { context, pd, cq, qp }
-    }
-
-    fn pair(daemon: &Daemon) -> (Self, Self) {
-        let (a, b) = (Side::new(daemon), Side::new(daemon));
-        let listener = b.context.listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
-        join(&listener, &a.qp, &b.qp);
-        (a, b)
-    }
-
-    fn region(&self, len: u64) -> Mr {
-        let segment = self.context.create_segment(len).unwrap();
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        self.pd.reg_mr(&segment, .., access).unwrap()
-    }
-
-    /// The next completion, which is a success.
-    fn done(&self) -> Completion {
-        let mut one = [Completion::default()];
-        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion came");
-        one[0].ok().unwrap()
-    }
 }
 
 /// A checksum of a region, read piece by piece.
@@ -72,9 +26,9 @@ fn checksum(region: &Mr) -> u32 {
 fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
     const LEN: u64 = 64 << 20;
     for path in PATHS {
-        let daemon = daemon(path);
-        let (a, b) = Side::pair(&daemon);
-        let (source, sink) = (a.region(LEN), b.region(LEN));
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let [a, b] = End::pair(&daemon);
+        let (source, sink) = (a.region(LEN, READ_WRITE), b.region(LEN, READ_WRITE));
         let mut rng = Rng::new(34);
         let mut piece = vec![0; 1 << 20];
         for n in 0..LEN >> 20 {
@@ -90,7 +44,7 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
             b.qp.post_recv(&[RecvRequest::new(round, &[])]).unwrap();
             std::thread::scope(|scope| {
                 let watcher = scope.spawn(|| {
-                    b.done();
+                    b.success();
                     checksum(&sink)
                 });
                 let sges = [source.sge(0, LEN as u32)];
@@ -99,7 +53,7 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
                 a.qp.post_send(&[write, send]).unwrap();
                 assert_eq!(watcher.join().unwrap(), expected, "{path} round {round}");
             });
-            assert_eq!(a.done().wr_id, 2);
+            assert_eq!(a.success().wr_id, 2);
         }
     }
 }
@@ -111,9 +65,9 @@ fn a_send_shows_all_of_the_write_before_it_to_another_thread() {
 fn a_read_fetches_what_was_written_before_and_not_what_a_fence_holds_back() {
     const BATCH: u64 = 8;
     for path in PATHS {
-        let daemon = daemon(path);
-        let (a, b) = Side::pair(&daemon);
-        let (sink, place) = (a.region(4096), b.region(4096));
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let [a, b] = End::pair(&daemon);
+        let (sink, place) = (a.region(4096, READ_WRITE), b.region(4096, READ_WRITE));
         let at = place.remote().at(0);
         let mut number = 0u64;
         for _ in 0..rounds(1_000, 100_000 / BATCH) {
@@ -128,7 +82,7 @@ fn a_read_fetches_what_was_written_before_and_not_what_a_fence_holds_back() {
             }
             a.qp.post_send(&batch).unwrap();
             for n in 0..BATCH {
-                assert_eq!(a.done().wr_id, n, "{path}");
+                assert_eq!(a.success().wr_id, n, "{path}");
                 assert_eq!(sink.load_u64(n * 8).unwrap(), number + n, "{path}");
             }
             number += BATCH;

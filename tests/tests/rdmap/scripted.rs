@@ -11,13 +11,12 @@ use rnic_client::{
 };
 use rnic_tests::target::{LEN, Target, UNTOUCHED};
 use rnic_tests::wire::{self, Ending, fpdu, next_ulpdu, tagged, ulpdus, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, binaries, engine};
 
 const SUITE: &str = include_str!("../../conformance/requirements.toml");
 
 fn tcp_daemon(more: &str) -> Daemon {
-    let config = format!("[engine]\nworkers = 2\nloopback = \"tcp\"\n{more}");
-    Daemon::start(binaries!(), &config)
+    Daemon::start(binaries!(), &format!("{}{more}", engine(2, "tcp")))
 }
 
 /// What the daemon said up to its FIN, after which nothing else comes.
@@ -34,17 +33,6 @@ fn terminated(peer: &mut TcpStream) -> Vec<u8> {
     assert_eq!(said.len(), 1, "{said:02x?}");
     assert_eq!(said[0][..18], untagged(7, 2, 1, b""), "{said:02x?}");
     said.remove(0).split_off(18)
-}
-
-fn one(target: &Target) -> Completion {
-    let mut one = [Completion::default()];
-    assert_eq!(target.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion came");
-    one[0]
-}
-
-fn drain(target: &Target) {
-    let mut some = [Completion::default(); 64];
-    while target.cq.poll(&mut some).unwrap() > 0 {}
 }
 
 fn read_request(number: u32, from: u32, at: u64, size: u32) -> Vec<u8> {
@@ -127,7 +115,7 @@ fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused:
         (None, 0) => {
             // A Send behind it shows that it has been placed.
             wire::say(&mut peer, &fpdu(&untagged(3, 0, 1, b"")));
-            assert_eq!(one(target).wr_id, 1);
+            assert_eq!(target.completion().wr_id, 1);
             assert_eq!(&target.memory()[..4], b"oct!");
         }
         (None, 1) => {
@@ -135,17 +123,21 @@ fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused:
             assert_eq!(next_ulpdu(&mut peer), response, "{what}");
         }
         (None, 2) => {
-            let read = one(target).ok().unwrap();
+            let read = target.completion().ok().unwrap();
             assert_eq!((read.wr_id, read.byte_len), (9, 4));
             assert_eq!(&target.memory()[64..68], b"oct!");
         }
         (None, 3 | 5) => {
-            let receive = one(target).ok().unwrap();
+            let receive = target.completion().ok().unwrap();
             assert_eq!((receive.byte_len, receive.solicited), (4, opcode == 5), "{what}");
         }
         (None, 4 | 6) => {
             // No STag has the number 0.
-            assert_eq!(one(target).status, CompletionStatus::RemoteInvalidRequest, "{what}");
+            assert_eq!(
+                target.completion().status,
+                CompletionStatus::RemoteInvalidRequest,
+                "{what}"
+            );
             assert_eq!(terminated(&mut peer), enclosing([0x01, 9]), "{what}");
         }
         (None, 7) => assert_eq!(until_fin(&mut peer), Vec::<Vec<u8>>::new(), "{what}"),
@@ -154,7 +146,7 @@ fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused:
     drop(peer);
     qp.wait_disconnected(Some(DEADLINE)).unwrap();
     drop(qp);
-    drain(target);
+    target.drain();
 }
 
 /// A region of another domain than the target's, or none's.
@@ -176,7 +168,7 @@ fn a_read_request_that_fails_comes_back_with_both_headers() {
     let target = Target::new(&daemon);
     let context = Context::open_at(daemon.socket()).unwrap();
     let stranger = region(&context, Access::REMOTE_READ);
-    let segment = target.context().create_segment(4096).unwrap();
+    let segment = target.context.create_segment(4096).unwrap();
     let readable = target.pd.reg_mr(&segment, 100..200, Access::REMOTE_READ).unwrap();
     let (stag, base) = (readable.rkey().0, readable.iova());
     let cases = [
@@ -262,7 +254,7 @@ fn terminates_of_every_layout_reach_the_application() {
 fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
     let daemon = tcp_daemon("");
     let target = Target::new(&daemon);
-    let big = target.context().create_segment(1 << 20).unwrap();
+    let big = target.context.create_segment(1 << 20).unwrap();
     let big = target.pd.reg_mr(&big, .., Access::LOCAL_WRITE).unwrap();
     let (mut peer, qp) = target.open();
     let sges = [big.sge(0, 1 << 20)];
@@ -301,7 +293,7 @@ fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
         }
         other => panic!("{other:?}"),
     }
-    let seen: Vec<Completion> = (0..66).map(|_| one(&target)).collect();
+    let seen: Vec<Completion> = (0..66).map(|_| target.completion()).collect();
     // Each queue completes in its own order; a flush of both goes on in turns.
     let (sends, receives): (Vec<Completion>, Vec<Completion>) =
         seen.into_iter().partition(|c| c.opcode != CompletionOpcode::Receive);
@@ -357,9 +349,9 @@ fn no_more_reads_are_out_than_the_ord() {
         if n == 7 {
             assert_eq!(next_ulpdu(&mut peer), untagged(3, 0, 1, b""), "the Send, with the last");
         }
-        assert_eq!(one(&target).ok().unwrap().wr_id, 100 + u64::from(n));
+        assert_eq!(target.completion().ok().unwrap().wr_id, 100 + u64::from(n));
     }
-    assert_eq!(one(&target).ok().unwrap().wr_id, 110);
+    assert_eq!(target.completion().ok().unwrap().wr_id, 110);
     assert_eq!(target.memory()[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     drop((peer, qp));
 }
@@ -391,7 +383,7 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
         next_ulpdu(&mut peer);
         wire::say(&mut peer, &responses.iter().flat_map(|r| fpdu(r)).collect::<Vec<u8>>());
         assert_eq!(terminated(&mut peer)[..2], code, "{what}");
-        let read = one(&target);
+        let read = target.completion();
         assert_eq!((read.wr_id, read.status == CompletionStatus::Success), (9, what == "twice"));
         let memory = target.memory();
         let outside = memory[..100].iter().chain(&memory[110..]);
@@ -412,7 +404,7 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
 fn an_invalidating_send_revokes_before_it_is_seen() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
     let target = Target::new(&daemon);
-    let segment = target.context().create_segment(64).unwrap();
+    let segment = target.context.create_segment(64).unwrap();
     let own = |qp: &Qp| {
         let options = rnic_client::MrOptions {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
@@ -432,7 +424,7 @@ fn an_invalidating_send_revokes_before_it_is_seen() {
         let write = fpdu(&tagged(0, mr.rkey().0, mr.iova(), b"x"));
         wire::say(&mut peer, &[write.clone(), invalidate(opcode, mr.rkey()), write].concat());
         assert_eq!(terminated(&mut peer)[..2], [0x11, 0]);
-        let receive = one(&target).ok().unwrap();
+        let receive = target.completion().ok().unwrap();
         assert_eq!((receive.invalidated, receive.solicited), (Some(mr.rkey()), opcode == 6));
         drop(peer);
         qp.wait_disconnected(Some(DEADLINE)).unwrap();
@@ -444,7 +436,7 @@ fn an_invalidating_send_revokes_before_it_is_seen() {
         let (mut peer, qp) = target.open();
         wire::say(&mut peer, &invalidate(4, stag));
         assert_eq!(terminated(&mut peer)[..2], code);
-        assert_eq!(one(&target).status, CompletionStatus::RemoteInvalidRequest);
+        assert_eq!(target.completion().status, CompletionStatus::RemoteInvalidRequest);
         drop(peer);
         qp.wait_disconnected(Some(DEADLINE)).unwrap();
         target.flushed(1);
@@ -456,7 +448,7 @@ fn an_invalidating_send_revokes_before_it_is_seen() {
         fpdu(&untagged(3, 0, 1, b"")),
     ];
     wire::say(&mut peer, &writes.concat());
-    one(&target).ok().unwrap();
+    target.completion().ok().unwrap();
     let mut bytes = [0; 5];
     foreign.read_at(0, &mut bytes).unwrap();
     assert_eq!((&bytes, &target.memory()[..5]), (b"still", &b"there"[..]));

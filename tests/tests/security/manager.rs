@@ -10,7 +10,7 @@ use rnic_client::{
 use rnic_core::abi::control::{MrSource, ObjectRef, Refusal, ReplyBody, RequestBody};
 use rnic_core::types::{ListenerId, PdId, SegmentId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
 
 use crate::pair::*;
 
@@ -22,12 +22,12 @@ use crate::pair::*;
 //= DDP-8.3.2-1
 #[test]
 fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manager_touches_others() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let pair = Pair::new(&daemon);
     let ends = pair.connected();
-    let region = pair.holder.region(READ_WRITE);
-    let mut stranger = Raw::open(daemon.socket()).unwrap();
-    let (pd, cq) = (raw_pd(&mut stranger), raw_cq(&mut stranger));
+    let region = page(&pair.holder, READ_WRITE);
+    let mut stranger = Raw::open(daemon.socket());
+    let (pd, cq) = (stranger.pd(), stranger.cq(16));
     let qp = ends.0.id();
     let source = |segment| MrSource::Segment { segment, offset: 0 };
     let register = |pd, segment, scope| RequestBody::RegMr {
@@ -39,7 +39,7 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
         scope,
     };
     let memory = memfd(4096);
-    let own = raw_segment(&mut stranger, memory.as_fd(), 4096);
+    let own = stranger.segment_of(memory.as_fd(), 4096);
     // Every request that names an object, with objects of somebody else.
     let requests = [
         RequestBody::ClosePd { pd: pair.holder.pd.id() },
@@ -70,7 +70,7 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
     ];
     for request in requests {
         let named = format!("{request:?}");
-        let answer = stranger.call(request, &[]).expect("the session lives");
+        let answer = stranger.call(request);
         assert!(matches!(answer, Err(Refusal::NoSuchObject { .. })), "{named}: {answer:?}");
     }
     let outcome = pair.write(&ends, region.remote().at(0), 64);
@@ -80,7 +80,7 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
 /// Asks for one more of something until it is refused; how many there were, and the refusal.
 fn until_refused(raw: &mut Raw, body: impl Fn(u32) -> RequestBody) -> (u32, Refusal) {
     for n in 0..1000 {
-        match raw.call(body(n), &[]).expect("a refusal does not end the session") {
+        match raw.call(body(n)) {
             Ok(_) => {}
             Err(refusal) => return (n, refusal),
         }
@@ -102,11 +102,11 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
     let config = "[limits.session]\npds = 3\nsegments = 2\nsegment_bytes = \"12KiB\"\nmrs = 4\n\
         channels = 2\ncqs = 3\nqps = 2\nlisteners = 2\n";
     let daemon = Daemon::start(binaries!(), config);
-    let mut raw = Raw::open(daemon.socket()).unwrap();
-    let pd = raw_pd(&mut raw);
-    let cq = raw_cq(&mut raw);
+    let mut raw = Raw::open(daemon.socket());
+    let pd = raw.pd();
+    let cq = raw.cq(16);
     let memory = memfd(8192);
-    let segment = raw_segment(&mut raw, memory.as_fd(), 8192);
+    let segment = raw.segment_of(memory.as_fd(), 8192);
     let mut limited = |body: &dyn Fn(u32) -> RequestBody, granted: u32, key: &str| {
         let (n, refusal) = until_refused(&mut raw, body);
         refused_by(&refusal, &format!("limits.session.{key}"));
@@ -131,7 +131,7 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
     for (length, key) in [(8192, "segment_bytes"), (4096, ""), (4096, "segments")] {
         let memory = memfd(length);
         let body = RequestBody::AddSegment { length: length as u64, client_address: 0 };
-        match raw.call(body, &[memory.as_fd()]).unwrap() {
+        match raw.call_with(body, &[memory.as_fd()]) {
             Ok(_) => assert_eq!(key, ""),
             Err(refusal) => refused_by(&refusal, &format!("limits.session.{key}")),
         }
@@ -143,24 +143,24 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
 #[test]
 fn rdmap_8_1_2_3_ddp_8_3_2_3_sessions_are_not_assumed_to_trust_each_other() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
-        let region = pair.holder.region(READ_WRITE);
+        let region = page(&pair.holder, READ_WRITE);
         // The same user, the same program: the visitor may still not use the holder's memory as
         // its own ...
         let ends = pair.connected();
         let theft = [region.sge(0, 64)];
         pair.visitor.drain();
         ends.1.post_send(&[SendRequest::send(1, &theft)]).unwrap();
-        assert_eq!(pair.visitor.one().status, CompletionStatus::LocalProtection, "{path}");
+        assert_eq!(pair.visitor.completion().status, CompletionStatus::LocalProtection, "{path}");
         // ... nor through a connection with itself.
         let own = (pair.visitor.qp(), pair.visitor.qp());
-        pair.visitor.join(&own.0, &own.1);
+        pair.visitor.join(&own.1, &own.0);
         pair.visitor.drain();
-        let sink = pair.visitor.region(Access::LOCAL_WRITE);
+        let sink = page(&pair.visitor, Access::LOCAL_WRITE);
         let read = SendRequest::read(2, sink.sge(0, 64), region.remote().at(0));
         own.1.post_send(&[read]).unwrap();
-        assert_eq!(pair.visitor.one().status, CompletionStatus::RemoteAccess, "{path}");
+        assert_eq!(pair.visitor.completion().status, CompletionStatus::RemoteAccess, "{path}");
         assert_eq!(terminated(&own.0), [0, 1, 3], "{path}");
         assert!(is_untouched(&sink), "{path}");
     }
@@ -171,23 +171,23 @@ fn rdmap_8_1_2_3_ddp_8_3_2_3_sessions_are_not_assumed_to_trust_each_other() {
 //= DDP-8.3.2-4
 #[test]
 fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it() {
-    let daemon = daemon("direct");
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     // A descriptor that may only read is no proof of a right to write.
-    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
     let reader = std::fs::File::open(path).unwrap();
     let body = RequestBody::AddSegment { length: 4096, client_address: 0 };
-    let answer = raw.call(body.clone(), &[reader.as_fd()]);
+    let answer = raw.try_call(body.clone(), &[reader.as_fd()]);
     assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
     // More than there is, by a segment or a region, is refused.
-    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let mut raw = Raw::open(daemon.socket());
     let longer = RequestBody::AddSegment { length: 8192, client_address: 0 };
-    let answer = raw.call(longer, &[memory.as_fd()]);
+    let answer = raw.try_call(longer, &[memory.as_fd()]);
     assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
-    let mut raw = Raw::open(daemon.socket()).unwrap();
-    let pd = raw_pd(&mut raw);
-    let segment = raw_segment(&mut raw, memfd(4096).as_fd(), 4096);
+    let mut raw = Raw::open(daemon.socket());
+    let pd = raw.pd();
+    let segment = raw.segment_of(memfd(4096).as_fd(), 4096);
     for (offset, length) in [(0, 4097), (4096, 1), (1, 4096), (u64::MAX, 2), (2, u64::MAX)] {
         let body = RequestBody::RegMr {
             pd,
@@ -197,7 +197,7 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
             access: Access::LOCAL_WRITE,
             scope: Scope::Pd,
         };
-        let answer = raw.call(body, &[]).expect("the session lives");
+        let answer = raw.call(body);
         assert!(matches!(answer, Err(Refusal::Invalid { .. })), "{offset} {length}: {answer:?}");
     }
 }
@@ -208,9 +208,9 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
 fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
     let config = "[limits]\ncq_entries = 64\n[limits.session]\narena_bytes = \"1MiB\"\n";
     let daemon = Daemon::start(binaries!(), config);
-    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let mut raw = Raw::open(daemon.socket());
     let cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
-    let answer = raw.call(cq(65), &[]).unwrap();
+    let answer = raw.call(cq(65));
     let Err(Refusal::AboveMaximum { key, limit: 64, value: 65, .. }) = &answer else {
         panic!("{answer:?}")
     };
@@ -220,13 +220,13 @@ fn rdmap_8_1_2_5_entries_of_completion_queues_are_granted_by_the_manager() {
     assert!((100..256).contains(&granted), "{granted} queues of 4 KiB in 1 MiB");
     // Requests hold their entry before they are taken: in a queue that is too small for what is
     // posted they wait, and none is lost.
-    let other = self::daemon("direct");
+    let other = Daemon::start(binaries!(), &engine(2, "direct"));
     let pair = Pair::new(&other);
     let small = pair.visitor.context.create_cq(4, None).unwrap();
     let sender = pair.visitor.pd.create_qp(&QpOptions::new(&small)).unwrap();
     let holder = pair.holder.qp();
-    pair.holder.join(&holder, &sender);
-    let region = pair.holder.region(READ_WRITE);
+    pair.holder.join(&sender, &holder);
+    let region = page(&pair.holder, READ_WRITE);
     let write = SendRequest::write_inline(1, b"bytes", region.remote().at(0)).signaled();
     sender.post_send(&[write; 16]).unwrap();
     for n in 0..16 {
@@ -251,13 +251,13 @@ fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
         // One stream has its queue full of large reads for as long as this takes.
         let large = SendRequest::read(7, sink.sge(0, 8 << 20), big.remote().at(0)).signaled();
         greedy.1.post_send(&[large; 32]).unwrap();
-        let small = pair.visitor.region(Access::LOCAL_WRITE);
-        let other = pair.holder.region(READ_WRITE);
+        let small = page(&pair.visitor, Access::LOCAL_WRITE);
+        let other = page(&pair.holder, READ_WRITE);
         let read = SendRequest::read(8, small.sge(0, 8), other.remote().at(0)).signaled();
         let (mut large_done, mut small_done) = (0, 0);
         modest.1.post_send(&[read]).unwrap();
         while small_done < 5 {
-            match pair.visitor.one().ok().unwrap().wr_id {
+            match pair.visitor.completion().ok().unwrap().wr_id {
                 7 => large_done += 1,
                 _ => {
                     small_done += 1;
@@ -274,10 +274,10 @@ fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
 //= DDP-8.2-3
 #[test]
 fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
-    let daemon = daemon("direct");
-    let mut raw = Raw::open(daemon.socket()).unwrap();
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
-    let segment = raw_segment(&mut raw, memory.as_fd(), 4096);
+    let segment = raw.segment_of(memory.as_fd(), 4096);
     let body = |pd| RequestBody::RegMr {
         pd,
         source: MrSource::Segment { segment, offset: 0 },
@@ -286,16 +286,16 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
         access: Access::LOCAL_WRITE,
         scope: Scope::Pd,
     };
-    let answer = raw.call(body(PdId(u32::MAX)), &[]);
+    let answer = raw.try_call(body(PdId(u32::MAX)), &[]);
     assert!(matches!(answer, Some(Err(Refusal::NoSuchObject { .. }))), "{answer:?}");
-    let pd = raw_pd(&mut raw);
-    let answer = raw.call(body(pd), &[]);
+    let pd = raw.pd();
+    let answer = raw.try_call(body(pd), &[]);
     let Some(Ok(ReplyBody::Mr { mr, .. })) = answer else { panic!("{answer:?}") };
     // The domain stays as long as something is in it.
-    let answer = raw.call(RequestBody::ClosePd { pd }, &[]);
+    let answer = raw.try_call(RequestBody::ClosePd { pd }, &[]);
     assert!(matches!(answer, Some(Err(Refusal::InUse { .. }))), "{answer:?}");
-    assert!(matches!(raw.call(RequestBody::DeregMr { mr }, &[]), Some(Ok(ReplyBody::Done))));
-    assert!(matches!(raw.call(RequestBody::ClosePd { pd }, &[]), Some(Ok(ReplyBody::Done))));
+    assert!(matches!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done)));
+    assert!(matches!(raw.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done)));
 }
 
 //= RDMAP-8.1.2-6
@@ -306,9 +306,9 @@ fn rdmap_8_1_2_6_ddp_8_3_2_5_nobody_gets_more_than_a_fair_share() {
         [limits.session]\nqps = 6\n";
     let daemon = Daemon::start(binaries!(), config);
     // One session, then all sessions of one user, have an end; the device has more.
-    let mut sessions = [(); 2].map(|()| Raw::open(daemon.socket()).unwrap());
+    let mut sessions = [(); 2].map(|()| Raw::open(daemon.socket()));
     let [first, second] = sessions.each_mut().map(|raw| {
-        let (pd, cq) = (raw_pd(raw), raw_cq(raw));
+        let (pd, cq) = (raw.pd(), raw.cq(16));
         until_refused(raw, |_| RequestBody::CreateQp(qp_request(pd, cq)))
     });
     assert_eq!((first.0, second.0), (6, 2));
@@ -332,21 +332,21 @@ fn rdmap_8_1_2_6_ddp_8_3_2_5_nobody_gets_more_than_a_fair_share() {
 #[test]
 fn rdmap_8_1_2_8_ddp_8_3_2_5a_a_peer_that_takes_more_than_its_share_of_receives_is_detected() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let options = SrqOptions { depth: 64, ..SrqOptions::default() };
         let srq = pair.holder.pd.create_srq(&options).unwrap();
         let qp = || {
             let options = QpOptions { srq: Some(&srq), ..QpOptions::new(&pair.holder.cq) };
             let ends = (pair.holder.pd.create_qp(&options).unwrap(), pair.visitor.qp());
-            pair.holder.join(&ends.0, &ends.1);
+            pair.holder.join(&ends.1, &ends.0);
             ends
         };
         let (modest, greedy) = (qp(), qp());
         let send = |from: &rnic_client::Qp| {
             srq.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
             from.post_send(&[SendRequest::send_inline(2, b"")]).unwrap();
-            pair.holder.one().ok().unwrap();
+            pair.holder.completion().ok().unwrap();
         };
         // As long as both take their turns nobody is named.
         for _ in 0..64 {

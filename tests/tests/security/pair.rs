@@ -1,93 +1,37 @@
 //! Two sessions of one daemon whose QPs talk to each other: the holder has memory, the visitor
 //! reaches for it.
 
-use std::os::fd::BorrowedFd;
-
 use rnic_client::{
-    Access, Completion, CompletionStatus, Context, Cq, DisconnectReason, Listener, Mr, MrOptions,
-    Pd, Qp, QpOptions, RecvRequest, RemoteAddr, Scope, SendRequest, TerminateCode,
+    Access, CompletionStatus, DisconnectReason, Mr, MrOptions, Pd, Qp, RecvRequest, RemoteAddr,
+    Scope, SendRequest, TerminateCode,
 };
-use rnic_core::abi::control::{ReplyBody, RequestBody};
-use rnic_core::types::{CqId, PdId, SegmentId};
-use rnic_tests::raw::Raw;
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon};
 
-/// Both paths between QPs of one daemon, with more than one worker.
-pub const PATHS: [&str; 2] = ["direct", "tcp"];
 /// Bytes of a region.
 pub const LEN: usize = 4096;
 /// What the holder's memory holds as long as nobody writes to it.
 pub const UNTOUCHED: u8 = 0xA5;
 /// What a visitor writes.
 pub const MARK: u8 = 0x5A;
-pub const READ_WRITE: Access =
-    Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
-pub fn daemon(path: &str) -> Daemon {
-    Daemon::start(binaries!(), &format!("[engine]\nworkers = 2\nloopback = \"{path}\"\n"))
+/// A region of a page with known contents.
+pub fn page(client: &Client, access: Access) -> Mr {
+    page_in(client, &client.pd, access, Scope::Pd)
 }
 
-/// One session.
-pub struct Side {
-    pub context: Context,
-    pub pd: Pd,
-    pub cq: Cq,
-    listener: Listener,
-}
-
-impl Side {
-    pub fn new(daemon: &Daemon) -> Self {
-        let context = Context::open_at(daemon.socket()).unwrap();
-        let pd = context.open_pd(None).unwrap();
-        let cq = context.create_cq(256, None).unwrap();
-        let listener = context.listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
-        Side { context, pd, cq, listener }
-    }
-
-    /// A QP of the session's own domain.
-    pub fn qp(&self) -> Qp {
-        self.qp_in(&self.pd)
-    }
-
-    pub fn qp_in(&self, pd: &Pd) -> Qp {
-        pd.create_qp(&QpOptions::new(&self.cq)).unwrap()
-    }
-
-    /// A region of a page with known contents.
-    pub fn region(&self, access: Access) -> Mr {
-        self.region_in(&self.pd, access, Scope::Pd)
-    }
-
-    pub fn region_in(&self, pd: &Pd, access: Access, scope: Scope) -> Mr {
-        let segment = self.context.create_segment(LEN as u64).unwrap();
-        let options = MrOptions { access, scope, ..MrOptions::default() };
-        let region = pd.reg_mr_with(&segment, .., &options).unwrap();
-        region.fill(0, LEN, UNTOUCHED).unwrap();
-        region
-    }
-
-    /// Connects a QP of another session with one of this.
-    pub fn join(&self, own: &Qp, visitor: &Qp) {
-        rnic_tests::join(&self.listener, visitor, own);
-    }
-
-    pub fn one(&self) -> Completion {
-        let mut one = [Completion::default()];
-        assert_eq!(self.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1, "no completion came");
-        one[0]
-    }
-
-    /// Takes what completions there are.
-    pub fn drain(&self) {
-        let mut some = [Completion::default(); 64];
-        while self.cq.poll(&mut some).unwrap() > 0 {}
-    }
+/// As [`page`], in a domain of the client's and for those peers.
+pub fn page_in(client: &Client, pd: &Pd, access: Access, scope: Scope) -> Mr {
+    let segment = client.context.create_segment(LEN as u64).unwrap();
+    let options = MrOptions { access, scope, ..MrOptions::default() };
+    let region = pd.reg_mr_with(&segment, .., &options).unwrap();
+    region.fill(0, LEN, UNTOUCHED).unwrap();
+    region
 }
 
 /// A holder and a visitor.
 pub struct Pair {
-    pub holder: Side,
-    pub visitor: Side,
+    pub holder: Client,
+    pub visitor: Client,
     source: Mr,
     sink: Mr,
 }
@@ -102,17 +46,17 @@ pub enum Outcome {
 
 impl Pair {
     pub fn new(daemon: &Daemon) -> Self {
-        let (holder, visitor) = (Side::new(daemon), Side::new(daemon));
-        let source = visitor.region(Access::LOCAL_WRITE);
+        let (holder, visitor) = (Client::new(daemon), Client::new(daemon));
+        let source = page(&visitor, Access::LOCAL_WRITE);
         source.fill(0, LEN, MARK).unwrap();
-        let sink = visitor.region(Access::LOCAL_WRITE);
+        let sink = page(&visitor, Access::LOCAL_WRITE);
         Pair { holder, visitor, source, sink }
     }
 
     /// A connection between new QPs: the holder's, the visitor's.
     pub fn connected(&self) -> (Qp, Qp) {
         let ends = (self.holder.qp(), self.visitor.qp());
-        self.holder.join(&ends.0, &ends.1);
+        self.holder.join(&ends.1, &ends.0);
         ends
     }
 
@@ -142,10 +86,10 @@ impl Pair {
 
     /// What the holder's receive and its QP say, and that the visitor was told the same.
     fn outcome(&self, ends: &(Qp, Qp)) -> Outcome {
-        let receive = self.holder.one();
+        let receive = self.holder.completion();
         assert_eq!(receive.wr_id, 3);
         if receive.status == CompletionStatus::Success {
-            assert_eq!(self.visitor.one().ok().unwrap().wr_id, 2);
+            assert_eq!(self.visitor.completion().ok().unwrap().wr_id, 2);
             return Outcome::Done;
         }
         assert_eq!(receive.status, CompletionStatus::WrFlush);
@@ -176,29 +120,4 @@ pub fn bytes(region: &Mr, from: u64, len: usize) -> Vec<u8> {
 /// Whether no byte of a region has changed.
 pub fn is_untouched(region: &Mr) -> bool {
     bytes(region, 0, LEN).iter().all(|byte| *byte == UNTOUCHED)
-}
-
-/// A private domain of a session spoken by hand.
-pub fn raw_pd(raw: &mut Raw) -> PdId {
-    match raw.call(RequestBody::OpenPd { name: None }, &[]) {
-        Some(Ok(ReplyBody::Pd { pd })) => pd,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A completion queue of a session spoken by hand.
-pub fn raw_cq(raw: &mut Raw) -> CqId {
-    match raw.call(RequestBody::CreateCq { entries: 16, channel: None, context: 0 }, &[]) {
-        Some(Ok(ReplyBody::Cq { cq, .. })) => cq,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// A segment of a session spoken by hand, of these bytes.
-pub fn raw_segment(raw: &mut Raw, memory: BorrowedFd<'_>, length: u64) -> SegmentId {
-    let body = RequestBody::AddSegment { length, client_address: 0 };
-    match raw.call(body, &[memory]) {
-        Some(Ok(ReplyBody::Segment { segment })) => segment,
-        other => panic!("{other:?}"),
-    }
 }

@@ -9,7 +9,7 @@ use rnic_client::{
 use rnic_core::abi::control::{QpRequest, Refusal, RequestBody};
 use rnic_tests::raw::{Raw, qp_request};
 use rnic_tests::wire::{self, CRC, fpdu, untagged};
-use rnic_tests::{DEADLINE, Daemon, binaries};
+use rnic_tests::{Client, DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
 
 use crate::pair::*;
 
@@ -23,10 +23,10 @@ const FOREIGN: [[u8; 3]; 2] = [[1, 1, 2], [0, 1, 3]];
 #[test]
 fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothing() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let other_pd = pair.holder.context.open_pd(None).unwrap();
-        let region = pair.holder.region_in(&other_pd, READ_WRITE, Scope::Pd);
+        let region = page_in(&pair.holder, &other_pd, READ_WRITE, Scope::Pd);
         let at = region.remote().at(0);
         for (n, code) in FOREIGN.into_iter().enumerate() {
             // The session is the same; only the domain is another.
@@ -36,8 +36,8 @@ fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothin
         }
         assert!(is_untouched(&region), "{path}");
         // A stream of the right domain does.
-        let ends = (pair.holder.qp_in(&other_pd), pair.visitor.qp());
-        pair.holder.join(&ends.0, &ends.1);
+        let ends = (other_pd.create_qp(&pair.holder.options()).unwrap(), pair.visitor.qp());
+        pair.holder.join(&ends.1, &ends.0);
         assert_eq!(pair.write(&ends, at, 8), Outcome::Done, "{path}");
         assert_eq!(bytes(&region, 0, 8), [MARK; 8], "{path}");
     }
@@ -51,11 +51,11 @@ fn rdmap_8_1_1_1_ddp_8_2_1_ddp_8_3_1_1_a_stream_of_another_domain_reaches_nothin
 #[test]
 fn rdmap_8_1_1_2_ddp_8_2_2_ddp_8_3_3_ddp_8_3_1_2_an_stag_of_one_stream_is_of_no_use_to_others() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let chosen = pair.connected();
         let scope = Scope::Qp(chosen.0.id());
-        let region = pair.holder.region_in(&pair.holder.pd, READ_WRITE, scope);
+        let region = page_in(&pair.holder, &pair.holder.pd, READ_WRITE, scope);
         let at = region.remote().at(0);
         for (n, code) in FOREIGN.into_iter().enumerate() {
             let other = pair.connected();
@@ -74,7 +74,7 @@ fn rdmap_8_1_1_2_ddp_8_2_2_ddp_8_3_3_ddp_8_3_1_2_an_stag_of_one_stream_is_of_no_
 #[test]
 fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_byte() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         // The middle of a segment whose every byte is watched.
         let segment = pair.holder.context.create_segment(LEN as u64).unwrap();
@@ -115,22 +115,22 @@ fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_byt
 fn rdmap_8_1_1_4_ddp_8_3_1_ddp_8_3_2_ddp_8_3_1_4_a_buffer_gets_an_stag_and_a_range_and_loses_them()
 {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let ends = pair.connected();
-        let region = pair.holder.region(READ_WRITE);
+        let region = page(&pair.holder, READ_WRITE);
         let at = region.remote().at(16);
         assert_eq!(pair.write(&ends, at, 16), Outcome::Done, "{path}");
         region.deregister().unwrap();
         let outcome = pair.write(&ends, at, 16);
         assert_eq!(outcome, Outcome::Terminated([1, 1, 0]), "{path}");
         // The same by a work request.
-        let region = pair.holder.region(READ_WRITE);
+        let region = page(&pair.holder, READ_WRITE);
         let ends = pair.connected();
         assert_eq!(pair.write(&ends, region.remote().at(0), 16), Outcome::Done, "{path}");
         let invalidate = SendRequest::local_invalidate(9, region.lkey()).signaled();
         ends.0.post_send(&[invalidate]).unwrap();
-        assert_eq!(pair.holder.one().ok().unwrap().wr_id, 9, "{path}");
+        assert_eq!(pair.holder.completion().ok().unwrap().wr_id, 9, "{path}");
         let outcome = pair.read(&ends, region.remote().at(0), 16);
         assert_eq!(outcome, Outcome::Terminated([0, 1, 0]), "{path}");
     }
@@ -141,14 +141,14 @@ fn rdmap_8_1_1_4_ddp_8_3_1_ddp_8_3_2_ddp_8_3_1_4_a_buffer_gets_an_stag_and_a_ran
 #[test]
 fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         for write in [false, true] {
             for read in [false, true] {
                 let mut access = Access::LOCAL_WRITE;
                 access.set(Access::REMOTE_WRITE, write);
                 access.set(Access::REMOTE_READ, read);
-                let region = pair.holder.region(access);
+                let region = page(&pair.holder, access);
                 let at = region.remote().at(0);
                 let expected = |granted, code| match granted {
                     true => Outcome::Done,
@@ -173,7 +173,7 @@ fn rdmap_8_1_1_5_ddp_8_3_1_5_each_right_is_given_and_kept_apart() {
 #[test]
 fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let segment = pair.holder.context.create_segment(1 << 20).unwrap();
         let view = pair.holder.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
@@ -206,7 +206,7 @@ fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
                 view.fill(0, 1 << 20, 0x22).unwrap();
                 let asker = if by_read { &pair.holder } else { &pair.visitor };
                 for _ in 0..16 {
-                    asker.one();
+                    asker.completion();
                 }
                 let late = bytes(&view, 0, 1 << 20).iter().filter(|o| **o != 0x22).count();
                 assert_eq!(late, 0, "{path} by_read={by_read} round {round}");
@@ -221,15 +221,15 @@ fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
 #[test]
 fn rdmap_8_1_1_7_a_peer_invalidates_only_what_is_its_streams_alone() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let ends = pair.connected();
-        let shared = pair.holder.region(READ_WRITE);
-        let own = pair.holder.region_in(&pair.holder.pd, READ_WRITE, Scope::Qp(ends.0.id()));
+        let shared = page(&pair.holder, READ_WRITE);
+        let own = page_in(&pair.holder, &pair.holder.pd, READ_WRITE, Scope::Qp(ends.0.id()));
         let invalidate = |ends: &(rnic_client::Qp, rnic_client::Qp), stag| {
             ends.0.post_recv(&[RecvRequest::new(5, &[])]).unwrap();
             ends.1.post_send(&[SendRequest::send_invalidate(6, &[], stag)]).unwrap();
-            pair.holder.one()
+            pair.holder.completion()
         };
         let done = invalidate(&ends, own.rkey()).ok().unwrap();
         assert_eq!(done.invalidated, Some(own.rkey()), "{path}");
@@ -254,14 +254,17 @@ fn rdmap_8_1_1_7_a_peer_invalidates_only_what_is_its_streams_alone() {
 fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
     const COUNT: usize = 1000;
     let issue = |daemon: &Daemon| -> Vec<u32> {
-        let side = Side::new(daemon);
+        let side = Client::new(daemon);
         let segment = side.context.create_segment(4096).unwrap();
         let regions: Vec<_> = (0..COUNT)
             .map(|_| side.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap())
             .collect();
         regions.iter().map(|r| r.rkey().0).collect()
     };
-    let (first, second) = (daemon("direct"), daemon("direct"));
+    let (first, second) = (
+        Daemon::start(binaries!(), &engine(2, "direct")),
+        Daemon::start(binaries!(), &engine(2, "direct")),
+    );
     let (a, again, b) = (issue(&first), issue(&first), issue(&second));
     let all: HashSet<u32> = a.iter().chain(&again).copied().collect();
     assert_eq!(all.len(), 2 * COUNT, "freed STags came back at once");
@@ -287,8 +290,8 @@ fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
 fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
     const SEEN: usize = 6000;
     const NEXT: usize = 20;
-    let daemon = daemon("direct");
-    let (attacker, victim) = (Side::new(&daemon), Side::new(&daemon));
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let (attacker, victim) = (Client::new(&daemon), Client::new(&daemon));
     let [own, segment] = [&attacker, &victim].map(|s| s.context.create_segment(4096).unwrap());
     let mut seen = Vec::new();
     // All at once, and then one by one.
@@ -324,34 +327,34 @@ fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
 //= RDMAP-8.1.1-9
 #[test]
 fn rdmap_8_1_1_9_a_completion_queue_is_no_other_sessions() {
-    let daemon = daemon("direct");
-    let owner = Side::new(&daemon);
-    let mut other = Raw::open(daemon.socket()).unwrap();
-    let (pd, own) = (raw_pd(&mut other), raw_cq(&mut other));
+    let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
+    let owner = Client::new(&daemon);
+    let mut other = Raw::open(daemon.socket());
+    let (pd, own) = (other.pd(), other.cq(16));
     let foreign = owner.cq.id();
     for (send_cq, recv_cq) in [(foreign, own), (own, foreign), (foreign, foreign)] {
         let request = QpRequest { pd, send_cq, recv_cq, ..qp_request(pd, own) };
-        let answer = other.call(RequestBody::CreateQp(request), &[]).unwrap();
+        let answer = other.call(RequestBody::CreateQp(request));
         let Err(Refusal::NoSuchObject { kind, handle }) = answer else { panic!("{answer:?}") };
         assert_eq!((kind.as_str(), handle), ("CQ", foreign.0));
     }
     let destroy = RequestBody::DestroyCq { cq: foreign };
-    assert!(matches!(other.call(destroy, &[]), Some(Err(Refusal::NoSuchObject { .. }))));
+    assert!(matches!(other.call(destroy), Err(Refusal::NoSuchObject { .. })));
 }
 
 //= RDMAP-8.1.1-10
 #[test]
 fn rdmap_8_1_1_10_streams_that_do_not_use_a_full_completion_queue_do_not_notice() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let small = pair.holder.context.create_cq(4, None).unwrap();
         let victim = pair.holder.pd.create_qp(&QpOptions::new(&small)).unwrap();
         let flood = pair.visitor.qp();
-        pair.holder.join(&victim, &flood);
+        pair.holder.join(&flood, &victim);
         // A QP of the same session and domain, with another queue.
         let spared = pair.connected();
-        let region = pair.holder.region(READ_WRITE);
+        let region = page(&pair.holder, READ_WRITE);
         victim.post_recv(&[RecvRequest::new(1, &[]); 16]).unwrap();
         flood.post_send(&[SendRequest::send_inline(1, b""); 16]).unwrap();
         victim.wait_disconnected(Some(DEADLINE)).unwrap();
@@ -382,12 +385,12 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
     let (row, other) = (holder.query().unwrap(), visitor.query().unwrap());
     assert!(row.ird <= 4 && row.ord <= 2 && other.ird <= 4 && other.ord <= 2);
     // More than that at once wait their turn and are all answered.
-    let region = pair.holder.region(READ_WRITE);
-    let sink = pair.visitor.region(Access::LOCAL_WRITE);
+    let region = page(&pair.holder, READ_WRITE);
+    let sink = page(&pair.visitor, Access::LOCAL_WRITE);
     let read = SendRequest::read(1, sink.sge(0, 64), region.remote().at(0)).signaled();
     visitor.post_send(&[read; 32]).unwrap();
     for _ in 0..32 {
-        pair.visitor.one().ok().unwrap();
+        pair.visitor.completion().ok().unwrap();
     }
     // A peer that does not keep to it is stopped: one more than granted, all before an answer can
     // have left.
@@ -426,16 +429,16 @@ fn executable(daemon: &Daemon) -> Vec<String> {
 //= DDP-8.3.1-7
 #[test]
 fn rdmap_8_1_1_12_ddp_8_3_1_7_no_code_is_loaded_from_anybody() {
-    let daemon = daemon("tcp");
+    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
     daemon.status();
     let before = executable(&daemon);
     assert!(!before.is_empty());
     let pair = Pair::new(&daemon);
     let ends = pair.connected();
-    let region = pair.holder.region(READ_WRITE);
+    let region = page(&pair.holder, READ_WRITE);
     assert_eq!(pair.write(&ends, region.remote().at(0), 64), Outcome::Done);
-    let mut stranger = Raw::open(daemon.socket()).unwrap();
-    assert!(stranger.call(RequestBody::Status, &[]).is_some());
+    let mut stranger = Raw::open(daemon.socket());
+    assert!(stranger.try_call(RequestBody::Status, &[]).is_some());
     stranger.send(&[0x90; 64], &[]);
     // What can be executed is what was there before anybody spoke, and none of it can be written.
     assert_eq!(executable(&daemon), before);
@@ -452,7 +455,7 @@ fn rdmap_8_1_1_12_ddp_8_3_1_7_no_code_is_loaded_from_anybody() {
 #[test]
 fn ddp_8_3_5_ddp_8_2_1_the_application_is_told_of_a_refused_access() {
     for path in PATHS {
-        let daemon = daemon(path);
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
         let ends = pair.connected();
         let nothing = RemoteAddr { addr: 0x1000, rkey: Stag(0x7777_7700) };

@@ -1,5 +1,0 @@
-//! A key-value store whose GETs are RDMA Reads; see `rkv --help`.
-
-fn main() -> std::process::ExitCode {
-    rnic_client::programs::rkv::main()
-}

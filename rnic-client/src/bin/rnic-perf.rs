@@ -1,5 +1,0 @@
-//! Measures an RNIC beside raw TCP and memcpy; see `rnic-perf --help`.
-
-fn main() -> std::process::ExitCode {
-    rnic_client::programs::perf::main()
-}

@@ -1,0 +1,218 @@
+//! Short messages over a queue pair: the control half of `rcopy` and `rkv`.
+//!
+//! Owns a QP, its CQ and a small region with places for messages, and keeps every receive posted.
+//! It does not know what messages mean. Other requests may be posted on the same QP with a `wr_id`
+//! below [`OWN`]; their completions are handed out like messages.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rnic_client::{
+    Access, Completion, CompletionOpcode, Context, Cq, Error, Mr, Pd, Qp, QpOptions,
+};
+use rnic_client::{RecvRequest, SendRequest};
+
+use crate::link::LinkError;
+
+/// How much a messenger has room for.
+#[derive(Clone, Copy)]
+pub(crate) struct MessengerSizes {
+    /// Longest message in bytes, either way.
+    pub(crate) length: u32,
+    /// Messages that may arrive before the first of them is taken.
+    pub(crate) receives: u32,
+    /// Messages that may be under way to the peer.
+    pub(crate) sends: u32,
+    /// Other requests that may be outstanding on the QP.
+    pub(crate) others: u32,
+}
+
+/// One end of a conversation.
+pub(crate) struct Messenger {
+    qp: Qp,
+    cq: Cq,
+    /// Places for receives, then places for sends, each `stride` bytes.
+    region: Mr,
+    sizes: MessengerSizes,
+    stride: u64,
+    peer: SocketAddr,
+    patience: Duration,
+    /// Free places for sends.
+    free: Vec<u32>,
+    /// What has completed and was not handed out; at most all receives and other requests.
+    arrived: VecDeque<Arrived>,
+    /// The first request that failed. Told after everything that arrived before.
+    failure: Option<Error>,
+    /// The message handed out last.
+    message: Vec<u8>,
+}
+
+/// What `next` hands out.
+pub(crate) enum MessengerEvent<'a> {
+    /// A message of the peer.
+    Message(&'a [u8]),
+    /// One of the other requests is done.
+    Done(u64),
+}
+
+enum Arrived {
+    Message { place: u32, length: u32 },
+    Done(u64),
+}
+
+impl Messenger {
+    /// Makes the QP, Idle, with all receives posted.
+    pub(crate) fn new(
+        context: &Context,
+        pd: &Pd,
+        sizes: MessengerSizes,
+        peer: SocketAddr,
+        patience: Duration,
+    ) -> Result<Self, LinkError> {
+        let MessengerSizes { length, receives, sends, others } = sizes;
+        let cq = context.create_cq(receives + sends + others, None)?;
+        let mut options = QpOptions::new(&cq);
+        options.sq_depth = sends + others;
+        options.rq_depth = receives;
+        options.max_send_sge = 1;
+        options.max_recv_sge = 1;
+        options.max_inline = 0;
+        let qp = pd.create_qp(&options)?;
+        let stride = u64::from(length).next_multiple_of(64);
+        let segment = context.create_segment(stride * u64::from(receives + sends))?;
+        // The peer has no right to this region: only its messages reach it.
+        let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let messenger = Messenger {
+            qp,
+            cq,
+            region,
+            sizes,
+            stride,
+            peer,
+            patience,
+            free: (receives..receives + sends).rev().collect(),
+            arrived: VecDeque::with_capacity((receives + others) as usize),
+            failure: None,
+            message: Vec::with_capacity(length as usize),
+        };
+        (0..receives).try_for_each(|place| messenger.post_receive(place))?;
+        Ok(messenger)
+    }
+
+    pub(crate) fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    /// Sends a message. Waits for a free place if there is none.
+    pub(crate) fn send(&mut self, message: &[u8]) -> Result<(), LinkError> {
+        self.send_after(None, message)
+    }
+
+    /// Posts a request and a message after it, which the peer gets when it has got the former.
+    /// Waits for a free place if there is none.
+    pub(crate) fn send_after(
+        &mut self,
+        before: Option<SendRequest<'_>>,
+        message: &[u8],
+    ) -> Result<(), LinkError> {
+        let place = loop {
+            match self.free.pop() {
+                Some(place) => break place,
+                None => self.pump()?,
+            }
+            if let Some(e) = self.failure.take() {
+                return Err(LinkError::after(e, &self.qp, self.peer));
+            }
+        };
+        let at = self.at(place);
+        self.region.write_at(at, message)?;
+        // Bounded by the region, whose messages have 32-bit lengths.
+        let sge = [self.region.sge(at, message.len() as u32)];
+        let send = SendRequest::send(OWN | SEND | u64::from(place), &sge).signaled();
+        match before {
+            Some(before) => self.qp.post_send(&[before, send])?,
+            None => self.qp.post_send(&[send])?,
+        }
+        Ok(())
+    }
+
+    /// Posts other requests.
+    pub(crate) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), LinkError> {
+        Ok(self.qp.post_send(requests)?)
+    }
+
+    /// Waits for the next message or completion, and posts the receive again before it hands a
+    /// message out. Whatever arrived before a failure comes before the failure.
+    pub(crate) fn next(&mut self) -> Result<MessengerEvent<'_>, LinkError> {
+        loop {
+            match self.arrived.pop_front() {
+                Some(Arrived::Done(wr_id)) => return Ok(MessengerEvent::Done(wr_id)),
+                Some(Arrived::Message { place, length }) => {
+                    self.message.resize(length as usize, 0);
+                    self.region.read_at(self.at(place), &mut self.message)?;
+                    // After a failure receives are flushed at once, which harms nobody.
+                    self.post_receive(place)?;
+                    return Ok(MessengerEvent::Message(&self.message));
+                }
+                None => {}
+            }
+            match self.failure.take() {
+                Some(e) => return Err(LinkError::after(e, &self.qp, self.peer)),
+                None => self.pump()?,
+            }
+        }
+    }
+
+    /// Waits until every message sent has left, then ends the connection in order.
+    pub(crate) fn finish(mut self) {
+        while self.free.len() < self.sizes.sends as usize && self.failure.is_none() {
+            if self.pump().is_err() {
+                return;
+            }
+        }
+        super::link::end(&self.qp);
+    }
+
+    /// Waits for at least one completion and sorts what there is.
+    fn pump(&mut self) -> Result<(), LinkError> {
+        let mut completions = [Completion::default(); 16];
+        let n = self.cq.wait(&mut completions, Some(self.patience))?;
+        if n == 0 {
+            return Err(LinkError::Silent { peer: self.peer, after: self.patience });
+        }
+        for completion in &completions[..n] {
+            self.sort(completion);
+        }
+        Ok(())
+    }
+
+    fn sort(&mut self, completion: &Completion) {
+        // The place is in the lower half of the wr_id.
+        let place = completion.wr_id as u32;
+        match completion.ok() {
+            Err(e) => {
+                self.failure.get_or_insert(e);
+            }
+            Ok(c) if c.wr_id & OWN == 0 => self.arrived.push_back(Arrived::Done(c.wr_id)),
+            Ok(c) if c.opcode == CompletionOpcode::Receive => {
+                self.arrived.push_back(Arrived::Message { place, length: c.byte_len });
+            }
+            Ok(_) => self.free.push(place),
+        }
+    }
+
+    fn post_receive(&self, place: u32) -> Result<(), LinkError> {
+        let sge = [self.region.sge(self.at(place), self.sizes.length)];
+        Ok(self.qp.post_recv(&[RecvRequest::new(OWN | u64::from(place), &sge)])?)
+    }
+
+    fn at(&self, place: u32) -> u64 {
+        u64::from(place) * self.stride
+    }
+}
+
+/// Set in the `wr_id` of the messenger's own requests.
+pub(crate) const OWN: u64 = 1 << 63;
+/// Set in that of its sends, too.
+const SEND: u64 = 1 << 62;

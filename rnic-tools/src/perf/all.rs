@@ -1,0 +1,308 @@
+//! The table of design goals, row by row, with private daemons in each configuration.
+
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use rnic_client::Context;
+
+use super::bench::{Amount, Bench, Measured, Subject};
+use super::cli::{goals, peer_program};
+use super::daemon::{Daemon, Setup};
+use super::error::PerfError;
+use super::machine::{anonymous_memory, cpu_use, tick};
+use super::peer::{Peer, open};
+use super::report::{Figure, Goal, Measure, Outcome, Row};
+use super::spec::{Flow, Op, Spec, Wait};
+
+/// How to measure.
+pub struct AllOptions<'a> {
+    /// The daemon's binary.
+    pub rnicd: &'a Path,
+    /// QPs of each daemon in the rows about many.
+    pub qps: u32,
+    /// Per round and subject.
+    pub amount: Amount,
+    /// Rounds; the median counts.
+    pub rounds: u32,
+}
+
+/// Measures everything. What cannot be measured is a row that says why.
+pub fn all(
+    options: &AllOptions<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Row>, PerfError> {
+    let mut rows = Vec::new();
+    for (setup, daemons) in [
+        (Setup::TCP, 2),
+        (Setup::TCP, 1),
+        (Setup { crc: false, ..Setup::TCP }, 2),
+        (Setup { crc: false, ..Setup::TCP }, 1),
+        (Setup::DIRECT, 1),
+    ] {
+        let words = words(setup, daemons);
+        progress(&words);
+        match Site::start(options.rnicd, setup, daemons) {
+            Ok(site) => {
+                for (kind, spec) in measurements(setup) {
+                    progress(&format!("{words}: {kind:?} of {}", spec.op));
+                    rows.push(measure(options, &site, setup, kind, &spec, &words));
+                }
+            }
+            Err(e) => rows.push(failed("Everything", Measure::Bw, &words, &e)),
+        }
+    }
+    for (setup, daemons) in [(Setup::DIRECT, 1), (Setup::TCP, 2)] {
+        let words = words(setup, daemons);
+        progress(&format!("{words}: {} QPs", options.qps));
+        match many_qps(options, setup, daemons, &words) {
+            Ok(more) => rows.extend(more),
+            Err(e) => {
+                let title = format!("RDMA Write 8 B, {} QPs per daemon", options.qps);
+                rows.push(failed(&title, Measure::Cost, &words, &e));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// What is measured with daemons of one kind.
+fn measurements(setup: Setup) -> Vec<(Measure, Spec)> {
+    let bulk = |op| (Measure::Bw, Spec::new(op, Flow::Stream, 1 << 20).stream(16, 4, 64 << 20));
+    let ball = |wait| (Measure::Lat, Spec { wait, ..Spec::new(Op::Send, Flow::PingPong, 8) });
+    let small = (Measure::Rate, Spec::new(Op::Write, Flow::Stream, 8).stream(256, 32, 8 * 256));
+    match setup {
+        Setup { loopback_tcp: false, .. } => {
+            vec![bulk(Op::Write), bulk(Op::Read), ball(Wait::Polled), ball(Wait::Event), small]
+        }
+        Setup { crc: true, .. } => {
+            vec![bulk(Op::Write), ball(Wait::Polled), ball(Wait::Event), small]
+        }
+        Setup { crc: false, .. } => vec![bulk(Op::Write)],
+    }
+}
+
+fn measure(
+    options: &AllOptions<'_>,
+    site: &Site,
+    setup: Setup,
+    kind: Measure,
+    spec: &Spec,
+    words: &str,
+) -> Row {
+    let measured = || {
+        let mut ends = site.open()?;
+        let subjects: &[Subject] = match kind {
+            Measure::Bw => &[Subject::Rdma, Subject::Tcp, Subject::Memcpy],
+            Measure::Lat => &[Subject::Rdma, Subject::Tcp, Subject::TcpApart],
+            _ => &[Subject::Rdma, Subject::Tcp],
+        };
+        let mut bench = Bench::new(&ends.context, &mut ends.peer, spec, subjects)?;
+        let all = bench.measure(options.amount, options.rounds, &mut |_, _| ())?;
+        let mut goals = goals(kind, spec, bench.path());
+        if !setup.crc {
+            goals = vec![(Subject::Tcp, Goal::AtLeast(0.95))];
+        }
+        Ok(Row::new(kind, spec, bench.path(), words, &all, &goals))
+    };
+    measured().unwrap_or_else(|e: PerfError| {
+        failed(&format!("{kind:?} of {} {} B", spec.op, spec.size), kind, words, &e)
+    })
+}
+
+/// Cost per operation with many connected QPs against few, measured in turn on daemons of their
+/// own, and what the daemon with many needs for them.
+fn many_qps(
+    options: &AllOptions<'_>,
+    setup: Setup,
+    daemons: u32,
+    words: &str,
+) -> Result<Vec<Row>, PerfError> {
+    // Both ends of a connection may be in one daemon.
+    let per_connection = 3 - daemons;
+    let connections = |qps: u32| (qps / per_connection).max(1);
+    let setup = Setup { qps: options.qps.max(FEW) + 16, ..setup };
+    let ball = Spec::new(Op::Write, Flow::Stream, 8).stream(DEPTH, 1, 8 * u64::from(DEPTH));
+    let active = connections(FEW);
+    let spec = |qps| Spec { qps: connections(qps).max(active), active, ..ball.clone() };
+
+    let few_site = Site::start(options.rnicd, setup, daemons)?;
+    let many_site = Site::start(options.rnicd, setup, daemons)?;
+    let (mut few_ends, mut many_ends) = (few_site.open()?, many_site.open()?);
+    let before = UseOfMemory::of(&many_ends.context)?;
+    let subjects = [Subject::Rdma];
+    let many_spec = spec(options.qps);
+    let mut few = Bench::new(&few_ends.context, &mut few_ends.peer, &spec(FEW), &subjects)?;
+    let mut many = Bench::new(&many_ends.context, &mut many_ends.peer, &many_spec, &subjects)?;
+    let after = UseOfMemory::of(&many_ends.context)?;
+    let path = many.path().to_owned();
+
+    let warm = |bench: &mut Bench<'_>| bench.prepare(Subject::Rdma, options.amount);
+    let (mut of_few, mut of_many) = (warm(&mut few)?, warm(&mut many)?);
+    for _ in 0..options.rounds {
+        few.round(&mut of_few)?;
+        many.round(&mut of_many)?;
+    }
+    let idle = idle_cpu(&many_ends.context)?;
+
+    let cost = |what: String, measured: &Measured| {
+        let mut series = measured.rates.clone();
+        series.rounds.iter_mut().for_each(|rate| *rate = 1e9 / *rate);
+        Figure::new(what, "ns", measured.count, series)
+    };
+    let qps = many_spec.qps * per_connection;
+    let row = |subject: String, kind, figures, outcome| Row {
+        subject,
+        manner: String::new(),
+        kind,
+        path: path.clone(),
+        daemons: words.to_owned(),
+        spec: Some(many_spec.clone()),
+        figures,
+        outcomes: vec![outcome],
+        failure: None,
+    };
+    let figures = vec![cost(format!("{qps} QPs"), &of_many), cost(format!("{FEW} QPs"), &of_few)];
+    let ratio = figures[0].median / figures[1].median;
+    let per_qp = |bytes: u64| bytes as f64 / f64::from(qps) / 1024.0;
+    let anonymous = per_qp(after.anonymous.saturating_sub(before.anonymous));
+    let rings = per_qp(after.arenas.saturating_sub(before.arenas));
+    Ok(vec![
+        row(
+            format!("cost per RDMA Write of 8 B, {qps} QPs per daemon of which {FEW} active"),
+            Measure::Cost,
+            figures,
+            Outcome::new(format!("with {FEW} QPs"), ratio, "", Some(Goal::AtMost(1.2))),
+        ),
+        row(
+            format!("daemon's anonymous memory per connected QP, {qps} QPs"),
+            Measure::Daemon,
+            vec![
+                Figure::single("anonymous", "KiB", anonymous),
+                Figure::single(format!("rings at depth {DEPTH}/{DEPTH}"), "KiB", rings),
+            ],
+            Outcome::new("of rings", anonymous, "KiB", Some(Goal::AtMost(16.0))),
+        ),
+        row(
+            format!("CPU of an idle daemon with {qps} connected QPs, {} s", IDLE.as_secs()),
+            Measure::Daemon,
+            vec![
+                Figure::single("time", "ms", idle.0),
+                Figure::single("thread switches", "", idle.1),
+            ],
+            Outcome::new("thread switches", idle.0, "ms", Some(Goal::AtMost(0.0))),
+        ),
+    ])
+}
+
+/// Milliseconds of CPU time and the thread switches of a daemon that has nothing to do.
+fn idle_cpu(context: &Context) -> Result<(f64, f64), PerfError> {
+    let pid = context.status()?.pid;
+    sleep(SETTLE);
+    let before = cpu_use(pid)?;
+    sleep(IDLE);
+    let after = cpu_use(pid)?;
+    let ticks = after.ticks - before.ticks;
+    let switches = after.switches.saturating_sub(before.switches);
+    Ok((ticks as f64 * tick().as_secs_f64() * 1e3, switches as f64))
+}
+
+/// One or two daemons.
+struct Site {
+    daemons: Vec<Daemon>,
+}
+
+/// Sessions of both processes with the daemons of a site.
+struct Ends {
+    context: Context,
+    peer: Peer,
+}
+
+impl Site {
+    fn start(rnicd: &Path, setup: Setup, daemons: u32) -> Result<Self, PerfError> {
+        let start = |_| Daemon::start(rnicd, setup);
+        Ok(Site { daemons: (0..daemons).map(start).collect::<Result<_, _>>()? })
+    }
+
+    fn open(&self) -> Result<Ends, PerfError> {
+        let socket = |daemon: Option<&Daemon>| daemon.map(|d| d.socket().to_path_buf());
+        let context = open(socket(self.daemons.first()).as_deref())?;
+        let peer = Peer::start(peer_program(socket(self.daemons.last()).as_deref())?)?;
+        Ok(Ends { context, peer })
+    }
+}
+
+/// Bytes that the daemon of the driver has.
+struct UseOfMemory {
+    anonymous: u64,
+    arenas: u64,
+}
+
+impl UseOfMemory {
+    fn of(context: &Context) -> Result<Self, PerfError> {
+        let status = context.status()?;
+        Ok(UseOfMemory { anonymous: anonymous_memory(status.pid)?, arenas: status.arena_bytes })
+    }
+}
+
+fn words(setup: Setup, daemons: u32) -> String {
+    let crc = if setup.crc { "on" } else { "off" };
+    match (setup.loopback_tcp, daemons) {
+        (false, _) => "one daemon".to_owned(),
+        (true, 1) => format!("one daemon, CRC {crc}"),
+        (true, n) => format!("{n} daemons, CRC {crc}"),
+    }
+}
+
+fn failed(title: &str, kind: Measure, words: &str, e: &PerfError) -> Row {
+    Row::failed(title.to_owned(), kind, words, e.to_string())
+}
+
+/// QPs with traffic.
+const FEW: u32 = 10;
+/// Depth of all queues in the rows about many QPs.
+const DEPTH: u32 = 16;
+/// How long an idle daemon is watched.
+const IDLE: Duration = Duration::from_secs(3);
+/// How long it has to become idle.
+const SETTLE: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_design_is_measured_and_makes_sense() {
+        let off = Setup { crc: false, ..Setup::TCP };
+        let of = |setup| measurements(setup).into_iter().map(|(k, s)| (k, s.op, s.wait));
+        let direct: Vec<_> = of(Setup::DIRECT).collect();
+        for row in [
+            (Measure::Bw, Op::Write, Wait::Adaptive),
+            (Measure::Bw, Op::Read, Wait::Adaptive),
+            (Measure::Lat, Op::Send, Wait::Polled),
+            (Measure::Lat, Op::Send, Wait::Event),
+            (Measure::Rate, Op::Write, Wait::Adaptive),
+        ] {
+            assert!(direct.contains(&row), "{row:?}");
+        }
+        for setup in [Setup::DIRECT, Setup::TCP, off] {
+            for (_, spec) in measurements(setup) {
+                spec.check().unwrap();
+            }
+        }
+        assert_eq!(measurements(off).len(), 1);
+    }
+
+    #[test]
+    fn a_binary_that_is_no_daemon_is_a_failed_row_and_no_panic() {
+        let options = AllOptions {
+            rnicd: Path::new("/bin/false"),
+            qps: 20,
+            amount: Amount::Messages(1),
+            rounds: 1,
+        };
+        let rows = all(&options, &mut |_| ()).unwrap();
+        assert_eq!(rows.len(), 7);
+        assert!(rows.iter().all(|row| row.failure.is_some()));
+    }
+}

@@ -1,0 +1,256 @@
+//! One measurement: RDMA and its yardsticks in turn, round by round, in the same two processes.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rnic_client::Context;
+
+use super::end::{End, RemoteMemory, Role};
+use super::error::PerfError;
+use super::machine::Pin;
+use super::peer::{Peer, unexpected};
+use super::raw::{Memcpy, RawEnd};
+use super::spec::Spec;
+use super::stats::{Series, Times};
+use super::talk::{Command, Reply};
+
+/// What is measured in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The operation through the RNIC.
+    Rdma,
+    /// The same messages over a TCP connection of the two processes.
+    Tcp,
+    /// The same with each process held on a CPU of its own.
+    TcpApart,
+    /// The same bytes copied in the driver.
+    Memcpy,
+}
+
+/// How long a round of one subject is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    /// About so long; the number of messages is found in the warm-up.
+    Time(Duration),
+    /// So many messages, or round trips.
+    Messages(u64),
+}
+
+/// What one subject has done in all rounds.
+pub struct Measured {
+    /// What was measured.
+    pub subject: Subject,
+    /// Messages, or round trips, per round.
+    pub count: u64,
+    /// Messages per second of each round.
+    pub rates: Series,
+    /// Medians of the round trips of each round, in microseconds; empty for a stream.
+    pub medians_us: Series,
+    /// All round trips.
+    pub times: Times,
+}
+
+/// Everything that a measurement needs in the driver, connected.
+pub struct Bench<'a> {
+    peer: &'a mut Peer,
+    spec: Spec,
+    subjects: Vec<Subject>,
+    end: End,
+    remote: RemoteMemory,
+    raw: Option<RawEnd>,
+    memcpy: Option<Memcpy>,
+    path: String,
+}
+
+impl<'a> Bench<'a> {
+    /// Makes both ends of all `subjects`, of which RDMA is always one.
+    pub fn new(
+        context: &Context,
+        peer: &'a mut Peer,
+        spec: &Spec,
+        subjects: &[Subject],
+    ) -> Result<Self, PerfError> {
+        spec.check()?;
+        let made = Self::connect(context, peer, spec, subjects);
+        match made {
+            Ok((end, remote, raw)) => {
+                let path = end.path()?;
+                let memcpy = subjects.contains(&Subject::Memcpy).then(|| Memcpy::new(spec));
+                let (spec, subjects) = (spec.clone(), subjects.to_vec());
+                Ok(Bench { peer, spec, subjects, end, remote, raw, memcpy, path })
+            }
+            Err(e) => Err(peer.explain(e)),
+        }
+    }
+
+    fn connect(
+        context: &Context,
+        peer: &mut Peer,
+        spec: &Spec,
+        subjects: &[Subject],
+    ) -> Result<(End, RemoteMemory, Option<RawEnd>), PerfError> {
+        let end = End::new(context, Role::Driver, spec)?;
+        peer.command(&Command::Link { spec: spec.clone(), sink: end.sink() })?;
+        let remote = match peer.reply()? {
+            Reply::Listening { address, source, sink } => {
+                end.connect(address)?;
+                RemoteMemory { source: Some(source), sink }
+            }
+            other => return Err(unexpected(&other)),
+        };
+        peer.await_reply(&Reply::Done)?;
+        if !subjects.iter().any(|s| matches!(s, Subject::Tcp | Subject::TcpApart)) {
+            return Ok((end, remote, None));
+        }
+        peer.command(&Command::RawLink { spec: spec.clone() })?;
+        let stream = match peer.reply()? {
+            Reply::RawListening { address } => {
+                TcpStream::connect(address).map_err(PerfError::io("connecting raw TCP"))?
+            }
+            other => return Err(unexpected(&other)),
+        };
+        peer.await_reply(&Reply::Done)?;
+        let raw = RawEnd::new(stream, spec.clone())?;
+        Ok((end, remote, Some(raw)))
+    }
+
+    /// The path of the connections: `direct` or `tcp`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Warms up, then measures all subjects in turn, `rounds` times. Says before each what it
+    /// does.
+    pub fn measure(
+        &mut self,
+        amount: Amount,
+        rounds: u32,
+        progress: &mut dyn FnMut(Subject, u32),
+    ) -> Result<Vec<Measured>, PerfError> {
+        let mut all = Vec::new();
+        for subject in self.subjects.clone() {
+            progress(subject, 0);
+            all.push(self.prepare(subject, amount)?);
+        }
+        for round in 1..=rounds {
+            for measured in &mut all {
+                progress(measured.subject, round);
+                self.round(measured)?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Warms a subject up and finds how many messages a round of it has.
+    pub fn prepare(&mut self, subject: Subject, amount: Amount) -> Result<Measured, PerfError> {
+        Ok(Measured {
+            subject,
+            count: self.warm_up(subject, amount)?,
+            rates: Series::default(),
+            medians_us: Series::default(),
+            times: Times::new(),
+        })
+    }
+
+    /// One more round of a subject.
+    pub fn round(&mut self, measured: &mut Measured) -> Result<(), PerfError> {
+        let mut times = Times::new();
+        let elapsed = self.run(measured.subject, measured.count, &mut times)?;
+        measured.rates.push(measured.count as f64 / elapsed.as_secs_f64());
+        let percentiles = times.percentiles();
+        if percentiles.count > 0 {
+            measured.medians_us.push(percentiles.p50_us);
+            measured.times.add(&times);
+        }
+        Ok(())
+    }
+
+    /// Runs until it is warm; returns how many messages a round has.
+    fn warm_up(&mut self, subject: Subject, amount: Amount) -> Result<u64, PerfError> {
+        let batch = u64::from(self.spec.batch);
+        let (time, most) = match amount {
+            Amount::Time(time) => (time, u64::MAX),
+            Amount::Messages(count) => (WARM, count.max(1)),
+        };
+        // Each run is four times as long as the one before, so that the last one dominates.
+        let mut count = batch.min(most);
+        let spent = loop {
+            let spent = self.run(subject, count, &mut Times::new())?;
+            if spent >= time / 4 || count >= most {
+                break spent;
+            }
+            count = count.saturating_mul(4).min(most);
+        };
+        Ok(match amount {
+            Amount::Time(time) => messages_for(time, count, spent).next_multiple_of(batch),
+            Amount::Messages(count) => count.max(1).next_multiple_of(batch),
+        })
+    }
+
+    fn run(
+        &mut self,
+        subject: Subject,
+        count: u64,
+        times: &mut Times,
+    ) -> Result<Duration, PerfError> {
+        let ran = match subject {
+            Subject::Rdma => self.run_rdma(count, times),
+            Subject::Tcp => self.run_tcp(count, false, times),
+            Subject::TcpApart => self.run_tcp(count, true, times),
+            Subject::Memcpy => match &mut self.memcpy {
+                Some(memcpy) => return Ok(memcpy.run(count)),
+                None => return Err(not_prepared()),
+            },
+        };
+        ran.map_err(|e| self.peer.explain(e))
+    }
+
+    fn run_rdma(&mut self, count: u64, times: &mut Times) -> Result<Duration, PerfError> {
+        self.peer.command(&Command::Rdma { count })?;
+        self.peer.await_reply(&Reply::Ready)?;
+        let elapsed = self.end.drive(&self.remote, count, times)?;
+        self.peer.await_reply(&Reply::Done)?;
+        Ok(elapsed)
+    }
+
+    fn run_tcp(
+        &mut self,
+        count: u64,
+        apart: bool,
+        times: &mut Times,
+    ) -> Result<Duration, PerfError> {
+        let Some(raw) = &mut self.raw else { return Err(not_prepared()) };
+        let _pin = if apart { Some(Pin::first()?) } else { None };
+        self.peer.command(&Command::Tcp { count, apart })?;
+        self.peer.await_reply(&Reply::Ready)?;
+        let elapsed = raw.drive(count, times)?;
+        self.peer.await_reply(&Reply::Done)?;
+        Ok(elapsed)
+    }
+}
+
+fn not_prepared() -> PerfError {
+    PerfError::Arguments("measured without having been prepared".to_owned())
+}
+
+/// Messages that take about `time` if `count` took `spent`.
+fn messages_for(time: Duration, count: u64, spent: Duration) -> u64 {
+    let per_message = spent.as_secs_f64().max(1e-9) / count.max(1) as f64;
+    ((time.as_secs_f64() / per_message) as u64).max(1)
+}
+
+/// Longest warm-up of a measurement that is counted in messages.
+const WARM: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_has_as_many_messages_as_fit_its_time() {
+        let ms = Duration::from_millis;
+        assert_eq!(messages_for(ms(500), 1000, ms(100)), 5000);
+        assert_eq!(messages_for(ms(1), 1, ms(100)), 1);
+        assert!(messages_for(ms(500), 1, Duration::ZERO) > 1000);
+    }
+}

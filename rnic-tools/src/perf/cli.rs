@@ -1,0 +1,386 @@
+//! The command line of `rnic-perf`.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::all::{AllOptions, all};
+use super::bench::{Amount, Bench, Subject};
+use super::daemon;
+use super::error::PerfError;
+use super::machine::Machine;
+use super::peer::{Peer, open, serve};
+use super::report::{Goal, Measure, Report, Row, daemon_in_words};
+use super::spec::{Flow, Op, Spec, Wait};
+use super::table::parse_bytes;
+use crate::cli;
+
+/// How fast the RNIC is, beside raw TCP and memcpy measured in the same run.
+///
+/// Starts a second process; both use the daemon that RNIC_SOCKET or --socket names. With
+/// --peer-socket the second one uses another daemon, and the two daemons talk TCP.
+///
+/// Exit codes: 0 everything was measured; 1 something failed; 2 wrong usage.
+#[derive(Debug, Parser)]
+#[command(name = "rnic-perf", version)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Bandwidth of a stream, against a raw TCP stream and memcpy.
+    Bw {
+        /// What carries the bytes.
+        #[arg(long, value_delimiter = ',', default_value = "write")]
+        op: Vec<Op>,
+        /// Bytes per message.
+        #[arg(long, value_parser = bytes_u32, default_value = "1MiB")]
+        size: u32,
+        /// Requests outstanding.
+        #[arg(long, default_value_t = 16)]
+        depth: u32,
+        /// Requests per post, of which the last one is signaled [default: a quarter of --depth].
+        #[arg(long)]
+        batch: Option<u32>,
+        /// Memory that messages go through at each end of RDMA, TCP and memcpy.
+        #[arg(long, value_parser = parse_bytes, default_value = "64MiB")]
+        working_set: u64,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Latency of a ping-pong, against a blocking raw TCP ping-pong.
+    Lat {
+        /// What carries the ball. The peer of a Write looks at its memory; a Read is measured from
+        /// post to completion.
+        #[arg(long, value_delimiter = ',', default_value = "send")]
+        op: Vec<Op>,
+        /// Bytes per message.
+        #[arg(long, value_parser = bytes_u32, default_value = "8")]
+        size: u32,
+        /// Arm the CQ and sleep for each message instead of polling.
+        #[arg(long)]
+        event: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Rate of small messages posted in batches, against one TCP write per message.
+    Rate {
+        /// What carries the messages.
+        #[arg(long, value_delimiter = ',', default_value = "write")]
+        op: Vec<Op>,
+        /// Bytes per message.
+        #[arg(long, value_parser = bytes_u32, default_value = "8")]
+        size: u32,
+        /// Requests outstanding per QP.
+        #[arg(long, default_value_t = 256)]
+        depth: u32,
+        /// Requests per post, of which the last one is signaled.
+        #[arg(long, default_value_t = 32)]
+        batch: u32,
+        /// Connected QPs.
+        #[arg(long, default_value_t = 1)]
+        qps: u32,
+        /// QPs with traffic [default: all].
+        #[arg(long)]
+        active: Option<u32>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Every row of the table of design goals, with private daemons in each configuration.
+    All {
+        /// The rnicd to start [default: the one beside this program].
+        #[arg(long)]
+        rnicd: Option<PathBuf>,
+        /// QPs of a daemon in the rows about many QPs.
+        #[arg(long, default_value_t = 10_000)]
+        qps: u32,
+        #[command(flatten)]
+        rounds: Rounds,
+    },
+    /// The second process; started by the first one.
+    #[command(hide = true)]
+    Peer {
+        #[arg(long)]
+        socket: Option<PathBuf>,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+struct Common {
+    /// Control socket of the daemon [default: RNIC_SOCKET, else where daemons usually listen].
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Control socket of the peer's daemon [default: the same daemon].
+    #[arg(long)]
+    peer_socket: Option<PathBuf>,
+    /// Messages or round trips per round, instead of a time.
+    #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
+    iters: Option<u64>,
+    #[command(flatten)]
+    rounds: Rounds,
+}
+
+#[derive(Clone, Debug, Args)]
+struct Rounds {
+    /// How long a round of RDMA, TCP or memcpy is.
+    #[arg(long, default_value = "0.5", value_parser = seconds)]
+    seconds: Duration,
+    /// Rounds; the median counts.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Print every figure, the parameters and the machine as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// `rnic-perf`: reads the command line, measures, prints. The exit code tells whether everything
+/// could be measured.
+pub fn main() -> ExitCode {
+    let done = match Arguments::parse().what {
+        What::Peer { socket } => {
+            // The driver has been told what was wrong.
+            return serve(socket.as_deref()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+        }
+        What::All { rnicd, qps, rounds } => run_all(rnicd, qps, &rounds),
+        what => Run::new(what).and_then(|run| run.measure()),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            cli::complain("rnic-perf", e);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The program of the second process.
+pub fn peer_program(socket: Option<&std::path::Path>) -> Result<Command, PerfError> {
+    let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
+    let mut program = Command::new(own);
+    program.arg("peer");
+    if let Some(socket) = socket {
+        program.arg("--socket").arg(socket);
+    }
+    Ok(program)
+}
+
+/// A line that changes while a measurement runs; none if nobody watches.
+pub fn progress_line() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let line = ProgressBar::new_spinner();
+    // Changed only by messages: a thread that draws would disturb what is measured.
+    line.with_style(
+        ProgressStyle::with_template("{msg}").unwrap_or(ProgressStyle::default_spinner()),
+    )
+}
+
+/// What `bw`, `lat` or `rate` measure.
+#[derive(Debug)]
+struct Run {
+    kind: Measure,
+    specs: Vec<Spec>,
+    subjects: Vec<Subject>,
+    common: Common,
+}
+
+impl Run {
+    fn new(what: What) -> Result<Run, PerfError> {
+        use Subject::{Memcpy, Rdma, Tcp, TcpApart};
+        let (kind, specs, subjects, common): (_, Vec<Spec>, _, _) = match what {
+            What::Bw { op, size, depth, batch, working_set, common } => {
+                let batch = batch.unwrap_or((depth / 4).max(1));
+                let spec = |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
+                (Measure::Bw, op.into_iter().map(spec).collect(), vec![Rdma, Tcp, Memcpy], common)
+            }
+            What::Lat { op, size, event, common } => {
+                let wait = if event { Wait::Event } else { Wait::Polled };
+                let spec = |op| Spec { wait, ..Spec::new(op, Flow::PingPong, size) };
+                (
+                    Measure::Lat,
+                    op.into_iter().map(spec).collect(),
+                    vec![Rdma, Tcp, TcpApart],
+                    common,
+                )
+            }
+            What::Rate { op, size, depth, batch, qps, active, common } => {
+                let active = active.unwrap_or(qps);
+                let working_set = u64::from(size) * u64::from(depth);
+                let stream =
+                    |op| Spec::new(op, Flow::Stream, size).stream(depth, batch, working_set);
+                let spec = |op| Spec { qps, active, ..stream(op) };
+                (Measure::Rate, op.into_iter().map(spec).collect(), vec![Rdma, Tcp], common)
+            }
+            What::All { .. } | What::Peer { .. } => {
+                return Err(PerfError::Arguments("measures no single operation".to_owned()));
+            }
+        };
+        specs.iter().try_for_each(Spec::check)?;
+        Ok(Run { kind, specs, subjects, common })
+    }
+
+    fn measure(&self) -> Result<bool, PerfError> {
+        let Common { socket, peer_socket, iters, rounds } = &self.common;
+        let machine = Machine::this();
+        let amount = iters.map_or(Amount::Time(rounds.seconds), Amount::Messages);
+        let context = open(socket.as_deref())?;
+        let status = context.status()?;
+        let mut daemons = daemon_in_words(&status);
+        if let Some(other) = peer_socket {
+            daemons += " and ";
+            daemons += &daemon_in_words(&open(Some(other))?.status()?);
+        }
+        let mut peer = Peer::start(peer_program(peer_socket.as_deref().or(socket.as_deref()))?)?;
+        let line = progress_line();
+        let mut rows = Vec::new();
+        for spec in &self.specs {
+            let mut bench = Bench::new(&context, &mut peer, spec, &self.subjects)?;
+            let measured = bench.measure(amount, rounds.rounds, &mut |subject, round| {
+                line.set_message(format!("{} {subject:?}, round {round}", spec.op));
+            })?;
+            let goals = goals(self.kind, spec, bench.path());
+            rows.push(Row::new(self.kind, spec, bench.path(), &daemons, &measured, &goals));
+        }
+        line.finish_and_clear();
+        print(&Report::new(machine, rounds.rounds, rows), rounds.json, Report::render)?;
+        Ok(true)
+    }
+}
+
+/// The design goals of a measurement. Whether checksums are on is not known here: the goals are
+/// those with.
+pub fn goals(kind: Measure, spec: &Spec, path: &str) -> Vec<(Subject, Goal)> {
+    let direct = path == "direct";
+    let bulk = spec.size == 1 << 20;
+    let small = spec.size == 8;
+    match (kind, spec.op) {
+        (Measure::Bw, Op::Write | Op::Read) if direct && bulk => {
+            vec![(Subject::Memcpy, Goal::AtLeast(0.9))]
+        }
+        (Measure::Bw, Op::Write) if bulk => vec![(Subject::Tcp, Goal::AtLeast(0.75))],
+        (Measure::Lat, Op::Send) if small => match (direct, spec.wait) {
+            (true, Wait::Event) => vec![(Subject::Tcp, Goal::AtMost(1.5))],
+            (true, _) => vec![(Subject::Tcp, Goal::AtMost(0.6))],
+            (false, Wait::Event) => Vec::new(),
+            (false, _) => vec![(Subject::Tcp, Goal::AtMost(1.5))],
+        },
+        (Measure::Rate, Op::Write) if small && spec.batch == 32 => {
+            vec![(Subject::Tcp, Goal::AtLeast(if direct { 8.0 } else { 3.0 }))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn run_all(rnicd: Option<PathBuf>, qps: u32, rounds: &Rounds) -> Result<bool, PerfError> {
+    let line = progress_line();
+    let rnicd = daemon::find(rnicd)?;
+    let machine = Machine::this();
+    let amount = Amount::Time(rounds.seconds);
+    let options = AllOptions { rnicd: &rnicd, qps, amount, rounds: rounds.rounds };
+    let rows = all(&options, &mut |what| line.set_message(what.to_owned()))?;
+    line.finish_and_clear();
+    let complete = rows.iter().all(|row| row.failure.is_none());
+    print(&Report::new(machine, rounds.rounds, rows), rounds.json, |report| {
+        report.render() + "\n" + &report.render_summary()
+    })?;
+    Ok(complete)
+}
+
+fn print(
+    report: &Report,
+    json: bool,
+    render: impl FnOnce(&Report) -> String,
+) -> Result<(), PerfError> {
+    let text = match json {
+        true => serde_json::to_string_pretty(report)
+            .map_err(|e| PerfError::Arguments(format!("a report that is no JSON: {e}")))?,
+        false => render(report),
+    };
+    cli::say(text.trim_end()).map_err(PerfError::io("printing"))
+}
+
+fn bytes_u32(text: &str) -> Result<u32, String> {
+    u32::try_from(parse_bytes(text)?).map_err(|_| "is more than 4 GiB".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.001..=3600.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
+        _ => Err("must be from 0.001 to 3600".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Result<Run, String> {
+        let words = std::iter::once("rnic-perf").chain(line.split_whitespace());
+        let parsed = Arguments::try_parse_from(words).map_err(|e| e.to_string())?;
+        Run::new(parsed.what).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_design_goals() {
+        let bw = run("bw").unwrap();
+        assert_eq!((bw.specs[0].op, bw.specs[0].size, bw.specs[0].depth), (Op::Write, 1 << 20, 16));
+        assert_eq!((bw.specs[0].batch, bw.specs[0].slots, bw.subjects.len()), (4, 64, 3));
+        let lat = run("lat").unwrap();
+        assert_eq!((lat.specs[0].op, lat.specs[0].size), (Op::Send, 8));
+        assert_eq!(lat.specs[0].wait, Wait::Polled);
+        let rate = run("rate").unwrap();
+        assert_eq!((rate.specs[0].op, rate.specs[0].size, rate.specs[0].batch), (Op::Write, 8, 32));
+        for (run, path, goal) in [
+            (&bw, "tcp", (Subject::Tcp, Goal::AtLeast(0.75))),
+            (&bw, "direct", (Subject::Memcpy, Goal::AtLeast(0.9))),
+            (&lat, "direct", (Subject::Tcp, Goal::AtMost(0.6))),
+            (&lat, "tcp", (Subject::Tcp, Goal::AtMost(1.5))),
+            (&rate, "direct", (Subject::Tcp, Goal::AtLeast(8.0))),
+            (&rate, "tcp", (Subject::Tcp, Goal::AtLeast(3.0))),
+        ] {
+            assert_eq!(goals(run.kind, &run.specs[0], path), [goal]);
+        }
+    }
+
+    #[test]
+    fn several_operations_are_measured_one_after_the_other() {
+        let ops: Vec<_> =
+            run("bw --op send,write,read").unwrap().specs.iter().map(|s| s.op).collect();
+        assert_eq!(ops, [Op::Send, Op::Write, Op::Read]);
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for (line, said) in [
+            ("bw --size 0", "--size"),
+            ("bw --size 9x", "unit"),
+            ("bw --depth 4 --batch 8", "--batch"),
+            ("lat --op write --event", "--event"),
+            ("rate --qps 10 --active 11", "--active"),
+            ("rate --op send --qps 2", "--op send"),
+            ("bw --rounds 0", "--rounds"),
+            ("bw --iters 0", "--iters"),
+            ("bw --seconds 0", "--seconds"),
+            ("bw --seconds 1 --iters 5", "--iters"),
+            ("bw --frobnicate", "--frobnicate"),
+            ("bw --op fly", "fly"),
+        ] {
+            let e = run(line).err().unwrap_or_default();
+            assert!(e.contains(said), "{line}: {e}");
+        }
+    }
+}

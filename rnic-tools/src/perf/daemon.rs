@@ -1,0 +1,178 @@
+//! Private daemons in the configurations that are compared.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rnic_client::Context;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::error::PerfError;
+
+/// What differs from the daemon's defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Connections inside the daemon go over TCP, too.
+    pub loopback_tcp: bool,
+    /// Checksums.
+    pub crc: bool,
+    /// Most QPs of the daemon and of one session.
+    pub qps: u32,
+}
+
+impl Setup {
+    /// The direct path, checksums elsewhere, few QPs.
+    pub const DIRECT: Setup = Setup { loopback_tcp: false, crc: true, qps: 1024 };
+
+    /// The same over TCP.
+    pub const TCP: Setup = Setup { loopback_tcp: true, ..Setup::DIRECT };
+
+    /// The configuration file.
+    fn config(self) -> String {
+        let loopback = if self.loopback_tcp { "tcp" } else { "direct" };
+        let Setup { crc, qps, .. } = self;
+        format!(
+            "[engine]\nloopback = \"{loopback}\"\n\
+             [mpa]\ncrc = {crc}\n\
+             [limits]\nqps = {qps}\n\
+             [limits.session]\nqps = {qps}\n\
+             [log]\nlevel = \"warn\"\n"
+        )
+    }
+}
+
+/// A running private daemon, stopped when dropped.
+pub struct Daemon {
+    child: Child,
+    socket: PathBuf,
+    /// Holds socket, configuration and log.
+    _folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    /// Starts `rnicd` and waits until it answers.
+    pub fn start(rnicd: &Path, setup: Setup) -> Result<Self, PerfError> {
+        let folder = tempfile::Builder::new()
+            .prefix("rnic-perf-")
+            .tempdir()
+            .map_err(PerfError::io("making a temporary folder"))?;
+        let config = folder.path().join("rnicd.toml");
+        let socket = folder.path().join("rnicd.sock");
+        let log = folder.path().join("log");
+        fs::write(&config, setup.config()).map_err(PerfError::io("writing a configuration"))?;
+        let stderr = File::create(&log).map_err(PerfError::io("making a log file"))?;
+        let child = Command::new(rnicd)
+            .args(["run".as_ref(), "--config".as_ref(), config.as_os_str()])
+            .args(["--socket".as_ref(), socket.as_os_str()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .spawn()
+            .map_err(|e| PerfError::Daemon(format!("starting {}: {e}", rnicd.display())))?;
+        let mut daemon = Daemon { child, socket, _folder: folder };
+        daemon.await_answer(&log)?;
+        Ok(daemon)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn await_answer(&mut self, log: &Path) -> Result<(), PerfError> {
+        let start = Instant::now();
+        loop {
+            let Err(e) = Context::open_at(&self.socket) else { return Ok(()) };
+            let ended = self.child.try_wait().map_err(PerfError::io("waiting for the daemon"))?;
+            let why = match ended {
+                Some(status) => format!("ended with {status}"),
+                None if start.elapsed() > START => format!("does not answer: {e}"),
+                None => {
+                    std::thread::sleep(LOOK);
+                    continue;
+                }
+            };
+            let said = fs::read_to_string(log).unwrap_or_default();
+            return Err(PerfError::Daemon(format!("{why}\n{}", said.trim_end())));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // In order if it can, so that its socket and its memory go, too.
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // Fails only if it has ended, which `wait` then tells.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if start.elapsed() > STOP {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// The `rnicd` binary: the one that was named, else the one beside this program.
+pub fn find(named: Option<PathBuf>) -> Result<PathBuf, PerfError> {
+    if let Some(path) = named {
+        return Ok(path);
+    }
+    let own = std::env::current_exe().map_err(PerfError::io("finding this program"))?;
+    let beside = own.with_file_name("rnicd");
+    match beside.is_file() {
+        true => Ok(beside),
+        false => Err(PerfError::Arguments(format!(
+            "there is no {}: build it with `cargo build --release -p rnicd`, or name one with \
+             --rnicd",
+            beside.display()
+        ))),
+    }
+}
+
+/// How long a daemon may take to answer.
+const START: Duration = Duration::from_secs(10);
+/// How long it may take to stop in order.
+const STOP: Duration = Duration::from_secs(10);
+/// Between two looks at one that starts or stops.
+const LOOK: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_does_not_start_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let fake = folder.path().join("rnicd");
+        fs::write(&fake, "#!/bin/sh\necho \"$1: no such key: engine.loopback\" >&2\nexit 2\n")
+            .unwrap();
+        let mut mode = fs::metadata(&fake).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+        fs::set_permissions(&fake, mode).unwrap();
+        let e = Daemon::start(&fake, Setup::TCP).err().unwrap().to_string();
+        assert!(e.contains("run: no such key") && e.contains("exit status: 2"), "{e}");
+    }
+
+    #[test]
+    fn a_missing_binary_is_named_with_the_way_to_get_it() {
+        let e = find(None).unwrap_err().to_string();
+        assert!(e.contains("--rnicd"), "{e}");
+        let e = Daemon::start(Path::new("/nonexistent/rnicd"), Setup::DIRECT).err().unwrap();
+        assert!(e.to_string().contains("/nonexistent/rnicd"), "{e}");
+    }
+
+    #[test]
+    fn configurations_differ_in_what_is_compared() {
+        let config = Setup { crc: false, qps: 20_000, ..Setup::TCP }.config();
+        for line in ["loopback = \"tcp\"", "crc = false", "qps = 20000"] {
+            assert!(config.contains(line), "{config}");
+        }
+        assert!(Setup::DIRECT.config().contains("loopback = \"direct\""));
+    }
+}

@@ -1,0 +1,228 @@
+//! The process at the other end: the handle that the driver has, and what runs in it.
+
+use std::io::{BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio};
+use std::time::{Duration, Instant};
+
+use rnic_client::{Context, Error, OpenOptions, RemoteMr};
+
+use super::end::{End, RemoteMemory, Role};
+use super::error::PerfError;
+use super::machine::Pin;
+use super::raw::RawEnd;
+use super::spec::Spec;
+use super::talk::{Command, Reply, hear, say};
+
+/// A running peer process; ended when dropped.
+pub struct Peer {
+    child: Child,
+    commands: Option<ChildStdin>,
+    replies: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    /// Starts `program`, which must call [`serve`] with nothing else on its standard output.
+    pub fn start(mut program: Program) -> Result<Self, PerfError> {
+        let mut child = program
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(PerfError::io("starting the peer process"))?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(commands), Some(replies)) => {
+                Ok(Peer { child, commands: Some(commands), replies: BufReader::new(replies) })
+            }
+            // Both were asked for.
+            _ => Err(PerfError::Peer("has no standard input or output".to_owned())),
+        }
+    }
+
+    /// Sends a command.
+    pub fn command(&mut self, command: &Command) -> Result<(), PerfError> {
+        match &mut self.commands {
+            Some(pipe) => say(pipe, command),
+            None => Err(PerfError::Peer("has ended".to_owned())),
+        }
+    }
+
+    /// The next reply; a failure of the peer is an error here.
+    pub fn reply(&mut self) -> Result<Reply, PerfError> {
+        match hear(&mut self.replies)? {
+            Some(Reply::Failed { why }) => Err(PerfError::Peer(why)),
+            Some(reply) => Ok(reply),
+            None => Err(PerfError::Peer("ended without a word".to_owned())),
+        }
+    }
+
+    /// Waits for `Ready` or `Done`, whichever is `wanted`.
+    pub fn await_reply(&mut self, wanted: &Reply) -> Result<(), PerfError> {
+        match self.reply()? {
+            reply if std::mem::discriminant(&reply) == std::mem::discriminant(wanted) => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// After a failure on this side: ends the peer and adds what it has to say of it.
+    pub fn explain(&mut self, failure: PerfError) -> PerfError {
+        self.commands = None;
+        // It may be about to end by itself, with a reason that a signal of ours would hide.
+        let start = Instant::now();
+        let mut ended = None;
+        while ended.is_none() && start.elapsed() < GRACE {
+            ended = self.child.try_wait().ok().flatten();
+            std::thread::sleep(LOOK);
+        }
+        let _ = self.child.kill();
+        loop {
+            match hear(&mut self.replies) {
+                Ok(Some(Reply::Failed { why })) => {
+                    return PerfError::Peer(format!("{why} (on this side: {failure})"));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        match ended.filter(|status| !status.success()) {
+            Some(status) => PerfError::Peer(format!("ended with {status} ({failure})")),
+            None => failure,
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // The end of its commands ends it; if it is stuck in one, the signal does. Neither can fail
+        // in a way that matters now.
+        self.commands = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a peer process does: carries out commands from standard input until its end. `socket` is
+/// that of its daemon. Returns an error that has been reported to the driver already.
+pub fn serve(socket: Option<&Path>) -> Result<(), PerfError> {
+    let served = open(socket).map_err(PerfError::from).and_then(|context| obey(&context));
+    if let Err(e) = &served {
+        // A driver that is gone needs no report.
+        let _ = say(&mut std::io::stdout(), &Reply::Failed { why: e.to_string() });
+    }
+    served
+}
+
+/// Opens the device behind `socket`, or the one that the environment names.
+pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
+    let socket = socket.map(Path::to_path_buf);
+    Context::open_with(OpenOptions { socket, ..OpenOptions::default() })
+}
+
+/// An error for a message at the wrong time.
+pub fn unexpected(message: &impl std::fmt::Debug) -> PerfError {
+    PerfError::Peer(format!("did not expect {message:?} now"))
+}
+
+fn obey(context: &Context) -> Result<(), PerfError> {
+    let mut input = std::io::stdin().lock();
+    let mut output = std::io::stdout().lock();
+    let (mut rdma, mut tcp) = (None, None);
+    while let Some(command) = hear(&mut input)? {
+        match command {
+            Command::Link { spec, sink } => {
+                // First the memory of the one before goes.
+                drop(rdma.take());
+                rdma = Some(link(context, &spec, sink, &mut output)?);
+            }
+            Command::RawLink { spec } => {
+                drop(tcp.take());
+                tcp = Some(raw_link(spec, &mut output)?);
+            }
+            Command::Rdma { count } => {
+                let (end, remote) = rdma.as_mut().ok_or_else(|| unexpected(&"Rdma"))?;
+                say(&mut output, &Reply::Ready)?;
+                End::follow(end, remote, count)?;
+            }
+            Command::Tcp { count, apart } => {
+                let end = tcp.as_mut().ok_or_else(|| unexpected(&"Tcp"))?;
+                let _pin = if apart { Some(Pin::last()?) } else { None };
+                say(&mut output, &Reply::Ready)?;
+                RawEnd::follow(end, count)?;
+            }
+        }
+        say(&mut output, &Reply::Done)?;
+    }
+    Ok(())
+}
+
+fn link(
+    context: &Context,
+    spec: &Spec,
+    sink: RemoteMr,
+    output: &mut impl Write,
+) -> Result<(End, RemoteMemory), PerfError> {
+    let end = End::new(context, Role::Peer, spec)?;
+    let listener = context.listen(LOOPBACK, BACKLOG)?;
+    let (source, own) = (end.source(), end.sink());
+    let address = listener.local_addr();
+    say(output, &Reply::Listening { address, source, sink: own })?;
+    end.accept(&listener)?;
+    Ok((end, RemoteMemory { source: None, sink }))
+}
+
+fn raw_link(spec: Spec, output: &mut impl Write) -> Result<RawEnd, PerfError> {
+    let io = PerfError::io;
+    let listener = TcpListener::bind(LOOPBACK).map_err(io("binding a TCP socket"))?;
+    let address = listener.local_addr().map_err(io("the address of a TCP socket"))?;
+    say(output, &Reply::RawListening { address })?;
+    let stream: TcpStream = listener.accept().map_err(io("accepting a TCP connection"))?.0;
+    RawEnd::new(stream, spec)
+}
+
+/// Any port.
+const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// How long a peer may take to end after a failure on this side.
+const GRACE: Duration = Duration::from_millis(200);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(5);
+/// Connections come one at a time.
+const BACKLOG: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Peer {
+        let mut program = Program::new("sh");
+        program.args(["-c", script]);
+        Peer::start(program).unwrap()
+    }
+
+    #[test]
+    fn a_failure_of_the_peer_is_told_here() {
+        let mut peer = shell(r#"echo '"Ready"'; echo '{"Failed":{"why":"no daemon"}}'"#);
+        peer.await_reply(&Reply::Ready).unwrap();
+        let e = peer.await_reply(&Reply::Done).unwrap_err();
+        assert_eq!(e.to_string(), "the peer process: no daemon");
+    }
+
+    #[test]
+    fn the_end_of_the_peer_is_no_reply() {
+        let e = shell("exit 3").reply().unwrap_err();
+        assert_eq!(e.to_string(), "the peer process: ended without a word");
+    }
+
+    #[test]
+    fn a_failure_here_tells_what_the_peer_said_of_it() {
+        let stuck = || PerfError::Stuck { what: "completion", seconds: 20 };
+        // The line is read after the reply before it, so it is there when the peer is killed.
+        let mut peer =
+            shell(r#"printf '"Ready"\n{"Failed":{"why":"flushed"}}\n'; exec sleep 1000"#);
+        peer.await_reply(&Reply::Ready).unwrap();
+        let said = peer.explain(stuck()).to_string();
+        assert_eq!(said, "the peer process: flushed (on this side: no completion for 20 s)");
+        let said = shell("kill -9 $$").explain(stuck()).to_string();
+        assert!(said.contains("signal: 9") && said.contains("no completion"), "{said}");
+        assert_eq!(shell("exit 0").explain(stuck()).to_string(), stuck().to_string());
+    }
+}

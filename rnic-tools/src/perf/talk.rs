@@ -1,0 +1,118 @@
+//! What the two processes tell each other over the peer's standard input and output: one line of
+//! JSON per message.
+//!
+//! The driver commands, the peer replies. Nothing is said while a measurement runs.
+
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
+
+use rnic_client::RemoteMr;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::error::PerfError;
+use super::spec::Spec;
+
+/// From the driver.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Command {
+    /// Make an RDMA end, tell where ([`Reply::Listening`]), accept all its connections, be done.
+    Link {
+        /// For what.
+        spec: Spec,
+        /// The driver's memory that the peer may write.
+        sink: RemoteMr,
+    },
+    /// Listen for a raw TCP connection ([`Reply::RawListening`]), accept it, be done.
+    RawLink {
+        /// For what.
+        spec: Spec,
+    },
+    /// Be the other end of so many messages over RDMA ([`Reply::Ready`], then done).
+    Rdma {
+        /// Messages, or round trips.
+        count: u64,
+    },
+    /// The same over TCP.
+    Tcp {
+        /// Messages, or round trips.
+        count: u64,
+        /// On another CPU than the driver.
+        apart: bool,
+    },
+}
+
+/// From the peer.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// Where the RDMA end listens and what of its memory the driver may use.
+    Listening {
+        /// To connect to.
+        address: SocketAddr,
+        /// To read from.
+        source: RemoteMr,
+        /// To write to.
+        sink: RemoteMr,
+    },
+    /// Where the TCP end listens.
+    RawListening {
+        /// To connect to.
+        address: SocketAddr,
+    },
+    /// The measurement may start.
+    Ready,
+    /// The command is done.
+    Done,
+    /// It failed, and the peer ends.
+    Failed {
+        /// Why, in words.
+        why: String,
+    },
+}
+
+/// Writes one line.
+pub fn say(to: &mut impl Write, message: &impl Serialize) -> Result<(), PerfError> {
+    let mut line = serde_json::to_vec(message)
+        .map_err(|e| PerfError::Peer(format!("a message that cannot be written: {e}")))?;
+    line.push(b'\n');
+    to.write_all(&line)
+        .and_then(|()| to.flush())
+        .map_err(PerfError::io("talking to the other process"))
+}
+
+/// Reads one line; `None` when the other process has ended.
+pub fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>, PerfError> {
+    let mut line = String::new();
+    match from.read_line(&mut line) {
+        Ok(0) => Ok(None),
+        Ok(_) => serde_json::from_str(&line)
+            .map(Some)
+            .map_err(|e| PerfError::Peer(format!("not a message: {e}: {}", line.trim_end()))),
+        Err(e) => Err(PerfError::io("listening to the other process")(e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::spec::{Flow, Op};
+
+    #[test]
+    fn messages_arrive_one_by_one_and_the_end_is_no_message() {
+        let spec = Spec::new(Op::Send, Flow::PingPong, 8);
+        let mut pipe = Vec::new();
+        say(&mut pipe, &Command::RawLink { spec: spec.clone() }).unwrap();
+        say(&mut pipe, &Command::Rdma { count: 3 }).unwrap();
+        let mut pipe = &pipe[..];
+        let first = hear::<Command>(&mut pipe).unwrap();
+        assert!(matches!(first, Some(Command::RawLink { spec: s }) if s == spec));
+        assert!(matches!(hear(&mut pipe).unwrap(), Some(Command::Rdma { count: 3 })));
+        assert!(hear::<Command>(&mut pipe).unwrap().is_none());
+    }
+
+    #[test]
+    fn other_output_is_told_as_such() {
+        let e = hear::<Reply>(&mut &b"thread panicked\n"[..]).unwrap_err();
+        assert!(e.to_string().contains("thread panicked"), "{e}");
+    }
+}

@@ -1,0 +1,608 @@
+//! Every operation once, between two processes, each verified: what `rnicd demo` shows and what the
+//! end-to-end tests run.
+//!
+//! The guest ([`visit`]) drives. The host ([`host`]) lends a region and two more that only this
+//! connection may use, answers each message with what it saw (a `Sighting`), and decides nothing, so
+//! all verdicts are the guest's.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rnic_client::*;
+
+/// Bytes of the region the host lends, and of the largest message.
+pub const REGION: u32 = 1 << 20;
+const REPORT: u32 = 40;
+const RECEIVES: u32 = 64;
+const NO_SUCH_STAG: Stag = Stag(0x5ABA_D000);
+
+/// What went wrong on a tour.
+#[derive(Debug, thiserror::Error)]
+pub enum TourError {
+    /// A call or a request failed.
+    #[error("{step}: {source}")]
+    Call {
+        /// The operation under way.
+        step: &'static str,
+        /// The failure.
+        source: Error,
+    },
+    /// Something arrived that should have been different.
+    #[error("{step}: {what}")]
+    Wrong {
+        /// The operation under way.
+        step: &'static str,
+        /// What was found and expected.
+        what: String,
+    },
+}
+
+/// One operation that was carried out and verified.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Its name, in RFC 5040's words.
+    pub name: &'static str,
+    /// What was verified.
+    pub detail: String,
+    /// How long it took, verification included.
+    pub took: Duration,
+}
+
+/// What the host saw of one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sighting {
+    len: u32,
+    solicited: bool,
+    invalidated: Stag,
+    message: u64,
+    region: u64,
+}
+
+impl Sighting {
+    fn to_bytes(self) -> [u8; REPORT as usize] {
+        let mut b = [0; REPORT as usize];
+        b[..4].copy_from_slice(&self.len.to_le_bytes());
+        b[4] = u8::from(self.solicited);
+        b[8..12].copy_from_slice(&self.invalidated.0.to_le_bytes());
+        b[16..24].copy_from_slice(&self.message.to_le_bytes());
+        b[24..32].copy_from_slice(&self.region.to_le_bytes());
+        b
+    }
+
+    fn from_bytes(b: &[u8; REPORT as usize]) -> Self {
+        let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
+        let u64_at = |i: usize| u64::from(u32_at(i)) | u64::from(u32_at(i + 4)) << 32;
+        Sighting {
+            len: u32_at(0),
+            solicited: b[4] != 0,
+            invalidated: Stag(u32_at(8)),
+            message: u64_at(16),
+            region: u64_at(24),
+        }
+    }
+}
+
+/// FNV-1a, 64 bits, over words of 8 bytes: enough to tell right from wrong.
+fn digest(bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(0xCBF2_9CE4_8422_2325, |hash, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x0000_0100_0000_01B3)
+    })
+}
+
+/// Bytes that no other message of the tour has.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+// ---------------------------------------------------------------------------------------------
+// Host
+
+/// Receives guests until `guests` have come and gone. Each brings two connections: the tour, and one
+/// that ends in an error on purpose.
+pub fn host(
+    context: &Context,
+    listener: &Listener,
+    guests: u32,
+    timeout: Duration,
+) -> Result<(), Error> {
+    for _ in 0..guests * 2 {
+        host_one(context, listener, timeout)?;
+    }
+    Ok(())
+}
+
+fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result<(), Error> {
+    let pd = context.open_pd(None)?;
+    let cq = context.create_cq(4 * RECEIVES, None)?;
+    let qp = pd.create_qp(&QpOptions {
+        sq_depth: RECEIVES,
+        rq_depth: RECEIVES,
+        max_recv_sge: 3,
+        ..QpOptions::new(&cq)
+    })?;
+    let segment = context.create_segment(u64::from(REGION) * 2 + 8192)?;
+    let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let region = pd.reg_mr(&segment, ..u64::from(REGION), all)?;
+    let inbox_at = u64::from(REGION);
+    let inbox = pd.reg_mr(&segment, inbox_at..inbox_at * 2, Access::LOCAL_WRITE)?;
+    let reports = pd.reg_mr(&segment, inbox_at * 2..inbox_at * 2 + 4096, Access::LOCAL_WRITE)?;
+    let only = MrOptions { access: all, scope: Scope::Qp(qp.id()), ..MrOptions::default() };
+    let lent = inbox_at * 2 + 4096;
+    let own = [
+        pd.reg_mr_with(&segment, lent..lent + 1024, &only)?,
+        pd.reg_mr_with(&segment, lent + 1024..lent + 2048, &only)?,
+    ];
+    // One large receive at a time would do, were there no batches: small ones stand in a row.
+    let small = 4096;
+    let receive = |slot: u32| -> [Sge; 3] {
+        let at = u64::from(slot * small);
+        [inbox.sge(at, 100), inbox.sge(at + 100, 1), inbox.sge(at + 101, small - 101)]
+    };
+    for slot in 0..RECEIVES {
+        let sges = receive(slot);
+        qp.post_recv(&[RecvRequest::new(u64::from(slot), &sges)]).map_err(|e| e.source)?;
+    }
+    let mut greeting = region.remote().to_bytes().to_vec();
+    greeting.extend(own.iter().flat_map(|mr| mr.rkey().0.to_le_bytes()));
+    let request = listener.accept_request(Some(timeout))?;
+    let options = AcceptOptions {
+        private_data: greeting,
+        timeout: Some(timeout),
+        ..AcceptOptions::default()
+    };
+    request.accept(&qp, &options)?;
+    let mut scratch = vec![0; REGION as usize];
+    let mut completions = [Completion::default(); 16];
+    let mut slot_of_report = 0;
+    loop {
+        let n = cq.wait(&mut completions, Some(timeout))?;
+        if n == 0 {
+            return Err(Error::TimedOut { what: "the guest's next message" });
+        }
+        for c in &completions[..n] {
+            if c.status == CompletionStatus::WrFlush {
+                // The guest has left, or its error has ended the connection, as it meant to.
+                qp.wait_disconnected(Some(timeout))?;
+                return Ok(());
+            }
+            let c = c.ok()?;
+            if c.opcode != CompletionOpcode::Receive {
+                continue;
+            }
+            let at = c.wr_id * u64::from(small);
+            let message = &mut scratch[..c.byte_len as usize];
+            inbox.read_at(at, message)?;
+            let message = digest(message);
+            region.read_at(0, &mut scratch)?;
+            let sighting = Sighting {
+                len: c.byte_len,
+                solicited: c.solicited,
+                invalidated: c.invalidated.unwrap_or(Stag(0)),
+                message,
+                region: digest(&scratch),
+            };
+            let slot = c.wr_id as u32;
+            let sges = receive(slot);
+            qp.post_recv(&[RecvRequest::new(c.wr_id, &sges)]).map_err(|e| e.source)?;
+            let report_at = u64::from(slot_of_report * 64);
+            slot_of_report = (slot_of_report + 1) % RECEIVES;
+            reports.write_at(report_at, &sighting.to_bytes())?;
+            let report = [reports.sge(report_at, REPORT)];
+            qp.post_send(&[SendRequest::send(u64::MAX, &report).signaled()])
+                .map_err(|e| e.source)?;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Guest
+
+/// Visits the host at `address`: every operation, the way out, then an error that is meant.
+pub fn visit(
+    context: &Context,
+    address: SocketAddr,
+    timeout: Duration,
+) -> Result<Vec<Step>, TourError> {
+    let mut guest = Guest::connect(context, address, timeout)?;
+    guest.sends()?;
+    guest.writes()?;
+    guest.reads()?;
+    guest.invalidates()?;
+    guest.batches()?;
+    guest.leave()?;
+    guest.refused_write(context, address)?;
+    Ok(guest.steps)
+}
+
+struct Guest {
+    steps: Vec<Step>,
+    step: &'static str,
+    began: Instant,
+    timeout: Duration,
+    cq: Cq,
+    qp: Qp,
+    pd: Pd,
+    segment: Segment,
+    memory: Mr,
+    reports: Mr,
+    host: RemoteMr,
+    own: [Stag; 2],
+    next_id: Cell<u64>,
+    seen: Vec<Sighting>,
+    /// What the host's region should contain.
+    expected: Vec<u8>,
+}
+
+impl Guest {
+    fn connect(
+        context: &Context,
+        address: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Self, TourError> {
+        let step = "connect";
+        let began = Instant::now();
+        let call = |source| TourError::Call { step, source };
+        let pd = context.open_pd(None).map_err(call)?;
+        let cq = context.create_cq(4 * RECEIVES, None).map_err(call)?;
+        let options = QpOptions {
+            sq_depth: RECEIVES,
+            rq_depth: RECEIVES,
+            max_send_sge: 3,
+            max_inline: 64,
+            ..QpOptions::new(&cq)
+        };
+        let qp = pd.create_qp(&options).map_err(call)?;
+        let segment = context.create_segment(u64::from(REGION) + 4096).map_err(call)?;
+        let size = u64::from(REGION);
+        let memory = pd.reg_mr(&segment, ..size, Access::LOCAL_WRITE).map_err(call)?;
+        let reports = pd.reg_mr(&segment, size.., Access::LOCAL_WRITE).map_err(call)?;
+        let connect = ConnectOptions { timeout: Some(timeout), ..ConnectOptions::default() };
+        let mut guest = Guest {
+            steps: Vec::new(),
+            step,
+            began,
+            timeout,
+            cq,
+            qp,
+            pd,
+            segment,
+            memory,
+            reports,
+            host: RemoteMr { addr: 0, len: 0, rkey: Stag(0) },
+            own: [Stag(0); 2],
+            next_id: Cell::new(1 << 32),
+            seen: Vec::new(),
+            expected: vec![0; REGION as usize],
+        };
+        for slot in 0..RECEIVES {
+            guest.post_report(slot)?;
+        }
+        let connected = guest.qp.connect(address, &connect).map_err(call)?;
+        let greeting = connected.private_data;
+        let (host, keys) =
+            RemoteMr::from_bytes(&greeting).zip(greeting.get(RemoteMr::LEN..)).ok_or_else(
+                || guest.wrong(format!("{} bytes of private data are no greeting", greeting.len())),
+            )?;
+        let [a0, a1, a2, a3, b0, b1, b2, b3] = *keys else {
+            return Err(guest.wrong("the greeting lacks the keys".to_owned()));
+        };
+        guest.host = host;
+        guest.own =
+            [u32::from_le_bytes([a0, a1, a2, a3]), u32::from_le_bytes([b0, b1, b2, b3])].map(Stag);
+        guest.done(format!("IRD {} ORD {}", connected.ird, connected.ord));
+        Ok(guest)
+    }
+
+    fn sends(&mut self) -> Result<(), TourError> {
+        for (name, len, solicited) in [
+            ("Send", 3000, false),
+            ("Send of no bytes", 0, false),
+            ("Send with Solicited Event", 101, true),
+        ] {
+            self.begin(name);
+            let message = pattern(u64::from(len) + 1, len as usize);
+            self.write_local(0, &message)?;
+            let sges = [self.memory.sge(0, len)];
+            let mut request = SendRequest::send(self.id(), &sges).signaled();
+            if solicited {
+                request = request.solicited();
+            }
+            self.post(&[request])?;
+            self.completed(1)?;
+            let s = self.sighting()?;
+            self.check(
+                s.len == len && s.solicited == solicited && s.message == digest(&message),
+                &s,
+            )?;
+            self.done(format!("{len} bytes, digest verified by the host"));
+        }
+        self.begin("Send, gathered and inline");
+        let message = pattern(77, 64);
+        self.post_inline(&message)?;
+        let s = self.sighting()?;
+        self.check(s.len == 64 && s.message == digest(&message), &s)?;
+        let whole = pattern(78, 700);
+        self.write_local(0, &whole[..300])?;
+        self.write_local(1000, &whole[300..301])?;
+        self.write_local(2000, &whole[301..])?;
+        let sges = [self.memory.sge(0, 300), self.memory.sge(1000, 1), self.memory.sge(2000, 399)];
+        self.post(&[SendRequest::send(self.id(), &sges).signaled()])?;
+        self.completed(1)?;
+        let s = self.sighting()?;
+        self.check(s.len == 700 && s.message == digest(&whole), &s)?;
+        self.done("64 bytes inline, 700 bytes from 3 elements into 3".to_owned());
+        Ok(())
+    }
+
+    fn writes(&mut self) -> Result<(), TourError> {
+        self.begin("RDMA Write");
+        let data = pattern(5, REGION as usize);
+        self.write_local(0, &data)?;
+        self.expected.copy_from_slice(&data);
+        let sges = [self.memory.sge(0, REGION)];
+        self.post(&[SendRequest::write(self.id(), &sges, self.host.at(0)).signaled()])?;
+        self.completed(1)?;
+        self.region_is_as_expected()?;
+        self.done(format!("{} KiB, region verified by the host", REGION / 1024));
+
+        self.begin("RDMA Write, inline and at odd offsets");
+        let data = pattern(6, 41);
+        self.expected[777..818].copy_from_slice(&data);
+        self.post(&[SendRequest::write_inline(self.id(), &data, self.host.at(777)).signaled()])?;
+        self.completed(1)?;
+        self.region_is_as_expected()?;
+        self.done("41 bytes".to_owned());
+
+        self.begin("RDMA Write of no bytes");
+        // STag and offset of a zero-length Write are not looked at (RFC 5041 section 5.2).
+        let nowhere = RemoteAddr { addr: u64::MAX, rkey: NO_SUCH_STAG };
+        self.post(&[SendRequest::write(self.id(), &[], nowhere).signaled()])?;
+        self.completed(1)?;
+        self.region_is_as_expected()?;
+        self.done("to an STag that does not exist: ignored, as it must be".to_owned());
+        Ok(())
+    }
+
+    fn reads(&mut self) -> Result<(), TourError> {
+        self.begin("RDMA Read");
+        self.memory_fill(0)?;
+        let sink = self.memory.sge(0, REGION);
+        self.post(&[SendRequest::read(self.id(), sink, self.host.at(0)).signaled()])?;
+        let c = self.completed(1)?;
+        self.check(c.byte_len == REGION, &c)?;
+        let mut found = vec![0; REGION as usize];
+        self.read_local(0, &mut found)?;
+        self.check(found == self.expected, &"the bytes read differ")?;
+        self.done(format!("{} KiB, compared", REGION / 1024));
+
+        self.begin("RDMA Read of no bytes");
+        let nowhere = RemoteAddr { addr: 1, rkey: NO_SUCH_STAG };
+        self.post(&[SendRequest::read(self.id(), Sge::default(), nowhere).signaled()])?;
+        let c = self.completed(1)?;
+        self.check(c.byte_len == 0, &c)?;
+        self.done("from an STag that does not exist: answered, as it must be".to_owned());
+
+        self.begin("RDMA Read, then a fenced RDMA Write");
+        let before = self.expected[4096..8192].to_vec();
+        let after = pattern(9, 4096);
+        self.write_local(65536, &after)?;
+        let sges = [self.memory.sge(65536, 4096)];
+        let (read, write) = (self.id(), self.id());
+        self.post(&[
+            SendRequest::read(read, self.memory.sge(0, 4096), self.host.at(4096)),
+            SendRequest::write(write, &sges, self.host.at(4096)).fence().signaled(),
+        ])?;
+        self.completed(1)?;
+        let mut found = vec![0; 4096];
+        self.read_local(0, &mut found)?;
+        self.check(found == before, &"the read saw the write behind its fence")?;
+        self.expected[4096..8192].copy_from_slice(&after);
+        self.region_is_as_expected()?;
+        self.done("the read saw the old bytes, the region has the new ones".to_owned());
+        Ok(())
+    }
+
+    fn invalidates(&mut self) -> Result<(), TourError> {
+        for (i, name) in ["Send with Invalidate", "Send with Solicited Event and Invalidate"]
+            .into_iter()
+            .enumerate()
+        {
+            self.begin(name);
+            let stag = self.own[i];
+            let request = SendRequest::send_invalidate(self.id(), &[], stag).signaled();
+            self.post(&[if i == 1 { request.solicited() } else { request }])?;
+            self.completed(1)?;
+            let s = self.sighting()?;
+            self.check(s.invalidated == stag && s.solicited == (i == 1), &s)?;
+            self.done(format!("the host saw its STag {stag} invalidated"));
+        }
+        self.begin("RDMA Read with Local Invalidate");
+        let own = MrOptions { scope: Scope::Qp(self.qp.id()), ..MrOptions::default() };
+        let sink = self.pd.reg_mr_with(&self.segment, ..4096, &own);
+        let sink = sink.map_err(|e| self.failed(e))?;
+        let request = SendRequest::read_invalidate(self.id(), sink.sge(0, 4096), self.host.at(0));
+        self.post(&[request.signaled()])?;
+        self.completed(1)?;
+        let mut found = vec![0; 4096];
+        self.read_local(0, &mut found)?;
+        self.check(found == self.expected[..4096], &"the bytes read differ")?;
+        self.done("4 KiB, and the sink is no longer registered".to_owned());
+
+        self.begin("Local Invalidate");
+        let region = self.pd.reg_mr(&self.segment, ..4096, Access::LOCAL_WRITE);
+        let region = region.map_err(|e| self.failed(e))?;
+        self.post(&[SendRequest::local_invalidate(self.id(), region.rkey()).signaled()])?;
+        self.completed(1)?;
+        self.done("an STag of the whole domain, on every worker".to_owned());
+        Ok(())
+    }
+
+    fn batches(&mut self) -> Result<(), TourError> {
+        self.begin("Batch: 31 silent RDMA Writes and a Send");
+        let data: Vec<[u8; 8]> = (0..31u64).map(|i| (i * 0x0101_0101_0101).to_le_bytes()).collect();
+        let mut requests = Vec::new();
+        for (i, bytes) in data.iter().enumerate() {
+            let at = i * 8;
+            self.expected[at..at + 8].copy_from_slice(bytes);
+            requests.push(SendRequest::write_inline(self.id(), bytes, self.host.at(at as u64)));
+        }
+        requests.push(SendRequest::send_inline(self.id(), b"done").signaled());
+        self.post(&requests)?;
+        self.completed(1)?;
+        let s = self.sighting()?;
+        self.check(s.region == digest(&self.expected), &"the Send overtook a Write")?;
+        self.done("one doorbell, one completion, all Writes before the Send".to_owned());
+        Ok(())
+    }
+
+    /// A second connection that writes where it may not.
+    fn refused_write(&mut self, context: &Context, address: SocketAddr) -> Result<(), TourError> {
+        self.begin("RDMA Write to an invalid STag");
+        let call = |source| TourError::Call { step: "RDMA Write to an invalid STag", source };
+        let cq = context.create_cq(16, None).map_err(call)?;
+        let qp = self.pd.create_qp(&QpOptions::new(&cq)).map_err(call)?;
+        let options = ConnectOptions { timeout: Some(self.timeout), ..ConnectOptions::default() };
+        qp.connect(address, &options).map_err(call)?;
+        let nowhere = RemoteAddr { addr: 0, rkey: NO_SUCH_STAG };
+        qp.post_send(&[SendRequest::write_inline(1, b"forbidden", nowhere).signaled()])
+            .map_err(|e| call(e.source))?;
+        let reason = qp.wait_disconnected(Some(self.timeout)).map_err(call)?;
+        let expected = TerminateCode { layer: 1, etype: 1, code: 0 };
+        match reason {
+            DisconnectReason::Terminate { origin: TerminateOrigin::Peer, code, .. }
+                if code == expected =>
+            {
+                self.done(format!("refused by the host's RNIC with Terminate {code}"));
+                Ok(())
+            }
+            other => Err(self.wrong(format!("ended: {other}; expected was Terminate {expected}"))),
+        }
+    }
+
+    fn leave(&mut self) -> Result<(), TourError> {
+        self.begin("disconnect");
+        self.qp.disconnect().map_err(|e| self.failed(e))?;
+        let reason = self.qp.wait_disconnected(Some(self.timeout)).map_err(|e| self.failed(e))?;
+        self.check(reason == DisconnectReason::Orderly, &reason)?;
+        self.done("in order, a FIN each way".to_owned());
+        Ok(())
+    }
+
+    // -----------------------------------------------------------------------------------------
+
+    fn begin(&mut self, step: &'static str) {
+        self.step = step;
+        self.began = Instant::now();
+    }
+
+    fn done(&mut self, detail: String) {
+        self.steps.push(Step { name: self.step, detail, took: self.began.elapsed() });
+    }
+
+    fn failed(&self, source: Error) -> TourError {
+        TourError::Call { step: self.step, source }
+    }
+
+    fn wrong(&self, what: String) -> TourError {
+        TourError::Wrong { step: self.step, what }
+    }
+
+    fn check(&self, right: bool, found: &dyn std::fmt::Debug) -> Result<(), TourError> {
+        if right { Ok(()) } else { Err(self.wrong(format!("found {found:?}"))) }
+    }
+
+    fn id(&self) -> u64 {
+        self.next_id.set(self.next_id.get() + 1);
+        self.next_id.get()
+    }
+
+    fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), TourError> {
+        self.qp.post_send(requests).map_err(|e| self.failed(e.source))
+    }
+
+    fn post_inline(&mut self, bytes: &[u8]) -> Result<(), TourError> {
+        let id = self.id();
+        self.post(&[SendRequest::send_inline(id, bytes).signaled()])?;
+        self.completed(1).map(|_| ())
+    }
+
+    fn post_report(&self, slot: u32) -> Result<(), TourError> {
+        let sges = [self.reports.sge(u64::from(slot) * 64, REPORT)];
+        self.qp
+            .post_recv(&[RecvRequest::new(u64::from(slot), &sges)])
+            .map_err(|e| self.failed(e.source))
+    }
+
+    /// Waits for the completion of `n` requests of ours; reports that come meanwhile are kept.
+    fn completed(&mut self, n: usize) -> Result<Completion, TourError> {
+        let mut last = None;
+        let mut left = n;
+        while left > 0 {
+            for c in self.wait()? {
+                if c.opcode != CompletionOpcode::Receive {
+                    left -= 1;
+                    last = Some(c);
+                }
+            }
+        }
+        last.ok_or_else(|| self.wrong("nothing completed".to_owned()))
+    }
+
+    fn sighting(&mut self) -> Result<Sighting, TourError> {
+        while self.seen.is_empty() {
+            self.wait()?;
+        }
+        Ok(self.seen.remove(0))
+    }
+
+    fn wait(&mut self) -> Result<Vec<Completion>, TourError> {
+        let mut completions = [Completion::default(); 16];
+        let n = self.cq.wait(&mut completions, Some(self.timeout)).map_err(|e| self.failed(e))?;
+        if n == 0 {
+            return Err(self.failed(Error::TimedOut { what: "a completion" }));
+        }
+        let mut ours = Vec::new();
+        for c in &completions[..n] {
+            let c = c.ok().map_err(|e| self.failed(e))?;
+            if c.opcode == CompletionOpcode::Receive {
+                let mut report = [0; REPORT as usize];
+                self.reports.read_at(c.wr_id * 64, &mut report).map_err(|e| self.failed(e))?;
+                self.seen.push(Sighting::from_bytes(&report));
+                self.post_report(c.wr_id as u32)?;
+            }
+            ours.push(c);
+        }
+        Ok(ours)
+    }
+
+    /// Asks the host what its region looks like, by a Send behind everything written.
+    fn region_is_as_expected(&mut self) -> Result<(), TourError> {
+        self.post_inline(b"?")?;
+        let s = self.sighting()?;
+        self.check(s.region == digest(&self.expected), &"the region differs")
+    }
+
+    fn write_local(&self, at: u64, bytes: &[u8]) -> Result<(), TourError> {
+        self.memory.write_at(at, bytes).map_err(|e| self.failed(e))
+    }
+
+    fn read_local(&self, at: u64, bytes: &mut [u8]) -> Result<(), TourError> {
+        self.memory.read_at(at, bytes).map_err(|e| self.failed(e))
+    }
+
+    fn memory_fill(&self, byte: u8) -> Result<(), TourError> {
+        self.memory.fill(0, REGION as usize, byte).map_err(|e| self.failed(e))
+    }
+}
