@@ -9,6 +9,7 @@
 
 pub mod allocator;
 pub mod cq;
+mod fault;
 pub mod memory;
 pub mod mover;
 pub mod qp;
@@ -24,6 +25,6 @@ pub use memory::Memory;
 pub use mover::Mover;
 pub use qp::QpShared;
 pub use srq::Srq;
-pub use stag::{StagEntry, StagTable};
+pub use stag::{Names, StagChange, StagEntry, StagTable};
 pub use why::WhyLog;
-pub use window::{Names, StagChange, Window};
+pub use window::Window;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use arrayvec::ArrayVec;
 
-use super::memory::Unreachable;
+use super::fault::Unreachable;
 use crate::shm::queue::MAX_SGE;
 use crate::types::SessionId;
 

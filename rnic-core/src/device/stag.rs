@@ -4,41 +4,23 @@
 //! or [`StagTable::remote`]: they check, and hand out a [`Target`] that borrows the table, so no
 //! check can outlive the next change of the table.
 
+mod bind;
+mod change;
+mod entry;
 mod hash;
+mod windows;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use self::change::StagChange;
+pub use self::entry::{Names, Principal, StagEntry};
 use self::hash::StagHash;
+use self::windows::Windows;
 use super::memory::{Memory, Target};
 use super::mover::Mover;
-use super::window::{Known, Names, StagChange};
-use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
-
-/// A memory region, or a window bound to one, as a worker knows it.
-#[derive(Clone)]
-pub struct StagEntry {
-    /// Its STag.
-    pub stag: Stag,
-    /// What it is.
-    pub names: Names,
-    /// The region's handle.
-    pub mr: MrId,
-    /// Owner; only the owner may use it locally.
-    pub session: SessionId,
-    /// Domain.
-    pub pd: PdId,
-    /// Who may use it from the wire.
-    pub scope: Scope,
-    /// Rights.
-    pub access: Access,
-    /// First address, for local elements and remote offsets alike.
-    pub iova: u64,
-    /// Bytes; `iova + length` is below 2^64.
-    pub length: u64,
-    /// Memory it names, `length` bytes.
-    pub memory: Memory,
-}
+use super::window::Window;
+use crate::types::{Access, QpId, Scope, SessionId, Stag};
 
 /// Why a local key does not serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,25 +70,12 @@ pub enum InvalidateFault {
     Shared,
 }
 
-/// The identity under which a QP uses memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Principal {
-    /// Owner of the QP.
-    pub session: SessionId,
-    /// Its domain.
-    pub pd: PdId,
-    /// The QP.
-    pub qp: QpId,
-}
-
 /// A worker's copy of all STags, as plain data.
 #[derive(Default)]
 pub struct StagTable {
-    pub(super) entries: HashMap<u32, StagEntry, StagHash>,
-    /// Windows, bound or not, by the 24 bits of their STag that stay.
-    pub(super) windows: HashMap<u32, Known, StagHash>,
-    /// Windows that only one QP uses, by that QP.
-    pub(super) of_qps: HashMap<QpId, BTreeSet<Stag>>,
+    /// Regions and bound windows.
+    entries: HashMap<u32, StagEntry, StagHash>,
+    windows: Windows,
 }
 
 impl StagTable {
@@ -115,7 +84,7 @@ impl StagTable {
     //= DDP-8.3-1, DDP-8.3-2, DDP-8.3.1-4, DDP-8.3.1-5, RDMAP-8.1.1-4, RDMAP-8.1.1-5
     pub fn install(&mut self, entry: StagEntry) {
         if let Names::Window(binding) = &entry.names
-            && !self.note_bound(&entry, binding)
+            && !self.windows.note_bound(&entry, binding)
         {
             return;
         }
@@ -128,10 +97,10 @@ impl StagTable {
         self.remove(stag).is_some()
     }
 
-    pub(super) fn remove(&mut self, stag: Stag) -> Option<StagEntry> {
+    fn remove(&mut self, stag: Stag) -> Option<StagEntry> {
         let entry = self.entries.remove(&stag.0)?;
         if matches!(entry.names, Names::Window(_)) {
-            self.note_unbound(&entry);
+            self.windows.note_unbound(&entry);
         }
         Some(entry)
     }
@@ -139,7 +108,46 @@ impl StagTable {
     /// Removes everything a session owns.
     pub fn revoke_session(&mut self, session: SessionId) {
         self.entries.retain(|_, e| e.session != session);
-        self.forget_windows_of(session);
+        self.windows.forget_session(session);
+    }
+
+    /// Makes a window known, so that it can be bound.
+    pub fn add_window(&mut self, window: Arc<Window>) {
+        self.windows.add(window);
+    }
+
+    /// Forgets a window, and what could be reached through it.
+    pub fn remove_window(&mut self, window: &Window) {
+        if let Some(bound) = self.windows.remove(window) {
+            self.remove(bound);
+        }
+    }
+
+    /// Carries out a change that another worker's QP, or one of this worker's, asked for.
+    pub fn change(&mut self, change: &StagChange) {
+        if let Some(stag) = change.revoke {
+            self.revoke(stag);
+        }
+        if let Some(entry) = &change.install {
+            self.install(entry.clone());
+        }
+    }
+
+    /// Unbinds a window of type 2: nothing is reached through it, and it may be bound again.
+    fn unbind(&mut self, stag: Stag) {
+        let Some(entry) = self.remove(stag) else { return };
+        if let Names::Window(binding) = &entry.names
+            && let Some(window) = self.windows.find(stag)
+        {
+            window.unbound(binding);
+        }
+    }
+
+    /// A QP is gone: the windows it has bound are bound to nothing.
+    pub fn unbind_all_of(&mut self, qp: QpId) {
+        for stag in self.windows.take_of(qp) {
+            self.unbind(stag);
+        }
     }
 
     /// A region or bound window by its STag, to be talked about; memory is reached by `local` and
@@ -191,7 +199,7 @@ impl StagTable {
     ) -> Result<Target<'_>, LocalFault> {
         let e = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
         let is_region = matches!(e.names, Names::Region(_));
-        if !is_region || e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
+        if !is_region || e.session != who.session || e.pd != who.pd || !e.serves(who.qp) {
             return Err(LocalFault::InvalidKey);
         }
         if write && !e.access.contains(Access::LOCAL_WRITE) {
@@ -213,7 +221,7 @@ impl StagTable {
         let e = self.entries.get(&stag.0).ok_or(RemoteFault::InvalidStag)?;
         //= DDP-8.2-1, DDP-8.2-2, DDP-8.3.1-1, DDP-8.3.1-2, RDMAP-7.2-8, RDMAP-8.1.1-1
         //= RDMAP-8.1.1-2
-        if e.pd != who.pd || !in_scope(e, who.qp) {
+        if e.pd != who.pd || !e.serves(who.qp) {
             return Err(RemoteFault::NotAssociated);
         }
         //= DDP-7.1-12
@@ -267,7 +275,7 @@ impl StagTable {
         stag: Stag,
     ) -> Result<Option<StagChange>, LocalFault> {
         let e = self.entries.get(&stag.0).ok_or(LocalFault::InvalidKey)?;
-        if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
+        if e.session != who.session || e.pd != who.pd || !e.serves(who.qp) {
             return Err(LocalFault::InvalidKey);
         }
         let mover = self.mover_of(stag);
@@ -289,40 +297,13 @@ impl StagTable {
     }
 }
 
-pub(super) fn in_scope(e: &StagEntry, qp: QpId) -> bool {
-    match e.scope {
-        Scope::Pd => true,
-        Scope::Qp(only) => only == qp,
-    }
-}
-
-impl StagEntry {
-    /// Bytes from its start to `addr`, if it has `len` bytes from there on.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "at most the length, which is that of a piece of memory"
-    )]
-    pub(super) fn offset_of(&self, addr: u64, len: u64) -> Option<usize> {
-        let from = addr.checked_sub(self.iova)?;
-        (from.checked_add(len)? <= self.length).then_some(from as usize)
-    }
-
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "at most the length, which is that of a piece of memory"
-    )]
-    fn range(&self, addr: u64, len: u64) -> Option<Target<'_>> {
-        let from = self.offset_of(addr, len)?;
-        Some(self.memory.target(from as u64, len as usize, self.session))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::shm::Mapping;
+    use crate::types::{MrId, PdId};
 
     /// What a region is, as a set of bytes; everything else follows.
     #[derive(Clone, Debug)]

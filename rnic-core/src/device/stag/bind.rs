@@ -1,0 +1,100 @@
+//! Binding windows: what a request asks for, checked and made an entry.
+
+use std::sync::Arc;
+
+use super::StagTable;
+use super::change::StagChange;
+use super::entry::{Names, Principal, StagEntry};
+use crate::device::allocator::index;
+use crate::device::window::{BindFault, BindRequest, Binding, Window};
+use crate::types::{Access, Scope, WindowKind};
+
+impl StagTable {
+    /// Binds a window. What has to happen on every worker before it is done is returned: nothing
+    /// for a window of type 2, which only `who` uses.
+    pub fn bind(
+        &mut self,
+        who: Principal,
+        request: &BindRequest,
+    ) -> Result<Option<StagChange>, BindFault> {
+        let window = self.windows.find(request.window).ok_or(BindFault::NoWindow)?.clone();
+        if window.session() != who.session || window.pd() != who.pd {
+            return Err(BindFault::NoWindow);
+        }
+        let new = request.new;
+        if index(new) != index(request.window) || new.0 == 0 || new.0 == u32::MAX {
+            return Err(BindFault::NewKey);
+        }
+        match window.kind() {
+            WindowKind::Type1 => {
+                if new == request.window {
+                    return Err(BindFault::NewKey);
+                }
+                let install = match request.length {
+                    0 => None,
+                    _ => Some(self.entry_for(who, &window, request)?.0),
+                };
+                let revoke = window.begin(request.window)?;
+                let mover = revoke.and_then(|stag| self.mover_of(stag));
+                Ok(Some(StagChange { revoke, mover, install, window: Some((window, new)) }))
+            }
+            WindowKind::Type2 => {
+                let (entry, binding) = self.entry_for(who, &window, request)?;
+                window.bind(request.window, new, binding)?;
+                self.install(entry);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The entry of a window that is bound as requested.
+    fn entry_for(
+        &self,
+        who: Principal,
+        window: &Window,
+        r: &BindRequest,
+    ) -> Result<(StagEntry, Arc<Binding>), BindFault> {
+        let region = self.entries.get(&r.lkey).ok_or(BindFault::NoRegion)?;
+        let Names::Region(count) = &region.names else { return Err(BindFault::NoRegion) };
+        if region.session != who.session || region.pd != who.pd || !region.serves(who.qp) {
+            return Err(BindFault::NoRegion);
+        }
+        let scope = match (window.kind(), region.scope) {
+            (WindowKind::Type1, Scope::Qp(_)) => return Err(BindFault::RegionOfOneQp),
+            (WindowKind::Type1, Scope::Pd) => Scope::Pd,
+            (WindowKind::Type2, _) => Scope::Qp(who.qp),
+        };
+        if !region.access.contains(Access::MW_BIND) {
+            return Err(BindFault::NotBindable);
+        }
+        let access = Access::from_bits(r.access).ok_or(BindFault::Rights)?;
+        if !WINDOW_RIGHTS.contains(access) {
+            return Err(BindFault::Rights);
+        }
+        if access.contains(Access::REMOTE_WRITE) && !region.access.contains(Access::LOCAL_WRITE) {
+            return Err(BindFault::NoLocalWrite);
+        }
+        if r.length == 0 {
+            return Err(BindFault::Bounds);
+        }
+        let from = region.offset_of(r.address, r.length).ok_or(BindFault::Bounds)?;
+        let binding = Binding::new(window.id(), region.mr, count)?;
+        // The address plus the length is at most the region's end, which is below 2^64.
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { r.address };
+        let entry = StagEntry {
+            stag: r.new,
+            scope,
+            access,
+            iova,
+            length: r.length,
+            memory: region.memory.at(from as u64),
+            names: Names::Window(binding.clone()),
+            ..region.clone()
+        };
+        Ok((entry, binding))
+    }
+}
+
+/// Rights a window may have.
+pub(super) const WINDOW_RIGHTS: Access =
+    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::ZERO_BASED);
