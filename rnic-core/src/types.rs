@@ -4,12 +4,15 @@
 //! the RFCs where the wire does. Nothing here does anything; everybody calls it.
 
 pub mod address;
+pub mod codes;
 
 use std::fmt;
 use std::net::SocketAddr;
 
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
+
+pub use self::codes::TerminateCode;
 
 /// Defines `u32` identifiers that must not be mistaken for one another.
 macro_rules! id32 {
@@ -319,37 +322,6 @@ impl CompletionOpcode {
             128 => Receive,
             _ => return None,
         })
-    }
-}
-
-/// A Terminate as it was sent or received: layer, error type and code (wire format of RFC 5040
-/// section 4.8). Codes we do not know are shown as numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct TerminateCode {
-    /// 0 RDMAP, 1 DDP, 2 LLP (MPA).
-    pub layer: u8,
-    /// Error type within the layer, 4 bits.
-    pub etype: u8,
-    /// Error code within the type.
-    pub code: u8,
-}
-
-impl TerminateCode {
-    /// Layer, type and code as the RFCs write them: `1/2/02`.
-    #[must_use]
-    pub fn number(self) -> String {
-        format!("{:x}/{:x}/{:02x}", self.layer, self.etype, self.code)
-    }
-}
-
-/// The numbers, and what the RFC that assigned them calls it: `1/2/02 (untagged buffer: ...)`.
-impl fmt::Display for TerminateCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.number())?;
-        match crate::rdmap::codes::name(*self) {
-            Some(name) => write!(f, " ({name})"),
-            None => Ok(()),
-        }
     }
 }
 

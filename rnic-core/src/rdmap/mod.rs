@@ -4,7 +4,6 @@
 //! [`crate::stream::inbound`], what a request may touch by the device. Opcodes and error codes
 //! that nobody has assigned yet stay representable, so that they can be reported.
 
-pub mod codes;
 mod read_request;
 mod terminate;
 
@@ -14,6 +13,7 @@ pub use read_request::{READ_REQUEST_LEN, ReadRequest};
 pub use terminate::{Layout, Terminate, TerminateTooShort};
 
 use crate::ddp::qn;
+pub use crate::types::codes;
 
 /// Message types (section 4.1; RFC 7306 section 5 for 8 to B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

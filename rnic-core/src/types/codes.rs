@@ -1,7 +1,40 @@
 //! Terminate codes that are assigned (RFC 5040 section 4.8, RFC 5041 section 7.2, RFC 5044 section
 //! 8, RFC 6580, RFC 6581), with the words for them.
 
-use crate::types::TerminateCode;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A Terminate as it was sent or received: layer, error type and code (wire format of RFC 5040
+/// section 4.8). Codes we do not know are shown as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 LLP (MPA).
+    pub layer: u8,
+    /// Error type within the layer, 4 bits.
+    pub etype: u8,
+    /// Error code within the type.
+    pub code: u8,
+}
+
+impl TerminateCode {
+    /// Layer, type and code as the RFCs write them: `1/2/02`.
+    #[must_use]
+    pub fn number(self) -> String {
+        format!("{:x}/{:x}/{:02x}", self.layer, self.etype, self.code)
+    }
+}
+
+/// The numbers, and what the RFC that assigned them calls it: `1/2/02 (untagged buffer: ...)`.
+impl fmt::Display for TerminateCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.number())?;
+        match name(*self) {
+            Some(name) => write!(f, " ({name})"),
+            None => Ok(()),
+        }
+    }
+}
 
 macro_rules! codes {
     ($($name:ident = $layer:literal / $etype:literal / $code:literal, $text:literal;)+) => {
