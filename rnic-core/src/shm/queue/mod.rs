@@ -17,6 +17,7 @@ mod send;
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 pub use completion_consumer::CompletionConsumer;
 pub use completion_move::{CompletionMove, MoveError};
 pub use completion_producer::{CompletionProducer, PublishError};
@@ -172,80 +173,7 @@ impl QueueMemory {
 }
 
 /// The elements of one request, in place.
-#[derive(Clone, Copy)]
-pub struct SgeList {
-    len: u8,
-    elements: [std::mem::MaybeUninit<Sge>; MAX_SGE],
-}
-
-impl SgeList {
-    /// Without elements.
-    #[inline]
-    pub const fn new() -> Self {
-        SgeList { len: 0, elements: [const { std::mem::MaybeUninit::uninit() }; MAX_SGE] }
-    }
-
-    /// Adds an element; `false` if there are [`MAX_SGE`] already.
-    #[inline]
-    pub fn push(&mut self, sge: Sge) -> bool {
-        let Some(place) = self.elements.get_mut(usize::from(self.len)) else { return false };
-        place.write(sge);
-        self.len += 1;
-        true
-    }
-
-    /// Removes all elements.
-    #[inline]
-    pub fn clear(&mut self) {
-        self.len = 0;
-    }
-
-    /// The elements.
-    #[inline]
-    pub fn as_slice(&self) -> &[Sge] {
-        // SAFETY: `push` is the only writer of `len` (at most MAX_SGE) and initialises an element
-        // before it counts it; `MaybeUninit<Sge>` has the layout of `Sge`.
-        unsafe { std::slice::from_raw_parts(self.elements.as_ptr().cast(), usize::from(self.len)) }
-    }
-}
-
-impl Default for SgeList {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl std::ops::Deref for SgeList {
-    type Target = [Sge];
-
-    #[inline]
-    fn deref(&self) -> &[Sge] {
-        self.as_slice()
-    }
-}
-
-impl std::fmt::Debug for SgeList {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.as_slice().fmt(f)
-    }
-}
-
-impl PartialEq for SgeList {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_slice() == other.as_slice()
-    }
-}
-
-impl Eq for SgeList {}
-
-impl FromIterator<Sge> for SgeList {
-    /// The first [`MAX_SGE`] elements.
-    fn from_iter<I: IntoIterator<Item = Sge>>(elements: I) -> Self {
-        let mut list = SgeList::new();
-        let _all = elements.into_iter().all(|sge| list.push(sge));
-        list
-    }
-}
+pub type SgeList = ArrayVec<Sge, MAX_SGE>;
 
 /// Why a queue cannot be made or found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -459,22 +387,5 @@ mod tests {
         arena.store_u64(queue_header::SHAPE, shape + 1).expect("in range");
         let newer = ABI_VERSION + 1;
         assert_eq!(open(QueueKind::Send, SHAPE), Some(QueueError::Version { found: newer }));
-    }
-
-    #[test]
-    fn a_list_holds_sixteen_elements() {
-        let sge = |n: u32| Sge { addr: 1, length: n, lkey: 2 };
-        let mut list = SgeList::default();
-        assert!(list.is_empty());
-        for n in 0..16 {
-            assert!(list.push(sge(n)));
-        }
-        assert!(!list.push(sge(16)));
-        assert_eq!(list.len(), 16);
-        assert_eq!(list, (0..20).map(sge).collect());
-        assert_eq!(
-            format!("{:?}", (0..1).map(sge).collect::<SgeList>()),
-            format!("{:?}", [sge(0)])
-        );
     }
 }
