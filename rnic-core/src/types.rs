@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod codes;
+mod numbered;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,6 +14,7 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 pub use self::codes::TerminateCode;
+pub(crate) use self::numbered::numbered;
 
 /// Defines `u32` identifiers that must not be mistaken for one another.
 macro_rules! id32 {
@@ -172,58 +174,60 @@ pub enum NoReceive {
     },
 }
 
-/// QP states as in the RDMA verbs for iWARP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[repr(u8)]
-pub enum QpState {
-    /// Not connected; receives may be posted.
-    Idle = 0,
-    /// Connected and ready to send.
-    Rts = 1,
-    /// Disconnecting in order: the send queue runs dry, then the peer's FIN is awaited.
-    Closing = 2,
-    /// A Terminate was sent or received; everything posted has been or is being flushed.
-    Terminate = 3,
-    /// Dead; everything posted is flushed.
-    Error = 4,
+numbered! {
+    /// QP states as in the RDMA verbs for iWARP.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    pub enum QpState: u8, from_u8 {
+        /// Not connected; receives may be posted.
+        Idle = 0,
+        /// Connected and ready to send.
+        Rts = 1,
+        /// Disconnecting in order: the send queue runs dry, then the peer's FIN is awaited.
+        Closing = 2,
+        /// A Terminate was sent or received; everything posted has been or is being flushed.
+        Terminate = 3,
+        /// Dead; everything posted is flushed.
+        Error = 4,
+    }
 }
 
-/// Outcome of one request, with the numbers of `ibv_wc_status`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[repr(u8)]
-pub enum CompletionStatus {
-    /// Done.
-    Success = 0,
-    /// A local buffer is too short for the message.
-    LocalLength = 1,
-    /// The request was malformed or not allowed in this QP.
-    LocalQpOperation = 2,
-    /// A local key did not cover the range with the right needed.
-    LocalProtection = 4,
-    /// Flushed: the QP left the connected states before this request was done.
-    WrFlush = 5,
-    /// Binding a window failed.
-    MwBind = 6,
-    /// The peer answered a read with something that was not its response.
-    BadResponse = 7,
-    /// A local region was revoked while the request was under way.
-    LocalAccess = 8,
-    /// The peer called the request malformed.
-    RemoteInvalidRequest = 9,
-    /// The peer refused access to its memory.
-    RemoteAccess = 10,
-    /// The peer could not carry the request out.
-    RemoteOperation = 11,
-    /// The connection was lost.
-    TransportRetryExceeded = 12,
-    /// The peer had no receive posted.
-    ReceiverNotReady = 13,
-    /// The peer aborted.
-    RemoteAborted = 16,
-    /// The device failed.
-    Fatal = 19,
-    /// Anything else.
-    General = 21,
+numbered! {
+    /// Outcome of one request, with the numbers of `ibv_wc_status`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    pub enum CompletionStatus: u8, from_u8 {
+        /// Done.
+        Success = 0,
+        /// A local buffer is too short for the message.
+        LocalLength = 1,
+        /// The request was malformed or not allowed in this QP.
+        LocalQpOperation = 2,
+        /// A local key did not cover the range with the right needed.
+        LocalProtection = 4,
+        /// Flushed: the QP left the connected states before this request was done.
+        WrFlush = 5,
+        /// Binding a window failed.
+        MwBind = 6,
+        /// The peer answered a read with something that was not its response.
+        BadResponse = 7,
+        /// A local region was revoked while the request was under way.
+        LocalAccess = 8,
+        /// The peer called the request malformed.
+        RemoteInvalidRequest = 9,
+        /// The peer refused access to its memory.
+        RemoteAccess = 10,
+        /// The peer could not carry the request out.
+        RemoteOperation = 11,
+        /// The connection was lost.
+        TransportRetryExceeded = 12,
+        /// The peer had no receive posted.
+        ReceiverNotReady = 13,
+        /// The peer aborted.
+        RemoteAborted = 16,
+        /// The device failed.
+        Fatal = 19,
+        /// Anything else.
+        General = 21,
+    }
 }
 
 /// What happened, in words.
@@ -251,48 +255,23 @@ impl fmt::Display for CompletionStatus {
     }
 }
 
-impl CompletionStatus {
-    /// The status with this number, if there is one.
-    pub fn from_u8(n: u8) -> Option<Self> {
-        use CompletionStatus::*;
-        Some(match n {
-            0 => Success,
-            1 => LocalLength,
-            2 => LocalQpOperation,
-            4 => LocalProtection,
-            5 => WrFlush,
-            6 => MwBind,
-            7 => BadResponse,
-            8 => LocalAccess,
-            9 => RemoteInvalidRequest,
-            10 => RemoteAccess,
-            11 => RemoteOperation,
-            12 => TransportRetryExceeded,
-            13 => ReceiverNotReady,
-            16 => RemoteAborted,
-            19 => Fatal,
-            21 => General,
-            _ => return None,
-        })
+numbered! {
+    /// What a completion completed, with the numbers of `ibv_wc_opcode`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    pub enum CompletionOpcode: u8, from_u8 {
+        /// A Send of any kind.
+        Send = 0,
+        /// An RDMA Write.
+        RdmaWrite = 1,
+        /// An RDMA Read.
+        RdmaRead = 2,
+        /// A window bind.
+        BindMw = 5,
+        /// A local invalidate.
+        LocalInvalidate = 6,
+        /// A receive.
+        Receive = 128,
     }
-}
-
-/// What a completion completed, with the numbers of `ibv_wc_opcode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[repr(u8)]
-pub enum CompletionOpcode {
-    /// A Send of any kind.
-    Send = 0,
-    /// An RDMA Write.
-    RdmaWrite = 1,
-    /// An RDMA Read.
-    RdmaRead = 2,
-    /// A window bind.
-    BindMw = 5,
-    /// A local invalidate.
-    LocalInvalidate = 6,
-    /// A receive.
-    Receive = 128,
 }
 
 impl fmt::Display for CompletionOpcode {
@@ -305,22 +284,6 @@ impl fmt::Display for CompletionOpcode {
             BindMw => "bind of a window",
             LocalInvalidate => "local invalidate",
             Receive => "receive",
-        })
-    }
-}
-
-impl CompletionOpcode {
-    /// The opcode with this number, if there is one.
-    pub fn from_u8(n: u8) -> Option<Self> {
-        use CompletionOpcode::*;
-        Some(match n {
-            0 => Send,
-            1 => RdmaWrite,
-            2 => RdmaRead,
-            5 => BindMw,
-            6 => LocalInvalidate,
-            128 => Receive,
-            _ => return None,
         })
     }
 }

@@ -5,7 +5,7 @@
 //! make the numbers wrong but never make a Rust value invalid. Entries are copied out, decoded,
 //! and only the copy is used. Spare bits must be zero and are refused by name.
 
-use crate::types::{CompletionOpcode, CompletionStatus};
+use crate::types::{CompletionOpcode, CompletionStatus, numbered};
 
 /// Bytes of a queue header: five cache lines, one writer each.
 pub const QUEUE_HEADER_LEN: usize = 320;
@@ -187,43 +187,29 @@ pub const SEND_HEADER_LEN: usize = 64;
 /// [`SEND_HEADER_LEN`] in words.
 pub const SEND_HEADER_WORDS: usize = SEND_HEADER_LEN / 8;
 
-/// Operation of a send request; the first seven numbers are those of `ibv_wr_opcode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-//= RDMAP-3.2-1
-pub enum SendOpcode {
-    /// RDMA Write.
-    Write = 0,
-    /// Send.
-    Send = 2,
-    /// RDMA Read.
-    Read = 4,
-    /// Invalidate a local STag.
-    LocalInvalidate = 7,
-    /// Bind a memory window; see [`WindowParams`].
-    BindWindow = 8,
-    /// Send with Invalidate.
-    SendInvalidate = 9,
-    /// RDMA Read, then invalidate the local sink STag (iWARP).
-    ReadInvalidate = 32,
+numbered! {
+    /// Operation of a send request; the first seven numbers are those of `ibv_wr_opcode`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    //= RDMAP-3.2-1
+    pub enum SendOpcode: u8, from_u8 {
+        /// RDMA Write.
+        Write = 0,
+        /// Send.
+        Send = 2,
+        /// RDMA Read.
+        Read = 4,
+        /// Invalidate a local STag.
+        LocalInvalidate = 7,
+        /// Bind a memory window; see [`WindowParams`].
+        BindWindow = 8,
+        /// Send with Invalidate.
+        SendInvalidate = 9,
+        /// RDMA Read, then invalidate the local sink STag (iWARP).
+        ReadInvalidate = 32,
+    }
 }
 
 impl SendOpcode {
-    /// The opcode with this number, if there is one.
-    pub fn from_u8(n: u8) -> Option<Self> {
-        use SendOpcode::*;
-        Some(match n {
-            0 => Write,
-            2 => Send,
-            4 => Read,
-            7 => LocalInvalidate,
-            8 => BindWindow,
-            9 => SendInvalidate,
-            32 => ReadInvalidate,
-            _ => return None,
-        })
-    }
-
     /// Whether it waits for a response of the peer's, and counts to ORD.
     pub fn awaits_response(self) -> bool {
         matches!(self, SendOpcode::Read | SendOpcode::ReadInvalidate)

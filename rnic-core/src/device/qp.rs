@@ -32,13 +32,7 @@ pub struct QpShared {
 impl QpShared {
     /// State as last published.
     pub fn state(&self) -> QpState {
-        match self.state.load(Relaxed) {
-            0 => QpState::Idle,
-            1 => QpState::Rts,
-            2 => QpState::Closing,
-            3 => QpState::Terminate,
-            _ => QpState::Error,
-        }
+        QpState::from_u8(self.state.load(Relaxed)).unwrap_or(QpState::Error)
     }
 
     /// Publishes a state: the worker's once a QP is bound, the control thread's before.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::SessionId;
+use crate::types::{SessionId, numbered};
 
 /// First bytes of the first packet each way.
 pub const HELLO_MAGIC: [u8; 8] = *b"rnicd\0\0\x01";
@@ -53,37 +53,28 @@ impl Hello {
     }
 }
 
-/// Why a Hello was answered as it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum HelloStatus {
-    /// Welcome. Descriptors: the first arena, the event channel, then one eventfd per worker.
-    Ok = 0,
-    /// No ABI version in common; `version` is the daemon's.
-    Version = 1,
-    /// The administrator's limit on sessions (`limits.sessions`) is reached.
-    SessionLimit = 2,
-    /// The daemon is stopping.
-    Stopping = 3,
-    /// The daemon lacks memory or descriptors for another session.
-    Resources = 4,
-    /// This user may not use this device.
-    NotAllowed = 5,
-    /// The limit on sessions of this user (`limits.user.sessions`) is reached.
-    UserSessions = 6,
-    /// An administrator has the daemon refuse everything new.
-    Draining = 7,
-    /// Too many clients of this user are connected that have said nothing yet.
-    Silent = 8,
-}
-
-impl HelloStatus {
-    /// The status with this number, if there is one.
-    pub fn from_u32(n: u32) -> Option<Self> {
-        use HelloStatus::*;
-        [Ok, Version, SessionLimit, Stopping, Resources, NotAllowed, UserSessions, Draining, Silent]
-            .into_iter()
-            .find(|s| *s as u32 == n)
+numbered! {
+    /// Why a Hello was answered as it was.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum HelloStatus: u32, from_u32 {
+        /// Welcome. Descriptors: the first arena, the event channel, then one eventfd per worker.
+        Ok = 0,
+        /// No ABI version in common; `version` is the daemon's.
+        Version = 1,
+        /// The administrator's limit on sessions (`limits.sessions`) is reached.
+        SessionLimit = 2,
+        /// The daemon is stopping.
+        Stopping = 3,
+        /// The daemon lacks memory or descriptors for another session.
+        Resources = 4,
+        /// This user may not use this device.
+        NotAllowed = 5,
+        /// The limit on sessions of this user (`limits.user.sessions`) is reached.
+        UserSessions = 6,
+        /// An administrator has the daemon refuse everything new.
+        Draining = 7,
+        /// Too many clients of this user are connected that have said nothing yet.
+        Silent = 8,
     }
 }
 
