@@ -14,8 +14,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::records::{FairRing, Records};
-use crate::abi::control::{WhyKind, WhyRecord};
-use crate::types::{AddressPair, PdId, QpId, SessionId, Stag, Time};
+use crate::abi::control::WhyRecord;
+use crate::types::{SessionId, Time};
 
 /// Most records that each session keeps of flushes its own doing brought about.
 pub const ROUTINE_RECORDS: usize = 16;
@@ -25,58 +25,6 @@ const ENDED_RECORDS: usize = 1024;
 pub const MAX_RULE: usize = 200;
 /// Bytes of a text; a longer one is cut.
 pub const MAX_TEXT: usize = 500;
-
-/// A record to be made: a [`WhyRecord`] without number and time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Why {
-    /// Whose request, completion or stream it was.
-    pub session: SessionId,
-    /// What happened.
-    pub what: WhyKind,
-    /// Whether it is what the session's own doing brings about all the time; such records displace
-    /// only their like.
-    pub routine: bool,
-    /// The rule that decided: a configuration key, or an RFC section with its words.
-    pub rule: String,
-    /// A sentence for people, with the numbers.
-    pub text: String,
-    /// The QP concerned.
-    pub qp: Option<QpId>,
-    /// The domain it acted for.
-    pub pd: Option<PdId>,
-    /// The STag or local key concerned.
-    pub stag: Option<Stag>,
-    /// Tagged offset or address that was asked for.
-    pub offset: Option<u64>,
-    /// Bytes that were asked for.
-    pub length: Option<u64>,
-    /// Addresses of the connection.
-    pub addresses: Option<AddressPair>,
-}
-
-impl Why {
-    /// A record that names no object but the session.
-    pub fn new(
-        session: SessionId,
-        what: WhyKind,
-        rule: impl Into<String>,
-        text: impl Into<String>,
-    ) -> Self {
-        Why {
-            session,
-            what,
-            routine: false,
-            rule: rule.into(),
-            text: text.into(),
-            qp: None,
-            pd: None,
-            stag: None,
-            offset: None,
-            length: None,
-            addresses: None,
-        }
-    }
-}
 
 /// A record as it is kept.
 #[derive(Debug)]
@@ -153,25 +101,20 @@ impl WhyLog {
     }
 
     /// Makes a record; its number, which is never 0 and never given again.
-    pub fn record(&self, now: Time, why: Why) -> u64 {
-        let Why { session, what, routine, mut rule, mut text, .. } = why;
-        cut(&mut rule, MAX_RULE);
-        cut(&mut text, MAX_TEXT);
-        let Why { qp, pd, stag, offset, length, addresses, .. } = why;
-        let mut record = WhyRecord {
-            id: 0,
-            time_ms: 0,
-            session,
-            what,
-            rule,
-            text,
-            qp,
-            pd,
-            stag,
-            offset,
-            length,
-            addresses,
-        };
+    pub fn record(&self, now: Time, record: WhyRecord) -> u64 {
+        self.make(now, record, false)
+    }
+
+    /// The same of what the session's own doing brings about all the time: such records displace
+    /// only their like.
+    pub fn record_routine(&self, now: Time, record: WhyRecord) -> u64 {
+        self.make(now, record, true)
+    }
+
+    fn make(&self, now: Time, mut record: WhyRecord, routine: bool) -> u64 {
+        cut(&mut record.rule, MAX_RULE);
+        cut(&mut record.text, MAX_TEXT);
+        let session = record.session;
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         inner.last += 1;
@@ -264,9 +207,10 @@ fn cut(text: &mut String, most: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::control::WhyKind;
 
-    fn refused(session: u32, text: &str) -> Why {
-        Why::new(SessionId(session), WhyKind::Refused, "a rule", text)
+    fn refused(session: u32, text: &str) -> WhyRecord {
+        WhyRecord::new(SessionId(session), WhyKind::Refused, "a rule", text)
     }
 
     const SESSION_RECORDS: usize = 64;
@@ -309,7 +253,7 @@ mod tests {
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let fault = log.record(Time(0), refused(1, "fault"));
         for _ in 0..1000 {
-            log.record(Time(0), Why { routine: true, ..refused(1, "flushed") });
+            log.record_routine(Time(0), refused(1, "flushed"));
         }
         assert!(log.find(fault).is_some());
         assert_eq!(log.kept(Whose::All), 1 + ROUTINE_RECORDS);
@@ -397,9 +341,12 @@ mod tests {
         for (session, most) in [(1, 0), (2, 2)] {
             log.open(SessionId(session), Some(1), most);
             for n in 0..5 {
-                let mut why = Why::new(SessionId(session), WhyKind::Refused, "r", "t");
-                why.routine = n % 2 == 0;
-                assert_ne!(log.record(Time(0), why), 0);
+                let why = refused(session, "t");
+                let id = match n % 2 {
+                    0 => log.record_routine(Time(0), why),
+                    _ => log.record(Time(0), why),
+                };
+                assert_ne!(id, 0);
             }
         }
         assert_eq!(log.kept(Whose::All), 4);

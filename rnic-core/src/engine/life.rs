@@ -13,8 +13,7 @@ use super::phase::{StreamEvent, StreamPhase};
 use super::qp_core::QpCore;
 use super::reason::Reason;
 use super::state::EngineState;
-use crate::abi::control::{DisconnectReason, Event, WhyKind};
-use crate::device::why::Why;
+use crate::abi::control::{DisconnectReason, Event, WhyKind, WhyRecord};
 use crate::rdmap::{Layout, Terminate, codes};
 use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
 
@@ -317,14 +316,14 @@ impl LifeCycle {
         diagnosis: Diagnosis,
     ) -> u64 {
         let Diagnosis { rule, text, stag, offset, length } = diagnosis;
-        let why = Why {
+        let why = WhyRecord {
             qp: Some(core.id),
             pd: Some(core.pd),
             stag,
             offset,
             length,
             addresses: self.addresses,
-            ..Why::new(core.session, what, rule, text)
+            ..WhyRecord::new(core.session, what, rule, text)
         };
         engine.options.why.record(engine.now, why)
     }
@@ -338,14 +337,13 @@ impl LifeCycle {
         rule: &str,
         text: &str,
     ) -> u64 {
-        let why = Why {
-            routine: true,
+        let why = WhyRecord {
             qp: Some(core.id),
             pd: Some(core.pd),
             addresses: self.addresses,
-            ..Why::new(core.session, what, rule, text)
+            ..WhyRecord::new(core.session, what, rule, text)
         };
-        engine.options.why.record(engine.now, why)
+        engine.options.why.record_routine(engine.now, why)
     }
 
     /// Tells whoever watches the daemon.

@@ -322,6 +322,31 @@ pub struct WhyRecord {
     pub addresses: Option<AddressPair>,
 }
 
+impl WhyRecord {
+    /// A record that names no object but the session, before it has its number and time.
+    pub fn new(
+        session: SessionId,
+        what: WhyKind,
+        rule: impl Into<String>,
+        text: impl Into<String>,
+    ) -> Self {
+        WhyRecord {
+            id: 0,
+            time_ms: 0,
+            session,
+            what,
+            rule: rule.into(),
+            text: text.into(),
+            qp: None,
+            pd: None,
+            stag: None,
+            offset: None,
+            length: None,
+            addresses: None,
+        }
+    }
+}
+
 /// What a *why* record explains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WhyKind {

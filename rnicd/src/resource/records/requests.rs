@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use rnic_core::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
-use rnic_core::device::why::{Kept, Whose, Why};
+use rnic_core::device::why::{Kept, Whose};
 use rnic_core::types::*;
 
 use super::notes::{MAX_TEXT, Note};
@@ -72,8 +72,8 @@ impl Manager {
         }
         let Asked { verb, qp, pd, offset, length } = asked;
         let text = format!("{verb}: {refusal}");
-        let why = Why::new(session, WhyKind::Refused, rule_of(&refusal), text);
-        let why_id = self.records.why.record(now, Why { qp, pd, offset, length, ..why });
+        let why = WhyRecord::new(session, WhyKind::Refused, rule_of(&refusal), text);
+        let why_id = self.records.why.record(now, WhyRecord { qp, pd, offset, length, ..why });
         if let Refusal::Limit { .. } = refusal {
             let text = format!("{verb}: {refusal} (why {why_id})");
             self.note("limit_reached", Some(session), text);
@@ -91,8 +91,8 @@ impl Manager {
     ) -> u64 {
         let rule = "RFC 5044 section 7.1: a connection is TCP and the MPA frames of both sides";
         let pd = self.sessions.get(&session).and_then(|s| s.qps.get(&qp)).map(|qp| qp.pd);
-        let why = Why::new(session, WhyKind::Lost, rule, reason);
-        let why_id = self.records.why.record(clock::now(), Why { qp: Some(qp), pd, ..why });
+        let why = WhyRecord::new(session, WhyKind::Lost, rule, reason);
+        let why_id = self.records.why.record(clock::now(), WhyRecord { qp: Some(qp), pd, ..why });
         let text = format!("QP {qp}: {reason} (why {why_id})");
         self.note("connect_failed", Some(session), text);
         why_id
@@ -105,7 +105,8 @@ impl Manager {
         let Some(session) = session else { return 0 };
         let rule = "local contract: control messages and shared memory follow the ABI, or the \
                     session ends";
-        let why_id = self.records.why.record(now, Why::new(session, WhyKind::Ended, rule, how));
+        let why_id =
+            self.records.why.record(now, WhyRecord::new(session, WhyKind::Ended, rule, how));
         let text = format!("session ended: {how} (why {why_id})");
         self.note("session_ended", Some(session), text);
         why_id
