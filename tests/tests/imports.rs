@@ -292,12 +292,14 @@ fn module_of(path: &Path) -> String {
 
 /// The modules in which that stands which a module imports.
 fn targets(module: &str, text: &str, all: &BTreeMap<String, String>) -> BTreeSet<String> {
-    // What is only handed on is nothing this file needs.
-    let without_reexports: String = text
-        .split_inclusive(';')
-        .filter(|part| !part.trim_start().starts_with("pub use"))
-        .collect();
+    // What is only handed on is nothing this file needs, nor is whoever may see a name.
+    let text = text.split("pub(in ").map(|part| part.strip_prefix("crate::").unwrap_or(part));
+    let text = text.collect::<Vec<_>>().join("pub(in ");
+    let without_reexports: String =
+        text.split_inclusive(';').filter(|part| handed_on(part).is_none()).collect();
     let mut found: Vec<String> = paths(&without_reexports, "crate::").into_iter().collect();
+    let own = paths(&without_reexports, "self::");
+    found.extend(own.iter().map(|path| format!("{module}::{path}")));
     let mut above = module;
     let mut start = "super::".to_owned();
     while let Some((parent, _)) = above.rsplit_once("::") {
@@ -322,14 +324,25 @@ fn resolve(path: &str, all: &BTreeMap<String, String>) -> Option<String> {
     }
     let (module, name) = path.rsplit_once("::")?;
     let Some(text) = all.get(module) else { return resolve(module, all) };
-    for handed_on in text.split(';').filter_map(|part| part.trim_start().strip_prefix("pub use ")) {
+    for handed_on in text.split(';').filter_map(handed_on) {
         let mut named = BTreeSet::new();
         spell_out(handed_on, "", &mut named);
         if let Some(from) = named.iter().find(|from| from.rsplit("::").next() == Some(name)) {
-            return resolve(&format!("{module}::{from}"), all);
+            let from = from.strip_prefix("self::").unwrap_or(from);
+            return match from.strip_prefix("crate::") {
+                Some(from) => resolve(from, all),
+                None => resolve(&format!("{module}::{from}"), all),
+            };
         }
     }
     Some(module.to_owned())
+}
+
+/// What a `pub use`, of whatever visibility, hands on.
+fn handed_on(part: &str) -> Option<&str> {
+    let rest = part.trim_start().strip_prefix("pub")?;
+    let rest = rest.strip_prefix('(').map_or(Some(rest), |rest| Some(rest.split_once(')')?.1))?;
+    rest.trim_start().strip_prefix("use ")
 }
 
 #[test]
