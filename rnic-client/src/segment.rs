@@ -71,8 +71,7 @@ pub(crate) fn share(session: &Session, len: u64) -> Result<(SegmentId, Arc<Mappi
         other => return Err(unexpected(&other)),
     };
     let (mapping, fd) = populated(size)?;
-    let client_address = mapping.address();
-    let body = RequestBody::FillSegment { segment: reserved.id, client_address };
+    let body = RequestBody::FillSegment { segment: reserved.id };
     match session.request_with(body, Some(fd.as_fd()))?.0 {
         ReplyBody::Done => Ok((reserved.keep(), mapping)),
         other => Err(unexpected(&other)),

@@ -156,7 +156,7 @@ fn a_segment_that_is_not_one_memfd_ends_the_session() {
     ];
     for descriptors in wrong {
         let mut raw = Raw::open(&daemon.socket());
-        raw.ask(RequestBody::AddSegment { length: 4096, client_address: 0 }, &descriptors);
+        raw.ask(RequestBody::AddSegment { length: 4096 }, &descriptors);
         let reply = raw.reply();
         assert!(
             matches!(&reply, Some(Reply { result: Err(Refusal::Malformed { .. }), .. })),
@@ -176,7 +176,7 @@ fn a_memfd_that_lies_is_refused_and_costs_nothing() {
     rustix::fs::ftruncate(&sparse, 8192).unwrap();
     let honest = memfd(4096);
     for (memfd, length) in [(&sparse, 8192), (&honest, 8192), (&honest, 4095), (&honest, 0)] {
-        let body = RequestBody::AddSegment { length, client_address: 0 };
+        let body = RequestBody::AddSegment { length };
         assert!(raw.call_with(body, &[memfd.as_fd()]).is_err(), "{length}");
     }
     let status = raw.status();
@@ -246,11 +246,11 @@ fn each_limit_is_refused_by_its_name() {
 
     let segment = raw.segment(4096);
     let too_much = memfd(65536);
-    let body = RequestBody::AddSegment { length: 65536, client_address: 0 };
+    let body = RequestBody::AddSegment { length: 65536 };
     let refusal = raw.call_with(body, &[too_much.as_fd()]).unwrap_err().to_string();
     key(refusal, "limits.session.segment_bytes = 65536 reached");
     raw.segment(4096);
-    let body = RequestBody::AddSegment { length: 4096, client_address: 0 };
+    let body = RequestBody::AddSegment { length: 4096 };
     let refusal = raw.call_with(body, &[memfd(4096).as_fd()]).unwrap_err().to_string();
     key(refusal, "limits.session.segments = 2 reached");
 
@@ -680,7 +680,7 @@ fn a_reserved_segment_counts_before_it_has_memory_and_is_filled_once() {
     starts(raw.refused(reg_mr(pd, segment, 1)), "segment: is reserved");
 
     // What does not fit leaves it reserved.
-    let fill = |segment| RequestBody::FillSegment { segment, client_address: 0 };
+    let fill = |segment| RequestBody::FillSegment { segment };
     let refusal = raw.call_with(fill(segment), &[memfd(4096).as_fd()]).unwrap_err().to_string();
     starts(refusal, "segment: the memfd has 4096");
     assert_eq!(raw.call_with(fill(segment), &[memfd(32768).as_fd()]), Ok(ReplyBody::Done));

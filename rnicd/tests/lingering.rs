@@ -60,7 +60,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
     let mut bystander = Raw::open(&daemon.socket());
     let hello = Hello { min_version: 1, max_version: 1, features: 0 }.to_bytes();
     let open_pd = RequestBody::OpenPd { name: None };
-    let add_segment = RequestBody::AddSegment { length: 4096, client_address: 0 };
+    let add_segment = RequestBody::AddSegment { length: 4096 };
     let memfd = memfd(4096);
 
     let mut raw = Raw::open(&daemon.socket());

@@ -36,9 +36,7 @@ fn exhaust(raw: &mut Raw, kind: &str) -> String {
         let memfd = memfd(4096);
         let (body, with_memfd) = match kind {
             "pds" => (RequestBody::OpenPd { name: None }, false),
-            "segments" | "segment_bytes" => {
-                (RequestBody::AddSegment { length: 4096, client_address: 0 }, true)
-            }
+            "segments" | "segment_bytes" => (RequestBody::AddSegment { length: 4096 }, true),
             "mrs" => (reg_mr(pd, segment, 4096), false),
             "channels" => (RequestBody::CreateChannel, false),
             "cqs" => (new_cq(1), false),

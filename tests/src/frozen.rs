@@ -97,7 +97,7 @@ pub fn pass(socket: &Path, how: Passed, file: &Path) -> Result<(), Failure> {
     }
     let mut raw = Raw::try_open(socket).ok_or("no session")?;
     let body = match how {
-        Passed::Segment => RequestBody::AddSegment { length: LEN as u64, client_address: 0 },
+        Passed::Segment => RequestBody::AddSegment { length: LEN as u64 },
         Passed::Memory => RequestBody::AttachMemory,
         Passed::Socket => RequestBody::ServeOver { context: 0 },
         Passed::Unasked | Passed::Hello => RequestBody::OpenPd { name: None },

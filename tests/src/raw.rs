@@ -301,7 +301,7 @@ impl Raw {
 
     /// A segment of this memory.
     pub fn segment_of(&mut self, memory: BorrowedFd<'_>, length: u64) -> SegmentId {
-        match self.call_with(RequestBody::AddSegment { length, client_address: 0 }, &[memory]) {
+        match self.call_with(RequestBody::AddSegment { length }, &[memory]) {
             Ok(ReplyBody::Segment { segment }) => segment,
             other => panic!("{other:?}"),
         }

@@ -404,7 +404,7 @@ mod tests {
         let (reaper, mut buffer) = (Reaper::without_threads(), [0; MAX_MESSAGE]);
         let memfd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC);
         let memfd = memfd.unwrap_or_else(|e| panic!("{e}"));
-        ask(&theirs, RequestBody::AddSegment { length: 4096, client_address: 0 }, vec![memfd]);
+        ask(&theirs, RequestBody::AddSegment { length: 4096 }, vec![memfd]);
         let refused =
             || Err(Refusal::Limit { key: "closing".into(), limit: 1, used: 1, wanted: 1 });
         let got = connection.receive(&mut buffer, &reaper, refused);

@@ -47,7 +47,7 @@ impl Manager {
             R::QueryDevice => self.device(id),
             R::OpenPd { name } => self.open_pd(id, name.as_deref()),
             R::ClosePd { pd } => self.close_pd(id, pd),
-            R::AddSegment { length, client_address: _ } => match descriptor {
+            R::AddSegment { length } => match descriptor {
                 Some(memfd) => self.add_segment(id, length, memfd),
                 None => Err(refuse::lost_descriptor()),
             },
@@ -100,7 +100,7 @@ impl Manager {
             R::Drain { on } => self.drain(id, on),
             R::Why { id: number } => self.why(id, number),
             R::ReserveSegment { length } => self.reserve_segment(id, length),
-            R::FillSegment { segment, client_address: _ } => match descriptor {
+            R::FillSegment { segment } => match descriptor {
                 Some(memfd) => self.fill_segment(id, segment, memfd),
                 None => Err(refuse::lost_descriptor()),
             },

@@ -145,7 +145,7 @@ impl Intruder {
     /// If that is refused.
     pub fn segment(&mut self, length: usize) -> Result<SegmentId, Failure> {
         let memory = memfd(length);
-        let add = RequestBody::AddSegment { length: length as u64, client_address: 0 };
+        let add = RequestBody::AddSegment { length: length as u64 };
         match self.raw.try_call(add, &[memory.as_fd()]) {
             Some(Ok(ReplyBody::Segment { segment })) => Ok(segment),
             other => Err(format!("no segment: {other:?}").into()),

@@ -40,7 +40,7 @@ pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
             // At the pace of whoever answers, as long as he does.
             std::thread::sleep(Duration::from_micros(50));
         }
-        let body = RequestBody::AddSegment { length: LEN + HOLE, client_address: 0 };
+        let body = RequestBody::AddSegment { length: LEN + HOLE };
         raw.ask(body, &[segment.as_fd()]);
         drop(segment);
         // The last answer is the one to that; the session may have ended before.

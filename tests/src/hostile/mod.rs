@@ -86,7 +86,7 @@ impl Session {
         let mut raw = Raw::try_open(socket)?;
         let events = raw.descriptors.get(1)?.try_clone().ok()?;
         let memory = memfd(SEGMENT);
-        let body = RequestBody::AddSegment { length: SEGMENT as u64, client_address: 0 };
+        let body = RequestBody::AddSegment { length: SEGMENT as u64 };
         let Ok(ReplyBody::Segment { segment }) = raw.try_call(body, &[memory.as_fd()])? else {
             return None;
         };
@@ -471,7 +471,7 @@ impl Session {
         let length = [0, PAGE as u64, SEGMENT as u64, u64::MAX][rng.below(4) as usize];
         let body = match rng.below(4) {
             0 => RequestBody::Status,
-            _ => RequestBody::AddSegment { length, client_address: rng.word() },
+            _ => RequestBody::AddSegment { length },
         };
         self.raw.try_call(body, &many).map(drop)
     }
@@ -496,7 +496,7 @@ impl Session {
                     }
                 }
             });
-            let body = RequestBody::AddSegment { length: SEGMENT as u64, client_address: 0 };
+            let body = RequestBody::AddSegment { length: SEGMENT as u64 };
             if let Some(Ok(ReplyBody::Segment { segment })) =
                 self.raw.try_call(body, &[fresh.as_fd()])
             {

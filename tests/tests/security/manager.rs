@@ -130,7 +130,7 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
     limited(&any_port, 2, "listeners");
     for (length, key) in [(8192, "segment_bytes"), (4096, ""), (4096, "segments")] {
         let memory = memfd(length);
-        let body = RequestBody::AddSegment { length: length as u64, client_address: 0 };
+        let body = RequestBody::AddSegment { length: length as u64 };
         match raw.call_with(body, &[memory.as_fd()]) {
             Ok(_) => assert_eq!(key, ""),
             Err(refusal) => refused_by(&refusal, &format!("limits.session.{key}")),
@@ -177,12 +177,12 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
     let memory = memfd(4096);
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
     let reader = std::fs::File::open(path).unwrap();
-    let body = RequestBody::AddSegment { length: 4096, client_address: 0 };
+    let body = RequestBody::AddSegment { length: 4096 };
     let answer = raw.try_call(body.clone(), &[reader.as_fd()]);
     assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
     // More than there is, by a segment or a region, is refused.
     let mut raw = Raw::open(daemon.socket());
-    let longer = RequestBody::AddSegment { length: 8192, client_address: 0 };
+    let longer = RequestBody::AddSegment { length: 8192 };
     let answer = raw.try_call(longer, &[memory.as_fd()]);
     assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
     let mut raw = Raw::open(daemon.socket());

@@ -35,8 +35,6 @@ pub enum RequestBody {
     AddSegment {
         /// Bytes; must equal the memfd's size and be a multiple of the page size.
         length: u64,
-        /// Where the client mapped it (for addresses in its own terms).
-        client_address: u64,
     },
     /// Withdraws shared memory that no region names any more. Answer: `Done`.
     RemoveSegment {
@@ -271,8 +269,6 @@ pub enum RequestBody {
     FillSegment {
         /// The segment, as it was reserved.
         segment: SegmentId,
-        /// Where the client mapped it (for addresses in its own terms).
-        client_address: u64,
     },
     /// Gives a completion queue another size, and another place with what is unread in it. From the
     /// request until its answer the client does not touch the queue; then the old place is no
