@@ -8,10 +8,10 @@
 //! the daemon.
 
 pub mod allocator;
+pub mod copier;
 pub mod cq;
 mod fault;
 pub mod memory;
-pub mod mover;
 pub mod qp;
 pub mod records;
 pub mod srq;
@@ -20,9 +20,9 @@ pub mod why;
 pub mod window;
 
 pub use allocator::StagAllocator;
+pub use copier::Copier;
 pub use cq::Cq;
 pub use memory::Memory;
-pub use mover::Mover;
 pub use qp::QpShared;
 pub use srq::Srq;
 pub use stag::{Names, StagChange, StagEntry, StagTable};

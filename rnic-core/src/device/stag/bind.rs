@@ -35,8 +35,8 @@ impl StagTable {
                     _ => Some(self.entry_for(who, &window, request)?.0),
                 };
                 let revoke = window.begin(request.window)?;
-                let mover = revoke.and_then(|stag| self.mover_of(stag));
-                Ok(Some(StagChange { revoke, mover, install, window: Some((window, new)) }))
+                let copier = revoke.and_then(|stag| self.copier_of(stag));
+                Ok(Some(StagChange { revoke, copier, install, window: Some((window, new)) }))
             }
             WindowKind::Type2 => {
                 let (entry, binding) = self.entry_for(who, &window, request)?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::entry::{Names, StagEntry};
-use crate::device::mover::Mover;
+use crate::device::copier::Copier;
 use crate::device::window::Window;
 use crate::types::Stag;
 
@@ -12,8 +12,8 @@ use crate::types::Stag;
 #[derive(Clone, Default)]
 pub struct StagChange {
     pub(super) revoke: Option<Stag>,
-    /// The mover that alone reaches the memory of what is revoked.
-    pub(super) mover: Option<Arc<Mover>>,
+    /// The copier that alone reaches the memory of what is revoked.
+    pub(super) copier: Option<Arc<Copier>>,
     pub(super) install: Option<StagEntry>,
     /// The window that changes, and the STag it then has.
     pub(super) window: Option<(Arc<Window>, Stag)>,
@@ -31,10 +31,10 @@ impl StagChange {
         window.settle(*stag, to);
     }
 
-    /// The mover that may be at work on what stops to work here: its jobs must be over as well
+    /// The copier that may be at work on what stops to work here: its jobs must be over as well
     /// before this is settled.
-    pub fn mover(&self) -> Option<&Arc<Mover>> {
-        self.mover.as_ref()
+    pub fn copier(&self) -> Option<&Arc<Copier>> {
+        self.copier.as_ref()
     }
 
     /// The STag that stops to work, if one does.
