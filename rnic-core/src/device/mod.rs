@@ -8,9 +8,9 @@
 //! the daemon.
 
 pub mod allocator;
+pub mod copier;
 pub mod cq;
 pub mod memory;
-pub mod mover;
 pub mod qp;
 pub mod records;
 pub mod srq;
@@ -19,9 +19,9 @@ pub mod why;
 pub mod window;
 
 pub use allocator::StagAllocator;
+pub use copier::Copier;
 pub use cq::Cq;
 pub use memory::Memory;
-pub use mover::Mover;
 pub use qp::QpShared;
 pub use srq::Srq;
 pub use stag::{StagEntry, StagTable};

@@ -111,7 +111,7 @@ impl Qp {
             };
         }
 
-        // Into memory, at once or by a mover.
+        // Into memory, at once or by a copier.
         let stags = &engine.stags;
         let placed = match segment {
             Incoming::Write { stag, to, last, stag_changed } => {
@@ -127,7 +127,7 @@ impl Qp {
         };
         drop(memory);
 
-        // What is complete with it, now or when the mover is done.
+        // What is complete with it, now or when the copier is done.
         match placed {
             Placed::Done => self.segment_placed(engine, segment, len)?,
             Placed::Pending(write) => {
@@ -309,7 +309,7 @@ impl Qp {
         flags.set(CompletionFlags::SOLICITED, kind.solicited);
         if let Some(stag) = kind.invalidate {
             flags |= CompletionFlags::WITH_INV;
-            if engine.stags.mover_of(stag).is_some() {
+            if engine.stags.copier_of(stag).is_some() {
                 self.requester.unstage();
             }
             let invalidated = engine.stags.invalidate_by_peer(self.core.principal(), stag);
