@@ -1,8 +1,8 @@
-//! What becomes of an arriving segment, whichever path it came by: [`Qp::segment_arrived`] finds its
-//! buffer, places it and completes what is complete.
+//! What becomes of an arriving segment, whichever path it came by: [`Qp::segment_arrived`] finds
+//! its buffer, places it and completes what is complete.
 //!
-//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. All of them are passed
-//! before the first byte is placed.
+//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. All of them are
+//! passed before the first byte is placed.
 
 use super::incoming::{Incoming, Origin};
 use super::qp::Qp;
@@ -139,8 +139,8 @@ impl Qp {
         Ok(Taken::Yes)
     }
 
-    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue died
-    /// must not take messages.
+    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue
+    /// died must not take messages.
     #[inline]
     fn can_receive(&mut self, engine: &mut EngineState) -> bool {
         if self.core.recv_cq.is_dead() {
@@ -293,8 +293,8 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    /// The last segment of a Send has been placed and the message is whole: invalidate, then deliver
-    /// (the STag is dead before the completion is visible).
+    /// The last segment of a Send has been placed and the message is whole: invalidate, then
+    /// deliver (the STag is dead before the completion is visible).
     fn deliver_send(
         &mut self,
         engine: &mut EngineState,

@@ -16,8 +16,8 @@ use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 
 impl Engine {
-    /// Starts to serve a session's doorbells. Its QPs take turns with those of other sessions of this
-    /// user, and all of them with those of other users.
+    /// Starts to serve a session's doorbells. Its QPs take turns with those of other sessions of
+    /// this user, and all of them with those of other users.
     pub fn attach_session(
         &mut self,
         session: SessionId,
@@ -181,7 +181,8 @@ impl Engine {
         let qp = Box::new(Qp::new(key, seat, config, link));
         self.by_id.insert(qp.core.id, key);
         self.state.doorbells.route(seat, qp.core.doorbell, key);
-        // Posting rang nothing before this; from now on it does, and the caller scans both rings once.
+        // Posting rang nothing before this; from now on it does, and the caller scans both rings
+        // once.
         qp.requester.set_worker(self.state.worker);
         qp.responder.set_worker(self.state.worker);
         self.qps[key as usize] = Some(qp);

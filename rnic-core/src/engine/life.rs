@@ -1,8 +1,8 @@
 //! The life of a queue pair's stream: its phase, why it ends, and what its owner is told of both.
 //!
 //! The first fault of a stream is also the reason of every flush that follows, so the number of its
-//! record is kept here. What this side brings about itself is put aside in the log, where it displaces
-//! no fault.
+//! record is kept here. What this side brings about itself is put aside in the log, where it
+//! displaces no fault.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -15,8 +15,8 @@
 //!  TerminateWritten behind the peer's FIN, or by Deadline; any by Lost
 //! ```
 //!
-//! RFC 5040 section 5.1 and RFC 5044 section 7.1 have the rules behind it. Applications see the states
-//! of verbs ([`StreamPhase::state`]).
+//! RFC 5040 section 5.1 and RFC 5044 section 7.1 have the rules behind it. Applications see the
+//! states of verbs ([`StreamPhase::state`]).
 
 use crate::types::QpState;
 
@@ -35,8 +35,8 @@ pub(super) enum StreamPhase {
     FinSent,
     /// A Terminate is to be sent; nothing is received any more.
     Terminating,
-    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does not
-    /// reset the connection under our Terminate.
+    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does
+    /// not reset the connection under our Terminate.
     Draining,
     /// No stream: none yet, or none any more.
     Ended,

@@ -33,8 +33,8 @@ impl Qp {
         self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
     }
 
-    /// Ends the stream with a Terminate of ours. `payload` is its RDMAP header; none for a Terminate
-    /// that encloses nothing. `reason` is put on record unless the fault is already.
+    /// Ends the stream with a Terminate of ours. `payload` is its RDMAP header; none for a
+    /// Terminate that encloses nothing. `reason` is put on record unless the fault is already.
     pub(super) fn terminate(
         &mut self,
         engine: &mut EngineState,

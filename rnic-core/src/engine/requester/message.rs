@@ -1,8 +1,8 @@
 //! Outgoing messages and their segmentation (RFC 5041 section 5.2), for both paths alike.
 //!
 //! A [`Message`] knows where its payload is and how much has been sent; [`Message::next_segment`]
-//! cuts the next DDP segment, [`Message::gather`] resolves the memory it covers. What becomes of the
-//! segment, frames on TCP or a call at the other QP, is not known here.
+//! cuts the next DDP segment, [`Message::gather`] resolves the memory it covers. What becomes of
+//! the segment, frames on TCP or a call at the other QP, is not known here.
 
 use arrayvec::ArrayVec;
 

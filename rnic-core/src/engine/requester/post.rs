@@ -1,8 +1,8 @@
 //! From the send queue to an outgoing message: taking requests, checking them, holding them back.
 //!
-//! A request is taken only when a CQ slot is reserved for it. It is validated on the private copy and
-//! refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold the queue;
-//! nothing overtakes (RFC 5040 section 5.5).
+//! A request is taken only when a CQ slot is reserved for it. It is validated on the private copy
+//! and refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold
+//! the queue; nothing overtakes (RFC 5040 section 5.5).
 
 use super::in_flight::{OutboundRead, Progress, Request};
 use super::message::{Head, Message, Source, element, total_length};
@@ -31,7 +31,8 @@ const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - UntaggedHeader::LEN as u32;
 impl Requester {
     /// Makes sure that a message is ready to be segmented; false if there is none to send now.
     ///
-    /// Read Responses alternate with requests, by message: neither keeps the other waiting for long.
+    /// Read Responses alternate with requests, by message: neither keeps the other waiting for
+    /// long.
     pub(in crate::engine) fn next_message(
         &mut self,
         core: &mut QpCore,

@@ -1,12 +1,12 @@
 //! Receiving from TCP: bytes become verified FPDUs, FPDUs become segments.
 //!
-//! Nothing of an FPDU is looked at before its CRC and Markers have been checked (RFC 5044 section 6).
-//! Bytes arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of its own,
-//! and the next call reads the missing bytes straight behind it.
+//! Nothing of an FPDU is looked at before its CRC and Markers have been checked (RFC 5044 section
+//! 6). Bytes arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of
+//! its own, and the next call reads the missing bytes straight behind it.
 
 use std::io::{self, IoSliceMut};
 
-use super::in_words;
+use super::failure::in_words;
 use super::partial::unwatch;
 use crate::abi::control::DisconnectReason;
 use crate::engine::arrival::PayloadSource;
@@ -297,7 +297,8 @@ impl Qp {
         }
     }
 
-    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes on.
+    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes
+    /// on.
     pub(in crate::engine) fn send_placed(
         &mut self,
         (mo, len, last): (u32, usize, bool),

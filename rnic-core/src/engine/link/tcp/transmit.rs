@@ -1,22 +1,23 @@
 //! Sending over TCP: messages become FPDUs in the engine's slab, the slab goes to the socket.
 //!
-//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy: an
-//! application that scribbles changes its data, never the framing. Long messages without CRCs and
-//! Markers take the way of [`zero_copy`](super::zero_copy) instead.
+//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy:
+//! an application that scribbles changes its data, never the framing. Long messages without CRCs
+//! and Markers take the way of [`zero_copy`](super::zero_copy) instead.
 
 use std::convert::Infallible;
 use std::io;
 
+use super::failure::in_words;
 use super::zero_copy::ZeroCopyError;
-use super::{TcpLink, TxBatch, in_words};
+use super::{TcpLink, TxBatch};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Target};
 use crate::engine::charge::{Names, Owner};
 use crate::engine::interface::{Output, Transmit};
 use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{Outgoing, Qp};
-use crate::engine::requester::StageError;
 use crate::engine::requester::message::{Gather, GatherFault};
+use crate::engine::requester::staging::StageError;
 use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
 use crate::mpa::MAX_FPDU;
@@ -178,8 +179,8 @@ impl Qp {
         }
     }
 
-    /// Frames the next segment of the message in progress, behind `used` bytes of the slab: bytes of
-    /// the FPDU. One whose memory cannot be had is dealt with, and is none.
+    /// Frames the next segment of the message in progress, behind `used` bytes of the slab: bytes
+    /// of the FPDU. One whose memory cannot be had is dealt with, and is none.
     fn frame_segment(
         &mut self,
         engine: &mut EngineState,
@@ -374,8 +375,8 @@ impl TcpLink {
         self.framer.frame(out, &bytes[..header_len], len, |_, block| reader.read(block))
     }
 
-    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP header.
-    /// None where it would not stand behind everything else.
+    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP
+    /// header. None where it would not stand behind everything else.
     pub(in crate::engine) fn final_terminate(&mut self, payload: &[u8]) -> Option<Vec<u8>> {
         if self.has_unsent() || self.rtr.is_some() {
             return None;

@@ -225,8 +225,8 @@ impl World {
         }
     }
 
-    /// Has every worker change what was asked for, then says so, when the copier that may be at work
-    /// there has no job any more. Whether it has said so of any.
+    /// Has every worker change what was asked for, then says so, when the copier that may be at
+    /// work there has no job any more. Whether it has said so of any.
     pub fn answer(&mut self) -> bool {
         let mut said = false;
         for (engine, qp, change) in std::mem::take(&mut self.changes) {
