@@ -343,7 +343,7 @@ fn stop(pid: i32) {
 #[test]
 fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
     for config in PATHS {
-        let engine = "[engine]\nmover_deadline = \"2s\"\n";
+        let engine = "[engine]\ncopier_deadline = \"2s\"\n";
         let config = match config.strip_prefix("[engine]\n") {
             Some(rest) => format!("{engine}{rest}"),
             None => format!("{engine}{config}"),
@@ -413,8 +413,8 @@ fn strangers_are_refused_by_name() {
     strangers.has_no_copiers();
     strangers.daemon.shrinks_to(start);
     for (limits, told) in [
-        ("[limits]\nmovers = 2\n", "limits.copiers = 2 reached"),
-        ("[limits.user]\nmovers = 2\n", "limits.user.copiers (user 65534) = 2 reached"),
+        ("[limits]\ncopiers = 2\n", "limits.copiers = 2 reached"),
+        ("[limits.user]\ncopiers = 2\n", "limits.user.copiers (user 65534) = 2 reached"),
     ] {
         too_many_copiers(limits, told);
     }

@@ -228,7 +228,7 @@ fn copiers_can_be_allowed_later() {
     if !is_root() {
         return;
     }
-    let config = |copiers| format!("[control]\nmode = \"0666\"\n[limits]\nmovers = {copiers}\n");
+    let config = |copiers| format!("[control]\nmode = \"0666\"\n[limits]\ncopiers = {copiers}\n");
     let daemon = Daemon::start(binaries!(), &config(0));
     let refused = lends(&daemon).expect_err("none is allowed");
     assert!(refused.contains("limits.copiers = 0 reached"), "{refused}");

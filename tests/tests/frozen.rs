@@ -135,7 +135,7 @@ fn a_successor_need_not_wait_for_a_descriptor_that_cannot_be_closed() {
 fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
     for loopback in ["direct", "tcp"] {
         let config = format!(
-            "[engine]\nmover_deadline = \"2s\"\nloopback = \"{loopback}\"\n\
+            "[engine]\ncopier_deadline = \"2s\"\nloopback = \"{loopback}\"\n\
              [[user]]\nwho = {HOSTILE}\nuser = {{ copiers = 1 }}\n\
              [[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n",
         );
@@ -185,7 +185,7 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
 
 #[test]
 fn a_file_that_never_says_what_it_is_cannot_be_attached() {
-    let Some(daemon) = daemon("[engine]\nmover_deadline = \"2s\"\n") else { return };
+    let Some(daemon) = daemon("[engine]\ncopier_deadline = \"2s\"\n") else { return };
     let start = daemon.at_rest();
     let mut hostile = freeze(&daemon, &["pass-frozen", "memory"]);
     let told = "cannot start a copier: the descriptor could not be examined in time";
