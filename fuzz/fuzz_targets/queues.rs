@@ -19,11 +19,11 @@ fuzz_target!(|data: &[u8]| {
         _ => Receiving::Own,
     };
     let mut w = World::receiving(4, receiving);
-    w.bind_direct(0, 1);
+    w.attach_direct(0, 1);
     if how & 1 == 0 {
-        w.bind_tcp(2, negotiated(Role::Initiator { rtr: None }, true, false));
+        w.attach_tcp(2, negotiated(Role::Initiator { rtr: None }, true, false));
     } else {
-        w.bind_direct(2, 3);
+        w.attach_direct(2, 3);
     }
     let words = w.clients[2].used / 8;
     while !input.is_empty() {

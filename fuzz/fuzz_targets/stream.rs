@@ -22,7 +22,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let markers = bits & 4 != 0;
     let mut w = World::new(1);
-    w.bind_tcp(0, negotiated(role, false, markers));
+    w.attach_tcp(0, negotiated(role, false, markers));
     let mut framer = Framer::new(markers, false);
     let qp = w.clients[0].qp;
     for n in 0..6 {

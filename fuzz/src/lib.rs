@@ -114,7 +114,7 @@ impl World {
         let options = EngineOptions {
             worker: 0,
             drain_deadline: Duration::from_secs(1),
-            mover_deadline: Duration::from_secs(1),
+            copier_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
             partial: Default::default(),
@@ -128,13 +128,13 @@ impl World {
         World { engine, clients, now, closed: false, sent: 0 }
     }
 
-    pub fn bind_tcp(&mut self, n: usize, negotiated: Negotiated) {
+    pub fn attach_tcp(&mut self, n: usize, negotiated: Negotiated) {
         let config = self.clients[n].config.take().expect("bound once");
         self.engine.attach_tcp(config, negotiated, addresses(), self.now);
         self.settle();
     }
 
-    pub fn bind_direct(&mut self, a: usize, b: usize) {
+    pub fn attach_direct(&mut self, a: usize, b: usize) {
         let end = |w: &mut World, n: usize, role| {
             let config = w.clients[n].config.take().expect("bound once");
             (config, negotiated(role, false, false), addresses())

@@ -35,7 +35,7 @@ impl Subject {
             | Event::Disconnected { qp, .. }
             | Event::PeerClosed { qp, .. }
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
-            Event::LastReceive { qp, .. } => Subject::Qp(qp),
+            Event::LastWqeReached { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
             Event::SrqLimit { srq, .. }
             | Event::SrqError { srq, .. }

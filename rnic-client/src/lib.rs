@@ -150,6 +150,6 @@ pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::shm::RawBytes;
 pub use rnic_core::types::{
     Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
-    MwId, NoReceive, PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, SrqId, Stag,
+    MwId, RnrPolicy, PdId, QpId, QpState, RequestId, Scope, SegmentId, SessionId, SrqId, Stag,
     TerminateCode, TerminateOrigin, WindowKind,
 };

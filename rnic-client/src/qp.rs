@@ -8,7 +8,7 @@ use rnic_core::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBod
 use rnic_core::abi::queue::QueueKind;
 use rnic_core::shm::lease::LoanNumber;
 use rnic_core::shm::queue::{PushError, QueueMemory, SendProducer};
-use rnic_core::types::{NoReceive, QpId};
+use rnic_core::types::{RnrPolicy, QpId};
 
 use crate::cq::Cq;
 use crate::error::{Error, PostError};
@@ -46,7 +46,7 @@ pub struct QpOptions<'a> {
     /// What becomes of a message that finds no receive: by default it ends the connection, as RFC
     /// 5041 section 7.1 has it; or it is held until one is posted, which keeps everything behind
     /// it waiting too, the responses to this QP's own Reads included.
-    pub no_receive: NoReceive,
+    pub rnr_policy: RnrPolicy,
     /// Returned in the QP's events; default 0.
     pub context: u64,
 }
@@ -64,7 +64,7 @@ impl<'a> QpOptions<'a> {
             max_recv_sge: 4,
             max_inline: 64,
             signal_all: false,
-            no_receive: NoReceive::Terminate,
+            rnr_policy: RnrPolicy::Terminate,
             context: 0,
         }
     }
@@ -118,7 +118,7 @@ impl Qp {
             max_recv_sge: options.max_recv_sge,
             max_inline: options.max_inline,
             signal_all: options.signal_all,
-            no_receive: options.no_receive,
+            rnr_policy: options.rnr_policy,
             context: options.context,
         }))?;
         let ReplyBody::Qp { qp: id, sq, rq, .. } = reply else { return Err(unexpected(&reply)) };
@@ -253,7 +253,7 @@ impl Qp {
     }
 
     /// Posts receives in order (`ibv_post_recv(3)`), at best before the QP is connected: a message
-    /// that finds none ends the connection, or waits, see [`QpOptions::no_receive`].
+    /// that finds none ends the connection, or waits, see [`QpOptions::rnr_policy`].
     ///
     /// # Errors
     ///

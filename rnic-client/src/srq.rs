@@ -45,7 +45,7 @@ impl Default for SrqOptions {
 /// Its events come by [`Context::next_event`](crate::Context::next_event):
 /// [`Event::SrqLimit`](crate::Event::SrqLimit) when it runs low,
 /// [`Event::SrqUnfair`](crate::Event::SrqUnfair) when the peer of one QP uses up more than its fair
-/// share, [`Event::LastReceive`](crate::Event::LastReceive) when a QP in Error will take no more, and
+/// share, [`Event::LastWqeReached`](crate::Event::LastWqeReached) when a QP in Error will take no more, and
 /// [`Event::SrqError`](crate::Event::SrqError) when its memory was scribbled over.
 ///
 /// ```no_run

@@ -159,13 +159,13 @@ pub enum WindowKind {
 
 /// What becomes of a Send that finds no receive posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum NoReceive {
+pub enum RnrPolicy {
     /// The stream is terminated with DDP code 1/2/02, as RFC 5041 section 7.1 has it.
     Terminate,
     /// The stream is held until a receive is posted, but at most so many milliseconds.
-    Hold {
+    Wait {
         /// Longest wait; 0 for the device's default.
-        deadline_ms: u32,
+        timeout_ms: u32,
     },
 }
 

@@ -18,7 +18,7 @@ pub mod events;
 pub mod exec;
 pub mod log;
 pub mod metrics;
-pub mod mover;
+pub mod copier;
 mod packet;
 pub mod privilege;
 pub mod rate;

@@ -14,7 +14,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use crate::config::Seccomp;
-use crate::log::Damper;
+use crate::log::RateLimitedLog;
 use crate::privilege::{ThreadKind, spawn_confined};
 
 /// What a figure does.
@@ -81,10 +81,10 @@ impl Writer {
     pub fn start(seccomp: Seccomp) -> io::Result<Self> {
         let (pages, inbox) = sync_channel::<(PathBuf, String)>(1);
         spawn_confined("rnicd-metrics", ThreadKind::Control, seccomp, move || {
-            let mut damper = Damper::new(1, QUIET);
+            let mut log_limit = RateLimitedLog::new(1, QUIET);
             while let Ok((path, page)) = inbox.recv() {
                 if let Err(error) = replace(&path, page.as_bytes())
-                    && let Some(suppressed) = damper.count(Instant::now())
+                    && let Some(suppressed) = log_limit.count(Instant::now())
                 {
                     let path = path.display();
                     tracing::warn!(%path, %error, suppressed, "cannot write metrics.file");

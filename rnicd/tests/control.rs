@@ -277,8 +277,8 @@ fn each_limit_is_refused_by_its_name() {
     key(raw.refused(with(|r| r.max_recv_sge = 255)), "max_recv_sge = 255 is above limits.sge");
     key(raw.refused(with(|r| r.max_inline = 65)), "max_inline = 65 is above limits.inline = 64");
     key(raw.refused(with(|r| r.srq = Some(SrqId(1)))), "no SRQ 1 in this session");
-    let hold = |r: &mut QpRequest| r.no_receive = NoReceive::Hold { deadline_ms: 3_600_001 };
-    key(raw.refused(with(hold)), "no_receive.deadline_ms = 3600001 is above one hour = 3600000");
+    let hold = |r: &mut QpRequest| r.rnr_policy = RnrPolicy::Wait { timeout_ms: 3_600_001 };
+    key(raw.refused(with(hold)), "rnr_policy.timeout_ms = 3600001 is above one hour = 3600000");
     let qp = raw.qp(pd, cq);
     raw.qp(pd, cq);
     key(raw.refused(with(|_| ())), "limits.session.qps = 2 reached");
@@ -645,7 +645,7 @@ fn a_session_that_ends_gives_its_shared_receive_queues_back() {
     let cq = raw.cq(8);
     let srq = srq(&mut raw, pd);
     let mut request = qp_request(pd, cq);
-    (request.srq, request.no_receive) = (Some(srq), NoReceive::Hold { deadline_ms: 0 });
+    (request.srq, request.rnr_policy) = (Some(srq), RnrPolicy::Wait { timeout_ms: 0 });
     assert!(raw.call(RequestBody::CreateQp(request)).is_ok());
     assert_eq!(watcher.status().srqs, 1);
     drop(raw);

@@ -98,7 +98,7 @@ fn a_flood_of_questions_keeps_nobody_waiting() {
 
 /// Each attempt may cost a process, whatever comes of it.
 #[test]
-fn whoever_asks_for_movers_too_often_is_refused_by_name() {
+fn whoever_asks_for_copiers_too_often_is_refused_by_name() {
     let Some(daemon) = for_others("[limits.user]\nattachments_per_second = 5\n") else { return };
     let mut raw = open_as(&daemon.socket(), HOSTILE, &[]);
     let file = std::fs::File::open("/dev/null").unwrap();

@@ -377,7 +377,7 @@ pub fn qp_request(pd: PdId, cq: CqId) -> QpRequest {
         max_recv_sge: 4,
         max_inline: 64,
         signal_all: false,
-        no_receive: NoReceive::Terminate,
+        rnr_policy: RnrPolicy::Terminate,
         context: 0,
     }
 }

@@ -195,7 +195,7 @@ fn nothing_but_its_own_memory_is_attached() {
     daemon.shrinks_to(start);
 }
 
-/// A daemon that serves everybody, with clients of another user, whose memory movers reach. Only
+/// A daemon that serves everybody, with clients of another user, whose memory copiers reach. Only
 /// root can become somebody else: nothing, otherwise.
 struct Strangers {
     daemon: Daemon,
@@ -237,18 +237,18 @@ impl Strangers {
         (lender, context, guest)
     }
 
-    /// Process ids of the daemon's movers: children of the process that starts them, which is the
+    /// Process ids of the daemon's copiers: children of the process that starts them, which is the
     /// daemon's own child.
-    fn movers(&self) -> Vec<i32> {
-        let starters = children(self.daemon.pid() as i32);
-        assert_eq!(starters.len(), 1, "{starters:?}");
-        children(starters[0])
+    fn copiers(&self) -> Vec<i32> {
+        let spawners = children(self.daemon.pid() as i32);
+        assert_eq!(spawners.len(), 1, "{spawners:?}");
+        children(spawners[0])
     }
 
-    /// Every thread of every mover has a filter of its own behind its starter's, and no mover has
+    /// Every thread of every copier has a filter of its own behind its spawner's, and no copier has
     /// an environment.
-    fn movers_are_confined(&self) {
-        for pid in self.movers() {
+    fn copiers_are_confined(&self) {
+        for pid in self.copiers() {
             let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
             for task in tasks.flatten() {
                 let status = std::fs::read_to_string(task.path().join("status")).expect("it lives");
@@ -261,21 +261,21 @@ impl Strangers {
         }
     }
 
-    /// Waits until no mover is left.
-    fn has_no_movers(&self) {
+    /// Waits until no copier is left.
+    fn has_no_copiers(&self) {
         let deadline = Instant::now() + DEADLINE;
-        while !self.movers().is_empty() {
-            assert!(Instant::now() < deadline, "movers are left: {:?}", self.movers());
+        while !self.copiers().is_empty() {
+            assert!(Instant::now() < deadline, "copiers are left: {:?}", self.copiers());
             std::thread::yield_now();
         }
         // The daemon hears of it a moment later.
         let context = Context::open_at(self.daemon.socket()).expect("the daemon answers");
         let counted = || match context.list(ListKind::Limits, 0).expect("the daemon answers").rows {
-            Rows::Limits(rows) => rows.into_iter().find(|r| r.key == "limits.movers").unwrap().used,
+            Rows::Limits(rows) => rows.into_iter().find(|r| r.key == "limits.copiers").unwrap().used,
             other => panic!("{other:?}"),
         };
         while counted() > 0 {
-            assert!(Instant::now() < deadline, "movers are counted that have ended");
+            assert!(Instant::now() < deadline, "copiers are counted that have ended");
             std::thread::yield_now();
         }
     }
@@ -301,7 +301,7 @@ const PATHS: [&str; 3] = [
 ];
 
 #[test]
-fn memory_of_other_users_goes_by_movers() {
+fn memory_of_other_users_goes_by_copiers() {
     for config in PATHS {
         let Some(strangers) = Strangers::new(config) else { return };
         let start = strangers.daemon.at_rest();
@@ -318,7 +318,7 @@ fn memory_of_other_users_goes_by_movers() {
             assert_eq!(lender.line_after("checksum "), checksum);
             lender.succeed();
         }
-        strangers.has_no_movers();
+        strangers.has_no_copiers();
         strangers.daemon.shrinks_to(start);
     }
 }
@@ -341,7 +341,7 @@ fn stop(pid: i32) {
 #[test]
 fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
     for config in PATHS {
-        let engine = "[engine]\nmover_deadline = \"2s\"\n";
+        let engine = "[engine]\ncopier_deadline = \"2s\"\n";
         let config = match config.strip_prefix("[engine]\n") {
             Some(rest) => format!("{engine}{rest}"),
             None => format!("{engine}{config}"),
@@ -352,10 +352,10 @@ fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
         guest.write().expect("it lends");
         let ended = strangers.daemon.status().sessions_ended;
         // As if stuck in the kernel.
-        let movers = strangers.movers();
-        assert_eq!(movers.len(), 1, "{movers:?}");
-        strangers.movers_are_confined();
-        movers.into_iter().for_each(stop);
+        let copiers = strangers.copiers();
+        assert_eq!(copiers.len(), 1, "{copiers:?}");
+        strangers.copiers_are_confined();
+        copiers.into_iter().for_each(stop);
         let all = [guest.own.sge(0, LENT as u32)];
         guest.post(SendRequest::write(1, &all, guest.lent.at(0))).expect("room");
         // Meanwhile others do as they like, also with attached memory.
@@ -366,7 +366,7 @@ fn a_copy_that_does_not_return_costs_its_session_and_nobody_else() {
         strangers.daemon.settles("rid of the session", |s| s.sessions_ended > ended);
         drop((guest, context));
         lender.kill();
-        strangers.has_no_movers();
+        strangers.has_no_copiers();
         strangers.daemon.shrinks_to(start);
     }
 }
@@ -397,7 +397,7 @@ fn strangers_killed_or_replaced_under_traffic_leave_nothing() {
             lender.kill();
             drop((guest, context));
         }
-        strangers.has_no_movers();
+        strangers.has_no_copiers();
         strangers.daemon.shrinks_to(start);
     }
 }
@@ -408,18 +408,18 @@ fn strangers_are_refused_by_name() {
     let start = strangers.daemon.at_rest();
     let said = strangers.actor(&["offer"]).succeed();
     assert_eq!(said, ["all are refused"]);
-    strangers.has_no_movers();
+    strangers.has_no_copiers();
     strangers.daemon.shrinks_to(start);
     for (limits, told) in [
-        ("[limits]\nmovers = 2\n", "limits.movers = 2 reached"),
-        ("[limits.user]\nmovers = 2\n", "limits.user.movers (user 65534) = 2 reached"),
+        ("[limits]\ncopiers = 2\n", "limits.copiers = 2 reached"),
+        ("[limits.user]\ncopiers = 2\n", "limits.user.copiers (user 65534) = 2 reached"),
     ] {
-        too_many_movers(limits, told);
+        too_many_copiers(limits, told);
     }
 }
 
-/// The third mover of a user is refused by this limit, as long as the first two live.
-fn too_many_movers(limits: &str, told: &str) {
+/// The third copier of a user is refused by this limit, as long as the first two live.
+fn too_many_copiers(limits: &str, told: &str) {
     let Some(strangers) = Strangers::new(limits) else { return };
     let start = strangers.daemon.at_rest();
     for _ in 0..2 {
@@ -434,7 +434,7 @@ fn too_many_movers(limits: &str, told: &str) {
         for lender in lenders {
             lender.kill();
         }
-        strangers.has_no_movers();
+        strangers.has_no_copiers();
     }
     strangers.daemon.shrinks_to(start);
 }

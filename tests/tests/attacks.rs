@@ -94,7 +94,7 @@ attacks! {
     wrong_stags_on_ones_own_connections: Case {
         peers: true,
         config: "[limits.peer]\nstag_guesses_per_minute = 30",
-        ..Case::new(Attack::Guesses)
+        ..Case::new(Attack::StagGuessLimiter)
     },
     windows_that_stay_closed: Case { kernel: KERNEL, ..Case::new(Attack::ClosedWindows) },
     memory_that_is_none: Case { processes: 150.0, ..Case::new(Attack::WrongMemory) },

@@ -67,9 +67,9 @@ fn a_descriptor_that_cannot_be_closed_delays_nobody() {
 }
 
 /// What a new process inherits it closes before it runs its program: neither may the daemon wait
-/// for that, nor may a client be without a mover because of it.
+/// for that, nor may a client be without a copier because of it.
 #[test]
-fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_mover() {
+fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_copier() {
     let Some(daemon) = daemon("") else { return };
     let start = daemon.at_rest();
     // The first is being closed, for ever, the others wait behind it.
@@ -135,8 +135,8 @@ fn a_successor_need_not_wait_for_a_descriptor_that_cannot_be_closed() {
 fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
     for loopback in ["direct", "tcp"] {
         let config = format!(
-            "[engine]\nmover_deadline = \"2s\"\nloopback = \"{loopback}\"\n\
-             [[user]]\nwho = {HOSTILE}\nuser = {{ movers = 1 }}\n\
+            "[engine]\ncopier_deadline = \"2s\"\nloopback = \"{loopback}\"\n\
+             [[user]]\nwho = {HOSTILE}\nuser = {{ copiers = 1 }}\n\
              [[pd]]\nname = \"shared\"\nusers = [0, {HOSTILE}]\n",
         );
         let Some(daemon) = daemon(&config) else { return };
@@ -170,12 +170,12 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
         assert!(reason != DisconnectReason::Orderly, "{reason:?}");
         daemon.settles("rid of the session", |s| s.sessions_ended > ended);
         drop((reader, partner, listener, own, segment, pd, cq, context));
-        // While its mover still waits in the kernel for a page, nothing of the session is left.
+        // While its copier still waits in the kernel for a page, nothing of the session is left.
         daemon.is_empty();
-        // The mover itself counts against its user, and against nobody else.
+        // The copier itself counts against its user, and against nobody else.
         let lend = |uid| daemon.actor_as(uid, &["lend"]);
         let refused = lend(HOSTILE).line_after("refused: ");
-        let limit = format!("user.{HOSTILE}.user.movers = 1 reached");
+        let limit = format!("user.{HOSTILE}.user.copiers = 1 reached");
         assert!(refused.starts_with(&limit), "{refused}");
         lend(HOSTILE + 1).line_after("attached");
         hostile.kill();
@@ -185,10 +185,10 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
 
 #[test]
 fn a_file_that_never_says_what_it_is_cannot_be_attached() {
-    let Some(daemon) = daemon("[engine]\nmover_deadline = \"2s\"\n") else { return };
+    let Some(daemon) = daemon("[engine]\ncopier_deadline = \"2s\"\n") else { return };
     let start = daemon.at_rest();
     let mut hostile = freeze(&daemon, &["pass-frozen", "memory"]);
-    let told = "cannot start a mover: the descriptor could not be examined in time";
+    let told = "cannot start a copier: the descriptor could not be examined in time";
     says(&mut hostile, &["asked: statfs", told, "passed"]);
     daemon.actor(&["duet"]).succeed();
     hostile.kill();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, DisconnectReason, Event, NoReceive, Qp,
+    AcceptOptions, Access, Completion, CompletionStatus, DisconnectReason, Event, RnrPolicy, Qp,
     QpOptions, RecvRequest, SendRequest, Srq, SrqOptions,
 };
 use rnic_core::abi::control::{QueueLocation, ReplyBody, RequestBody, SrqRequest};
@@ -51,14 +51,14 @@ fn connected(
     guest: &Client,
     host: &Client,
     srq: &Srq,
-    no_receive: NoReceive,
+    rnr_policy: RnrPolicy,
     count: usize,
 ) -> Vec<(Qp, Qp)> {
     let listener = host.listener();
     (0..count)
         .map(|_| {
             let sender = guest.qp();
-            let options = QpOptions { srq: Some(srq), no_receive, ..host.options() };
+            let options = QpOptions { srq: Some(srq), rnr_policy, ..host.options() };
             let receiver = host.pd.create_qp(&options).unwrap();
             join(&listener, &sender, &receiver);
             (sender, receiver)
@@ -76,7 +76,7 @@ fn one_queue_pair_of_two_consumes_all_eight() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
         let srq = srq(&host, 8);
-        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
         srq.post_recv(&empty(8)).unwrap();
         let eight: Vec<_> = (0..8).map(|n| SendRequest::send_inline(n, b"")).collect();
         pairs[0].0.post_send(&eight).unwrap();
@@ -87,8 +87,8 @@ fn one_queue_pair_of_two_consumes_all_eight() {
         assert_eq!((row.posted, row.taken, row.qps, row.capacity), (0, 8, 2, 8));
         // None is left for the other: its stream ends, as without a shared queue.
         pairs[1].0.post_send(&[SendRequest::send_inline(9, b"")]).unwrap();
-        let last = host.event(|e| matches!(e, Event::LastReceive { .. }));
-        assert_eq!(last, Event::LastReceive { qp: pairs[1].1.id(), context: 0 });
+        let last = host.event(|e| matches!(e, Event::LastWqeReached { .. }));
+        assert_eq!(last, Event::LastWqeReached { qp: pairs[1].1.id(), context: 0 });
         let end = pairs[1].1.wait_disconnected(Some(DEADLINE)).unwrap();
         assert!(
             matches!(&end, DisconnectReason::Terminate { code, .. }
@@ -108,7 +108,7 @@ fn messages_of_many_arrive_whole_in_one_pool() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
         let srq = srq(&host, 16);
-        let hold = NoReceive::Hold { deadline_ms: 60_000 };
+        let hold = RnrPolicy::Wait { timeout_ms: 60_000 };
         let pairs = connected(&guest, &host, &srq, hold, SENDERS);
         let segment = host.context.create_segment(16 * LEN).unwrap();
         let pool = host.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
@@ -163,7 +163,7 @@ fn the_limit_event_comes_once_and_may_be_armed_again() {
         let (guest, host) = (client(daemon), client(daemon));
         let options = SrqOptions { depth: 8, limit: 3, context: 77, ..SrqOptions::default() };
         let srq = host.pd.create_srq(&options).unwrap();
-        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
         let limit = || host.event(|e| matches!(e, Event::SrqLimit { .. }));
         srq.post_recv(&empty(4)).unwrap();
         let send = |n: usize| {
@@ -193,7 +193,7 @@ fn a_peer_that_takes_more_than_its_share_is_named() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
         let srq = srq(&host, 8);
-        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
         for _ in 0..9 {
             srq.post_recv(&empty(8)).unwrap();
             pairs[1].0.post_send(&[SendRequest::send_inline(1, b""); 8]).unwrap();
@@ -213,9 +213,9 @@ fn a_peer_that_takes_more_than_its_share_is_named() {
     });
 }
 
-fn pair(guest: &Client, host: &Client, no_receive: NoReceive) -> (Qp, Qp) {
+fn pair(guest: &Client, host: &Client, rnr_policy: RnrPolicy) -> (Qp, Qp) {
     let sender = guest.qp();
-    let receiver = host.pd.create_qp(&QpOptions { no_receive, ..host.options() }).unwrap();
+    let receiver = host.pd.create_qp(&QpOptions { rnr_policy, ..host.options() }).unwrap();
     host.join(&sender, &receiver);
     (sender, receiver)
 }
@@ -224,7 +224,7 @@ fn pair(guest: &Client, host: &Client, no_receive: NoReceive) -> (Qp, Qp) {
 fn a_message_without_a_receive_is_held_until_there_is_one() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
-        let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms: 60_000 });
+        let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms: 60_000 });
         let segment = host.context.create_segment(4096).unwrap();
         let buffer = host.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
         let element = [buffer.sge(0, 64)];
@@ -250,8 +250,8 @@ fn a_held_message_ends_the_connection_at_its_deadline() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
         let held = Duration::from_millis(300);
-        let deadline_ms = held.as_millis() as u32;
-        let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms });
+        let timeout_ms = held.as_millis() as u32;
+        let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms });
         let began = Instant::now();
         sender.post_send(&[SendRequest::send_inline(1, b"nobody")]).unwrap();
         for qp in [&sender, &receiver] {
@@ -270,7 +270,7 @@ fn a_held_message_ends_the_connection_at_its_deadline() {
 fn the_end_of_a_peer_is_noticed_while_its_message_is_held() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
-        let (sender, receiver) = pair(&guest, &host, NoReceive::Hold { deadline_ms: 3_600_000 });
+        let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms: 3_600_000 });
         // More than any buffer on the way takes.
         let segment = guest.context.create_segment(16 << 20).unwrap();
         let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
@@ -307,7 +307,7 @@ impl Vandal {
             let mut request = qp_request(pd, cq);
             request.srq = Some(id);
             if hold {
-                request.no_receive = NoReceive::Hold { deadline_ms: 60_000 };
+                request.rnr_policy = RnrPolicy::Wait { timeout_ms: 60_000 };
             }
             let qp = match raw.try_call(RequestBody::CreateQp(request), &[]) {
                 Some(Ok(ReplyBody::Qp { qp, rq: None, .. })) => qp,
@@ -415,11 +415,11 @@ fn receives_that_nobody_took_stay_for_the_others() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
         let srq = srq(&host, 8);
-        let pairs = connected(&guest, &host, &srq, NoReceive::Terminate, 2);
+        let pairs = connected(&guest, &host, &srq, RnrPolicy::Terminate, 2);
         srq.post_recv(&empty(8)).unwrap();
         pairs[0].1.to_error().unwrap();
-        let last = host.event(|e| matches!(e, Event::LastReceive { .. }));
-        assert_eq!(last, Event::LastReceive { qp: pairs[0].1.id(), context: 0 });
+        let last = host.event(|e| matches!(e, Event::LastWqeReached { .. }));
+        assert_eq!(last, Event::LastWqeReached { qp: pairs[0].1.id(), context: 0 });
         let mut some = [Completion::default(); 8];
         assert_eq!(host.cq.poll(&mut some).unwrap(), 0, "nothing is flushed");
         pairs[1].0.post_send(&[SendRequest::send_inline(1, b""); 8]).unwrap();
@@ -440,7 +440,7 @@ fn holding_costs_no_cpu() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
         let srq = srq(&host, 8);
-        let hold = NoReceive::Hold { deadline_ms: 3_600_000 };
+        let hold = RnrPolicy::Wait { timeout_ms: 3_600_000 };
         let pairs = connected(&guest, &host, &srq, hold, 4);
         let segment = guest.context.create_segment(1 << 20).unwrap();
         let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();

@@ -124,7 +124,7 @@ fn requests() {
                     max_recv_sge: 3,
                     max_inline: 200,
                     signal_all: true,
-                    no_receive: NoReceive::Hold { deadline_ms: 5 },
+                    rnr_policy: RnrPolicy::Wait { timeout_ms: 5 },
                     context: 17,
                 })),
                 "ac020b070302008001400403c80101010511",
@@ -543,7 +543,7 @@ fn events() {
                 Event::SrqUnfair { srq: SrqId(3), context, qp, taken: 200, window: 256 },
                 "0c038080808080808080800106c8018002",
             ),
-            (Event::LastReceive { qp, context }, "0d0680808080808080808001"),
+            (Event::LastWqeReached { qp, context }, "0d0680808080808080808001"),
             (Event::Detached { reason: "exec".into() }, "0e0465786563"),
         ],
     );

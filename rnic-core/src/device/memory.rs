@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::mover::Mover;
+use super::copier::Copier;
 use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
 use crate::shm::{CopyFault, Mapping};
 use crate::types::SessionId;
@@ -28,11 +28,11 @@ pub enum Memory {
         /// [`USER_END`](crate::shm::attached::USER_END).
         address: u64,
     },
-    /// In its owner's own address space, which only a mover may touch: a copy is a job for it, and
+    /// In its owner's own address space, which only a copier may touch: a copy is a job for it, and
     /// the QP waits.
     Moved {
-        /// The mover.
-        mover: Arc<Mover>,
+        /// The copier.
+        copier: Arc<Copier>,
         /// Where in it, as for `Attached`.
         address: u64,
     },
@@ -55,8 +55,8 @@ impl Memory {
             Memory::Attached { space, address } => {
                 Memory::Attached { space: space.clone(), address: address.wrapping_add(skip) }
             }
-            Memory::Moved { mover, address } => {
-                Memory::Moved { mover: mover.clone(), address: address.wrapping_add(skip) }
+            Memory::Moved { copier, address } => {
+                Memory::Moved { copier: copier.clone(), address: address.wrapping_add(skip) }
             }
         }
     }
@@ -77,7 +77,7 @@ impl Memory {
             Memory::Attached { space, address } => {
                 Place::Attached { space, address: address + from }
             }
-            Memory::Moved { mover, address } => Place::Moved { mover, address: address + from },
+            Memory::Moved { copier, address } => Place::Moved { copier, address: address + from },
         };
         Target { place, len, owner }
     }
@@ -145,10 +145,10 @@ enum Place<'t> {
         address: u64,
     },
     Moved {
-        mover: &'t Arc<Mover>,
+        copier: &'t Arc<Copier>,
         address: u64,
     },
-    /// The daemon's own: what a mover has brought.
+    /// The daemon's own: what a copier has brought.
     Private(&'t [u8]),
 }
 
@@ -172,8 +172,8 @@ impl<'t> Target<'t> {
             Place::Attached { space, address } => {
                 Place::Attached { space, address: address + from as u64 }
             }
-            Place::Moved { mover, address } => {
-                Place::Moved { mover, address: address + from as u64 }
+            Place::Moved { copier, address } => {
+                Place::Moved { copier, address: address + from as u64 }
             }
             Place::Private(bytes) => Place::Private(&bytes[from..from + len]),
         };
@@ -195,7 +195,7 @@ impl<'t> Target<'t> {
                 dst.copy_from_slice(&bytes[from..from + dst.len()]);
                 Ok(())
             }
-            // Nothing comes here that a mover has not brought before.
+            // Nothing comes here that a copier has not brought before.
             Place::Moved { .. } => Err(self.source_fault(Unreachable::Unmapped)),
         }
     }
@@ -215,7 +215,7 @@ impl<'t> Target<'t> {
             Place::Attached { space, address } => {
                 space.write(address, bytes, tail_last).map_err(|e| self.sink_fault(e))
             }
-            // What a mover is to write goes to it as a job.
+            // What a copier is to write goes to it as a job.
             Place::Moved { .. } | Place::Private(_) => Err(self.sink_fault(Unreachable::Unmapped)),
         }
     }
@@ -267,10 +267,10 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// The mover that alone reaches it, and its address there.
-    pub fn mover(&self) -> Option<(&'t Arc<Mover>, u64)> {
+    /// The copier that alone reaches it, and its address there.
+    pub fn copier(&self) -> Option<(&'t Arc<Copier>, u64)> {
         match self.place {
-            Place::Moved { mover, address } => Some((mover, address)),
+            Place::Moved { copier, address } => Some((copier, address)),
             Place::Segment { .. } | Place::Attached { .. } | Place::Private(_) => None,
         }
     }
@@ -283,7 +283,7 @@ impl<'t> Target<'t> {
         }
     }
 
-    /// Bytes that a mover has brought from memory of `owner`.
+    /// Bytes that a copier has brought from memory of `owner`.
     pub(crate) fn private(owner: SessionId, bytes: &'t [u8]) -> Target<'t> {
         Target { place: Place::Private(bytes), len: bytes.len(), owner }
     }

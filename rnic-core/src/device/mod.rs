@@ -10,7 +10,7 @@
 pub mod allocator;
 pub mod cq;
 pub mod memory;
-pub mod mover;
+pub mod copier;
 pub mod qp;
 pub mod records;
 pub mod srq;
@@ -21,7 +21,7 @@ pub mod window;
 pub use allocator::StagAllocator;
 pub use cq::Cq;
 pub use memory::Memory;
-pub use mover::Mover;
+pub use copier::Copier;
 pub use qp::QpShared;
 pub use srq::Srq;
 pub use stag::{StagEntry, StagTable};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use self::hash::StagHash;
 use super::memory::{Memory, Target};
-use super::mover::Mover;
+use super::copier::Copier;
 use super::window::{Known, Names, StagChange};
 use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 
@@ -172,10 +172,10 @@ impl StagTable {
         self.entries.get(&stag.0).is_some_and(|e| matches!(e.names, Names::Window(_)))
     }
 
-    /// The mover that alone reaches the memory of an STag.
-    pub fn mover_of(&self, stag: Stag) -> Option<Arc<Mover>> {
+    /// The copier that alone reaches the memory of an STag.
+    pub fn copier_of(&self, stag: Stag) -> Option<Arc<Copier>> {
         match &self.entries.get(&stag.0)?.memory {
-            Memory::Moved { mover, .. } => Some(mover.clone()),
+            Memory::Moved { copier, .. } => Some(copier.clone()),
             Memory::Segment { .. } | Memory::Attached { .. } => None,
         }
     }
@@ -260,7 +260,7 @@ impl StagTable {
 
     /// Invalidates an STag for `who` itself: a region without windows, or a window of type 2. What
     /// has to happen on every worker before it is done is returned: nothing if only `who` uses it
-    /// and no mover does.
+    /// and no copier does.
     pub fn invalidate_by_owner(
         &mut self,
         who: Principal,
@@ -270,7 +270,7 @@ impl StagTable {
         if e.session != who.session || e.pd != who.pd || !in_scope(e, who.qp) {
             return Err(LocalFault::InvalidKey);
         }
-        let mover = self.mover_of(stag);
+        let copier = self.copier_of(stag);
         match (&e.names, e.scope) {
             (Names::Window(_), Scope::Qp(_)) => self.unbind(stag),
             // Unbound by a bind of no bytes, as in the verbs.
@@ -279,13 +279,13 @@ impl StagTable {
                 windows.withdraw().map_err(|_| LocalFault::HasWindows)?;
                 if scope == Scope::Pd {
                     let revoke = Some(stag);
-                    return Ok(Some(StagChange { revoke, mover, ..StagChange::default() }));
+                    return Ok(Some(StagChange { revoke, copier, ..StagChange::default() }));
                 }
                 self.revoke(stag);
             }
         }
         // Nothing changes elsewhere, but a copy may be under way here.
-        Ok(mover.map(|mover| StagChange { mover: Some(mover), ..StagChange::default() }))
+        Ok(copier.map(|copier| StagChange { copier: Some(copier), ..StagChange::default() }))
     }
 }
 
@@ -480,19 +480,19 @@ mod tests {
         let alone = table.invalidate_by_owner(who(1, 1, 1), own);
         assert!(matches!(alone, Ok(None)) && table.get(own).is_none(), "{alone:?}");
         let everywhere = table.invalidate_by_owner(who(1, 1, 2), shared).unwrap().unwrap();
-        assert_eq!((everywhere.revoke, everywhere.mover.is_some()), (Some(shared), false));
+        assert_eq!((everywhere.revoke, everywhere.copier.is_some()), (Some(shared), false));
     }
 
-    /// A copy may be under way in memory that only a mover reaches, whoever uses the STag.
+    /// A copy may be under way in memory that only a copier reaches, whoever uses the STag.
     #[test]
-    fn invalidating_what_a_mover_reaches_waits_for_it() {
+    fn invalidating_what_a_copier_reaches_waits_for_it() {
         for scope in [Scope::Pd, Scope::Qp(QpId(1))] {
-            let mover = Mover::new(SessionId(1), 1);
+            let copier = Copier::new(SessionId(1), 1);
             let mut table = StagTable::default();
-            table.install(entry(Stag(0x100), scope, Memory::Moved { mover, address: 4096 }));
+            table.install(entry(Stag(0x100), scope, Memory::Moved { copier, address: 4096 }));
             let who = Principal { session: SessionId(1), pd: PdId(1), qp: QpId(1) };
             let change = table.invalidate_by_owner(who, Stag(0x100)).unwrap().unwrap();
-            assert!(change.mover.is_some(), "{scope:?}");
+            assert!(change.copier.is_some(), "{scope:?}");
         }
     }
 }

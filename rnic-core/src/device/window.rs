@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use parking_lot::Mutex;
 
 use super::allocator::index;
-use super::mover::Mover;
+use super::copier::Copier;
 use super::stag::{Principal, StagEntry, StagTable, in_scope};
 use crate::types::{Access, MrId, MwId, PdId, QpId, Scope, SessionId, Stag, WindowKind};
 
@@ -226,8 +226,8 @@ impl Names {
 #[derive(Clone, Default)]
 pub struct StagChange {
     pub(super) revoke: Option<Stag>,
-    /// The mover that alone reaches the memory of what is revoked.
-    pub(super) mover: Option<Arc<Mover>>,
+    /// The copier that alone reaches the memory of what is revoked.
+    pub(super) copier: Option<Arc<Copier>>,
     pub(super) install: Option<StagEntry>,
     /// The window that changes, and the STag it then has.
     pub(super) window: Option<(Arc<Window>, Stag)>,
@@ -245,10 +245,10 @@ impl StagChange {
         window.settle(*stag, to);
     }
 
-    /// The mover that may be at work on what stops to work here: its jobs must be over as well
+    /// The copier that may be at work on what stops to work here: its jobs must be over as well
     /// before this is settled.
-    pub fn mover(&self) -> Option<&Arc<Mover>> {
-        self.mover.as_ref()
+    pub fn copier(&self) -> Option<&Arc<Copier>> {
+        self.copier.as_ref()
     }
 
     /// The STag that stops to work, if one does.
@@ -374,8 +374,8 @@ impl StagTable {
                     _ => Some(self.entry_for(who, &window, request)?.0),
                 };
                 let revoke = window.begin(request.window)?;
-                let mover = revoke.and_then(|stag| self.mover_of(stag));
-                Ok(Some(StagChange { revoke, mover, install, window: Some((window, new)) }))
+                let copier = revoke.and_then(|stag| self.copier_of(stag));
+                Ok(Some(StagChange { revoke, copier, install, window: Some((window, new)) }))
             }
             WindowKind::Type2 => {
                 let (entry, binding) = self.entry_for(who, &window, request)?;

@@ -113,7 +113,7 @@ impl Qp {
             };
         }
 
-        // Into memory, at once or by a mover.
+        // Into memory, at once or by a copier.
         let stags = &engine.stags;
         //= DDP-5.2-5
         let placed = match segment {
@@ -130,7 +130,7 @@ impl Qp {
         };
         drop(memory);
 
-        // What is complete with it, now or when the mover is done.
+        // What is complete with it, now or when the copier is done.
         match placed {
             //= DDP-4.1-7, DDP-5.3-1, DDP-5.3-7
             Placed::Done => self.segment_placed(engine, segment, len)?,
@@ -323,7 +323,7 @@ impl Qp {
         flags.set(CompletionFlags::SOLICITED, kind.solicited);
         if let Some(stag) = kind.invalidate {
             flags |= CompletionFlags::WITH_INV;
-            if engine.stags.mover_of(stag).is_some() {
+            if engine.stags.copier_of(stag).is_some() {
                 self.requester.unstage();
             }
             //= RDMAP-5.3-14

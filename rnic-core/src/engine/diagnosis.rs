@@ -124,7 +124,7 @@ impl Reason {
                 let text = format!("a Send asked to invalidate STag {stag}, but {why}");
                 Diagnosis { stag: Some(stag), ..wire(text) }
             }
-            Reason::NoReceive { held } => {
+            Reason::RnrPolicy { held } => {
                 let waited = if held { ", nor was one until the deadline" } else { "" };
                 wire(format!("a Send arrived and no receive was posted to take it{waited}"))
             }

@@ -29,7 +29,7 @@ impl Qp {
 
     /// Flushes what was posted and is not done: as much as a turn is worth, of what is there now;
     /// the rest is for the next turns, and what is posted meanwhile rings for one. What finds no CQ
-    /// slot stays in its queue until there is one. All of it waits for a mover that is writing:
+    /// slot stays in its queue until there is one. All of it waits for a copier that is writing:
     /// whoever gets a receive back, or a Read, may use its memory for something else at once.
     pub(super) fn flush(&mut self, engine: &mut EngineState) {
         if self.responder.is_copying() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::charge::HoldLimits;
 use super::link::tcp::partial::PartialLimits;
 use crate::abi::control::Event;
-use crate::device::mover::MoveJob;
+use crate::device::copier::CopyJob;
 use crate::device::{Cq, Srq, StagChange, WhyLog};
 use crate::types::{CqId, QpId, SessionId, SrqId, Time};
 
@@ -21,8 +21,8 @@ pub struct EngineOptions {
     pub drain_deadline: Duration,
     /// How long a disconnect may take to finish what was posted and see the peer's FIN.
     pub close_deadline: Duration,
-    /// How long a mover may take for a copy.
-    pub mover_deadline: Duration,
+    /// How long a copier may take for a copy.
+    pub copier_deadline: Duration,
     /// How long a responder waits for the first FPDU.
     pub first_fpdu_deadline: Duration,
     /// Where MULPDU comes from.
@@ -74,9 +74,9 @@ pub enum Output {
     /// Read the QP's socket again: [`Engine::receive`](super::Engine::receive) had said
     /// [`Receive::Blocked`].
     ReadAgain(QpId),
-    /// Hand a copy to its mover, then call [`Engine::handle_copied`](super::Engine::handle_copied)
+    /// Hand a copy to its copier, then call [`Engine::handle_copied`](super::Engine::handle_copied)
     /// with the answer, or when there will be none.
-    Copy(MoveJob),
+    Copy(CopyJob),
     /// Something the operator should know about a client's program.
     Warning {
         /// The client's session.
@@ -93,7 +93,7 @@ pub enum Output {
 pub enum Notification {
     /// Have every worker carry out a change of its STag table by
     /// [`Engine::change_stags`](super::Engine::change_stags), wait for the copies that its
-    /// [mover](StagChange::mover) has by then, settle the change, then call
+    /// [copier](StagChange::copier) has by then, settle the change, then call
     /// [`Engine::handle_stags_changed`](super::Engine::handle_stags_changed).
     ChangeStags {
         /// The QP that waits for it.

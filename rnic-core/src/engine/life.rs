@@ -37,7 +37,7 @@ pub(super) struct LifeCycle {
     /// The record for requests that are flushed otherwise, once there is one.
     flush_why: u64,
     /// Entries remain in the queues that could not be flushed for lack of CQ slots, or because of a
-    /// mover that is writing.
+    /// copier that is writing.
     flush_pending: bool,
 }
 

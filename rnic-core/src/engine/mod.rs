@@ -51,8 +51,8 @@ pub use qp::QpConfig;
 pub use responder::receives::Receives;
 
 use crate::device::memory::Unreachable;
-use crate::device::mover::Moved;
-use crate::device::{Cq, Mover, Srq};
+use crate::device::copier::CopyResult;
+use crate::device::{Cq, Copier, Srq};
 use crate::types::{QpId, SessionId, Time};
 use charge::Charges;
 use deadlines::Due;
@@ -135,11 +135,11 @@ impl Engine {
         self.with(qp, |qp, engine| qp.lost(engine, &in_words("receiving", error)));
     }
 
-    /// A mover has answered a copy of this engine, or is gone. Copies of one mover are answered in the
+    /// A copier has answered a copy of this engine, or is gone. Copies of one copier are answered in the
     /// order in which they came.
-    pub fn handle_copied(&mut self, mover: &Mover, job: u64, result: Moved, now: Time) {
+    pub fn handle_copied(&mut self, copier: &Copier, job: u64, result: CopyResult, now: Time) {
         self.state.now = now;
-        mover.over(self.state.worker);
+        copier.over(self.state.worker);
         // It may have been given up meanwhile.
         if let Some(of) = self.state.copies.close(job, &mut self.state.deadlines) {
             self.with(of.qp, |qp, engine| qp.copied(engine, job, result));
@@ -197,9 +197,9 @@ impl Engine {
     /// A copy is given up, and with it the session whose memory it is of.
     fn copy_timeout(&mut self, id: u64) {
         let Some(job) = self.state.copies.close(id, &mut self.state.deadlines) else { return };
-        let span = self.state.options.mover_deadline.as_secs_f32();
+        let span = self.state.options.copier_deadline.as_secs_f32();
         let why = format!("a copy of attached memory did not return in {span} s");
-        let session = job.mover.session();
+        let session = job.copier.session();
         self.state.report(Notification::Misbehaved { session, why });
         let gone = Err(Unreachable::Detached);
         self.with(job.qp, |qp, engine| qp.copied(engine, id, gone));

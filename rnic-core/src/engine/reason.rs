@@ -56,7 +56,7 @@ pub(super) enum Reason {
     /// A Send with Invalidate.
     Invalidate { fault: InvalidateFault, stag: Stag },
     /// A Send that finds no receive, or none in time.
-    NoReceive { held: bool },
+    RnrPolicy { held: bool },
     /// An entry of a receive queue makes no sense.
     MalformedReceive,
     /// A Send that does not fit the receive.
@@ -116,7 +116,7 @@ impl Reason {
             }
             Reason::Read { fault, .. } => Fault::read(read_code(fault)),
             Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
-            Reason::NoReceive { .. } | Reason::RequestsFull { .. } => {
+            Reason::RnrPolicy { .. } | Reason::RequestsFull { .. } => {
                 Fault::segment(codes::UNTAGGED_NO_BUFFER)
             }
             Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),

@@ -8,7 +8,7 @@ use super::reason::Reason;
 use super::responder::blocked::{BlockedOn, RxBlocked, WaitingSegment};
 use super::state::{Delivery, EngineState};
 use crate::device::memory::MemoryFault;
-use crate::device::mover::Moved;
+use crate::device::copier::CopyResult;
 use crate::shm::attached::CopyEnd;
 
 impl Qp {
@@ -47,7 +47,7 @@ impl Qp {
         self.responder.warn_of_read(&self.core, engine, self.requester.awaits_response());
         let Some(blocked) = self.unblock(engine) else { return };
         self.link.refuse_waiting(engine);
-        let reason = Reason::NoReceive { held: true };
+        let reason = Reason::RnrPolicy { held: true };
         let fault = reason.fault();
         self.terminate(engine, fault.code, Some(blocked.terminate(fault)), reason);
     }
@@ -59,20 +59,20 @@ impl Qp {
         Some(blocked)
     }
 
-    /// A mover has answered.
-    pub(super) fn copied(&mut self, engine: &mut EngineState, job: u64, result: Moved) {
+    /// A copier has answered.
+    pub(super) fn copied(&mut self, engine: &mut EngineState, job: u64, result: CopyResult) {
         if self.requester.is_staging(job) {
             if let Err(fault) = self.requester.staged(&self.core, result) {
                 self.memory_failed(engine, fault);
             }
             engine.wake(&mut self.core);
         } else if self.responder.is_placing(job) {
-            self.placed_by_mover(engine, result);
+            self.placed_by_copier(engine, result);
         }
         // Otherwise what it was for has ended meanwhile.
     }
 
-    fn placed_by_mover(&mut self, engine: &mut EngineState, result: Moved) {
+    fn placed_by_copier(&mut self, engine: &mut EngineState, result: CopyResult) {
         let Some(mut blocked) = self.unblock(engine) else { return };
         let BlockedOn::Copy(pending) = &mut blocked.on else { return };
         let (segment, len) = (pending.segment, pending.len);
@@ -83,7 +83,7 @@ impl Qp {
         let outcome = match result {
             Ok(_) => self.segment_placed(engine, segment, len),
             Err(cause) => {
-                let owner = pending.mover.session();
+                let owner = pending.copier.session();
                 let fault = MemoryFault { owner, cause, end: CopyEnd::Sink };
                 Err(self.unplaced(&segment, fault))
             }
@@ -100,7 +100,7 @@ impl Qp {
     }
 
     /// Something that the other end of a direct connection did: whether it has its place behind a
-    /// segment that a mover is writing, and is kept there.
+    /// segment that a copier is writing, and is kept there.
     pub(super) fn defer(&mut self, delivery: Delivery) -> Result<(), Delivery> {
         let terminates = matches!(delivery, Delivery::Terminate(_));
         self.responder.defer(delivery)?;

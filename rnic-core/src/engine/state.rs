@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::change_requests::ChangeRequests;
 use super::charge::{Charges, Excess};
-use super::copies::CopyJobs;
+use super::copies::PendingCopies;
 use super::deadlines::Deadlines;
 use super::doorbells::Doorbells;
 use super::dying::{DyingQueue, EndingSession};
@@ -19,9 +19,9 @@ use super::schedule::{Key, MOST_OWED, QUANTUM, Schedule};
 use crate::abi::control::Event;
 use crate::device::cq::{CqFault, Published};
 use crate::device::memory::{MemoryFault, Unreachable};
-use crate::device::mover::{MoveJob, Pieces, Way};
+use crate::device::copier::{CopyJob, Pieces, Direction};
 use crate::device::srq::SrqFault;
-use crate::device::{Cq, Mover, Srq, StagTable};
+use crate::device::{Cq, Copier, Srq, StagTable};
 use crate::types::{QpId, SessionId, Time};
 
 /// The shared state of an engine.
@@ -33,7 +33,7 @@ pub(super) struct EngineState {
     pub doorbells: Doorbells,
     pub schedule: Schedule,
     pub deadlines: Deadlines,
-    pub copies: CopyJobs,
+    pub copies: PendingCopies,
     pub partials: PartialBuffers,
     /// Bytes that TCP has not taken.
     pub unsent: Charges,
@@ -77,7 +77,7 @@ impl EngineState {
             doorbells: Doorbells::default(),
             schedule: Schedule::default(),
             deadlines: Deadlines::default(),
-            copies: CopyJobs::default(),
+            copies: PendingCopies::default(),
             partials,
             unsent,
             outputs: VecDeque::new(),
@@ -154,18 +154,18 @@ impl EngineState {
         }
     }
 
-    /// Has a mover make a copy: its number.
+    /// Has a copier make a copy: its number.
     pub(super) fn begin_copy(
         &mut self,
         qp: QpId,
-        mover: &Arc<Mover>,
+        copier: &Arc<Copier>,
         pieces: Pieces,
-        way: Way,
+        direction: Direction,
     ) -> u64 {
-        let due = self.now.after(self.options.mover_deadline);
-        let id = self.copies.open(qp, mover, due, &mut self.deadlines);
-        mover.begin(self.worker);
-        self.outputs.push_back(Output::Copy(MoveJob { id, mover: mover.clone(), pieces, way }));
+        let due = self.now.after(self.options.copier_deadline);
+        let id = self.copies.open(qp, copier, due, &mut self.deadlines);
+        copier.begin(self.worker);
+        self.outputs.push_back(Output::Copy(CopyJob { id, copier: copier.clone(), pieces, direction }));
         id
     }
 

@@ -22,7 +22,7 @@ use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, c
 use crate::demo;
 use crate::exec::{self, DaemonProcess, ExecError, LogTo, Overrides};
 use crate::log::Log;
-use crate::mover::{self, Starter};
+use crate::copier::{self, Spawner};
 use crate::privilege::{self, RenounceError, SignalSet, Signals};
 use crate::resource::{Capacity, Policy};
 
@@ -77,15 +77,15 @@ enum Command {
     /// A child process of the demo.
     #[command(hide = true, subcommand)]
     DemoPart(demo::parts::Part),
-    /// Starts movers for a daemon.
+    /// Starts copiers for a daemon.
     #[command(hide = true)]
-    MoverStarter {
+    CopierStarter {
         /// control.seccomp of the daemon.
         seccomp: SeccompArg,
     },
     /// Copies for a daemon from and to the memory of a process that it does not trust.
     #[command(hide = true)]
-    Mover {
+    Copier {
         /// The process.
         pid: i32,
         /// control.seccomp of the daemon.
@@ -154,7 +154,7 @@ enum LoopbackArg {
     Tcp,
 }
 
-/// `control.seccomp`, as the daemon tells its movers.
+/// `control.seccomp`, as the daemon tells its copiers.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum SeccompArg {
     Enforce,
@@ -201,12 +201,12 @@ pub fn main() -> ExitCode {
             Ok(exec::serve(folder, Overrides { loopback, seccomp }))
         }
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
-        Command::MoverStarter { seccomp } => {
-            let ended = mover::start_movers(seccomp.into());
+        Command::CopierStarter { seccomp } => {
+            let ended = copier::start_copiers(seccomp.into());
             ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
         }
-        Command::Mover { pid, seccomp } => {
-            let ended = mover::run(pid, seccomp.into());
+        Command::Copier { pid, seccomp } => {
+            let ended = copier::run(pid, seccomp.into());
             ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
         }
     };
@@ -260,14 +260,14 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     give_up_privileges(control, &socket)?;
     check_filters(control.seccomp)?;
     privilege::pass_on_no_descriptors();
-    // Before the starter of movers, which is to have as many: what it sends counts against them,
+    // Before the spawner of copiers, which is to have as many: what it sends counts against them,
     // together with what clients of the daemon have not read yet.
     privilege::raise_descriptor_limit();
-    // Also if limits.movers is 0: that can change, and nothing can be started later.
-    let starter =
-        Starter::start(control.seccomp).map_err(|e| format!("cannot start movers: {e}"))?;
+    // Also if limits.copiers is 0: that can change, and nothing can be started later.
+    let spawner =
+        Spawner::start(control.seccomp).map_err(|e| format!("cannot start copiers: {e}"))?;
     log.start_writing(control.seccomp)?;
-    let mut server = Server::start(config, socket, Some(signals), notifier, Some(starter))?;
+    let mut server = Server::start(config, socket, Some(signals), notifier, Some(spawner))?;
     if let Some(file) = &args.configured.config {
         server.reload_from(file.clone(), log.level());
     }

@@ -137,7 +137,7 @@ impl Active {
                     }
                     Err(e) => {
                         let why = with_code(&e, e.code());
-                        return match e.farewell() {
+                        return match e.last_frame() {
                             [] => Step::Failed(why),
                             words => Step::Part(words.to_vec(), why),
                         };

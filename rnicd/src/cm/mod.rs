@@ -13,7 +13,7 @@
 mod active;
 mod deadlines;
 mod direct;
-mod guesses;
+mod stag_guesses;
 mod listener;
 mod net;
 mod passed;
@@ -37,7 +37,7 @@ use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Term
 use slab::Slab;
 
 use deadlines::Deadlines;
-use guesses::Guesses;
+use stag_guesses::StagGuessLimiter;
 use listener::{Listener, Shedding};
 pub use net::SocketBuffers;
 pub use passed::examine;
@@ -240,14 +240,14 @@ pub struct ConnectionManager {
     quotas: Quotas,
     /// Requests of peers are turned away.
     draining: bool,
-    guesses: Guesses,
+    guesses: StagGuessLimiter,
     scratch: Box<[u8; SCRATCH]>,
 }
 
 impl ConnectionManager {
     /// A manager that registers its sockets with `registry` under `first_token` and above.
     pub fn new(registry: Registry, first_token: usize, options: CmOptions) -> Self {
-        let guesses = Guesses::new(options.stag_guesses_per_minute);
+        let guesses = StagGuessLimiter::new(options.stag_guesses_per_minute);
         ConnectionManager {
             registry,
             first_token,

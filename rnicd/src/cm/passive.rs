@@ -112,7 +112,7 @@ impl Passive {
                     }
                     Err(e) => {
                         let why = with_code(&e, e.code());
-                        return match e.farewell() {
+                        return match e.last_frame() {
                             [] => Step::Failed(why),
                             words => Step::Answer(words.to_vec(), why),
                         };

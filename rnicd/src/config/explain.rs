@@ -113,9 +113,9 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         "an orderly end that takes longer becomes a reset",
     );
     row(
-        "engine.mover_deadline",
-        Span(engine.mover_deadline).to_string(),
-        "for a mover's copy; a client whose copies take longer is detached",
+        "engine.copier_deadline",
+        Span(engine.copier_deadline).to_string(),
+        "for a copier's copy; a client whose copies take longer is detached",
     );
     row(
         "mpa.crc",
@@ -155,8 +155,8 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         "for the first FPDU after the reply",
     );
     row(
-        "mpa.hold_deadline",
-        Span(mpa.hold_deadline).to_string(),
+        "mpa.rnr_timeout",
+        Span(mpa.rnr_timeout).to_string(),
         "for a receive, where a program holds messages",
     );
     row(

@@ -89,8 +89,8 @@ pub struct EngineSection {
     pub drain_deadline: Field<Span>,
     /// How long an orderly end may take.
     pub close_deadline: Field<Span>,
-    /// How long a copy by a mover may take.
-    pub mover_deadline: Field<Span>,
+    /// How long a copy by a copier may take.
+    pub copier_deadline: Field<Span>,
 }
 
 /// `engine.workers`: a number or `"auto"`.
@@ -207,7 +207,7 @@ pub struct MpaSection {
     /// First FPDU after the reply.
     pub first_fpdu_deadline: Field<Span>,
     /// A message without a receive.
-    pub hold_deadline: Field<Span>,
+    pub rnr_timeout: Field<Span>,
     /// A pause inside an FPDU.
     pub stall_deadline: Field<Span>,
 }

@@ -276,8 +276,8 @@ kinds! {
         ..COUNTED
     };
     /// Processes that copy for attached clients, from their start to their end.
-    Movers = Row {
-        key: "movers",
+    Copiers = Row {
+        key: "copiers",
         what: "processes that copy for attached clients",
         defaults: &[(Scope::Device, 16), (Scope::User, 8)],
         range: (0, 1_024),

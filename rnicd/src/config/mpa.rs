@@ -33,7 +33,7 @@ pub struct Mpa {
     /// For the initiator's first FPDU after the reply; default 10 s.
     pub first_fpdu_deadline: Duration,
     /// For a receive, where a program holds messages and names no time; default 10 s.
-    pub hold_deadline: Duration,
+    pub rnr_timeout: Duration,
     /// For the next byte of an FPDU that has begun; default 120 s.
     pub stall_deadline: Duration,
 }
@@ -53,7 +53,7 @@ impl Default for Mpa {
             reply_deadline: Duration::from_secs(20),
             decision_deadline: Duration::from_secs(60),
             first_fpdu_deadline: Duration::from_secs(10),
-            hold_deadline: Duration::from_secs(10),
+            rnr_timeout: Duration::from_secs(10),
             stall_deadline: Duration::from_secs(120),
         }
     }
@@ -78,7 +78,7 @@ impl Checker<'_> {
             decision_deadline: self.deadline(s.decision_deadline, default.decision_deadline)?,
             first_fpdu_deadline: self
                 .deadline(s.first_fpdu_deadline, default.first_fpdu_deadline)?,
-            hold_deadline: self.deadline(s.hold_deadline, default.hold_deadline)?,
+            rnr_timeout: self.deadline(s.rnr_timeout, default.rnr_timeout)?,
             stall_deadline: self.deadline(s.stall_deadline, default.stall_deadline)?,
         })
     }

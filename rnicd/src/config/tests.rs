@@ -130,7 +130,7 @@ fn times_of_tcp_have_units_bounds_and_an_end() {
         e.starts_with("test.toml:2:16: tcp.user_timeout = \"no\": ") && e.contains("\"off\""),
         "{e}"
     );
-    let held = Config::parse(Path::new("t"), "[mpa]\nhold_deadline = \"60s\"\n");
+    let held = Config::parse(Path::new("t"), "[mpa]\nrnr_timeout = \"60s\"\n");
     let said = warnings(&held.unwrap_or_else(|e| panic!("{e}")));
     assert!(said.len() == 1 && said[0].contains("tcp.user_timeout = 1min"), "{said:?}");
 }

@@ -19,11 +19,11 @@ pub fn warnings(config: &Config) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if let Some(most) = config.tcp.user_timeout.filter(|most| *most <= config.mpa.hold_deadline) {
+    if let Some(most) = config.tcp.user_timeout.filter(|most| *most <= config.mpa.rnr_timeout) {
         all.push(format!(
-            "mpa.hold_deadline = {} is not below tcp.user_timeout = {}: a peer with the same \
+            "mpa.rnr_timeout = {} is not below tcp.user_timeout = {}: a peer with the same \
              timeout gives up while a message is held",
-            Span(config.mpa.hold_deadline),
+            Span(config.mpa.rnr_timeout),
             Span(most)
         ));
     }

@@ -27,9 +27,9 @@ use super::turns::Turns;
 use crate::clock;
 use crate::cm::ConnectionManager;
 use crate::config::{Config, Seccomp};
-use crate::log::{Dampers, Level};
+use crate::log::{RateLimitedLogs, Level};
 use crate::metrics::Writer;
-use crate::mover::{Movers, Starter};
+use crate::copier::{Copiers, Spawner};
 use crate::privilege::{Signals, ThreadKind, check_available, confine};
 use crate::reaper::Reaper;
 use crate::resource::{
@@ -87,7 +87,7 @@ pub struct Server {
     again_at: Option<Time>,
     /// Clients that were to blame for their end, or were turned away.
     hostile: u64,
-    said: Dampers,
+    said: RateLimitedLogs,
     buffer: Box<[u8; MAX_MESSAGE]>,
     /// Where the configuration is read again, if anywhere.
     source: Option<Source>,
@@ -125,13 +125,13 @@ pub fn check_filters(seccomp: Seccomp) -> Result<(), StartError> {
 
 impl Server {
     /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told by
-    /// them to stop, a starter of movers for one with clients of other users. Threads are started here, so what they are not to inherit is given up before.
+    /// them to stop, a spawner of copiers for one with clients of other users. Threads are started here, so what they are not to inherit is given up before.
     pub fn start(
         config: Config,
         socket: ControlSocket,
         signals: Option<Signals>,
         notifier: Notifier,
-        starter: Option<Starter>,
+        spawner: Option<Spawner>,
     ) -> Result<Self, StartError> {
         let seccomp = config.control.seccomp;
         check_filters(seccomp)?;
@@ -160,15 +160,15 @@ impl Server {
             .map_err(system("cannot start workers"))?;
         let reaper =
             Reaper::start(waker.clone(), seccomp).map_err(system("cannot start the reaper"))?;
-        let deadline = config.engine.mover_deadline;
-        let movers = Movers::start(waker.clone(), starter, deadline, seccomp)
-            .map_err(system("cannot start the thread that minds movers"))?;
+        let deadline = config.engine.copier_deadline;
+        let copiers = Copiers::start(waker.clone(), spawner, deadline, seccomp)
+            .map_err(system("cannot start the thread that minds copiers"))?;
         let random = Random::from_system().map_err(system("cannot read random numbers"))?;
         let writer =
             Writer::start(seccomp).map_err(system("cannot start the writer of metrics"))?;
         let metrics = Metrics { writer, due: clock::now() };
         let manager =
-            Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), movers, random);
+            Manager::new(Arc::new(config), capacity, workers, cm, reaper.clone(), copiers, random);
         Ok(Server {
             poll,
             socket: Some(socket),
@@ -188,7 +188,7 @@ impl Server {
             again: BTreeSet::new(),
             again_at: None,
             hostile: 0,
-            said: Dampers::new(10, Duration::from_secs(60)),
+            said: RateLimitedLogs::new(10, Duration::from_secs(60)),
             buffer: Box::new([0; MAX_MESSAGE]),
             source: None,
             stopping: None,

@@ -56,7 +56,7 @@ impl PrivateDaemon {
         let path = folder.socket();
         let socket = ControlSocket::open(Some(&path), &config.control).map_err(StartError::from)?;
         // Its clients are of its own user, since nobody else may enter the folder: none needs a
-        // mover.
+        // copier.
         let server = Server::start(config, socket, None, Notifier::default(), None)?;
         let stopper = server.stopper();
         let thread = std::thread::Builder::new()

@@ -1,6 +1,6 @@
-//! Logging to stderr, and a damper for what hostile clients and peers can cause at will.
+//! Logging to stderr, and a log_limit for what hostile clients and peers can cause at will.
 //!
-//! Structured fields go through `tracing`; who calls is the binary at its start. [`Damper`] counts
+//! Structured fields go through `tracing`; who calls is the binary at its start. [`RateLimitedLog`] counts
 //! always and speaks seldom: a client that misbehaves a million times costs a few lines a minute.
 
 mod queue;
@@ -111,7 +111,7 @@ const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Lets a few messages of a kind through per interval and counts the rest.
 #[derive(Debug)]
-pub struct Damper {
+pub struct RateLimitedLog {
     burst: u32,
     interval: Duration,
     began: Option<Instant>,
@@ -120,10 +120,10 @@ pub struct Damper {
     total: u64,
 }
 
-impl Damper {
+impl RateLimitedLog {
     /// `burst` messages per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
-        Damper { burst, interval, began: None, spoken: 0, suppressed: 0, total: 0 }
+        RateLimitedLog { burst, interval, began: None, spoken: 0, suppressed: 0, total: 0 }
     }
 
     /// Counts one; whether to log it, and then how many were not logged since the last one.
@@ -147,26 +147,26 @@ impl Damper {
     }
 }
 
-/// A [`Damper`] for each kind of message, so that a flood of one silences no other.
+/// A [`RateLimitedLog`] for each kind of message, so that a flood of one silences no other.
 #[derive(Debug)]
-pub struct Dampers {
+pub struct RateLimitedLogs {
     burst: u32,
     interval: Duration,
     /// One for each kind that was ever counted: kinds are words of the program.
-    kinds: Vec<(&'static str, Damper)>,
+    kinds: Vec<(&'static str, RateLimitedLog)>,
 }
 
-impl Dampers {
+impl RateLimitedLogs {
     /// `burst` messages of each kind per `interval`.
     pub fn new(burst: u32, interval: Duration) -> Self {
-        Dampers { burst, interval, kinds: Vec::new() }
+        RateLimitedLogs { burst, interval, kinds: Vec::new() }
     }
 
     /// Counts one of a kind; whether to log it, and then how many of that kind were not logged
     /// since the last one.
     pub fn count(&mut self, kind: &'static str, now: Instant) -> Option<u64> {
         let place = self.kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
-            self.kinds.push((kind, Damper::new(self.burst, self.interval)));
+            self.kinds.push((kind, RateLimitedLog::new(self.burst, self.interval)));
             self.kinds.len() - 1
         });
         self.kinds[place].1.count(now)
@@ -175,7 +175,7 @@ impl Dampers {
     /// How many of a kind there were in all.
     pub fn total(&self, kind: &'static str) -> u64 {
         let of_kind = self.kinds.iter().find(|(known, _)| *known == kind);
-        of_kind.map_or(0, |(_, damper)| damper.total())
+        of_kind.map_or(0, |(_, log_limit)| log_limit.total())
     }
 }
 
@@ -185,22 +185,22 @@ mod tests {
 
     #[test]
     fn a_flood_of_one_kind_silences_no_other() {
-        let mut dampers = Dampers::new(2, Duration::from_secs(60));
+        let mut log_limits = RateLimitedLogs::new(2, Duration::from_secs(60));
         let start = Instant::now();
-        let spoken = (0..1000).filter(|_| dampers.count("one", start).is_some()).count();
-        assert_eq!((spoken, dampers.count("other", start)), (2, Some(0)));
-        assert_eq!(dampers.count("one", start + Duration::from_secs(61)), Some(998));
-        assert_eq!(["one", "other", "never"].map(|k| dampers.total(k)), [1001, 1, 0]);
+        let spoken = (0..1000).filter(|_| log_limits.count("one", start).is_some()).count();
+        assert_eq!((spoken, log_limits.count("other", start)), (2, Some(0)));
+        assert_eq!(log_limits.count("one", start + Duration::from_secs(61)), Some(998));
+        assert_eq!(["one", "other", "never"].map(|k| log_limits.total(k)), [1001, 1, 0]);
     }
 
     #[test]
     fn a_flood_is_counted_and_mostly_silent() {
-        let mut damper = Damper::new(2, Duration::from_secs(60));
+        let mut log_limit = RateLimitedLog::new(2, Duration::from_secs(60));
         let start = Instant::now();
-        let spoken = (0..1000).filter(|_| damper.count(start).is_some()).count();
-        assert_eq!((spoken, damper.total()), (2, 1000));
-        assert_eq!(damper.count(start + Duration::from_secs(61)), Some(998));
-        assert_eq!(damper.count(start + Duration::from_secs(61)), Some(0));
-        assert_eq!(damper.count(start + Duration::from_secs(62)), None);
+        let spoken = (0..1000).filter(|_| log_limit.count(start).is_some()).count();
+        assert_eq!((spoken, log_limit.total()), (2, 1000));
+        assert_eq!(log_limit.count(start + Duration::from_secs(61)), Some(998));
+        assert_eq!(log_limit.count(start + Duration::from_secs(61)), Some(0));
+        assert_eq!(log_limit.count(start + Duration::from_secs(62)), None);
     }
 }

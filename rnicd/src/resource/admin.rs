@@ -26,7 +26,7 @@ impl Manager {
         self.check_admin(id, "disconnect a queue pair")?;
         let (owner, object) = self.qp_of(qp).ok_or_else(|| refuse::no_such("QP", qp.0))?;
         match object.phase {
-            Phase::Bound(worker) => self.workers.expel(worker, qp),
+            Phase::Bound(worker) => self.workers.admin_disconnect(worker, qp),
             Phase::Connecting(_) | Phase::Accepting(_) => {
                 self.cm.cancel(qp);
                 self.unreachable(qp, "ended by an administrator".to_owned());

@@ -172,8 +172,8 @@ impl Manager {
                 None => {}
             }
         }
-        while let Some(report) = self.movers.poll_report() {
-            self.mover_reported(report);
+        while let Some(report) = self.copiers.poll_report() {
+            self.copier_reported(report);
         }
         while let Some(receipt) = self.reaper.poll_gone() {
             if let Some(session) = self.unmapping.remove(&receipt) {

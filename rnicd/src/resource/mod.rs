@@ -39,8 +39,8 @@ use rnic_core::types::*;
 
 use crate::cm::ConnectionManager;
 use crate::config::Config;
-use crate::log::Dampers;
-use crate::mover::Movers;
+use crate::log::RateLimitedLogs;
+use crate::copier::Copiers;
 use crate::privilege::Network;
 use crate::rate::Buckets;
 use crate::reaper::{Reaper, Receipt};
@@ -50,7 +50,7 @@ pub use answer::{Answer, Outcome, Refused, Response};
 pub use capacity::Capacity;
 use domain::NamedPds;
 use ledger::{Kind, Ledger};
-use memory::Moving;
+use memory::Copying;
 use numbers::{Handles, Stags};
 pub use policy::Policy;
 use records::Records;
@@ -66,7 +66,7 @@ pub struct Manager {
     named_pds: NamedPds,
     /// How often users connect.
     connects: Buckets<u32>,
-    /// How often users ask for movers.
+    /// How often users ask for copiers.
     attachments: Buckets<u32>,
     /// Nothing new is taken.
     draining: bool,
@@ -86,12 +86,12 @@ pub struct Manager {
     /// Segments that the reaper has yet to unmap, and sessions that wait for that.
     unmapping: HashMap<Receipt, SessionId>,
     outbox: Outbox,
-    movers: Movers,
-    moving: Moving,
+    copiers: Copiers,
+    moving: Copying,
     records: Records,
     /// All workers have answered the last question.
     alive: bool,
-    said: Dampers,
+    said: RateLimitedLogs,
 }
 
 /// Handles of every kind.
@@ -128,7 +128,7 @@ impl Manager {
         workers: Workers,
         cm: ConnectionManager,
         reaper: Reaper,
-        movers: Movers,
+        copiers: Copiers,
         random: Random,
     ) -> Self {
         let policy = Policy::new(&config);
@@ -153,11 +153,11 @@ impl Manager {
             pending: HashMap::new(),
             unmapping: HashMap::new(),
             outbox: Outbox::default(),
-            movers,
-            moving: Moving::default(),
+            copiers,
+            moving: Copying::default(),
             records: Records::new(why, most_notes),
             alive: false,
-            said: Dampers::new(10, Duration::from_secs(60)),
+            said: RateLimitedLogs::new(10, Duration::from_secs(60)),
             config,
             capacity,
             workers,

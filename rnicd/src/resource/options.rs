@@ -62,7 +62,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             worker: 0,
             drain_deadline: config.engine.drain_deadline,
             close_deadline: config.engine.close_deadline,
-            mover_deadline: config.engine.mover_deadline,
+            copier_deadline: config.engine.copier_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             partial: PartialLimits {
                 held: held(Kind::PartialBytes, Kind::SessionPartialBytes),

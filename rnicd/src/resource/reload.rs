@@ -32,7 +32,7 @@ impl Manager {
         self.policy.report_unknown();
         self.cm.set_options(options::cm(&effective, &self.capacity));
         let workers = self.capacity.workers;
-        self.movers.set_deadline(effective.engine.mover_deadline);
+        self.copiers.set_deadline(effective.engine.copier_deadline);
         self.workers.set_options(&options::workers(&effective, workers).engine);
         self.config = Arc::new(effective);
         for session in self.sessions.values_mut() {

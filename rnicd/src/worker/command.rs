@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::{Cq, Mover, Srq, StagChange, StagEntry, Window};
+use rnic_core::device::{Cq, Copier, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::stream::startup::Negotiated;
@@ -14,7 +14,7 @@ use crate::events::{ChannelSender, EventSender};
 use crate::socket::Socket;
 
 /// One end of a connection about to be bound.
-pub struct BindEnd {
+pub struct ConnectedEnd {
     /// The QP.
     pub config: Box<QpConfig>,
     /// What start-up agreed on.
@@ -52,31 +52,31 @@ pub(super) enum Command {
     ChangeStags(StagChange),
     /// Every worker has carried out the change that this QP asked for.
     StagsChanged(QpId),
-    /// A channel to a session's mover.
-    AddMover {
-        mover: Arc<Mover>,
+    /// A channel to a session's copier.
+    AddCopier {
+        copier: Arc<Copier>,
         channel: OwnedFd,
     },
     /// Another worker has freed slots of this CQ, for which QPs of this one wait.
     SpaceFreed(Arc<Cq>),
     /// QPs of this worker that wait for a receive of this SRQ may get one.
     ReceivesPosted(Arc<Srq>),
-    BindTcp {
-        end: BindEnd,
+    AttachTcp {
+        end: ConnectedEnd,
         stream: Socket,
     },
-    BindDirect {
-        active: BindEnd,
-        passive: BindEnd,
+    AttachDirect {
+        active: ConnectedEnd,
+        passive: ConnectedEnd,
     },
-    BindDead(Box<QpConfig>),
+    AttachInError(Box<QpConfig>),
     Disconnect {
         qp: QpId,
         abort: bool,
     },
     ToError(QpId),
     /// Ends the connection as destruction would, but keeps the QP.
-    Expel(QpId),
+    AdminDisconnect(QpId),
     SetOptions(EngineOptions),
     Destroy(QpId),
     /// Nothing but the answer is of interest.
@@ -100,15 +100,15 @@ impl Command {
             | Command::ChangeStags(_)
             | Command::UnregisterCq(_) => Urgency::Wake,
             Command::Attach { .. }
-            | Command::AddMover { .. }
+            | Command::AddCopier { .. }
             | Command::Detach(_)
-            | Command::BindTcp { .. }
-            | Command::BindDirect { .. }
-            | Command::BindDead(_)
+            | Command::AttachTcp { .. }
+            | Command::AttachDirect { .. }
+            | Command::AttachInError(_)
             | Command::Disconnect { .. }
             | Command::ToError(_)
             | Command::StagsChanged(_)
-            | Command::Expel(_)
+            | Command::AdminDisconnect(_)
             | Command::SpaceFreed(_)
             | Command::ReceivesPosted(_)
             | Command::Destroy(_)

@@ -28,8 +28,8 @@ pub(super) enum Polled {
     Connection(Connection),
     /// A client's eventfd. Never read: the client shares its flags, and edges are enough.
     Bell { session: SessionId, eventfd: OwnedFd },
-    /// A channel to a session's mover, which is kept elsewhere.
-    Mover { session: SessionId, fd: RawFd },
+    /// A channel to a session's copier, which is kept elsewhere.
+    Copier { session: SessionId, fd: RawFd },
     /// A client's socket that was full.
     Sender { session: SessionId, sender: FullSender },
 }
@@ -143,10 +143,10 @@ impl Connections {
         self.register(fd, Interest::READABLE, Polled::Bell { session, eventfd }).map(drop)
     }
 
-    /// Watches a channel to a mover.
-    pub(super) fn add_mover(&mut self, session: SessionId, fd: RawFd) -> io::Result<()> {
+    /// Watches a channel to a copier.
+    pub(super) fn add_copier(&mut self, session: SessionId, fd: RawFd) -> io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.register(fd, interest, Polled::Mover { session, fd }).map(drop)
+        self.register(fd, interest, Polled::Copier { session, fd }).map(drop)
     }
 
     /// Watches a sender that is full, until it is not.
@@ -244,7 +244,7 @@ impl Connections {
     }
 
     /// Sends a QP's last bytes, if its connection takes them now.
-    pub(super) fn farewell(&mut self, qp: QpId, bytes: &[u8]) {
+    pub(super) fn send_last(&mut self, qp: QpId, bytes: &[u8]) {
         if let Some(connection) = self.of_qp(qp) {
             // A peer that does not read is not waited for.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -267,7 +267,7 @@ impl Connections {
         let of_session = |polled: &Polled| match polled {
             Polled::Bell { session: s, .. }
             | Polled::Sender { session: s, .. }
-            | Polled::Mover { session: s, .. } => *s == session,
+            | Polled::Copier { session: s, .. } => *s == session,
             Polled::Connection(_) => false,
         };
         let keys: Vec<_> =
@@ -286,7 +286,7 @@ impl Connections {
                 c.stream.as_fd().as_raw_fd()
             }
             Polled::Bell { eventfd, .. } => eventfd.as_raw_fd(),
-            Polled::Mover { fd, .. } => *fd,
+            Polled::Copier { fd, .. } => *fd,
             Polled::Sender { sender, .. } => {
                 self.full.remove(&sender.fd());
                 sender.fd()

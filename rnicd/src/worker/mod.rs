@@ -11,7 +11,7 @@
 mod clients;
 mod command;
 mod connections;
-mod movers;
+mod copiers;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -26,8 +26,8 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
-use rnic_core::device::mover::Mark;
-use rnic_core::device::{Cq, Mover, StagChange, StagEntry, WhyLog, Window};
+use rnic_core::device::copier::Mark;
+use rnic_core::device::{Cq, Copier, StagChange, StagEntry, WhyLog, Window};
 use rnic_core::engine::{EngineOptions, Notification, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -38,7 +38,7 @@ use crate::config::Seccomp;
 use crate::events::{ChannelSender, EventSender};
 use crate::privilege::{ThreadKind, spawn_confined};
 use crate::socket::Socket;
-pub use command::BindEnd;
+pub use command::ConnectedEnd;
 use command::{Command, Order, Urgency};
 use run::Worker;
 pub use ticket::Ticket;
@@ -66,10 +66,10 @@ pub struct Workers {
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
-    /// Tickets that all workers must carry out before what movers are at is waited for.
-    moved: HashMap<Ticket, Arc<Mover>>,
-    /// Tickets that wait for movers.
-    draining: Vec<(Ticket, Arc<Mover>, Mark)>,
+    /// Tickets that all workers must carry out before what copiers are at is waited for.
+    moved: HashMap<Ticket, Arc<Copier>>,
+    /// Tickets that wait for copiers.
+    draining: Vec<(Ticket, Arc<Copier>, Mark)>,
 }
 
 /// What a worker sends to the control thread.
@@ -77,8 +77,8 @@ pub struct Workers {
 enum Report {
     /// The engine of this worker has something known or done.
     Engine { worker: u32, notification: Notification },
-    /// A mover that somebody waits for has answered.
-    Moved,
+    /// A copier that somebody waits for has answered.
+    CopyResult,
     /// This worker holds nothing any more of the session whose end has this ticket.
     Gone { worker: usize, ticket: Ticket },
 }
@@ -197,17 +197,17 @@ impl Workers {
         self.all(|| Command::RemoveWindow(window.clone()))
     }
 
-    /// Has a ticket done only when also the jobs are over that this mover has when all workers have
+    /// Has a ticket done only when also the jobs are over that this copier has when all workers have
     /// carried it out. To be asked before [`poll_done`](Self::poll_done) is.
-    pub fn await_moves(&mut self, ticket: Ticket, mover: Option<Arc<Mover>>) {
-        self.moved.extend(mover.map(|mover| (ticket, mover)));
+    pub fn await_copies(&mut self, ticket: Ticket, copier: Option<Arc<Copier>>) {
+        self.moved.extend(copier.map(|copier| (ticket, copier)));
     }
 
-    /// Makes a session's mover known: one channel per worker.
-    pub fn add_mover(&mut self, mover: &Arc<Mover>, channels: Vec<OwnedFd>) {
+    /// Makes a session's copier known: one channel per worker.
+    pub fn add_copier(&mut self, copier: &Arc<Copier>, channels: Vec<OwnedFd>) {
         for (worker, channel) in self.workers.iter().zip(channels) {
-            let mover = mover.clone();
-            worker.send(None, Command::AddMover { mover, channel });
+            let copier = copier.clone();
+            worker.send(None, Command::AddCopier { copier, channel });
         }
     }
 
@@ -225,18 +225,18 @@ impl Workers {
 
     /// Gives a QP to a worker, with its TCP connection.
     //= MPA-7.1-5
-    pub fn bind_tcp(&mut self, worker: u32, end: BindEnd, stream: Socket) {
-        self.bind(worker, 1, Command::BindTcp { end, stream });
+    pub fn attach_tcp(&mut self, worker: u32, end: ConnectedEnd, stream: Socket) {
+        self.bind(worker, 1, Command::AttachTcp { end, stream });
     }
 
     /// Gives two QPs that are connected to each other to a worker.
-    pub fn bind_direct(&mut self, worker: u32, active: BindEnd, passive: BindEnd) {
-        self.bind(worker, 2, Command::BindDirect { active, passive });
+    pub fn attach_direct(&mut self, worker: u32, active: ConnectedEnd, passive: ConnectedEnd) {
+        self.bind(worker, 2, Command::AttachDirect { active, passive });
     }
 
     /// Gives an unconnected QP to a worker, only to flush what is posted to it.
-    pub fn bind_dead(&mut self, worker: u32, config: Box<QpConfig>) {
-        self.bind(worker, 1, Command::BindDead(config));
+    pub fn attach_in_error(&mut self, worker: u32, config: Box<QpConfig>) {
+        self.bind(worker, 1, Command::AttachInError(config));
     }
 
     /// Ends a QP's connection.
@@ -245,8 +245,8 @@ impl Workers {
     }
 
     /// Ends a QP's connection with a Terminate where the stream allows one; the QP stays in Error.
-    pub fn expel(&mut self, worker: u32, qp: QpId) {
-        self.one(worker, None, Command::Expel(qp));
+    pub fn admin_disconnect(&mut self, worker: u32, qp: QpId) {
+        self.one(worker, None, Command::AdminDisconnect(qp));
     }
 
     /// Gives every engine other deadlines; its number stays.
@@ -306,7 +306,7 @@ impl Workers {
             match report {
                 Report::Engine { worker, notification } => self.notified(worker, notification),
                 // What waits is looked at below.
-                Report::Moved => {}
+                Report::CopyResult => {}
                 Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
             }
         }
@@ -316,18 +316,18 @@ impl Workers {
             let Some(ticket) = self.tickets.poll(carried_out) else { break };
             match self.moved.remove(&ticket) {
                 // From now on no job can begin there: those that have are waited for.
-                Some(mover) => {
-                    let mark = mover.mark();
-                    self.draining.push((ticket, mover, mark));
+                Some(copier) => {
+                    let mark = copier.mark();
+                    self.draining.push((ticket, copier, mark));
                 }
                 None => self.finish(ticket),
             }
         }
         let passed: Vec<_> =
             self.draining.extract_if(.., |(_, m, mark)| m.has_passed(mark)).collect();
-        for (ticket, mover, _) in passed {
-            if !self.draining.iter().any(|(_, other, _)| Arc::ptr_eq(other, &mover)) {
-                mover.unwatch();
+        for (ticket, copier, _) in passed {
+            if !self.draining.iter().any(|(_, other, _)| Arc::ptr_eq(other, &copier)) {
+                copier.unwatch();
             }
             self.finish(ticket);
         }
@@ -340,7 +340,7 @@ impl Workers {
             // window any more and install nothing.
             Notification::ChangeStags { qp, change } => {
                 let ticket = self.all(|| Command::ChangeStags(StagChange::clone(&change)));
-                self.await_moves(ticket, change.mover().cloned());
+                self.await_copies(ticket, change.copier().cloned());
                 self.changes.insert(ticket, (worker, qp, change));
             }
             Notification::CqSpaceFreed { cq, workers } => self.space_freed(&cq, workers),

@@ -26,12 +26,12 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 use super::clients::Clients;
 use super::command::{Command, Order};
 use super::connections::{Connections, Polled, WAKER};
-use super::movers::{Answer, Channels};
+use super::copiers::{Answer, Channels};
 use crate::clock;
-use crate::log::Damper;
+use crate::log::RateLimitedLog;
 use crate::privilege::set_short_slices;
 
-use super::{BindEnd, Report, Shared, Ticket, WorkerOptions};
+use super::{ConnectedEnd, Report, Shared, Ticket, WorkerOptions};
 
 /// One worker, on its own thread.
 pub(super) struct Worker {
@@ -39,7 +39,7 @@ pub(super) struct Worker {
     engine: Engine,
     connections: Connections,
     clients: Clients,
-    movers: Channels,
+    copiers: Channels,
     waiter: Waiter,
     /// It has short slices, because somebody computes on its CPU.
     crowded: bool,
@@ -57,9 +57,9 @@ pub(super) struct Worker {
     /// Who waits for the end of which session.
     detaching: HashMap<SessionId, Ticket>,
     /// Log lines that clients can bring about as often as they like.
-    warnings: Damper,
-    unfair: Damper,
-    unpolled: Damper,
+    warnings: RateLimitedLog,
+    unfair: RateLimitedLog,
+    unpolled: RateLimitedLog,
 }
 
 impl Worker {
@@ -78,7 +78,7 @@ impl Worker {
             engine: Engine::new(engine),
             connections: Connections::new(poll.registry().try_clone()?),
             clients: Clients::default(),
-            movers: Channels::default(),
+            copiers: Channels::default(),
             waiter: Waiter::new(cpus(), options.wait),
             crowded: false,
             poll,
@@ -91,9 +91,9 @@ impl Worker {
             stopping: false,
             behind: false,
             detaching: HashMap::new(),
-            warnings: Damper::new(WARNINGS, WARN_EVERY),
-            unfair: Damper::new(WARNINGS, WARN_EVERY),
-            unpolled: Damper::new(WARNINGS, WARN_EVERY),
+            warnings: RateLimitedLog::new(WARNINGS, WARN_EVERY),
+            unfair: RateLimitedLog::new(WARNINGS, WARN_EVERY),
+            unpolled: RateLimitedLog::new(WARNINGS, WARN_EVERY),
         })
     }
 
@@ -246,10 +246,10 @@ impl Worker {
                 }
                 Output::NotifyCq(cq) => self.clients.notify(cq.id(), &mut self.connections),
                 Output::ShutdownWrite(qp) => self.connections.shutdown(qp),
-                Output::FinalTerminate { qp, bytes } => self.connections.farewell(qp, &bytes),
+                Output::FinalTerminate { qp, bytes } => self.connections.send_last(qp, &bytes),
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
                 Output::Copy(job) => {
-                    let answer = self.movers.submit(&job);
+                    let answer = self.copiers.submit(&job);
                     self.moved(answer, clock::now());
                 }
                 Output::ReadAgain(qp) => {
@@ -270,12 +270,12 @@ impl Worker {
         }
     }
 
-    /// Passes on what movers have answered, and says so if somebody waits for it.
+    /// Passes on what copiers have answered, and says so if somebody waits for it.
     fn moved(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
-        for (mover, job, moved) in answers {
-            self.engine.handle_copied(&mover, job, moved, now);
-            if mover.is_watched() {
-                self.report(Report::Moved);
+        for (copier, job, moved) in answers {
+            self.engine.handle_copied(&copier, job, moved, now);
+            if copier.is_watched() {
+                self.report(Report::CopyResult);
             }
         }
     }
@@ -349,7 +349,7 @@ impl Worker {
             if let Some(session) = ended {
                 self.clients.detach(session);
                 self.connections.remove_session(session);
-                let left = self.movers.remove(session);
+                let left = self.copiers.remove(session);
                 self.moved(left, now);
                 self.carry_out();
                 if let Some(ticket) = self.detaching.remove(&session) {
@@ -383,18 +383,18 @@ impl Worker {
             Command::RemoveWindow(window) => self.engine.remove_window(&window),
             Command::ChangeStags(change) => self.engine.change_stags(&change),
             Command::StagsChanged(qp) => self.engine.handle_stags_changed(qp, now),
-            Command::AddMover { mover, channel } => {
-                let session = mover.session();
-                let watched = self.connections.add_mover(session, channel.as_raw_fd());
-                self.movers.add(mover, channel);
+            Command::AddCopier { copier, channel } => {
+                let session = copier.session();
+                let watched = self.connections.add_copier(session, channel.as_raw_fd());
+                self.copiers.add(copier, channel);
                 if let Err(e) = watched {
-                    self.misbehaved(session, format!("its mover cannot be polled: {e}"));
+                    self.misbehaved(session, format!("its copier cannot be polled: {e}"));
                 }
             }
             Command::SpaceFreed(cq) => self.engine.handle_cq_space(&cq, now),
             Command::ReceivesPosted(srq) => self.engine.handle_receives_posted(&srq, now),
-            Command::BindTcp { end, stream } => {
-                let BindEnd { config, negotiated, addresses } = end;
+            Command::AttachTcp { end, stream } => {
+                let ConnectedEnd { config, negotiated, addresses } = end;
                 let qp = config.qp;
                 let added = self.connections.add(qp, stream);
                 self.engine.attach_tcp(config, negotiated, addresses, now);
@@ -405,14 +405,14 @@ impl Worker {
                     self.engine.to_error(qp, now);
                 }
             }
-            Command::BindDirect { active, passive } => {
-                let parts = |end: BindEnd| (end.config, end.negotiated, end.addresses);
+            Command::AttachDirect { active, passive } => {
+                let parts = |end: ConnectedEnd| (end.config, end.negotiated, end.addresses);
                 self.engine.attach_direct(parts(active), parts(passive), now);
             }
-            Command::BindDead(config) => self.engine.attach_in_error(config, now),
+            Command::AttachInError(config) => self.engine.attach_in_error(config, now),
             Command::Disconnect { qp, abort } => self.engine.disconnect(qp, abort, now),
             Command::ToError(qp) => self.engine.to_error(qp, now),
-            Command::Expel(qp) => self.engine.admin_disconnect(qp, now),
+            Command::AdminDisconnect(qp) => self.engine.admin_disconnect(qp, now),
             Command::SetOptions(options) => self.engine.set_options(options),
             Command::Destroy(qp) => self.engine.destroy(qp, now),
             Command::Answer => {}
@@ -504,8 +504,8 @@ impl Worker {
                     }
                 }
                 Some(Polled::Bell { session, .. }) => self.engine.handle_doorbell(*session, now),
-                Some(Polled::Mover { session, .. }) => {
-                    let answers = self.movers.ready(*session);
+                Some(Polled::Copier { session, .. }) => {
+                    let answers = self.copiers.ready(*session);
                     self.moved(answers, now);
                     // It may say that there is something to be read.
                     self.carry_out();

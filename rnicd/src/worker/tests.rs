@@ -53,7 +53,7 @@ impl Rig {
             engine: EngineOptions {
                 worker: 0,
                 drain_deadline: Duration::from_secs(5),
-                mover_deadline: Duration::from_secs(5),
+                copier_deadline: Duration::from_secs(5),
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),
                 partial: Default::default(),
@@ -307,10 +307,10 @@ fn negotiated(role: Role) -> Negotiated {
     }
 }
 
-fn end(config: Box<QpConfig>, role: Role) -> BindEnd {
+fn end(config: Box<QpConfig>, role: Role) -> ConnectedEnd {
     let address = |port| std::net::SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let addresses = AddressPair { local: address(1), peer: address(2) };
-    BindEnd { config, negotiated: negotiated(role), addresses }
+    ConnectedEnd { config, negotiated: negotiated(role), addresses }
 }
 
 const INITIATOR: Role = Role::Initiator { rtr: Some(Rtr::Write) };
@@ -321,9 +321,9 @@ fn connect_tcp(rig: &mut Rig, a: Box<QpConfig>, b: Box<QpConfig>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
     let active = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
     let (passive, _) = listener.accept().expect("accept");
-    rig.workers.bind_tcp(0, end(a, INITIATOR), Socket::own(active));
+    rig.workers.attach_tcp(0, end(a, INITIATOR), Socket::own(active));
     let last = rig.workers.count() - 1;
-    rig.workers.bind_tcp(last, end(b, RESPONDER), Socket::own(passive));
+    rig.workers.attach_tcp(last, end(b, RESPONDER), Socket::own(passive));
 }
 
 fn expect_established(client: &Client, qp: QpId) {
@@ -394,7 +394,7 @@ fn busy_workers_answer_while_traffic_runs() {
     let mut client = Client::attach(1, &mut rig);
     let (mut a, a_config) = client.make_qp(1);
     let (_b, b_config) = client.make_qp(2);
-    rig.workers.bind_direct(1, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.workers.attach_direct(1, end(a_config, INITIATOR), end(b_config, RESPONDER));
     expect_established(&client, QpId(1));
     let mut posted = 0;
     for n in 0..200 {
@@ -429,7 +429,7 @@ fn a_direct_connection_carries_messages_and_notifies() {
     client.post_receive(&mut b, 7, 4096, 100);
     assert_eq!(b.sq.queue().worker(), None);
     b.cq.arm(ARM_NEXT);
-    rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
     expect_established(&client, a.id);
     expect_established(&client, b.id);
     client.memory.write(0, b"message").expect("in range");
@@ -567,7 +567,7 @@ fn an_invalidation_waits_for_all_workers() {
     let mut client = Client::attach(1, &mut rig);
     let (mut a, a_config) = client.make_qp(1);
     let (_b, b_config) = client.make_qp(2);
-    rig.workers.bind_direct(2, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.workers.attach_direct(2, end(a_config, INITIATOR), end(b_config, RESPONDER));
     expect_established(&client, a.id);
     let stag = Stag(0x3000_0000);
     let ticket = rig.workers.install_stag(StagEntry { stag, ..client.region() });
@@ -589,9 +589,9 @@ fn an_invalidation_waits_for_all_workers() {
     rig.workers.stop();
 }
 
-/// A job in a mover counts as a use of the region: who revokes it is answered when the job is.
+/// A job in a copier counts as a use of the region: who revokes it is answered when the job is.
 #[test]
-fn a_revocation_waits_for_the_mover() {
+fn a_revocation_waits_for_the_copier() {
     use rnic_core::device::memory::Unreachable;
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
     for workers in [1, 3] {
@@ -602,27 +602,27 @@ fn a_revocation_waits_for_the_mover() {
             rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("socket pair")
         };
         let (channels, ours): (Vec<_>, Vec<_>) = (0..workers).map(pair).unzip();
-        let mover = Mover::new(client.session, workers);
-        rig.workers.add_mover(&mover, channels);
+        let copier = Copier::new(client.session, workers);
+        rig.workers.add_copier(&copier, channels);
         let stag = Stag(0x3000_0000);
-        let memory = Memory::Moved { mover: mover.clone(), address: 4096 };
+        let memory = Memory::Moved { copier: copier.clone(), address: 4096 };
         let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
         rig.done(ticket);
         let (mut a, a_config) = client.make_qp(1);
         let (mut b, b_config) = client.make_qp(2);
         let last = workers - 1;
-        rig.workers.bind_direct(last, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        rig.workers.attach_direct(last, end(a_config, INITIATOR), end(b_config, RESPONDER));
         expect_established(&client, a.id);
         let sge = Sge { addr: 10, length: 6, lkey: stag.0 };
         client.post(&mut a, &write_to(&client, 1, 500), &[sge]);
         let mut packet = [0; 100];
         let ours = &ours[last as usize];
         let (len, _) = rustix::net::recv(ours, &mut packet, RecvFlags::empty()).expect("a job");
-        let job = crate::mover::wire::parse_job(&packet[..len]).expect("a job");
+        let job = crate::copier::wire::parse_job(&packet[..len]).expect("a job");
         assert_eq!((&job.pieces[..], job.write), (&[(4106, 6)][..], None));
 
         let ticket = rig.workers.revoke_stag(stag);
-        rig.workers.await_moves(ticket, Some(mover.clone()));
+        rig.workers.await_copies(ticket, Some(copier.clone()));
         let other = rig.workers.revoke_stag(Stag(0x4000_0000));
         // Whatever else is asked goes on, also on the other QP.
         rig.done(other);
@@ -630,16 +630,16 @@ fn a_revocation_waits_for_the_mover() {
         b.completes(2);
         assert_eq!(rig.workers.poll_done(), None);
         let mut answer = Vec::new();
-        crate::mover::wire::emit_answer(job.id, Ok(()), &mut answer);
+        crate::copier::wire::emit_answer(job.id, Ok(()), &mut answer);
         answer.extend_from_slice(b"bytes");
         rustix::net::send(ours, &answer, SendFlags::empty()).expect("room");
         rig.done(ticket);
         // What it brought is of a region that is none any more.
         let cqe = a.completion();
         assert_eq!((cqe.wr_id, cqe.status), (1, CompletionStatus::LocalProtection as u8));
-        assert!(!mover.is_watched());
-        // A mover that says what it was not asked for is none.
-        crate::mover::wire::emit_answer(99, Err(Unreachable::Unmapped), &mut answer);
+        assert!(!copier.is_watched());
+        // A copier that says what it was not asked for is none.
+        crate::copier::wire::emit_answer(99, Err(Unreachable::Unmapped), &mut answer);
         rustix::net::send(ours, &answer, SendFlags::empty()).expect("room");
         rig.workers.stop();
     }
@@ -652,7 +652,7 @@ fn a_client_that_scribbles_over_an_index_is_reported() {
     let (a, a_config) = client.make_qp(1);
     let (_b, b_config) = client.make_qp(2);
     let producer = a_config.sq.queue().clone();
-    rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+    rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
     expect_established(&client, a.id);
     // Find the producer index by its queue's place: the second queue made, after the CQ's page.
     let cq = QueueShape::completion(64).bytes().next_multiple_of(PAGE);
@@ -684,7 +684,7 @@ fn a_session_with_many_queue_pairs_ends_without_holding_up_commands() {
     for n in 0..20 {
         let (a, a_config) = many.make_qp(2 * n + 1);
         let (b, b_config) = many.make_qp(2 * n + 2);
-        rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
         qps.extend([a, b]);
     }
     until("all are bound", || qps.iter().all(|qp| qp.shared.state() == QpState::Rts));

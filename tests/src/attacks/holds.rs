@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rnic_core::abi::control::{QpRequest, RequestBody};
 use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge};
-use rnic_core::types::{Access, NoReceive, Stag};
+use rnic_core::types::{Access, RnrPolicy, Stag};
 
 use super::flush::send;
 use super::intruder::{Completions, Intruder};
@@ -54,9 +54,9 @@ impl Holding {
         let Holding { intruder, completions, address, region } = self;
         let mut pairs = Vec::new();
         for _ in 0..PAIRS {
-            let holds = NoReceive::Hold { deadline_ms: 5 };
+            let holds = RnrPolicy::Wait { timeout_ms: 5 };
             let holding =
-                QpRequest { no_receive: holds, ..qp_request(intruder.pd, completions.cq) };
+                QpRequest { rnr_policy: holds, ..qp_request(intruder.pd, completions.cq) };
             let (sending, holding) = (intruder.qp(completions.cq, 1)?, intruder.qp_with(holding)?);
             sending.sq.fill(|n| send(SendOpcode::Send, SendFlags::empty(), n).to_words().to_vec());
             intruder.couple(*address, &sending, &holding)?;

@@ -64,7 +64,7 @@ pub enum Attack {
     /// 20,000 silent connections a second.
     Silent,
     /// Wrong STags on the attacker's own QPs.
-    Guesses,
+    StagGuessLimiter,
     /// Connections whose peers read nothing.
     ClosedWindows,
     /// Memory that is no memory, attached again and again.
@@ -111,7 +111,7 @@ pub fn play(attack: Attack, socket: &Path) -> Result<Infallible, Failure> {
         Undecided => startups::undecided(socket),
         SlowClose => closing::run(socket),
         Silent => startups::silent(socket),
-        Guesses => startups::guesses(socket),
+        StagGuessLimiter => startups::guesses(socket),
         ClosedWindows => unread::run(socket),
         WrongMemory => refused::attach(socket),
         RefusedMemory => refused::memory(socket),

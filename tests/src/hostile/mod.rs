@@ -159,7 +159,7 @@ impl Session {
         request.signal_all = rng.below(2) == 0;
         request.srq = pick(&self.srqs, rng).filter(|_| rng.below(2) == 0);
         if rng.below(2) == 0 {
-            request.no_receive = NoReceive::Hold { deadline_ms: rng.below(500) as u32 };
+            request.rnr_policy = RnrPolicy::Wait { timeout_ms: rng.below(500) as u32 };
         }
         if let Ok(ReplyBody::Qp { qp, sq, rq, .. }) =
             self.raw.try_call(RequestBody::CreateQp(request), &[])?

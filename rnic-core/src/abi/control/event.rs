@@ -146,7 +146,7 @@ pub enum Event {
     },
     /// A QP in Error has taken its last receive from its shared receive queue, and what it had
     /// taken has been flushed.
-    LastReceive {
+    LastWqeReached {
         /// The QP, in Error; it may be destroyed without losing a receive.
         qp: QpId,
         /// The QP's context.

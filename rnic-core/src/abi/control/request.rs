@@ -374,7 +374,7 @@ pub struct QpRequest {
     /// Signal every send request.
     pub signal_all: bool,
     /// What becomes of a Send that finds no receive.
-    pub no_receive: NoReceive,
+    pub rnr_policy: RnrPolicy,
     /// The application's context, returned in events.
     pub context: u64,
 }

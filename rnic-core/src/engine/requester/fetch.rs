@@ -1,10 +1,10 @@
-//! Has a mover bring payload that only it reaches.
+//! Has a copier bring payload that only it reaches.
 
 use super::Requester;
 use super::message::{Gather, GatherFault};
 use super::staging::StagingBuffer;
 use crate::device::memory::{MemoryFault, Unreachable};
-use crate::device::mover::{MAX_MOVE, Moved, Pieces, Way};
+use crate::device::copier::{MAX_COPY, CopyResult, Pieces, Direction};
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::shm::attached::CopyEnd;
@@ -19,7 +19,7 @@ pub(in crate::engine) enum StageError {
 }
 
 impl Requester {
-    /// Has a mover bring the next bytes of the message in progress.
+    /// Has a copier bring the next bytes of the message in progress.
     pub(in crate::engine) fn stage(
         &mut self,
         core: &QpCore,
@@ -29,7 +29,7 @@ impl Requester {
         if self.staging.job.is_some() {
             return Ok(());
         }
-        let (from, len) = (message.sent, (message.total - message.sent).min(MAX_MOVE as u32));
+        let (from, len) = (message.sent, (message.total - message.sent).min(MAX_COPY as u32));
         let mut memory = Gather::new();
         self.gather_unstaged(len, core, &engine.stags, &mut memory).map_err(StageError::Gather)?;
         let (mut bytes, mut holes) = (vec![0; len as usize], Vec::new());
@@ -37,9 +37,9 @@ impl Requester {
         let mut at = 0;
         for target in &memory {
             let end = at + target.len();
-            match target.mover() {
-                Some((mover, address)) => {
-                    who = Some(mover.clone());
+            match target.copier() {
+                Some((copier, address)) => {
+                    who = Some(copier.clone());
                     pieces.push((address, target.len() as u32));
                     holes.push((at, end));
                 }
@@ -48,9 +48,9 @@ impl Requester {
             at = end;
         }
         drop(memory);
-        let Some(mover) = who else { return Ok(()) };
-        let job = engine.begin_copy(core.id, &mover, pieces, Way::Out);
-        let owner = Some(mover.session());
+        let Some(copier) = who else { return Ok(()) };
+        let job = engine.begin_copy(core.id, &copier, pieces, Direction::Out);
+        let owner = Some(copier.session());
         self.staging = StagingBuffer { job: Some(job), owner, from, bytes, holes };
         Ok(())
     }
@@ -60,11 +60,11 @@ impl Requester {
         self.staging.job == Some(job)
     }
 
-    /// The mover has answered. The fault, if there is a message that still wants the bytes.
+    /// The copier has answered. The fault, if there is a message that still wants the bytes.
     pub(in crate::engine) fn staged(
         &mut self,
         core: &QpCore,
-        result: Moved,
+        result: CopyResult,
     ) -> Result<(), MemoryFault> {
         let mut staging = std::mem::take(&mut self.staging);
         let owner = staging.owner.unwrap_or(core.session);
@@ -90,7 +90,7 @@ impl Requester {
         }
     }
 
-    /// The peer has invalidated an STag: nothing is sent any more that a mover has read, or may yet
+    /// The peer has invalidated an STag: nothing is sent any more that a copier has read, or may yet
     /// read, by way of it. (What it writes is over: it stood before this in the stream.)
     pub(in crate::engine) fn unstage(&mut self) {
         self.staging = StagingBuffer::default();

@@ -73,7 +73,7 @@ pub(in crate::engine) enum GatherFault {
     Local(Reason),
     /// The region of a read has been revoked since it was checked.
     Revoked,
-    /// Only a mover reaches it: it has to be staged first.
+    /// Only a copier reaches it: it has to be staged first.
     Unstaged,
 }
 

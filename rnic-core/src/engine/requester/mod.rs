@@ -4,7 +4,7 @@
 //! segment. It stays [in flight](in_flight) until the bytes are accepted, the response has come
 //! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes in
 //! posting order ([`complete`]). The peer's Read Requests wait here as well ([`inbound`]), because their
-//! responses take turns with the requests of this side. What only a mover reaches is brought here first
+//! responses take turns with the requests of this side. What only a copier reaches is brought here first
 //! ([`fetch`], [`staging`]).
 //!
 //! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
@@ -48,7 +48,7 @@ pub(super) struct Requester {
     /// Elements of the request taken last: of the one that is fenced, or of the message if it has
     /// several.
     elements: SgeList,
-    /// What a mover brings, or has brought, of the message in progress.
+    /// What a copier brings, or has brought, of the message in progress.
     staging: StagingBuffer,
     /// Requests of the peer's that are to be answered.
     inbound: VecDeque<ReadArrival>,
@@ -139,7 +139,7 @@ impl Requester {
         self.message.as_ref().map(|message| message.next_segment(mulpdu, dv))
     }
 
-    /// The memory of the next `len` bytes of the message in progress, those that a mover reaches by
+    /// The memory of the next `len` bytes of the message in progress, those that a copier reaches by
     /// way of the staging buffer.
     #[inline]
     pub(super) fn gather<'t>(

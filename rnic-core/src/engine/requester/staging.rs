@@ -1,4 +1,4 @@
-//! Payload that only a mover reaches: it is brought to private memory first, and sent from there. A QP
+//! Payload that only a copier reaches: it is brought to private memory first, and sent from there. A QP
 //! has at most one such copy under way.
 
 use super::message::{Gather, GatherFault, Message};
@@ -15,19 +15,19 @@ pub(super) struct StagingBuffer {
     /// Where in the message they begin.
     pub from: u32,
     pub bytes: Vec<u8>,
-    /// Where among them those of the mover go.
+    /// Where among them those of the copier go.
     pub holes: Vec<(usize, usize)>,
 }
 
 impl StagingBuffer {
-    /// Puts the bytes at hand in place of memory that only a mover reaches.
+    /// Puts the bytes at hand in place of memory that only a copier reaches.
     pub(super) fn fill_in<'t>(
         &'t self,
         message: &Message,
         len: u32,
         memory: &mut Gather<'t>,
     ) -> Result<(), GatherFault> {
-        let Some(moved) = memory.iter().find(|target| target.mover().is_some()) else {
+        let Some(moved) = memory.iter().find(|target| target.copier().is_some()) else {
             return Ok(());
         };
         let owner = moved.owner();

@@ -17,7 +17,7 @@ pub(in crate::engine) struct RxBlocked {
 
 /// What is awaited.
 pub(in crate::engine) enum BlockedOn {
-    /// A mover, which writes a segment.
+    /// A copier, which writes a segment.
     Copy(PendingPlacement),
     /// A receive for this segment.
     Receive {

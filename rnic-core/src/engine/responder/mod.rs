@@ -27,7 +27,7 @@ pub(super) struct Responder {
     rnr_timeout: Option<Duration>,
     /// The incoming direction stands still.
     blocked: Option<Box<RxBlocked>>,
-    /// A mover has written for it: from then on little is received at a time.
+    /// A copier has written for it: from then on little is received at a time.
     has_copied: bool,
     /// The owner was warned that a Read of its own is behind a message that waits for a receive.
     warned_of_read: bool,

@@ -1,10 +1,10 @@
-//! The bytes of a segment go to memory: at once, or by a mover where only that reaches it.
+//! The bytes of a segment go to memory: at once, or by a copier where only that reaches it.
 
 use std::sync::Arc;
 
-use crate::device::Mover;
+use crate::device::Copier;
 use crate::device::memory::{MemoryFault, Payload, Target};
-use crate::device::mover::{Pieces, Way};
+use crate::device::copier::{Pieces, Direction};
 use crate::engine::incoming::{Enclosure, Incoming};
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::{Delivery, EngineState};
@@ -13,23 +13,23 @@ use crate::engine::state::{Delivery, EngineState};
 pub(in crate::engine) enum Placed {
     /// All of it.
     Done,
-    /// The rest by a mover.
+    /// The rest by a copier.
     Pending(Box<PendingWrite>),
 }
 
-/// Bytes for a mover to write.
+/// Bytes for a copier to write.
 pub(in crate::engine) struct PendingWrite {
-    mover: Arc<Mover>,
+    copier: Arc<Copier>,
     pieces: Pieces,
     bytes: Vec<u8>,
     tail_last: bool,
 }
 
-/// A segment whose bytes a mover is writing, and what follows when it has.
+/// A segment whose bytes a copier is writing, and what follows when it has.
 pub(in crate::engine) struct PendingPlacement {
     /// Number of the copy.
     pub job: u64,
-    pub mover: Arc<Mover>,
+    pub copier: Arc<Copier>,
     /// What completes when it is placed.
     pub segment: Incoming,
     /// Bytes of payload.
@@ -40,10 +40,10 @@ pub(in crate::engine) struct PendingPlacement {
 }
 
 impl PendingWrite {
-    /// Adds the bytes of `payload` from `from` on that go to `target`, which `mover` reaches.
+    /// Adds the bytes of `payload` from `from` on that go to `target`, which `copier` reaches.
     pub(super) fn add(
         writing: Option<Box<PendingWrite>>,
-        (mover, address): (&Arc<Mover>, u64),
+        (copier, address): (&Arc<Copier>, u64),
         payload: &Payload<'_>,
         from: usize,
         len: usize,
@@ -51,7 +51,7 @@ impl PendingWrite {
     ) -> Result<Box<PendingWrite>, MemoryFault> {
         let mut writing = writing.unwrap_or_else(|| {
             Box::new(PendingWrite {
-                mover: mover.clone(),
+                copier: copier.clone(),
                 pieces: Pieces::new(),
                 bytes: Vec::with_capacity(payload.len()),
                 tail_last,
@@ -65,7 +65,7 @@ impl PendingWrite {
         Ok(writing)
     }
 
-    /// Hands the copy to its mover.
+    /// Hands the copy to its copier.
     pub(in crate::engine) fn begin(
         self,
         core: &QpCore,
@@ -74,9 +74,9 @@ impl PendingWrite {
         len: usize,
         enclosure: Enclosure,
     ) -> PendingPlacement {
-        let PendingWrite { mover, pieces, bytes, tail_last } = self;
-        let job = engine.begin_copy(core.id, &mover, pieces, Way::In { bytes, tail_last });
-        PendingPlacement { job, mover, segment, len, enclosure, deferred: Vec::new() }
+        let PendingWrite { copier, pieces, bytes, tail_last } = self;
+        let job = engine.begin_copy(core.id, &copier, pieces, Direction::In { bytes, tail_last });
+        PendingPlacement { job, copier, segment, len, enclosure, deferred: Vec::new() }
     }
 }
 
@@ -88,7 +88,7 @@ pub(in crate::engine) fn place(
     target: Target<'_>,
     last: bool,
 ) -> Result<Placed, MemoryFault> {
-    match target.mover() {
+    match target.copier() {
         None => payload.place(0, target, last).map(|()| Placed::Done),
         Some(by) => {
             PendingWrite::add(None, by, payload, 0, target.len(), last).map(Placed::Pending)

@@ -45,7 +45,7 @@ impl Responder {
         } else if self.rnr_timeout.is_some() {
             Ok(false)
         } else {
-            Err(Reason::NoReceive { held: false }.into())
+            Err(Reason::RnrPolicy { held: false }.into())
         }
     }
 
@@ -132,7 +132,7 @@ impl Responder {
         }
         let (mut from, mut pending) = (0, None);
         for target in targets {
-            let placed = match target.mover() {
+            let placed = match target.copier() {
                 None => payload.place(from, target, false).map(|()| pending),
                 Some(by) => {
                     PendingWrite::add(pending, by, &payload, from, target.len(), false).map(Some)
@@ -164,6 +164,6 @@ impl Responder {
             return;
         }
         let context = core.shared.context.load(Relaxed);
-        engine.emit(core.session, Event::LastReceive { qp: core.id, context });
+        engine.emit(core.session, Event::LastWqeReached { qp: core.id, context });
     }
 }

@@ -1,8 +1,8 @@
 //! A stream whose incoming direction stands still, for one of two reasons at a time. Either a Send
 //! found no receive and its QP was made to wait for one (RFC 5041 section 7.1 lets a receiver end the
 //! stream at once; to wait instead is ours, and costs the peer only what TCP's flow control costs it
-//! anyway); or a mover is writing the bytes of a segment ([`placement`](super::placement)). A Send that
-//! has waited may, with its receive, go on to wait for a mover.
+//! anyway); or a copier is writing the bytes of a segment ([`placement`](super::placement)). A Send that
+//! has waited may, with its receive, go on to wait for a copier.
 //!
 //! *Over TCP* a segment without a receive has been verified and is kept with what was read behind it,
 //! of a segment that is being written only the latter; the socket is not read again, so everything
@@ -20,7 +20,7 @@
 //! once.
 //!
 //! It ends in one of three ways, each by [`Responder::unblock`]: what is awaited has come, the deadline
-//! has passed, or the stream has ended; only a mover's answer is awaited even then, because it writes
+//! has passed, or the stream has ended; only a copier's answer is awaited even then, because it writes
 //! where a flushed receive is.
 
 use super::Responder;
@@ -63,7 +63,7 @@ impl Responder {
         awaits_response: bool,
     ) -> Result<bool, PlacementError> {
         let Some(timeout) = self.rnr_timeout else {
-            return Err(Reason::NoReceive { held: false }.into());
+            return Err(Reason::RnrPolicy { held: false }.into());
         };
         let waiter = Waiter { qp: core.id, worker: engine.worker, key: core.key };
         let place = match &mut self.receives {
@@ -110,7 +110,7 @@ impl Responder {
         Ok(false)
     }
 
-    /// The incoming direction stands still until a mover has written this segment.
+    /// The incoming direction stands still until a copier has written this segment.
     pub(in crate::engine) fn await_copy(&mut self, pending: PendingPlacement) {
         self.has_copied = true;
         let on = BlockedOn::Copy(pending);
@@ -181,7 +181,7 @@ impl Responder {
         Some(blocked)
     }
 
-    /// Whether a mover is writing a segment.
+    /// Whether a copier is writing a segment.
     pub(in crate::engine) fn is_copying(&self) -> bool {
         self.blocked.as_ref().is_some_and(|blocked| matches!(blocked.on, BlockedOn::Copy(_)))
     }
@@ -194,7 +194,7 @@ impl Responder {
     }
 
     /// Something that the other end of a direct connection did: whether it has its place behind a
-    /// segment that a mover is writing, and is kept there.
+    /// segment that a copier is writing, and is kept there.
     pub(in crate::engine) fn defer(&mut self, delivery: Delivery) -> Result<(), Delivery> {
         let behind = matches!(delivery, Delivery::Terminate(_) | Delivery::Fin);
         let Some(blocked) = self.blocked.as_mut().filter(|_| behind) else { return Err(delivery) };

@@ -13,14 +13,14 @@ fn an_expelled_qp_is_terminated_flushed_and_stays() {
         let mut w = World::connected(wiring);
         w.recv(A, 1, &[]);
         w.recv(B, 2, &[]);
-        w.expel(A);
+        w.admin_disconnect(A);
         assert_eq!(w.state(A), QpState::Error, "{wiring:?}");
         assert_eq!(w.completions(A), ["1 Receive WrFlush"], "{wiring:?}");
         assert_eq!(w.completions(B), ["2 Receive WrFlush"], "{wiring:?}");
         assert!(w.events(A)[0].starts_with("terminated 0/0/00"), "{wiring:?}");
         assert!(w.events(B)[0].starts_with("terminated by peer 0/0/00"), "{wiring:?}");
         // What is posted later is flushed as well, and a second time changes nothing.
-        w.expel(A);
+        w.admin_disconnect(A);
         w.post(A, &[Wr::send(3, &[])]);
         assert_eq!(w.completions(A), ["3 Send WrFlush"], "{wiring:?}");
         assert_eq!(w.events(A), [""; 0]);
@@ -32,7 +32,7 @@ fn behind_a_fin_an_expelled_qp_is_reset() {
     let mut w = World::connected(Wiring::tcp());
     w.disconnect(A);
     assert!(w.events(B)[0].starts_with("peer closed"), "{:?}", w.state(B));
-    w.expel(A);
+    w.admin_disconnect(A);
     assert!(w.events(A)[0].starts_with("aborted"));
     assert!(w.events(B)[0].starts_with("lost: "));
     assert_eq!(w.state(A), QpState::Error);
@@ -51,7 +51,7 @@ fn a_terminate_that_cannot_leave_ends_in_a_reset_after_the_deadline_in_force() {
     for engine in &mut w.engines {
         engine.set_options(other.clone());
     }
-    w.expel(A);
+    w.admin_disconnect(A);
     w.advance(Duration::from_millis(1999));
     assert_eq!(w.events(B), [""; 0]);
     w.advance(Duration::from_millis(1));

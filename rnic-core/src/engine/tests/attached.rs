@@ -25,7 +25,7 @@ fn unmapped(w: &mut World, qp: usize, moved: bool) -> Mr {
         return region(w, qp, own_address_space(), 8, 5000);
     }
     let (mapping, _fd) = Mapping::create_segment(5000).unwrap();
-    let memory = Memory::Moved { mover: w.mover(qp), address: 8 };
+    let memory = Memory::Moved { copier: w.copier(qp), address: 8 };
     let iova = 0x5000_0000;
     let (stag, windows) = w.install(qp, memory, 5000, Access::all(), Scope::Pd, iova);
     Mr { stag, iova, len: 5000, mapping, windows }
@@ -45,14 +45,14 @@ fn gone(w: &mut World, qp: usize) -> Mr {
 #[test]
 fn every_operation_from_and_to_either_kind_of_memory() {
     for wiring in Wiring::all() {
-        use MemoryKind::{Attached, Moved, Shared};
+        use MemoryKind::{Attached, CopyResult, Shared};
         for (source, sink) in [
             (Attached, Attached),
             (Attached, Shared),
             (Shared, Attached),
-            (Moved, Moved),
-            (Moved, Attached),
-            (Shared, Moved),
+            (CopyResult, CopyResult),
+            (CopyResult, Attached),
+            (Shared, CopyResult),
         ] {
             let mut w = World::connected(wiring);
             let len = 150_001;
@@ -233,11 +233,11 @@ fn an_address_space_that_is_gone_is_reported_with_its_owner() {
     }
 }
 
-/// A pair in which A writes to B what only a mover reaches at one end; no job is answered yet.
+/// A pair in which A writes to B what only a copier reaches at one end; no job is answered yet.
 fn under_way(wiring: Wiring, source: bool) -> (World, Mr, Mr) {
     let mut w = World::connected(wiring);
-    w.answer_moves = false;
-    let kinds = [MemoryKind::Moved, MemoryKind::Shared];
+    w.answer_copies = false;
+    let kinds = [MemoryKind::CopyResult, MemoryKind::Shared];
     w.kind = kinds[usize::from(!source)];
     let a = w.any_mr(A, 100_000);
     w.kind = kinds[usize::from(source)];
@@ -249,7 +249,7 @@ fn under_way(wiring: Wiring, source: bool) -> (World, Mr, Mr) {
 }
 
 #[test]
-fn a_qp_waits_for_its_mover_and_the_others_do_not() {
+fn a_qp_waits_for_its_copier_and_the_others_do_not() {
     for wiring in Wiring::both() {
         for source in [true, false] {
             let (mut w, a, b) = under_way(wiring, source);
@@ -270,7 +270,7 @@ fn a_qp_waits_for_its_mover_and_the_others_do_not() {
                 a.fill(7);
                 assert_eq!(done, ["2 RdmaWrite"], "nothing completes before it has left");
             }
-            w.answer_moves = true;
+            w.answer_copies = true;
             w.settle();
             assert_eq!(b.bytes(), a.bytes(), "{wiring:?}");
             assert!(w.moves.is_empty());
@@ -278,9 +278,9 @@ fn a_qp_waits_for_its_mover_and_the_others_do_not() {
     }
 }
 
-/// Also the end of the stream stands behind what a mover is writing.
+/// Also the end of the stream stands behind what a copier is writing.
 #[test]
-fn nothing_overtakes_what_a_mover_writes() {
+fn nothing_overtakes_what_a_copier_writes() {
     for wiring in Wiring::both() {
         let (mut w, a, b) = under_way(wiring, false);
         let to = w.any_mr(B, 100);
@@ -292,7 +292,7 @@ fn nothing_overtakes_what_a_mover_writes() {
         while !w.moves.is_empty() {
             assert_eq!(w.completions(B), [""; 0]);
             assert_eq!(w.moves.len(), 1);
-            w.make_move();
+            w.make_copy();
             w.settle();
         }
         assert_eq!(b.bytes(), a.bytes(), "{wiring:?}");
@@ -317,7 +317,7 @@ fn a_job_that_is_not_answered_in_time_ends_its_session_and_the_stream() {
             assert_eq!(w.misbehaved, [(owner, said.to_owned())]);
             assert_eq!([w.state(A), w.state(B)], [QpState::Error; 2]);
             // It comes all the same, and meets nobody.
-            assert!(w.make_move());
+            assert!(w.make_copy());
             w.settle();
             assert_eq!(w.misbehaved.len(), 1);
         }
@@ -325,12 +325,12 @@ fn a_job_that_is_not_answered_in_time_ends_its_session_and_the_stream() {
 }
 
 #[test]
-fn a_qp_that_is_gone_is_not_missed_by_its_mover() {
+fn a_qp_that_is_gone_is_not_missed_by_its_copier() {
     for wiring in Wiring::both() {
         for (source, gone) in [(true, A), (false, B), (true, B), (false, A)] {
             let (mut w, ..) = under_way(wiring, source);
             w.destroy(gone);
-            w.answer_moves = true;
+            w.answer_copies = true;
             w.settle();
             assert_eq!(w.state(A + B - gone), QpState::Error);
             assert!(w.moves.is_empty());
@@ -338,9 +338,9 @@ fn a_qp_that_is_gone_is_not_missed_by_its_mover() {
     }
 }
 
-/// Messages are held, then written by a mover, and nothing overtakes either.
+/// Messages are held, then written by a copier, and nothing overtakes either.
 #[test]
-fn a_held_message_that_has_found_its_receive_waits_for_the_mover() {
+fn a_held_message_that_has_found_its_receive_waits_for_the_copier() {
     for wiring in Wiring::all() {
         let hold = Some(std::time::Duration::from_secs(10));
         let mut w = World::pair_with(wiring, QpShape { hold, ..QpShape::default() }, 128);
@@ -348,14 +348,14 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_mover() {
         w.events(B);
         let from = w.any_mr(A, 150_000);
         let bytes = from.pattern(1);
-        w.kind = MemoryKind::Moved;
+        w.kind = MemoryKind::CopyResult;
         let into = w.any_mr(B, 150_000);
         let sizes = [5, 150_000, 0, 70_000, 1];
         let sends: Vec<Wr> =
             (0..).zip(sizes).map(|(n, len)| Wr::send(n, &[from.sge(0..len)])).collect();
         w.post(A, &sends);
         w.disconnect(A);
-        w.answer_moves = false;
+        w.answer_copies = false;
         for (n, len) in (0..).zip(sizes) {
             into.fill(0);
             assert!(w.moves.is_empty(), "held: {wiring:?}");
@@ -364,7 +364,7 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_mover() {
             while !w.moves.is_empty() {
                 assert_eq!((w.completions(B), w.events(B)), (vec![], vec![]));
                 assert_eq!(w.moves.len(), 1);
-                w.make_move();
+                w.make_copy();
                 w.settle();
             }
             let size = if len == 0 { String::new() } else { format!(" {len}") };
@@ -380,9 +380,9 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_mover() {
     }
 }
 
-/// A window that only one QP uses, and one of all, on memory that a mover is writing.
+/// A window that only one QP uses, and one of all, on memory that a copier is writing.
 #[test]
-fn a_window_is_invalidated_or_unbound_when_the_mover_has_written() {
+fn a_window_is_invalidated_or_unbound_when_the_copier_has_written() {
     use crate::device::window::BindRequest;
     use crate::types::{Stag, WindowKind};
     for (wiring, kind) in Wiring::both()
@@ -390,7 +390,7 @@ fn a_window_is_invalidated_or_unbound_when_the_mover_has_written() {
         .flat_map(|w| [WindowKind::Type1, WindowKind::Type2].map(|k| (w, k)))
     {
         let mut w = World::connected(wiring);
-        w.kind = MemoryKind::Moved;
+        w.kind = MemoryKind::CopyResult;
         let region = w.mr(B, 100, Access::LOCAL_WRITE | Access::MW_BIND);
         let window = w.window(B, kind);
         let bind = |present: Stag, length| BindRequest {
@@ -405,7 +405,7 @@ fn a_window_is_invalidated_or_unbound_when_the_mover_has_written() {
         w.post(B, &[Wr::bind(1, &bound)]);
         assert_eq!(w.completions(B), ["1 BindMw"]);
         let seen = Mr { stag: bound.new, ..region.clone() };
-        w.answer_moves = false;
+        w.answer_copies = false;
         w.post(A, &[Wr::write(2, &[], &seen, 0).inline(b"first"), Wr::write(3, &[], &seen, 50)]);
         assert_eq!(w.moves.len(), 1);
         let taken_back = match kind {
@@ -414,7 +414,7 @@ fn a_window_is_invalidated_or_unbound_when_the_mover_has_written() {
         };
         w.post(B, &[taken_back]);
         assert_eq!(w.completions(B), [""; 0], "{wiring:?} {kind:?}");
-        w.make_move();
+        w.make_copy();
         w.settle();
         assert_eq!(w.completions(B).len(), 1, "{wiring:?} {kind:?}");
         assert_eq!(region.bytes()[..5], *b"first");
@@ -424,28 +424,28 @@ fn a_window_is_invalidated_or_unbound_when_the_mover_has_written() {
     }
 }
 
-/// What a mover is writing comes back to its owner when it has.
+/// What a copier is writing comes back to its owner when it has.
 #[test]
-fn a_receive_is_not_flushed_while_a_mover_writes_there() {
+fn a_receive_is_not_flushed_while_a_copier_writes_there() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        w.kind = MemoryKind::Moved;
+        w.kind = MemoryKind::CopyResult;
         let into = w.any_mr(B, 100);
-        w.answer_moves = false;
+        w.answer_copies = false;
         w.recv(B, 1, &[into.all()]);
         w.recv(B, 2, &[into.all()]);
         w.post(A, &[Wr::send(1, &[]).inline(b"under way")]);
         w.abort(B);
         assert_eq!((w.state(B), w.completions(B)), (QpState::Error, vec![]), "{wiring:?}");
         assert_eq!(w.events(B), [""; 0]);
-        w.make_move();
+        w.make_copy();
         w.settle();
         assert_eq!(w.completions(B), ["1 Receive WrFlush", "2 Receive WrFlush"], "{wiring:?}");
         assert_eq!(w.events(B), ["aborted"]);
     }
 }
 
-/// A QP of the direct path is gone while the other still waits for a mover: whoever has its place
+/// A QP of the direct path is gone while the other still waits for a copier: whoever has its place
 /// next is none of that one's business.
 #[test]
 fn the_end_of_a_qp_is_deferred_and_its_successor_left_alone() {
@@ -453,7 +453,7 @@ fn the_end_of_a_qp_is_deferred_and_its_successor_left_alone() {
     let lone = w.any_mr(B, 100);
     let (app_a, app_b) = (w.qps[A].app, w.qps[B].app);
     while w.completions(A).is_empty() {
-        assert!(w.make_move());
+        assert!(w.make_copy());
         w.settle();
     }
     // The last segment is being written; nothing is left to be sent.
@@ -466,7 +466,7 @@ fn the_end_of_a_qp_is_deferred_and_its_successor_left_alone() {
     w.events(c);
     w.events(d);
     w.post(B, &[Wr::send(9, &[lone.sge(0..4)])]);
-    w.answer_moves = true;
+    w.answer_copies = true;
     w.settle();
     assert_eq!(b.bytes().len(), 100_000);
     assert_eq!(w.state(B), QpState::Error);

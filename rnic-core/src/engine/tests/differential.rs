@@ -30,7 +30,7 @@ impl Bench {
                 w.kind = match kinds >> (2 * (end * REGIONS + n)) & 3 {
                     0 | 1 => MemoryKind::Shared,
                     2 => MemoryKind::Attached,
-                    _ => MemoryKind::Moved,
+                    _ => MemoryKind::CopyResult,
                 };
                 let mr = w.mr_at(end, REGION_LEN, rights(n), scope, iova);
                 mr.pattern((end * REGIONS + n) as u8);

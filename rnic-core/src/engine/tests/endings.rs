@@ -616,7 +616,7 @@ fn a_qp_in_error_before_it_was_connected_is_flushed() {
     let qp = w.qp(app, cq, cq, Default::default());
     w.recv(qp, 1, &[]);
     w.push(qp, &[Wr::send(2, &[])]);
-    w.bind_dead(qp);
+    w.attach_in_error(qp);
     assert_eq!(w.completions(qp), ["2 Send WrFlush", "1 Receive WrFlush"]);
     w.post(qp, &[Wr::send(3, &[])]);
     assert_eq!(w.completions(qp), ["3 Send WrFlush"]);

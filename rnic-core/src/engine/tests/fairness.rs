@@ -454,7 +454,7 @@ fn a_session_ends_some_queue_pairs_at_a_time() {
     let (session, now) = (w.apps[app].session, w.now);
     w.engines[0].close_session(session, now);
     // Its memory is out of reach before anything else happens.
-    assert!(w.engines[0].state.stags.mover_of(theirs.stag).is_none());
+    assert!(w.engines[0].state.stags.copier_of(theirs.stag).is_none());
     let (mut before, mut ended) = (w.engines[0].qp_count(), None);
     let mut steps = 0;
     while ended.is_none() {

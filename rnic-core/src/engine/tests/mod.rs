@@ -10,7 +10,7 @@
 mod administration;
 mod agreed;
 mod attached;
-mod bare;
+mod zero_copy;
 mod captures;
 mod ddp_limits;
 mod delivery;
@@ -18,7 +18,7 @@ mod differential;
 mod endings;
 mod fairness;
 mod framing;
-mod hold;
+mod rnr;
 mod limits;
 mod link;
 mod messages;

@@ -69,20 +69,20 @@ fn a_message_is_delivered_with_its_last_segment_in_order_and_with_its_length() {
 #[test]
 fn a_message_is_not_delivered_before_all_that_came_ahead_of_it_is_placed() {
     let (mut w, mut raw) = World::raw();
-    w.kind = MemoryKind::Moved;
+    w.kind = MemoryKind::CopyResult;
     let region = w.any_mr(A, 8);
     w.kind = MemoryKind::Shared;
     let buffer = w.any_mr(A, 8);
     w.recv(A, 7, &[buffer.all()]);
     w.recv(A, 8, &[]);
     // Another process places it, and takes its time.
-    w.answer_moves = false;
+    w.answer_copies = false;
     raw.write(&mut w, region.stag, region.iova, b"earlier!");
     raw.send(&mut w, 1, b"later");
     raw.send(&mut w, 2, b"");
     assert_eq!(w.completions(A), [""; 0]);
     assert_eq!(region.bytes(), [0; 8]);
-    while w.make_move() {
+    while w.make_copy() {
         w.settle();
     }
     assert_eq!(&region.bytes(), b"earlier!");

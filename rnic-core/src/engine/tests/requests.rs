@@ -199,7 +199,7 @@ pub(super) fn event(event: &Event) -> String {
         Event::SrqLimit { .. } => "SRQ limit".to_owned(),
         Event::SrqError { .. } => "SRQ error".to_owned(),
         Event::SrqUnfair { qp, taken, window, .. } => format!("QP {qp} took {taken}/{window}"),
-        Event::LastReceive { qp, .. } => format!("last receive of QP {qp}"),
+        Event::LastWqeReached { qp, .. } => format!("last receive of QP {qp}"),
         other => format!("{other:?}"),
     }
 }

@@ -178,7 +178,7 @@ fn a_queue_pair_moved_to_error_before_it_was_connected_says_so_too() {
     let srq = w.srq(app, 8, 0);
     w.srq_recv(app, srq, 0..4);
     let qp = w.qp(app, cq, cq, QpShape { srq: Some(srq), ..QpShape::default() });
-    w.bind_dead(qp);
+    w.attach_in_error(qp);
     assert_eq!(w.events(qp), [format!("last receive of QP {}", w.qps[qp].id)]);
     assert_eq!(w.completions(qp), [""; 0]);
     assert_eq!(w.apps[app].srqs[srq].srq.usage().posted, 4);
@@ -406,7 +406,7 @@ mod held {
             let waits = w.qp(to, full, full, QpShape::default());
             let more = u64::from(w.apps[to].cqs[full].cq.capacity()) + 1;
             (0..more).for_each(|id| w.recv(waits, id, &[]));
-            w.bind_dead(waits);
+            w.attach_in_error(waits);
             let waiting = |w: &World| w.apps[to].arena.load_u64(at + queue_header::ENGINE_WAITS);
             assert_eq!(waiting(&w).unwrap(), 1, "it waits");
             w.destroy(waits);

@@ -62,7 +62,7 @@ impl StartupError {
 
     /// Bytes to send before the connection is closed in order; mostly none.
     #[must_use]
-    pub fn farewell(&self) -> &[u8] {
+    pub fn last_frame(&self) -> &[u8] {
         match self {
             StartupError::InsufficientIrd { terminate, .. }
             | StartupError::NoMatchingRtr { terminate } => terminate,

@@ -73,8 +73,8 @@ fn asked_by_rdmac(passive: &Options) -> Outcome {
         }
         Err(error @ ResponderError::Rdmac { .. }) => {
             // A Reply of Rev 1, and then the end, in order.
-            assert_eq!(error.farewell()[..16], frame(REPLY, ""));
-            assert_eq!(error.farewell()[17], 1);
+            assert_eq!(error.last_frame()[..16], frame(REPLY, ""));
+            assert_eq!(error.last_frame()[17], 1);
             Outcome::Close
         }
         other => panic!("{other:?}"),

@@ -46,7 +46,7 @@ impl ResponderError {
 
     /// Bytes to send before the connection is closed in order; mostly none.
     #[must_use]
-    pub fn farewell(&self) -> &[u8] {
+    pub fn last_frame(&self) -> &[u8] {
         match self {
             ResponderError::Rdmac { reply } => reply,
             _ => &[],

@@ -185,7 +185,7 @@ fn bytes_behind_the_request_end_it_without_a_reply() {
     bytes.extend(hex("000ec140"));
     let error = Responder::new(&OPTIONS).handle_input(&bytes).err();
     assert_eq!(error, Some(ResponderError::BytesAfterRequest));
-    assert_eq!(error.as_ref().map(ResponderError::farewell), Some(&[][..]));
+    assert_eq!(error.as_ref().map(ResponderError::last_frame), Some(&[][..]));
 
     let (mut responder, _) = responder_with(&OPTIONS, &bytes[..20]);
     assert_eq!(responder.handle_input(&[0]), Err(ResponderError::BytesAfterRequest));
@@ -222,7 +222,7 @@ fn revision_0_is_answered_with_revision_1_and_closed() {
     for request in ["c0000000", "00000000"] {
         let error = Responder::new(&OPTIONS).handle_input(&frame(REQUEST, request)).err();
         let reply = frame(REPLY, "60010000");
-        assert_eq!(error.as_ref().map(ResponderError::farewell), Some(&reply[..]));
+        assert_eq!(error.as_ref().map(ResponderError::last_frame), Some(&reply[..]));
     }
     let mut initiator = Initiator::new(&OPTIONS, &[]).expect("short");
     assert_eq!(initiator.handle_input(&frame(REPLY, "c0000000")), Err(StartupError::Rdmac));
@@ -364,12 +364,12 @@ fn reply_that_wants_more_reads_than_offered_is_told_so() {
     let reply = enhanced(Kind::Reply, Enhanced { ord: 17, ..PLAIN });
     let error = initiator.handle_input(&reply).expect_err("17 is above 16");
     assert!(matches!(error, StartupError::InsufficientIrd { wanted: 17, offered: 16, .. }));
-    assert_eq!(terminate_in(error.farewell()), codes::LLP_IRD);
+    assert_eq!(terminate_in(error.last_frame()), codes::LLP_IRD);
 }
 
 /// The code of the Terminate that an Initiator sends as its only FPDU.
-fn terminate_in(farewell: &[u8]) -> crate::types::TerminateCode {
-    let mut fpdu = farewell.to_vec();
+fn terminate_in(frame: &[u8]) -> crate::types::TerminateCode {
+    let mut fpdu = frame.to_vec();
     let mut deframer = Deframer::new(false, true);
     assert_eq!(deframer.needed(&fpdu), fpdu.len());
     let ulpdu = deframer.take(&mut fpdu).expect("what we framed is valid");
@@ -403,7 +403,7 @@ fn ready_to_receive_is_the_least_disturbing_kind_in_common() {
                     assert!(n.peer_to_peer && p.peer_to_peer);
                 }
                 (Err(error), None) => {
-                    assert_eq!(terminate_in(error.farewell()), codes::LLP_RTR);
+                    assert_eq!(terminate_in(error.last_frame()), codes::LLP_RTR);
                 }
                 other => panic!("{active} {passive}: {other:?}"),
             }
@@ -542,7 +542,7 @@ proptest! {
                     prop_assert!(a.ord <= p.ird && p.ord <= a.ird);
                 }
             }
-            Err(error) => prop_assert!(!error.farewell().is_empty()),
+            Err(error) => prop_assert!(!error.last_frame().is_empty()),
             other => return Err(TestCaseError::fail(format!("{other:?}"))),
         }
     }

@@ -25,8 +25,8 @@ pub fn needed_by(kind: ThreadKind) -> Vec<Rule> {
             libc::SYS_timer_settime,
         ]),
         ThreadKind::Log => allow(&[libc::SYS_writev]),
-        ThreadKind::Mover => allow(COPY),
-        ThreadKind::Minder => {
+        ThreadKind::Copier => allow(COPY),
+        ThreadKind::Supervisor => {
             allow(MOVE);
             allow(THREAD);
             allow(&[libc::SYS_pidfd_send_signal]);
@@ -110,7 +110,7 @@ const EVERYBODY: &[c_long] = &[
     libc::SYS_write,
 ];
 
-/// Moving data between descriptors and memory, and waiting for descriptors.
+/// Copying data between descriptors and memory, and waiting for descriptors.
 const MOVE: &[c_long] = &[
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,

@@ -33,13 +33,13 @@ pub enum ThreadKind {
     Reaper,
     /// Writes the log.
     Log,
-    /// Passes movers their descriptors, and waits for them, in threads of its own.
-    Minder,
+    /// Passes copiers their descriptors, and waits for them, in threads of its own.
+    Supervisor,
     /// In a process of its own: starts processes of the daemon's own program, which inherit its
     /// filter. It may do what they need until they have one of their own.
     Spawner,
     /// In a process of its own: copies between channels and the memory of one other process.
-    Mover,
+    Copier,
 }
 
 impl ThreadKind {
@@ -49,9 +49,9 @@ impl ThreadKind {
         ThreadKind::Worker,
         ThreadKind::Reaper,
         ThreadKind::Log,
-        ThreadKind::Minder,
+        ThreadKind::Supervisor,
         ThreadKind::Spawner,
-        ThreadKind::Mover,
+        ThreadKind::Copier,
     ];
 }
 
@@ -110,7 +110,7 @@ pub fn spawn_confined(
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         let confined = confine(kind, seccomp);
         let go = confined.is_ok();
-        // The starter waits for it.
+        // The spawner waits for it.
         let _ = tell.send(confined);
         if go {
             body();

@@ -32,7 +32,7 @@ fn as_kind<T: Send + 'static>(kind: ThreadKind, act: impl FnOnce() -> T + Send +
 /// Everything that some kinds may do and others may not; who may.
 #[test]
 fn each_kind_has_what_it_needs_and_no_more() {
-    use ThreadKind::{Control, Minder, Spawner};
+    use ThreadKind::{Control, Supervisor, Spawner};
     for kind in ThreadKind::ALL {
         let (opens, runs) = (matches!(kind, Control | Spawner), kind == Spawner);
         let (file, socket, tcp, raw, memory, new, child, thread) = as_kind(kind, || {
@@ -56,7 +56,7 @@ fn each_kind_has_what_it_needs_and_no_more() {
         assert_eq!(memory, can(opens), "{kind:?} makes shared memory");
         assert_eq!(new, can(opens), "{kind:?} makes descriptors");
         assert_eq!(child, can(runs), "{kind:?} sends signals");
-        assert_eq!(thread, may(runs || kind == Minder), "{kind:?} starts threads");
+        assert_eq!(thread, may(runs || kind == Supervisor), "{kind:?} starts threads");
     }
 }
 
@@ -136,7 +136,7 @@ fn what_only_an_attacker_does_ends_the_process() {
         ("unshare", SIGSYS),
         ("abort", SIGABRT),
     ] {
-        for kind in ["control", "worker", "reaper", "log", "minder", "mover", "spawner"] {
+        for kind in ["control", "worker", "reaper", "log", "supervisor", "copier", "spawner"] {
             let child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", ATTACKER, "--nocapture"])
                 .env("ATTACK", what)
@@ -173,8 +173,8 @@ fn attacker() {
         "worker" => ThreadKind::Worker,
         "reaper" => ThreadKind::Reaper,
         "log" => ThreadKind::Log,
-        "minder" => ThreadKind::Minder,
-        "mover" => ThreadKind::Mover,
+        "supervisor" => ThreadKind::Supervisor,
+        "copier" => ThreadKind::Copier,
         _ => ThreadKind::Spawner,
     };
     as_kind(kind, move || match what.as_str() {

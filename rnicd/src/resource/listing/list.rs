@@ -18,7 +18,7 @@ impl Manager {
     pub(in crate::resource) fn device(&mut self, id: SessionId) -> Answer {
         let limits = &self.config.limits;
         let session = find(&mut self.sessions, id)?;
-        let attached_memory = session.client.is_trusted() || limits.device.of(Kind::Movers) > 0;
+        let attached_memory = session.client.is_trusted() || limits.device.of(Kind::Copiers) > 0;
         let (max_ird, max_ord) = limits.reads_of_qp();
         let rights = &session.account.rights();
         // The least of what its session, its user and the device may have.

@@ -11,7 +11,7 @@ use rnic_core::types::*;
 use super::Attached;
 use super::attached::Reach;
 use crate::clock;
-use crate::mover::{MoverReport, Why};
+use crate::copier::{CopierReport, Why};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
@@ -35,7 +35,7 @@ impl Manager {
         })
     }
 
-    /// Refuses a session that has attached its memory already, and a user who asks for movers too
+    /// Refuses a session that has attached its memory already, and a user who asks for copiers too
     /// often: each costs a process, also where it comes to nothing.
     fn check_attaching(&mut self, id: SessionId, now: Time) -> Result<(), Refusal> {
         let session = find(&mut self.sessions, id)?;
@@ -76,34 +76,34 @@ impl Manager {
             session.attached = Some(Attached { reach: Reach::Own(space), gone: false });
             return Ok(Outcome::Now(Box::new(ReplyBody::Done.into())));
         }
-        let charge = match session.account.charge(Kind::Movers, 1) {
+        let charge = match session.account.charge(Kind::Copiers, 1) {
             Ok(charge) => charge,
             Err(refusal) => return Err((refusal, descriptor)),
         };
-        let added = self.movers.add(id, pid, descriptor, self.capacity.workers);
-        let (mover, channels) =
-            added.map_err(|(error, d)| (refuse::system("cannot start a mover", &error), d))?;
+        let added = self.copiers.add(id, pid, descriptor, self.capacity.workers);
+        let (copier, channels) =
+            added.map_err(|(error, d)| (refuse::system("cannot start a copier", &error), d))?;
         self.moving.add(id, charge);
-        self.workers.add_mover(&mover.shared, channels);
-        session.attached = Some(Attached { reach: Reach::Mover(mover), gone: false });
+        self.workers.add_copier(&copier.shared, channels);
+        session.attached = Some(Attached { reach: Reach::Copier(copier), gone: false });
         Ok(Outcome::Later)
     }
 
-    /// A mover has started, or has not, or has ended.
-    pub(in crate::resource) fn mover_reported(&mut self, report: MoverReport) {
+    /// A copier has started, or has not, or has ended.
+    pub(in crate::resource) fn copier_reported(&mut self, report: CopierReport) {
         match report {
-            MoverReport::Ready { session: id, process } => {
-                // If the session has ended meanwhile, so does the mover: its channels are closed.
+            CopierReport::Ready { session: id, process } => {
+                // If the session has ended meanwhile, so does the copier: its channels are closed.
                 let Ok(session) = find(&mut self.sessions, id) else { return };
-                if let Some(Attached { reach: Reach::Mover(mover), .. }) = &mut session.attached {
-                    mover.started(process);
+                if let Some(Attached { reach: Reach::Copier(copier), .. }) = &mut session.attached {
+                    copier.started(process);
                     self.outbox.answer(id, ReplyBody::Done);
                 }
             }
-            MoverReport::Refused { session: id, why, memory } => {
+            CopierReport::Refused { session: id, why, memory } => {
                 if let Some(memory) = memory {
                     // A session that has ended left nobody to count it for but its user, who is
-                    // known by his mover, which is counted until its end is reported as well.
+                    // known by his copier, which is counted until its end is reported as well.
                     let user = self.moving.user(id).unwrap_or(u32::MAX);
                     drop(Passed::new(memory, user, &self.reaper));
                 }
@@ -111,13 +111,13 @@ impl Manager {
                 session.attached = None;
                 let refusal = match why {
                     Why::Memory(why) => refuse::invalid("memory", why),
-                    Why::System(error) => refuse::system("cannot start a mover", &error),
+                    Why::System(error) => refuse::system("cannot start a copier", &error),
                 };
                 let asked = Asked::of(&RequestBody::AttachMemory);
                 let refused = self.refused(id, asked, refusal, clock::now());
                 self.outbox.refuse(id, refused);
             }
-            MoverReport::Ended { session } => self.moving.remove(session),
+            CopierReport::Ended { session } => self.moving.remove(session),
         }
     }
 

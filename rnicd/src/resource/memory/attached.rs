@@ -1,16 +1,16 @@
-//! Attached memory as a session has it: how it is reached, and the movers that reach it.
+//! Attached memory as a session has it: how it is reached, and the copiers that reach it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rnic_core::abi::control::Refusal;
-use rnic_core::device::{Memory, Mover};
+use rnic_core::device::{Memory, Copier};
 use rnic_core::shm::AddressSpace;
 use rnic_core::shm::attached::USER_END;
 use rnic_core::types::*;
 
-use crate::mover::MoverHandle;
+use crate::copier::CopierHandle;
 use crate::resource::ledger::Charge;
 use crate::resource::refuse;
 
@@ -25,48 +25,48 @@ pub struct Attached {
 pub(super) enum Reach {
     /// By the workers themselves.
     Own(Arc<AddressSpace>),
-    /// By a mover.
-    Mover(MoverHandle),
+    /// By a copier.
+    Copier(CopierHandle),
 }
 
 impl Attached {
-    /// Ends the mover that reaches it, if one does: the reaper, which closes what is left, may not.
-    pub fn end_mover(&mut self) {
-        if let Reach::Mover(mover) = &mut self.reach {
-            mover.end();
+    /// Ends the copier that reaches it, if one does: the reaper, which closes what is left, may not.
+    pub fn end_copier(&mut self) {
+        if let Reach::Copier(copier) = &mut self.reach {
+            copier.end();
         }
     }
 
-    /// The mover that reaches it, if one does.
-    pub fn mover(&self) -> Option<Arc<Mover>> {
+    /// The copier that reaches it, if one does.
+    pub fn copier(&self) -> Option<Arc<Copier>> {
         match &self.reach {
             Reach::Own(_) => None,
-            Reach::Mover(mover) => Some(mover.shared.clone()),
+            Reach::Copier(copier) => Some(copier.shared.clone()),
         }
     }
 }
 
-/// Movers that have not ended, by session, as they were charged. One that is stuck outlives its
+/// Copiers that have not ended, by session, as they were charged. One that is stuck outlives its
 /// session, and a session that asks again has another beside it.
 #[derive(Debug, Default)]
-pub struct Moving(HashMap<SessionId, Vec<Charge>>);
+pub struct Copying(HashMap<SessionId, Vec<Charge>>);
 
-impl Moving {
+impl Copying {
     pub(super) fn add(&mut self, id: SessionId, charge: Charge) {
         self.0.entry(id).or_default().push(charge);
     }
 
-    /// Whose mover it is.
+    /// Whose copier it is.
     pub(super) fn user(&self, id: SessionId) -> Option<u32> {
         self.0.get(&id)?.first().map(Charge::user)
     }
 
     /// One of a session's has ended.
     pub(super) fn remove(&mut self, id: SessionId) {
-        if let Entry::Occupied(mut movers) = self.0.entry(id) {
-            movers.get_mut().pop();
-            if movers.get().is_empty() {
-                movers.remove();
+        if let Entry::Occupied(mut copiers) = self.0.entry(id) {
+            copiers.get_mut().pop();
+            if copiers.get().is_empty() {
+                copiers.remove();
             }
         }
     }
@@ -90,6 +90,6 @@ pub fn attached_memory(
     }
     Ok(match reach {
         Reach::Own(space) => Memory::Attached { space: space.clone(), address },
-        Reach::Mover(mover) => Memory::Moved { mover: mover.shared.clone(), address },
+        Reach::Copier(copier) => Memory::Moved { copier: copier.shared.clone(), address },
     })
 }

@@ -19,7 +19,7 @@ use crate::resource::domain::{Membership, UseOfPd};
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::{Handle, IssuedStag};
 use crate::resource::uses::{Use, Users};
-pub use attached::{Attached, Moving};
+pub use attached::{Attached, Copying};
 pub use windows::window_row;
 
 /// Counted where the segment is.

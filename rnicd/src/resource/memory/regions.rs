@@ -58,9 +58,9 @@ impl Manager {
         let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
         object.windows.withdraw().map_err(in_use)?;
         let (stag, attached) = (object.stag.stag(), object.segment.is_none());
-        let mover = session.attached.as_ref().and_then(Attached::mover).filter(|_| attached);
+        let copier = session.attached.as_ref().and_then(Attached::copier).filter(|_| attached);
         let ticket = self.workers.revoke_stag(stag);
-        self.workers.await_moves(ticket, mover);
+        self.workers.await_copies(ticket, copier);
         self.pending.insert(ticket, Pending::DeregMr { session: id, mr });
         Outcome::later()
     }

@@ -37,10 +37,10 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let object =
             session.windows.get(&window).ok_or_else(|| refuse::no_such("window", window.0))?;
-        // A mover may be at work on what it is bound to, if it is.
-        let mover = session.attached.as_ref().and_then(Attached::mover);
+        // A copier may be at work on what it is bound to, if it is.
+        let copier = session.attached.as_ref().and_then(Attached::copier);
         let ticket = self.workers.remove_window(&object.window);
-        self.workers.await_moves(ticket, mover);
+        self.workers.await_copies(ticket, copier);
         self.pending.insert(ticket, Pending::DeallocWindow { session: id, window });
         Outcome::later()
     }

@@ -14,7 +14,7 @@ use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
-use crate::worker::BindEnd;
+use crate::worker::ConnectedEnd;
 
 impl Manager {
     pub(in crate::resource) fn connect(
@@ -165,10 +165,10 @@ impl Manager {
                 let Some(config) = self.take_connected(qp) else { return };
                 let worker = self.workers.least_loaded();
                 self.connected(qp, worker, "tcp", &negotiated, addresses);
-                let end = BindEnd { config, negotiated: *negotiated, addresses };
-                self.workers.bind_tcp(worker, end, stream);
+                let end = ConnectedEnd { config, negotiated: *negotiated, addresses };
+                self.workers.attach_tcp(worker, end, stream);
             }
-            CmEvent::ConnectedDirect { active, passive } => self.bind_direct(*active, *passive),
+            CmEvent::ConnectedDirect { active, passive } => self.attach_direct(*active, *passive),
             CmEvent::Rejected { qp, private_data } => {
                 let Some((session, object)) = self.qp_of(qp) else { return };
                 let context = object.shared.context.load(Relaxed);
@@ -184,7 +184,7 @@ impl Manager {
         }
     }
 
-    fn bind_direct(&mut self, active: DirectEnd, passive: DirectEnd) {
+    fn attach_direct(&mut self, active: DirectEnd, passive: DirectEnd) {
         let (a, p) = (self.take_connected(active.qp), self.take_connected(passive.qp));
         let (active_config, passive_config) = match (a, p) {
             (Some(a), Some(p)) => (a, p),
@@ -205,10 +205,10 @@ impl Manager {
         let worker = self.workers.least_loaded();
         let mut end = |end: DirectEnd, config| {
             self.connected(end.qp, worker, "direct", &end.negotiated, end.addresses);
-            BindEnd { config, negotiated: end.negotiated, addresses: end.addresses }
+            ConnectedEnd { config, negotiated: end.negotiated, addresses: end.addresses }
         };
         let (active, passive) = (end(active, active_config), end(passive, passive_config));
-        self.workers.bind_direct(worker, active, passive);
+        self.workers.attach_direct(worker, active, passive);
     }
 
     /// No connection came about: a QP that connected is Idle again, one that accepted is dead.
@@ -224,7 +224,7 @@ impl Manager {
         match phase {
             Phase::Accepting(config) => {
                 shared.why.store(why, Relaxed);
-                self.bind_dead(session, config);
+                self.attach_in_error(session, config);
             }
             phase => {
                 if let (Phase::Connecting(config), Some((_, object))) = (phase, self.qp_of(qp)) {

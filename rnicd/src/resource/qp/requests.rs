@@ -23,7 +23,7 @@ use crate::resource::{Manager, Pending, find, refuse};
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
         check_qp(&self.config.limits, request)?;
-        let hold = self.hold_for(request.no_receive)?;
+        let hold = self.rnr_timeout_for(request.rnr_policy)?;
         let session = find(&mut self.sessions, id)?;
         let pd = session.pd(request.pd)?.qps.add();
         let srq = match request.srq {
@@ -101,10 +101,10 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
         match std::mem::replace(&mut object.phase, Phase::Leaving) {
-            Phase::Idle(config) => self.bind_dead(id, config),
+            Phase::Idle(config) => self.attach_in_error(id, config),
             Phase::Connecting(config) | Phase::Accepting(config) => {
                 self.cm.cancel(qp);
-                self.bind_dead(id, config);
+                self.attach_in_error(id, config);
             }
             Phase::Bound(worker) => {
                 object.phase = Phase::Bound(worker);
@@ -121,10 +121,10 @@ impl Manager {
         let object = session.qp(qp)?;
         match std::mem::replace(&mut object.phase, Phase::Leaving) {
             Phase::Bound(worker) => {
-                // What it had a mover write would land in buffers that are its owner's again.
-                let mover = session.attached.as_ref().and_then(Attached::mover);
+                // What it had a copier write would land in buffers that are its owner's again.
+                let copier = session.attached.as_ref().and_then(Attached::copier);
                 let ticket = self.workers.destroy_qp(worker, qp);
-                self.workers.await_moves(ticket, mover);
+                self.workers.await_copies(ticket, copier);
                 self.pending.insert(ticket, Pending::DestroyQp { session: id, qp });
                 return Outcome::later();
             }
@@ -143,13 +143,13 @@ impl Manager {
     }
 
     /// Hands a QP that has no connection to a worker, to flush what is posted.
-    pub(in crate::resource) fn bind_dead(&mut self, id: SessionId, config: Box<QpConfig>) {
+    pub(in crate::resource) fn attach_in_error(&mut self, id: SessionId, config: Box<QpConfig>) {
         let (qp, worker) = (config.qp, self.workers.least_loaded());
         self.release_reads(qp);
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.phase = Phase::Bound(worker);
         }
-        self.workers.bind_dead(worker, config);
+        self.workers.attach_in_error(worker, config);
     }
 
     pub(in crate::resource) fn query_qp(&mut self, id: SessionId, qp: QpId) -> Answer {

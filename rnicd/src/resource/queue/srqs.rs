@@ -105,17 +105,17 @@ impl Manager {
     }
 
     /// How long a QP holds a message that finds no receive; `None` if it does not.
-    pub(in crate::resource) fn hold_for(
+    pub(in crate::resource) fn rnr_timeout_for(
         &self,
-        no_receive: NoReceive,
+        rnr_policy: RnrPolicy,
     ) -> Result<Option<Duration>, Refusal> {
-        match no_receive {
-            NoReceive::Terminate => Ok(None),
-            NoReceive::Hold { deadline_ms: 0 } => Ok(Some(self.config.mpa.hold_deadline)),
-            NoReceive::Hold { deadline_ms } => {
-                let field = "no_receive.deadline_ms";
-                refuse::at_most(field, deadline_ms.into(), "one hour", LONGEST_HOLD_MS)?;
-                Ok(Some(Duration::from_millis(deadline_ms.into())))
+        match rnr_policy {
+            RnrPolicy::Terminate => Ok(None),
+            RnrPolicy::Wait { timeout_ms: 0 } => Ok(Some(self.config.mpa.rnr_timeout)),
+            RnrPolicy::Wait { timeout_ms } => {
+                let field = "rnr_policy.timeout_ms";
+                refuse::at_most(field, timeout_ms.into(), "one hour", LONGEST_RNR_TIMEOUT_MS)?;
+                Ok(Some(Duration::from_millis(timeout_ms.into())))
             }
         }
     }
@@ -166,4 +166,4 @@ fn dead(srq: SrqId) -> Refusal {
 }
 
 /// What every deadline of the configuration is bounded by, too.
-const LONGEST_HOLD_MS: u64 = 3_600_000;
+const LONGEST_RNR_TIMEOUT_MS: u64 = 3_600_000;

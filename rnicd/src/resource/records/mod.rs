@@ -15,7 +15,7 @@ use rnic_core::device::{QpShared, WhyLog};
 use rnic_core::types::SessionId;
 
 use notes::Notes;
-pub use notes::damper;
+pub use notes::log_limit;
 pub use past::{Done, METRICS, Past, Terminates, USERS};
 pub use reader::{Reader, Wall};
 pub use requests::Asked;

@@ -6,7 +6,7 @@ use rnic_core::abi::control::EventRecord;
 use rnic_core::device::records::{FairRing, Records};
 use rnic_core::types::Time;
 
-use crate::log::Damper;
+use crate::log::RateLimitedLog;
 
 /// Bytes of a text; a longer one is cut.
 pub(super) const MAX_TEXT: usize = 500;
@@ -37,6 +37,6 @@ impl Notes {
 }
 
 /// How much of what a session causes is kept.
-pub fn damper() -> Damper {
-    Damper::new(32, Duration::from_secs(10))
+pub fn log_limit() -> RateLimitedLog {
+    RateLimitedLog::new(32, Duration::from_secs(10))
 }

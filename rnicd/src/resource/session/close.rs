@@ -37,7 +37,7 @@ impl Manager {
         }
         session.leave_named_pds();
         if let Some(attached) = &mut session.attached {
-            attached.end_mover();
+            attached.end_copier();
         }
         self.reaper.drop_later(session.client.identity.uid, session);
     }

@@ -14,7 +14,7 @@ use rnic_core::abi::control::{ClientRow, Event, Refusal};
 use rnic_core::types::*;
 
 use crate::events::EventSender;
-use crate::log::Damper;
+use crate::log::RateLimitedLog;
 use crate::resource::domain::Pd;
 use crate::resource::ledger::{Account, Charge, Kind};
 use crate::resource::listener::Listener;
@@ -49,7 +49,7 @@ pub struct Session {
     pub requests: BTreeMap<RequestId, ListenerId>,
     pub windows: BTreeMap<MwId, MemoryWindow>,
     /// What it causes that is noted.
-    pub noted: Damper,
+    pub noted: RateLimitedLog,
     pub opening_noted: bool,
     _handle: Handle,
     _charge: Charge,
@@ -123,7 +123,7 @@ impl Session {
             listeners: BTreeMap::new(),
             requests: BTreeMap::new(),
             windows: BTreeMap::new(),
-            noted: super::records::damper(),
+            noted: super::records::log_limit(),
             opening_noted: false,
             _handle: handle,
             _charge: charge,

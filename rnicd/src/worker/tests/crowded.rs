@@ -84,7 +84,7 @@ fn a_worker_whose_cpu_others_want_sleeps_instead_of_yielding() {
         let mut client = Client::attach(1, &mut rig);
         let (mut a, a_config) = client.make_qp(1);
         let (_b, b_config) = client.make_qp(2);
-        rig.workers.bind_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
+        rig.workers.attach_direct(0, end(a_config, INITIATOR), end(b_config, RESPONDER));
         expect_established(&client, a.id);
         let (mut raw, mut ours) = (Vec::new(), Vec::new());
         // By turns, and both by asking again and again, so that whatever else the machine does is

@@ -117,7 +117,7 @@ impl Qp {
         at_any_cost: bool,
     ) -> usize {
         let len = bytes.len();
-        // What came before may have found its receive and wait for a mover now.
+        // What came before may have found its receive and wait for a copier now.
         if self.responder.is_blocked() {
             self.responder.keep_unread(bytes);
             return len;

@@ -233,7 +233,7 @@ impl Qp {
         }
     }
 
-    /// Has a mover bring what only it reaches of the message in progress.
+    /// Has a copier bring what only it reaches of the message in progress.
     pub(in crate::engine) fn stage(&mut self, engine: &mut EngineState) {
         match self.requester.stage(&self.core, engine) {
             Ok(()) => {}

@@ -20,7 +20,7 @@ pub const FLAWS: [(&str, Side, Flaw); 9] = [
     ("term-read-bad-stag", Responder, Flaw::Unknown),
     ("term-read-bounds", Responder, Flaw::Unknown),
     ("term-read-noperm", Responder, Flaw::Rights(Access::LOCAL_WRITE.union(Access::REMOTE_WRITE))),
-    ("term-send-nobuf", Responder, Flaw::NoReceive),
+    ("term-send-nobuf", Responder, Flaw::RnrPolicy),
     ("term-send-toolong", Responder, Flaw::ShortReceive),
     ("term-write-bad-stag", Responder, Flaw::Unknown),
     ("term-write-bounds", Responder, Flaw::Unknown),

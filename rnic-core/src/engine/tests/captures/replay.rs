@@ -32,7 +32,7 @@ pub enum Flaw {
     /// Its regions grant this, and not what the peer needs.
     Rights(Access),
     /// There is no receive for the peer's last message.
-    NoReceive,
+    RnrPolicy,
     /// The receive for the peer's last message is a byte too short.
     ShortReceive,
 }
@@ -103,7 +103,7 @@ fn start_up(
         Ok(ResponderStep::Request(asked)) => asked,
         Ok(ResponderStep::NeedMore) => panic!("a whole Request"),
         Err(error) => {
-            compare(error.farewell(), &talk.reply, Kind::Reply);
+            compare(error.last_frame(), &talk.reply, Kind::Reply);
             outcome.end.push(error.to_string());
             return None;
         }
@@ -200,7 +200,7 @@ impl Stage {
         let mut inboxes = Vec::new();
         for (n, len) in sends.iter().enumerate() {
             let room = match flaw {
-                Flaw::NoReceive if n + 1 == sends.len() => break,
+                Flaw::RnrPolicy if n + 1 == sends.len() => break,
                 Flaw::ShortReceive if n + 1 == sends.len() => len - 1,
                 _ => *len,
             };

@@ -18,7 +18,7 @@ use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
 use crate::abi::control::{Event, WhyRecord};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
-use crate::device::mover::{MoveJob, Mover, Way};
+use crate::device::copier::{CopyJob, Copier, Direction};
 use crate::device::why::Whose;
 use crate::device::window::WindowCount;
 use crate::device::{
@@ -52,8 +52,8 @@ pub(super) const B: usize = 1;
 pub(super) enum MemoryKind {
     Shared,
     Attached,
-    /// Attached, and reached by a mover only.
-    Moved,
+    /// Attached, and reached by a copier only.
+    CopyResult,
 }
 
 /// How two QPs are connected.
@@ -215,10 +215,10 @@ pub(super) struct World {
     pub links: Vec<Link>,
     /// What regions are made of: shared memory, or this process's own, attached.
     pub kind: MemoryKind,
-    /// Copies that movers have not made yet, each with its engine.
-    pub moves: VecDeque<(usize, MoveJob)>,
-    pub answer_moves: bool,
-    movers: HashMap<usize, Arc<Mover>>,
+    /// Copies that copiers have not made yet, each with its engine.
+    pub moves: VecDeque<(usize, CopyJob)>,
+    pub answer_copies: bool,
+    copiers: HashMap<usize, Arc<Copier>>,
     /// Sessions whose address space was found gone.
     pub detached: Vec<SessionId>,
     pub misbehaved: Vec<(SessionId, String)>,
@@ -266,8 +266,8 @@ impl World {
             links: Vec::new(),
             kind: MemoryKind::Shared,
             moves: VecDeque::new(),
-            answer_moves: true,
-            movers: HashMap::new(),
+            answer_copies: true,
+            copiers: HashMap::new(),
             detached: Vec::new(),
             misbehaved: Vec::new(),
             guesses: Vec::new(),
@@ -406,7 +406,7 @@ impl World {
     }
 
     /// Hands over a QP that was moved to Error before it was connected.
-    pub fn bind_dead(&mut self, qp: usize) {
+    pub fn attach_in_error(&mut self, qp: usize) {
         let engine = self.hosts[self.apps[self.qps[qp].app].host][0];
         let config = self.take_config(qp, engine);
         self.engines[engine].attach_in_error(config, self.now);
@@ -434,7 +434,7 @@ impl World {
         self.settle();
     }
 
-    pub fn expel(&mut self, qp: usize) {
+    pub fn admin_disconnect(&mut self, qp: usize) {
         let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
         self.engines[engine].admin_disconnect(id, self.now);
         self.settle();
@@ -576,7 +576,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),
         unsent: Default::default(),
-        mover_deadline: Duration::from_secs(5),
+        copier_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
         why: Arc::default(),
     }

@@ -177,7 +177,7 @@ impl World {
         let memory = match self.kind {
             MemoryKind::Shared => Memory::Segment { mapping: mapping.clone(), offset: 0 },
             MemoryKind::Attached => Memory::Attached { space: own_address_space(), address },
-            MemoryKind::Moved => Memory::Moved { mover: self.mover(qp), address },
+            MemoryKind::CopyResult => Memory::Moved { copier: self.copier(qp), address },
         };
         let (stag, windows) = self.install(qp, memory, len, access, scope, iova);
         Mr { stag, iova, len, mapping, windows }
@@ -192,21 +192,21 @@ impl World {
         Mr { stag, iova, len, mapping, windows }
     }
 
-    /// The mover of a QP's session.
-    pub fn mover(&mut self, qp: usize) -> Arc<Mover> {
+    /// The copier of a QP's session.
+    pub fn copier(&mut self, qp: usize) -> Arc<Copier> {
         let app = self.qps[qp].app;
         let (session, workers) = (self.apps[app].session, self.hosts[self.apps[app].host].len());
-        let new = || Mover::new(session, workers as u32);
-        self.movers.entry(app).or_insert_with(new).clone()
+        let new = || Copier::new(session, workers as u32);
+        self.copiers.entry(app).or_insert_with(new).clone()
     }
 
-    /// Makes one copy as a mover does.
-    pub fn make_move(&mut self) -> bool {
+    /// Makes one copy as a copier does.
+    pub fn make_copy(&mut self) -> bool {
         let Some((engine, job)) = self.moves.pop_front() else { return false };
         let space = own_address_space();
         let mut at = 0;
-        let result = match job.way {
-            Way::Out => {
+        let result = match job.direction {
+            Direction::Out => {
                 let mut bytes = vec![0; job.pieces.iter().map(|(_, n)| *n as usize).sum()];
                 let mut read = || {
                     for (address, len) in &job.pieces {
@@ -218,7 +218,7 @@ impl World {
                 };
                 read().map(|()| bytes)
             }
-            Way::In { bytes, tail_last } => {
+            Direction::In { bytes, tail_last } => {
                 let mut write = || {
                     for (address, len) in &job.pieces {
                         let len = *len as usize;
@@ -231,7 +231,7 @@ impl World {
             }
         };
         let now = self.now;
-        self.engines[engine].handle_copied(&job.mover, job.id, result.map_err(Into::into), now);
+        self.engines[engine].handle_copied(&job.copier, job.id, result.map_err(Into::into), now);
         true
     }
 

@@ -65,7 +65,7 @@ impl World {
             }
             worked |= self.carry_out(engine);
         }
-        if self.answer_moves && self.make_move() {
+        if self.answer_copies && self.make_copy() {
             worked = true;
             for engine in 0..self.engines.len() {
                 self.carry_out(engine);
@@ -178,7 +178,7 @@ impl World {
                     self.links[l].pipes[end].finish(self.now);
                 }
                 Output::FinalTerminate { qp, bytes } => {
-                    let (l, end) = self.link_of(engine, qp).expect("farewell after closing");
+                    let (l, end) = self.link_of(engine, qp).expect("last_frame after closing");
                     let _ = self.links[l].send(end, &bytes, self.now);
                 }
                 Output::Close { qp, reset } => {
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    /// Has every worker change what was asked for, then says so, when the mover that may be at work
+    /// Has every worker change what was asked for, then says so, when the copier that may be at work
     /// there has no job any more. Whether it has said so of any.
     pub fn answer(&mut self) -> bool {
         let mut said = false;
@@ -234,8 +234,8 @@ impl World {
             for other in host {
                 self.engines[other].change_stags(&change);
             }
-            let at_work = |mover| self.moves.iter().any(|(_, job)| Arc::ptr_eq(&job.mover, mover));
-            if change.mover().is_some_and(at_work) {
+            let at_work = |copier| self.moves.iter().any(|(_, job)| Arc::ptr_eq(&job.copier, copier));
+            if change.copier().is_some_and(at_work) {
                 self.changes.push((engine, qp, change));
                 continue;
             }

@@ -1,4 +1,4 @@
-//! What runs in a mover: one thread per worker's channel, which copies and answers; and one that
+//! What runs in a copier: one thread per worker's channel, which copies and answers; and one that
 //! ends the process when the daemon has closed its end, or has ended itself.
 
 use std::ffi::CStr;
@@ -22,7 +22,7 @@ use crate::privilege::{ThreadKind, confine, spawn_confined};
 ///
 /// If standard input is no channel of a daemon.
 pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
-    give_up(c"rnicd-mover")?;
+    give_up(c"rnicd-copier")?;
     let stdin = io::stdin();
     let setup = stdin.as_fd();
     let (_, passed) = channel::receive(setup, &mut [0])?;
@@ -38,16 +38,16 @@ pub fn run(pid: i32, seccomp: Seccomp) -> io::Result<()> {
     };
     for channel in passed {
         let space = space.clone();
-        spawn_confined("copies", ThreadKind::Mover, seccomp, move || serve(&channel, &space))?;
+        spawn_confined("copies", ThreadKind::Copier, seccomp, move || serve(&channel, &space))?;
     }
-    confine(ThreadKind::Mover, seccomp)?;
+    confine(ThreadKind::Copier, seccomp)?;
     send(setup, &[0], SendFlags::NOSIGNAL)?;
     // Nothing more comes but the end. A thread that is stuck in the kernel ends when it can.
     while matches!(recv(setup, &mut [0], RecvFlags::empty()), Ok((1.., _))) {}
     std::process::exit(0)
 }
 
-/// Gives up what a mover, or who starts movers, does not need, and takes a name. It has no
+/// Gives up what a copier, or who starts copiers, does not need, and takes a name. It has no
 /// descriptor but its own, because all of the daemon's are close-on-exec, and no variable of the
 /// environment. What it may ask of the kernel is little once it has threads ([`confine`]); up to
 /// then it is what the thread may that started it.
@@ -108,11 +108,11 @@ fn carry_out(space: &AddressSpace, job: &Job<'_>, answer: &mut Vec<u8>) {
 mod tests {
     use std::fs::File;
 
-    use rnic_core::device::mover::Pieces;
+    use rnic_core::device::copier::Pieces;
 
     use super::*;
 
-    /// This process's own memory, as a mover has a client's.
+    /// This process's own memory, as a copier has a client's.
     fn own() -> Arc<AddressSpace> {
         let memory = File::options().read(true).write(true).open("/proc/self/mem");
         let memory = memory.unwrap_or_else(|e| panic!("{e}"));

@@ -1,4 +1,4 @@
-//! Channels between the daemon, the starter of movers and movers: packets, with descriptors.
+//! Channels between the daemon, the spawner of copiers and copiers: packets, with descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

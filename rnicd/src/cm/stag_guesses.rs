@@ -16,7 +16,7 @@ use super::startups::host;
 
 /// Wrong STags, by the user whose STags were meant and by address.
 #[derive(Debug)]
-pub(super) struct Guesses {
+pub(super) struct StagGuessLimiter {
     limit: u32,
     users: HashMap<u32, Peers>,
     /// When which user's oldest minute began, oldest first.
@@ -32,9 +32,9 @@ struct Peers {
     ages: BTreeSet<(Time, IpAddr)>,
 }
 
-impl Guesses {
+impl StagGuessLimiter {
     pub(super) fn new(limit: u32) -> Self {
-        Guesses { limit, users: HashMap::new(), ages: BTreeSet::new() }
+        StagGuessLimiter { limit, users: HashMap::new(), ages: BTreeSet::new() }
     }
 
     /// How many a minute may have from now on.
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn an_address_is_turned_away_for_the_rest_of_its_minute() {
-        let mut g = Guesses::new(2);
+        let mut g = StagGuessLimiter::new(2);
         g.note(ME, peer("192.0.2.1"), Time(0));
         assert!(!g.turns_away(ME, peer("192.0.2.1"), Time(SECOND)));
         g.note(ME, peer("::ffff:192.0.2.1"), Time(SECOND));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn guesses_at_one_users_stags_are_that_users_affair() {
-        let mut g = Guesses::new(2);
+        let mut g = StagGuessLimiter::new(2);
         for _ in 0..10 {
             g.note(ME, peer("192.0.2.1"), Time(0));
         }
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn an_ipv6_host_is_its_network() {
-        let mut g = Guesses::new(2);
+        let mut g = StagGuessLimiter::new(2);
         g.note(ME, peer("2001:db8::1"), Time(0));
         g.note(ME, peer("2001:db8::2:3"), Time(0));
         assert!(g.turns_away(ME, peer("2001:db8::4"), Time(0)));
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_users_table_is_bounded_keeps_the_newest_and_displaces_nobody_elses() {
-        let mut g = Guesses::new(1);
+        let mut g = StagGuessLimiter::new(1);
         g.note(OTHER, nth(0), Time(0));
         for n in 0..10_000 {
             g.note(ME, nth(n), Time(u64::from(n)));

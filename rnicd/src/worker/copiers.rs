@@ -1,22 +1,22 @@
-//! A worker's channels to movers.
+//! A worker's channels to copiers.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rnic_core::device::Mover;
+use rnic_core::device::Copier;
 use rnic_core::device::memory::Unreachable;
-use rnic_core::device::mover::{MoveJob, Moved};
+use rnic_core::device::copier::{CopyJob, CopyResult};
 use rnic_core::types::SessionId;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use crate::mover::wire::{self, MAX_PACKET};
+use crate::copier::wire::{self, MAX_PACKET};
 
-/// The channel to one mover.
+/// The channel to one copier.
 #[derive(Debug)]
 pub(super) struct Channel {
-    pub(super) mover: Arc<Mover>,
+    pub(super) copier: Arc<Copier>,
     fd: OwnedFd,
     /// Jobs that were sent, oldest first: they are answered in that order.
     sent: VecDeque<u64>,
@@ -32,14 +32,14 @@ pub(super) struct Channels {
     buffer: Vec<u8>,
 }
 
-/// What a mover has answered.
-pub(super) type Answer = (Arc<Mover>, u64, Moved);
+/// What a copier has answered.
+pub(super) type Answer = (Arc<Copier>, u64, CopyResult);
 
 impl Channels {
-    pub(super) fn add(&mut self, mover: Arc<Mover>, fd: OwnedFd) {
-        let session = mover.session();
+    pub(super) fn add(&mut self, copier: Arc<Copier>, fd: OwnedFd) {
+        let session = copier.session();
         let (sent, unsent) = (VecDeque::new(), VecDeque::new());
-        self.of.insert(session, Channel { mover, fd, sent, unsent, broken: false });
+        self.of.insert(session, Channel { copier, fd, sent, unsent, broken: false });
     }
 
     /// Forgets a channel; the answers that will not come.
@@ -48,10 +48,10 @@ impl Channels {
     }
 
     /// Sends a job. The answer if there will be none.
-    pub(super) fn submit(&mut self, job: &MoveJob) -> Option<Answer> {
-        let session = job.mover.session();
+    pub(super) fn submit(&mut self, job: &CopyJob) -> Option<Answer> {
+        let session = job.copier.session();
         let Some(channel) = self.of.get_mut(&session).filter(|c| !c.broken) else {
-            return Some((job.mover.clone(), job.id, Err(Unreachable::Detached)));
+            return Some((job.copier.clone(), job.id, Err(Unreachable::Detached)));
         };
         channel.unsent.push_back((job.id, wire::emit_job(job)));
         channel.flush();
@@ -72,7 +72,7 @@ impl Channels {
                     match answer.filter(|(id, _)| channel.sent.front() == Some(id)) {
                         Some((id, moved)) => {
                             channel.sent.pop_front();
-                            answers.push((channel.mover.clone(), id, moved));
+                            answers.push((channel.copier.clone(), id, moved));
                         }
                         None => channel.broken = true,
                     }
@@ -90,11 +90,11 @@ impl Channels {
 }
 
 impl Channel {
-    /// Answers, in the mover's place, what it will not answer.
+    /// Answers, in the copier's place, what it will not answer.
     fn give_up(&mut self) -> Vec<Answer> {
         let unsent = self.unsent.drain(..).map(|(id, _)| id);
         let left = self.sent.drain(..).chain(unsent);
-        left.map(|id| (self.mover.clone(), id, Err(Unreachable::Detached))).collect()
+        left.map(|id| (self.copier.clone(), id, Err(Unreachable::Detached))).collect()
     }
 
     fn flush(&mut self) {

@@ -1,7 +1,7 @@
 //! A process that copies to and from a client's address space for workers that must not wait for
 //! it.
 //!
-//! A [`Mover`] is what workers and the resource manager share of it: who it works for, and how many
+//! A [`Copier`] is what workers and the resource manager share of it: who it works for, and how many
 //! jobs of each worker are under way. Jobs of one worker are answered in the order in which they
 //! were begun, so that counting tells when all that were begun before some moment are over: that is
 //! when a revocation may be answered (a job has left the STag table behind it).
@@ -16,11 +16,11 @@ use crate::shm::queue::MAX_SGE;
 use crate::types::SessionId;
 
 /// Bytes of one job at most.
-pub const MAX_MOVE: usize = 64 * 1024;
+pub const MAX_COPY: usize = 64 * 1024;
 
-/// A mover, as far as it is shared.
+/// A copier, as far as it is shared.
 #[derive(Debug)]
-pub struct Mover {
+pub struct Copier {
     session: SessionId,
     /// By worker.
     jobs: Box<[Jobs]>,
@@ -40,10 +40,10 @@ struct Jobs {
 #[derive(Clone, Debug)]
 pub struct Mark(Vec<u64>);
 
-impl Mover {
-    /// The mover of a session, for so many workers.
+impl Copier {
+    /// The copier of a session, for so many workers.
     pub fn new(session: SessionId, workers: u32) -> Arc<Self> {
-        Arc::new(Mover {
+        Arc::new(Copier {
             session,
             jobs: (0..workers).map(|_| Jobs::default()).collect(),
             watched: AtomicBool::new(false),
@@ -104,22 +104,22 @@ impl Mover {
 /// Ranges of addresses, in order.
 pub type Pieces = ArrayVec<(u64, u32), MAX_SGE>;
 
-/// A copy for a mover to make.
+/// A copy for a copier to make.
 #[derive(Debug)]
-pub struct MoveJob {
+pub struct CopyJob {
     /// Its number, unique among those of its worker.
     pub id: u64,
     /// Who makes it.
-    pub mover: Arc<Mover>,
+    pub copier: Arc<Copier>,
     /// Where in the address space.
     pub pieces: Pieces,
     /// Which way.
-    pub way: Way,
+    pub direction: Direction,
 }
 
 /// Direction of a copy.
 #[derive(Debug)]
-pub enum Way {
+pub enum Direction {
     /// Out of the address space: the answer brings the bytes of all pieces.
     Out,
     /// Into it.
@@ -131,8 +131,8 @@ pub enum Way {
     },
 }
 
-/// What came of a job: the bytes of [`Way::Out`], none of [`Way::In`].
-pub type Moved = Result<Vec<u8>, Unreachable>;
+/// What came of a job: the bytes of [`Direction::Out`], none of [`Direction::In`].
+pub type CopyResult = Result<Vec<u8>, Unreachable>;
 
 #[cfg(test)]
 mod tests {
@@ -140,24 +140,24 @@ mod tests {
 
     #[test]
     fn a_mark_is_passed_when_every_worker_has_ended_what_it_had_begun() {
-        let mover = Mover::new(SessionId(1), 2);
-        assert!(!mover.is_watched());
-        let before = mover.mark();
-        assert!(mover.is_watched() && mover.has_passed(&before));
-        mover.unwatch();
-        assert!(!mover.is_watched());
-        mover.begin(0);
-        mover.begin(1);
-        let mark = mover.mark();
-        mover.begin(1);
-        assert!(mover.has_passed(&before) && !mover.has_passed(&mark));
-        mover.over(1);
-        assert!(!mover.has_passed(&mark));
-        mover.over(0);
-        assert!(mover.has_passed(&mark));
-        let mark = mover.mark();
-        assert!(!mover.has_passed(&mark));
-        mover.end();
-        assert!(mover.has_passed(&mark));
+        let copier = Copier::new(SessionId(1), 2);
+        assert!(!copier.is_watched());
+        let before = copier.mark();
+        assert!(copier.is_watched() && copier.has_passed(&before));
+        copier.unwatch();
+        assert!(!copier.is_watched());
+        copier.begin(0);
+        copier.begin(1);
+        let mark = copier.mark();
+        copier.begin(1);
+        assert!(copier.has_passed(&before) && !copier.has_passed(&mark));
+        copier.over(1);
+        assert!(!copier.has_passed(&mark));
+        copier.over(0);
+        assert!(copier.has_passed(&mark));
+        let mark = copier.mark();
+        assert!(!copier.has_passed(&mark));
+        copier.end();
+        assert!(copier.has_passed(&mark));
     }
 }

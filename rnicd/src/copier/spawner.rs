@@ -1,10 +1,10 @@
-//! The process that starts movers.
+//! The process that starts copiers.
 //!
 //! It begins with the daemon, before any client can have passed a descriptor, and is never given
 //! one. A process that the daemon started itself would inherit them all, and lose them again before
 //! it runs its program: each is closed, and the file system of one that a client made decides when
 //! that is over (a FUSE server answers the flush, or does not). Such a client would keep everybody
-//! else from having a mover.
+//! else from having a copier.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,14 +22,14 @@ use super::{channel, process};
 use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, confine};
 
-/// The starter of movers, as its daemon has it. It ends when this is dropped, and with the thread
+/// The spawner of copiers, as its daemon has it. It ends when this is dropped, and with the thread
 /// that made it.
 #[derive(Debug)]
-pub struct Starter {
+pub struct Spawner {
     channel: OwnedFd,
 }
 
-impl Starter {
+impl Spawner {
     /// Starts the process, of this process's own program, as the user this process is now and with
     /// its limits.
     ///
@@ -38,24 +38,24 @@ impl Starter {
     /// Those of the system; what keeps the process from beginning its work.
     pub fn start(seccomp: Seccomp) -> io::Result<Self> {
         let (ours, theirs) = channel::pair()?;
-        let mut starter = program(&["mover-starter", seccomp.name()], theirs);
+        let mut spawner = program(&["copier-spawner", seccomp.name()], theirs);
         // In a group of its own: a terminal's signals are for the daemon. It is not waited for: it
         // ends after everything else, or with everything else.
-        drop(starter.process_group(0).spawn()?);
-        let starter = Starter { channel: ours };
-        match starter.answer()? {
-            Ok(_) => Ok(starter),
+        drop(spawner.process_group(0).spawn()?);
+        let spawner = Spawner { channel: ours };
+        match spawner.answer()? {
+            Ok(_) => Ok(spawner),
             Err(why) => Err(io::Error::other(why)),
         }
     }
 
-    /// Has a mover started for process `pid`, with `setup` as its standard input: what to signal it
+    /// Has a copier started for process `pid`, with `setup` as its standard input: what to signal it
     /// by, and to wait for its end; or why there is none.
     ///
     /// # Errors
     ///
-    /// If the starter does not answer. It is of no use any more then.
-    pub(super) fn mover(&self, pid: i32, setup: &OwnedFd) -> io::Result<Result<OwnedFd, String>> {
+    /// If the spawner does not answer. It is of no use any more then.
+    pub(super) fn copier(&self, pid: i32, setup: &OwnedFd) -> io::Result<Result<OwnedFd, String>> {
         match channel::send(&self.channel, &pid.to_le_bytes(), &[setup.as_fd()]) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(error),
@@ -90,7 +90,7 @@ const DONE: u8 = 0;
 
 /// What clients are told from then on.
 pub(super) fn ended() -> io::Error {
-    io::Error::other("the process that starts movers has ended")
+    io::Error::other("the process that starts copiers has ended")
 }
 
 /// This program as another process, with nothing of this one but its standard input.
@@ -101,16 +101,16 @@ fn program(arguments: &[&str], stdin: OwnedFd) -> Command {
     command
 }
 
-/// What runs in the process: starts movers as long as its daemon asks, by standard input.
+/// What runs in the process: starts copiers as long as its daemon asks, by standard input.
 ///
 /// # Errors
 ///
 /// If standard input is no channel of a daemon.
-pub fn start_movers(seccomp: Seccomp) -> io::Result<()> {
+pub fn start_copiers(seccomp: Seccomp) -> io::Result<()> {
     let stdin = io::stdin();
     let complain = |e: io::Error| channel::send(&stdin, e.to_string().as_bytes(), &[]);
     if let Err(error) =
-        process::give_up(c"rnicd-starter").and_then(|()| confine(ThreadKind::Spawner, seccomp))
+        process::give_up(c"rnicd-spawner").and_then(|()| confine(ThreadKind::Spawner, seccomp))
     {
         return complain(error);
     }
@@ -122,9 +122,9 @@ pub fn start_movers(seccomp: Seccomp) -> io::Result<()> {
             return Ok(());
         }
         let setup = passed.pop().ok_or_else(|| Errno::MFILE.into());
-        let started = setup.and_then(|s| start_mover(i32::from_le_bytes(pid), s, seccomp));
+        let started = setup.and_then(|s| start_copier(i32::from_le_bytes(pid), s, seccomp));
         // Passing it fails where clients of the daemon's user have left too much unread
-        // (ETOOMANYREFS). That must end nobody's mover but this one, which ends with `setup`.
+        // (ETOOMANYREFS). That must end nobody's copier but this one, which ends with `setup`.
         let answered = started.and_then(|p| channel::send(&stdin, &[DONE], &[p.as_fd()]));
         if let Err(error) = answered {
             complain(error)?;
@@ -132,21 +132,21 @@ pub fn start_movers(seccomp: Seccomp) -> io::Result<()> {
     }
 }
 
-fn start_mover(pid: i32, setup: OwnedFd, seccomp: Seccomp) -> io::Result<OwnedFd> {
-    let mut mover = program(&["mover", &pid.to_string(), seccomp.name()], setup).spawn()?;
-    let opened = pidfd_open(Pid::from_child(&mover), PidfdFlags::empty());
+fn start_copier(pid: i32, setup: OwnedFd, seccomp: Seccomp) -> io::Result<OwnedFd> {
+    let mut copier = program(&["copier", &pid.to_string(), seccomp.name()], setup).spawn()?;
+    let opened = pidfd_open(Pid::from_child(&copier), PidfdFlags::empty());
     if opened.is_err() {
-        let _ = mover.kill();
+        let _ = copier.kill();
     }
-    let mover = Arc::new(Mutex::new(mover));
-    let waits = mover.clone();
+    let copier = Arc::new(Mutex::new(copier));
+    let waits = copier.clone();
     // Somebody has to take note of its end, or its number stays taken.
     let waiting = std::thread::Builder::new().spawn(move || waits.lock().wait());
     if let Err(error) = waiting {
         // It has nothing of a client yet, and cannot be stuck.
-        let mut mover = mover.lock();
-        mover.kill()?;
-        mover.wait()?;
+        let mut copier = copier.lock();
+        copier.kill()?;
+        copier.wait()?;
         return Err(error);
     }
     Ok(opened?)

@@ -1,28 +1,28 @@
-//! What workers and movers say to each other: one packet per job, one per answer, in order.
+//! What workers and copiers say to each other: one packet per job, one per answer, in order.
 //!
-//! A job is its number (8 bytes, little-endian as all numbers), the way (1: 0 out, 1 in, 2 in with
+//! A job is its number (8 bytes, little-endian as all numbers), the direction (1: 0 out, 1 in, 2 in with
 //! the last bytes last), the number of pieces (1), per piece its address (8) and length (4), then
 //! the bytes to be written. An answer is the number (8), the outcome (1: 0 done, 1 gone, 2 not
 //! mapped), then the bytes that were read.
 
 use rnic_core::device::memory::Unreachable;
-use rnic_core::device::mover::{MAX_MOVE, MoveJob, Moved, Pieces, Way};
+use rnic_core::device::copier::{MAX_COPY, CopyJob, CopyResult, Pieces, Direction};
 use rnic_core::shm::queue::MAX_SGE;
 
 /// Bytes of the longest packet.
-pub const MAX_PACKET: usize = 8 + 1 + 1 + 12 * MAX_SGE + MAX_MOVE;
+pub const MAX_PACKET: usize = 8 + 1 + 1 + 12 * MAX_SGE + MAX_COPY;
 
 /// A job's packet.
-pub fn emit_job(job: &MoveJob) -> Vec<u8> {
-    let (way, bytes): (u8, &[u8]) = match &job.way {
-        Way::Out => (0, &[]),
-        Way::In { bytes, tail_last: false } => (1, bytes),
-        Way::In { bytes, tail_last: true } => (2, bytes),
+pub fn emit_job(job: &CopyJob) -> Vec<u8> {
+    let (direction, bytes): (u8, &[u8]) = match &job.direction {
+        Direction::Out => (0, &[]),
+        Direction::In { bytes, tail_last: false } => (1, bytes),
+        Direction::In { bytes, tail_last: true } => (2, bytes),
     };
     let mut packet = Vec::with_capacity(10 + 12 * job.pieces.len() + bytes.len());
     packet.extend_from_slice(&job.id.to_le_bytes());
     // At most MAX_SGE pieces.
-    packet.extend_from_slice(&[way, job.pieces.len() as u8]);
+    packet.extend_from_slice(&[direction, job.pieces.len() as u8]);
     for (address, len) in &job.pieces {
         packet.extend_from_slice(&address.to_le_bytes());
         packet.extend_from_slice(&len.to_le_bytes());
@@ -31,7 +31,7 @@ pub fn emit_job(job: &MoveJob) -> Vec<u8> {
     packet
 }
 
-/// A job as its mover sees it: number, pieces, and what is to be written, if anything, and how.
+/// A job as its copier sees it: number, pieces, and what is to be written, if anything, and how.
 pub struct Job<'p> {
     /// Its number.
     pub id: u64,
@@ -44,7 +44,7 @@ pub struct Job<'p> {
 /// Reads a job's packet; `None` if it is none.
 pub fn parse_job(packet: &[u8]) -> Option<Job<'_>> {
     let (id, rest) = packet.split_first_chunk()?;
-    let ([way, count], mut rest) = rest.split_first_chunk::<2>()?;
+    let ([direction, count], mut rest) = rest.split_first_chunk::<2>()?;
     let mut pieces = Pieces::new();
     let mut total = 0usize;
     for _ in 0..*count {
@@ -52,12 +52,12 @@ pub fn parse_job(packet: &[u8]) -> Option<Job<'_>> {
         let (len, after) = after.split_first_chunk()?;
         let len = u32::from_le_bytes(*len);
         pieces.try_push((u64::from_le_bytes(*address), len)).ok()?;
-        total = total.checked_add(len as usize).filter(|n| *n <= MAX_MOVE)?;
+        total = total.checked_add(len as usize).filter(|n| *n <= MAX_COPY)?;
         rest = after;
     }
-    let write = match (way, rest.len()) {
+    let write = match (direction, rest.len()) {
         (0, 0) => None,
-        (1 | 2, n) if n == total => Some((rest, *way == 2)),
+        (1 | 2, n) if n == total => Some((rest, *direction == 2)),
         _ => return None,
     };
     Some(Job { id: u64::from_le_bytes(*id), pieces, write })
@@ -75,7 +75,7 @@ pub fn emit_answer(id: u64, outcome: Result<(), Unreachable>, packet: &mut Vec<u
 }
 
 /// Reads an answer's packet; `None` if it is none.
-pub fn parse_answer(packet: &[u8]) -> Option<(u64, Moved)> {
+pub fn parse_answer(packet: &[u8]) -> Option<(u64, CopyResult)> {
     let (id, rest) = packet.split_first_chunk()?;
     let (outcome, bytes) = rest.split_first()?;
     let moved = match outcome {
@@ -89,18 +89,18 @@ pub fn parse_answer(packet: &[u8]) -> Option<(u64, Moved)> {
 
 #[cfg(test)]
 mod tests {
-    use rnic_core::device::Mover;
+    use rnic_core::device::Copier;
     use rnic_core::types::SessionId;
 
     use super::*;
 
     #[test]
     fn jobs_arrive_as_they_were_sent_and_not_cut_anywhere() {
-        let mover = Mover::new(SessionId(1), 1);
+        let copier = Copier::new(SessionId(1), 1);
         let pieces: Pieces = [(0x1122_3344_5566, 3), (7, 2)].into_iter().collect();
         for tail_last in [false, true] {
-            let way = Way::In { bytes: b"12345".to_vec(), tail_last };
-            let job = MoveJob { id: 9, mover: mover.clone(), pieces: pieces.clone(), way };
+            let direction = Direction::In { bytes: b"12345".to_vec(), tail_last };
+            let job = CopyJob { id: 9, copier: copier.clone(), pieces: pieces.clone(), direction };
             let packet = emit_job(&job);
             let seen = parse_job(&packet).expect("a job");
             assert_eq!((seen.id, &seen.pieces), (9, &pieces));
@@ -109,7 +109,7 @@ mod tests {
                 assert!(parse_job(&packet[..cut]).is_none(), "cut at {cut}");
             }
         }
-        let job = MoveJob { id: 9, mover, pieces: pieces.clone(), way: Way::Out };
+        let job = CopyJob { id: 9, copier, pieces: pieces.clone(), direction: Direction::Out };
         let packet = emit_job(&job);
         assert!(parse_job(&packet).is_some_and(|j| j.write.is_none() && j.pieces == pieces));
         assert!(parse_job(&[packet, vec![0]].concat()).is_none());

@@ -1,23 +1,23 @@
-//! Movers: processes that copy to and from the address space of a client whom no worker may wait
+//! Copiers: processes that copy to and from the address space of a client whom no worker may wait
 //! for.
 //!
 //! A copy of attached memory waits for whoever serves the client's pages, past any signal, and so
 //! may every touch of a descriptor that a client made. For clients who are neither the daemon's own
-//! user nor trusted, both are left to a process per session: `rnicd mover`, which holds that
+//! user nor trusted, both are left to a process per session: `rnicd copier`, which holds that
 //! descriptor and nothing else. Workers send it jobs and go on; one that does not answer in time
 //! costs its session its life.
 //!
-//! [`Movers`] has them started and hears of their ends. [`Starter`] starts them: a process of its
+//! [`Copiers`] has them started and hears of their ends. [`Spawner`] starts them: a process of its
 //! own, because what a new process inherits is closed before it runs its program, and among what
-//! this one has open may be a descriptor that nobody can close. `process` is what runs in a mover,
-//! `channel` how descriptors are passed, `wire` what is said. Nobody waits for a mover but a thread
+//! this one has open may be a descriptor that nobody can close. `process` is what runs in a copier,
+//! `channel` how descriptors are passed, `wire` what is said. Nobody waits for a copier but a thread
 //! of its own: one that is stuck in the kernel is left behind with it, and counts against
-//! `limits.user.movers` and `limits.movers` until it is gone. Those threads are started by one that
+//! `limits.user.copiers` and `limits.copiers` until it is gone. Those threads are started by one that
 //! began with the daemon, because no other may start anything.
 
 mod channel;
 mod process;
-mod starter;
+mod spawner;
 pub mod wire;
 
 use std::io;
@@ -28,7 +28,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 use parking_lot::Mutex;
-use rnic_core::device::Mover;
+use rnic_core::device::Copier;
 use rnic_core::types::SessionId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
@@ -36,21 +36,21 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use channel::pair;
 pub use process::run;
-pub use starter::{Starter, start_movers};
+pub use spawner::{Spawner, start_copiers};
 
 use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, spawn_confined};
 
-/// Has movers started, and hears of them.
-pub struct Movers {
+/// Has copiers started, and hears of them.
+pub struct Copiers {
     deadline: Duration,
-    spawner: Sender<Start>,
-    inbox: Receiver<MoverReport>,
+    supervisor: Sender<Start>,
+    inbox: Receiver<CopierReport>,
 }
 
-/// What became of a mover.
+/// What became of a copier.
 #[derive(Debug)]
-pub enum MoverReport {
+pub enum CopierReport {
     /// It has found what it was given to be the client's memory, and takes jobs.
     Ready {
         /// Whose it is.
@@ -75,7 +75,7 @@ pub enum MoverReport {
     },
 }
 
-/// Why there is no mover.
+/// Why there is no copier.
 #[derive(Debug)]
 pub enum Why {
     /// The descriptor is not what it should be.
@@ -84,19 +84,19 @@ pub enum Why {
     System(String),
 }
 
-/// A session's mover, as the resource manager holds it. Dropping it ends the process, without
+/// A session's copier, as the resource manager holds it. Dropping it ends the process, without
 /// waiting for that; a thread that may not send signals is to drop it only when it has been
-/// [ended](MoverHandle::end).
+/// [ended](CopierHandle::end).
 #[derive(Debug)]
-pub struct MoverHandle {
+pub struct CopierHandle {
     /// What workers know of it.
-    pub shared: Arc<Mover>,
+    pub shared: Arc<Copier>,
     /// When the last copy of this is closed, it ends by itself.
     _setup: Arc<OwnedFd>,
     process: Option<OwnedFd>,
 }
 
-impl MoverHandle {
+impl CopierHandle {
     /// It has started.
     pub fn started(&mut self, process: OwnedFd) {
         self.process = Some(process);
@@ -111,30 +111,30 @@ impl MoverHandle {
     }
 }
 
-impl Drop for MoverHandle {
+impl Drop for CopierHandle {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Movers {
-    /// None yet, and the thread that is to have them started by `starter`; without one, none is.
-    /// `control` is woken when there is something to hear. A mover may take `deadline` to look at
+impl Copiers {
+    /// None yet, and the thread that is to have them started by `spawner`; without one, none is.
+    /// `control` is woken when there is something to hear. A copier may take `deadline` to look at
     /// what it is given.
     pub fn start(
         control: Arc<Waker>,
-        starter: Option<Starter>,
+        spawner: Option<Spawner>,
         deadline: Duration,
         seccomp: Seccomp,
     ) -> io::Result<Self> {
         let (reports, inbox) = unbounded();
-        let (spawner, starts) = unbounded();
+        let (supervisor, starts) = unbounded();
         let told = Told { reports, control };
-        spawn_confined("rnicd-movers", ThreadKind::Minder, seccomp, move || {
-            let mut starter = starter;
-            starts.into_iter().for_each(|start| begin(start, &mut starter, &told));
+        spawn_confined("rnicd-copiers", ThreadKind::Supervisor, seccomp, move || {
+            let mut spawner = spawner;
+            starts.into_iter().for_each(|start| begin(start, &mut spawner, &told));
         })?;
-        Ok(Movers { deadline, spawner, inbox })
+        Ok(Copiers { deadline, supervisor, inbox })
     }
 
     /// Takes another deadline from now on.
@@ -143,11 +143,11 @@ impl Movers {
     }
 
     /// What is new.
-    pub fn poll_report(&mut self) -> Option<MoverReport> {
+    pub fn poll_report(&mut self) -> Option<CopierReport> {
         self.inbox.try_recv().ok()
     }
 
-    /// Begins to start a mover for what a client says is the memory of process `pid`. The
+    /// Begins to start a copier for what a client says is the memory of process `pid`. The
     /// descriptor is passed on, not touched. Returns also one channel for each worker. Reports
     /// follow, of which the last is that it has ended.
     pub fn add(
@@ -156,7 +156,7 @@ impl Movers {
         pid: i32,
         memory: OwnedFd,
         workers: u32,
-    ) -> Result<(MoverHandle, Vec<OwnedFd>), (io::Error, OwnedFd)> {
+    ) -> Result<(CopierHandle, Vec<OwnedFd>), (io::Error, OwnedFd)> {
         let prepared = pair().and_then(|setup| {
             let channels = (0..workers).map(|_| pair()).collect::<io::Result<Vec<_>>>()?;
             Ok((setup, channels))
@@ -176,58 +176,58 @@ impl Movers {
             passed: std::iter::once(memory).chain(ends).collect(),
         };
         // The thread lives as long as this.
-        let _ = self.spawner.send(start);
-        let shared = Mover::new(session, workers);
-        Ok((MoverHandle { shared, _setup: setup, process: None }, channels))
+        let _ = self.supervisor.send(start);
+        let shared = Copier::new(session, workers);
+        Ok((CopierHandle { shared, _setup: setup, process: None }, channels))
     }
 }
 
-/// Who is told what becomes of movers.
+/// Who is told what becomes of copiers.
 #[derive(Clone)]
 struct Told {
-    reports: Sender<MoverReport>,
+    reports: Sender<CopierReport>,
     control: Arc<Waker>,
 }
 
 impl Told {
-    fn report(&self, report: MoverReport) {
+    fn report(&self, report: CopierReport) {
         // Nobody hears it when the daemon has ended.
         let _ = self.reports.send(report);
         let _ = self.control.wake();
     }
 }
 
-/// Has a mover started, and minds it on a thread that may be kept waiting.
-fn begin(start: Start, starter: &mut Option<Starter>, told: &Told) {
+/// Has a copier started, and minds it on a thread that may be kept waiting.
+fn begin(start: Start, spawner: &mut Option<Spawner>, told: &Told) {
     let session = start.session;
     let refused = |error: io::Error, start: Option<Start>| {
         // The descriptor goes back, to be closed where that may take its time.
         let memory = start.map(|mut start| start.passed.swap_remove(0));
         let why = Why::System(error.to_string());
-        told.report(MoverReport::Refused { session, why, memory });
-        told.report(MoverReport::Ended { session });
+        told.report(CopierReport::Refused { session, why, memory });
+        told.report(CopierReport::Ended { session });
     };
-    let answer = starter.as_ref().map(|starter| starter.mover(start.pid, &start.theirs));
+    let answer = spawner.as_ref().map(|spawner| spawner.copier(start.pid, &start.theirs));
     let process = match answer {
         Some(Ok(Ok(process))) => process,
         Some(Ok(Err(why))) => return refused(io::Error::other(why), Some(start)),
         Some(Err(error)) => {
             // Whatever it says later would be taken for the answer to another question.
-            *starter = None;
+            *spawner = None;
             tracing::error!(
                 %error,
-                "no mover can be started any more, until the daemon is restarted"
+                "no copier can be started any more, until the daemon is restarted"
             );
-            return refused(starter::ended(), Some(start));
+            return refused(spawner::ended(), Some(start));
         }
-        None => return refused(starter::ended(), Some(start)),
+        None => return refused(spawner::ended(), Some(start)),
     };
     let start = Arc::new(Mutex::new(Some((start, process))));
     let (starts, tells) = (start.clone(), told.clone());
-    let spawned = std::thread::Builder::new().name("rnicd-mover".to_owned()).spawn(move || {
+    let spawned = std::thread::Builder::new().name("rnicd-copier".to_owned()).spawn(move || {
         let Some((start, process)) = starts.lock().take() else { return };
         start.mind(&process, &tells);
-        tells.report(MoverReport::Ended { session });
+        tells.report(CopierReport::Ended { session });
     });
     if let Err(error) = spawned {
         let start = start.lock().take().map(|(start, process)| {
@@ -238,7 +238,7 @@ fn begin(start: Start, starter: &mut Option<Starter>, told: &Told) {
     }
 }
 
-/// What it takes to start a mover.
+/// What it takes to start a copier.
 struct Start {
     session: SessionId,
     pid: i32,
@@ -250,7 +250,7 @@ struct Start {
 }
 
 impl Start {
-    /// Passes a mover what it needs, reports what it says of it, and returns when it has ended.
+    /// Passes a copier what it needs, reports what it says of it, and returns when it has ended.
     fn mind(self, process: &OwnedFd, told: &Told) {
         let Start { session, deadline, setup, theirs, passed, .. } = self;
         // Its standard input by now; open here as well, its end would not be seen.
@@ -261,10 +261,10 @@ impl Start {
             .and_then(|answer| Ok((answer, process.try_clone()?)));
         let refused = |why| {
             kill(process);
-            MoverReport::Refused { session, why, memory: None }
+            CopierReport::Refused { session, why, memory: None }
         };
         told.report(match answered {
-            Ok((None, process)) => MoverReport::Ready { session, process },
+            Ok((None, process)) => CopierReport::Ready { session, process },
             Ok((Some(why), _)) => refused(Why::Memory(why)),
             Err(error) => refused(Why::System(error.to_string())),
         });
@@ -282,7 +282,7 @@ fn wait_for_end(process: &OwnedFd) {
     }
 }
 
-/// What a mover says of the memory: nothing, or why it is none.
+/// What a copier says of the memory: nothing, or why it is none.
 fn answer(setup: &OwnedFd, deadline: Duration) -> io::Result<Option<String>> {
     let timeout =
         Timespec { tv_sec: deadline.as_secs() as i64, tv_nsec: i64::from(deadline.subsec_nanos()) };
@@ -293,7 +293,7 @@ fn answer(setup: &OwnedFd, deadline: Duration) -> io::Result<Option<String>> {
     let (len, _) = recv(setup, &mut said, RecvFlags::DONTWAIT)?;
     match said.get(..len) {
         Some([0]) => Ok(None),
-        Some([]) | None => Err(io::Error::other("the mover has ended")),
+        Some([]) | None => Err(io::Error::other("the copier has ended")),
         Some(why) => Ok(Some(String::from_utf8_lossy(why).into_owned())),
     }
 }

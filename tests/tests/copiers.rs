@@ -1,4 +1,4 @@
-//! The process that starts movers: what clients cannot do to it, and what is said when it is gone.
+//! The process that starts copiers: what clients cannot do to it, and what is said when it is gone.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
@@ -24,12 +24,12 @@ const PATIENCE: Timespec = Timespec { tv_sec: DEADLINE.as_secs() as i64, tv_nsec
 fn is_root() -> bool {
     let root = rustix::process::getuid().is_root();
     if !root {
-        rnic_tests::omit("not root: nobody needs a mover");
+        rnic_tests::omit("not root: nobody needs a copier");
     }
     root
 }
 
-/// Whoever lends his memory needs a mover; the refusal, if he gets none.
+/// Whoever lends his memory needs a copier; the refusal, if he gets none.
 fn lends(daemon: &Daemon) -> Result<(), String> {
     let mut lender = daemon.actor_as(LENDER, &["lend"]);
     let line = loop {
@@ -45,7 +45,7 @@ fn lends(daemon: &Daemon) -> Result<(), String> {
     }
 }
 
-/// The one child of a process: a daemon's starter, or its mover.
+/// The one child of a process: a daemon's spawner, or its copier.
 fn only_child(parent: Pid) -> Pid {
     let parent = parent.as_raw_nonzero();
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
@@ -53,8 +53,8 @@ fn only_child(parent: Pid) -> Pid {
     Pid::from_raw(child).expect("a process")
 }
 
-/// The process that starts a daemon's movers.
-fn starter(daemon: &Daemon) -> Pid {
+/// The process that starts a daemon's copiers.
+fn spawner(daemon: &Daemon) -> Pid {
     only_child(Pid::from_raw(daemon.pid() as i32).expect("it lives"))
 }
 
@@ -63,7 +63,7 @@ fn of(process: Pid, file: &str) -> String {
     format!("/proc/{}/{file}", process.as_raw_nonzero())
 }
 
-/// Somebody who has a mover.
+/// Somebody who has a copier.
 fn lender(daemon: &Daemon) -> Process {
     let mut lender = daemon.actor_as(LENDER, &["lend"]);
     lender.line_after("attached");
@@ -73,7 +73,7 @@ fn lender(daemon: &Daemon) -> Process {
 /// Of a daemon's descriptors none, not even one that the daemon knows nothing of: whoever has made
 /// it could keep the process waiting.
 #[test]
-fn who_starts_movers_has_nothing_that_its_daemon_was_started_with() {
+fn who_starts_copiers_has_nothing_that_its_daemon_was_started_with() {
     if !is_root() {
         return;
     }
@@ -83,17 +83,17 @@ fn who_starts_movers_has_nothing_that_its_daemon_was_started_with() {
         let file = format!("/proc/{}/fd/{left}", daemon.pid());
         assert_eq!(std::fs::read_link(file).expect("it has it").to_str(), Some("/dev/zero"));
     }
-    let starter = starter(&daemon);
-    let open = std::fs::read_dir(of(starter, "fd")).expect("it lives").flatten();
+    let spawner = spawner(&daemon);
+    let open = std::fs::read_dir(of(spawner, "fd")).expect("it lives").flatten();
     let mut open: Vec<_> = open.map(|entry| entry.file_name()).collect();
     open.sort();
     assert_eq!(open, ["0", "1", "2"]);
-    assert_eq!(std::fs::read(of(starter, "environ")).expect("it lives"), b"");
+    assert_eq!(std::fs::read(of(spawner, "environ")).expect("it lives"), b"");
     // A terminal's signals are for the daemon.
-    assert_eq!(getpgid(Some(starter)), Ok(starter));
+    assert_eq!(getpgid(Some(spawner)), Ok(spawner));
 }
 
-/// What a mover sees of a client is nobody's business, not even of who could look into it as the
+/// What a copier sees of a client is nobody's business, not even of who could look into it as the
 /// same user; and it writes no file.
 #[test]
 fn who_moves_is_closed_to_others_of_the_daemons_user_and_writes_nothing() {
@@ -104,15 +104,15 @@ fn who_moves_is_closed_to_others_of_the_daemons_user_and_writes_nothing() {
     let daemon =
         Daemon::start_limited(binaries!(), &config, &format!("chown {PRIVATE} \"${{3%/*}}\""));
     let lender = lender(&daemon);
-    let starter = starter(&daemon);
-    let mover = only_child(starter);
+    let spawner = spawner(&daemon);
+    let copier = only_child(spawner);
     let owner = |file| std::fs::metadata(file).expect("it lives").uid();
-    for process in [Pid::from_raw(daemon.pid() as i32).expect("it lives"), starter, mover] {
+    for process in [Pid::from_raw(daemon.pid() as i32).expect("it lives"), spawner, copier] {
         assert_eq!(owner(of(process, "")), PRIVATE);
         // The kernel gives root what others may not look into.
         assert_eq!(owner(of(process, "mem")), 0);
     }
-    for process in [starter, mover] {
+    for process in [spawner, copier] {
         let limits = std::fs::read_to_string(of(process, "limits")).expect("it lives");
         for limit in ["Max core file size", "Max file size"] {
             let line = limits.lines().find_map(|l| l.strip_prefix(limit)).expect("a limit");
@@ -125,7 +125,7 @@ fn who_moves_is_closed_to_others_of_the_daemons_user_and_writes_nothing() {
 
 /// Descriptors that clients leave unread count against whoever sends more, as one user.
 #[test]
-fn clients_that_read_nothing_keep_nobody_from_having_a_mover() {
+fn clients_that_read_nothing_keep_nobody_from_having_a_copier() {
     if !is_root() {
         return;
     }
@@ -184,7 +184,7 @@ fn an_answer_comes_when_others_have_read_what_kept_it_back() {
 
 /// The kernel lets nobody pass a descriptor meanwhile, and does later.
 #[test]
-fn a_mover_that_cannot_be_started_now_can_be_started_later() {
+fn a_copier_that_cannot_be_started_now_can_be_started_later() {
     if !is_root() {
         return;
     }
@@ -196,7 +196,7 @@ fn a_mover_that_cannot_be_started_now_can_be_started_later() {
     let mut holder = daemon.actor_as(FULL, &["in-flight", "400"]);
     holder.line_after("in flight");
     let refused = lender.ask("now", "memory: ");
-    assert!(refused.contains("cannot start a mover: Too many references"), "{refused}");
+    assert!(refused.contains("cannot start a copier: Too many references"), "{refused}");
     holder.release();
     holder.succeed();
     assert_eq!(lender.ask("and now", "memory: "), "attached");
@@ -205,33 +205,33 @@ fn a_mover_that_cannot_be_started_now_can_be_started_later() {
 }
 
 #[test]
-fn without_its_starter_a_daemon_says_so_once_and_serves_on() {
+fn without_its_spawner_a_daemon_says_so_once_and_serves_on() {
     if !is_root() {
         return;
     }
     let daemon = Daemon::start(binaries!(), "[control]\nmode = \"0666\"\n");
     assert_eq!(lends(&daemon), Ok(()));
-    kill_process(starter(&daemon), Signal::KILL).expect("ours");
+    kill_process(spawner(&daemon), Signal::KILL).expect("ours");
     for _ in 0..2 {
-        let refused = lends(&daemon).expect_err("nobody starts movers");
-        let why = "cannot start a mover: the process that starts movers has ended";
+        let refused = lends(&daemon).expect_err("nobody starts copiers");
+        let why = "cannot start a copier: the process that starts copiers has ended";
         assert!(refused.contains(why), "{refused}");
     }
     daemon.actor(&["duet"]).succeed();
     let said = daemon.stop();
-    let errors = said.iter().filter(|l| l.contains("no mover can be started any more")).count();
+    let errors = said.iter().filter(|l| l.contains("no copier can be started any more")).count();
     assert_eq!(errors, 1, "{said:?}");
 }
 
 #[test]
-fn movers_can_be_allowed_later() {
+fn copiers_can_be_allowed_later() {
     if !is_root() {
         return;
     }
-    let config = |movers| format!("[control]\nmode = \"0666\"\n[limits]\nmovers = {movers}\n");
+    let config = |copiers| format!("[control]\nmode = \"0666\"\n[limits]\ncopiers = {copiers}\n");
     let daemon = Daemon::start(binaries!(), &config(0));
     let refused = lends(&daemon).expect_err("none is allowed");
-    assert!(refused.contains("limits.movers = 0 reached"), "{refused}");
+    assert!(refused.contains("limits.copiers = 0 reached"), "{refused}");
     std::fs::write(daemon.dir().join("rnicd.toml"), config(1)).expect("a file of ours");
     daemon.signal(Signal::HUP);
     let deadline = Instant::now() + DEADLINE;
