@@ -77,6 +77,7 @@ impl Engine {
                     qp.emit_established(engine, private_data);
                 }
                 Role::Responder { .. } => {
+                    //= MPA-7.1.2-4
                     qp.enter(StreamPhase::AwaitFirstFpdu);
                     let deadline = now.after(engine.options.first_fpdu_deadline);
                     qp.life.set_deadline(&qp.core, engine, Some(deadline));

@@ -163,6 +163,7 @@ impl LifeCycle {
         let context = core.shared.context.load(Relaxed);
         if std::mem::take(&mut self.announced) {
             let reason = self.end.clone().unwrap_or(DisconnectReason::Orderly);
+            //= RDMAP-7.1-1
             engine.emit(core.session, Event::Disconnected { qp: core.id, context, reason });
         } else if let Some(end) = &self.end
             && self.addresses.is_some()

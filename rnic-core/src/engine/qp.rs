@@ -99,6 +99,7 @@ impl Qp {
 
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.life.enter(phase, &self.core);
+        //= DDP-7.1-18
         if !phase.receives() {
             self.link.drop_unread();
         }

@@ -121,6 +121,7 @@ impl Reason {
             }
             Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),
             Reason::Invalidate { fault, .. } => Fault::segment(match fault {
+                //= RDMAP-5.3-14
                 InvalidateFault::NotAssociated => codes::PROTECTION_INVALIDATE,
                 InvalidateFault::Shared => codes::OPERATION_INVALIDATE,
             }),

@@ -105,10 +105,12 @@ impl Qp {
     pub(in crate::engine) fn delivered(&mut self, engine: &mut EngineState, delivery: &Delivery) {
         match delivery {
             Delivery::Terminate(payload) => match Terminate::parse(payload) {
+                //= RDMAP-5.4-5
                 Ok(t) => self.terminate_received(engine, &t),
                 Err(_) => self.lost(engine, "a malformed Terminate"),
             },
             Delivery::SegmentTaken => self.segment_taken(engine),
+            //= DDP-3-9
             Delivery::Fin => self.fin_received(engine),
             Delivery::Reset => self.lost(engine, "the peer reset the connection"),
             Delivery::Lost(why) => self.lost(engine, why),
@@ -151,6 +153,7 @@ fn typed(message: &Message, segment: &Segment) -> Incoming {
 /// a step is short enough for the revocation that may wait for it.
 const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 /// DDP and RDMAP version.
+//= DDP-4.1-10
 const VERSION: u8 = 1;
 /// Segments after which what is done completes: a turn has several times as many small requests,
 /// and a program on another CPU posts the next ones meanwhile.

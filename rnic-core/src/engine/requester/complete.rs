@@ -123,6 +123,7 @@ impl Requester {
             self.slots -= 1;
             let opcode = SendOpcode::from_u8(opcode);
             let opcode = opcode.map_or(CompletionOpcode::Send, |o| o.completion());
+            //= DDP-6.2.1-3, RDMAP-5.4-8
             let mut cqe = Cqe::new(core.id.0, wr_id, opcode, CompletionStatus::WrFlush);
             cqe.why_id = life.flush_record(core, engine, wr_id);
             cqes.push(cqe);

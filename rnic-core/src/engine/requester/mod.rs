@@ -241,6 +241,7 @@ impl Requester {
 
     /// What is in the queue now is still sent; what is posted later is flushed.
     pub(super) fn begin_draining(&mut self) {
+        //= DDP-6.2.1-3
         self.drain = Some(self.sq.look().unwrap_or(0));
     }
 

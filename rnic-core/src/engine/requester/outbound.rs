@@ -84,6 +84,7 @@ impl Requester {
         let Some(seq) = read.seq else { return Ok(()) };
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.byte_len = read.size;
+            //= RDMAP-5.2.2-3, RDMAP-5.5-20b
             request.progress = Progress::Done(CompletionStatus::Success);
         }
         if read.invalidate {
@@ -147,6 +148,7 @@ impl Requester {
 /// The next number of a queue.
 pub(super) fn take(msn: &mut Msn) -> Msn {
     let this = *msn;
+    //= DDP-4.3-7
     *msn = this.next();
     this
 }

@@ -35,6 +35,7 @@ impl Responder {
         now: Time,
         outputs: &mut VecDeque<Output>,
     ) -> Result<bool, PlacementError> {
+        //= RDMAP-5.3-2
         if self.receiving.is_some() {
             return Ok(true);
         }

@@ -44,6 +44,7 @@ impl Manager {
             return Outcome::now(body);
         }
         let more = match wants > had {
+            //= RDMAP-8.1.2-5
             true => Some(session.account.charge(Kind::CqEntries, wants - had)?),
             false => None,
         };

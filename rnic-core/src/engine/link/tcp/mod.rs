@@ -108,6 +108,7 @@ impl TcpLink {
                 MulpduPolicy::Emss => emss,
                 MulpduPolicy::Max => usize::from(u16::MAX),
             };
+            //= DDP-3-1
             self.mulpdu = usize::from(mulpdu(emss, self.markers_out));
         }
     }
@@ -196,6 +197,7 @@ impl TcpLink {
         self.blocked = !rest.is_empty();
         if !rest.is_empty() {
             self.tail.clear();
+            //= DDP-3-3
             self.tail.extend_from_slice(rest);
             self.tail_at = 0;
         }

@@ -65,6 +65,7 @@ impl Qp {
             Ok(())
         };
         if let Err(error) = result {
+            //= DDP-3-3
             self.send_failed(engine, &error);
             return Transmit::Idle;
         }
@@ -256,6 +257,7 @@ impl Qp {
         let (header, payload): (_, &[u8]) = match rtr {
             Rtr::Write => {
                 let header = Header::Tagged(TaggedHeader {
+                    //= DDP-4.1-3
                     last: true,
                     dv: tcp.dv,
                     rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Write }.byte(),
@@ -276,7 +278,9 @@ impl Qp {
 
     fn frame_terminate(&mut self, payload: &[u8], out: &mut [u8]) -> usize {
         let Some(tcp) = self.link.tcp_mut() else { return 0 };
+        //= RDMAP-4.1-3, RDMAP-5.4-1
         let header = tcp.untagged(Opcode::Terminate, Msn::FIRST);
+        //= RDMAP-4.2-1
         let n = tcp.frame(&header, payload, out);
         self.fpdu_left(&Outgoing::Terminate, None);
         n
@@ -292,6 +296,7 @@ impl Qp {
             && let Some(tcp) = self.link.tcp_mut()
             && tcp.has_terminated()
         {
+            //= RDMAP-5.4-9
             tcp.finish();
             engine.outputs.push_back(Output::ShutdownWrite(self.core.id));
             let peer_fin = self.life.peer_fin();
@@ -312,6 +317,7 @@ impl TcpLink {
         send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
     ) -> io::Result<bool> {
         let has_tail = !self.tail().is_empty();
+        //= DDP-3-2
         let bytes = if has_tail { self.tail() } else { framed };
         let mut interrupted = false;
         let sent = match send(&TxBatch::new(&[Piece::Private(bytes)])) {
@@ -336,10 +342,13 @@ impl TcpLink {
     /// The header of a whole untagged message that carries nothing of the application's.
     fn untagged(&self, opcode: Opcode, msn: Msn) -> Header {
         Header::Untagged(UntaggedHeader {
+            //= DDP-4.1-3
             last: true,
             dv: self.dv,
             rsvd_ulp: Control { rv: self.dv, opcode }.byte(),
+            //= RDMAP-4.1-9
             inv_stag: Stag(0),
+            //= RDMAP-4.1-5
             qn: opcode.queue().unwrap_or_default(),
             msn,
             mo: 0,
@@ -382,6 +391,7 @@ impl TcpLink {
             return None;
         }
         let mut bytes = vec![0; FINAL_TERMINATE_LEN];
+        //= RDMAP-4.1-3, RDMAP-5.4-1
         let header = self.untagged(Opcode::Terminate, Msn::FIRST);
         let len = self.frame(&header, payload, &mut bytes);
         bytes.truncate(len);
