@@ -4,12 +4,12 @@
 //! that waits. It never reads a clock, opens a socket or blocks, so two engines run back to back in
 //! a test under virtual time.
 //!
-//! A queue pair ([`qp`]) has four parts: what it requests ([`requester`]), what it responds
-//! ([`responder`]), the life of its stream ([`life`], [`phase`]) and its [`link`]: TCP, or another
-//! queue pair of this engine. What arrives by either passes [`arrival`]; what goes wrong is a
-//! [`reason`], which [`diagnosis`] puts into words; [`teardown`] ends streams. What all queue pairs
-//! share is the [`state`]: the [`schedule`], [`doorbells`], [`deadlines`], [`copies`] and what is
-//! charged for bytes held ([`charge`]).
+//! A queue pair (`qp`) has four parts: what it requests (`requester`), what it responds
+//! (`responder`), the life of its stream (`life`, `phase`) and its `link`: TCP, or another
+//! queue pair of this engine. What arrives by either passes `arrival`; what goes wrong is a
+//! `reason`, which `diagnosis` puts into words; `teardown` ends streams. What all queue pairs
+//! share is the `state`: the `schedule`, `doorbells`, `deadlines`, `copies` and what is
+//! charged for bytes held (`charge`).
 
 mod arrival;
 mod change_requests;
