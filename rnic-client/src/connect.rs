@@ -26,7 +26,8 @@ pub struct ConnectOptions {
     pub local: Option<SocketAddr>,
     /// How long [`Qp::connect`] waits; default 40 s, `None` as long as the daemon's own deadlines
     /// let it. Those are 30 s together where the administrator has not changed them, and a program
-    /// that lets the daemon give up first learns why (`mpa.connect_deadline`, `mpa.reply_deadline`).
+    /// that lets the daemon give up first learns why (`mpa.connect_deadline`,
+    /// `mpa.reply_deadline`).
     pub timeout: Option<Duration>,
 }
 
@@ -119,8 +120,8 @@ impl Qp {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes); the connection
-    /// goes on.
+    /// [`Error::TimedOut`] when `timeout` is over (`None` waits as long as it takes); the
+    /// connection goes on.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<DisconnectReason, Error> {
         let deadline = deadline(timeout);
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), concerns_end);

@@ -207,8 +207,8 @@ impl Context {
     ///
     /// What the daemon gets is the address space of this process and not its number: after `exec`
     /// nothing of the new program is reached, and a child made by `fork` has memory of its own: the
-    /// daemon goes on with the parent's, and what the child writes is not seen. Copies cost a system
-    /// call each; a [`Segment`] is faster.
+    /// daemon goes on with the parent's, and what the child writes is not seen. Copies cost a
+    /// system call each; a [`Segment`] is faster.
     ///
     /// # Errors
     ///

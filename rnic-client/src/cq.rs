@@ -134,15 +134,16 @@ impl Cq {
         self.inner.capacity.load(Ordering::Relaxed)
     }
 
-    /// Changes how many entries it holds (`ibv_resize_cq(3)`), rounded up to a power of two, while its
-    /// QPs go on. No completion is lost or comes twice, and an armed CQ stays armed. Threads that poll
-    /// or arm it meanwhile wait for the daemon's answer.
+    /// Changes how many entries it holds (`ibv_resize_cq(3)`), rounded up to a power of two, while
+    /// its QPs go on. No completion is lost or comes twice, and an armed CQ stays armed. Threads
+    /// that poll or arm it meanwhile wait for the daemon's answer.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] for fewer entries than are unread or reserved for requests under way (field
-    /// `entries`), and for more than the limits allow (`limits.cq_entries`, `cq_entries_total` and, for the
-    /// memory, `arena_bytes`): then the CQ is as it was. After any other error the session is over.
+    /// [`Error::Refused`] for fewer entries than are unread or reserved for requests under way
+    /// (field `entries`), and for more than the limits allow (`limits.cq_entries`,
+    /// `cq_entries_total` and, for the memory, `arena_bytes`): then the CQ is as it was. After any
+    /// other error the session is over.
     pub fn resize(&self, entries: u32) -> Result<(), Error> {
         self.inner.session.check_owner()?;
         let mut state = self.inner.state.lock();
@@ -327,8 +328,8 @@ impl CqInner {
                 Ok(())
             }
             Err(error) => {
-                // Otherwise the queue may be where we cannot reach it, and nobody would say so to who
-                // waits for its completions.
+                // Otherwise the queue may be where we cannot reach it, and nobody would say so to
+                // who waits for its completions.
                 if !matches!(error, Error::Refused { .. }) {
                     session.give_up();
                 }

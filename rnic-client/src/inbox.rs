@@ -142,9 +142,9 @@ impl<S> Inbox<S> {
         result
     }
 
-    /// Looks for what `take` finds, after sorting what has arrived; if there is nothing, the task is
-    /// woken when another one, or a thread, has sorted something or has left the socket alone. That
-    /// something arrives on the socket is the caller's to notice.
+    /// Looks for what `take` finds, after sorting what has arrived; if there is nothing, the task
+    /// is woken when another one, or a thread, has sorted something or has left the socket alone.
+    /// That something arrives on the socket is the caller's to notice.
     #[cfg(feature = "tokio")]
     pub(crate) fn poll_take<T>(
         &self,

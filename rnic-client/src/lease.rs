@@ -114,8 +114,8 @@ impl LocalMr {
     ///
     /// # Errors
     ///
-    /// [`Error::Leased`] if a byte of it is leased or posted; [`Error::OutOfRange`] if the region has
-    /// no such range.
+    /// [`Error::Leased`] if a byte of it is leased or posted; [`Error::OutOfRange`] if the region
+    /// has no such range.
     pub fn lease(&self, range: impl RangeBounds<u64>) -> Result<Lease, Error> {
         let (offset, length) = resolve(range, self.len())?;
         if length == 0 || u32::try_from(length).is_err() {

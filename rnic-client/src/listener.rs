@@ -220,9 +220,9 @@ impl ConnectionRequest {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] if the peer has given up meanwhile: the QP is Idle still, and good for the
-    /// next request. [`Error::Unreachable`], [`Error::Disconnected`] or [`Error::TimedOut`] if the
-    /// peer does not begin: the QP is of no more use.
+    /// [`Error::Refused`] if the peer has given up meanwhile: the QP is Idle still, and good for
+    /// the next request. [`Error::Unreachable`], [`Error::Disconnected`] or [`Error::TimedOut`] if
+    /// the peer does not begin: the QP is of no more use.
     ///
     /// # Examples
     ///

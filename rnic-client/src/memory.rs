@@ -43,8 +43,8 @@ fn of_machine(meminfo: &str) -> Option<u64> {
     Some(of("MemAvailable:")?.saturating_add(of("SwapFree:").unwrap_or(0)).saturating_mul(1024))
 }
 
-/// The least that the process's control group (version 2) and those around it have left. `groups` is
-/// its `/proc/self/cgroup`.
+/// The least that the process's control group (version 2) and those around it have left. `groups`
+/// is its `/proc/self/cgroup`.
 fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let own = Path::new("/sys/fs/cgroup").join(own);

@@ -100,8 +100,8 @@ impl Mr {
         Mr::register_range(pd, mapping, owner, (offset, length), source, options)
     }
 
-    /// Registers `length` bytes from `offset` on of a mapping, which `source` names. `segment` is the
-    /// one that the mapping is of; none in attached memory.
+    /// Registers `length` bytes from `offset` on of a mapping, which `source` names. `segment` is
+    /// the one that the mapping is of; none in attached memory.
     pub(crate) fn register_range(
         pd: &Arc<PdInner>,
         mapping: Arc<Mapping>,
@@ -206,8 +206,9 @@ impl Mr {
         self.registration.mapping.fill(at, length, byte).map_err(|e| self.fault(e, offset, length))
     }
 
-    /// Copies `length` bytes from `offset` on into another region, from `to_offset` on, with one pass
-    /// over them. The regions may overlap, or be the same: what arrives is what was there before.
+    /// Copies `length` bytes from `offset` on into another region, from `to_offset` on, with one
+    /// pass over them. The regions may overlap, or be the same: what arrives is what was there
+    /// before.
     pub fn copy_to(
         &self,
         offset: u64,
@@ -223,8 +224,8 @@ impl Mr {
     }
 
     /// `length` bytes from `offset` on as they lie in memory, for programs that read or write in
-    /// place: a pointer, and slices by `unsafe` calls that say what the caller has to see to. What a
-    /// peer can reach, or a posted request names, must not be a slice meanwhile; memory of a
+    /// place: a pointer, and slices by `unsafe` calls that say what the caller has to see to. What
+    /// a peer can reach, or a posted request names, must not be a slice meanwhile; memory of a
     /// [`LocalMr`](crate::LocalMr) is lent as slices without `unsafe`.
     pub fn raw(&self, offset: u64, length: usize) -> Result<RawBytes<'_>, Error> {
         let at = self.at(offset, length)?;

@@ -52,8 +52,8 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] if the segment has no such range; [`Error::Refused`] names the limit, or
-    /// the right that may not be given (`REMOTE_WRITE` without `LOCAL_WRITE`).
+    /// [`Error::OutOfRange`] if the segment has no such range; [`Error::Refused`] names the limit,
+    /// or the right that may not be given (`REMOTE_WRITE` without `LOCAL_WRITE`).
     ///
     /// # Examples
     ///
@@ -85,8 +85,8 @@ impl Pd {
         Mr::register(&self.inner, segment, range, &MrOptions { access, ..MrOptions::default() })
     }
 
-    /// Makes `len` bytes of memory, rounded up to whole pages, and registers them for this program's
-    /// own requests alone, so that ranges of them can be leased as slices.
+    /// Makes `len` bytes of memory, rounded up to whole pages, and registers them for this
+    /// program's own requests alone, so that ranges of them can be leased as slices.
     ///
     /// # Errors
     ///
@@ -115,15 +115,15 @@ impl Pd {
         MemoryWindow::allocate(&self.inner, kind)
     }
 
-    /// Registers a range of attached memory, in bytes from the buffer's start. The context must have
-    /// attached its memory ([`Context::attach_memory`](crate::Context::attach_memory)).
+    /// Registers a range of attached memory, in bytes from the buffer's start. The context must
+    /// have attached its memory ([`Context::attach_memory`](crate::Context::attach_memory)).
     ///
     /// # Errors
     ///
     /// [`Error::NotWritable`] if rights to write are asked for where this process may not write
-    /// itself, because the daemon's way to the memory ignores page protection; [`Error::OutOfRange`]
-    /// if the buffer has no such range; [`Error::Refused`] names the limit, and is what comes if no
-    /// memory has been attached.
+    /// itself, because the daemon's way to the memory ignores page protection;
+    /// [`Error::OutOfRange`] if the buffer has no such range; [`Error::Refused`] names the limit,
+    /// and is what comes if no memory has been attached.
     ///
     /// # Examples
     ///

@@ -170,9 +170,9 @@ impl Qp {
     /// # Errors
     ///
     /// What can be known here: [`Error::QueueFull`] (poll completions, then post the rest),
-    /// [`Error::TooManySges`], [`Error::InlineTooLong`], [`Error::LeasedMemory`]. Requests before the
-    /// wrong one have been posted, [`PostError::posted`] says how many. The daemon checks everything
-    /// again and the rest, and fails the request with a completion.
+    /// [`Error::TooManySges`], [`Error::InlineTooLong`], [`Error::LeasedMemory`]. Requests before
+    /// the wrong one have been posted, [`PostError::posted`] says how many. The daemon checks
+    /// everything again and the rest, and fails the request with a completion.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         self.alive()?;
         let mut sq = self.sq.lock();
@@ -191,8 +191,8 @@ impl Qp {
         self.finish(posted, failure)
     }
 
-    /// Posts a send request that takes a lease along until its completion has been polled. It writes
-    /// a completion in any case; the error gives the lease back.
+    /// Posts a send request that takes a lease along until its completion has been polled. It
+    /// writes a completion in any case; the error gives the lease back.
     pub fn post_send_leased(&self, request: LeasedRequest) -> Result<Posted, NotPosted> {
         let refuse = |lease, error| Err(NotPosted { error, lease });
         let wr_id = request.request.wr_id();
@@ -215,8 +215,8 @@ impl Qp {
         Ok(posted)
     }
 
-    /// Posts a receive that takes a lease along until its completion has been polled; the error gives
-    /// the lease back. The QP must have a receive queue of its own.
+    /// Posts a receive that takes a lease along until its completion has been polled; the error
+    /// gives the lease back. The QP must have a receive queue of its own.
     pub fn post_recv_leased(&self, wr_id: u64, lease: Lease) -> Result<Posted, NotPosted> {
         let refuse = |lease, error| Err(NotPosted { error, lease });
         let Some(rq) = &self.rq else { return refuse(lease, Error::SharedReceives) };

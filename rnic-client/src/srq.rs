@@ -45,8 +45,8 @@ impl Default for SrqOptions {
 /// Its events come by [`Context::next_event`](crate::Context::next_event):
 /// [`Event::SrqLimit`](crate::Event::SrqLimit) when it runs low,
 /// [`Event::SrqUnfair`](crate::Event::SrqUnfair) when the peer of one QP uses up more than its fair
-/// share, [`Event::LastWqeReached`](crate::Event::LastWqeReached) when a QP in Error will take no more, and
-/// [`Event::SrqError`](crate::Event::SrqError) when its memory was scribbled over.
+/// share, [`Event::LastWqeReached`](crate::Event::LastWqeReached) when a QP in Error will take no
+/// more, and [`Event::SrqError`](crate::Event::SrqError) when its memory was scribbled over.
 ///
 /// ```no_run
 /// # use rnic_client::*;
@@ -129,9 +129,9 @@ impl Srq {
         self.inner.queue.post(self.session(), requests)
     }
 
-    /// Asks for one [`Event::SrqLimit`](crate::Event::SrqLimit) when fewer receives than `limit` are
-    /// posted, at once if that is so already; 0 takes the request back (`ibv_modify_srq(3)` with
-    /// `IBV_SRQ_LIMIT`).
+    /// Asks for one [`Event::SrqLimit`](crate::Event::SrqLimit) when fewer receives than `limit`
+    /// are posted, at once if that is so already; 0 takes the request back (`ibv_modify_srq(3)`
+    /// with `IBV_SRQ_LIMIT`).
     pub fn arm_limit(&self, limit: u32) -> Result<(), Error> {
         self.session().command(RequestBody::ArmSrq { srq: self.inner.id, limit })
     }

@@ -1,14 +1,14 @@
 //! The same waits for tasks of a tokio runtime, with the feature `tokio`.
 //!
-//! Posting and polling never wait, so tasks call them as they are. What waits has a counterpart here
-//! that gives the thread to other tasks meanwhile: for completions, for connections and their ends,
-//! for events. Tasks and blocking calls of other threads may wait for the same things at the same
-//! time.
+//! Posting and polling never wait, so tasks call them as they are. What waits has a counterpart
+//! here that gives the thread to other tasks meanwhile: for completions, for connections and their
+//! ends, for events. Tasks and blocking calls of other threads may wait for the same things at the
+//! same time.
 //!
 //! All of it runs inside of a tokio runtime with I/O enabled, and panics outside of one, as
-//! [`AsyncFd`] does. There are no timeouts: put [`tokio::time::timeout`] around it. A future that is
-//! dropped takes nothing along, unless its method says otherwise. The requests to the daemon that
-//! some of these begin with are answered within some microseconds, for which the thread waits.
+//! [`AsyncFd`] does. There are no timeouts: put [`tokio::time::timeout`] around it. A future that
+//! is dropped takes nothing along, unless its method says otherwise. The requests to the daemon
+//! that some of these begin with are answered within some microseconds, for which the thread waits.
 //!
 //! ```no_run
 //! use rnic_client::*;
@@ -117,8 +117,8 @@ impl Qp {
         self.settle_async().await
     }
 
-    /// Waits until a connection that was begun stands or has failed, as [`Qp::wait_connected`] does.
-    /// Dropping the future aborts the attempt.
+    /// Waits until a connection that was begun stands or has failed, as [`Qp::wait_connected`]
+    /// does. Dropping the future aborts the attempt.
     pub async fn wait_connected_async(&self) -> Result<Connected, Error> {
         let _claim = Claim::new(self.session(), Subject::Qp(self.id), settles_connection);
         self.settle_async().await
@@ -179,8 +179,8 @@ impl Listener {
 
 impl ConnectionRequest {
     /// Accepts with an Idle QP and waits until the connection stands, as
-    /// [`ConnectionRequest::accept`] does; [`AcceptOptions::timeout`] is of no account. Dropping the
-    /// future ends the connection.
+    /// [`ConnectionRequest::accept`] does; [`AcceptOptions::timeout`] is of no account. Dropping
+    /// the future ends the connection.
     pub async fn accept_async(self, qp: &Qp, options: &AcceptOptions) -> Result<Connected, Error> {
         let _claim = Claim::new(qp.session(), Subject::Qp(qp.id), settles_connection);
         self.start_accept(qp, options)?;

@@ -69,13 +69,13 @@ impl<'a> Bind<'a> {
 ///
 /// Registering is a request to the daemon; binding is a send request, which costs little and keeps
 /// its place among the others. A window of type 1 serves every QP of its domain and may be bound
-/// again at any time. One of type 2 serves the QP that has bound it and must be invalidated first: by
-/// [`unbind`](Self::unbind), or by the peer with a Send with Invalidate
+/// again at any time. One of type 2 serves the QP that has bound it and must be invalidated first:
+/// by [`unbind`](Self::unbind), or by the peer with a Send with Invalidate
 /// ([`Completion::invalidated`](crate::Completion::invalidated)).
 ///
 /// Regions a window was bound to stay registered until it is bound elsewhere or dropped, even if
-/// their [`Mr`] is dropped. Dropping the window takes it back: when that returns, nothing is reached
-/// through it any more.
+/// their [`Mr`] is dropped. Dropping the window takes it back: when that returns, nothing is
+/// reached through it any more.
 ///
 /// ```no_run
 /// # use rnic_client::*;
@@ -128,8 +128,8 @@ impl MemoryWindow {
         self.kind
     }
 
-    /// Its STag as of the last bind that was posted. After a bind with [`SendRequest::bind`] tell it
-    /// by [`set_rkey`](Self::set_rkey).
+    /// Its STag as of the last bind that was posted. After a bind with [`SendRequest::bind`] tell
+    /// it by [`set_rkey`](Self::set_rkey).
     pub fn rkey(&self) -> Stag {
         self.state.lock().rkey
     }

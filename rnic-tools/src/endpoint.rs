@@ -1,8 +1,8 @@
 //! Where something is, as all programs name it: `HOST:PORT`.
 //!
-//! A host is a name (`localhost`), an IPv4 address, or an IPv6 address in brackets, with its scope if it
-//! has one (`[fe80::1%eth0]`). A name may have several addresses: they are tried in turn, in the
-//! system's order, by those who connect and by those who listen.
+//! A host is a name (`localhost`), an IPv4 address, or an IPv6 address in brackets, with its scope
+//! if it has one (`[fe80::1%eth0]`). A name may have several addresses: they are tried in turn, in
+//! the system's order, by those who connect and by those who listen.
 
 use std::fmt;
 use std::io;
@@ -90,8 +90,8 @@ impl Endpoint {
         }
     }
 
-    /// Does something with its addresses in turn, until it succeeds or fails for another reason than
-    /// that this address is not the right one, as `in_vain` knows.
+    /// Does something with its addresses in turn, until it succeeds or fails for another reason
+    /// than that this address is not the right one, as `in_vain` knows.
     pub fn try_each<T, E: fmt::Display>(
         &self,
         attempt: impl FnMut(SocketAddr) -> Result<T, E>,

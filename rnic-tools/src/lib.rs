@@ -5,8 +5,8 @@
 //! lines, so that other programs may use it too ([`rcopy`] copies the file of `rnicd demo`).
 //! Everything is written against the public interface of the library, as in any application. The
 //! modules know nothing of the daemon but what that interface says, and trust the peer in nothing:
-//! messages are parsed in full before they are acted on, and what a connection may allocate is fixed
-//! when it is made.
+//! messages are parsed in full before they are acted on, and what a connection may allocate is
+//! fixed when it is made.
 
 pub mod cli;
 pub mod clients;

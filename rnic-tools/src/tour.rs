@@ -2,8 +2,8 @@
 //! end-to-end tests run.
 //!
 //! The guest ([`visit`]) drives. The host ([`host`]) lends a region and two more that only this
-//! connection may use, answers each message with what it saw (a `Sighting`), and decides nothing, so
-//! all verdicts are the guest's.
+//! connection may use, answers each message with what it saw (a `Sighting`), and decides nothing,
+//! so all verdicts are the guest's.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -109,8 +109,8 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 // ---------------------------------------------------------------------------------------------
 // Host
 
-/// Receives guests until `guests` have come and gone. Each brings two connections: the tour, and one
-/// that ends in an error on purpose.
+/// Receives guests until `guests` have come and gone. Each brings two connections: the tour, and
+/// one that ends in an error on purpose.
 pub fn host(
     context: &Context,
     listener: &Listener,

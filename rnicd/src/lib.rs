@@ -2,11 +2,11 @@
 //!
 //! [`config`] says what is wanted, [`control`] talks to clients, [`resource`] alone decides who may
 //! have what. [`cm`] brings connections about, [`worker`] drives them, [`events`] tells clients of
-//! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own, [`demo`] shows one to a
-//! person; [`cli`] is what a shell sees of all this.
-//! [`privilege`] asks the kernel about processes, [`system`] names what it refuses; [`clock`] reads
-//! clocks, [`reaper`] closes what may take its time to close, [`rate`] counts how often something
-//! happens, [`metrics`] writes figures to a file.
+//! both; [`socket`] is what the two hand on. [`exec`] gives one program a daemon of its own,
+//! [`demo`] shows one to a person; [`cli`] is what a shell sees of all this. [`privilege`] asks the
+//! kernel about processes, [`system`] names what it refuses; [`clock`] reads clocks, [`reaper`]
+//! closes what may take its time to close, [`rate`] counts how often something happens, [`metrics`]
+//! writes figures to a file.
 
 pub mod cli;
 pub mod clock;

@@ -128,8 +128,8 @@ impl Outgoing {
         match rustix::net::sendmsg(socket, &bytes, &mut ancillary, flags) {
             Ok(_) => Ok(Sent::Done),
             Err(Errno::AGAIN) => Ok(Sent::NoRoom),
-            // TOOMANYREFS: clients of the daemon's user, any of them, have left too many descriptors
-            // unread.
+            // TOOMANYREFS: clients of the daemon's user, any of them, have left too many
+            // descriptors unread.
             Err(Errno::INTR | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => {
                 Ok(Sent::NotNow)
             }

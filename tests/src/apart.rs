@@ -41,8 +41,8 @@ impl Side {
     }
 }
 
-/// The namespaces. They are gone, and the link with them, when this is dropped and what runs in them
-/// has ended.
+/// The namespaces. They are gone, and the link with them, when this is dropped and what runs in
+/// them has ended.
 pub struct Apart {
     a: Process,
     b: Process,

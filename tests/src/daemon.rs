@@ -299,8 +299,8 @@ impl Daemon {
         }
     }
 
-    /// Waits for the orderly end of a daemon that was told to stop and has given up its socket; what
-    /// it printed.
+    /// Waits for the orderly end of a daemon that was told to stop and has given up its socket;
+    /// what it printed.
     ///
     /// # Panics
     ///

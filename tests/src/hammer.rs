@@ -1,5 +1,5 @@
-//! Clients that never stop: one writes through whatever STag it is given until that fails, one binds
-//! a window again and again.
+//! Clients that never stop: one writes through whatever STag it is given until that fails, one
+//! binds a window again and again.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,8 @@ use crate::traffic::Failure;
 const DEPTH: u32 = 16;
 
 /// Connects to `host` again and again, and writes bytes of `0x11` all over the memory that its
-/// message names, until the host ends that connection. Returns how often, when nobody listens any more.
+/// message names, until the host ends that connection. Returns how often, when nobody listens any
+/// more.
 pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(256, None)?;

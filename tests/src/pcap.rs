@@ -10,8 +10,8 @@ use crate::relay::{Record, Way, What};
 
 /// Port of the responder; no other protocol has it.
 pub const PORT: u16 = 4791;
-/// Bytes of segments, one after the other, so that hardly an FPDU begins a segment. Wireshark does not
-/// take a segment for the beginning of an FPDU that holds only its first few bytes, so none is
+/// Bytes of segments, one after the other, so that hardly an FPDU begins a segment. Wireshark does
+/// not take a segment for the beginning of an FPDU that holds only its first few bytes, so none is
 /// smaller than this.
 const SEGMENTS: [usize; 8] = [1448, 71, 49, 600, 33, 1448, 90, 1001];
 

@@ -132,7 +132,8 @@ impl Process {
         latest
     }
 
-    /// Writes a line to its standard input, and waits for one that contains `text`; what follows it.
+    /// Writes a line to its standard input, and waits for one that contains `text`; what follows
+    /// it.
     ///
     /// # Panics
     ///

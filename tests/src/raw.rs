@@ -1,8 +1,8 @@
 //! A client that speaks the control socket by hand, so that nothing the library checks stands
 //! between a test and the daemon, and that keeps every descriptor it is given.
 //!
-//! The tests of the daemon's package include this file (`rnicd/tests/support`). What is called `try_`
-//! copes with a daemon that is not there or ends the session; the rest panics.
+//! The tests of the daemon's package include this file (`rnicd/tests/support`). What is called
+//! `try_` copes with a daemon that is not there or ends the session; the rest panics.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -123,8 +123,8 @@ impl Raw {
         readable_within(self.socket.as_fd(), patience)
     }
 
-    /// Ends the session and waits until nothing of it is left: then the last that the daemon gives up
-    /// is its end of the event channel. False if that takes longer than `patience`.
+    /// Ends the session and waits until nothing of it is left: then the last that the daemon gives
+    /// up is its end of the event channel. False if that takes longer than `patience`.
     pub fn ends_within(self, patience: Duration) -> bool {
         let Raw { socket, mut descriptors, .. } = self;
         let events = descriptors.swap_remove(1);
@@ -240,7 +240,8 @@ impl Raw {
         reply.result
     }
 
-    /// As [`Raw::call_with`], past the replies to what was asked before; `None` if the session ends.
+    /// As [`Raw::call_with`], past the replies to what was asked before; `None` if the session
+    /// ends.
     pub fn try_call(
         &mut self,
         body: RequestBody,

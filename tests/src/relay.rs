@@ -1,5 +1,5 @@
-//! A TCP relay that keeps what it carries: client -> relay -> server, bytes and ends in the order in
-//! which they went by.
+//! A TCP relay that keeps what it carries: client -> relay -> server, bytes and ends in the order
+//! in which they went by.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

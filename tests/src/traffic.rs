@@ -2,7 +2,8 @@
 //!
 //! A guest connects to a host and then, round by round, writes a piece of a seeded pattern
 //! somewhere into the host's region, tells it by a Send what it should find there, waits for the
-//! host's verdict, and reads the piece back. Whatever else goes on at the daemon, no round may fail.
+//! host's verdict, and reads the piece back. Whatever else goes on at the daemon, no round may
+//! fail.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -93,7 +93,8 @@ impl Sandbox {
                 self.mount("for d in /home /root; do mount -t tmpfs -o ro,mode=0 none $d; done");
             }
             ("PrivateTmp", "yes") => {
-                // With the test's folder in it, which is likely to be there, read-only but for `run`.
+                // With the test's folder in it, which is likely to be there, read-only but for
+                // `run`.
                 self.mount(
                     "mount --rbind \"$0\" /mnt; mount -t tmpfs -o mode=1777 none /tmp; \
                      mkdir -p \"$0\"; mount --rbind /mnt \"$0\"; umount -l /mnt; \
@@ -212,8 +213,8 @@ impl Sandbox {
     }
 
     /// A command that runs the program that is added to it in this sandbox, as this user; with a
-    /// socket at its standard input passed on as a service manager does. Without mounts, without the
-    /// user, as the caller can.
+    /// socket at its standard input passed on as a service manager does. Without mounts, without
+    /// the user, as the caller can.
     pub fn command(&self, how: &How<'_>) -> Command {
         let filters = how.folder.join("filters.json");
         std::fs::write(&filters, Value::Object(self.filters.clone()).to_string())

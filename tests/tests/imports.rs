@@ -26,8 +26,8 @@ fn table(heading: &str) -> Vec<Vec<Vec<String>>> {
     rows.map(|row| row.trim_matches('|').split('|').map(words).collect()).collect()
 }
 
-/// The sources of a part, which is a folder or a file without its ending, by path from the top of the
-/// repository; without tests.
+/// The sources of a part, which is a folder or a file without its ending, by path from the top of
+/// the repository; without tests.
 fn sources(part: &str) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let file = root().join(format!("{part}.rs"));
@@ -84,13 +84,16 @@ fn production(text: &str) -> String {
     code.collect::<Vec<_>>().join("\n")
 }
 
-/// The paths that a source names after `start`, an opening brace spelled out: `a::{b, c::d}` is `a::b`
-/// and `a::c::d`.
+/// The paths that a source names after `start`, an opening brace spelled out: `a::{b, c::d}` is
+/// `a::b` and `a::c::d`.
 fn paths(text: &str, start: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices(start) {
         let before = text[..at].chars().next_back();
-        if !before.is_some_and(|c| c.is_ascii_alphanumeric() || "_:".contains(c)) {
+        // How far something can be seen is no import.
+        let is_visibility = text[..at].ends_with("pub(in ");
+        if !is_visibility && !before.is_some_and(|c| c.is_ascii_alphanumeric() || "_:".contains(c))
+        {
             spell_out(&text[at + start.len()..], "", &mut found);
         }
     }
@@ -136,8 +139,8 @@ fn crate_of(part: &str) -> &str {
     part.split("/src").next().unwrap_or(part)
 }
 
-/// The modules of its own crate, and the crates of this repository (with their modules), that a part
-/// imports.
+/// The modules of its own crate, and the crates of this repository (with their modules), that a
+/// part imports.
 fn imports(part: &str) -> BTreeSet<String> {
     let own = part.rsplit('/').next().unwrap_or_default();
     let mut all = BTreeSet::new();
@@ -348,6 +351,7 @@ fn handed_on(part: &str) -> Option<&str> {
 #[test]
 fn paths_are_spelled_out_and_comments_and_tests_left_out() {
     let text = "use crate::a::{b, c::{self, d}};\nuse crate::e; // crate::f\nlet x = crate::g::h();\n\
+                pub(in crate::j) fn k() {}\n\
                 #[cfg(test)]\nmod tests {\n    use crate::i;\n}\n";
     let found: Vec<String> = paths(&production(text), "crate::").into_iter().collect();
     assert_eq!(found, ["a::b", "a::c::d", "a::c::self", "e", "g::h"]);

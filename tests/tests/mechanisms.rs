@@ -18,7 +18,8 @@ fn long(short: u64, long: u64) -> u64 {
 }
 
 fn daemon(workers: u32, loopback: &str) -> Daemon {
-    // Whoever writes on when a region is revoked has named a wrong STag, and connects again at once.
+    // Whoever writes on when a region is revoked has named a wrong STag, and connects again at
+    // once.
     let config =
         format!("{}[limits.peer]\nstag_guesses_per_minute = 1000000\n", engine(workers, loopback));
     Daemon::start(binaries!(), &config)

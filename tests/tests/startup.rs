@@ -230,7 +230,8 @@ fn crcs_are_wanted_unless_the_administrator_wrote_otherwise_and_no_client_can_te
             assert_eq!(client.success().wr_id, 1);
             qp.post_send(&[SendRequest::send_inline(9, b"now").signaled()]).unwrap();
             assert_eq!(client.success().wr_id, 9);
-            // All that the program learns of its connection, but for numbers that are new each time.
+            // All that the program learns of its connection, but for numbers that are new each
+            // time.
             let row = qp.query().unwrap();
             connected.addresses = row.addresses.unwrap();
             let ports = [connected.addresses.local, connected.addresses.peer];

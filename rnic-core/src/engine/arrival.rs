@@ -1,8 +1,8 @@
-//! What becomes of an arriving segment, whichever path it came by: [`Qp::segment_arrived`] finds its
-//! buffer, places it and completes what is complete.
+//! What becomes of an arriving segment, whichever path it came by: [`Qp::segment_arrived`] finds
+//! its buffer, places it and completes what is complete.
 //!
-//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. All of them are passed
-//! before the first byte is placed.
+//! These are the checks of RFC 5040 and RFC 5041 that need memory and buffers. All of them are
+//! passed before the first byte is placed.
 
 use super::incoming::{Incoming, Origin};
 use super::qp::Qp;
@@ -75,6 +75,7 @@ impl Qp {
     ) -> Result<Taken, ArrivalError> {
         // A request of the peer's: checked now, answered in its turn.
         if let Incoming::ReadRequest(read) = segment {
+            //= RDMAP-5.2.1-3
             self.read_requested(engine, read)?;
             return Ok(Taken::Yes);
         }
@@ -96,6 +97,7 @@ impl Qp {
         let len = payload.len();
 
         // Its buffer: for a Send the receive in use, or the next one.
+        //= RDMAP-5.3-11
         if is_send && !self.responder.take_receive(&self.core, engine.now, &mut engine.outputs)? {
             drop(memory);
             let awaits_response = self.requester.awaits_response();
@@ -113,6 +115,7 @@ impl Qp {
 
         // Into memory, at once or by a copier.
         let stags = &engine.stags;
+        //= DDP-5.2-5
         let placed = match segment {
             Incoming::Write { stag, to, last, stag_changed } => {
                 self.place_write(stags, (stag, to), payload, last, stag_changed)?
@@ -129,18 +132,20 @@ impl Qp {
 
         // What is complete with it, now or when the copier is done.
         match placed {
+            //= DDP-4.1-7, DDP-5.3-1, DDP-5.3-7
             Placed::Done => self.segment_placed(engine, segment, len)?,
             Placed::Pending(write) => {
                 let enclosure = origin.enclosure();
                 let pending = write.begin(&self.core, engine, segment, len, enclosure);
+                //= DDP-4.1-7, DDP-5.3-1, DDP-5.3-7
                 self.responder.await_copy(pending);
             }
         }
         Ok(Taken::Yes)
     }
 
-    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue died
-    /// must not take messages.
+    /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue
+    /// died must not take messages.
     #[inline]
     fn can_receive(&mut self, engine: &mut EngineState) -> bool {
         if self.core.recv_cq.is_dead() {
@@ -165,6 +170,7 @@ impl Qp {
         read: ReadArrival,
     ) -> Result<(), Reason> {
         let request = &read.request;
+        //= RDMAP-5.2.1-13, RDMAP-5.2.1-14
         if request.size > 0 {
             let len = u64::from(request.size);
             let (stag, to) = (request.src_stag, request.src_to.0);
@@ -173,6 +179,7 @@ impl Qp {
                 .remote(self.core.principal(), stag, to, len, Access::REMOTE_READ)
                 .map_err(|fault| Reason::Read { fault, stag, to, len })?;
         }
+        //= RDMAP-5.2.1-4
         self.requester.take_on(read);
         engine.wake(&mut self.core);
         Ok(())
@@ -192,11 +199,13 @@ impl Qp {
         stag_changed: bool,
     ) -> Result<Placed, PlacementError> {
         let len = payload.len();
+        //= DDP-5.2-10, DDP-5.2-11
         if len == 0 {
             return Ok(Placed::Done);
         }
         let target = stags
             .remote(self.core.principal(), stag, to, len as u64, Access::REMOTE_WRITE)
+            //= DDP-7.1-16, DDP-8.3-5
             .map_err(|fault| Reason::Write { fault, stag, to, len: len as u64 })?;
         if stag_changed {
             return Err(Reason::StagChanged { stag, to, len: len as u64 }.into());
@@ -217,6 +226,7 @@ impl Qp {
             return Err(Reason::NoRead.into());
         };
         let len = payload.len();
+        //= DDP-5.2-10, DDP-5.2-11
         if len == 0 {
             return Ok(Placed::Done);
         }
@@ -266,9 +276,11 @@ impl Qp {
     ) -> Result<(), PlacementError> {
         self.core.shared.bytes_received.add(len as u64);
         match segment {
+            //= RDMAP-3.2-6, RDMAP-5.1-2
             Incoming::Write { .. } | Incoming::ReadRequest(_) => Ok(()),
             Incoming::ReadResponse { last, .. } => {
                 self.requester.response_placed(len, last)?;
+                //= RDMAP-5.5-11, RDMAP-5.5-19
                 if last {
                     self.finish_read(engine);
                 }
@@ -276,6 +288,7 @@ impl Qp {
             }
             Incoming::Send { kind, mo, last, total } => {
                 match self.send_placed((mo, len, last), total)? {
+                    //= RDMAP-5.3-5, RDMAP-5.5-16
                     Some(total) => self.deliver_send(engine, kind, total),
                     None => Ok(()),
                 }
@@ -293,14 +306,15 @@ impl Qp {
         engine.wake(&mut self.core);
     }
 
-    /// The last segment of a Send has been placed and the message is whole: invalidate, then deliver
-    /// (the STag is dead before the completion is visible).
+    /// The last segment of a Send has been placed and the message is whole: invalidate, then
+    /// deliver (the STag is dead before the completion is visible).
     fn deliver_send(
         &mut self,
         engine: &mut EngineState,
         kind: SendKind,
         total: u32,
     ) -> Result<(), PlacementError> {
+        //= RDMAP-5.3-2
         let Some(wr_id) = self.responder.take_receiving() else { return Ok(()) };
         let mut status = CompletionStatus::Success;
         let mut result = Ok(());
@@ -312,6 +326,7 @@ impl Qp {
             if engine.stags.copier_of(stag).is_some() {
                 self.requester.unstage();
             }
+            //= RDMAP-5.3-14
             let invalidated = engine.stags.invalidate_by_peer(self.core.principal(), stag);
             if let Err(fault) = invalidated {
                 let reason = Reason::Invalidate { fault, stag };
@@ -356,6 +371,7 @@ impl Qp {
                     self.receive_failed(engine, wr_id, reason, detail);
                 }
                 let payload = build(fault);
+                //= DDP-7.1-16, RDMAP-5.1-3, RDMAP-5.2.1-5, RDMAP-5.2.2-4, RDMAP-5.3-7
                 self.terminate(engine, fault.code, Some(payload), reason);
             }
             PlacementError::Memory(fault) => {

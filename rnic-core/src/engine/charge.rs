@@ -1,10 +1,10 @@
 //! What streams hold of this engine's memory for their peers' sake, charged to sessions.
 //!
-//! Two things can grow by the will of peers: FPDUs that have not arrived in full ([`partial`](super::partial)) and
-//! bytes that TCP does not take ([`tx`](super::tx)). Each has limits, for a session and for all. Beyond
-//! the first, the session's stream that has held something for longest ends, because a working one
-//! holds nothing for long; beyond the second, that of the session that holds most, so that nobody's
-//! peers end a stream of who has less.
+//! Two things can grow by the will of peers: FPDUs that have not arrived in full
+//! ([`partial`](super::partial)) and bytes that TCP does not take ([`tx`](super::tx)). Each has
+//! limits, for a session and for all. Beyond the first, the session's stream that has held
+//! something for longest ends, because a working one holds nothing for long; beyond the second,
+//! that of the session that holds most, so that nobody's peers end a stream of who has less.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -90,7 +90,8 @@ impl Charges {
         }
     }
 
-    /// Takes other limits. What is held already counts against them, and is kept until there is more.
+    /// Takes other limits. What is held already counts against them, and is kept until there is
+    /// more.
     pub(super) fn set_limits(&mut self, limits: HoldLimits) {
         self.limits = limits;
     }

@@ -16,8 +16,8 @@ use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
 
 impl Engine {
-    /// Starts to serve a session's doorbells. Its QPs take turns with those of other sessions of this
-    /// user, and all of them with those of other users.
+    /// Starts to serve a session's doorbells. Its QPs take turns with those of other sessions of
+    /// this user, and all of them with those of other users.
     pub fn attach_session(
         &mut self,
         session: SessionId,
@@ -77,6 +77,7 @@ impl Engine {
                     qp.emit_established(engine, private_data);
                 }
                 Role::Responder { .. } => {
+                    //= MPA-7.1.2-4
                     qp.enter(StreamPhase::AwaitFirstFpdu);
                     let deadline = now.after(engine.options.first_fpdu_deadline);
                     qp.life.set_deadline(&qp.core, engine, Some(deadline));
@@ -181,7 +182,8 @@ impl Engine {
         let qp = Box::new(Qp::new(key, seat, config, link));
         self.by_id.insert(qp.core.id, key);
         self.state.doorbells.route(seat, qp.core.doorbell, key);
-        // Posting rang nothing before this; from now on it does, and the caller scans both rings once.
+        // Posting rang nothing before this; from now on it does, and the caller scans both rings
+        // once.
         qp.requester.set_worker(self.state.worker);
         qp.responder.set_worker(self.state.worker);
         self.qps[key as usize] = Some(qp);

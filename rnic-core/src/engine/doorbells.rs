@@ -1,11 +1,12 @@
 //! Doorbells: which session rang for which QP, CQ or shared receive queue.
 //!
-//! A session that rang lately is polled; one that has been silent for [`POLL_FOR`] is told to use its
-//! eventfd and is not looked at again until that fires. So a thousand idle clients cost nothing.
+//! A session that rang lately is polled; one that has been silent for [`POLL_FOR`] is told to use
+//! its eventfd and is not looked at again until that fires. So a thousand idle clients cost
+//! nothing.
 //!
 //! What a scan looks at and finds is bounded for each user: of a user with many sessions it visits
-//! some, the next scan the next. QPs that wait for room in a CQ or for a receive may be thousands for
-//! one ring; they are woken some at a time.
+//! some, the next scan the next. QPs that wait for room in a CQ or for a receive may be thousands
+//! for one ring; they are woken some at a time.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -146,8 +147,9 @@ impl Doorbells {
         }
     }
 
-    /// Forgets a QP, with the CQs it may wait for. A CQ for which it alone has waited is forgotten as
-    /// well: it may go next, and its doorbell index and its memory belong to something else then.
+    /// Forgets a QP, with the CQs it may wait for. A CQ for which it alone has waited is forgotten
+    /// as well: it may go next, and its doorbell index and its memory belong to something else
+    /// then.
     pub(super) fn unroute(&mut self, qp: &QpCore, worker: u32) {
         if let Some(s) = self.at(qp.seat) {
             if let Some(t) = s.targets.get_mut(qp.doorbell as usize) {

@@ -1,5 +1,5 @@
-//! What passes between an engine and the worker that runs it: what it is told once, what it wants done,
-//! and what came of a call.
+//! What passes between an engine and the worker that runs it: what it is told once, what it wants
+//! done, and what came of a call.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -191,8 +191,8 @@ pub enum Receive {
     WouldBlock,
     /// Nothing more will come, or nothing more is wanted.
     Closed,
-    /// Nothing was read and nothing is to be until [`Output::ReadAgain`]. The socket may have failed
-    /// already: look, and watch it for errors, for
+    /// Nothing was read and nothing is to be until [`Output::ReadAgain`]. The socket may have
+    /// failed already: look, and watch it for errors, for
     /// [`Engine::handle_socket_error`](super::Engine::handle_socket_error).
     Blocked,
 }

@@ -1,8 +1,8 @@
 //! The life of a queue pair's stream: its phase, why it ends, and what its owner is told of both.
 //!
 //! The first fault of a stream is also the reason of every flush that follows, so the number of its
-//! record is kept here. What this side brings about itself is put aside in the log, where it displaces
-//! no fault.
+//! record is kept here. What this side brings about itself is put aside in the log, where it
+//! displaces no fault.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -162,6 +162,7 @@ impl LifeCycle {
         let context = core.shared.context.load(Relaxed);
         if std::mem::take(&mut self.announced) {
             let reason = self.end.clone().unwrap_or(DisconnectReason::Orderly);
+            //= RDMAP-7.1-1
             engine.emit(core.session, Event::Disconnected { qp: core.id, context, reason });
         } else if let Some(end) = &self.end
             && self.addresses.is_some()

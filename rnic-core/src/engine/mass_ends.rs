@@ -1,5 +1,5 @@
-//! What many queue pairs end for: a completion queue or shared receive queue that died, and a session
-//! that ends. They end some at a time, between the turns of others.
+//! What many queue pairs end for: a completion queue or shared receive queue that died, and a
+//! session that ends. They end some at a time, between the turns of others.
 
 use super::Engine;
 use super::dying::{DyingQueue, EndingSession, Queue};
@@ -16,8 +16,8 @@ const ENDS: usize = 8;
 const LOOKS: usize = 512;
 
 impl EngineState {
-    /// The next QPs of a session, at most [`ENDS`] of those that qualify, and where to go on; nowhere
-    /// if these were the last.
+    /// The next QPs of a session, at most [`ENDS`] of those that qualify, and where to go on;
+    /// nowhere if these were the last.
     fn next_qps(
         &self,
         seat: Seat,
@@ -99,7 +99,8 @@ impl Engine {
             self.state.ending.push_back(EndingSession { session, seat, next });
             return None;
         }
-        // Nothing that was made for a session has no doorbell, but nothing may be left of it either.
+        // Nothing that was made for a session has no doorbell, but nothing may be left of it
+        // either.
         let qps = self.qps.iter().flatten();
         let left: Vec<_> =
             qps.filter(|qp| qp.core.session == session).map(|qp| qp.core.id).collect();
@@ -111,8 +112,8 @@ impl Engine {
         Some(session)
     }
 
-    /// Ends a session at once: its STags are off, its connections are aborted, nothing completes any
-    /// more.
+    /// Ends a session at once: its STags are off, its connections are aborted, nothing completes
+    /// any more.
     pub fn detach_session(&mut self, session: SessionId, now: Time) {
         self.close_session(session, now);
         while self.is_ending() {

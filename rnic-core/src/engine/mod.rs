@@ -1,15 +1,15 @@
 //! The engine: the one place where wire and device meet.
 //!
 //! An [`Engine`] owns the queue pairs of one worker for life, a copy of the STag table, and nothing
-//! that waits. It never reads a clock, opens a socket or blocks, so two engines run back to back in a
-//! test under virtual time.
+//! that waits. It never reads a clock, opens a socket or blocks, so two engines run back to back in
+//! a test under virtual time.
 //!
-//! A queue pair ([`qp`]) has four parts: what it requests ([`requester`]), what it responds
-//! ([`responder`]), the life of its stream ([`life`], [`phase`]) and its [`link`]: TCP, or another queue
-//! pair of this engine. What arrives by either passes [`arrival`]; what goes wrong is a [`reason`], which
-//! [`diagnosis`] puts into words; [`teardown`] ends streams. What all queue pairs share is the
-//! [`state`]: the [`schedule`], [`doorbells`], [`deadlines`], [`copies`] and what is charged for bytes
-//! held ([`charge`]).
+//! A queue pair (`qp`) has four parts: what it requests (`requester`), what it responds
+//! (`responder`), the life of its stream (`life`, `phase`) and its `link`: TCP, or another
+//! queue pair of this engine. What arrives by either passes `arrival`; what goes wrong is a
+//! `reason`, which `diagnosis` puts into words; `teardown` ends streams. What all queue pairs
+//! share is the `state`: the `schedule`, `doorbells`, `deadlines`, `copies` and what is
+//! charged for bytes held (`charge`).
 
 mod arrival;
 mod change_requests;
@@ -56,8 +56,10 @@ use crate::device::{Copier, Cq, Srq};
 use crate::types::{QpId, SessionId, Time};
 use charge::Charges;
 use deadlines::Due;
+use link::tcp::TX_SLAB;
+use link::tcp::failure::in_words;
 use link::tcp::slabs::RX_SLAB;
-use link::tcp::{TX_SLAB, UNSENT, in_words};
+use link::tcp::transmit::UNSENT;
 use qp::Qp;
 use schedule::Key;
 use state::EngineState;
@@ -65,20 +67,20 @@ use state::EngineState;
 /// The engine of one worker.
 ///
 /// It speaks as quinn-proto does: [`handle_*`](Self::handle_readable) tells it what happened,
-/// [`poll_*`](Self::poll_output) asks what to carry out, and plain verbs ([`attach_tcp`](Self::attach_tcp),
-/// [`disconnect`](Self::disconnect), [`destroy`](Self::destroy)) are commands of the resource manager,
-/// authorised already. A worker calls it in rounds:
+/// [`poll_*`](Self::poll_output) asks what to carry out, and plain verbs
+/// ([`attach_tcp`](Self::attach_tcp), [`disconnect`](Self::disconnect), [`destroy`](Self::destroy))
+/// are commands of the resource manager, authorised already. A worker calls it in rounds:
 ///
 /// 1. the commands that have come;
 /// 2. [`poll_doorbells`](Self::poll_doorbells), which begins the round;
-/// 3. [`poll_work`](Self::poll_work) until it says `None`: after each, [`transmit`](Self::transmit) or
-///    [`receive`](Self::receive) as it asks, then [`turn_over`](Self::turn_over);
+/// 3. [`poll_work`](Self::poll_work) until it says `None`: after each, [`transmit`](Self::transmit)
+///    or [`receive`](Self::receive) as it asks, then [`turn_over`](Self::turn_over);
 /// 4. [`handle_timeout`](Self::handle_timeout), if [`poll_timeout`](Self::poll_timeout) is due;
 /// 5. [`poll_session_end`](Self::poll_session_end) while [`is_ending`](Self::is_ending);
 /// 6. [`poll_output`](Self::poll_output) until it says `None`.
 ///
-/// After a round without work: [`prepare_sleep`](Self::prepare_sleep), a sleep until something happens,
-/// and the `handle_*` for what did.
+/// After a round without work: [`prepare_sleep`](Self::prepare_sleep), a sleep until something
+/// happens, and the `handle_*` for what did.
 pub struct Engine {
     qps: Vec<Option<Box<Qp>>>,
     free: Vec<Key>,
@@ -135,8 +137,8 @@ impl Engine {
         self.with(qp, |qp, engine| qp.lost(engine, &in_words("receiving", error)));
     }
 
-    /// A copier has answered a copy of this engine, or is gone. Copies of one copier are answered in the
-    /// order in which they came.
+    /// A copier has answered a copy of this engine, or is gone. Copies of one copier are answered
+    /// in the order in which they came.
     pub fn handle_copied(&mut self, copier: &Copier, job: u64, result: CopyResult, now: Time) {
         self.state.now = now;
         copier.over(self.state.worker);
@@ -173,8 +175,8 @@ impl Engine {
         self.deliver_pending();
     }
 
-    /// Deadlines up to `now` have passed. Those of many QPs are handled some at a time, the others when
-    /// this is called again.
+    /// Deadlines up to `now` have passed. Those of many QPs are handled some at a time, the others
+    /// when this is called again.
     pub fn handle_timeout(&mut self, now: Time) {
         self.state.now = now;
         for _ in 0..DEADLINES {

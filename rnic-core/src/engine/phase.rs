@@ -15,8 +15,8 @@
 //!  TerminateWritten behind the peer's FIN, or by Deadline; any by Lost
 //! ```
 //!
-//! RFC 5040 section 5.1 and RFC 5044 section 7.1 have the rules behind it. Applications see the states
-//! of verbs ([`StreamPhase::state`]).
+//! RFC 5040 section 5.1 and RFC 5044 section 7.1 have the rules behind it. Applications see the
+//! states of verbs ([`StreamPhase::state`]).
 
 use crate::types::QpState;
 
@@ -35,8 +35,8 @@ pub(super) enum StreamPhase {
     FinSent,
     /// A Terminate is to be sent; nothing is received any more.
     Terminating,
-    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does not
-    /// reset the connection under our Terminate.
+    /// Everything sent; the peer's FIN is awaited and its bytes are dropped, so that closing does
+    /// not reset the connection under our Terminate.
     Draining,
     /// No stream: none yet, or none any more.
     Ended,
@@ -92,23 +92,28 @@ impl StreamPhase {
 
             // Nothing may be sent yet, so nothing can be finished in order.
             (AwaitFirstFpdu, E::Disconnect) => Some(Ended),
+            //= RDMAP-6.2-1
             (Open | HalfClosed, E::Disconnect) => Some(Closing),
             (Closing | FinSent | Terminating | Draining | Ended, E::Disconnect) => None,
 
             (AwaitFirstFpdu | Open | HalfClosed | Closing | FinSent, E::Abort) => Some(Ended),
             (Terminating | Draining | Ended, E::Abort) => None,
 
+            //= DDP-6.2.1-1
             (Closing, E::Drained { peer_fin: false }) => Some(FinSent),
             (Closing, E::Drained { peer_fin: true }) => Some(Ended),
             (_, E::Drained { .. }) => None,
 
             // The first fault wins. Before its first valid FPDU a responder may send nothing, not
             // even a Terminate (RFC 5044 section 7.1.2).
+            //= MPA-7.1.2-4
             (AwaitFirstFpdu, E::Fault { .. }) => Some(Ended),
+            //= DDP-6.2.2-4
             (Open | HalfClosed | Closing | FinSent, E::Fault { can_tell: true }) => {
                 Some(Terminating)
             }
             (Open | HalfClosed | Closing | FinSent, E::Fault { can_tell: false }) => Some(Ended),
+            //= RDMAP-7.1-5
             (Terminating | Draining | Ended, E::Fault { .. }) => None,
 
             (Terminating, E::TerminateWritten { peer_fin: false }) => Some(Draining),
@@ -138,11 +143,13 @@ impl StreamPhase {
 
     /// Whether requests and responses may be sent.
     pub(super) fn sends(self) -> bool {
+        //= MPA-7.1.2-4, DDP-3-8a, RDMAP-5.4-9, RDMAP-7-3
         matches!(self, StreamPhase::Open | StreamPhase::HalfClosed | StreamPhase::Closing)
     }
 
     /// Whether arriving segments are carried out.
     pub(super) fn receives(self) -> bool {
+        //= DDP-3-8a, RDMAP-7-3
         matches!(
             self,
             StreamPhase::AwaitFirstFpdu

@@ -1,10 +1,10 @@
-//! One queue pair as its worker owns it: what it requests, what it responds, the life of its stream,
-//! and its link.
+//! One queue pair as its worker owns it: what it requests, what it responds, the life of its
+//! stream, and its link.
 //!
-//! The parts keep their own state. What concerns several of them stands beside the hop it belongs to:
-//! [`link`](super::link) sends and receives, [`arrival`](super::arrival) carries out what arrived,
-//! [`resume`](super::resume) goes on when what was awaited has come, [`flush`](super::flush) completes
-//! and flushes, [`teardown`](super::teardown) ends.
+//! The parts keep their own state. What concerns several of them stands beside the hop it belongs
+//! to: [`link`](super::link) sends and receives, [`arrival`](super::arrival) carries out what
+//! arrived, [`resume`](super::resume) goes on when what was awaited has come,
+//! [`flush`](super::flush) completes and flushes, [`teardown`](super::teardown) ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,8 @@ pub struct QpConfig {
     pub recv_cq: Arc<Cq>,
     /// Signal every send request.
     pub signal_all: bool,
-    /// How long a message that finds no receive waits for one; `None` if it ends the stream at once.
+    /// How long a message that finds no receive waits for one; `None` if it ends the stream at
+    /// once.
     pub rnr_timeout: Option<Duration>,
     /// State and counters.
     pub shared: Arc<QpShared>,
@@ -98,6 +99,7 @@ impl Qp {
 
     pub(super) fn enter(&mut self, phase: StreamPhase) {
         self.life.enter(phase, &self.core);
+        //= DDP-7.1-18
         if !phase.receives() {
             self.link.drop_unread();
         }
@@ -123,8 +125,8 @@ impl Qp {
         }
     }
 
-    /// An FPDU has left: every one passes here, by either path, when nothing calls it back any more.
-    /// Over TCP, `queued` is the number of bytes of the stream up to its end.
+    /// An FPDU has left: every one passes here, by either path, when nothing calls it back any
+    /// more. Over TCP, `queued` is the number of bytes of the stream up to its end.
     #[inline]
     pub(super) fn fpdu_left(&mut self, fpdu: &Outgoing, queued: Option<u64>) {
         match fpdu {
@@ -204,7 +206,8 @@ impl Qp {
     }
 
     /// One of our own requests cannot be carried out: it completes with the reason's status, the
-    /// stream ends (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without headers).
+    /// stream ends (RFC 5040 section 7.1 rule 1: Terminate instead of the request, without
+    /// headers).
     fn request_failed(&mut self, engine: &mut EngineState, seq: u64, reason: Reason) {
         let wr_id = self.requester.wr_id(seq).unwrap_or_default();
         let why = self.life.record_failure(&self.core, engine, wr_id, reason);

@@ -1,9 +1,9 @@
-//! Reasons: what was found wrong, and what follows from it: the status of a request, and the fault that
-//! the peer is told of.
+//! Reasons: what was found wrong, and what follows from it: the status of a request, and the fault
+//! that the peer is told of.
 //!
-//! Checks return a [`Reason`], which is small and plain. Only when something fails is it put into words
-//! ([`diagnosis`](super::diagnosis)) and kept ([`record`](super::record)). Both paths come by here, so
-//! both ends of a connection leave the same records whether TCP is between them or not.
+//! Checks return a [`Reason`], which is small and plain. Only when something fails is it put into
+//! words ([`diagnosis`](super::diagnosis)) and kept ([`record`](super::record)). Both paths come by
+//! here, so both ends of a connection leave the same records whether TCP is between them or not.
 
 use crate::device::cq::CqFault;
 use crate::device::memory::MemoryFault;
@@ -121,6 +121,7 @@ impl Reason {
             }
             Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),
             Reason::Invalidate { fault, .. } => Fault::segment(match fault {
+                //= RDMAP-5.3-14
                 InvalidateFault::NotAssociated => codes::PROTECTION_INVALIDATE,
                 InvalidateFault::Shared => codes::OPERATION_INVALIDATE,
             }),

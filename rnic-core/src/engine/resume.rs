@@ -1,5 +1,5 @@
-//! A queue pair goes on when what it waited for has come: a receive, a copy, or a change of STags; or
-//! when it does not come.
+//! A queue pair goes on when what it waited for has come: a receive, a copy, or a change of STags;
+//! or when it does not come.
 
 use super::incoming::Origin;
 use super::link::Link;

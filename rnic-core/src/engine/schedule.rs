@@ -2,16 +2,16 @@
 //! QPs in turn.
 //!
 //! Deficit round robin (Shreedhar and Varghese 1996) on three levels. Costs are in bytes: what is
-//! moved costs its length, and everything that costs time without moving much costs as much as could
-//! have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is the turn of a session
-//! and that of a user, in which several QPs may be served one after the other. Whoever overdraws his
-//! turn repays it in his next ones. So who has a thousand busy QPs, or a hundred sessions, gets no
-//! more of a worker than who has one of each.
+//! moved costs its length, and everything that costs time without moving much costs as much as
+//! could have been moved in that time. A turn of a QP is worth [`QUANTUM`], and so is the turn of a
+//! session and that of a user, in which several QPs may be served one after the other. Whoever
+//! overdraws his turn repays it in his next ones. So who has a thousand busy QPs, or a hundred
+//! sessions, gets no more of a worker than who has one of each.
 //!
-//! Long turns are cheap, and others wait for their end: while several users have turns, each is worth
-//! [`SHORT_QUANTUM`]. Who answers a message is not ready until he has got it, so to be served first
-//! would not help him against who always is: after a turn a user rests for as long as it took, if
-//! another had a turn a moment ago.
+//! Long turns are cheap, and others wait for their end: while several users have turns, each is
+//! worth [`SHORT_QUANTUM`]. Who answers a message is not ready until he has got it, so to be served
+//! first would not help him against who always is: after a turn a user rests for as long as it
+//! took, if another had a turn a moment ago.
 //!
 //! Work that is no QP's turn (looking at what rang, ending queue pairs) is charged here as well; a
 //! user who owes much for it is [not looked at](Schedule::owes) until he has repaid.
@@ -22,21 +22,21 @@ use std::time::Duration;
 
 use crate::types::{Time, UserId};
 
-/// Bytes that a user, a session and a QP may move per turn: some tens of microseconds. Of 128, 256 and
-/// 512 KiB the last was the fastest with small requests, whose completions the client then sees in
-/// longer rows.
+/// Bytes that a user, a session and a QP may move per turn: some tens of microseconds. Of 128, 256
+/// and 512 KiB the last was the fastest with small requests, whose completions the client then sees
+/// in longer rows.
 pub(super) const QUANTUM: i64 = 512 * 1024;
 /// The same while several users have turns: a microsecond or two, for which everybody else waits.
 const SHORT_QUANTUM: i64 = 8 * 1024;
 /// How long after a change of users that is.
 const TOGETHER: Duration = Duration::from_millis(1);
-/// How long after a change of users each rests after a turn: some times as long as a program takes to
-/// answer a message. Who shares a worker with one that has little to do is hardly slowed down.
+/// How long after a change of users each rests after a turn: some times as long as a program takes
+/// to answer a message. Who shares a worker with one that has little to do is hardly slowed down.
 const BESIDE: Duration = Duration::from_micros(200);
 /// The longest rest. A turn that took longer was interrupted by others on this CPU.
 const LONGEST_REST: Duration = Duration::from_micros(100);
-/// What a request costs at least, whatever comes of it. 8-byte Writes take as long as this many bytes
-/// of a long one.
+/// What a request costs at least, whatever comes of it. 8-byte Writes take as long as this many
+/// bytes of a long one.
 pub(super) const REQUEST_COST: i64 = 2048;
 /// What an FPDU costs at least: the request that it belongs to is mostly paid for elsewhere.
 pub(super) const FPDU_COST: i64 = 1024;
@@ -54,8 +54,8 @@ pub(super) const CHANGE_COST: i64 = 64 * 1024;
 pub(super) const STEP_COST: i64 = 64;
 /// Nobody owes more than this, so repaying takes a bounded number of steps.
 pub(super) const MOST_OWED: i64 = 16 * QUANTUM;
-/// What a session repays at least when it is passed over: its user, who repays what it is worth, waits
-/// for his turn meanwhile, and so does everybody else.
+/// What a session repays at least when it is passed over: its user, who repays what it is worth,
+/// waits for his turn meanwhile, and so does everybody else.
 const REPAID: i64 = 64 * 1024;
 /// Who owes more than this is not looked at until he has repaid.
 const MUCH_OWED: i64 = 128 * 1024;
@@ -329,8 +329,8 @@ impl Schedule {
     }
 }
 
-/// Who has come to the front gets so much, once, and has what a turn is worth at most; whether any of
-/// it is left. If not, he goes to the end.
+/// Who has come to the front gets so much, once, and has what a turn is worth at most; whether any
+/// of it is left. If not, he goes to the end.
 fn has_turn(credit: &mut i64, paid: &mut bool, gets: i64, quantum: i64) -> bool {
     if !*paid {
         *credit = (*credit + gets).min(quantum);
@@ -357,7 +357,8 @@ fn place<T>(list: &mut Vec<T>, free: &mut Vec<u32>, what: T) -> u32 {
 mod tests {
     use super::*;
 
-    /// Serves ready QPs that always have more to do, each at this cost, and says how often each was.
+    /// Serves ready QPs that always have more to do, each at this cost, and says how often each
+    /// was.
     fn serve(
         s: &mut Schedule,
         turns: usize,

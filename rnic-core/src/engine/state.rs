@@ -1,5 +1,5 @@
-//! What all queue pairs of an engine share. It is apart from them so that a queue pair and this can be
-//! borrowed at the same time.
+//! What all queue pairs of an engine share. It is apart from them so that a queue pair and this can
+//! be borrowed at the same time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub(super) struct EngineState {
     pub unsent: Charges,
     pub outputs: VecDeque<Output>,
     pub deliveries: VecDeque<(Key, Delivery)>,
-    /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may try
-    /// again.
+    /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may
+    /// try again.
     pub awakened: Vec<Key>,
     /// Queues that died, with QPs of this engine still to be ended.
     pub dying: VecDeque<DyingQueue>,

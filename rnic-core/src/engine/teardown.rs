@@ -33,8 +33,8 @@ impl Qp {
         self.terminate(engine, codes::RDMA_LOCAL_CATASTROPHIC, None, reason);
     }
 
-    /// Ends the stream with a Terminate of ours. `payload` is its RDMAP header; none for a Terminate
-    /// that encloses nothing. `reason` is put on record unless the fault is already.
+    /// Ends the stream with a Terminate of ours. `payload` is its RDMAP header; none for a
+    /// Terminate that encloses nothing. `reason` is put on record unless the fault is already.
     pub(super) fn terminate(
         &mut self,
         engine: &mut EngineState,
@@ -44,6 +44,7 @@ impl Qp {
     ) {
         let mute = self.life.phase() == StreamPhase::AwaitFirstFpdu;
         let can_tell = self.link.can_tell();
+        //= RDMAP-7-1
         let Some(next) = self.life.after(StreamEvent::Fault { can_tell }) else { return };
         self.report_guess(engine, reason);
         self.core.turn.charge(END_COST);
@@ -52,8 +53,10 @@ impl Qp {
         let headers = payload.get(4..).unwrap_or_default().to_vec();
         self.core.shared.set_terminate(TerminateOrigin::Local, code);
         let origin = TerminateOrigin::Local;
+        //= DDP-6.2.2-1, RDMAP-3.2-4
         self.life.ends_by(DisconnectReason::Terminate { origin, code, headers });
         let within = next == StreamPhase::Terminating;
+        //= RDMAP-3.2-4
         self.link.terminate(payload, within, engine);
         if !within {
             self.finish(engine, mute);
@@ -64,6 +67,7 @@ impl Qp {
         if !self.requester.message().is_some_and(Message::is_untagged) {
             self.requester.drop_message();
         }
+        //= DDP-3-8
         self.enter(next);
         let deadline = engine.now.after(engine.options.drain_deadline);
         self.life.set_deadline(&self.core, engine, Some(deadline));
@@ -90,6 +94,7 @@ impl Qp {
         let origin = TerminateOrigin::Peer;
         self.core.shared.set_terminate(origin, t.code);
         let headers = t.to_vec().split_off(4);
+        //= RDMAP-3.2-4, RDMAP-5.4-6
         self.life.ends_by(DisconnectReason::Terminate { origin, code: t.code, headers });
         // If it blames a Read of ours, that request carries the blame; the rest is flushed.
         let blamed = self.requester.blamed_read(t).and_then(|read| read.seq);
@@ -150,6 +155,7 @@ impl Qp {
         if self.life.phase() != StreamPhase::Closing || !self.requester.is_drained() {
             return;
         }
+        //= DDP-6.2.1-6
         match self.link.finish_sending(&self.core, engine) {
             Fin::Later => {}
             Fin::NoLink => self.finish(engine, false),
@@ -157,6 +163,7 @@ impl Qp {
                 let peer_fin = self.life.peer_fin();
                 match self.life.after(StreamEvent::Drained { peer_fin }) {
                     Some(StreamPhase::Ended) => {
+                        //= DDP-3-9a
                         self.life.ends_by(DisconnectReason::Orderly);
                         self.finish(engine, false);
                     }
@@ -193,6 +200,7 @@ impl Qp {
                 engine.wake(&mut self.core);
             }
             StreamPhase::FinSent => {
+                //= DDP-3-9a
                 self.life.ends_by(DisconnectReason::Orderly);
                 self.finish(engine, false);
             }
@@ -206,6 +214,7 @@ impl Qp {
     pub(super) fn lost(&mut self, engine: &mut EngineState, why: &str) {
         if self.life.after(StreamEvent::Lost).is_some() {
             self.life.record_loss(&self.core, engine, why);
+            //= DDP-6.2.2-1
             self.life.ends_by(DisconnectReason::Lost { why: why.to_owned() });
             self.finish(engine, true);
         }
@@ -243,6 +252,7 @@ impl Qp {
         self.enter(StreamPhase::Ended);
         self.life.set_deadline(&self.core, engine, None);
         self.flush(engine);
+        //= DDP-3-10, RDMAP-7-4
         self.link.close(reset, &self.core, engine);
         if self.life.is_flush_pending() {
             let deadline = engine.now.after(engine.options.close_deadline);

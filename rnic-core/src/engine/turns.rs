@@ -31,9 +31,9 @@ impl Engine {
         self.end_dying()
     }
 
-    /// The next QP whose turn needs the worker's hands. Turns that do not are taken here; while several
-    /// users have turns, each is told. A round ends, by `None`, after so much work as others can wait
-    /// for: then [`poll_doorbells`](Self::poll_doorbells) begins the next.
+    /// The next QP whose turn needs the worker's hands. Turns that do not are taken here; while
+    /// several users have turns, each is told. A round ends, by `None`, after so much work as
+    /// others can wait for: then [`poll_doorbells`](Self::poll_doorbells) begins the next.
     pub fn poll_work(&mut self, now: Time) -> Option<Work> {
         self.state.now = now;
         self.state.schedule.set_now(now);
@@ -49,7 +49,8 @@ impl Engine {
             }
             let turn = &mut qp.core.turn;
             turn.scheduled = false;
-            // Its user repays what it overdraws, turn by turn; a QP that is alone would do so twice.
+            // Its user repays what it overdraws, turn by turn; a QP that is alone would do so
+            // twice.
             turn.deficit = (turn.deficit + QUANTUM).min(self.state.schedule.quantum());
             let work = self.take_turn(&mut qp);
             self.qps[key as usize] = Some(qp);
@@ -64,9 +65,9 @@ impl Engine {
         None
     }
 
-    /// The turn that [`poll_work`](Self::poll_work) spoke of last took from `began` until `now`. While
-    /// several users have turns, its user has no other for as long: a share of the time is left to who
-    /// is about to be ready, however much each turn takes.
+    /// The turn that [`poll_work`](Self::poll_work) spoke of last took from `began` until `now`.
+    /// While several users have turns, its user has no other for as long: a share of the time is
+    /// left to who is about to be ready, however much each turn takes.
     pub fn turn_over(&mut self, began: Time, now: Time) {
         self.state.schedule.turn_over(began, now);
     }

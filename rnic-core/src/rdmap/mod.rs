@@ -98,8 +98,8 @@ impl Opcode {
         matches!(self, Opcode::Write | Opcode::ReadResponse)
     }
 
-    /// The untagged queue on which it comes (RFC 5040 section 4.1, figure 4); none for those that are
-    /// tagged or not served.
+    /// The untagged queue on which it comes (RFC 5040 section 4.1, figure 4); none for those that
+    /// are tagged or not served.
     #[inline]
     #[must_use]
     pub fn queue(self) -> Option<u32> {

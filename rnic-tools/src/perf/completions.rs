@@ -118,8 +118,8 @@ fn stuck(what: &'static str) -> PerfError {
 
 /// Looks in a row before the first yield, as many as in `Cq::wait`.
 const SPINS: u32 = 100;
-/// The two ends and a worker look for work: on no more CPUs than these, a spin only keeps one of them
-/// from running.
+/// The two ends and a worker look for work: on no more CPUs than these, a spin only keeps one of
+/// them from running.
 const LOOKERS: usize = 3;
 /// Completions taken at once.
 const TAKE: usize = 64;

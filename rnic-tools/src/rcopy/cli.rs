@@ -37,8 +37,8 @@ enum Command {
 
 #[derive(Args)]
 struct Serve {
-    /// Address to listen on; port 0 takes a free one, which is printed. Everybody who reaches it may
-    /// send files.
+    /// Address to listen on; port 0 takes a free one, which is printed. Everybody who reaches it
+    /// may send files.
     #[arg(value_name = "HOST:PORT", default_value = "127.0.0.1:7472",
           value_parser = Endpoint::parse)]
     address: Endpoint,

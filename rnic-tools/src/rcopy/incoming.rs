@@ -1,8 +1,8 @@
 //! A file that gets its name only when it is whole.
 //!
 //! Where the file system can do it (`O_TMPFILE`), the file has no name at all until then, so that
-//! even `kill -9` leaves nothing behind. Elsewhere it is called `.rcopy-...` and is removed when the
-//! copy fails, which only a kill can prevent. Names are checked before they come here.
+//! even `kill -9` leaves nothing behind. Elsewhere it is called `.rcopy-...` and is removed when
+//! the copy fails, which only a kill can prevent. Names are checked before they come here.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,12 +1,12 @@
 //! Copying a file of any size to another process by RDMA Write.
 //!
-//! The receiver lends the sender a ring of chunks in registered memory. The sender writes each chunk
-//! of the file into the next free place by RDMA Write and says so in a Send, which arrives after it;
-//! the receiver appends the chunk to a file that has no name yet and gives the place back in a Send.
-//! So memory is bounded by the ring, whatever the size of the file. At the end the sender tells the
-//! SHA-256 of what it read; only if that of what was written is the same, and the file is safe on
-//! the disk, does it get its name. [`send_file`] and [`receive_file`] do one copy each;
-//! [`serve_one`] waits for one. `wire` has the messages, `incoming` the file without a name.
+//! The receiver lends the sender a ring of chunks in registered memory. The sender writes each
+//! chunk of the file into the next free place by RDMA Write and says so in a Send, which arrives
+//! after it; the receiver appends the chunk to a file that has no name yet and gives the place back
+//! in a Send. So memory is bounded by the ring, whatever the size of the file. At the end the
+//! sender tells the SHA-256 of what it read; only if that of what was written is the same, and the
+//! file is safe on the disk, does it get its name. [`send_file`] and [`receive_file`] do one copy
+//! each; [`serve_one`] waits for one. `wire` has the messages, `incoming` the file without a name.
 //!
 //! The sender may write into the ring at any time. A chunk is therefore copied out once, and the
 //! copy is both hashed and written: whatever the sender scribbles, the file is what was hashed.

@@ -14,9 +14,9 @@
 //! | last 8 | 8 | version again |
 //!
 //! The server makes the first version odd, writes the rest with the new even version at the end,
-//! and then makes the first version that too. An RDMA Read may copy the slot in any order while that
-//! happens. The two versions catch nearly every mixture cheaply; the checksum, which covers the
-//! version, catches the others: those from a reader that is overtaken twice, too.
+//! and then makes the first version that too. An RDMA Read may copy the slot in any order while
+//! that happens. The two versions catch nearly every mixture cheaply; the checksum, which covers
+//! the version, catches the others: those from a reader that is overtaken twice, too.
 //!
 //! A key may be in any of `probes` slots from its home slot on, and goes into the first that is
 //! empty or deleted. A search ends at the first slot that was never used. Entries never move.

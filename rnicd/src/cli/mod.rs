@@ -79,7 +79,7 @@ enum Command {
     DemoPart(demo::parts::Part),
     /// Starts copiers for a daemon.
     #[command(hide = true)]
-    CopierStarter {
+    CopierSpawner {
         /// control.seccomp of the daemon.
         seccomp: SeccompArg,
     },
@@ -201,7 +201,7 @@ pub fn main() -> ExitCode {
             Ok(exec::serve(folder, Overrides { loopback, seccomp }))
         }
         Command::DemoPart(part) => demo::parts::play(&part).map(|()| ExitCode::SUCCESS),
-        Command::CopierStarter { seccomp } => {
+        Command::CopierSpawner { seccomp } => {
             let ended = copier::start_copiers(seccomp.into());
             ended.map(|()| ExitCode::SUCCESS).map_err(Into::into)
         }

@@ -1,8 +1,8 @@
 //! Every limit there is: the one table of them.
 //!
-//! Reading the file, its ranges, `check-config`, warnings, rules, the worst case, what is counted and
-//! what `rnicctl limits` lists follow from the table, and tests hold `config/rnicd.toml` and the code
-//! to it. So who adds a limit adds a row here, and the line that charges or checks.
+//! Reading the file, its ranges, `check-config`, warnings, rules, the worst case, what is counted
+//! and what `rnicctl limits` lists follow from the table, and tests hold `config/rnicd.toml` and
+//! the code to it. So who adds a limit adds a row here, and the line that charges or checks.
 
 use rnic_core::abi::queue::doorbell;
 use rnic_core::device::allocator;
@@ -81,8 +81,8 @@ pub struct Row {
     pub most_of_session: u64,
     /// Whether a rule may leave a user none, while everybody cannot be left without.
     pub rules_may_forbid: bool,
-    /// Whether there is an account of it: it is charged when it is made and credited when it is gone.
-    /// Other limits bound single objects and rates, or are kept by whoever has the things.
+    /// Whether there is an account of it: it is charged when it is made and credited when it is
+    /// gone. Other limits bound single objects and rates, or are kept by whoever has the things.
     pub counted: bool,
     /// What it costs.
     pub cost: Cost,

@@ -29,9 +29,9 @@ impl Checker<'_> {
     }
 }
 
-/// What an administrator wrote of what is to be logged, as `tracing` takes it. A word that stands alone
-/// must be a level: `tracing` would take any other for the name of a module, and log nothing else.
-/// Without a word that stands alone, errors of what is not named are logged all the same.
+/// What an administrator wrote of what is to be logged, as `tracing` takes it. A word that stands
+/// alone must be a level: `tracing` would take any other for the name of a module, and log nothing
+/// else. Without a word that stands alone, errors of what is not named are logged all the same.
 pub fn log_filter(text: &str) -> Result<String, String> {
     let mut directives = Vec::new();
     let mut general = false;

@@ -41,6 +41,7 @@ pub struct Mpa {
 impl Default for Mpa {
     fn default() -> Self {
         Mpa {
+            //= MPA-1.2-2, MPA-4.4-4
             crc: true,
             markers: false,
             revision: 2,
@@ -64,6 +65,7 @@ impl Checker<'_> {
         let default = Mpa::default();
         let flag = |field: Field<bool>, default| field.map_or(default, toml::Spanned::into_inner);
         Ok(Mpa {
+            //= MPA-4.4-2, MPA-4.4-3
             crc: flag(s.crc, default.crc),
             markers: flag(s.markers, default.markers),
             revision: self.number(s.revision, default.revision, 1..=2)?,

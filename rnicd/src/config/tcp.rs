@@ -9,8 +9,8 @@ use super::file;
 /// `[tcp]`, for every connection of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tcp {
-    /// Silence after which the peer's host is asked whether it is there; default 20 s. `None`: never,
-    /// or as whoever made the socket had it.
+    /// Silence after which the peer's host is asked whether it is there; default 20 s. `None`:
+    /// never, or as whoever made the socket had it.
     pub keepalive: Option<Duration>,
     /// Between two such questions; default 10 s.
     pub keepalive_interval: Duration,

@@ -1,8 +1,8 @@
 //! How much of the control thread's time a user may have.
 //!
 //! A question costs whoever asks less than whoever answers. Where others have sessions as well, a
-//! user's requests are carried out for at most half of the time, after a [`BURST`]; the rest of it is
-//! for others, and for programs on the CPU that the thread is on.
+//! user's requests are carried out for at most half of the time, after a [`BURST`]; the rest of it
+//! is for others, and for programs on the CPU that the thread is on.
 
 use std::collections::HashMap;
 use std::time::Duration;

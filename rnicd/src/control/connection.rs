@@ -62,9 +62,9 @@ pub enum Incoming {
     Nothing,
     /// Its Hello.
     Hello(Hello),
-    /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or what
-    /// the client says is its memory, which nobody has touched. It lacks that if this process has no
-    /// descriptor left.
+    /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or
+    /// what the client says is its memory, which nobody has touched. It lacks that if this process
+    /// has no descriptor left.
     Request(Request, Option<Passed>),
     /// It is over.
     End(End),
@@ -264,8 +264,8 @@ impl Connection {
         reaper.drop_later(user, (peer, outbox, events));
     }
 
-    /// Whether what waits is to be [flushed](Connection::flush) after a while, because nothing tells
-    /// when it can be sent.
+    /// Whether what waits is to be [flushed](Connection::flush) after a while, because nothing
+    /// tells when it can be sent.
     pub fn is_to_be_tried_again(&self) -> bool {
         self.outbox.is_to_be_tried_again()
     }

@@ -1,5 +1,5 @@
-//! What a service manager is told (`sd_notify(3)`): ready, reloading, stopping, a line of status, and
-//! if it waits for that (`WATCHDOG_USEC`), that the daemon is alive.
+//! What a service manager is told (`sd_notify(3)`): ready, reloading, stopping, a line of status,
+//! and if it waits for that (`WATCHDOG_USEC`), that the daemon is alive.
 //!
 //! By hand and not with the crate `sd-notify`: that one does not reach abstract sockets, and its
 //! sends wait for a manager that does not read.
@@ -76,8 +76,8 @@ impl Notifier {
         self.watchdog.as_ref().and_then(|watchdog| watchdog.due)
     }
 
-    /// Whether to ask them now; [`Notifier::alive`] is to follow when all have answered, and no other
-    /// question comes before.
+    /// Whether to ask them now; [`Notifier::alive`] is to follow when all have answered, and no
+    /// other question comes before.
     pub fn asks(&mut self, now: Time) -> bool {
         let due = self.watchdog.as_mut().map(|watchdog| &mut watchdog.due);
         due.is_some_and(|due| due.take_if(|due| *due <= now).is_some())

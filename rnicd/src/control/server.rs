@@ -124,8 +124,9 @@ pub fn check_filters(seccomp: Seccomp) -> Result<(), StartError> {
 }
 
 impl Server {
-    /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told by
-    /// them to stop, a spawner of copiers for one with clients of other users. Threads are started here, so what they are not to inherit is given up before.
+    /// Starts the workers of a daemon that serves `socket`. Signals are for a server that is told
+    /// by them to stop, a spawner of copiers for one with clients of other users. Threads are
+    /// started here, so what they are not to inherit is given up before.
     pub fn start(
         config: Config,
         socket: ControlSocket,
@@ -310,8 +311,8 @@ impl Server {
         match source {
             SOCKET => {
                 client.readable = true;
-                // A send that the system has refused makes the socket writable once more, so that the
-                // next one would be refused at once, and so on: time tells when to try again.
+                // A send that the system has refused makes the socket writable once more, so that
+                // the next one would be refused at once, and so on: time tells when to try again.
                 if writable && !client.is_to_be_tried_again() {
                     self.flush(key, now);
                 }
@@ -340,7 +341,8 @@ impl Server {
         }
     }
 
-    /// Something was sent to a client, or waits: if nothing will tell when it can be sent, time does.
+    /// Something was sent to a client, or waits: if nothing will tell when it can be sent, time
+    /// does.
     fn sent(&mut self, key: usize, now: Time) {
         let Some(client) = self.connections.get(key) else { return };
         if client.is_to_be_tried_again() {
@@ -435,8 +437,8 @@ impl Server {
         }
     }
 
-    /// Answers what is due, then gives users their turns, for a bounded time: whoever is not reached
-    /// is the first in the next round.
+    /// Answers what is due, then gives users their turns, for a bounded time: whoever is not
+    /// reached is the first in the next round.
     fn serve(&mut self, now: Time) {
         self.settle_clients(now);
         self.ready.wake(now);
@@ -457,7 +459,8 @@ impl Server {
                     break;
                 }
             }
-            // Nobody pays for what others did to this CPU meanwhile, or for a daemon that was stopped.
+            // Nobody pays for what others did to this CPU meanwhile, or for a daemon that was
+            // stopped.
             let (led, took) = (had.saturating_sub(self.served), clock::on_cpu() - had);
             self.served = had + took;
             // That requests are heard of costs as well, and mostly for whom there are many.

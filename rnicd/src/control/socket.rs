@@ -352,8 +352,8 @@ fn open_to_clients(path: &Path, mode: u32, group: Option<u32>) -> io::Result<()>
     Ok(())
 }
 
-/// The socket that this process has bound at `path`, held while it is looked at and changed: who can
-/// write to the folder may put something else there meanwhile, a link to a file of root's or
+/// The socket that this process has bound at `path`, held while it is looked at and changed: who
+/// can write to the folder may put something else there meanwhile, a link to a file of root's or
 /// another socket of this user's with a second name.
 fn hold(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

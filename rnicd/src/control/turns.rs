@@ -1,7 +1,7 @@
 //! Whose turn it is: users in rotation, and within a user's turn his clients in rotation.
 //!
-//! A user with a thousand clients has one turn like everybody else. How long a turn lasts, and who has
-//! had so much that he is to rest, is decided by who gives it; [`Turns`] only keeps the order.
+//! A user with a thousand clients has one turn like everybody else. How long a turn lasts, and who
+//! has had so much that he is to rest, is decided by who gives it; [`Turns`] only keeps the order.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 

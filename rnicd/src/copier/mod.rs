@@ -10,10 +10,10 @@
 //! [`Copiers`] has them started and hears of their ends. [`Spawner`] starts them: a process of its
 //! own, because what a new process inherits is closed before it runs its program, and among what
 //! this one has open may be a descriptor that nobody can close. `process` is what runs in a copier,
-//! `channel` how descriptors are passed, `wire` what is said. Nobody waits for a copier but a thread
-//! of its own: one that is stuck in the kernel is left behind with it, and counts against
-//! `limits.user.copiers` and `limits.copiers` until it is gone. Those threads are started by one that
-//! began with the daemon, because no other may start anything.
+//! `channel` how descriptors are passed, `wire` what is said. Nobody waits for a copier but a
+//! thread of its own: one that is stuck in the kernel is left behind with it, and counts against
+//! `limits.user.copiers` and `limits.copiers` until it is gone. Those threads are started by one
+//! that began with the daemon, because no other may start anything.
 
 mod channel;
 mod process;

@@ -49,8 +49,8 @@ impl Spawner {
         }
     }
 
-    /// Has a copier started for process `pid`, with `setup` as its standard input: what to signal it
-    /// by, and to wait for its end; or why there is none.
+    /// Has a copier started for process `pid`, with `setup` as its standard input: what to signal
+    /// it by, and to wait for its end; or why there is none.
     ///
     /// # Errors
     ///

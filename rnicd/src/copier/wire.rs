@@ -1,8 +1,8 @@
 //! What workers and copiers say to each other: one packet per job, one per answer, in order.
 //!
-//! A job is its number (8 bytes, little-endian as all numbers), the direction (1: 0 out, 1 in, 2 in with
-//! the last bytes last), the number of pieces (1), per piece its address (8) and length (4), then
-//! the bytes to be written. An answer is the number (8), the outcome (1: 0 done, 1 gone, 2 not
+//! A job is its number (8 bytes, little-endian as all numbers), the direction (1: 0 out, 1 in, 2 in
+//! with the last bytes last), the number of pieces (1), per piece its address (8) and length (4),
+//! then the bytes to be written. An answer is the number (8), the outcome (1: 0 done, 1 gone, 2 not
 //! mapped), then the bytes that were read.
 
 use rnic_core::device::copier::{CopyJob, CopyResult, Direction, MAX_COPY, Pieces};

@@ -2,9 +2,9 @@
 //!
 //! For each path, a private daemon, a process of its own, serves two child processes of this
 //! program. They exchange every operation (`rnic_tools::tour`), copy a file with `rcopy`'s transfer
-//! code and measure themselves beside raw TCP and memcpy. [`parts`] is what the children do; here is
-//! who starts them and what a person is told. Every verdict comes from a child's exit code, and this
-//! process's repeats it.
+//! code and measure themselves beside raw TCP and memcpy. [`parts`] is what the children do; here
+//! is who starts them and what a person is told. Every verdict comes from a child's exit code, and
+//! this process's repeats it.
 
 mod children;
 pub mod parts;

@@ -1,7 +1,8 @@
 //! Logging to stderr, and a log_limit for what hostile clients and peers can cause at will.
 //!
-//! Structured fields go through `tracing`; who calls is the binary at its start. [`RateLimitedLog`] counts
-//! always and speaks seldom: a client that misbehaves a million times costs a few lines a minute.
+//! Structured fields go through `tracing`; who calls is the binary at its start. [`RateLimitedLog`]
+//! counts always and speaks seldom: a client that misbehaves a million times costs a few lines a
+//! minute.
 
 mod queue;
 

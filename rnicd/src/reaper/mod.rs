@@ -62,8 +62,8 @@ enum Foreign {
     Socket(OwnedFd),
     /// Memory.
     Memfd(OwnedFd),
-    /// The daemon's end of a control socket, with packets from the client that nobody has taken: the
-    /// descriptors in them are closed with it.
+    /// The daemon's end of a control socket, with packets from the client that nobody has taken:
+    /// the descriptors in them are closed with it.
     Client(OwnedFd),
 }
 

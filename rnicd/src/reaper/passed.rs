@@ -1,7 +1,7 @@
 //! A descriptor that a client passed, on its way to whoever uses it.
 //!
-//! Closing it may take its time, whichever way it is refused on. So it is never simply dropped: what
-//! is not [taken out](Passed::into_inner) goes to the [`Reaper`], by its kind.
+//! Closing it may take its time, whichever way it is refused on. So it is never simply dropped:
+//! what is not [taken out](Passed::into_inner) goes to the [`Reaper`], by its kind.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

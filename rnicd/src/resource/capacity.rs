@@ -13,7 +13,8 @@ pub struct Capacity {
     pub qps: u32,
     /// Connections in start-up that hold a descriptor and no QP: the same.
     pub half_open: u32,
-    /// Those of one user: half of them where descriptors have lowered them, unless the daemon is his.
+    /// Those of one user: half of them where descriptors have lowered them, unless the daemon is
+    /// his.
     half_open_of_user: u32,
     /// The soft limit on descriptors, after it was raised.
     pub nofile: u64,
@@ -138,8 +139,8 @@ impl Capacity {
     }
 
     /// A connected QP holds one descriptor. A quarter stays for sessions, channels, bound addresses
-    /// and what waits to be closed, an eighth for connections in start-up. All of them are counted, so
-    /// that none of them takes the descriptors of another.
+    /// and what waits to be closed, an eighth for connections in start-up. All of them are counted,
+    /// so that none of them takes the descriptors of another.
     fn room(&self) -> u64 {
         self.nofile.saturating_sub(RESERVED) / 8 * 5
     }

@@ -43,6 +43,7 @@ impl Manager {
     ) -> Answer {
         use RequestBody as R;
         self.check_draining(&body)?;
+        //= DDP-8.3.2-2, RDMAP-8.1.2-2
         match body {
             R::QueryDevice => self.device(id),
             R::OpenPd { name } => self.open_pd(id, name.as_deref()),

@@ -3,12 +3,12 @@
 //!
 //! A session has an [`Account`]. What is charged to it is charged to its user and to the device as
 //! well, before anything is made, and comes as a [`Charge`], which the object that is made holds. A
-//! charge is credited when it is dropped, on whatever path and thread that happens: with the object,
-//! or with the request that failed to make it. Nobody credits by hand, so nobody can forget to. The
-//! manager calls this module, which knows kinds and numbers, not objects.
+//! charge is credited when it is dropped, on whatever path and thread that happens: with the
+//! object, or with the request that failed to make it. Nobody credits by hand, so nobody can forget
+//! to. The manager calls this module, which knows kinds and numbers, not objects.
 //!
-//! The reaper drops what sessions had on threads of its own, so the books are locked. No lock leaves
-//! this file, and those of the books are taken before that of an account.
+//! The reaper drops what sessions had on threads of its own, so the books are locked. No lock
+//! leaves this file, and those of the books are taken before that of an account.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,7 +100,8 @@ pub struct Charge {
 }
 
 impl Account {
-    /// Charges `amount` to the session, its user and the device, or names the limit that forbids it.
+    /// Charges `amount` to the session, its user and the device, or names the limit that forbids
+    /// it.
     pub fn charge(self: &Arc<Self>, kind: Kind, amount: u64) -> Result<Charge, Refusal> {
         let (mut books, mut own) = (self.ledger.0.lock(), self.own.lock());
         books.charge(&mut own, kind, amount)?;
@@ -354,8 +355,8 @@ impl Books {
 }
 
 /// The daemon's descriptors, apart from those of connections. They are no key of the
-/// configuration, but without them nobody gets in: so one user gets half of them at most, unless the
-/// daemon is his.
+/// configuration, but without them nobody gets in: so one user gets half of them at most, unless
+/// the daemon is his.
 #[derive(Debug, Default)]
 struct Descriptors {
     nofile: u64,

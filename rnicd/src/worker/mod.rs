@@ -197,8 +197,8 @@ impl Workers {
         self.all(|| Command::RemoveWindow(window.clone()))
     }
 
-    /// Has a ticket done only when also the jobs are over that this copier has when all workers have
-    /// carried it out. To be asked before [`poll_done`](Self::poll_done) is.
+    /// Has a ticket done only when also the jobs are over that this copier has when all workers
+    /// have carried it out. To be asked before [`poll_done`](Self::poll_done) is.
     pub fn await_copies(&mut self, ticket: Ticket, copier: Option<Arc<Copier>>) {
         self.moved.extend(copier.map(|copier| (ticket, copier)));
     }

@@ -1,5 +1,5 @@
-//! Descriptors whose close takes its time: TCP sockets that linger on a closed window, passed before
-//! there is a session, and clients that end with a packet unread behind them.
+//! Descriptors whose close takes its time: TCP sockets that linger on a closed window, passed
+//! before there is a session, and clients that end with a packet unread behind them.
 
 use std::convert::Infallible;
 use std::io::{ErrorKind, Write};
@@ -16,7 +16,8 @@ use super::progress::Progress;
 use crate::raw::Raw;
 use crate::traffic::Failure;
 
-/// Sockets that linger: more than there are pauses, because a signal to the daemon ends such a wait.
+/// Sockets that linger: more than there are pauses, because a signal to the daemon ends such a
+/// wait.
 const LINGERING: usize = 48;
 
 /// Passes the sockets, then comes and goes with unread packets, for ever.

@@ -13,7 +13,8 @@ use super::intruder::{Completions, End, Intruder};
 use super::progress::Progress;
 use crate::traffic::Failure;
 
-/// Entries of each send queue: as many as may be, and even, so that binds and invalidates stay paired.
+/// Entries of each send queue: as many as may be, and even, so that binds and invalidates stay
+/// paired.
 const DEPTH: u32 = 16_384;
 
 /// What is posted.

@@ -1,5 +1,5 @@
-//! Messages that are held for want of a receive until their deadline passes, in front of the response
-//! to a Read: each would be worth a line in the log.
+//! Messages that are held for want of a receive until their deadline passes, in front of the
+//! response to a Read: each would be worth a line in the log.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,7 +16,8 @@ use super::progress::Progress;
 use crate::raw::qp_request;
 use crate::traffic::Failure;
 
-/// Has connections end like that, for ever, by one session after the other if it takes more than one.
+/// Has connections end like that, for ever, by one session after the other if it takes more than
+/// one.
 pub fn run(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {

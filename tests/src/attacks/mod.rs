@@ -1,8 +1,8 @@
 //! What one user can do to take more than its share: each attack is played by a process of another
 //! user, beside a well-behaved pair that is measured.
 //!
-//! [`Attack`] is the table, [`play`] an attacker's life, [`bystander`] the pair and the commands that
-//! are measured, and [`stage`] the daemon, the CPUs, the measurement and the verdict.
+//! [`Attack`] is the table, [`play`] an attacker's life, [`bystander`] the pair and the commands
+//! that are measured, and [`stage`] the daemon, the CPUs, the measurement and the verdict.
 
 pub mod bystander;
 mod closing;

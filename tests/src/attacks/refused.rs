@@ -24,9 +24,9 @@ pub fn attach(socket: &Path) -> Result<Infallible, Failure> {
     }
 }
 
-/// Shares memory with a hole at its end: refused, and gigabytes are freed by whoever closes it last.
-/// So that this is the daemon, it is kept from reading by answers that wait, and finds a memfd that
-/// nobody else has.
+/// Shares memory with a hole at its end: refused, and gigabytes are freed by whoever closes it
+/// last. So that this is the daemon, it is kept from reading by answers that wait, and finds a
+/// memfd that nobody else has.
 pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
     const LEN: u64 = 3 << 30;
     /// More than a socket holds answers.

@@ -1,9 +1,9 @@
 //! A daemon, an attacker on one CPU, a bystander on another, and what is measured of the bystander;
 //! and another daemon without an attacker, whose bystander is measured in between.
 //!
-//! Windows of the two take turns: while one is measured, the other and its attacker are stopped. What
-//! counts are medians over all windows, so a machine that is slow for a while is slow for both. Where
-//! a verdict is not clear, more windows are taken; a single good moment never decides.
+//! Windows of the two take turns: while one is measured, the other and its attacker are stopped.
+//! What counts are medians over all windows, so a machine that is slow for a while is slow for
+//! both. Where a verdict is not clear, more windows are taken; a single good moment never decides.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -66,8 +66,8 @@ const HEAD_START: Duration = Duration::from_secs(5);
 const WINDOW: u32 = 30;
 /// The share of its rate that a pair keeps.
 const SHARE: f64 = 1.0 / 3.0;
-/// The part of a share that is asked for where others may have the CPUs meanwhile: a short play does
-/// not last until they are gone.
+/// The part of a share that is asked for where others may have the CPUs meanwhile: a short play
+/// does not last until they are gone.
 const NOISE: f64 = 0.6;
 /// The longest that a command, or the end of a session, takes.
 const COMMAND: Duration = Duration::from_millis(50);
@@ -162,9 +162,9 @@ struct Stage {
     peers: bool,
 }
 
-/// Plays a case against a daemon with so many workers. With one worker, that and the pair have a CPU
-/// of their own; with several, rates are measured and not judged, since any of them may share a CPU
-/// with the attacker.
+/// Plays a case against a daemon with so many workers. With one worker, that and the pair have a
+/// CPU of their own; with several, rates are measured and not judged, since any of them may share a
+/// CPU with the attacker.
 ///
 /// # Panics
 ///
@@ -406,8 +406,8 @@ fn tcp_memory() -> u64 {
     pages.parse::<u64>().expect("a figure of the kernel") * 4
 }
 
-/// KiB by which the daemon's own memory may grow on account of one user, as `check-config` says: what
-/// that may have, and what is bounded for all users together.
+/// KiB by which the daemon's own memory may grow on account of one user, as `check-config` says:
+/// what that may have, and what is bounded for all users together.
 fn allowed(binaries: Binaries, daemon: &Daemon) -> u64 {
     let mut command = Command::new(binaries.rnicd);
     command.arg("check-config").arg("--config").arg(daemon.dir().join("rnicd.toml"));

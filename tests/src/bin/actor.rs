@@ -103,8 +103,8 @@ enum Part {
         /// The host's address.
         address: SocketAddr,
     },
-    /// Listens at so many addresses, which it prints, and decides about no request until its standard
-    /// input closes.
+    /// Listens at so many addresses, which it prints, and decides about no request until its
+    /// standard input closes.
     Ignore {
         /// Addresses.
         listeners: usize,

@@ -1,9 +1,10 @@
-//! The direct path: both ends are QPs of this engine, and a segment goes from memory to memory in one
-//! copy.
+//! The direct path: both ends are QPs of this engine, and a segment goes from memory to memory in
+//! one copy.
 //!
 //! The sender produces the very DDP segments it would send over TCP, and hands them, typed, to the
-//! function that is called after deframing ([`Qp::segment_arrived`]). Checks, completions, errors and
-//! Terminates are therefore the same by construction; what is missing is MPA, TCP and two copies.
+//! function that is called after deframing ([`Qp::segment_arrived`]). Checks, completions, errors
+//! and Terminates are therefore the same by construction; what is missing is MPA, TCP and two
+//! copies.
 
 use crate::ddp::{TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, Taken};
@@ -104,10 +105,12 @@ impl Qp {
     pub(in crate::engine) fn delivered(&mut self, engine: &mut EngineState, delivery: &Delivery) {
         match delivery {
             Delivery::Terminate(payload) => match Terminate::parse(payload) {
+                //= RDMAP-5.4-5
                 Ok(t) => self.terminate_received(engine, &t),
                 Err(_) => self.lost(engine, "a malformed Terminate"),
             },
             Delivery::SegmentTaken => self.segment_taken(engine),
+            //= DDP-3-9
             Delivery::Fin => self.fin_received(engine),
             Delivery::Reset => self.lost(engine, "the peer reset the connection"),
             Delivery::Lost(why) => self.lost(engine, why),
@@ -146,11 +149,12 @@ fn typed(message: &Message, segment: &Segment) -> Incoming {
     }
 }
 
-/// Bytes of a segment, header included: a tagged one carries whole pages, which the copy likes, and a
-/// step is short enough for the revocation that may wait for it.
+/// Bytes of a segment, header included: a tagged one carries whole pages, which the copy likes, and
+/// a step is short enough for the revocation that may wait for it.
 const SEGMENT: usize = 15 * 4096 + TaggedHeader::LEN;
 /// DDP and RDMAP version.
+//= DDP-4.1-10
 const VERSION: u8 = 1;
-/// Segments after which what is done completes: a turn has several times as many small requests, and
-/// a program on another CPU posts the next ones meanwhile.
+/// Segments after which what is done completes: a turn has several times as many small requests,
+/// and a program on another CPU posts the next ones meanwhile.
 const RETIRE_EVERY: u32 = 64;

@@ -100,8 +100,8 @@ impl Link {
         }
     }
 
-    /// The segment that waited is refused: the peer of a direct connection is rid of it, as it would
-    /// have been long before with TCP between them.
+    /// The segment that waited is refused: the peer of a direct connection is rid of it, as it
+    /// would have been long before with TCP between them.
     pub(super) fn refuse_waiting(&self, engine: &mut EngineState) {
         if let Link::Direct(peer) = self {
             engine.deliver(*peer, Delivery::SegmentTaken);
@@ -183,8 +183,8 @@ impl Link {
         self.close(reset, core, engine);
     }
 
-    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP header:
-    /// an FPDU, or that header for the direct path. None where nothing may be sent.
+    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP
+    /// header: an FPDU, or that header for the direct path. None where nothing may be sent.
     pub(super) fn final_terminate(&mut self, payload: Vec<u8>) -> Option<Vec<u8>> {
         match self {
             Link::None => None,

@@ -20,8 +20,8 @@ pub(in crate::engine) const PUBLISH_BATCH: usize = 32;
 pub(in crate::engine) const FLUSH_BATCH: u32 = PUBLISH_BATCH as u32;
 
 impl Requester {
-    /// Completes the oldest requests in flight that are done, given how many bytes the lower layer has
-    /// accepted; of a stream that has ended some, the rest in its next turns.
+    /// Completes the oldest requests in flight that are done, given how many bytes the lower layer
+    /// has accepted; of a stream that has ended some, the rest in its next turns.
     pub(in crate::engine) fn retire(
         &mut self,
         accepted: u64,
@@ -90,8 +90,9 @@ impl Requester {
         self.drain = None;
     }
 
-    /// Flushes requests still in the send queue. A fresh look at the queue finds those that were rung
-    /// for before this turn began, and no others are waited for. An error says that the CQ is dead.
+    /// Flushes requests still in the send queue. A fresh look at the queue finds those that were
+    /// rung for before this turn began, and no others are waited for. An error says that the CQ is
+    /// dead.
     pub(in crate::engine) fn flush_posted(
         &mut self,
         core: &mut QpCore,
@@ -122,6 +123,7 @@ impl Requester {
             self.slots -= 1;
             let opcode = SendOpcode::from_u8(opcode);
             let opcode = opcode.map_or(CompletionOpcode::Send, |o| o.completion());
+            //= DDP-6.2.1-3, RDMAP-5.4-8
             let mut cqe = Cqe::new(core.id.0, wr_id, opcode, CompletionStatus::WrFlush);
             cqe.why_id = life.flush_record(core, engine, wr_id);
             cqes.push(cqe);

@@ -1,22 +1,13 @@
 //! Has a copier bring payload that only it reaches.
 
 use super::Requester;
-use super::message::{Gather, GatherFault};
-use super::staging::StagingBuffer;
+use super::message::Gather;
+use super::staging::{StageError, StagingBuffer};
 use crate::device::copier::{CopyResult, Direction, MAX_COPY, Pieces};
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::shm::attached::CopyEnd;
-
-/// Why nothing is staged.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) enum StageError {
-    /// The memory cannot be had.
-    Gather(GatherFault),
-    /// It could not be read.
-    Memory(MemoryFault),
-}
 
 impl Requester {
     /// Has a copier bring the next bytes of the message in progress.
@@ -90,8 +81,8 @@ impl Requester {
         }
     }
 
-    /// The peer has invalidated an STag: nothing is sent any more that a copier has read, or may yet
-    /// read, by way of it. (What it writes is over: it stood before this in the stream.)
+    /// The peer has invalidated an STag: nothing is sent any more that a copier has read, or may
+    /// yet read, by way of it. (What it writes is over: it stood before this in the stream.)
     pub(in crate::engine) fn unstage(&mut self) {
         self.staging = StagingBuffer::default();
     }

@@ -101,7 +101,9 @@ impl InFlight {
         &mut self,
         accepted: u64,
     ) -> Option<(Request, CompletionStatus)> {
+        //= RDMAP-5.5-15
         let status = match self.entries.front()?.progress {
+            //= DDP-5.4-1, RDMAP-5.5-9, RDMAP-5.5-14
             Progress::Queued(end) if accepted >= end => CompletionStatus::Success,
             Progress::Done(status) => status,
             Progress::Queued(_) | Progress::Sending | Progress::Waiting => return None,
@@ -117,6 +119,7 @@ impl InFlight {
                 Progress::Done(_) => {}
                 Progress::Queued(end) if accepted >= end => {}
                 Progress::Queued(_) | Progress::Sending | Progress::Waiting => {
+                    //= DDP-3-3, RDMAP-5.4-8
                     e.progress = Progress::Done(CompletionStatus::WrFlush);
                 }
             }

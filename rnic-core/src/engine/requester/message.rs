@@ -1,8 +1,8 @@
 //! Outgoing messages and their segmentation (RFC 5041 section 5.2), for both paths alike.
 //!
 //! A [`Message`] knows where its payload is and how much has been sent; [`Message::next_segment`]
-//! cuts the next DDP segment, [`Message::gather`] resolves the memory it covers. What becomes of the
-//! segment, frames on TCP or a call at the other QP, is not known here.
+//! cuts the next DDP segment, [`Message::gather`] resolves the memory it covers. What becomes of
+//! the segment, frames on TCP or a call at the other QP, is not known here.
 
 use arrayvec::ArrayVec;
 
@@ -86,25 +86,34 @@ impl Message {
         };
         let rest = self.total - self.sent;
         // MULPDU is at least 128 (RFC 5044 section 3), so there is room for payload.
+        //= MPA-3-5, DDP-5.2-1, DDP-5.2-2
         let len = rest.min((mulpdu - header_len) as u32);
+        //= DDP-4.1-3, DDP-4.1-4, DDP-4.1-5, DDP-4.1-6, DDP-5.2-9
         let last = len == rest;
         let control = |opcode| Control { rv: dv, opcode }.byte();
         let header = match self.head {
             Head::Tagged { opcode, stag, to } => Header::Tagged(TaggedHeader {
                 last,
                 dv,
+                //= DDP-4.2-4
                 rsvd_ulp: control(opcode),
+                //= DDP-4.2-8
                 stag,
                 // The sink checks the range as a whole; a peer's sink offset may wrap here.
+                //= DDP-5.2-8
                 to: TaggedOffset(to.wrapping_add(u64::from(self.sent))),
             }),
             Head::Untagged { opcode, invalidate, qn, msn } => Header::Untagged(UntaggedHeader {
                 last,
                 dv,
+                //= DDP-4.3-4
                 rsvd_ulp: control(opcode),
                 inv_stag: invalidate,
+                //= DDP-4.3-6
                 qn,
+                //= DDP-4.3-10
                 msn,
+                //= DDP-4.3-11, DDP-5.2-6
                 mo: self.sent,
             }),
         };
@@ -209,6 +218,7 @@ impl Message {
                 *offset = 0;
             }
         }
+        //= DDP-5.2-4
         self.sent == self.total
     }
 }
@@ -228,6 +238,7 @@ pub(in crate::engine) fn element(
 
 /// Total of the elements, if it is a message length at all (below 2^32).
 pub(in crate::engine) fn total_length(list: &[Sge]) -> Option<u32> {
+    //= DDP-5.2-3
     u32::try_from(list.iter().map(|s| u64::from(s.length)).sum::<u64>()).ok()
 }
 

@@ -1,11 +1,12 @@
-//! What a queue pair asks of its peer, and what it answers: its send queue and all that comes of it.
+//! What a queue pair asks of its peer, and what it answers: its send queue and all that comes of
+//! it.
 //!
-//! A request goes from the queue ([`post`]) to a message ([`message`]) that the link sends segment by
-//! segment. It stays [in flight](in_flight) until the bytes are accepted, the response has come
-//! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes in
-//! posting order ([`complete`]). The peer's Read Requests wait here as well ([`inbound`]), because their
-//! responses take turns with the requests of this side. What only a copier reaches is brought here first
-//! ([`fetch`], [`staging`]).
+//! A request goes from the queue ([`post`]) to a message ([`message`]) that the link sends segment
+//! by segment. It stays [in flight](in_flight) until the bytes are accepted, the response has come
+//! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes
+//! in posting order ([`complete`]). The peer's Read Requests wait here as well ([`inbound`]),
+//! because their responses take turns with the requests of this side. What only a copier reaches is
+//! brought here first ([`fetch`], [`staging`]).
 //!
 //! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
 
@@ -17,11 +18,10 @@ pub(super) mod message;
 mod outbound;
 mod post;
 pub(super) mod stag_changes;
-mod staging;
+pub(super) mod staging;
 
 use std::collections::VecDeque;
 
-pub(super) use fetch::StageError;
 use in_flight::{InFlight, OutboundRead, Progress};
 use message::{Gather, GatherFault, Message, Segment};
 use staging::StagingBuffer;
@@ -60,8 +60,8 @@ pub(super) struct Requester {
     ord: u16,
     /// While disconnecting: requests still to be taken.
     drain: Option<u32>,
-    /// Requests that hold all later ones up until every worker has changed its STag table. The first
-    /// has been asked for.
+    /// Requests that hold all later ones up until every worker has changed its STag table. The
+    /// first has been asked for.
     changing: VecDeque<(u64, StagChange)>,
     /// Number of the next Send, and of the next Read Request, on their untagged queues.
     send_msn: Msn,
@@ -139,8 +139,8 @@ impl Requester {
         self.message.as_ref().map(|message| message.next_segment(mulpdu, dv))
     }
 
-    /// The memory of the next `len` bytes of the message in progress, those that a copier reaches by
-    /// way of the staging buffer.
+    /// The memory of the next `len` bytes of the message in progress, those that a copier reaches
+    /// by way of the staging buffer.
     #[inline]
     pub(super) fn gather<'t>(
         &'t self,
@@ -176,8 +176,8 @@ impl Requester {
             .is_some_and(|message| stags.all_shared(message.stags(self.elements.as_slice())))
     }
 
-    /// Gathers for a message that is cut off ahead of the one in progress. Returns whether that ends
-    /// with these bytes.
+    /// Gathers for a message that is cut off ahead of the one in progress. Returns whether that
+    /// ends with these bytes.
     pub(super) fn gather_ahead<'t>(
         &'t self,
         ahead: &mut Message,
@@ -194,8 +194,8 @@ impl Requester {
 
     /// A segment with `len` bytes of payload has left, by either path. With the last one of a
     /// message, its request is done, or will be when TCP has accepted the bytes up to `queued`.
-    // Not a `Progress`: passed through memory, it would be written in parts and read back at once in
-    // one piece, and that waits for all stores before it, those of the payload included.
+    // Not a `Progress`: passed through memory, it would be written in parts and read back at once
+    // in one piece, and that waits for all stores before it, those of the payload included.
     #[inline]
     pub(super) fn segment_left(&mut self, core: &QpCore, len: u32, queued: Option<u64>) {
         let Some(message) = &mut self.message else { return };
@@ -241,6 +241,7 @@ impl Requester {
 
     /// What is in the queue now is still sent; what is posted later is flushed.
     pub(super) fn begin_draining(&mut self) {
+        //= DDP-6.2.1-3
         self.drain = Some(self.sq.look().unwrap_or(0));
     }
 

@@ -27,7 +27,8 @@ impl Requester {
         take(&mut self.send_msn)
     }
 
-    /// Numbers the Read that is only the first FPDU of a peer-to-peer stream, and awaits its response.
+    /// Numbers the Read that is only the first FPDU of a peer-to-peer stream, and awaits its
+    /// response.
     pub(in crate::engine) fn number_rtr_read(&mut self) -> Msn {
         self.outbound.push_back(OutboundRead {
             seq: None,
@@ -40,8 +41,8 @@ impl Requester {
         take(&mut self.read_msn)
     }
 
-    /// A segment of a Read Response has been placed. The reason, if the response is at its end and not
-    /// as long as was asked for.
+    /// A segment of a Read Response has been placed. The reason, if the response is at its end and
+    /// not as long as was asked for.
     pub(in crate::engine) fn response_placed(
         &mut self,
         len: usize,
@@ -83,6 +84,7 @@ impl Requester {
         let Some(seq) = read.seq else { return Ok(()) };
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.byte_len = read.size;
+            //= RDMAP-5.2.2-3, RDMAP-5.5-20b
             request.progress = Progress::Done(CompletionStatus::Success);
         }
         if read.invalidate {
@@ -146,6 +148,7 @@ impl Requester {
 /// The next number of a queue.
 pub(super) fn take(msn: &mut Msn) -> Msn {
     let this = *msn;
+    //= DDP-4.3-7
     *msn = this.next();
     this
 }

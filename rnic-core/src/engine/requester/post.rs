@@ -1,8 +1,8 @@
 //! From the send queue to an outgoing message: taking requests, checking them, holding them back.
 //!
-//! A request is taken only when a CQ slot is reserved for it. It is validated on the private copy and
-//! refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold the queue;
-//! nothing overtakes (RFC 5040 section 5.5).
+//! A request is taken only when a CQ slot is reserved for it. It is validated on the private copy
+//! and refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold
+//! the queue; nothing overtakes (RFC 5040 section 5.5).
 
 use super::in_flight::{OutboundRead, Progress, Request};
 use super::message::{Head, Message, Source, element, total_length};
@@ -31,13 +31,15 @@ const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - UntaggedHeader::LEN as u32;
 impl Requester {
     /// Makes sure that a message is ready to be segmented; false if there is none to send now.
     ///
-    /// Read Responses alternate with requests, by message: neither keeps the other waiting for long.
+    /// Read Responses alternate with requests, by message: neither keeps the other waiting for
+    /// long.
     pub(in crate::engine) fn next_message(
         &mut self,
         core: &mut QpCore,
         life: &LifeCycle,
         engine: &mut EngineState,
     ) -> Result<bool, RequestError> {
+        //= DDP-5.3-1, DDP-5.3-2
         if self.message.is_some() {
             return Ok(true);
         }
@@ -71,6 +73,7 @@ impl Requester {
                 SendOpcode::from_u8(entry.header.opcode).is_some_and(SendOpcode::awaits_response);
             let fenced = flags.contains(SendFlags::FENCE) && !self.outbound.is_empty();
             // A QP with an ORD of 0 fails its Reads (in `begin`) instead of waiting for ever.
+            //= RDMAP-6.1-6
             let full = self.ord > 0 && self.outbound.len() >= usize::from(self.ord);
             if fenced || (awaits && full) {
                 self.fenced = Some(entry);
@@ -93,6 +96,7 @@ impl Requester {
         core: &QpCore,
         engine: &mut EngineState,
     ) -> Result<Option<SendEntry>, RequestError> {
+        //= RDMAP-5.5-13
         if let Some(fenced) = self.fenced.take() {
             return Ok(Some(fenced));
         }
@@ -107,6 +111,7 @@ impl Requester {
         if let Some(left) = &mut self.drain {
             *left -= 1;
         }
+        //= DDP-5.3-2, RDMAP-5.1-6, RDMAP-5.2.1-7, RDMAP-5.3-9, RDMAP-5.5-13
         match self.sq.take(&mut self.elements) {
             Ok(entry) => Ok(entry),
             Err(TakeError::Entry(error)) => {
@@ -180,6 +185,7 @@ impl Requester {
             }
             Some(opcode) => self.message_for(opcode, entry, seq, core, life, engine),
         };
+        //= RDMAP-3.1-3
         self.message = message.map_err(|reason| RequestError::Failed { seq, reason })?;
         Ok(self.message.is_some())
     }
@@ -199,6 +205,7 @@ impl Requester {
         match opcode {
             SendOpcode::Write => {
                 let (source, total) = self.payload(entry, core, engine)?;
+                //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.1-1
                 let head = remote(Opcode::Write);
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
@@ -206,9 +213,13 @@ impl Requester {
                 let (source, total) = self.payload(entry, core, engine)?;
                 let solicited = h.flags & SendFlags::SOLICITED.bits() != 0;
                 let invalidates = opcode == SendOpcode::SendInvalidate;
+                //= RDMAP-5.3-12
                 let opcode = Opcode::send(solicited, invalidates);
+                //= RDMAP-4.1-9, RDMAP-5.3-12
                 let invalidate = Stag(if invalidates { h.inv_rkey } else { 0 });
+                //= DDP-4.3-7
                 let msn = take(&mut self.send_msn);
+                //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.3-1
                 let head = Head::Untagged { opcode, invalidate, qn: qn::SEND, msn };
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
@@ -279,18 +290,24 @@ impl Requester {
         };
         self.outbound.push_back(read);
         if let Some(request) = self.in_flight.get_mut(seq) {
+            //= RDMAP-5.5-19
             request.progress = Progress::Waiting;
         }
+        //= DDP-4.3-7
         let msn = take(&mut self.read_msn);
+        //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.2.1-1
         let head = Head::Untagged {
             opcode: Opcode::ReadRequest,
+            //= RDMAP-4.1-9
             invalidate: Stag(0),
             qn: qn::READ_REQUEST,
             msn,
         };
         let total = READ_REQUEST_LEN as u32;
         // The request in flight is done by the response, not by the bytes of the request.
+        //= RDMAP-4.2-1
         let source = Source::ReadRequest(wire);
+        //= RDMAP-5.2-1
         Ok(Some(Message { head, source, total, sent: 0, seq: None }))
     }
 

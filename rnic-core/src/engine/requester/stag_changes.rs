@@ -82,8 +82,8 @@ impl Requester {
         }
     }
 
-    /// Asks for the change at the head of the list, or has it asked for when fewer of this user's are
-    /// under way: each takes the control thread and every worker some time.
+    /// Asks for the change at the head of the list, or has it asked for when fewer of this user's
+    /// are under way: each takes the control thread and every worker some time.
     fn ask_for_change(&self, core: &QpCore, engine: &mut EngineState) {
         let Some(user) = engine.schedule.user(core.seat) else { return };
         if let Some((_, change)) = self.changing.front()

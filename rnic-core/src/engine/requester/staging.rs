@@ -1,8 +1,8 @@
-//! Payload that only a copier reaches: it is brought to private memory first, and sent from there. A QP
-//! has at most one such copy under way.
+//! Payload that only a copier reaches: it is brought to private memory first, and sent from there.
+//! A QP has at most one such copy under way.
 
 use super::message::{Gather, GatherFault, Message};
-use crate::device::memory::Target;
+use crate::device::memory::{MemoryFault, Target};
 use crate::types::SessionId;
 
 /// Bytes of the message in progress that are at hand, or on their way.
@@ -17,6 +17,15 @@ pub(super) struct StagingBuffer {
     pub bytes: Vec<u8>,
     /// Where among them those of the copier go.
     pub holes: Vec<(usize, usize)>,
+}
+
+/// Why nothing is staged.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) enum StageError {
+    /// The memory cannot be had.
+    Gather(GatherFault),
+    /// It could not be read.
+    Memory(MemoryFault),
 }
 
 impl StagingBuffer {

@@ -46,8 +46,8 @@ impl Responder {
     }
 
     /// Flushes the receive that is being filled and those still in the receive queue; those in a
-    /// shared one stay for others. As for requests: some, of those that are there. An error says that
-    /// the CQ is dead.
+    /// shared one stay for others. As for requests: some, of those that are there. An error says
+    /// that the CQ is dead.
     pub(in crate::engine) fn flush(
         &mut self,
         core: &mut QpCore,
@@ -106,7 +106,8 @@ impl Responder {
     }
 }
 
-/// Reserves slots for flushed receives, at most so many, or arranges to be woken when there are some.
+/// Reserves slots for flushed receives, at most so many, or arranges to be woken when there are
+/// some.
 fn reserve(wanted: u32, core: &QpCore, engine: &mut EngineState) -> Result<u32, CqFault> {
     for wait in [false, true] {
         if wait {

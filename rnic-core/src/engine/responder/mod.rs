@@ -1,8 +1,8 @@
 //! Where a queue pair puts what its peer sends: its receives, and the wait for one or for a copy.
 //!
-//! A Send takes a receive when it begins ([`receives`]), is placed into it ([`send`], [`placement`]) and
-//! completes it ([`complete`]). Meanwhile the incoming direction may stand still ([`waiting`],
-//! [`blocked`]).
+//! A Send takes a receive when it begins ([`receives`]), is placed into it ([`send`],
+//! [`placement`]) and completes it ([`complete`]). Meanwhile the incoming direction may stand still
+//! ([`waiting`], [`blocked`]).
 
 pub(super) mod blocked;
 mod complete;
@@ -23,7 +23,8 @@ pub(super) struct Responder {
     receives: Receives,
     /// The receive that a message is being placed into.
     receiving: Option<Receiving>,
-    /// How long a message that finds no receive waits for one; `None` if it ends the stream at once.
+    /// How long a message that finds no receive waits for one; `None` if it ends the stream at
+    /// once.
     rnr_timeout: Option<Duration>,
     /// The incoming direction stands still.
     blocked: Option<Box<RxBlocked>>,

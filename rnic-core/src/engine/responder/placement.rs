@@ -80,8 +80,8 @@ impl PendingWrite {
     }
 }
 
-/// Places a payload in one piece of memory, or has it placed. `last` says that its last bytes become
-/// visible last.
+/// Places a payload in one piece of memory, or has it placed. `last` says that its last bytes
+/// become visible last.
 #[inline]
 pub(in crate::engine) fn place(
     payload: &Payload<'_>,

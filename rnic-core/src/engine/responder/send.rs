@@ -26,8 +26,8 @@ use crate::stream::inbound::send_fits;
 use crate::types::Time;
 
 impl Responder {
-    /// The buffer for a Send: the one in use, or for a new message the next one posted. False if there
-    /// is none and this QP waits for one: see [`Responder::await_receive`].
+    /// The buffer for a Send: the one in use, or for a new message the next one posted. False if
+    /// there is none and this QP waits for one: see [`Responder::await_receive`].
     #[inline]
     pub(in crate::engine) fn take_receive(
         &mut self,
@@ -35,6 +35,7 @@ impl Responder {
         now: Time,
         outputs: &mut VecDeque<Output>,
     ) -> Result<bool, PlacementError> {
+        //= RDMAP-5.3-2
         if self.receiving.is_some() {
             return Ok(true);
         }

@@ -1,27 +1,28 @@
 //! A stream whose incoming direction stands still, for one of two reasons at a time. Either a Send
-//! found no receive and its QP was made to wait for one (RFC 5041 section 7.1 lets a receiver end the
-//! stream at once; to wait instead is ours, and costs the peer only what TCP's flow control costs it
-//! anyway); or a copier is writing the bytes of a segment ([`placement`](super::placement)). A Send that
-//! has waited may, with its receive, go on to wait for a copier.
+//! found no receive and its QP was made to wait for one (RFC 5041 section 7.1 lets a receiver end
+//! the stream at once; to wait instead is ours, and costs the peer only what TCP's flow control
+//! costs it anyway); or a copier is writing the bytes of a segment
+//! ([`placement`](super::placement)). A Send that has waited may, with its receive, go on to wait
+//! for a copier.
 //!
-//! *Over TCP* a segment without a receive has been verified and is kept with what was read behind it,
-//! of a segment that is being written only the latter; the socket is not read again, so everything
-//! else stays in the kernel and the peer's window closes. A QP that [may block](Responder::may_block)
-//! reads so little at a time that what is kept never exceeds one FPDU of the largest size; only at its
-//! first copy a QP has not known that it would, and keeps what it has read. A reset is seen all the
-//! same, because the worker passes on the socket's error
-//! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)); a FIN is in its place
-//! behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender's QP takes no
-//! turn at this one until it is woken. What it does besides sending is deferred where TCP would deliver
-//! it in its place behind a segment that has left ([`Responder::defer`]).
+//! *Over TCP* a segment without a receive has been verified and is kept with what was read behind
+//! it, of a segment that is being written only the latter; the socket is not read again, so
+//! everything else stays in the kernel and the peer's window closes. A QP that [may
+//! block](Responder::may_block) reads so little at a time that what is kept never exceeds one FPDU
+//! of the largest size; only at its first copy a QP has not known that it would, and keeps what it
+//! has read. A reset is seen all the same, because the worker passes on the socket's error
+//! ([`Engine::handle_socket_error`](crate::engine::Engine::handle_socket_error)); a FIN is in its
+//! place behind the bytes, and waits with them. *By the direct path* nothing is kept: the sender's
+//! QP takes no turn at this one until it is woken. What it does besides sending is deferred where
+//! TCP would deliver it in its place behind a segment that has left ([`Responder::defer`]).
 //!
 //! The other direction goes on. But a Read Response to this QP is behind the message that waits, so
-//! an application that posts its next receive only after a Read is done waits for itself; it is warned
-//! once.
+//! an application that posts its next receive only after a Read is done waits for itself; it is
+//! warned once.
 //!
-//! It ends in one of three ways, each by [`Responder::unblock`]: what is awaited has come, the deadline
-//! has passed, or the stream has ended; only a copier's answer is awaited even then, because it writes
-//! where a flushed receive is.
+//! It ends in one of three ways, each by [`Responder::unblock`]: what is awaited has come, the
+//! deadline has passed, or the stream has ended; only a copier's answer is awaited even then,
+//! because it writes where a flushed receive is.
 
 use super::Responder;
 use super::blocked::{BlockedOn, RxBlocked, WaitingSegment};
@@ -48,13 +49,13 @@ impl Responder {
     }
 
     /// There is no receive for this segment, whose payload is the last `payload` bytes of `origin`:
-    /// takes one that has been posted by now (true), or waits until one is. `awaits_response` says that
-    /// the owner has a Read outstanding, which is behind it.
+    /// takes one that has been posted by now (true), or waits until one is. `awaits_response` says
+    /// that the owner has a Read outstanding, which is behind it.
     ///
     /// Asks the client to ring *before* the last look at the queue; the fence argument stands at
     /// [`ReceiveProducer::waits`](crate::shm::queue::ReceiveProducer::waits). The bell is this QP's
-    /// for its own queue, and leads to [`Responder::take_awaited`] by its next turn; for a shared queue
-    /// it is that queue's, and leads there by [`Srq::ready`](crate::device::Srq::ready).
+    /// for its own queue, and leads to [`Responder::take_awaited`] by its next turn; for a shared
+    /// queue it is that queue's, and leads there by [`Srq::ready`](crate::device::Srq::ready).
     pub(in crate::engine) fn await_receive(
         &mut self,
         core: &QpCore,
@@ -140,7 +141,8 @@ impl Responder {
         Some(taken)
     }
 
-    /// An application that waits for a Read before it posts a receive waits for itself: says so once.
+    /// An application that waits for a Read before it posts a receive waits for itself: says so
+    /// once.
     pub(in crate::engine) fn warn_of_read(
         &mut self,
         core: &QpCore,

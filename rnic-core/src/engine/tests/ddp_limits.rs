@@ -1,5 +1,5 @@
-//! The tables `queue` and `limit` of `tests/conformance/requirements.toml`, as far as they are about
-//! DDP, carried out. A row that nothing here knows fails.
+//! The tables `queue` and `limit` of `tests/conformance/requirements.toml`, as far as they are
+//! about DDP, carried out. A row that nothing here knows fails.
 
 use super::raw::Raw;
 use super::requests::Wr;

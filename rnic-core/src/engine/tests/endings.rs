@@ -636,8 +636,9 @@ fn established_precedes_completions_and_disconnected_follows_the_flush() {
     }
 }
 
-/// Far more than a turn is worth came at once, the last of it a message, and the connection has ended
-/// behind it: all of it is carried out before the end is, also if a call to send is the first to know.
+/// Far more than a turn is worth came at once, the last of it a message, and the connection has
+/// ended behind it: all of it is carried out before the end is, also if a call to send is the first
+/// to know.
 #[test]
 fn what_came_before_the_end_is_carried_out_before_it() {
     for (sending, fin) in [(false, true), (true, false), (true, true)] {

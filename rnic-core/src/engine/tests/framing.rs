@@ -53,7 +53,8 @@ const DONE: [&str; 10] = [
 
 fn assert_done(mut log: Vec<String>, what: &str) {
     let mut expected: Vec<String> = DONE.iter().map(|s| (*s).to_owned()).collect();
-    // How the two ends' completions interleave depends on the cuts; each queue's own order is fixed.
+    // How the two ends' completions interleave depends on the cuts; each queue's own order is
+    // fixed.
     for queue in [["1 ", "2 ", "3 ", "4 ", "5 "].as_slice(), &["50", "51"], &["6 ", "7 "]] {
         let of = |l: &[String]| -> Vec<String> {
             l.iter().filter(|c| queue.iter().any(|q| c.starts_with(q))).cloned().collect()

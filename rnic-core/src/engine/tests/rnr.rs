@@ -107,7 +107,8 @@ fn both_directions_may_be_held_at_once() {
     }
 }
 
-/// Messages of every size under every cutting, receives one at a time: all arrive whole and in order.
+/// Messages of every size under every cutting, receives one at a time: all arrive whole and in
+/// order.
 #[test]
 fn streams_cut_anywhere_are_held_and_resumed_without_loss() {
     for wiring in Wiring::all() {

@@ -1,4 +1,5 @@
-//! Habits of Linux siw that its peers have to know. What it was seen doing otherwise is in `captures`.
+//! Habits of Linux siw that its peers have to know. What it was seen doing otherwise is in
+//! `captures`.
 
 use super::requests::Wr;
 use super::world::{A, World};

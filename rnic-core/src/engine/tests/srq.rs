@@ -1,4 +1,5 @@
-//! Shared receive queues: who gets which receive, what is told of them, and who pays for a broken one.
+//! Shared receive queues: who gets which receive, what is told of them, and who pays for a broken
+//! one.
 
 use super::requests::Wr;
 use super::world::{QpShape, Wiring, World};

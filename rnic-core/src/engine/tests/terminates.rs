@@ -301,7 +301,8 @@ fn a_terminate_of_every_layout_is_told_to_the_application() {
         let first = number(0..1) << 4 | number(2..3);
         for flags in (0..8).map(|n: u8| n << 5) {
             for tagged in [false, true] {
-                // Bits that are reserved are set where headers leave no doubt, and where none follow.
+                // Bits that are reserved are set where headers leave no doubt, and where none
+                // follow.
                 for reserved in [[0, 0], [0x1F, 0xFF]] {
                     let control = [first, number(4..6), flags | reserved[0], reserved[1]];
                     let (payload, headers) = received(control, flags, tagged);

@@ -171,6 +171,7 @@ impl Responder {
             role: Role::Responder { await_rtr: None },
             revision: asked.revision,
             //= MPA-3-13, MPA-C.1-1, MPA-C.1-3, MPA-C.2.4-1, MPA-C.3-1
+            //= DDP-4.1-10
             version: if rdmac { 0 } else { 1 },
             //= MPA-4.4-5, MPA-4.4-9, MPA-4.4-10, MPA-7.1.1-8
             crc: self.options.crc || asked.crc,

@@ -15,8 +15,8 @@ use crate::control::connection::{Connection, turn_away};
 use crate::privilege::Peer;
 
 impl Server {
-    /// Takes in clients that wait, as long as there are descriptors. That costs whoever they are of as
-    /// much of his time as it takes.
+    /// Takes in clients that wait, as long as there are descriptors. That costs whoever they are of
+    /// as much of his time as it takes.
     pub(super) fn accept(&mut self, now: Time) {
         let mut had = clock::on_cpu();
         for _ in 0..ACCEPTS {
@@ -30,8 +30,8 @@ impl Server {
         self.accept_again = Some(now);
     }
 
-    /// Takes in the next client that waits, or turns it away: its user. `None` if none waits, or none
-    /// can be taken in for now.
+    /// Takes in the next client that waits, or turns it away: its user. `None` if none waits, or
+    /// none can be taken in for now.
     fn take_in(&mut self, now: Time) -> Option<u32> {
         let socket = self.socket.as_ref()?;
         // Each that is turned away may have to be closed elsewhere. That is soon over.

@@ -24,6 +24,7 @@ impl Manager {
 
     fn open_named_pd(&mut self, id: SessionId, name: &str) -> Answer {
         let session = find(&mut self.sessions, id)?;
+        //= DDP-8.3.2-3, RDMAP-8.1.2-3
         let rule = self.policy.named_pd(&session.client.identity, name)?;
         if let Some(pd) = self.named_pds.find(name)
             && let Some(object) = session.pds.get_mut(&pd)

@@ -50,8 +50,8 @@ impl Manager {
         session.tell(&Event::RequestWithdrawn { listener, context, request, reason });
     }
 
-    /// Refuses another descriptor of a user with too many that are not closed yet: each holds one of
-    /// the daemon's.
+    /// Refuses another descriptor of a user with too many that are not closed yet: each holds one
+    /// of the daemon's.
     pub fn may_pass(&self, user: u32, id: Option<SessionId>) -> Result<(), Refusal> {
         let Some(session) = id.and_then(|id| self.sessions.get(&id)) else { return Ok(()) };
         let rights = session.account.rights();

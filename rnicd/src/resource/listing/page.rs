@@ -1,5 +1,5 @@
-//! Pages of lists. A page costs what it shows, however much there is: it begins where the one before
-//! said, at a key, and nothing before that is looked at.
+//! Pages of lists. A page costs what it shows, however much there is: it begins where the one
+//! before said, at a key, and nothing before that is looked at.
 
 use std::collections::BTreeMap;
 

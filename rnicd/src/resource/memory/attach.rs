@@ -68,8 +68,8 @@ impl Manager {
             Err(refusal) => return Err((refusal, descriptor)),
         };
         let pid = session.client.pid;
-        // A copy waits for whoever serves the client's pages, so workers make it themselves only for
-        // those who could stop the daemon anyway.
+        // A copy waits for whoever serves the client's pages, so workers make it themselves only
+        // for those who could stop the daemon anyway.
         if session.client.is_trusted() {
             let space = AddressSpace::adopt(descriptor, pid)
                 .map_err(|(error, d)| (refuse::invalid("memory", error.to_string()), d))?;

@@ -30,7 +30,8 @@ pub(super) enum Reach {
 }
 
 impl Attached {
-    /// Ends the copier that reaches it, if one does: the reaper, which closes what is left, may not.
+    /// Ends the copier that reaches it, if one does: the reaper, which closes what is left, may
+    /// not.
     pub fn end_copier(&mut self) {
         if let Reach::Copier(copier) = &mut self.reach {
             copier.end();

@@ -19,6 +19,7 @@ impl Manager {
     pub(in crate::resource) fn reg_mr(&mut self, id: SessionId, request: MrRequest) -> Answer {
         let session = find(&mut self.sessions, id)?;
         check(session, &request)?;
+        //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
         let (segment, memory) = named_memory(session, request.source, request.length)?;
         let charge = session.account.charge(Kind::Mrs, 1)?;
         let membership = self.named_pds.enter(&self.policy, request.pd, Member::Mr)?;
@@ -44,6 +45,7 @@ impl Manager {
         };
         session.mrs.insert(mr, object);
         let session = id;
+        //= DDP-8.3.2-3, RDMAP-8.1.2-3
         let entry = StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
         self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
@@ -96,6 +98,7 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     if r.access.contains(Access::REMOTE_ATOMIC) {
         return Err(refuse::unsupported("atomic access"));
     }
+    //= DDP-8.3-4
     if r.access.contains(Access::REMOTE_WRITE) && !r.access.contains(Access::LOCAL_WRITE) {
         return Err(refuse::invalid("access", "REMOTE_WRITE needs LOCAL_WRITE"));
     }

@@ -103,6 +103,7 @@ impl Segment {
         if self.mapping.is_some() {
             return Err(refuse::invalid("segment", "has its memory already"));
         }
+        //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
         let mapping = Mapping::adopt_segment(memfd.as_fd(), self.length);
         self.mapping = Some(mapping.map_err(|error| segment_refusal(&error))?);
         // Nothing is freed by that: the mapping has it as well.

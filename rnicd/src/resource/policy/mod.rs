@@ -162,11 +162,11 @@ impl Policy {
         self.check("connect", "connect to", &self.connect, who, address, |r| r.covers(address))
     }
 
-    /// Refuses addresses that do not leave the daemon's host to clients of other network namespaces:
-    /// what listens there counts on being reached from nowhere else, and some of it answers to
-    /// anybody who gets that far (a cloud's metadata at 169.254.169.254). A client in a namespace
-    /// without interfaces would otherwise have the daemon go where it cannot go itself. A wildcard
-    /// includes the loopback. `verb` says what the client wants.
+    /// Refuses addresses that do not leave the daemon's host to clients of other network
+    /// namespaces: what listens there counts on being reached from nowhere else, and some of it
+    /// answers to anybody who gets that far (a cloud's metadata at 169.254.169.254). A client in a
+    /// namespace without interfaces would otherwise have the daemon go where it cannot go itself. A
+    /// wildcard includes the loopback. `verb` says what the client wants.
     pub fn may_reach(
         &self,
         who: &Identity,
@@ -214,8 +214,8 @@ impl Policy {
     }
 }
 
-/// Whether an address means this host, or a link of it, to whoever uses it: loopback, link-local, and
-/// the unspecified address, which a connect takes for the loopback and a bind for all.
+/// Whether an address means this host, or a link of it, to whoever uses it: loopback, link-local,
+/// and the unspecified address, which a connect takes for the loopback and a bind for all.
 fn stays_on_host(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.is_unspecified(),

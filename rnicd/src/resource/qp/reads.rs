@@ -22,6 +22,7 @@ impl Reads {
         (ird, ord): (&mut Option<u16>, &mut Option<u16>),
         (most_ird, most_ord): (u16, u16),
     ) -> Result<Reads, Refusal> {
+        //= RDMAP-8.1.2-7
         let ird = charge(account, Kind::Ird, ird, most_ird)?;
         let ord = charge(account, Kind::Ord, ord, most_ord)?;
         Ok(Reads { ird, ord })

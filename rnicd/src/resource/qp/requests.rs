@@ -30,7 +30,9 @@ impl Manager {
             Some(srq) => Some(srq_for_qp(session.srq(srq)?, request.pd)?),
             None => None,
         };
+        //= RDMAP-8.1.1-9
         let send_cq = session.cq(request.send_cq)?.cq.clone();
+        //= RDMAP-8.1.1-9
         let recv_cq = session.cq(request.recv_cq)?.cq.clone();
         let charge = session.account.charge(Kind::Qps, 1)?;
         let membership = self.named_pds.enter(&self.policy, request.pd, Member::Qp)?;

@@ -1,8 +1,8 @@
 //! Arenas of one session: memory for its queues, made by the daemon as it is needed.
 //!
 //! The first arena begins with a header page and one doorbell page per worker (`docs/abi.md`);
-//! further ones hold queues from their first byte. An arena that the client was told of lives as long
-//! as its session.
+//! further ones hold queues from their first byte. An arena that the client was told of lives as
+//! long as its session.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -29,6 +29,7 @@ impl Manager {
         let notified = notified.transpose()?;
         let shape = QueueShape::completion(entries);
         let charge = session.account.charge(Kind::Cqs, 1)?;
+        //= RDMAP-8.1.2-5
         let entries = session.account.charge(Kind::CqEntries, shape.capacity.into())?;
         let doorbell = session.doorbells.allocate()?;
         let Room { places: [place], made } = session.arenas.room([shape])?;

@@ -1,5 +1,5 @@
-//! Completion channels, completion queues, shared receive queues, and the memory in which all queues
-//! lie.
+//! Completion channels, completion queues, shared receive queues, and the memory in which all
+//! queues lie.
 
 mod arena;
 mod channels;

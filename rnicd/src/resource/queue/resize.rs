@@ -1,10 +1,10 @@
 //! Completion queues that get another size.
 //!
-//! The queue gets another place, so for a moment it has two; entries count against the limits as those
-//! of the larger. Workers know the queue and not its place, which it changes under its own lock
-//! ([`Cq::resize`]), so none has to be asked. The old place is free at once: the client has agreed not
-//! to touch it from its request on, and if it does so all the same it writes in its own arena, as it
-//! can at any time.
+//! The queue gets another place, so for a moment it has two; entries count against the limits as
+//! those of the larger. Workers know the queue and not its place, which it changes under its own
+//! lock ([`Cq::resize`]), so none has to be asked. The old place is free at once: the client has
+//! agreed not to touch it from its request on, and if it does so all the same it writes in its own
+//! arena, as it can at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,7 +34,8 @@ impl Manager {
         let shape = QueueShape::completion(entries);
         let queue = object.cq.clone();
         let (had, wants) = (object.entries.amount(), u64::from(shape.capacity));
-        // Before anything is made for nothing. Workers may need more meanwhile, so the move asks again.
+        // Before anything is made for nothing. Workers may need more meanwhile, so the move asks
+        // again.
         if let Err(fault) = queue.fits(shape.capacity) {
             return Err(self.not_resized(id, &queue, shape, fault));
         }
@@ -43,6 +44,7 @@ impl Manager {
             return Outcome::now(body);
         }
         let more = match wants > had {
+            //= RDMAP-8.1.2-5
             true => Some(session.account.charge(Kind::CqEntries, wants - had)?),
             false => None,
         };

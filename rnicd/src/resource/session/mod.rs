@@ -1,8 +1,8 @@
 //! What one session owns: tables of objects, and nothing that decides about them.
 //!
 //! An object holds what it was given: its charges, its handle, its places and its uses of other
-//! objects. All of that is given back when it is dropped, in the order of the fields: first the memory
-//! and the numbers, then the charge for them.
+//! objects. All of that is given back when it is dropped, in the order of the fields: first the
+//! memory and the numbers, then the charge for them.
 
 mod close;
 mod open;
@@ -74,8 +74,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Whether workers may touch its attached memory, which it can make wait: only who could stop the
-    /// daemon anyway, or whom the administrator trusts as much.
+    /// Whether workers may touch its attached memory, which it can make wait: only who could stop
+    /// the daemon anyway, or whom the administrator trusts as much.
     pub fn is_trusted(&self) -> bool {
         self.trusted || self.could_stop_the_daemon()
     }
@@ -130,8 +130,8 @@ impl Session {
         }
     }
 
-    /// Leaves the domains that it shares with other sessions, whatever it has in them: for them it is
-    /// over before all of that is gone.
+    /// Leaves the domains that it shares with other sessions, whatever it has in them: for them it
+    /// is over before all of that is gone.
     pub fn leave_named_pds(&mut self) {
         for pd in self.pds.values_mut() {
             pd.named = None;

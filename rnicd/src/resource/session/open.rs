@@ -120,8 +120,8 @@ impl Manager {
     }
 }
 
-/// Charges what every session has, itself and its first arena. Those that are being taken down still
-/// count: they hold memory and descriptors.
+/// Charges what every session has, itself and its first arena. Those that are being taken down
+/// still count: they hold memory and descriptors.
 fn charge_session(account: &Arc<Account>, workers: u32) -> Result<(Charge, Charge), HelloStatus> {
     let rights = account.rights();
     let refused = |refusal: Refusal| {

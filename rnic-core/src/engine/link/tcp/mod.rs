@@ -1,20 +1,17 @@
-//! A TCP connection: what a QP keeps for it, how segments become FPDUs ([`transmit`], without a copy
-//! [`zero_copy`]) and bytes become segments ([`receive`]).
+//! A TCP connection: what a QP keeps for it, how segments become FPDUs ([`transmit`], without a
+//! copy [`zero_copy`]) and bytes become segments ([`receive`]).
 //!
 //! One slab each for sending and receiving serve all QPs; a QP owns memory only for bytes that the
 //! kernel has not taken yet and for an FPDU that has not arrived in full ([`partial`]). An idle
 //! connection owns none.
 
-mod failure;
+pub(in crate::engine) mod failure;
 pub(in crate::engine) mod partial;
 mod receive;
 pub(in crate::engine) mod slabs;
-mod transmit;
+pub(in crate::engine) mod transmit;
 mod unread;
 mod zero_copy;
-
-pub(in crate::engine) use failure::in_words;
-pub(in crate::engine) use transmit::UNSENT;
 
 use partial::Partial;
 use slabs::Unread;
@@ -30,8 +27,8 @@ use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
 /// Bytes of the transmit slab: the most that one call hands to TCP.
 pub(in crate::engine) const TX_SLAB: usize = BATCH + MAX_FPDU;
-/// Bytes after which a call is made. With more, both ends wait for each other in larger steps: of 64,
-/// 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
+/// Bytes after which a call is made. With more, both ends wait for each other in larger steps: of
+/// 64, 128 and 256 KiB the smallest was the fastest between two daemons on two CPUs.
 const BATCH: usize = 64 * 1024;
 
 /// State of one connection.
@@ -111,6 +108,7 @@ impl TcpLink {
                 MulpduPolicy::Emss => emss,
                 MulpduPolicy::Max => usize::from(u16::MAX),
             };
+            //= DDP-3-1
             self.mulpdu = usize::from(mulpdu(emss, self.markers_out));
         }
     }
@@ -127,8 +125,8 @@ impl TcpLink {
         self.framed != self.accepted
     }
 
-    /// Whether nothing can be sent now: a blocked connection waits until it is writable, a broken one
-    /// for the end of what came.
+    /// Whether nothing can be sent now: a blocked connection waits until it is writable, a broken
+    /// one for the end of what came.
     pub(in crate::engine) fn awaits_socket(&self) -> bool {
         self.blocked || self.broken.is_some()
     }
@@ -199,6 +197,7 @@ impl TcpLink {
         self.blocked = !rest.is_empty();
         if !rest.is_empty() {
             self.tail.clear();
+            //= DDP-3-3
             self.tail.extend_from_slice(rest);
             self.tail_at = 0;
         }

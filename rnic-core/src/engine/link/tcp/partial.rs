@@ -1,10 +1,11 @@
 //! FPDUs that have not arrived in full, and what they may cost.
 //!
 //! A peer may take as long as it likes with the rest of an FPDU that it has announced, so what a
-//! stream holds follows what has arrived, not what was announced: a buffer of the next power of two.
-//! The few that are incomplete at one time while streams run come from a pool of whole buffers,
-//! which spares them growing. What is not pooled is charged ([`charge`](crate::engine::charge)); a working connection
-//! completes an FPDU in milliseconds, so the oldest gives way. So ends a stream of whose incomplete FPDU no byte has come for long.
+//! stream holds follows what has arrived, not what was announced: a buffer of the next power of
+//! two. The few that are incomplete at one time while streams run come from a pool of whole
+//! buffers, which spares them growing. What is not pooled is charged
+//! ([`charge`](crate::engine::charge)); a working connection completes an FPDU in milliseconds, so
+//! the oldest gives way. So ends a stream of whose incomplete FPDU no byte has come for long.
 
 use std::time::Duration;
 
@@ -92,7 +93,8 @@ impl PartialBuffers {
         }
     }
 
-    /// Takes other limits. What is there already counts against them, and is kept until there is more.
+    /// Takes other limits. What is there already counts against them, and is kept until there is
+    /// more.
     pub(in crate::engine) fn set_limits(&mut self, limits: PartialLimits) {
         self.stall = limits.stall;
         self.charges.set_limits(limits.held);
@@ -139,8 +141,8 @@ impl PartialBuffers {
         }
     }
 
-    /// The whole FPDU, its buffer to be given back by [`PartialBuffers::give_buffer`]; afterwards this
-    /// holds nothing.
+    /// The whole FPDU, its buffer to be given back by [`PartialBuffers::give_buffer`]; afterwards
+    /// this holds nothing.
     pub(in crate::engine) fn take(
         &mut self,
         partial: &mut Partial,

@@ -1,12 +1,12 @@
 //! Receiving from TCP: bytes become verified FPDUs, FPDUs become segments.
 //!
-//! Nothing of an FPDU is looked at before its CRC and Markers have been checked (RFC 5044 section 6).
-//! Bytes arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of its own,
-//! and the next call reads the missing bytes straight behind it.
+//! Nothing of an FPDU is looked at before its CRC and Markers have been checked (RFC 5044 section
+//! 6). Bytes arrive in the engine's slab; only an FPDU that is not complete moves to a buffer of
+//! its own, and the next call reads the missing bytes straight behind it.
 
 use std::io::{self, IoSliceMut};
 
-use super::in_words;
+use super::failure::in_words;
 use super::partial::unwatch;
 use crate::abi::control::DisconnectReason;
 use crate::engine::arrival::PayloadSource;
@@ -84,11 +84,13 @@ impl Qp {
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Receive::Progress,
             Err(e) => {
+                //= MPA-8-3
                 self.lost(engine, &in_words("receiving", &e));
                 return Receive::Closed;
             }
         };
         // After a Terminate of either side the rest is read and dropped.
+        //= MPA-8-9, DDP-7.1-18
         if !phase.receives() {
             self.core.turn.charge(n as i64);
             tcp.drop_partial(owner, engine);
@@ -145,6 +147,7 @@ impl Qp {
                 return len;
             }
         }
+        //= MPA-8-9
         while self.life.phase().receives()
             && !bytes.is_empty()
             && let Some(tcp) = self.link.tcp_mut()
@@ -157,6 +160,7 @@ impl Qp {
                 self.append_partial(engine, owner, bytes);
                 return len;
             }
+            //= MPA-6-2, MPA-6-4
             let (fpdu, later) = bytes.split_at_mut(needed);
             self.fpdu_arrived(engine, fpdu);
             bytes = later;
@@ -271,10 +275,13 @@ impl Qp {
                 (Incoming::Send { kind, mo, last, total: None }, payload)
             }
             Arrival::ReadRequest(read) => (Incoming::ReadRequest(read), &[][..]),
+            //= RDMAP-5.5-12, RDMAP-5.5-17
             Arrival::ReadRequestPart => return,
+            //= RDMAP-5.4-5
             Arrival::Terminate(t) => return self.terminate_received(engine, &t),
             Arrival::MalformedTerminate(why) => {
                 let why = format!("the peer sent a malformed Terminate: {why}");
+                //= RDMAP-5.4-7
                 return self.lost(engine, &why);
             }
         };
@@ -297,7 +304,8 @@ impl Qp {
         }
     }
 
-    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes on.
+    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes
+    /// on.
     pub(in crate::engine) fn send_placed(
         &mut self,
         (mo, len, last): (u32, usize, bool),
@@ -314,6 +322,7 @@ impl Qp {
     fn fin_from_socket(&mut self, engine: &mut EngineState) {
         let Some(tcp) = self.link.tcp() else { return };
         if tcp.partial.is_empty() || !self.life.phase().receives() {
+            //= DDP-3-9
             self.fin_received(engine);
             return;
         }
@@ -325,6 +334,7 @@ impl Qp {
             self.life.record_loss(&self.core, engine, "the peer closed inside its first FPDU");
             self.finish(engine, true);
         } else {
+            //= MPA-8-3
             self.terminate(engine, codes::LLP_CLOSED, None, Reason::CutShort);
         }
     }

@@ -1,22 +1,23 @@
 //! Sending over TCP: messages become FPDUs in the engine's slab, the slab goes to the socket.
 //!
-//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy: an
-//! application that scribbles changes its data, never the framing. Long messages without CRCs and
-//! Markers take the way of [`zero_copy`](super::zero_copy) instead.
+//! Application memory is read exactly once, into the slab, where the CRC is computed over the copy:
+//! an application that scribbles changes its data, never the framing. Long messages without CRCs
+//! and Markers take the way of [`zero_copy`](super::zero_copy) instead.
 
 use std::convert::Infallible;
 use std::io;
 
+use super::failure::in_words;
 use super::zero_copy::ZeroCopyError;
-use super::{TcpLink, TxBatch, in_words};
+use super::{TcpLink, TxBatch};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Target};
 use crate::engine::charge::{Names, Owner};
 use crate::engine::interface::{Output, Transmit};
 use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{Outgoing, Qp};
-use crate::engine::requester::StageError;
 use crate::engine::requester::message::{Gather, GatherFault};
+use crate::engine::requester::staging::StageError;
 use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
 use crate::mpa::MAX_FPDU;
@@ -64,6 +65,7 @@ impl Qp {
             Ok(())
         };
         if let Err(error) = result {
+            //= DDP-3-3
             self.send_failed(engine, &error);
             return Transmit::Idle;
         }
@@ -178,8 +180,8 @@ impl Qp {
         }
     }
 
-    /// Frames the next segment of the message in progress, behind `used` bytes of the slab: bytes of
-    /// the FPDU. One whose memory cannot be had is dealt with, and is none.
+    /// Frames the next segment of the message in progress, behind `used` bytes of the slab: bytes
+    /// of the FPDU. One whose memory cannot be had is dealt with, and is none.
     fn frame_segment(
         &mut self,
         engine: &mut EngineState,
@@ -255,6 +257,7 @@ impl Qp {
         let (header, payload): (_, &[u8]) = match rtr {
             Rtr::Write => {
                 let header = Header::Tagged(TaggedHeader {
+                    //= DDP-4.1-3
                     last: true,
                     dv: tcp.dv,
                     rsvd_ulp: Control { rv: tcp.dv, opcode: Opcode::Write }.byte(),
@@ -275,7 +278,9 @@ impl Qp {
 
     fn frame_terminate(&mut self, payload: &[u8], out: &mut [u8]) -> usize {
         let Some(tcp) = self.link.tcp_mut() else { return 0 };
+        //= RDMAP-4.1-3, RDMAP-5.4-1
         let header = tcp.untagged(Opcode::Terminate, Msn::FIRST);
+        //= RDMAP-4.2-1
         let n = tcp.frame(&header, payload, out);
         self.fpdu_left(&Outgoing::Terminate, None);
         n
@@ -291,6 +296,7 @@ impl Qp {
             && let Some(tcp) = self.link.tcp_mut()
             && tcp.has_terminated()
         {
+            //= RDMAP-5.4-9
             tcp.finish();
             engine.outputs.push_back(Output::ShutdownWrite(self.core.id));
             let peer_fin = self.life.peer_fin();
@@ -311,6 +317,7 @@ impl TcpLink {
         send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
     ) -> io::Result<bool> {
         let has_tail = !self.tail().is_empty();
+        //= DDP-3-2
         let bytes = if has_tail { self.tail() } else { framed };
         let mut interrupted = false;
         let sent = match send(&TxBatch::new(&[Piece::Private(bytes)])) {
@@ -335,10 +342,13 @@ impl TcpLink {
     /// The header of a whole untagged message that carries nothing of the application's.
     fn untagged(&self, opcode: Opcode, msn: Msn) -> Header {
         Header::Untagged(UntaggedHeader {
+            //= DDP-4.1-3
             last: true,
             dv: self.dv,
             rsvd_ulp: Control { rv: self.dv, opcode }.byte(),
+            //= RDMAP-4.1-9
             inv_stag: Stag(0),
+            //= RDMAP-4.1-5
             qn: opcode.queue().unwrap_or_default(),
             msn,
             mo: 0,
@@ -374,13 +384,14 @@ impl TcpLink {
         self.framer.frame(out, &bytes[..header_len], len, |_, block| reader.read(block))
     }
 
-    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP header.
-    /// None where it would not stand behind everything else.
+    /// The Terminate with which a QP leaves that is destroyed while connected, from its RDMAP
+    /// header. None where it would not stand behind everything else.
     pub(in crate::engine) fn final_terminate(&mut self, payload: &[u8]) -> Option<Vec<u8>> {
         if self.has_unsent() || self.rtr.is_some() {
             return None;
         }
         let mut bytes = vec![0; FINAL_TERMINATE_LEN];
+        //= RDMAP-4.1-3, RDMAP-5.4-1
         let header = self.untagged(Opcode::Terminate, Msn::FIRST);
         let len = self.frame(&header, payload, &mut bytes);
         bytes.truncate(len);

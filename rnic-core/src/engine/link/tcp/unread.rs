@@ -1,9 +1,9 @@
 //! Bytes that were read from a socket and not looked at: their QP's turn ended before.
 //!
-//! A call to the socket may bring thousands of the smallest FPDUs, more than a turn is worth. The slab
-//! that they stand in then stays with the QP, which goes on in its next turns before it reads again,
-//! and the engine takes another one. A user may keep [`SLABS`] of them; QPs that would keep more read
-//! [`LITTLE`] at a time and look at all of it.
+//! A call to the socket may bring thousands of the smallest FPDUs, more than a turn is worth. The
+//! slab that they stand in then stays with the QP, which goes on in its next turns before it reads
+//! again, and the engine takes another one. A user may keep [`SLABS`] of them; QPs that would keep
+//! more read [`LITTLE`] at a time and look at all of it.
 
 use std::sync::Arc;
 

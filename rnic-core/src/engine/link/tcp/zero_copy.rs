@@ -1,10 +1,10 @@
 //! Sending without a copy: with neither CRCs nor Markers nothing of the payload is computed, so it
 //! goes to TCP from where it lies.
 //!
-//! A call to the socket takes what [`transmit`](super::transmit) has framed so far, then FPDUs of one long message, each with
-//! its headers from here and its payload from shared memory. A message is advanced only by the FPDUs
-//! of which TCP took something; if one was taken in part, its rest is copied at once, because the
-//! memory may be revoked as soon as this call returns.
+//! A call to the socket takes what [`transmit`](super::transmit) has framed so far, then FPDUs of
+//! one long message, each with its headers from here and its payload from shared memory. A message
+//! is advanced only by the FPDUs of which TCP took something; if one was taken in part, its rest is
+//! copied at once, because the memory may be revoked as soon as this call returns.
 
 use std::io;
 

@@ -1,7 +1,7 @@
 //! Recorded traffic of Linux siw (`tests/captures`), replayed with our engine as either side.
 //!
-//! `recording` reads the files, `speech` what the two sides said to each other, `replay` plays one of
-//! them. `differences` is the list of what we do otherwise, which must be complete and must not
+//! `recording` reads the files, `speech` what the two sides said to each other, `replay` plays one
+//! of them. `differences` is the list of what we do otherwise, which must be complete and must not
 //! hold anything that is not so.
 
 mod differences;

@@ -1,9 +1,10 @@
 //! One side of a recorded connection played by our engine, the other by the recording.
 //!
 //! The engine gets the recorded peer's bytes packet by packet, in the recorded order. Where the
-//! side that it stands for posted something (a Send, a Write, a Read), it is given the same request;
-//! what RNICs answer by themselves (Read Responses, Terminates, the first message of the peer-to-peer
-//! model) it has to come up with. Regions stand under the recorded STags and addresses.
+//! side that it stands for posted something (a Send, a Write, a Read), it is given the same
+//! request; what RNICs answer by themselves (Read Responses, Terminates, the first message of the
+//! peer-to-peer model) it has to come up with. Regions stand under the recorded STags and
+//! addresses.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

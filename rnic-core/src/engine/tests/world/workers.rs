@@ -178,7 +178,7 @@ impl World {
                     self.links[l].pipes[end].finish(self.now);
                 }
                 Output::FinalTerminate { qp, bytes } => {
-                    let (l, end) = self.link_of(engine, qp).expect("last_frame after closing");
+                    let (l, end) = self.link_of(engine, qp).expect("a Terminate after closing");
                     let _ = self.links[l].send(end, &bytes, self.now);
                 }
                 Output::Close { qp, reset } => {
@@ -225,8 +225,8 @@ impl World {
         }
     }
 
-    /// Has every worker change what was asked for, then says so, when the copier that may be at work
-    /// there has no job any more. Whether it has said so of any.
+    /// Has every worker change what was asked for, then says so, when the copier that may be at
+    /// work there has no job any more. Whether it has said so of any.
     pub fn answer(&mut self) -> bool {
         let mut said = false;
         for (engine, qp, change) in std::mem::take(&mut self.changes) {
