@@ -277,7 +277,7 @@ impl Client {
                 access,
                 iova: IOVA,
                 length: REGION as u64,
-                memory: Memory::Segment { mapping: memory.clone(), offset: 0 },
+                memory: Memory::Shared { mapping: memory.clone(), offset: 0 },
             });
         }
         for (k, kind) in [(1, WindowKind::Type1), (2, WindowKind::Type2)] {

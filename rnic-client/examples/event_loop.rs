@@ -105,8 +105,8 @@ impl Server {
 
     fn welcome(&mut self, request: ConnectionRequest) -> Result<(), Box<dyn Error>> {
         let qp = self.pd.create_qp(&QpOptions::new(&self.cq))?;
-        let segment = self.context.create_segment(LONGEST.into())?;
-        let inbox = self.pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let buffer = self.context.create_shared_buffer(LONGEST.into())?;
+        let inbox = self.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         let peer = Peer { qp, inbox };
         // Before the peer can send.
         peer.post_recv()?;
@@ -154,8 +154,8 @@ fn visit(address: std::net::SocketAddr) -> Result<(), Box<dyn Error>> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(16, None)?;
     let qp = pd.create_qp(&QpOptions::new(&cq))?;
-    let segment = context.create_segment(LONGEST.into())?;
-    let inbox = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+    let buffer = context.create_shared_buffer(LONGEST.into())?;
+    let inbox = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
     qp.connect(address, &ConnectOptions::default())?;
     for n in 0..MESSAGES {
         let message = format!("message {n} of {}", std::process::id());

@@ -12,7 +12,7 @@ use rnic_core::types::Access;
 use crate::error::Error;
 use crate::mr::{Mr, MrOptions};
 use crate::pd::PdInner;
-use crate::segment::resolve;
+use crate::shared_buffer::resolve;
 
 /// Bytes on the heap that peers may read and write while regions name them.
 ///

@@ -20,8 +20,8 @@ use crate::inbox::deadline;
 use crate::listener::{ConnectionRequest, Listener};
 use crate::paths;
 use crate::pd::Pd;
-use crate::segment::Segment;
 use crate::session::{Session, unexpected};
+use crate::shared_buffer::SharedBuffer;
 
 /// An open device: one session with the daemon (compare `ibv_open_device(3)`).
 ///
@@ -192,14 +192,14 @@ impl Context {
     /// Makes memory that regions can name: zeroed, populated and shared with the daemon.
     ///
     /// `len` is in bytes, rounded up to whole pages. The pages are this process's own and count
-    /// against the daemon's `limits.segment_bytes`, which is asked before any of them is taken.
+    /// against the daemon's `limits.shared_bytes`, which is asked before any of them is taken.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] names the limit; [`Error::NotEnoughMemory`] if the machine, or the
     /// control group of this process, has less left, which is looked at while the pages are taken.
-    pub fn create_segment(&self, len: u64) -> Result<Segment, Error> {
-        Segment::create(&self.session, len)
+    pub fn create_shared_buffer(&self, len: u64) -> Result<SharedBuffer, Error> {
+        SharedBuffer::create(&self.session, len)
     }
 
     /// Hands the daemon this process's own memory, so that regions can name any of it
@@ -208,12 +208,12 @@ impl Context {
     /// What the daemon gets is the address space of this process and not its number: after `exec`
     /// nothing of the new program is reached, and a child made by `fork` has memory of its own: the
     /// daemon goes on with the parent's, and what the child writes is not seen. Copies cost a
-    /// system call each; a [`Segment`] is faster.
+    /// system call each; a [`SharedBuffer`] is faster.
     ///
     /// # Errors
     ///
     /// [`Error::Refused`] where the daemon may not do it: [`DeviceAttributes::attached_memory`]
-    /// tells before, and a program can go on with segments.
+    /// tells before, and a program can go on with shared buffers.
     pub fn attach_memory(&self) -> Result<(), Error> {
         self.session.attach_memory()
     }

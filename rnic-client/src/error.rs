@@ -43,7 +43,7 @@ pub enum Error {
         /// Bytes per request that the queue was made for.
         max: usize,
     },
-    /// An access outside a segment or region.
+    /// An access outside a shared buffer or region.
     #[error("offset {offset} + {length} bytes is outside of {size} bytes")]
     OutOfRange {
         /// Bytes from the start.
@@ -53,10 +53,10 @@ pub enum Error {
         /// Bytes there are.
         size: u64,
     },
-    /// An atomic access whose offset in its segment is no multiple of 8.
+    /// An atomic access whose offset in its shared buffer is no multiple of 8.
     #[error("offset {offset} is not aligned to 8 bytes")]
     Misaligned {
-        /// Bytes from the start of the segment.
+        /// Bytes from the start of the shared buffer.
         offset: u64,
     },
     /// A region was to be written that the process itself may not write.
@@ -184,7 +184,7 @@ pub enum Error {
     /// The daemon said something that this library does not understand; a bug of one of them.
     #[error("the daemon broke the protocol: {0}")]
     Protocol(String),
-    /// The machine, or the control group of this process, has less memory left than a segment
+    /// The machine, or the control group of this process, has less memory left than a shared buffer
     /// takes. Nothing was taken: a kernel without memory would kill somebody.
     #[error("{wanted} more bytes of memory wanted, but only about {available} are available")]
     NotEnoughMemory {

@@ -62,9 +62,9 @@ pub(crate) struct Device {
     pub(crate) qps: HashMap<QpId, FakeQp>,
     pub(crate) srqs: HashMap<SrqId, ReceiveConsumer>,
     pub(crate) cqs: HashMap<CqId, FakeCq>,
-    /// Bytes of segments without memory.
-    pub(crate) reserved: HashMap<SegmentId, u64>,
-    pub(crate) segments: HashMap<SegmentId, Arc<Mapping>>,
+    /// Bytes of shared buffers without memory.
+    pub(crate) reserved: HashMap<SharedBufferId, u64>,
+    pub(crate) shared_buffers: HashMap<SharedBufferId, Arc<Mapping>>,
     pub(crate) scanners: Vec<DoorbellScanner>,
     eventfds: Vec<OwnedFd>,
     channels: HashMap<ChannelId, OwnedFd>,
@@ -128,7 +128,7 @@ impl FakeDaemon {
             srqs: HashMap::new(),
             cqs: HashMap::new(),
             reserved: HashMap::new(),
-            segments: HashMap::new(),
+            shared_buffers: HashMap::new(),
             scanners: Vec::new(),
             eventfds: Vec::new(),
             channels: HashMap::new(),
@@ -273,15 +273,16 @@ impl Device {
         let mut fd = None;
         let reply = match body {
             RequestBody::OpenPd { .. } => ReplyBody::Pd { pd: PdId(self.handle()) },
-            RequestBody::ReserveSegment { length } => {
-                let segment = SegmentId(self.handle());
-                self.reserved.insert(segment, *length);
-                ReplyBody::Segment { segment }
+            RequestBody::ReserveSharedBuffer { length } => {
+                let buffer = SharedBufferId(self.handle());
+                self.reserved.insert(buffer, *length);
+                ReplyBody::SharedBuffer { buffer }
             }
-            RequestBody::FillSegment { segment, .. } => {
-                let length = self.reserved.remove(segment).unwrap();
-                let mapping = Mapping::adopt_segment(passed.unwrap().as_fd(), length).unwrap();
-                self.segments.insert(*segment, mapping);
+            RequestBody::FillSharedBuffer { buffer, .. } => {
+                let length = self.reserved.remove(buffer).unwrap();
+                let mapping =
+                    Mapping::adopt_shared_buffer(passed.unwrap().as_fd(), length).unwrap();
+                self.shared_buffers.insert(*buffer, mapping);
                 ReplyBody::Done
             }
             RequestBody::RegMr { .. } => {

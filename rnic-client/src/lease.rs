@@ -9,14 +9,14 @@ use parking_lot::{Mutex, RwLock};
 use rnic_core::abi::control::{MrSource, ReplyBody, RequestBody};
 use rnic_core::abi::queue::Sge;
 use rnic_core::shm::lease::{self, Done, Lendable, Loan, LoanNumber};
-use rnic_core::types::{Access, MrId, QpId, Scope, SegmentId, Stag};
+use rnic_core::types::{Access, MrId, QpId, Scope, SharedBufferId, Stag};
 
 use crate::error::Error;
 use crate::mr::RemoteAddr;
 use crate::pd::PdInner;
 use crate::request::{Data, SendRequest};
-use crate::segment::{self, resolve};
 use crate::session::{Session, unexpected};
+use crate::shared_buffer::{self, resolve};
 
 /// A region that only this program's own requests reach, whose bytes are leased as slices.
 ///
@@ -64,7 +64,7 @@ pub struct LocalMr {
 struct Region {
     pd: Arc<PdInner>,
     memory: Arc<Lendable>,
-    segment: SegmentId,
+    buffer: SharedBufferId,
     id: MrId,
     stag: Stag,
 }
@@ -72,12 +72,12 @@ struct Region {
 impl LocalMr {
     pub(crate) fn register(pd: &Arc<PdInner>, len: u64) -> Result<LocalMr, Error> {
         let session = &pd.session;
-        let (segment, mapping) = segment::share(session, len)?;
+        let (buffer, mapping) = shared_buffer::share(session, len)?;
         let memory = Lendable::new(mapping)
             .map_err(|_| Error::protocol("somebody else has memory that was just made"))?;
         let body = RequestBody::RegMr {
             pd: pd.id,
-            source: MrSource::Segment { segment, offset: 0 },
+            source: MrSource::Shared { buffer, offset: 0 },
             length: memory.len() as u64,
             iova: 0,
             access: Access::LOCAL_WRITE,
@@ -86,12 +86,12 @@ impl LocalMr {
         let (id, stag) = match session.request(body) {
             Ok(ReplyBody::Mr { mr, stag }) => (mr, stag),
             other => {
-                let _ = session.command(RequestBody::RemoveSegment { segment });
+                let _ = session.command(RequestBody::RemoveSharedBuffer { buffer });
                 return Err(other.map_or_else(|e| e, |reply| unexpected(&reply)));
             }
         };
         session.local_keys.add(stag);
-        Ok(LocalMr { region: Arc::new(Region { pd: pd.clone(), memory, segment, id, stag }) })
+        Ok(LocalMr { region: Arc::new(Region { pd: pd.clone(), memory, buffer, id, stag }) })
     }
 
     /// Its handle in the daemon.
@@ -142,7 +142,7 @@ impl Drop for Region {
         // A session that has ended has taken both back already.
         let session = &self.pd.session;
         let _ = session.command(RequestBody::DeregMr { mr: self.id });
-        let _ = session.command(RequestBody::RemoveSegment { segment: self.segment });
+        let _ = session.command(RequestBody::RemoveSharedBuffer { buffer: self.buffer });
         session.local_keys.remove(self.stag);
     }
 }

@@ -1,11 +1,11 @@
 //! RDMA for programs: the verbs-shaped library that speaks to an RNIC of `rnicd`.
 //!
 //! A [`Context`] is one session with the daemon. It makes protection domains ([`Pd`]), shared
-//! memory ([`Segment`]), regions of it ([`Mr`]) and windows on them ([`MemoryWindow`]), completion
-//! queues ([`Cq`]), queue pairs ([`Qp`]) and shared receive queues ([`Srq`]), and it binds
-//! addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`, so that their man pages
-//! apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer may be any RNIC that
-//! speaks it.
+//! memory ([`SharedBuffer`]), regions of it ([`Mr`]) and windows on them ([`MemoryWindow`]),
+//! completion queues ([`Cq`]), queue pairs ([`Qp`]) and shared receive queues ([`Srq`]), and it
+//! binds addresses ([`Listener`]). The names are those of verbs and of `rdma_cm`, so that their man
+//! pages apply; on the wire it is iWARP (RFC 5040, 5041, 5044, 6581), and a peer may be any RNIC
+//! that speaks it.
 //!
 //! # A complete ping-pong
 //!
@@ -23,8 +23,8 @@
 //!     let qp = pd.create_qp(&QpOptions::new(&cq))?;
 //!
 //!     // Memory that messages arrive in. The first receive is posted before the peer can send.
-//!     let segment = context.create_segment(4096)?;
-//!     let buffer = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+//!     let memory = context.create_shared_buffer(4096)?;
+//!     let buffer = pd.reg_mr(&memory, .., Access::LOCAL_WRITE)?;
 //!     let ball = [buffer.sge(0, 64)];
 //!     qp.post_recv(&[RecvRequest::new(1, &ball)])?;
 //!
@@ -111,8 +111,8 @@ mod pd;
 mod qp;
 mod receive;
 mod request;
-mod segment;
 mod session;
+mod shared_buffer;
 mod srq;
 #[cfg(feature = "tokio")]
 mod tasks;
@@ -137,7 +137,7 @@ pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
 pub use pd::Pd;
 pub use qp::{Qp, QpOptions};
 pub use request::{RecvRequest, SendRequest};
-pub use segment::Segment;
+pub use shared_buffer::SharedBuffer;
 pub use srq::{Srq, SrqOptions};
 pub use window::{Bind, MemoryWindow};
 
@@ -150,6 +150,6 @@ pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::shm::RawBytes;
 pub use rnic_core::types::{
     Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
-    MwId, PdId, QpId, QpState, RequestId, RnrPolicy, Scope, SegmentId, SessionId, SrqId, Stag,
+    MwId, PdId, QpId, QpState, RequestId, RnrPolicy, Scope, SessionId, SharedBufferId, SrqId, Stag,
     TerminateCode, TerminateOrigin, WindowKind,
 };

@@ -1,7 +1,7 @@
-//! What the machine has left, asked before a segment takes it.
+//! What the machine has left, asked before a shared buffer takes it.
 //!
 //! A kernel that lets memory be overcommitted refuses no page: when there is none left it kills a
-//! process, perhaps another one. So a segment asks first, and again after every
+//! process, perhaps another one. So a shared buffer asks first, and again after every
 //! [`POPULATE_STEP`] bytes, because others take memory meanwhile. The answer is an estimate, as the
 //! kernel's own is; where there is none (no `/proc`) nothing is refused.
 

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, copy_error};
 use crate::pd::PdInner;
-use crate::segment::{Segment, SegmentInner, resolve};
 use crate::session::unexpected;
+use crate::shared_buffer::{SharedBuffer, SharedBufferInner, resolve};
 
 /// How to register a region.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Default for MrOptions {
     }
 }
 
-/// A memory region: a range of a segment or of attached memory, with rights and an STag
+/// A memory region: a range of a shared buffer or of attached memory, with rights and an STag
 /// (`ibv_reg_mr(3)`).
 ///
 /// With remote rights a peer may change it at any time, so there are no slices of it: bytes are
@@ -55,7 +55,7 @@ pub(crate) struct Registration {
     pub(crate) pd: Arc<PdInner>,
     /// They outlive their regions.
     mapping: Arc<Mapping>,
-    segment: Option<Arc<SegmentInner>>,
+    buffer: Option<Arc<SharedBufferInner>>,
     id: MrId,
     /// Whether it has been deregistered.
     gone: AtomicBool,
@@ -75,9 +75,9 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.end().is_err() && self.segment.is_none() {
+        if self.end().is_err() && self.buffer.is_none() {
             // Nobody says that a peer writes there no more: bytes on the heap must not become
-            // anything else. Segments go with the session.
+            // anything else. Shared buffers go with the session.
             std::mem::forget(self.mapping.clone());
         }
     }
@@ -86,26 +86,26 @@ impl Drop for Registration {
 impl Mr {
     pub(crate) fn register(
         pd: &Arc<PdInner>,
-        segment: &Segment,
+        buffer: &SharedBuffer,
         range: impl std::ops::RangeBounds<u64>,
         options: &MrOptions,
     ) -> Result<Mr, Error> {
-        if !Arc::ptr_eq(&pd.session, &segment.inner.session) {
-            return Err(Error::ForeignObject { what: "the segment" });
+        if !Arc::ptr_eq(&pd.session, &buffer.inner.session) {
+            return Err(Error::ForeignObject { what: "the shared buffer" });
         }
-        let (offset, length) = resolve(range, segment.len())?;
-        let source = MrSource::Segment { segment: segment.inner.id, offset };
-        let mapping = segment.inner.mapping.clone();
-        let owner = Some(segment.inner.clone());
+        let (offset, length) = resolve(range, buffer.len())?;
+        let source = MrSource::Shared { buffer: buffer.inner.id, offset };
+        let mapping = buffer.inner.mapping.clone();
+        let owner = Some(buffer.inner.clone());
         Mr::register_range(pd, mapping, owner, (offset, length), source, options)
     }
 
-    /// Registers `length` bytes from `offset` on of a mapping, which `source` names. `segment` is
+    /// Registers `length` bytes from `offset` on of a mapping, which `source` names. `buffer` is
     /// the one that the mapping is of; none in attached memory.
     pub(crate) fn register_range(
         pd: &Arc<PdInner>,
         mapping: Arc<Mapping>,
-        segment: Option<Arc<SegmentInner>>,
+        buffer: Option<Arc<SharedBufferInner>>,
         (offset, length): (u64, u64),
         source: MrSource,
         options: &MrOptions,
@@ -133,7 +133,7 @@ impl Mr {
                 registration: Arc::new(Registration {
                     pd: pd.clone(),
                     mapping,
-                    segment,
+                    buffer,
                     id,
                     gone: AtomicBool::new(false),
                 }),

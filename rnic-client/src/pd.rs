@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::lease::LocalMr;
 use crate::mr::{Mr, MrOptions};
 use crate::qp::{Qp, QpOptions};
-use crate::segment::Segment;
 use crate::session::{Session, unexpected};
+use crate::shared_buffer::SharedBuffer;
 use crate::srq::{Srq, SrqOptions};
 use crate::window::MemoryWindow;
 
@@ -46,14 +46,14 @@ impl Pd {
         self.inner.id
     }
 
-    /// Registers a range of a segment, in bytes from its start, with these rights
+    /// Registers a range of a shared buffer, in bytes from its start, with these rights
     /// (`ibv_reg_mr(3)`). Local elements and remote offsets count from the range's address in this
     /// process, or from 0 with [`Access::ZERO_BASED`].
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] if the segment has no such range; [`Error::Refused`] names the limit,
-    /// or the right that may not be given (`REMOTE_WRITE` without `LOCAL_WRITE`).
+    /// [`Error::OutOfRange`] if the shared buffer has no such range; [`Error::Refused`] names the
+    /// limit, or the right that may not be given (`REMOTE_WRITE` without `LOCAL_WRITE`).
     ///
     /// # Examples
     ///
@@ -62,10 +62,10 @@ impl Pd {
     /// ```no_run
     /// # use rnic_client::*;
     /// # fn offer(context: &Context, pd: &Pd, qp: &Qp) -> Result<(), Box<dyn std::error::Error>> {
-    /// let segment = context.create_segment(1 << 20)?;
+    /// let buffer = context.create_shared_buffer(1 << 20)?;
     /// // The second half, for peers to write; the first half stays out of their reach.
     /// let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    /// let inbox = pd.reg_mr(&segment, 512 * 1024.., rights)?;
+    /// let inbox = pd.reg_mr(&buffer, 512 * 1024.., rights)?;
     /// qp.post_send(&[SendRequest::send_inline(1, &inbox.remote().to_bytes())])?;
     /// // The peer has a `RemoteMr::from_bytes(..)`, and posts
     /// // `SendRequest::write(2, &sges, remote.at(0))`. Once its message says that it has:
@@ -78,11 +78,11 @@ impl Pd {
     /// ```
     pub fn reg_mr(
         &self,
-        segment: &Segment,
+        buffer: &SharedBuffer,
         range: impl std::ops::RangeBounds<u64>,
         access: Access,
     ) -> Result<Mr, Error> {
-        Mr::register(&self.inner, segment, range, &MrOptions { access, ..MrOptions::default() })
+        Mr::register(&self.inner, buffer, range, &MrOptions { access, ..MrOptions::default() })
     }
 
     /// Makes `len` bytes of memory, rounded up to whole pages, and registers them for this
@@ -90,12 +90,13 @@ impl Pd {
     ///
     /// # Errors
     ///
-    /// As of [`Context::create_segment`](crate::Context::create_segment) and [`Pd::reg_mr`].
+    /// As of [`Context::create_shared_buffer`](crate::Context::create_shared_buffer) and
+    /// [`Pd::reg_mr`].
     pub fn reg_local(&self, len: u64) -> Result<LocalMr, Error> {
         LocalMr::register(&self.inner, len)
     }
 
-    /// Registers a range of a segment with an address of the caller's choice or for one QP.
+    /// Registers a range of a shared buffer with an address of the caller's choice or for one QP.
     ///
     /// # Errors
     ///
@@ -103,11 +104,11 @@ impl Pd {
     /// [`iova`](MrOptions::iova) on would wrap, or if the QP is no QP of this domain.
     pub fn reg_mr_with(
         &self,
-        segment: &Segment,
+        buffer: &SharedBuffer,
         range: impl std::ops::RangeBounds<u64>,
         options: &MrOptions,
     ) -> Result<Mr, Error> {
-        Mr::register(&self.inner, segment, range, options)
+        Mr::register(&self.inner, buffer, range, options)
     }
 
     /// Makes a memory window that is bound to nothing yet (`ibv_alloc_mw(3)`).

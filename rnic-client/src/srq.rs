@@ -55,8 +55,8 @@ impl Default for SrqOptions {
 /// // 256 receives of 4 KiB for a thousand peers, of which few send at a time.
 /// const SLOT: u64 = 4096;
 /// let srq = pd.create_srq(&SrqOptions { depth: 256, limit: 64, ..SrqOptions::default() })?;
-/// let segment = context.create_segment(256 * SLOT)?;
-/// let inbox = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+/// let buffer = context.create_shared_buffer(256 * SLOT)?;
+/// let inbox = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
 /// let post = |slot: u64| {
 ///     srq.post_recv(&[RecvRequest::new(slot, &[inbox.sge(slot * SLOT, SLOT as u32)])])
 /// };

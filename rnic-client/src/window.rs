@@ -79,8 +79,8 @@ impl<'a> Bind<'a> {
 ///
 /// ```no_run
 /// # use rnic_client::*;
-/// # fn give(pd: &Pd, qp: &Qp, cq: &Cq, segment: &Segment) -> Result<(), Error> {
-/// let region = pd.reg_mr(segment, .., Access::LOCAL_WRITE | Access::MW_BIND)?;
+/// # fn give(pd: &Pd, qp: &Qp, cq: &Cq, buffer: &SharedBuffer) -> Result<(), Error> {
+/// let region = pd.reg_mr(buffer, .., Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = pd.alloc_window(WindowKind::Type2)?;
 /// // 100 bytes for the peer of this QP, with the key 7.
 /// let hundred = Bind::new(&region, 64..164, Access::REMOTE_WRITE);

@@ -41,8 +41,8 @@ id32! {
     /// A protection domain.
     PdId,
     /// Memory a client shares with the daemon.
-    SegmentId,
-    /// A memory region: a named range of a segment.
+    SharedBufferId,
+    /// A memory region: a named range of a shared buffer.
     MrId,
     /// A completion queue.
     CqId,

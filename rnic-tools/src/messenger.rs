@@ -80,9 +80,9 @@ impl Messenger {
         options.max_inline = 0;
         let qp = pd.create_qp(&options)?;
         let stride = u64::from(length).next_multiple_of(64);
-        let segment = context.create_segment(stride * u64::from(receives + sends))?;
+        let buffer = context.create_shared_buffer(stride * u64::from(receives + sends))?;
         // The peer has no right to this region: only its messages reach it.
-        let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         let messenger = Messenger {
             qp,
             cq,

@@ -132,17 +132,17 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
         max_recv_sge: 3,
         ..QpOptions::new(&cq)
     })?;
-    let segment = context.create_segment(u64::from(REGION) * 2 + 8192)?;
+    let buffer = context.create_shared_buffer(u64::from(REGION) * 2 + 8192)?;
     let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let region = pd.reg_mr(&segment, ..u64::from(REGION), all)?;
+    let region = pd.reg_mr(&buffer, ..u64::from(REGION), all)?;
     let inbox_at = u64::from(REGION);
-    let inbox = pd.reg_mr(&segment, inbox_at..inbox_at * 2, Access::LOCAL_WRITE)?;
-    let reports = pd.reg_mr(&segment, inbox_at * 2..inbox_at * 2 + 4096, Access::LOCAL_WRITE)?;
+    let inbox = pd.reg_mr(&buffer, inbox_at..inbox_at * 2, Access::LOCAL_WRITE)?;
+    let reports = pd.reg_mr(&buffer, inbox_at * 2..inbox_at * 2 + 4096, Access::LOCAL_WRITE)?;
     let only = MrOptions { access: all, scope: Scope::Qp(qp.id()), ..MrOptions::default() };
     let lent = inbox_at * 2 + 4096;
     let own = [
-        pd.reg_mr_with(&segment, lent..lent + 1024, &only)?,
-        pd.reg_mr_with(&segment, lent + 1024..lent + 2048, &only)?,
+        pd.reg_mr_with(&buffer, lent..lent + 1024, &only)?,
+        pd.reg_mr_with(&buffer, lent + 1024..lent + 2048, &only)?,
     ];
     // One large receive at a time would do, were there no batches: small ones stand in a row.
     let small = 4096;
@@ -234,7 +234,7 @@ struct Guest {
     cq: Cq,
     qp: Qp,
     pd: Pd,
-    segment: Segment,
+    buffer: SharedBuffer,
     memory: Mr,
     reports: Mr,
     host: RemoteMr,
@@ -264,10 +264,10 @@ impl Guest {
             ..QpOptions::new(&cq)
         };
         let qp = pd.create_qp(&options).map_err(call)?;
-        let segment = context.create_segment(u64::from(REGION) + 4096).map_err(call)?;
+        let buffer = context.create_shared_buffer(u64::from(REGION) + 4096).map_err(call)?;
         let size = u64::from(REGION);
-        let memory = pd.reg_mr(&segment, ..size, Access::LOCAL_WRITE).map_err(call)?;
-        let reports = pd.reg_mr(&segment, size.., Access::LOCAL_WRITE).map_err(call)?;
+        let memory = pd.reg_mr(&buffer, ..size, Access::LOCAL_WRITE).map_err(call)?;
+        let reports = pd.reg_mr(&buffer, size.., Access::LOCAL_WRITE).map_err(call)?;
         let connect = ConnectOptions { timeout: Some(timeout), ..ConnectOptions::default() };
         let mut guest = Guest {
             steps: Vec::new(),
@@ -277,7 +277,7 @@ impl Guest {
             cq,
             qp,
             pd,
-            segment,
+            buffer,
             memory,
             reports,
             host: RemoteMr { addr: 0, len: 0, rkey: Stag(0) },
@@ -430,7 +430,7 @@ impl Guest {
         }
         self.begin("RDMA Read with Local Invalidate");
         let own = MrOptions { scope: Scope::Qp(self.qp.id()), ..MrOptions::default() };
-        let sink = self.pd.reg_mr_with(&self.segment, ..4096, &own);
+        let sink = self.pd.reg_mr_with(&self.buffer, ..4096, &own);
         let sink = sink.map_err(|e| self.failed(e))?;
         let request = SendRequest::read_invalidate(self.id(), sink.sge(0, 4096), self.host.at(0));
         self.post(&[request.signaled()])?;
@@ -441,7 +441,7 @@ impl Guest {
         self.done("4 KiB, and the sink is no longer registered".to_owned());
 
         self.begin("Local Invalidate");
-        let region = self.pd.reg_mr(&self.segment, ..4096, Access::LOCAL_WRITE);
+        let region = self.pd.reg_mr(&self.buffer, ..4096, Access::LOCAL_WRITE);
         let region = region.map_err(|e| self.failed(e))?;
         self.post(&[SendRequest::local_invalidate(self.id(), region.rkey()).signaled()])?;
         self.completed(1)?;

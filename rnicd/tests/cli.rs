@@ -102,11 +102,11 @@ fn rnicctl_shows_tables_and_json_and_says_when_nobody_is_there() {
         assert!(parsed.is_object() || parsed.is_array(), "{what}");
     }
     let limits = text(&rnicctl(&socket, &["limits"]).stdout);
-    let segments = limits.lines().find(|l| l.contains("limits.segment_bytes")).unwrap();
-    assert!(segments.contains("GiB") || segments.contains("MiB"), "{segments}");
+    let memory = limits.lines().find(|l| l.contains("limits.shared_bytes")).unwrap();
+    assert!(memory.contains("GiB") || memory.contains("MiB"), "{memory}");
     let json = rnicctl(&socket, &["limits", "--json"]);
     let rows: Vec<serde_json::Value> = serde_json::from_slice(&json.stdout).unwrap();
-    let exact = rows.iter().find(|r| r["key"] == "limits.segment_bytes").unwrap();
+    let exact = rows.iter().find(|r| r["key"] == "limits.shared_bytes").unwrap();
     assert!(exact["limit"].as_u64().unwrap() >= 1 << 20, "{exact}");
     let clients = text(&rnicctl(&socket, &["clients"]).stdout);
     assert!(clients.starts_with("SESSION"), "{clients}");

@@ -29,8 +29,8 @@ ord = 4
 backlog = 2
 [limits.session]
 pds = 2
-segments = 2
-segment_bytes = "64KiB"
+shared_buffers = 2
+shared_bytes = "64KiB"
 mrs = 2
 channels = 2
 cqs = 2
@@ -136,7 +136,7 @@ fn descriptors_nobody_asked_for_end_the_session() {
 }
 
 #[test]
-fn a_segment_that_is_not_one_memfd_ends_the_session() {
+fn a_shared_buffer_that_is_not_one_memfd_ends_the_session() {
     let daemon = daemon(SMALL);
     let (mut other, pd) = bystander(&daemon.socket());
     let (pipe, _end) = std::io::pipe().unwrap();
@@ -156,7 +156,7 @@ fn a_segment_that_is_not_one_memfd_ends_the_session() {
     ];
     for descriptors in wrong {
         let mut raw = Raw::open(&daemon.socket());
-        raw.ask(RequestBody::AddSegment { length: 4096 }, &descriptors);
+        raw.ask(RequestBody::AddSharedBuffer { length: 4096 }, &descriptors);
         let reply = raw.reply();
         assert!(
             matches!(&reply, Some(Reply { result: Err(Refusal::Malformed { .. }), .. })),
@@ -165,7 +165,7 @@ fn a_segment_that_is_not_one_memfd_ends_the_session() {
         assert!(raw.receive().is_none());
     }
     assert_eq!(other.call(RequestBody::ClosePd { pd }), Ok(ReplyBody::Done));
-    assert_eq!(other.status().segments, 0);
+    assert_eq!(other.status().shared_buffers, 0);
 }
 
 #[test]
@@ -176,12 +176,12 @@ fn a_memfd_that_lies_is_refused_and_costs_nothing() {
     rustix::fs::ftruncate(&sparse, 8192).unwrap();
     let honest = memfd(4096);
     for (memfd, length) in [(&sparse, 8192), (&honest, 8192), (&honest, 4095), (&honest, 0)] {
-        let body = RequestBody::AddSegment { length };
+        let body = RequestBody::AddSharedBuffer { length };
         assert!(raw.call_with(body, &[memfd.as_fd()]).is_err(), "{length}");
     }
     let status = raw.status();
-    assert_eq!((status.segments, status.segment_bytes), (0, 0));
-    raw.segment(65536);
+    assert_eq!((status.shared_buffers, status.shared_bytes), (0, 0));
+    raw.shared_buffer(65536);
 }
 
 #[test]
@@ -189,8 +189,8 @@ fn handles_of_others_are_no_such_object() {
     let daemon = daemon(SMALL);
     let mut owner = Raw::open(&daemon.socket());
     let (pd, cq, channel) = (owner.pd(), owner.cq(8), owner.channel());
-    let segment = owner.segment(4096);
-    let (mr, _) = owner.mr(pd, segment, 4096);
+    let buffer = owner.shared_buffer(4096);
+    let (mr, _) = owner.mr(pd, buffer, 4096);
     let qp = owner.qp(pd, cq);
     let (listener, _) = owner.listener();
 
@@ -200,9 +200,9 @@ fn handles_of_others_are_no_such_object() {
     let (ird, ord, private_data) = (None, None, Vec::new());
     let requests = [
         RequestBody::ClosePd { pd },
-        RequestBody::RemoveSegment { segment },
-        reg_mr(pd, segment, 1),
-        reg_mr(own_pd, segment, 1),
+        RequestBody::RemoveSharedBuffer { buffer },
+        reg_mr(pd, buffer, 1),
+        reg_mr(own_pd, buffer, 1),
         RequestBody::DeregMr { mr },
         RequestBody::DestroyChannel { channel },
         RequestBody::CreateCq { entries: 1, channel: Some(channel), context: 0 },
@@ -244,19 +244,19 @@ fn each_limit_is_refused_by_its_name() {
     let key = |text: String, key: &str| assert!(text.starts_with(key), "{text}");
     key(raw.refused(RequestBody::OpenPd { name: None }), "limits.session.pds = 2 reached");
 
-    let segment = raw.segment(4096);
+    let buffer = raw.shared_buffer(4096);
     let too_much = memfd(65536);
-    let body = RequestBody::AddSegment { length: 65536 };
+    let body = RequestBody::AddSharedBuffer { length: 65536 };
     let refusal = raw.call_with(body, &[too_much.as_fd()]).unwrap_err().to_string();
-    key(refusal, "limits.session.segment_bytes = 65536 reached");
-    raw.segment(4096);
-    let body = RequestBody::AddSegment { length: 4096 };
+    key(refusal, "limits.session.shared_bytes = 65536 reached");
+    raw.shared_buffer(4096);
+    let body = RequestBody::AddSharedBuffer { length: 4096 };
     let refusal = raw.call_with(body, &[memfd(4096).as_fd()]).unwrap_err().to_string();
-    key(refusal, "limits.session.segments = 2 reached");
+    key(refusal, "limits.session.shared_buffers = 2 reached");
 
-    raw.mr(pd, segment, 4096);
-    raw.mr(pd, segment, 4096);
-    key(raw.refused(reg_mr(pd, segment, 1)), "limits.session.mrs = 2 reached");
+    raw.mr(pd, buffer, 4096);
+    raw.mr(pd, buffer, 4096);
+    key(raw.refused(reg_mr(pd, buffer, 1)), "limits.session.mrs = 2 reached");
 
     let (_, _) = (raw.channel(), raw.channel());
     key(raw.refused(RequestBody::CreateChannel), "limits.session.channels = 2 reached");
@@ -341,12 +341,12 @@ fn objects_in_use_stay() {
     let (pd, channel) = (raw.pd(), raw.channel());
     let body = RequestBody::CreateCq { entries: 4, channel: Some(channel), context: 0 };
     let Ok(ReplyBody::Cq { cq, .. }) = raw.call(body) else { panic!("no CQ") };
-    let segment = raw.segment(4096);
-    let (mr, _) = raw.mr(pd, segment, 4096);
+    let buffer = raw.shared_buffer(4096);
+    let (mr, _) = raw.mr(pd, buffer, 4096);
     let qp = raw.qp(pd, cq);
     for body in [
         RequestBody::ClosePd { pd },
-        RequestBody::RemoveSegment { segment },
+        RequestBody::RemoveSharedBuffer { buffer },
         RequestBody::DestroyCq { cq },
         RequestBody::DestroyChannel { channel },
     ] {
@@ -358,23 +358,23 @@ fn objects_in_use_stay() {
         RequestBody::DestroyCq { cq },
         RequestBody::DestroyChannel { channel },
         RequestBody::DeregMr { mr },
-        RequestBody::RemoveSegment { segment },
+        RequestBody::RemoveSharedBuffer { buffer },
         RequestBody::ClosePd { pd },
     ] {
         assert_eq!(raw.call(body), Ok(ReplyBody::Done));
     }
     let s = raw.status();
-    assert_eq!((s.pds, s.segments, s.segment_bytes, s.mrs, s.cqs, s.qps), (0, 0, 0, 0, 0, 0));
+    assert_eq!((s.pds, s.shared_buffers, s.shared_bytes, s.mrs, s.cqs, s.qps), (0, 0, 0, 0, 0, 0));
 }
 
 #[test]
 fn requests_sent_at_once_are_answered_in_order() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
-    let (pd, segment) = (raw.pd(), raw.segment(4096));
+    let (pd, buffer) = (raw.pd(), raw.shared_buffer(4096));
     let mut ids = Vec::new();
     for _ in 0..200 {
-        ids.push(raw.ask(reg_mr(pd, segment, 4096), &[]));
+        ids.push(raw.ask(reg_mr(pd, buffer, 4096), &[]));
         ids.push(raw.ask(RequestBody::QueryDevice, &[]));
         let reply = raw.reply().unwrap();
         let Ok(ReplyBody::Mr { mr, .. }) = reply.result else { panic!("{reply:?}") };
@@ -424,8 +424,8 @@ fn what_a_client_had_is_free_after_it() {
     for _ in 0..20 {
         let mut raw = Raw::open(&daemon.socket());
         let (pd, cq) = (raw.pd(), raw.cq(64));
-        let segment = raw.segment(65536);
-        raw.mr(pd, segment, 65536);
+        let buffer = raw.shared_buffer(65536);
+        raw.mr(pd, buffer, 65536);
         raw.qp(pd, cq);
         let (listener, _) = raw.listener();
         assert_eq!(raw.call(RequestBody::Listen { listener, backlog: 1 }), Ok(ReplyBody::Done));
@@ -433,7 +433,7 @@ fn what_a_client_had_is_free_after_it() {
         let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
         loop {
             let s = watcher.status();
-            let left = (s.pds, s.segments, s.segment_bytes, s.mrs, s.cqs, s.qps, s.listeners);
+            let left = (s.pds, s.shared_buffers, s.shared_bytes, s.mrs, s.cqs, s.qps, s.listeners);
             if s.sessions == 1 && left == (0, 0, 0, 0, 0, 0, 0) {
                 break;
             }
@@ -482,11 +482,11 @@ fn regions_that_make_no_sense_are_refused_by_field() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
     let (pd, other, cq) = (raw.pd(), raw.pd(), raw.cq(1));
-    let segment = raw.segment(8192);
+    let buffer = raw.shared_buffer(8192);
     let qp = raw.qp(other, cq);
     let reg = |offset, length, iova, access, scope| RequestBody::RegMr {
         pd,
-        source: MrSource::Segment { segment, offset },
+        source: MrSource::Shared { buffer, offset },
         length,
         iova,
         access,
@@ -658,49 +658,49 @@ fn a_session_that_ends_gives_its_shared_receive_queues_back() {
 }
 
 #[test]
-fn a_reserved_segment_counts_before_it_has_memory_and_is_filled_once() {
+fn a_reserved_shared_buffer_counts_before_it_has_memory_and_is_filled_once() {
     let daemon = daemon(SMALL);
     let mut raw = Raw::open(&daemon.socket());
     let pd = raw.pd();
     let starts = |text: String, start: &str| assert!(text.starts_with(start), "{text}");
-    let reserve = |length| RequestBody::ReserveSegment { length };
+    let reserve = |length| RequestBody::ReserveSharedBuffer { length };
     // Nothing of this size exists anywhere.
-    starts(raw.refused(reserve(1 << 40)), "limits.session.segment_bytes = 65536 reached");
+    starts(raw.refused(reserve(1 << 40)), "limits.session.shared_bytes = 65536 reached");
     starts(raw.refused(reserve(0)), "length");
     starts(raw.refused(reserve(4097)), "length");
 
     let reserved = |raw: &mut Raw, length| match raw.call(reserve(length)) {
-        Ok(ReplyBody::Segment { segment }) => segment,
+        Ok(ReplyBody::SharedBuffer { buffer }) => buffer,
         other => panic!("{other:?}"),
     };
-    let segment = reserved(&mut raw, 32768);
+    let buffer = reserved(&mut raw, 32768);
     let status = raw.status();
-    assert_eq!((status.segments, status.segment_bytes), (1, 32768));
-    starts(raw.refused(reserve(36864)), "limits.session.segment_bytes = 65536 reached");
-    starts(raw.refused(reg_mr(pd, segment, 1)), "segment: is reserved");
+    assert_eq!((status.shared_buffers, status.shared_bytes), (1, 32768));
+    starts(raw.refused(reserve(36864)), "limits.session.shared_bytes = 65536 reached");
+    starts(raw.refused(reg_mr(pd, buffer, 1)), "shared buffer: is reserved");
 
     // What does not fit leaves it reserved.
-    let fill = |segment| RequestBody::FillSegment { segment };
-    let refusal = raw.call_with(fill(segment), &[memfd(4096).as_fd()]).unwrap_err().to_string();
-    starts(refusal, "segment: the memfd has 4096");
-    assert_eq!(raw.call_with(fill(segment), &[memfd(32768).as_fd()]), Ok(ReplyBody::Done));
-    raw.mr(pd, segment, 32768);
-    let refusal = raw.call_with(fill(segment), &[memfd(32768).as_fd()]).unwrap_err().to_string();
-    starts(refusal, "segment: has its memory already");
-    let stranger = SegmentId(segment.0 + 1000);
+    let fill = |buffer| RequestBody::FillSharedBuffer { buffer };
+    let refusal = raw.call_with(fill(buffer), &[memfd(4096).as_fd()]).unwrap_err().to_string();
+    starts(refusal, "shared buffer: the memfd has 4096");
+    assert_eq!(raw.call_with(fill(buffer), &[memfd(32768).as_fd()]), Ok(ReplyBody::Done));
+    raw.mr(pd, buffer, 32768);
+    let refusal = raw.call_with(fill(buffer), &[memfd(32768).as_fd()]).unwrap_err().to_string();
+    starts(refusal, "shared buffer: has its memory already");
+    let stranger = SharedBufferId(buffer.0 + 1000);
     let refusal = raw.call_with(fill(stranger), &[memfd(4096).as_fd()]).unwrap_err().to_string();
-    assert!(refusal.contains("segment"), "{refusal}");
+    assert!(refusal.contains("shared buffer"), "{refusal}");
 
     // It is given back by name, or with its session.
     let other = reserved(&mut raw, 32768);
-    assert_eq!(raw.call(RequestBody::RemoveSegment { segment: other }), Ok(ReplyBody::Done));
+    assert_eq!(raw.call(RequestBody::RemoveSharedBuffer { buffer: other }), Ok(ReplyBody::Done));
     reserved(&mut raw, 32768);
     drop(raw);
     let mut raw = Raw::open(&daemon.socket());
     let start = std::time::Instant::now();
     loop {
         let status = raw.status();
-        if (status.sessions, status.segments, status.segment_bytes) == (1, 0, 0) {
+        if (status.sessions, status.shared_buffers, status.shared_bytes) == (1, 0, 0) {
             break;
         }
         assert!(start.elapsed().as_secs() < 60, "{status:?}");

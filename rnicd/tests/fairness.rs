@@ -28,12 +28,12 @@ const ROUNDS: usize = 40;
 const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
 /// How long it takes to register a region and to withdraw it, but for the slowest tenth.
-fn registering(raw: &mut Raw, pd: PdId, segment: SegmentId) -> Duration {
+fn registering(raw: &mut Raw, pd: PdId, buffer: SharedBufferId) -> Duration {
     let mut took: Vec<Duration> = Vec::new();
     let began = Instant::now();
     while took.len() < ROUNDS || began.elapsed() < LONG_ENOUGH {
         let start = Instant::now();
-        let (mr, _) = raw.mr(pd, segment, 4096);
+        let (mr, _) = raw.mr(pd, buffer, 4096);
         raw.call(RequestBody::DeregMr { mr }).unwrap();
         took.push(start.elapsed());
     }
@@ -63,14 +63,14 @@ fn a_flood_of_questions_keeps_nobody_waiting() {
     let Some(daemon) = for_others("") else { return };
     let socket = daemon.socket();
     let mut bystander = Raw::open(&socket);
-    let (pd, segment) = (bystander.pd(), bystander.segment(4096));
+    let (pd, buffer) = (bystander.pd(), bystander.shared_buffer(4096));
     let mut hostile: Vec<Raw> = (0..SESSIONS).map(|_| open_as(&socket, HOSTILE, &[])).collect();
     for raw in &mut hostile {
         for _ in 0..RECORDS {
             raw.refused(RequestBody::ClosePd { pd: PdId(7) });
         }
     }
-    let before = registering(&mut bystander, pd, segment);
+    let before = registering(&mut bystander, pd, buffer);
     for body in [
         RequestBody::List { what: ListKind::Whys, from: 0 },
         RequestBody::List { what: ListKind::Limits, from: 0 },
@@ -82,7 +82,7 @@ fn a_flood_of_questions_keeps_nobody_waiting() {
             while answers.load(Ordering::Relaxed) == 0 && !flood.is_finished() {
                 std::thread::yield_now();
             }
-            let during = registering(&mut bystander, pd, segment);
+            let during = registering(&mut bystander, pd, buffer);
             let opened = Instant::now();
             drop(Raw::open(&socket));
             let opened = opened.elapsed();

@@ -47,8 +47,8 @@ fn lingering() -> (TcpStream, TcpStream) {
 /// Asks for something that the control thread does, and for something that the reaper does.
 fn assert_alive(bystander: &mut Raw, what: &str) {
     let start = Instant::now();
-    let segment = bystander.segment(4096);
-    bystander.call(RequestBody::RemoveSegment { segment }).unwrap();
+    let buffer = bystander.shared_buffer(4096);
+    bystander.call(RequestBody::RemoveSharedBuffer { buffer }).unwrap();
     let took = start.elapsed();
     assert!(took < SOON, "{what}: answered after {took:?}");
 }
@@ -60,7 +60,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
     let mut bystander = Raw::open(&daemon.socket());
     let hello = Hello { min_version: 1, max_version: 1, features: 0 }.to_bytes();
     let open_pd = RequestBody::OpenPd { name: None };
-    let add_segment = RequestBody::AddSegment { length: 4096 };
+    let add_shared_buffer = RequestBody::AddSharedBuffer { length: 4096 };
     let memfd = memfd(4096);
 
     let mut raw = Raw::open(&daemon.socket());
@@ -74,7 +74,7 @@ fn what_nobody_asked_for_keeps_nobody_waiting() {
     let (stream, _other) = lingering();
     let mut many = vec![memfd.as_fd(); 16];
     many.push(stream.as_fd());
-    raw.ask(add_segment, &many);
+    raw.ask(add_shared_buffer, &many);
     drop(stream);
     assert!(matches!(raw.reply(), Some(Reply { result: Err(Refusal::Malformed { .. }), .. })));
     assert_alive(&mut bystander, "one of many");

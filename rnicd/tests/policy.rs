@@ -25,10 +25,10 @@ fn greeting(mut raw: Raw) -> Option<HelloStatus> {
 
 /// Asks for more and more of a kind until it is refused; the refusal in words.
 fn exhaust(raw: &mut Raw, kind: &str) -> String {
-    let (pd, cq, segment) = match kind {
-        "mrs" => (raw.pd(), CqId(0), raw.segment(4096)),
-        "qps" => (raw.pd(), raw.cq(1), SegmentId(0)),
-        _ => (PdId(0), CqId(0), SegmentId(0)),
+    let (pd, cq, buffer) = match kind {
+        "mrs" => (raw.pd(), CqId(0), raw.shared_buffer(4096)),
+        "qps" => (raw.pd(), raw.cq(1), SharedBufferId(0)),
+        _ => (PdId(0), CqId(0), SharedBufferId(0)),
     };
     let new_cq = |entries| RequestBody::CreateCq { entries, channel: None, context: 0 };
     let address = ([127, 0, 0, 1], 0).into();
@@ -36,8 +36,10 @@ fn exhaust(raw: &mut Raw, kind: &str) -> String {
         let memfd = memfd(4096);
         let (body, with_memfd) = match kind {
             "pds" => (RequestBody::OpenPd { name: None }, false),
-            "segments" | "segment_bytes" => (RequestBody::AddSegment { length: 4096 }, true),
-            "mrs" => (reg_mr(pd, segment, 4096), false),
+            "shared_buffers" | "shared_bytes" => {
+                (RequestBody::AddSharedBuffer { length: 4096 }, true)
+            }
+            "mrs" => (reg_mr(pd, buffer, 4096), false),
             "channels" => (RequestBody::CreateChannel, false),
             "cqs" => (new_cq(1), false),
             "cq_entries_total" => (new_cq(4), false),
@@ -60,8 +62,8 @@ fn every_limit_of_session_user_device_and_rule_is_hit_and_named() {
     let uid = uid();
     for (kind, value) in [
         ("pds", "2"),
-        ("segments", "2"),
-        ("segment_bytes", "\"8KiB\""),
+        ("shared_buffers", "2"),
+        ("shared_bytes", "\"8KiB\""),
         ("mrs", "2"),
         ("channels", "2"),
         ("cqs", "2"),
@@ -301,10 +303,10 @@ fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
     let e = open_pd(&mut c, "none").unwrap_err();
     assert_eq!(e, "not allowed by pd: there is no [[pd]] named \"none\"");
     // A session that does not have it open cannot name it.
-    let segment = c.segment(4096);
-    assert_eq!(c.refused(reg_mr(pd, segment, 4096)), format!("no PD {pd} in this session"));
+    let buffer = c.shared_buffer(4096);
+    assert_eq!(c.refused(reg_mr(pd, buffer, 4096)), format!("no PD {pd} in this session"));
 
-    let (of_a, of_b) = (a.segment(4096), b.segment(4096));
+    let (of_a, of_b) = (a.shared_buffer(4096), b.shared_buffer(4096));
     a.mr(pd, of_a, 4096);
     let (mr, _) = b.mr(pd, of_b, 4096);
     let key = "pd.shared.mrs = 2 reached (asked for 1 more, 2 in use)";
@@ -340,7 +342,7 @@ fn a_named_domain_is_one_for_all_its_sessions_and_has_limits_of_its_own() {
         }
         assert!(Instant::now() < deadline, "{row:?}");
     }
-    c.mr(pd, segment, 4096);
+    c.mr(pd, buffer, 4096);
     assert_eq!(open_pd(&mut b, "shared"), Ok(pd));
 }
 
@@ -349,14 +351,14 @@ fn draining_refuses_what_is_new_and_lets_the_rest_go_on() {
     let daemon = one_worker("");
     let (mut raw, address) = host(&daemon);
     let (pd, cq) = (raw.pd(), raw.cq(1));
-    let (qp, segment) = (raw.qp(pd, cq), raw.segment(4096));
-    let ((mr, _), channel) = (raw.mr(pd, segment, 4096), raw.channel());
+    let (qp, buffer) = (raw.qp(pd, cq), raw.shared_buffer(4096));
+    let ((mr, _), channel) = (raw.mr(pd, buffer, 4096), raw.channel());
     assert!(!raw.status().draining);
     assert_eq!(raw.call(RequestBody::Drain { on: true }), Ok(ReplyBody::Done));
     assert!(raw.status().draining);
     for body in [
         RequestBody::OpenPd { name: None },
-        reg_mr(pd, segment, 4096),
+        reg_mr(pd, buffer, 4096),
         RequestBody::CreateChannel,
         RequestBody::CreateCq { entries: 1, channel: None, context: 0 },
         RequestBody::CreateQp(qp_request(pd, cq)),

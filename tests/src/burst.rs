@@ -16,8 +16,8 @@ const BATCH: u64 = 32;
 /// Accepts one guest and tells it where to write to.
 pub fn accept(context: &Context, listener: &Listener) -> Result<(Qp, Mr), Failure> {
     let pd = context.open_pd(None)?;
-    let segment = context.create_segment(4096)?;
-    let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let buffer = context.create_shared_buffer(4096)?;
+    let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let cq = context.create_cq(16, None)?;
     let qp = pd.create_qp(&QpOptions::new(&cq))?;
     let private_data = region.remote().to_bytes().to_vec();

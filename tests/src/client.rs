@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rnic_client::{
     AcceptOptions, Access, Completion, CompletionOpcode, ConnectOptions, Context, Cq, Event,
-    Listener, Mr, MrOptions, Pd, Qp, QpOptions, Scope, Segment,
+    Listener, Mr, MrOptions, Pd, Qp, QpOptions, Scope, SharedBuffer,
 };
 
 use crate::{DEADLINE, Daemon};
@@ -80,8 +80,8 @@ impl Client {
     }
 
     /// New memory.
-    pub fn segment(&self, len: u64) -> Segment {
-        self.context.create_segment(len).unwrap()
+    pub fn shared_buffer(&self, len: u64) -> SharedBuffer {
+        self.context.create_shared_buffer(len).unwrap()
     }
 
     /// A region of new memory, for all QPs of the domain.
@@ -91,9 +91,9 @@ impl Client {
 
     /// A region of new memory, for those peers.
     pub fn region_for(&self, scope: Scope, len: u64, access: Access) -> Mr {
-        let segment = self.segment(len);
+        let buffer = self.shared_buffer(len);
         let options = MrOptions { access, scope, ..MrOptions::default() };
-        self.pd.reg_mr_with(&segment, .., &options).unwrap()
+        self.pd.reg_mr_with(&buffer, .., &options).unwrap()
     }
 
     /// The next completion, however its request ended.

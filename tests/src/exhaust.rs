@@ -88,7 +88,7 @@ struct Taker {
     context: Context,
     pd: rnic_client::Pd,
     cq: rnic_client::Cq,
-    segment: rnic_client::Segment,
+    buffer: rnic_client::SharedBuffer,
     listener: Option<Listener>,
 }
 
@@ -97,17 +97,17 @@ impl Taker {
         let context = Context::open()?;
         let pd = context.open_pd(None)?;
         let cq = context.create_cq(16, None)?;
-        let segment = context.create_segment(4096)?;
-        Ok(Taker { context, pd, cq, segment, listener: None })
+        let buffer = context.create_shared_buffer(4096)?;
+        Ok(Taker { context, pd, cq, buffer, listener: None })
     }
 
     fn take(&mut self, what: What) -> Result<Box<dyn std::any::Any>, Error> {
         Ok(match what {
             What::Sessions => Box::new(Context::open()?),
-            What::Memory => Box::new(self.context.create_segment(4 << 20)?),
+            What::Memory => Box::new(self.context.create_shared_buffer(4 << 20)?),
             What::Regions => {
                 let options = MrOptions { access: Access::LOCAL_WRITE, ..MrOptions::default() };
-                Box::new(self.pd.reg_mr_with(&self.segment, .., &options)?)
+                Box::new(self.pd.reg_mr_with(&self.buffer, .., &options)?)
             }
             What::Arena => Box::new(self.context.create_cq(4096, None)?),
             What::QueuePairs => Box::new(self.qp()?),

@@ -37,8 +37,8 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// How a client passes a descriptor of a frozen file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Passed {
-    /// As a segment.
-    Segment,
+    /// As a shared buffer.
+    SharedBuffer,
     /// As its memory.
     Memory,
     /// As a TCP socket.
@@ -97,7 +97,7 @@ pub fn pass(socket: &Path, how: Passed, file: &Path) -> Result<(), Failure> {
     }
     let mut raw = Raw::try_open(socket).ok_or("no session")?;
     let body = match how {
-        Passed::Segment => RequestBody::AddSegment { length: LEN as u64 },
+        Passed::SharedBuffer => RequestBody::AddSharedBuffer { length: LEN as u64 },
         Passed::Memory => RequestBody::AttachMemory,
         Passed::Socket => RequestBody::ServeOver { context: 0 },
         Passed::Unasked | Passed::Hello => RequestBody::OpenPd { name: None },

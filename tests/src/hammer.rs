@@ -20,7 +20,7 @@ const DEPTH: u32 = 16;
 pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(256, None)?;
-    let letters = context.create_segment(4096)?;
+    let letters = context.create_shared_buffer(4096)?;
     let letter = pd.reg_mr(&letters, .., Access::LOCAL_WRITE)?;
     let room = [letter.sge(0, RemoteMr::LEN as u32)];
     for times in 0.. {
@@ -38,8 +38,8 @@ pub fn hammer(context: &Context, host: SocketAddr) -> Result<u64, Failure> {
         let mut named = [0; RemoteMr::LEN];
         letter.read_at(0, &mut named)?;
         let target = RemoteMr::from_bytes(&named).ok_or("no memory was named")?;
-        let segment = context.create_segment(target.len)?;
-        let source = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let buffer = context.create_shared_buffer(target.len)?;
+        let source = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         source.fill(0, target.len as usize, 0x11)?;
         // A region fits into an element.
         let sges = [source.sge(0, target.len as u32)];
@@ -82,8 +82,8 @@ pub fn bind_for_ever(context: &Context) -> Result<(), Failure> {
     let pd = context.open_pd(None)?;
     let cq = context.create_cq(256, None)?;
     let (qp, _peer) = couple(context, &pd, &cq)?;
-    let segment = context.create_segment(4096)?;
-    let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE | Access::MW_BIND)?;
+    let buffer = context.create_shared_buffer(4096)?;
+    let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE | Access::MW_BIND)?;
     let bind = Bind::new(&region, 8..16, Access::REMOTE_WRITE);
     loop {
         let (one, two) = (pd.alloc_window(WindowKind::Type1)?, pd.alloc_window(WindowKind::Type2)?);

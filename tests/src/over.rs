@@ -27,8 +27,8 @@ impl End {
         let pd = context.open_pd(None)?;
         let cq = context.create_cq(16, None)?;
         let qp = pd.create_qp(&QpOptions::new(&cq))?;
-        let segment = context.create_segment(LEN as u64)?;
-        let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let buffer = context.create_shared_buffer(LEN as u64)?;
+        let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         qp.post_recv(&[RecvRequest::new(1, &[])])?;
         Ok(End { qp, cq, region })
     }

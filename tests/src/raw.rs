@@ -295,22 +295,22 @@ impl Raw {
         }
     }
 
-    /// A segment of new memory.
-    pub fn segment(&mut self, length: usize) -> SegmentId {
-        self.segment_of(memfd(length).as_fd(), length as u64)
+    /// A shared buffer of new memory.
+    pub fn shared_buffer(&mut self, length: usize) -> SharedBufferId {
+        self.shared_buffer_of(memfd(length).as_fd(), length as u64)
     }
 
-    /// A segment of this memory.
-    pub fn segment_of(&mut self, memory: BorrowedFd<'_>, length: u64) -> SegmentId {
-        match self.call_with(RequestBody::AddSegment { length }, &[memory]) {
-            Ok(ReplyBody::Segment { segment }) => segment,
+    /// A shared buffer of this memory.
+    pub fn shared_buffer_of(&mut self, memory: BorrowedFd<'_>, length: u64) -> SharedBufferId {
+        match self.call_with(RequestBody::AddSharedBuffer { length }, &[memory]) {
+            Ok(ReplyBody::SharedBuffer { buffer }) => buffer,
             other => panic!("{other:?}"),
         }
     }
 
     /// A region as [`reg_mr`] asks for it.
-    pub fn mr(&mut self, pd: PdId, segment: SegmentId, length: u64) -> (MrId, Stag) {
-        match self.call(reg_mr(pd, segment, length)) {
+    pub fn mr(&mut self, pd: PdId, buffer: SharedBufferId, length: u64) -> (MrId, Stag) {
+        match self.call(reg_mr(pd, buffer, length)) {
             Ok(ReplyBody::Mr { mr, stag }) => (mr, stag),
             other => panic!("{other:?}"),
         }
@@ -353,11 +353,12 @@ fn readable_within(socket: BorrowedFd<'_>, patience: Duration) -> bool {
     rustix::event::poll(&mut ready, Some(&patience)).is_ok_and(|n| n > 0)
 }
 
-/// A request for a region of a whole segment, from address 0x1000 on, that peers read and write.
-pub fn reg_mr(pd: PdId, segment: SegmentId, length: u64) -> RequestBody {
+/// A request for a region of a whole shared buffer, from address 0x1000 on, that peers read and
+/// write.
+pub fn reg_mr(pd: PdId, buffer: SharedBufferId, length: u64) -> RequestBody {
     RequestBody::RegMr {
         pd,
-        source: MrSource::Segment { segment, offset: 0 },
+        source: MrSource::Shared { buffer, offset: 0 },
         length,
         iova: 0x1000,
         access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,

@@ -68,8 +68,8 @@ impl End {
     fn new(context: &Context, pd: &Pd, patience: Duration) -> Result<Self, Failure> {
         let cq = context.create_cq(64, None)?;
         let qp = pd.create_qp(&QpOptions::new(&cq))?;
-        let segment = context.create_segment(4096)?;
-        let claims = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let buffer = context.create_shared_buffer(4096)?;
+        let claims = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         let end = End { qp, cq, claims, patience };
         (0..CLAIMS).try_for_each(|slot| end.post_receive(slot))?;
         Ok(end)
@@ -133,9 +133,9 @@ fn host_one(
     patience: Duration,
 ) -> Result<(u64, String), Failure> {
     let pd = context.open_pd(None)?;
-    let segment = context.create_segment(REGION as u64)?;
+    let buffer = context.create_shared_buffer(REGION as u64)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let region = pd.reg_mr(&segment, .., access)?;
+    let region = pd.reg_mr(&buffer, .., access)?;
     let end = End::new(context, &pd, patience)?;
     let private_data = region.remote().to_bytes().to_vec();
     let options = AcceptOptions { private_data, ..AcceptOptions::default() };
@@ -179,9 +179,9 @@ pub fn visit(
     mut go_on: impl FnMut(u64) -> bool,
 ) -> Result<u64, Failure> {
     let pd = context.open_pd(None)?;
-    let segment = context.create_segment(2 * REGION as u64)?;
-    let source = pd.reg_mr(&segment, ..REGION as u64, Access::empty())?;
-    let sink = pd.reg_mr(&segment, REGION as u64.., Access::LOCAL_WRITE)?;
+    let buffer = context.create_shared_buffer(2 * REGION as u64)?;
+    let source = pd.reg_mr(&buffer, ..REGION as u64, Access::empty())?;
+    let sink = pd.reg_mr(&buffer, REGION as u64.., Access::LOCAL_WRITE)?;
     let end = End::new(context, &pd, patience)?;
     let options = ConnectOptions { timeout: Some(patience), ..ConnectOptions::default() };
     let connected = end.qp.connect(host, &options)?;

@@ -181,7 +181,7 @@ fn nothing_but_its_own_memory_is_attached() {
     let Some(Ok(ReplyBody::Rows { rows: Rows::Mrs(rows), .. })) = listed else {
         panic!("{listed:?}")
     };
-    assert_eq!(rows.iter().map(|r| (r.mr, r.segment)).collect::<Vec<_>>(), [(mr, None)]);
+    assert_eq!(rows.iter().map(|r| (r.mr, r.buffer)).collect::<Vec<_>>(), [(mr, None)]);
     assert_eq!(raw.call(RequestBody::DeregMr { mr }), Ok(ReplyBody::Done));
 
     // The right number of descriptors, or the session ends.

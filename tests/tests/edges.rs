@@ -98,8 +98,8 @@ fn without_outbound_reads_a_read_fails_and_does_not_wait_for_ever() {
         join(&listener, listener.local_addr(), (&qp, &options), (&other, &none));
         let connected = qp.wait_connected(Some(DEADLINE)).unwrap();
         assert_eq!((connected.ird, connected.ord), (0, 0), "{path}");
-        let segment = a.context.create_segment(4096).unwrap();
-        let sink = a.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffer = a.context.create_shared_buffer(4096).unwrap();
+        let sink = a.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         let from = RemoteAddr { addr: 0, rkey: sink.rkey() };
         qp.post_send(&[SendRequest::read(5, sink.sge(0, 8), from).signaled()]).unwrap();
         let completion = a.completions(1)[0];
@@ -128,8 +128,8 @@ fn the_largest_of_everything_is_granted_and_works() {
     let options = QpOptions { send_cq: &other_cq, recv_cq: &other_cq, ..options };
     let other = b.pd.create_qp(&options).unwrap();
     let depth = device.max_wr_depth as usize;
-    let segment = b.context.create_segment(65536).unwrap();
-    let sink = b.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let buffer = b.context.create_shared_buffer(65536).unwrap();
+    let sink = b.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let sges: Vec<_> = (0..u64::from(device.max_sge)).map(|n| sink.sge(n * 64, 64)).collect();
     other.post_recv(&vec![RecvRequest::new(7, &sges); depth]).unwrap();
     let full = other.post_recv(&[RecvRequest::new(8, &sges)]).unwrap_err();
@@ -205,9 +205,9 @@ fn local_memory_may_be_taken_away_under_a_request() {
         let (a, b) = (Client::new(&daemon), Client::new(&daemon));
         let listener = b.listener();
         let len = 1 << 20;
-        let segment = b.context.create_segment(len).unwrap();
+        let buffer = b.context.create_shared_buffer(len).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let target = b.pd.reg_mr(&segment, .., access).unwrap();
+        let target = b.pd.reg_mr(&buffer, .., access).unwrap();
         for round in 0..30 {
             target.fill(0, len as usize, 0).unwrap();
             let (qp, other) = (a.qp(), b.qp());
@@ -218,14 +218,14 @@ fn local_memory_may_be_taken_away_under_a_request() {
                 (&other, &Default::default()),
             );
             qp.wait_connected(Some(DEADLINE)).unwrap();
-            let segment = a.context.create_segment(len).unwrap();
-            let source = a.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+            let buffer = a.context.create_shared_buffer(len).unwrap();
+            let source = a.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
             source.fill(0, len as usize, 0x33).unwrap();
             let sges = [source.sge(0, len as u32)];
             let write = SendRequest::write(1, &sges, target.remote().at(0)).signaled();
             qp.post_send(&[write; 16]).unwrap();
             source.deregister().unwrap();
-            drop(segment);
+            drop(buffer);
             let completions = a.completions(16);
             let failed = completions.iter().find(|c| c.status != CompletionStatus::Success);
             if let Some(first) = failed {

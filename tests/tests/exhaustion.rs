@@ -116,7 +116,7 @@ fn daemon(limits: &str) -> Daemon {
 #[test]
 fn shared_memory() {
     let daemon = daemon("[limits.session]\nsegment_bytes = \"64MiB\"\n");
-    exhausted(&daemon, "memory", &["limits.session.segment_bytes = 67108864 reached"]);
+    exhausted(&daemon, "memory", &["limits.session.shared_bytes = 67108864 reached"]);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn descriptors_of_the_daemon() {
 #[test]
 fn address_space_of_the_daemon() {
     let daemon = Daemon::start_limited(binaries!(), &config(""), "ulimit -v 1500000");
-    exhausted(&daemon, "memory", &["cannot map the segment", "vm.max_map_count"]);
+    exhausted(&daemon, "memory", &["cannot map the shared buffer", "vm.max_map_count"]);
 }
 
 /// Clients without a Hello have descriptors that no limit counts. With one more or one less of

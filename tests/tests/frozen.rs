@@ -51,7 +51,7 @@ fn a_descriptor_that_cannot_be_closed_delays_nobody() {
     let closed = "asked: flush";
     // The last two it never takes.
     for (how, told) in [
-        ("segment", ["refused: malformed request: the descriptor is not a memfd", closed]),
+        ("shared-buffer", ["refused: malformed request: the descriptor is not a memfd", closed]),
         ("socket", ["refused: malformed request: the descriptor is not a socket", closed]),
         ("unasked", ["refused: malformed request: a descriptor that nobody asked for", "passed"]),
         ("hello", ["passed"; 2]),
@@ -73,7 +73,7 @@ fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_copier() {
     let Some(daemon) = daemon("") else { return };
     let start = daemon.at_rest();
     // The first is being closed, for ever, the others wait behind it.
-    let mut hostile = [(); 3].map(|()| freeze(&daemon, &["pass-frozen", "segment"]));
+    let mut hostile = [(); 3].map(|()| freeze(&daemon, &["pass-frozen", "shared-buffer"]));
     hostile.iter_mut().for_each(|one| says(one, &["passed"]));
     let mut lender = daemon.actor_as(HOSTILE + 1, &["lend"]);
     lender.line_after("attached");
@@ -88,13 +88,13 @@ fn descriptors_that_cannot_be_closed_keep_nobody_from_having_a_copier() {
 fn whoever_passes_too_many_that_cannot_be_closed_is_refused_by_name() {
     let Some(daemon) = daemon("[limits.user]\nclosing = 5\n") else { return };
     let start = daemon.at_rest();
-    let mut hostile = [(); 5].map(|()| freeze(&daemon, &["pass-frozen", "segment"]));
+    let mut hostile = [(); 5].map(|()| freeze(&daemon, &["pass-frozen", "shared-buffer"]));
     hostile.iter_mut().for_each(|one| says(one, &["the descriptor is not a memfd"]));
-    let mut one_too_many = freeze(&daemon, &["pass-frozen", "segment"]);
+    let mut one_too_many = freeze(&daemon, &["pass-frozen", "shared-buffer"]);
     let limit = format!("limits.user.closing (user {HOSTILE}) = 5 reached");
     says(&mut one_too_many, &[&limit, "passed"]);
     // Another user's is being closed all the same.
-    let mut other = freeze_as(HOSTILE + 2, &daemon, &["pass-frozen", "segment"]);
+    let mut other = freeze_as(HOSTILE + 2, &daemon, &["pass-frozen", "shared-buffer"]);
     says(&mut other, &["asked: flush"]);
     daemon.actor(&["duet"]).succeed();
     one_too_many.kill();
@@ -116,7 +116,7 @@ fn gives_up_its_path(daemon: &Daemon) {
 #[test]
 fn a_successor_need_not_wait_for_a_descriptor_that_cannot_be_closed() {
     let Some(daemon) = daemon("") else { return };
-    let mut hostile = freeze(&daemon, &["pass-frozen", "segment"]);
+    let mut hostile = freeze(&daemon, &["pass-frozen", "shared-buffer"]);
     hostile.line_after("asked: flush");
     gives_up_its_path(&daemon);
     let mut successor = Command::new(binaries!().rnicd);
@@ -155,8 +155,8 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
         let [reader, partner] = [(); 2].map(|()| pd.create_qp(&QpOptions::new(&cq)).unwrap());
         let listener = context.listen(([127, 0, 0, 1], 0).into(), 4).unwrap();
         rnic_tests::join(&listener, &reader, &partner);
-        let segment = context.create_segment(4096).unwrap();
-        let own = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffer = context.create_shared_buffer(4096).unwrap();
+        let own = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         let ended = daemon.status().sessions_ended;
         let read = SendRequest::read(1, own.sge(0, 4096), lent.at(0)).signaled();
         reader.post_send(&[read]).unwrap();
@@ -169,7 +169,7 @@ fn memory_whose_pages_never_come_costs_its_session_and_nobody_else() {
         let reason = reader.wait_disconnected(Some(DEADLINE)).unwrap();
         assert!(reason != DisconnectReason::Orderly, "{reason:?}");
         daemon.settles("rid of the session", |s| s.sessions_ended > ended);
-        drop((reader, partner, listener, own, segment, pd, cq, context));
+        drop((reader, partner, listener, own, buffer, pd, cq, context));
         // While its copier still waits in the kernel for a page, nothing of the session is left.
         daemon.is_empty();
         // The copier itself counts against its user, and against nobody else.

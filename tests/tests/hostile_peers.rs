@@ -97,9 +97,9 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
     let target = Target::new(&daemon);
     // Beside the region that may be written there is one that may not.
     let context = Context::open_at(daemon.socket()).unwrap();
-    let segment = context.create_segment(LEN as u64).unwrap();
+    let buffer = context.create_shared_buffer(LEN as u64).unwrap();
     let pd = context.open_pd(None).unwrap();
-    let private = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let private = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let mut rng = Rng::new(20);
     for round in 0..rounds(400) {
         let bytes = round as u8;
@@ -171,7 +171,7 @@ fn frames_that_are_nearly_right_harm_only_their_sender() {
     private.read_at(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0));
     bystanders.were_not_disturbed();
-    drop((private, pd, segment, context, target));
+    drop((private, pd, buffer, context, target));
     daemon.shrinks_to(start);
 }
 
@@ -325,8 +325,8 @@ fn a_peer_that_does_not_read_costs_the_kernel_no_more_than_it_may() {
     let daemon = daemon("[limits]\nsocket_send_bytes = \"512KiB\"\n");
     let target = Target::new(&daemon);
     let (peer, qp) = target.open();
-    let segment = target.context.create_segment(CHUNK as u64).unwrap();
-    let data = target.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let buffer = target.context.create_shared_buffer(CHUNK as u64).unwrap();
+    let data = target.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let sges = [data.sge(0, CHUNK as u32)];
     // Until nothing more is taken: requests complete when TCP has their last byte.
     let (mut posted, mut taken) = (0, 0);
@@ -415,8 +415,8 @@ impl Player {
         let pd = context.open_pd(None).unwrap();
         let cq = context.create_cq(64, None).unwrap();
         let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
-        let segment = context.create_segment(4096).unwrap();
-        let ball = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffer = context.create_shared_buffer(4096).unwrap();
+        let ball = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         let player = Player { qp, cq, ball };
         player.expect();
         player

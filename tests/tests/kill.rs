@@ -143,7 +143,7 @@ fn a_killed_daemon_is_noticed_by_those_who_wait_and_those_who_poll() {
     });
     gone(context.status().unwrap_err());
     gone(qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap_err().source);
-    gone(context.create_segment(4096).err().unwrap());
+    gone(context.create_shared_buffer(4096).err().unwrap());
     assert!(began.elapsed() < Duration::from_secs(20));
     daemon.kill();
     for actor in [server, visitor] {
@@ -191,8 +191,8 @@ fn a_partner_with_reads_outstanding_is_told() {
         let qp = pd.create_qp(&options).unwrap();
         let connected = qp.connect(address.parse().unwrap(), &Default::default()).unwrap();
         let region = rnic_client::RemoteMr::from_bytes(&connected.private_data).unwrap();
-        let segment = context.create_segment(region.len).unwrap();
-        let sink = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffer = context.create_shared_buffer(region.len).unwrap();
+        let sink = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         let read = SendRequest::read(9, sink.sge(0, region.len as u32), region.at(0)).signaled();
         qp.post_send(&[read; 512]).unwrap();
         server.kill();

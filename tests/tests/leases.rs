@@ -33,9 +33,9 @@ fn slices_go_out_and_come_back_by_every_operation() {
             drop(back(&a, sent));
         }
         // One-sided, to and from a region of the other end.
-        let segment = context.create_segment(1 << 20).unwrap();
+        let buffer = context.create_shared_buffer(1 << 20).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let target = b.pd.reg_mr(&segment, .., access).unwrap();
+        let target = b.pd.reg_mr(&buffer, .., access).unwrap();
         let mut out = of_a.lease(..1000).unwrap();
         out.copy_from_slice(&[9; 1000]);
         let mut out =

@@ -117,9 +117,9 @@ const WRITE: u32 = 192 * 1024;
 fn revocation(workers: u32, loopback: &str, times: u64) {
     let daemon = daemon(workers, loopback);
     let (owner, writer) = (Client::new(&daemon), Client::new(&daemon));
-    let segment = owner.context.create_segment(WRITE.into()).unwrap();
+    let buffer = owner.context.create_shared_buffer(WRITE.into()).unwrap();
     // The owner's own view, which is never revoked.
-    let view = owner.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let view = owner.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let source = writer.region(WRITE.into(), Access::empty());
     source.fill(0, WRITE as usize, 0x11).unwrap();
     let listener = owner.listener();
@@ -128,7 +128,7 @@ fn revocation(workers: u32, loopback: &str, times: u64) {
     for n in 0..times {
         view.fill(0, WRITE as usize, 0).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let region = owner.pd.reg_mr(&segment, .., access).unwrap();
+        let region = owner.pd.reg_mr(&buffer, .., access).unwrap();
         let pairs: Vec<(Qp, Qp)> = (0..2)
             .map(|_| {
                 let pair = (qp(&writer), qp(&owner));
@@ -275,27 +275,29 @@ fn no_event_is_lost_over_tcp() {
 }
 
 #[test]
-fn a_removed_segment_is_unmapped_when_the_answer_comes() {
+fn a_removed_shared_buffer_is_unmapped_when_the_answer_comes() {
     let daemon = daemon(1, "direct");
     // Bare sessions: their arenas are counted, too.
     let context = Context::open_at(daemon.socket()).unwrap();
     let before = daemon.footprint().mappings;
     for n in 0..20 {
-        let segments: Vec<_> = (0..20).map(|_| context.create_segment(1 << 20).unwrap()).collect();
+        let shared_buffers: Vec<_> =
+            (0..20).map(|_| context.create_shared_buffer(1 << 20).unwrap()).collect();
         assert_eq!(daemon.footprint().mappings, before + 20);
-        drop(segments);
+        drop(shared_buffers);
         assert_eq!(daemon.footprint().mappings, before, "round {n}");
     }
     // The same for sessions: one counts, with its memory, until that is gone.
-    let limited = Daemon::start(binaries!(), "[limits]\nsegments = 20\n");
+    let limited = Daemon::start(binaries!(), "[limits]\nshared_buffers = 20\n");
     let other = Context::open_at(limited.socket()).unwrap();
     for round in 0..20 {
         let crowd = Context::open_at(limited.socket()).unwrap();
-        let segments: Vec<_> = (0..20).map_while(|_| crowd.create_segment(1 << 20).ok()).collect();
+        let shared_buffers: Vec<_> =
+            (0..20).map_while(|_| crowd.create_shared_buffer(1 << 20).ok()).collect();
         let mapped = limited.footprint().mappings;
-        // 20 segments, and arenas of the two that are here and the one that is leaving.
+        // 20 shared buffers, and arenas of the two that are here and the one that is leaving.
         assert!(mapped <= 20 + 3, "round {round}: {mapped} mappings");
-        drop(segments);
+        drop(shared_buffers);
     }
     other.status().unwrap();
 }
@@ -340,7 +342,7 @@ struct Revoker {
 impl Revoker {
     /// Revokes until it is stopped.
     fn revoke(&self, [owner, writer]: [Client; 2]) {
-        let segment = owner.context.create_segment(WRITE.into()).unwrap();
+        let buffer = owner.context.create_shared_buffer(WRITE.into()).unwrap();
         let source = writer.region(WRITE.into(), Access::empty());
         let listener = owner.listener();
         while !self.stopped.load(Ordering::Relaxed) {
@@ -349,7 +351,7 @@ impl Revoker {
                 continue;
             }
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let region = owner.pd.reg_mr(&segment, .., access).unwrap();
+            let region = owner.pd.reg_mr(&buffer, .., access).unwrap();
             let (active, passive) = (qp(&writer), qp(&owner));
             join(&listener, &active, &passive);
             let sges = [source.sge(0, WRITE)];
@@ -396,18 +398,18 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// As many regions as there are users of large buffers, all in one segment: more than a process may
-/// have mappings (`vm.max_map_count`), so none of them can take one.
+/// As many regions as there are users of large buffers, all in one shared buffer: more than a
+/// process may have mappings (`vm.max_map_count`), so none of them can take one.
 #[test]
 fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
     const REGIONS: u64 = 100_000;
     let daemon = daemon(2, "direct");
     let side = Client::new(&daemon);
-    let segment = side.context.create_segment(REGIONS).unwrap();
+    let buffer = side.context.create_shared_buffer(REGIONS).unwrap();
     let before = daemon.footprint().mappings;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let regions: Vec<Mr> =
-        (0..REGIONS).map(|n| side.pd.reg_mr(&segment, n..n + 1, access).unwrap()).collect();
+        (0..REGIONS).map(|n| side.pd.reg_mr(&buffer, n..n + 1, access).unwrap()).collect();
     assert_eq!(daemon.footprint().mappings, before);
     // Each is its own: the first, the last and one in between are written to through the wire, one
     // byte each, and refuse a second one.
@@ -439,7 +441,7 @@ fn a_hundred_thousand_regions_of_one_buffer_take_one_mapping() {
             }
         }
     }
-    let whole = side.pd.reg_mr(&segment, .., access).unwrap();
+    let whole = side.pd.reg_mr(&buffer, .., access).unwrap();
     let mut bytes = vec![0; REGIONS as usize];
     whole.read_at(0, &mut bytes).unwrap();
     let written: Vec<u64> =

@@ -112,9 +112,9 @@ fn the_end_of_an_owner_is_a_remote_error_and_leaves_the_partners_their_own() {
         );
         // The other partner's regions and connection in the same domain are as they were.
         let own = second_partner.context.open_pd(Some("shared")).unwrap();
-        let segment = second_partner.context.create_segment(4096).unwrap();
+        let buffer = second_partner.context.create_shared_buffer(4096).unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let region = own.reg_mr(&segment, .., access).unwrap();
+        let region = own.reg_mr(&buffer, .., access).unwrap();
         assert_eq!(write(&second_writer, region.remote()), CompletionStatus::Success, "{loopback}");
     }
 }
@@ -278,14 +278,14 @@ fn rules_change_while_the_daemon_runs() {
     reload(&daemon, &format!("[[listen]]\nwho = {uid}\naddress = \"10.9.8.7\"\n"));
     let refused = refusal(until(false, open));
     assert!(refused.contains("no [[pd]] named \"late\""), "{refused}");
-    let segment = context.create_segment(4096).unwrap();
-    let refused = refusal(late.reg_mr(&segment, .., Access::empty()));
+    let buffer = context.create_shared_buffer(4096).unwrap();
+    let refused = refusal(late.reg_mr(&buffer, .., Access::empty()));
     assert!(refused.contains("any more"), "{refused}");
     let refused = refusal(listen());
     assert!(refused.contains("not allowed by listen: bind 127.0.0.1:0"), "{refused}");
     reload(&daemon, &pd);
     drop(until(true, listen).unwrap());
-    late.reg_mr(&segment, .., Access::empty()).unwrap();
+    late.reg_mr(&buffer, .., Access::empty()).unwrap();
 }
 
 #[test]

@@ -228,9 +228,9 @@ fn a_write_to_what_is_not_this_streams_or_not_for_writing_is_refused() {
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
     let region = |context: &Context, pd, access, scope| {
-        let segment = context.create_segment(LEN as u64).unwrap();
+        let buffer = context.create_shared_buffer(LEN as u64).unwrap();
         let options = MrOptions { access, scope, ..MrOptions::default() };
-        let region = rnic_client::Pd::reg_mr_with(pd, &segment, .., &options).unwrap();
+        let region = rnic_client::Pd::reg_mr_with(pd, &buffer, .., &options).unwrap();
         region.fill(0, LEN, UNTOUCHED).unwrap();
         region
     };
@@ -325,9 +325,9 @@ fn long_messages_leave_in_segments_of_one_message_each() {
     const LONG: usize = 300_000;
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
-    let segment = target.context.create_segment(LONG as u64).unwrap();
+    let buffer = target.context.create_shared_buffer(LONG as u64).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let source = target.pd.reg_mr(&segment, .., access).unwrap();
+    let source = target.pd.reg_mr(&buffer, .., access).unwrap();
     let bytes: Vec<u8> =
         (0..LONG as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     source.write_at(0, &bytes).unwrap();
@@ -362,9 +362,9 @@ fn a_peer_is_never_kept_from_sending_by_an_application_that_does_nothing() {
     const ROUNDS: usize = 1000;
     let daemon = tcp_daemon();
     let target = Target::new(&daemon);
-    let segment = target.context.create_segment(1 << 16).unwrap();
+    let buffer = target.context.create_shared_buffer(1 << 16).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let region = target.pd.reg_mr(&segment, .., access).unwrap();
+    let region = target.pd.reg_mr(&buffer, .., access).unwrap();
     let (mut peer, qp) = target.open();
     let payload = vec![9; 60_000];
     // Far more than sockets hold. The client makes no call meanwhile, and nobody answers the peer.

@@ -230,8 +230,8 @@ fn leave_a_trap(daemon: &Daemon) -> TcpStream {
     let cq = context.create_cq(64, None).unwrap();
     let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
     qp.post_recv(&[RecvRequest::new(1, &[])]).unwrap();
-    let segment = context.create_segment(1 << 20).unwrap();
-    let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let buffer = context.create_shared_buffer(1 << 20).unwrap();
+    let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let (ours, mut theirs) = pair();
     set_socket_recv_buffer_size(&theirs, 4096).unwrap();
     let mine = ours.try_clone().unwrap();

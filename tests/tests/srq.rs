@@ -110,11 +110,11 @@ fn messages_of_many_arrive_whole_in_one_pool() {
         let srq = srq(&host, 16);
         let hold = RnrPolicy::Wait { timeout_ms: 60_000 };
         let pairs = connected(&guest, &host, &srq, hold, SENDERS);
-        let segment = host.context.create_segment(16 * LEN).unwrap();
-        let pool = host.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffer = host.context.create_shared_buffer(16 * LEN).unwrap();
+        let pool = host.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         let buffers: Vec<_> = (0..16).map(|n| [pool.sge(n * LEN, LEN as u32)]).collect();
-        let segment = guest.context.create_segment(SENDERS as u64 * LEN).unwrap();
-        let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let buffer = guest.context.create_shared_buffer(SENDERS as u64 * LEN).unwrap();
+        let source = guest.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
         let pattern = |sender: usize| vec![0x11 * (sender as u8 + 1); LEN as usize];
         for sender in 0..SENDERS {
             source.write_at(sender as u64 * LEN, &pattern(sender)).unwrap();
@@ -225,8 +225,8 @@ fn a_message_without_a_receive_is_held_until_there_is_one() {
     each_daemon(|daemon| {
         let (guest, host) = (client(daemon), client(daemon));
         let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms: 60_000 });
-        let segment = host.context.create_segment(4096).unwrap();
-        let buffer = host.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffer = host.context.create_shared_buffer(4096).unwrap();
+        let buffer = host.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         let element = [buffer.sge(0, 64)];
         for n in 0..200u64 {
             let text = format!("message {n}");
@@ -272,8 +272,8 @@ fn the_end_of_a_peer_is_noticed_while_its_message_is_held() {
         let (guest, host) = (client(daemon), client(daemon));
         let (sender, receiver) = pair(&guest, &host, RnrPolicy::Wait { timeout_ms: 3_600_000 });
         // More than any buffer on the way takes.
-        let segment = guest.context.create_segment(16 << 20).unwrap();
-        let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let buffer = guest.context.create_shared_buffer(16 << 20).unwrap();
+        let source = guest.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
         let all = [source.sge(0, 16 << 20)];
         sender.post_send(&[SendRequest::send(1, &all), SendRequest::send(2, &all)]).unwrap();
         // Let some of it arrive: the reset must be seen past bytes that nobody reads. Whether it is
@@ -442,8 +442,8 @@ fn holding_costs_no_cpu() {
         let srq = srq(&host, 8);
         let hold = RnrPolicy::Wait { timeout_ms: 3_600_000 };
         let pairs = connected(&guest, &host, &srq, hold, 4);
-        let segment = guest.context.create_segment(1 << 20).unwrap();
-        let source = guest.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let buffer = guest.context.create_shared_buffer(1 << 20).unwrap();
+        let source = guest.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
         let much = [source.sge(0, 1 << 20)];
         for (sender, _) in &pairs {
             sender.post_send(&[SendRequest::send(1, &much); 8]).unwrap();

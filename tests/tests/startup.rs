@@ -335,8 +335,8 @@ fn a_peer_that_asks_for_markers_gets_them_in_every_phase() {
     for config in ["[mpa]\nmulpdu = \"mss\"\n", "[mpa]\nmulpdu = \"max\"\n"] {
         let client = Initiator::new(config);
         let listener = client.listener();
-        let segment = client.context.create_segment(65536).unwrap();
-        let source = client.pd.reg_mr(&segment, .., Access::empty()).unwrap();
+        let buffer = client.context.create_shared_buffer(65536).unwrap();
+        let source = client.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
         let mut rng = Rng::new(3);
         let mut data = vec![0; 65536];
         rng.fill(&mut data);

@@ -31,8 +31,8 @@ struct End {
 impl End {
     fn new(context: &Context, pd: &Pd, cq: Cq) -> End {
         let qp = pd.create_qp(&QpOptions::new(&cq)).unwrap();
-        let segment = context.create_segment(64).unwrap();
-        let inbox = pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+        let buffer = context.create_shared_buffer(64).unwrap();
+        let inbox = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
         qp.post_recv(&[RecvRequest::new(0, &[inbox.sge(0, 64)])]).unwrap();
         End { qp, cq, inbox }
     }

@@ -242,14 +242,14 @@ fn what_may_not_be_bound_completes_as_such_and_ends_the_connection() {
         let pair = Pair::new(&daemon);
         let owner = &pair.owner;
         let region = bindable(owner);
-        let plain = owner.pd.reg_mr(&owner.segment(4096), .., Access::LOCAL_WRITE).unwrap();
-        let constant = owner.pd.reg_mr(&owner.segment(4096), .., Access::MW_BIND).unwrap();
+        let plain = owner.pd.reg_mr(&owner.shared_buffer(4096), .., Access::LOCAL_WRITE).unwrap();
+        let constant = owner.pd.reg_mr(&owner.shared_buffer(4096), .., Access::MW_BIND).unwrap();
         let own = MrOptions {
             access: Access::LOCAL_WRITE | Access::MW_BIND,
             scope: Scope::Qp(pair.peering.id()),
             ..MrOptions::default()
         };
-        let own = pair.peer.pd.reg_mr_with(&pair.peer.segment(4096), .., &own).unwrap();
+        let own = pair.peer.pd.reg_mr_with(&pair.peer.shared_buffer(4096), .., &own).unwrap();
         let window = owner.pd.alloc_window(kind).unwrap();
         let (present, next) = (window.rkey(), rnic_client::Stag(window.rkey().0 ^ 1));
         let bind = match what {
@@ -284,10 +284,10 @@ fn a_region_stays_while_windows_are_bound_to_it() {
     for daemon in daemons() {
         let pair = Pair::new(&daemon);
         let owner = &pair.owner;
-        let segment = owner.segment(4096);
+        let buffer = owner.shared_buffer(4096);
         let access = Access::LOCAL_WRITE | Access::MW_BIND;
-        let view = owner.pd.reg_mr(&segment, .., Access::empty()).unwrap();
-        let region = owner.pd.reg_mr(&segment, .., access).unwrap();
+        let view = owner.pd.reg_mr(&buffer, .., Access::empty()).unwrap();
+        let region = owner.pd.reg_mr(&buffer, .., access).unwrap();
         let windows = [Type1, Type2].map(|kind| owner.pd.alloc_window(kind).unwrap());
         let open = windows
             .each_ref()
@@ -335,9 +335,9 @@ fn a_region_invalidated_by_request_is_deregistered_without_fault() {
             let scope = if own { Scope::Qp(owned.id()) } else { Scope::Pd };
             let access = Access::LOCAL_WRITE | REMOTE;
             let options = MrOptions { access, scope, ..MrOptions::default() };
-            let region = || owner.pd.reg_mr_with(&owner.segment(4096), .., &options).unwrap();
+            let region = || owner.pd.reg_mr_with(&owner.shared_buffer(4096), .., &options).unwrap();
             let (local, read) = (region(), region());
-            let source = peer.pd.reg_mr(&peer.segment(4096), .., access).unwrap();
+            let source = peer.pd.reg_mr(&peer.shared_buffer(4096), .., access).unwrap();
             source.write_at(0, b"placed").unwrap();
             pair.write(&local.remote(), 0, b"x");
             owned
@@ -377,7 +377,7 @@ fn regions_for_one_qp_and_from_zero() {
     let access = Access::LOCAL_WRITE | REMOTE | Access::ZERO_BASED;
     let scope = Scope::Qp(pair.owned.id());
     let options = MrOptions { access, scope, iova: None };
-    let region = owner.pd.reg_mr_with(&owner.segment(4096), 1000..2000, &options).unwrap();
+    let region = owner.pd.reg_mr_with(&owner.shared_buffer(4096), 1000..2000, &options).unwrap();
     assert_eq!((region.iova(), region.remote().addr, region.len()), (0, 0, 1000));
     pair.write(&region.remote(), 999, b"x");
     assert_eq!(bytes(&region, 998, 2), b"\0x");
@@ -386,10 +386,10 @@ fn regions_for_one_qp_and_from_zero() {
     let write = SendRequest::write_inline(1, b"!", region.remote().at(0));
     peering.post_send(&[write]).unwrap();
     ended(&other, TerminateOrigin::Local, "1/1/02");
-    let segment = owner.segment(4096);
+    let buffer = owner.shared_buffer(4096);
     let register = |pd: &Pd, qp: &Qp| {
         let options = MrOptions { scope: Scope::Qp(qp.id()), ..MrOptions::default() };
-        pd.reg_mr_with(&segment, .., &options).map(drop).map_err(|e| e.to_string())
+        pd.reg_mr_with(&buffer, .., &options).map(drop).map_err(|e| e.to_string())
     };
     let foreign = register(&owner.pd, &pair.peering).unwrap_err();
     assert!(foreign.contains(&format!("no QP {}", pair.peering.id())), "{foreign}");
@@ -420,7 +420,7 @@ fn revocation(owners: &Daemon, writers: &Daemon, times: u64) {
     let listener = owner.listener();
     let mut writer = writers.actor(&["hammer", &listener.local_addr().to_string()]);
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
-    let region = owner.pd.reg_mr(&owner.segment(OPEN), .., access).unwrap();
+    let region = owner.pd.reg_mr(&owner.shared_buffer(OPEN), .., access).unwrap();
     let aside = bindable(&owner);
     let couple = hammer::couple(&owner.context, &owner.pd, &owner.cq).unwrap();
     let mut rng = Rng::new(times);

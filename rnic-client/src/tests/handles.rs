@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn everything_may_be_sent_to_and_shared_with_other_threads() {
     fn both<T: Send + Sync>() {}
-    both::<(Context, Pd, Segment, Mr, MemoryWindow, AttachedBuffer, RawBytes<'_>)>();
+    both::<(Context, Pd, SharedBuffer, Mr, MemoryWindow, AttachedBuffer, RawBytes<'_>)>();
     both::<(Cq, CompletionChannel, Qp, Srq, Completion)>();
     both::<(Listener, ConnectionRequest, SocketListener, SocketRequest, Connected)>();
     both::<(OpenOptions, CqOptions<'_>, QpOptions<'_>, SrqOptions, MrOptions, Bind<'_>)>();
@@ -35,8 +35,8 @@ fn what_tasks_await_may_move_between_threads() {
 #[test]
 fn every_handle_says_what_it_is() {
     let r = rig();
-    let segment = r.context.create_segment(4096).unwrap();
-    let region = r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let buffer = r.context.create_shared_buffer(4096).unwrap();
+    let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let srq = r.pd.create_srq(&SrqOptions::default()).unwrap();
     let window = r.pd.alloc_window(WindowKind::Type2).unwrap();
     let listener = r.context.bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -46,7 +46,7 @@ fn every_handle_says_what_it_is() {
         (format!("{:?}", r.pd), "Pd", format!("{:?}", r.pd.id())),
         (format!("{:?}", r.cq), "Cq", format!("{:?}", r.cq.id())),
         (format!("{:?}", r.qp), "Qp", format!("{:?}", r.qp.id())),
-        (format!("{segment:?}"), "Segment", format!("{:?}", segment.id())),
+        (format!("{buffer:?}"), "SharedBuffer", format!("{:?}", buffer.id())),
         (format!("{region:?}"), "Mr", format!("{:?}", region.id())),
         (format!("{srq:?}"), "Srq", format!("{:?}", srq.id())),
         (format!("{window:?}"), "MemoryWindow", format!("{:?}", window.id())),
@@ -82,7 +82,7 @@ fn descriptors_are_those_on_which_things_are_announced() {
 #[test]
 fn regions_are_copied_to_each_other_and_looked_at_in_place() {
     let r = rig();
-    let [one, other] = [(); 2].map(|()| r.context.create_segment(8192).unwrap());
+    let [one, other] = [(); 2].map(|()| r.context.create_shared_buffer(8192).unwrap());
     let from = r.pd.reg_mr(&one, 100..200, Access::LOCAL_WRITE).unwrap();
     let to = r.pd.reg_mr(&other, 4000.., Access::LOCAL_WRITE).unwrap();
     from.write_at(10, b"from here to there").unwrap();

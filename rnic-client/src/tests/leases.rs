@@ -4,11 +4,11 @@ use rnic_core::abi::queue::Cqe;
 
 use super::*;
 
-/// The segment that the last region was made of, as the daemon sees it.
+/// The shared buffer that the last region was made of, as the daemon sees it.
 fn theirs(r: &Rig) -> std::sync::Arc<rnic_core::shm::Mapping> {
     let device = r.daemon.device();
-    let last = device.segments.keys().max_by_key(|id| id.0).unwrap();
-    device.segments[last].clone()
+    let last = device.shared_buffers.keys().max_by_key(|id| id.0).unwrap();
+    device.shared_buffers[last].clone()
 }
 
 fn polled(r: &Rig) -> Option<Completion> {

@@ -80,11 +80,11 @@ fn whoever_is_kept_out_of_a_daemon_is_not_told_to_start_one() {
 #[test]
 fn a_refusal_names_limit_value_and_key_and_costs_nothing_else() {
     let r = rig();
-    let segment = r.context.create_segment(1).unwrap();
+    let buffer = r.context.create_shared_buffer(1).unwrap();
     r.daemon.answer_next(Answer::Refuse(limit()));
-    let error = r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).err().unwrap();
+    let error = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).err().unwrap();
     assert_eq!(error.to_string(), "refused: limits.mrs = 64 reached (asked for 1 more, 64 in use)");
-    assert!(r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).is_ok());
+    assert!(r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).is_ok());
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_forked_child_is_refused_and_does_not_disturb_its_parent() {
     let context = Context::open_as(daemon.options(), parent).unwrap();
     let error = context.open_pd(None).err().unwrap();
     assert!(matches!(error, Error::AfterFork { owner } if owner == parent));
-    assert!(matches!(context.create_segment(1).err(), Some(Error::AfterFork { .. })));
+    assert!(matches!(context.create_shared_buffer(1).err(), Some(Error::AfterFork { .. })));
     let timeout = Some(Duration::ZERO);
     assert!(matches!(context.next_event(timeout), Err(Error::AfterFork { .. })));
     assert!(daemon.device().requests.is_empty());
@@ -162,13 +162,13 @@ fn descriptors_are_closed_on_exec() {
 }
 
 #[test]
-fn a_segment_is_whole_pages_shared_with_the_daemon() {
+fn a_shared_buffer_is_whole_pages_shared_with_the_daemon() {
     let r = rig();
-    let segment = r.context.create_segment(5000).unwrap();
-    assert_eq!(segment.len(), 8192);
-    let region = r.pd.reg_mr(&segment, 4096..4196, Access::LOCAL_WRITE).unwrap();
+    let buffer = r.context.create_shared_buffer(5000).unwrap();
+    assert_eq!(buffer.len(), 8192);
+    let region = r.pd.reg_mr(&buffer, 4096..4196, Access::LOCAL_WRITE).unwrap();
     region.write_at(98, b"ab").unwrap();
-    let theirs = r.daemon.device().segments[&segment.id()].clone();
+    let theirs = r.daemon.device().shared_buffers[&buffer.id()].clone();
     let mut bytes = [0; 2];
     theirs.read(4096 + 98, &mut bytes).unwrap();
     assert_eq!(&bytes, b"ab");
@@ -183,10 +183,10 @@ fn a_segment_is_whole_pages_shared_with_the_daemon() {
 }
 
 #[test]
-fn accesses_outside_of_a_region_are_refused_though_the_segment_goes_on() {
+fn accesses_outside_of_a_region_are_refused_though_the_shared_buffer_goes_on() {
     let r = rig();
-    let segment = r.context.create_segment(4096).unwrap();
-    let region = r.pd.reg_mr(&segment, 4..100, Access::LOCAL_WRITE).unwrap();
+    let buffer = r.context.create_shared_buffer(4096).unwrap();
+    let region = r.pd.reg_mr(&buffer, 4..100, Access::LOCAL_WRITE).unwrap();
     let mut byte = [0];
     assert!(region.read_at(95, &mut byte).is_ok());
     for offset in [96, 4095, u64::MAX] {
@@ -199,7 +199,7 @@ fn accesses_outside_of_a_region_are_refused_though_the_segment_goes_on() {
     assert!(matches!(region.load_u64(0), Err(Error::Misaligned { offset: 4 })));
     assert!(region.load_u64(4).is_ok());
     assert!(matches!(
-        r.pd.reg_mr(&segment, 0..4097, Access::LOCAL_WRITE).err(),
+        r.pd.reg_mr(&buffer, 0..4097, Access::LOCAL_WRITE).err(),
         Some(Error::OutOfRange { offset: 0, length: 4097, size: 4096 })
     ));
 }
@@ -207,13 +207,13 @@ fn accesses_outside_of_a_region_are_refused_though_the_segment_goes_on() {
 #[test]
 fn regions_count_from_where_they_were_told_to() {
     let r = rig();
-    let segment = r.context.create_segment(4096).unwrap();
+    let buffer = r.context.create_shared_buffer(4096).unwrap();
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let plain = r.pd.reg_mr(&segment, 64.., rights).unwrap();
-    let zero = r.pd.reg_mr(&segment, 64.., rights | Access::ZERO_BASED).unwrap();
+    let plain = r.pd.reg_mr(&buffer, 64.., rights).unwrap();
+    let zero = r.pd.reg_mr(&buffer, 64.., rights | Access::ZERO_BASED).unwrap();
     let options = MrOptions { iova: Some(1 << 40), scope: Scope::Qp(r.qp.id()), access: rights };
-    let chosen = r.pd.reg_mr_with(&segment, 64.., &options).unwrap();
-    assert_eq!(plain.iova(), segment.inner.mapping.address() + 64);
+    let chosen = r.pd.reg_mr_with(&buffer, 64.., &options).unwrap();
+    assert_eq!(plain.iova(), buffer.inner.mapping.address() + 64);
     assert_eq!((zero.iova(), chosen.iova(), plain.len()), (0, 1 << 40, 4032));
     assert_eq!(chosen.sge(8, 16), Sge { addr: (1 << 40) + 8, length: 16, lkey: chosen.lkey().0 });
     assert_eq!(chosen.remote().at(8), RemoteAddr { addr: (1 << 40) + 8, rkey: chosen.rkey() });
@@ -222,30 +222,31 @@ fn regions_count_from_where_they_were_told_to() {
     let RequestBody::RegMr { source, length: 4032, iova: 0x100_0000_0000, scope, .. } = last else {
         panic!("{last:?}");
     };
-    assert_eq!(*source, MrSource::Segment { segment: segment.id(), offset: 64 });
+    assert_eq!(*source, MrSource::Shared { buffer: buffer.id(), offset: 64 });
     assert_eq!(*scope, Scope::Qp(r.qp.id()));
     drop(device);
 }
 
 #[test]
-fn a_segment_asks_the_limit_before_it_takes_memory_and_gives_back_what_it_cannot_fill() {
+fn a_shared_buffer_asks_the_limit_before_it_takes_memory_and_gives_back_what_it_cannot_fill() {
     let r = rig();
     let limit = Refusal::Limit { key: "k".into(), limit: 1, used: 0, wanted: 4096 };
     r.daemon.device().requests.clear();
     r.daemon.answer_next(Answer::Refuse(limit.clone()));
-    let refused = r.context.create_segment(1).unwrap_err();
+    let refused = r.context.create_shared_buffer(1).unwrap_err();
     assert_eq!(refused.refusal(), Some(&limit));
-    let asked = [RequestBody::ReserveSegment { length: 4096 }];
+    let asked = [RequestBody::ReserveSharedBuffer { length: 4096 }];
     assert_eq!(r.daemon.device().requests, asked, "no memory was offered");
 
     // More than any machine has: nothing is taken, and the reservation is given back.
     r.daemon.device().requests.clear();
-    let refused = r.context.create_segment(1 << 60).unwrap_err();
+    let refused = r.context.create_shared_buffer(1 << 60).unwrap_err();
     let Error::NotEnoughMemory { wanted: 0x1000_0000_0000_0000, .. } = refused else {
         panic!("{refused:?}");
     };
     let requests = r.daemon.device().requests.clone();
-    let [RequestBody::ReserveSegment { .. }, RequestBody::RemoveSegment { .. }] = requests[..]
+    let [RequestBody::ReserveSharedBuffer { .. }, RequestBody::RemoveSharedBuffer { .. }] =
+        requests[..]
     else {
         panic!("{requests:?}");
     };
@@ -266,13 +267,13 @@ fn a_queue_in_a_new_arena_is_found() {
 #[test]
 fn objects_are_destroyed_in_an_order_that_the_daemon_accepts() {
     let mut r = rig();
-    let segment = r.context.create_segment(1).unwrap();
-    let region = r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let buffer = r.context.create_shared_buffer(1).unwrap();
+    let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     let listener = r.context.bind(([127, 0, 0, 1], 0).into()).unwrap();
     assert_eq!(listener.local_addr().port(), 7471);
     r.daemon.device().requests.clear();
     // Parents first: what uses them keeps them alive.
-    drop((r.context, r.pd, r.cq, segment));
+    drop((r.context, r.pd, r.cq, buffer));
     assert!(r.daemon.device().requests.is_empty());
     drop((r.qp, region, listener));
     r.daemon.join();
@@ -283,10 +284,10 @@ fn objects_are_destroyed_in_an_order_that_the_daemon_accepts() {
     let cq = place(&|r| matches!(r, DestroyCq { .. }));
     let channel = place(&|r| matches!(r, DestroyChannel { .. }));
     let mr = place(&|r| matches!(r, DeregMr { .. }));
-    let segment = place(&|r| matches!(r, RemoveSegment { .. }));
+    let buffer = place(&|r| matches!(r, RemoveSharedBuffer { .. }));
     let pd = place(&|r| matches!(r, ClosePd { .. }));
     place(&|r| matches!(r, CloseListener { .. }));
-    assert!(qp < cq && cq < channel && mr < segment && qp < pd && mr < pd);
+    assert!(qp < cq && cq < channel && mr < buffer && qp < pd && mr < pd);
     assert_eq!(r.daemon.device().requests.len(), 7);
 }
 
@@ -323,8 +324,8 @@ fn bytes_of_the_heap_stay_where_a_region_of_them_may_still_be_written_to() {
 #[test]
 fn deregistering_tells_the_daemon_once() {
     let r = rig();
-    let segment = r.context.create_segment(1).unwrap();
-    let region = r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
+    let buffer = r.context.create_shared_buffer(1).unwrap();
+    let region = r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
     region.deregister().unwrap();
     let device = r.daemon.device();
     let times = device.requests.iter().filter(|r| matches!(r, RequestBody::DeregMr { .. }));
@@ -335,10 +336,10 @@ fn deregistering_tells_the_daemon_once() {
 #[test]
 fn objects_of_two_contexts_do_not_mix() {
     let (a, b) = (rig(), rig());
-    let segment = b.context.create_segment(1).unwrap();
+    let buffer = b.context.create_shared_buffer(1).unwrap();
     let channel = b.context.create_completion_channel().unwrap();
     let foreign = |e: Option<Error>| assert!(matches!(e, Some(Error::ForeignObject { .. })));
-    foreign(a.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).err());
+    foreign(a.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).err());
     foreign(a.context.create_cq(1, Some(&channel)).err());
     foreign(a.pd.create_qp(&QpOptions::new(&b.cq)).err());
 }

@@ -17,8 +17,8 @@ fn posted(r: &Rig) -> SendHeader {
 }
 
 fn region(r: &Rig) -> Mr {
-    let segment = r.context.create_segment(4096).unwrap();
-    r.pd.reg_mr(&segment, .., Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
+    let buffer = r.context.create_shared_buffer(4096).unwrap();
+    r.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
 }
 
 /// Regions and windows that the daemon was asked to let go of, in order, as "MR" and "MW".

@@ -18,7 +18,7 @@ pub struct MemoryFault {
 /// Why memory could not be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreachable {
-    /// Pages of a segment were taken away under a copy, which only a client that breaks the
+    /// Pages of a shared buffer were taken away under a copy, which only a client that breaks the
     /// contract can do.
     #[error("shared memory was truncated under a copy")]
     Truncated,

@@ -14,9 +14,9 @@ use crate::types::SessionId;
 /// Where the bytes of a region are. Clones name the same bytes.
 #[derive(Clone, Debug)]
 pub enum Memory {
-    /// In a segment that its owner shares.
-    Segment {
-        /// The segment.
+    /// In a shared buffer.
+    Shared {
+        /// The shared buffer.
         mapping: Arc<Mapping>,
         /// Bytes from its start. With the region's length it stays within the mapping.
         offset: usize,
@@ -48,7 +48,7 @@ impl Memory {
     )]
     pub fn at(&self, skip: u64) -> Memory {
         match self {
-            Memory::Segment { mapping, offset } => Memory::Segment {
+            Memory::Shared { mapping, offset } => Memory::Shared {
                 mapping: mapping.clone(),
                 // Within the region, hence within the mapping, whose length is a usize.
                 offset: offset.wrapping_add(skip as usize),
@@ -70,9 +70,9 @@ impl Memory {
     )]
     pub(super) fn target(&self, from: u64, len: usize, owner: SessionId) -> Target<'_> {
         let place = match self {
-            Memory::Segment { mapping, offset } => {
+            Memory::Shared { mapping, offset } => {
                 // Bounded by the region, so the sum lies within the mapping, hence within usize.
-                Place::Segment { mapping, offset: offset + from as usize }
+                Place::Shared { mapping, offset: offset + from as usize }
             }
             // Bounded by the region as well, hence below 2^64.
             Memory::Attached { space, address } => {
@@ -94,7 +94,7 @@ pub struct Target<'t> {
 
 #[derive(Clone, Copy)]
 enum Place<'t> {
-    Segment {
+    Shared {
         mapping: &'t Mapping,
         offset: usize,
     },
@@ -126,7 +126,7 @@ impl<'t> Target<'t> {
     #[inline]
     fn range(&self, from: usize, len: usize) -> Target<'t> {
         let place = match self.place {
-            Place::Segment { mapping, offset } => Place::Segment { mapping, offset: offset + from },
+            Place::Shared { mapping, offset } => Place::Shared { mapping, offset: offset + from },
             Place::Attached { space, address } => {
                 Place::Attached { space, address: address + from as u64 }
             }
@@ -143,7 +143,7 @@ impl<'t> Target<'t> {
     pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
         debug_assert!(from + dst.len() <= self.len);
         match self.place {
-            Place::Segment { mapping, offset } => {
+            Place::Shared { mapping, offset } => {
                 mapping.read(offset + from, dst).map_err(|e| self.source_fault(e))
             }
             Place::Attached { space, address } => {
@@ -162,7 +162,7 @@ impl<'t> Target<'t> {
     #[inline]
     fn write(&self, bytes: &[u8], tail_last: bool) -> Result<(), MemoryFault> {
         match self.place {
-            Place::Segment { mapping, offset } => {
+            Place::Shared { mapping, offset } => {
                 let written = if tail_last {
                     mapping.write_tail_last(offset, bytes)
                 } else {
@@ -184,8 +184,8 @@ impl<'t> Target<'t> {
     fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
         match (self.place, to.place) {
             (
-                Place::Segment { mapping, offset },
-                Place::Segment { mapping: to_mapping, offset: to_offset },
+                Place::Shared { mapping, offset },
+                Place::Shared { mapping: to_mapping, offset: to_offset },
             ) => {
                 let len = self.len;
                 mapping.copy_to(offset, to_mapping, to_offset, len, tail_last).map_err(|e| {
@@ -193,14 +193,14 @@ impl<'t> Target<'t> {
                 })
             }
             (Place::Private(bytes), _) => to.write(bytes, tail_last),
-            (Place::Segment { mapping, offset }, Place::Attached { space, address }) => {
+            (Place::Shared { mapping, offset }, Place::Attached { space, address }) => {
                 let written = space.write_from(address, mapping, offset, self.len, tail_last);
                 written.map_err(|e| match e {
                     AttachedFault::Poisoned => self.source_fault(e),
                     AttachedFault::Gone | AttachedFault::Unmapped => to.sink_fault(e),
                 })
             }
-            (Place::Attached { space, address }, Place::Segment { mapping, offset }) => {
+            (Place::Attached { space, address }, Place::Shared { mapping, offset }) => {
                 let read = space.read_into(address, mapping, offset, self.len, tail_last);
                 read.map_err(|e| match e {
                     AttachedFault::Poisoned => to.sink_fault(e),
@@ -229,14 +229,14 @@ impl<'t> Target<'t> {
     pub fn copier(&self) -> Option<(&'t Arc<Copier>, u64)> {
         match self.place {
             Place::Moved { copier, address } => Some((copier, address)),
-            Place::Segment { .. } | Place::Attached { .. } | Place::Private(_) => None,
+            Place::Shared { .. } | Place::Attached { .. } | Place::Private(_) => None,
         }
     }
 
     /// The mapping and the range in it, for gathering system calls; none for other memory.
     pub fn shared(&self) -> Option<(&'t Mapping, usize, usize)> {
         match self.place {
-            Place::Segment { mapping, offset } => Some((mapping, offset, self.len)),
+            Place::Shared { mapping, offset } => Some((mapping, offset, self.len)),
             Place::Attached { .. } | Place::Moved { .. } | Place::Private(_) => None,
         }
     }
@@ -254,7 +254,7 @@ impl<'t> Target<'t> {
         offset: usize,
         len: usize,
     ) -> Target<'t> {
-        Target { place: Place::Segment { mapping, offset }, len, owner }
+        Target { place: Place::Shared { mapping, offset }, len, owner }
     }
 
     /// The session whose memory this is: the one to blame when the memory turns out to be gone.

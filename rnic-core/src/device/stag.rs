@@ -171,7 +171,7 @@ impl StagTable {
     pub fn all_shared(&self, mut stags: impl Iterator<Item = Stag>) -> bool {
         stags.all(|stag| {
             let entry = self.entries.get(&stag.0);
-            entry.is_none_or(|e| matches!(e.memory, Memory::Segment { .. }))
+            entry.is_none_or(|e| matches!(e.memory, Memory::Shared { .. }))
         })
     }
 
@@ -184,7 +184,7 @@ impl StagTable {
     pub fn copier_of(&self, stag: Stag) -> Option<Arc<Copier>> {
         match &self.entries.get(&stag.0)?.memory {
             Memory::Moved { copier, .. } => Some(copier.clone()),
-            Memory::Segment { .. } | Memory::Attached { .. } => None,
+            Memory::Shared { .. } | Memory::Attached { .. } => None,
         }
     }
 
@@ -362,7 +362,7 @@ mod tests {
                     access: p.access,
                     iova: p.iova,
                     length: p.length,
-                    memory: Memory::Segment {
+                    memory: Memory::Shared {
                         mapping: mapping.clone(),
                         offset: n as usize * 200,
                     },
@@ -442,7 +442,7 @@ mod tests {
         let who =
             |session, pd, qp| Principal { session: SessionId(session), pd: PdId(pd), qp: QpId(qp) };
         let (mapping, _fd) = Mapping::create_arena("test", 4096).unwrap();
-        let memory = Memory::Segment { mapping, offset: 0 };
+        let memory = Memory::Shared { mapping, offset: 0 };
         let mut table = StagTable::default();
         let [shared, own] = [Stag(0x100), Stag(0x200)];
         table.install(entry(shared, Scope::Pd, memory.clone()));

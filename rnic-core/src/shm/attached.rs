@@ -310,7 +310,7 @@ mod tests {
 
     /// Memory of this process that is reached both ways.
     fn memory(len: usize) -> Arc<Mapping> {
-        Mapping::create_segment(len).expect("a little memory").0
+        Mapping::create_shared_buffer(len).expect("a little memory").0
     }
 
     fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_without_pages_is_poisoned_and_the_memory_is_not_to_blame() {
+    fn a_shared_buffer_without_pages_is_poisoned_and_the_memory_is_not_to_blame() {
         let (space, kept) = (own(), memory(4096));
         let gone = || {
             let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC)?;

@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn slices_are_the_memory_itself_and_lie_within() {
-        let (mapping, _fd) = Mapping::create_segment(8192).expect("a little memory");
+        let (mapping, _fd) = Mapping::create_shared_buffer(8192).expect("a little memory");
         mapping.write(4090, b"in place").expect("in range");
         let raw = RawBytes::new(&mapping, 4090, 8).expect("in range");
         assert_eq!((raw.as_ptr() as u64, raw.len()), (mapping.address() + 4090, 8));

@@ -207,7 +207,7 @@ mod tests {
     const LEN: usize = 8192;
 
     fn mapping() -> Arc<Mapping> {
-        let (mapping, _fd) = Mapping::create_segment(LEN).expect("a little memory");
+        let (mapping, _fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
         let pattern: Vec<u8> = (0..LEN).map(|n| (n % 251) as u8).collect();
         mapping.write(0, &pattern).expect("in range");
         mapping

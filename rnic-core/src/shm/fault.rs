@@ -1,4 +1,5 @@
-//! What happens when a page of shared memory is gone: the segment is poisoned, the process lives.
+//! What happens when a page of shared memory is gone: the shared buffer is poisoned, the process
+//! lives.
 //!
 //! A client can make a page of its memory unusable (a truncated file, a failed memory bank) at any
 //! instant, also in the middle of our copy. The kernel then sends `SIGBUS` or `SIGSEGV` to the
@@ -20,7 +21,7 @@ static TABLE: Table = Table::new();
 
 /// Installs the handler for `SIGBUS` and `SIGSEGV`, for the whole process; once is enough.
 ///
-/// The daemon calls this before it adopts the first segment.
+/// The daemon calls this before it adopts the first shared buffer.
 pub fn install() -> io::Result<()> {
     TABLE.page.store(rustix::param::page_size(), Ordering::Release);
     for signal in [libc::SIGBUS, libc::SIGSEGV] {
@@ -227,7 +228,7 @@ mod tests {
 
     const LEN: usize = 16 * 4096;
 
-    /// A mapping that `adopt_segment` would have sealed: its owner can still pull it away.
+    /// A mapping that `adopt_shared_buffer` would have sealed: its owner can still pull it away.
     fn unsealed() -> (Mapping, OwnedFd) {
         let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memfd");
         rustix::fs::ftruncate(&fd, LEN as u64).expect("grow");
@@ -235,36 +236,36 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_from_a_truncated_segment_is_poisoned_and_the_process_lives() {
+    fn a_copy_from_a_truncated_shared_buffer_is_poisoned_and_the_process_lives() {
         install().expect("handler");
         // The one that is sound is known for longer.
         let (other, _other_fd) = unsealed();
-        let (segment, fd) = unsealed();
-        segment.fill(0, LEN, 7).expect("still there");
+        let (buffer, fd) = unsealed();
+        buffer.fill(0, LEN, 7).expect("still there");
         rustix::fs::ftruncate(&fd, 4096).expect("shrink");
         let mut bytes = vec![1; LEN];
-        assert_eq!(segment.read(0, &mut bytes), Err(CopyFault::Poisoned));
+        assert_eq!(buffer.read(0, &mut bytes), Err(CopyFault::Poisoned));
         assert_eq!(bytes[..4096], [7; 4096]);
         assert_eq!(bytes[4096..], [0; LEN - 4096], "zero pages lie where pages are gone");
-        assert!(segment.is_poisoned());
+        assert!(buffer.is_poisoned());
         assert!(!other.is_poisoned());
         assert_eq!(other.read(0, &mut bytes), Ok(()));
     }
 
     #[test]
-    fn a_copy_into_a_truncated_segment_is_poisoned() {
+    fn a_copy_into_a_truncated_shared_buffer_is_poisoned() {
         install().expect("handler");
         let (source, _source_fd) = unsealed();
         for offset in [0, 4095, LEN - 1] {
-            let (segment, fd) = unsealed();
+            let (buffer, fd) = unsealed();
             rustix::fs::ftruncate(&fd, 0).expect("shrink");
-            assert_eq!(segment.write(offset, &[1]), Err(CopyFault::Poisoned));
-            let (segment, fd) = unsealed();
+            assert_eq!(buffer.write(offset, &[1]), Err(CopyFault::Poisoned));
+            let (buffer, fd) = unsealed();
             rustix::fs::ftruncate(&fd, 0).expect("shrink");
-            assert_eq!(segment.fill(offset, 1, 1), Err(CopyFault::Poisoned));
-            let (segment, fd) = unsealed();
+            assert_eq!(buffer.fill(offset, 1, 1), Err(CopyFault::Poisoned));
+            let (buffer, fd) = unsealed();
             rustix::fs::ftruncate(&fd, 0).expect("shrink");
-            assert_eq!(source.copy_to(0, &segment, 0, LEN, true), Err(CopyFault::Poisoned));
+            assert_eq!(source.copy_to(0, &buffer, 0, LEN, true), Err(CopyFault::Poisoned));
             assert!(!source.is_poisoned());
         }
     }
@@ -273,10 +274,10 @@ mod tests {
     fn the_slot_of_a_poisoned_mapping_is_clean_when_reused() {
         install().expect("handler");
         for _ in 0..50 {
-            let (segment, fd) = unsealed();
-            assert!(!segment.is_poisoned());
+            let (buffer, fd) = unsealed();
+            assert!(!buffer.is_poisoned());
             rustix::fs::ftruncate(&fd, 0).expect("shrink");
-            assert_eq!(segment.read(0, &mut [0]), Err(CopyFault::Poisoned));
+            assert_eq!(buffer.read(0, &mut [0]), Err(CopyFault::Poisoned));
         }
     }
 
@@ -287,12 +288,12 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for n in 0..500 {
-                        let (segment, fd) = unsealed();
+                        let (buffer, fd) = unsealed();
                         if n % 2 == 0 {
                             rustix::fs::ftruncate(&fd, 0).expect("shrink");
-                            assert_eq!(segment.write(4096, &[1]), Err(CopyFault::Poisoned));
+                            assert_eq!(buffer.write(4096, &[1]), Err(CopyFault::Poisoned));
                         } else {
-                            assert_eq!(segment.write(4096, &[1]), Ok(()));
+                            assert_eq!(buffer.write(4096, &[1]), Ok(()));
                         }
                     }
                 });
@@ -346,7 +347,10 @@ mod tests {
     #[test]
     fn a_fault_outside_of_shared_memory_takes_its_default_action() {
         assert_eq!(signal_that_ends("child_faults_elsewhere"), Some(libc::SIGBUS));
-        assert_eq!(signal_that_ends("child_touches_an_unmapped_segment"), Some(libc::SIGSEGV));
+        assert_eq!(
+            signal_that_ends("child_touches_an_unmapped_shared_buffer"),
+            Some(libc::SIGSEGV)
+        );
     }
 
     #[test]
@@ -371,14 +375,14 @@ mod tests {
     }
 
     #[test]
-    fn child_touches_an_unmapped_segment() {
+    fn child_touches_an_unmapped_shared_buffer() {
         if std::env::var_os(CHILD).is_none() {
             return;
         }
         install().expect("handler");
-        let (segment, _fd) = unsealed();
-        let at = segment.address() as *const u8;
-        drop(segment);
+        let (buffer, _fd) = unsealed();
+        let at = buffer.address() as *const u8;
+        drop(buffer);
         // SAFETY: deliberately none: the address is no longer mapped, which ends this process.
         unsafe { at.read_volatile() };
     }

@@ -156,8 +156,8 @@ mod tests {
     use super::super::CopyFault;
     use super::*;
 
-    fn segment() -> std::sync::Arc<Mapping> {
-        Mapping::create_segment(8192).expect("a little memory").0
+    fn shared_buffer() -> std::sync::Arc<Mapping> {
+        Mapping::create_shared_buffer(8192).expect("a little memory").0
     }
 
     fn contents(mapping: &Mapping, offset: usize, len: usize) -> Vec<u8> {
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn pieces_are_sent_in_order() {
         let (a, mut b) = UnixStream::pair().expect("socket pair");
-        let m = segment();
+        let m = shared_buffer();
         m.write(4090, b"from shared memory").expect("in range");
         let pieces = [
             Piece::Private(b"head, "),
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn pieces_are_filled_in_order_and_the_end_is_zero() {
         let (mut a, b) = UnixStream::pair().expect("socket pair");
-        let m = segment();
+        let m = shared_buffer();
         a.write_all(b"payloadheader").expect("room in the socket");
         let mut header = [0; 8];
         let mut pieces = [
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_range_outside_of_its_mapping_sends_and_receives_nothing() {
         let (a, b) = UnixStream::pair().expect("socket pair");
-        let m = segment();
+        let m = shared_buffer();
         let bad = Piece::Shared { mapping: &m, offset: 8000, len: 193 };
         let error = send_pieces(&a, &[Piece::Private(b"x"), bad]).expect_err("out of range");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     fn lendable() -> Arc<Lendable> {
-        let (mapping, _fd) = Mapping::create_segment(8192).expect("a little memory");
+        let (mapping, _fd) = Mapping::create_shared_buffer(8192).expect("a little memory");
         Lendable::new(mapping).expect("nobody else has it")
     }
 
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn only_memory_that_nobody_else_has_is_lent() {
-        let (mapping, _fd) = Mapping::create_segment(4096).expect("a little memory");
+        let (mapping, _fd) = Mapping::create_shared_buffer(4096).expect("a little memory");
         let other = mapping.clone();
         let mapping = Lendable::new(mapping).expect_err("there is another owner");
         drop(other);

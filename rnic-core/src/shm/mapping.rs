@@ -1,4 +1,4 @@
-//! Shared memory as objects: arenas (made by the daemon) and segments (made by the client).
+//! Shared memory as objects: arenas (made by the daemon) and shared buffers (made by the client).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -65,22 +65,22 @@ impl Mapping {
         Ok(Arc::new(mapping))
     }
 
-    /// Makes a segment, its pages populated and charged to this process, ready to be passed to the
-    /// daemon, which seals it. Called by the client.
-    pub fn create_segment(len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
-        Self::create_segment_by_steps(len, |_| Ok(()))
+    /// Makes a shared buffer, its pages populated and charged to this process, ready to be passed
+    /// to the daemon, which seals it. Called by the client.
+    pub fn create_shared_buffer(len: usize) -> io::Result<(Arc<Self>, OwnedFd)> {
+        Self::create_shared_buffer_by_steps(len, |_| Ok(()))
     }
 
-    /// As [`create_segment`](Self::create_segment), [`POPULATE_STEP`] bytes at a time. Before each
-    /// step `go_on` is told how many bytes still have no memory; its error ends the attempt and
-    /// gives back what was taken. A kernel that runs out of memory does not refuse a page, it kills
-    /// somebody: whoever takes much has to look first.
-    pub fn create_segment_by_steps<E: From<io::Error>>(
+    /// As [`create_shared_buffer`](Self::create_shared_buffer), [`POPULATE_STEP`] bytes at a time.
+    /// Before each step `go_on` is told how many bytes still have no memory; its error ends the
+    /// attempt and gives back what was taken. A kernel that runs out of memory does not refuse a
+    /// page, it kills somebody: whoever takes much has to look first.
+    pub fn create_shared_buffer_by_steps<E: From<io::Error>>(
         len: usize,
         mut go_on: impl FnMut(usize) -> Result<(), E>,
     ) -> Result<(Arc<Self>, OwnedFd), E> {
         go_on(len)?;
-        let fd = memfd("rnic-segment")?;
+        let fd = memfd("rnic-shared-buffer")?;
         rustix::fs::ftruncate(&fd, nonzero(len)?).map_err(io::Error::from)?;
         let mapping = Self::map(fd.as_fd(), len)?;
         for done in (0..len).step_by(POPULATE_STEP) {
@@ -121,7 +121,7 @@ impl Mapping {
         Ok(unsafe { Vec::from_raw_parts(pages.base.as_ptr(), pages.len, capacity) })
     }
 
-    /// Takes over a segment that a client made, if it can no longer surprise us.
+    /// Takes over a shared buffer that a client made, if it can no longer surprise us.
     ///
     /// The order matters. Reading the seals is the one question that no descriptor can delay, and
     /// only a memfd answers it. The mapping comes before `F_SEAL_FUTURE_WRITE`, which would refuse
@@ -129,7 +129,7 @@ impl Mapping {
     /// change both: `SHRINK`, `GROW` and `FUTURE_WRITE` together refuse truncation, hole punching
     /// and writing through the descriptor, so that a page that is there stays there and no page is
     /// ever charged to us. Nothing is touched through the mapping before all checks are done.
-    pub fn adopt_segment(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>, AdoptError> {
+    pub fn adopt_shared_buffer(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<Self>, AdoptError> {
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| AdoptError::NotMemfd)?;
         if seals.contains(SealFlags::SEAL) {
             return Err(AdoptError::AlreadySealed);
@@ -273,8 +273,8 @@ impl std::fmt::Debug for Mapping {
     }
 }
 
-/// Why a segment was refused. Honest clients meet only `Map`, when address space or the table of
-/// mappings is used up; each costs at worst that client's session.
+/// Why a shared buffer was refused. Honest clients meet only `Map`, when address space or the table
+/// of mappings is used up; each costs at worst that client's session.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// The descriptor is something else: a file, a pipe, a directory, a socket.
@@ -287,16 +287,16 @@ pub enum AdoptError {
     #[error("memfds of huge pages are not supported")]
     HugePages,
     /// No address range has this length.
-    #[error("{len} bytes is no possible length of a segment")]
+    #[error("{len} bytes is no possible length of a shared buffer")]
     BadLength {
         /// The length that was asked for.
         len: u64,
     },
     /// It could not be mapped for reading and writing.
-    #[error("mapping the segment failed: {0}")]
+    #[error("mapping the shared buffer failed: {0}")]
     Map(#[source] io::Error),
     /// The seals were refused.
-    #[error("sealing the segment failed: {0}")]
+    #[error("sealing the shared buffer failed: {0}")]
     Seal(#[source] io::Error),
     /// The memfd does not have the size that was announced.
     #[error("the memfd has {actual} bytes, {said} were announced")]
@@ -340,8 +340,8 @@ fn nonzero(len: usize) -> io::Result<u64> {
     Ok(len as u64)
 }
 
-/// Bytes that a segment grows by between two looks at what the machine has left: a multiple of
-/// every page size, and some 20 ms of zeroing.
+/// Bytes that a shared buffer grows by between two looks at what the machine has left: a multiple
+/// of every page size, and some 20 ms of zeroing.
 pub const POPULATE_STEP: usize = 64 << 20;
 
 /// `TMPFS_MAGIC` of `linux/magic.h`: what a memfd of ordinary pages lives in.
@@ -364,7 +364,7 @@ mod tests {
     }
 
     fn refusal(fd: impl AsFd, len: usize) -> AdoptError {
-        Mapping::adopt_segment(fd.as_fd(), len as u64).expect_err("must be refused")
+        Mapping::adopt_shared_buffer(fd.as_fd(), len as u64).expect_err("must be refused")
     }
 
     /// A child would ring, and post, in its parent's name.
@@ -381,9 +381,10 @@ mod tests {
     }
 
     #[test]
-    fn segment_of_a_client_is_adopted_and_shared() {
-        let (client, fd) = Mapping::create_segment(LEN).expect("a little memory");
-        let daemon = Mapping::adopt_segment(fd.as_fd(), LEN as u64).expect("an honest segment");
+    fn shared_buffer_of_a_client_is_adopted_and_shared() {
+        let (client, fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        let daemon =
+            Mapping::adopt_shared_buffer(fd.as_fd(), LEN as u64).expect("an honest shared buffer");
         client.write(5000, b"both see it").expect("in range");
         let mut seen = [0; 11];
         daemon.read(5000, &mut seen).expect("in range");
@@ -395,9 +396,9 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_takes_no_more_memory_once_it_is_told_to_stop() {
+    fn a_shared_buffer_takes_no_more_memory_once_it_is_told_to_stop() {
         let mut asked = Vec::new();
-        let refused = Mapping::create_segment_by_steps(2 * POPULATE_STEP + 4096, |left| {
+        let refused = Mapping::create_shared_buffer_by_steps(2 * POPULATE_STEP + 4096, |left| {
             asked.push(left);
             match left {
                 4096 => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
@@ -407,13 +408,13 @@ mod tests {
         let kind = refused.err().map(|e| e.kind());
         assert_eq!(kind, Some(io::ErrorKind::OutOfMemory));
         assert_eq!(asked, [2 * POPULATE_STEP + 4096, POPULATE_STEP + 4096, 4096]);
-        let made = Mapping::create_segment_by_steps(1, |left| match left {
+        let made = Mapping::create_shared_buffer_by_steps(1, |left| match left {
             1 => Ok(()),
             _ => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
         });
         assert!(made.is_ok());
         // Nothing at all is made before the first question.
-        let absurd = Mapping::create_segment_by_steps(usize::MAX, |_| {
+        let absurd = Mapping::create_shared_buffer_by_steps(usize::MAX, |_| {
             Err(io::Error::from(io::ErrorKind::OutOfMemory))
         });
         assert_eq!(absurd.err().map(|e| e.kind()), Some(io::ErrorKind::OutOfMemory));
@@ -434,22 +435,24 @@ mod tests {
         assert_eq!((&bytes[..], bytes.capacity()), (&b"BYTES on the heap"[..], 100));
         assert!(Mapping::from_vec(Vec::new()).is_err());
         drop(Mapping::from_vec(bytes));
-        let (segment, _fd) = Mapping::create_segment(LEN).expect("a little memory");
-        assert!(segment.into_vec().is_err());
+        let (buffer, _fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        assert!(buffer.into_vec().is_err());
     }
 
     #[test]
     fn length_need_not_be_whole_pages() {
-        let (_client, fd) = Mapping::create_segment(4097).expect("a little memory");
-        let daemon = Mapping::adopt_segment(fd.as_fd(), 4097).expect("an honest segment");
+        let (_client, fd) = Mapping::create_shared_buffer(4097).expect("a little memory");
+        let daemon =
+            Mapping::adopt_shared_buffer(fd.as_fd(), 4097).expect("an honest shared buffer");
         assert!(daemon.write(4096, &[1]).is_ok());
         assert!(daemon.write(4097, &[1]).is_err());
     }
 
     #[test]
-    fn adopted_segment_can_be_neither_resized_nor_punched_nor_written_through_its_descriptor() {
-        let (_client, fd) = Mapping::create_segment(LEN).expect("a little memory");
-        Mapping::adopt_segment(fd.as_fd(), LEN as u64).expect("an honest segment");
+    fn adopted_shared_buffer_can_be_neither_resized_nor_punched_nor_written_through_its_descriptor()
+    {
+        let (_client, fd) = Mapping::create_shared_buffer(LEN).expect("a little memory");
+        Mapping::adopt_shared_buffer(fd.as_fd(), LEN as u64).expect("an honest shared buffer");
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let refused = Err(rustix::io::Errno::PERM);
         assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096), refused);
@@ -461,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn unpopulated_segment_is_refused_with_the_offset_of_the_hole() {
+    fn unpopulated_shared_buffer_is_refused_with_the_offset_of_the_hole() {
         let fd = memfd("test").expect("memfd");
         rustix::fs::ftruncate(&fd, LEN as u64).expect("grow");
         assert!(matches!(refusal(&fd, LEN), AdoptError::Hole { offset: 0 }));
@@ -471,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_of_another_size_is_refused_before_anything_is_touched() {
+    fn shared_buffer_of_another_size_is_refused_before_anything_is_touched() {
         for size in [LEN - 4096, LEN + 4096] {
             let error = refusal(populated(size), LEN);
             let AdoptError::WrongSize { said, actual } = error else { panic!("{error:?}") };
@@ -479,9 +482,9 @@ mod tests {
         }
         assert!(matches!(refusal(populated(LEN), 0), AdoptError::BadLength { len: 0 }));
         let fd = populated(LEN);
-        let error = Mapping::adopt_segment(fd.as_fd(), u64::MAX).expect_err("absurd");
+        let error = Mapping::adopt_shared_buffer(fd.as_fd(), u64::MAX).expect_err("absurd");
         assert!(matches!(error, AdoptError::BadLength { len: u64::MAX }));
-        let error = Mapping::adopt_segment(fd.as_fd(), 1 << 62).expect_err("absurd");
+        let error = Mapping::adopt_shared_buffer(fd.as_fd(), 1 << 62).expect_err("absurd");
         assert!(matches!(error, AdoptError::Map(_)));
     }
 
@@ -495,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_sealed_against_writing_cannot_be_mapped() {
+    fn shared_buffer_sealed_against_writing_cannot_be_mapped() {
         let fd = populated(LEN);
         rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE).expect("seal");
         assert!(matches!(refusal(&fd, LEN), AdoptError::Map(_)));
@@ -518,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_of_huge_pages_is_refused() {
+    fn shared_buffer_of_huge_pages_is_refused() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
         // A kernel built without huge pages cannot offend.
         if let Ok(fd) = rustix::fs::memfd_create("test", flags) {
@@ -547,6 +550,6 @@ mod tests {
         assert!(Mapping::map_arena(fd.as_fd(), LEN + 4096).is_err());
         assert!(Mapping::map_arena(fd.as_fd(), 0).is_err());
         assert!(Mapping::create_arena("test", 0).is_err());
-        assert!(Mapping::create_segment(0).is_err());
+        assert!(Mapping::create_shared_buffer(0).is_err());
     }
 }

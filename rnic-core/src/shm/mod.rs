@@ -4,7 +4,7 @@
 //! Both sides of every ring stand here side by side, so that a change to one is seen next to the
 //! other. Callers get safe functions only: a range is checked, foreign memory is copied or loaded
 //! word by word and never lent out as a reference, the other side's index is a hint that is
-//! bounded by the ring, and a segment whose pages vanish is reported instead of killing us.
+//! bounded by the ring, and a shared buffer whose pages vanish is reported instead of killing us.
 //! This module refuses to know what a request means, who may post it, which thread sleeps on what
 //! descriptor, and what time it is. The engine and the workers use the daemon's ends,
 //! `rnic-client` the client's.

@@ -63,8 +63,8 @@ impl End {
         let pd = context.open_pd(None)?;
         let memory = |used: bool, access: Access| -> Result<Mr, PerfError> {
             let len = if used { spec.working_set() } else { 0 };
-            let segment = context.create_segment(len.max(MEMORY))?;
-            Ok(pd.reg_mr(&segment, .., access)?)
+            let buffer = context.create_shared_buffer(len.max(MEMORY))?;
+            Ok(pd.reg_mr(&buffer, .., access)?)
         };
         let both = spec.flow == Flow::PingPong;
         let sends = (role == Role::Driver) != (spec.op == Op::Read);

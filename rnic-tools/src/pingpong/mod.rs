@@ -223,8 +223,8 @@ impl Table {
         options.rq_depth = 2;
         let qp = pd.create_qp(&options)?;
         let stride = u64::from(game.size.max(1)).next_multiple_of(64);
-        let segment = context.create_segment(4 * stride)?;
-        let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let buffer = context.create_shared_buffer(4 * stride)?;
+        let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         let table = Table {
             qp,
             cq,

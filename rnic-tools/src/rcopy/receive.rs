@@ -155,13 +155,13 @@ impl Ring {
             others: 0,
         };
         let messenger = Messenger::new(context, &pd, sizes, peer, options.patience)?;
-        let segment = context.create_segment(bytes)?;
+        let buffer = context.create_shared_buffer(bytes)?;
         let rights = MrOptions {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ZERO_BASED,
             scope: Scope::Qp(messenger.qp().id()),
             ..MrOptions::default()
         };
-        let region = pd.reg_mr_with(&segment, ..bytes, &rights)?;
+        let region = pd.reg_mr_with(&buffer, ..bytes, &rights)?;
         let grant = Grant { chunk, chunks, ring: region.remote() };
         Ok((Ring { region, grant }, messenger))
     }

@@ -54,8 +54,8 @@ pub fn send_file(
     let grant = Grant::parse(&reply.private_data, &offer)
         .map_err(|why| CopyError::Protocol { peer, why })?;
     // Our half of the ring: as many places, of the size that was agreed on.
-    let segment = context.create_segment(grant.ring.len)?;
-    let ring = pd.reg_mr(&segment, ..grant.ring.len, Access::empty())?;
+    let buffer = context.create_shared_buffer(grant.ring.len)?;
+    let ring = pd.reg_mr(&buffer, ..grant.ring.len, Access::empty())?;
     let mut sender = Sender { messenger, ring, grant, peer, sent: 0, taken: 0 };
     match sender.copy(&mut source, &mut progress) {
         Ok(sha256) => {

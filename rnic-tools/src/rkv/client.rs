@@ -55,8 +55,8 @@ impl Client {
         // Bounded by what a geometry may be.
         let slot = table.geometry.slot_size();
         let bytes = u64::from(slot) + u64::from(Request::max(table.geometry));
-        let segment = context.create_segment(bytes)?;
-        let region = pd.reg_mr(&segment, .., Access::LOCAL_WRITE)?;
+        let buffer = context.create_shared_buffer(bytes)?;
+        let region = pd.reg_mr(&buffer, .., Access::LOCAL_WRITE)?;
         Ok(Client { messenger, table, peer, region, slot: vec![0; slot as usize], torn: 0 })
     }
 

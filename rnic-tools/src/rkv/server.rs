@@ -36,10 +36,10 @@ impl Server {
     pub fn new(context: &Context, options: ServerOptions) -> Result<Self, KvError> {
         let geometry = options.geometry.check().map_err(KvError::Geometry)?;
         let pd = context.open_pd(None)?;
-        let segment = context.create_segment(geometry.bytes())?;
+        let buffer = context.create_shared_buffer(geometry.bytes())?;
         // Only this process writes it.
         let rights = Access::REMOTE_READ | Access::ZERO_BASED;
-        let region = pd.reg_mr(&segment, ..geometry.bytes(), rights)?;
+        let region = pd.reg_mr(&buffer, ..geometry.bytes(), rights)?;
         let table = Table { geometry, region: region.remote() };
         let store = Mutex::new(Store::new(region, geometry));
         Ok(Server { context: context.clone(), pd, store, table, idle: options.idle })

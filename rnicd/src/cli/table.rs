@@ -67,7 +67,7 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("loopback", s.loopback.clone()),
         ("sessions", s.sessions.to_string()),
         ("protection domains", s.pds.to_string()),
-        ("segments", format!("{} ({})", s.segments, Size(s.segment_bytes))),
+        ("shared buffers", format!("{} ({})", s.shared_buffers, Size(s.shared_bytes))),
         ("memory regions", s.mrs.to_string()),
         ("memory windows", s.windows.to_string()),
         ("completion queues", s.cqs.to_string()),
@@ -105,7 +105,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                         r.qps.to_string(),
                         r.cqs.to_string(),
                         r.mrs.to_string(),
-                        Size(r.segment_bytes).to_string(),
+                        Size(r.shared_bytes).to_string(),
                         Size(r.arena_bytes).to_string(),
                         r.refusals.to_string(),
                     ]
@@ -189,7 +189,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                 .collect(),
         },
         Rows::Mrs(rows) => Table {
-            head: vec!["MR", "SESSION", "PD", "SEGMENT", "IOVA", "LENGTH", "ACCESS", "SCOPE"],
+            head: vec!["MR", "SESSION", "PD", "BUFFER", "IOVA", "LENGTH", "ACCESS", "SCOPE"],
             rows: rows
                 .iter()
                 .map(|r| {
@@ -197,7 +197,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                         r.mr.to_string(),
                         r.session.to_string(),
                         r.pd.to_string(),
-                        or_dash(r.segment),
+                        or_dash(r.buffer),
                         format!("{:#x}", r.iova),
                         r.length.to_string(),
                         rights(r.access),
@@ -392,13 +392,13 @@ mod tests {
             used,
         };
         let rows =
-            vec![row("limits.qps", 1 << 20, 7), row("limits.segment_bytes", 1 << 34, 1_500_000)];
+            vec![row("limits.qps", 1 << 20, 7), row("limits.shared_bytes", 1 << 34, 1_500_000)];
         let table = of_rows(&Rows::Limits(rows)).to_string();
         let cells = |line| -> Vec<&str> {
             table.lines().nth(line).unwrap_or_default().split_whitespace().collect()
         };
         assert_eq!(cells(1), ["limits.qps", "device", "1048576", "7"]);
-        assert_eq!(cells(2), ["limits.segment_bytes", "device", "16", "GiB", "1.4", "MiB"]);
+        assert_eq!(cells(2), ["limits.shared_bytes", "device", "16", "GiB", "1.4", "MiB"]);
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),

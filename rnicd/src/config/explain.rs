@@ -92,7 +92,7 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         "engine.loopback",
         engine.loopback.name().to_owned(),
         match engine.loopback {
-            Loopback::Direct => "QPs of this daemon copy from segment to segment",
+            Loopback::Direct => "QPs of this daemon copy from buffer to buffer",
             Loopback::Tcp => "QPs of this daemon talk over TCP like strangers",
         },
     );

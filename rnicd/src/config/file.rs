@@ -154,7 +154,7 @@ impl Seccomp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Loopback {
-    /// One copy from segment to segment.
+    /// One copy from buffer to buffer.
     Direct,
     /// Over the wire, through the kernel's loopback.
     Tcp,

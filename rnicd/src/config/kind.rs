@@ -144,23 +144,23 @@ kinds! {
         checked: "resource/domain/requests.rs",
         ..COUNTED
     };
-    /// Segments.
-    Segments = Row {
-        key: "segments",
+    /// Shared buffers.
+    SharedBuffers = Row {
+        key: "shared_buffers",
         what: "pieces of shared memory",
         defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
         range: (0, MAPPINGS),
-        checked: "resource/memory/segments.rs",
+        checked: "resource/memory/shared_buffers.rs",
         ..COUNTED
     };
-    /// Bytes of segments.
-    SegmentBytes = Row {
-        key: "segment_bytes",
+    /// Bytes of shared buffers.
+    SharedBytes = Row {
+        key: "shared_bytes",
         what: "bytes of shared memory",
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 30), (Scope::User, 32 << 30), (Scope::Session, 16 << 30)],
         range: (0, MEMORY),
-        checked: "resource/memory/segments.rs",
+        checked: "resource/memory/shared_buffers.rs",
         ..COUNTED
     };
     /// Memory regions.

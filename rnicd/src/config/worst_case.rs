@@ -35,7 +35,7 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
              clients and charged to them",
             human(totals.of(Kind::ArenaBytes)),
             human(own(totals, sessions)),
-            human(totals.of(Kind::SegmentBytes)),
+            human(totals.of(Kind::SharedBytes)),
         )
     })
     .collect();

@@ -292,7 +292,7 @@ pub fn turn_away(socket: BorrowedFd<'_>, reply: HelloReply) {
 /// The kind of descriptor that a request carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
-    /// Of a segment.
+    /// Of a shared buffer.
     Memfd,
     /// The client's `/proc/self/mem`.
     AddressSpace,
@@ -303,7 +303,9 @@ enum Wanted {
 impl Wanted {
     fn by(body: &RequestBody) -> Option<Self> {
         match body {
-            RequestBody::AddSegment { .. } | RequestBody::FillSegment { .. } => Some(Wanted::Memfd),
+            RequestBody::AddSharedBuffer { .. } | RequestBody::FillSharedBuffer { .. } => {
+                Some(Wanted::Memfd)
+            }
             RequestBody::AttachMemory => Some(Wanted::AddressSpace),
             RequestBody::ConnectOver { .. } | RequestBody::ServeOver { .. } => Some(Wanted::Socket),
             _ => None,
@@ -404,7 +406,7 @@ mod tests {
         let (reaper, mut buffer) = (Reaper::without_threads(), [0; MAX_MESSAGE]);
         let memfd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC);
         let memfd = memfd.unwrap_or_else(|e| panic!("{e}"));
-        ask(&theirs, RequestBody::AddSegment { length: 4096 }, vec![memfd]);
+        ask(&theirs, RequestBody::AddSharedBuffer { length: 4096 }, vec![memfd]);
         let refused =
             || Err(Refusal::Limit { key: "closing".into(), limit: 1, used: 1, wanted: 1 });
         let got = connection.receive(&mut buffer, &reaper, refused);

@@ -65,8 +65,8 @@ fn makes_something(body: &RequestBody) -> bool {
     use RequestBody as R;
     match body {
         R::OpenPd { .. }
-        | R::AddSegment { .. }
-        | R::ReserveSegment { .. }
+        | R::AddSharedBuffer { .. }
+        | R::ReserveSharedBuffer { .. }
         | R::RegMr { .. }
         | R::CreateChannel
         | R::CreateCq { .. }
@@ -82,7 +82,7 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::ServeOver { .. } => true,
         R::QueryDevice
         | R::ClosePd { .. }
-        | R::RemoveSegment { .. }
+        | R::RemoveSharedBuffer { .. }
         | R::DeregMr { .. }
         | R::DestroyChannel { .. }
         | R::DestroyCq { .. }
@@ -103,7 +103,7 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::Drain { .. }
         | R::Why { .. }
         // What was reserved before.
-        | R::FillSegment { .. }
+        | R::FillSharedBuffer { .. }
         // What exists goes on, as it needs to.
         | R::ResizeCq { .. } => false,
     }

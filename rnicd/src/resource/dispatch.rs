@@ -15,8 +15,8 @@ use crate::resource::records::Asked;
 use crate::resource::{Manager, Pending, find, refuse};
 
 impl Manager {
-    /// Carries out a request. `descriptor` is the one that came with it: that of a segment is known
-    /// to be of a kind that is safe to use, that of attached memory is unknown.
+    /// Carries out a request. `descriptor` is the one that came with it: that of a shared buffer is
+    /// known to be of a kind that is safe to use, that of attached memory is unknown.
     pub fn request(
         &mut self,
         id: SessionId,
@@ -48,11 +48,11 @@ impl Manager {
             R::QueryDevice => self.device(id),
             R::OpenPd { name } => self.open_pd(id, name.as_deref()),
             R::ClosePd { pd } => self.close_pd(id, pd),
-            R::AddSegment { length } => match descriptor {
-                Some(memfd) => self.add_segment(id, length, memfd),
+            R::AddSharedBuffer { length } => match descriptor {
+                Some(memfd) => self.add_shared_buffer(id, length, memfd),
                 None => Err(refuse::lost_descriptor()),
             },
-            R::RemoveSegment { segment } => self.remove_segment(id, segment),
+            R::RemoveSharedBuffer { buffer } => self.remove_shared_buffer(id, buffer),
             R::RegMr { pd, source, length, iova, access, scope } => {
                 self.reg_mr(id, MrRequest { pd, source, length, iova, access, scope })
             }
@@ -100,9 +100,9 @@ impl Manager {
             R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
             R::Drain { on } => self.drain(id, on),
             R::Why { id: number } => self.why(id, number),
-            R::ReserveSegment { length } => self.reserve_segment(id, length),
-            R::FillSegment { segment } => match descriptor {
-                Some(memfd) => self.fill_segment(id, segment, memfd),
+            R::ReserveSharedBuffer { length } => self.reserve_shared_buffer(id, length),
+            R::FillSharedBuffer { buffer } => match descriptor {
+                Some(memfd) => self.fill_shared_buffer(id, buffer, memfd),
                 None => Err(refuse::lost_descriptor()),
             },
             R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
@@ -177,7 +177,7 @@ impl Manager {
         }
         while let Some(receipt) = self.reaper.poll_gone() {
             if let Some(session) = self.unmapping.remove(&receipt) {
-                self.segment_gone(session);
+                self.shared_buffer_gone(session);
             }
         }
     }

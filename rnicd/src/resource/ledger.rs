@@ -510,10 +510,10 @@ mod tests {
     fn a_refused_charge_changes_nothing_and_sums_do_not_wrap() {
         let f = fixture(1 << 20, FEW);
         let own = f.session(1000);
-        let _have = granted(&own, Kind::SegmentBytes, 4096);
-        assert!(own.charge(Kind::SegmentBytes, u64::MAX).is_err());
-        assert_eq!(own.used(Kind::SegmentBytes), 4096);
-        assert_eq!(f.ledger.used().of(Kind::SegmentBytes), 4096);
+        let _have = granted(&own, Kind::SharedBytes, 4096);
+        assert!(own.charge(Kind::SharedBytes, u64::MAX).is_err());
+        assert_eq!(own.used(Kind::SharedBytes), 4096);
+        assert_eq!(f.ledger.used().of(Kind::SharedBytes), 4096);
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub struct Manager {
     cm: ConnectionManager,
     reaper: Reaper,
     pending: HashMap<Ticket, Pending>,
-    /// Segments that the reaper has yet to unmap, and sessions that wait for that.
+    /// Shared buffers that the reaper has yet to unmap, and sessions that wait for that.
     unmapping: HashMap<Receipt, SessionId>,
     outbox: Outbox,
     copiers: Copiers,
@@ -99,7 +99,7 @@ pub struct Manager {
 struct AllHandles {
     sessions: Handles,
     pds: Handles,
-    segments: Handles,
+    shared_buffers: Handles,
     mrs: Handles,
     channels: Handles,
     cqs: Handles,

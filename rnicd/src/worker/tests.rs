@@ -27,7 +27,7 @@ mod crowded;
 
 const PD: PdId = PdId(1);
 const ARENA: usize = 1 << 20;
-const SEGMENT: usize = 4 << 20;
+const BUFFER: usize = 4 << 20;
 /// Real time after which a test is stuck.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
@@ -122,7 +122,7 @@ impl Client {
     fn of_user(session: u32, user: UserId, rig: &mut Rig) -> Self {
         let workers = rig.workers.count();
         let (arena, _fd) = Mapping::create_arena("rnic-test", ARENA).expect("memfd");
-        let (memory, _fd) = Mapping::create_segment(SEGMENT).expect("memfd");
+        let (memory, _fd) = Mapping::create_shared_buffer(BUFFER).expect("memfd");
         let scanner = |w| DoorbellScanner::new(Arc::clone(&arena), w).expect("a page of the arena");
         let ringer = |w| DoorbellRinger::new(Arc::clone(&arena), w).expect("a page of the arena");
         let bell = |_| {
@@ -163,8 +163,8 @@ impl Client {
             scope: Scope::Pd,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
             iova: 0,
-            length: SEGMENT as u64,
-            memory: Memory::Segment { mapping: Arc::clone(&self.memory), offset: 0 },
+            length: BUFFER as u64,
+            memory: Memory::Shared { mapping: Arc::clone(&self.memory), offset: 0 },
         }
     }
 
@@ -458,10 +458,10 @@ fn a_tcp_connection_carries_more_than_the_socket_holds() {
     connect_tcp(&mut rig, a_config, b_config);
     expect_established(&one, a.id);
     expect_established(&two, b.id);
-    let pattern: Vec<u8> = (0..SEGMENT).map(|n| (n / 7) as u8).collect();
+    let pattern: Vec<u8> = (0..BUFFER).map(|n| (n / 7) as u8).collect();
     one.memory.write(0, &pattern).expect("in range");
     for round in 0..8 {
-        one.post(&mut a, &write_to(&two, round, 0), &[one.sge(0, SEGMENT as u32)]);
+        one.post(&mut a, &write_to(&two, round, 0), &[one.sge(0, BUFFER as u32)]);
     }
     for round in 0..8 {
         a.completes(round);
@@ -472,7 +472,7 @@ fn a_tcp_connection_carries_more_than_the_socket_holds() {
     one.post(&mut a, &header(SendOpcode::Send, 9), &[one.sge(0, 16)]);
     b.completes(5);
     a.completes(9);
-    let mut arrived = vec![0; SEGMENT];
+    let mut arrived = vec![0; BUFFER];
     two.memory.read(0, &mut arrived).expect("in range");
     assert!(arrived == pattern);
     // Back the other way, by Read.

@@ -58,7 +58,7 @@ fn micros(time: Duration) -> u64 {
 struct Own {
     session: Intruder,
     cq: CqId,
-    segment: SegmentId,
+    buffer: SharedBufferId,
     address: SocketAddr,
 }
 
@@ -66,9 +66,9 @@ impl Own {
     fn new(socket: &Path) -> Result<Self, Failure> {
         let mut session = Intruder::open(socket)?;
         let cq = session.cq(16, false)?.cq;
-        let segment = session.segment(4096)?;
+        let buffer = session.shared_buffer(4096)?;
         let (_, address) = session.listen(64)?;
-        Ok(Own { session, cq, segment, address })
+        Ok(Own { session, cq, buffer, address })
     }
 
     /// The longest registration, deregistration and destruction of a QP.
@@ -84,7 +84,7 @@ impl Own {
         while began.elapsed() < time {
             let register = RequestBody::RegMr {
                 pd: self.session.pd,
-                source: MrSource::Segment { segment: self.segment, offset: 0 },
+                source: MrSource::Shared { buffer: self.buffer, offset: 0 },
                 length: 4096,
                 iova: 0,
                 access: Access::LOCAL_WRITE,

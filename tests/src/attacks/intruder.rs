@@ -128,8 +128,8 @@ impl Intruder {
     ///
     /// If that is refused.
     pub fn region(&mut self, length: usize, access: Access) -> Result<Stag, Failure> {
-        let segment = self.segment(length)?;
-        let source = MrSource::Segment { segment, offset: 0 };
+        let buffer = self.shared_buffer(length)?;
+        let source = MrSource::Shared { buffer, offset: 0 };
         let (pd, length) = (self.pd, length as u64);
         let body = RequestBody::RegMr { pd, source, length, iova: 0, access, scope: Scope::Pd };
         match self.call(body)? {
@@ -143,12 +143,12 @@ impl Intruder {
     /// # Errors
     ///
     /// If that is refused.
-    pub fn segment(&mut self, length: usize) -> Result<SegmentId, Failure> {
+    pub fn shared_buffer(&mut self, length: usize) -> Result<SharedBufferId, Failure> {
         let memory = memfd(length);
-        let add = RequestBody::AddSegment { length: length as u64 };
+        let add = RequestBody::AddSharedBuffer { length: length as u64 };
         match self.raw.try_call(add, &[memory.as_fd()]) {
-            Some(Ok(ReplyBody::Segment { segment })) => Ok(segment),
-            other => Err(format!("no segment: {other:?}").into()),
+            Some(Ok(ReplyBody::SharedBuffer { buffer })) => Ok(buffer),
+            other => Err(format!("no shared buffer: {other:?}").into()),
         }
     }
 

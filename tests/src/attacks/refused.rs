@@ -34,15 +34,15 @@ pub fn memory(socket: &Path) -> Result<Infallible, Failure> {
     let progress = Progress::begin();
     loop {
         let Some(mut raw) = Raw::try_open(socket) else { continue };
-        let segment = holed(LEN)?;
+        let buffer = holed(LEN)?;
         for _ in 0..QUESTIONS {
             raw.ask(RequestBody::Status, &[]);
             // At the pace of whoever answers, as long as he does.
             std::thread::sleep(Duration::from_micros(50));
         }
-        let body = RequestBody::AddSegment { length: LEN + HOLE };
-        raw.ask(body, &[segment.as_fd()]);
-        drop(segment);
+        let body = RequestBody::AddSharedBuffer { length: LEN + HOLE };
+        raw.ask(body, &[buffer.as_fd()]);
+        drop(buffer);
         // The last answer is the one to that; the session may have ended before.
         while raw.receive().is_some_and(|(bytes, _)| {
             postcard::from_bytes::<Reply>(&bytes).is_ok_and(|reply| reply.result.is_ok())

@@ -74,8 +74,8 @@ enum Part {
         /// The lender's address.
         address: SocketAddr,
     },
-    /// Makes a segment of so many bytes, with 4 GiB of address space; prints why it cannot, and how
-    /// much memory it has touched.
+    /// Makes a shared buffer of so many bytes, with 4 GiB of address space; prints why it cannot,
+    /// and how much memory it has touched.
     Take {
         /// Bytes.
         bytes: u64,
@@ -359,9 +359,9 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         }
         Part::Share { pd } => {
             let pd = context.open_pd(Some(&pd))?;
-            let segment = context.create_segment(4096)?;
+            let buffer = context.create_shared_buffer(4096)?;
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-            let region = pd.reg_mr(&segment, .., access)?;
+            let region = pd.reg_mr(&buffer, .., access)?;
             println!("region {} {}", region.iova(), region.rkey().0);
             wait_for_release();
             let mut bytes = [0; 4];
@@ -373,8 +373,8 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
             let most = Some(4 << 30);
             setrlimit(Resource::As, Rlimit { current: most, maximum: most })?;
             let before = rnic_tests::process::touched()?;
-            match context.create_segment(bytes) {
-                Ok(segment) => return Err(format!("made {segment:?}").into()),
+            match context.create_shared_buffer(bytes) {
+                Ok(buffer) => return Err(format!("made {buffer:?}").into()),
                 Err(error) => println!("refused: {error}"),
             }
             println!("KiB touched: {}", rnic_tests::process::touched()?.saturating_sub(before));
@@ -414,9 +414,9 @@ fn play_with(context: Context, part: Part) -> Result<(), traffic::Failure> {
         }
         Part::Churn => loop {
             let pd = context.open_pd(None)?;
-            let segment = context.create_segment(65536)?;
+            let buffer = context.create_shared_buffer(65536)?;
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let regions = (0..8).map(|_| pd.reg_mr(&segment, .., access));
+            let regions = (0..8).map(|_| pd.reg_mr(&buffer, .., access));
             let regions = regions.collect::<Result<Vec<_>, _>>()?;
             let cq = context.create_cq(16, None)?;
             let srq = pd.create_srq(&SrqOptions::default())?;

@@ -28,8 +28,8 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::raw::{Raw, memfd, qp_request};
 use crate::traffic::Rng;
 
-/// Bytes of a segment.
-const SEGMENT: usize = 64 * 1024;
+/// Bytes of a shared buffer.
+const BUFFER: usize = 64 * 1024;
 
 /// Opens sessions and misuses them for a while; how many there were.
 pub fn attack(socket: &Path, seed: u64, time: Duration, victim: Option<SocketAddr>) -> u64 {
@@ -59,7 +59,7 @@ struct Session {
     qps: Vec<QpId>,
     listener: Option<ListenerId>,
     regions: Vec<(MrId, Stag)>,
-    segment: SegmentId,
+    buffer: SharedBufferId,
     memory: OwnedFd,
     queues: Vec<QueueLocation>,
     /// Producer indices of the queues, as honest as they begin.
@@ -85,9 +85,9 @@ impl Session {
     fn open(socket: &Path, victim: Option<SocketAddr>, rng: &mut Rng) -> Option<Self> {
         let mut raw = Raw::try_open(socket)?;
         let events = raw.descriptors.get(1)?.try_clone().ok()?;
-        let memory = memfd(SEGMENT);
-        let body = RequestBody::AddSegment { length: SEGMENT as u64 };
-        let Ok(ReplyBody::Segment { segment }) = raw.try_call(body, &[memory.as_fd()])? else {
+        let memory = memfd(BUFFER);
+        let body = RequestBody::AddSharedBuffer { length: BUFFER as u64 };
+        let Ok(ReplyBody::SharedBuffer { buffer }) = raw.try_call(body, &[memory.as_fd()])? else {
             return None;
         };
         let Ok(ReplyBody::Pd { pd }) = raw.try_call(RequestBody::OpenPd { name: None }, &[])?
@@ -103,7 +103,7 @@ impl Session {
             qps: Vec::new(),
             listener: None,
             regions: Vec::new(),
-            segment,
+            buffer,
             memory,
             queues: Vec::new(),
             produced: Vec::new(),
@@ -176,11 +176,11 @@ impl Session {
             Some(qp) if rng.below(2) == 0 => Scope::Qp(qp),
             _ => Scope::Pd,
         };
-        let offset = rng.below(SEGMENT as u64);
+        let offset = rng.below(BUFFER as u64);
         let body = RequestBody::RegMr {
             pd: self.pd,
-            source: MrSource::Segment { segment: self.segment, offset },
-            length: SEGMENT as u64 - offset,
+            source: MrSource::Shared { buffer: self.buffer, offset },
+            length: BUFFER as u64 - offset,
             iova: 0x1000,
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
             scope,
@@ -339,7 +339,7 @@ impl Session {
                 flags: rng.below(16) as u16,
                 inline_len: rng.below(70) as u16,
                 wr_id: rng.word(),
-                remote_addr: 0x1000 + rng.below(SEGMENT as u64),
+                remote_addr: 0x1000 + rng.below(BUFFER as u64),
                 rkey: window.map_or_else(|| stag(rng), |w| w.0),
                 inv_rkey: match window {
                     Some(window) => window.0 ^ rng.below(4) as u32,
@@ -359,7 +359,7 @@ impl Session {
                 let _ = arena.store_u64(at + i * 8, word);
             }
             for i in 0..2 {
-                let length = rng.below(SEGMENT as u64) as u32;
+                let length = rng.below(BUFFER as u64) as u32;
                 let sge = Sge { addr: 0x1000 + rng.below(4096), length, lkey: stag(rng) };
                 for (j, word) in sge.to_words().into_iter().enumerate() {
                     let _ = arena.store_u64(at + 64 + i * 16 + j * 8, word);
@@ -449,7 +449,7 @@ impl Session {
         self.raw.try_call(RequestBody::Status, &[]).map(drop)
     }
 
-    /// Passes something that is no segment, or no longer one.
+    /// Passes something that is no shared buffer, or no longer one.
     fn send_descriptors(&mut self, rng: &mut Rng) -> Option<()> {
         let sealed = rustix::fs::memfd_create("sealed", MemfdFlags::CLOEXEC).ok();
         let odd: Option<OwnedFd> = match rng.below(12) {
@@ -468,10 +468,10 @@ impl Session {
         };
         let odd = odd?;
         let many: Vec<BorrowedFd<'_>> = (0..1 + rng.below(3)).map(|_| odd.as_fd()).collect();
-        let length = [0, PAGE as u64, SEGMENT as u64, u64::MAX][rng.below(4) as usize];
+        let length = [0, PAGE as u64, BUFFER as u64, u64::MAX][rng.below(4) as usize];
         let body = match rng.below(4) {
             0 => RequestBody::Status,
-            _ => RequestBody::AddSegment { length },
+            _ => RequestBody::AddSharedBuffer { length },
         };
         self.raw.try_call(body, &many).map(drop)
     }
@@ -484,7 +484,7 @@ impl Session {
             let at = rng.below(16) * PAGE as u64;
             let _ = rustix::fs::fallocate(fd, punch, at, PAGE as u64 * (1 + rng.below(8)));
         }
-        let fresh = memfd(SEGMENT);
+        let fresh = memfd(BUFFER);
         std::thread::scope(|scope| {
             let thief = fresh.try_clone();
             scope.spawn(move || {
@@ -492,15 +492,15 @@ impl Session {
                     if let Ok(fd) = &thief {
                         let _ = rustix::fs::fallocate(fd, punch, 0, PAGE as u64);
                         let _ = rustix::fs::ftruncate(fd, 0);
-                        let _ = rustix::fs::ftruncate(fd, SEGMENT as u64);
+                        let _ = rustix::fs::ftruncate(fd, BUFFER as u64);
                     }
                 }
             });
-            let body = RequestBody::AddSegment { length: SEGMENT as u64 };
-            if let Some(Ok(ReplyBody::Segment { segment })) =
+            let body = RequestBody::AddSharedBuffer { length: BUFFER as u64 };
+            if let Some(Ok(ReplyBody::SharedBuffer { buffer })) =
                 self.raw.try_call(body, &[fresh.as_fd()])
             {
-                self.segment = segment;
+                self.buffer = buffer;
             }
         });
     }
@@ -519,7 +519,7 @@ impl Session {
             3 => RequestBody::QueryQp { qp },
             4 => RequestBody::DestroyCq { cq: CqId(any(rng)) },
             5 => RequestBody::DeregMr { mr: MrId(any(rng)) },
-            6 => RequestBody::RemoveSegment { segment: SegmentId(any(rng)) },
+            6 => RequestBody::RemoveSharedBuffer { buffer: SharedBufferId(any(rng)) },
             7 => RequestBody::ClosePd { pd: PdId(any(rng)) },
             8 => RequestBody::DestroyChannel { channel: ChannelId(any(rng)) },
             9 => RequestBody::CloseListener { listener: ListenerId(any(rng)) },

@@ -246,9 +246,9 @@ fn what_a_sender_cannot_have_meant_is_refused_and_nothing_is_stored() {
 fn filled_by(daemon: &Daemon, file: &Path) -> (Talker, Mr, Process) {
     let talker = Talker::new(daemon);
     let listener = talker.listen();
-    let segment = talker.context.create_segment(4096).unwrap();
+    let buffer = talker.context.create_shared_buffer(4096).unwrap();
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ZERO_BASED;
-    let ring = talker.pd.reg_mr(&segment, .., rights).unwrap();
+    let ring = talker.pd.reg_mr(&buffer, .., rights).unwrap();
     let grant =
         greeting(&[&1024_u32.to_le_bytes(), &4_u16.to_le_bytes(), &ring.remote().to_bytes()]);
     let sender = sending(daemon, file, &format!("{}/abc", listener.local_addr()));

@@ -23,9 +23,9 @@ impl Tearer {
     fn new(daemon: &Daemon) -> Tearer {
         let talker = Talker::new(daemon);
         let listener = talker.listen();
-        let segment = talker.context.create_segment(SLOT as u64).unwrap();
+        let buffer = talker.context.create_shared_buffer(SLOT as u64).unwrap();
         let rights = Access::REMOTE_READ | Access::ZERO_BASED;
-        let slot = talker.pd.reg_mr(&segment, ..SLOT as u64, rights).unwrap();
+        let slot = talker.pd.reg_mr(&buffer, ..SLOT as u64, rights).unwrap();
         Tearer { talker, listener, slot }
     }
 

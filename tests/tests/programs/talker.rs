@@ -35,8 +35,8 @@ impl Talker {
         let options = QpOptions { rq_depth: RECEIVES as u32, ..QpOptions::new(&cq) };
         let qp = pd.create_qp(&options).unwrap();
         let memory = |bytes| {
-            let segment = context.create_segment(bytes).unwrap();
-            pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap()
+            let buffer = context.create_shared_buffer(bytes).unwrap();
+            pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap()
         };
         let (inbox, outbox) = (memory(RECEIVES * PLACE), memory(OUTBOX));
         let talker = Talker { context, pd, qp, cq, inbox, outbox, used: AtomicU64::new(0) };

@@ -151,8 +151,8 @@ fn try_message(target: &Target, opcode: u8, queue: Option<u32>, rv: u8, refused:
 
 /// A region of another domain than the target's, or none's.
 fn region(context: &Context, access: Access) -> Mr {
-    let segment = context.create_segment(LEN as u64).unwrap();
-    context.open_pd(None).unwrap().reg_mr(&segment, .., access).unwrap()
+    let buffer = context.create_shared_buffer(LEN as u64).unwrap();
+    context.open_pd(None).unwrap().reg_mr(&buffer, .., access).unwrap()
 }
 
 //= RDMAP-7.1-4
@@ -168,8 +168,8 @@ fn a_read_request_that_fails_comes_back_with_both_headers() {
     let target = Target::new(&daemon);
     let context = Context::open_at(daemon.socket()).unwrap();
     let stranger = region(&context, Access::REMOTE_READ);
-    let segment = target.context.create_segment(4096).unwrap();
-    let readable = target.pd.reg_mr(&segment, 100..200, Access::REMOTE_READ).unwrap();
+    let buffer = target.context.create_shared_buffer(4096).unwrap();
+    let readable = target.pd.reg_mr(&buffer, 100..200, Access::REMOTE_READ).unwrap();
     let (stag, base) = (readable.rkey().0, readable.iova());
     let cases = [
         (0, read_request(1, stag ^ 0x5555_5500, base, 1)),
@@ -254,7 +254,7 @@ fn terminates_of_every_layout_reach_the_application() {
 fn a_terminate_leaves_through_a_full_socket_and_is_the_last_word() {
     let daemon = tcp_daemon("");
     let target = Target::new(&daemon);
-    let big = target.context.create_segment(1 << 20).unwrap();
+    let big = target.context.create_shared_buffer(1 << 20).unwrap();
     let big = target.pd.reg_mr(&big, .., Access::LOCAL_WRITE).unwrap();
     let (mut peer, qp) = target.open();
     let sges = [big.sge(0, 1 << 20)];
@@ -404,14 +404,14 @@ fn a_response_other_than_the_one_asked_for_is_an_error() {
 fn an_invalidating_send_revokes_before_it_is_seen() {
     let daemon = tcp_daemon("[limits.peer]\nstag_guesses_per_minute = 1000000\n");
     let target = Target::new(&daemon);
-    let segment = target.context.create_segment(64).unwrap();
+    let buffer = target.context.create_shared_buffer(64).unwrap();
     let own = |qp: &Qp| {
         let options = rnic_client::MrOptions {
             access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             scope: Scope::Qp(qp.id()),
             ..Default::default()
         };
-        target.pd.reg_mr_with(&segment, .., &options).unwrap()
+        target.pd.reg_mr_with(&buffer, .., &options).unwrap()
     };
     let invalidate = |opcode, stag: Stag| {
         let mut ulpdu = untagged(opcode, 0, 1, b"");

@@ -8,7 +8,7 @@ use rnic_client::{
     SrqOptions,
 };
 use rnic_core::abi::control::{MrSource, ObjectRef, Refusal, ReplyBody, RequestBody};
-use rnic_core::types::{ListenerId, PdId, SegmentId};
+use rnic_core::types::{ListenerId, PdId, SharedBufferId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
 use rnic_tests::{DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
 
@@ -29,24 +29,24 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
     let mut stranger = Raw::open(daemon.socket());
     let (pd, cq) = (stranger.pd(), stranger.cq(16));
     let qp = ends.0.id();
-    let source = |segment| MrSource::Segment { segment, offset: 0 };
-    let register = |pd, segment, scope| RequestBody::RegMr {
+    let source = |buffer| MrSource::Shared { buffer, offset: 0 };
+    let register = |pd, buffer, scope| RequestBody::RegMr {
         pd,
-        source: source(segment),
+        source: source(buffer),
         length: 64,
         iova: 0,
         access: Access::LOCAL_WRITE,
         scope,
     };
     let memory = memfd(4096);
-    let own = stranger.segment_of(memory.as_fd(), 4096);
+    let own = stranger.shared_buffer_of(memory.as_fd(), 4096);
     // Every request that names an object, with objects of somebody else.
     let requests = [
         RequestBody::ClosePd { pd: pair.holder.pd.id() },
-        RequestBody::RemoveSegment { segment: SegmentId(own.0 - 1) },
+        RequestBody::RemoveSharedBuffer { buffer: SharedBufferId(own.0 - 1) },
         register(pair.holder.pd.id(), own, Scope::Pd),
         register(pd, own, Scope::Qp(qp)),
-        register(pd, SegmentId(own.0 - 1), Scope::Pd),
+        register(pd, SharedBufferId(own.0 - 1), Scope::Pd),
         RequestBody::DeregMr { mr: region.id() },
         RequestBody::DestroyCq { cq: pair.holder.cq.id() },
         RequestBody::CreateQp(qp_request(pair.holder.pd.id(), cq)),
@@ -99,14 +99,14 @@ fn refused_by(refusal: &Refusal, expected: &str) {
 //= DDP-8.3.2-2
 #[test]
 fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
-    let config = "[limits.session]\npds = 3\nsegments = 2\nsegment_bytes = \"12KiB\"\nmrs = 4\n\
+    let config = "[limits.session]\npds = 3\nshared_buffers = 2\nshared_bytes = \"12KiB\"\nmrs = 4\n\
         channels = 2\ncqs = 3\nqps = 2\nlisteners = 2\n";
     let daemon = Daemon::start(binaries!(), config);
     let mut raw = Raw::open(daemon.socket());
     let pd = raw.pd();
     let cq = raw.cq(16);
     let memory = memfd(8192);
-    let segment = raw.segment_of(memory.as_fd(), 8192);
+    let buffer = raw.shared_buffer_of(memory.as_fd(), 8192);
     let mut limited = |body: &dyn Fn(u32) -> RequestBody, granted: u32, key: &str| {
         let (n, refusal) = until_refused(&mut raw, body);
         refused_by(&refusal, &format!("limits.session.{key}"));
@@ -115,7 +115,7 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
     limited(&|_| RequestBody::OpenPd { name: None }, 2, "pds");
     let register = |_| RequestBody::RegMr {
         pd,
-        source: MrSource::Segment { segment, offset: 0 },
+        source: MrSource::Shared { buffer, offset: 0 },
         length: 64,
         iova: 0,
         access: Access::LOCAL_WRITE,
@@ -128,9 +128,9 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
     limited(&|_| RequestBody::CreateQp(qp_request(pd, cq)), 2, "qps");
     let any_port = |_| RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 };
     limited(&any_port, 2, "listeners");
-    for (length, key) in [(8192, "segment_bytes"), (4096, ""), (4096, "segments")] {
+    for (length, key) in [(8192, "shared_bytes"), (4096, ""), (4096, "shared_buffers")] {
         let memory = memfd(length);
-        let body = RequestBody::AddSegment { length: length as u64 };
+        let body = RequestBody::AddSharedBuffer { length: length as u64 };
         match raw.call_with(body, &[memory.as_fd()]) {
             Ok(_) => assert_eq!(key, ""),
             Err(refusal) => refused_by(&refusal, &format!("limits.session.{key}")),
@@ -177,21 +177,21 @@ fn rdmap_8_1_2_4_ddp_8_3_4_ddp_8_3_2_4_memory_is_named_only_by_who_may_access_it
     let memory = memfd(4096);
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
     let reader = std::fs::File::open(path).unwrap();
-    let body = RequestBody::AddSegment { length: 4096 };
+    let body = RequestBody::AddSharedBuffer { length: 4096 };
     let answer = raw.try_call(body.clone(), &[reader.as_fd()]);
     assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
-    // More than there is, by a segment or a region, is refused.
+    // More than there is, by a shared buffer or a region, is refused.
     let mut raw = Raw::open(daemon.socket());
-    let longer = RequestBody::AddSegment { length: 8192 };
+    let longer = RequestBody::AddSharedBuffer { length: 8192 };
     let answer = raw.try_call(longer, &[memory.as_fd()]);
     assert!(!matches!(answer, Some(Ok(_))), "{answer:?}");
     let mut raw = Raw::open(daemon.socket());
     let pd = raw.pd();
-    let segment = raw.segment_of(memfd(4096).as_fd(), 4096);
+    let buffer = raw.shared_buffer_of(memfd(4096).as_fd(), 4096);
     for (offset, length) in [(0, 4097), (4096, 1), (1, 4096), (u64::MAX, 2), (2, u64::MAX)] {
         let body = RequestBody::RegMr {
             pd,
-            source: MrSource::Segment { segment, offset },
+            source: MrSource::Shared { buffer, offset },
             length,
             iova: 0,
             access: Access::LOCAL_WRITE,
@@ -244,9 +244,9 @@ fn rdmap_8_1_2_7_streams_do_not_share_their_read_queues() {
         let daemon = Daemon::start(binaries!(), &config);
         let pair = Pair::new(&daemon);
         let (greedy, modest) = (pair.connected(), pair.connected());
-        let segment = pair.holder.context.create_segment(8 << 20).unwrap();
-        let big = pair.holder.pd.reg_mr(&segment, .., READ_WRITE).unwrap();
-        let sink = pair.visitor.context.create_segment(8 << 20).unwrap();
+        let buffer = pair.holder.context.create_shared_buffer(8 << 20).unwrap();
+        let big = pair.holder.pd.reg_mr(&buffer, .., READ_WRITE).unwrap();
+        let sink = pair.visitor.context.create_shared_buffer(8 << 20).unwrap();
         let sink = pair.visitor.pd.reg_mr(&sink, .., Access::LOCAL_WRITE).unwrap();
         // One stream has its queue full of large reads for as long as this takes.
         let large = SendRequest::read(7, sink.sge(0, 8 << 20), big.remote().at(0)).signaled();
@@ -277,10 +277,10 @@ fn ddp_8_2_3_an_stag_belongs_to_a_domain_from_the_start() {
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let mut raw = Raw::open(daemon.socket());
     let memory = memfd(4096);
-    let segment = raw.segment_of(memory.as_fd(), 4096);
+    let buffer = raw.shared_buffer_of(memory.as_fd(), 4096);
     let body = |pd| RequestBody::RegMr {
         pd,
-        source: MrSource::Segment { segment, offset: 0 },
+        source: MrSource::Shared { buffer, offset: 0 },
         length: 64,
         iova: 0,
         access: Access::LOCAL_WRITE,

@@ -21,9 +21,9 @@ pub fn page(client: &Client, access: Access) -> Mr {
 
 /// As [`page`], in a domain of the client's and for those peers.
 pub fn page_in(client: &Client, pd: &Pd, access: Access, scope: Scope) -> Mr {
-    let segment = client.context.create_segment(LEN as u64).unwrap();
+    let buffer = client.context.create_shared_buffer(LEN as u64).unwrap();
     let options = MrOptions { access, scope, ..MrOptions::default() };
-    let region = pd.reg_mr_with(&segment, .., &options).unwrap();
+    let region = pd.reg_mr_with(&buffer, .., &options).unwrap();
     region.fill(0, LEN, UNTOUCHED).unwrap();
     region
 }

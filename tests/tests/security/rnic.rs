@@ -76,10 +76,10 @@ fn rdmap_8_1_1_3_ddp_8_1_1_ddp_8_3_1_3_memory_outside_is_out_of_reach_to_the_byt
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
-        // The middle of a segment whose every byte is watched.
-        let segment = pair.holder.context.create_segment(LEN as u64).unwrap();
-        let all = pair.holder.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
-        let middle = pair.holder.pd.reg_mr(&segment, 1000..1100, READ_WRITE).unwrap();
+        // The middle of a shared buffer whose every byte is watched.
+        let buffer = pair.holder.context.create_shared_buffer(LEN as u64).unwrap();
+        let all = pair.holder.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
+        let middle = pair.holder.pd.reg_mr(&buffer, 1000..1100, READ_WRITE).unwrap();
         let base = middle.remote().at(0);
         let at = |from: i64| RemoteAddr { addr: base.addr.wrapping_add_signed(from), ..base };
         let inside = [(0, 1), (0, 100), (99, 1), (50, 50), (100, 0)];
@@ -175,15 +175,15 @@ fn rdmap_8_1_1_6_ddp_8_3_1_6_nothing_changes_once_access_is_revoked() {
     for path in PATHS {
         let daemon = Daemon::start(binaries!(), &engine(2, path));
         let pair = Pair::new(&daemon);
-        let segment = pair.holder.context.create_segment(1 << 20).unwrap();
-        let view = pair.holder.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap();
-        let big = pair.visitor.context.create_segment(1 << 20).unwrap();
+        let buffer = pair.holder.context.create_shared_buffer(1 << 20).unwrap();
+        let view = pair.holder.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap();
+        let big = pair.visitor.context.create_shared_buffer(1 << 20).unwrap();
         let source =
             pair.visitor.pd.reg_mr(&big, .., Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
         source.fill(0, 1 << 20, MARK).unwrap();
         for by_read in [false, true] {
             for round in 0..20 {
-                let region = pair.holder.pd.reg_mr(&segment, .., READ_WRITE).unwrap();
+                let region = pair.holder.pd.reg_mr(&buffer, .., READ_WRITE).unwrap();
                 view.fill(0, 1 << 20, UNTOUCHED).unwrap();
                 let ends = pair.connected();
                 let sges = [source.sge(0, 1 << 20)];
@@ -255,10 +255,9 @@ fn rdmap_8_1_1_8_rdmap_8_1_1_8a_stags_are_hard_to_predict_and_sparse() {
     const COUNT: usize = 1000;
     let issue = |daemon: &Daemon| -> Vec<u32> {
         let side = Client::new(daemon);
-        let segment = side.context.create_segment(4096).unwrap();
-        let regions: Vec<_> = (0..COUNT)
-            .map(|_| side.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap())
-            .collect();
+        let buffer = side.context.create_shared_buffer(4096).unwrap();
+        let regions: Vec<_> =
+            (0..COUNT).map(|_| side.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap()).collect();
         regions.iter().map(|r| r.rkey().0).collect()
     };
     let (first, second) = (
@@ -292,7 +291,7 @@ fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
     const NEXT: usize = 20;
     let daemon = Daemon::start(binaries!(), &engine(2, "direct"));
     let (attacker, victim) = (Client::new(&daemon), Client::new(&daemon));
-    let [own, segment] = [&attacker, &victim].map(|s| s.context.create_segment(4096).unwrap());
+    let [own, buffer] = [&attacker, &victim].map(|s| s.context.create_shared_buffer(4096).unwrap());
     let mut seen = Vec::new();
     // All at once, and then one by one.
     for at_once in [SEEN / 2, 1] {
@@ -306,7 +305,7 @@ fn rdmap_8_1_1_8_stags_of_others_are_not_foretold_by_those_seen() {
             }
         }
         let regions: Vec<_> = (0..NEXT)
-            .map(|_| victim.pd.reg_mr(&segment, .., Access::LOCAL_WRITE).unwrap())
+            .map(|_| victim.pd.reg_mr(&buffer, .., Access::LOCAL_WRITE).unwrap())
             .collect();
         let next: Vec<u32> = regions.iter().map(|r| r.rkey().0).collect();
         // Somebody else's index with whatever key, given back first or last or in between.
@@ -401,7 +400,7 @@ fn rdmap_8_1_1_11_reads_outstanding_are_capped() {
     let qp = pair.holder.qp();
     request.start_accept(&qp, &AcceptOptions { ird: Some(2), ..Default::default() }).unwrap();
     wire::reply(&mut peer);
-    let big = pair.holder.context.create_segment(1 << 20).unwrap();
+    let big = pair.holder.context.create_shared_buffer(1 << 20).unwrap();
     let big = pair.holder.pd.reg_mr(&big, .., READ_WRITE).unwrap();
     let requests: Vec<u8> = (1..=3)
         .flat_map(|msn| {

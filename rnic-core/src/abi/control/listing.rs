@@ -21,14 +21,15 @@ pub struct StatusInfo {
     pub workers: u32,
     /// "direct" or "tcp".
     pub loopback: String,
-    /// Objects that exist: sessions, PDs, segments, bytes of segments, MRs, CQs, QPs, listeners.
+    /// Objects that exist: sessions, PDs, shared buffers, bytes of shared buffers, MRs, CQs, QPs,
+    /// listeners.
     pub sessions: u32,
     /// Protection domains.
     pub pds: u32,
-    /// Segments.
-    pub segments: u32,
-    /// Bytes of segments.
-    pub segment_bytes: u64,
+    /// Shared buffers.
+    pub shared_buffers: u32,
+    /// Bytes of shared buffers.
+    pub shared_bytes: u64,
     /// Memory regions.
     pub mrs: u32,
     /// Completion queues.
@@ -102,7 +103,7 @@ pub struct ClientRow {
     /// Memory regions it owns.
     pub mrs: u32,
     /// Bytes it shares.
-    pub segment_bytes: u64,
+    pub shared_bytes: u64,
     /// Bytes of its arenas.
     pub arena_bytes: u64,
     /// Its requests that were refused.
@@ -189,8 +190,8 @@ pub struct MrRow {
     pub session: SessionId,
     /// Its domain.
     pub pd: PdId,
-    /// Its segment; none if it names the client's own address space.
-    pub segment: Option<SegmentId>,
+    /// Its shared buffer; none if it names the client's own address space.
+    pub buffer: Option<SharedBufferId>,
     /// First address.
     pub iova: u64,
     /// Bytes.

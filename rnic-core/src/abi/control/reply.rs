@@ -52,10 +52,10 @@ pub enum ReplyBody {
         /// Its handle.
         pd: PdId,
     },
-    /// A segment was mapped.
-    Segment {
+    /// A shared buffer was mapped.
+    SharedBuffer {
         /// Its handle.
-        segment: SegmentId,
+        buffer: SharedBufferId,
     },
     /// A region was registered.
     Mr {
@@ -152,7 +152,7 @@ pub struct DeviceAttributes {
     /// Most memory regions.
     pub max_mrs: u32,
     /// Most shared memory, in bytes.
-    pub max_segment_bytes: u64,
+    pub max_shared_bytes: u64,
     /// Most protection domains.
     pub max_pds: u32,
     /// Most inbound reads per QP.

@@ -31,15 +31,15 @@ pub enum RequestBody {
         pd: PdId,
     },
     /// Shares memory that exists already. Descriptor: a populated memfd without `F_SEAL_SEAL`.
-    /// Answer: `Segment`.
-    AddSegment {
+    /// Answer: `SharedBuffer`.
+    AddSharedBuffer {
         /// Bytes; must equal the memfd's size and be a multiple of the page size.
         length: u64,
     },
     /// Withdraws shared memory that no region names any more. Answer: `Done`.
-    RemoveSegment {
-        /// The segment, of this session.
-        segment: SegmentId,
+    RemoveSharedBuffer {
+        /// The shared buffer, of this session.
+        buffer: SharedBufferId,
     },
     /// Registers a memory region; answered when every worker knows it. Answer: `Mr`.
     //= RDMAP-3.2-8
@@ -256,19 +256,19 @@ pub enum RequestBody {
         /// Its number, from a refusal, a completion or a list.
         id: u64,
     },
-    /// Counts a segment against the limits before it has memory, so that a client learns what it
-    /// may not have before it takes it from the machine. Until it is filled no region can name it;
-    /// `RemoveSegment` gives it back. Answer: `Segment`.
-    ReserveSegment {
+    /// Counts a shared buffer against the limits before it has memory, so that a client learns what
+    /// it may not have before it takes it from the machine. Until it is filled no region can name
+    /// it; `RemoveSharedBuffer` gives it back. Answer: `SharedBuffer`.
+    ReserveSharedBuffer {
         /// Bytes; a multiple of the page size.
         length: u64,
     },
-    /// Gives a reserved segment its memory, as `AddSegment` does for a new one. Descriptor: a
-    /// populated memfd without `F_SEAL_SEAL`, as long as was reserved. Answer: `Done`; after a
-    /// refusal the segment is still reserved.
-    FillSegment {
-        /// The segment, as it was reserved.
-        segment: SegmentId,
+    /// Gives a reserved shared buffer its memory, as `AddSharedBuffer` does for a new one.
+    /// Descriptor: a populated memfd without `F_SEAL_SEAL`, as long as was reserved. Answer:
+    /// `Done`; after a refusal the shared buffer is still reserved.
+    FillSharedBuffer {
+        /// The shared buffer, as it was reserved.
+        buffer: SharedBufferId,
     },
     /// Gives a completion queue another size, and another place with what is unread in it. From the
     /// request until its answer the client does not touch the queue; then the old place is no
@@ -290,8 +290,8 @@ impl RequestBody {
             R::QueryDevice => "QueryDevice",
             R::OpenPd { .. } => "OpenPd",
             R::ClosePd { .. } => "ClosePd",
-            R::AddSegment { .. } => "AddSegment",
-            R::RemoveSegment { .. } => "RemoveSegment",
+            R::AddSharedBuffer { .. } => "AddSharedBuffer",
+            R::RemoveSharedBuffer { .. } => "RemoveSharedBuffer",
             R::RegMr { .. } => "RegMr",
             R::DeregMr { .. } => "DeregMr",
             R::CreateChannel => "CreateChannel",
@@ -324,8 +324,8 @@ impl RequestBody {
             R::AdminDisconnect { .. } => "AdminDisconnect",
             R::Drain { .. } => "Drain",
             R::Why { .. } => "Why",
-            R::ReserveSegment { .. } => "ReserveSegment",
-            R::FillSegment { .. } => "FillSegment",
+            R::ReserveSharedBuffer { .. } => "ReserveSharedBuffer",
+            R::FillSharedBuffer { .. } => "FillSharedBuffer",
             R::ResizeCq { .. } => "ResizeCq",
         }
     }
@@ -393,10 +393,10 @@ pub struct SrqRequest {
 /// Memory a region names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MrSource {
-    /// A range of a segment.
-    Segment {
-        /// The segment, of this session and filled.
-        segment: SegmentId,
+    /// A range of a shared buffer.
+    Shared {
+        /// The shared buffer, of this session and filled.
+        buffer: SharedBufferId,
         /// Bytes from its start.
         offset: u64,
     },

@@ -12,7 +12,7 @@ use crate::types::{Access, QpState, Scope};
 
 /// A region of `len` bytes at this address of this address space.
 fn region(w: &mut World, qp: usize, space: Arc<AddressSpace>, address: u64, len: usize) -> Mr {
-    let (mapping, _fd) = Mapping::create_segment(len).unwrap();
+    let (mapping, _fd) = Mapping::create_shared_buffer(len).unwrap();
     let memory = Memory::Attached { space, address };
     let iova = 0x5000_0000;
     let (stag, windows) = w.install(qp, memory, len, Access::all(), Scope::Pd, iova);
@@ -24,7 +24,7 @@ fn unmapped(w: &mut World, qp: usize, moved: bool) -> Mr {
     if !moved {
         return region(w, qp, own_address_space(), 8, 5000);
     }
-    let (mapping, _fd) = Mapping::create_segment(5000).unwrap();
+    let (mapping, _fd) = Mapping::create_shared_buffer(5000).unwrap();
     let memory = Memory::Moved { copier: w.copier(qp), address: 8 };
     let iova = 0x5000_0000;
     let (stag, windows) = w.install(qp, memory, 5000, Access::all(), Scope::Pd, iova);

@@ -36,7 +36,7 @@ fn every_limit_of_rdmap_is_kept() {
 /// A region that says it is this long; only its first page is there to be reached.
 fn long_region(w: &mut World, len: u64) -> Mr {
     let (mapping, _fd) = Mapping::create_arena("mr", 1 << 16).unwrap();
-    let memory = Memory::Segment { mapping: mapping.clone(), offset: 0 };
+    let memory = Memory::Shared { mapping: mapping.clone(), offset: 0 };
     let (iova, len) = (0x10_0000, len as usize);
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let (stag, windows) = w.install(A, memory, len, access, Scope::Pd, iova);

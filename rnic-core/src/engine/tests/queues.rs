@@ -432,7 +432,7 @@ fn memory_that_vanishes_costs_its_owner_only() {
             let mut w = World::connected(wiring);
             let all = crate::types::Access::all();
             let owner = if side == "source" { A } else { B };
-            let (mapping, fd) = crate::shm::Mapping::create_segment(8192).unwrap();
+            let (mapping, fd) = crate::shm::Mapping::create_shared_buffer(8192).unwrap();
             let scope = crate::types::Scope::Pd;
             let bad = w.mr_over(owner, mapping, 8192, all, scope, 0x10_0000);
             let good = w.any_mr(1 - owner, 8192);

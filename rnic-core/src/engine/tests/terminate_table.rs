@@ -89,7 +89,7 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     }),
     ((1, 0, 0), "a Write into memory that its owner took away", |w, raw| {
         crate::shm::fault::install().unwrap();
-        let (mapping, fd) = Mapping::create_segment(8192).unwrap();
+        let (mapping, fd) = Mapping::create_shared_buffer(8192).unwrap();
         let to = w.mr_over(A, mapping, 8192, Access::all(), Scope::Pd, 0x10_0000);
         rustix::fs::ftruncate(&fd, 0).unwrap();
         raw.write(w, to.stag, to.iova, b"x");

@@ -91,7 +91,7 @@ fn provoke(code: (u8, u8, u8)) -> Option<(Vec<u8>, Vec<u8>)> {
         }
         (1, 0, 0) => {
             crate::shm::fault::install().unwrap();
-            let (mapping, fd) = crate::shm::Mapping::create_segment(8192).unwrap();
+            let (mapping, fd) = crate::shm::Mapping::create_shared_buffer(8192).unwrap();
             let gone = w.mr_over(A, mapping, 8192, access, Scope::Pd, 0x10_0000);
             rustix::fs::ftruncate(&fd, 0).unwrap();
             raw.write(&mut w, gone.stag, gone.iova, &PAYLOAD);

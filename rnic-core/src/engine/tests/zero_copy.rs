@@ -122,7 +122,7 @@ fn memory_that_vanishes_costs_its_owner_only() {
         w.emss = 9000;
         w.events(A);
         let owner = if response { B } else { A };
-        let (mapping, fd) = Mapping::create_segment(65536).unwrap();
+        let (mapping, fd) = Mapping::create_shared_buffer(65536).unwrap();
         let bad = w.mr_over(owner, mapping, 65536, Access::all(), Scope::Pd, 0x10_0000);
         let good = w.any_mr(1 - owner, 65536);
         rustix::fs::ftruncate(&fd, 0).unwrap();

@@ -1,9 +1,9 @@
-//! Memory of clients: segments, regions in them and in attached memory, windows.
+//! Memory of clients: shared buffers, regions in them and in attached memory, windows.
 
 mod attach;
 mod attached;
 mod regions;
-mod segments;
+mod shared_buffers;
 mod windows;
 
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::resource::uses::{Use, Users};
 pub use attached::{Attached, Copying};
 pub use windows::window_row;
 
-/// Counted where the segment is.
-pub type UseOfSegment = Use<AtomicU32>;
+/// Counted where the shared buffer is.
+pub type UseOfBuffer = Use<AtomicU32>;
 
 /// Shared memory.
-pub struct Segment {
+pub struct SharedBuffer {
     /// None while it is only reserved.
     pub mapping: Option<Arc<Mapping>>,
     pub length: u64,
@@ -38,8 +38,8 @@ pub struct Segment {
 /// A memory region.
 pub struct Mr {
     pub pd: PdId,
-    /// Segment it is in; none in attached memory.
-    pub segment: Option<SegmentId>,
+    /// Shared buffer it is in; none in attached memory.
+    pub buffer: Option<SharedBufferId>,
     pub stag: IssuedStag,
     pub iova: u64,
     pub length: u64,
@@ -49,7 +49,7 @@ pub struct Mr {
     pub windows: Arc<WindowCount>,
     /// In a named domain.
     pub membership: Option<Membership>,
-    _uses: (UseOfPd, Option<UseOfSegment>),
+    _uses: (UseOfPd, Option<UseOfBuffer>),
     _handle: Handle,
     _charge: Charge,
 }

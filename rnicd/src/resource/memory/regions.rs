@@ -8,7 +8,7 @@ use rnic_core::device::{Memory, Names, StagEntry};
 use rnic_core::types::*;
 
 use super::attached::attached_memory;
-use super::{Attached, Mr, MrRequest, Segment, UseOfSegment};
+use super::{Attached, Mr, MrRequest, SharedBuffer, UseOfBuffer};
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
 use crate::resource::ledger::Kind;
@@ -20,7 +20,7 @@ impl Manager {
         let session = find(&mut self.sessions, id)?;
         check(session, &request)?;
         //= DDP-8.3-4, DDP-8.3.2-4, RDMAP-8.1.2-4
-        let (segment, memory) = named_memory(session, request.source, request.length)?;
+        let (buffer, memory) = named_memory(session, request.source, request.length)?;
         let charge = session.account.charge(Kind::Mrs, 1)?;
         let membership = self.named_pds.enter(&self.policy, request.pd, Member::Mr)?;
         let issued = self.stags.issue()?;
@@ -31,7 +31,7 @@ impl Manager {
         let names = Names::Region(windows.clone());
         let object = Mr {
             pd,
-            segment: segment.as_ref().map(|(segment, _)| *segment),
+            buffer: buffer.as_ref().map(|(buffer, _)| *buffer),
             stag: issued,
             iova,
             length,
@@ -39,7 +39,7 @@ impl Manager {
             scope,
             windows,
             membership,
-            _uses: (session.pd(pd)?.mrs.add(), segment.map(|(_, used)| used)),
+            _uses: (session.pd(pd)?.mrs.add(), buffer.map(|(_, used)| used)),
             _handle: handle,
             _charge: charge,
         };
@@ -57,7 +57,7 @@ impl Manager {
         let object = session.mrs.get(&mr).ok_or_else(|| refuse::no_such("MR", mr.0))?;
         let in_use = |n| refuse::in_use("MR", mr.0, format!("{n} bound windows"));
         object.windows.withdraw().map_err(in_use)?;
-        let (stag, attached) = (object.stag.stag(), object.segment.is_none());
+        let (stag, attached) = (object.stag.stag(), object.buffer.is_none());
         let copier = session.attached.as_ref().and_then(Attached::copier).filter(|_| attached);
         let ticket = self.workers.revoke_stag(stag);
         self.workers.await_copies(ticket, copier);
@@ -108,29 +108,29 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A segment that is used.
-type UsedSegment = (SegmentId, UseOfSegment);
+/// A shared buffer that is used.
+type UsedBuffer = (SharedBufferId, UseOfBuffer);
 
-/// The memory that a new region of `length` bytes names, and the segment it is in.
+/// The memory that a new region of `length` bytes names, and the shared buffer it is in.
 fn named_memory(
     session: &mut Session,
     source: MrSource,
     length: u64,
-) -> Result<(Option<UsedSegment>, Memory), Refusal> {
+) -> Result<(Option<UsedBuffer>, Memory), Refusal> {
     match source {
-        MrSource::Segment { segment, offset } => {
-            let Segment { mapping, length: len, mrs, .. } = session.segment(segment)?;
+        MrSource::Shared { buffer, offset } => {
+            let SharedBuffer { mapping, length: len, mrs, .. } = session.shared_buffer(buffer)?;
             if offset.checked_add(length).is_none_or(|end| end > *len) {
-                let why = format!("{length} bytes at {offset} leave the segment of {len}");
+                let why = format!("{length} bytes at {offset} leave the shared buffer of {len}");
                 return Err(refuse::invalid("length", why));
             }
             let too_large = |_| refuse::invalid("offset", "is too large");
             let offset = usize::try_from(offset).map_err(too_large)?;
             let Some(mapping) = mapping else {
-                return Err(refuse::invalid("segment", "is reserved and has no memory yet"));
+                return Err(refuse::invalid("shared buffer", "is reserved and has no memory yet"));
             };
-            let memory = Memory::Segment { mapping: mapping.clone(), offset };
-            Ok((Some((segment, mrs.add())), memory))
+            let memory = Memory::Shared { mapping: mapping.clone(), offset };
+            Ok((Some((buffer, mrs.add())), memory))
         }
         MrSource::Attached { address } => {
             Ok((None, attached_memory(session.attached.as_ref(), address, length)?))

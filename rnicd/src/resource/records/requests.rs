@@ -40,7 +40,7 @@ impl Asked {
                 let (offset, length) = (Some(*iova), Some(*length));
                 Asked { pd: Some(*pd), offset, length, ..asked }
             }
-            R::AddSegment { length, .. } | R::ReserveSegment { length } => {
+            R::AddSharedBuffer { length, .. } | R::ReserveSharedBuffer { length } => {
                 Asked { length: Some(*length), ..asked }
             }
             R::QpToError { qp }

@@ -18,7 +18,7 @@ use crate::log::RateLimitedLog;
 use crate::resource::domain::Pd;
 use crate::resource::ledger::{Account, Charge, Kind};
 use crate::resource::listener::Listener;
-use crate::resource::memory::{Attached, MemoryWindow, Mr, Segment};
+use crate::resource::memory::{Attached, MemoryWindow, Mr, SharedBuffer};
 use crate::resource::numbers::{Doorbells, Handle};
 use crate::resource::policy::Identity;
 use crate::resource::qp::Qp;
@@ -36,7 +36,7 @@ pub struct Session {
     pub doorbells: Doorbells,
     pub events: Arc<EventSender>,
     pub pds: BTreeMap<PdId, Pd>,
-    pub segments: BTreeMap<SegmentId, Segment>,
+    pub shared_buffers: BTreeMap<SharedBufferId, SharedBuffer>,
     /// The client's own address space, once it has attached it.
     pub attached: Option<Attached>,
     pub mrs: BTreeMap<MrId, Mr>,
@@ -113,7 +113,7 @@ impl Session {
             doorbells: Doorbells::default(),
             events,
             pds: BTreeMap::new(),
-            segments: BTreeMap::new(),
+            shared_buffers: BTreeMap::new(),
             attached: None,
             mrs: BTreeMap::new(),
             channels: BTreeMap::new(),
@@ -144,8 +144,8 @@ impl Session {
         self.pds.get_mut(&id).ok_or_else(|| refuse::no_such("PD", id.0))
     }
 
-    pub fn segment(&mut self, id: SegmentId) -> Result<&mut Segment, Refusal> {
-        self.segments.get_mut(&id).ok_or_else(|| refuse::no_such("segment", id.0))
+    pub fn shared_buffer(&mut self, id: SharedBufferId) -> Result<&mut SharedBuffer, Refusal> {
+        self.shared_buffers.get_mut(&id).ok_or_else(|| refuse::no_such("shared buffer", id.0))
     }
 
     pub fn channel(&mut self, id: ChannelId) -> Result<&mut Channel, Refusal> {
@@ -192,7 +192,7 @@ pub fn client_row(s: &Session) -> ClientRow {
         qps: count(Kind::Qps),
         cqs: count(Kind::Cqs),
         mrs: count(Kind::Mrs),
-        segment_bytes: used.of(Kind::SegmentBytes),
+        shared_bytes: used.of(Kind::SharedBytes),
         arena_bytes: used.of(Kind::ArenaBytes),
         refusals: s.refusals,
     }

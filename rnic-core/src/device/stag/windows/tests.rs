@@ -134,7 +134,7 @@ impl Rig {
                     access: write | Access::MW_BIND,
                     iova: iova(region),
                     length: LENGTH,
-                    memory: Memory::Segment { mapping: mapping.clone(), offset: offset(region) },
+                    memory: Memory::Shared { mapping: mapping.clone(), offset: offset(region) },
                 });
             }
         }
@@ -436,7 +436,7 @@ fn a_window_is_bound_by_its_owner_and_within_its_slot() {
     }
 }
 
-/// A region that `who(0)` may bind windows to, in segment memory.
+/// A region that `who(0)` may bind windows to, in a shared buffer.
 fn region(session: SessionId, pd: PdId) -> StagEntry {
     let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("a little memory");
     StagEntry {
@@ -449,7 +449,7 @@ fn region(session: SessionId, pd: PdId) -> StagEntry {
         access: Access::MW_BIND | Access::LOCAL_WRITE,
         iova: 0,
         length: LENGTH,
-        memory: Memory::Segment { mapping, offset: 0 },
+        memory: Memory::Shared { mapping, offset: 0 },
     }
 }
 

@@ -175,7 +175,7 @@ impl World {
     ) -> Mr {
         let address = mapping.address();
         let memory = match self.kind {
-            MemoryKind::Shared => Memory::Segment { mapping: mapping.clone(), offset: 0 },
+            MemoryKind::Shared => Memory::Shared { mapping: mapping.clone(), offset: 0 },
             MemoryKind::Attached => Memory::Attached { space: own_address_space(), address },
             MemoryKind::CopyResult => Memory::Moved { copier: self.copier(qp), address },
         };
@@ -186,7 +186,7 @@ impl World {
     /// A region of the QP's own under an STag that the test chose, such as a recorded one.
     pub fn mr_as(&mut self, qp: usize, stag: Stag, iova: u64, len: usize, access: Access) -> Mr {
         let (mapping, _fd) = Mapping::create_arena("mr", len.max(1)).unwrap();
-        let memory = Memory::Segment { mapping: mapping.clone(), offset: 0 };
+        let memory = Memory::Shared { mapping: mapping.clone(), offset: 0 };
         let scope = Scope::Qp(self.qps[qp].id);
         let windows = self.install_as(stag, qp, memory, len, access, scope, iova);
         Mr { stag, iova, len, mapping, windows }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rnic_core::abi::control::{ReplyBody, RequestBody};
 use rnic_core::shm::Mapping;
-use rnic_core::types::SegmentId;
+use rnic_core::types::SharedBufferId;
 
 use crate::error::Error;
 use crate::memory;
@@ -16,27 +16,29 @@ use crate::session::{Session, unexpected};
 
 /// Zeroed memory that this process and the daemon share, out of which regions are registered.
 ///
-/// It is accessed through the regions, see [`Mr`](crate::Mr). Clones are the same segment; the
-/// daemon lets go of it when the last clone and the last region have been dropped.
+/// It is accessed through the regions, see [`Mr`](crate::Mr). Clones are the same shared buffer;
+/// the daemon lets go of it when the last clone and the last region have been dropped.
 #[derive(Clone)]
-pub struct Segment {
-    pub(crate) inner: Arc<SegmentInner>,
+pub struct SharedBuffer {
+    pub(crate) inner: Arc<SharedBufferInner>,
 }
 
-pub(crate) struct SegmentInner {
+pub(crate) struct SharedBufferInner {
     pub(crate) session: Arc<Session>,
-    pub(crate) id: SegmentId,
+    pub(crate) id: SharedBufferId,
     pub(crate) mapping: Arc<Mapping>,
 }
 
-impl Segment {
-    pub(crate) fn create(session: &Arc<Session>, len: u64) -> Result<Segment, Error> {
+impl SharedBuffer {
+    pub(crate) fn create(session: &Arc<Session>, len: u64) -> Result<SharedBuffer, Error> {
         let (id, mapping) = share(session, len)?;
-        Ok(Segment { inner: Arc::new(SegmentInner { session: session.clone(), id, mapping }) })
+        Ok(SharedBuffer {
+            inner: Arc::new(SharedBufferInner { session: session.clone(), id, mapping }),
+        })
     }
 
     /// Its handle in the daemon.
-    pub fn id(&self) -> SegmentId {
+    pub fn id(&self) -> SharedBufferId {
         self.inner.id
     }
 
@@ -45,15 +47,15 @@ impl Segment {
         self.inner.mapping.len() as u64
     }
 
-    /// Never: a segment has at least one page.
+    /// Never: a shared buffer has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
 }
 
-impl fmt::Debug for Segment {
+impl fmt::Debug for SharedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Segment")
+        f.debug_struct("SharedBuffer")
             .field("id", &self.id())
             .field("len", &self.len())
             .finish_non_exhaustive()
@@ -61,31 +63,32 @@ impl fmt::Debug for Segment {
 }
 
 /// Memory of at least `len` bytes that the daemon has mapped. The only handle of it is returned.
-pub(crate) fn share(session: &Session, len: u64) -> Result<(SegmentId, Arc<Mapping>), Error> {
+pub(crate) fn share(session: &Session, len: u64) -> Result<(SharedBufferId, Arc<Mapping>), Error> {
     let page = rustix::param::page_size();
     let size = usize::try_from(len.max(1)).ok().and_then(|n| n.checked_next_multiple_of(page));
     let size = size.ok_or(Error::OutOfRange { offset: 0, length: len, size: u64::MAX })?;
     // The daemon's limits are asked before the machine's memory is taken.
-    let reserved = match session.request(RequestBody::ReserveSegment { length: size as u64 })? {
-        ReplyBody::Segment { segment: id } => Reserved { session, id },
-        other => return Err(unexpected(&other)),
-    };
+    let reserved =
+        match session.request(RequestBody::ReserveSharedBuffer { length: size as u64 })? {
+            ReplyBody::SharedBuffer { buffer: id } => Reserved { session, id },
+            other => return Err(unexpected(&other)),
+        };
     let (mapping, fd) = populated(size)?;
-    let body = RequestBody::FillSegment { segment: reserved.id };
+    let body = RequestBody::FillSharedBuffer { buffer: reserved.id };
     match session.request_with(body, Some(fd.as_fd()))?.0 {
         ReplyBody::Done => Ok((reserved.keep(), mapping)),
         other => Err(unexpected(&other)),
     }
 }
 
-/// A segment that the daemon counts and that has no memory yet; given back unless it is kept.
+/// A shared buffer that the daemon counts and that has no memory yet; given back unless it is kept.
 struct Reserved<'a> {
     session: &'a Session,
-    id: SegmentId,
+    id: SharedBufferId,
 }
 
 impl Reserved<'_> {
-    fn keep(self) -> SegmentId {
+    fn keep(self) -> SharedBufferId {
         std::mem::ManuallyDrop::new(self).id
     }
 }
@@ -93,7 +96,7 @@ impl Reserved<'_> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         // A session that has ended has let go of it already.
-        let _ = self.session.command(RequestBody::RemoveSegment { segment: self.id });
+        let _ = self.session.command(RequestBody::RemoveSharedBuffer { buffer: self.id });
     }
 }
 
@@ -108,12 +111,12 @@ fn populated(size: usize) -> Result<(Arc<Mapping>, OwnedFd), Error> {
             Failed::System(error)
         }
     }
-    let made = Mapping::create_segment_by_steps(size, |left| {
+    let made = Mapping::create_shared_buffer_by_steps(size, |left| {
         memory::check(left as u64).map_err(Failed::NotEnough)
     });
     made.map_err(|failed| match failed {
         Failed::NotEnough(error) => error,
-        Failed::System(error) => Error::io("making a segment", error),
+        Failed::System(error) => Error::io("making a shared buffer", error),
     })
 }
 
@@ -135,9 +138,9 @@ pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u
     }
 }
 
-impl Drop for SegmentInner {
+impl Drop for SharedBufferInner {
     fn drop(&mut self) {
         // A session that has ended has let go of it already.
-        let _ = self.session.command(RequestBody::RemoveSegment { segment: self.id });
+        let _ = self.session.command(RequestBody::RemoveSharedBuffer { buffer: self.id });
     }
 }
