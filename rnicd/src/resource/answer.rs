@@ -29,7 +29,8 @@ impl From<ReplyBody> for Response {
 pub enum Outcome {
     /// It, at once.
     Now(Box<Response>),
-    /// An answer when the workers are done, from [`Manager::poll_answer`](super::Manager::poll_answer).
+    /// An answer when the workers are done, from
+    /// [`Manager::poll_answer`](super::Manager::poll_answer).
     Later,
 }
 
