@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge, WindowParams};
-use rnic_core::device::{Cq, Memory, Names, QpShared, Srq, StagEntry, Window};
+use rnic_core::device::{Cq, Memory, StagKind, QpShared, Srq, StagEntry, Window};
 use rnic_core::engine::{
     Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives, Work,
 };
@@ -120,7 +120,7 @@ impl World {
             partial: Default::default(),
             unsent: Default::default(),
             mulpdu: MulpduPolicy::Emss,
-            why: Arc::default(),
+            diagnoses: Arc::default(),
         };
         let mut engine = Engine::new(options);
         let now = Time(1);
@@ -269,7 +269,7 @@ impl Client {
         ] {
             engine.install_stag(StagEntry {
                 stag: Stag(stag(n).0 + k),
-                names: Names::region(),
+                kind: StagKind::region(),
                 mr: MrId(n),
                 session,
                 pd,

@@ -11,7 +11,7 @@ pub struct Completion {
     /// The application's name for the request.
     pub wr_id: u64,
     /// Outcome. Unless it is `Success`, only `wr_id`, `qp`, `opcode`, `detail`, `srq` and
-    /// `why_id` mean anything.
+    /// `diagnosis_id` mean anything.
     pub status: CompletionStatus,
     /// What kind of request it was.
     pub opcode: CompletionOpcode,
@@ -28,8 +28,8 @@ pub struct Completion {
     pub detail: Option<TerminateCode>,
     /// The shared receive queue that a receive was taken from.
     pub srq: Option<SrqId>,
-    /// Number of the daemon's *why* record of the failure; 0 if there is none.
-    pub why_id: u64,
+    /// Number of the daemon's diagnosis of the failure; 0 if there is none.
+    pub diagnosis_id: u64,
 }
 
 impl Completion {
@@ -43,7 +43,7 @@ impl Completion {
                 opcode: self.opcode,
                 status,
                 detail: self.detail,
-                why_id: self.why_id,
+                diagnosis_id: self.diagnosis_id,
             }),
         }
     }
@@ -71,7 +71,7 @@ impl Completion {
                 code: e.detail as u8,
             }),
             srq: (e.srq != 0).then_some(SrqId(e.srq)),
-            why_id: e.why_id,
+            diagnosis_id: e.diagnosis_id,
         })
     }
 }
@@ -89,7 +89,7 @@ impl Default for Completion {
             invalidated: None,
             detail: None,
             srq: None,
-            why_id: 0,
+            diagnosis_id: 0,
         }
     }
 }
@@ -116,7 +116,7 @@ mod tests {
     fn a_failure_names_its_terminate() {
         let mut e = Cqe::new(5, 77, CompletionOpcode::RdmaRead, CompletionStatus::RemoteAccess);
         e.detail = 0x01_01_02;
-        e.why_id = 9;
+        e.diagnosis_id = 9;
         let said = Completion::from_entry(&e).unwrap().ok().unwrap_err().to_string();
         assert_eq!(
             said,

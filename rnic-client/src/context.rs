@@ -156,15 +156,15 @@ impl Context {
         }
     }
 
-    /// The *why* record with this number: what explains a refusal ([`Error::Refused`]) or a
-    /// completion ([`Completion::why_id`](crate::Completion::why_id)).
+    /// The diagnosis with this number: what explains a refusal ([`Error::Refused`]) or a
+    /// completion ([`Completion::diagnosis_id`](crate::Completion::diagnosis_id)).
     ///
     /// # Errors
     ///
     /// [`Refusal::NoSuchObject`] if it is another user's, or was displaced by newer ones.
-    pub fn why(&self, id: u64) -> Result<WhyRecord, Error> {
-        match self.session.request(RequestBody::Why { id })? {
-            ReplyBody::Rows { rows: Rows::Whys(rows), .. } => {
+    pub fn diagnosis(&self, id: u64) -> Result<Diagnosis, Error> {
+        match self.session.request(RequestBody::Diagnosis { id })? {
+            ReplyBody::Rows { rows: Rows::Diagnoses(rows), .. } => {
                 let record = rows.into_iter().find(|record| record.id == id);
                 record.ok_or_else(|| Error::protocol(format!("no record {id} in its answer")))
             }

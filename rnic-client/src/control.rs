@@ -124,7 +124,7 @@ impl Control {
         match answer {
             Ok((reply, descriptors)) => match reply.result {
                 Ok(body) => Ok((body, descriptors)),
-                Err(refusal) => Err(Error::Refused { refusal, why_id: reply.why_id }),
+                Err(refusal) => Err(Error::Refused { refusal, diagnosis_id: reply.diagnosis_id }),
             },
             Err(e) => {
                 // Request and reply are out of step for good.

@@ -115,13 +115,13 @@ pub enum Error {
 
     // A resource or a right that the daemon refused.
     /// The daemon refused the request; the refusal names the limit, rule or field.
-    #[error("refused: {refusal}{}", why_in_words(*why_id))]
+    #[error("refused: {refusal}{}", diagnosis_in_words(*diagnosis_id))]
     Refused {
         /// What was refused, and by which limit, rule or field.
         refusal: Refusal,
-        /// Number of the daemon's *why* record ([`Context::why`](crate::Context::why)); 0 if there
-        /// is none.
-        why_id: u64,
+        /// Number of the daemon's diagnosis ([`Context::diagnosis`](crate::Context::diagnosis)); 0
+        /// if there is none.
+        diagnosis_id: u64,
     },
     /// The daemon refused the session.
     #[error("the daemon at {path} refused this session: {why}", path = path.display())]
@@ -149,7 +149,7 @@ pub enum Error {
     #[error("the connection ended: {0}")]
     Disconnected(DisconnectReason),
     /// A posted request completed with an error.
-    #[error("{opcode} {wr_id} of QP {qp} failed: {status}{}", detail_in_words(detail, *why_id))]
+    #[error("{opcode} {wr_id} of QP {qp} failed: {status}{}", detail_in_words(detail, *diagnosis_id))]
     Failed {
         /// The application's name for the request.
         wr_id: u64,
@@ -161,8 +161,8 @@ pub enum Error {
         status: CompletionStatus,
         /// The Terminate that failed it, if one did.
         detail: Option<TerminateCode>,
-        /// Number of the daemon's *why* record; 0 if there is none.
-        why_id: u64,
+        /// Number of the daemon's diagnosis; 0 if there is none.
+        diagnosis_id: u64,
     },
     /// The time the caller allowed is over.
     #[error("timed out waiting for {what}")]
@@ -298,11 +298,11 @@ impl Error {
         }
     }
 
-    /// Number of the daemon's *why* record, if there is one.
-    pub fn why_id(&self) -> Option<u64> {
+    /// Number of the daemon's diagnosis, if there is one.
+    pub fn diagnosis_id(&self) -> Option<u64> {
         match self {
-            Error::Refused { why_id, .. } | Error::Failed { why_id, .. } => {
-                (*why_id != 0).then_some(*why_id)
+            Error::Refused { diagnosis_id, .. } | Error::Failed { diagnosis_id, .. } => {
+                (*diagnosis_id != 0).then_some(*diagnosis_id)
             }
             _ => None,
         }
@@ -345,16 +345,16 @@ pub(crate) fn copy_error(e: shm::CopyFault, offset: u64, length: usize, size: u6
     }
 }
 
-fn detail_in_words(detail: &Option<TerminateCode>, why_id: u64) -> String {
+fn detail_in_words(detail: &Option<TerminateCode>, diagnosis_id: u64) -> String {
     let mut s = String::new();
     if let Some(code) = detail {
         s += &format!(", Terminate {code}");
     }
-    s + &why_in_words(why_id)
+    s + &diagnosis_in_words(diagnosis_id)
 }
 
-fn why_in_words(why_id: u64) -> String {
-    if why_id == 0 { String::new() } else { format!(" (why {why_id})") }
+fn diagnosis_in_words(diagnosis_id: u64) -> String {
+    if diagnosis_id == 0 { String::new() } else { format!(" (why {diagnosis_id})") }
 }
 
 fn tried_in_words(tried: &[(PathBuf, io::Error)]) -> String {

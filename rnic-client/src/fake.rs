@@ -386,7 +386,7 @@ fn serve(socket: &OwnedFd, device: &Mutex<Device>) {
         };
         transmit(
             socket,
-            &postcard::to_stdvec(&Reply { id, result, why_id: 0 }).unwrap(),
+            &postcard::to_stdvec(&Reply { id, result, diagnosis_id: 0 }).unwrap(),
             &descriptors,
         );
     }

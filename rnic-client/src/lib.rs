@@ -142,9 +142,9 @@ pub use srq::{Srq, SrqOptions};
 pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{
-    ClientRow, CqRow, DeviceAttributes, DisconnectReason, Event, EventRecord, Features, LimitRow,
-    ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS, PdRow, QpCounters, QpRow, Refusal,
-    Rows, SrqRow, StatusInfo, WhyKind, WhyRecord, WindowRow,
+    ClientRow, CqRow, DeviceAttributes, Diagnosis, DiagnosisKind, DisconnectReason, Event,
+    EventRecord, Features, LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS,
+    PdRow, QpCounters, QpRow, Refusal, Rows, SrqRow, StatusInfo, WindowRow,
 };
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::shm::RawBytes;

@@ -19,7 +19,7 @@ use crate::privilege::{ThreadKind, spawn_confined};
 
 /// What a figure does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Goes up and down.
     Gauge,
     /// Only goes up, until the daemon is started again.
@@ -34,10 +34,10 @@ pub struct Page {
 
 impl Page {
     /// Begins a figure; its samples follow. `help` is one line.
-    pub fn figure(&mut self, name: &str, kind: Kind, help: &str) -> Figure<'_> {
+    pub fn figure(&mut self, name: &str, kind: MetricKind, help: &str) -> Figure<'_> {
         let kind = match kind {
-            Kind::Gauge => "gauge",
-            Kind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Counter => "counter",
         };
         // Writing to a string does not fail, here and below.
         let _ = writeln!(self.text, "# HELP rnicd_{name} {help}\n# TYPE rnicd_{name} {kind}");
@@ -146,8 +146,8 @@ mod tests {
     #[test]
     fn a_page_is_in_the_text_format() {
         let mut page = Page::default();
-        page.figure("sessions", Kind::Gauge, "Sessions.").sample(&[], 3);
-        page.figure("objects", Kind::Counter, "Objects.")
+        page.figure("sessions", MetricKind::Gauge, "Sessions.").sample(&[], 3);
+        page.figure("objects", MetricKind::Counter, "Objects.")
             .sample(&[("uid", &1000), ("kind", &"qps")], 7)
             .sample(&[("uid", &"a\"b\\c\n"), ("kind", &"mrs")], 0);
         let expected = "# HELP rnicd_sessions Sessions.\n# TYPE rnicd_sessions gauge\n\

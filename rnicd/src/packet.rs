@@ -107,14 +107,14 @@ pub fn take_descriptors(socket: BorrowedFd<'_>) -> io::Result<(Vec<OwnedFd>, boo
 
 /// A packet to send.
 #[derive(Debug)]
-pub struct Outgoing {
+pub struct OutgoingPacket {
     /// Its bytes.
     pub bytes: Vec<u8>,
     /// Descriptors that go with it.
     pub descriptors: Vec<OwnedFd>,
 }
 
-impl Outgoing {
+impl OutgoingPacket {
     /// Sends it, if that is possible now.
     fn send(&self, socket: BorrowedFd<'_>) -> io::Result<Sent> {
         let borrowed: Vec<BorrowedFd<'_>> = self.descriptors.iter().map(AsFd::as_fd).collect();
@@ -153,14 +153,14 @@ enum Sent {
 /// bounds it to the answers of one request.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    waiting: VecDeque<Outgoing>,
+    waiting: VecDeque<OutgoingPacket>,
     /// Nothing will tell when they can be sent.
     untold: bool,
 }
 
 impl Outbox {
     /// Sends `packet`, or keeps it until [`Outbox::flush`].
-    pub fn send(&mut self, socket: BorrowedFd<'_>, packet: Outgoing) -> io::Result<()> {
+    pub fn send(&mut self, socket: BorrowedFd<'_>, packet: OutgoingPacket) -> io::Result<()> {
         self.waiting.push_back(packet);
         self.flush(socket)
     }
@@ -210,9 +210,12 @@ mod tests {
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn outgoing(bytes: &[u8], descriptors: usize) -> Outgoing {
+    fn outgoing(bytes: &[u8], descriptors: usize) -> OutgoingPacket {
         let open = || std::fs::File::open("/dev/null").unwrap_or_else(|e| panic!("{e}")).into();
-        Outgoing { bytes: bytes.to_vec(), descriptors: (0..descriptors).map(|_| open()).collect() }
+        OutgoingPacket {
+            bytes: bytes.to_vec(),
+            descriptors: (0..descriptors).map(|_| open()).collect(),
+        }
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn a_flood_of_questions_keeps_nobody_waiting() {
     }
     let before = registering(&mut bystander, pd, buffer);
     for body in [
-        RequestBody::List { what: ListKind::Whys, from: 0 },
+        RequestBody::List { what: ListKind::Diagnoses, from: 0 },
         RequestBody::List { what: ListKind::Limits, from: 0 },
         RequestBody::QueryDevice,
     ] {

@@ -39,7 +39,7 @@ fn idle_workers_do_not_wake() {
             partial: Default::default(),
             unsent: Default::default(),
             mulpdu: MulpduPolicy::Emss,
-            why: Arc::default(),
+            diagnoses: Arc::default(),
         },
         wait: WaitPolicy::default(),
     };

@@ -82,7 +82,7 @@ attacks! {
 // What the control thread does for one client, or the kernel for the daemon.
 attacks! {
     [1],
-    lists_of_why_records: Case::new(Attack::Whys),
+    lists_of_diagnoses: Case::new(Attack::Whys),
     questions_about_the_device: Case::new(Attack::Questions),
     requests_that_nobody_decides: Case {
         limit: "ulimit -n 1500", peers: true, ..Case::new(Attack::Undecided)

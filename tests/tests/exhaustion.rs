@@ -115,7 +115,7 @@ fn daemon(limits: &str) -> Daemon {
 
 #[test]
 fn shared_memory() {
-    let daemon = daemon("[limits.session]\nsegment_bytes = \"64MiB\"\n");
+    let daemon = daemon("[limits.session]\nshared_bytes = \"64MiB\"\n");
     exhausted(&daemon, "memory", &["limits.session.shared_bytes = 67108864 reached"]);
 }
 

@@ -93,7 +93,7 @@ fn clients_killed_with_one_worker_leave_nothing() {
 #[test]
 fn clients_killed_while_making_objects_leave_nothing() {
     // Records of the killed fill rings of a fixed size, which would look like a leak until then.
-    let config = "[engine]\nworkers = 3\n[limits]\nwhy = 1\nevent_records = 16\n";
+    let config = "[engine]\nworkers = 3\n[limits]\ndiagnoses = 1\nevent_records = 16\n";
     let daemon = Daemon::start(binaries!(), config);
     let mut start = daemon.at_rest();
     let mut rng = Rng::new(4);

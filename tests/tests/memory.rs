@@ -19,7 +19,7 @@ fn refused(config: &str) -> (String, Daemon) {
 
 #[test]
 fn the_limit_is_asked_before_memory_is_taken() {
-    let (said, daemon) = refused("[limits.session]\nsegment_bytes = \"64MiB\"\n");
+    let (said, daemon) = refused("[limits.session]\nshared_bytes = \"64MiB\"\n");
     let limit = "limits.session.shared_bytes = 67108864 reached (asked for 1099511627776 more";
     assert!(said.contains(limit), "{said}");
     daemon.is_empty();

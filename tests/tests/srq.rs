@@ -153,7 +153,7 @@ fn messages_of_many_arrive_whole_in_one_pool() {
             }
             assert_eq!(counts, [MESSAGES; SENDERS]);
         });
-        assert_eq!(srq.query().unwrap().held, 0);
+        assert_eq!(srq.query().unwrap().waiting, 0);
     });
 }
 
@@ -449,7 +449,7 @@ fn holding_costs_no_cpu() {
             sender.post_send(&[SendRequest::send(1, &much); 8]).unwrap();
         }
         let deadline = Instant::now() + DEADLINE;
-        while srq.query().unwrap().held < 4 {
+        while srq.query().unwrap().waiting < 4 {
             assert!(Instant::now() < deadline, "{:?}", srq.query());
             std::thread::yield_now();
         }

@@ -70,7 +70,7 @@ fn failure(end: &End) -> Completion {
         if completion.status != CompletionStatus::Success {
             return completion;
         }
-        assert_eq!(completion.why_id, 0);
+        assert_eq!(completion.diagnosis_id, 0);
     }
 }
 
@@ -98,7 +98,7 @@ fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
         a.qp.post_send(&[SendRequest::write(7, &[bad], to).signaled()]).unwrap();
         let failed = failure(&a);
         assert_eq!((failed.wr_id, failed.status), (7, CompletionStatus::LocalProtection));
-        let record = explained(&daemon, failed.why_id);
+        let record = explained(&daemon, failed.diagnosis_id);
         has(&record, "rule", "local contract: a local key");
         has(&record, "text", "has no such region");
         assert_eq!(record["what"]["Completion"]["wr_id"], 7);
@@ -111,16 +111,16 @@ fn a_request_with_a_wrong_local_key_and_what_it_flushes() {
         assert!(record["addresses"]["local"].is_string());
         let flushed = failure(&a);
         assert_eq!((flushed.wr_id, flushed.status), (9, CompletionStatus::WrFlush));
-        assert_eq!(flushed.why_id, failed.why_id, "the flush names its cause");
-        let text = rnicctl(daemon.socket(), &["why", &failed.why_id.to_string()]);
+        assert_eq!(flushed.diagnosis_id, failed.diagnosis_id, "the flush names its cause");
+        let text = rnicctl(daemon.socket(), &["why", &failed.diagnosis_id.to_string()]);
         let text = String::from_utf8(text.stdout).unwrap();
         let what =
             "what      LocalProtection of 7 (a local key does not cover the range with the\n";
         assert!(text.contains(what), "{text}");
         assert!(text.lines().all(|line| line.len() < 80), "{text}");
         let error = failed.ok().unwrap_err();
-        assert_eq!(error.why_id(), Some(failed.why_id));
-        assert!(error.to_string().ends_with(&format!("(why {})", failed.why_id)), "{error}");
+        assert_eq!(error.diagnosis_id(), Some(failed.diagnosis_id));
+        assert!(error.to_string().ends_with(&format!("(why {})", failed.diagnosis_id)), "{error}");
     }
 }
 
@@ -169,12 +169,12 @@ fn every_fault_of_a_remote_access_at_both_ends() {
                 };
                 a.qp.post_send(&[request]).unwrap();
                 let code = if reads { read } else { write };
-                let target = explained(&daemon, b.completion().why_id);
+                let target = explained(&daemon, b.completion().diagnosis_id);
                 has(&target, "text", words);
                 has(&target, "rule", code);
                 assert_eq!(target["what"]["Terminate"]["origin"], "Local");
                 let failed = failure(&a);
-                let requester = explained(&daemon, failed.why_id);
+                let requester = explained(&daemon, failed.diagnosis_id);
                 has(
                     &requester,
                     "text",
@@ -212,7 +212,7 @@ fn sends_that_find_no_receive_or_too_short_a_one() {
         a.qp.post_send(&[SendRequest::send_inline(1, b"12345")]).unwrap();
         let failed = failure(&b);
         assert_eq!((failed.wr_id, failed.status), (5, CompletionStatus::LocalLength));
-        let record = explained(&daemon, failed.why_id);
+        let record = explained(&daemon, failed.diagnosis_id);
         has(&record, "rule", "1/2/05");
         has(&record, "text", "5 bytes long, the receive it met has 4");
 
@@ -221,13 +221,13 @@ fn sends_that_find_no_receive_or_too_short_a_one() {
         a.qp.post_send(&[SendRequest::send_inline(1, b"1234")]).unwrap();
         let failed = failure(&b);
         assert_eq!(failed.status, CompletionStatus::LocalProtection);
-        has(&explained(&daemon, failed.why_id), "text", "local key");
+        has(&explained(&daemon, failed.diagnosis_id), "text", "local key");
 
         let (a, b) = pair(&daemon, 64);
         receive(&b, 5, b.region.sge(0, 4));
         let shared = b.region.rkey();
         a.qp.post_send(&[SendRequest::send_invalidate(1, &[], shared)]).unwrap();
-        let record = explained(&daemon, failure(&b).why_id);
+        let record = explained(&daemon, failure(&b).diagnosis_id);
         has(&record, "rule", "0/2/09");
         has(&record, "text", "shared by all queue pairs of the domain");
         assert_eq!(record["stag"], shared.0);
@@ -247,7 +247,7 @@ fn an_stag_that_was_invalidated() {
     assert_eq!(one[0].invalidated, Some(own.rkey()));
     let to = own.remote().at(0);
     a.qp.post_send(&[SendRequest::write_inline(2, b"x", to)]).unwrap();
-    let record = explained(&daemon, failure(&b).why_id);
+    let record = explained(&daemon, failure(&b).diagnosis_id);
     has(&record, "text", "has been deregistered or invalidated");
     assert_eq!(record["stag"], own.rkey().0);
 }
@@ -307,14 +307,14 @@ fn a_refused_request_and_a_connection_that_did_not_come_about() {
     let end = end(&daemon, 8);
     let refused = end.context.open_pd(None).map(drop).unwrap_err();
     assert!(matches!(refused.refusal(), Some(Refusal::Limit { limit: 1, .. })), "{refused:?}");
-    let id = refused.why_id().expect("a record");
+    let id = refused.diagnosis_id().expect("a record");
     assert!(refused.to_string().ends_with(&format!("(why {id})")), "{refused}");
     let record = explained(&daemon, id);
     assert_eq!(record["what"], "Refused");
     assert_eq!(record["rule"], "limits.session.pds");
     has(&record, "text", "OpenPd: limits.session.pds = 1 reached (asked for 1 more, 1 in use)");
     assert_eq!(record["session"], end.context.session().0);
-    let own = end.context.why(id).unwrap();
+    let own = end.context.diagnosis(id).unwrap();
     assert_eq!(own.id, id);
     let events = json(daemon.socket(), &["events"]);
     assert!(events.as_array().unwrap().iter().any(|e| e["kind"] == "limit_reached"), "{events:#}");
@@ -329,7 +329,7 @@ fn a_refused_request_and_a_connection_that_did_not_come_about() {
 
     // No record with such a number, and none that was never given.
     for id in [0, u64::MAX] {
-        let error = end.context.why(id).unwrap_err();
+        let error = end.context.diagnosis(id).unwrap_err();
         assert!(matches!(error.refusal(), Some(Refusal::NoSuchObject { .. })), "{error}");
         assert_eq!(rnicctl(daemon.socket(), &["why", &id.to_string()]).status.code(), Some(1));
     }
@@ -347,7 +347,7 @@ fn a_peer_that_is_killed() {
         request.start_accept(&end.qp, &AcceptOptions::default()).unwrap();
         end.qp.wait_connected(Some(DEADLINE)).unwrap();
         peer.kill();
-        let record = explained(&daemon, failure(&end).why_id);
+        let record = explained(&daemon, failure(&end).diagnosis_id);
         let what = &record["what"];
         assert!(what == "Lost" || what["Terminate"]["origin"] == "Peer", "{record:#}");
     }
@@ -387,7 +387,7 @@ fn bad_bytes_from_a_scripted_peer() {
         wire::say(&mut peer, &fpdu(&tagged(0, 0, 0, b"")));
         end.qp.wait_connected(Some(DEADLINE)).unwrap();
         play(&mut peer, &end.region);
-        let record = explained(&daemon, failure(&end).why_id);
+        let record = explained(&daemon, failure(&end).diagnosis_id);
         has(&record, "rule", rule);
         has(&record, "text", words);
         assert!(record["addresses"]["peer"].is_string());
@@ -424,7 +424,7 @@ fn another_users_records_are_nobodys_business() {
     assert!(own.status.success(), "{}", String::from_utf8_lossy(&own.stderr));
     let foreign = as_user(4001, &["why", &ids[1]]);
     assert_eq!(foreign.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&foreign.stderr).contains("no why record"));
+    assert!(String::from_utf8_lossy(&foreign.stderr).contains("no diagnosis"));
     let listed: Value = serde_json::from_slice(&as_user(4001, &["why"]).stdout).unwrap();
     let listed: Vec<String> =
         listed.as_array().unwrap().iter().map(|record| record["id"].to_string()).collect();
@@ -446,7 +446,7 @@ fn a_session_that_is_ended_for_what_it_sent() {
     let reply: Reply = postcard::from_bytes(&bytes).unwrap();
     assert!(matches!(reply.result, Err(Refusal::Malformed { .. })), "{reply:?}");
     assert!(raw.receive().is_none(), "the session goes on");
-    let record = explained(&daemon, reply.why_id);
+    let record = explained(&daemon, reply.diagnosis_id);
     assert_eq!(record["what"], "Ended");
     has(&record, "rule", "or the session ends");
     has(&record, "text", "malformed message: no request");
@@ -456,14 +456,14 @@ fn a_session_that_is_ended_for_what_it_sent() {
 
 #[test]
 fn a_flood_of_failures_costs_the_daemon_nothing_and_displaces_nobody() {
-    let daemon = Daemon::start(binaries!(), "[limits.session]\nwhy = 64\n");
+    let daemon = Daemon::start(binaries!(), "[limits.session]\ndiagnoses = 64\n");
     let quiet = end(&daemon, 8);
-    let kept = quiet.context.why(0).unwrap_err().why_id().unwrap();
+    let kept = quiet.context.diagnosis(0).unwrap_err().diagnosis_id().unwrap();
     let noisy = Context::open_at(daemon.socket()).unwrap();
     let mut first = None;
     let mut after_warm_up = 0;
     for n in 0..10_000u64 {
-        let id = noisy.why(0).unwrap_err().why_id().unwrap();
+        let id = noisy.diagnosis(0).unwrap_err().diagnosis_id().unwrap();
         first.get_or_insert(id);
         if n == 1000 {
             after_warm_up = daemon.footprint().resident;
@@ -476,7 +476,7 @@ fn a_flood_of_failures_costs_the_daemon_nothing_and_displaces_nobody() {
     let noise = all.iter().filter(|r| r["session"] == noisy.session().0).count();
     assert_eq!(noise, 64, "records are kept");
     assert!(all.iter().any(|r| r["id"] == kept), "the quiet one's is still there");
-    assert!(noisy.why(first.unwrap()).is_err(), "the noisy one's first is not");
+    assert!(noisy.diagnosis(first.unwrap()).is_err(), "the noisy one's first is not");
 }
 
 #[test]
@@ -491,7 +491,7 @@ fn metrics_are_written_for_a_collector() {
     let mut one = [Completion::default()];
     assert_eq!(a.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
     assert_eq!(b.cq.wait(&mut one, Some(DEADLINE)).unwrap(), 1);
-    a.context.why(0).unwrap_err();
+    a.context.diagnosis(0).unwrap_err();
     a.qp.post_send(&[SendRequest::write_inline(
         2,
         b"x",

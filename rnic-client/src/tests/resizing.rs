@@ -74,7 +74,7 @@ fn a_place_that_cannot_be_followed_to_ends_the_session() {
         let shape = QueueShape::completion(64);
         let queue = QueueLocation { arena: 7, offset: 0, shape };
         let body = ReplyBody::Cq { cq: r.cq.id(), queue, new_arena: arena };
-        let reply = Reply { id, result: Ok(body), why_id: 0 };
+        let reply = Reply { id, result: Ok(body), diagnosis_id: 0 };
         r.daemon.answer_next(Answer::Bytes(postcard::to_stdvec(&reply).unwrap()));
         let error = r.cq.resize(64).unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");

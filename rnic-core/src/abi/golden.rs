@@ -49,17 +49,17 @@ fn srq_row() -> SrqRow {
         taken: 6,
         limit: 7,
         qps: 8,
-        held: 9,
+        waiting: 9,
         unfair: 10,
     }
 }
 
-fn why() -> WhyRecord {
-    WhyRecord {
+fn why() -> Diagnosis {
+    Diagnosis {
         id: 1,
         time_ms: 2,
         session: SessionId(3),
-        what: WhyKind::Completion { wr_id: 4, status: CompletionStatus::RemoteAccess },
+        what: DiagnosisKind::Completion { wr_id: 4, status: CompletionStatus::RemoteAccess },
         rule: "r".into(),
         text: "t".into(),
         qp: Some(QpId(5)),
@@ -198,7 +198,7 @@ fn requests() {
             (request(RequestBody::ServeOver { context: 9 }), "ac022109"),
             (request(RequestBody::AdminDisconnect { qp }), "ac0222ac02"),
             (request(RequestBody::Drain { on: true }), "ac022301"),
-            (request(RequestBody::Why { id: 1 << 40 }), "ac0224808080808020"),
+            (request(RequestBody::Diagnosis { id: 1 << 40 }), "ac0224808080808020"),
             (request(RequestBody::ReserveSharedBuffer { length: 1 << 20 }), "ac0225808040"),
             (request(RequestBody::FillSharedBuffer { buffer: SharedBufferId(5) }), "ac022605"),
             (request(RequestBody::ResizeCq { cq: CqId(3), entries: 1000 }), "ac022703e807"),
@@ -208,7 +208,7 @@ fn requests() {
 
 #[test]
 fn replies() {
-    let reply = |body| Reply { id: 1, result: Ok(body), why_id: 0 };
+    let reply = |body| Reply { id: 1, result: Ok(body), diagnosis_id: 0 };
     let qp_row = QpRow {
         qp: QpId(1),
         session: SessionId(2),
@@ -391,7 +391,7 @@ fn rows() {
                 "08010a6c696d6974732e717073066465766963654003",
             ),
             (
-                Rows::Whys(vec![why()]),
+                Rows::Diagnoses(vec![why()]),
                 "090101020301040901720174010501060107010801090100c0000207af3a0120010db8000000000000000000000001b72507",
             ),
             (
@@ -409,16 +409,16 @@ fn rows() {
 }
 
 #[test]
-fn why_kinds() {
+fn diagnosis_kinds() {
     let code = TerminateCode { layer: 1, etype: 2, code: 3 };
     check(
         0,
         &[
-            (WhyKind::Refused, "00"),
-            (WhyKind::Completion { wr_id: 1, status: CompletionStatus::WrFlush }, "010104"),
-            (WhyKind::Terminate { origin: TerminateOrigin::Peer, code }, "0201010203"),
-            (WhyKind::Lost, "03"),
-            (WhyKind::Ended, "04"),
+            (DiagnosisKind::Refused, "00"),
+            (DiagnosisKind::Completion { wr_id: 1, status: CompletionStatus::WrFlush }, "010104"),
+            (DiagnosisKind::Terminate { origin: TerminateOrigin::Peer, code }, "0201010203"),
+            (DiagnosisKind::Lost, "03"),
+            (DiagnosisKind::Ended, "04"),
         ],
     );
 }
@@ -466,7 +466,8 @@ fn refusals() {
         ],
     );
     let refused: Result<ReplyBody, Refusal> = Err(Refusal::Unsupported { what: "srq".into() });
-    let encoded = postcard::to_stdvec(&Reply { id: 2, result: refused, why_id: 300 }).unwrap();
+    let encoded =
+        postcard::to_stdvec(&Reply { id: 2, result: refused, diagnosis_id: 300 }).unwrap();
     assert_eq!(encoded, [2, 1, 7, 3, b's', b'r', b'q', 0xAC, 2]);
 }
 

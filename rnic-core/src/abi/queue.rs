@@ -394,9 +394,9 @@ bitflags::bitflags! {
 }
 
 /// A completion queue entry without its sequence word. Bytes in order: wr_id 8, byte_len 4, qp 4,
-/// status 1, opcode 1, flags 2, detail 4, imm_or_inv 8, src_qp 4, srq 4, timestamp_ns 8, why_id 8,
-/// spare 4, sequence 4. The sequence of entry `n` (counted from 0) is `n + 1` modulo 2^32; its word
-/// is stored last, with release.
+/// status 1, opcode 1, flags 2, detail 4, imm_or_inv 8, src_qp 4, srq 4, timestamp_ns 8,
+/// diagnosis_id 8, spare 4, sequence 4. The sequence of entry `n` (counted from 0) is `n + 1`
+/// modulo 2^32; its word is stored last, with release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 //= RDMAP-3.2-3
 pub struct Cqe {
@@ -422,8 +422,8 @@ pub struct Cqe {
     pub srq: u32,
     /// When it was written, monotonic nanoseconds; 0 unless the device says it stamps.
     pub timestamp_ns: u64,
-    /// The *why* record that explains a failure; 0 if there is none.
-    pub why_id: u64,
+    /// The diagnosis that explains a failure; 0 if there is none.
+    pub diagnosis_id: u64,
 }
 
 impl Cqe {
@@ -441,7 +441,7 @@ impl Cqe {
             src_qp: 0,
             srq: 0,
             timestamp_ns: 0,
-            why_id: 0,
+            diagnosis_id: 0,
         }
     }
 
@@ -457,7 +457,7 @@ impl Cqe {
             self.imm_or_inv,
             u64::from(self.src_qp) | u64::from(self.srq) << 32,
             self.timestamp_ns,
-            self.why_id,
+            self.diagnosis_id,
             u64::from(sequence) << 32,
         ]
     }
@@ -477,7 +477,7 @@ impl Cqe {
             src_qp: w[4] as u32,
             srq: (w[4] >> 32) as u32,
             timestamp_ns: w[5],
-            why_id: w[6],
+            diagnosis_id: w[6],
         }
     }
 

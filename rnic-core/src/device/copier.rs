@@ -23,7 +23,7 @@ pub const MAX_COPY: usize = 64 * 1024;
 pub struct Copier {
     session: SessionId,
     /// By worker.
-    jobs: Box<[Jobs]>,
+    jobs: Box<[JobCount]>,
     /// Somebody waits for jobs to end.
     watched: AtomicBool,
     /// It is being ended: nobody waits for its jobs.
@@ -31,7 +31,7 @@ pub struct Copier {
 }
 
 #[derive(Debug, Default)]
-struct Jobs {
+struct JobCount {
     begun: AtomicU64,
     over: AtomicU64,
 }
@@ -45,7 +45,7 @@ impl Copier {
     pub fn new(session: SessionId, workers: u32) -> Arc<Self> {
         Arc::new(Copier {
             session,
-            jobs: (0..workers).map(|_| Jobs::default()).collect(),
+            jobs: (0..workers).map(|_| JobCount::default()).collect(),
             watched: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         })

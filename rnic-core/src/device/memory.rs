@@ -31,7 +31,7 @@ pub enum Memory {
     },
     /// In its owner's own address space, which only a copier may touch: a copy is a job for it, and
     /// the QP waits.
-    Moved {
+    ThroughCopier {
         /// The copier.
         copier: Arc<Copier>,
         /// Where in it, as for `Attached`.
@@ -56,9 +56,10 @@ impl Memory {
             Memory::Attached { space, address } => {
                 Memory::Attached { space: space.clone(), address: address.wrapping_add(skip) }
             }
-            Memory::Moved { copier, address } => {
-                Memory::Moved { copier: copier.clone(), address: address.wrapping_add(skip) }
-            }
+            Memory::ThroughCopier { copier, address } => Memory::ThroughCopier {
+                copier: copier.clone(),
+                address: address.wrapping_add(skip),
+            },
         }
     }
 
@@ -72,13 +73,15 @@ impl Memory {
         let place = match self {
             Memory::Shared { mapping, offset } => {
                 // Bounded by the region, so the sum lies within the mapping, hence within usize.
-                Place::Shared { mapping, offset: offset + from as usize }
+                Location::Shared { mapping, offset: offset + from as usize }
             }
             // Bounded by the region as well, hence below 2^64.
             Memory::Attached { space, address } => {
-                Place::Attached { space, address: address + from }
+                Location::Attached { space, address: address + from }
             }
-            Memory::Moved { copier, address } => Place::Moved { copier, address: address + from },
+            Memory::ThroughCopier { copier, address } => {
+                Location::ThroughCopier { copier, address: address + from }
+            }
         };
         Target { place, len, owner }
     }
@@ -87,13 +90,13 @@ impl Memory {
 /// Memory that has been checked. It borrows the table it was checked against.
 #[derive(Clone, Copy)]
 pub struct Target<'t> {
-    place: Place<'t>,
+    place: Location<'t>,
     len: usize,
     owner: SessionId,
 }
 
 #[derive(Clone, Copy)]
-enum Place<'t> {
+enum Location<'t> {
     Shared {
         mapping: &'t Mapping,
         offset: usize,
@@ -102,7 +105,7 @@ enum Place<'t> {
         space: &'t AddressSpace,
         address: u64,
     },
-    Moved {
+    ThroughCopier {
         copier: &'t Arc<Copier>,
         address: u64,
     },
@@ -126,14 +129,16 @@ impl<'t> Target<'t> {
     #[inline]
     fn range(&self, from: usize, len: usize) -> Target<'t> {
         let place = match self.place {
-            Place::Shared { mapping, offset } => Place::Shared { mapping, offset: offset + from },
-            Place::Attached { space, address } => {
-                Place::Attached { space, address: address + from as u64 }
+            Location::Shared { mapping, offset } => {
+                Location::Shared { mapping, offset: offset + from }
             }
-            Place::Moved { copier, address } => {
-                Place::Moved { copier, address: address + from as u64 }
+            Location::Attached { space, address } => {
+                Location::Attached { space, address: address + from as u64 }
             }
-            Place::Private(bytes) => Place::Private(&bytes[from..from + len]),
+            Location::ThroughCopier { copier, address } => {
+                Location::ThroughCopier { copier, address: address + from as u64 }
+            }
+            Location::Private(bytes) => Location::Private(&bytes[from..from + len]),
         };
         Target { place, len, owner: self.owner }
     }
@@ -143,18 +148,18 @@ impl<'t> Target<'t> {
     pub fn read(&self, from: usize, dst: &mut [u8]) -> Result<(), MemoryFault> {
         debug_assert!(from + dst.len() <= self.len);
         match self.place {
-            Place::Shared { mapping, offset } => {
+            Location::Shared { mapping, offset } => {
                 mapping.read(offset + from, dst).map_err(|e| self.source_fault(e))
             }
-            Place::Attached { space, address } => {
+            Location::Attached { space, address } => {
                 space.read(address + from as u64, dst).map_err(|e| self.source_fault(e))
             }
-            Place::Private(bytes) => {
+            Location::Private(bytes) => {
                 dst.copy_from_slice(&bytes[from..from + dst.len()]);
                 Ok(())
             }
             // Nothing comes here that a copier has not brought before.
-            Place::Moved { .. } => Err(self.source_fault(Unreachable::Unmapped)),
+            Location::ThroughCopier { .. } => Err(self.source_fault(Unreachable::Unmapped)),
         }
     }
 
@@ -162,7 +167,7 @@ impl<'t> Target<'t> {
     #[inline]
     fn write(&self, bytes: &[u8], tail_last: bool) -> Result<(), MemoryFault> {
         match self.place {
-            Place::Shared { mapping, offset } => {
+            Location::Shared { mapping, offset } => {
                 let written = if tail_last {
                     mapping.write_tail_last(offset, bytes)
                 } else {
@@ -170,11 +175,13 @@ impl<'t> Target<'t> {
                 };
                 written.map_err(|e| self.sink_fault(e))
             }
-            Place::Attached { space, address } => {
+            Location::Attached { space, address } => {
                 space.write(address, bytes, tail_last).map_err(|e| self.sink_fault(e))
             }
             // What a copier is to write goes to it as a job.
-            Place::Moved { .. } | Place::Private(_) => Err(self.sink_fault(Unreachable::Unmapped)),
+            Location::ThroughCopier { .. } | Location::Private(_) => {
+                Err(self.sink_fault(Unreachable::Unmapped))
+            }
         }
     }
 
@@ -184,23 +191,23 @@ impl<'t> Target<'t> {
     fn copy_to(&self, to: &Target<'_>, tail_last: bool) -> Result<(), MemoryFault> {
         match (self.place, to.place) {
             (
-                Place::Shared { mapping, offset },
-                Place::Shared { mapping: to_mapping, offset: to_offset },
+                Location::Shared { mapping, offset },
+                Location::Shared { mapping: to_mapping, offset: to_offset },
             ) => {
                 let len = self.len;
                 mapping.copy_to(offset, to_mapping, to_offset, len, tail_last).map_err(|e| {
                     if mapping.is_poisoned() { self.source_fault(e) } else { to.sink_fault(e) }
                 })
             }
-            (Place::Private(bytes), _) => to.write(bytes, tail_last),
-            (Place::Shared { mapping, offset }, Place::Attached { space, address }) => {
+            (Location::Private(bytes), _) => to.write(bytes, tail_last),
+            (Location::Shared { mapping, offset }, Location::Attached { space, address }) => {
                 let written = space.write_from(address, mapping, offset, self.len, tail_last);
                 written.map_err(|e| match e {
                     AttachedFault::Poisoned => self.source_fault(e),
                     AttachedFault::Gone | AttachedFault::Unmapped => to.sink_fault(e),
                 })
             }
-            (Place::Attached { space, address }, Place::Shared { mapping, offset }) => {
+            (Location::Attached { space, address }, Location::Shared { mapping, offset }) => {
                 let read = space.read_into(address, mapping, offset, self.len, tail_last);
                 read.map_err(|e| match e {
                     AttachedFault::Poisoned => to.sink_fault(e),
@@ -208,8 +215,8 @@ impl<'t> Target<'t> {
                 })
             }
             (
-                Place::Attached { space, address },
-                Place::Attached { space: to_space, address: to_address },
+                Location::Attached { space, address },
+                Location::Attached { space: to_space, address: to_address },
             ) => {
                 let copied = space.copy_to(address, to_space, to_address, self.len, tail_last);
                 copied.map_err(|(end, e)| match end {
@@ -218,8 +225,8 @@ impl<'t> Target<'t> {
                 })
             }
             // As in `read` and `write`.
-            (Place::Moved { .. }, _) => Err(self.source_fault(Unreachable::Unmapped)),
-            (_, Place::Moved { .. } | Place::Private(_)) => {
+            (Location::ThroughCopier { .. }, _) => Err(self.source_fault(Unreachable::Unmapped)),
+            (_, Location::ThroughCopier { .. } | Location::Private(_)) => {
                 Err(to.sink_fault(Unreachable::Unmapped))
             }
         }
@@ -228,22 +235,24 @@ impl<'t> Target<'t> {
     /// The copier that alone reaches it, and its address there.
     pub fn copier(&self) -> Option<(&'t Arc<Copier>, u64)> {
         match self.place {
-            Place::Moved { copier, address } => Some((copier, address)),
-            Place::Shared { .. } | Place::Attached { .. } | Place::Private(_) => None,
+            Location::ThroughCopier { copier, address } => Some((copier, address)),
+            Location::Shared { .. } | Location::Attached { .. } | Location::Private(_) => None,
         }
     }
 
     /// The mapping and the range in it, for gathering system calls; none for other memory.
     pub fn shared(&self) -> Option<(&'t Mapping, usize, usize)> {
         match self.place {
-            Place::Shared { mapping, offset } => Some((mapping, offset, self.len)),
-            Place::Attached { .. } | Place::Moved { .. } | Place::Private(_) => None,
+            Location::Shared { mapping, offset } => Some((mapping, offset, self.len)),
+            Location::Attached { .. } | Location::ThroughCopier { .. } | Location::Private(_) => {
+                None
+            }
         }
     }
 
     /// Bytes that a copier has brought from memory of `owner`.
     pub(crate) fn private(owner: SessionId, bytes: &'t [u8]) -> Target<'t> {
-        Target { place: Place::Private(bytes), len: bytes.len(), owner }
+        Target { place: Location::Private(bytes), len: bytes.len(), owner }
     }
 
     /// Inline data of a send queue entry: bytes of the client's own arena that the queue's
@@ -254,7 +263,7 @@ impl<'t> Target<'t> {
         offset: usize,
         len: usize,
     ) -> Target<'t> {
-        Target { place: Place::Shared { mapping, offset }, len, owner }
+        Target { place: Location::Shared { mapping, offset }, len, owner }
     }
 
     /// The session whose memory this is: the one to blame when the memory turns out to be gone.

@@ -13,9 +13,9 @@ use crate::types::{QpState, TerminateCode, TerminateOrigin};
 pub struct QpShared {
     /// The application's context, returned in events; written by the control thread.
     pub context: AtomicU64,
-    /// The *why* record of a QP that went to Error without a connection; 0 if there is none.
+    /// The diagnosis of a QP that went to Error without a connection; 0 if there is none.
     /// Written by the control thread before a worker is given the QP.
-    pub why: AtomicU64,
+    pub diagnosis: AtomicU64,
     state: AtomicU8,
     /// 0 none; else origin (1 local, 2 peer) << 24 | layer << 16 | etype << 8 | code.
     terminate: AtomicU32,

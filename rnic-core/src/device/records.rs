@@ -3,7 +3,7 @@
 //! [`Records`] finds a record by its number and gives the newest of one owner, or of all, a page at
 //! a time: no question looks at more than it answers with, however many records others have left.
 //! [`FairRing`] says which record makes room for a new one. Neither reads a clock or knows what a
-//! record says; [`WhyLog`](super::WhyLog) and the daemon's list of happenings use them.
+//! record says; [`DiagnosisLog`](super::DiagnosisLog) and the daemon's list of happenings use them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use self::change::StagChange;
-pub use self::entry::{Names, Principal, StagEntry};
+pub use self::entry::{Principal, StagEntry, StagKind};
 use self::hash::StagHash;
 use self::windows::Windows;
 use super::copier::Copier;
@@ -83,7 +83,7 @@ impl StagTable {
     /// not added.
     //= DDP-8.3-1, DDP-8.3-2, DDP-8.3.1-4, DDP-8.3.1-5, RDMAP-8.1.1-4, RDMAP-8.1.1-5
     pub fn install(&mut self, entry: StagEntry) {
-        if let Names::Window(binding) = &entry.names
+        if let StagKind::Window(binding) = &entry.kind
             && !self.windows.note_bound(&entry, binding)
         {
             return;
@@ -99,7 +99,7 @@ impl StagTable {
 
     fn remove(&mut self, stag: Stag) -> Option<StagEntry> {
         let entry = self.entries.remove(&stag.0)?;
-        if matches!(entry.names, Names::Window(_)) {
+        if matches!(entry.kind, StagKind::Window(_)) {
             self.windows.note_unbound(&entry);
         }
         Some(entry)
@@ -136,7 +136,7 @@ impl StagTable {
     /// Unbinds a window of type 2: nothing is reached through it, and it may be bound again.
     fn unbind(&mut self, stag: Stag) {
         let Some(entry) = self.remove(stag) else { return };
-        if let Names::Window(binding) = &entry.names
+        if let StagKind::Window(binding) = &entry.kind
             && let Some(window) = self.windows.find(stag)
         {
             window.unbound(binding);
@@ -177,13 +177,13 @@ impl StagTable {
 
     /// Whether this is the STag of a bound window, which is no local key.
     pub fn is_window(&self, stag: Stag) -> bool {
-        self.entries.get(&stag.0).is_some_and(|e| matches!(e.names, Names::Window(_)))
+        self.entries.get(&stag.0).is_some_and(|e| matches!(e.kind, StagKind::Window(_)))
     }
 
     /// The copier that alone reaches the memory of an STag.
     pub fn copier_of(&self, stag: Stag) -> Option<Arc<Copier>> {
         match &self.entries.get(&stag.0)?.memory {
-            Memory::Moved { copier, .. } => Some(copier.clone()),
+            Memory::ThroughCopier { copier, .. } => Some(copier.clone()),
             Memory::Shared { .. } | Memory::Attached { .. } => None,
         }
     }
@@ -198,7 +198,7 @@ impl StagTable {
         write: bool,
     ) -> Result<Target<'_>, LocalFault> {
         let e = self.entries.get(&lkey).ok_or(LocalFault::InvalidKey)?;
-        let is_region = matches!(e.names, Names::Region(_));
+        let is_region = matches!(e.kind, StagKind::Region(_));
         if !is_region || e.session != who.session || e.pd != who.pd || !e.serves(who.qp) {
             return Err(LocalFault::InvalidKey);
         }
@@ -255,12 +255,12 @@ impl StagTable {
         stag: Stag,
     ) -> Result<(), InvalidateFault> {
         self.may_invalidate(who, stag)?;
-        match self.entries.get(&stag.0).map(|e| &e.names) {
-            Some(Names::Region(windows)) => {
+        match self.entries.get(&stag.0).map(|e| &e.kind) {
+            Some(StagKind::Region(windows)) => {
                 windows.withdraw().map_err(|_| InvalidateFault::Shared)?;
                 self.revoke(stag);
             }
-            Some(Names::Window(_)) => self.unbind(stag),
+            Some(StagKind::Window(_)) => self.unbind(stag),
             None => {}
         }
         Ok(())
@@ -279,11 +279,11 @@ impl StagTable {
             return Err(LocalFault::InvalidKey);
         }
         let copier = self.copier_of(stag);
-        match (&e.names, e.scope) {
-            (Names::Window(_), Scope::Qp(_)) => self.unbind(stag),
+        match (&e.kind, e.scope) {
+            (StagKind::Window(_), Scope::Qp(_)) => self.unbind(stag),
             // Unbound by a bind of no bytes, as in the verbs.
-            (Names::Window(_), Scope::Pd) => return Err(LocalFault::InvalidKey),
-            (Names::Region(windows), scope) => {
+            (StagKind::Window(_), Scope::Pd) => return Err(LocalFault::InvalidKey),
+            (StagKind::Region(windows), scope) => {
                 windows.withdraw().map_err(|_| LocalFault::HasWindows)?;
                 if scope == Scope::Pd {
                     let revoke = Some(stag);
@@ -354,7 +354,7 @@ mod tests {
             for (n, p) in (1u32..).zip(&regions) {
                 table.install(StagEntry {
                     stag: Stag(n << 8),
-                    names: Names::region(),
+                    kind: StagKind::region(),
                     mr: MrId(n),
                     session: SessionId(p.session),
                     pd: PdId(p.pd),
@@ -425,7 +425,7 @@ mod tests {
     fn entry(stag: Stag, scope: Scope, memory: Memory) -> StagEntry {
         StagEntry {
             stag,
-            names: Names::region(),
+            kind: StagKind::region(),
             mr: MrId(1),
             session: SessionId(1),
             pd: PdId(1),
@@ -470,7 +470,11 @@ mod tests {
         for scope in [Scope::Pd, Scope::Qp(QpId(1))] {
             let copier = Copier::new(SessionId(1), 1);
             let mut table = StagTable::default();
-            table.install(entry(Stag(0x100), scope, Memory::Moved { copier, address: 4096 }));
+            table.install(entry(
+                Stag(0x100),
+                scope,
+                Memory::ThroughCopier { copier, address: 4096 },
+            ));
             let who = Principal { session: SessionId(1), pd: PdId(1), qp: QpId(1) };
             let change = table.invalidate_by_owner(who, Stag(0x100)).unwrap().unwrap();
             assert!(change.copier.is_some(), "{scope:?}");

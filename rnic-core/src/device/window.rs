@@ -97,11 +97,11 @@ pub struct Window {
 #[derive(Debug)]
 struct State {
     stag: Stag,
-    bound: Bound,
+    bound: BindState,
 }
 
 #[derive(Debug)]
-enum Bound {
+enum BindState {
     Nothing,
     To(Arc<Binding>),
     /// Type 1: workers are being told; it was bound to this before.
@@ -113,7 +113,7 @@ enum Bound {
 impl Window {
     /// A window that is bound to nothing and has this STag.
     pub fn new(id: MwId, session: SessionId, pd: PdId, kind: WindowKind, stag: Stag) -> Self {
-        let state = Mutex::new(State { stag, bound: Bound::Nothing });
+        let state = Mutex::new(State { stag, bound: BindState::Nothing });
         Window { id, session, pd, kind, state }
     }
 
@@ -141,16 +141,16 @@ impl Window {
     pub fn view(&self) -> (Stag, Option<MrId>) {
         let state = self.state.lock();
         let region = match &state.bound {
-            Bound::To(binding) | Bound::Changing(Some(binding)) => Some(binding.region),
-            Bound::Nothing | Bound::Changing(None) | Bound::Gone => None,
+            BindState::To(binding) | BindState::Changing(Some(binding)) => Some(binding.region),
+            BindState::Nothing | BindState::Changing(None) | BindState::Gone => None,
         };
         (state.stag, region)
     }
 
     /// It has been taken back and no worker knows it: what it was bound to is free of it.
     pub fn close(&self) {
-        let before = std::mem::replace(&mut self.state.lock().bound, Bound::Gone);
-        if let Bound::To(binding) | Bound::Changing(Some(binding)) = before {
+        let before = std::mem::replace(&mut self.state.lock().bound, BindState::Gone);
+        if let BindState::To(binding) | BindState::Changing(Some(binding)) = before {
             binding.end();
         }
     }
@@ -162,13 +162,13 @@ impl Window {
             return Err(BindFault::OldKey);
         }
         let before = match &state.bound {
-            Bound::Nothing => None,
-            Bound::To(binding) => Some(binding.clone()),
-            Bound::Changing(_) => return Err(BindFault::Busy),
-            Bound::Gone => return Err(BindFault::NoWindow),
+            BindState::Nothing => None,
+            BindState::To(binding) => Some(binding.clone()),
+            BindState::Changing(_) => return Err(BindFault::Busy),
+            BindState::Gone => return Err(BindFault::NoWindow),
         };
         let revoke = before.is_some().then_some(state.stag);
-        state.bound = Bound::Changing(before);
+        state.bound = BindState::Changing(before);
         Ok(revoke)
     }
 
@@ -176,15 +176,15 @@ impl Window {
     pub(super) fn settle(&self, stag: Stag, to: Option<Arc<Binding>>) {
         let mut state = self.state.lock();
         match &state.bound {
-            Bound::Changing(before) => {
+            BindState::Changing(before) => {
                 if let Some(before) = before {
                     before.end();
                 }
                 state.stag = stag;
-                state.bound = to.map_or(Bound::Nothing, Bound::To);
+                state.bound = to.map_or(BindState::Nothing, BindState::To);
             }
             // Taken back meanwhile: the workers did not install it.
-            Bound::Nothing | Bound::To(_) | Bound::Gone => {
+            BindState::Nothing | BindState::To(_) | BindState::Gone => {
                 if let Some(to) = to {
                     to.end();
                 }
@@ -196,13 +196,13 @@ impl Window {
     pub(super) fn bind(&self, present: Stag, new: Stag, to: Arc<Binding>) -> Result<(), BindFault> {
         let mut state = self.state.lock();
         match state.bound {
-            Bound::Nothing if state.stag == present => {
-                *state = State { stag: new, bound: Bound::To(to) };
+            BindState::Nothing if state.stag == present => {
+                *state = State { stag: new, bound: BindState::To(to) };
                 Ok(())
             }
-            Bound::Nothing => Err(BindFault::OldKey),
-            Bound::To(_) | Bound::Changing(_) => Err(BindFault::Bound),
-            Bound::Gone => Err(BindFault::NoWindow),
+            BindState::Nothing => Err(BindFault::OldKey),
+            BindState::To(_) | BindState::Changing(_) => Err(BindFault::Bound),
+            BindState::Gone => Err(BindFault::NoWindow),
         }
     }
 
@@ -210,8 +210,8 @@ impl Window {
     pub(super) fn unbound(&self, from: &Arc<Binding>) {
         from.end();
         let mut state = self.state.lock();
-        if matches!(&state.bound, Bound::To(to) if Arc::ptr_eq(to, from)) {
-            state.bound = Bound::Nothing;
+        if matches!(&state.bound, BindState::To(to) if Arc::ptr_eq(to, from)) {
+            state.bound = BindState::Nothing;
         }
     }
 }

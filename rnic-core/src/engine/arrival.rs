@@ -339,7 +339,7 @@ impl Qp {
         let mut cqe = self.responder.cqe(&self.core, wr_id, status);
         cqe.byte_len = total;
         cqe.flags = flags.bits();
-        cqe.why_id = why;
+        cqe.diagnosis_id = why;
         if flags.contains(CompletionFlags::WITH_INV) {
             cqe.imm_or_inv = kind.invalidate.map_or(0, |s| u64::from(s.0));
         }
@@ -407,7 +407,7 @@ impl Qp {
     ) {
         let mut cqe = self.responder.cqe(&self.core, wr_id, reason.status());
         cqe.detail = detail;
-        cqe.why_id = self.life.record_failure(&self.core, engine, wr_id, reason);
+        cqe.diagnosis_id = self.life.record_failure(&self.core, engine, wr_id, reason);
         self.publish_receive(engine, &cqe);
     }
 }

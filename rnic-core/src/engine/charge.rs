@@ -1,34 +1,34 @@
 //! What streams hold of this engine's memory for their peers' sake, charged to sessions.
 //!
-//! Two things can grow by the will of peers: FPDUs that have not arrived in full
-//! ([`partial`](super::partial)) and bytes that TCP does not take ([`tx`](super::tx)). Each has
-//! limits, for a session and for all. Beyond the first, the session's stream that has held
-//! something for longest ends, because a working one holds nothing for long; beyond the second,
-//! that of the session that holds most, so that nobody's peers end a stream of who has less.
+//! Two things of the [`link`](super::link) over TCP can grow by the will of peers: FPDUs that have
+//! not arrived in full, and bytes that TCP does not take. Each has limits, for a session and for
+//! all. Beyond the first, the session's stream that has held something for longest ends, because a
+//! working one holds nothing for long; beyond the second, that of the session that holds most, so
+//! that nobody's peers end a stream of who has less.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::schedule::Key;
 use crate::types::SessionId;
 
-/// How much may be held.
+/// How many bytes streams may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HoldLimits {
+pub struct ChargeLimits {
     /// Bytes of all sessions.
     pub device: usize,
     /// Bytes of one session.
     pub session: usize,
 }
 
-impl Default for HoldLimits {
+impl Default for ChargeLimits {
     fn default() -> Self {
-        HoldLimits { device: 256 << 20, session: 64 << 20 }
+        ChargeLimits { device: 256 << 20, session: 64 << 20 }
     }
 }
 
-/// What is held, in words.
+/// Names of a kind of charge, for messages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Names {
+pub(super) struct ChargeNames {
     /// Keys of the limits of all sessions and of one.
     pub device: &'static str,
     pub session: &'static str,
@@ -52,7 +52,7 @@ pub(super) struct Excess {
 
 /// What one stream holds.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct StreamCharge {
     bytes: usize,
     /// Its number among those that hold something.
     number: u64,
@@ -60,8 +60,8 @@ pub(super) struct Held {
 
 /// What all streams of an engine hold of one kind.
 pub(super) struct Charges {
-    limits: HoldLimits,
-    names: Names,
+    limits: ChargeLimits,
+    names: ChargeNames,
     used: usize,
     sessions: HashMap<SessionId, OfSession>,
     /// Sessions by what they hold.
@@ -79,7 +79,7 @@ struct OfSession {
 }
 
 impl Charges {
-    pub(super) fn new(limits: HoldLimits, names: Names) -> Self {
+    pub(super) fn new(limits: ChargeLimits, names: ChargeNames) -> Self {
         Charges {
             limits,
             names,
@@ -92,14 +92,19 @@ impl Charges {
 
     /// Takes other limits. What is held already counts against them, and is kept until there is
     /// more.
-    pub(super) fn set_limits(&mut self, limits: HoldLimits) {
+    pub(super) fn set_limits(&mut self, limits: ChargeLimits) {
         self.limits = limits;
     }
 
     /// Notes that a stream holds so many bytes from now on. If that is more than before and exceeds
     /// a limit, the stream to end is told; until it has, what it holds counts.
-    pub(super) fn set(&mut self, held: &mut Held, owner: Owner, bytes: usize) -> Option<Excess> {
-        let before = std::mem::replace(&mut held.bytes, bytes);
+    pub(super) fn set(
+        &mut self,
+        charge: &mut StreamCharge,
+        owner: Owner,
+        bytes: usize,
+    ) -> Option<Excess> {
+        let before = std::mem::replace(&mut charge.bytes, bytes);
         if before == bytes {
             return None;
         }
@@ -107,11 +112,11 @@ impl Charges {
         self.most.remove(&(of_session.used, owner.session));
         if before == 0 {
             self.numbered += 1;
-            held.number = self.numbered;
-            of_session.ages.insert(held.number, owner.key);
+            charge.number = self.numbered;
+            of_session.ages.insert(charge.number, owner.key);
             of_session.streams += 1;
         } else if bytes == 0 {
-            of_session.ages.remove(&held.number);
+            of_session.ages.remove(&charge.number);
             of_session.streams -= 1;
         }
         self.used = self.used - before + bytes;
@@ -125,10 +130,10 @@ impl Charges {
     }
 
     /// Notes that a stream of this session holds nothing any more.
-    pub(super) fn release(&mut self, held: &mut Held, session: SessionId) {
+    pub(super) fn release(&mut self, charge: &mut StreamCharge, session: SessionId) {
         // Its key matters only to those who hold something.
         let owner = Owner { key: Key::default(), session };
-        self.set(held, owner, 0);
+        self.set(charge, owner, 0);
     }
 
     fn excess(&mut self, asking: SessionId) -> Option<Excess> {
@@ -176,8 +181,8 @@ mod tests {
     const THEIRS: SessionId = SessionId(2);
 
     fn charges(device: usize, session: usize) -> Charges {
-        let names = Names { device: "limits.x", session: "limits.session_x", thing: "x was" };
-        Charges::new(HoldLimits { device, session }, names)
+        let names = ChargeNames { device: "limits.x", session: "limits.session_x", thing: "x was" };
+        Charges::new(ChargeLimits { device, session }, names)
     }
 
     fn owner(key: Key, session: SessionId) -> Owner {
@@ -187,38 +192,38 @@ mod tests {
     #[test]
     fn the_oldest_of_the_session_ends_and_is_named_once() {
         let mut c = charges(1000, 100);
-        let mut held: Vec<_> = (0..4).map(|_| Held::default()).collect();
-        for (key, held) in (0..3).zip(&mut held) {
-            assert_eq!(c.set(held, owner(key, MINE), 30), None);
+        let mut charges: Vec<_> = (0..4).map(|_| StreamCharge::default()).collect();
+        for (key, charge) in (0..3).zip(&mut charges) {
+            assert_eq!(c.set(charge, owner(key, MINE), 30), None);
         }
-        let excess = c.set(&mut held[1], owner(1, MINE), 41).expect("above 100");
+        let excess = c.set(&mut charges[1], owner(1, MINE), 41).expect("above 100");
         assert_eq!(excess.victim, 0);
         assert_eq!(
             excess.why,
             "limits.session_x is reached (this worker's share: 100 bytes), and its x was the oldest"
         );
-        assert_eq!(c.set(&mut held[1], owner(1, MINE), 42).expect("above").victim, 1);
+        assert_eq!(c.set(&mut charges[1], owner(1, MINE), 42).expect("above").victim, 1);
         // Who holds less than before asks for nothing.
-        assert_eq!(c.set(&mut held[1], owner(1, MINE), 41), None);
-        assert_eq!(c.set(&mut held[0], owner(0, MINE), 0), None);
+        assert_eq!(c.set(&mut charges[1], owner(1, MINE), 41), None);
+        assert_eq!(c.set(&mut charges[0], owner(0, MINE), 0), None);
         assert_eq!((c.used(), c.used_by(MINE)), (71, 71));
         // Who begins anew is the youngest.
-        assert_eq!(c.set(&mut held[0], owner(0, MINE), 30).expect("above 100").victim, 2);
+        assert_eq!(c.set(&mut charges[0], owner(0, MINE), 30).expect("above 100").victim, 2);
     }
 
     #[test]
     fn for_all_sessions_the_one_that_holds_most_loses_a_stream() {
         let mut c = charges(100, 80);
-        let mut held: Vec<_> = (0..4).map(|_| Held::default()).collect();
-        assert_eq!(c.set(&mut held[0], owner(0, MINE), 20), None);
-        assert_eq!(c.set(&mut held[1], owner(1, THEIRS), 40), None);
-        assert_eq!(c.set(&mut held[2], owner(2, THEIRS), 40), None);
+        let mut charges: Vec<_> = (0..4).map(|_| StreamCharge::default()).collect();
+        assert_eq!(c.set(&mut charges[0], owner(0, MINE), 20), None);
+        assert_eq!(c.set(&mut charges[1], owner(1, THEIRS), 40), None);
+        assert_eq!(c.set(&mut charges[2], owner(2, THEIRS), 40), None);
         // The oldest of all is mine, but I have less.
-        let excess = c.set(&mut held[0], owner(0, MINE), 21).expect("above 100");
+        let excess = c.set(&mut charges[0], owner(0, MINE), 21).expect("above 100");
         assert_eq!(excess.victim, 1);
         assert!(excess.why.starts_with("limits.x is reached"), "{}", excess.why);
         for (key, session) in [(0, MINE), (1, THEIRS), (2, THEIRS)] {
-            assert_eq!(c.set(&mut held[key], owner(key as Key, session), 0), None);
+            assert_eq!(c.set(&mut charges[key], owner(key as Key, session), 0), None);
         }
         assert!(c.is_unused());
     }

@@ -129,7 +129,7 @@ impl Engine {
         self.insert(*config, Link::None);
         self.with(id, |qp, engine| {
             qp.enter(StreamPhase::Ended);
-            qp.life.ended_before(qp.core.shared.why.load(Relaxed));
+            qp.life.ended_before(qp.core.shared.diagnosis.load(Relaxed));
             qp.flush(engine);
         });
     }
@@ -156,10 +156,10 @@ impl Engine {
     /// not touched; the worker's number stays, and so does the log of reasons, which others read.
     pub fn set_options(&mut self, options: EngineOptions) {
         let state = &mut self.state;
-        let (worker, why) = (state.options.worker, state.options.why.clone());
+        let (worker, diagnoses) = (state.options.worker, state.options.diagnoses.clone());
         state.partials.set_limits(options.partial);
         state.unsent.set_limits(options.unsent);
-        state.options = EngineOptions { worker, why, ..options };
+        state.options = EngineOptions { worker, diagnoses, ..options };
     }
 
     /// Forgets a QP. Its peer is told by a Terminate where the stream allows it, else by a reset;

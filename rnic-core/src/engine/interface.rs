@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::charge::HoldLimits;
+use super::charge::ChargeLimits;
 use super::link::tcp::partial::PartialLimits;
 use crate::abi::control::Event;
 use crate::device::copier::CopyJob;
-use crate::device::{Cq, Srq, StagChange, WhyLog};
+use crate::device::{Cq, DiagnosisLog, Srq, StagChange};
 use crate::types::{CqId, QpId, SessionId, SrqId, Time};
 
 /// What an engine is told once.
@@ -30,9 +30,9 @@ pub struct EngineOptions {
     /// What incomplete FPDUs may cost, and how long they may take.
     pub partial: PartialLimits,
     /// What bytes may cost that TCP does not take.
-    pub unsent: HoldLimits,
+    pub unsent: ChargeLimits,
     /// Where reasons of failures go.
-    pub why: Arc<WhyLog>,
+    pub diagnoses: Arc<DiagnosisLog>,
 }
 
 /// Why MULPDU is what it is: the formula of RFC 5044 section 4.5, or all that DDP allows.

@@ -7,13 +7,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::deadlines::Due;
-use super::diagnosis::{Diagnosis, FLUSHED, LOST, about, rule_of};
+use super::explanation::{Explanation, FLUSHED, LOST, about, rule_of};
 use super::interface::Notification;
 use super::phase::{StreamEvent, StreamPhase};
 use super::qp_core::QpCore;
 use super::reason::Reason;
 use super::state::EngineState;
-use crate::abi::control::{DisconnectReason, Event, WhyKind, WhyRecord};
+use crate::abi::control::{Diagnosis, DiagnosisKind, DisconnectReason, Event};
 use crate::rdmap::{Layout, Terminate, codes};
 use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
 
@@ -32,9 +32,9 @@ pub(super) struct LifeCycle {
     /// Reason for the end, once known: the first one counts.
     end: Option<DisconnectReason>,
     /// The record that says why the stream ends by a fault; 0 while it does not.
-    why: u64,
+    diagnosis: u64,
     /// The record for requests that are flushed otherwise, once there is one.
-    flush_why: u64,
+    flush_diagnosis: u64,
     /// Entries remain in the queues that could not be flushed for lack of CQ slots, or because of a
     /// copier that is writing.
     flush_pending: bool,
@@ -51,8 +51,8 @@ impl LifeCycle {
             peer_fin: false,
             announced: false,
             end: None,
-            why: 0,
-            flush_why: 0,
+            diagnosis: 0,
+            flush_diagnosis: 0,
             flush_pending: false,
         }
     }
@@ -182,8 +182,8 @@ impl LifeCycle {
     // --- Records -----------------------------------------------------------------------------
 
     /// The stream has ended before, by what this record says.
-    pub(super) fn ended_before(&mut self, why: u64) {
-        self.why = why;
+    pub(super) fn ended_before(&mut self, diagnosis: u64) {
+        self.diagnosis = diagnosis;
     }
 
     /// A request or receive fails, and with it the stream: the number for its completion.
@@ -206,8 +206,8 @@ impl LifeCycle {
         wr_id: u64,
         reason: Reason,
     ) -> u64 {
-        let what = WhyKind::Completion { wr_id, status: reason.status() };
-        let words = reason.diagnosis(&core.principal(), &engine.stags);
+        let what = DiagnosisKind::Completion { wr_id, status: reason.status() };
+        let words = reason.explain(&core.principal(), &engine.stags);
         self.record(core, engine, what, words)
     }
 
@@ -220,9 +220,9 @@ impl LifeCycle {
         payload: &[u8],
         reason: Reason,
     ) {
-        if self.why == 0 {
-            let what = WhyKind::Terminate { origin: TerminateOrigin::Local, code };
-            let mut words = reason.diagnosis(&core.principal(), &engine.stags);
+        if self.diagnosis == 0 {
+            let what = DiagnosisKind::Terminate { origin: TerminateOrigin::Local, code };
+            let mut words = reason.explain(&core.principal(), &engine.stags);
             if matches!(reason, Reason::Segment) {
                 words.rule = rule_of(code);
             }
@@ -232,7 +232,7 @@ impl LifeCycle {
             {
                 words = about(&t, words);
             }
-            self.why = self.record(core, engine, what, words);
+            self.diagnosis = self.record(core, engine, what, words);
         }
         self.note(core, engine, "qp_terminated", &format!("sent Terminate {code}"));
     }
@@ -253,8 +253,8 @@ impl LifeCycle {
         if t.layout == Layout::Siw {
             text += ", written as Linux siw does";
         }
-        let what = WhyKind::Terminate { origin: TerminateOrigin::Peer, code };
-        let words = about(t, Diagnosis::new(rule_of(code), text));
+        let what = DiagnosisKind::Terminate { origin: TerminateOrigin::Peer, code };
+        let words = about(t, Explanation::new(rule_of(code), text));
         let id = self.record(core, engine, what, words);
         self.first(id);
         self.note(core, engine, "qp_terminated", &format!("received Terminate {code}"));
@@ -262,8 +262,9 @@ impl LifeCycle {
 
     /// The connection is lost.
     pub(super) fn record_loss(&mut self, core: &QpCore, engine: &mut EngineState, why: &str) {
-        if self.why == 0 {
-            self.why = self.record(core, engine, WhyKind::Lost, Diagnosis::new(LOST, why));
+        if self.diagnosis == 0 {
+            self.diagnosis =
+                self.record(core, engine, DiagnosisKind::Lost, Explanation::new(LOST, why));
             self.note(core, engine, "connection_lost", why);
         }
     }
@@ -271,10 +272,10 @@ impl LifeCycle {
     /// The number for a flushed request: the reason of the end, or a record of how else the stream
     /// came to it.
     pub(super) fn flush_record(&mut self, core: &QpCore, engine: &EngineState, wr_id: u64) -> u64 {
-        if self.why != 0 {
-            return self.why;
+        if self.diagnosis != 0 {
+            return self.diagnosis;
         }
-        if self.flush_why == 0 {
+        if self.flush_diagnosis == 0 {
             let text = match (&self.end, self.phase) {
                 _ if core.has_dead_cq() => "a completion queue of the queue pair is dead",
                 (Some(DisconnectReason::Aborted), _) => {
@@ -286,24 +287,24 @@ impl LifeCycle {
                 _ => "the connection is being closed",
             };
             let status = CompletionStatus::WrFlush;
-            let what = WhyKind::Completion { wr_id, status };
-            self.flush_why = self.put_aside(core, engine, what, FLUSHED, text);
+            let what = DiagnosisKind::Completion { wr_id, status };
+            self.flush_diagnosis = self.put_aside(core, engine, what, FLUSHED, text);
         }
-        self.flush_why
+        self.flush_diagnosis
     }
 
     /// The QP is destroyed while connected; its peer is told by a Terminate.
     pub(super) fn record_destruction(&self, core: &QpCore, engine: &EngineState) {
         let code = codes::RDMA_LOCAL_CATASTROPHIC;
-        let what = WhyKind::Terminate { origin: TerminateOrigin::Local, code };
+        let what = DiagnosisKind::Terminate { origin: TerminateOrigin::Local, code };
         let text = "the queue pair was destroyed, or its session ended, while it was connected";
         self.put_aside(core, engine, what, &rule_of(code), text);
     }
 
     /// The first record of a QP is the reason of its end.
     fn first(&mut self, id: u64) -> u64 {
-        if self.why == 0 {
-            self.why = id;
+        if self.diagnosis == 0 {
+            self.diagnosis = id;
         }
         id
     }
@@ -313,20 +314,20 @@ impl LifeCycle {
         &self,
         core: &QpCore,
         engine: &EngineState,
-        what: WhyKind,
-        diagnosis: Diagnosis,
+        what: DiagnosisKind,
+        explanation: Explanation,
     ) -> u64 {
-        let Diagnosis { rule, text, stag, offset, length } = diagnosis;
-        let why = WhyRecord {
+        let Explanation { rule, text, stag, offset, length } = explanation;
+        let why = Diagnosis {
             qp: Some(core.id),
             pd: Some(core.pd),
             stag,
             offset,
             length,
             addresses: self.addresses,
-            ..WhyRecord::new(core.session, what, rule, text)
+            ..Diagnosis::new(core.session, what, rule, text)
         };
-        engine.options.why.record(engine.now, why)
+        engine.options.diagnoses.record(engine.now, why)
     }
 
     /// Keeps a record of what this side brought about itself, where it displaces no fault.
@@ -334,22 +335,22 @@ impl LifeCycle {
         &self,
         core: &QpCore,
         engine: &EngineState,
-        what: WhyKind,
+        what: DiagnosisKind,
         rule: &str,
         text: &str,
     ) -> u64 {
-        let why = WhyRecord {
+        let why = Diagnosis {
             qp: Some(core.id),
             pd: Some(core.pd),
             addresses: self.addresses,
-            ..WhyRecord::new(core.session, what, rule, text)
+            ..Diagnosis::new(core.session, what, rule, text)
         };
-        engine.options.why.record_routine(engine.now, why)
+        engine.options.diagnoses.record_routine(engine.now, why)
     }
 
     /// Tells whoever watches the daemon.
     fn note(&self, core: &QpCore, engine: &mut EngineState, kind: &'static str, text: &str) {
-        let text = format!("QP {}: {text} (why {})", core.id, self.why);
+        let text = format!("QP {}: {text} (why {})", core.id, self.diagnosis);
         engine.report(Notification::Note { session: core.session, kind, text });
     }
 }

@@ -15,7 +15,7 @@ use super::link::Link;
 use super::phase::StreamPhase;
 use super::qp_core::{QpCore, Turn};
 use super::reason::{Reason, revoked};
-use super::requester::message::{GatherFault, Message, Segment, Source};
+use super::requester::message::{GatherFault, Message, MessageSource, Segment};
 use super::requester::{RequestError, Requester};
 use super::responder::Responder;
 use super::responder::receives::Receives;
@@ -65,7 +65,7 @@ pub(super) struct Qp {
 }
 
 /// An FPDU that leaves, or by the direct path the segment that would stand in it.
-pub(super) enum Outgoing {
+pub(super) enum OutgoingFpdu {
     /// The next segment of the message in progress.
     Segment(Segment),
     /// The first FPDU of a peer-to-peer stream, no message of the application's.
@@ -128,9 +128,9 @@ impl Qp {
     /// An FPDU has left: every one passes here, by either path, when nothing calls it back any
     /// more. Over TCP, `queued` is the number of bytes of the stream up to its end.
     #[inline]
-    pub(super) fn fpdu_left(&mut self, fpdu: &Outgoing, queued: Option<u64>) {
+    pub(super) fn fpdu_left(&mut self, fpdu: &OutgoingFpdu, queued: Option<u64>) {
         match fpdu {
-            Outgoing::Segment(segment) => {
+            OutgoingFpdu::Segment(segment) => {
                 let counters = &self.core.shared;
                 counters.segments_sent.add(1);
                 if self.requester.message().is_some_and(|m| m.read_request().is_none()) {
@@ -139,7 +139,7 @@ impl Qp {
                 self.requester.segment_left(&self.core, segment.len, queued);
             }
             // These are the stream's own, and counted nowhere.
-            Outgoing::Rtr | Outgoing::Terminate => {}
+            OutgoingFpdu::Rtr | OutgoingFpdu::Terminate => {}
         }
     }
 
@@ -170,7 +170,7 @@ impl Qp {
             (GatherFault::Local(reason), _, Some(seq)) => {
                 self.request_error(engine, RequestError::Failed { seq, reason });
             }
-            (GatherFault::Revoked, Source::Region(read), _) => {
+            (GatherFault::Revoked, MessageSource::Region(read), _) => {
                 // Revoked while the response was being sent: the header of the Read
                 // goes back, advanced by what was sent.
                 let reason = revoked(read, message.sent);

@@ -2,8 +2,8 @@
 //! that the peer is told of.
 //!
 //! Checks return a [`Reason`], which is small and plain. Only when something fails is it put into
-//! words ([`diagnosis`](super::diagnosis)) and kept ([`record`](super::record)). Both paths come by
-//! here, so both ends of a connection leave the same records whether TCP is between them or not.
+//! words ([`explanation`](super::explanation)) and kept ([`life`](super::life)). Both paths come
+//! by here, so both ends of a connection leave the same records whether TCP is between them or not.
 
 use crate::device::cq::CqFault;
 use crate::device::memory::MemoryFault;
@@ -56,7 +56,7 @@ pub(super) enum Reason {
     /// A Send with Invalidate.
     Invalidate { fault: InvalidateFault, stag: Stag },
     /// A Send that finds no receive, or none in time.
-    RnrPolicy { held: bool },
+    NoReceive { waited: bool },
     /// An entry of a receive queue makes no sense.
     MalformedReceive,
     /// A Send that does not fit the receive.
@@ -116,7 +116,7 @@ impl Reason {
             }
             Reason::Read { fault, .. } => Fault::read(read_code(fault)),
             Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
-            Reason::RnrPolicy { .. } | Reason::RequestsFull { .. } => {
+            Reason::NoReceive { .. } | Reason::RequestsFull { .. } => {
                 Fault::segment(codes::UNTAGGED_NO_BUFFER)
             }
             Reason::TooLong { .. } => Fault::segment(codes::UNTAGGED_TOO_LONG),

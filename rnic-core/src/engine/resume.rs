@@ -47,7 +47,7 @@ impl Qp {
         self.responder.warn_of_read(&self.core, engine, self.requester.awaits_response());
         let Some(blocked) = self.unblock(engine) else { return };
         self.link.refuse_waiting(engine);
-        let reason = Reason::RnrPolicy { held: true };
+        let reason = Reason::NoReceive { waited: true };
         let fault = reason.fault();
         self.terminate(engine, fault.code, Some(blocked.terminate(fault)), reason);
     }

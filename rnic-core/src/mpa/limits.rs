@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use super::startup::{Enhanced, Frame, Kind, Progress, Repr, RtrKinds};
+use super::startup::{Enhanced, Frame, FrameKind, Progress, Repr, RtrKinds};
 use super::tests::pattern;
 use super::*;
 use crate::conformance::limit;
@@ -39,19 +39,19 @@ fn private_data_ends_at_its_limit() {
     let header = limit("MPA startup frame header");
     for len in [0, 1, most - 1, most] {
         let bytes = request(len, true);
-        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 1, &bytes) else {
+        let Ok(Progress::Complete(frame, &[])) = Frame::check(FrameKind::Request, 1, &bytes) else {
             panic!("a Request with {len} bytes")
         };
         assert_eq!(frame.private_data(), vec![7; len]);
         // The header alone tells how much is to come, and what follows is no part of it.
-        let progress = Frame::check(Kind::Request, 1, &bytes[..header]);
+        let progress = Frame::check(FrameKind::Request, 1, &bytes[..header]);
         assert!(len == 0 || progress == Ok(Progress::NeedMore(header + len)));
         let more = [&bytes[..], b"more"].concat();
-        let progress = Frame::check(Kind::Request, 1, &more);
+        let progress = Frame::check(FrameKind::Request, 1, &more);
         assert!(matches!(progress, Ok(Progress::Complete(_, b"more"))), "{progress:?}");
     }
     for len in [most + 1, 0xFFFF] {
-        assert!(Frame::check(Kind::Request, 1, &request(len, false)).is_err(), "{len}");
+        assert!(Frame::check(FrameKind::Request, 1, &request(len, false)).is_err(), "{len}");
     }
     assert!(Initiator::new(&OPTIONS, &pattern(most)).is_ok());
     assert!(Initiator::new(&OPTIONS, &pattern(most + 1)).is_err());
@@ -69,7 +69,7 @@ fn enhanced_data_takes_its_room_and_states_at_most_the_limit() {
     for (len, revision) in [(room, 2), (room + 1, 1)] {
         let initiator = Initiator::new(&OPTIONS, &pattern(len)).expect("fits");
         let Ok(Progress::Complete(frame, &[])) =
-            Frame::check(Kind::Request, 2, initiator.request())
+            Frame::check(FrameKind::Request, 2, initiator.request())
         else {
             panic!("a Request")
         };

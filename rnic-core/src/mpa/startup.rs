@@ -18,22 +18,22 @@ pub const NOT_NEGOTIATED: u16 = 0x3FFF;
 
 /// Which of the two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FrameKind {
     /// From the Initiator.
     Request,
     /// From the Responder.
     Reply,
 }
 
-impl Kind {
+impl FrameKind {
     /// The bytes every frame of this kind begins with.
     #[must_use]
     pub const fn key(self) -> &'static [u8; 16] {
         match self {
             //= MPA-7.1.1-1
-            Kind::Request => b"MPA ID Req Frame",
+            FrameKind::Request => b"MPA ID Req Frame",
             //= MPA-7.1.1-3
-            Kind::Reply => b"MPA ID Rep Frame",
+            FrameKind::Reply => b"MPA ID Rep Frame",
         }
     }
 }
@@ -158,14 +158,15 @@ impl<'a> Frame<'a> {
     /// `bytes`. A wrong key is found at its first wrong byte, an impossible PD_Length or
     /// revision as soon as the header is there.
     pub fn check(
-        kind: Kind,
+        kind: FrameKind,
         max_revision: u8,
         bytes: &'a [u8],
     ) -> Result<Progress<'a>, FrameError> {
         let key = &bytes[..bytes.len().min(field::KEY.end)];
         //= MPA-7.1.1-2, MPA-7.1.1-4, MPA-7.1.2-5
         if !kind.key().starts_with(key) {
-            let other = if kind == Kind::Request { Kind::Reply } else { Kind::Request };
+            let other =
+                if kind == FrameKind::Request { FrameKind::Reply } else { FrameKind::Request };
             //= MPA-7.1.2-8
             let meant_other = other.key().starts_with(key);
             return Err(if meant_other { FrameError::WrongKind } else { FrameError::NoKey });
@@ -292,7 +293,7 @@ impl<'a> Repr<'a> {
         clippy::cast_possible_truncation,
         reason = "Private Data that does not fit is refused before"
     )]
-    pub fn emit(&self, kind: Kind, out: &mut [u8]) {
+    pub fn emit(&self, kind: FrameKind, out: &mut [u8]) {
         out[field::KEY].copy_from_slice(kind.key());
         let mut flags = 0;
         for (set, flag) in [
@@ -319,7 +320,7 @@ impl<'a> Repr<'a> {
 
     /// The frame as a buffer of its own.
     #[must_use]
-    pub fn to_vec(&self, kind: Kind) -> Vec<u8> {
+    pub fn to_vec(&self, kind: FrameKind) -> Vec<u8> {
         let mut out = vec![0; self.buffer_len()];
         self.emit(kind, &mut out);
         out
@@ -355,7 +356,7 @@ mod tests {
     #[test]
     fn literal_request() {
         let bytes = hex(REQUEST);
-        let Ok(Progress::Complete(frame, &[])) = Frame::check(Kind::Request, 2, &bytes) else {
+        let Ok(Progress::Complete(frame, &[])) = Frame::check(FrameKind::Request, 2, &bytes) else {
             panic!("a complete Request");
         };
         let repr = Repr::parse(&frame);
@@ -370,7 +371,7 @@ mod tests {
             private_data: &[],
         };
         assert_eq!(repr, expected);
-        assert_eq!(repr.to_vec(Kind::Request), bytes);
+        assert_eq!(repr.to_vec(FrameKind::Request), bytes);
         assert_eq!(
             repr.to_string(),
             "MPA rev 2 S IRD 4 ORD 4 peer-to-peer RtrKinds(WRITE | READ) private data 0"
@@ -382,7 +383,7 @@ mod tests {
         let bytes = hex(REQUEST);
         for cut in 0..bytes.len() {
             let known = if cut < HEADER_LEN { HEADER_LEN } else { bytes.len() };
-            let progress = Frame::check(Kind::Request, 2, &bytes[..cut]);
+            let progress = Frame::check(FrameKind::Request, 2, &bytes[..cut]);
             assert_eq!(progress, Ok(Progress::NeedMore(known)), "{cut}");
         }
     }

@@ -45,7 +45,7 @@ fn completions(arena: &Arc<Mapping>, capacity: u32) -> (CompletionProducer, Comp
 
 fn completion(n: u64) -> Cqe {
     let cqe = Cqe::new(7, n, CompletionOpcode::Send, CompletionStatus::Success);
-    Cqe { why_id: !n, ..cqe }
+    Cqe { diagnosis_id: !n, ..cqe }
 }
 
 fn sge(n: u64) -> Sge {

@@ -6,7 +6,7 @@
 //! set: figures of one machine at one time, whose ratios mean something. This refuses to know how a
 //! daemon works: all it uses is this crate's public interface, the daemon's entries in `/proc`, and
 //! the `rnicd` binary for private daemons. The binary `rnic-perf` calls [`main`], `rnicd demo`
-//! calls [`quick`] and, in its second process, [`serve`].
+//! calls [`quick()`] and, in its second process, [`serve`].
 //!
 //! One file per part: `spec` what is measured, `end` the RDMA ends, `raw` TCP and memcpy,
 //! `peer` the second process, `bench` the rounds, `report` what is told of them, `all` the table of

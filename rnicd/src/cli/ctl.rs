@@ -65,7 +65,7 @@ enum Command {
     /// Why something was refused or failed.
     ///
     /// Every refused request, failed completion, Terminate and lost connection leaves a record. A
-    /// completion names its record by `why_id`, an error of the library as "(why 17)".
+    /// completion names its record by `diagnosis_id`, an error of the library as "(why 17)".
     Why {
         /// Number of a record; without it, all records there are, newest first.
         id: Option<u64>,
@@ -132,9 +132,9 @@ fn carry_out(command: &Command, how: &How) -> Result<(), Box<dyn std::error::Err
         Command::Events { follow: true } => {
             follow::follow(&context, how.json, &mut std::io::stdout())
         }
-        Command::Why { id: None } => list(ListKind::Whys),
+        Command::Why { id: None } => list(ListKind::Diagnoses),
         Command::Why { id: Some(id) } => {
-            let record = context.why(id)?;
+            let record = context.diagnosis(id)?;
             print(how.json, &record, &why::explain(&record))
         }
         Command::Disconnect { qp } => {
@@ -165,7 +165,7 @@ fn show_rows(
         Rows::Windows(rows) => print(json, rows, &table),
         Rows::Pds(rows) => print(json, rows, &table),
         Rows::Limits(rows) => print(json, rows, &table),
-        Rows::Whys(rows) => print(json, rows, &table),
+        Rows::Diagnoses(rows) => print(json, rows, &table),
         Rows::Events(rows) => print(json, rows, &table),
     }
 }
@@ -186,7 +186,7 @@ fn all_rows(context: &Context, kind: ListKind) -> Result<Rows, Error> {
             (Rows::Windows(all), Rows::Windows(page)) => all.extend(page),
             (Rows::Pds(all), Rows::Pds(page)) => all.extend(page),
             (Rows::Limits(all), Rows::Limits(page)) => all.extend(page),
-            (Rows::Whys(all), Rows::Whys(page)) => all.extend(page),
+            (Rows::Diagnoses(all), Rows::Diagnoses(page)) => all.extend(page),
             (Rows::Events(all), Rows::Events(page)) => all.extend(page),
             // A daemon that answers with other rows than asked for has nothing more to say.
             _ => return Ok(all),

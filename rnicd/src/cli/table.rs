@@ -230,7 +230,7 @@ pub fn of_rows(rows: &Rows) -> Table {
         },
         Rows::Srqs(rows) => Table {
             head: vec![
-                "SRQ", "SESSION", "PD", "CAPACITY", "POSTED", "TAKEN", "LIMIT", "QPS", "HELD",
+                "SRQ", "SESSION", "PD", "CAPACITY", "POSTED", "TAKEN", "LIMIT", "QPS", "WAITING",
                 "UNFAIR",
             ],
             rows: rows
@@ -245,7 +245,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                         r.taken.to_string(),
                         or_dash((r.limit > 0).then_some(r.limit)),
                         r.qps.to_string(),
-                        r.held.to_string(),
+                        r.waiting.to_string(),
                         r.unfair.to_string(),
                     ]
                 })
@@ -297,7 +297,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                 })
                 .collect(),
         },
-        Rows::Whys(rows) => Table {
+        Rows::Diagnoses(rows) => Table {
             head: vec!["WHY", "WHEN", "SESSION", "QP", "WHAT", "RULE", "TEXT"],
             rows: rows
                 .iter()

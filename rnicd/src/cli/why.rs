@@ -1,9 +1,9 @@
-//! One *why* record for people: what happened, the rule, the explanation, and the figures.
+//! One diagnosis for people: what happened, the rule, the explanation, and the figures.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rnic_core::abi::control::{WhyKind, WhyRecord};
+use rnic_core::abi::control::{Diagnosis, DiagnosisKind};
 use rnic_core::types::TerminateOrigin;
 
 /// Columns a line is filled up to.
@@ -12,7 +12,7 @@ const WIDTH: usize = 78;
 const NAMES: usize = 10;
 
 /// The record as lines, each a field; long texts go on below themselves.
-pub fn explain(record: &WhyRecord) -> String {
+pub fn explain(record: &Diagnosis) -> String {
     let mut out = String::new();
     field(&mut out, "why", &format!("{}, {}", record.id, age(record.time_ms)));
     field(&mut out, "what", &happened(&record.what));
@@ -39,14 +39,16 @@ pub fn explain(record: &WhyRecord) -> String {
 }
 
 /// What a record explains, in a few words.
-pub fn happened(what: &WhyKind) -> String {
+pub fn happened(what: &DiagnosisKind) -> String {
     match what {
-        WhyKind::Refused => "refused".to_owned(),
-        WhyKind::Completion { wr_id, status } => format!("{status:?} of {wr_id} ({status})"),
-        WhyKind::Terminate { origin: TerminateOrigin::Local, code } => format!("sent {code}"),
-        WhyKind::Terminate { origin: TerminateOrigin::Peer, code } => format!("received {code}"),
-        WhyKind::Lost => "connection lost".to_owned(),
-        WhyKind::Ended => "session ended".to_owned(),
+        DiagnosisKind::Refused => "refused".to_owned(),
+        DiagnosisKind::Completion { wr_id, status } => format!("{status:?} of {wr_id} ({status})"),
+        DiagnosisKind::Terminate { origin: TerminateOrigin::Local, code } => format!("sent {code}"),
+        DiagnosisKind::Terminate { origin: TerminateOrigin::Peer, code } => {
+            format!("received {code}")
+        }
+        DiagnosisKind::Lost => "connection lost".to_owned(),
+        DiagnosisKind::Ended => "session ended".to_owned(),
     }
 }
 
@@ -89,11 +91,11 @@ mod tests {
 
     #[test]
     fn a_record_is_read_from_top_to_bottom_and_no_line_is_long() {
-        let record = WhyRecord {
+        let record = Diagnosis {
             id: 17,
             time_ms: 0,
             session: SessionId(3),
-            what: WhyKind::Completion { wr_id: 7, status: CompletionStatus::LocalProtection },
+            what: DiagnosisKind::Completion { wr_id: 7, status: CompletionStatus::LocalProtection },
             rule: "a rule".to_owned(),
             text: "words ".repeat(40),
             qp: Some(QpId(9)),

@@ -9,7 +9,7 @@ use rnic_core::abi::control::Refusal;
 use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiated, Options};
 use rnic_core::types::{AddressPair, Time};
 
-use super::net::Outgoing;
+use super::net::OutgoingBytes;
 use super::{CmEvent, CmOptions, ConnectParams, ConnectionManager, Slot, net, too_long, with_code};
 use crate::config::{Span, Tcp};
 use crate::socket::Socket;
@@ -22,7 +22,7 @@ pub(super) struct Active {
     options: Options,
     initiator: Initiator,
     stream: Socket,
-    phase: Phase,
+    phase: ActivePhase,
     /// When the attempt ends at the latest, the second one included.
     until: Time,
     /// What became of the first attempt, if this is the second.
@@ -30,11 +30,11 @@ pub(super) struct Active {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum ActivePhase {
     /// TCP is on its way.
     AwaitTcp,
     /// Our request is on its way or with the peer.
-    AwaitReply(Outgoing),
+    AwaitReply(OutgoingBytes),
 }
 
 /// What driving an attempt came to.
@@ -61,7 +61,7 @@ impl Active {
         stream: Socket,
         until: Time,
     ) -> Self {
-        let phase = Phase::AwaitReply(Outgoing::new(initiator.request().to_vec()));
+        let phase = ActivePhase::AwaitReply(OutgoingBytes::new(initiator.request().to_vec()));
         Active { params, options, initiator, stream, phase, until, first: None }
     }
 
@@ -82,11 +82,11 @@ impl Active {
     /// What is missing, in words.
     pub(super) fn awaited(&self, options: &CmOptions) -> String {
         match self.phase {
-            Phase::AwaitTcp => format!(
+            ActivePhase::AwaitTcp => format!(
                 "no TCP connection before the deadline (mpa.connect_deadline = {})",
                 Span(options.connect_deadline)
             ),
-            Phase::AwaitReply(_) => format!(
+            ActivePhase::AwaitReply(_) => format!(
                 "TCP was accepted, but no MPA reply came before the deadline (mpa.reply_deadline = \
                  {}): does an iWARP device listen there?",
                 Span(options.reply_deadline)
@@ -104,16 +104,17 @@ impl Active {
 
     fn drive(&mut self, scratch: &mut [u8]) -> Step {
         let mut entered_reply = false;
-        if let Phase::AwaitTcp = self.phase {
+        if let ActivePhase::AwaitTcp = self.phase {
             match net::connected(&self.stream) {
                 Ok(false) => return Step::Wait { entered_reply },
                 Ok(true) => {}
                 Err(e) => return Step::Failed(format!("connect: {e}")),
             }
-            self.phase = Phase::AwaitReply(Outgoing::new(self.initiator.request().to_vec()));
+            self.phase =
+                ActivePhase::AwaitReply(OutgoingBytes::new(self.initiator.request().to_vec()));
             entered_reply = true;
         }
-        if let Phase::AwaitReply(request) = &mut self.phase
+        if let ActivePhase::AwaitReply(request) = &mut self.phase
             && let Err(e) = request.send(&self.stream)
         {
             return Step::Failed(format!("sending the MPA request: {e}"));
@@ -161,7 +162,7 @@ impl Active {
         let (local, peer) = (self.params.local, self.params.peer);
         self.stream = Socket::own(net::start_connect(local, peer, options.buffers)??);
         self.stream.watch(&options.tcp)?;
-        self.phase = Phase::AwaitTcp;
+        self.phase = ActivePhase::AwaitTcp;
         Ok(())
     }
 
@@ -202,7 +203,7 @@ impl ConnectionManager {
         };
         stream.watch(&self.options.tcp).map_err(|e| system::refusal(&what(), &e))?;
         let until = now.after(self.options.connect_deadline + self.options.reply_deadline);
-        let phase = Phase::AwaitTcp;
+        let phase = ActivePhase::AwaitTcp;
         let active = Active { params, options, initiator, stream, phase, until, first: None };
         let key = self.insert(Slot::Active(Box::new(active)));
         if let Slot::Active(active) = &self.slots[key].slot

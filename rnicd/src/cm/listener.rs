@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use socket2::Socket;
 
 use super::passive::Passive;
-use super::startups::Awaits;
+use super::startups::WaitsFor;
 use super::{ConnectionManager, Slot, net};
 use crate::{socket, system};
 
@@ -248,7 +248,7 @@ impl ConnectionManager {
         why.is_some()
     }
 
-    /// Awaits a request on a connection.
+    /// WaitsFor a request on a connection.
     pub(super) fn begin(
         &mut self,
         session: SessionId,
@@ -260,7 +260,7 @@ impl ConnectionManager {
         let peer = addresses.peer.ip();
         let passive = Passive::new(session, id, stream, addresses, &self.options.startup);
         let key = self.insert(Slot::Passive(Box::new(passive)));
-        self.charge(key, session, peer, Awaits::Peer);
+        self.charge(key, session, peer, WaitsFor::Peer);
         self.set_deadline(key, Some(now.after(self.options.request_deadline)));
         let Slot::Passive(passive) = &mut self.slots[key].slot else { return Ok(()) };
         passive.stream.engage();

@@ -42,7 +42,7 @@ pub use net::SocketBuffers;
 pub use passed::examine;
 pub use quota::Quota;
 use quota::Quotas;
-use slots::{Entry, Index, Slot};
+use slots::{Index, Slot, SlotEntry};
 use stag_guesses::StagGuessLimiter;
 use startups::Startups;
 
@@ -225,7 +225,7 @@ pub struct ConnectionManager {
     first_token: usize,
     options: CmOptions,
     listeners: HashMap<ListenerId, Listener>,
-    slots: Slab<Entry>,
+    slots: Slab<SlotEntry>,
     of_session: Index<SessionId>,
     of_listener: Index<ListenerId>,
     deadlines: Deadlines,

@@ -119,14 +119,14 @@ pub(super) fn local_address(stream: impl AsFd) -> io::Result<SocketAddr> {
 
 /// Bytes on their way to the peer.
 #[derive(Debug, Default)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingBytes {
     bytes: Vec<u8>,
     sent: usize,
 }
 
-impl Outgoing {
+impl OutgoingBytes {
     pub(super) fn new(bytes: Vec<u8>) -> Self {
-        Outgoing { bytes, sent: 0 }
+        OutgoingBytes { bytes, sent: 0 }
     }
 
     /// Sends on; true when everything is with the kernel.

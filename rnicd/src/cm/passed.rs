@@ -17,8 +17,8 @@ use socket2::SockRef;
 
 use super::active::{Active, new_initiator};
 use super::listener::Listener;
-use super::net::{self, Outgoing};
-use super::startups::Awaits;
+use super::net::{self, OutgoingBytes};
+use super::startups::WaitsFor;
 use super::{CmEvent, ConnectParams, ConnectionManager, Rejection, Slot};
 use crate::socket::Socket;
 use crate::system;
@@ -76,7 +76,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Awaits a request on a connection that a client passed. It comes to listener `id`, which is
+    /// WaitsFor a request on a connection that a client passed. It comes to listener `id`, which is
     /// good for this one connection.
     pub fn serve_over(
         &mut self,
@@ -118,13 +118,13 @@ impl ConnectionManager {
         awaited: bool,
         now: Time,
     ) -> Rejection {
-        let mut reply = Outgoing::new(reply);
+        let mut reply = OutgoingBytes::new(reply);
         match reply.send(&stream) {
             Ok(true) => stream.let_go(),
             Ok(false) => {
                 let key =
                     self.insert(Slot::Returning(Returning { session, awaited, stream, reply }));
-                self.charge(key, session, peer, Awaits::Peer);
+                self.charge(key, session, peer, WaitsFor::Peer);
                 self.set_deadline(key, Some(now.after(RETURN_DEADLINE)));
                 if let Slot::Returning(returning) = &self.slots[key].slot
                     && self.register(key, &returning.stream).is_ok()
@@ -175,7 +175,7 @@ pub(super) struct Returning {
     /// The client waits for it.
     awaited: bool,
     stream: Socket,
-    reply: Outgoing,
+    reply: OutgoingBytes,
 }
 
 impl Returning {

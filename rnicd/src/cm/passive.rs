@@ -10,8 +10,8 @@ use rnic_core::stream::startup::{
 };
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
-use super::net::Outgoing;
-use super::startups::Awaits;
+use super::net::OutgoingBytes;
+use super::startups::WaitsFor;
 use super::{
     AcceptParams, CmEvent, ConnectionManager, Rejection, Slot, answer_refused, net, with_code,
 };
@@ -25,17 +25,17 @@ pub(super) struct Passive {
     pub(super) stream: Socket,
     pub(super) addresses: AddressPair,
     responder: Responder,
-    phase: Phase,
+    phase: PassivePhase,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum PassivePhase {
     /// The peer's request is not complete.
     AwaitRequest,
     /// The application has to decide; a byte from the peer now is one too early.
     AwaitDecision(RequestId),
     /// Accepted; the kernel has not taken all of the reply.
-    Replying { qp: QpId, reply: Outgoing, negotiated: Box<Negotiated> },
+    Replying { qp: QpId, reply: OutgoingBytes, negotiated: Box<Negotiated> },
 }
 
 /// What driving a connection came to.
@@ -59,32 +59,39 @@ impl Passive {
     ) -> Self {
         //= MPA-7.1-7
         let responder = Responder::new(options);
-        Passive { session, listener, stream, addresses, responder, phase: Phase::AwaitRequest }
+        Passive {
+            session,
+            listener,
+            stream,
+            addresses,
+            responder,
+            phase: PassivePhase::AwaitRequest,
+        }
     }
 
     pub(super) fn request(&self) -> Option<RequestId> {
         match self.phase {
-            Phase::AwaitDecision(request) => Some(request),
-            Phase::AwaitRequest | Phase::Replying { .. } => None,
+            PassivePhase::AwaitDecision(request) => Some(request),
+            PassivePhase::AwaitRequest | PassivePhase::Replying { .. } => None,
         }
     }
 
     /// The QP that accepted it.
     pub(super) fn qp(&self) -> Option<QpId> {
         match self.phase {
-            Phase::Replying { qp, .. } => Some(qp),
-            Phase::AwaitRequest | Phase::AwaitDecision(_) => None,
+            PassivePhase::Replying { qp, .. } => Some(qp),
+            PassivePhase::AwaitRequest | PassivePhase::AwaitDecision(_) => None,
         }
     }
 
     fn drive(&mut self, scratch: &mut [u8]) -> Step {
         match &mut self.phase {
-            Phase::AwaitRequest => self.read_request(scratch),
-            Phase::AwaitDecision(_) => match self.quiet() {
+            PassivePhase::AwaitRequest => self.read_request(scratch),
+            PassivePhase::AwaitDecision(_) => match self.quiet() {
                 Ok(()) => Step::Wait,
                 Err(why) => Step::Failed(why),
             },
-            Phase::Replying { reply, .. } => match reply.send(&self.stream) {
+            PassivePhase::Replying { reply, .. } => match reply.send(&self.stream) {
                 Ok(true) => Step::Replied,
                 Ok(false) => Step::Wait,
                 Err(e) => Step::Failed(format!("sending the MPA reply: {e}")),
@@ -178,8 +185,8 @@ impl ConnectionManager {
             l.pending += 1;
         }
         let Slot::Passive(passive) = &mut self.slots[key].slot else { return };
-        passive.phase = Phase::AwaitDecision(id);
-        self.charge(key, session, addresses.peer.ip(), Awaits::Decision);
+        passive.phase = PassivePhase::AwaitDecision(id);
+        self.charge(key, session, addresses.peer.ip(), WaitsFor::Decision);
         self.set_deadline(key, Some(now.after(self.options.decide_deadline)));
         self.events.push_back(request_event(listener, id, addresses, request));
     }
@@ -194,12 +201,12 @@ impl ConnectionManager {
     pub(super) fn end_passive(&mut self, key: usize, why: &str) -> Option<Socket> {
         let Some(Slot::Passive(passive)) = self.remove(key) else { return None };
         match passive.phase {
-            Phase::AwaitRequest => {
+            PassivePhase::AwaitRequest => {
                 tracing::debug!(peer = %passive.addresses.peer, "MPA start-up: {why}");
                 self.no_request(&passive, why);
             }
-            Phase::AwaitDecision(request) => self.withdraw(passive.listener, request, why),
-            Phase::Replying { qp, .. } => {
+            PassivePhase::AwaitDecision(request) => self.withdraw(passive.listener, request, why),
+            PassivePhase::Replying { qp, .. } => {
                 self.events.push_back(CmEvent::Unreachable { qp, reason: why.into() });
             }
         }
@@ -226,9 +233,9 @@ impl ConnectionManager {
             .responder
             .accept(ird, ord, limits.0, limits.1, &params.private_data)
             .map_err(|e| answer_refused(e, params.request))?;
-        passive.phase = Phase::Replying {
+        passive.phase = PassivePhase::Replying {
             qp: params.qp,
-            reply: Outgoing::new(reply),
+            reply: OutgoingBytes::new(reply),
             negotiated: Box::new(negotiated),
         };
         if let Some(l) = self.listeners.get_mut(&passive.listener) {
@@ -247,7 +254,7 @@ impl ConnectionManager {
     fn finish_passive(&mut self, key: usize) {
         let Some(Slot::Passive(passive)) = self.remove(key) else { return };
         self.deregister(&passive.stream);
-        if let Phase::Replying { qp, negotiated, .. } = passive.phase {
+        if let PassivePhase::Replying { qp, negotiated, .. } = passive.phase {
             self.events.push_back(CmEvent::ConnectedTcp {
                 qp,
                 stream: passive.stream,
@@ -316,9 +323,10 @@ impl ConnectionManager {
         if !self.make_room(session, peer, now) {
             return stream.reset();
         }
-        let closing = Closing { stream, words: Outgoing::new(words), shut: false, discarded: 0 };
+        let closing =
+            Closing { stream, words: OutgoingBytes::new(words), shut: false, discarded: 0 };
         let key = self.insert(Slot::Closing(closing));
-        self.charge(key, session, peer, Awaits::Peer);
+        self.charge(key, session, peer, WaitsFor::Peer);
         self.set_deadline(key, Some(now.after(self.options.close_deadline)));
         if let Slot::Closing(closing) = &self.slots[key].slot
             && self.register(key, &closing.stream).is_err()
@@ -342,7 +350,7 @@ impl ConnectionManager {
 #[derive(Debug)]
 pub(super) struct Closing {
     pub(super) stream: Socket,
-    words: Outgoing,
+    words: OutgoingBytes,
     shut: bool,
     discarded: usize,
 }

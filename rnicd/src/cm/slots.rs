@@ -12,12 +12,12 @@ use super::active::Active;
 use super::direct::Direct;
 use super::passed::Returning;
 use super::passive::{Closing, Passive};
-use super::startups::{Awaits, Charge};
+use super::startups::{Charge, WaitsFor};
 use crate::socket::Socket;
 
 /// What stands behind one token.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct SlotEntry {
     pub(super) slot: Slot,
     pub(super) deadline: Option<Time>,
     /// While it holds a descriptor and no QP.
@@ -67,7 +67,7 @@ impl<K: Eq + Hash> Index<K> {
 impl ConnectionManager {
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
         let (session, listener) = (slot.session(), slot.listener());
-        let key = self.slots.insert(Entry { slot, deadline: None, charge: None });
+        let key = self.slots.insert(SlotEntry { slot, deadline: None, charge: None });
         if let Some(session) = session {
             self.of_session.add(session, key);
         }
@@ -115,7 +115,13 @@ impl ConnectionManager {
     }
 
     /// Charges a session's user for a slot from now on.
-    pub(super) fn charge(&mut self, key: usize, session: SessionId, peer: IpAddr, awaits: Awaits) {
+    pub(super) fn charge(
+        &mut self,
+        key: usize,
+        session: SessionId,
+        peer: IpAddr,
+        awaits: WaitsFor,
+    ) {
         self.credit(key);
         let user = self.quotas.user(session);
         if let Some(entry) = self.slots.get_mut(key) {

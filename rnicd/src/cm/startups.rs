@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// What a connection in start-up waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Awaits {
+pub(super) enum WaitsFor {
     /// Its peer: a request, a FIN, or room for a rejection.
     Peer,
     /// The program that listens: a decision.
@@ -25,7 +25,7 @@ pub(super) enum Awaits {
 pub(super) struct Charge {
     user: u32,
     host: IpAddr,
-    awaits: Awaits,
+    awaits: WaitsFor,
     age: u64,
 }
 
@@ -59,7 +59,7 @@ impl Startups {
         &mut self,
         user: u32,
         peer: IpAddr,
-        awaits: Awaits,
+        awaits: WaitsFor,
         slot: usize,
     ) -> Charge {
         self.aged += 1;
@@ -119,10 +119,10 @@ impl Startups {
 }
 
 impl Share {
-    fn line(&mut self, awaits: Awaits) -> &mut Line {
+    fn line(&mut self, awaits: WaitsFor) -> &mut Line {
         match awaits {
-            Awaits::Peer => &mut self.peer,
-            Awaits::Decision => &mut self.decision,
+            WaitsFor::Peer => &mut self.peer,
+            WaitsFor::Decision => &mut self.decision,
         }
     }
 }
@@ -205,7 +205,7 @@ mod tests {
         let mut s = Startups::default();
         for (slot, user, host) in [(0, B, 9), (1, A, 1), (2, A, 2), (3, A, 2), (4, A, 1), (5, A, 2)]
         {
-            s.charge(user, peer(host), Awaits::Peer, slot);
+            s.charge(user, peer(host), WaitsFor::Peer, slot);
         }
         assert_eq!((s.total(), s.of(A), s.of(B)), (6, 5, 1));
         assert_eq!(s.victim(B, peer(9)), Some(2));
@@ -220,23 +220,23 @@ mod tests {
     fn nobody_pushes_out_who_has_no_more_than_himself() {
         let mut s = Startups::default();
         for slot in 0..3 {
-            s.charge(A, peer(1), Awaits::Peer, slot);
-            s.charge(B, peer(2), Awaits::Peer, 10 + slot);
+            s.charge(A, peer(1), WaitsFor::Peer, slot);
+            s.charge(B, peer(2), WaitsFor::Peer, 10 + slot);
         }
         assert_eq!(s.victim(A, peer(1)), Some(0));
         assert_eq!(s.victim(B, peer(1)), Some(10));
-        s.charge(A, peer(1), Awaits::Peer, 3);
+        s.charge(A, peer(1), WaitsFor::Peer, 3);
         assert_eq!(s.victim(B, peer(1)), Some(10));
-        s.charge(A, peer(1), Awaits::Peer, 4);
+        s.charge(A, peer(1), WaitsFor::Peer, 4);
         assert_eq!(s.victim(B, peer(1)), Some(0));
     }
 
     #[test]
     fn requests_give_way_after_all_others_and_only_for_other_users() {
         let mut s = Startups::default();
-        s.charge(A, peer(1), Awaits::Decision, 0);
-        s.charge(A, peer(1), Awaits::Decision, 1);
-        let silent = s.charge(A, peer(1), Awaits::Peer, 2);
+        s.charge(A, peer(1), WaitsFor::Decision, 0);
+        s.charge(A, peer(1), WaitsFor::Decision, 1);
+        let silent = s.charge(A, peer(1), WaitsFor::Peer, 2);
         assert_eq!(s.victim(B, peer(1)), Some(2));
         assert_eq!(s.victim(A, peer(1)), Some(2));
         s.credit(silent);
@@ -248,7 +248,7 @@ mod tests {
     fn what_is_given_back_leaves_nothing() {
         let mut s = Startups::default();
         let charges: Vec<_> = (0..100)
-            .map(|n| s.charge(A + n % 3, peer(n as u8 % 7), Awaits::Peer, n as usize))
+            .map(|n| s.charge(A + n % 3, peer(n as u8 % 7), WaitsFor::Peer, n as usize))
             .collect();
         for charge in &charges {
             s.credit(*charge);

@@ -336,10 +336,10 @@ kinds! {
         checked: "resource/options.rs",
         ..ROW
     };
-    /// *Why* records: those of one session, and of sessions that have ended.
-    WhyRecords = Row {
-        key: "why",
-        what: "why records",
+    /// Diagnoses: those of one session, and of sessions that have ended.
+    Diagnoses = Row {
+        key: "diagnoses",
+        what: "diagnoses",
         defaults: &[(Scope::Device, 4_096), (Scope::Session, 256)],
         range: (0, RECORDS),
         checked: "resource/session/open.rs",

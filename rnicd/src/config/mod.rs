@@ -1,8 +1,8 @@
 //! The configuration: TOML in, a validated [`Config`] out.
 //!
-//! [`file`] is what may be written; here is what the rest of the daemon sees, a file per section:
+//! `file` is what may be written; here is what the rest of the daemon sees, a file per section:
 //! every value in range, every default filled in. It refuses to know sockets, the engine and who
-//! users are; [`explain`] puts it in words for `rnicd check-config`, [`changes`] what a new one
+//! users are; [`explain()`] puts it in words for `rnicd check-config`, [`changes()`] what a new one
 //! changes. The binaries, the control thread and the tests call it.
 
 mod address_rules;

@@ -58,10 +58,10 @@ fn an_unknown_key_is_named_with_its_line() {
 #[test]
 fn a_bad_unit_is_named_with_its_line() {
     let e = refused("[limits]\nshared_bytes = \"64MB\"\n");
-    assert!(e.starts_with("test.toml:2:17: limits.shared_bytes = \"64MB\": "), "{e}");
+    assert!(e.starts_with("test.toml:2:16: limits.shared_bytes = \"64MB\": "), "{e}");
     assert!(e.contains("MiB"), "{e}");
     let e = refused("[limits]\n\nshared_bytes = 64\n");
-    assert!(e.starts_with("test.toml:3:17: limits.shared_bytes = 64: "), "{e}");
+    assert!(e.starts_with("test.toml:3:16: limits.shared_bytes = 64: "), "{e}");
     let e = refused("[mpa]\nstartup_deadline = \"5\"\n");
     assert!(e.starts_with("test.toml:2:20: mpa.startup_deadline = \"5\": "), "{e}");
 }
@@ -165,7 +165,7 @@ fn a_missing_file_is_named() {
 #[test]
 fn rules_are_read_in_the_order_of_the_file() {
     let text = "[control]\nadmins = [\"alice\", \"@ops\", 1000]\n\
-        [[user]]\nwho = \"alice\"\ntrusted = true\nsockets = true\nhost_loopback = false\nsession = { qps = 4, why = 9 }\n\
+        [[user]]\nwho = \"alice\"\ntrusted = true\nsockets = true\nhost_loopback = false\nsession = { qps = 4, diagnoses = 9 }\n\
         user = { shared_bytes = \"1GiB\", sessions = 2 }\n\
         [[user]]\nwho = 1001\n[[group]]\nwho = \"rdma\"\n[[group]]\nwho = \"7\"\n\
         [[pd]]\nname = \"shared\"\nusers = [\"alice\", 5]\ngroups = [\"rdma\"]\nmrs = 4\n\
@@ -177,7 +177,7 @@ fn rules_are_read_in_the_order_of_the_file() {
     let alice = &config.users[0];
     assert_eq!((alice.trusted, alice.session.set(Kind::Qps)), (Some(true), Some(4)));
     assert_eq!((alice.sockets, alice.host_loopback), (Some(true), Some(false)));
-    assert_eq!((alice.session.of(Kind::WhyRecords), alice.user.of(Kind::Sessions)), (9, 2));
+    assert_eq!((alice.session.of(Kind::Diagnoses), alice.user.of(Kind::Sessions)), (9, 2));
     assert_eq!(alice.user.set(Kind::SharedBytes), Some(1 << 30));
     assert_eq!(config.users[1].who, Id::Number(1001));
     assert_eq!(config.groups[1].who, Id::Number(7));

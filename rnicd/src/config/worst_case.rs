@@ -11,8 +11,7 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
     let limits = &config.limits;
     let device = &limits.device;
     let workers = u64::from(in_force.workers);
-    let per_session =
-        device.of(Kind::Events) * EVENT + limits.session.of(Kind::WhyRecords) * RECORD;
+    let per_session = device.of(Kind::Events) * EVENT + limits.session.of(Kind::Diagnoses) * RECORD;
     let own = |limits: &Values, sessions: u64| {
         let costs = limits.each().map(|(kind, value)| match kind.row().cost {
             Cost::Little => 0,
@@ -41,7 +40,7 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
     .collect();
     let half_open = u64::from(in_force.half_open) * HALF_OPEN;
     let slabs = workers * WORKER_SLABS;
-    let rings = (device.of(Kind::WhyRecords) + device.of(Kind::EventRecords)) * RECORD;
+    let rings = (device.of(Kind::Diagnoses) + device.of(Kind::EventRecords)) * RECORD;
     lines.push(format!(
         "besides: {} for FPDUs that have not arrived in full, {} for bytes that TCP has not taken, {} if every connection holds a message \
          for want of a receive or of a copier, {} for connections in start-up, {} for slabs of workers, {} for records",
@@ -86,7 +85,7 @@ const HELD: u64 = 64 << 10;
 const HALF_OPEN: u64 = 2 << 10;
 /// Bytes of an unread event, private data included.
 const EVENT: u64 = 1 << 10;
-/// Bytes of a why record or a record of a happening, with its places in the indexes.
+/// Bytes of a diagnosis or a record of a happening, with its places in the indexes.
 const RECORD: u64 = 1280;
 /// Bytes of a worker's receive slab, transmit slab and pool.
 const WORKER_SLABS: u64 = 4 << 20;

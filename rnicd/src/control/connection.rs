@@ -14,9 +14,9 @@ use rnic_core::abi::control::{
 use rnic_core::types::{SessionId, Time};
 
 use crate::events::EventSender;
-use crate::packet::{self, Front, Outbox, Outgoing};
+use crate::packet::{self, Front, Outbox, OutgoingPacket};
 use crate::privilege::Peer;
-use crate::reaper::{Kind, Passed, Reaper};
+use crate::reaper::{Passed, PassedKind, Reaper};
 use crate::resource::{Refused, Response};
 
 /// A connected client.
@@ -235,25 +235,26 @@ impl Connection {
 
     /// Answers a Hello.
     pub fn welcome(&mut self, reply: HelloReply, descriptors: Vec<OwnedFd>) -> io::Result<()> {
-        let packet = Outgoing { bytes: reply.to_bytes().to_vec(), descriptors };
+        let packet = OutgoingPacket { bytes: reply.to_bytes().to_vec(), descriptors };
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
     /// Answers a request.
     pub fn reply(&mut self, id: u32, result: Result<Response, Refused>) -> io::Result<()> {
-        let (result, why_id, descriptors) = match result {
+        let (result, diagnosis_id, descriptors) = match result {
             Ok(Response { body, descriptors }) => (Ok(body), 0, descriptors),
-            Err(Refused { refusal, why_id }) => (Err(refusal), why_id, Vec::new()),
+            Err(Refused { refusal, diagnosis_id }) => (Err(refusal), diagnosis_id, Vec::new()),
         };
-        let packet = Outgoing { bytes: encode(Reply { id, result, why_id }), descriptors };
+        let packet =
+            OutgoingPacket { bytes: encode(Reply { id, result, diagnosis_id }), descriptors };
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
-    /// Names what ends this client, as the last thing it is told.
-    pub fn complain(&mut self, refusal: Refusal, why_id: u64) {
+    /// StagKind what ends this client, as the last thing it is told.
+    pub fn complain(&mut self, refusal: Refusal, diagnosis_id: u64) {
         // The id, if there was one, is part of what may not be readable; and who has gone already
         // need not be told.
-        let _ = self.reply(0, Err(Refused { refusal, why_id }));
+        let _ = self.reply(0, Err(Refused { refusal, diagnosis_id }));
     }
 
     /// Closes it, where that may take its time.
@@ -284,7 +285,7 @@ impl AsFd for Connection {
 
 /// Answers the Hello of a client that is not served and of whom nothing is known.
 pub fn turn_away(socket: BorrowedFd<'_>, reply: HelloReply) {
-    let packet = Outgoing { bytes: reply.to_bytes().to_vec(), descriptors: Vec::new() };
+    let packet = OutgoingPacket { bytes: reply.to_bytes().to_vec(), descriptors: Vec::new() };
     // It is turned away whether or not it hears why.
     let _ = Outbox::default().send(socket, packet);
 }
@@ -312,12 +313,12 @@ impl Wanted {
         }
     }
 
-    fn is_met_by(self, kind: Kind) -> bool {
+    fn is_met_by(self, kind: PassedKind) -> bool {
         match self {
-            Wanted::Memfd => kind == Kind::Memfd,
+            Wanted::Memfd => kind == PassedKind::Memfd,
             // More than that cannot be asked here: it may be safe to do so, or not.
             Wanted::AddressSpace => true,
-            Wanted::Socket => kind == Kind::Socket,
+            Wanted::Socket => kind == PassedKind::Socket,
         }
     }
 
@@ -350,7 +351,8 @@ fn encode(reply: Reply) -> Vec<u8> {
             what: "cannot answer".to_owned(),
             error: "the reply does not fit a message".to_owned(),
         };
-        postcard::to_stdvec(&Reply { id, result: Err(refusal), why_id: 0 }).unwrap_or_default()
+        postcard::to_stdvec(&Reply { id, result: Err(refusal), diagnosis_id: 0 })
+            .unwrap_or_default()
     })
 }
 
@@ -375,7 +377,7 @@ mod tests {
 
     fn ask(socket: &OwnedFd, body: RequestBody, descriptors: Vec<OwnedFd>) {
         let bytes = postcard::to_stdvec(&Request { id: 7, body }).unwrap_or_default();
-        let packet = Outgoing { bytes, descriptors };
+        let packet = OutgoingPacket { bytes, descriptors };
         assert!(Outbox::default().send(socket.as_fd(), packet).is_ok());
     }
 
@@ -464,7 +466,7 @@ mod tests {
         let reply = Reply {
             id: u32::MAX,
             result: Ok(ReplyBody::Rows { rows, total: u32::MAX, next: u64::MAX }),
-            why_id: 0,
+            diagnosis_id: 0,
         };
         let bytes = encode(reply.clone());
         assert_eq!(postcard::from_bytes::<Reply>(&bytes).ok(), Some(reply));

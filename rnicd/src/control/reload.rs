@@ -8,15 +8,15 @@ use crate::log::Level;
 use crate::resource::Manager;
 
 /// Where the configuration came from, and what changes the level of the log.
-pub(super) struct Source {
+pub(super) struct ConfigSource {
     pub(super) file: PathBuf,
     /// None if `RUST_LOG` says what is logged.
     pub(super) level: Option<Level>,
 }
 
 /// Reads the file again and has the manager take it over. The error is what whoever asked is told.
-pub(super) fn reload(source: Option<&Source>, manager: &mut Manager) -> Result<(), String> {
-    let Some(Source { file, level }) = source else {
+pub(super) fn reload(source: Option<&ConfigSource>, manager: &mut Manager) -> Result<(), String> {
+    let Some(ConfigSource { file, level }) = source else {
         tracing::warn!("SIGHUP: there is no configuration file to read again");
         return Err("there is no configuration file to read again".to_owned());
     };

@@ -21,7 +21,7 @@ use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
 use super::notify::Notifier;
-use super::reload::{Source, reload};
+use super::reload::{ConfigSource, reload};
 use super::socket::{ControlSocket, SocketError};
 use super::turns::Turns;
 use crate::clock;
@@ -90,7 +90,7 @@ pub struct Server {
     said: RateLimitedLogs,
     buffer: Box<[u8; MAX_MESSAGE]>,
     /// Where the configuration is read again, if anywhere.
-    source: Option<Source>,
+    source: Option<ConfigSource>,
     stopping: Option<Time>,
     metrics: Metrics,
 }
@@ -199,7 +199,7 @@ impl Server {
 
     /// Has it read this file again when SIGHUP comes.
     pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) {
-        self.source = Some(Source { file, level });
+        self.source = Some(ConfigSource { file, level });
     }
 
     /// Something to stop it with.
@@ -581,7 +581,7 @@ impl Server {
         let (pid, uid, session) = (client.peer.pid, client.peer.uid, client.session());
         let why = end.to_string();
         if end.is_hostile() {
-            let why_id = self.manager.misbehaved(session, &why, now);
+            let diagnosis_id = self.manager.misbehaved(session, &why, now);
             let refusal = match &end {
                 End::Malformed(why) => Some(Refusal::Malformed { why: why.clone() }),
                 End::Crowded(refusal) => Some(refusal.clone()),
@@ -590,13 +590,13 @@ impl Server {
             if let Some(refusal) = refusal
                 && session.is_some()
             {
-                client.complain(refusal, why_id);
+                client.complain(refusal, diagnosis_id);
             }
             self.hostile += 1;
             if let Some(suppressed) = self.said.count(end.kind(), Instant::now()) {
                 let command = &client.peer.command;
                 let reason = end;
-                tracing::warn!(pid, uid, command, suppressed, why = why_id, %reason, "client ended");
+                tracing::warn!(pid, uid, command, suppressed, why = diagnosis_id, %reason, "client ended");
             }
         } else {
             tracing::debug!(pid, uid, reason = %end, "client ended");

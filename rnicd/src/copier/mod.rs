@@ -63,7 +63,7 @@ pub enum CopierReport {
         /// Whose it would be.
         session: SessionId,
         /// Why.
-        why: Why,
+        why: NoCopier,
         /// What was passed, if nobody has touched it: closing it may take its time.
         memory: Option<OwnedFd>,
     },
@@ -77,7 +77,7 @@ pub enum CopierReport {
 
 /// Why there is no copier.
 #[derive(Debug)]
-pub enum Why {
+pub enum NoCopier {
     /// The descriptor is not what it should be.
     Memory(String),
     /// The system refused, or the descriptor did not let itself be looked at in time.
@@ -129,7 +129,7 @@ impl Copiers {
     ) -> io::Result<Self> {
         let (reports, inbox) = unbounded();
         let (supervisor, starts) = unbounded();
-        let told = Told { reports, control };
+        let told = ReportSink { reports, control };
         spawn_confined("rnicd-copiers", ThreadKind::Supervisor, seccomp, move || {
             let mut spawner = spawner;
             starts.into_iter().for_each(|start| begin(start, &mut spawner, &told));
@@ -184,12 +184,12 @@ impl Copiers {
 
 /// Who is told what becomes of copiers.
 #[derive(Clone)]
-struct Told {
+struct ReportSink {
     reports: Sender<CopierReport>,
     control: Arc<Waker>,
 }
 
-impl Told {
+impl ReportSink {
     fn report(&self, report: CopierReport) {
         // Nobody hears it when the daemon has ended.
         let _ = self.reports.send(report);
@@ -198,12 +198,12 @@ impl Told {
 }
 
 /// Has a copier started, and minds it on a thread that may be kept waiting.
-fn begin(start: Start, spawner: &mut Option<Spawner>, told: &Told) {
+fn begin(start: Start, spawner: &mut Option<Spawner>, told: &ReportSink) {
     let session = start.session;
     let refused = |error: io::Error, start: Option<Start>| {
         // The descriptor goes back, to be closed where that may take its time.
         let memory = start.map(|mut start| start.passed.swap_remove(0));
-        let why = Why::System(error.to_string());
+        let why = NoCopier::System(error.to_string());
         told.report(CopierReport::Refused { session, why, memory });
         told.report(CopierReport::Ended { session });
     };
@@ -251,7 +251,7 @@ struct Start {
 
 impl Start {
     /// Passes a copier what it needs, reports what it says of it, and returns when it has ended.
-    fn mind(self, process: &OwnedFd, told: &Told) {
+    fn mind(self, process: &OwnedFd, told: &ReportSink) {
         let Start { session, deadline, setup, theirs, passed, .. } = self;
         // Its standard input by now; open here as well, its end would not be seen.
         drop(theirs);
@@ -265,8 +265,8 @@ impl Start {
         };
         told.report(match answered {
             Ok((None, process)) => CopierReport::Ready { session, process },
-            Ok((Some(why), _)) => refused(Why::Memory(why)),
-            Err(error) => refused(Why::System(error.to_string())),
+            Ok((Some(why), _)) => refused(NoCopier::Memory(why)),
+            Err(error) => refused(NoCopier::System(error.to_string())),
         });
         drop(setup);
         // These may be for ever.

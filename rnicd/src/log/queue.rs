@@ -14,19 +14,19 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 /// The sending half: a line per `write`, never waiting.
 #[derive(Clone, Debug)]
 pub struct Queue {
-    lines: Sender<Entry>,
+    lines: Sender<LogEntry>,
     lost: Arc<AtomicU64>,
 }
 
 /// The receiving half.
 #[derive(Clone, Debug)]
 pub struct Drain {
-    lines: Receiver<Entry>,
+    lines: Receiver<LogEntry>,
     lost: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
-enum Entry {
+enum LogEntry {
     Line(Vec<u8>),
     /// Dropped by the drain when everything before it is written.
     Flush(Sender<()>),
@@ -45,7 +45,7 @@ impl Queue {
     pub fn flush_within(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let (held, written) = bounded(0);
-        if self.lines.send_deadline(Entry::Flush(held), deadline).is_err() {
+        if self.lines.send_deadline(LogEntry::Flush(held), deadline).is_err() {
             return false;
         }
         matches!(
@@ -62,7 +62,7 @@ impl Write for Queue {
         if kept.len() < line.len() {
             kept.extend_from_slice(b"...\n");
         }
-        if let Err(TrySendError::Full(_)) = self.lines.try_send(Entry::Line(kept)) {
+        if let Err(TrySendError::Full(_)) = self.lines.try_send(LogEntry::Line(kept)) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
@@ -77,7 +77,7 @@ impl Drain {
     /// Writes what is queued now.
     pub fn write_queued(&self, mut out: impl Write) {
         for entry in self.lines.try_iter() {
-            if let Entry::Line(line) = entry {
+            if let LogEntry::Line(line) = entry {
                 let _ = out.write_all(&line);
             }
         }
@@ -89,8 +89,8 @@ impl Drain {
         for entry in &self.lines {
             // A line that cannot be written is lost: there is nowhere to say so.
             match entry {
-                Entry::Line(line) => drop(out.write_all(&line)),
-                Entry::Flush(held) => {
+                LogEntry::Line(line) => drop(out.write_all(&line)),
+                LogEntry::Flush(held) => {
                     self.tell_lost(&mut out);
                     drop(held);
                 }

@@ -31,7 +31,7 @@ use crate::config::Seccomp;
 use crate::packet;
 use crate::privilege::{Interrupter, ThreadKind, spawn_confined};
 use lanes::Lanes;
-pub use passed::{Kind, Passed};
+pub use passed::{Passed, PassedKind};
 
 /// Where things go to be dropped.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ enum Foreign {
     Client(OwnedFd),
 }
 
-/// Names a thing whose end is of interest.
+/// StagKind a thing whose end is of interest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receipt(u64);
 
@@ -256,7 +256,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
-    use crate::packet::{Outbox, Outgoing};
+    use crate::packet::{Outbox, OutgoingPacket};
 
     fn reaper() -> Reaper {
         let poll = mio::Poll::new().unwrap_or_else(|e| panic!("{e}"));
@@ -297,7 +297,7 @@ mod tests {
         let reaper = Reaper::without_threads();
         let (ours, theirs) = control_socket();
         let say = || {
-            let packet = Outgoing { bytes: vec![0], descriptors: Vec::new() };
+            let packet = OutgoingPacket { bytes: vec![0], descriptors: Vec::new() };
             Outbox::default().send(theirs.as_fd(), packet)
         };
         assert!(say().is_ok());
@@ -328,7 +328,7 @@ mod tests {
             let (ours, theirs) = control_socket();
             let (stream, other) = lingering();
             others.push(other);
-            let packet = Outgoing { bytes: vec![0], descriptors: vec![stream.into()] };
+            let packet = OutgoingPacket { bytes: vec![0], descriptors: vec![stream.into()] };
             assert!(Outbox::default().send(theirs.as_fd(), packet).is_ok());
             reaper.close_client(1000, ours);
         }

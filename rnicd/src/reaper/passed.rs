@@ -12,14 +12,14 @@ use super::Reaper;
 pub struct Passed {
     /// Always there until it is taken out or dropped.
     descriptor: Option<OwnedFd>,
-    kind: Kind,
+    kind: PassedKind,
     user: u32,
     reaper: Reaper,
 }
 
 /// What a descriptor is, as far as that can be asked without waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PassedKind {
     /// Memory.
     Memfd,
     /// A socket.
@@ -28,15 +28,15 @@ pub enum Kind {
     Unknown,
 }
 
-impl Kind {
+impl PassedKind {
     /// Asks two questions that no file of another kind answers, and none can delay.
     fn of(descriptor: BorrowedFd<'_>) -> Self {
         if rustix::fs::fcntl_get_seals(descriptor).is_ok() {
-            Kind::Memfd
+            PassedKind::Memfd
         } else if rustix::net::sockopt::socket_type(descriptor).is_ok() {
-            Kind::Socket
+            PassedKind::Socket
         } else {
-            Kind::Unknown
+            PassedKind::Unknown
         }
     }
 }
@@ -44,12 +44,12 @@ impl Kind {
 impl Passed {
     /// Takes charge of a descriptor that a client of this user passed.
     pub fn new(descriptor: OwnedFd, user: u32, reaper: &Reaper) -> Self {
-        let kind = Kind::of(descriptor.as_fd());
+        let kind = PassedKind::of(descriptor.as_fd());
         Passed { descriptor: Some(descriptor), kind, user, reaper: reaper.clone() }
     }
 
     /// What it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> PassedKind {
         self.kind
     }
 
@@ -76,9 +76,9 @@ impl Drop for Passed {
     fn drop(&mut self) {
         let Some(descriptor) = self.descriptor.take() else { return };
         match self.kind {
-            Kind::Memfd => self.reaper.close_memfd(self.user, descriptor),
-            Kind::Socket => self.reaper.close_socket(self.user, descriptor),
-            Kind::Unknown => self.reaper.close_unknown(self.user, descriptor),
+            PassedKind::Memfd => self.reaper.close_memfd(self.user, descriptor),
+            PassedKind::Socket => self.reaper.close_socket(self.user, descriptor),
+            PassedKind::Unknown => self.reaper.close_unknown(self.user, descriptor),
         }
     }
 }
@@ -97,7 +97,11 @@ mod tests {
         let memfd = rustix::fs::memfd_create("test", flags).unwrap_or_else(|e| panic!("{e}"));
         let socket =
             std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap_or_else(|e| panic!("{e}"));
-        let all = [(file(), Kind::Unknown), (memfd, Kind::Memfd), (socket.into(), Kind::Socket)];
+        let all = [
+            (file(), PassedKind::Unknown),
+            (memfd, PassedKind::Memfd),
+            (socket.into(), PassedKind::Socket),
+        ];
         for (n, (descriptor, kind)) in all.into_iter().enumerate() {
             let passed = Passed::new(descriptor, 1000, &reaper);
             assert_eq!((passed.kind(), reaper.closing(1000)), (kind, n));

@@ -3,7 +3,7 @@
 use rnic_core::abi::control::{Refusal, RequestBody};
 use rnic_core::types::*;
 
-use super::qp::{Phase, wrong_state};
+use super::qp::{QpPhase, wrong_state};
 use super::{Answer, Manager, Outcome, find, refuse};
 
 impl Manager {
@@ -26,12 +26,12 @@ impl Manager {
         self.check_admin(id, "disconnect a queue pair")?;
         let (owner, object) = self.qp_of(qp).ok_or_else(|| refuse::no_such("QP", qp.0))?;
         match object.phase {
-            Phase::Bound(worker) => self.workers.admin_disconnect(worker, qp),
-            Phase::Connecting(_) | Phase::Accepting(_) => {
+            QpPhase::Bound(worker) => self.workers.admin_disconnect(worker, qp),
+            QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
                 self.unreachable(qp, "ended by an administrator".to_owned());
             }
-            Phase::Idle(_) | Phase::Leaving => {
+            QpPhase::Idle(_) | QpPhase::Leaving => {
                 return Err(wrong_state(qp, object.phase.name(), "connecting or connected"));
             }
         }
@@ -101,7 +101,7 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::DestroySrq { .. }
         | R::AdminDisconnect { .. }
         | R::Drain { .. }
-        | R::Why { .. }
+        | R::Diagnosis { .. }
         // What was reserved before.
         | R::FillSharedBuffer { .. }
         // What exists goes on, as it needs to.

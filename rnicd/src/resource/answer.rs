@@ -102,5 +102,5 @@ pub struct Refused {
     /// What was refused, and why.
     pub refusal: Refusal,
     /// The record.
-    pub why_id: u64,
+    pub diagnosis_id: u64,
 }

@@ -99,7 +99,7 @@ impl Manager {
             R::ServeOver { context } => self.serve_over(id, context, descriptor, now),
             R::AdminDisconnect { qp } => self.admin_disconnect(id, qp),
             R::Drain { on } => self.drain(id, on),
-            R::Why { id: number } => self.why(id, number),
+            R::Diagnosis { id: number } => self.why(id, number),
             R::ReserveSharedBuffer { length } => self.reserve_shared_buffer(id, length),
             R::FillSharedBuffer { buffer } => match descriptor {
                 Some(memfd) => self.fill_shared_buffer(id, buffer, memfd),

@@ -133,8 +133,8 @@ impl Manager {
     ) -> Self {
         let policy = Policy::new(&config);
         policy.report_unknown();
-        let why = workers.why().clone();
-        why.keep_of_ended(config.limits.device.count(Kind::WhyRecords) as usize);
+        let diagnoses = workers.diagnoses().clone();
+        diagnoses.keep_of_ended(config.limits.device.count(Kind::Diagnoses) as usize);
         let most_notes = config.limits.device.count(Kind::EventRecords) as usize;
         Manager {
             policy,
@@ -155,7 +155,7 @@ impl Manager {
             outbox: Outbox::default(),
             copiers,
             moving: Copying::default(),
-            records: Records::new(why, most_notes),
+            records: Records::new(diagnoses, most_notes),
             alive: false,
             said: RateLimitedLogs::new(10, Duration::from_secs(60)),
             config,

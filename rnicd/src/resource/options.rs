@@ -1,6 +1,6 @@
 //! The configuration as the connection manager and the workers take it: plain numbers.
 
-use rnic_core::engine::{EngineOptions, HoldLimits, MulpduPolicy, PartialLimits};
+use rnic_core::engine::{ChargeLimits, EngineOptions, MulpduPolicy, PartialLimits};
 use rnic_core::shm::wait::WaitPolicy;
 use rnic_core::stream::startup::{Options, RtrKinds};
 
@@ -52,7 +52,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
     // Streams belong to workers for life, and are spread evenly.
     let share =
         |bytes: u64| usize::try_from(bytes / u64::from(workers.max(1))).unwrap_or(usize::MAX);
-    let held = |device, session| HoldLimits {
+    let limits = |device, session| ChargeLimits {
         device: share(limits.of(device)),
         session: share(limits.of(session)),
     };
@@ -65,15 +65,15 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
             copier_deadline: config.engine.copier_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,
             partial: PartialLimits {
-                held: held(Kind::PartialBytes, Kind::SessionPartialBytes),
+                bytes: limits(Kind::PartialBytes, Kind::SessionPartialBytes),
                 stall: config.mpa.stall_deadline,
             },
-            unsent: held(Kind::UnsentBytes, Kind::SessionUnsentBytes),
+            unsent: limits(Kind::UnsentBytes, Kind::SessionUnsentBytes),
             mulpdu: match config.mpa.mulpdu {
                 Mulpdu::Mss => MulpduPolicy::Emss,
                 Mulpdu::Max => MulpduPolicy::Max,
             },
-            why: Default::default(),
+            diagnoses: Default::default(),
         },
         seccomp: config.control.seccomp,
         wait: WaitPolicy { spins: config.engine.spins, yield_for: config.engine.yield_for },

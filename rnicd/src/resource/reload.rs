@@ -56,7 +56,7 @@ fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
     wanted.control.seccomp = running.control.seccomp;
     let Engine { workers, loopback, spins, yield_for, .. } = running.engine;
     wanted.engine = Engine { workers, loopback, spins, yield_for, ..wanted.engine };
-    for kind in [Kind::WhyRecords, Kind::EventRecords] {
+    for kind in [Kind::Diagnoses, Kind::EventRecords] {
         wanted.limits.device.put(kind, running.limits.device.of(kind));
     }
     wanted

@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
 use rnic_core::device::copier::Mark;
-use rnic_core::device::{Copier, Cq, StagChange, StagEntry, WhyLog, Window};
+use rnic_core::device::{Copier, Cq, DiagnosisLog, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, Notification, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
 use rnic_core::shm::parker::Parker;
@@ -61,7 +61,7 @@ pub struct Workers {
     workers: Vec<Handle>,
     tickets: Tickets,
     inbox: Receiver<Report>,
-    why: Arc<WhyLog>,
+    diagnoses: Arc<DiagnosisLog>,
     notifications: VecDeque<Notification>,
     done: VecDeque<Ticket>,
     /// Tickets of changes a QP waits for, with that QP and its worker.
@@ -87,13 +87,13 @@ enum Report {
 #[derive(Debug)]
 struct Handle {
     orders: Sender<Order>,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     thread: JoinHandle<()>,
 }
 
 /// What a worker and the control thread share besides the command queue.
 #[derive(Debug)]
-struct Shared {
+struct WorkerShared {
     parker: Parker,
     waker: Waker,
     /// The last ticket carried out.
@@ -113,7 +113,7 @@ impl Workers {
             workers,
             tickets: Tickets::default(),
             inbox,
-            why: Arc::clone(&options.engine.why),
+            diagnoses: Arc::clone(&options.engine.diagnoses),
             notifications: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
@@ -128,8 +128,8 @@ impl Workers {
     }
 
     /// Where the engines put reasons of failures.
-    pub fn why(&self) -> &Arc<WhyLog> {
-        &self.why
+    pub fn diagnoses(&self) -> &Arc<DiagnosisLog> {
+        &self.diagnoses
     }
 
     /// The worker with the fewest QPs.
@@ -394,7 +394,7 @@ impl Handle {
     ) -> io::Result<Self> {
         let poll = mio::Poll::new()?;
         let waker = Waker::new(poll.registry(), connections::WAKER)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WorkerShared {
             parker: Parker::new(),
             waker,
             carried_out: AtomicU64::new(0),

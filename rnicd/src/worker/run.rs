@@ -31,7 +31,7 @@ use crate::clock;
 use crate::log::RateLimitedLog;
 use crate::privilege::set_short_slices;
 
-use super::{ConnectedEnd, Report, Shared, Ticket, WorkerOptions};
+use super::{ConnectedEnd, Report, Ticket, WorkerOptions, WorkerShared};
 
 /// One worker, on its own thread.
 pub(super) struct Worker {
@@ -48,7 +48,7 @@ pub(super) struct Worker {
     /// When the kernel was last asked what is ready.
     polled: Time,
     inbox: Receiver<Order>,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     control: Arc<Waker>,
     reports: Sender<Report>,
     stopping: bool,
@@ -68,7 +68,7 @@ impl Worker {
         options: &WorkerOptions,
         poll: Poll,
         inbox: Receiver<Order>,
-        shared: Arc<Shared>,
+        shared: Arc<WorkerShared>,
         control: Arc<Waker>,
         reports: Sender<Report>,
     ) -> io::Result<Self> {

@@ -156,7 +156,7 @@ impl Client {
     fn region(&self) -> StagEntry {
         StagEntry {
             stag: self.stag,
-            names: rnic_core::device::Names::region(),
+            names: rnic_core::device::StagKind::region(),
             mr: MrId(1),
             session: self.session,
             pd: PD,
@@ -605,7 +605,7 @@ fn a_revocation_waits_for_the_copier() {
         let copier = Copier::new(client.session, workers);
         rig.workers.add_copier(&copier, channels);
         let stag = Stag(0x3000_0000);
-        let memory = Memory::Moved { copier: copier.clone(), address: 4096 };
+        let memory = Memory::ThroughCopier { copier: copier.clone(), address: 4096 };
         let ticket = rig.workers.install_stag(StagEntry { stag, memory, ..client.region() });
         rig.done(ticket);
         let (mut a, a_config) = client.make_qp(1);

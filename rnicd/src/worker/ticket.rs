@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-/// Names a command that is acknowledged.
+/// StagKind a command that is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 

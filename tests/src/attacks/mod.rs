@@ -53,7 +53,7 @@ pub enum Attack {
     Doorbells,
     /// 128 busy sessions of one user.
     Sessions,
-    /// Lists of why records beside sessions that have as many as may be.
+    /// Lists of diagnoses beside sessions that have as many as may be.
     Whys,
     /// Questions about the device.
     Questions,

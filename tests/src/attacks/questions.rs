@@ -14,7 +14,7 @@ use crate::traffic::Failure;
 /// What is asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// Lists of why records, of which there are as many as may be.
+    /// Lists of diagnoses, of which there are as many as may be.
     Whys,
     /// What the device can do.
     Device,
@@ -41,7 +41,7 @@ pub fn run(
         raws.push(raw);
     }
     let body = || match question {
-        Question::Whys => RequestBody::List { what: ListKind::Whys, from: 0 },
+        Question::Whys => RequestBody::List { what: ListKind::Diagnoses, from: 0 },
         Question::Device => RequestBody::QueryDevice,
     };
     let mut asked = vec![0; raws.len()];

@@ -7,7 +7,7 @@
 //! fail is shown by faults put into the code by hand (`mutations.toml`) and by mutating whole
 //! modules (`scores.toml`). What the project promises beyond the RFCs (shared memory, privileges,
 //! programs) has faults of its own (`promises/`). [`Record::faults`] says what is missing,
-//! [`summary`] writes `docs/conformance.md`, and [`report`] the long page that names tests and
+//! [`summary()`] writes `docs/conformance.md`, and [`report()`] the long page that names tests and
 //! lines.
 
 mod citations;

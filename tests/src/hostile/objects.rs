@@ -56,7 +56,7 @@ impl Session {
                     ListKind::Windows,
                     ListKind::Pds,
                     ListKind::Limits,
-                    ListKind::Whys,
+                    ListKind::Diagnoses,
                     ListKind::Events,
                 ];
                 let what = kinds[rng.below(kinds.len() as u64) as usize];
@@ -64,8 +64,9 @@ impl Session {
                 let _ = self.raw.try_call(RequestBody::List { what, from }, &[])?;
             }
             _ => {
-                let _ =
-                    self.raw.try_call(RequestBody::Why { id: rng.word() >> rng.below(64) }, &[])?;
+                let _ = self
+                    .raw
+                    .try_call(RequestBody::Diagnosis { id: rng.word() >> rng.below(64) }, &[])?;
             }
         }
         Some(())

@@ -79,8 +79,8 @@ pub enum Rows {
     Pds(Vec<PdRow>),
     /// Limits.
     Limits(Vec<LimitRow>),
-    /// *Why* records.
-    Whys(Vec<WhyRecord>),
+    /// Diagnoses.
+    Diagnoses(Vec<Diagnosis>),
     /// Notable happenings.
     Events(Vec<EventRecord>),
 }
@@ -241,8 +241,8 @@ pub struct SrqRow {
     pub limit: u32,
     /// QPs that use it.
     pub qps: u32,
-    /// Of them, those that hold a message for want of a receive.
-    pub held: u32,
+    /// Of them, those with a message that waits for a receive.
+    pub waiting: u32,
     /// How often one of them was found to take more than its fair share.
     pub unfair: u64,
 }
@@ -296,7 +296,7 @@ pub struct LimitRow {
 
 /// Why something was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WhyRecord {
+pub struct Diagnosis {
     /// Its number, never used twice by one daemon.
     pub id: u64,
     /// When, in milliseconds since 1970.
@@ -304,7 +304,7 @@ pub struct WhyRecord {
     /// Whose request, completion or stream it was.
     pub session: SessionId,
     /// What happened.
-    pub what: WhyKind,
+    pub what: DiagnosisKind,
     /// The rule that decided: a configuration key, or an RFC section with its words.
     pub rule: String,
     /// A sentence for people, with the numbers.
@@ -323,15 +323,15 @@ pub struct WhyRecord {
     pub addresses: Option<AddressPair>,
 }
 
-impl WhyRecord {
+impl Diagnosis {
     /// A record that names no object but the session, before it has its number and time.
     pub fn new(
         session: SessionId,
-        what: WhyKind,
+        what: DiagnosisKind,
         rule: impl Into<String>,
         text: impl Into<String>,
     ) -> Self {
-        WhyRecord {
+        Diagnosis {
             id: 0,
             time_ms: 0,
             session,
@@ -348,9 +348,9 @@ impl WhyRecord {
     }
 }
 
-/// What a *why* record explains.
+/// What a diagnosis explains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum WhyKind {
+pub enum DiagnosisKind {
     /// A request on the control socket was refused.
     Refused,
     /// A completion with an error; flushes name the record of what caused them.

@@ -17,8 +17,8 @@ mod request;
 pub use event::{DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
 pub use listing::{
-    ClientRow, CqRow, EventRecord, LimitRow, ListenerRow, MrRow, PdRow, QpCounters, QpRow, Rows,
-    SrqRow, StatusInfo, WhyKind, WhyRecord, WindowRow,
+    ClientRow, CqRow, Diagnosis, DiagnosisKind, EventRecord, LimitRow, ListenerRow, MrRow, PdRow,
+    QpCounters, QpRow, Rows, SrqRow, StatusInfo, WindowRow,
 };
 pub use refusal::Refusal;
 pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};

@@ -16,8 +16,8 @@ pub struct Reply {
     pub id: u32,
     /// What was done, or why not.
     pub result: Result<ReplyBody, Refusal>,
-    /// The *why* record of a refusal; 0 if there is none.
-    pub why_id: u64,
+    /// The diagnosis of a refusal; 0 if there is none.
+    pub diagnosis_id: u64,
 }
 
 /// Where a queue stands. With `new_arena` set, the reply carries that arena's descriptor.

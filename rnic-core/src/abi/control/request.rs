@@ -251,8 +251,8 @@ pub enum RequestBody {
         /// Whether to refuse.
         on: bool,
     },
-    /// One *why* record. Answer: `Rows` with at most that one.
-    Why {
+    /// One diagnosis. Answer: `Rows` with at most that one.
+    Diagnosis {
         /// Its number, from a refusal, a completion or a list.
         id: u64,
     },
@@ -323,7 +323,7 @@ impl RequestBody {
             R::ServeOver { .. } => "ServeOver",
             R::AdminDisconnect { .. } => "AdminDisconnect",
             R::Drain { .. } => "Drain",
-            R::Why { .. } => "Why",
+            R::Diagnosis { .. } => "Diagnosis",
             R::ReserveSharedBuffer { .. } => "ReserveSharedBuffer",
             R::FillSharedBuffer { .. } => "FillSharedBuffer",
             R::ResizeCq { .. } => "ResizeCq",
@@ -339,7 +339,7 @@ impl RequestBody {
             R::QueryDevice
                 | R::Status
                 | R::List { .. }
-                | R::Why { .. }
+                | R::Diagnosis { .. }
                 | R::Drain { .. }
                 | R::AdminDisconnect { .. }
         )
@@ -441,8 +441,8 @@ pub enum ListKind {
     Pds,
     /// Limits and how much of each is in use.
     Limits,
-    /// *Why* records, newest first.
-    Whys,
+    /// Diagnoses, newest first.
+    Diagnoses,
     /// Notable happenings, newest first.
     Events,
 }

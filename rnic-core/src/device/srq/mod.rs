@@ -23,7 +23,7 @@ use crate::types::{QpId, SessionId, SrqId, Time};
 use shares::Shares;
 pub use shares::Unfair;
 use waiters::Waiters;
-pub use waiters::{Place, Waiter};
+pub use waiters::{Waiter, WaiterPlace};
 
 /// A shared receive queue, used by the workers whose QPs take receives from it.
 pub struct Srq {
@@ -70,7 +70,7 @@ pub enum SrqFault {
 
 /// What a QP gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Got {
+pub enum TakeOutcome {
     /// Nothing.
     Nothing,
     /// A receive.
@@ -87,7 +87,7 @@ pub enum Turn {
     /// A receive unless others that began to wait earlier need all there are.
     InTurn,
     /// A receive for which it waits in this place, if [`Srq::ready`] called it.
-    Waited(Place),
+    Waited(WaiterPlace),
 }
 
 /// Figures of an SRQ.
@@ -100,7 +100,7 @@ pub struct Usage {
     /// Armed limit; 0 if none.
     pub limit: u32,
     /// QPs that hold a message for want of a receive.
-    pub held: u32,
+    pub waiting: u32,
     /// How often a QP was found to take more than its fair share.
     pub unfair: u64,
 }
@@ -171,7 +171,7 @@ impl Srq {
             posted: inner.consumer.posted(),
             taken: inner.taken,
             limit: inner.limit,
-            held: inner.waiters.len(),
+            waiting: inner.waiters.len(),
             unfair: inner.shares.named(),
         }
     }
@@ -186,7 +186,7 @@ impl Srq {
         turn: Turn,
         now: Time,
         entry: &mut ReceiveEntry,
-    ) -> Result<(Got, Notices), SrqFault> {
+    ) -> Result<(TakeOutcome, Notices), SrqFault> {
         if self.is_dead() {
             return Err(SrqFault::Dead);
         }
@@ -201,7 +201,7 @@ impl Srq {
             Turn::Waited(place) => inner.waiters.answers(place),
         };
         if !may {
-            return Ok((Got::Nothing, Notices::default()));
+            return Ok((TakeOutcome::Nothing, Notices::default()));
         }
         inner.take(qp, turn, self.users.load(Relaxed), now, entry)
     }
@@ -217,7 +217,7 @@ impl Srq {
         waiter: Waiter,
         now: Time,
         entry: &mut ReceiveEntry,
-    ) -> Result<(Result<Got, Place>, Notices), SrqFault> {
+    ) -> Result<(Result<TakeOutcome, WaiterPlace>, Notices), SrqFault> {
         if self.is_dead() {
             return Err(SrqFault::Dead);
         }
@@ -240,7 +240,7 @@ impl Srq {
     /// A QP waits no longer. The result is the set of workers (by bit) with a QP that may take a
     /// receive in its place: the client has rung already and will not ring for this.
     #[must_use = "the workers in this set wait to be told"]
-    pub fn leave(&self, place: Place) -> u64 {
+    pub fn leave(&self, place: WaiterPlace) -> u64 {
         let mut inner = self.inner.lock();
         // Who left by taking a receive has taken what was meant for it: nobody moves up.
         if !inner.leave(place) {
@@ -293,12 +293,12 @@ impl Inner {
         users: u32,
         now: Time,
         entry: &mut ReceiveEntry,
-    ) -> Result<(Got, Notices), SrqFault> {
+    ) -> Result<(TakeOutcome, Notices), SrqFault> {
         let got = match self.consumer.take_into(entry) {
-            Ok(false) => return Ok((Got::Nothing, Notices::default())),
-            Ok(true) => Got::Receive,
+            Ok(false) => return Ok((TakeOutcome::Nothing, Notices::default())),
+            Ok(true) => TakeOutcome::Receive,
             Err(TakeError::Queue(fault)) => return Err(SrqFault::Scribbled(fault)),
-            Err(TakeError::Entry(error)) => Got::Malformed(error.wr_id),
+            Err(TakeError::Entry(error)) => TakeOutcome::Malformed(error.wr_id),
         };
         if let Turn::Waited(place) = turn {
             self.leave(place);
@@ -317,7 +317,7 @@ impl Inner {
     }
 
     /// Whether somebody stood in this place.
-    fn leave(&mut self, place: Place) -> bool {
+    fn leave(&mut self, place: WaiterPlace) -> bool {
         let Some((worker, last)) = self.waiters.leave(place) else { return false };
         if last {
             self.consumer.clear_waits(worker);

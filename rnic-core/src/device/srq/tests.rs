@@ -32,10 +32,10 @@ fn post(client: &mut ReceiveProducer, ids: std::ops::Range<u64>) -> u64 {
 fn take(srq: &Srq, qp: u32, turn: Turn) -> Option<u64> {
     let mut entry = ReceiveEntry::default();
     let (got, _) = srq.take(QpId(qp), turn, NOW, &mut entry).expect("an honest client");
-    (got == Got::Receive).then_some(entry.wr_id)
+    (got == TakeOutcome::Receive).then_some(entry.wr_id)
 }
 
-fn wait(srq: &Srq, qp: u32, worker: u32) -> Result<Place, u64> {
+fn wait(srq: &Srq, qp: u32, worker: u32) -> Result<WaiterPlace, u64> {
     let mut entry = ReceiveEntry::default();
     let waiter = Waiter { qp: QpId(qp), worker, key: qp };
     let (got, _) = srq.take_or_wait(waiter, NOW, &mut entry).expect("an honest client");
@@ -65,7 +65,7 @@ fn one_queue_pair_may_take_all_and_order_is_that_of_posting() {
     }
     assert_eq!(take(&srq, 1, Turn::AtOnce), None);
     assert_eq!(client.free(), 8);
-    let usage = Usage { posted: 0, taken: 8, limit: 0, held: 0, unfair: 0 };
+    let usage = Usage { posted: 0, taken: 8, limit: 0, waiting: 0, unfair: 0 };
     assert_eq!(srq.usage(), usage);
 }
 
@@ -109,7 +109,7 @@ fn those_who_wait_are_served_in_order_over_all_workers() {
     let places: Vec<_> = [(1, 0), (2, 5), (3, 0)]
         .map(|(qp, w)| wait(&srq, qp, w).expect("nothing is posted"))
         .into();
-    assert_eq!(srq.usage().held, 3);
+    assert_eq!(srq.usage().waiting, 3);
     assert_eq!(called(&srq, 0), []);
     assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of those who wait");
     // Who comes now is behind them, but who does not wait is not.
@@ -128,7 +128,7 @@ fn those_who_wait_are_served_in_order_over_all_workers() {
     assert_eq!(take(&srq, 3, Turn::Waited(places[2])), Some(4));
     assert_eq!(post(&mut client, 5..6), 0);
     assert_eq!(wait(&srq, 3, 0), Err(5), "one is there at the last look");
-    assert_eq!(srq.usage().held, 0);
+    assert_eq!(srq.usage().waiting, 0);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_scribbled_ring_is_a_fault_for_everybody() {
     let waiter = Waiter { qp: QpId(2), worker: 0, key: 2 };
     assert!(matches!(srq.arm(1), Err(SrqFault::Scribbled(_))));
     assert!(matches!(srq.take_or_wait(waiter, NOW, &mut entry), Err(SrqFault::Scribbled(_))));
-    assert_eq!(srq.usage().held, 1);
+    assert_eq!(srq.usage().waiting, 1);
     assert_eq!(called(&srq, 0), [1], "it is to find out");
     for turn in [Turn::AtOnce, Turn::InTurn, Turn::Waited(place)] {
         called(&srq, 0);
@@ -175,7 +175,7 @@ fn a_malformed_receive_goes_with_the_queue_pair_that_meets_it() {
     arena.store_u64(crate::abi::queue::QUEUE_HEADER_LEN, 1 << 9).expect("in range");
     let mut entry = ReceiveEntry::default();
     let taken = srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry);
-    assert_eq!(taken.map(|(got, _)| got), Ok(Got::Malformed(10)));
+    assert_eq!(taken.map(|(got, _)| got), Ok(TakeOutcome::Malformed(10)));
     assert_eq!(take(&srq, 2, Turn::AtOnce), Some(11));
     assert_eq!(srq.usage().taken, 2);
 }
@@ -218,7 +218,7 @@ mod model {
             let (srq, mut client, _arena) = srq(16, 0);
             let (mut posted, mut taken) = (0, 0);
             let mut waiting: VecDeque<u32> = VecDeque::new();
-            let mut places: BTreeMap<u32, Place> = BTreeMap::new();
+            let mut places: BTreeMap<u32, WaiterPlace> = BTreeMap::new();
             // Workers that were rung or told, and have not looked.
             let mut rung = 0u64;
             for op in ops {
@@ -274,7 +274,7 @@ mod model {
                     prop_assert!(rung >> (qp % 3) & 1 == 1, "QP {} is forgotten", qp);
                 }
                 prop_assert_eq!(srq.usage().posted as u64, posted - taken);
-                prop_assert_eq!(srq.usage().held as usize, waiting.len());
+                prop_assert_eq!(srq.usage().waiting as usize, waiting.len());
             }
         }
     }

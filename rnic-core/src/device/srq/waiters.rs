@@ -25,12 +25,12 @@ struct Waiting {
 
 /// A place in the queue of those who wait; later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place(u64);
+pub struct WaiterPlace(u64);
 
 /// The queue. It is as long as there are QPs that hold messages.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    queue: BTreeMap<Place, Waiting>,
+    queue: BTreeMap<WaiterPlace, Waiting>,
     next: u64,
     /// Of each worker, how many wait.
     of_worker: Vec<u32>,
@@ -46,8 +46,8 @@ impl Waiters {
         u32::try_from(self.queue.len()).unwrap_or(u32::MAX)
     }
 
-    pub(super) fn join(&mut self, waiter: Waiter) -> Place {
-        let place = Place(self.next);
+    pub(super) fn join(&mut self, waiter: Waiter) -> WaiterPlace {
+        let place = WaiterPlace(self.next);
         self.next += 1;
         self.queue.insert(place, Waiting { waiter, called: false });
         let worker = waiter.worker as usize;
@@ -60,7 +60,7 @@ impl Waiters {
 
     /// Leaves the queue, if that has not happened yet: the worker, and whether nobody of it waits
     /// any more.
-    pub(super) fn leave(&mut self, place: Place) -> Option<(u32, bool)> {
+    pub(super) fn leave(&mut self, place: WaiterPlace) -> Option<(u32, bool)> {
         let Waiting { waiter, .. } = self.queue.remove(&place)?;
         let left = self.of_worker.get_mut(waiter.worker as usize)?;
         *left -= 1;
@@ -87,7 +87,7 @@ impl Waiters {
     }
 
     /// Whether the QP in this place was called, once.
-    pub(super) fn answers(&mut self, place: Place) -> bool {
+    pub(super) fn answers(&mut self, place: WaiterPlace) -> bool {
         self.queue.get_mut(&place).is_some_and(|w| std::mem::take(&mut w.called))
     }
 }

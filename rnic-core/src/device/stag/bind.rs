@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::StagTable;
 use super::change::StagChange;
-use super::entry::{Names, Principal, StagEntry};
+use super::entry::{Principal, StagEntry, StagKind};
 use crate::device::allocator::index;
 use crate::device::window::{BindFault, BindRequest, Binding, Window};
 use crate::types::{Access, Scope, WindowKind};
@@ -55,7 +55,7 @@ impl StagTable {
         r: &BindRequest,
     ) -> Result<(StagEntry, Arc<Binding>), BindFault> {
         let region = self.entries.get(&r.lkey).ok_or(BindFault::NoRegion)?;
-        let Names::Region(count) = &region.names else { return Err(BindFault::NoRegion) };
+        let StagKind::Region(count) = &region.kind else { return Err(BindFault::NoRegion) };
         if region.session != who.session || region.pd != who.pd || !region.serves(who.qp) {
             return Err(BindFault::NoRegion);
         }
@@ -88,7 +88,7 @@ impl StagTable {
             iova,
             length: r.length,
             memory: region.memory.at(from as u64),
-            names: Names::Window(binding.clone()),
+            kind: StagKind::Window(binding.clone()),
             ..region.clone()
         };
         Ok((entry, binding))

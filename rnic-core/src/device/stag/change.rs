@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::entry::{Names, StagEntry};
+use super::entry::{StagEntry, StagKind};
 use crate::device::copier::Copier;
 use crate::device::window::Window;
 use crate::types::Stag;
@@ -24,9 +24,9 @@ impl StagChange {
     /// before the QP that asked goes on.
     pub fn settle(&self) {
         let Some((window, stag)) = &self.window else { return };
-        let to = self.install.as_ref().and_then(|entry| match &entry.names {
-            Names::Window(binding) => Some(binding.clone()),
-            Names::Region(_) => None,
+        let to = self.install.as_ref().and_then(|entry| match &entry.kind {
+            StagKind::Window(binding) => Some(binding.clone()),
+            StagKind::Region(_) => None,
         });
         window.settle(*stag, to);
     }

@@ -12,7 +12,7 @@ pub struct StagEntry {
     /// Its STag.
     pub stag: Stag,
     /// What it is.
-    pub names: Names,
+    pub kind: StagKind,
     /// The region's handle.
     pub mr: MrId,
     /// Owner; only the owner may use it locally.
@@ -33,17 +33,17 @@ pub struct StagEntry {
 
 /// What an STag stands for.
 #[derive(Clone, Debug)]
-pub enum Names {
+pub enum StagKind {
     /// A region, with the count of windows bound to it.
     Region(Arc<WindowCount>),
     /// A window, bound to the entry's region.
     Window(Arc<Binding>),
 }
 
-impl Names {
+impl StagKind {
     /// A region without windows.
     pub fn region() -> Self {
-        Names::Region(Arc::default())
+        StagKind::Region(Arc::default())
     }
 }
 

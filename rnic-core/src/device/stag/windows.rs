@@ -13,13 +13,13 @@ use crate::types::{QpId, Scope, SessionId, Stag};
 #[derive(Default)]
 pub(super) struct Windows {
     /// By the 24 bits of their STag that stay.
-    known: HashMap<u32, Known, StagHash>,
+    known: HashMap<u32, KnownWindow, StagHash>,
     /// STags of bound windows that only one QP uses, by that QP.
     of_qps: HashMap<QpId, BTreeSet<Stag>>,
 }
 
 /// A window as a worker knows it.
-struct Known {
+struct KnownWindow {
     window: Arc<Window>,
     /// The STag of its entry in this worker's table.
     bound: Option<Stag>,
@@ -29,7 +29,7 @@ impl Windows {
     /// Makes a window known.
     pub(super) fn add(&mut self, window: Arc<Window>) {
         let (stag, _) = window.view();
-        self.known.insert(index(stag), Known { window, bound: None });
+        self.known.insert(index(stag), KnownWindow { window, bound: None });
     }
 
     /// Forgets a window; the STag under which it is bound, if it is.

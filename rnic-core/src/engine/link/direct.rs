@@ -9,7 +9,7 @@
 use crate::ddp::{TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, Taken};
 use crate::engine::incoming::{Incoming, Origin};
-use crate::engine::qp::{Outgoing, Qp};
+use crate::engine::qp::{OutgoingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::requester::message::{GatherFault, Head, Message, Segment};
 use crate::engine::schedule::REQUEST_COST;
@@ -63,7 +63,7 @@ impl Qp {
         match arrived {
             Ok(Taken::Yes) => {
                 peer.core.shared.segments_received.add(1);
-                self.fpdu_left(&Outgoing::Segment(segment), None);
+                self.fpdu_left(&OutgoingFpdu::Segment(segment), None);
             }
             // The message stays as it is, and nothing overtakes it.
             Ok(Taken::NotYet) => {}
@@ -81,7 +81,7 @@ impl Qp {
             Err(error) => {
                 peer.core.shared.segments_received.add(1);
                 // TCP would have taken the message before the peer's Terminate came back.
-                self.fpdu_left(&Outgoing::Segment(segment), None);
+                self.fpdu_left(&OutgoingFpdu::Segment(segment), None);
                 self.retire(engine);
                 let read = incoming.read_request();
                 peer.segment_failed(engine, error, |fault| origin.terminate(fault, read));
@@ -96,7 +96,7 @@ impl Qp {
         if self.requester.message().is_some_and(Message::is_untagged)
             && let Some(segment) = self.requester.next_segment(SEGMENT, VERSION)
         {
-            self.fpdu_left(&Outgoing::Segment(segment), None);
+            self.fpdu_left(&OutgoingFpdu::Segment(segment), None);
             self.retire(engine);
         }
     }

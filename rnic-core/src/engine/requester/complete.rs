@@ -46,9 +46,9 @@ impl Requester {
                 cqe.detail = request.detail;
                 if status != CompletionStatus::Success {
                     core.shared.errors.add(1);
-                    cqe.why_id = match request.why {
+                    cqe.diagnosis_id = match request.diagnosis {
                         0 => life.flush_record(core, engine, request.wr_id),
-                        why => why,
+                        id => id,
                     };
                 }
                 cqes.push(cqe);
@@ -125,7 +125,7 @@ impl Requester {
             let opcode = opcode.map_or(CompletionOpcode::Send, |o| o.completion());
             //= DDP-6.2.1-3, RDMAP-5.4-8
             let mut cqe = Cqe::new(core.id.0, wr_id, opcode, CompletionStatus::WrFlush);
-            cqe.why_id = life.flush_record(core, engine, wr_id);
+            cqe.diagnosis_id = life.flush_record(core, engine, wr_id);
             cqes.push(cqe);
         }
         if !cqes.is_empty() {

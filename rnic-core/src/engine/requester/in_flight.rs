@@ -32,7 +32,7 @@ pub(in crate::engine) struct Request {
     /// Terminate code of a failure, as the completion shows it.
     pub detail: u32,
     /// Record of a failure that did not end the stream, or was not the first; else 0.
-    pub why: u64,
+    pub diagnosis: u64,
     pub progress: Progress,
 }
 
@@ -44,7 +44,7 @@ impl Request {
             signaled,
             byte_len: 0,
             detail: 0,
-            why: 0,
+            diagnosis: 0,
             progress: Progress::Sending,
         }
     }

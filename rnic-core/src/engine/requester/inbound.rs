@@ -2,7 +2,7 @@
 //! 6.4; siw's IRQ).
 
 use super::Requester;
-use super::message::{Head, Message, Source};
+use super::message::{Head, Message, MessageSource};
 use crate::rdmap::Opcode;
 use crate::stream::ReadArrival;
 
@@ -36,8 +36,8 @@ fn response_to(read: ReadArrival) -> Message {
     let head = Head::Tagged { opcode: Opcode::ReadResponse, stag: r.sink_stag, to: r.sink_to.0 };
     let source = match r.size {
         //= RDMAP-5.2.1-15
-        0 => Source::Empty,
-        _ => Source::Region(read),
+        0 => MessageSource::Empty,
+        _ => MessageSource::Region(read),
     };
     //= RDMAP-3.2-7
     Message { head, source, total: r.size, sent: 0, seq: None }

@@ -1,4 +1,4 @@
-//! Outgoing messages and their segmentation (RFC 5041 section 5.2), for both paths alike.
+//! OutgoingFpdu messages and their segmentation (RFC 5041 section 5.2), for both paths alike.
 //!
 //! A [`Message`] knows where its payload is and how much has been sent; [`Message::next_segment`]
 //! cuts the next DDP segment, [`Message::gather`] resolves the memory it covers. What becomes of
@@ -31,7 +31,7 @@ pub(in crate::engine) enum Head {
 
 /// Where the payload comes from.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) enum Source {
+pub(in crate::engine) enum MessageSource {
     /// Nowhere: a message of no bytes.
     Empty,
     /// One local element.
@@ -50,7 +50,7 @@ pub(in crate::engine) enum Source {
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct Message {
     pub head: Head,
-    pub source: Source,
+    pub source: MessageSource,
     pub total: u32,
     pub sent: u32,
     /// Its request in the ledger; none for responses and what the stream sends of itself.
@@ -121,8 +121,8 @@ impl Message {
     }
 
     /// Resolves the next `len` bytes of the payload. `arena` holds inline data, `list` the elements
-    /// of [`Source::Elements`]. A [`Source::ReadRequest`] has no memory: its bytes stand in the
-    /// message.
+    /// of [`MessageSource::Elements`]. A [`MessageSource::ReadRequest`] has no memory: its bytes
+    /// stand in the message.
     pub(in crate::engine) fn gather<'t>(
         &self,
         len: u32,
@@ -136,22 +136,22 @@ impl Message {
             return Ok(());
         }
         match &self.source {
-            Source::Empty | Source::ReadRequest(_) => {}
-            Source::Inline { at } => {
+            MessageSource::Empty | MessageSource::ReadRequest(_) => {}
+            MessageSource::Inline { at } => {
                 out.push(Target::inline(who.session, arena, at + self.sent as usize, len as usize));
             }
-            Source::Region(ReadArrival { request, .. }) => {
+            MessageSource::Region(ReadArrival { request, .. }) => {
                 let to = request.src_to.0.wrapping_add(u64::from(self.sent));
                 let target = stags
                     .remote(who, request.src_stag, to, u64::from(len), Access::REMOTE_READ)
                     .map_err(|_| GatherFault::Revoked)?;
                 out.push(target);
             }
-            Source::Element(sge) => {
+            MessageSource::Element(sge) => {
                 let addr = sge.addr.wrapping_add(u64::from(self.sent));
                 out.push(element(stags, who, sge.lkey, addr, len).map_err(GatherFault::Local)?);
             }
-            Source::Elements { index, offset } => {
+            MessageSource::Elements { index, offset } => {
                 let mut left = len;
                 let mut skip = *offset;
                 for sge in list.get(*index..).unwrap_or_default() {
@@ -175,10 +175,12 @@ impl Message {
     /// STags of the memory its payload comes from. `list` as in [`Message::gather`].
     pub(in crate::engine) fn stags<'l>(&self, list: &'l [Sge]) -> impl Iterator<Item = Stag> + 'l {
         let (one, list) = match &self.source {
-            Source::Empty | Source::Inline { .. } | Source::ReadRequest(_) => (None, &[][..]),
-            Source::Region(owed) => (Some(owed.request.src_stag), &[][..]),
-            Source::Element(sge) => (Some(Stag(sge.lkey)), &[][..]),
-            Source::Elements { .. } => (None, list),
+            MessageSource::Empty | MessageSource::Inline { .. } | MessageSource::ReadRequest(_) => {
+                (None, &[][..])
+            }
+            MessageSource::Region(owed) => (Some(owed.request.src_stag), &[][..]),
+            MessageSource::Element(sge) => (Some(Stag(sge.lkey)), &[][..]),
+            MessageSource::Elements { .. } => (None, list),
         };
         one.into_iter().chain(list.iter().map(|sge| Stag(sge.lkey)))
     }
@@ -196,7 +198,7 @@ impl Message {
     /// The Read Request that it is, if it is one.
     pub(in crate::engine) fn read_request(&self) -> Option<&ReadRequest> {
         match &self.source {
-            Source::ReadRequest(request) => Some(request),
+            MessageSource::ReadRequest(request) => Some(request),
             _ => None,
         }
     }
@@ -205,7 +207,7 @@ impl Message {
     /// [`Message::gather`].
     pub(in crate::engine) fn advance(&mut self, len: u32, list: &[Sge]) -> bool {
         self.sent += len;
-        if let Source::Elements { index, offset } = &mut self.source {
+        if let MessageSource::Elements { index, offset } = &mut self.source {
             let mut left = len;
             while let Some(sge) = list.get(*index) {
                 let n = (sge.length - *offset).min(left);

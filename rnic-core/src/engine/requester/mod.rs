@@ -224,10 +224,10 @@ impl Requester {
     }
 
     /// A request is done and has failed, for what this record says.
-    pub(super) fn failed(&mut self, seq: u64, status: CompletionStatus, why: u64) {
+    pub(super) fn failed(&mut self, seq: u64, status: CompletionStatus, diagnosis: u64) {
         if let Some(request) = self.in_flight.get_mut(seq) {
             request.progress = Progress::Done(status);
-            request.why = why;
+            request.diagnosis = diagnosis;
         }
         self.message = None;
     }

@@ -138,9 +138,9 @@ impl Requester {
         let reason = Reason::PeerFinished;
         self.blame(seq, reason.status(), codes::LLP_CLOSED);
         let Some(wr_id) = self.wr_id(seq) else { return };
-        let why = life.record_lone_failure(core, engine, wr_id, reason);
+        let diagnosis = life.record_lone_failure(core, engine, wr_id, reason);
         if let Some(request) = self.in_flight.get_mut(seq) {
-            request.why = why;
+            request.diagnosis = diagnosis;
         }
     }
 }

@@ -5,7 +5,7 @@
 //! the queue; nothing overtakes (RFC 5040 section 5.5).
 
 use super::in_flight::{OutboundRead, Progress, Request};
-use super::message::{Head, Message, Source, element, total_length};
+use super::message::{Head, Message, MessageSource, element, total_length};
 use super::outbound::take;
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
@@ -306,7 +306,7 @@ impl Requester {
         let total = READ_REQUEST_LEN as u32;
         // The request in flight is done by the response, not by the bytes of the request.
         //= RDMAP-4.2-1
-        let source = Source::ReadRequest(wire);
+        let source = MessageSource::ReadRequest(wire);
         //= RDMAP-5.2-1
         Ok(Some(Message { head, source, total, sent: 0, seq: None }))
     }
@@ -317,11 +317,14 @@ impl Requester {
         entry: &SendEntry,
         core: &QpCore,
         engine: &EngineState,
-    ) -> Result<(Source, u32), Reason> {
+    ) -> Result<(MessageSource, u32), Reason> {
         if entry.header.flags & SendFlags::INLINE.bits() != 0 {
             let len = u32::from(entry.header.inline_len);
-            let source =
-                if len == 0 { Source::Empty } else { Source::Inline { at: entry.inline_at } };
+            let source = if len == 0 {
+                MessageSource::Empty
+            } else {
+                MessageSource::Inline { at: entry.inline_at }
+            };
             return Ok((source, len));
         }
         let list = self.elements.as_slice();
@@ -333,9 +336,9 @@ impl Requester {
             }
         }
         let source = match list {
-            _ if total == 0 => Source::Empty,
-            [one] => Source::Element(*one),
-            _ => Source::Elements { index: 0, offset: 0 },
+            _ if total == 0 => MessageSource::Empty,
+            [one] => MessageSource::Element(*one),
+            _ => MessageSource::Elements { index: 0, offset: 0 },
         };
         Ok((source, total))
     }

@@ -3,7 +3,7 @@
 
 use super::placement::PendingPlacement;
 use crate::ddp::Header;
-use crate::device::srq::Place;
+use crate::device::srq::WaiterPlace;
 use crate::engine::incoming::Incoming;
 use crate::stream::{Fault, terminate};
 use crate::types::Time;
@@ -23,7 +23,7 @@ pub(in crate::engine) enum BlockedOn {
     Receive {
         segment: WaitingSegment,
         /// In the queue of those who wait for a shared receive queue.
-        place: Option<Place>,
+        place: Option<WaiterPlace>,
         until: Time,
     },
 }

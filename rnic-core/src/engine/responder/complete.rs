@@ -75,7 +75,7 @@ impl Responder {
             let Some(wr_id) = self.next_to_flush() else { break };
             slots -= 1;
             let mut cqe = self.cqe(core, wr_id, CompletionStatus::WrFlush);
-            cqe.why_id = life.flush_record(core, engine, wr_id);
+            cqe.diagnosis_id = life.flush_record(core, engine, wr_id);
             cqes.push(cqe);
         }
         engine.unreserve(&core.recv_cq, slots);

@@ -11,7 +11,7 @@ use super::placement::{PendingWrite, Placed};
 use super::receives::{Receives, Receiving, emit_notices};
 use crate::abi::control::Event;
 use crate::device::memory::{Payload, Unreachable};
-use crate::device::srq::{Got, Turn};
+use crate::device::srq::{TakeOutcome, Turn};
 use crate::device::stag::StagTable;
 use crate::engine::interface::Output;
 use crate::engine::phase::StreamPhase;
@@ -45,7 +45,7 @@ impl Responder {
         } else if self.rnr_timeout.is_some() {
             Ok(false)
         } else {
-            Err(Reason::RnrPolicy { held: false }.into())
+            Err(Reason::NoReceive { waited: false }.into())
         }
     }
 
@@ -60,9 +60,9 @@ impl Responder {
         let mut entry = ReceiveEntry::default();
         let got = match &mut self.receives {
             Receives::Own(rq) => match rq.take_into(&mut entry) {
-                Ok(true) => Got::Receive,
-                Ok(false) => Got::Nothing,
-                Err(TakeError::Entry(error)) => Got::Malformed(error.wr_id),
+                Ok(true) => TakeOutcome::Receive,
+                Ok(false) => TakeOutcome::Nothing,
+                Err(TakeError::Entry(error)) => TakeOutcome::Malformed(error.wr_id),
                 Err(TakeError::Queue(fault)) => return Err(PlacementError::Queue(fault)),
             },
             Receives::Shared(srq) => {
@@ -76,13 +76,17 @@ impl Responder {
     }
 
     /// A receive, nothing, or something that is none.
-    pub(super) fn got(&mut self, got: Got, entry: ReceiveEntry) -> Result<bool, PlacementError> {
+    pub(super) fn got(
+        &mut self,
+        got: TakeOutcome,
+        entry: ReceiveEntry,
+    ) -> Result<bool, PlacementError> {
         match got {
-            Got::Nothing => Ok(false),
-            Got::Malformed(wr_id) => {
+            TakeOutcome::Nothing => Ok(false),
+            TakeOutcome::Malformed(wr_id) => {
                 Err(PlacementError::MalformedReceive(wr_id, Reason::MalformedReceive))
             }
-            Got::Receive => {
+            TakeOutcome::Receive => {
                 let capacity = entry.sges.as_slice().iter().map(|s| u64::from(s.length)).sum();
                 self.receiving = Some(Receiving { entry, capacity });
                 Ok(true)

@@ -64,7 +64,7 @@ impl Responder {
         awaits_response: bool,
     ) -> Result<bool, PlacementError> {
         let Some(timeout) = self.rnr_timeout else {
-            return Err(Reason::RnrPolicy { held: false }.into());
+            return Err(Reason::NoReceive { waited: false }.into());
         };
         let waiter = Waiter { qp: core.id, worker: engine.worker, key: core.key };
         let place = match &mut self.receives {

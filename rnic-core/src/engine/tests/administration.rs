@@ -62,7 +62,7 @@ fn a_terminate_that_cannot_leave_ends_in_a_reset_after_the_deadline_in_force() {
 #[test]
 fn other_options_leave_the_log_of_reasons_where_it_is() {
     let mut w = World::connected(Wiring::tcp());
-    let log = w.engines[0].state.options.why.clone();
+    let log = w.engines[0].state.options.diagnoses.clone();
     for engine in &mut w.engines {
         engine.set_options(options(7));
     }

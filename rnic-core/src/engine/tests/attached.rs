@@ -25,7 +25,7 @@ fn unmapped(w: &mut World, qp: usize, moved: bool) -> Mr {
         return region(w, qp, own_address_space(), 8, 5000);
     }
     let (mapping, _fd) = Mapping::create_shared_buffer(5000).unwrap();
-    let memory = Memory::Moved { copier: w.copier(qp), address: 8 };
+    let memory = Memory::ThroughCopier { copier: w.copier(qp), address: 8 };
     let iova = 0x5000_0000;
     let (stag, windows) = w.install(qp, memory, 5000, Access::all(), Scope::Pd, iova);
     Mr { stag, iova, len: 5000, mapping, windows }
@@ -45,14 +45,14 @@ fn gone(w: &mut World, qp: usize) -> Mr {
 #[test]
 fn every_operation_from_and_to_either_kind_of_memory() {
     for wiring in Wiring::all() {
-        use MemoryKind::{Attached, CopyResult, Shared};
+        use MemoryKind::{Attached, Shared, ThroughCopier};
         for (source, sink) in [
             (Attached, Attached),
             (Attached, Shared),
             (Shared, Attached),
-            (CopyResult, CopyResult),
-            (CopyResult, Attached),
-            (Shared, CopyResult),
+            (ThroughCopier, ThroughCopier),
+            (ThroughCopier, Attached),
+            (Shared, ThroughCopier),
         ] {
             let mut w = World::connected(wiring);
             let len = 150_001;
@@ -237,7 +237,7 @@ fn an_address_space_that_is_gone_is_reported_with_its_owner() {
 fn under_way(wiring: Wiring, source: bool) -> (World, Mr, Mr) {
     let mut w = World::connected(wiring);
     w.answer_copies = false;
-    let kinds = [MemoryKind::CopyResult, MemoryKind::Shared];
+    let kinds = [MemoryKind::ThroughCopier, MemoryKind::Shared];
     w.kind = kinds[usize::from(!source)];
     let a = w.any_mr(A, 100_000);
     w.kind = kinds[usize::from(source)];
@@ -348,7 +348,7 @@ fn a_held_message_that_has_found_its_receive_waits_for_the_copier() {
         w.events(B);
         let from = w.any_mr(A, 150_000);
         let bytes = from.pattern(1);
-        w.kind = MemoryKind::CopyResult;
+        w.kind = MemoryKind::ThroughCopier;
         let into = w.any_mr(B, 150_000);
         let sizes = [5, 150_000, 0, 70_000, 1];
         let sends: Vec<Wr> =
@@ -390,7 +390,7 @@ fn a_window_is_invalidated_or_unbound_when_the_copier_has_written() {
         .flat_map(|w| [WindowKind::Type1, WindowKind::Type2].map(|k| (w, k)))
     {
         let mut w = World::connected(wiring);
-        w.kind = MemoryKind::CopyResult;
+        w.kind = MemoryKind::ThroughCopier;
         let region = w.mr(B, 100, Access::LOCAL_WRITE | Access::MW_BIND);
         let window = w.window(B, kind);
         let bind = |present: Stag, length| BindRequest {
@@ -429,7 +429,7 @@ fn a_window_is_invalidated_or_unbound_when_the_copier_has_written() {
 fn a_receive_is_not_flushed_while_a_copier_writes_there() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
-        w.kind = MemoryKind::CopyResult;
+        w.kind = MemoryKind::ThroughCopier;
         let into = w.any_mr(B, 100);
         w.answer_copies = false;
         w.recv(B, 1, &[into.all()]);

@@ -6,7 +6,7 @@ use super::link::Cuts;
 use super::model::{Model, OWN, Op, REGION_LEN, REGIONS, REVOKED, WINDOW, any_op, rights, safe_op};
 use super::requests::{Mr, Wr};
 use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
-use crate::abi::control::WhyRecord;
+use crate::abi::control::Diagnosis;
 use crate::abi::queue::SendFlags;
 use crate::device::window::BindRequest;
 use crate::types::{Access, Scope, Stag, WindowKind};
@@ -30,7 +30,7 @@ impl Bench {
                 w.kind = match kinds >> (2 * (end * REGIONS + n)) & 3 {
                     0 | 1 => MemoryKind::Shared,
                     2 => MemoryKind::Attached,
-                    _ => MemoryKind::CopyResult,
+                    _ => MemoryKind::ThroughCopier,
                 };
                 let mr = w.mr_at(end, REGION_LEN, rights(n), scope, iova);
                 mr.pattern((end * REGIONS + n) as u8);
@@ -168,8 +168,8 @@ fn run(
     for app in &bench.w.apps {
         prop_assert_eq!(app.cqs[0].cq.usage().1, 0, "no slot is reserved when all is done");
     }
-    for why in [A, B].into_iter().flat_map(|end| bench.w.whys(end)) {
-        let WhyRecord { what, rule, text, qp, pd, stag, offset, length, .. } = why;
+    for why in [A, B].into_iter().flat_map(|end| bench.w.diagnoses(end)) {
+        let Diagnosis { what, rule, text, qp, pd, stag, offset, length, .. } = why;
         seen.push(format!("{what:?} {rule} {text} {qp:?} {pd:?} {stag:?} {offset:?} {length:?}"));
     }
     let counters = [A, B].map(|end| bench.w.qps[end].shared.counters());

@@ -152,8 +152,8 @@ impl Model {
                         let bytes = self.bytes(me, *from, *len);
                         self.put(peer, *to, &bytes);
                     }
-                    Err(Why::Bounds) => self.end(peer, "1/1/01"),
-                    Err(Why::Gone | Why::Right) => self.end(peer, "1/1/00"),
+                    Err(Refused::Bounds) => self.end(peer, "1/1/01"),
+                    Err(Refused::Gone | Refused::Right) => self.end(peer, "1/1/00"),
                 }
             }
             Op::Send { from, len, solicited, invalidate, .. } => {
@@ -178,9 +178,9 @@ impl Model {
                         self.completions[me].push(format!("{id} RdmaRead{}", spaced(*len)));
                         return;
                     }
-                    Err(Why::Gone) => "0/1/00",
-                    Err(Why::Right) => "0/1/02",
-                    Err(Why::Bounds) => "0/1/01",
+                    Err(Refused::Gone) => "0/1/00",
+                    Err(Refused::Right) => "0/1/02",
+                    Err(Refused::Bounds) => "0/1/01",
                 };
                 self.completions[me].push(format!("{id} RdmaRead RemoteAccess {code}"));
                 self.end(peer, code);
@@ -283,15 +283,15 @@ impl Model {
         }
     }
 
-    fn remote(&self, owner: usize, place: Place, len: usize, right: Access) -> Result<(), Why> {
+    fn remote(&self, owner: usize, place: Place, len: usize, right: Access) -> Result<(), Refused> {
         if len == 0 {
             Ok(())
         } else if !self.is_enabled(owner, place.region) {
-            Err(Why::Gone)
+            Err(Refused::Gone)
         } else if !rights(place.region).contains(right) {
-            Err(Why::Right)
+            Err(Refused::Right)
         } else if place.at + len > self.length(owner, place.region) {
-            Err(Why::Bounds)
+            Err(Refused::Bounds)
         } else {
             Ok(())
         }
@@ -327,7 +327,7 @@ impl Model {
     }
 }
 
-enum Why {
+enum Refused {
     Gone,
     Right,
     Bounds,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::raw::Raw;
 use super::world::{A, QpShape, Wiring, World, options};
-use crate::engine::{Engine, EngineOptions, HoldLimits, PartialLimits};
+use crate::engine::{ChargeLimits, Engine, EngineOptions, PartialLimits};
 use crate::types::{Access, QpState, Stag};
 
 /// Bytes of an incomplete FPDU.
@@ -38,8 +38,10 @@ pub(super) fn dead(w: &World) -> Vec<usize> {
 #[test]
 fn beyond_the_limit_the_oldest_incomplete_fpdu_ends_its_stream() {
     // Room for 4 buffers of 1 KiB besides the pool of 16.
-    let limits =
-        PartialLimits { held: HoldLimits { device: 1 << 20, session: 4096 }, ..Default::default() };
+    let limits = PartialLimits {
+        bytes: ChargeLimits { device: 1 << 20, session: 4096 },
+        ..Default::default()
+    };
     let (mut w, mut raws) = crowd(24, limited(limits));
     let fpdus: Vec<_> = raws.iter_mut().map(|raw| raw.fpdu(&[0; 2 * HALF])).collect();
     for (raw, fpdu) in raws.iter_mut().zip(&fpdus).take(20) {

@@ -69,7 +69,7 @@ fn a_message_is_delivered_with_its_last_segment_in_order_and_with_its_length() {
 #[test]
 fn a_message_is_not_delivered_before_all_that_came_ahead_of_it_is_placed() {
     let (mut w, mut raw) = World::raw();
-    w.kind = MemoryKind::CopyResult;
+    w.kind = MemoryKind::ThroughCopier;
     let region = w.any_mr(A, 8);
     w.kind = MemoryKind::Shared;
     let buffer = w.any_mr(A, 8);

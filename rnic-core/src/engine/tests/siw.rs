@@ -46,7 +46,7 @@ fn the_record_of_a_terminate_says_that_it_is_in_the_layout_of_siw() {
     let header = [0xC1, 0x40, 0, 0, 0x12, 0x34, 0, 0, 0, 0, 0, 0, 0x10, 0];
     // Its length is that of the payload, where RFC 5040 has that of the segment.
     raw.terminate(&mut w, &terminate([0x11, 0x01, 0x03, 0x00], 64, &[&header]));
-    let why = w.why(A);
+    let why = w.diagnosis(A);
     assert_eq!(
         why.text,
         "the peer ended the stream with Terminate 1/1/01 (tagged buffer: base or bounds \

@@ -322,7 +322,7 @@ mod held {
                 for connection in [2, 0, 3, 1] {
                     b.send(connection, 0..3);
                 }
-                assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().held, 4);
+                assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().waiting, 4);
                 let mut order = Vec::new();
                 for id in 0..12 {
                     b.recv(id..id + 1);
@@ -331,7 +331,7 @@ mod held {
                     order.push((0..4).position(|c| b.id(c).0 == cqe.qp).unwrap());
                 }
                 assert_eq!(order, [2, 0, 3, 1].repeat(3), "{wiring:?} {workers}");
-                assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().held, 0);
+                assert_eq!(b.w.apps[b.to].srqs[b.srq].srq.usage().waiting, 0);
             }
         }
     }

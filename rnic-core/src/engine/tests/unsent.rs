@@ -3,7 +3,7 @@
 use super::partial::{crowd, dead};
 use super::requests::Wr;
 use super::world::{A, options};
-use crate::engine::{EngineOptions, HoldLimits};
+use crate::engine::{ChargeLimits, EngineOptions};
 use crate::types::QpState;
 
 /// Bytes of a message.
@@ -12,7 +12,7 @@ const LEN: usize = 8000;
 #[test]
 fn beyond_the_limit_the_stream_that_has_waited_longest_to_send_ends() {
     // Room for 3 messages of one session.
-    let unsent = HoldLimits { device: 1 << 20, session: 30_000 };
+    let unsent = ChargeLimits { device: 1 << 20, session: 30_000 };
     let (mut w, raws) = crowd(5, EngineOptions { unsent, ..options(0) });
     for (qp, raw) in raws.iter().enumerate() {
         w.links[raw.link].pipes[0].window = 0;

@@ -220,7 +220,7 @@ mod tests {
 
     fn cqe(n: u64) -> Cqe {
         let cqe = Cqe::new(3, n, CompletionOpcode::Receive, CompletionStatus::Success);
-        Cqe { byte_len: n as u32, flags: 5, imm_or_inv: !n, why_id: n << 32, ..cqe }
+        Cqe { byte_len: n as u32, flags: 5, imm_or_inv: !n, diagnosis_id: n << 32, ..cqe }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{
 use crate::ddp::{UntaggedHeader, qn};
 use crate::mpa::Framer;
 use crate::mpa::startup::{
-    ENHANCED_LEN, Enhanced, Frame, FrameError, Kind, MAX_PRIVATE_DATA, Progress, Repr,
+    ENHANCED_LEN, Enhanced, Frame, FrameError, FrameKind, MAX_PRIVATE_DATA, Progress, Repr,
 };
 use crate::rdmap::{Control, Opcode, codes};
 use crate::stream::{Fault, terminate};
@@ -137,7 +137,7 @@ impl Initiator {
             private_data,
         }
         //= MPA-7.1.2-1
-        .to_vec(Kind::Request);
+        .to_vec(FrameKind::Request);
         let (options, input, state) = (*options, Vec::new(), State::AwaitReply);
         Ok(Initiator { options, asked, revision, request, input, state })
     }
@@ -171,7 +171,7 @@ impl Initiator {
     #[must_use]
     pub fn missing(&self) -> usize {
         match self.state {
-            State::AwaitReply => frame_missing(Kind::Reply, self.revision, &self.input),
+            State::AwaitReply => frame_missing(FrameKind::Reply, self.revision, &self.input),
             State::Done => 0,
         }
     }
@@ -198,7 +198,7 @@ impl Initiator {
 
     fn judge(&self, input: &[u8]) -> Result<InitiatorStep, StartupError> {
         //= MPA-7.1.2-3
-        let (frame, leftover) = match Frame::check(Kind::Reply, self.revision, input)? {
+        let (frame, leftover) = match Frame::check(FrameKind::Reply, self.revision, input)? {
             Progress::NeedMore(_) => return Ok(InitiatorStep::NeedMore),
             Progress::Complete(frame, leftover) => (frame, leftover),
         };

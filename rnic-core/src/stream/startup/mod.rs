@@ -24,7 +24,9 @@ pub use crate::mpa::startup::{FrameError, RtrKinds};
 pub use initiator::{EofVerdict, Initiator, InitiatorStep, StartupError};
 pub use responder::{ConnectRequest, Responder, ResponderError, ResponderStep};
 
-use crate::mpa::startup::{ENHANCED_LEN, Frame, Kind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, Progress};
+use crate::mpa::startup::{
+    ENHANCED_LEN, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, Progress,
+};
 
 /// What this end wants and grants; from the configuration, and IRD and ORD per connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +146,7 @@ fn negotiated(reads: u16) -> Option<u16> {
 }
 
 /// Bytes a frame of which these have come still lacks at least; 0 if it is complete or none.
-fn frame_missing(kind: Kind, max_revision: u8, input: &[u8]) -> usize {
+fn frame_missing(kind: FrameKind, max_revision: u8, input: &[u8]) -> usize {
     match Frame::check(kind, max_revision, input) {
         Ok(Progress::NeedMore(len)) => len - input.len(),
         Ok(Progress::Complete(..)) | Err(_) => 0,

@@ -3,7 +3,7 @@
 use super::{
     Negotiated, Options, PrivateDataTooLong, Role, RtrKinds, frame_missing, negotiated, stated,
 };
-use crate::mpa::startup::{Enhanced, Frame, FrameError, Kind, NOT_NEGOTIATED, Progress, Repr};
+use crate::mpa::startup::{Enhanced, Frame, FrameError, FrameKind, NOT_NEGOTIATED, Progress, Repr};
 use crate::rdmap::codes;
 use crate::types::TerminateCode;
 
@@ -80,7 +80,7 @@ pub enum ResponderStep {
 
 /// What must be remembered of a Request until it is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Asked {
+struct RequestTerms {
     markers: bool,
     crc: bool,
     revision: u8,
@@ -91,7 +91,7 @@ struct Asked {
 #[derive(Debug)]
 enum State {
     AwaitRequest { input: Vec<u8> },
-    Deciding(Asked),
+    Deciding(RequestTerms),
     Done,
 }
 
@@ -145,7 +145,7 @@ impl Responder {
     pub fn missing(&self) -> usize {
         match &self.state {
             State::AwaitRequest { input } => {
-                frame_missing(Kind::Request, max_revision(&self.options), input)
+                frame_missing(FrameKind::Request, max_revision(&self.options), input)
             }
             State::Deciding(_) | State::Done => 0,
         }
@@ -203,7 +203,7 @@ impl Responder {
             enhanced: answer,
             private_data,
         }
-        .to_vec(Kind::Reply);
+        .to_vec(FrameKind::Reply);
         self.state = State::Done;
         Ok((reply, n))
     }
@@ -230,7 +230,7 @@ impl Responder {
             }),
             private_data,
         }
-        .to_vec(Kind::Reply);
+        .to_vec(FrameKind::Reply);
         self.state = State::Done;
         Ok(reply)
     }
@@ -251,9 +251,9 @@ fn max_revision(options: &Options) -> u8 {
 }
 
 /// Reads a Request out of the bytes received so far.
-fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderError> {
+fn judge(options: &Options, input: &[u8]) -> Result<Option<RequestTerms>, ResponderError> {
     //= MPA-7.1.2-2
-    let (frame, behind) = match Frame::check(Kind::Request, max_revision(options), input)? {
+    let (frame, behind) = match Frame::check(FrameKind::Request, max_revision(options), input)? {
         Progress::NeedMore(_) => return Ok(None),
         Progress::Complete(frame, behind) => (frame, behind),
     };
@@ -270,13 +270,13 @@ fn judge(options: &Options, input: &[u8]) -> Result<Option<Asked>, ResponderErro
             private_data: &[],
         };
         //= MPA-C.2.1-1
-        return Err(ResponderError::Rdmac { reply: refusal.to_vec(Kind::Reply) });
+        return Err(ResponderError::Rdmac { reply: refusal.to_vec(FrameKind::Reply) });
     }
     //= MPA-7.1.1-19
     if !behind.is_empty() {
         return Err(ResponderError::BytesAfterRequest);
     }
-    Ok(Some(Asked {
+    Ok(Some(RequestTerms {
         markers: request.markers,
         crc: request.crc,
         revision: request.revision,

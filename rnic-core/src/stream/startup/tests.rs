@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::mpa::Deframer;
-use crate::mpa::startup::{Enhanced, HEADER_LEN, Kind, Repr};
+use crate::mpa::startup::{Enhanced, FrameKind, HEADER_LEN, Repr};
 use crate::mpa::tests::{hex, pattern};
 use crate::rdmap::{Terminate, codes};
 use crate::stream::{Arrival, Inbound};
@@ -56,7 +56,7 @@ fn connect(active: &Options, passive: &Options) -> (Negotiated, Negotiated) {
 }
 
 /// An enhanced frame made by hand.
-fn enhanced(kind: Kind, enhanced: Enhanced) -> Vec<u8> {
+fn enhanced(kind: FrameKind, enhanced: Enhanced) -> Vec<u8> {
     Repr {
         markers: false,
         crc: true,
@@ -317,7 +317,7 @@ fn ird_the_application_insists_on_is_not_raised() {
 
 #[test]
 fn ird_and_ord_of_a_responder_stay_inside_their_limits() {
-    let request = enhanced(Kind::Request, Enhanced { ird: 200, ord: 200, ..PLAIN });
+    let request = enhanced(FrameKind::Request, Enhanced { ird: 200, ord: 200, ..PLAIN });
     let (mut responder, _) = responder_with(&OPTIONS, &request);
     let (_, n) = responder.accept(None, Some(150), 32, 24, &[]).expect("undecided");
     assert_eq!((n.ird, n.ord), (32, 24));
@@ -332,19 +332,19 @@ fn revision_1_leaves_reads_to_the_local_values() {
 
 #[test]
 fn reads_that_are_not_negotiated_are_answered_in_kind() {
-    let request = enhanced(Kind::Request, Enhanced { ird: 0x3FFF, ord: 0x3FFF, ..PLAIN });
+    let request = enhanced(FrameKind::Request, Enhanced { ird: 0x3FFF, ord: 0x3FFF, ..PLAIN });
     let (reply, n) = accept(&OPTIONS, &request);
     assert_eq!(reply[20..24], hex("3fff3fff"));
     assert_eq!((n.ird, n.ord, n.peer_ird, n.peer_ord), (16, 8, None, None));
 
-    let request = enhanced(Kind::Request, Enhanced { ord: 0x3FFF, ..PLAIN });
+    let request = enhanced(FrameKind::Request, Enhanced { ord: 0x3FFF, ..PLAIN });
     let (reply, n) = accept(&OPTIONS, &request);
     assert_eq!(reply[20..24], hex("3fff0004"));
     assert_eq!((n.ird, n.ord), (16, 4));
 
     let mut initiator =
         Initiator::new(&Options { peer_to_peer: false, ..OPTIONS }, &[]).expect("short");
-    let reply = enhanced(Kind::Reply, Enhanced { ird: 0x3FFF, ord: 0x3FFF, ..PLAIN });
+    let reply = enhanced(FrameKind::Reply, Enhanced { ird: 0x3FFF, ord: 0x3FFF, ..PLAIN });
     let n = accepted(&mut initiator, &reply);
     assert_eq!((n.ird, n.ord, n.peer_ird), (16, 8, None));
 }
@@ -361,7 +361,7 @@ fn local_values_never_read_as_not_negotiated() {
 fn reply_that_wants_more_reads_than_offered_is_told_so() {
     let options = Options { peer_to_peer: false, ..OPTIONS };
     let mut initiator = Initiator::new(&options, &[]).expect("short");
-    let reply = enhanced(Kind::Reply, Enhanced { ord: 17, ..PLAIN });
+    let reply = enhanced(FrameKind::Reply, Enhanced { ord: 17, ..PLAIN });
     let error = initiator.handle_input(&reply).expect_err("17 is above 16");
     assert!(matches!(error, StartupError::InsufficientIrd { wanted: 17, offered: 16, .. }));
     assert_eq!(terminate_in(error.last_frame()), codes::LLP_IRD);
@@ -448,7 +448,7 @@ fn a_reply_alone_makes_no_peer_to_peer_connection() {
     for (asks, answer) in [(false, eager), (true, PLAIN)] {
         let options = Options { peer_to_peer: asks, ..OPTIONS };
         let mut initiator = Initiator::new(&options, &[]).expect("short");
-        let n = accepted(&mut initiator, &enhanced(Kind::Reply, answer));
+        let n = accepted(&mut initiator, &enhanced(FrameKind::Reply, answer));
         assert_eq!((n.peer_to_peer, n.role), (false, Role::Initiator { rtr: None }), "{asks}");
     }
 }
@@ -562,8 +562,8 @@ proptest! {
         });
         let repr = Repr { markers, crc, reject, revision, enhanced, private_data: &data };
         let mut bytes = vec![0xAA; repr.buffer_len()];
-        repr.emit(Kind::Reply, &mut bytes);
-        let frame = crate::mpa::startup::Frame::check(Kind::Reply, 255, &bytes);
+        repr.emit(FrameKind::Reply, &mut bytes);
+        let frame = crate::mpa::startup::Frame::check(FrameKind::Reply, 255, &bytes);
         let Ok(crate::mpa::startup::Progress::Complete(frame, &[])) = frame else {
             return Err(TestCaseError::fail(format!("{frame:?}")));
         };

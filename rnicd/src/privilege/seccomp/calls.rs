@@ -177,7 +177,7 @@ const OPEN: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// Names of old for the same, of which other machines than x86_64 have few.
+/// StagKind of old for the same, of which other machines than x86_64 have few.
 #[cfg(target_arch = "x86_64")]
 const OPEN_OLD: &[c_long] = &[
     libc::SYS_access,

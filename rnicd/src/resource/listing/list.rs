@@ -163,7 +163,7 @@ impl Manager {
                 let (rows, total, next) = self.limit_rows(own, from);
                 (Rows::Limits(rows), total, next)
             }
-            ListKind::Whys => self.whys(reader, from),
+            ListKind::Diagnoses => self.whys(reader, from),
             ListKind::Events => self.list_events(reader, from),
         };
         Outcome::now(ReplyBody::Rows { rows, total, next })

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::metrics::{Kind, Page};
+use crate::metrics::{MetricKind, Page};
 use crate::resource::Manager;
-use crate::resource::ledger::Kind as Counted;
+use crate::resource::ledger::Kind;
 use crate::resource::records::{Done, METRICS, Past, USERS};
 use crate::resource::session::Session;
 
@@ -23,8 +23,8 @@ impl Manager {
         self.device_figures(&mut page, &users);
         for (n, (name, help)) in METRICS.into_iter().enumerate() {
             let total = users.values().map(|user| user.done.values()[n]).sum();
-            page.figure(name, Kind::Counter, help).sample(&[], total);
-            let mut figure = page.figure(&format!("user_{name}"), Kind::Counter, help);
+            page.figure(name, MetricKind::Counter, help).sample(&[], total);
+            let mut figure = page.figure(&format!("user_{name}"), MetricKind::Counter, help);
             for (uid, user) in &users {
                 figure.sample(&[("uid", &uid_text(*uid))], user.done.values()[n]);
             }
@@ -34,41 +34,46 @@ impl Manager {
 
     fn device_figures(&self, page: &mut Page, users: &BTreeMap<Option<u32>, User<'_>>) {
         let device = &self.config.device.name;
-        page.figure("info", Kind::Gauge, "The device and its version.")
+        page.figure("info", MetricKind::Gauge, "The device and its version.")
             .sample(&[("device", device), ("version", &env!("CARGO_PKG_VERSION"))], 1);
-        page.figure("uptime_seconds", Kind::Gauge, "Since the start.")
+        page.figure("uptime_seconds", MetricKind::Gauge, "Since the start.")
             .sample(&[], self.started.elapsed().as_secs());
         let sessions = self.sessions.len() as u64;
-        page.figure("sessions", Kind::Gauge, "Sessions open.").sample(&[], sessions);
-        page.figure("sessions_limit", Kind::Gauge, "Most sessions at once.")
-            .sample(&[], self.config.limits.device.of(Counted::Sessions));
-        page.figure("connections_in_startup", Kind::Gauge, "Connections before MPA has begun.")
-            .sample(&[], self.cm.half_open() as u64);
+        page.figure("sessions", MetricKind::Gauge, "Sessions open.").sample(&[], sessions);
+        page.figure("sessions_limit", MetricKind::Gauge, "Most sessions at once.")
+            .sample(&[], self.config.limits.device.of(Kind::Sessions));
+        page.figure(
+            "connections_in_startup",
+            MetricKind::Gauge,
+            "Connections before MPA has begun.",
+        )
+        .sample(&[], self.cm.half_open() as u64);
         let ended = "Sessions ended for misbehaviour.";
-        page.figure("sessions_ended_total", Kind::Counter, ended)
+        page.figure("sessions_ended_total", MetricKind::Counter, ended)
             .sample(&[], self.records.misbehaved());
-        page.figure("events_total", Kind::Counter, "Notable happenings.")
+        page.figure("events_total", MetricKind::Counter, "Notable happenings.")
             .sample(&[], self.records.noted());
-        page.figure("why_records_total", Kind::Counter, "Failures put on record.")
+        page.figure("diagnoses_total", MetricKind::Counter, "Failures put on record.")
             .sample(&[], self.records.whys());
-        let mut figure = page.figure("objects", Kind::Gauge, "Objects, or bytes, in use.");
-        for kind in Counted::counted() {
+        let mut figure = page.figure("objects", MetricKind::Gauge, "Objects, or bytes, in use.");
+        for kind in Kind::counted() {
             figure.sample(&[("kind", &kind.key())], self.ledger.used().of(kind));
         }
-        let mut figure = page.figure("objects_limit", Kind::Gauge, "Most of them, by limits.KIND.");
-        for kind in Counted::counted() {
+        let mut figure =
+            page.figure("objects_limit", MetricKind::Gauge, "Most of them, by limits.KIND.");
+        for kind in Kind::counted() {
             match self.ledger.device_limit(kind) {
                 u64::MAX => {}
                 limit => drop(figure.sample(&[("kind", &kind.key())], limit)),
             }
         }
-        let mut figure = page.figure("user_sessions", Kind::Gauge, "Sessions open, by user.");
+        let mut figure = page.figure("user_sessions", MetricKind::Gauge, "Sessions open, by user.");
         for (uid, user) in users {
             figure.sample(&[("uid", &uid_text(*uid))], user.sessions.len() as u64);
         }
-        let mut figure = page.figure("user_objects", Kind::Gauge, "Objects in use, by user.");
+        let mut figure = page.figure("user_objects", MetricKind::Gauge, "Objects in use, by user.");
         for (uid, user) in users {
-            for kind in Counted::counted() {
+            for kind in Kind::counted() {
                 let used = user.sessions.iter().map(|s| s.account.used(kind)).sum();
                 figure.sample(&[("uid", &uid_text(*uid)), ("kind", &kind.key())], used);
             }

@@ -90,7 +90,7 @@ const REPLY_HEAD: usize = 64;
 #[cfg(test)]
 mod tests {
     use rnic_core::abi::control::*;
-    use rnic_core::device::why::{MAX_RULE, MAX_TEXT};
+    use rnic_core::device::diagnoses::{MAX_RULE, MAX_TEXT};
     use rnic_core::types::*;
 
     use super::*;
@@ -104,11 +104,11 @@ mod tests {
     fn the_longest_records_come_in_pages_that_fit_a_message() {
         let all = u64::MAX;
         let address = std::net::SocketAddr::from(([0xFFFF; 8], u16::MAX));
-        let record = WhyRecord {
+        let record = Diagnosis {
             id: all,
             time_ms: all,
             session: SessionId(u32::MAX),
-            what: WhyKind::Completion { wr_id: all, status: CompletionStatus::General },
+            what: DiagnosisKind::Completion { wr_id: all, status: CompletionStatus::General },
             rule: "r".repeat(MAX_RULE),
             text: "t".repeat(MAX_TEXT),
             qp: Some(QpId(u32::MAX)),
@@ -123,8 +123,8 @@ mod tests {
             let (rows, next) = page_that_fits(below(from, 100), |_| Some(record.clone()));
             assert!(!rows.is_empty(), "stuck at {from}");
             (from, pages, seen) = (next, pages + 1, seen + rows.len());
-            let body = ReplyBody::Rows { rows: Rows::Whys(rows), total: u32::MAX, next: all };
-            let reply = Reply { id: u32::MAX, result: Ok(body), why_id: all };
+            let body = ReplyBody::Rows { rows: Rows::Diagnoses(rows), total: u32::MAX, next: all };
+            let reply = Reply { id: u32::MAX, result: Ok(body), diagnosis_id: all };
             let bytes = postcard::to_stdvec(&reply).map_or(usize::MAX, |bytes| bytes.len());
             assert!(bytes <= MAX_MESSAGE, "{bytes}");
         }

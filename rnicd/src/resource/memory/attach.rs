@@ -11,7 +11,7 @@ use rnic_core::types::*;
 use super::Attached;
 use super::attached::Reach;
 use crate::clock;
-use crate::copier::{CopierReport, Why};
+use crate::copier::{CopierReport, NoCopier};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
@@ -110,8 +110,8 @@ impl Manager {
                 let Ok(session) = find(&mut self.sessions, id) else { return };
                 session.attached = None;
                 let refusal = match why {
-                    Why::Memory(why) => refuse::invalid("memory", why),
-                    Why::System(error) => refuse::system("cannot start a copier", &error),
+                    NoCopier::Memory(why) => refuse::invalid("memory", why),
+                    NoCopier::System(error) => refuse::system("cannot start a copier", &error),
                 };
                 let asked = Asked::of(&RequestBody::AttachMemory);
                 let refused = self.refused(id, asked, refusal, clock::now());

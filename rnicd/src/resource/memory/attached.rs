@@ -91,6 +91,6 @@ pub fn attached_memory(
     }
     Ok(match reach {
         Reach::Own(space) => Memory::Attached { space: space.clone(), address },
-        Reach::Copier(copier) => Memory::Moved { copier: copier.shared.clone(), address },
+        Reach::Copier(copier) => Memory::ThroughCopier { copier: copier.shared.clone(), address },
     })
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rnic_core::abi::control::{MrSource, Refusal, ReplyBody};
 use rnic_core::device::window::WindowCount;
-use rnic_core::device::{Memory, Names, StagEntry};
+use rnic_core::device::{Memory, StagEntry, StagKind};
 use rnic_core::types::*;
 
 use super::attached::attached_memory;
@@ -28,7 +28,7 @@ impl Manager {
         let (mr, stag) = (MrId(handle.number()), issued.stag());
         let MrRequest { pd, length, iova, access, scope, .. } = request;
         let windows = Arc::new(WindowCount::default());
-        let names = Names::Region(windows.clone());
+        let kind = StagKind::Region(windows.clone());
         let object = Mr {
             pd,
             buffer: buffer.as_ref().map(|(buffer, _)| *buffer),
@@ -46,7 +46,7 @@ impl Manager {
         session.mrs.insert(mr, object);
         let session = id;
         //= DDP-8.3.2-3, RDMAP-8.1.2-3
-        let entry = StagEntry { stag, names, mr, session, pd, scope, access, iova, length, memory };
+        let entry = StagEntry { stag, kind, mr, session, pd, scope, access, iova, length, memory };
         let ticket = self.workers.install_stag(entry);
         self.pending.insert(ticket, Pending::RegMr { session: id, mr, stag });
         Outcome::later()

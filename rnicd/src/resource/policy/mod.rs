@@ -1,8 +1,8 @@
 //! The administrator's rules, ready to be asked: which limits a client has, whether it is an
 //! administrator or trusted, which named domains it may open, where it may listen and connect.
 //!
-//! Names become numbers here, once, from `/etc/passwd` and `/etc/group`; a client is known only by
-//! the numbers that the kernel gives for its socket. The manager asks; nothing here counts.
+//! StagKind become numbers here, once, from `/etc/passwd` and `/etc/group`; a client is known only
+//! by the numbers that the kernel gives for its socket. The manager asks; nothing here counts.
 
 mod rights;
 mod subjects;

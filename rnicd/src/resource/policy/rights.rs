@@ -30,15 +30,15 @@ pub struct Rights {
     pub trusted: bool,
     /// Whether it may pass TCP sockets of its own.
     pub sockets: bool,
-    session: [(u64, Source); Kind::COUNT],
-    user: [(u64, Source); Kind::COUNT],
+    session: [(u64, RuleSource); Kind::COUNT],
+    user: [(u64, RuleSource); Kind::COUNT],
     user_rule: String,
     group_rule: String,
 }
 
 /// Which part of the configuration set a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum RuleSource {
     Default,
     User,
     Group,
@@ -109,20 +109,20 @@ impl Rights {
         self.named(self.user[kind as usize].1, "user", kind.key(), &whose)
     }
 
-    fn named(&self, source: Source, section: &str, key: &str, whose: &str) -> String {
+    fn named(&self, source: RuleSource, section: &str, key: &str, whose: &str) -> String {
         match source {
-            Source::Default => format!("limits.{section}.{key}{whose}"),
+            RuleSource::Default => format!("limits.{section}.{key}{whose}"),
             // The rule is about this very user.
-            Source::User => format!("user.{}.{section}.{key}", self.user_rule),
-            Source::Group => format!("group.{}.{section}.{key}{whose}", self.group_rule),
+            RuleSource::User => format!("user.{}.{section}.{key}", self.user_rule),
+            RuleSource::Group => format!("group.{}.{section}.{key}{whose}", self.group_rule),
         }
     }
 }
 
-fn choose<T>(user: Option<T>, group: Option<T>, default: T) -> (T, Source) {
+fn choose<T>(user: Option<T>, group: Option<T>, default: T) -> (T, RuleSource) {
     match (user, group) {
-        (Some(value), _) => (value, Source::User),
-        (None, Some(value)) => (value, Source::Group),
-        (None, None) => (default, Source::Default),
+        (Some(value), _) => (value, RuleSource::User),
+        (None, Some(value)) => (value, RuleSource::Group),
+        (None, None) => (default, RuleSource::Default),
     }
 }

@@ -8,7 +8,7 @@ use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
 
 use super::reads::Reads;
-use super::{ConnectOver, Connection, Phase, Qp, wrong_state};
+use super::{ConnectOver, Connection, Qp, QpPhase, wrong_state};
 use crate::cm::{self, AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
@@ -37,7 +37,7 @@ impl Manager {
         self.take_rate(id, now)?;
         let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
         self.cm.connect(params, now)?;
-        self.hold(id, qp, reads, Phase::Connecting);
+        self.hold(id, qp, reads, QpPhase::Connecting);
         Outcome::done()
     }
 
@@ -59,7 +59,7 @@ impl Manager {
         let mut params = ConnectParams { session: id, qp, peer, local, ird, ord, private_data };
         let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
         self.cm.connect_over(params, socket, now)?;
-        self.hold(id, qp, reads, Phase::Connecting);
+        self.hold(id, qp, reads, QpPhase::Connecting);
         Outcome::done()
     }
 
@@ -76,7 +76,7 @@ impl Manager {
         let reads = self.charge_reads(id, (&mut params.ird, &mut params.ord))?;
         self.cm.accept(params, now)?;
         find(&mut self.sessions, id)?.requests.remove(&request);
-        self.hold(id, qp, reads, Phase::Accepting);
+        self.hold(id, qp, reads, QpPhase::Accepting);
         Outcome::done()
     }
 
@@ -105,12 +105,12 @@ impl Manager {
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         match object.phase {
-            Phase::Bound(worker) => self.workers.disconnect(worker, qp, abort),
-            Phase::Connecting(_) | Phase::Accepting(_) => {
+            QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, abort),
+            QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
                 self.unreachable(qp, "given up by this side".to_owned());
             }
-            Phase::Idle(_) | Phase::Leaving => {
+            QpPhase::Idle(_) | QpPhase::Leaving => {
                 let state = object.phase.name();
                 return Err(wrong_state(qp, state, "connecting or connected"));
             }
@@ -194,8 +194,8 @@ impl Manager {
                 let connects = qp == active.qp;
                 if let Some((_, object)) = self.qp_of(qp) {
                     object.phase = match connects {
-                        true => Phase::Connecting(config),
-                        false => Phase::Accepting(config),
+                        true => QpPhase::Connecting(config),
+                        false => QpPhase::Accepting(config),
                     };
                 }
                 return self.unreachable(qp, "the peer's queue pair is gone".to_owned());
@@ -215,20 +215,20 @@ impl Manager {
     pub(in crate::resource) fn unreachable(&mut self, qp: QpId, reason: String) {
         let Some((session, object)) = self.qp_of(qp) else { return };
         let context = object.shared.context.load(Relaxed);
-        if !matches!(object.phase, Phase::Accepting(_) | Phase::Connecting(_)) {
+        if !matches!(object.phase, QpPhase::Accepting(_) | QpPhase::Connecting(_)) {
             return;
         }
         let shared = object.shared.clone();
-        let phase = std::mem::replace(&mut object.phase, Phase::Leaving);
+        let phase = std::mem::replace(&mut object.phase, QpPhase::Leaving);
         let why = self.connect_failed(session, qp, &reason);
         match phase {
-            Phase::Accepting(config) => {
-                shared.why.store(why, Relaxed);
+            QpPhase::Accepting(config) => {
+                shared.diagnosis.store(why, Relaxed);
                 self.attach_in_error(session, config);
             }
             phase => {
-                if let (Phase::Connecting(config), Some((_, object))) = (phase, self.qp_of(qp)) {
-                    object.phase = Phase::Idle(config);
+                if let (QpPhase::Connecting(config), Some((_, object))) = (phase, self.qp_of(qp)) {
+                    object.phase = QpPhase::Idle(config);
                     self.release_reads(qp);
                 }
             }
@@ -248,7 +248,7 @@ impl Manager {
         let Some(owner) = self.handles.qps.owner(qp.0) else { return };
         let Ok(session) = find(&mut self.sessions, owner) else { return };
         if let Some(object) = session.qps.get_mut(&qp) {
-            object.phase = Phase::Bound(worker);
+            object.phase = QpPhase::Bound(worker);
             let Negotiated { ird, ord, .. } = *negotiated;
             if let Some(reads) = &mut object.reads {
                 reads.settle(ird, ord);
@@ -260,8 +260,8 @@ impl Manager {
     /// The configuration of a QP that connects or accepts.
     fn take_connected(&mut self, qp: QpId) -> Option<Box<QpConfig>> {
         let (_, object) = self.qp_of(qp)?;
-        match std::mem::replace(&mut object.phase, Phase::Leaving) {
-            Phase::Connecting(config) | Phase::Accepting(config) => Some(config),
+        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+            QpPhase::Connecting(config) | QpPhase::Accepting(config) => Some(config),
             other => {
                 object.phase = other;
                 None
@@ -275,12 +275,12 @@ impl Manager {
         id: SessionId,
         qp: QpId,
         reads: Reads,
-        phase: impl FnOnce(Box<QpConfig>) -> Phase,
+        phase: impl FnOnce(Box<QpConfig>) -> QpPhase,
     ) {
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
             object.reads = Some(reads);
-            object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
-                Phase::Idle(config) => phase(config),
+            object.phase = match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+                QpPhase::Idle(config) => phase(config),
                 other => other,
             };
         }
@@ -340,8 +340,8 @@ impl Manager {
 
 /// A rejected QP may try again.
 fn become_idle(object: &mut Qp) {
-    object.phase = match std::mem::replace(&mut object.phase, Phase::Leaving) {
-        Phase::Connecting(config) => Phase::Idle(config),
+    object.phase = match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+        QpPhase::Connecting(config) => QpPhase::Idle(config),
         other => other,
     };
 }

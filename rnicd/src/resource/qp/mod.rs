@@ -26,7 +26,7 @@ pub struct Qp {
     /// Where its receives come from, if it has no receive queue of its own.
     pub srq: Option<SrqId>,
     pub shared: Arc<QpShared>,
-    pub phase: Phase,
+    pub phase: QpPhase,
     /// Known once it has been connected.
     pub connection: Option<Connection>,
     /// What its connection was charged.
@@ -48,7 +48,7 @@ pub struct QpUses {
 }
 
 /// Who holds a QP.
-pub enum Phase {
+pub enum QpPhase {
     /// Nobody: it may connect or accept.
     Idle(Box<QpConfig>),
     /// The connection manager, as the side that connects.
@@ -61,14 +61,14 @@ pub enum Phase {
     Leaving,
 }
 
-impl Phase {
+impl QpPhase {
     pub fn name(&self) -> &'static str {
         match self {
-            Phase::Idle(_) => "Idle",
-            Phase::Connecting(_) => "connecting",
-            Phase::Accepting(_) => "accepting",
-            Phase::Bound(_) => "connected or ended",
-            Phase::Leaving => "being destroyed",
+            QpPhase::Idle(_) => "Idle",
+            QpPhase::Connecting(_) => "connecting",
+            QpPhase::Accepting(_) => "accepting",
+            QpPhase::Bound(_) => "connected or ended",
+            QpPhase::Leaving => "being destroyed",
         }
     }
 }
@@ -86,7 +86,7 @@ impl Qp {
     /// Refuses a QP that has left Idle, naming its state.
     pub fn refuse_unless_idle(&self, id: QpId) -> Result<(), Refusal> {
         match self.phase {
-            Phase::Idle(_) => Ok(()),
+            QpPhase::Idle(_) => Ok(()),
             _ => Err(wrong_state(id, self.phase.name(), "Idle")),
         }
     }
@@ -121,7 +121,7 @@ pub fn qp_row(session: SessionId, qp: QpId, object: &Qp) -> QpRow {
         path: connection.map_or("none", |c| c.path).to_owned(),
         addresses: connection.map(|c| c.addresses),
         worker: match object.phase {
-            Phase::Bound(worker) => Some(worker),
+            QpPhase::Bound(worker) => Some(worker),
             _ => None,
         },
         ird: connection.map_or(0, |c| c.ird),

@@ -10,7 +10,7 @@ use rnic_core::engine::{QpConfig, Receives};
 use rnic_core::shm::queue::{ReceiveConsumer, SendConsumer};
 use rnic_core::types::*;
 
-use super::{Phase, Qp, QpUses, qp_row};
+use super::{Qp, QpPhase, QpUses, qp_row};
 use crate::config::Limits;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::domain::Member;
@@ -82,7 +82,7 @@ impl Manager {
             recv_cq: request.recv_cq,
             srq: request.srq,
             shared,
-            phase: Phase::Idle(Box::new(config)),
+            phase: QpPhase::Idle(Box::new(config)),
             connection: None,
             reads: None,
             membership,
@@ -100,18 +100,18 @@ impl Manager {
     pub(in crate::resource) fn qp_to_error(&mut self, id: SessionId, qp: QpId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
-        match std::mem::replace(&mut object.phase, Phase::Leaving) {
-            Phase::Idle(config) => self.attach_in_error(id, config),
-            Phase::Connecting(config) | Phase::Accepting(config) => {
+        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+            QpPhase::Idle(config) => self.attach_in_error(id, config),
+            QpPhase::Connecting(config) | QpPhase::Accepting(config) => {
                 self.cm.cancel(qp);
                 self.attach_in_error(id, config);
             }
-            Phase::Bound(worker) => {
-                object.phase = Phase::Bound(worker);
+            QpPhase::Bound(worker) => {
+                object.phase = QpPhase::Bound(worker);
                 self.workers.to_error(worker, qp);
             }
             // One request at a time: nobody can ask while it is being destroyed.
-            Phase::Leaving => {}
+            QpPhase::Leaving => {}
         }
         Outcome::done()
     }
@@ -119,8 +119,8 @@ impl Manager {
     pub(in crate::resource) fn destroy_qp(&mut self, id: SessionId, qp: QpId) -> Answer {
         let session = find(&mut self.sessions, id)?;
         let object = session.qp(qp)?;
-        match std::mem::replace(&mut object.phase, Phase::Leaving) {
-            Phase::Bound(worker) => {
+        match std::mem::replace(&mut object.phase, QpPhase::Leaving) {
+            QpPhase::Bound(worker) => {
                 // What it had a copier write would land in buffers that are its owner's again.
                 let copier = session.attached.as_ref().and_then(Attached::copier);
                 let ticket = self.workers.destroy_qp(worker, qp);
@@ -128,8 +128,8 @@ impl Manager {
                 self.pending.insert(ticket, Pending::DestroyQp { session: id, qp });
                 return Outcome::later();
             }
-            Phase::Connecting(_) | Phase::Accepting(_) => self.cm.cancel(qp),
-            Phase::Idle(_) | Phase::Leaving => {}
+            QpPhase::Connecting(_) | QpPhase::Accepting(_) => self.cm.cancel(qp),
+            QpPhase::Idle(_) | QpPhase::Leaving => {}
         }
         self.qp_gone(id, qp);
         Outcome::done()
@@ -147,7 +147,7 @@ impl Manager {
         let (qp, worker) = (config.qp, self.workers.least_loaded());
         self.release_reads(qp);
         if let Ok(object) = find(&mut self.sessions, id).and_then(|s| s.qp(qp)) {
-            object.phase = Phase::Bound(worker);
+            object.phase = QpPhase::Bound(worker);
         }
         self.workers.attach_in_error(worker, config);
     }

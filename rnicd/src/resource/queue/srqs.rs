@@ -146,7 +146,7 @@ pub fn srq_row(object: &SrqObject) -> SrqRow {
         taken: usage.taken,
         limit: usage.limit,
         qps: srq.users.load(Relaxed),
-        held: usage.held,
+        waiting: usage.waiting,
         unfair: usage.unfair,
     }
 }

@@ -11,7 +11,7 @@ mod requests;
 
 use std::sync::Arc;
 
-use rnic_core::device::{QpShared, WhyLog};
+use rnic_core::device::{DiagnosisLog, QpShared};
 use rnic_core::types::SessionId;
 
 use notes::Notes;
@@ -30,31 +30,31 @@ pub struct Records {
     terminates: Terminates,
     past: Past,
     /// Shared with the workers.
-    why: Arc<WhyLog>,
+    diagnoses: Arc<DiagnosisLog>,
     notes: Notes,
 }
 
 impl Records {
     /// Nothing yet, and room for so many notes.
-    pub fn new(why: Arc<WhyLog>, most_notes: usize) -> Self {
+    pub fn new(diagnoses: Arc<DiagnosisLog>, most_notes: usize) -> Self {
         Records {
             refusals: 0,
             misbehaved: 0,
             terminates: Terminates::default(),
             past: Past::default(),
-            why,
+            diagnoses,
             notes: Notes::new(most_notes),
         }
     }
 
-    /// A session of this user begins, which may leave so many *why* records.
+    /// A session of this user begins, which may leave so many diagnoses.
     pub fn open(&self, session: SessionId, user: Option<u32>, most: usize) {
-        self.why.open(session, user, most);
+        self.diagnoses.open(session, user, most);
     }
 
     /// A session is over; what it left is kept with that of others.
     pub fn end(&self, session: SessionId) {
-        self.why.end(session);
+        self.diagnoses.end(session);
     }
 
     /// A queue pair of this user is gone.
@@ -90,6 +90,6 @@ impl Records {
 
     /// Failures put on record so far.
     pub fn whys(&self) -> u64 {
-        self.why.made()
+        self.diagnoses.made()
     }
 }

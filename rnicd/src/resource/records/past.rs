@@ -54,7 +54,7 @@ impl Done {
     }
 }
 
-/// Names of [`Done::values`], in that order.
+/// StagKind of [`Done::values`], in that order.
 pub const METRICS: [(&str, &str); 11] = [
     ("send_completions_total", "Send queue requests completed."),
     ("receive_completions_total", "Receives completed."),

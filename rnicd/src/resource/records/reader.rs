@@ -6,7 +6,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rnic_core::device::why::Whose;
+use rnic_core::device::diagnoses::Whose;
 use rnic_core::types::*;
 
 use crate::clock;

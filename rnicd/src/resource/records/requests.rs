@@ -1,11 +1,11 @@
 //! Reasons of the control plane, and who may read which: refusals, failed connections and sessions
-//! that were ended leave *why* records in the log that the workers write to as well.
+//! that were ended leave diagnoses in the log that the workers write to as well.
 //! Happenings that are worth a note stand beside them.
 
 use std::time::Instant;
 
 use rnic_core::abi::control::{EventRecord, Refusal, ReplyBody, RequestBody, Rows, *};
-use rnic_core::device::why::{Kept, Whose};
+use rnic_core::device::diagnoses::{KeptDiagnosis, Whose};
 use rnic_core::types::*;
 
 use super::notes::{MAX_TEXT, Note};
@@ -72,14 +72,15 @@ impl Manager {
         }
         let Asked { verb, qp, pd, offset, length } = asked;
         let text = format!("{verb}: {refusal}");
-        let why = WhyRecord::new(session, WhyKind::Refused, rule_of(&refusal), text);
-        let why_id = self.records.why.record(now, WhyRecord { qp, pd, offset, length, ..why });
+        let why = Diagnosis::new(session, DiagnosisKind::Refused, rule_of(&refusal), text);
+        let diagnosis_id =
+            self.records.diagnoses.record(now, Diagnosis { qp, pd, offset, length, ..why });
         if let Refusal::Limit { .. } = refusal {
-            let text = format!("{verb}: {refusal} (why {why_id})");
+            let text = format!("{verb}: {refusal} (why {diagnosis_id})");
             self.note("limit_reached", Some(session), text);
         }
-        tracing::debug!(%session, verb, why = why_id, %refusal, "refused");
-        Refused { refusal, why_id }
+        tracing::debug!(%session, verb, why = diagnosis_id, %refusal, "refused");
+        Refused { refusal, diagnosis_id }
     }
 
     /// Records that a connection did not come about; the record's number.
@@ -91,11 +92,12 @@ impl Manager {
     ) -> u64 {
         let rule = "RFC 5044 section 7.1: a connection is TCP and the MPA frames of both sides";
         let pd = self.sessions.get(&session).and_then(|s| s.qps.get(&qp)).map(|qp| qp.pd);
-        let why = WhyRecord::new(session, WhyKind::Lost, rule, reason);
-        let why_id = self.records.why.record(clock::now(), WhyRecord { qp: Some(qp), pd, ..why });
-        let text = format!("QP {qp}: {reason} (why {why_id})");
+        let why = Diagnosis::new(session, DiagnosisKind::Lost, rule, reason);
+        let diagnosis_id =
+            self.records.diagnoses.record(clock::now(), Diagnosis { qp: Some(qp), pd, ..why });
+        let text = format!("QP {qp}: {reason} (why {diagnosis_id})");
         self.note("connect_failed", Some(session), text);
-        why_id
+        diagnosis_id
     }
 
     /// Counts and records that a session is ended for misbehaviour; the record's number, 0 for a
@@ -105,11 +107,13 @@ impl Manager {
         let Some(session) = session else { return 0 };
         let rule = "local contract: control messages and shared memory follow the ABI, or the \
                     session ends";
-        let why_id =
-            self.records.why.record(now, WhyRecord::new(session, WhyKind::Ended, rule, how));
-        let text = format!("session ended: {how} (why {why_id})");
+        let diagnosis_id = self
+            .records
+            .diagnoses
+            .record(now, Diagnosis::new(session, DiagnosisKind::Ended, rule, how));
+        let text = format!("session ended: {how} (why {diagnosis_id})");
         self.note("session_ended", Some(session), text);
-        why_id
+        diagnosis_id
     }
 
     /// Notes a happening of this kind, concerning a session or the whole daemon. What one session
@@ -164,29 +168,29 @@ impl Manager {
         let reader = Reader::of(id, &find(&mut self.sessions, id)?.client);
         let kept = self
             .records
-            .why
+            .diagnoses
             .find(number)
             .filter(|kept| reader.may_read(kept.owner, Some(kept.record.session)));
         let Some(kept) = kept else {
             let handle = u32::try_from(number).unwrap_or(u32::MAX);
-            return Err(refuse::no_such("why record", handle));
+            return Err(refuse::no_such("diagnosis", handle));
         };
-        let rows = Rows::Whys(vec![told(&kept, Wall::now())]);
+        let rows = Rows::Diagnoses(vec![told(&kept, Wall::now())]);
         Outcome::now(ReplyBody::Rows { rows, total: 1, next: 0 })
     }
 
     pub(in crate::resource) fn whys(&mut self, reader: Reader, from: u64) -> (Rows, u32, u64) {
         let whose = reader.whose();
         // One more than a page shows, to know where the next one begins.
-        let newest = self.records.why.newest(whose, before(from), PAGE_ROWS + 1);
+        let newest = self.records.diagnoses.newest(whose, before(from), PAGE_ROWS + 1);
         let wall = Wall::now();
         let keyed = newest.iter().map(|kept| (kept.record.id + 1, kept));
         let (rows, next) = page_that_fits(keyed, |kept| {
             let readable = reader.may_read(kept.owner, Some(kept.record.session));
             readable.then(|| told(kept, wall))
         });
-        let total = u32::try_from(self.records.why.kept(whose)).unwrap_or(u32::MAX);
-        (Rows::Whys(rows), total, next)
+        let total = u32::try_from(self.records.diagnoses.kept(whose)).unwrap_or(u32::MAX);
+        (Rows::Diagnoses(rows), total, next)
     }
 
     pub(in crate::resource) fn list_events(&self, reader: Reader, from: u64) -> (Rows, u32, u64) {
@@ -207,8 +211,8 @@ impl Manager {
     }
 }
 
-fn told(kept: &Kept, wall: Wall) -> WhyRecord {
-    WhyRecord { time_ms: wall.at(kept.time), ..kept.record.clone() }
+fn told(kept: &KeptDiagnosis, wall: Wall) -> Diagnosis {
+    Diagnosis { time_ms: wall.at(kept.time), ..kept.record.clone() }
 }
 
 /// What decided.

@@ -62,7 +62,7 @@ impl Manager {
                 self.records.open(
                     id,
                     client.account(),
-                    rights.session_count(Kind::WhyRecords) as usize,
+                    rights.session_count(Kind::Diagnoses) as usize,
                 );
                 let session = Session::new(id, client, account, arenas, events, (handle, charge));
                 self.sessions.insert(id, session);

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::Memory;
 use crate::device::stag::bind::WINDOW_RIGHTS;
-use crate::device::stag::{Names, Principal, StagChange, StagTable};
+use crate::device::stag::{Principal, StagChange, StagKind, StagTable};
 use crate::device::window::{BindFault, BindRequest, WindowCount};
 use crate::shm::Mapping;
 use crate::types::{Access, MrId, MwId, PdId, WindowKind};
@@ -126,7 +126,7 @@ impl Rig {
             for table in &mut tables {
                 table.install(StagEntry {
                     stag: Stag((region as u32 + 1) << 8),
-                    names: Names::Region(count.clone()),
+                    kind: StagKind::Region(count.clone()),
                     mr: MrId(region as u32),
                     session: SESSION,
                     pd: PD,
@@ -326,7 +326,7 @@ impl Rig {
             }
         }
         for table in &self.tables {
-            let left = table.entries.values().filter(|e| matches!(e.names, Names::Window(_)));
+            let left = table.entries.values().filter(|e| matches!(e.kind, StagKind::Window(_)));
             for entry in left.filter(|e| e.mr == MrId(region as u32)) {
                 // A worker that sleeps may not have dropped it yet, but has been told.
                 assert!(!self.may.contains_key(&entry.stag), "{} is reachable", entry.stag);
@@ -441,7 +441,7 @@ fn region(session: SessionId, pd: PdId) -> StagEntry {
     let (mapping, _fd) = Mapping::create_arena("test", 4096).expect("a little memory");
     StagEntry {
         stag: Stag(0x100),
-        names: Names::region(),
+        kind: StagKind::region(),
         mr: MrId(1),
         session,
         pd,

@@ -16,7 +16,7 @@ mod zero_copy;
 use partial::Partial;
 use slabs::Unread;
 
-use crate::engine::charge::{Held, Owner};
+use crate::engine::charge::{Owner, StreamCharge};
 use crate::engine::interface::MulpduPolicy;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
@@ -48,7 +48,7 @@ pub(in crate::engine) struct TcpLink {
     tail: Vec<u8>,
     tail_at: usize,
     /// What the session is charged for them.
-    held: Held,
+    charge: StreamCharge,
     /// Bytes after which a call is made; tests make one per FPDU.
     batch: usize,
     /// TCP refused bytes; nothing is tried until it is writable.
@@ -86,7 +86,7 @@ impl TcpLink {
             accepted: 0,
             tail: Vec::new(),
             tail_at: 0,
-            held: Held::default(),
+            charge: StreamCharge::default(),
             batch: BATCH,
             blocked: false,
             rtr,
@@ -162,7 +162,7 @@ impl TcpLink {
         self.tail_at = 0;
         self.framed = self.accepted;
         self.blocked = false;
-        engine.unsent.release(&mut self.held, core.session);
+        engine.unsent.release(&mut self.charge, core.session);
     }
 
     /// Gives up what was read and not looked at.
@@ -173,7 +173,7 @@ impl TcpLink {
     /// Gives back what the connection holds and is charged for.
     pub(in crate::engine) fn release(&mut self, owner: Owner, engine: &mut EngineState) {
         self.drop_partial(owner, engine);
-        engine.unsent.release(&mut self.held, owner.session);
+        engine.unsent.release(&mut self.charge, owner.session);
     }
 
     fn drop_partial(&mut self, owner: Owner, engine: &mut EngineState) {

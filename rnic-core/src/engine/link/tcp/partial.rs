@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use crate::engine::charge::{Charges, Excess, Held, HoldLimits, Names, Owner};
+use crate::engine::charge::{ChargeLimits, ChargeNames, Charges, Excess, Owner, StreamCharge};
 use crate::engine::deadlines::{Deadlines, Due};
 use crate::engine::schedule::Key;
 use crate::mpa::MAX_FPDU;
@@ -19,14 +19,14 @@ use crate::types::{SessionId, Time};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialLimits {
     /// Bytes.
-    pub held: HoldLimits,
+    pub bytes: ChargeLimits,
     /// How long a stream may pause inside an FPDU.
     pub stall: Duration,
 }
 
 impl Default for PartialLimits {
     fn default() -> Self {
-        PartialLimits { held: HoldLimits::default(), stall: Duration::from_secs(120) }
+        PartialLimits { bytes: ChargeLimits::default(), stall: Duration::from_secs(120) }
     }
 }
 
@@ -39,7 +39,7 @@ pub(in crate::engine) struct Partial {
     /// Its buffer is the pool's.
     pooled: bool,
     /// What its session is charged otherwise.
-    held: Held,
+    charge: StreamCharge,
     /// When its last byte came.
     latest: Time,
     /// When to look whether it has stalled; outlives the FPDU.
@@ -89,7 +89,7 @@ impl PartialBuffers {
             stall: limits.stall,
             free: Vec::new(),
             lent: 0,
-            charges: Charges::new(limits.held, NAMES),
+            charges: Charges::new(limits.bytes, NAMES),
         }
     }
 
@@ -97,7 +97,7 @@ impl PartialBuffers {
     /// more.
     pub(in crate::engine) fn set_limits(&mut self, limits: PartialLimits) {
         self.stall = limits.stall;
-        self.charges.set_limits(limits.held);
+        self.charges.set_limits(limits.bytes);
     }
 
     /// Takes in bytes of an FPDU that is not complete, the first or further ones. If that exceeds a
@@ -121,7 +121,7 @@ impl PartialBuffers {
             partial.buffer.reserve_exact(more);
             partial.buffer.resize(room, 0);
             if !partial.pooled {
-                excess = self.charges.set(&mut partial.held, owner, room);
+                excess = self.charges.set(&mut partial.charge, owner, room);
             }
         }
         partial.buffer[partial.len..len].copy_from_slice(bytes);
@@ -152,7 +152,7 @@ impl PartialBuffers {
         if std::mem::take(&mut partial.pooled) {
             self.lent -= 1;
         } else {
-            self.charges.release(&mut partial.held, session);
+            self.charges.release(&mut partial.charge, session);
         }
         (buffer, std::mem::take(&mut partial.len))
     }
@@ -219,7 +219,7 @@ pub(in crate::engine) fn unwatch(partial: &mut Partial, key: Key, deadlines: &mu
 }
 
 /// Its limits, in words.
-const NAMES: Names = Names {
+const NAMES: ChargeNames = ChargeNames {
     device: "limits.partial_bytes",
     session: "limits.session_partial_bytes",
     thing: "incomplete FPDU was",
@@ -244,7 +244,7 @@ mod tests {
     fn buffers(device: usize, session: usize) -> PartialBuffers {
         let stall = Duration::from_secs(1);
         let mut buffers =
-            PartialBuffers::new(PartialLimits { held: HoldLimits { device, session }, stall });
+            PartialBuffers::new(PartialLimits { bytes: ChargeLimits { device, session }, stall });
         buffers.lent = POOL;
         buffers
     }
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn the_pool_serves_the_first_without_charge() {
         let mut b = PartialBuffers::new(PartialLimits {
-            held: HoldLimits { device: 0, session: 0 },
+            bytes: ChargeLimits { device: 0, session: 0 },
             ..Default::default()
         });
         let mut d = Deadlines::default();

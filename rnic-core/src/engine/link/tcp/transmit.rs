@@ -12,10 +12,10 @@ use super::zero_copy::ZeroCopyError;
 use super::{TcpLink, TxBatch};
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Target};
-use crate::engine::charge::{Names, Owner};
+use crate::engine::charge::{ChargeNames, Owner};
 use crate::engine::interface::{Output, Transmit};
 use crate::engine::phase::{StreamEvent, StreamPhase};
-use crate::engine::qp::{Outgoing, Qp};
+use crate::engine::qp::{OutgoingFpdu, Qp};
 use crate::engine::requester::message::{Gather, GatherFault};
 use crate::engine::requester::staging::StageError;
 use crate::engine::schedule::{CALL_COST, FPDU_COST};
@@ -130,7 +130,7 @@ impl Qp {
         let owner = Owner { key: self.core.key, session: self.core.session };
         if let Some(tcp) = self.link.tcp_mut() {
             let room = tcp.tail_room();
-            let excess = engine.unsent.set(&mut tcp.held, owner, room);
+            let excess = engine.unsent.set(&mut tcp.charge, owner, room);
             engine.end_for_room(excess);
         }
     }
@@ -216,7 +216,7 @@ impl Qp {
                 // What was framed before, and what stands in the slab.
                 let end = tcp.framed + (used + n) as u64;
                 self.core.turn.charge((n as i64).max(FPDU_COST));
-                self.fpdu_left(&Outgoing::Segment(segment), Some(end));
+                self.fpdu_left(&OutgoingFpdu::Segment(segment), Some(end));
                 Ok(n)
             }
             Err(FrameError::Gather(GatherFault::Unstaged)) => {
@@ -272,7 +272,7 @@ impl Qp {
             }
         };
         let n = tcp.frame(&header, payload, out);
-        self.fpdu_left(&Outgoing::Rtr, None);
+        self.fpdu_left(&OutgoingFpdu::Rtr, None);
         n
     }
 
@@ -282,7 +282,7 @@ impl Qp {
         let header = tcp.untagged(Opcode::Terminate, Msn::FIRST);
         //= RDMAP-4.2-1
         let n = tcp.frame(&header, payload, out);
-        self.fpdu_left(&Outgoing::Terminate, None);
+        self.fpdu_left(&OutgoingFpdu::Terminate, None);
         n
     }
 
@@ -400,7 +400,7 @@ impl TcpLink {
 }
 
 /// The limits of what TCP has not taken, in words.
-pub(in crate::engine) const UNSENT: Names = Names {
+pub(in crate::engine) const UNSENT: ChargeNames = ChargeNames {
     device: "limits.unsent_bytes",
     session: "limits.session_unsent_bytes",
     thing: "unsent bytes were",

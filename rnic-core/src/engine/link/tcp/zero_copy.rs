@@ -14,8 +14,8 @@ use super::TxBatch;
 use crate::ddp;
 use crate::device::memory::{MemoryFault, Target, Unreachable};
 use crate::engine::phase::StreamPhase;
-use crate::engine::qp::{Outgoing, Qp};
-use crate::engine::requester::message::{Gather, GatherFault, Segment, Source};
+use crate::engine::qp::{OutgoingFpdu, Qp};
+use crate::engine::requester::message::{Gather, GatherFault, MessageSource, Segment};
 use crate::engine::state::EngineState;
 use crate::mpa::LENGTH_LEN;
 use crate::shm::io::{MAX_PIECES, Piece};
@@ -74,7 +74,10 @@ impl Qp {
             && message.total - message.sent >= WORTH_IT
             && !self.core.turn.is_over()
             && (self.life.phase().sends() || self.life.phase() == StreamPhase::Terminating)
-            && !matches!(message.source, Source::Inline { .. } | Source::ReadRequest(_))
+            && !matches!(
+                message.source,
+                MessageSource::Inline { .. } | MessageSource::ReadRequest(_)
+            )
             && self.requester.is_in_shared_memory(&engine.stags)
     }
 
@@ -96,7 +99,7 @@ impl Qp {
         for (segment, bytes) in taken.begun {
             end += bytes as u64;
             self.core.turn.charge(bytes as i64);
-            self.fpdu_left(&Outgoing::Segment(segment), Some(end));
+            self.fpdu_left(&OutgoingFpdu::Segment(segment), Some(end));
         }
         match taken.gone {
             Some(fault) => Err(ZeroCopyError::Memory(fault)),

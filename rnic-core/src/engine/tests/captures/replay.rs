@@ -10,13 +10,13 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::recording::Side;
 use super::speech::{Act, Conversation, Ear, Message};
-use crate::abi::control::WhyKind;
+use crate::abi::control::DiagnosisKind;
 use crate::abi::queue::{SendFlags, SendOpcode, Sge};
 use crate::engine::tests::link::Cuts;
 use crate::engine::tests::raw::Raw;
 use crate::engine::tests::requests::{Mr, Wr};
 use crate::engine::tests::world::{A, QpShape, World};
-use crate::mpa::startup::{Frame, Kind, Progress, Repr};
+use crate::mpa::startup::{Frame, FrameKind, Progress, Repr};
 use crate::rdmap::{Layout, Opcode, Terminate};
 use crate::stream::startup::{
     ConnectRequest, Initiator, InitiatorStep, Negotiated, Options, Responder, ResponderStep,
@@ -72,7 +72,8 @@ fn start_up(
     us: Side,
     outcome: &mut Outcome,
 ) -> Option<(Negotiated, Negotiated)> {
-    let (request, reply) = (parse(Kind::Request, &talk.request), parse(Kind::Reply, &talk.reply));
+    let (request, reply) =
+        (parse(FrameKind::Request, &talk.request), parse(FrameKind::Reply, &talk.reply));
     let as_recorded = |frame: &Repr<'_>| Options {
         revision: frame.revision.max(1),
         crc: frame.crc,
@@ -96,7 +97,7 @@ fn start_up(
     let (heard, answered) = match us {
         Side::Responder => (talk.request.clone(), None),
         Side::Initiator => {
-            compare(initiator.request(), &talk.request, Kind::Request);
+            compare(initiator.request(), &talk.request, FrameKind::Request);
             (initiator.request().to_vec(), Some(&talk.reply))
         }
     };
@@ -104,7 +105,7 @@ fn start_up(
         Ok(ResponderStep::Request(asked)) => asked,
         Ok(ResponderStep::NeedMore) => panic!("a whole Request"),
         Err(error) => {
-            compare(error.last_frame(), &talk.reply, Kind::Reply);
+            compare(error.last_frame(), &talk.reply, FrameKind::Reply);
             outcome.end.push(error.to_string());
             return None;
         }
@@ -113,7 +114,7 @@ fn start_up(
         understood(&asked, &request);
         if reply.reject {
             let ours = responder.reject(reply.private_data).unwrap();
-            compare(&ours, &talk.reply, Kind::Reply);
+            compare(&ours, &talk.reply, FrameKind::Reply);
             outcome.end.push("rejected".into());
             return None;
         }
@@ -121,7 +122,7 @@ fn start_up(
     let (ird, ord) = (passive.ird, passive.ord);
     let (ours, n) = responder.accept(Some(ird), Some(ord), ird, ord, reply.private_data).unwrap();
     if us == Side::Responder {
-        compare(&ours, &talk.reply, Kind::Reply);
+        compare(&ours, &talk.reply, FrameKind::Reply);
     }
     match initiator.handle_input(answered.unwrap_or(&ours)) {
         Ok(InitiatorStep::Accepted(m)) if us == Side::Initiator => Some((m, n)),
@@ -138,7 +139,7 @@ fn start_up(
     }
 }
 
-fn parse(kind: Kind, frame: &[u8]) -> Repr<'_> {
+fn parse(kind: FrameKind, frame: &[u8]) -> Repr<'_> {
     match Frame::check(kind, 2, frame) {
         // A frame has no other owner than the recording.
         Ok(Progress::Complete(found, [])) => Repr::parse(&found),
@@ -295,7 +296,7 @@ impl Stage {
             }
         }
         self.raw.bytes(&mut self.w, bytes);
-        if self.w.whys(A).is_empty() {
+        if self.w.diagnoses(A).is_empty() {
             for message in complete {
                 self.placed(message);
             }
@@ -351,8 +352,11 @@ impl Stage {
         assert_eq!(t.layout, Layout::Siw);
         assert_eq!(t.to_vec().len(), said.payload.len(), "nothing behind the headers");
         assert_eq!(outcome.end[0], format!("terminated by peer {}", t.code.number()));
-        let why = self.w.why(A);
-        assert_eq!(why.what, WhyKind::Terminate { origin: TerminateOrigin::Peer, code: t.code });
+        let why = self.w.diagnosis(A);
+        assert_eq!(
+            why.what,
+            DiagnosisKind::Terminate { origin: TerminateOrigin::Peer, code: t.code }
+        );
         assert!(why.text.contains("written as Linux siw does"), "{}", why.text);
     }
 
@@ -421,7 +425,7 @@ fn ranges(talk: &Conversation, us: Side, flaw: Flaw) -> BTreeMap<Stag, std::ops:
         add(request.sink_stag, request.sink_to.0, request.size.into());
     }
     if us == Side::Responder
-        && let private_data = parse(Kind::Reply, &talk.reply).private_data
+        && let private_data = parse(FrameKind::Reply, &talk.reply).private_data
         && let Ok(advertised) = <&[u8; 16]>::try_from(private_data)
     {
         let word = |at: usize| u32::from_be_bytes(advertised[at..at + 4].try_into().unwrap());

@@ -3,7 +3,7 @@
 use super::recording::{Connection, Side, What};
 use crate::ddp::Header;
 use crate::mpa::Deframer;
-use crate::mpa::startup::{Frame, Kind, Progress, Repr};
+use crate::mpa::startup::{Frame, FrameKind, Progress, Repr};
 use crate::rdmap::{Control, Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
 use crate::types::Stag;
 
@@ -151,8 +151,8 @@ impl Conversation {
             };
             (said[..said.len() - behind.len()].to_vec(), Repr::parse(&frame).crc)
         };
-        let (request, asked) = frame(Side::Initiator, Kind::Request);
-        let (reply, answered) = frame(Side::Responder, Kind::Reply);
+        let (request, asked) = frame(Side::Initiator, FrameKind::Request);
+        let (reply, answered) = frame(Side::Responder, FrameKind::Reply);
         let mut directions = [(Side::Initiator, request.len()), (Side::Responder, reply.len())]
             .map(|(side, frame)| (side, frame, Ear::new(asked || answered)));
         let mut acts = Vec::new();

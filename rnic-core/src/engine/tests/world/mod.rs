@@ -16,13 +16,13 @@ use std::time::Duration;
 use super::link::{End, Link};
 use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
-use crate::abi::control::{Event, WhyRecord};
+use crate::abi::control::{Diagnosis, Event};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
 use crate::device::copier::{Copier, CopyJob, Direction};
-use crate::device::why::Whose;
+use crate::device::diagnoses::Whose;
 use crate::device::window::WindowCount;
 use crate::device::{
-    Cq, Memory, Names, QpShared, Srq, StagAllocator, StagChange, StagEntry, Window,
+    Cq, Memory, QpShared, Srq, StagAllocator, StagChange, StagEntry, StagKind, Window,
 };
 use crate::engine::{
     Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receive, Receives,
@@ -53,7 +53,7 @@ pub(super) enum MemoryKind {
     Shared,
     Attached,
     /// Attached, and reached by a copier only.
-    CopyResult,
+    ThroughCopier,
 }
 
 /// How two QPs are connected.
@@ -504,7 +504,7 @@ impl World {
         let waiting = end.consumer.release();
         let index = end.cq.doorbell();
         for cqe in &cqes {
-            self.check_why(app, cqe);
+            self.check_diagnosis(app, cqe);
         }
         for worker in (0..64).filter(|w| waiting >> w & 1 == 1) {
             self.ring(app, worker, index);
@@ -513,23 +513,23 @@ impl World {
     }
 
     /// A completion names a record of its own QP if it failed, and none if it did not.
-    fn check_why(&self, app: usize, cqe: &Cqe) {
+    fn check_diagnosis(&self, app: usize, cqe: &Cqe) {
         if cqe.status == 0 {
-            assert_eq!(cqe.why_id, 0);
+            assert_eq!(cqe.diagnosis_id, 0);
             return;
         }
         let qp = self.qps.iter().find(|qp| qp.id.0 == cqe.qp).unwrap();
-        let log = &self.engines[qp.engine].state.options.why;
-        let kept = log.find(cqe.why_id).unwrap_or_else(|| panic!("no record of {cqe:?}"));
+        let log = &self.engines[qp.engine].state.options.diagnoses;
+        let kept = log.find(cqe.diagnosis_id).unwrap_or_else(|| panic!("no record of {cqe:?}"));
         let record = &kept.record;
         assert_eq!((record.session, record.qp), (self.apps[app].session, Some(qp.id)));
         assert!(!record.rule.is_empty() && !record.text.is_empty());
     }
 
     /// Records about a QP, oldest first.
-    pub fn whys(&self, qp: usize) -> Vec<WhyRecord> {
+    pub fn diagnoses(&self, qp: usize) -> Vec<Diagnosis> {
         let QpEnd { engine, id, .. } = self.qps[qp];
-        let log = &self.engines[engine].state.options.why;
+        let log = &self.engines[engine].state.options.diagnoses;
         let all = log.newest(Whose::All, u64::MAX, usize::MAX);
         all.iter()
             .rev()
@@ -539,8 +539,8 @@ impl World {
     }
 
     /// The only record about a QP.
-    pub fn why(&self, qp: usize) -> WhyRecord {
-        let mut all = self.whys(qp);
+    pub fn diagnosis(&self, qp: usize) -> Diagnosis {
+        let mut all = self.diagnoses(qp);
         assert_eq!(all.len(), 1, "{all:#?}");
         all.remove(0)
     }
@@ -578,7 +578,7 @@ pub(super) fn options(worker: u32) -> EngineOptions {
         unsent: Default::default(),
         copier_deadline: Duration::from_secs(5),
         mulpdu: MulpduPolicy::Emss,
-        why: Arc::default(),
+        diagnoses: Arc::default(),
     }
 }
 

@@ -177,7 +177,7 @@ impl World {
         let memory = match self.kind {
             MemoryKind::Shared => Memory::Shared { mapping: mapping.clone(), offset: 0 },
             MemoryKind::Attached => Memory::Attached { space: own_address_space(), address },
-            MemoryKind::CopyResult => Memory::Moved { copier: self.copier(qp), address },
+            MemoryKind::ThroughCopier => Memory::ThroughCopier { copier: self.copier(qp), address },
         };
         let (stag, windows) = self.install(qp, memory, len, access, scope, iova);
         Mr { stag, iova, len, mapping, windows }
@@ -265,7 +265,7 @@ impl World {
         let windows = Arc::new(WindowCount::default());
         let entry = StagEntry {
             stag,
-            names: Names::Region(windows.clone()),
+            kind: StagKind::Region(windows.clone()),
             mr: MrId(self.next_id + 1),
             session: app.session,
             pd: app.pd,

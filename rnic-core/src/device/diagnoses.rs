@@ -1,4 +1,4 @@
-//! *Why* records: the reasons of refusals, failures and losses, kept for those who ask.
+//! Diagnoses: the reasons of refusals, failures and losses, kept for those who ask.
 //!
 //! One log is shared by all workers and the resource manager. It is asked for nothing on the way to
 //! success: who fails makes a record, and names it by number in a completion or a reply. Memory is
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::records::{FairRing, Records};
-use crate::abi::control::WhyRecord;
+use crate::abi::control::Diagnosis;
 use crate::types::{SessionId, Time};
 
 /// Most records that each session keeps of flushes its own doing brought about.
 pub const ROUTINE_RECORDS: usize = 16;
-/// Records kept of sessions that have ended, unless [`WhyLog::keep_of_ended`] says otherwise.
+/// Records kept of sessions that have ended, unless [`DiagnosisLog::keep_of_ended`] says otherwise.
 const ENDED_RECORDS: usize = 1024;
 /// Bytes of a rule; a longer one is cut.
 pub const MAX_RULE: usize = 200;
@@ -28,19 +28,19 @@ pub const MAX_TEXT: usize = 500;
 
 /// A record as it is kept.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptDiagnosis {
     /// When it was made, by the caller's clock.
     pub time: Time,
-    /// The account its session was opened for, as [`WhyLog::open`] was told; none if it was told
-    /// of no such session.
+    /// The account its session was opened for, as [`DiagnosisLog::open`] was told; none if it was
+    /// told of no such session.
     pub owner: Option<u32>,
     /// The record; its `time_ms` is 0, for the reader to fill in.
-    pub record: WhyRecord,
+    pub record: Diagnosis,
 }
 
 /// All records. See the module's documentation.
 #[derive(Debug, Default)]
-pub struct WhyLog {
+pub struct DiagnosisLog {
     inner: Mutex<Inner>,
 }
 
@@ -49,7 +49,7 @@ struct Inner {
     /// Number of the newest record; 0 before the first.
     last: u64,
     /// All records, by number and by owner.
-    records: Records<Owner, Arc<Kept>>,
+    records: Records<Owner, Arc<KeptDiagnosis>>,
     sessions: HashMap<SessionId, Rings>,
     ended: FairRing<Owner, u64>,
 }
@@ -85,7 +85,7 @@ impl Whose {
     }
 }
 
-impl WhyLog {
+impl DiagnosisLog {
     /// Keeps so many records of sessions that have ended, at least 1. To be said before there are
     /// any.
     pub fn keep_of_ended(&self, most: usize) {
@@ -101,17 +101,17 @@ impl WhyLog {
     }
 
     /// Makes a record; its number, which is never 0 and never given again.
-    pub fn record(&self, now: Time, record: WhyRecord) -> u64 {
+    pub fn record(&self, now: Time, record: Diagnosis) -> u64 {
         self.make(now, record, false)
     }
 
     /// The same of what the session's own doing brings about all the time: such records displace
     /// only their like.
-    pub fn record_routine(&self, now: Time, record: WhyRecord) -> u64 {
+    pub fn record_routine(&self, now: Time, record: Diagnosis) -> u64 {
         self.make(now, record, true)
     }
 
-    fn make(&self, now: Time, mut record: WhyRecord, routine: bool) -> u64 {
+    fn make(&self, now: Time, mut record: Diagnosis, routine: bool) -> u64 {
         cut(&mut record.rule, MAX_RULE);
         cut(&mut record.text, MAX_TEXT);
         let session = record.session;
@@ -125,7 +125,7 @@ impl WhyLog {
             // The session has ended, but not yet for every worker.
             None => (None, inner.ended.push(None, id)),
         };
-        inner.records.insert(id, owner, Arc::new(Kept { time: now, owner, record }));
+        inner.records.insert(id, owner, Arc::new(KeptDiagnosis { time: now, owner, record }));
         if let Some(displaced) = displaced {
             inner.records.remove(displaced);
         }
@@ -147,12 +147,12 @@ impl WhyLog {
     }
 
     /// The record with this number, unless newer ones have displaced it.
-    pub fn find(&self, id: u64) -> Option<Arc<Kept>> {
+    pub fn find(&self, id: u64) -> Option<Arc<KeptDiagnosis>> {
         self.inner.lock().records.get(id).cloned()
     }
 
     /// At most `most` records with numbers below `before`, newest first.
-    pub fn newest(&self, whose: Whose, before: u64, most: usize) -> Vec<Arc<Kept>> {
+    pub fn newest(&self, whose: Whose, before: u64, most: usize) -> Vec<Arc<KeptDiagnosis>> {
         self.inner.lock().records.newest(whose.owner(), before).take(most).cloned().collect()
     }
 
@@ -207,15 +207,15 @@ fn cut(text: &mut String, most: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::control::WhyKind;
+    use crate::abi::control::DiagnosisKind;
 
-    fn refused(session: u32, text: &str) -> WhyRecord {
-        WhyRecord::new(SessionId(session), WhyKind::Refused, "a rule", text)
+    fn refused(session: u32, text: &str) -> Diagnosis {
+        Diagnosis::new(SessionId(session), DiagnosisKind::Refused, "a rule", text)
     }
 
     const SESSION_RECORDS: usize = 64;
 
-    fn texts(log: &WhyLog, session: u32) -> Vec<String> {
+    fn texts(log: &DiagnosisLog, session: u32) -> Vec<String> {
         let all = log.newest(Whose::All, u64::MAX, usize::MAX);
         let of = all.iter().filter(|kept| kept.record.session == SessionId(session));
         of.map(|kept| kept.record.text.clone()).collect()
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn records_are_numbered_from_1_and_found_by_number() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1000), SESSION_RECORDS);
         assert_eq!(log.record(Time(5), refused(1, "first")), 1);
         assert_eq!(log.record(Time(6), refused(1, "second")), 2);
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_session_displaces_its_own_records_only() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         log.open(SessionId(2), Some(2), SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn what_happens_all_the_time_does_not_displace_faults() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let fault = log.record(Time(0), refused(1, "fault"));
         for _ in 0..1000 {
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn records_outlive_their_session_and_floods_of_others() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         log.open(SessionId(1), Some(1), SESSION_RECORDS);
         let kept = log.record(Time(0), refused(1, "kept"));
         log.end(SessionId(1));
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_record_of_a_session_that_is_gone_is_kept_for_administrators() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         for _ in 0..2 * ENDED_RECORDS {
             log.record(Time(0), refused(7, "late"));
         }
@@ -293,7 +293,7 @@ mod tests {
     /// Who asks for his own looks at none of others', and in pages.
     #[test]
     fn pages_are_of_the_askers_own_records() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         for session in 1..=100 {
             log.open(SessionId(session), Some(session % 2), SESSION_RECORDS);
             log.record(Time(0), refused(session, "r"));
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut_between_characters() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         let id = log.record(Time(0), refused(1, &"ä".repeat(400)));
         let text = log.find(id).map(|k| k.record.text.clone()).unwrap_or_default();
         assert!(text.len() <= MAX_TEXT && text.ends_with("ä…"), "{}", text.len());
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn as_many_are_kept_as_was_said() {
-        let log = WhyLog::default();
+        let log = DiagnosisLog::default();
         log.keep_of_ended(3);
         for (session, most) in [(1, 0), (2, 2)] {
             log.open(SessionId(session), Some(1), most);

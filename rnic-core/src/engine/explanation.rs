@@ -9,7 +9,7 @@ use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::types::{Access, Scope, Stag, TerminateCode};
 
 /// What an operator is told of a failure.
-pub(super) struct Diagnosis {
+pub(super) struct Explanation {
     pub rule: String,
     pub text: String,
     pub stag: Option<Stag>,
@@ -17,9 +17,9 @@ pub(super) struct Diagnosis {
     pub length: Option<u64>,
 }
 
-impl Diagnosis {
+impl Explanation {
     pub(super) fn new(rule: impl Into<String>, text: impl Into<String>) -> Self {
-        Diagnosis { rule: rule.into(), text: text.into(), stag: None, offset: None, length: None }
+        Explanation { rule: rule.into(), text: text.into(), stag: None, offset: None, length: None }
     }
 
     fn about(mut self, stag: Stag, offset: u64, length: u64) -> Self {
@@ -29,42 +29,42 @@ impl Diagnosis {
 }
 
 impl Reason {
-    pub(super) fn diagnosis(self, who: &Principal, stags: &StagTable) -> Diagnosis {
-        let wire = |text: String| Diagnosis::new(rule_of(self.fault().code), text);
+    pub(super) fn explain(self, who: &Principal, stags: &StagTable) -> Explanation {
+        let wire = |text: String| Explanation::new(rule_of(self.fault().code), text);
         match self {
             Reason::Entry(malformed) => {
-                Diagnosis::new(ENTRY, format!("the entry in the queue is malformed: {malformed}"))
+                Explanation::new(ENTRY, format!("the entry in the queue is malformed: {malformed}"))
             }
             Reason::Opcode(opcode) => {
-                Diagnosis::new(ENTRY, format!("no operation of a send queue has number {opcode}"))
+                Explanation::new(ENTRY, format!("no operation of a send queue has number {opcode}"))
             }
-            Reason::SpareFlags(flags) => Diagnosis::new(
+            Reason::SpareFlags(flags) => Explanation::new(
                 ENTRY,
                 format!("flags {flags:#x} or parameters that this operation does not have"),
             ),
             Reason::MalformedReceive => {
-                Diagnosis::new(ENTRY, "the next entry of the receive queue is malformed")
+                Explanation::new(ENTRY, "the next entry of the receive queue is malformed")
             }
-            Reason::BindElements => Diagnosis::new(
+            Reason::BindElements => Explanation::new(
                 ENTRY,
                 "binding a window takes no elements, no inline data and no remote address",
             ),
-            Reason::Bind { fault, window, address, length } => Diagnosis::new(
+            Reason::Bind { fault, window, address, length } => Explanation::new(
                 BIND,
                 format!(
                     "window {window} was to be bound to {length} bytes at {address:#x}: {fault}"
                 ),
             )
             .about(window, address, length),
-            Reason::ReadSink { elements } => Diagnosis::new(
+            Reason::ReadSink { elements } => Explanation::new(
                 "RFC 5040 section 4.4: a Read Request names one sink buffer",
                 format!("an RDMA Read takes one element and no inline data, {elements} were given"),
             ),
-            Reason::NoOrd => Diagnosis::new(
+            Reason::NoOrd => Explanation::new(
                 "local contract: an RDMA Read needs an ORD of at least 1",
                 "an RDMA Read was posted, but this connection was agreed with an ORD of 0",
             ),
-            Reason::MessageLength => Diagnosis::new(
+            Reason::MessageLength => Explanation::new(
                 "RFC 5041 section 5.2: a message is shorter than 2^32 bytes",
                 "the elements of the request add up to 2^32 bytes or more",
             ),
@@ -79,9 +79,9 @@ impl Reason {
                 );
                 let rule = "local contract: a queue pair invalidates STags of its own session, \
                             domain and scope";
-                Diagnosis { stag: Some(stag), ..Diagnosis::new(rule, text) }
+                Explanation { stag: Some(stag), ..Explanation::new(rule, text) }
             }
-            Reason::PeerFinished => Diagnosis::new(
+            Reason::PeerFinished => Explanation::new(
                 "RFC 5040 section 6.2: no Read Response follows the peer's end of stream",
                 "an RDMA Read cannot be answered: the peer has finished sending (FIN)",
             ),
@@ -122,25 +122,25 @@ impl Reason {
                     (_, Some(_)) => format!("it is not associated with QP {} alone", who.qp),
                 };
                 let text = format!("a Send asked to invalidate STag {stag}, but {why}");
-                Diagnosis { stag: Some(stag), ..wire(text) }
+                Explanation { stag: Some(stag), ..wire(text) }
             }
-            Reason::RnrPolicy { held } => {
-                let waited = if held { ", nor was one until the deadline" } else { "" };
-                wire(format!("a Send arrived and no receive was posted to take it{waited}"))
+            Reason::NoReceive { waited } => {
+                let until = if waited { ", nor was one until the deadline" } else { "" };
+                wire(format!("a Send arrived and no receive was posted to take it{until}"))
             }
             Reason::TooLong { mo, len, capacity } => {
                 let end = u64::from(mo) + len as u64;
                 let text = format!(
                     "a Send is at least {end} bytes long, the receive it met has {capacity}"
                 );
-                Diagnosis { length: Some(end), ..wire(text) }
+                Explanation { length: Some(end), ..wire(text) }
             }
             Reason::NoRead => wire("a Read Response arrived and no read was outstanding".into()),
             Reason::OtherSink { found, sink } => {
                 let text = format!(
                     "a Read Response names STag {found}, the read's own buffer is STag {sink}"
                 );
-                Diagnosis { stag: Some(found), ..wire(text) }
+                Explanation { stag: Some(found), ..wire(text) }
             }
             Reason::OutsideSink { stag, to, len, size } => wire(format!(
                 "a Read Response of {len} bytes at {to:#x} leaves the {size} bytes the read asked \
@@ -150,7 +150,7 @@ impl Reason {
             Reason::ResponseLength { received, size } => {
                 let text =
                     format!("the peer answered a read of {size} bytes with {received} bytes");
-                Diagnosis { length: Some(received), ..wire(text) }
+                Explanation { length: Some(received), ..wire(text) }
             }
             Reason::SinkGone { stag, to, size } => wire(format!(
                 "STag {stag}, the buffer of a read, was deregistered or invalidated before the \
@@ -163,35 +163,35 @@ impl Reason {
                     true => "memory of this session",
                     false => "memory of the other end's session",
                 };
-                Diagnosis::new(
+                Explanation::new(
                     "local contract: memory stays as it was when it was shared or attached",
                     format!("{whose} could not be reached: {}", fault.cause),
                 )
             }
             Reason::Srq(srq, SrqFault::Scribbled(fault)) => {
-                Diagnosis::new(INDEX, format!("shared receive queue {srq}: {fault}"))
+                Explanation::new(INDEX, format!("shared receive queue {srq}: {fault}"))
             }
-            Reason::Srq(srq, SrqFault::Dead) => Diagnosis::new(
+            Reason::Srq(srq, SrqFault::Dead) => Explanation::new(
                 INDEX,
                 format!("shared receive queue {srq} was scribbled over before"),
             ),
             Reason::AdminDisconnect => {
-                Diagnosis::new("rnicctl disconnect", "an administrator ended this connection")
+                Explanation::new("rnicctl disconnect", "an administrator ended this connection")
             }
-            Reason::Cq(cq, CqFault::Full) => Diagnosis::new(
+            Reason::Cq(cq, CqFault::Full) => Explanation::new(
                 "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
                  queue pairs",
                 format!("completion queue {cq} had no free entry for the completion of a receive"),
             ),
-            Reason::Cq(cq, CqFault::Dead) => Diagnosis::new(
+            Reason::Cq(cq, CqFault::Dead) => Explanation::new(
                 "RFC 5042 section 6.4.3.2: a completion queue that overflows is disabled, with its \
                  queue pairs",
                 format!("completion queue {cq} overflowed or was scribbled over before"),
             ),
             Reason::Cq(cq, CqFault::Scribbled(fault)) => {
-                Diagnosis::new(INDEX, format!("completion queue {cq}: {fault}"))
+                Explanation::new(INDEX, format!("completion queue {cq}: {fault}"))
             }
-            Reason::Queue(queue, fault) => Diagnosis::new(INDEX, format!("{queue}: {fault}")),
+            Reason::Queue(queue, fault) => Explanation::new(INDEX, format!("{queue}: {fault}")),
             Reason::CutShort => wire("the peer closed its direction inside of an FPDU".to_owned()),
         }
     }
@@ -229,7 +229,7 @@ fn local_key(
     addr: u64,
     len: u64,
     write: bool,
-) -> Diagnosis {
+) -> Explanation {
     let way = if write { "written to" } else { "read from" };
     let mut text = format!("{len} bytes at {addr:#x} were to be {way} local key {key}, ");
     // Of another session's region nothing is said, not even that it exists.
@@ -250,7 +250,7 @@ fn local_key(
         }
         (fault, _) => fault.to_string(),
     };
-    Diagnosis::new(LOCAL_KEY, text).about(key, addr, len)
+    Explanation::new(LOCAL_KEY, text).about(key, addr, len)
 }
 
 fn remote_key(
@@ -310,7 +310,7 @@ fn grants(access: Access) -> String {
 }
 
 /// What a Terminate says it is about, from the headers it encloses.
-pub(super) fn about(t: &Terminate<'_>, mut words: Diagnosis) -> Diagnosis {
+pub(super) fn about(t: &Terminate<'_>, mut words: Explanation) -> Explanation {
     if let Some(read) = t.read_request.map(ReadRequest::parse) {
         let ReadRequest { src_stag, src_to, size, .. } = read;
         words.text += &format!(
@@ -339,7 +339,7 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Diagnosis) -> Diagnosis {
                 "; it is about a segment of {len} bytes at offset {} of message {} on queue {}",
                 h.mo, h.msn.0, h.qn
             );
-            Diagnosis { offset: Some(h.mo.into()), length: Some(len.into()), ..words }
+            Explanation { offset: Some(h.mo.into()), length: Some(len.into()), ..words }
         }
         _ => words,
     }

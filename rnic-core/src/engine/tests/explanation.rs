@@ -4,12 +4,12 @@
 use super::raw::Raw;
 use super::requests::Wr;
 use super::world::{A, B, QpShape, Wiring, World};
-use crate::abi::control::{WhyKind, WhyRecord};
+use crate::abi::control::{Diagnosis, DiagnosisKind};
 use crate::abi::queue::Sge;
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, CompletionStatus, Stag, TaggedOffset, TerminateCode, TerminateOrigin};
 
-fn about(record: &WhyRecord) -> (Option<Stag>, Option<u64>, Option<u64>) {
+fn about(record: &Diagnosis) -> (Option<Stag>, Option<u64>, Option<u64>) {
     (record.stag, record.offset, record.length)
 }
 
@@ -18,12 +18,12 @@ fn code(text: &str) -> TerminateCode {
     TerminateCode { layer: parts[0], etype: parts[1], code: parts[2] }
 }
 
-fn sent(text: &str) -> WhyKind {
-    WhyKind::Terminate { origin: TerminateOrigin::Local, code: code(text) }
+fn sent(text: &str) -> DiagnosisKind {
+    DiagnosisKind::Terminate { origin: TerminateOrigin::Local, code: code(text) }
 }
 
-fn received(text: &str) -> WhyKind {
-    WhyKind::Terminate { origin: TerminateOrigin::Peer, code: code(text) }
+fn received(text: &str) -> DiagnosisKind {
+    DiagnosisKind::Terminate { origin: TerminateOrigin::Peer, code: code(text) }
 }
 
 #[test]
@@ -65,15 +65,15 @@ fn a_local_key_is_explained_by_what_it_grants() {
             };
             w.post(A, &[wr]);
             w.completions(A);
-            let why = w.why(A);
+            let why = w.diagnosis(A);
             let status = CompletionStatus::LocalProtection;
-            assert_eq!(why.what, WhyKind::Completion { wr_id: 7, status }, "{what}");
+            assert_eq!(why.what, DiagnosisKind::Completion { wr_id: 7, status }, "{what}");
             assert!(why.rule.starts_with("local contract: a local key names"), "{why:?}");
             assert!(why.text.contains(words), "{why:?}");
             assert_eq!(about(&why), (Some(Stag(sge.lkey)), Some(sge.addr), Some(40)), "{what}");
             assert_eq!(why.pd, Some(w.apps[app].pd));
             assert!(why.addresses.is_some());
-            assert_eq!(w.why(B).what, received("0/0/00"), "the other end is told as well");
+            assert_eq!(w.diagnosis(B).what, received("0/0/00"), "the other end is told as well");
         }
     }
 }
@@ -85,14 +85,14 @@ fn a_strangers_region_is_not_described() {
     let theirs = w.mr(B, 100, Access::LOCAL_WRITE);
     let b = w.any_mr(B, 100);
     w.post(A, &[Wr::write(1, &[theirs.all()], &b, 0)]);
-    let why = w.why(A);
+    let why = w.diagnosis(A);
     assert!(why.text.ends_with("has no such region"), "{why:?}");
 
     let mut w = World::connected(Wiring::direct());
     let mine = w.mr(A, 100, Access::REMOTE_WRITE);
     let local = w.any_mr(A, 1);
     w.post(A, &[Wr::write(1, &[local.all()], &mine, 0)]);
-    let why = w.why(B);
+    let why = w.diagnosis(B);
     assert_eq!(why.what, sent("1/1/02"));
     assert!(why.text.contains("is not associated with this stream"), "{why:?}");
 }
@@ -124,8 +124,8 @@ fn malformed_requests_say_what_is_wrong_with_them() {
             }
         }
         w.post(A, &[wr]);
-        let why = w.why(A);
-        assert!(matches!(why.what, WhyKind::Completion { wr_id: 7, .. }), "{what}: {why:?}");
+        let why = w.diagnosis(A);
+        assert!(matches!(why.what, DiagnosisKind::Completion { wr_id: 7, .. }), "{what}: {why:?}");
         assert!(why.rule.starts_with(rule), "{what}: {why:?}");
         assert!(why.text.contains(words), "{what}: {why:?}");
     }
@@ -173,7 +173,7 @@ fn both_ends_know_what_was_wrong_with_a_write_by_either_path() {
             w.post(A, &[Wr::write(7, &[local.sge(0..40)], &to, 0).remote(stag, at)]);
             assert_eq!(w.completions(B), ["4 Receive WrFlush"]);
             assert_eq!(w.completions(A), ["7 RdmaWrite", "3 Receive WrFlush"]);
-            let (target, requester) = (w.why(B), w.why(A));
+            let (target, requester) = (w.diagnosis(B), w.diagnosis(A));
             assert_eq!(target.what, sent(told), "{what}");
             assert!(
                 target.rule.starts_with(&format!("RFC 5041 section 7.1, {told}")),
@@ -201,10 +201,10 @@ fn a_read_that_is_refused_names_the_request_at_both_ends() {
             A,
             &[Wr::read(6, sink.sge(0..10), &good, 0), Wr::read(7, sink.sge(10..50), &bad, 5)],
         );
-        let target = w.why(B);
+        let target = w.diagnosis(B);
         assert_eq!(target.what, sent("0/1/02"));
         assert!(target.text.contains("grants remote-write only; an RDMA Read of 40 bytes"));
-        let requester = w.why(A);
+        let requester = w.diagnosis(A);
         assert_eq!(requester.what, received("0/1/02"));
         assert!(requester.text.contains("for this side's request 7"), "{requester:?}");
         let expected = (Some(bad.stag), Some(bad.iova + 5), Some(40));
@@ -218,7 +218,7 @@ fn sends_that_find_no_room_say_how_much_there_was() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.post(A, &[Wr::send(1, &[]).inline(b"x")]);
-        let why = w.why(B);
+        let why = w.diagnosis(B);
         assert_eq!(why.what, sent("1/2/02"));
         assert!(why.text.contains("no receive was posted"), "{why:?}");
 
@@ -226,9 +226,9 @@ fn sends_that_find_no_room_say_how_much_there_was() {
         let to = w.any_mr(B, 8);
         w.recv(B, 7, &[to.all()]);
         w.post(A, &[Wr::send(1, &[]).inline(b"123456789")]);
-        let why = w.why(B);
+        let why = w.diagnosis(B);
         let status = CompletionStatus::LocalLength;
-        assert_eq!(why.what, WhyKind::Completion { wr_id: 7, status });
+        assert_eq!(why.what, DiagnosisKind::Completion { wr_id: 7, status });
         assert!(why.rule.starts_with("RFC 5041 section 7.1, 1/2/05"), "{why:?}");
         assert!(why.text.contains("9 bytes long, the receive it met has 8"), "{why:?}");
         assert_eq!(why.length, Some(9));
@@ -243,9 +243,9 @@ fn receives_and_invalidations_that_cannot_be() {
         let read_only = w.mr(B, 10, Access::REMOTE_READ);
         w.recv(B, 7, &[read_only.all()]);
         w.post(A, &[Wr::send(1, &[]).inline(b"0123456789")]);
-        let why = w.why(B);
+        let why = w.diagnosis(B);
         let status = CompletionStatus::LocalProtection;
-        assert_eq!(why.what, WhyKind::Completion { wr_id: 7, status });
+        assert_eq!(why.what, DiagnosisKind::Completion { wr_id: 7, status });
         assert!(why.text.contains("to be written to"), "{why:?}");
         assert_eq!(about(&why), (Some(read_only.stag), Some(read_only.iova), Some(10)));
         w.completions(B);
@@ -259,13 +259,13 @@ fn receives_and_invalidations_that_cannot_be() {
             w.recv(B, 1, &[]);
             w.post(A, &[Wr::send_invalidate(9, &[], stag)]);
             w.completions(B);
-            let why = w.why(B);
+            let why = w.diagnosis(B);
             let status = CompletionStatus::RemoteInvalidRequest;
-            assert_eq!(why.what, WhyKind::Completion { wr_id: 1, status });
+            assert_eq!(why.what, DiagnosisKind::Completion { wr_id: 1, status });
             assert!(why.rule.starts_with(&format!("RFC 5040 section 7.2, {told}")), "{why:?}");
             assert!(why.text.contains(words), "{why:?}");
             assert_eq!(why.stag, Some(stag));
-            assert_eq!(w.why(A).what, received(told));
+            assert_eq!(w.diagnosis(A).what, received(told));
         }
     }
 }
@@ -302,7 +302,7 @@ fn what_a_scripted_peer_gets_wrong() {
     ] {
         let (mut w, mut raw) = World::raw();
         play(&mut w, &mut raw);
-        let why = w.why(A);
+        let why = w.diagnosis(A);
         assert_eq!(why.what, sent(told), "{why:?}");
         assert!(why.rule.starts_with(rule), "{why:?}");
         assert!(why.text.contains(words), "{why:?}");
@@ -310,7 +310,7 @@ fn what_a_scripted_peer_gets_wrong() {
     for (at, len, words) in [(-1, 10, "leaves the 10 bytes"), (0, 9, "10 bytes with 9 bytes")] {
         let (mut w, mut raw) = World::raw();
         response(&mut w, &mut raw, at, len);
-        let why = w.why(A);
+        let why = w.diagnosis(A);
         assert_eq!(why.what, sent("1/1/01"));
         assert!(why.text.contains(words), "{why:?}");
     }
@@ -327,7 +327,7 @@ fn what_a_scripted_peer_gets_wrong() {
     for msn in 1..8 {
         raw.read(&mut w, msn, &request);
     }
-    let why = w.why(A);
+    let why = w.diagnosis(A);
     assert_eq!(why.what, sent("1/2/02"));
     assert!(why.text.contains("the IRD of 4 that was agreed"), "{why:?}");
 }
@@ -342,15 +342,15 @@ fn losses_say_how() {
     };
     let terminate: Play = |w, raw| raw.terminate(w, &[1]);
     for (play, what, words) in [
-        (reset, WhyKind::Lost, "failed"),
+        (reset, DiagnosisKind::Lost, "failed"),
         (cut, sent("2/0/01"), "inside of an FPDU"),
-        (terminate, WhyKind::Lost, "malformed Terminate"),
+        (terminate, DiagnosisKind::Lost, "malformed Terminate"),
     ] {
         let (mut w, mut raw) = World::raw();
         w.recv(A, 1, &[]);
         play(&mut w, &mut raw);
         assert_eq!(w.completions(A), ["1 Receive WrFlush"]);
-        let why = w.why(A);
+        let why = w.diagnosis(A);
         assert_eq!(why.what, what, "{why:?}");
         assert!(why.text.contains(words), "{why:?}");
     }
@@ -358,9 +358,9 @@ fn losses_say_how() {
     for wiring in Wiring::both() {
         let mut w = World::connected(wiring);
         w.destroy(B);
-        assert_eq!(w.why(A).what, received("0/0/00"));
-        assert_eq!(w.why(B).what, sent("0/0/00"));
-        assert!(w.why(B).text.contains("was destroyed"));
+        assert_eq!(w.diagnosis(A).what, received("0/0/00"));
+        assert_eq!(w.diagnosis(B).what, sent("0/0/00"));
+        assert!(w.diagnosis(B).text.contains("was destroyed"));
     }
 }
 
@@ -372,7 +372,7 @@ fn a_read_revoked_at_its_source_and_at_its_sink() {
     w.revoke(A, sink.stag);
     raw.response(&mut w, sink.stag, sink.iova + 10, &[1; 10], true);
     assert_eq!(w.completions(A), ["1 RdmaRead LocalAccess 1/1/00"]);
-    let why = w.why(A);
+    let why = w.diagnosis(A);
     assert!(why.text.contains("the buffer of a read, was deregistered"), "{why:?}");
     assert_eq!(about(&why), (Some(sink.stag), Some(sink.iova + 10), Some(10)));
 }
@@ -386,7 +386,7 @@ fn flushes_without_a_fault_are_explained_once_and_aside() {
         }
         w.disconnect(B);
         assert_eq!(w.completions(A).len(), 5);
-        let why = w.why(A);
+        let why = w.diagnosis(A);
         assert!(why.text.contains("the peer has finished sending"), "{why:?}");
         assert!(why.rule.starts_with("local contract: what is posted"), "{why:?}");
         w.abort(A);
@@ -398,7 +398,7 @@ fn flushes_without_a_fault_are_explained_once_and_aside() {
         w.disconnect(B);
         w.post(A, &[Wr::read(3, mr.all(), &peer, 0), Wr::write(4, &[], &peer, 0)]);
         assert_eq!(w.completions(A), ["3 RdmaRead RemoteAborted 2/0/01", "4 RdmaWrite"]);
-        let why = w.why(A);
+        let why = w.diagnosis(A);
         assert!(why.text.contains("cannot be answered"), "{why:?}");
     }
 }
@@ -414,7 +414,7 @@ fn an_overflowing_cq_is_named() {
             w.post(A, &[Wr::send(n, &[])]);
             w.completions(A);
         }
-        let why = w.why(B);
+        let why = w.diagnosis(B);
         assert_eq!(why.what, sent("0/0/00"));
         assert!(why.rule.starts_with("RFC 5042 section 6.4.3.2"), "{why:?}");
         assert!(why.text.contains("had no free entry"), "{why:?}");
@@ -438,7 +438,7 @@ fn clean_work_leaves_no_record() {
         assert_eq!((w.completions(A).len(), w.completions(B).len()), (3, 1));
         w.disconnect(A);
         w.disconnect(B);
-        assert!(w.engines.iter().all(|e| e.state.options.why.made() == 0), "{wiring:?}");
+        assert!(w.engines.iter().all(|e| e.state.options.diagnoses.made() == 0), "{wiring:?}");
         assert!(w.notes.is_empty());
     }
 }
