@@ -594,7 +594,7 @@ fn a_shared_receive_queue_is_in_use_as_long_as_a_queue_pair_is() {
         taken: 0,
         limit: 0,
         qps,
-        held: 0,
+        waiting: 0,
         unfair: 0,
     };
     let with = |pd| {

@@ -59,7 +59,7 @@ impl Rig {
                 partial: Default::default(),
                 unsent: Default::default(),
                 mulpdu: MulpduPolicy::Emss,
-                why: Default::default(),
+                diagnoses: Default::default(),
             },
             wait: WaitPolicy::default(),
         };
@@ -156,7 +156,7 @@ impl Client {
     fn region(&self) -> StagEntry {
         StagEntry {
             stag: self.stag,
-            names: rnic_core::device::StagKind::region(),
+            kind: rnic_core::device::StagKind::region(),
             mr: MrId(1),
             session: self.session,
             pd: PD,
