@@ -18,7 +18,7 @@ use crate::types::{SessionId, Time};
 /// What incomplete FPDUs may cost one engine, its pool apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialLimits {
-    /// Bytes.
+    /// Bytes of incomplete FPDUs that may be held, of one session and of all.
     pub held: HoldLimits,
     /// How long a stream may pause inside an FPDU.
     pub stall: Duration,
