@@ -160,7 +160,7 @@ pub const SGE_LEN: usize = 16;
 pub struct Sge {
     /// Address in the region's own terms (`iova`).
     pub addr: u64,
-    /// Bytes from `addr` on; 0 names none.
+    /// Bytes from `addr` on; may be 0.
     pub length: u32,
     /// Local key: the region's STag.
     pub lkey: u32,
@@ -172,7 +172,7 @@ impl Sge {
         [self.addr, u64::from(self.length) | u64::from(self.lkey) << 32]
     }
 
-    /// Reads an element from the two words of a queue entry. Every value is one.
+    /// Reads an element from the two words of a queue entry. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; 2]) -> Self {
         Sge { addr: w[0], length: w[1] as u32, lkey: (w[1] >> 32) as u32 }
@@ -290,7 +290,7 @@ impl SendHeader {
         ]
     }
 
-    /// Reads the header from the words of a queue entry. Every value is one.
+    /// Reads the header from the words of a queue entry. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; SEND_HEADER_WORDS]) -> Self {
         SendHeader {
@@ -333,7 +333,7 @@ impl WindowParams {
         [self.address, self.length, u64::from(self.lkey) | u64::from(self.access) << 32]
     }
 
-    /// Reads the parameters from [`SendHeader::params`]. Every value is one.
+    /// Reads the parameters from [`SendHeader::params`]. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_params([address, length, key]: [u64; 3]) -> Self {
         WindowParams { address, length, lkey: key as u32, access: (key >> 32) as u32 }
@@ -365,7 +365,7 @@ impl ReceiveHeader {
         [u64::from(self.num_sge), self.wr_id]
     }
 
-    /// Reads the header from the words of a queue entry. Every value is one.
+    /// Reads the header from the words of a queue entry. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; RECEIVE_HEADER_WORDS]) -> Self {
         ReceiveHeader { num_sge: w[0] as u8, wr_id: w[1], spare_is_zero: w[0] >> 8 == 0 }
