@@ -58,7 +58,7 @@ impl AttachedBuffer {
         self.mapping.into_vec().map_err(|mapping| AttachedBuffer { mapping })
     }
 
-    /// Its bytes.
+    /// Bytes of the buffer, at least 1.
     pub fn len(&self) -> u64 {
         self.mapping.len() as u64
     }

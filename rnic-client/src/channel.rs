@@ -106,7 +106,7 @@ impl ChannelInner {
         self.inbox.with(|records| records.counts.insert(cq, 0));
     }
 
-    /// Forgets a CQ.
+    /// Stops counting events of a CQ, and drops those that are unread.
     pub(crate) fn detach(&self, cq: CqId) {
         self.inbox.with(|records| {
             records.counts.remove(&cq);

@@ -52,7 +52,7 @@ pub struct Connected {
     pub ird: u16,
     /// Outbound reads in force.
     pub ord: u16,
-    /// Both addresses.
+    /// Address and port of this end and of the peer, as this end sees them.
     pub addresses: AddressPair,
     /// MPA revision of the exchange: 1 or 2, or 0 with a peer of the RDMA Consortium's protocols,
     /// where the administrator lets those be served (RFC 5044 appendix C).

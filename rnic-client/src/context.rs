@@ -86,7 +86,7 @@ impl Context {
         Self::open_with(OpenOptions { socket, ..OpenOptions::default() })
     }
 
-    /// Opens a device.
+    /// Opens the device that the options name (`ibv_open_device(3)`).
     pub fn open_with(options: OpenOptions) -> Result<Context, Error> {
         Self::open_as(options, std::process::id())
     }

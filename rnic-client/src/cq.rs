@@ -129,7 +129,7 @@ impl Cq {
         self.inner.id
     }
 
-    /// Entries it holds.
+    /// Entries that it has room for, a power of two; at least as many as were asked for.
     pub fn capacity(&self) -> u32 {
         self.inner.capacity.load(Ordering::Relaxed)
     }

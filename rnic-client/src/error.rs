@@ -48,9 +48,9 @@ pub enum Error {
     OutOfRange {
         /// Bytes from the start.
         offset: u64,
-        /// Bytes accessed.
+        /// Bytes from `offset` on that were to be accessed.
         length: u64,
-        /// Bytes there are.
+        /// Bytes of the shared buffer or region.
         size: u64,
     },
     /// An atomic access whose offset in its shared buffer is no multiple of 8.
@@ -68,9 +68,9 @@ pub enum Error {
     /// More private data than MPA carries (RFC 5044 section 7.1).
     #[error("{given} bytes of private data, but MPA carries at most {max}")]
     PrivateDataTooLong {
-        /// Bytes given.
+        /// Bytes of private data that were given.
         given: usize,
-        /// Bytes MPA carries.
+        /// Most bytes of private data that the frame takes.
         max: usize,
     },
     /// A window of the other type was expected.
@@ -95,7 +95,7 @@ pub enum Error {
     Leased {
         /// Bytes from the region's start.
         offset: u64,
-        /// Bytes.
+        /// Bytes from `offset` on.
         length: u64,
     },
     /// An element that was built by hand names a [`LocalMr`](crate::LocalMr), whose bytes may be
@@ -109,7 +109,7 @@ pub enum Error {
     /// `0x1EAF_FFFF_FFFF_FFFF`; a request of the program must not look like one.
     #[error("wr_id {wr_id:#x} is among those that this library uses itself")]
     ReservedWrId {
-        /// As given.
+        /// `wr_id` of the request, as given.
         wr_id: u64,
     },
 
@@ -128,7 +128,7 @@ pub enum Error {
     NotAdmitted {
         /// Socket of the daemon.
         path: PathBuf,
-        /// Its reason.
+        /// Reason that the daemon gives in its reply to Hello.
         why: Admission,
     },
 
@@ -142,7 +142,7 @@ pub enum Error {
     /// No connection came about.
     #[error("no connection: {reason}")]
     Unreachable {
-        /// Why, in words.
+        /// Why there is none, as a sentence for people.
         reason: String,
     },
     /// The connection ended before it was usable.
@@ -157,7 +157,7 @@ pub enum Error {
         qp: QpId,
         /// What kind of request it was.
         opcode: CompletionOpcode,
-        /// Its outcome.
+        /// Status of the completion, with the number of `ibv_wc_status`.
         status: CompletionStatus,
         /// The Terminate that failed it, if one did.
         detail: Option<TerminateCode>,
@@ -167,7 +167,7 @@ pub enum Error {
     /// The time the caller allowed is over.
     #[error("timed out waiting for {what}")]
     TimedOut {
-        /// What was awaited.
+        /// What was awaited, in words.
         what: &'static str,
     },
 
@@ -196,7 +196,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: &'static str,
         /// The system's error.
         source: io::Error,
@@ -217,7 +217,7 @@ pub enum Admission {
     /// Its limit on sessions is reached.
     #[error("its limit on sessions (limits.sessions) is reached")]
     SessionLimit,
-    /// It is stopping.
+    /// The daemon is stopping.
     #[error("it is stopping")]
     Stopping,
     /// It lacks memory or descriptors.

@@ -86,7 +86,7 @@ pub(crate) struct Events {
     waiting: BTreeMap<u64, Event>,
     /// Order number of the next event.
     next: u64,
-    /// Objects that exist.
+    /// State of each object that exists and may have events.
     subjects: HashMap<Subject, SubjectState>,
     /// The program reads events itself, so notices that no blocking call takes are kept too.
     read_raw: bool,
@@ -110,7 +110,7 @@ struct SubjectState {
 pub(crate) enum Ending {
     /// The peer has finished sending; we have not, as far as is known.
     PeerClosed,
-    /// It has ended.
+    /// The connection has ended, for this reason.
     Ended(DisconnectReason),
 }
 
@@ -163,7 +163,7 @@ impl Events {
         }
     }
 
-    /// Ends one reservation.
+    /// Ends one reservation that [`claim`](Self::claim) made.
     pub(crate) fn unclaim(&mut self, subject: Subject, kind: EventFilter) {
         if let Some(state) = self.subjects.get_mut(&subject)
             && let Some(i) = state.claims.iter().position(|k| std::ptr::fn_addr_eq(*k, kind))

@@ -99,7 +99,7 @@ impl LocalMr {
         self.region.id
     }
 
-    /// Its bytes.
+    /// Bytes of the region, at least 1.
     pub fn len(&self) -> u64 {
         self.region.memory.len() as u64
     }
@@ -263,7 +263,7 @@ pub struct Posted {
 
 /// Where a lease is that was posted.
 enum LeaseState {
-    /// With the daemon.
+    /// With the daemon: the request is posted, and its completion has not been polled.
     Lent(Loan, Arc<Region>),
     /// The completion has been polled.
     Back(Lease),

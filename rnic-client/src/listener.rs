@@ -184,7 +184,7 @@ impl ConnectionRequest {
         &self.private_data
     }
 
-    /// Both addresses.
+    /// Address and port of this end and of the peer, as this end sees them.
     pub fn addresses(&self) -> AddressPair {
         self.addresses
     }

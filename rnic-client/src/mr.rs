@@ -166,7 +166,7 @@ impl Mr {
         self.iova
     }
 
-    /// Its bytes.
+    /// Bytes of the region, at least 1.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -306,9 +306,9 @@ impl fmt::Debug for Mr {
 pub struct RemoteMr {
     /// Tagged offset of its first byte.
     pub addr: u64,
-    /// Its bytes.
+    /// Bytes of the region from `addr` on.
     pub len: u64,
-    /// Its STag.
+    /// STag by which the peer is to name the region.
     pub rkey: Stag,
 }
 
@@ -317,7 +317,7 @@ pub struct RemoteMr {
 pub struct RemoteAddr {
     /// Tagged offset (RFC 5041 section 4.2).
     pub addr: u64,
-    /// STag.
+    /// STag of the region or window at the peer.
     pub rkey: Stag,
 }
 

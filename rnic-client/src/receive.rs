@@ -11,9 +11,9 @@ use crate::session::Session;
 /// The client's end of a receive queue.
 pub(crate) struct ReceiveQueue {
     producer: Mutex<ReceiveProducer>,
-    /// Receives it holds.
+    /// Receives that it has room for, a power of two.
     depth: u32,
-    /// Elements per receive.
+    /// Most elements of a receive.
     max_sge: usize,
     doorbell: u32,
 }

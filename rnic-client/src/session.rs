@@ -34,7 +34,7 @@ pub(crate) struct Session {
     /// CPUs the process could run on when it opened the session.
     cpus: usize,
     channel: Mutex<ControlChannel>,
-    /// One per worker.
+    /// Doorbell of each worker, by its number.
     doorbells: Box<[Doorbell]>,
     pub(crate) events: Inbox<Events>,
     /// STags of regions that are leased as slices.
@@ -49,7 +49,7 @@ pub(crate) struct Session {
 /// place a queue in an arena that came with the reply just before it.
 struct ControlChannel {
     control: Control,
-    /// By arena number.
+    /// Arenas that are mapped, each with its number in this session.
     arenas: Vec<(u32, Arc<Mapping>)>,
 }
 

@@ -109,12 +109,12 @@ impl Srq {
         self.inner.id
     }
 
-    /// Its protection domain.
+    /// Handle of the protection domain whose regions its receives may name.
     pub fn pd(&self) -> PdId {
         self.inner.pd.id
     }
 
-    /// Receives it holds.
+    /// Receives that it has room for, a power of two.
     pub fn capacity(&self) -> u32 {
         self.inner.queue.depth()
     }

@@ -123,7 +123,7 @@ impl MemoryWindow {
         self.id
     }
 
-    /// Its type.
+    /// Type of the window, fixed when it was made.
     pub fn kind(&self) -> WindowKind {
         self.kind
     }

@@ -38,13 +38,13 @@ id32! {
     /// Whose a session is: the time of a worker is shared out among users, however many sessions
     /// each of them has.
     UserId,
-    /// A protection domain.
+    /// A protection domain, private to a session or named in the configuration.
     PdId,
     /// Memory a client shares with the daemon.
     SharedBufferId,
     /// A memory region: a named range of a shared buffer.
     MrId,
-    /// A completion queue.
+    /// A completion queue; the number that asynchronous events name.
     CqId,
     /// A queue pair; the number applications see as `qp_num`.
     QpId,
@@ -56,7 +56,7 @@ id32! {
     RequestId,
     /// A shared receive queue.
     SrqId,
-    /// A memory window.
+    /// A memory window of either type.
     MwId,
 }
 
@@ -195,7 +195,7 @@ numbered! {
     /// Outcome of one request, with the numbers of `ibv_wc_status`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub enum CompletionStatus: u8, from_u8 {
-        /// Done.
+        /// The request was carried out (`IBV_WC_SUCCESS`).
         Success = 0,
         /// A local buffer is too short for the message.
         LocalLength = 1,
@@ -221,11 +221,11 @@ numbered! {
         TransportRetryExceeded = 12,
         /// The peer had no receive posted.
         ReceiverNotReady = 13,
-        /// The peer aborted.
+        /// The peer has sent its FIN and answers no request any more (`IBV_WC_REM_ABORT_ERR`).
         RemoteAborted = 16,
-        /// The device failed.
+        /// The device failed (`IBV_WC_FATAL_ERR`).
         Fatal = 19,
-        /// Anything else.
+        /// An outcome that has no number of its own (`IBV_WC_GENERAL_ERR`).
         General = 21,
     }
 }
@@ -261,15 +261,15 @@ numbered! {
     pub enum CompletionOpcode: u8, from_u8 {
         /// A Send of any kind.
         Send = 0,
-        /// An RDMA Write.
+        /// An RDMA Write that this side requested.
         RdmaWrite = 1,
-        /// An RDMA Read.
+        /// An RDMA Read that this side requested, with or without invalidation of the sink STag.
         RdmaRead = 2,
-        /// A window bind.
+        /// A bind of a memory window (`IBV_WR_BIND_MW`).
         BindMw = 5,
-        /// A local invalidate.
+        /// The invalidation of a local STag (`IBV_WR_LOCAL_INV`).
         LocalInvalidate = 6,
-        /// A receive.
+        /// A receive, of a QP's own queue or of a shared one.
         Receive = 128,
     }
 }
@@ -293,17 +293,17 @@ impl fmt::Display for CompletionOpcode {
 pub enum TerminateOrigin {
     /// We found the fault.
     Local,
-    /// The peer did.
+    /// The peer found the fault; its Terminate arrived here.
     Peer,
 }
 
 /// The two addresses of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AddressPair {
-    /// Our end.
+    /// Address and port of this end.
     #[serde(with = "address")]
     pub local: SocketAddr,
-    /// The other end.
+    /// Address and port of the other end.
     #[serde(with = "address")]
     pub peer: SocketAddr,
 }

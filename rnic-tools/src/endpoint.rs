@@ -21,7 +21,7 @@ pub enum EndpointError<E: fmt::Display> {
     /// The name has no address.
     #[error("cannot find {endpoint}: {why}")]
     Unknown {
-        /// The endpoint.
+        /// Host and port as given.
         endpoint: Endpoint,
         /// Why, in the resolver's words.
         why: String,
@@ -32,7 +32,7 @@ pub enum EndpointError<E: fmt::Display> {
     /// Each address was tried in vain.
     #[error("cannot reach {endpoint}: {}", in_words(tried))]
     Unreachable {
-        /// The endpoint.
+        /// Host and port as given.
         endpoint: Endpoint,
         /// The attempts in their order.
         tried: Vec<E>,

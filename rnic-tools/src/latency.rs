@@ -12,14 +12,14 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    /// No times yet.
+    /// A histogram without times.
     pub fn new() -> Self {
         let nanoseconds = Histogram::new_with_bounds(1, LONGEST, 3)
             .expect("1 to 10^11 in 3 digits is within what the histogram takes");
         Latencies { nanoseconds }
     }
 
-    /// Adds one time.
+    /// Adds the time of one operation.
     pub fn record(&mut self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(LONGEST);
         self.nanoseconds.saturating_record(ns.clamp(1, LONGEST));

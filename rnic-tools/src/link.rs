@@ -18,13 +18,13 @@ pub enum LinkError {
     /// The peer closed it in order, but too early.
     #[error("{peer} closed the connection before the work was done")]
     Closed {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
     },
     /// TCP lost it: the peer, its daemon or the network is gone.
     #[error("the connection with {peer} was lost: {why}")]
     Lost {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
         /// In the daemon's words.
         why: String,
@@ -32,9 +32,9 @@ pub enum LinkError {
     /// One side broke a rule of RDMA and was told by a Terminate.
     #[error("the connection with {peer} was ended by Terminate {code} from {}", who(*origin))]
     Terminated {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
-        /// Which rule.
+        /// Rule that was broken, by layer, error type and error code.
         code: TerminateCode,
         /// Who found the fault.
         origin: TerminateOrigin,
@@ -42,7 +42,7 @@ pub enum LinkError {
     /// The peer stopped talking.
     #[error("nothing heard from {peer} for {} s", after.as_secs_f64())]
     Silent {
-        /// The peer.
+        /// Address of the peer.
         peer: SocketAddr,
         /// How long was waited.
         after: Duration,
@@ -50,7 +50,7 @@ pub enum LinkError {
     /// No connection came about.
     #[error("cannot connect to {peer}: {source}")]
     NotConnected {
-        /// The peer.
+        /// Address to which the connection was to go.
         peer: SocketAddr,
         /// What kept the connection from coming about.
         source: Error,
@@ -58,7 +58,7 @@ pub enum LinkError {
     /// The peer does not want the connection.
     #[error("{peer} refused: {}", printable(&String::from_utf8_lossy(private_data)))]
     Rejected {
-        /// The peer.
+        /// Address of the peer that rejected.
         peer: SocketAddr,
         /// Why, in the terms of the program.
         private_data: Vec<u8>,

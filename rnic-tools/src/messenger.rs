@@ -137,7 +137,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Posts other requests.
+    /// Posts requests that are no messages, as they are.
     pub(crate) fn post(&self, requests: &[SendRequest<'_>]) -> Result<(), LinkError> {
         Ok(self.qp.post_send(requests)?)
     }

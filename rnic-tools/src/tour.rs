@@ -25,7 +25,7 @@ pub enum TourError {
     Call {
         /// The operation under way.
         step: &'static str,
-        /// The failure.
+        /// Error of the call, or of the completion.
         source: Error,
     },
     /// Something arrived that should have been different.
@@ -43,7 +43,7 @@ pub enum TourError {
 pub struct Step {
     /// Its name, in RFC 5040's words.
     pub name: &'static str,
-    /// What was verified.
+    /// What was verified, with numbers, in words.
     pub detail: String,
     /// How long it took, verification included.
     pub took: Duration,

@@ -44,7 +44,7 @@ impl Page {
         Figure { text: &mut self.text, name: name.to_owned() }
     }
 
-    /// The page.
+    /// The page in the text format of Prometheus.
     pub fn into_text(self) -> String {
         self.text
     }

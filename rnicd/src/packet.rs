@@ -22,11 +22,11 @@ use rustix::net::{
 /// What waits at the front of the socket.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Front {
-    /// Nothing yet.
+    /// No packet has arrived yet.
     Empty,
     /// A packet of this many bytes, of which at most [`MAX_MESSAGE`] are in the buffer.
     Packet {
-        /// Its length.
+        /// Bytes of the whole packet, which may be more than [`MAX_MESSAGE`].
         len: usize,
         /// Whether descriptors are attached.
         descriptors: bool,
@@ -108,7 +108,7 @@ pub fn take_descriptors(socket: BorrowedFd<'_>) -> io::Result<(Vec<OwnedFd>, boo
 /// A packet to send.
 #[derive(Debug)]
 pub struct OutgoingPacket {
-    /// Its bytes.
+    /// Bytes of the packet, which one call sends.
     pub bytes: Vec<u8>,
     /// Descriptors that go with it.
     pub descriptors: Vec<OwnedFd>,

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use rnic_core::types::Time;
 
-/// Buckets by key.
+/// Token buckets, one for each key that has asked lately.
 #[derive(Debug)]
 pub struct Buckets<K> {
     capacity: usize,
-    /// Nanoseconds.
+    /// Nanoseconds that a full bucket lasts: how far ahead of its rate a key may be.
     burst: u64,
     asked: u64,
     entries: HashMap<K, Bucket>,
@@ -70,7 +70,7 @@ fn interval(per_second: u32) -> u64 {
     SECOND / u64::from(per_second.max(1))
 }
 
-/// Nanoseconds.
+/// Nanoseconds of a second.
 const SECOND: u64 = 1_000_000_000;
 
 #[cfg(test)]

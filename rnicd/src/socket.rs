@@ -107,7 +107,7 @@ impl Socket {
         }
     }
 
-    /// Says FIN.
+    /// Shuts down a direction, or both (`shutdown(2)`); the sending one ends with a FIN.
     pub fn shutdown(&self, how: Shutdown) -> std::io::Result<()> {
         SockRef::from(self).shutdown(how)
     }

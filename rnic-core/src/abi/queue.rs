@@ -63,9 +63,9 @@ pub enum QueueKind {
     Send = 1,
     /// Receive queue of a QP.
     Receive = 2,
-    /// Completion queue.
+    /// Completion queue (CQ), which QPs of several workers may share.
     Completion = 3,
-    /// Shared receive queue.
+    /// Shared receive queue (SRQ), from which several QPs take receives.
     SharedReceive = 4,
 }
 
@@ -160,7 +160,7 @@ pub const SGE_LEN: usize = 16;
 pub struct Sge {
     /// Address in the region's own terms (`iova`).
     pub addr: u64,
-    /// Bytes.
+    /// Bytes from `addr` on; may be 0.
     pub length: u32,
     /// Local key: the region's STag.
     pub lkey: u32,
@@ -172,7 +172,7 @@ impl Sge {
         [self.addr, u64::from(self.length) | u64::from(self.lkey) << 32]
     }
 
-    /// Reads an element.
+    /// Reads an element from the two words of a queue entry. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; 2]) -> Self {
         Sge { addr: w[0], length: w[1] as u32, lkey: (w[1] >> 32) as u32 }
@@ -192,17 +192,17 @@ numbered! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     //= RDMAP-3.2-1
     pub enum SendOpcode: u8, from_u8 {
-        /// RDMA Write.
+        /// RDMA Write: `IBV_WR_RDMA_WRITE`.
         Write = 0,
-        /// Send.
+        /// Send, untagged: `IBV_WR_SEND`.
         Send = 2,
-        /// RDMA Read.
+        /// RDMA Read into the local elements: `IBV_WR_RDMA_READ`.
         Read = 4,
         /// Invalidate a local STag.
         LocalInvalidate = 7,
         /// Bind a memory window; see [`WindowParams`].
         BindWindow = 8,
-        /// Send with Invalidate.
+        /// Send with Invalidate of a remote STag: `IBV_WR_SEND_WITH_INV`.
         SendInvalidate = 9,
         /// RDMA Read, then invalidate the local sink STag (iWARP).
         ReadInvalidate = 32,
@@ -290,7 +290,7 @@ impl SendHeader {
         ]
     }
 
-    /// Reads a header.
+    /// Reads the header from the words of a queue entry. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; SEND_HEADER_WORDS]) -> Self {
         SendHeader {
@@ -333,7 +333,7 @@ impl WindowParams {
         [self.address, self.length, u64::from(self.lkey) | u64::from(self.access) << 32]
     }
 
-    /// Reads parameters.
+    /// Reads the parameters from [`SendHeader::params`]. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_params([address, length, key]: [u64; 3]) -> Self {
         WindowParams { address, length, lkey: key as u32, access: (key >> 32) as u32 }
@@ -351,7 +351,7 @@ pub const RECEIVE_HEADER_WORDS: usize = RECEIVE_HEADER_LEN / 8;
 /// Header of a receive queue entry, decoded. Bytes in order: num_sge 1, spare 7, wr_id 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveHeader {
-    /// Elements that follow.
+    /// Scatter elements that follow the header.
     pub num_sge: u8,
     /// The application's name for the request.
     pub wr_id: u64,
@@ -365,7 +365,7 @@ impl ReceiveHeader {
         [u64::from(self.num_sge), self.wr_id]
     }
 
-    /// Reads a header.
+    /// Reads the header from the words of a queue entry. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
     pub fn from_words(w: [u64; RECEIVE_HEADER_WORDS]) -> Self {
         ReceiveHeader { num_sge: w[0] as u8, wr_id: w[1], spare_is_zero: w[0] >> 8 == 0 }

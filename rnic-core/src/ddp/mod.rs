@@ -103,11 +103,11 @@ impl<'a> Segment<'a> {
 pub struct TaggedHeader {
     /// L: the last segment of its message.
     pub last: bool,
-    /// DV, two bits.
+    /// DV, the DDP version: 1, or 0 with an RDMAC peer. Two bits.
     pub dv: u8,
     /// RsvdULP: the RDMAP control byte.
     pub rsvd_ulp: u8,
-    /// The buffer.
+    /// STag of the buffer at the receiver.
     pub stag: Stag,
     /// Where in the buffer the payload goes.
     pub to: TaggedOffset,
@@ -118,7 +118,7 @@ pub struct TaggedHeader {
 pub struct UntaggedHeader {
     /// L: the last segment of its message.
     pub last: bool,
-    /// DV, two bits.
+    /// DV, the DDP version: 1, or 0 with an RDMAC peer. Two bits.
     pub dv: u8,
     /// RsvdULP, first byte: the RDMAP control byte.
     pub rsvd_ulp: u8,
@@ -132,7 +132,7 @@ pub struct UntaggedHeader {
     pub mo: u32,
 }
 
-/// A DDP header.
+/// Header of a DDP segment (RFC 5041 section 4), by its T bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
     /// T = 1.

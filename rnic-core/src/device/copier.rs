@@ -22,7 +22,7 @@ pub const MAX_COPY: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct Copier {
     session: SessionId,
-    /// By worker.
+    /// Counts of jobs, by worker number.
     jobs: Box<[JobCount]>,
     /// Somebody waits for jobs to end.
     watched: AtomicBool,
@@ -109,11 +109,11 @@ pub type Pieces = ArrayVec<(u64, u32), MAX_SGE>;
 pub struct CopyJob {
     /// Its number, unique among those of its worker.
     pub id: u64,
-    /// Who makes it.
+    /// The copier that is to carry it out.
     pub copier: Arc<Copier>,
     /// Where in the address space.
     pub pieces: Pieces,
-    /// Which way.
+    /// Whether bytes are read from the client's memory or written to it, and which.
     pub direction: Direction,
 }
 
@@ -122,9 +122,9 @@ pub struct CopyJob {
 pub enum Direction {
     /// Out of the address space: the answer brings the bytes of all pieces.
     Out,
-    /// Into it.
+    /// Into the address space: a write to the client's memory.
     In {
-        /// For all pieces.
+        /// Bytes for all pieces, one after the other; as many as the pieces have together.
         bytes: Vec<u8>,
         /// The last bytes become visible last.
         tail_last: bool,

@@ -41,7 +41,7 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an armed client sleeps until its record comes"]
 pub enum Published {
-    /// Nothing.
+    /// The CQ was not armed for this: nothing is to be sent.
     Quiet,
     /// The CQ was armed for this: send one record on its channel.
     Notify,
@@ -91,12 +91,12 @@ impl Cq {
         }
     }
 
-    /// Its handle.
+    /// Handle of the CQ, which no other CQ of any session has.
     pub fn id(&self) -> CqId {
         self.id
     }
 
-    /// Its owner.
+    /// Session that made the CQ.
     pub fn session(&self) -> SessionId {
         self.session
     }
@@ -106,7 +106,7 @@ impl Cq {
         self.doorbell
     }
 
-    /// Entries.
+    /// Entries that the ring has, a power of two; a resize changes it.
     pub fn capacity(&self) -> u32 {
         self.inner.lock().producer.queue().shape().capacity
     }

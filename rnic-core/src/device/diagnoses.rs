@@ -161,7 +161,7 @@ impl DiagnosisLog {
         self.inner.lock().last
     }
 
-    /// Records kept now.
+    /// Records that are kept now, of those asked for.
     pub fn kept(&self, whose: Whose) -> usize {
         self.inner.lock().records.len(whose.owner())
     }

@@ -16,14 +16,14 @@ use crate::types::SessionId;
 pub enum Memory {
     /// In a shared buffer.
     Shared {
-        /// The shared buffer.
+        /// Mapping of the shared buffer in the daemon.
         mapping: Arc<Mapping>,
         /// Bytes from its start. With the region's length it stays within the mapping.
         offset: usize,
     },
     /// In its owner's own address space. A copy is a system call, and waits for the owner's pages.
     Attached {
-        /// The address space.
+        /// The owner's address space, as it was attached.
         space: Arc<AddressSpace>,
         /// Where in it. With the region's length it stays below
         /// [`USER_END`](crate::shm::attached::USER_END).
@@ -32,7 +32,7 @@ pub enum Memory {
     /// In its owner's own address space, which only a copier may touch: a copy is a job for it, and
     /// the QP waits.
     ThroughCopier {
-        /// The copier.
+        /// The copier of the owner's session.
         copier: Arc<Copier>,
         /// Where in it, as for `Attached`.
         address: u64,
@@ -114,7 +114,7 @@ enum Location<'t> {
 }
 
 impl<'t> Target<'t> {
-    /// Bytes it covers.
+    /// Bytes from its start to its end.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -291,7 +291,7 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Bytes in all.
+    /// Bytes of the payload; of a gather, the sum of its ranges.
     pub(crate) fn len(&self) -> usize {
         match self {
             Payload::Bytes(b) => b.len(),

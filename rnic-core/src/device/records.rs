@@ -29,7 +29,7 @@ impl<K: Copy + Eq + Hash, T> Records<K, T> {
         debug_assert!(old.is_none(), "record {number} was made twice");
     }
 
-    /// Forgets a record.
+    /// Forgets the record with this number, if there is one.
     pub fn remove(&mut self, number: u64) {
         let Some((owner, _)) = self.all.remove(&number) else { return };
         if let Some(numbers) = self.owners.get_mut(&owner) {

@@ -84,7 +84,7 @@ impl Drop for Binding {
     }
 }
 
-/// A memory window.
+/// A memory window (MW) of type 1 or 2, as all workers and the control thread share it.
 #[derive(Debug)]
 pub struct Window {
     id: MwId,
@@ -117,22 +117,21 @@ impl Window {
         Window { id, session, pd, kind, state }
     }
 
-    /// Its handle.
+    /// Handle of the window, which no other window of any session has.
     pub fn id(&self) -> MwId {
         self.id
     }
 
-    /// Its owner.
     pub(super) fn session(&self) -> SessionId {
         self.session
     }
 
-    /// Its domain.
+    /// Protection domain of the window; only regions and QPs of this domain are bound with it.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Its type.
+    /// Type of the window, fixed when it is made.
     pub fn kind(&self) -> WindowKind {
         self.kind
     }
@@ -227,7 +226,7 @@ pub struct BindRequest {
     pub address: u64,
     /// Bytes; 0 unbinds a window of type 1.
     pub length: u64,
-    /// The region.
+    /// Local key of the region to bind to, which is its STag.
     pub lkey: u32,
     /// Rights as they were written.
     pub access: u32,

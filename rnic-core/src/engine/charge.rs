@@ -36,7 +36,6 @@ pub(super) struct ChargeNames {
     pub thing: &'static str,
 }
 
-/// Whose something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub key: Key,
@@ -74,7 +73,7 @@ struct OfSession {
     used: usize,
     /// Streams that hold something, oldest first, but for those that have been told to end.
     ages: BTreeMap<u64, Key>,
-    /// All of them.
+    /// All streams of the session that hold something, those told to end included.
     streams: usize,
 }
 
@@ -154,7 +153,6 @@ impl Charges {
         Some(Excess { victim, why })
     }
 
-    /// Bytes held.
     #[cfg(test)]
     pub(super) fn used(&self) -> usize {
         self.used

@@ -29,7 +29,7 @@ impl Engine {
         self.state.doorbells.attach(session, user, seat, scanner, now);
     }
 
-    /// Adds a region.
+    /// Makes a region known to this worker: from now on its STag and lkey resolve.
     pub fn install_stag(&mut self, entry: StagEntry) {
         self.state.stags.install(entry);
     }

@@ -7,7 +7,6 @@ use super::deadlines::{Deadlines, Due};
 use crate::device::Copier;
 use crate::types::{QpId, Time};
 
-/// Copies under way.
 #[derive(Default)]
 pub(super) struct PendingCopies {
     last: u64,

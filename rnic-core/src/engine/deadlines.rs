@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::schedule::Key;
 use crate::types::Time;
 
-/// What is due.
+/// What is to be done when a deadline comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Due {
     /// The phase of this QP's stream has lasted as long as it may.

@@ -19,7 +19,7 @@ impl Qp {
         self.requester.retire(accepted, &mut self.core, &mut self.life, engine);
     }
 
-    /// Completes a receive.
+    /// Writes the completion of a receive to the receive CQ; a fault of the CQ is dealt with.
     #[inline]
     pub(super) fn publish_receive(&mut self, engine: &mut EngineState, cqe: &Cqe) {
         if let Err(fault) = self.responder.publish(cqe, &self.core, engine) {

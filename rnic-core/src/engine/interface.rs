@@ -46,7 +46,7 @@ pub enum MulpduPolicy {
 
 /// What the worker carries out for the engine.
 pub enum Output {
-    /// Tell a client.
+    /// Put an event on a session's event channel.
     Event {
         /// The client's session.
         session: SessionId,
@@ -66,7 +66,7 @@ pub enum Output {
     },
     /// Close the QP's socket.
     Close {
-        /// The QP.
+        /// The QP whose socket it is.
         qp: QpId,
         /// Reset the connection instead of closing it in order.
         reset: bool,
@@ -81,7 +81,7 @@ pub enum Output {
     Warning {
         /// The client's session.
         session: SessionId,
-        /// A sentence.
+        /// What the client's program did, as a sentence for the log.
         text: String,
     },
     /// Tell the resource manager.
@@ -98,7 +98,7 @@ pub enum Notification {
     ChangeStags {
         /// The QP that waits for it.
         qp: QpId,
-        /// The change.
+        /// What is revoked, installed and rebound, on every worker alike.
         change: Box<StagChange>,
     },
     /// A CQ died: every QP that uses it on another worker must go to Error; this engine's have.
@@ -110,7 +110,7 @@ pub enum Notification {
     /// [`Engine::handle_cq_space`](super::Engine::handle_cq_space) on these workers, which have QPs
     /// that wait for one.
     CqSpaceFreed {
-        /// The CQ.
+        /// The CQ that has free slots again.
         cq: Arc<Cq>,
         /// Bit `n` for worker `n`.
         workers: u64,
@@ -118,7 +118,7 @@ pub enum Notification {
     /// QPs that wait for a receive of a shared queue may get one, by no doing of its client: call
     /// [`Engine::handle_receives_posted`](super::Engine::handle_receives_posted) on these workers.
     ReceivesFreed {
-        /// The queue.
+        /// The shared receive queue that QPs wait on.
         srq: Arc<Srq>,
         /// Bit `n` for worker `n`.
         workers: u64,
@@ -130,20 +130,20 @@ pub enum Notification {
         session: SessionId,
         /// The peer's address.
         peer: IpAddr,
-        /// When it came.
+        /// Time at which the segment came, of the engine's clock.
         at: Time,
     },
     /// A client broke the contract: its session must end.
     Misbehaved {
         /// The client's session.
         session: SessionId,
-        /// What it did.
+        /// What it did, in words: the reason that the session's end is given.
         why: String,
     },
     /// A session's attached address space is gone: its regions there must be revoked and the client
     /// told. May come more than once.
     Detached {
-        /// The session.
+        /// The session that attached the address space.
         session: SessionId,
     },
     /// Something that whoever watches the daemon may want to know.
@@ -187,7 +187,7 @@ pub enum Transmit {
 pub enum Receive {
     /// Bytes were handled, or had to wait for the QP's turn; there may be more.
     Progress,
-    /// Nothing is there.
+    /// The socket has nothing to read: wait until it is readable.
     WouldBlock,
     /// Nothing more will come, or nothing more is wanted.
     Closed,

@@ -41,7 +41,6 @@ pub(super) struct LifeCycle {
 }
 
 impl LifeCycle {
-    /// Without a stream.
     pub(super) fn new() -> Self {
         LifeCycle {
             phase: StreamPhase::Ended,

@@ -30,11 +30,11 @@ use crate::types::{PdId, QpId, SessionId};
 
 /// A queue pair as the resource manager made it, before a worker owns it.
 pub struct QpConfig {
-    /// Its number.
+    /// Number of the QP, which is its handle too.
     pub qp: QpId,
-    /// Its owner.
+    /// Session that made it, and whose events and records name it.
     pub session: SessionId,
-    /// Its domain.
+    /// Protection domain: its requests and its peers reach only regions of this domain.
     pub pd: PdId,
     /// Its index in the owner's doorbell pages.
     pub doorbell: u32,
@@ -51,11 +51,10 @@ pub struct QpConfig {
     /// How long a message that finds no receive waits for one; `None` if it ends the stream at
     /// once.
     pub rnr_timeout: Option<Duration>,
-    /// State and counters.
+    /// State and counters, written by the worker and read by the control thread.
     pub shared: Arc<QpShared>,
 }
 
-/// A queue pair.
 pub(super) struct Qp {
     pub core: QpCore,
     pub requester: Requester,

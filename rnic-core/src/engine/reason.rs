@@ -43,11 +43,11 @@ pub(super) enum Reason {
     PeerFinished,
 
     // The peer asked for what it may not have.
-    /// An RDMA Write.
+    /// A segment of an RDMA Write, `len` payload bytes at `to`, that may not be placed there.
     Write { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
     /// An RDMA Write that names another STag than its message began with.
     StagChanged { stag: Stag, to: u64, len: u64 },
-    /// An RDMA Read.
+    /// An RDMA Read Request for `len` bytes from `to` on, which may not be read.
     Read { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
     /// The region of a read was revoked while it was being answered.
     Revoked { stag: Stag, to: u64, len: u64 },

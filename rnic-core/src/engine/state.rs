@@ -131,7 +131,6 @@ impl EngineState {
         }
     }
 
-    /// Tells a client.
     pub(super) fn emit(&mut self, session: SessionId, event: Event) {
         self.outputs.push_back(Output::Event { session, event });
     }

@@ -19,9 +19,9 @@ pub const NOT_NEGOTIATED: u16 = 0x3FFF;
 /// Which of the two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// From the Initiator.
+    /// MPA Request Frame, from the Initiator.
     Request,
-    /// From the Responder.
+    /// MPA Reply Frame, from the Responder.
     Reply,
 }
 
@@ -223,7 +223,7 @@ impl<'a> Frame<'a> {
         self.revision() >= 2 && self.bytes[field::FLAGS] & field::ENHANCED != 0
     }
 
-    /// Rev.
+    /// Rev: MPA revision of the frame, as it stands there.
     #[must_use]
     pub fn revision(&self) -> u8 {
         self.bytes[field::REVISION]
@@ -252,7 +252,7 @@ pub struct Repr<'a> {
     pub crc: bool,
     /// R: rejected; in a Request sent as false and not looked at.
     pub reject: bool,
-    /// Rev.
+    /// Rev: MPA revision of the frame.
     pub revision: u8,
     /// Enhanced data; S is set if it is there.
     pub enhanced: Option<Enhanced>,

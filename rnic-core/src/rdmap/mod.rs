@@ -18,21 +18,21 @@ pub use crate::types::codes;
 /// Message types (section 4.1; RFC 7306 section 5 for 8 to B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Opcode {
-    /// RDMA Write.
+    /// RDMA Write, tagged; any number of segments.
     Write,
-    /// RDMA Read Request.
+    /// RDMA Read Request, untagged, on queue 1.
     ReadRequest,
-    /// RDMA Read Response.
+    /// RDMA Read Response, tagged.
     ReadResponse,
-    /// Send.
+    /// Send, untagged, on queue 0.
     Send,
-    /// Send with Invalidate.
+    /// Send with Invalidate, untagged, on queue 0.
     SendInvalidate,
     /// Send with Solicited Event.
     SendSolicited,
     /// Send with Solicited Event and Invalidate.
     SendSolicitedInvalidate,
-    /// Terminate.
+    /// Terminate, untagged, on queue 2.
     Terminate,
     /// Immediate Data (RFC 7306), not served yet.
     Immediate,
@@ -177,9 +177,9 @@ impl fmt::Display for Opcode {
 /// The RDMAP control byte, first of DDP's RsvdULP bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// RV, two bits.
+    /// RV, the RDMAP version: 1, or 0 with an RDMAC peer. Two bits.
     pub rv: u8,
-    /// The message type.
+    /// Opcode, the message type. Four bits.
     pub opcode: Opcode,
 }
 

@@ -26,7 +26,7 @@ pub struct ReadRequest {
     pub sink_stag: Stag,
     /// Where in it the response begins.
     pub sink_to: TaggedOffset,
-    /// Bytes asked for.
+    /// RDMARDSZ: bytes asked for; 0 is allowed.
     pub size: u32,
     /// Buffer the data comes from.
     pub src_stag: Stag,

@@ -33,7 +33,7 @@ pub struct TerminateTooShort;
 /// A Terminate's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terminate<'a> {
-    /// What went wrong.
+    /// Layer, error type and error code.
     pub code: TerminateCode,
     /// M: length of the failing DDP segment, header included.
     pub segment_len: Option<u16>,

@@ -59,7 +59,7 @@ pub enum AttachError {
     /// Another file of `/proc`.
     #[error("the descriptor is {path}, not /proc/{pid}/mem")]
     NotItsMemory {
-        /// What it is.
+        /// Path of the descriptor's file, to which its link in `/proc/self/fd` points.
         path: String,
         /// The process whose memory was expected.
         pid: i32,
@@ -236,9 +236,9 @@ impl AddressSpace {
 /// The end of a copy between two address spaces that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyEnd {
-    /// What was read.
+    /// The memory that was read.
     Source,
-    /// What was written.
+    /// The memory that was written.
     Sink,
 }
 

@@ -35,7 +35,7 @@ impl<'a> RawBytes<'a> {
         self.start
     }
 
-    /// Its bytes.
+    /// Bytes of the range.
     pub fn len(self) -> usize {
         self.len
     }

@@ -13,18 +13,18 @@ use super::Mapping;
 /// Pieces that one call takes; what is beyond is left for the next call, like a short write.
 pub const MAX_PIECES: usize = 256;
 
-/// Bytes to send.
+/// Bytes to send, as one element of a `sendmsg(2)`.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// In private memory.
+    /// Bytes in this process's own memory.
     Private(&'a [u8]),
-    /// In shared memory.
+    /// Bytes of a mapping, which its owner may still write, or truncate.
     Shared {
         /// The memory they are in.
         mapping: &'a Mapping,
-        /// First byte.
+        /// Offset of the first byte in the mapping.
         offset: usize,
-        /// Bytes.
+        /// Bytes from `offset` on.
         len: usize,
     },
 }
@@ -32,15 +32,15 @@ pub enum Piece<'a> {
 /// Room for bytes to receive.
 #[derive(Debug)]
 pub enum PieceMut<'a> {
-    /// In private memory.
+    /// Room in this process's own memory.
     Private(&'a mut [u8]),
-    /// In shared memory.
+    /// Room in a mapping, which its owner may still write, or truncate.
     Shared {
         /// The memory they are in.
         mapping: &'a Mapping,
-        /// First byte.
+        /// Offset of the first byte in the mapping.
         offset: usize,
-        /// Bytes.
+        /// Bytes from `offset` on.
         len: usize,
     },
 }

@@ -57,7 +57,7 @@ impl Lendable {
         Ok(Arc::new(Lendable { mapping, taken: Mutex::new(BTreeMap::new()) }))
     }
 
-    /// Bytes.
+    /// Bytes of the memory, at least 1.
     pub fn len(&self) -> usize {
         self.mapping.len()
     }

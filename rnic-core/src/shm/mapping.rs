@@ -158,7 +158,7 @@ impl Mapping {
         Ok(Arc::new(mapping))
     }
 
-    /// Bytes.
+    /// Bytes of the mapping, at least 1.
     #[inline]
     pub fn len(&self) -> usize {
         self.pages.len
@@ -228,7 +228,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where it starts.
+    /// Address of its first byte in this process.
     pub(super) fn base(&self) -> *mut u8 {
         self.pages.base.as_ptr()
     }
@@ -301,9 +301,9 @@ pub enum AdoptError {
     /// The memfd does not have the size that was announced.
     #[error("the memfd has {actual} bytes, {said} were announced")]
     WrongSize {
-        /// As announced.
+        /// Bytes that the client's request says.
         said: u64,
-        /// As found.
+        /// Bytes that `fstat(2)` says.
         actual: u64,
     },
     /// A page was never populated: touching it would charge the daemon.

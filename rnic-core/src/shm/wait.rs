@@ -105,7 +105,7 @@ impl Waiter {
         self.last_work = now;
     }
 
-    /// There was none.
+    /// There was no work at `now`: what to do before the next look.
     #[inline]
     #[must_use]
     pub fn step(&mut self, now: Time) -> Step {

@@ -43,7 +43,6 @@ impl Window {
 mod real {
     use super::*;
 
-    /// See the module.
     #[derive(Clone, Debug)]
     pub(in super::super) struct Window {
         base: *mut u8,

@@ -46,9 +46,9 @@ pub enum Arrival<'p> {
     Write {
         /// Buffer to place into.
         stag: Stag,
-        /// Where in it.
+        /// Tagged offset at which the payload begins.
         to: TaggedOffset,
-        /// What to place.
+        /// Payload of the segment.
         payload: &'p [u8],
         /// The message ends here.
         last: bool,
@@ -60,9 +60,9 @@ pub enum Arrival<'p> {
     ReadResponse {
         /// Buffer to place into: the sink of the oldest outstanding Read.
         stag: Stag,
-        /// Where in it.
+        /// Tagged offset at which the payload begins.
         to: TaggedOffset,
-        /// What to place.
+        /// Payload of the segment.
         payload: &'p [u8],
         /// The message ends here.
         last: bool,
@@ -72,11 +72,11 @@ pub enum Arrival<'p> {
     Send {
         /// What else it does.
         kind: SendKind,
-        /// Its message.
+        /// Message sequence number of the Send on queue 0.
         msn: Msn,
         /// Where in the message the payload goes.
         mo: u32,
-        /// What to place.
+        /// Payload of the segment.
         payload: &'p [u8],
         /// The message ends here.
         last: bool,
@@ -116,7 +116,7 @@ struct TaggedMessage {
     stag: Option<Stag>,
 }
 
-/// An untagged queue.
+/// State of one untagged queue of the receiver.
 #[derive(Clone, Copy, Debug)]
 struct Queue {
     /// The message in progress, or the next one.

@@ -15,7 +15,7 @@ use super::peer::{Peer, open};
 use super::report::{Figure, Goal, Measure, Outcome, Row};
 use super::spec::{Flow, Op, Spec, Wait};
 
-/// How to measure.
+/// Which daemon is measured with how many QPs, and how long.
 pub struct AllOptions<'a> {
     /// The daemon's binary.
     pub rnicd: &'a Path,
@@ -258,7 +258,7 @@ fn failed(title: &str, kind: Measure, words: &str, e: &PerfError) -> Row {
     Row::failed(title.to_owned(), kind, words, e.to_string())
 }
 
-/// QPs with traffic.
+/// QPs with traffic in the rows about many QPs.
 const FEW: u32 = 10;
 /// Depth of all queues in the rows about many QPs.
 const DEPTH: u32 = 16;

@@ -38,7 +38,7 @@ pub enum Amount {
 
 /// What one subject has done in all rounds.
 pub struct Measured {
-    /// What was measured.
+    /// RDMA, raw TCP or memcpy.
     pub subject: Subject,
     /// Messages, or round trips, per round.
     pub count: u64,
@@ -46,7 +46,7 @@ pub struct Measured {
     pub rates: Series,
     /// Medians of the round trips of each round, in microseconds; empty for a stream.
     pub medians_us: Series,
-    /// All round trips.
+    /// Each round trip of all rounds; empty for a stream.
     pub times: Times,
 }
 

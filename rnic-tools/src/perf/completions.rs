@@ -28,7 +28,6 @@ impl Completions {
         Ok(Completions { cq, channel, wait, cpus: cpus(), stray: false, taken })
     }
 
-    /// The CQ.
     pub fn cq(&self) -> &Cq {
         &self.cq
     }

@@ -15,7 +15,7 @@ use super::error::PerfError;
 pub struct Setup {
     /// Connections inside the daemon go over TCP, too.
     pub loopback_tcp: bool,
-    /// Checksums.
+    /// Connections over TCP have CRCs (`mpa.crc`).
     pub crc: bool,
     /// Most QPs of the daemon and of one session.
     pub qps: u32,
@@ -28,7 +28,7 @@ impl Setup {
     /// The same over TCP.
     pub const TCP: Setup = Setup { loopback_tcp: true, ..Setup::DIRECT };
 
-    /// The configuration file.
+    /// Text of the configuration file.
     fn config(self) -> String {
         let loopback = if self.loopback_tcp { "tcp" } else { "direct" };
         let Setup { crc, qps, .. } = self;
@@ -75,7 +75,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Where it listens.
+    /// Path of the control socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

@@ -21,9 +21,9 @@ use super::stats::Times;
 /// Which process an end belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Holds the clock.
+    /// The process that measures the time and tells the other what to do.
     Driver,
-    /// Answers.
+    /// The process that answers the driver.
     Peer,
 }
 
@@ -32,7 +32,7 @@ pub enum Role {
 pub struct RemoteMemory {
     /// To read from; the driver needs none of the peer's role.
     pub source: Option<RemoteMr>,
-    /// To write to.
+    /// Region that this end may write to.
     pub sink: RemoteMr,
 }
 
@@ -47,7 +47,7 @@ pub struct End {
     completions: Completions,
     /// Where messages come from.
     source: Mr,
-    /// Where messages go.
+    /// Where messages go: what the other end writes or sends.
     sink: Mr,
     /// Where credits and acknowledgements go, 8 bytes each.
     notes: Mr,
@@ -398,14 +398,14 @@ impl End {
 struct StreamState {
     /// Requests posted and not completed.
     outstanding: u32,
-    /// Its next batch.
+    /// Number of its next batch, of those made.
     next: usize,
 }
 
-/// What completions brought.
+/// What came with the completions of one look.
 #[derive(Clone, Copy, Default)]
 struct Arrived {
-    /// Messages received.
+    /// Messages received since the last look.
     messages: u64,
     /// The highest note among them.
     note: u64,

@@ -16,9 +16,9 @@ pub enum PerfError {
     /// Nothing has completed for a long time.
     #[error("no {what} for {seconds} s")]
     Stuck {
-        /// What was awaited.
+        /// What was awaited, in words.
         what: &'static str,
-        /// How long.
+        /// How long was waited, in seconds.
         seconds: u64,
     },
     /// The process at the other end failed.
@@ -30,7 +30,7 @@ pub enum PerfError {
     /// The operating system refused.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: &'static str,
         /// The system's error.
         source: io::Error,

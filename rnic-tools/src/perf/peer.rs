@@ -39,7 +39,7 @@ impl Peer {
         }
     }
 
-    /// Sends a command.
+    /// Sends a command, as a line on the peer's standard input.
     pub fn command(&mut self, command: &Command) -> Result<(), PerfError> {
         match &mut self.commands {
             Some(pipe) => say(pipe, command),
@@ -179,7 +179,7 @@ fn raw_link(spec: Spec, output: &mut impl Write) -> Result<RawEnd, PerfError> {
     RawEnd::new(stream, spec)
 }
 
-/// Any port.
+/// Any port of the IPv4 loopback address.
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// How long a peer may take to end after a failure on this side.
 const GRACE: Duration = Duration::from_millis(200);

@@ -9,7 +9,7 @@ use super::error::PerfError;
 use super::peer::{Peer, open};
 use super::spec::{Flow, Op, Spec, Wait};
 
-/// What to measure.
+/// Which daemon is measured, and by which programs.
 pub struct QuickOptions<'a> {
     /// Socket of the daemon; `None` for the one that the environment names.
     pub socket: Option<&'a Path>,

@@ -16,11 +16,11 @@ use super::table::{Table, bytes, digits};
 pub struct Report {
     /// Version of this program.
     pub version: &'static str,
-    /// Where it ran.
+    /// CPUs, model, kernel and load of the machine it ran on.
     pub machine: Machine,
     /// Rounds of each measurement.
     pub rounds: u32,
-    /// What was measured.
+    /// One row for each measurement, in the order measured.
     pub rows: Vec<Row>,
 }
 
@@ -28,11 +28,11 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Measure {
-    /// Payload per second.
+    /// Payload bytes per second, in GB/s.
     Bw,
-    /// Time per message.
+    /// Time per message of a ping-pong, in microseconds.
     Lat,
-    /// Messages per second.
+    /// Messages per second, in millions.
     Rate,
     /// Time per message of a stream.
     Cost,
@@ -40,12 +40,12 @@ pub enum Measure {
     Daemon,
 }
 
-/// One measurement.
+/// One measurement, with the figures of all its subjects.
 #[derive(Debug, Serialize)]
 pub struct Row {
     /// What was measured, in words.
     pub subject: String,
-    /// How, in words.
+    /// How it was measured, in words that follow the subject: depth, working set and QPs.
     pub manner: String,
     /// What kind of figures it has.
     pub kind: Measure,
@@ -66,7 +66,7 @@ pub struct Row {
 /// The figures of one subject.
 #[derive(Debug, Serialize)]
 pub struct Figure {
-    /// Of what.
+    /// Name of the subject, in words.
     pub what: String,
     /// Unit of the figures.
     pub unit: &'static str,
@@ -74,7 +74,7 @@ pub struct Figure {
     pub count: u64,
     /// Median of the rounds.
     pub median: f64,
-    /// The rounds.
+    /// The figure of each round.
     #[serde(flatten)]
     pub series: Series,
     /// For latency: of all messages of all rounds.
@@ -86,13 +86,13 @@ pub struct Figure {
 pub struct Outcome {
     /// Of what, as in `1.5 of raw TCP`.
     pub of: String,
-    /// The figure.
+    /// The figure, in `unit`.
     pub value: f64,
     /// Its unit; empty for a ratio.
     pub unit: &'static str,
     /// What it should be.
     pub goal: Option<Goal>,
-    /// Whether it is.
+    /// Whether the goal is met; `None` without a goal.
     pub met: Option<bool>,
 }
 
@@ -100,9 +100,9 @@ pub struct Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Goal {
-    /// This or more.
+    /// The figure should be this or more.
     AtLeast(f64),
-    /// This or less.
+    /// The figure should be this or less.
     AtMost(f64),
 }
 

@@ -51,14 +51,14 @@ pub enum Wait {
     Adaptive,
 }
 
-/// One measurement.
+/// One measurement: what is transferred, how and over how many QPs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
-    /// The operation.
+    /// RDMA operation that is measured.
     pub op: Op,
     /// Stream or ping-pong.
     pub flow: Flow,
-    /// Bytes per message.
+    /// Payload bytes per message.
     pub size: u32,
     /// Places of `size` bytes at each end that the messages go through in turn, at both the RDMA
     /// and the TCP ends and for memcpy: together the working set.
@@ -67,9 +67,9 @@ pub struct Spec {
     pub depth: u32,
     /// Requests per post; the last one of each is signaled.
     pub batch: u32,
-    /// Connected QPs.
+    /// QPs that are connected.
     pub qps: u32,
-    /// QPs with traffic.
+    /// QPs of these that have traffic.
     pub active: u32,
     /// How both ends wait.
     pub wait: Wait,

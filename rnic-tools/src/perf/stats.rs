@@ -8,7 +8,7 @@ use serde::Serialize;
 /// One figure per round, in the order measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Series {
-    /// The figures.
+    /// The figures, one per round.
     pub rounds: Vec<f64>,
 }
 
@@ -30,12 +30,12 @@ impl Series {
         }
     }
 
-    /// The smallest.
+    /// The smallest figure; `None` before the first round.
     pub fn lowest(&self) -> Option<f64> {
         self.rounds.iter().copied().min_by(f64::total_cmp)
     }
 
-    /// The largest.
+    /// The largest figure; `None` before the first round.
     pub fn highest(&self) -> Option<f64> {
         self.rounds.iter().copied().max_by(f64::total_cmp)
     }
@@ -52,7 +52,7 @@ pub struct Times {
 pub struct Percentiles {
     /// How many times were taken.
     pub count: u64,
-    /// Mean.
+    /// Mean of all times.
     pub mean_us: f64,
     /// Half of them are below.
     pub p50_us: f64,
@@ -60,12 +60,12 @@ pub struct Percentiles {
     pub p99_us: f64,
     /// One in a thousand is above.
     pub p999_us: f64,
-    /// The longest.
+    /// The longest of them.
     pub max_us: f64,
 }
 
 impl Percentiles {
-    /// All times multiplied.
+    /// These figures with all times multiplied by `by`.
     #[must_use]
     pub fn scaled(self, by: f64) -> Self {
         Percentiles {
@@ -80,7 +80,7 @@ impl Percentiles {
 }
 
 impl Times {
-    /// None yet.
+    /// A histogram without times.
     pub fn new() -> Self {
         let nanoseconds = Histogram::new_with_bounds(1, LONGEST_NS, 3);
         // Fails only for bounds in the wrong order or more than five digits.
@@ -123,7 +123,7 @@ impl Default for Times {
     }
 }
 
-/// A minute.
+/// A minute in nanoseconds; longer times count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 
 #[cfg(test)]

@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 use super::error::PerfError;
 use super::spec::Spec;
 
-/// From the driver.
+/// What the driver tells the peer to do, a line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Make an RDMA end, tell where ([`Reply::Listening`]), accept all its connections, be done.
     Link {
-        /// For what.
+        /// Parameters of the measurement.
         spec: Spec,
         /// The driver's memory that the peer may write.
         sink: RemoteMr,
     },
     /// Listen for a raw TCP connection ([`Reply::RawListening`]), accept it, be done.
     RawLink {
-        /// For what.
+        /// Parameters of the measurement.
         spec: Spec,
     },
     /// Be the other end of so many messages over RDMA ([`Reply::Ready`], then done).
@@ -42,21 +42,21 @@ pub enum Command {
     },
 }
 
-/// From the peer.
+/// What the peer answers, a line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// Where the RDMA end listens and what of its memory the driver may use.
     Listening {
-        /// To connect to.
+        /// Address to which the driver connects its QPs.
         address: SocketAddr,
-        /// To read from.
+        /// Region that the driver may read.
         source: RemoteMr,
-        /// To write to.
+        /// Region that the driver may write.
         sink: RemoteMr,
     },
     /// Where the TCP end listens.
     RawListening {
-        /// To connect to.
+        /// Address to which the driver connects its socket.
         address: SocketAddr,
     },
     /// The measurement may start.
@@ -65,12 +65,12 @@ pub enum Reply {
     Done,
     /// It failed, and the peer ends.
     Failed {
-        /// Why, in words.
+        /// Why, as a sentence for people.
         why: String,
     },
 }
 
-/// Writes one line.
+/// Writes one line of JSON and flushes.
 pub fn say(to: &mut impl Write, message: &impl Serialize) -> Result<(), PerfError> {
     let mut line = serde_json::to_vec(message)
         .map_err(|e| PerfError::Peer(format!("a message that cannot be written: {e}")))?;

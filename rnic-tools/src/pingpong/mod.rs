@@ -47,7 +47,7 @@ pub enum PingpongError {
     /// A ball was not what the other side had sent.
     #[error("ball {number} from {peer} is damaged from byte {at} on")]
     Damaged {
-        /// The other side.
+        /// Address of the other side.
         peer: SocketAddr,
         /// Which ball, from 0.
         number: u64,
@@ -57,24 +57,24 @@ pub enum PingpongError {
     /// A ball had another size.
     #[error("ball {number} from {peer} has {bytes} bytes instead of {size}")]
     Size {
-        /// The other side.
+        /// Address of the other side.
         peer: SocketAddr,
         /// Which ball, from 0.
         number: u64,
-        /// Its bytes.
+        /// Bytes that the ball has.
         bytes: u32,
-        /// Bytes agreed on.
+        /// Bytes that both sides agreed on.
         size: u32,
     },
     /// The server does not play this.
     #[error("refused a match with {peer}: {why}")]
     Refused {
-        /// The client.
+        /// Address of the client.
         peer: SocketAddr,
         /// What the server does not play, in words.
         why: String,
     },
-    /// The connection failed.
+    /// The connection failed before the match was over.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
@@ -88,7 +88,7 @@ impl From<Error> for PingpongError {
 /// What a client learned.
 #[derive(Clone, Debug)]
 pub struct Score {
-    /// Round trips.
+    /// Time of each round trip.
     pub round_trips: Latencies,
     /// "direct" or "tcp".
     pub path: String,
@@ -182,7 +182,7 @@ impl Match {
     }
 }
 
-/// Whose ball.
+/// Which side a ball comes from, as its bytes say.
 #[derive(Clone, Copy)]
 enum Side {
     Client = 0,
@@ -359,7 +359,7 @@ fn paint(bytes: &mut [u8], number: u64, side: Side) {
     }
 }
 
-/// Name and version.
+/// Name and version of the protocol, first in every proposal.
 const MAGIC: &[u8] = b"pingpong\x01";
 /// Looks between two yields.
 const LOOKS_PER_YIELD: u32 = 100;

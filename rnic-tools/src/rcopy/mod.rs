@@ -36,7 +36,7 @@ pub use receive::{receive_file, serve_one};
 pub use send::send_file;
 pub use wire::refusal;
 
-/// How to send.
+/// Parameters of the sender.
 #[derive(Clone, Debug)]
 pub struct SendOptions {
     /// Name the file shall have at the receiver; `None` for the name it has here.
@@ -55,7 +55,7 @@ impl Default for SendOptions {
     }
 }
 
-/// How to receive.
+/// Parameters of the receiver.
 #[derive(Clone, Debug)]
 pub struct ReceiveOptions {
     /// Whether a file of the same name is replaced. Default no: the copy is refused.
@@ -97,7 +97,7 @@ pub struct Progress {
 pub struct Report {
     /// Name at the receiver.
     pub name: String,
-    /// The other side.
+    /// Address of the other side.
     pub peer: SocketAddr,
     /// Bytes of the file.
     pub bytes: u64,
@@ -129,7 +129,7 @@ pub enum CopyError {
     /// The file to send could not be read.
     #[error("cannot read {path}: {source}", path = path.display())]
     Read {
-        /// The file.
+        /// Path of the file to send.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -137,21 +137,21 @@ pub enum CopyError {
     /// The file to send is a directory, device or pipe.
     #[error("{path} is no regular file", path = path.display())]
     NotRegular {
-        /// The file.
+        /// Path of the file to send.
         path: PathBuf,
     },
     /// The file to send changed while it was copied.
     #[error("{path} {how} while it was copied", path = path.display())]
     Changed {
-        /// The file.
+        /// Path of the file to send.
         path: PathBuf,
-        /// How it changed.
+        /// How it changed, in words: it became longer or shorter.
         how: &'static str,
     },
     /// The file could not be written at the receiver.
     #[error("cannot write {path}: {source}", path = path.display())]
     Write {
-        /// The file.
+        /// Path of the file in the receiver's folder.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -159,7 +159,7 @@ pub enum CopyError {
     /// The folder takes no files.
     #[error("cannot put files into {folder}: {source}", folder = folder.display())]
     Folder {
-        /// The folder.
+        /// Path of the folder.
         folder: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -170,7 +170,7 @@ pub enum CopyError {
     /// This receiver does not accept the file; the sender has been told.
     #[error("refused {name:?} of {peer}: {why}")]
     Refused {
-        /// The sender.
+        /// Address of the sender.
         peer: SocketAddr,
         /// Name of the file.
         name: String,
@@ -180,15 +180,15 @@ pub enum CopyError {
     /// The other side refused or gave up, and said why.
     #[error("{peer} says: {}", printable(why))]
     Peer {
-        /// The other side.
+        /// Address of the other side.
         peer: SocketAddr,
-        /// In its words.
+        /// Reason in the other side's words, which may hold any characters.
         why: String,
     },
     /// What arrived is not what was sent.
     #[error("SHA-256 was {sent} at {peer}, but here it is {arrived}: the copy was thrown away")]
     Digest {
-        /// The sender.
+        /// Address of the sender.
         peer: SocketAddr,
         /// The sender's digest.
         sent: Digest,
@@ -198,7 +198,7 @@ pub enum CopyError {
     /// The receiver says that it has stored something else.
     #[error("{peer} stored a file of SHA-256 {stored}, but {sent} was sent")]
     StoredOther {
-        /// The receiver.
+        /// Address of the receiver.
         peer: SocketAddr,
         /// The sender's digest.
         sent: Digest,
@@ -208,12 +208,12 @@ pub enum CopyError {
     /// The other side does not keep to the protocol of `rcopy`.
     #[error("{peer} does not keep to the protocol: {why}")]
     Protocol {
-        /// The other side.
+        /// Address of the other side.
         peer: SocketAddr,
-        /// What it did.
+        /// What the other side did, in words.
         why: String,
     },
-    /// The connection failed.
+    /// The connection failed before the copy was over.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
@@ -246,7 +246,7 @@ impl CopyError {
     }
 }
 
-/// Default silence.
+/// How long the other side may be silent, by default.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Largest chunk, in bytes: what one side may ask of the other's memory at a time.
 const MAX_CHUNK: u32 = 64 << 20;

@@ -20,7 +20,8 @@ impl FileName {
     /// Most bytes: what Linux file systems take, and what fits the field on the wire.
     pub const MAX: usize = 255;
 
-    /// Checks a name.
+    /// Takes a name that is a single file name: no slash, no leading dot, at most [`Self::MAX`]
+    /// bytes.
     pub fn new(name: &str) -> Result<Self, NameError> {
         let why = if name.is_empty() {
             "is empty"
@@ -51,7 +52,7 @@ impl FileName {
         }
     }
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

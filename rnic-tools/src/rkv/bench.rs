@@ -9,20 +9,20 @@ use rnic_client::Context;
 use super::{Client, KvError};
 use crate::latency::Latencies;
 
-/// What to do.
+/// Parameters of the load: server, table and duration.
 #[derive(Clone, Copy, Debug)]
 pub struct Bench {
     /// Where the server is.
     pub server: SocketAddr,
     /// Connections, one thread each.
     pub connections: u32,
-    /// Different keys.
+    /// Different keys that are used.
     pub keys: u64,
     /// Bytes of a value, at least [`Bench::MIN_VALUE`].
     pub value: u32,
     /// GETs of a hundred operations; the others are PUTs.
     pub gets: u8,
-    /// How long.
+    /// How long the load runs, filling the table not included.
     pub duration: Duration,
     /// How long the server may take for one answer.
     pub patience: Duration,
@@ -40,7 +40,7 @@ pub struct Operations {
 /// What came of it.
 #[derive(Clone, Debug, Default)]
 pub struct BenchReport {
-    /// All GETs.
+    /// All GETs of the load.
     pub gets: Operations,
     /// All PUTs, without those that filled the table at first.
     pub puts: Operations,

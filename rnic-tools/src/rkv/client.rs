@@ -26,7 +26,7 @@ pub struct Client {
 /// A value that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The value.
+    /// The value as it was stored.
     pub value: Vec<u8>,
     /// Version of its slot; grows with every change.
     pub version: u64,
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Ends the connection.
+    /// Ends the connection in order.
     pub fn close(self) {
         self.messenger.finish();
     }

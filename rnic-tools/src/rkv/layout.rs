@@ -26,7 +26,7 @@ use rnic_client::RemoteMr;
 /// How large a table is, and its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Number of slots.
+    /// Number of slots of the table.
     pub slots: u64,
     /// Slots where a key may be, from its home slot on.
     pub probes: u32,
@@ -95,7 +95,7 @@ pub(super) enum Slot<'a> {
     Empty,
     /// Its entry was deleted: the search goes on.
     Deleted { version: u64 },
-    /// An entry.
+    /// An entry: its version, key and value.
     Entry { version: u64, key: &'a [u8], value: &'a [u8] },
     /// The copy is a mixture, or was made while the server wrote: read again.
     Torn,

@@ -37,17 +37,17 @@ pub enum KvError {
     /// The key has no bytes, or more than the table takes.
     #[error("a key of {bytes} bytes; this table takes 1 to {max}")]
     KeyLength {
-        /// Its bytes.
+        /// Bytes of the key.
         bytes: usize,
-        /// Most bytes.
+        /// Most bytes of a key that the table takes.
         max: u16,
     },
     /// The value has more bytes than the table takes.
     #[error("a value of {bytes} bytes; this table takes at most {max}")]
     ValueLength {
-        /// Its bytes.
+        /// Bytes of the value.
         bytes: usize,
-        /// Most bytes.
+        /// Most bytes of a value that the table takes.
         max: u32,
     },
     /// All slots where the key may go hold other keys.
@@ -59,15 +59,15 @@ pub enum KvError {
     /// A slot was torn in every one of many reads.
     #[error("slot {slot} was torn in {reads} reads in a row")]
     Torn {
-        /// Which slot.
+        /// Number of the slot, from 0.
         slot: u64,
-        /// Reads tried.
+        /// Reads of the slot that were tried.
         reads: u32,
     },
     /// A value was not what had been stored under its key.
     #[error("the value of {key:?} is not what was stored: {why}")]
     Wrong {
-        /// The key.
+        /// The key whose value it is.
         key: String,
         /// What is wrong with it.
         why: String,
@@ -78,12 +78,12 @@ pub enum KvError {
     /// The other side does not keep to the protocol of `rkv`.
     #[error("{peer} does not keep to the protocol: {why}")]
     Protocol {
-        /// The other side.
+        /// Address of the other side.
         peer: SocketAddr,
-        /// What it did.
+        /// What the other side did, in words.
         why: String,
     },
-    /// The connection failed.
+    /// The connection failed before the operation was over.
     #[error(transparent)]
     Link(#[from] LinkError),
 }

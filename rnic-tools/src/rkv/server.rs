@@ -12,7 +12,7 @@ use super::wire::{self, Request, Table};
 use crate::link::LinkError;
 use crate::messenger::{Messenger, MessengerEvent, MessengerSizes};
 
-/// How to serve.
+/// Parameters of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
     /// Geometry of the table.

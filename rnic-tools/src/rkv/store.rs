@@ -16,13 +16,13 @@ pub(super) struct Store {
 /// Who is in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupant {
-    /// Nobody ever was.
+    /// The slot was never used.
     Nobody,
     /// An entry that was deleted.
     Deleted { version: u64 },
     /// The key that is looked for.
     Key { version: u64 },
-    /// Another key.
+    /// An entry with another key than is looked for.
     Other,
 }
 

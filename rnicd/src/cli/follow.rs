@@ -56,7 +56,7 @@ fn line(record: &EventRecord) -> String {
     format!("{sequence} {hours:02}:{minutes:02}:{seconds:02}Z {session} {kind} {text}")
 }
 
-/// Between two questions.
+/// Time between two questions to the daemon.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use super::startups::WaitsFor;
 use super::{ConnectionManager, Slot, net};
 use crate::{socket, system};
 
-/// A bound address.
+/// A bound address, or the one connection that `ServeOver` passed.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) session: SessionId,

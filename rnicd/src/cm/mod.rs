@@ -56,7 +56,7 @@ pub struct CmOptions {
     pub startup: Options,
     /// Most inbound and outbound reads an accepted connection may get.
     pub max_ird: u16,
-    /// Most outbound reads.
+    /// Most outbound reads that an accepted connection may get.
     pub max_ord: u16,
     /// How soon a peer that is gone is noticed, of connections that begin from now on.
     pub tcp: Tcp,
@@ -91,9 +91,9 @@ pub struct CmOptions {
 pub struct ConnectParams {
     /// Owner of the QP.
     pub session: SessionId,
-    /// The QP.
+    /// The QP to connect, which is Idle.
     pub qp: QpId,
-    /// Where to.
+    /// Address and port of the peer.
     pub peer: SocketAddr,
     /// From where, if it matters.
     pub local: Option<SocketAddr>,
@@ -108,7 +108,7 @@ pub struct ConnectParams {
 /// How a connection request is accepted.
 #[derive(Clone, Debug)]
 pub struct AcceptParams {
-    /// The request.
+    /// The request, as its event named it; undecided so far.
     pub request: RequestId,
     /// The QP to connect.
     pub qp: QpId,
@@ -165,11 +165,11 @@ pub enum CmEvent {
     },
     /// Start-up is done on a TCP connection, as initiator or as responder.
     ConnectedTcp {
-        /// The QP.
+        /// The QP that connected or accepted.
         qp: QpId,
         /// The connection, registered nowhere.
         stream: Socket,
-        /// What was agreed.
+        /// What both ends agreed on in start-up.
         negotiated: Box<Negotiated>,
         /// Our end and the peer.
         addresses: AddressPair,
@@ -181,7 +181,7 @@ pub enum CmEvent {
         /// The end that accepted.
         passive: Box<DirectEnd>,
     },
-    /// The peer rejected.
+    /// The peer's application rejected the connection.
     Rejected {
         /// The QP that connected.
         qp: QpId,
@@ -210,9 +210,9 @@ pub enum Rejection {
 /// One end of a connection inside this daemon.
 #[derive(Debug)]
 pub struct DirectEnd {
-    /// The QP.
+    /// The QP at this end.
     pub qp: QpId,
-    /// What was agreed.
+    /// What both ends agreed on, as this end sees it.
     pub negotiated: Negotiated,
     /// Addresses as this end sees them.
     pub addresses: AddressPair,
@@ -230,7 +230,7 @@ pub struct ConnectionManager {
     of_listener: Index<ListenerId>,
     deadlines: Deadlines,
     startups: Startups,
-    /// Undecided requests.
+    /// Slots of the undecided requests.
     requests: HashMap<RequestId, usize>,
     /// QPs that connect or whose acceptance is on its way.
     qps: HashMap<QpId, usize>,
@@ -308,7 +308,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Rejects a request.
+    /// Rejects a request, with Private Data for the peer's application.
     pub fn reject(
         &mut self,
         request: RequestId,

@@ -13,7 +13,7 @@ use crate::rate::Buckets;
 /// Whose a session is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Its user.
+    /// User id of the session's owner.
     pub user: u32,
     /// Connections in start-up that the user may have.
     pub half_open: u32,

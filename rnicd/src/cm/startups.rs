@@ -34,7 +34,7 @@ pub(super) struct Charge {
 pub(super) struct Startups {
     users: HashMap<u32, Share>,
     most: Ranking<u32>,
-    /// Charges ever made.
+    /// Charges ever made, which is the `age` of the newest.
     aged: u64,
     total: usize,
 }

@@ -10,9 +10,9 @@ use super::subjects::Subjects;
 /// Some subjects may use some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressRule {
-    /// Who.
+    /// Users and groups that the rule permits.
     pub who: Subjects,
-    /// Which addresses.
+    /// Addresses that they may use.
     pub network: Network,
     /// Which ports of them.
     pub ports: Ports,

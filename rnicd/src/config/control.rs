@@ -25,7 +25,7 @@ pub struct Control {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[control]` and fills in what the file does not say.
     pub(super) fn control(&self, s: file::ControlSection) -> Result<Control, ConfigError> {
         let socket = self.optional(s.socket, |path| match path.is_absolute() {
             // The kernel holds 108 bytes of a Unix socket's path, the last one a zero.

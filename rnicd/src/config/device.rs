@@ -22,7 +22,7 @@ impl Default for Device {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[device]` and fills in what the file does not say.
     pub(super) fn device(&self, s: file::DeviceSection) -> Result<Device, ConfigError> {
         let default = Device::default();
         let name = self.checked(s.name, default.name, |name| {

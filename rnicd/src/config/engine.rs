@@ -40,7 +40,7 @@ impl Default for Engine {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[engine]` and fills in what the file does not say.
     pub(super) fn engine(&self, s: file::EngineSection) -> Result<Engine, ConfigError> {
         let default = Engine::default();
         let workers = self.checked(s.workers, WorkersValue::Auto, |value| match value {

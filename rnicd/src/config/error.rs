@@ -8,7 +8,7 @@ pub enum ConfigError {
     /// The file could not be read.
     #[error("cannot read configuration {file}: {error}")]
     Read {
-        /// The file.
+        /// Path of the configuration file.
         file: PathBuf,
         /// The system's error.
         error: std::io::Error,
@@ -16,15 +16,15 @@ pub enum ConfigError {
     /// A line is wrong.
     #[error("{file}:{line}:{column}: {key} = {value}: {why}")]
     Value {
-        /// The file.
+        /// Path of the configuration file.
         file: PathBuf,
-        /// Line, from 1.
+        /// Line in the file, from 1.
         line: usize,
         /// Column in characters, from 1.
         column: usize,
         /// Key with its section, like `limits.qps`.
         key: String,
-        /// Value as written.
+        /// The value as the file has it.
         value: String,
         /// What is wrong with it.
         why: String,
@@ -32,9 +32,9 @@ pub enum ConfigError {
     /// A line is not TOML, or names a section that does not exist.
     #[error("{file}:{line}:{column}: {why}")]
     Line {
-        /// The file.
+        /// Path of the configuration file.
         file: PathBuf,
-        /// Line, from 1.
+        /// Line in the file, from 1.
         line: usize,
         /// Column in characters, from 1.
         column: usize,

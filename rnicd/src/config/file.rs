@@ -12,7 +12,7 @@ use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
 use super::subjects::Subjects;
 use super::units::{Span, SpanOrOff};
 
-/// The whole file.
+/// A whole configuration file, before it is checked.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct File {
@@ -61,7 +61,7 @@ pub struct DeviceSection {
 pub struct ControlSection {
     /// Path of the socket.
     pub socket: Field<PathBuf>,
-    /// Permissions, octal.
+    /// Permission bits of the control socket, in octal digits.
     pub mode: Field<String>,
     /// Group that owns the socket.
     pub group: Field<String>,
@@ -77,7 +77,7 @@ pub struct ControlSection {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineSection {
-    /// Worker threads.
+    /// Worker threads: a number or `"auto"`.
     pub workers: Field<WorkersValue>,
     /// Path of connections inside the daemon.
     pub loopback: Field<Loopback>,
@@ -96,9 +96,9 @@ pub struct EngineSection {
 /// `engine.workers`: a number or `"auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkersValue {
-    /// Half the CPUs.
+    /// As many threads as half the CPUs, but at least as many as the loopback path needs.
     Auto,
-    /// So many.
+    /// This many threads.
     Count(u32),
 }
 
@@ -135,7 +135,7 @@ pub enum Seccomp {
     Enforce,
     /// Carried out, and noted in the kernel's log.
     Log,
-    /// Carried out.
+    /// System calls are not filtered.
     Off,
 }
 
@@ -184,7 +184,7 @@ pub enum Mulpdu {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MpaSection {
-    /// Checksums.
+    /// Whether CRCs are asked for, by the C bit of start-up (RFC 5044 section 7.1).
     pub crc: Field<bool>,
     /// Ask peers for Markers.
     pub markers: Field<bool>,
@@ -194,9 +194,9 @@ pub struct MpaSection {
     pub peer_to_peer: Field<bool>,
     /// Serve revision 0 peers.
     pub rdmac: Field<bool>,
-    /// Largest FPDU payload.
+    /// Where MULPDU comes from: the connection's MSS, or the largest there is.
     pub mulpdu: Field<Mulpdu>,
-    /// TCP connection.
+    /// How long a TCP connection may take to be established.
     pub connect_deadline: Field<Span>,
     /// Start-up frames.
     pub startup_deadline: Field<Span>,
@@ -218,9 +218,9 @@ pub struct MpaSection {
 pub struct TcpSection {
     /// Silence before a probe.
     pub keepalive: Field<SpanOrOff>,
-    /// Between two probes.
+    /// Time between two probes.
     pub keepalive_interval: Field<Span>,
-    /// For an acknowledgement.
+    /// How long sent bytes may go without an acknowledgement.
     pub user_timeout: Field<SpanOrOff>,
 }
 
@@ -228,7 +228,7 @@ pub struct TcpSection {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogSection {
-    /// Level.
+    /// What is logged: a level, or directives of `tracing`.
     pub level: Field<String>,
 }
 

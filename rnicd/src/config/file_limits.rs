@@ -18,7 +18,7 @@ pub struct Fields([Option<Written>; Kind::COUNT]);
 pub struct Written {
     /// A number, or a number of bytes.
     pub value: u64,
-    /// Where it stands.
+    /// Byte of the file at which the value begins.
     pub at: usize,
 }
 

@@ -12,7 +12,7 @@ use super::subjects::{Id, Subjects};
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverrideTable {
-    /// User or group.
+    /// The user or group to which the table applies.
     pub who: Spanned<Id>,
     /// Whether the daemon may copy in the user's own address space by itself.
     pub trusted: Option<bool>,
@@ -32,7 +32,7 @@ pub struct OverrideTable {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PdTable {
-    /// Its name.
+    /// Name by which clients open the domain.
     pub name: Spanned<String>,
     /// Users who may open it.
     #[serde(default)]
@@ -52,9 +52,9 @@ pub struct PdTable {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenTable {
-    /// Users and groups.
+    /// Users and groups that may listen.
     pub who: Subjects,
-    /// Addresses.
+    /// Addresses on which they may listen.
     pub address: Network,
     /// Ports; any without it.
     #[serde(default)]
@@ -65,9 +65,9 @@ pub struct ListenTable {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConnectTable {
-    /// Users and groups.
+    /// Users and groups that may connect.
     pub who: Subjects,
-    /// Addresses of peers.
+    /// Addresses of peers to which they may connect.
     pub network: Network,
     /// Ports of peers; any without it.
     #[serde(default)]

@@ -6,7 +6,7 @@ use super::kind::Kind;
 /// What this process makes of a configuration, on its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InForce {
-    /// Worker threads.
+    /// Worker threads that are started.
     pub workers: u32,
     /// Queue pairs of the device.
     pub qps: u32,

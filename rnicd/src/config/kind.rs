@@ -24,7 +24,7 @@ impl Scope {
     /// From the outermost in.
     pub const ALL: [Scope; 4] = [Scope::Device, Scope::Peer, Scope::User, Scope::Session];
 
-    /// The section.
+    /// Name of the section in the configuration file, without brackets.
     pub fn section(self) -> &'static str {
         match self {
             Scope::Device => "limits",
@@ -58,13 +58,13 @@ pub enum Unit {
 pub enum Cost {
     /// Next to nothing, or what is said elsewhere.
     Little,
-    /// So much.
+    /// So many bytes for each.
     Each(u64),
     /// So much in every worker.
     EachPerWorker(u64),
 }
 
-/// One limit.
+/// One limit: its key, its defaults and its range.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The key in each of its sections.
@@ -84,7 +84,7 @@ pub struct Row {
     /// Whether there is an account of it: it is charged when it is made and credited when it is
     /// gone. Other limits bound single objects and rates, or are kept by whoever has the things.
     pub counted: bool,
-    /// What it costs.
+    /// Memory that one of the kind costs the daemon at worst.
     pub cost: Cost,
     /// The file below `rnicd/src` that charges it or checks it.
     pub checked: &'static str,
@@ -109,7 +109,7 @@ const COUNTED: Row = Row { counted: true, ..ROW };
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $row:expr;)*) => {
-        /// What is limited.
+        /// Kinds of objects, bytes and rates that are limited.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Kind {
             $($(#[$doc])* $name,)*
@@ -126,7 +126,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Sessions.
+    /// Sessions, which is programs that are connected at once.
     Sessions = Row {
         key: "sessions",
         what: "programs at once",
@@ -136,7 +136,7 @@ kinds! {
         checked: "resource/session/open.rs",
         ..COUNTED
     };
-    /// Protection domains.
+    /// Protection domains that are open.
     Pds = Row {
         key: "pds",
         what: "protection domains",
@@ -144,7 +144,7 @@ kinds! {
         checked: "resource/domain/requests.rs",
         ..COUNTED
     };
-    /// Shared buffers.
+    /// Shared buffers, reserved ones included.
     SharedBuffers = Row {
         key: "shared_buffers",
         what: "pieces of shared memory",
@@ -163,7 +163,7 @@ kinds! {
         checked: "resource/memory/shared_buffers.rs",
         ..COUNTED
     };
-    /// Memory regions.
+    /// Memory regions that are registered.
     Mrs = Row {
         key: "mrs",
         what: "memory regions",
@@ -174,7 +174,7 @@ kinds! {
         checked: "resource/memory/regions.rs",
         ..COUNTED
     };
-    /// Memory windows.
+    /// Memory windows, bound or not.
     Windows = Row {
         key: "windows",
         what: "memory windows",
@@ -185,7 +185,7 @@ kinds! {
         checked: "resource/memory/windows.rs",
         ..COUNTED
     };
-    /// Completion channels.
+    /// Completion channels, each with a socket.
     Channels = Row {
         key: "channels",
         what: "completion channels",
@@ -194,7 +194,7 @@ kinds! {
         checked: "resource/queue/channels.rs",
         ..COUNTED
     };
-    /// Completion queues.
+    /// Completion queues; their entries are limited on their own.
     Cqs = Row {
         key: "cqs",
         what: "completion queues",
@@ -213,7 +213,7 @@ kinds! {
         checked: "resource/queue/cqs.rs",
         ..COUNTED
     };
-    /// Queue pairs.
+    /// Queue pairs in any state.
     Qps = Row {
         key: "qps",
         what: "queue pairs",
@@ -225,7 +225,7 @@ kinds! {
         checked: "resource/qp/requests.rs",
         ..COUNTED
     };
-    /// Shared receive queues.
+    /// Shared receive queues, with or without QPs.
     Srqs = Row {
         key: "srqs",
         what: "shared receive queues",
@@ -237,7 +237,7 @@ kinds! {
         checked: "resource/queue/srqs.rs",
         ..COUNTED
     };
-    /// Bound addresses.
+    /// Bound addresses, listening or not.
     Listeners = Row {
         key: "listeners",
         what: "bound addresses",
@@ -246,7 +246,7 @@ kinds! {
         checked: "resource/listener/requests.rs",
         ..COUNTED
     };
-    /// Bytes of arenas.
+    /// Bytes of the arenas in which queues and doorbell pages are.
     ArenaBytes = Row {
         key: "arena_bytes",
         what: "bytes of queues",

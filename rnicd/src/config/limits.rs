@@ -16,7 +16,7 @@ pub struct Limits {
     pub device: Values,
     /// The sum of a user's sessions.
     pub user: Values,
-    /// Of one session.
+    /// Of one session; a `[[user]]` or `[[group]]` may have others.
     pub session: Values,
     /// Of one remote host.
     pub peer: Values,
@@ -27,7 +27,7 @@ pub struct Limits {
 pub struct Values([Option<u64>; Kind::COUNT]);
 
 impl Values {
-    /// None.
+    /// Values of no kind: every limit is [`UNLIMITED`].
     pub const NONE: Values = Values([None; Kind::COUNT]);
 
     /// The value of a kind, if it has one.
@@ -94,7 +94,7 @@ impl Default for Limits {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[limits]` and its subsections against the table of kinds.
     pub(super) fn limits(&self, s: &LimitsSection) -> Result<Limits, ConfigError> {
         let default = Limits::default();
         let all = |scope| Ok(default.of(scope).with(&self.values(scope, s.of(scope), false)?));

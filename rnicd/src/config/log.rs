@@ -21,7 +21,7 @@ impl Default for Log {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[log]` and fills in what the file does not say.
     pub(super) fn log(&self, s: file::LogSection) -> Result<Log, ConfigError> {
         let level = self.checked(s.level, Log::default().level, |l| log_filter(l).map(drop))?;
         // It has just been checked.

@@ -23,7 +23,7 @@ impl Default for Metrics {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[metrics]` and fills in what the file does not say.
     pub(super) fn metrics(&self, s: file::MetricsSection) -> Result<Metrics, ConfigError> {
         let file = self.optional(s.file, |path| match path.is_absolute() {
             true => Ok(()),

@@ -64,20 +64,20 @@ pub use warnings::warnings;
 /// `config/rnicd.toml`: every key, its default and what it costs.
 pub const ANNOTATED_DEFAULT: &str = include_str!("../../../config/rnicd.toml");
 
-/// A validated configuration.
+/// A validated configuration, with the defaults of what the file does not say.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Config {
     /// Identity of the device.
     pub device: Device,
-    /// The control socket.
+    /// `[control]`: the control socket and who may use it.
     pub control: Control,
-    /// Workers and paths.
+    /// `[engine]`: worker threads, the loopback path and deadlines.
     pub engine: Engine,
     /// Connection start-up and framing.
     pub mpa: Mpa,
     /// How soon a peer that is gone is noticed.
     pub tcp: Tcp,
-    /// Limits.
+    /// `[limits]` and its subsections.
     pub limits: Limits,
     /// `[[user]]`: other limits and trust for some users.
     pub users: Vec<Override>,
@@ -91,7 +91,7 @@ pub struct Config {
     pub connect: Vec<AddressRule>,
     /// Figures in a file.
     pub metrics: Metrics,
-    /// Logging.
+    /// `[log]`: what is logged.
     pub log: Log,
 }
 

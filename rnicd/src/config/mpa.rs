@@ -60,7 +60,7 @@ impl Default for Mpa {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[mpa]` and fills in what the file does not say.
     pub(super) fn mpa(&self, s: file::MpaSection) -> Result<Mpa, ConfigError> {
         let default = Mpa::default();
         let flag = |field: Field<bool>, default| field.map_or(default, toml::Spanned::into_inner);

@@ -22,7 +22,7 @@ pub struct NamedPd {
 }
 
 impl Checker<'_> {
-    /// Validates all tables.
+    /// Checks all `[[pd]]` tables.
     pub(super) fn named_pds(&self, tables: Vec<PdTable>) -> Result<Vec<NamedPd>, ConfigError> {
         let mut pds: Vec<NamedPd> = Vec::new();
         for table in tables {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 pub enum Id {
     /// By its name in `/etc/passwd` or `/etc/group`.
     Name(String),
-    /// By its number.
+    /// User id or group id.
     Number(u32),
 }
 
@@ -61,7 +61,7 @@ impl<'de> Deserialize<'de> for Id {
 pub struct Subjects {
     /// Everybody whom the kernel can name.
     pub everyone: bool,
-    /// Users.
+    /// Users who are meant, by name or number.
     pub users: Vec<Id>,
     /// Groups whose members are meant, supplementary ones included.
     pub groups: Vec<Id>,

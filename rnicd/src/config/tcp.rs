@@ -30,7 +30,7 @@ impl Default for Tcp {
 }
 
 impl Checker<'_> {
-    /// Validates the section.
+    /// Checks `[tcp]` and fills in what the file does not say.
     pub(super) fn tcp(&self, s: file::TcpSection) -> Result<Tcp, ConfigError> {
         let default = Tcp::default();
         // The kernel takes whole seconds, 32767 at most.

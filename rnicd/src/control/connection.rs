@@ -19,10 +19,10 @@ use crate::privilege::Peer;
 use crate::reaper::{Passed, PassedKind, Reaper};
 use crate::resource::{Refused, Response};
 
-/// A connected client.
+/// A connected client, with or without a session, as the control thread serves it.
 pub struct Connection {
     socket: OwnedFd,
-    /// Who it is.
+    /// Process, user and groups of the client, as the kernel tells them.
     pub peer: Peer,
     /// How far it is.
     pub stage: Stage,
@@ -41,14 +41,14 @@ pub struct Connection {
 pub enum Stage {
     /// Its Hello is awaited.
     AwaitHello {
-        /// Until then.
+        /// Time at which a client that has sent none is turned away.
         deadline: Time,
     },
     /// A request is awaited.
     AwaitRequest(SessionId),
     /// The workers' acknowledgement is awaited, to answer a request.
     AwaitWorkers {
-        /// Whose.
+        /// Session of the client that asked.
         session: SessionId,
         /// Id of the request.
         request: u32,
@@ -60,13 +60,13 @@ pub enum Stage {
 pub enum Incoming {
     /// Nothing to be done now.
     Nothing,
-    /// Its Hello.
+    /// Hello, the client's first packet.
     Hello(Hello),
     /// A request, with the descriptor that came with it if it carries one: a memfd, a socket, or
     /// what the client says is its memory, which nobody has touched. It lacks that if this process
     /// has no descriptor left.
     Request(Request, Option<Passed>),
-    /// It is over.
+    /// The connection has come to its end, and the session with it.
     End(End),
 }
 
@@ -91,10 +91,10 @@ pub enum End {
     /// The client broke the rules of shared memory.
     #[error("misbehaved: {0}")]
     Misbehaved(String),
-    /// The socket failed.
+    /// A call to the client's socket failed.
     #[error("control socket: {0}")]
     Failed(io::Error),
-    /// The daemon stops.
+    /// The daemon stops and ends all sessions.
     #[error("the daemon stops")]
     Stopping,
 }
@@ -233,13 +233,13 @@ impl Connection {
         })
     }
 
-    /// Answers a Hello.
+    /// Sends the reply to Hello with its descriptors.
     pub fn welcome(&mut self, reply: HelloReply, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let packet = OutgoingPacket { bytes: reply.to_bytes().to_vec(), descriptors };
         self.outbox.send(self.socket.as_fd(), packet)
     }
 
-    /// Answers a request.
+    /// Sends the reply to request `id`: what was done or a refusal.
     pub fn reply(&mut self, id: u32, result: Result<Response, Refused>) -> io::Result<()> {
         let (result, diagnosis_id, descriptors) = match result {
             Ok(Response { body, descriptors }) => (Ok(body), 0, descriptors),

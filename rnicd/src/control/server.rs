@@ -54,7 +54,7 @@ pub enum StartError {
     /// The operating system refused something else.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: &'static str,
         /// The system's error.
         error: io::Error,

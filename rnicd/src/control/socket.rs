@@ -29,7 +29,7 @@ pub enum SocketError {
     /// Another daemon has it.
     #[error("{path} belongs to a running daemon (pid {pid}); stop it or choose another --socket")]
     Taken {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
         /// Who has it, as it wrote down itself.
         pid: String,
@@ -37,13 +37,13 @@ pub enum SocketError {
     /// Something else lies there.
     #[error("{path} exists and is no socket; remove it or choose another --socket")]
     NotASocket {
-        /// What lies there.
+        /// Path at which something else lies.
         path: PathBuf,
     },
     /// The folder in the temp dir is not safe to use.
     #[error("{path} is not a folder of this user with mode 0700: {why}")]
     UnsafeFolder {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
@@ -60,9 +60,9 @@ pub enum SocketError {
     /// The operating system refused.
     #[error("{what} {path}: {error}")]
     System {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: &'static str,
-        /// With which file.
+        /// Path of the file it was about.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
@@ -183,7 +183,7 @@ impl ControlSocket {
         accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).is_ok()
     }
 
-    /// Where clients connect.
+    /// Path at which clients connect.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -53,16 +53,16 @@ pub struct Copiers {
 pub enum CopierReport {
     /// It has found what it was given to be the client's memory, and takes jobs.
     Ready {
-        /// Whose it is.
+        /// Session whose memory it reaches.
         session: SessionId,
         /// To end it by.
         process: OwnedFd,
     },
-    /// There is none.
+    /// No copier was started, or it found that it was given something else.
     Refused {
         /// Whose it would be.
         session: SessionId,
-        /// Why.
+        /// Reason that the client's refusal says.
         why: NoCopier,
         /// What was passed, if nobody has touched it: closing it may take its time.
         memory: Option<OwnedFd>,
@@ -70,7 +70,7 @@ pub enum CopierReport {
     /// One that was added has no process any more, and nobody holds a descriptor for it but for the
     /// one that was refused back.
     Ended {
-        /// Whose it was.
+        /// Session whose memory it reached.
         session: SessionId,
     },
 }
@@ -97,7 +97,7 @@ pub struct CopierHandle {
 }
 
 impl CopierHandle {
-    /// It has started.
+    /// Takes the descriptor by which its process is ended, now that it runs.
     pub fn started(&mut self, process: OwnedFd) {
         self.process = Some(process);
     }
@@ -142,7 +142,7 @@ impl Copiers {
         self.deadline = deadline;
     }
 
-    /// What is new.
+    /// The next report, if there is one; never waits.
     pub fn poll_report(&mut self) -> Option<CopierReport> {
         self.inbox.try_recv().ok()
     }

@@ -33,9 +33,9 @@ pub fn emit_job(job: &CopyJob) -> Vec<u8> {
 
 /// A job as its copier sees it: number, pieces, and what is to be written, if anything, and how.
 pub struct Job<'p> {
-    /// Its number.
+    /// Number of the job, which its answer repeats.
     pub id: u64,
-    /// Where.
+    /// Ranges of the client's addresses, in order.
     pub pieces: Pieces,
     /// What is to be written, and whether the last bytes come last; nothing is to be read.
     pub write: Option<(&'p [u8], bool)>,

@@ -15,7 +15,7 @@ pub enum ChildError {
     /// It did not start, or its output could not be read.
     #[error("the {part} process: {error}")]
     System {
-        /// Its part.
+        /// Name of the part that the child plays.
         part: String,
         /// The system's error.
         error: std::io::Error,
@@ -23,22 +23,21 @@ pub enum ChildError {
     /// It failed; it has said why on standard error.
     #[error("the {part} process failed ({status})")]
     Failed {
-        /// Its part.
+        /// Name of the part that the child plays.
         part: String,
-        /// How it ended.
+        /// Exit status of the process.
         status: ExitStatus,
     },
     /// It did not say what it should have.
     #[error("the {part} process ended before it told its {wanted}")]
     Silent {
-        /// Its part.
+        /// Name of the part that the child plays.
         part: String,
         /// The kind of line that was awaited.
         wanted: &'static str,
     },
 }
 
-/// A child process.
 pub(super) struct Child {
     part: String,
     process: std::process::Child,

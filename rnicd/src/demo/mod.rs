@@ -33,9 +33,9 @@ pub enum DemoError {
     /// The system refused something.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: String,
-        /// Its error.
+        /// The system's error.
         error: io::Error,
     },
     /// The copy arrived under another digest or length.
@@ -43,9 +43,9 @@ pub enum DemoError {
     Differs(PathBuf),
 }
 
-/// What to copy.
+/// The file that the demo copies.
 pub enum Cargo {
-    /// This file.
+    /// A file of the user's, which is only read.
     File(PathBuf),
     /// A file of this many bytes, made for the purpose.
     Made(u64),

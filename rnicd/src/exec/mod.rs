@@ -39,7 +39,7 @@ pub enum ExecError {
     /// The file for the log cannot be written.
     #[error("cannot write the log {path}: {error}", path = path.display())]
     Log {
-        /// The file.
+        /// Path of the log file.
         path: PathBuf,
         /// The system's error.
         error: io::Error,
@@ -47,7 +47,7 @@ pub enum ExecError {
     /// The program did not start.
     #[error("cannot run {program:?}: {error}")]
     Spawn {
-        /// The program.
+        /// Name or path of the program, as given.
         program: OsString,
         /// The system's error.
         error: io::Error,
@@ -55,7 +55,7 @@ pub enum ExecError {
     /// The operating system refused something else.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: &'static str,
         /// The system's error.
         error: io::Error,

@@ -31,7 +31,7 @@ pub enum PrivateError {
     /// The operating system refused something else.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: &'static str,
         /// The system's error.
         error: io::Error,
@@ -199,7 +199,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> PrivateError {
     move |error| PrivateError::System { what, error }
 }
 
-/// The daemon serves.
+/// What a private daemon writes when it serves.
 pub(super) const READY: &[u8] = b"ready";
 /// The daemon did not start.
 pub(super) const FAILED: &[u8] = b"failed";

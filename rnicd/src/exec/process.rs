@@ -26,7 +26,7 @@ pub enum LogTo {
     Nobody,
     /// To the standard error of this process.
     Stderr,
-    /// To this file.
+    /// To the file at this path.
     File(PathBuf),
 }
 
@@ -45,7 +45,7 @@ pub struct DaemonProcess {
 /// How a daemon died, and its last words if nobody else heard them.
 #[derive(Clone, Debug)]
 pub struct Death {
-    /// How it ended.
+    /// Exit status of the process.
     pub status: ExitStatus,
     /// The last lines of its log.
     pub last_words: String,

@@ -18,7 +18,7 @@ pub struct Queue {
     lost: Arc<AtomicU64>,
 }
 
-/// The receiving half.
+/// The receiving half, which takes the lines out and writes them.
 #[derive(Clone, Debug)]
 pub struct Drain {
     lines: Receiver<LogEntry>,

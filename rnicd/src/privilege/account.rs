@@ -3,9 +3,9 @@
 /// A user to become.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// Its number.
+    /// User id.
     pub uid: u32,
-    /// Its own group.
+    /// Group id of the user's own group.
     pub gid: u32,
     /// The groups it is a member of besides.
     pub groups: Vec<u32>,

@@ -13,9 +13,9 @@ use super::Network;
 pub struct Peer {
     /// Its process id in our namespace; 0 if it is not visible there.
     pub pid: i32,
-    /// Its effective user.
+    /// Effective user id, in our user namespace, when it connected.
     pub uid: u32,
-    /// Its effective group.
+    /// Effective group id, in our user namespace, when it connected.
     pub gid: u32,
     /// Its effective group and supplementary ones.
     pub groups: Vec<u32>,
@@ -23,7 +23,7 @@ pub struct Peer {
     pub command: String,
     /// The network namespace in which it made its socket; none if the kernel does not say.
     pub network: Option<Network>,
-    /// The process itself.
+    /// A pidfd of the process, readable when it has exited.
     pub process: OwnedFd,
 }
 

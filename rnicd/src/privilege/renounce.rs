@@ -30,7 +30,7 @@ pub enum RenounceError {
     NotRoot {
         /// The user as configured.
         name: String,
-        /// Who we are.
+        /// User id of this process.
         own: u32,
     },
     /// A thread was started before.
@@ -41,13 +41,13 @@ pub enum RenounceError {
     Kept {
         /// A line of `/proc/self/status`.
         field: &'static str,
-        /// What it says.
+        /// Value of the line, after privileges were given up.
         value: String,
     },
     /// The operating system refused.
     #[error("cannot give up privileges: {what}: {error}")]
     System {
-        /// What was tried.
+        /// The call that failed, in words.
         what: &'static str,
         /// The system's error.
         error: io::Error,

@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 /// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Its number.
+    /// Number of the signal.
     pub number: i32,
     /// Whether the kernel sent it, as a terminal's Ctrl-C is sent to a whole process group.
     pub from_kernel: bool,

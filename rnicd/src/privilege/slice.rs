@@ -49,7 +49,7 @@ fn attributes() -> io::Result<libc::sched_attr> {
     }
 }
 
-/// A small constant.
+/// Bytes of the structure, for its `size` field.
 const SIZE: u32 = size_of::<libc::sched_attr>() as u32;
 
 #[cfg(test)]

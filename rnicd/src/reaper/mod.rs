@@ -58,9 +58,9 @@ struct Ours {
 /// What a client made and what ends.
 #[derive(Debug)]
 enum Foreign {
-    /// A TCP socket.
+    /// A TCP socket, which a close may leave to linger.
     Socket(OwnedFd),
-    /// Memory.
+    /// A memfd of a client's, whose pages a close may have to free.
     Memfd(OwnedFd),
     /// The daemon's end of a control socket, with packets from the client that nobody has taken:
     /// the descriptors in them are closed with it.

@@ -20,9 +20,9 @@ pub struct Passed {
 /// What a descriptor is, as far as that can be asked without waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassedKind {
-    /// Memory.
+    /// A memfd: it answers `F_GET_SEALS`.
     Memfd,
-    /// A socket.
+    /// A socket, of whatever family: it answers `SO_TYPE`.
     Socket,
     /// Anything else: no call on it is safe.
     Unknown,
@@ -48,7 +48,7 @@ impl Passed {
         Passed { descriptor: Some(descriptor), kind, user, reaper: reaper.clone() }
     }
 
-    /// What it is.
+    /// What the descriptor was found to be when it was taken.
     pub fn kind(&self) -> PassedKind {
         self.kind
     }

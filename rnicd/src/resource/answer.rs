@@ -12,7 +12,7 @@ pub type Answer = Result<Outcome, Refusal>;
 /// An answer with the descriptors that go with it.
 #[derive(Debug)]
 pub struct Response {
-    /// What was done.
+    /// What was done, to be sent as the reply's result.
     pub body: ReplyBody,
     /// In the order in which the message names them.
     pub descriptors: Vec<OwnedFd>,
@@ -27,7 +27,7 @@ impl From<ReplyBody> for Response {
 /// What a client gets, and when.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It, at once.
+    /// An answer that is sent at once.
     Now(Box<Response>),
     /// An answer when the workers are done, from
     /// [`Manager::poll_answer`](super::Manager::poll_answer).
@@ -40,7 +40,7 @@ impl Outcome {
         Outcome::with(body, Vec::new())
     }
 
-    /// Done, with descriptors.
+    /// The answer that a request was carried out, with descriptors for the client.
     pub(super) fn with(body: ReplyBody, descriptors: Vec<OwnedFd>) -> Answer {
         Ok(Outcome::Now(Box::new(Response { body, descriptors })))
     }
@@ -50,7 +50,7 @@ impl Outcome {
         Outcome::now(ReplyBody::Done)
     }
 
-    /// Begun.
+    /// The answer that workers are to be waited for.
     pub(super) fn later() -> Answer {
         Ok(Outcome::Later)
     }
@@ -80,12 +80,12 @@ impl Outbox {
         self.ended.push_back((session, why));
     }
 
-    /// The next answer.
+    /// Takes the next answer that a session was promised, if there is one.
     pub fn poll_answer(&mut self) -> Option<(SessionId, Response)> {
         self.answers.pop_front()
     }
 
-    /// The next refusal.
+    /// Takes the next refusal that a session gets instead of its answer, if there is one.
     pub fn poll_refused(&mut self) -> Option<(SessionId, Refused)> {
         self.refusals.pop_front()
     }
@@ -101,6 +101,6 @@ impl Outbox {
 pub struct Refused {
     /// What was refused, and why.
     pub refusal: Refusal,
-    /// The record.
+    /// Number of the diagnosis; 0 if there is none.
     pub diagnosis_id: u64,
 }

@@ -7,7 +7,7 @@ use crate::config::{Config, InForce, Kind, Loopback};
 /// Workers and limits in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Worker threads.
+    /// Worker threads: as configured, or half the CPUs.
     pub workers: u32,
     /// Queue pairs of the device: as configured, or what the descriptors allow.
     pub qps: u32,

@@ -141,7 +141,7 @@ impl Account {
 }
 
 impl Charge {
-    /// How much counts.
+    /// How much of its kind is charged.
     pub fn amount(&self) -> u64 {
         self.amount
     }
@@ -186,7 +186,7 @@ impl Account {
 }
 
 impl Ledger {
-    /// Nothing used yet.
+    /// A ledger in which nobody uses anything yet.
     pub fn new(limits: &Limits, capacity: &Capacity) -> Self {
         let mut books = Books {
             device: [UNLIMITED; Kind::COUNT],

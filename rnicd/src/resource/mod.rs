@@ -166,7 +166,7 @@ impl Manager {
         }
     }
 
-    /// Worker threads.
+    /// Number of worker threads, which are numbered from 0.
     pub fn workers(&self) -> u32 {
         self.capacity.workers
     }

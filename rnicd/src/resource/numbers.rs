@@ -81,12 +81,12 @@ pub struct IssuedStag {
 }
 
 impl Stags {
-    /// None issued yet.
+    /// Issues from `allocator`, which has issued none yet.
     pub fn new(allocator: StagAllocator) -> Self {
         Stags(Arc::new(Mutex::new(allocator)))
     }
 
-    /// Issues one.
+    /// Issues an STag that no region or window has; it is given back when it is dropped.
     pub fn issue(&self) -> Result<IssuedStag, Refusal> {
         let issued = self.0.lock().allocate();
         let stag = issued.map_err(|error| refuse::system("cannot issue an STag", &error))?;

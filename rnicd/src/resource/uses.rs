@@ -41,7 +41,7 @@ impl Users {
         self.0.load(Relaxed)
     }
 
-    /// Counts one more.
+    /// Counts one more user, until what is returned is dropped.
     pub fn add(&self) -> Use<AtomicU32> {
         Use::of(&self.0)
     }

@@ -15,7 +15,7 @@ use crate::socket::Socket;
 
 /// One end of a connection about to be bound.
 pub struct ConnectedEnd {
-    /// The QP.
+    /// The QP at this end.
     pub config: Box<QpConfig>,
     /// What start-up agreed on.
     pub negotiated: Negotiated,

@@ -25,7 +25,7 @@ pub(super) struct Channel {
     broken: bool,
 }
 
-/// Channels by session.
+/// Channels to copiers, by session.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     of: HashMap<SessionId, Channel>,

@@ -44,7 +44,7 @@ use run::Worker;
 pub use ticket::Ticket;
 use ticket::Tickets;
 
-/// How workers work.
+/// Options that all workers have alike.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     /// For each worker's engine; the worker's number is filled in.

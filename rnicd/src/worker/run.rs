@@ -420,7 +420,7 @@ impl Worker {
         }
     }
 
-    /// Ends all sessions.
+    /// Detaches all sessions and ends what is left of their QPs.
     fn end(&mut self, now: Time) {
         for session in self.clients.sessions() {
             self.carry(Command::Detach(session), now);

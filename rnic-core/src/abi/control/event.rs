@@ -39,7 +39,7 @@ pub enum Event {
         /// The request, no longer valid; 0 if none will ever come, on a connection that was passed
         /// with `ServeOver`.
         request: RequestId,
-        /// Why, in words.
+        /// Why the peer's request is gone, as a sentence for people.
         reason: String,
     },
     /// The connection stands; precedes its first completion.
@@ -74,7 +74,7 @@ pub enum Event {
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// Why, in words.
+        /// Why there is no connection, as a sentence for people.
         reason: String,
     },
     /// The connection has ended; follows its flush completions.
@@ -99,12 +99,12 @@ pub enum Event {
         qp: QpId,
         /// The QP's context.
         context: u64,
-        /// Why, in words.
+        /// What was wrong, as a sentence for people.
         reason: String,
     },
     /// Events were dropped because nobody read them.
     EventsLost {
-        /// How many.
+        /// Events dropped since the last `EventsLost`.
         count: u64,
     },
     /// The peer has finished sending (FIN between two messages). Receives are flushed; sends go on
@@ -120,14 +120,14 @@ pub enum Event {
     SrqLimit {
         /// The queue, to be filled up and armed again.
         srq: SrqId,
-        /// Its context.
+        /// The SRQ's context.
         context: u64,
     },
     /// A shared receive queue is dead: its memory was scribbled over. Its QPs go to Error.
     SrqError {
         /// The queue; it takes no more receives.
         srq: SrqId,
-        /// Its context.
+        /// The SRQ's context.
         context: u64,
     },
     /// One QP has used up more than its fair share of a shared receive queue's receives (RFC 5040
@@ -135,11 +135,11 @@ pub enum Event {
     SrqUnfair {
         /// The queue whose receives were taken.
         srq: SrqId,
-        /// Its context.
+        /// The SRQ's context.
         context: u64,
         /// The QP whose peer takes so many.
         qp: QpId,
-        /// Receives it took.
+        /// Receives it took, of the last `window`.
         taken: u32,
         /// Receives that all QPs took in the same time.
         window: u32,
@@ -155,7 +155,7 @@ pub enum Event {
     /// The attached address space is gone (by `exec`, or because copies did not return); its
     /// regions are revoked.
     Detached {
-        /// Why, in words.
+        /// Why the address space is gone, as a sentence for people.
         reason: String,
     },
 }
@@ -167,16 +167,16 @@ pub enum DisconnectReason {
     Orderly,
     /// By a Terminate, ours or the peer's.
     Terminate {
-        /// Who sent it.
+        /// The end that sent the Terminate.
         origin: TerminateOrigin,
-        /// What it said.
+        /// Layer, error type and error code of the Terminate (RFC 5040 section 4.8).
         code: TerminateCode,
         /// The headers it enclosed, as on the wire (at most 48 bytes).
         headers: Vec<u8>,
     },
     /// The TCP connection was lost.
     Lost {
-        /// Why, in words.
+        /// What the kernel or the peer did, as a sentence for people.
         why: String,
     },
     /// This side aborted it.

@@ -32,7 +32,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The packet.
+    /// The packet as the client sends it.
     pub fn to_bytes(self) -> [u8; HELLO_LEN] {
         let mut b = [0; HELLO_LEN];
         b[..8].copy_from_slice(&HELLO_MAGIC);
@@ -88,7 +88,7 @@ pub struct HelloReply {
     pub version: u16,
     /// Workers, hence doorbell pages and eventfds.
     pub workers: u16,
-    /// This session.
+    /// Number of the session; 0 if `status` is not [`HelloStatus::Ok`].
     pub session: SessionId,
     /// Bytes of the first arena.
     pub arena_len: u32,
@@ -97,7 +97,7 @@ pub struct HelloReply {
 }
 
 impl HelloReply {
-    /// The packet.
+    /// The packet as the daemon sends it.
     pub fn to_bytes(self) -> [u8; HELLO_LEN] {
         let mut b = [0; HELLO_LEN];
         b[..8].copy_from_slice(&HELLO_MAGIC);

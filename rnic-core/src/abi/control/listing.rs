@@ -11,22 +11,22 @@ use crate::types::*;
 pub struct StatusInfo {
     /// Version of the daemon.
     pub version: String,
-    /// Device name.
+    /// Name of the device, `device.name` of the configuration.
     pub device: String,
-    /// Its process id.
+    /// Process id of the daemon.
     pub pid: u32,
     /// Seconds since it started.
     pub uptime_s: u64,
-    /// Workers.
+    /// Worker threads that run.
     pub workers: u32,
     /// "direct" or "tcp".
     pub loopback: String,
-    /// Objects that exist: sessions, PDs, shared buffers, bytes of shared buffers, MRs, CQs, QPs,
-    /// listeners.
+    /// Sessions that are open; 1 to a client that is no administrator. The counts of objects below
+    /// are those of all sessions to an administrator, to others those of their own session.
     pub sessions: u32,
     /// Protection domains.
     pub pds: u32,
-    /// Shared buffers.
+    /// Shared buffers, reserved ones included.
     pub shared_buffers: u32,
     /// Bytes of shared buffers.
     pub shared_bytes: u64,
@@ -44,7 +44,7 @@ pub struct StatusInfo {
     pub listeners: u32,
     /// Connections in MPA start-up.
     pub half_open: u32,
-    /// Bytes of arenas.
+    /// Bytes of the arenas in which queues and doorbell pages are.
     pub arena_bytes: u64,
     /// Requests refused since start.
     pub refusals: u64,
@@ -61,7 +61,7 @@ pub struct StatusInfo {
 /// Rows of one list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rows {
-    /// Sessions.
+    /// Sessions, each with what it owns.
     Clients(Vec<ClientRow>),
     /// Queue pairs.
     Qps(Vec<QpRow>),
@@ -69,7 +69,7 @@ pub enum Rows {
     Cqs(Vec<CqRow>),
     /// Memory regions.
     Mrs(Vec<MrRow>),
-    /// Bound addresses.
+    /// Bound addresses, listening or not.
     Listeners(Vec<ListenerRow>),
     /// Shared receive queues.
     Srqs(Vec<SrqRow>),
@@ -77,18 +77,18 @@ pub enum Rows {
     Windows(Vec<WindowRow>),
     /// Protection domains.
     Pds(Vec<PdRow>),
-    /// Limits.
+    /// Limits of device, users, sessions and named domains, with what is in use.
     Limits(Vec<LimitRow>),
-    /// Diagnoses.
+    /// Diagnoses, newest first.
     Diagnoses(Vec<Diagnosis>),
-    /// Notable happenings.
+    /// Notable happenings, newest first.
     Events(Vec<EventRecord>),
 }
 
-/// A session.
+/// A session, which is what a connected client has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientRow {
-    /// Its number.
+    /// Number of the session, which no other open session has.
     pub session: SessionId,
     /// Process id at connect.
     pub pid: i32,
@@ -102,7 +102,7 @@ pub struct ClientRow {
     pub cqs: u32,
     /// Memory regions it owns.
     pub mrs: u32,
-    /// Bytes it shares.
+    /// Bytes of its shared buffers, reserved ones included.
     pub shared_bytes: u64,
     /// Bytes of its arenas.
     pub arena_bytes: u64,
@@ -113,27 +113,27 @@ pub struct ClientRow {
 /// A queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpRow {
-    /// Its number.
+    /// Number of the QP, which is its handle too.
     pub qp: QpId,
-    /// Its owner.
+    /// Session that made the QP.
     pub session: SessionId,
-    /// Its domain.
+    /// Protection domain of the QP.
     pub pd: PdId,
     /// Shared receive queue it takes receives from.
     pub srq: Option<SrqId>,
-    /// Its state.
+    /// State as the worker last published it.
     pub state: QpState,
     /// "none", "direct" or "tcp".
     pub path: String,
-    /// Addresses while connected.
+    /// Addresses of both ends, also on the direct path; `None` without a connection.
     pub addresses: Option<AddressPair>,
     /// Worker that owns it, if bound.
     pub worker: Option<u32>,
-    /// Granted inbound and outbound reads.
+    /// Granted inbound reads; 0 without a connection.
     pub ird: u16,
-    /// Granted outbound reads.
+    /// Granted outbound reads; 0 without a connection.
     pub ord: u16,
-    /// Counters.
+    /// Counters since the QP was made.
     pub counters: QpCounters,
     /// The Terminate that ended it, if one did.
     pub terminate: Option<(TerminateOrigin, TerminateCode)>,
@@ -144,17 +144,17 @@ pub struct QpRow {
 pub struct QpCounters {
     /// Send queue requests completed.
     pub sends_completed: u64,
-    /// Receives completed.
+    /// Receives completed, flushes included.
     pub receives_completed: u64,
     /// Payload bytes sent (Send, Write, Read Response).
     pub bytes_sent: u64,
-    /// Payload bytes placed.
+    /// Payload bytes placed, of Sends, Writes and Read Responses.
     pub bytes_received: u64,
-    /// DDP segments sent.
+    /// DDP segments of messages sent; RTR and Terminate are not counted.
     pub segments_sent: u64,
-    /// DDP segments received.
+    /// DDP segments received, whatever became of them.
     pub segments_received: u64,
-    /// RDMA Reads answered.
+    /// RDMA Reads of the peer whose response was sent in full.
     pub reads_answered: u64,
     /// Requests that completed with an error, flushes included.
     pub errors: u64,
@@ -163,11 +163,11 @@ pub struct QpCounters {
 /// A completion queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CqRow {
-    /// Its handle.
+    /// Handle of the CQ.
     pub cq: CqId,
-    /// Its owner.
+    /// Session that made the CQ.
     pub session: SessionId,
-    /// Entries.
+    /// Entries that the ring has, a power of two.
     pub capacity: u32,
     /// Entries published and not yet given back.
     pub unread: u32,
@@ -184,19 +184,19 @@ pub struct CqRow {
 /// A memory region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MrRow {
-    /// Its handle.
+    /// Handle of the region.
     pub mr: MrId,
-    /// Its owner.
+    /// Session that registered the region.
     pub session: SessionId,
-    /// Its domain.
+    /// Protection domain of the region.
     pub pd: PdId,
     /// Its shared buffer; none if it names the client's own address space.
     pub buffer: Option<SharedBufferId>,
-    /// First address.
+    /// Address that elements and remote offsets give the first byte; 0 if zero-based.
     pub iova: u64,
-    /// Bytes.
+    /// Bytes of the region, at least 1.
     pub length: u64,
-    /// Rights.
+    /// Rights of local requests and of peers.
     pub access: Access,
     /// Who may use it from the wire.
     pub scope: Scope,
@@ -205,11 +205,11 @@ pub struct MrRow {
 /// A bound address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerRow {
-    /// Its handle.
+    /// Handle of the bound address.
     pub listener: ListenerId,
-    /// Its owner.
+    /// Session that bound it.
     pub session: SessionId,
-    /// Address.
+    /// Address with the port, also one that the kernel chose.
     #[serde(with = "address")]
     pub address: SocketAddr,
     /// Backlog; 0 if bound only.
@@ -225,13 +225,13 @@ pub struct ListenerRow {
 /// A shared receive queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SrqRow {
-    /// Its handle.
+    /// Handle of the SRQ.
     pub srq: SrqId,
-    /// Its owner.
+    /// Session that made the SRQ.
     pub session: SessionId,
-    /// Its domain.
+    /// Protection domain of the SRQ.
     pub pd: PdId,
-    /// Entries.
+    /// Entries that the ring has, a power of two.
     pub capacity: u32,
     /// Receives posted and not yet taken.
     pub posted: u32,
@@ -250,13 +250,13 @@ pub struct SrqRow {
 /// A memory window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowRow {
-    /// Its handle.
+    /// Handle of the window.
     pub window: MwId,
-    /// Its owner.
+    /// Session that made the window.
     pub session: SessionId,
-    /// Its domain.
+    /// Protection domain of the window.
     pub pd: PdId,
-    /// Its type.
+    /// Type 1, of a domain, or type 2, of a QP.
     pub kind: WindowKind,
     /// Its STag as it was last bound, or as it was made.
     pub stag: Stag,
@@ -264,10 +264,10 @@ pub struct WindowRow {
     pub mr: Option<MrId>,
 }
 
-/// A protection domain.
+/// A protection domain, private to a session or named in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PdRow {
-    /// Its handle.
+    /// Handle of the domain.
     pub pd: PdId,
     /// Its name in the configuration; none for a private one.
     pub name: Option<String>,
@@ -288,9 +288,9 @@ pub struct LimitRow {
     pub key: String,
     /// Whose use is counted: "device", "user 1000", "session 7", "pd shared".
     pub scope: String,
-    /// Effective value.
+    /// Effective value: a number of objects, or of bytes for keys that say so.
     pub limit: u64,
-    /// In use.
+    /// How much of the limit is in use, in the same unit.
     pub used: u64,
 }
 
@@ -303,13 +303,13 @@ pub struct Diagnosis {
     pub time_ms: u64,
     /// Whose request, completion or stream it was.
     pub session: SessionId,
-    /// What happened.
+    /// What the record explains: a refusal, a completion or the end of a stream or session.
     pub what: DiagnosisKind,
     /// The rule that decided: a configuration key, or an RFC section with its words.
     pub rule: String,
     /// A sentence for people, with the numbers.
     pub text: String,
-    /// The QP concerned.
+    /// The QP concerned; `None` if the record is about no QP.
     pub qp: Option<QpId>,
     /// The domain it acted for.
     pub pd: Option<PdId>,
@@ -357,14 +357,14 @@ pub enum DiagnosisKind {
     Completion {
         /// The application's name for the request.
         wr_id: u64,
-        /// Its status.
+        /// Status of the CQE.
         status: CompletionStatus,
     },
     /// A stream was ended by a Terminate.
     Terminate {
-        /// Who sent it.
+        /// The end that sent the Terminate.
         origin: TerminateOrigin,
-        /// What it said.
+        /// Layer, error type and error code of the Terminate (RFC 5040 section 4.8).
         code: TerminateCode,
     },
     /// A stream ended otherwise: a reset, a lost connection, a failed start-up.
@@ -376,11 +376,11 @@ pub enum DiagnosisKind {
 /// A notable happening in the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRecord {
-    /// Counts from 1.
+    /// Number of the record, one higher for each; the first of a daemon has 1.
     pub sequence: u64,
     /// When, in milliseconds since 1970.
     pub time_ms: u64,
-    /// The session concerned.
+    /// The session concerned; `None` if the happening is the daemon's own.
     pub session: Option<SessionId>,
     /// What kind: "session_opened", "session_ended", "limit_reached", "srq_unfair", "reloaded", ...
     pub kind: String,

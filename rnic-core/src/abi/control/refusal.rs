@@ -8,9 +8,9 @@ pub enum Refusal {
     /// A configured limit is reached.
     #[error("{key} = {limit} reached (asked for {wanted} more, {used} in use)")]
     Limit {
-        /// The configuration key.
+        /// Configuration key of the limit.
         key: String,
-        /// Its effective value.
+        /// Effective value of the limit.
         limit: u64,
         /// How much is in use.
         used: u64,
@@ -22,11 +22,11 @@ pub enum Refusal {
     AboveMaximum {
         /// The field of the request.
         field: String,
-        /// Its value.
+        /// Value of the field in the request.
         value: u64,
         /// The configuration key or device maximum.
         key: String,
-        /// Its effective value.
+        /// Effective value of that maximum.
         limit: u64,
     },
     /// A field makes no sense.
@@ -50,9 +50,9 @@ pub enum Refusal {
     InUse {
         /// "PD", "CQ", ...
         kind: String,
-        /// The handle.
+        /// Handle of the object; for an address, its port.
         handle: u32,
-        /// What uses it.
+        /// What uses it, in words, with how many.
         by: String,
     },
     /// The object is in the wrong state.
@@ -60,11 +60,11 @@ pub enum Refusal {
     WrongState {
         /// "QP", "listener", ...
         kind: String,
-        /// The handle.
+        /// Handle of the object.
         handle: u32,
-        /// Its state.
+        /// Name of the state it is in.
         state: String,
-        /// The state needed.
+        /// Name of the state that the request needs.
         needs: String,
     },
     /// The administrator's rules do not allow it.
@@ -72,7 +72,7 @@ pub enum Refusal {
     NotAllowed {
         /// The configuration key of the rule.
         rule: String,
-        /// What was refused.
+        /// The request, in words, with its address, domain or socket.
         what: String,
     },
     /// This daemon does not do that.
@@ -84,7 +84,7 @@ pub enum Refusal {
     /// The operating system refused.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The operation that failed, in words.
         what: String,
         /// The system's error in words.
         error: String,
@@ -92,7 +92,7 @@ pub enum Refusal {
     /// The message did not decode, or lacked or had a descriptor it should not; the session ends.
     #[error("malformed request: {why}")]
     Malformed {
-        /// What is wrong.
+        /// What is wrong with the message or its descriptors, in words.
         why: String,
     },
     /// An administrator has the daemon refuse everything new.

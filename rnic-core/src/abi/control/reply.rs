@@ -27,53 +27,53 @@ pub struct QueueLocation {
     pub arena: u32,
     /// Bytes from its start to the queue header.
     pub offset: u32,
-    /// Shape as granted.
+    /// Capacity and stride as granted: at least what was asked for.
     pub shape: QueueShape,
 }
 
 /// An arena that the client has not mapped yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewArena {
-    /// Its number.
+    /// Number of the arena in this session, from 1.
     pub arena: u32,
-    /// Its bytes.
+    /// Bytes of the arena, a multiple of the page size.
     pub length: u32,
 }
 
-/// What was done.
+/// What was done, by request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReplyBody {
-    /// Nothing to say.
+    /// The request was carried out and has no result.
     Done,
-    /// The device.
+    /// Identity and limits of the device.
     Device(DeviceAttributes),
     /// A protection domain was opened.
     Pd {
-        /// Its handle.
+        /// Handle of the domain.
         pd: PdId,
     },
     /// A shared buffer was mapped.
     SharedBuffer {
-        /// Its handle.
+        /// Handle of the shared buffer.
         buffer: SharedBufferId,
     },
     /// A region was registered.
     Mr {
-        /// Its handle.
+        /// Handle of the region.
         mr: MrId,
         /// Its STag: local and remote key alike.
         stag: Stag,
     },
     /// A completion channel was made; its descriptor is with this reply.
     Channel {
-        /// Its handle.
+        /// Handle of the channel.
         channel: ChannelId,
     },
     /// A completion queue was made or has moved.
     Cq {
-        /// Its handle.
+        /// Handle of the CQ.
         cq: CqId,
-        /// Where it is.
+        /// Place of the ring in an arena.
         queue: QueueLocation,
         /// The descriptor with this reply, if there is one.
         new_arena: Option<NewArena>,
@@ -82,7 +82,7 @@ pub enum ReplyBody {
     Qp {
         /// Its handle and number.
         qp: QpId,
-        /// Its send queue.
+        /// Place of its send queue.
         sq: QueueLocation,
         /// Its receive queue; none if it takes its receives from a shared one.
         rq: Option<QueueLocation>,
@@ -93,7 +93,7 @@ pub enum ReplyBody {
     QpInfo(QpRow),
     /// An address was bound.
     Listener {
-        /// Its handle.
+        /// Handle of the bound address.
         listener: ListenerId,
         /// The address with the port that was chosen.
         #[serde(with = "address")]
@@ -103,7 +103,7 @@ pub enum ReplyBody {
     Status(StatusInfo),
     /// A page of objects.
     Rows {
-        /// The rows.
+        /// Rows of this page, all of the kind that was asked for.
         rows: Rows,
         /// How many there are in all.
         total: u32,
@@ -112,16 +112,16 @@ pub enum ReplyBody {
     },
     /// A window was made.
     Window {
-        /// Its handle.
+        /// Handle of the window.
         window: MwId,
         /// Its first STag, which gives access to nothing until the window is bound.
         stag: Stag,
     },
     /// A shared receive queue was made.
     Srq {
-        /// Its handle.
+        /// Handle of the SRQ.
         srq: SrqId,
-        /// Where it is.
+        /// Place of the ring in an arena.
         queue: QueueLocation,
         /// The descriptor with this reply, if there is one.
         new_arena: Option<NewArena>,
@@ -137,7 +137,7 @@ pub struct DeviceAttributes {
     pub name: String,
     /// Version of the daemon.
     pub version: String,
-    /// Most queue pairs.
+    /// Most queue pairs of this session: the least of its own, its user's and the device's limit.
     pub max_qps: u32,
     /// Most outstanding requests per queue.
     pub max_wr_depth: u32,
@@ -145,15 +145,15 @@ pub struct DeviceAttributes {
     pub max_sge: u8,
     /// Most inline bytes per request.
     pub max_inline: u16,
-    /// Most completion queues.
+    /// Most completion queues, as for `max_qps`.
     pub max_cqs: u32,
     /// Most entries per completion queue.
     pub max_cq_entries: u32,
-    /// Most memory regions.
+    /// Most memory regions, as for `max_qps`.
     pub max_mrs: u32,
     /// Most shared memory, in bytes.
     pub max_shared_bytes: u64,
-    /// Most protection domains.
+    /// Most protection domains, as for `max_qps`.
     pub max_pds: u32,
     /// Most inbound reads per QP.
     pub max_ird: u16,
@@ -161,7 +161,7 @@ pub struct DeviceAttributes {
     pub max_ord: u16,
     /// Whether connections inside this daemon take the direct path.
     pub direct_path: bool,
-    /// Most memory windows.
+    /// Most memory windows, as for `max_qps`.
     pub max_windows: u32,
     /// Most shared receive queues.
     pub max_srqs: u32,

@@ -11,7 +11,7 @@ use crate::types::*;
 pub struct Request {
     /// Echoed in the reply.
     pub id: u32,
-    /// What is asked.
+    /// What is asked, with its parameters.
     pub body: RequestBody,
 }
 
@@ -145,7 +145,7 @@ pub enum RequestBody {
     Connect {
         /// The QP to connect.
         qp: QpId,
-        /// Where to.
+        /// Address and port of the peer.
         #[serde(with = "address")]
         peer: SocketAddr,
         /// Source address, if it matters.
@@ -170,14 +170,14 @@ pub enum RequestBody {
     SetContext {
         /// The object whose events are to carry it.
         object: ObjectRef,
-        /// The new context.
+        /// The context that events carry from now on, in place of the one given when it was made.
         context: u64,
     },
     /// Whole-daemon figures. Answer: `Status`.
     Status,
     /// A page of objects, of this session or, for administrators, of all. Answer: `Rows`.
     List {
-        /// What to list.
+        /// Kind of rows to list.
         what: ListKind,
         /// 0 for the first page, then [`next`](super::ReplyBody::Rows::next) of the page before.
         from: u64,
@@ -248,7 +248,7 @@ pub enum RequestBody {
     /// Administrators: refuse new sessions, objects and connections, or take them again. What
     /// exists goes on. Answer: `Done`.
     Drain {
-        /// Whether to refuse.
+        /// True to refuse, false to take them again.
         on: bool,
     },
     /// One diagnosis. Answer: `Rows` with at most that one.
@@ -363,7 +363,7 @@ pub struct QpRequest {
     pub rq_depth: u32,
     /// Elements per send request.
     pub max_send_sge: u8,
-    /// Elements per receive.
+    /// Scatter elements per receive, at most.
     pub max_recv_sge: u8,
     /// Bytes of inline data per send request.
     pub max_inline: u16,
@@ -382,7 +382,7 @@ pub struct SrqRequest {
     pub pd: PdId,
     /// Receives outstanding, rounded up to a power of two.
     pub depth: u32,
-    /// Elements per receive.
+    /// Scatter elements per receive, at most.
     pub max_sge: u8,
     /// Limit event, as of `ArmSrq`; 0 for none.
     pub limit: u32,
@@ -410,11 +410,11 @@ pub enum MrSource {
 /// An object with a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectRef {
-    /// A queue pair.
+    /// A queue pair, for its connection and asynchronous events.
     Qp(QpId),
-    /// A completion queue.
+    /// A completion queue, for `CqError`.
     Cq(CqId),
-    /// A bound address.
+    /// A bound address, for its connection requests.
     Listener(ListenerId),
     /// A shared receive queue.
     Srq(SrqId),
@@ -423,7 +423,7 @@ pub enum ObjectRef {
 /// What `List` lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ListKind {
-    /// Sessions.
+    /// Sessions, each with what it owns.
     Clients,
     /// Queue pairs.
     Qps,
@@ -431,7 +431,7 @@ pub enum ListKind {
     Cqs,
     /// Memory regions.
     Mrs,
-    /// Bound addresses.
+    /// Bound addresses, listening or not.
     Listeners,
     /// Shared receive queues.
     Srqs,

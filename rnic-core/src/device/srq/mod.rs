@@ -71,9 +71,10 @@ pub enum SrqFault {
 /// What a QP gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeOutcome {
-    /// Nothing.
+    /// There is no receive, or none for this QP: others that began to wait earlier need what is
+    /// there.
     Nothing,
-    /// A receive.
+    /// A receive, copied to the caller's entry.
     Receive,
     /// An entry with this name that is no receive. It counts as taken by the QP that meets it.
     Malformed(u64),
@@ -134,12 +135,12 @@ impl Srq {
         }
     }
 
-    /// Its handle.
+    /// Handle of the SRQ, which no other SRQ of any session has.
     pub fn id(&self) -> SrqId {
         self.id
     }
 
-    /// Its owner.
+    /// Session that made the SRQ.
     pub fn session(&self) -> SessionId {
         self.session
     }
@@ -149,7 +150,7 @@ impl Srq {
         self.doorbell
     }
 
-    /// Entries.
+    /// Entries that the ring has, a power of two, fixed when the SRQ is made.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
@@ -164,7 +165,7 @@ impl Srq {
         !self.dead.swap(true, Relaxed)
     }
 
-    /// Figures, for display.
+    /// Figures of this moment, read together.
     pub fn usage(&self) -> Usage {
         let inner = self.inner.lock();
         Usage {

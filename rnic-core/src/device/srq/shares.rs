@@ -25,7 +25,7 @@ use crate::types::{QpId, Time};
 pub struct Unfair {
     /// The QP whose peer used them up.
     pub qp: QpId,
-    /// Receives it took.
+    /// Receives that the QP took, of the last `window` that were taken.
     pub taken: u32,
     /// Receives that all took in the same time.
     pub window: u32,

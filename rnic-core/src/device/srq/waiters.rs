@@ -7,7 +7,7 @@ use crate::types::QpId;
 /// A QP that holds a message for want of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// The QP.
+    /// The QP that waits.
     pub qp: QpId,
     /// Its worker, below 64.
     pub worker: u32,

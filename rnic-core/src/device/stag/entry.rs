@@ -9,19 +9,19 @@ use crate::types::{Access, MrId, PdId, QpId, Scope, SessionId, Stag};
 /// A memory region, or a window bound to one, as a worker knows it.
 #[derive(Clone)]
 pub struct StagEntry {
-    /// Its STag.
+    /// STag by which peers name it (rkey); that of a region is its lkey, too.
     pub stag: Stag,
-    /// What it is.
+    /// Whether the STag is a region's or a window's.
     pub kind: StagKind,
     /// The region's handle.
     pub mr: MrId,
     /// Owner; only the owner may use it locally.
     pub session: SessionId,
-    /// Domain.
+    /// Protection domain; only QPs of this domain may use the STag.
     pub pd: PdId,
     /// Who may use it from the wire.
     pub scope: Scope,
-    /// Rights.
+    /// Rights of local requests and of peers; a window has its own.
     pub access: Access,
     /// First address, for local elements and remote offsets alike.
     pub iova: u64,
@@ -52,9 +52,9 @@ impl StagKind {
 pub struct Principal {
     /// Owner of the QP.
     pub session: SessionId,
-    /// Its domain.
+    /// Protection domain of the QP.
     pub pd: PdId,
-    /// The QP.
+    /// Number of the QP, for regions whose scope is one QP.
     pub qp: QpId,
 }
 

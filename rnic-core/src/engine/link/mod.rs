@@ -18,9 +18,7 @@ use super::state::{Delivery, EngineState};
 
 /// What a queue pair is connected by.
 pub(super) enum Link {
-    /// Nothing.
     None,
-    /// A TCP connection.
     Tcp(Box<TcpLink>),
     /// Another QP of this engine.
     Direct(Key),
@@ -28,7 +26,7 @@ pub(super) enum Link {
 
 /// What a link wants in its QP's turn.
 pub(super) enum LinkTurn {
-    /// Nothing.
+    /// Nothing: there is no link, or TCP takes no more for now.
     Idle,
     /// A call to its socket.
     Transmit,

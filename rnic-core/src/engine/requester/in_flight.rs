@@ -22,7 +22,7 @@ pub(in crate::engine) enum Progress {
     Done(CompletionStatus),
 }
 
-/// One request.
+/// A send queue request that was taken and is not yet retired.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Request {
     pub wr_id: u64,

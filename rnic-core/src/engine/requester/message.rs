@@ -34,7 +34,7 @@ pub(in crate::engine) enum Head {
 pub(in crate::engine) enum MessageSource {
     /// Nowhere: a message of no bytes.
     Empty,
-    /// One local element.
+    /// One scatter/gather element, with an lkey of the sender's.
     Element(Sge),
     /// Several, in the QP's own list, with the element and the offset in it that come next.
     Elements { index: usize, offset: u32 },
@@ -61,7 +61,7 @@ pub(in crate::engine) struct Message {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Segment {
     pub header: Header,
-    /// Payload bytes.
+    /// Payload bytes, without the DDP header.
     pub len: u32,
     pub last: bool,
 }

@@ -37,7 +37,7 @@ use crate::types::{CompletionStatus, Msn, TerminateCode};
 /// What a queue pair requests and answers.
 pub(super) struct Requester {
     sq: SendConsumer,
-    /// Signal every request.
+    /// Every request completes with a CQE, also on success (`sq_sig_all`).
     signal_all: bool,
     /// A request taken from the queue that waits for a fence, or for room within ORD.
     fenced: Option<SendEntry>,
@@ -108,7 +108,7 @@ impl Requester {
         (self.ird, self.ord) = (ird, ord);
     }
 
-    /// IRD and ORD.
+    /// The IRD and ORD in force, in this order; 0 before the QP is connected.
     pub(super) fn depths(&self) -> (u16, u16) {
         (self.ird, self.ord)
     }

@@ -15,7 +15,7 @@ pub(in crate::engine) struct RxBlocked {
     pub bytes: Vec<u8>,
 }
 
-/// What is awaited.
+/// What an incoming direction waits for.
 pub(in crate::engine) enum BlockedOn {
     /// A copier, which writes a segment.
     Copy(PendingPlacement),

@@ -28,7 +28,7 @@ impl Responder {
         cqe
     }
 
-    /// Completes a receive.
+    /// Counts a receive as completed and writes its CQE; an error says that the CQ is dead.
     #[inline]
     pub(in crate::engine) fn publish(
         &self,

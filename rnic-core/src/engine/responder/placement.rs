@@ -11,7 +11,7 @@ use crate::engine::state::{Delivery, EngineState};
 
 /// Whether a segment has been placed.
 pub(in crate::engine) enum Placed {
-    /// All of it.
+    /// All payload bytes have been placed.
     Done,
     /// The rest by a copier.
     Pending(Box<PendingWrite>),
@@ -32,7 +32,7 @@ pub(in crate::engine) struct PendingPlacement {
     pub copier: Arc<Copier>,
     /// What completes when it is placed.
     pub segment: Incoming,
-    /// Bytes of payload.
+    /// Bytes of payload, which count as received when they are placed.
     pub len: usize,
     pub enclosure: Enclosure,
     /// What the other end of a direct connection has done since.

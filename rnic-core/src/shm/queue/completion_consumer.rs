@@ -5,11 +5,11 @@ use crate::abi::queue::{ARM_NONE, COMPLETION_LEN, COMPLETION_WORDS, Cqe, QueueKi
 use crate::shm::lease::Done;
 use crate::shm::sync::{Ordering, fence};
 
-/// Reads completions.
+/// The client's end of a completion queue, which reads completions.
 #[derive(Debug)]
 pub struct CompletionConsumer {
     queue: QueueMemory,
-    /// Completions read.
+    /// Completions read, free-running.
     head: u32,
     /// Completions the daemon knows we have read.
     released: u32,
@@ -118,7 +118,7 @@ impl CompletionConsumer {
         }
     }
 
-    /// The queue.
+    /// The queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.queue
     }

@@ -11,7 +11,7 @@ use crate::shm::sync::{AtomicU64, Ordering, fence};
 #[derive(Debug)]
 pub struct CompletionProducer {
     pub(super) queue: QueueMemory,
-    /// Completions written.
+    /// Completions written, free-running.
     pub(super) published: u32,
     /// Completions the client has read, when we last looked.
     pub(super) consumed: u32,
@@ -77,7 +77,7 @@ impl CompletionProducer {
         unread.min(self.published.wrapping_sub(self.consumed))
     }
 
-    /// The queue.
+    /// The queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.queue
     }

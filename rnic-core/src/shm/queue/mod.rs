@@ -100,7 +100,7 @@ impl QueueMemory {
         self.doorbell
     }
 
-    /// Entries and stride.
+    /// Capacity in entries and stride in bytes, as they were when the queue was made.
     pub fn shape(&self) -> QueueShape {
         self.shape
     }
@@ -133,7 +133,7 @@ impl QueueMemory {
         (worker != WORKER_NONE).then_some(worker)
     }
 
-    /// The arena.
+    /// Mapping of the arena in which the queue lies.
     #[inline]
     pub fn mapping(&self) -> &Arc<Mapping> {
         self.window.mapping()
@@ -193,7 +193,7 @@ pub enum QueueError {
     /// There is a queue of another version.
     #[error("the queue has ABI version {found}, ours is {ABI_VERSION}")]
     Version {
-        /// As found.
+        /// ABI version in the queue's header.
         found: u16,
     },
     /// There is another queue.
@@ -207,21 +207,21 @@ pub enum QueueFault {
     /// The producer claims more entries than the ring has room for, or took some back.
     #[error("producer index {found} is not within {capacity} entries after {retired}")]
     Producer {
-        /// As found.
+        /// Producer index in the queue's header, free-running.
         found: u32,
         /// Where the consumer stands.
         retired: u32,
-        /// Of the ring.
+        /// Entries that the ring has.
         capacity: u32,
     },
     /// The consumer claims to have read what was not published, or has un-read something.
     #[error("consumer index {found} is not within {last} to {published}")]
     Consumer {
-        /// As found.
+        /// Consumer index in the queue's header, free-running.
         found: u32,
-        /// As accepted before.
+        /// Consumer index that was accepted last.
         last: u32,
-        /// Entries published.
+        /// Entries published so far, free-running.
         published: u32,
     },
 }
@@ -236,7 +236,7 @@ pub struct EntryError {
     pub wr_id: u64,
     /// The operation as it stands there; 0 in a receive queue.
     pub opcode: u8,
-    /// What is wrong.
+    /// What is wrong with the entry's form.
     pub malformed: Malformed,
 }
 

@@ -28,7 +28,7 @@ impl ReceiveProducer {
         self.ring.free()
     }
 
-    /// The queue.
+    /// The queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }
@@ -80,7 +80,7 @@ impl ReceiveProducer {
 pub struct ReceiveEntry {
     /// The application's name for the request.
     pub wr_id: u64,
-    /// The elements.
+    /// Scatter elements, in the order in which they are filled.
     pub sges: SgeList,
 }
 
@@ -120,7 +120,7 @@ impl ReceiveConsumer {
         Ok(true)
     }
 
-    /// The queue.
+    /// The queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }

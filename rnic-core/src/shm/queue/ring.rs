@@ -12,7 +12,7 @@ use crate::shm::sync::Ordering;
 #[derive(Debug)]
 pub(super) struct ProducerRing {
     pub(super) queue: QueueMemory,
-    /// Entries written.
+    /// Entries written, free-running.
     tail: u32,
     /// Entries the daemon knows of.
     published: u32,
@@ -72,9 +72,9 @@ impl ProducerRing {
 #[derive(Debug)]
 pub(super) struct ConsumerRing {
     pub(super) queue: QueueMemory,
-    /// Entries taken.
+    /// Entries taken, free-running.
     head: u32,
-    /// Entries given back.
+    /// Entries given back, free-running.
     retired: u32,
     /// Entries published, when we last looked.
     seen: u32,

@@ -29,7 +29,7 @@ impl SendProducer {
         self.ring.free()
     }
 
-    /// The queue.
+    /// The queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }
@@ -81,7 +81,7 @@ impl SendProducer {
 /// A request as it was taken from a send queue: a private copy, checked only for its form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendEntry {
-    /// The header.
+    /// Header of the entry, decoded.
     pub header: SendHeader,
     /// Offset in the queue's mapping of the `header.inline_len` inline bytes. They stay in the
     /// ring, where the client may still write them, until the entry is retired: copy them once.
@@ -147,7 +147,7 @@ impl SendConsumer {
         self.ring.outstanding()
     }
 
-    /// The queue.
+    /// The queue's memory, with its header and shape.
     pub fn queue(&self) -> &QueueMemory {
         &self.ring.queue
     }

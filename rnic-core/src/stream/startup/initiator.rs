@@ -29,7 +29,7 @@ pub enum StartupError {
     InsufficientIrd {
         /// The peer's ORD.
         wanted: u16,
-        /// Our IRD.
+        /// The IRD that this side offered in its Request.
         offered: u16,
         /// The FPDU that tells the peer.
         terminate: Vec<u8>,
@@ -76,11 +76,11 @@ impl StartupError {
 pub enum InitiatorStep {
     /// The Reply is not complete.
     NeedMore,
-    /// Full Operation begins.
+    /// The Reply agrees, and Full Operation begins.
     Accepted(Negotiated),
     /// The Responder's application said no. The TCP connection is left to the application.
     Rejected {
-        /// Its reason.
+        /// Private Data of the Reply, in which the application says why.
         private_data: Vec<u8>,
     },
 }
@@ -90,7 +90,7 @@ pub enum InitiatorStep {
 pub enum EofVerdict {
     /// The peer may only know revision 1: try that on a new TCP connection.
     RetryRevision1,
-    /// The attempt failed.
+    /// The connection is not to be tried again; this is why.
     Fail(StartupError),
 }
 

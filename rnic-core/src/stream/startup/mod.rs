@@ -93,9 +93,9 @@ pub struct Negotiated {
     pub version: u8,
     /// CRCs are generated and checked in both directions.
     pub crc: bool,
-    /// We send Markers.
+    /// Markers are sent: the peer set M in its frame.
     pub tx_markers: bool,
-    /// We receive Markers.
+    /// Markers are received: this side set M in its frame, or the peer is an RDMAC one.
     pub rx_markers: bool,
     /// Inbound Reads we hold.
     pub ird: u16,
@@ -117,9 +117,9 @@ pub struct Negotiated {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes of private data, at most {limit} can be sent")]
 pub struct PrivateDataTooLong {
-    /// What was given.
+    /// Bytes of Private Data that were given.
     pub len: usize,
-    /// What fits.
+    /// Bytes of Private Data that the frame has room for.
     pub limit: usize,
 }
 

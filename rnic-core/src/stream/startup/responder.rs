@@ -17,7 +17,7 @@ pub enum ResponderError {
     /// sends. It is told so by a rejecting Reply of revision 1.
     #[error("MPA revision 0 is not served")]
     Rdmac {
-        /// That Reply.
+        /// That Reply, to be sent before the TCP connection is closed.
         reply: Vec<u8>,
     },
     /// Bytes behind the Request before it was answered: PD_Length and Private Data disagree.

@@ -196,10 +196,10 @@ const OPEN_OLD: &[c_long] = &[38];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const OPEN_OLD: &[c_long] = &[];
 
-/// Running a program.
+/// System calls that run a program.
 pub const EXEC: &[c_long] = &[libc::SYS_execve, libc::SYS_execveat];
 
-/// Starting a thread.
+/// System calls that start a thread.
 const THREAD: &[c_long] = &[libc::SYS_clone, libc::SYS_clone3];
 
 /// Starting a process of the daemon's own program, its start up to its own filter, and its end.

@@ -29,9 +29,9 @@ pub enum ThreadKind {
     Control,
     /// Moves data between descriptors and memory it is given; opens nothing.
     Worker,
-    /// Closes and unmaps.
+    /// Closes descriptors and unmaps memory.
     Reaper,
-    /// Writes the log.
+    /// Writes the lines of the log to standard error.
     Log,
     /// Passes copiers their descriptors, and waits for them, in threads of its own.
     Supervisor,
@@ -43,7 +43,7 @@ pub enum ThreadKind {
 }
 
 impl ThreadKind {
-    /// All kinds.
+    /// All kinds, in the order of their declaration.
     pub const ALL: [ThreadKind; 7] = [
         ThreadKind::Control,
         ThreadKind::Worker,

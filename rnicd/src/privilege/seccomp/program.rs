@@ -11,7 +11,7 @@ use libc::c_long;
 /// What a thread may call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Whatever the arguments.
+    /// This system call, whatever its arguments.
     Any(c_long),
     /// Unless an argument (from 0) has one of these bits.
     Without(c_long, u8, u32),

@@ -35,9 +35,7 @@ struct Domain {
 /// What is counted in a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
-    /// A memory region.
     Mr,
-    /// A queue pair.
     Qp,
 }
 

@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use crate::resource::ledger::Charge;
 use crate::resource::numbers::Handle;
 
-/// A bound address.
 pub struct Listener {
     pub context: u64,
     pub address: SocketAddr,

@@ -25,7 +25,7 @@ pub struct Attached {
 pub(super) enum Reach {
     /// By the workers themselves.
     Own(Arc<AddressSpace>),
-    /// By a copier.
+    /// By a copier, which is a process of its own.
     Copier(CopierHandle),
 }
 

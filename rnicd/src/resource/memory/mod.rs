@@ -25,7 +25,6 @@ pub use windows::window_row;
 /// Counted where the shared buffer is.
 pub type UseOfBuffer = Use<AtomicU32>;
 
-/// Shared memory.
 pub struct SharedBuffer {
     /// None while it is only reserved.
     pub mapping: Option<Arc<Mapping>>,
@@ -35,7 +34,6 @@ pub struct SharedBuffer {
     _charges: [Charge; 2],
 }
 
-/// A memory region.
 pub struct Mr {
     pub pd: PdId,
     /// Shared buffer it is in; none in attached memory.
@@ -54,7 +52,6 @@ pub struct Mr {
     _charge: Charge,
 }
 
-/// A memory window.
 pub struct MemoryWindow {
     pub window: Arc<Window>,
     /// Its STag before it was ever bound.

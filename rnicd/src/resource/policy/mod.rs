@@ -93,7 +93,8 @@ impl Policy {
         &self.unknown
     }
 
-    /// Logs them.
+    /// Logs each of [`unknown`](Self::unknown), and that the daemon runs as the overflow user if it
+    /// does.
     pub fn report_unknown(&self) {
         for problem in &self.unknown {
             tracing::warn!("configuration: {problem}");

@@ -5,7 +5,7 @@ use crate::config::{Kind, Limits, Override};
 /// Who a client is to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Its user.
+    /// User id of the client.
     pub uid: u32,
     /// Whether the kernel could name him: if not, others with the same number need not be he.
     pub known: bool,
@@ -18,7 +18,7 @@ pub struct Standing {
 /// What one client may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// Its user.
+    /// User id of the client.
     pub uid: u32,
     /// Whether the kernel could name him: if not, others with the same number need not be he.
     pub known: bool,

@@ -5,7 +5,7 @@ use crate::config::{Id, Subjects};
 /// Who a client is, as the kernel recorded it when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Effective user.
+    /// Effective user id.
     pub uid: u32,
     /// Effective group and supplementary ones.
     pub gids: Vec<u32>,
@@ -17,9 +17,9 @@ pub struct Identity {
 /// namespace, and two of them need not be the same user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow {
-    /// Of users.
+    /// The kernel's overflow user id.
     pub uid: u32,
-    /// Of groups.
+    /// The kernel's overflow group id.
     pub gid: u32,
 }
 

@@ -18,7 +18,6 @@ use crate::resource::queue::QueuePlace;
 use crate::resource::uses::Use;
 use reads::Reads;
 
-/// A queue pair.
 pub struct Qp {
     pub pd: PdId,
     pub send_cq: CqId,

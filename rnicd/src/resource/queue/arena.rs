@@ -68,7 +68,7 @@ impl QueuePlace {
         QueueLocation { arena: self.arena.number, offset: self.offset as u32, shape: self.shape }
     }
 
-    /// Makes the queue.
+    /// Writes the queue's header and empties its ring.
     pub fn format(
         &self,
         kind: QueueKind,

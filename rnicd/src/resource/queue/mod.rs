@@ -27,7 +27,6 @@ pub use srqs::{srq_for_qp, srq_row};
 /// Counted where the channel is.
 pub type UseOfChannel = Use<AtomicU32>;
 
-/// A completion channel.
 pub struct Channel {
     pub sender: Arc<ChannelSender>,
     pub cqs: Users,
@@ -35,7 +34,6 @@ pub struct Channel {
     _charge: Charge,
 }
 
-/// A completion queue.
 pub struct CqObject {
     pub cq: Arc<Cq>,
     pub channel: Option<(ChannelId, UseOfChannel)>,

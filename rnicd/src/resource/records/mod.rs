@@ -22,7 +22,7 @@ pub use requests::Asked;
 
 /// What the manager remembers of what has happened.
 pub struct Records {
-    /// Requests refused.
+    /// Requests refused since the daemon started.
     refusals: u64,
     /// Sessions ended for misbehaviour.
     misbehaved: u64,

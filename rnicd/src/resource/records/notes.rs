@@ -11,7 +11,7 @@ use crate::log::RateLimitedLog;
 /// Bytes of a text; a longer one is cut.
 pub(super) const MAX_TEXT: usize = 500;
 
-/// What happened lately.
+/// Notable happenings, of which the oldest make room for new ones.
 pub struct Notes {
     pub(super) sequence: u64,
     pub(super) records: Records<Option<u32>, Note>,

@@ -89,7 +89,7 @@ impl Past {
         self.of(uid).add_qp(qp);
     }
 
-    /// Counts a refusal.
+    /// Counts a refused request of this user.
     pub fn add_refusal(&mut self, uid: u32) {
         self.of(uid).refusals += 1;
     }

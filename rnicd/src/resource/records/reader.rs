@@ -17,7 +17,7 @@ pub fn before(from: u64) -> u64 {
     if from == 0 { u64::MAX } else { from }
 }
 
-/// Who reads records.
+/// The session that asks for records, and what it may read.
 #[derive(Clone, Copy)]
 pub struct Reader {
     session: SessionId,
@@ -65,7 +65,7 @@ impl Wall {
         Wall { now: clock::now(), ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// Milliseconds since 1970.
+    /// The wall clock at `time`, in milliseconds since 1970.
     pub fn at(self, time: Time) -> u64 {
         let ago = self.now.since(time).as_millis();
         self.ms.saturating_sub(u64::try_from(ago).unwrap_or(u64::MAX))

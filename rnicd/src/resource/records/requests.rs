@@ -57,7 +57,7 @@ impl Asked {
 }
 
 impl Manager {
-    /// Records a refusal.
+    /// Counts a refusal, makes its *why* record and, for a limit, notes that it is reached.
     pub(in crate::resource) fn refused(
         &mut self,
         session: SessionId,
@@ -215,7 +215,7 @@ fn told(kept: &KeptDiagnosis, wall: Wall) -> Diagnosis {
     Diagnosis { time_ms: wall.at(kept.time), ..kept.record.clone() }
 }
 
-/// What decided.
+/// The rule that decided, for the *why* record.
 fn rule_of(refusal: &Refusal) -> String {
     match refusal {
         Refusal::Limit { key, .. } | Refusal::AboveMaximum { key, .. } => key.clone(),

@@ -22,7 +22,7 @@ use crate::resource::queue::Arenas;
 
 /// What a new session is told.
 pub struct SessionOpened {
-    /// The packet.
+    /// The reply to Hello.
     pub reply: HelloReply,
     /// Descriptors that go with it.
     pub descriptors: Vec<OwnedFd>,

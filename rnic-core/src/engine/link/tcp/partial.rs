@@ -18,7 +18,7 @@ use crate::types::{SessionId, Time};
 /// What incomplete FPDUs may cost one engine, its pool apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialLimits {
-    /// Bytes.
+    /// Bytes of incomplete FPDUs that one session may have, and all.
     pub bytes: ChargeLimits,
     /// How long a stream may pause inside an FPDU.
     pub stall: Duration,

@@ -193,7 +193,7 @@ impl Qp {
         }
     }
 
-    /// One whole FPDU.
+    /// Takes one whole FPDU, whose CRC is still to be checked.
     fn fpdu_arrived(&mut self, engine: &mut EngineState, fpdu: &mut [u8]) {
         self.core.turn.charge((fpdu.len() as i64).max(FPDU_COST));
         let Some(tcp) = self.link.tcp_mut() else { return };

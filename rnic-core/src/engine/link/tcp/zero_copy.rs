@@ -42,7 +42,7 @@ impl Fpdu {
     }
 }
 
-/// What TCP took.
+/// What TCP took of one call.
 struct Taken {
     /// Bytes of this call.
     bytes: usize,
