@@ -57,7 +57,7 @@ impl Asked {
 }
 
 impl Manager {
-    /// Counts a refusal, makes its *why* record and, for a limit, notes that it is reached.
+    /// Counts a refusal, makes its diagnosis and, for a limit, notes that it is reached.
     pub(in crate::resource) fn refused(
         &mut self,
         session: SessionId,
@@ -215,7 +215,7 @@ fn told(kept: &KeptDiagnosis, wall: Wall) -> Diagnosis {
     Diagnosis { time_ms: wall.at(kept.time), ..kept.record.clone() }
 }
 
-/// The rule that decided, for the *why* record.
+/// The rule that decided, for the diagnosis.
 fn rule_of(refusal: &Refusal) -> String {
     match refusal {
         Refusal::Limit { key, .. } | Refusal::AboveMaximum { key, .. } => key.clone(),
