@@ -113,7 +113,7 @@ impl World {
     pub fn receiving(clients: u32, how: Receiving) -> Self {
         let options = EngineOptions {
             worker: 0,
-            drain_deadline: Duration::from_secs(1),
+            terminate_deadline: Duration::from_secs(1),
             copier_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),
@@ -257,7 +257,7 @@ impl Client {
             Receiving::Own => Receives::Own(ReceiveConsumer::new(rq)),
             _ => {
                 let srq = Srq::new(SrqId(300 + n), session, 0, 2, rq);
-                srq.users.fetch_add(1, Relaxed);
+                srq.qps.fetch_add(1, Relaxed);
                 Receives::Shared(Arc::new(srq))
             }
         };

@@ -19,7 +19,7 @@ pub struct Completion {
     pub qp: QpId,
     /// Bytes received or read; 0 for other requests.
     pub byte_len: u32,
-    /// The peer asked for a solicited event with this message (RFC 5040 section 5.4).
+    /// The peer asked for a solicited event with this message (RFC 5040 section 5.3).
     pub solicited: bool,
     /// The STag that the peer's message invalidated: a region of ours that is no longer accessible
     /// (RFC 5040 section 5.3).

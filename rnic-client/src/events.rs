@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn of_notices_about_a_shared_receive_queue_the_latest_is_kept() {
         let srq = SrqId(4);
-        let unfair = |taken| Event::SrqUnfair { srq, context: 0, qp: QP, taken, window: 64 };
+        let unfair = |taken| Event::SrqUnfair { srq, context: 0, qp: QP, taken, of_last: 64 };
         let mut e = events();
         e.open(Subject::Srq(srq));
         for n in 0..100 {

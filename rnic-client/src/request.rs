@@ -104,7 +104,7 @@ impl<'a> SendRequest<'a> {
         self.flag(SendFlags::SIGNALED)
     }
 
-    /// Asks for the peer's solicited event; has a meaning for Sends only (RFC 5040 section 5.4).
+    /// Asks for the peer's solicited event; has a meaning for Sends only (RFC 5040 section 5.3).
     #[must_use]
     pub fn solicited(self) -> Self {
         self.flag(SendFlags::SOLICITED)

@@ -42,7 +42,7 @@ id32! {
     PdId,
     /// Memory a client shares with the daemon.
     SharedBufferId,
-    /// A memory region: a named range of a shared buffer.
+    /// A memory region: a named range of a shared buffer or of attached memory.
     MrId,
     /// A completion queue; the number that asynchronous events name.
     CqId,
@@ -60,7 +60,8 @@ id32! {
     MwId,
 }
 
-/// A steering tag: names a memory region to the local and the remote RNIC (RFC 5041 section 3).
+/// A steering tag: names a memory region or window to the local and the remote RNIC (RFC 5041
+/// section 2).
 ///
 /// The low 8 bits are the key an application may advance; 0 and `0xFFFF_FFFF` are never issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -96,7 +97,7 @@ impl Msn {
     }
 }
 
-/// Offset in a tagged buffer, in bytes (RFC 5041 section 3).
+/// Offset in a tagged buffer, in bytes (RFC 5041 section 2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TaggedOffset(pub u64);
 

@@ -21,7 +21,7 @@ workers = 2
 [limits]
 sessions = 64
 cq_entries = 64
-wr_depth = 32
+queue_depth = 32
 sge = 4
 inline = "64B"
 ird = 4
@@ -271,7 +271,7 @@ fn each_limit_is_refused_by_its_name() {
         change(&mut request);
         RequestBody::CreateQp(request)
     };
-    key(raw.refused(with(|r| r.sq_depth = 33)), "sq_depth = 33 is above limits.wr_depth = 32");
+    key(raw.refused(with(|r| r.sq_depth = 33)), "sq_depth = 33 is above limits.queue_depth = 32");
     key(raw.refused(with(|r| r.rq_depth = u32::MAX)), "rq_depth = 4294967295 is above");
     key(raw.refused(with(|r| r.max_send_sge = 5)), "max_send_sge = 5 is above limits.sge = 4");
     key(raw.refused(with(|r| r.max_recv_sge = 255)), "max_recv_sge = 255 is above limits.sge");
@@ -542,7 +542,7 @@ fn every_limit_of_a_shared_receive_queue_is_named() {
         RequestBody::CreateSrq(request)
     };
     key(raw.refused(with(|r| r.depth = 0)), "depth: an SRQ has at least one entry");
-    key(raw.refused(with(|r| r.depth = 33)), "depth = 33 is above limits.wr_depth = 32");
+    key(raw.refused(with(|r| r.depth = 33)), "depth = 33 is above limits.queue_depth = 32");
     key(raw.refused(with(|r| r.max_sge = 5)), "max_sge = 5 is above limits.sge = 4");
     key(raw.refused(with(|r| r.limit = 9)), "limit = 9 is above the capacity of the SRQ = 8");
     key(raw.refused(with(|r| r.pd = PdId(77))), "no PD 77 in this session");

@@ -34,15 +34,15 @@ fn options() -> CmOptions {
         max_ord: 16,
         tcp: Default::default(),
         direct: false,
-        half_open: 1000,
-        half_open_key: "limits.half_open".into(),
+        startups: 1000,
+        startups_key: "limits.startups".into(),
         buffers: SocketBuffers { send: 512 << 10, receive: 1 << 20 },
         peer_connections_per_second: 1_000_000,
         stag_guesses_per_minute: 1000,
         connect_deadline: minute,
         reply_deadline: minute,
         request_deadline: minute,
-        decide_deadline: minute,
+        decision_deadline: minute,
         close_deadline: minute,
     }
 }
@@ -129,7 +129,7 @@ fn silent_connections_give_way_and_undecided_ones_are_kept() {
     // An old one gives way before the newcomer is taken, and the kernel may hand that one over in a
     // later turn. The last descriptor is in use, and nobody gives way to nobody.
     node.until("the oldest are over and the newest are in", |n| {
-        silent[..PEERS - LEFT].iter().all(is_over) && n.cm.half_open() == LEFT
+        silent[..PEERS - LEFT].iter().all(is_over) && n.cm.startups() == LEFT
     });
     assert!(!silent[PEERS - LEFT..].iter().any(is_over));
 
@@ -143,7 +143,7 @@ fn silent_connections_give_way_and_undecided_ones_are_kept() {
     // All of these were open before the limit came down, so no descriptor is left for accepting.
     leave_descriptors(0);
     node.until("all are turned away", |_| late.iter().all(is_over));
-    assert_eq!(node.cm.half_open(), LEFT);
+    assert_eq!(node.cm.startups(), LEFT);
     assert!(!silent[PEERS - LEFT..].iter().any(is_over));
 
     // With descriptors, life goes on.

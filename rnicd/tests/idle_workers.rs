@@ -32,7 +32,7 @@ fn idle_workers_do_not_wake() {
         seccomp: rnicd::config::Seccomp::Enforce,
         engine: EngineOptions {
             worker: 0,
-            drain_deadline: Duration::from_secs(1),
+            terminate_deadline: Duration::from_secs(1),
             copier_deadline: Duration::from_secs(1),
             close_deadline: Duration::from_secs(1),
             first_fpdu_deadline: Duration::from_secs(1),

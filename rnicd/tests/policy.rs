@@ -171,14 +171,14 @@ fn a_user_who_connects_too_often_is_told_so() {
 
 #[test]
 fn reads_are_counted_over_all_connections_of_a_user() {
-    let daemon = one_worker("[limits]\nird = 4\n[limits.user]\nird = 5\n");
+    let daemon = one_worker("[limits]\nird = 4\n[limits.user]\nird_total = 5\n");
     let (mut raw, address) = host(&daemon);
     let (pd, cq) = (raw.pd(), raw.cq(1));
     let qps: Vec<QpId> = (0..3).map(|_| raw.qp(pd, cq)).collect();
     let above = raw.refused(connect(qps[0], address, Some(5)));
     assert_eq!(above, "ird = 5 is above limits.ird = 4");
     assert_eq!(raw.call(connect(qps[0], address, Some(4))), Ok(ReplyBody::Done));
-    let key = format!("limits.user.ird (user {}) = 5 reached", uid());
+    let key = format!("limits.user.ird_total (user {}) = 5 reached", uid());
     let refusal = raw.refused(connect(qps[1], address, Some(4)));
     assert!(refusal.starts_with(&key), "{refusal}");
     // Without a wish it gets what is left, and nothing when nothing is left.
@@ -187,7 +187,8 @@ fn reads_are_counted_over_all_connections_of_a_user() {
     assert!(refusal.starts_with(&key), "{refusal}");
     assert_eq!(raw.call(RequestBody::DestroyQp { qp: qps[0] }), Ok(ReplyBody::Done));
     assert_eq!(raw.call(connect(qps[2], address, Some(4))), Ok(ReplyBody::Done));
-    let used = limits(&mut raw).into_iter().find(|row| row.key.starts_with("limits.user.ird"));
+    let used =
+        limits(&mut raw).into_iter().find(|row| row.key.starts_with("limits.user.ird_total"));
     assert_eq!(used.map(|row| (row.limit, row.used)), Some((5, 5)));
 }
 
@@ -233,8 +234,8 @@ fn the_oldest_silent_connection_to_a_user_gives_way() {
     for stream in &silent[..3] {
         assert!(is_over(stream));
     }
-    assert_eq!(raw.status().half_open, 2);
-    let key = format!("limits.user.half_open (user {})", uid());
+    assert_eq!(raw.status().startups, 2);
+    let key = format!("limits.user.startups (user {})", uid());
     let row = limits(&mut raw).into_iter().find(|row| row.key == key).unwrap();
     assert_eq!((row.limit, row.used), (2, 2));
 }
@@ -246,7 +247,7 @@ fn a_host_that_connects_too_often_is_reset() {
     // A machine that needs seconds for this grants a few more.
     let streams: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
     assert!(is_over(&streams[19]) || is_over(&streams[18]));
-    assert!(raw.status().half_open < 20);
+    assert!(raw.status().startups < 20);
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub fn engine(workers: u32, path: &str) -> String {
 /// Whether there is nothing but the session that asks.
 fn nothing_left(s: &StatusInfo) -> bool {
     let objects =
-        [s.pds, s.shared_buffers, s.mrs, s.windows, s.cqs, s.srqs, s.qps, s.listeners, s.half_open];
+        [s.pds, s.shared_buffers, s.mrs, s.windows, s.cqs, s.srqs, s.qps, s.listeners, s.startups];
     s.sessions == 1 && objects == [0; 9] && s.shared_bytes == 0
 }
 

@@ -152,8 +152,8 @@ fn bound_addresses() {
 #[test]
 fn connections() {
     // Each end may read one thing at a time.
-    let daemon = daemon("[limits.user]\nird = 600\n");
-    exhausted(&daemon, "connections", &["limits.user.ird", "= 600 reached"]);
+    let daemon = daemon("[limits.user]\nird_total = 600\n");
+    exhausted(&daemon, "connections", &["limits.user.ird_total", "= 600 reached"]);
 }
 
 #[test]

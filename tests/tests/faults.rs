@@ -325,7 +325,7 @@ fn a_client_that_gives_up_withdraws_its_request() {
                     Some(guest)
                 }
             };
-            daemon.settles("without the request", |s| s.half_open == 0);
+            daemon.settles("without the request", |s| s.startups == 0);
             let e = request.accept(&qp, &AcceptOptions::default()).unwrap_err();
             assert!(matches!(e, Error::Refused { .. }), "{path}: {e}");
             drop(kept);

@@ -479,13 +479,13 @@ fn ten_thousand_silent_connections_are_in_nobodys_way() {
 }
 
 /// How many connections in start-up the daemon's user may have.
-fn half_open(context: &Context) -> usize {
+fn startups(context: &Context) -> usize {
     let mut from = Some(0);
     let mut least = usize::MAX;
     while let Some(place) = from {
         let page = context.list(ListKind::Limits, place).unwrap();
         let Rows::Limits(rows) = page.rows else { panic!("{:?}", page.rows) };
-        let these = rows.iter().filter(|row| row.key.contains("half_open"));
+        let these = rows.iter().filter(|row| row.key.contains("startups"));
         least = these.map(|row| row.limit as usize).fold(least, usize::min);
         from = page.next;
     }
@@ -502,7 +502,7 @@ fn silent_connections(all: usize) {
     let start = daemon.at_rest();
     let memory = anonymous(&daemon);
     let context = Context::open_at(daemon.socket()).unwrap();
-    let most = half_open(&context);
+    let most = startups(&context);
     assert!((1..=configured).contains(&most), "{most} of {configured}");
     let (ping, pong) = (Player::new(&context), Player::new(&context));
     let listener = context.listen("127.0.0.1:0".parse().unwrap(), 4).unwrap();
@@ -520,7 +520,7 @@ fn silent_connections(all: usize) {
     // One more comes in and goes, and all before it have come to this listener.
     drop(target.open());
     let full = most - 1..=most;
-    daemon.settles("full", |s| full.contains(&(s.half_open as usize)));
+    daemon.settles("full", |s| full.contains(&(s.startups as usize)));
     // The oldest gave way and the newest did not.
     silent[0].set_read_timeout(Some(DEADLINE)).unwrap();
     let mut byte = [0];
@@ -552,10 +552,10 @@ fn silent_connections(all: usize) {
         }
     }
     assert!(crowded < alone * 2, "{crowded:?} instead of {alone:?}");
-    let held = daemon.status().half_open as usize;
+    let held = daemon.status().startups as usize;
     assert!(full.contains(&held), "{held} instead of {most}");
     drop(silent);
-    daemon.settles("rid of them", |s| s.half_open == 0);
+    daemon.settles("rid of them", |s| s.startups == 0);
     drop((ping, pong, listener, target, other, context));
     daemon.shrinks_to(start);
     let kept = anonymous(&daemon).saturating_sub(memory);

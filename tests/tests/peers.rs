@@ -144,7 +144,7 @@ fn a_fin_at_every_position_of_the_request_is_an_end_without_a_word() {
             other => panic!("cut at {cut}: {other:?}"),
         }
     }
-    daemon.settles("without half-open connections", |s| s.half_open == 0);
+    daemon.settles("without half-open connections", |s| s.startups == 0);
     let (peer, qp) = target.open();
     drop((peer, qp));
 }
@@ -300,14 +300,14 @@ fn a_thousand_silent_connections_are_in_nobodys_way() {
     let before = daemon.footprint().resident;
     let silent: Vec<TcpStream> =
         (0..1000).map(|_| wire::dial(target.listener.local_addr())).collect();
-    let status = daemon.settles("aware of all", |s| s.half_open >= 900);
-    assert!(status.half_open <= 1024, "{status:?}");
+    let status = daemon.settles("aware of all", |s| s.startups >= 900);
+    assert!(status.startups <= 1024, "{status:?}");
     let grown = daemon.footprint().resident.saturating_sub(before);
     assert!(grown < 1000 * 8, "{grown} KiB for 1000 silent connections");
     // One that does speak is served while they are silent.
     let (peer, qp) = target.open();
     drop((peer, qp));
-    daemon.settles("rid of them", |s| s.half_open == 0);
+    daemon.settles("rid of them", |s| s.startups == 0);
     for mut stream in silent {
         assert!(!matches!(wire::ending(&mut stream), Ending::Silence(_)));
     }

@@ -200,7 +200,7 @@ fn a_peer_that_takes_more_than_its_share_is_named() {
             host.successes(8);
         }
         match host.event(|e| matches!(e, Event::SrqUnfair { .. })) {
-            Event::SrqUnfair { srq: found, qp, taken: 64, window: 64, .. } => {
+            Event::SrqUnfair { srq: found, qp, taken: 64, of_last: 64, .. } => {
                 assert_eq!((found, qp), (srq.id(), pairs[1].1.id()));
             }
             other => panic!("{other:?}"),

@@ -61,7 +61,7 @@ fn undecided_requests_of_one_user_leave_descriptors_to_others() {
         assert!(begun.elapsed() < DEADLINE, "{:?}", daemon.status());
         std::thread::yield_now();
     }
-    assert!(daemon.status().half_open <= 32, "{:?}", daemon.status());
+    assert!(daemon.status().startups <= 32, "{:?}", daemon.status());
     // Others come in, listen, connect over TCP and work, also as users of whom nothing is there
     // yet.
     let mut server = daemon.actor(&["serve"]);
@@ -73,7 +73,7 @@ fn undecided_requests_of_one_user_leave_descriptors_to_others() {
     mallory.succeed();
     // The daemon waits for their peers to close.
     drop(requests);
-    daemon.settles("rid of them", |s| s.half_open == 0);
+    daemon.settles("rid of them", |s| s.startups == 0);
     server.release();
     server.succeed();
 }

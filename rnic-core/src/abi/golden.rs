@@ -429,7 +429,7 @@ fn refusals() {
     let above = Refusal::AboveMaximum {
         field: "sq_depth".into(),
         value: 1 << 20,
-        key: "limits.wr_depth".into(),
+        key: "limits.queue_depth".into(),
         limit: 16384,
     };
     check(
@@ -532,7 +532,7 @@ fn events() {
             (Event::SrqLimit { srq: SrqId(3), context }, "0a0380808080808080808001"),
             (Event::SrqError { srq: SrqId(3), context }, "0b0380808080808080808001"),
             (
-                Event::SrqUnfair { srq: SrqId(3), context, qp, taken: 200, window: 256 },
+                Event::SrqUnfair { srq: SrqId(3), context, qp, taken: 200, of_last: 256 },
                 "0c038080808080808080800106c8018002",
             ),
             (Event::LastWqeReached { qp, context }, "0d0680808080808080808001"),

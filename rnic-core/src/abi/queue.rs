@@ -33,15 +33,15 @@ pub mod queue_header {
     /// SQ and RQ, by the daemon in a CQ (there only a hint: the sequence word decides).
     pub const PRODUCER: usize = 64;
     /// Consumer's line: `u32` free-running count of entries given back. Written by the daemon in SQ
-    /// and RQ (`consumed_through`: the slots may be reused), by the client in a CQ.
+    /// and RQ (the slots before it may be reused), by the client in a CQ.
     pub const CONSUMER: usize = 128;
     /// Client's flag line (CQ): `u32` arm state, one of the `ARM_*` values.
     pub const ARM: usize = 192;
     /// Client's flag line (CQ): `u32`, 1 while the client polls this CQ without sleeping.
     pub const CLIENT_SPINS: usize = 200;
     /// Daemon's flag line: `u64`, a set of workers, bit `n` for worker `n`. In a CQ those with a QP
-    /// that waits for a slot (`engine_waits_for_space`); in a receive queue, shared or not, those
-    /// that hold a message which waits for a receive (`engine_waits_for_receive`).
+    /// that waits for a slot; in a receive queue, shared or not, those with a message that waits
+    /// for a receive.
     pub const ENGINE_WAITS: usize = 256;
 }
 
@@ -188,7 +188,7 @@ pub const SEND_HEADER_LEN: usize = 64;
 pub const SEND_HEADER_WORDS: usize = SEND_HEADER_LEN / 8;
 
 numbered! {
-    /// Operation of a send request; the first seven numbers are those of `ibv_wr_opcode`.
+    /// Operation of a send request; numbers below 7 are those of `ibv_wr_opcode`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     //= RDMAP-3.2-1
     pub enum SendOpcode: u8, from_u8 {

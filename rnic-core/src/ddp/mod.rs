@@ -1,9 +1,11 @@
 //! DDP (RFC 5041): segment headers.
 //!
-//! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. It knows no buffers and
-//! no messages: what the fields of successive segments must have to do with one another is
-//! checked by [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here
-//! but a segment too short for its header, so that everything else can be reported.
+//! Turns the first 14 or 18 bytes of a ULPDU into a [`Header`] and back. It knows no buffers and no
+//! messages: what the fields of successive segments must have to do with one another is checked by
+//! [`crate::stream::inbound`], what an STag means by the device. Nothing is refused here but a
+//! segment too short for its header, so that everything else can be reported. The order of section
+//! 5.3 is kept at the source by the engine's requester, at the sink by `stream::inbound` (what may
+//! arrive next) and the engine's `arrival` (what is placed and delivered).
 
 use std::fmt;
 
@@ -12,7 +14,7 @@ use crate::types::{Msn, Stag, TaggedOffset};
 /// Bytes of the longer of the two headers.
 pub const MAX_HEADER_LEN: usize = UntaggedHeader::LEN;
 
-/// Queue numbers that RDMAP uses (RFC 5040 section 3.1.2).
+/// Queue numbers that RDMAP uses (RFC 5040 section 3.1).
 //= RDMAP-3.1-2
 pub mod qn {
     /// Sends of every kind.

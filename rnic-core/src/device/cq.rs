@@ -23,10 +23,10 @@ pub struct Cq {
     /// The application's context, returned in events; written by the control thread.
     pub context: AtomicU64,
     /// QPs that use it, counted by the control thread.
-    pub users: AtomicU32,
+    pub qps: AtomicU32,
     dead: AtomicBool,
     /// Its event is on the way to its channel.
-    notice: AtomicBool,
+    event_under_way: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -69,7 +69,7 @@ pub enum CqFault {
     /// The CQ died before, of an overflow or of what its client wrote.
     Dead,
     /// The client's consumer index is impossible.
-    Scribbled(QueueFault),
+    BadIndex(QueueFault),
 }
 
 impl Cq {
@@ -80,9 +80,9 @@ impl Cq {
             session,
             doorbell: queue.doorbell(),
             context: AtomicU64::new(context),
-            users: AtomicU32::new(0),
+            qps: AtomicU32::new(0),
             dead: AtomicBool::new(false),
-            notice: AtomicBool::new(false),
+            event_under_way: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 producer: CompletionProducer::new(queue),
                 waiting: 0,
@@ -124,16 +124,16 @@ impl Cq {
     /// Before an event is put on its way: whether none is. A client that arms faster than its
     /// events are sent gets one for several, and cannot have them pile up.
     ///
-    /// Pairs with [`Cq::send_notice`]. Here: write the completion, take the arm, swap. There: swap,
+    /// Pairs with [`Cq::event_sent`]. Here: write the completion, take the arm, swap. There: swap,
     /// send. If we find an event on its way, its sender's swap comes after ours and so sees the
     /// completion written; the event that it sends then is one for this arm as well.
-    pub fn begin_notice(&self) -> bool {
-        !self.notice.swap(true, AcqRel)
+    pub fn begin_event(&self) -> bool {
+        !self.event_under_way.swap(true, AcqRel)
     }
 
     /// Its event is about to be sent: another may follow.
-    pub fn send_notice(&self) {
-        self.notice.swap(false, AcqRel);
+    pub fn event_sent(&self) {
+        self.event_under_way.swap(false, AcqRel);
     }
 
     /// Entries unread, entries reserved, entries ever written.
@@ -155,7 +155,7 @@ impl Cq {
                 Ok(false) => break,
                 Err(fault) => {
                     inner.producer.unreserve(got);
-                    return Err(CqFault::Scribbled(fault));
+                    return Err(CqFault::BadIndex(fault));
                 }
             }
         }
@@ -271,7 +271,7 @@ impl From<MoveError> for ResizeFault {
     fn from(e: MoveError) -> Self {
         match e {
             MoveError::TooSmall { unread, reserved } => ResizeFault::TooSmall { unread, reserved },
-            MoveError::Queue(fault) => ResizeFault::Cq(CqFault::Scribbled(fault)),
+            MoveError::Queue(fault) => ResizeFault::Cq(CqFault::BadIndex(fault)),
         }
     }
 }
@@ -280,7 +280,7 @@ impl From<PublishError> for CqFault {
     fn from(e: PublishError) -> Self {
         match e {
             PublishError::Full => CqFault::Full,
-            PublishError::Queue(fault) => CqFault::Scribbled(fault),
+            PublishError::Queue(fault) => CqFault::BadIndex(fault),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::device::stag::StagTable;
 use crate::rdmap::codes;
 use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::SendKind;
-use crate::stream::{Fault, ReadArrival};
+use crate::stream::{Fault, InboundRead};
 use crate::types::{Access, CompletionStatus, Stag};
 
 /// Where the payload of an arriving segment is.
@@ -35,11 +35,11 @@ pub(super) enum PayloadSource<'a> {
 
 /// What became of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum SegmentFate {
     /// It was carried out, or is kept until it can be.
-    Yes,
+    Consumed,
     /// Whoever sent it by the direct path keeps it: there is no buffer for it yet.
-    NotYet,
+    LeftWithSender,
 }
 
 /// Why a segment was not carried out.
@@ -64,7 +64,8 @@ impl From<Reason> for ArrivalError {
 }
 
 impl Qp {
-    /// A segment that is well formed and in order: every one passes here, by either path.
+    /// A segment that is well formed and in order: every one passes here, by either path; one that
+    /// found no receive, again when there is one.
     #[inline]
     pub(super) fn segment_arrived(
         &mut self,
@@ -72,16 +73,16 @@ impl Qp {
         segment: Incoming,
         source: PayloadSource<'_>,
         origin: Origin<'_>,
-    ) -> Result<Taken, ArrivalError> {
+    ) -> Result<SegmentFate, ArrivalError> {
         // A request of the peer's: checked now, answered in its turn.
         if let Incoming::ReadRequest(read) = segment {
             //= RDMAP-5.2.1-3
             self.read_requested(engine, read)?;
-            return Ok(Taken::Yes);
+            return Ok(SegmentFate::Consumed);
         }
         let is_send = matches!(segment, Incoming::Send { .. });
         if is_send && !self.can_receive(engine) {
-            return Ok(Taken::Yes);
+            return Ok(SegmentFate::Consumed);
         }
 
         // Its payload. A segment that cannot be gathered never reaches the peer.
@@ -105,8 +106,8 @@ impl Qp {
             let found =
                 self.responder.await_receive(&self.core, engine, waiting, awaits_response)?;
             return match (found, source) {
-                (false, PayloadSource::Bytes(_)) => Ok(Taken::Yes),
-                (_, PayloadSource::Sender { .. }) => Ok(Taken::NotYet),
+                (false, PayloadSource::Bytes(_)) => Ok(SegmentFate::Consumed),
+                (_, PayloadSource::Sender { .. }) => Ok(SegmentFate::LeftWithSender),
                 (true, PayloadSource::Bytes(_)) => {
                     self.segment_arrived(engine, segment, source, origin)
                 }
@@ -141,7 +142,7 @@ impl Qp {
                 self.responder.await_copy(pending);
             }
         }
-        Ok(Taken::Yes)
+        Ok(SegmentFate::Consumed)
     }
 
     /// Whether receives can still be taken and completed; a QP whose CQ or shared receive queue
@@ -167,7 +168,7 @@ impl Qp {
     fn read_requested(
         &mut self,
         engine: &mut EngineState,
-        read: ReadArrival,
+        read: InboundRead,
     ) -> Result<(), Reason> {
         let request = &read.request;
         //= RDMAP-5.2.1-13, RDMAP-5.2.1-14
@@ -287,7 +288,7 @@ impl Qp {
                 Ok(())
             }
             Incoming::Send { kind, mo, last, total } => {
-                match self.send_placed((mo, len, last), total)? {
+                match self.link.send_placed((mo, len, last), total)? {
                     //= RDMAP-5.3-5, RDMAP-5.5-16
                     Some(total) => self.deliver_send(engine, kind, total),
                     None => Ok(()),

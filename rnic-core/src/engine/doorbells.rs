@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::qp_core::QpCore;
-use super::schedule::{Key, REQUEST_COST, STEP_COST, Schedule, Seat};
+use super::schedule::{Key, REQUEST_COST, STEP_COST, Schedule, SessionSlot};
 use crate::abi::queue::doorbell;
 use crate::device::{Cq, Srq};
 use crate::shm::doorbell::DoorbellScanner;
@@ -58,7 +58,7 @@ impl FullCq {
 struct Watched {
     user: UserId,
     /// Sessions that are polled, those first that have waited longest.
-    polled: VecDeque<Seat>,
+    polled: VecDeque<SessionSlot>,
     /// QPs that may have got what they waited for, and are still to be woken.
     late: VecDeque<Key>,
 }
@@ -67,7 +67,7 @@ struct Watched {
 #[derive(Default)]
 pub(super) struct Doorbells {
     seats: Vec<Option<Session>>,
-    by_id: HashMap<SessionId, Seat>,
+    by_id: HashMap<SessionId, SessionSlot>,
     /// Users of whom something is to be looked at.
     watched: Vec<Watched>,
 }
@@ -77,7 +77,7 @@ impl Doorbells {
         &mut self,
         id: SessionId,
         user: UserId,
-        seat: Seat,
+        seat: SessionSlot,
         scanner: DoorbellScanner,
         now: Time,
     ) {
@@ -107,13 +107,13 @@ impl Doorbells {
     }
 
     /// Looks at a session's doorbells no longer.
-    pub(super) fn close(&mut self, seat: Seat) {
+    pub(super) fn close(&mut self, seat: SessionSlot) {
         for watched in &mut self.watched {
             watched.polled.retain(|s| *s != seat);
         }
     }
 
-    pub(super) fn detach(&mut self, seat: Seat) {
+    pub(super) fn detach(&mut self, seat: SessionSlot) {
         self.close(seat);
         if let Some(s) = self.seats.get_mut(seat.index()).and_then(Option::take) {
             self.by_id.remove(&s.id);
@@ -121,21 +121,21 @@ impl Doorbells {
     }
 
     /// The seat of a session.
-    pub(super) fn seat(&self, id: SessionId) -> Seat {
-        self.by_id.get(&id).copied().unwrap_or(Seat::NONE)
+    pub(super) fn seat(&self, id: SessionId) -> SessionSlot {
+        self.by_id.get(&id).copied().unwrap_or(SessionSlot::NONE)
     }
 
     /// The QP with this doorbell index, if there is one; `None` behind the last index.
-    pub(super) fn target(&self, seat: Seat, index: usize) -> Option<Option<Key>> {
+    pub(super) fn target(&self, seat: SessionSlot, index: usize) -> Option<Option<Key>> {
         self.seats.get(seat.index())?.as_ref()?.targets.get(index).copied()
     }
 
-    fn at(&mut self, seat: Seat) -> Option<&mut Session> {
+    fn at(&mut self, seat: SessionSlot) -> Option<&mut Session> {
         self.seats.get_mut(seat.index())?.as_mut()
     }
 
     /// Routes a doorbell index to a QP.
-    pub(super) fn route(&mut self, seat: Seat, index: u32, key: Key) {
+    pub(super) fn route(&mut self, seat: SessionSlot, index: u32, key: Key) {
         if let Some(s) = self.at(seat)
             && index < doorbell::INDICES
         {
@@ -168,7 +168,7 @@ impl Doorbells {
     }
 
     /// Remembers that a QP waits for room in a CQ.
-    pub(super) fn await_space(&mut self, seat: Seat, cq: &Arc<Cq>, key: Key) {
+    pub(super) fn await_space(&mut self, seat: SessionSlot, cq: &Arc<Cq>, key: Key) {
         if let Some(s) = self.at(seat) {
             let new = || FullCq { cq: cq.clone(), qps: BTreeSet::new() };
             s.full.entry(cq.doorbell()).or_insert_with(new).qps.insert(key);
@@ -185,14 +185,14 @@ impl Doorbells {
     }
 
     /// Remembers that a QP waits for a receive of a shared queue.
-    pub(super) fn await_receive(&mut self, seat: Seat, srq: &Arc<Srq>) {
+    pub(super) fn await_receive(&mut self, seat: SessionSlot, srq: &Arc<Srq>) {
         if let Some(s) = self.at(seat) {
             s.awaited.entry(srq.doorbell()).or_insert_with(|| (srq.clone(), 0)).1 += 1;
         }
     }
 
     /// A QP waits no longer.
-    pub(super) fn stop_awaiting(&mut self, seat: Seat, srq: &Srq) {
+    pub(super) fn stop_awaiting(&mut self, seat: SessionSlot, srq: &Srq) {
         if let Some(s) = self.at(seat)
             && let Some((_, waiting)) = s.awaited.get_mut(&srq.doorbell())
         {

@@ -1,6 +1,6 @@
 //! What many queue pairs end for: a queue that died, and a session that is over.
 
-use super::schedule::Seat;
+use super::schedule::SessionSlot;
 use crate::device::{Cq, Srq};
 use crate::types::{CqId, SessionId, SrqId};
 
@@ -33,6 +33,6 @@ impl DyingQueue {
 /// A session whose QPs end.
 pub(super) struct EndingSession {
     pub session: SessionId,
-    pub seat: Seat,
+    pub seat: SessionSlot,
     pub next: usize,
 }

@@ -168,7 +168,7 @@ impl Reason {
                     format!("{whose} could not be reached: {}", fault.cause),
                 )
             }
-            Reason::Srq(srq, SrqFault::Scribbled(fault)) => {
+            Reason::Srq(srq, SrqFault::BadIndex(fault)) => {
                 Explanation::new(INDEX, format!("shared receive queue {srq}: {fault}"))
             }
             Reason::Srq(srq, SrqFault::Dead) => Explanation::new(
@@ -188,7 +188,7 @@ impl Reason {
                  queue pairs",
                 format!("completion queue {cq} overflowed or was scribbled over before"),
             ),
-            Reason::Cq(cq, CqFault::Scribbled(fault)) => {
+            Reason::Cq(cq, CqFault::BadIndex(fault)) => {
                 Explanation::new(INDEX, format!("completion queue {cq}: {fault}"))
             }
             Reason::Queue(queue, fault) => Explanation::new(INDEX, format!("{queue}: {fault}")),

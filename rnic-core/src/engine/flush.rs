@@ -16,7 +16,7 @@ impl Qp {
     #[inline]
     pub(super) fn retire(&mut self, engine: &mut EngineState) {
         let accepted = self.link.accepted();
-        self.requester.retire(accepted, &mut self.core, &mut self.life, engine);
+        self.requester.complete_finished(accepted, &mut self.core, &mut self.life, engine);
     }
 
     /// Writes the completion of a receive to the receive CQ; a fault of the CQ is dealt with.

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::ddp::{Header, MAX_HEADER_LEN};
-use crate::stream::inbound::{ReadArrival, SendKind};
+use crate::stream::inbound::{InboundRead, SendKind};
 use crate::stream::{Fault, terminate};
 use crate::types::Stag;
 
@@ -37,12 +37,12 @@ pub(super) enum Incoming {
         total: Option<u32>,
     },
     /// A complete Read Request.
-    ReadRequest(ReadArrival),
+    ReadRequest(InboundRead),
 }
 
 impl Incoming {
     /// The Read Request that it is, if it is one.
-    pub(super) fn read_request(&self) -> Option<&ReadArrival> {
+    pub(super) fn read_request(&self) -> Option<&InboundRead> {
         match self {
             Incoming::ReadRequest(read) => Some(read),
             _ => None,
@@ -65,8 +65,8 @@ pub(super) enum Origin<'a> {
 
 impl Origin<'_> {
     /// The Terminate for a fault of the segment; `read` is the Read Request that it completed.
-    pub(super) fn terminate(&self, fault: Fault, read: Option<&ReadArrival>) -> Vec<u8> {
-        if let Some(ReadArrival { request, header, segment_len }) = read {
+    pub(super) fn terminate(&self, fault: Fault, read: Option<&InboundRead>) -> Vec<u8> {
+        if let Some(InboundRead { request, header, segment_len }) = read {
             // The request as a whole, even if it came in several segments.
             return terminate::build_from_bytes(fault, *segment_len, header, Some(request));
         }

@@ -18,7 +18,7 @@ pub struct EngineOptions {
     /// Number of this worker, which clients' doorbell pages are counted by.
     pub worker: u32,
     /// How long a Terminate may take to leave and the peer's FIN to follow it.
-    pub drain_deadline: Duration,
+    pub terminate_deadline: Duration,
     /// How long a disconnect may take to finish what was posted and see the peer's FIN.
     pub close_deadline: Duration,
     /// How long a copier may take for a copy.

@@ -4,7 +4,7 @@
 use super::Engine;
 use super::dying::{DyingQueue, EndingSession, Queue};
 use super::reason::Reason;
-use super::schedule::{END_COST, Key, STEP_COST, Seat};
+use super::schedule::{END_COST, Key, STEP_COST, SessionSlot};
 use super::state::EngineState;
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;
@@ -20,7 +20,7 @@ impl EngineState {
     /// nowhere if these were the last.
     fn next_qps(
         &self,
-        seat: Seat,
+        seat: SessionSlot,
         mut next: usize,
         mut qualifies: impl FnMut(Key) -> bool,
     ) -> (Vec<Key>, Option<usize>) {

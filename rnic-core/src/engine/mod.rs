@@ -249,7 +249,7 @@ impl Engine {
     pub fn poll_output(&mut self) -> Option<Output> {
         let output = self.state.outputs.pop_front();
         if let Some(Output::NotifyCq(cq)) = &output {
-            cq.send_notice();
+            cq.event_sent();
         }
         output
     }
@@ -296,12 +296,12 @@ impl Engine {
     fn deliver_pending(&mut self) {
         let Engine { qps, state, .. } = self;
         loop {
-            if let Some((key, delivery)) = state.deliveries.pop_front() {
+            if let Some((key, signal)) = state.signals.pop_front() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut)
-                    && let Err(delivery) = qp.defer(delivery)
+                    && let Err(signal) = qp.defer(signal)
                 {
                     let before = qp.core.turn.deficit;
-                    qp.delivered(state, &delivery);
+                    qp.handle_signal(state, &signal);
                     state.settle(&mut qp.core, before);
                 }
             } else if let Some(key) = state.awakened.pop() {

@@ -15,7 +15,7 @@
 //!  TerminateWritten behind the peer's FIN, or by Deadline; any by Lost
 //! ```
 //!
-//! RFC 5040 section 5.1 and RFC 5044 section 7.1 have the rules behind it. Applications see the
+//! RFC 5040 section 6.2 and RFC 5044 section 7.1 have the rules behind it. Applications see the
 //! states of verbs ([`StreamPhase::state`]).
 
 use crate::types::QpState;
@@ -59,7 +59,7 @@ pub(super) enum StreamEvent {
     /// A fault of this side or the peer's.
     Fault {
         /// A Terminate can still be sent over the connection.
-        can_tell: bool,
+        can_send_terminate: bool,
     },
     /// TCP has taken our Terminate.
     TerminateWritten {
@@ -109,10 +109,12 @@ impl StreamPhase {
             //= MPA-7.1.2-4
             (AwaitFirstFpdu, E::Fault { .. }) => Some(Ended),
             //= DDP-6.2.2-4
-            (Open | HalfClosed | Closing | FinSent, E::Fault { can_tell: true }) => {
+            (Open | HalfClosed | Closing | FinSent, E::Fault { can_send_terminate: true }) => {
                 Some(Terminating)
             }
-            (Open | HalfClosed | Closing | FinSent, E::Fault { can_tell: false }) => Some(Ended),
+            (Open | HalfClosed | Closing | FinSent, E::Fault { can_send_terminate: false }) => {
+                Some(Ended)
+            }
             //= RDMAP-7.1-5
             (Terminating | Draining | Ended, E::Fault { .. }) => None,
 
@@ -200,7 +202,7 @@ mod tests {
             (Drained { peer_fin: false }, [no, no, no, Some(FinSent), no, no, no, no]),
             (Drained { peer_fin: true }, [no, no, no, yes, no, no, no, no]),
             (
-                Fault { can_tell: true },
+                Fault { can_send_terminate: true },
                 [
                     yes,
                     Some(Terminating),
@@ -212,7 +214,7 @@ mod tests {
                     no,
                 ],
             ),
-            (Fault { can_tell: false }, [yes, yes, yes, yes, yes, no, no, no]),
+            (Fault { can_send_terminate: false }, [yes, yes, yes, yes, yes, no, no, no]),
             (TerminateWritten { peer_fin: false }, [no, no, no, no, no, Some(Draining), no, no]),
             (TerminateWritten { peer_fin: true }, [no, no, no, no, no, yes, no, no]),
             (

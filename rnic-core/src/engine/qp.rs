@@ -13,13 +13,13 @@ use super::interface::Notification;
 use super::life::LifeCycle;
 use super::link::Link;
 use super::phase::StreamPhase;
-use super::qp_core::{QpCore, Turn};
+use super::qp_core::{QpCore, SchedulingState};
 use super::reason::{Reason, revoked};
 use super::requester::message::{GatherFault, Message, MessageSource, Segment};
 use super::requester::{RequestError, Requester};
 use super::responder::Responder;
 use super::responder::receives::Receives;
-use super::schedule::{Key, Seat};
+use super::schedule::{Key, SessionSlot};
 use super::state::EngineState;
 use crate::device::memory::{MemoryFault, Unreachable};
 use crate::device::{Cq, QpShared};
@@ -73,8 +73,16 @@ pub(super) enum OutgoingFpdu {
     Terminate,
 }
 
+/// An FPDU that arrives, or by the direct path the segment that would stand in it.
+pub(super) enum IncomingFpdu {
+    /// With a valid CRC, and Markers where they belong; over TCP a Terminate as well.
+    Segment,
+    /// The peer's Terminate by the direct path.
+    Terminate,
+}
+
 impl Qp {
-    pub(super) fn new(key: Key, seat: Seat, config: QpConfig, link: Link) -> Self {
+    pub(super) fn new(key: Key, seat: SessionSlot, config: QpConfig, link: Link) -> Self {
         let core = QpCore {
             key,
             id: config.qp,
@@ -85,7 +93,7 @@ impl Qp {
             shared: config.shared,
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,
-            turn: Turn::default(),
+            turn: SchedulingState::default(),
         };
         Qp {
             core,
@@ -124,10 +132,11 @@ impl Qp {
         }
     }
 
-    /// An FPDU has left: every one passes here, by either path, when nothing calls it back any
-    /// more. Over TCP, `queued` is the number of bytes of the stream up to its end.
+    /// An FPDU is sent: every one passes here once, by either path. Over TCP it is framed, and
+    /// `queued` is the number of bytes of the stream up to its end; what TCP has not taken when the
+    /// connection ends never leaves.
     #[inline]
-    pub(super) fn fpdu_left(&mut self, fpdu: &OutgoingFpdu, queued: Option<u64>) {
+    pub(super) fn fpdu_sent(&mut self, fpdu: &OutgoingFpdu, queued: Option<u64>) {
         match fpdu {
             OutgoingFpdu::Segment(segment) => {
                 let counters = &self.core.shared;
@@ -135,10 +144,20 @@ impl Qp {
                 if self.requester.message().is_some_and(|m| m.read_request().is_none()) {
                     counters.bytes_sent.add(u64::from(segment.len));
                 }
-                self.requester.segment_left(&self.core, segment.len, queued);
+                self.requester.segment_sent(&self.core, segment.len, queued);
             }
             // These are the stream's own, and counted nowhere.
             OutgoingFpdu::Rtr | OutgoingFpdu::Terminate => {}
+        }
+    }
+
+    /// An FPDU has arrived: every one passes here once, by either path, before its headers are
+    /// looked at over TCP, and when the sender is rid of it by the direct path.
+    #[inline]
+    pub(super) fn fpdu_received(&mut self, fpdu: IncomingFpdu) {
+        match fpdu {
+            IncomingFpdu::Segment => self.core.shared.segments_received.add(1),
+            IncomingFpdu::Terminate => {}
         }
     }
 
@@ -169,7 +188,7 @@ impl Qp {
             (GatherFault::Local(reason), _, Some(seq)) => {
                 self.request_error(engine, RequestError::Failed { seq, reason });
             }
-            (GatherFault::Revoked, MessageSource::Region(read), _) => {
+            (GatherFault::Revoked, MessageSource::ReadResponse(read), _) => {
                 // Revoked while the response was being sent: the header of the Read
                 // goes back, advanced by what was sent.
                 let reason = revoked(read, message.sent);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::schedule::{Key, Seat};
+use super::schedule::{Key, SessionSlot};
 use crate::device::stag::Principal;
 use crate::device::{Cq, QpShared};
 use crate::types::{PdId, QpId, SessionId};
@@ -14,7 +14,7 @@ pub(super) struct QpCore {
     pub id: QpId,
     pub session: SessionId,
     /// Where its session stands in the schedule.
-    pub seat: Seat,
+    pub seat: SessionSlot,
     pub pd: PdId,
     /// Its index in the owner's doorbell pages.
     pub doorbell: u32,
@@ -22,12 +22,12 @@ pub(super) struct QpCore {
     pub shared: Arc<QpShared>,
     pub send_cq: Arc<Cq>,
     pub recv_cq: Arc<Cq>,
-    pub turn: Turn,
+    pub turn: SchedulingState,
 }
 
 /// A QP's place among those that are ready.
 #[derive(Default)]
-pub(super) struct Turn {
+pub(super) struct SchedulingState {
     /// It stands in the schedule: for a turn, to be read, or both.
     pub scheduled: bool,
     /// It has something to do in its turn besides reading its socket.
@@ -38,7 +38,7 @@ pub(super) struct Turn {
     pub deficit: i64,
 }
 
-impl Turn {
+impl SchedulingState {
     /// Takes the cost of something out of the turn.
     pub(super) fn charge(&mut self, cost: i64) {
         self.deficit -= cost;

@@ -12,7 +12,7 @@ use crate::device::stag::{InvalidateFault, LocalFault, RemoteFault};
 use crate::device::window::BindFault;
 use crate::rdmap::codes;
 use crate::shm::queue::{Malformed, QueueFault};
-use crate::stream::{Fault, ReadArrival};
+use crate::stream::{Fault, InboundRead};
 use crate::types::{CompletionStatus, CqId, SrqId, Stag, TerminateCode};
 
 /// What was found wrong.
@@ -193,7 +193,7 @@ impl From<Reason> for PlacementError {
 }
 
 /// The part of a read that has not been answered yet.
-pub(super) fn revoked(owed: &ReadArrival, sent: u32) -> Reason {
+pub(super) fn revoked(owed: &InboundRead, sent: u32) -> Reason {
     let rest = owed.request.advanced(sent);
     Reason::Revoked { stag: rest.src_stag, to: rest.src_to.0, len: rest.size.into() }
 }

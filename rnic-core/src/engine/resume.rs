@@ -6,7 +6,7 @@ use super::link::Link;
 use super::qp::Qp;
 use super::reason::Reason;
 use super::responder::blocked::{BlockedOn, RxBlocked, WaitingSegment};
-use super::state::{Delivery, EngineState};
+use super::state::{EngineState, PeerSignal};
 use crate::device::copier::CopyResult;
 use crate::device::memory::MemoryFault;
 use crate::shm::attached::CopyEnd;
@@ -93,17 +93,17 @@ impl Qp {
             self.segment_failed(engine, error, |fault| blocked.terminate(fault));
         }
         // By the direct path, or over TCP.
-        for delivery in deferred {
-            self.delivered(engine, &delivery);
+        for signal in deferred {
+            self.handle_signal(engine, &signal);
         }
         self.read_later(engine, blocked.bytes, 0);
     }
 
     /// Something that the other end of a direct connection did: whether it has its place behind a
     /// segment that a copier is writing, and is kept there.
-    pub(super) fn defer(&mut self, delivery: Delivery) -> Result<(), Delivery> {
-        let terminates = matches!(delivery, Delivery::Terminate(_));
-        self.responder.defer(delivery)?;
+    pub(super) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
+        let terminates = matches!(signal, PeerSignal::Terminate(_));
+        self.responder.defer(signal)?;
         if terminates {
             // Who terminates is gone, and its key may soon be another QP's.
             self.link = Link::None;

@@ -65,11 +65,11 @@ pub(super) type Key = u32;
 
 /// A session's place in the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Seat(u32);
+pub(super) struct SessionSlot(u32);
 
-impl Seat {
+impl SessionSlot {
     /// Of a session that is not attached: its QPs have no turns.
-    pub(super) const NONE: Seat = Seat(u32::MAX);
+    pub(super) const NONE: SessionSlot = SessionSlot(u32::MAX);
 
     pub(super) fn index(self) -> usize {
         self.0 as usize
@@ -106,7 +106,7 @@ struct User {
     /// He has no turn before, if others have some.
     rests_until: Time,
     /// Sessions with ready QPs.
-    turns: VecDeque<Seat>,
+    turns: VecDeque<SessionSlot>,
     queued: bool,
     /// It has what its turn is worth.
     paid: bool,
@@ -145,7 +145,7 @@ impl Schedule {
     }
 
     /// A seat for a session of this user.
-    pub(super) fn join(&mut self, id: UserId) -> Seat {
+    pub(super) fn join(&mut self, id: UserId) -> SessionSlot {
         let Schedule { users, free_users, by_user, .. } = self;
         let user = *by_user.entry(id).or_insert_with(|| {
             let user = User {
@@ -163,11 +163,11 @@ impl Schedule {
         users[user as usize].sessions += 1;
         let ready = VecDeque::new();
         let session = Session { user, credit: 0, ready, paid: false, open: true };
-        Seat(place(&mut self.seats, &mut self.free_seats, session))
+        SessionSlot(place(&mut self.seats, &mut self.free_seats, session))
     }
 
     /// No QP of this session has a turn any more.
-    pub(super) fn close(&mut self, seat: Seat) {
+    pub(super) fn close(&mut self, seat: SessionSlot) {
         let Some(session) = self.seats.get_mut(seat.index()).filter(|s| s.open) else { return };
         session.open = false;
         self.ready -= session.ready.len();
@@ -179,7 +179,7 @@ impl Schedule {
     }
 
     /// Takes back the seat of a session that has no QP any more.
-    pub(super) fn leave(&mut self, seat: Seat) {
+    pub(super) fn leave(&mut self, seat: SessionSlot) {
         self.close(seat);
         let Some(session) = self.seats.get(seat.index()) else { return };
         let at = session.user;
@@ -196,17 +196,17 @@ impl Schedule {
     }
 
     /// Whose a seat is.
-    pub(super) fn user(&self, seat: Seat) -> Option<UserId> {
+    pub(super) fn user(&self, seat: SessionSlot) -> Option<UserId> {
         self.seats.get(seat.index()).map(|s| self.users[s.user as usize].id)
     }
 
     /// What receive slabs hold that keep unread bytes of this session's user.
-    pub(super) fn slabs(&self, seat: Seat) -> Option<&Arc<()>> {
+    pub(super) fn slabs(&self, seat: SessionSlot) -> Option<&Arc<()>> {
         self.seats.get(seat.index()).map(|s| &self.users[s.user as usize].slabs)
     }
 
     /// Adds a QP that is not in the schedule. Whether it has turns.
-    pub(super) fn push(&mut self, seat: Seat, key: Key) -> bool {
+    pub(super) fn push(&mut self, seat: SessionSlot, key: Key) -> bool {
         let Some(session) = self.seats.get_mut(seat.index()).filter(|s| s.open) else {
             return false;
         };
@@ -300,7 +300,7 @@ impl Schedule {
     }
 
     /// Has a session and its user pay for work.
-    pub(super) fn charge(&mut self, seat: Seat, cost: i64) {
+    pub(super) fn charge(&mut self, seat: SessionSlot, cost: i64) {
         let Some(session) = self.seats.get_mut(seat.index()) else { return };
         session.credit = (session.credit - cost).max(-MOST_OWED);
         let at = session.user;
@@ -313,7 +313,7 @@ impl Schedule {
     }
 
     /// Whether the user of a session has yet to repay what took more than a turn.
-    pub(super) fn owes(&self, seat: Seat) -> bool {
+    pub(super) fn owes(&self, seat: SessionSlot) -> bool {
         let user = |s: &Session| &self.users[s.user as usize];
         self.seats.get(seat.index()).is_some_and(|s| user(s).credit < -MUCH_OWED)
     }
@@ -362,8 +362,8 @@ mod tests {
     fn serve(
         s: &mut Schedule,
         turns: usize,
-        of: impl Fn(Key) -> (Seat, i64),
-    ) -> HashMap<Seat, i64> {
+        of: impl Fn(Key) -> (SessionSlot, i64),
+    ) -> HashMap<SessionSlot, i64> {
         let mut served = HashMap::new();
         for _ in 0..turns {
             let key = s.pop().expect("ready");
@@ -407,7 +407,7 @@ mod tests {
         ] {
             let mut s = Schedule::default();
             let alone = s.join(UserId(1));
-            let seats: Vec<Seat> = (0..20).map(|_| s.join(UserId(2))).collect();
+            let seats: Vec<SessionSlot> = (0..20).map(|_| s.join(UserId(2))).collect();
             // Enough QPs to use up a turn, however little each needs.
             for key in 0..256 {
                 s.push(alone, key);
@@ -569,6 +569,6 @@ mod tests {
         assert!(s.push(one, 4));
         s.leave(one);
         assert_eq!((s.pop(), s.is_empty()), (None, true));
-        assert!(!s.push(Seat::NONE, 5));
+        assert!(!s.push(SessionSlot::NONE, 5));
     }
 }

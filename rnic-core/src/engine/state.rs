@@ -38,7 +38,7 @@ pub(super) struct EngineState {
     /// Bytes that TCP has not taken.
     pub unsent: Charges,
     pub outputs: VecDeque<Output>,
-    pub deliveries: VecDeque<(Key, Delivery)>,
+    pub signals: VecDeque<(Key, PeerSignal)>,
     /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may
     /// try again.
     pub awakened: Vec<Key>,
@@ -54,7 +54,7 @@ pub(super) struct EngineState {
 }
 
 /// What one QP does to another besides moving data.
-pub(super) enum Delivery {
+pub(super) enum PeerSignal {
     /// By the direct path.
     Terminate(Vec<u8>),
     /// The segment at hand has been taken, and refused: a Terminate follows.
@@ -81,7 +81,7 @@ impl EngineState {
             partials,
             unsent,
             outputs: VecDeque::new(),
-            deliveries: VecDeque::new(),
+            signals: VecDeque::new(),
             awakened: Vec::new(),
             dying: VecDeque::new(),
             ending: VecDeque::new(),
@@ -120,14 +120,14 @@ impl EngineState {
     // --- What concerns others ----------------------------------------------------------------
 
     /// Has something done to another QP of this engine, after whatever goes on.
-    pub(super) fn deliver(&mut self, to: Key, delivery: Delivery) {
-        self.deliveries.push_back((to, delivery));
+    pub(super) fn signal(&mut self, to: Key, signal: PeerSignal) {
+        self.signals.push_back((to, signal));
     }
 
     /// Ends the stream that gives way to others, after whatever goes on.
     pub(super) fn end_for_room(&mut self, excess: Option<Excess>) {
         if let Some(Excess { victim, why }) = excess {
-            self.deliver(victim, Delivery::Lost(why));
+            self.signal(victim, PeerSignal::Lost(why));
         }
     }
 
@@ -177,7 +177,7 @@ impl EngineState {
 
     /// Whoever waits for a completion is told, if what was published asks for it.
     pub(super) fn notify(&mut self, published: Published, cq: &Arc<Cq>) {
-        if published == Published::Notify && cq.begin_notice() {
+        if published == Published::Notify && cq.begin_event() {
             self.outputs.push_back(Output::NotifyCq(cq.clone()));
         }
     }
@@ -212,7 +212,7 @@ impl EngineState {
         self.emit(cq.session(), Event::CqError { cq: cq.id(), context });
         self.report(Notification::CqFailed(cq.id()));
         self.dying.push_back(DyingQueue::of_cq(cq));
-        if let CqFault::Scribbled(fault) = fault {
+        if let CqFault::BadIndex(fault) = fault {
             let why = format!("completion queue {}: {fault}", cq.id());
             self.report(Notification::Misbehaved { session: cq.session(), why });
         }
@@ -247,7 +247,7 @@ impl EngineState {
         self.emit(srq.session(), Event::SrqError { srq: srq.id(), context });
         self.report(Notification::SrqFailed(srq.id()));
         self.dying.push_back(DyingQueue::of_srq(srq));
-        if let SrqFault::Scribbled(fault) = fault {
+        if let SrqFault::BadIndex(fault) = fault {
             let why = format!("shared receive queue {}: {fault}", srq.id());
             self.report(Notification::Misbehaved { session: srq.session(), why });
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::interface::Notification;
 use super::link::Fin;
 use super::phase::{StreamEvent, StreamPhase};
-use super::qp::Qp;
+use super::qp::{OutgoingFpdu, Qp};
 use super::reason::Reason;
 use super::requester::message::Message;
 use super::schedule::END_COST;
@@ -43,9 +43,9 @@ impl Qp {
         reason: Reason,
     ) {
         let mute = self.life.phase() == StreamPhase::AwaitFirstFpdu;
-        let can_tell = self.link.can_tell();
+        let can_send_terminate = self.link.can_send_terminate();
         //= RDMAP-7-1
-        let Some(next) = self.life.after(StreamEvent::Fault { can_tell }) else { return };
+        let Some(next) = self.life.after(StreamEvent::Fault { can_send_terminate }) else { return };
         self.report_guess(engine, reason);
         self.core.turn.charge(END_COST);
         let payload = payload.unwrap_or_else(|| terminate::build(Fault::local(code), &[], None));
@@ -57,7 +57,9 @@ impl Qp {
         self.life.ends_by(DisconnectReason::Terminate { origin, code, headers });
         let within = next == StreamPhase::Terminating;
         //= RDMAP-3.2-4
-        self.link.terminate(payload, within, engine);
+        if self.link.terminate(payload, within, engine) {
+            self.fpdu_sent(&OutgoingFpdu::Terminate, None);
+        }
         if !within {
             self.finish(engine, mute);
             return;
@@ -69,7 +71,7 @@ impl Qp {
         }
         //= DDP-3-8
         self.enter(next);
-        let deadline = engine.now.after(engine.options.drain_deadline);
+        let deadline = engine.now.after(engine.options.terminate_deadline);
         self.life.set_deadline(&self.core, engine, Some(deadline));
         self.flush(engine);
         engine.wake(&mut self.core);
@@ -114,7 +116,7 @@ impl Qp {
         }
         self.link.stop_sending(&self.core, engine);
         self.enter(next);
-        let deadline = engine.now.after(engine.options.drain_deadline);
+        let deadline = engine.now.after(engine.options.terminate_deadline);
         self.life.set_deadline(&self.core, engine, Some(deadline));
         self.flush(engine);
     }
@@ -137,7 +139,7 @@ impl Qp {
         let Some(next) = self.life.after(event) else { return };
         if !abort {
             // What is in the queue now is sent; what is posted later is flushed.
-            self.requester.begin_draining();
+            self.requester.begin_closing();
         }
         if next == StreamPhase::Ended {
             self.life.ends_by(DisconnectReason::Aborted);
@@ -271,6 +273,7 @@ impl Qp {
             .and_then(|payload| self.link.final_terminate(payload));
         if terminate.is_some() {
             self.life.record_destruction(&self.core, engine);
+            self.fpdu_sent(&OutgoingFpdu::Terminate, None);
         }
         self.link.destroy(terminate, &self.core, engine);
         engine.stags.unbind_all_of(self.core.id);

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use super::Mapping;
 use super::queue::QueueError;
 use super::sync::{Ordering, fence};
-use super::window::Window;
+use super::view::View;
 use crate::abi::queue::{PAGE, doorbell, doorbell_offset};
 
 /// The client's side of one doorbell page. Any thread may ring.
 #[derive(Clone, Debug)]
 pub struct DoorbellRinger {
-    page: Window,
+    page: View,
 }
 
 impl DoorbellRinger {
@@ -53,7 +53,7 @@ impl DoorbellRinger {
 /// The worker's side of one doorbell page.
 #[derive(Debug)]
 pub struct DoorbellScanner {
-    page: Window,
+    page: View,
     /// Summary bits taken from the page whose lines have not been visited yet, or not to the end.
     lines: u64,
     /// The word of the first of these lines to visit next.
@@ -145,9 +145,9 @@ impl DoorbellScanner {
     }
 }
 
-fn page(arena: Arc<Mapping>, worker: u32) -> Result<Window, QueueError> {
+fn page(arena: Arc<Mapping>, worker: u32) -> Result<View, QueueError> {
     let offset = doorbell_offset(worker);
-    Window::new(arena, offset, PAGE).ok_or(QueueError::OutOfRange)
+    View::new(arena, offset, PAGE).ok_or(QueueError::OutOfRange)
 }
 
 /// Bounds on the work of one scan: lines looked at, and indices after which no further word is.

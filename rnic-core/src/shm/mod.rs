@@ -10,7 +10,7 @@
 //! `rnic-client` the client's.
 //!
 //! The algorithms that need an argument about memory order (rings, arm and re-check, doorbells,
-//! parking) run over [`sync`]'s atomics through `window::Window`, so that `loom` drives the very
+//! parking) run over [`sync`]'s atomics through `view::View`, so that `loom` drives the very
 //! code that runs in production:
 //!
 //! ```text
@@ -35,8 +35,8 @@ pub mod queue;
 #[cfg(all(test, not(loom)))]
 mod stress;
 pub mod sync;
+mod view;
 pub mod wait;
-mod window;
 
 pub use attached::AddressSpace;
 pub use bytes::RawBytes;

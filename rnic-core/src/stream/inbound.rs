@@ -30,7 +30,7 @@ impl SendKind {
 
 /// A complete Read Request, with what a Terminate about it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadArrival {
+pub struct InboundRead {
     /// What is asked for.
     pub request: ReadRequest,
     /// DDP header of its (last) segment as received.
@@ -84,7 +84,7 @@ pub enum Arrival<'p> {
         first_of_message: bool,
     },
     /// A complete Read Request.
-    ReadRequest(ReadArrival),
+    ReadRequest(InboundRead),
     /// Part of a Read Request that a peer cut up; the rest is to come.
     ReadRequestPart,
     /// The peer ends the stream.
@@ -272,7 +272,7 @@ impl Inbound {
         if *self.sends.opcode.get_or_insert(opcode) != opcode {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
-        //= DDP-7.1-9
+        //= DDP-7.1-9, DDP-5.3-7
         if header.msn != self.sends.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
@@ -315,7 +315,7 @@ impl Inbound {
         ird_free: bool,
     ) -> Result<Arrival<'p>, Fault> {
         let reads = &mut self.reads;
-        //= DDP-7.1-9
+        //= DDP-7.1-9, DDP-5.3-7
         if header.msn != reads.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
@@ -342,7 +342,7 @@ impl Inbound {
         #[expect(clippy::cast_possible_truncation, reason = "at most 46: it fitted the header")]
         let segment_len = (UntaggedHeader::LEN + payload.len()) as u16;
         let request = ReadRequest::parse(&self.read_header);
-        Ok(Arrival::ReadRequest(ReadArrival { request, header: bytes, segment_len }))
+        Ok(Arrival::ReadRequest(InboundRead { request, header: bytes, segment_len }))
     }
 }
 

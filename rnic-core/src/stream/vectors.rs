@@ -1,7 +1,7 @@
 //! The literal FPDUs V1 to V11, encoded and decoded byte for byte through every layer. V1 and V2
 //! are figures 5 and 6 of RFC 5044.
 
-use super::inbound::{Arrival, Inbound, ReadArrival, SendKind};
+use super::inbound::{Arrival, Inbound, InboundRead, SendKind};
 use super::{Fault, terminate};
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader, qn};
 use crate::mpa::tests::{frame, hex};
@@ -173,7 +173,7 @@ fn v6_read_request() {
     Bench::new(false).pass(header, &v6_request().emit(), &hex(V6), |arrival| {
         let mut bytes = [0; 18];
         bytes.copy_from_slice(&hex(V6)[2..20]);
-        let read = ReadArrival { request: v6_request(), header: bytes, segment_len: 46 };
+        let read = InboundRead { request: v6_request(), header: bytes, segment_len: 46 };
         assert_eq!(arrival, Ok(Arrival::ReadRequest(read)));
     });
 }

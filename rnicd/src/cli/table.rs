@@ -74,7 +74,7 @@ pub fn of_status(s: &StatusInfo) -> Table {
         ("queue pairs", s.qps.to_string()),
         ("shared receive queues", s.srqs.to_string()),
         ("listeners", s.listeners.to_string()),
-        ("connections in start-up", s.half_open.to_string()),
+        ("connections in start-up", s.startups.to_string()),
         ("queue memory", Size(s.arena_bytes).to_string()),
         ("requests refused", s.refusals.to_string()),
         ("sessions ended for misbehaviour", s.sessions_ended.to_string()),

@@ -101,7 +101,7 @@ impl ConnectionManager {
         if let Some(l) = self.listeners.get_mut(&listener) {
             l.pending += 1;
         }
-        let deadline = self.options.reply_deadline.min(self.options.decide_deadline);
+        let deadline = self.options.reply_deadline.min(self.options.decision_deadline);
         self.set_deadline(key, Some(now.after(deadline)));
         self.events.push_back(request_event(listener, id, swapped(addresses), request));
         Ok(())

@@ -230,13 +230,13 @@ impl ConnectionManager {
     pub(super) fn make_room(&mut self, session: SessionId, peer: IpAddr, now: Time) -> bool {
         let user = self.quotas.user(session);
         let (victim, key, limit) = match self.quotas.of(session) {
-            Some(quota) if self.startups.of(user) >= quota.half_open as usize => {
+            Some(quota) if self.startups.of(user) >= quota.startups as usize => {
                 let victim = self.startups.own_victim(user, peer);
-                (victim, &quota.half_open_key, quota.half_open as usize)
+                (victim, &quota.startups_key, quota.startups as usize)
             }
-            _ if self.startups.total() >= self.options.half_open => {
+            _ if self.startups.total() >= self.options.startups => {
                 let victim = self.startups.victim(user, peer);
-                (victim, &self.options.half_open_key, self.options.half_open)
+                (victim, &self.options.startups_key, self.options.startups)
             }
             _ => return true,
         };
@@ -401,15 +401,15 @@ mod tests {
         let mut shedding = Shedding::new();
         let start = Time(7_000_000_000);
         for _ in 0..3 {
-            shedding.note("limits.half_open", 1, start);
+            shedding.note("limits.startups", 1, start);
         }
         shedding.note("descriptors (RLIMIT_NOFILE)", 1, start);
         let of = |s: &Shedding, limit: &str| s.limits.get(limit).copied();
-        assert_eq!(of(&shedding, "limits.half_open"), Some((2, Some(start))));
+        assert_eq!(of(&shedding, "limits.startups"), Some((2, Some(start))));
         assert_eq!(of(&shedding, "descriptors (RLIMIT_NOFILE)"), Some((0, Some(start))));
         let later = start.after(REPORT_PAUSE);
-        shedding.note("limits.half_open", 1, later);
-        assert_eq!(of(&shedding, "limits.half_open"), Some((0, Some(later))));
+        shedding.note("limits.startups", 1, later);
+        assert_eq!(of(&shedding, "limits.startups"), Some((0, Some(later))));
         // What has been said is forgotten.
         shedding.note("another", 1, later);
         assert_eq!(of(&shedding, "descriptors (RLIMIT_NOFILE)"), None);

@@ -64,9 +64,9 @@ pub struct CmOptions {
     pub direct: bool,
     /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives
     /// way to a new one.
-    pub half_open: usize,
+    pub startups: usize,
     /// The key that says so.
-    pub half_open_key: String,
+    pub startups_key: String,
     /// What the kernel may keep for a connection of the daemon's own.
     pub buffers: SocketBuffers,
     /// Connections that one remote host may begin per second to one user; more are reset.
@@ -81,7 +81,7 @@ pub struct CmOptions {
     /// For a peer's request, once it is connected.
     pub request_deadline: Duration,
     /// For the application to accept or reject a request.
-    pub decide_deadline: Duration,
+    pub decision_deadline: Duration,
     /// For the peer to close after a rejection.
     pub close_deadline: Duration,
 }
@@ -399,11 +399,11 @@ impl ConnectionManager {
     }
 
     /// Connections in start-up, of either direction, undecided requests included.
-    pub fn half_open(&self) -> usize {
+    pub fn in_startup(&self) -> usize {
         self.slots.len() - self.listeners.len()
     }
 
-    /// Those of them that hold a descriptor and no QP.
+    /// Those of them that hold a descriptor and no QP, which `limits.startups` bounds.
     pub fn startups(&self) -> usize {
         self.startups.total()
     }

@@ -101,10 +101,10 @@ impl ConnectionManager {
     /// Whose start-ups leave no room for another one.
     fn no_room(&self, session: SessionId) -> Refusal {
         let (key, limit, used) = match self.quotas.of(session) {
-            Some(q) if self.startups.of(q.user) >= q.half_open as usize => {
-                (&q.half_open_key, q.half_open as usize, self.startups.of(q.user))
+            Some(q) if self.startups.of(q.user) >= q.startups as usize => {
+                (&q.startups_key, q.startups as usize, self.startups.of(q.user))
             }
-            _ => (&self.options.half_open_key, self.options.half_open, self.startups.total()),
+            _ => (&self.options.startups_key, self.options.startups, self.startups.total()),
         };
         Refusal::Limit { key: key.clone(), limit: limit as u64, used: used as u64, wanted: 1 }
     }

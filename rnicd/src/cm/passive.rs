@@ -187,7 +187,7 @@ impl ConnectionManager {
         let Slot::Passive(passive) = &mut self.slots[key].slot else { return };
         passive.phase = PassivePhase::AwaitDecision(id);
         self.charge(key, session, addresses.peer.ip(), WaitsFor::Decision);
-        self.set_deadline(key, Some(now.after(self.options.decide_deadline)));
+        self.set_deadline(key, Some(now.after(self.options.decision_deadline)));
         self.events.push_back(request_event(listener, id, addresses, request));
     }
 

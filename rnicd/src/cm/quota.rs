@@ -16,9 +16,9 @@ pub struct Quota {
     /// User id of the session's owner.
     pub user: u32,
     /// Connections in start-up that the user may have.
-    pub half_open: u32,
+    pub startups: u32,
     /// The key that says so.
-    pub half_open_key: String,
+    pub startups_key: String,
     /// Connections that are taken from the kernel for the user's listeners, per second.
     pub accepts_per_second: u32,
 }

@@ -39,15 +39,15 @@ fn options() -> CmOptions {
         max_ord: 32,
         tcp: Tcp::default(),
         direct: false,
-        half_open: 5000,
-        half_open_key: "limits.half_open".into(),
+        startups: 5000,
+        startups_key: "limits.startups".into(),
         buffers: SocketBuffers { send: 512 << 10, receive: 1 << 20 },
         peer_connections_per_second: 1_000_000,
         stag_guesses_per_minute: 3,
         connect_deadline: Duration::from_secs(1),
         reply_deadline: Duration::from_secs(2),
         request_deadline: Duration::from_secs(3),
-        decide_deadline: Duration::from_secs(4),
+        decision_deadline: Duration::from_secs(4),
         close_deadline: Duration::from_secs(5),
     }
 }
@@ -292,7 +292,7 @@ fn two_ends_connect_over_tcp() {
     assert_eq!(active.addresses.peer, passive.addresses.local);
     assert_eq!(passive.addresses, request.addresses);
     assert_eq!((b.row().pending, b.row().accepted), (0, 1));
-    assert_eq!((a.cm.half_open(), b.cm.half_open()), (0, 0));
+    assert_eq!((a.cm.in_startup(), b.cm.in_startup()), (0, 0));
     assert_eq!((a.cm.next_timeout(), b.cm.next_timeout()), (None, None));
     // The streams are ours now and carry bytes.
     (&active.stream).write_all(b"x").expect("write");
@@ -323,7 +323,7 @@ fn the_direct_path_negotiates_like_tcp_and_opens_no_connection() {
     assert_eq!(active.addresses.local, passive.addresses.peer);
     assert_eq!(passive.addresses, request.addresses);
     assert!(matches!(active.negotiated.role, Role::Initiator { rtr: Some(_) }));
-    assert_eq!(d.cm.half_open(), 0);
+    assert_eq!(d.cm.in_startup(), 0);
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn a_rejection_carries_private_data_on_both_paths() {
         CmEvent::Rejected { qp: ACTIVE, private_data } => assert_eq!(private_data, b"no"),
         other => panic!("{other:?}"),
     }
-    b.until(|b| b.cm.half_open() == 0);
+    b.until(|b| b.cm.in_startup() == 0);
     assert_eq!((b.row().pending, b.row().rejected), (0, 1));
 
     let mut d = Node::direct();
@@ -417,27 +417,27 @@ fn every_phase_has_a_deadline() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 1);
     let mut silent = raw(address);
-    b.until(|b| b.cm.half_open() == 1);
+    b.until(|b| b.cm.in_startup() == 1);
     b.pass(options().request_deadline - tick);
-    assert_eq!(b.cm.half_open(), 1);
+    assert_eq!(b.cm.in_startup(), 1);
     b.pass(tick);
-    assert_eq!(b.cm.half_open(), 0);
+    assert_eq!(b.cm.in_startup(), 0);
     assert_eq!(closed(&mut silent, &mut b), b"");
     // An application that does not decide.
     let mut peer = raw(address);
     peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     let request = b.request().id;
-    b.pass(options().decide_deadline);
+    b.pass(options().decision_deadline);
     assert!(b.withdrawn(request).contains("deadline"));
-    assert_eq!((b.row().pending, b.cm.half_open()), (0, 0));
+    assert_eq!((b.row().pending, b.cm.in_startup()), (0, 0));
     // A peer that does not close after it was rejected.
     let mut peer = raw(address);
     peer.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     let (request, now) = (b.request().id, b.now);
     b.cm.reject(request, &[], now).expect("reject");
-    assert_eq!(b.cm.half_open(), 1);
+    assert_eq!(b.cm.in_startup(), 1);
     b.pass(options().close_deadline);
-    assert_eq!(b.cm.half_open(), 0);
+    assert_eq!(b.cm.in_startup(), 0);
     // A peer that does not reply.
     let mut a = Node::new(options());
     let (listener, address) = raw_listener();
@@ -458,7 +458,7 @@ fn every_phase_has_a_deadline() {
     d.pass(options().reply_deadline);
     assert!(d.withdrawn(request).contains("deadline"));
     d.unreachable();
-    assert_eq!((d.row().pending, d.cm.half_open()), (0, 0));
+    assert_eq!((d.row().pending, d.cm.in_startup()), (0, 0));
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn a_thousand_silent_connections_expire_together() {
     for n in 1..=1000 {
         silent.push(raw(address));
         if n % 100 == 0 {
-            b.until(|b| b.cm.half_open() == n);
+            b.until(|b| b.cm.in_startup() == n);
         }
     }
     // Others get through meanwhile.
@@ -481,24 +481,24 @@ fn a_thousand_silent_connections_expire_together() {
     b.connected();
     // Some were accepted a nanosecond later, after others had their turn.
     b.pass(options().request_deadline + Duration::from_nanos(1));
-    assert_eq!((b.cm.half_open(), b.cm.next_timeout()), (0, None));
+    assert_eq!((b.cm.in_startup(), b.cm.next_timeout()), (0, None));
 }
 
 #[test]
 fn the_oldest_silent_connection_gives_way() {
-    let mut b = Node::new(CmOptions { half_open: 10, ..options() });
+    let mut b = Node::new(CmOptions { startups: 10, ..options() });
     let address = b.listen("127.0.0.1", 1);
     let mut silent = Vec::new();
     for n in 1..=10 {
         silent.push(raw(address));
-        b.until(|b| b.cm.half_open() == n);
+        b.until(|b| b.cm.in_startup() == n);
     }
     let mut eleventh = raw(address);
     closed(&mut silent[0], &mut b);
-    assert_eq!(b.cm.half_open(), 10);
+    assert_eq!(b.cm.in_startup(), 10);
     eleventh.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     b.request();
-    assert_eq!(b.cm.half_open(), 10);
+    assert_eq!(b.cm.in_startup(), 10);
 }
 
 #[test]
@@ -509,7 +509,7 @@ fn closing_a_listener_rejects_what_is_undecided() {
     decided_never.write_all(&frame(false, 0x40, 1, &[])).expect("write");
     let request = b.request().id;
     let mut silent = raw(address);
-    b.until(|b| b.cm.half_open() == 2);
+    b.until(|b| b.cm.in_startup() == 2);
     let now = b.now;
     b.cm.close_listener(LISTENER, now).expect("close");
     assert_eq!(read(&mut decided_never, 20, &mut b)[16] & 0x20, 0x20);
@@ -533,7 +533,7 @@ fn the_end_of_a_session_ends_both_its_roles() {
     d.cm.drop_session(SESSION, now);
     assert!(matches!(d.event(), CmEvent::Rejected { qp: ACTIVE, .. }));
     assert!(d.cm.listener(LISTENER).is_none());
-    assert_eq!((d.cm.half_open(), d.cm.next_timeout()), (0, None));
+    assert_eq!((d.cm.in_startup(), d.cm.next_timeout()), (0, None));
 }
 
 #[test]
@@ -556,7 +556,7 @@ fn a_cancelled_attempt_says_nothing_more() {
     a.cm.cancel(ACTIVE);
     closed(&mut peer, &mut a);
     assert!(a.cm.poll_event().is_none());
-    assert_eq!(a.cm.half_open(), 0);
+    assert_eq!(a.cm.in_startup(), 0);
 }
 
 #[test]

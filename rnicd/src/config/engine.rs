@@ -18,7 +18,7 @@ pub struct Engine {
     /// How long an idle worker yields before it sleeps; default 50 us.
     pub yield_for: Duration,
     /// How long a Terminate may take to leave and the peer to close after it; default 5 s.
-    pub drain_deadline: Duration,
+    pub terminate_deadline: Duration,
     /// How long an orderly end of a connection may take; default 60 s.
     pub close_deadline: Duration,
     /// How long a copy by a copier may take before its client is detached; default 10 s.
@@ -32,7 +32,7 @@ impl Default for Engine {
             loopback: Loopback::Direct,
             spins: 100,
             yield_for: Duration::from_micros(50),
-            drain_deadline: Duration::from_secs(5),
+            terminate_deadline: Duration::from_secs(5),
             close_deadline: Duration::from_secs(60),
             copier_deadline: Duration::from_secs(10),
         }
@@ -57,7 +57,7 @@ impl Checker<'_> {
             loopback: s.loopback.map_or(default.loopback, toml::Spanned::into_inner),
             spins: self.number(s.spins, default.spins, 0..=100_000)?,
             yield_for: self.span(s.yield_for, default.yield_for, Duration::ZERO..=SECOND)?,
-            drain_deadline: self.deadline(s.drain_deadline, default.drain_deadline)?,
+            terminate_deadline: self.deadline(s.terminate_deadline, default.terminate_deadline)?,
             close_deadline: self.deadline(s.close_deadline, default.close_deadline)?,
             copier_deadline: self.deadline(s.copier_deadline, default.copier_deadline)?,
         })

@@ -103,8 +103,8 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         "then it yields so long, then sleeps",
     );
     row(
-        "engine.drain_deadline",
-        Span(engine.drain_deadline).to_string(),
+        "engine.terminate_deadline",
+        Span(engine.terminate_deadline).to_string(),
         "for a Terminate to leave and the peer to close after it",
     );
     row(
@@ -183,8 +183,8 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         for (kind, value) in limits.of(scope).each() {
             let (value, meaning) = match (scope, kind) {
                 (Scope::Device, Kind::Qps) => lowered(kind, value, in_force.qps, in_force),
-                (Scope::Device, Kind::HalfOpen) => {
-                    lowered(kind, value, in_force.half_open, in_force)
+                (Scope::Device, Kind::Startups) => {
+                    lowered(kind, value, in_force.startups, in_force)
                 }
                 _ => (amount(kind, value), kind.sentence(scope)),
             };
@@ -252,7 +252,7 @@ mod tests {
     fn a_lowered_limit_says_why() {
         let config = Config::default();
         let reason = "RLIMIT_NOFILE = 1024 leaves 600 for connections".to_owned();
-        let in_force = InForce { workers: 1, qps: 600, half_open: 120, reason };
+        let in_force = InForce { workers: 1, qps: 600, startups: 120, reason };
         let text = explain(&config, &in_force, &[]);
         assert!(text.contains("lowered: RLIMIT_NOFILE = 1024"), "{text}");
     }

@@ -86,7 +86,7 @@ pub struct EngineSection {
     /// How long an idle worker yields before it sleeps.
     pub yield_for: Field<Span>,
     /// How long a Terminate may take.
-    pub drain_deadline: Field<Span>,
+    pub terminate_deadline: Field<Span>,
     /// How long an orderly end may take.
     pub close_deadline: Field<Span>,
     /// How long a copy by a copier may take.

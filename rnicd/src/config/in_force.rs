@@ -11,7 +11,7 @@ pub struct InForce {
     /// Queue pairs of the device.
     pub qps: u32,
     /// Connections in start-up.
-    pub half_open: u32,
+    pub startups: u32,
     /// What lowers the limits on them, in words.
     pub reason: String,
 }
@@ -23,7 +23,7 @@ impl InForce {
         InForce {
             workers: config.engine.workers.unwrap_or(1),
             qps: device.count(Kind::Qps),
-            half_open: device.count(Kind::HalfOpen),
+            startups: device.count(Kind::Startups),
             reason: String::new(),
         }
     }

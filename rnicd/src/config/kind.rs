@@ -87,7 +87,7 @@ pub struct Row {
     /// Memory that one of the kind costs the daemon at worst.
     pub cost: Cost,
     /// The file below `rnicd/src` that charges it or checks it.
-    pub checked: &'static str,
+    pub charged_in: &'static str,
 }
 
 /// What most rows have in common.
@@ -101,7 +101,7 @@ const ROW: Row = Row {
     rules_may_forbid: false,
     counted: false,
     cost: Cost::Little,
-    checked: "",
+    charged_in: "",
 };
 
 /// A row of what is charged.
@@ -133,7 +133,7 @@ kinds! {
         defaults: &[(Scope::Device, 256), (Scope::User, 128)],
         range: (1, 65_535),
         rules_may_forbid: true,
-        checked: "resource/session/open.rs",
+        charged_in: "resource/session/open.rs",
         ..COUNTED
     };
     /// Protection domains that are open.
@@ -141,7 +141,7 @@ kinds! {
         key: "pds",
         what: "protection domains",
         defaults: &[(Scope::Device, 16_384), (Scope::User, 8_192), (Scope::Session, 1_024)],
-        checked: "resource/domain/requests.rs",
+        charged_in: "resource/domain/requests.rs",
         ..COUNTED
     };
     /// Shared buffers, reserved ones included.
@@ -150,7 +150,7 @@ kinds! {
         what: "pieces of shared memory",
         defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
         range: (0, MAPPINGS),
-        checked: "resource/memory/shared_buffers.rs",
+        charged_in: "resource/memory/shared_buffers.rs",
         ..COUNTED
     };
     /// Bytes of shared buffers.
@@ -160,7 +160,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 30), (Scope::User, 32 << 30), (Scope::Session, 16 << 30)],
         range: (0, MEMORY),
-        checked: "resource/memory/shared_buffers.rs",
+        charged_in: "resource/memory/shared_buffers.rs",
         ..COUNTED
     };
     /// Memory regions that are registered.
@@ -171,7 +171,7 @@ kinds! {
         range: (0, STAGS),
         // An entry in a worker's STag table.
         cost: Cost::EachPerWorker(112),
-        checked: "resource/memory/regions.rs",
+        charged_in: "resource/memory/regions.rs",
         ..COUNTED
     };
     /// Memory windows, bound or not.
@@ -182,7 +182,7 @@ kinds! {
         range: (0, STAGS),
         // Bound, in a worker's tables, with its share of what all workers have.
         cost: Cost::EachPerWorker(320),
-        checked: "resource/memory/windows.rs",
+        charged_in: "resource/memory/windows.rs",
         ..COUNTED
     };
     /// Completion channels, each with a socket.
@@ -191,7 +191,7 @@ kinds! {
         what: "completion channels",
         defaults: &[(Scope::Device, 4_096), (Scope::User, 2_048), (Scope::Session, 1_024)],
         range: (0, OBJECTS),
-        checked: "resource/queue/channels.rs",
+        charged_in: "resource/queue/channels.rs",
         ..COUNTED
     };
     /// Completion queues; their entries are limited on their own.
@@ -201,7 +201,7 @@ kinds! {
         defaults: &[(Scope::Device, 32_768), (Scope::User, 16_384), (Scope::Session, 12_288)],
         range: (0, OBJECTS),
         most_of_session: DOORBELLS,
-        checked: "resource/queue/cqs.rs",
+        charged_in: "resource/queue/cqs.rs",
         ..COUNTED
     };
     /// Entries of completion queues.
@@ -210,7 +210,7 @@ kinds! {
         what: "entries of all completion queues",
         defaults: &[(Scope::Device, 1 << 24), (Scope::User, 1 << 23), (Scope::Session, 1 << 22)],
         range: (0, 1 << 31),
-        checked: "resource/queue/cqs.rs",
+        charged_in: "resource/queue/cqs.rs",
         ..COUNTED
     };
     /// Queue pairs in any state.
@@ -222,7 +222,7 @@ kinds! {
         most_of_session: DOORBELLS,
         // Connected and idle.
         cost: Cost::Each(8 << 10),
-        checked: "resource/qp/requests.rs",
+        charged_in: "resource/qp/requests.rs",
         ..COUNTED
     };
     /// Shared receive queues, with or without QPs.
@@ -234,7 +234,7 @@ kinds! {
         most_of_session: DOORBELLS,
         // The last takings.
         cost: Cost::Each(17 << 10),
-        checked: "resource/queue/srqs.rs",
+        charged_in: "resource/queue/srqs.rs",
         ..COUNTED
     };
     /// Bound addresses, listening or not.
@@ -243,7 +243,7 @@ kinds! {
         what: "bound addresses",
         defaults: &[(Scope::Device, 1_024), (Scope::User, 512), (Scope::Session, 256)],
         range: (0, 65_535),
-        checked: "resource/listener/requests.rs",
+        charged_in: "resource/listener/requests.rs",
         ..COUNTED
     };
     /// Bytes of the arenas in which queues and doorbell pages are.
@@ -254,25 +254,25 @@ kinds! {
         defaults: &[(Scope::Device, 1 << 30), (Scope::User, 512 << 20), (Scope::Session, 256 << 20)],
         // A session's first arena must fit whatever the number of workers.
         range: (1 << 20, MEMORY),
-        checked: "resource/queue/arena.rs",
+        charged_in: "resource/queue/arena.rs",
         ..COUNTED
     };
     /// Inbound reads granted to connections.
-    Ird = Row {
-        key: "ird",
+    IrdTotal = Row {
+        key: "ird_total",
         what: "inbound reads of all connections",
         defaults: &[(Scope::User, 1 << 21)],
         range: (0, 1 << 30),
-        checked: "resource/qp/reads.rs",
+        charged_in: "resource/qp/reads.rs",
         ..COUNTED
     };
     /// Outbound reads granted to connections.
-    Ord = Row {
-        key: "ord",
+    OrdTotal = Row {
+        key: "ord_total",
         what: "outbound reads of all connections",
         defaults: &[(Scope::User, 1 << 21)],
         range: (0, 1 << 30),
-        checked: "resource/qp/reads.rs",
+        charged_in: "resource/qp/reads.rs",
         ..COUNTED
     };
     /// Processes that copy for attached clients, from their start to their end.
@@ -281,15 +281,15 @@ kinds! {
         what: "processes that copy for attached clients",
         defaults: &[(Scope::Device, 16), (Scope::User, 8)],
         range: (0, 1_024),
-        checked: "resource/memory/attach.rs",
+        charged_in: "resource/memory/attach.rs",
         ..COUNTED
     };
     /// Connections in start-up that hold a descriptor and no QP.
-    HalfOpen = Row {
-        key: "half_open",
+    Startups = Row {
+        key: "startups",
         what: "connections in start-up, undecided requests included,",
         defaults: &[(Scope::Device, 2_048), (Scope::User, 1_024)],
-        checked: "resource/capacity.rs",
+        charged_in: "resource/capacity.rs",
         ..ROW
     };
     /// Descriptors of clients that wait to be closed.
@@ -297,7 +297,7 @@ kinds! {
         key: "closing",
         what: "descriptors, passed and not closed yet,",
         defaults: &[(Scope::Device, 512), (Scope::User, 128)],
-        checked: "resource/listener/passed.rs",
+        charged_in: "resource/listener/passed.rs",
         ..ROW
     };
     /// Connections that are taken from the kernel for listeners, per second.
@@ -306,7 +306,7 @@ kinds! {
         what: "connections taken for the listeners",
         defaults: &[(Scope::User, 5_000)],
         range: (1, RATE),
-        checked: "resource/capacity.rs",
+        charged_in: "resource/capacity.rs",
         ..ROW
     };
     /// Connections that are begun, per second.
@@ -315,7 +315,7 @@ kinds! {
         what: "connections begun",
         defaults: &[(Scope::User, 10_000), (Scope::Peer, 10_000)],
         range: (1, RATE),
-        checked: "resource/qp/connect.rs",
+        charged_in: "resource/qp/connect.rs",
         ..ROW
     };
     /// Requests for a process that copies, per second.
@@ -324,7 +324,7 @@ kinds! {
         what: "requests for a process that copies",
         defaults: &[(Scope::User, 16)],
         range: (1, RATE),
-        checked: "resource/memory/attach.rs",
+        charged_in: "resource/memory/attach.rs",
         ..ROW
     };
     /// Wrong STags named, per minute.
@@ -333,7 +333,7 @@ kinds! {
         what: "wrong STags named",
         defaults: &[(Scope::Peer, 600)],
         range: (1, RATE),
-        checked: "resource/options.rs",
+        charged_in: "resource/options.rs",
         ..ROW
     };
     /// Diagnoses: those of one session, and of sessions that have ended.
@@ -342,7 +342,7 @@ kinds! {
         what: "diagnoses",
         defaults: &[(Scope::Device, 4_096), (Scope::Session, 256)],
         range: (0, RECORDS),
-        checked: "resource/session/open.rs",
+        charged_in: "resource/session/open.rs",
         ..ROW
     };
     /// Records of notable happenings.
@@ -351,7 +351,7 @@ kinds! {
         what: "records of happenings",
         defaults: &[(Scope::Device, 1_024)],
         range: (16, RECORDS),
-        checked: "resource/mod.rs",
+        charged_in: "resource/mod.rs",
         ..ROW
     };
     /// Bytes of FPDUs that have not arrived in full.
@@ -361,7 +361,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 256 << 20)],
         range: HELD,
-        checked: "resource/options.rs",
+        charged_in: "resource/options.rs",
         ..ROW
     };
     /// The same of one session.
@@ -371,7 +371,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 20)],
         range: HELD,
-        checked: "resource/options.rs",
+        charged_in: "resource/options.rs",
         ..ROW
     };
     /// Bytes that TCP has not taken.
@@ -381,7 +381,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 256 << 20)],
         range: HELD,
-        checked: "resource/options.rs",
+        charged_in: "resource/options.rs",
         ..ROW
     };
     /// The same of one session.
@@ -391,7 +391,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 64 << 20)],
         range: HELD,
-        checked: "resource/options.rs",
+        charged_in: "resource/options.rs",
         ..ROW
     };
     /// Bytes of kernel memory for what one connection has to send.
@@ -401,7 +401,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 512 << 10)],
         range: SOCKET,
-        checked: "resource/options.rs",
+        charged_in: "resource/options.rs",
         ..ROW
     };
     /// The same for what it has received.
@@ -411,7 +411,7 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 1 << 20)],
         range: SOCKET,
-        checked: "resource/options.rs",
+        charged_in: "resource/options.rs",
         ..ROW
     };
     /// Entries of one CQ.
@@ -420,16 +420,16 @@ kinds! {
         what: "entries, 64 bytes each, of one CQ",
         defaults: &[(Scope::Device, 65_536)],
         range: (1, 1 << 20),
-        checked: "resource/queue/cqs.rs",
+        charged_in: "resource/queue/cqs.rs",
         ..ROW
     };
     /// Requests of one queue.
     QueueDepth = Row {
-        key: "wr_depth",
+        key: "queue_depth",
         what: "requests of one queue",
         defaults: &[(Scope::Device, 16_384)],
         range: (1, 1 << 16),
-        checked: "resource/qp/requests.rs",
+        charged_in: "resource/qp/requests.rs",
         ..ROW
     };
     /// Elements of one request.
@@ -439,7 +439,7 @@ kinds! {
         defaults: &[(Scope::Device, 16)],
         // As many as a work request can hold.
         range: (1, 16),
-        checked: "resource/qp/requests.rs",
+        charged_in: "resource/qp/requests.rs",
         ..ROW
     };
     /// Inline bytes of one request.
@@ -449,25 +449,25 @@ kinds! {
         unit: Unit::Bytes,
         defaults: &[(Scope::Device, 1_024)],
         range: (0, 4_096),
-        checked: "resource/qp/requests.rs",
+        charged_in: "resource/qp/requests.rs",
         ..ROW
     };
     /// Inbound reads of one QP.
-    IrdOfQp = Row {
+    Ird = Row {
         key: "ird",
         what: "inbound reads of one QP",
         defaults: &[(Scope::Device, 128)],
         range: (0, READS),
-        checked: "resource/qp/connect.rs",
+        charged_in: "resource/qp/connect.rs",
         ..ROW
     };
     /// Outbound reads of one QP.
-    OrdOfQp = Row {
+    Ord = Row {
         key: "ord",
         what: "outbound reads of one QP",
         defaults: &[(Scope::Device, 128)],
         range: (0, READS),
-        checked: "resource/qp/connect.rs",
+        charged_in: "resource/qp/connect.rs",
         ..ROW
     };
     /// Undecided connection requests of one listener.
@@ -476,7 +476,7 @@ kinds! {
         what: "undecided requests of one listener",
         defaults: &[(Scope::Device, 1_024)],
         range: (1, 65_535),
-        checked: "resource/listener/requests.rs",
+        charged_in: "resource/listener/requests.rs",
         ..ROW
     };
     /// Unread events of one session.
@@ -485,7 +485,7 @@ kinds! {
         what: "unread events of one session",
         defaults: &[(Scope::Device, 1_024)],
         range: (16, 1 << 20),
-        checked: "resource/session/open.rs",
+        charged_in: "resource/session/open.rs",
         ..ROW
     };
 }
@@ -543,7 +543,7 @@ impl Kind {
     }
 }
 
-/// Most objects of a kind: handles are 24-bit numbers.
+/// Most objects of a kind.
 const OBJECTS: u64 = 1 << 20;
 /// `vm.max_map_count` is 65,530 unless the administrator raised it.
 const MAPPINGS: u64 = 60_000;
@@ -588,7 +588,7 @@ mod tests {
     fn every_limit_is_checked_where_the_table_says() {
         for kind in Kind::ALL {
             let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-            let file = file.join(kind.row().checked);
+            let file = file.join(kind.row().charged_in);
             let text = std::fs::read_to_string(&file);
             let text = text.unwrap_or_else(|e| panic!("{kind:?} in {}: {e}", file.display()));
             let name = format!("Kind::{kind:?}");

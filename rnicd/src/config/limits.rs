@@ -77,7 +77,7 @@ impl Limits {
     pub fn reads_of_qp(&self) -> (u16, u16) {
         // In range of u16 because they are 14-bit fields.
         let most = |kind| u16::try_from(self.device.of(kind)).unwrap_or(u16::MAX);
-        (most(Kind::IrdOfQp), most(Kind::OrdOfQp))
+        (most(Kind::Ird), most(Kind::Ord))
     }
 }
 

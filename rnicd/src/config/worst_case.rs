@@ -38,7 +38,7 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
         )
     })
     .collect();
-    let half_open = u64::from(in_force.half_open) * HALF_OPEN;
+    let startups = u64::from(in_force.startups) * HALF_OPEN;
     let slabs = workers * WORKER_SLABS;
     let rings = (device.of(Kind::Diagnoses) + device.of(Kind::EventRecords)) * RECORD;
     lines.push(format!(
@@ -47,7 +47,7 @@ pub(super) fn worst_case(config: &Config, in_force: &InForce) -> Vec<String> {
         human(device.of(Kind::PartialBytes)),
         human(device.of(Kind::UnsentBytes)),
         human(u64::from(in_force.qps) * HELD),
-        human(half_open),
+        human(startups),
         human(slabs),
         human(rings)
     ));

@@ -12,10 +12,10 @@ pub struct Capacity {
     /// Queue pairs of the device: as configured, or what the descriptors allow.
     pub qps: u32,
     /// Connections in start-up that hold a descriptor and no QP: the same.
-    pub half_open: u32,
+    pub startups: u32,
     /// Those of one user: half of them where descriptors have lowered them, unless the daemon is
     /// his.
-    half_open_of_user: u32,
+    startups_of_user: u32,
     /// The soft limit on descriptors, after it was raised.
     pub nofile: u64,
     /// Descriptors of clients that may wait to be closed: as configured, or what the others leave.
@@ -38,7 +38,7 @@ impl Capacity {
         };
         let workers = config.engine.workers.unwrap_or((cpus / 2).max(least));
         let nothing =
-            Capacity { workers, qps: 0, half_open: 0, half_open_of_user: 0, nofile, closing: 0 };
+            Capacity { workers, qps: 0, startups: 0, startups_of_user: 0, nofile, closing: 0 };
         nothing.with_limits_of(config)
     }
 
@@ -49,22 +49,22 @@ impl Capacity {
             u32::try_from(room).map_or(configured, |room| room.min(configured))
         };
         let limits = &config.limits;
-        let configured = limits.device.count(Kind::HalfOpen);
-        let half_open = lowered(configured, self.startups().max(1));
-        let half_open_of_user = match half_open < configured {
-            true => (half_open / 2).max(1),
+        let configured = limits.device.count(Kind::Startups);
+        let startups = lowered(configured, self.startups().max(1));
+        let startups_of_user = match startups < configured {
+            true => (startups / 2).max(1),
             false => u32::MAX,
         };
         let qps = lowered(limits.device.count(Kind::Qps), self.room());
         let closing = limits.device.of(Kind::Closing);
         let closing = closing.min((self.not_for_connections() / 4).max(LEAST_CLOSING));
-        Capacity { qps, half_open, half_open_of_user, closing, ..*self }
+        Capacity { qps, startups, startups_of_user, closing, ..*self }
     }
 
     /// What `check-config` says of it.
     pub fn in_force(&self) -> InForce {
-        let Capacity { workers, qps, half_open, .. } = *self;
-        InForce { workers, qps, half_open, reason: self.reason() }
+        let Capacity { workers, qps, startups, .. } = *self;
+        InForce { workers, qps, startups, reason: self.reason() }
     }
 
     /// Where the descriptors come from, in words.
@@ -82,22 +82,22 @@ impl Capacity {
     }
 
     /// The key to name when there is no room for another connection in start-up.
-    pub fn half_open_key(&self, configured: u32) -> String {
-        self.key("limits.half_open".to_owned(), self.half_open < configured)
+    pub fn startups_key(&self, configured: u32) -> String {
+        self.key("limits.startups".to_owned(), self.startups < configured)
     }
 
     /// What the start-up of a user's connections may take up.
     pub fn quota(&self, rights: &Rights) -> Quota {
         let most = match rights.uid == crate::privilege::own_user() {
-            true => self.half_open,
-            false => self.half_open_of_user,
+            true => self.startups,
+            false => self.startups_of_user,
         };
-        let configured = rights.user_count(Kind::HalfOpen);
-        let half_open_key = self.key(rights.user_key(Kind::HalfOpen), most < configured);
+        let configured = rights.user_count(Kind::Startups);
+        let startups_key = self.key(rights.user_key(Kind::Startups), most < configured);
         Quota {
             user: rights.uid,
-            half_open: configured.min(most),
-            half_open_key,
+            startups: configured.min(most),
+            startups_key,
             accepts_per_second: rights.user_count(Kind::AcceptsPerSecond),
         }
     }
@@ -170,7 +170,7 @@ mod tests {
     fn few_descriptors_lower_the_queue_pairs_and_say_so() {
         let config = Config::default();
         let small = Capacity::derive(&config, 1024, 2);
-        assert_eq!((small.qps, small.half_open, small.rest()), (600, 120, 180));
+        assert_eq!((small.qps, small.startups, small.rest()), (600, 120, 180));
         let key = small.qps_key(config.limits.device.count(Kind::Qps));
         assert_eq!(key, "limits.qps (lowered by RLIMIT_NOFILE = 1024)");
         let large = Capacity::derive(&config, 1 << 20, 2);

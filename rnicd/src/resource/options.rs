@@ -29,8 +29,8 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
         max_ord: ord,
         tcp: config.tcp,
         direct: config.engine.loopback == Loopback::Direct,
-        half_open: capacity.half_open as usize,
-        half_open_key: capacity.half_open_key(limits.count(Kind::HalfOpen)),
+        startups: capacity.startups as usize,
+        startups_key: capacity.startups_key(limits.count(Kind::Startups)),
         buffers: SocketBuffers {
             // The table bounds them to 1 GiB.
             send: limits.count(Kind::SocketSendBytes),
@@ -41,7 +41,7 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
         connect_deadline: mpa.connect_deadline,
         reply_deadline: mpa.reply_deadline,
         request_deadline: mpa.startup_deadline,
-        decide_deadline: mpa.decision_deadline,
+        decision_deadline: mpa.decision_deadline,
         close_deadline: config.engine.close_deadline,
     }
 }
@@ -60,7 +60,7 @@ pub fn workers(config: &Config, workers: u32) -> WorkerOptions {
         engine: EngineOptions {
             // Filled in for each worker.
             worker: 0,
-            drain_deadline: config.engine.drain_deadline,
+            terminate_deadline: config.engine.terminate_deadline,
             close_deadline: config.engine.close_deadline,
             copier_deadline: config.engine.copier_deadline,
             first_fpdu_deadline: config.mpa.first_fpdu_deadline,

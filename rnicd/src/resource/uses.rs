@@ -55,13 +55,13 @@ impl Used for AtomicU32 {
 
 impl Used for Cq {
     fn users(&self) -> &AtomicU32 {
-        &self.users
+        &self.qps
     }
 }
 
 impl Used for Srq {
     fn users(&self) -> &AtomicU32 {
-        &self.users
+        &self.qps
     }
 }
 

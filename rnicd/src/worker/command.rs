@@ -24,7 +24,7 @@ pub struct ConnectedEnd {
 }
 
 /// A command with the ticket it answers, if somebody waits.
-pub(super) struct Order {
+pub(super) struct TicketedCommand {
     pub(super) ticket: Option<Ticket>,
     pub(super) command: Command,
 }

@@ -39,7 +39,7 @@ use crate::events::{ChannelSender, EventSender};
 use crate::privilege::{ThreadKind, spawn_confined};
 use crate::socket::Socket;
 pub use command::ConnectedEnd;
-use command::{Command, Order, Urgency};
+use command::{Command, TicketedCommand, Urgency};
 use run::Worker;
 pub use ticket::Ticket;
 use ticket::Tickets;
@@ -86,7 +86,7 @@ enum Report {
 /// One worker, as the control thread sees it.
 #[derive(Debug)]
 struct Handle {
-    orders: Sender<Order>,
+    orders: Sender<TicketedCommand>,
     shared: Arc<WorkerShared>,
     thread: JoinHandle<()>,
 }
@@ -420,7 +420,7 @@ impl Handle {
     fn send(&self, ticket: Option<Ticket>, command: Command) -> bool {
         let urgency = command.urgency();
         // The receiver lives until the thread has ended, which only `stop` makes it do.
-        let _ = self.orders.send(Order { ticket, command });
+        let _ = self.orders.send(TicketedCommand { ticket, command });
         if !self.shared.parker.is_parked() {
             return true;
         }

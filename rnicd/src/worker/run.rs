@@ -24,7 +24,7 @@ use rnic_core::types::{QpId, SessionId, Time};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
 use super::clients::Clients;
-use super::command::{Command, Order};
+use super::command::{Command, TicketedCommand};
 use super::connections::{Connections, Polled, WAKER};
 use super::copiers::{Answer, Channels};
 use crate::clock;
@@ -47,7 +47,7 @@ pub(super) struct Worker {
     events: Events,
     /// When the kernel was last asked what is ready.
     polled: Time,
-    inbox: Receiver<Order>,
+    inbox: Receiver<TicketedCommand>,
     shared: Arc<WorkerShared>,
     control: Arc<Waker>,
     reports: Sender<Report>,
@@ -67,7 +67,7 @@ impl Worker {
         number: u32,
         options: &WorkerOptions,
         poll: Poll,
-        inbox: Receiver<Order>,
+        inbox: Receiver<TicketedCommand>,
         shared: Arc<WorkerShared>,
         control: Arc<Waker>,
         reports: Sender<Report>,
@@ -103,7 +103,7 @@ impl Worker {
         let mut idle_rounds = 0u32;
         loop {
             let now = clock::now();
-            self.obey(now, 0);
+            self.run_commands(now, 0);
             if self.stopping {
                 return self.end(now);
             }
@@ -235,11 +235,11 @@ impl Worker {
         while let Some(output) = self.engine.poll_output() {
             match output {
                 Output::Event { session, event } => {
-                    if let Event::SrqUnfair { srq, qp, taken, window, .. } = &event
+                    if let Event::SrqUnfair { srq, qp, taken, of_last, .. } = &event
                         && let Some(held_back) = self.unfair.count(Instant::now())
                     {
                         tracing::info!(
-                            %session, %srq, %qp, taken, window, held_back, "unfair share of an SRQ"
+                            %session, %srq, %qp, taken, of_last, held_back, "unfair share of an SRQ"
                         );
                     }
                     self.clients.tell(session, &event, &mut self.connections);
@@ -296,14 +296,14 @@ impl Worker {
     // --- Commands ----------------------------------------------------------------------------
 
     /// Carries out commands and says which: at least so many, then as long as rounds can wait.
-    fn obey(&mut self, now: Time, at_least: usize) {
+    fn run_commands(&mut self, now: Time, at_least: usize) {
         self.behind = false;
         if self.inbox.is_empty() {
             return;
         }
         let mut last = None;
         let mut carried = 0;
-        while let Ok(Order { ticket, command }) = self.inbox.try_recv() {
+        while let Ok(TicketedCommand { ticket, command }) = self.inbox.try_recv() {
             match (&command, ticket) {
                 // That takes its time: it is answered for by itself.
                 (Command::Detach(session), Some(ticket)) => {
@@ -466,7 +466,7 @@ impl Worker {
         self.shared.parker.unpark();
         let now = clock::now();
         // Those that came while this slept were answered for: all of them precede everything else.
-        self.obey(now, self.inbox.len());
+        self.run_commands(now, self.inbox.len());
         self.waiter.progress(now);
         self.handle_ready(now);
     }

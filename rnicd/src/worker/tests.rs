@@ -52,7 +52,7 @@ impl Rig {
             seccomp: crate::config::Seccomp::Enforce,
             engine: EngineOptions {
                 worker: 0,
-                drain_deadline: Duration::from_secs(5),
+                terminate_deadline: Duration::from_secs(5),
                 copier_deadline: Duration::from_secs(5),
                 close_deadline: Duration::from_secs(5),
                 first_fpdu_deadline: Duration::from_secs(5),

@@ -359,8 +359,8 @@ fn rdmap_8_1_2_8_ddp_8_3_2_5a_a_peer_that_takes_more_than_its_share_of_receives_
         }
         let named = loop {
             match pair.holder.context.next_event(Some(DEADLINE)).unwrap() {
-                Some(Event::SrqUnfair { srq: of, qp, taken, window, .. }) if of == srq.id() => {
-                    assert!(taken * 2 > window, "{taken} of {window}");
+                Some(Event::SrqUnfair { srq: of, qp, taken, of_last, .. }) if of == srq.id() => {
+                    assert!(taken * 2 > of_last, "{taken} of {of_last}");
                     break qp;
                 }
                 Some(_) => {}

@@ -131,7 +131,8 @@ pub enum Event {
         context: u64,
     },
     /// One QP has used up more than its fair share of a shared receive queue's receives (RFC 5040
-    /// section 8.1.2, RFC 5042 section 6.4.2): of the last `window` that were taken, `taken` by it.
+    /// section 8.1.2, RFC 5042 section 6.4.2): of the last `of_last` that were taken, `taken` by
+    /// it.
     SrqUnfair {
         /// The queue whose receives were taken.
         srq: SrqId,
@@ -139,10 +140,10 @@ pub enum Event {
         context: u64,
         /// The QP whose peer takes so many.
         qp: QpId,
-        /// Receives it took, of the last `window`.
+        /// Receives it took, of the last `of_last`.
         taken: u32,
         /// Receives that all QPs took in the same time.
-        window: u32,
+        of_last: u32,
     },
     /// A QP in Error has taken its last receive from its shared receive queue, and what it had
     /// taken has been flushed.

@@ -43,7 +43,7 @@ pub struct StatusInfo {
     /// Bound addresses.
     pub listeners: u32,
     /// Connections in MPA start-up.
-    pub half_open: u32,
+    pub startups: u32,
     /// Bytes of the arenas in which queues and doorbell pages are.
     pub arena_bytes: u64,
     /// Requests refused since start.

@@ -34,7 +34,7 @@ pub struct Srq {
     /// The application's context, returned in events; written by the control thread.
     pub context: AtomicU64,
     /// QPs that use it, counted by the control thread.
-    pub users: AtomicU32,
+    pub qps: AtomicU32,
     dead: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -65,7 +65,7 @@ pub enum SrqFault {
     /// The SRQ died before of what its client wrote.
     Dead,
     /// The client's producer index is impossible.
-    Scribbled(QueueFault),
+    BadIndex(QueueFault),
 }
 
 /// What a QP gets.
@@ -82,7 +82,7 @@ pub enum TakeOutcome {
 
 /// What a QP asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum TakeMode {
     /// A receive at once: the QP does not wait, so it need not queue behind those that do.
     AtOnce,
     /// A receive unless others that began to wait earlier need all there are.
@@ -123,7 +123,7 @@ impl Srq {
             doorbell: queue.doorbell(),
             capacity,
             context: AtomicU64::new(context),
-            users: AtomicU32::new(0),
+            qps: AtomicU32::new(0),
             dead: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 consumer: ReceiveConsumer::new(queue),
@@ -184,7 +184,7 @@ impl Srq {
     pub fn take(
         &self,
         qp: QpId,
-        turn: Turn,
+        turn: TakeMode,
         now: Time,
         entry: &mut ReceiveEntry,
     ) -> Result<(TakeOutcome, Notices), SrqFault> {
@@ -193,18 +193,18 @@ impl Srq {
         }
         let mut inner = self.inner.lock();
         let may = match turn {
-            Turn::AtOnce => true,
+            TakeMode::AtOnce => true,
             // Those who wait were promised the oldest receives.
-            Turn::InTurn if inner.waiters.is_empty() => true,
-            Turn::InTurn => {
-                inner.consumer.look().map_err(SrqFault::Scribbled)? > inner.waiters.len()
+            TakeMode::InTurn if inner.waiters.is_empty() => true,
+            TakeMode::InTurn => {
+                inner.consumer.look().map_err(SrqFault::BadIndex)? > inner.waiters.len()
             }
-            Turn::Waited(place) => inner.waiters.answers(place),
+            TakeMode::Waited(place) => inner.waiters.answers(place),
         };
         if !may {
             return Ok((TakeOutcome::Nothing, Notices::default()));
         }
-        inner.take(qp, turn, self.users.load(Relaxed), now, entry)
+        inner.take(qp, turn, self.qps.load(Relaxed), now, entry)
     }
 
     /// Takes a receive that has come by now, or else lets the QP wait for one, in a place (`Err`).
@@ -230,11 +230,11 @@ impl Srq {
             Ok(posted) if posted <= before => return Ok((Err(place), Notices::default())),
             looked => {
                 inner.leave(place);
-                looked.map_err(SrqFault::Scribbled)?;
+                looked.map_err(SrqFault::BadIndex)?;
             }
         }
-        let users = self.users.load(Relaxed);
-        let (got, notices) = inner.take(waiter.qp, Turn::AtOnce, users, now, entry)?;
+        let qps = self.qps.load(Relaxed);
+        let (got, notices) = inner.take(waiter.qp, TakeMode::AtOnce, qps, now, entry)?;
         Ok((Ok(got), notices))
     }
 
@@ -273,7 +273,7 @@ impl Srq {
             return Err(SrqFault::Dead);
         }
         let mut inner = self.inner.lock();
-        let posted = inner.consumer.look().map_err(SrqFault::Scribbled)?;
+        let posted = inner.consumer.look().map_err(SrqFault::BadIndex)?;
         let due = posted < limit;
         inner.limit = if due { 0 } else { limit };
         Ok(due)
@@ -290,22 +290,22 @@ impl Inner {
     fn take(
         &mut self,
         qp: QpId,
-        turn: Turn,
-        users: u32,
+        turn: TakeMode,
+        qps: u32,
         now: Time,
         entry: &mut ReceiveEntry,
     ) -> Result<(TakeOutcome, Notices), SrqFault> {
         let got = match self.consumer.take_into(entry) {
             Ok(false) => return Ok((TakeOutcome::Nothing, Notices::default())),
             Ok(true) => TakeOutcome::Receive,
-            Err(TakeError::Queue(fault)) => return Err(SrqFault::Scribbled(fault)),
+            Err(TakeError::Queue(fault)) => return Err(SrqFault::BadIndex(fault)),
             Err(TakeError::Entry(error)) => TakeOutcome::Malformed(error.wr_id),
         };
-        if let Turn::Waited(place) = turn {
+        if let TakeMode::Waited(place) = turn {
             self.leave(place);
         }
         self.taken += 1;
-        let unfair = if users > 1 { self.shares.record(qp, users, now) } else { None };
+        let unfair = if qps > 1 { self.shares.record(qp, qps, now) } else { None };
         // The known number is never above the true one, so the client's index is loaded only when
         // the limit may be due; a broken one is met by the next taking.
         let below = self.limit > 0

@@ -16,7 +16,7 @@ fn srq(depth: u32, limit: u32) -> (Srq, ReceiveProducer, Arc<Mapping>) {
         .expect("it fits");
     let client = ReceiveProducer::new(queue.clone());
     let srq = Srq::new(SrqId(3), SessionId(1), 7, limit, queue);
-    srq.users.store(2, Relaxed);
+    srq.qps.store(2, Relaxed);
     (srq, client, arena)
 }
 
@@ -29,7 +29,7 @@ fn post(client: &mut ReceiveProducer, ids: std::ops::Range<u64>) -> u64 {
 }
 
 /// The name of the receive that a QP gets.
-fn take(srq: &Srq, qp: u32, turn: Turn) -> Option<u64> {
+fn take(srq: &Srq, qp: u32, turn: TakeMode) -> Option<u64> {
     let mut entry = ReceiveEntry::default();
     let (got, _) = srq.take(QpId(qp), turn, NOW, &mut entry).expect("an honest client");
     (got == TakeOutcome::Receive).then_some(entry.wr_id)
@@ -61,9 +61,9 @@ fn one_queue_pair_may_take_all_and_order_is_that_of_posting() {
     let (srq, mut client, _arena) = srq(8, 0);
     assert_eq!(post(&mut client, 0..8), 0);
     for id in 0..8 {
-        assert_eq!(take(&srq, 1 + (id == 5) as u32, Turn::AtOnce), Some(id));
+        assert_eq!(take(&srq, 1 + (id == 5) as u32, TakeMode::AtOnce), Some(id));
     }
-    assert_eq!(take(&srq, 1, Turn::AtOnce), None);
+    assert_eq!(take(&srq, 1, TakeMode::AtOnce), None);
     assert_eq!(client.free(), 8);
     let usage = Usage { posted: 0, taken: 8, limit: 0, waiting: 0, unfair: 0 };
     assert_eq!(srq.usage(), usage);
@@ -76,7 +76,7 @@ fn the_limit_is_told_once_when_a_taking_leaves_fewer() {
     let mut limits = Vec::new();
     post(&mut client, 0..5);
     for _ in 0..5 {
-        let (_, notices) = srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry).expect("posted");
+        let (_, notices) = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry).expect("posted");
         limits.push(notices.limit);
     }
     // 4, 3, 2 are left: the third leaves fewer than 3.
@@ -98,7 +98,7 @@ fn the_limit_counts_what_was_posted_since_the_last_look() {
     assert_eq!(srq.usage().posted, 1);
     post(&mut client, 1..4);
     for limit in [false, false, true] {
-        let (_, notices) = srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry).expect("posted");
+        let (_, notices) = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry).expect("posted");
         assert_eq!(notices.limit, limit);
     }
 }
@@ -113,19 +113,19 @@ fn those_who_wait_are_served_in_order_over_all_workers() {
     assert_eq!(called(&srq, 0), []);
     assert_eq!(post(&mut client, 0..2), 1 | 1 << 5, "the workers of those who wait");
     // Who comes now is behind them, but who does not wait is not.
-    assert_eq!(take(&srq, 4, Turn::InTurn), None);
-    assert_eq!(take(&srq, 3, Turn::Waited(places[2])), None, "it was not called");
+    assert_eq!(take(&srq, 4, TakeMode::InTurn), None);
+    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), None, "it was not called");
     assert_eq!(called(&srq, 5), [2]);
     assert_eq!(called(&srq, 0), [1]);
-    assert_eq!(take(&srq, 2, Turn::Waited(places[1])), Some(0));
-    assert_eq!(take(&srq, 1, Turn::Waited(places[0])), Some(1));
+    assert_eq!(take(&srq, 2, TakeMode::Waited(places[1])), Some(0));
+    assert_eq!(take(&srq, 1, TakeMode::Waited(places[0])), Some(1));
     assert_eq!(post(&mut client, 2..3), 1, "nobody of worker 5 waits any more");
-    assert_eq!(take(&srq, 9, Turn::AtOnce), Some(2));
+    assert_eq!(take(&srq, 9, TakeMode::AtOnce), Some(2));
     assert_eq!(called(&srq, 0), []);
     post(&mut client, 3..5);
-    assert_eq!(take(&srq, 4, Turn::InTurn), Some(3), "one is left for the one who waits");
+    assert_eq!(take(&srq, 4, TakeMode::InTurn), Some(3), "one is left for the one who waits");
     assert_eq!(called(&srq, 0), [3]);
-    assert_eq!(take(&srq, 3, Turn::Waited(places[2])), Some(4));
+    assert_eq!(take(&srq, 3, TakeMode::Waited(places[2])), Some(4));
     assert_eq!(post(&mut client, 5..6), 0);
     assert_eq!(wait(&srq, 3, 0), Err(5), "one is there at the last look");
     assert_eq!(srq.usage().waiting, 0);
@@ -143,7 +143,7 @@ fn who_leaves_the_queue_makes_way() {
     assert_eq!(srq.leave(second), 1);
     assert_eq!(called(&srq, 0), [1]);
     assert_eq!(srq.leave(first), 0);
-    assert_eq!(take(&srq, 5, Turn::InTurn), Some(0));
+    assert_eq!(take(&srq, 5, TakeMode::InTurn), Some(0));
 }
 
 #[test]
@@ -153,18 +153,18 @@ fn a_scribbled_ring_is_a_fault_for_everybody() {
     arena.store_u64(queue_header::PRODUCER, 99).expect("in range");
     let mut entry = ReceiveEntry::default();
     let waiter = Waiter { qp: QpId(2), worker: 0, key: 2 };
-    assert!(matches!(srq.arm(1), Err(SrqFault::Scribbled(_))));
-    assert!(matches!(srq.take_or_wait(waiter, NOW, &mut entry), Err(SrqFault::Scribbled(_))));
+    assert!(matches!(srq.arm(1), Err(SrqFault::BadIndex(_))));
+    assert!(matches!(srq.take_or_wait(waiter, NOW, &mut entry), Err(SrqFault::BadIndex(_))));
     assert_eq!(srq.usage().waiting, 1);
     assert_eq!(called(&srq, 0), [1], "it is to find out");
-    for turn in [Turn::AtOnce, Turn::InTurn, Turn::Waited(place)] {
+    for turn in [TakeMode::AtOnce, TakeMode::InTurn, TakeMode::Waited(place)] {
         called(&srq, 0);
         let taken = srq.take(QpId(1), turn, NOW, &mut entry);
-        assert!(matches!(taken, Err(SrqFault::Scribbled(_))), "{turn:?}: {taken:?}");
+        assert!(matches!(taken, Err(SrqFault::BadIndex(_))), "{turn:?}: {taken:?}");
     }
     assert!(srq.kill());
     assert!(!srq.kill());
-    assert_eq!(srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry), Err(SrqFault::Dead));
+    assert_eq!(srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry), Err(SrqFault::Dead));
     assert_eq!(srq.arm(1), Err(SrqFault::Dead));
 }
 
@@ -174,9 +174,9 @@ fn a_malformed_receive_goes_with_the_queue_pair_that_meets_it() {
     post(&mut client, 10..12);
     arena.store_u64(crate::abi::queue::QUEUE_HEADER_LEN, 1 << 9).expect("in range");
     let mut entry = ReceiveEntry::default();
-    let taken = srq.take(QpId(1), Turn::AtOnce, NOW, &mut entry);
+    let taken = srq.take(QpId(1), TakeMode::AtOnce, NOW, &mut entry);
     assert_eq!(taken.map(|(got, _)| got), Ok(TakeOutcome::Malformed(10)));
-    assert_eq!(take(&srq, 2, Turn::AtOnce), Some(11));
+    assert_eq!(take(&srq, 2, TakeMode::AtOnce), Some(11));
     assert_eq!(srq.usage().taken, 2);
 }
 
@@ -231,7 +231,7 @@ mod model {
                     Op::Message(qp) if places.contains_key(&qp) => {}
                     Op::Message(qp) => {
                         let spare = posted - taken > waiting.len() as u64;
-                        match take(&srq, qp, Turn::InTurn) {
+                        match take(&srq, qp, TakeMode::InTurn) {
                             Some(id) => {
                                 prop_assert!(spare);
                                 prop_assert_eq!(id, taken);
@@ -245,7 +245,7 @@ mod model {
                         }
                     }
                     Op::AtOnce => {
-                        let found = take(&srq, 99, Turn::AtOnce);
+                        let found = take(&srq, 99, TakeMode::AtOnce);
                         prop_assert_eq!(found, (posted > taken).then_some(taken));
                         taken += u64::from(found.is_some());
                     }
@@ -254,7 +254,7 @@ mod model {
                         for qp in called(&srq, worker) {
                             let first = waiting.iter().position(|w| *w == qp).expect("it waits");
                             prop_assert!((first as u64) < posted - taken);
-                            let id = take(&srq, qp, Turn::Waited(places[&qp]));
+                            let id = take(&srq, qp, TakeMode::Waited(places[&qp]));
                             prop_assert_eq!(id, Some(taken));
                             taken += 1;
                             waiting.remove(first);

@@ -1,22 +1,23 @@
 //! The direct path: both ends are QPs of this engine, and a segment goes from memory to memory in
 //! one copy.
 //!
-//! The sender produces the very DDP segments it would send over TCP, and hands them, typed, to the
-//! function that is called after deframing ([`Qp::segment_arrived`]). Checks, completions, errors
-//! and Terminates are therefore the same by construction; what is missing is MPA, TCP and two
-//! copies.
+//! The sender produces the very DDP segments it would send over TCP, and hands them to the function
+//! that is called behind the checks of the stream ([`Qp::segment_arrived`]), in the form that those
+//! give them ([`incoming_of`]): versions, queues and numbers of a sender of this engine cannot be
+//! wrong. What can, IRD, is asked here. All that needs memory or buffers, completions, errors and
+//! Terminates are the same code; what is missing is MPA, TCP and two copies.
 
 use crate::ddp::{TaggedHeader, UntaggedHeader};
-use crate::engine::arrival::{ArrivalError, PayloadSource, Taken};
+use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
 use crate::engine::incoming::{Incoming, Origin};
-use crate::engine::qp::{OutgoingFpdu, Qp};
+use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
-use crate::engine::requester::message::{GatherFault, Head, Message, Segment};
+use crate::engine::requester::message::{GatherFault, HeaderTemplate, Message, Segment};
 use crate::engine::schedule::REQUEST_COST;
-use crate::engine::state::{Delivery, EngineState};
+use crate::engine::state::{EngineState, PeerSignal};
 use crate::rdmap::{Opcode, Terminate};
 use crate::shm::attached::CopyEnd;
-use crate::stream::inbound::{ReadArrival, SendKind};
+use crate::stream::inbound::{InboundRead, SendKind};
 
 impl Qp {
     /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
@@ -28,6 +29,7 @@ impl Qp {
             && !peer.responder.is_blocked()
             && self.next_message(engine)
         {
+            //= DDP-5.3-2
             // Version and segment size are those of a TCP connection inside this machine.
             let Some(segment) = self.requester.next_segment(SEGMENT, VERSION) else { break };
             if !self.hand_over(peer, engine, segment) {
@@ -52,7 +54,7 @@ impl Qp {
         let Segment { header, len, .. } = segment;
         // A segment is shorter than 64 KiB.
         let origin = Origin::Direct { header, len: (header.len() + len as usize) as u16 };
-        let incoming = typed(message, &segment);
+        let incoming = incoming_of(message, &segment);
         let arrived = if incoming.read_request().is_some() && !peer.requester.ird_available() {
             Err(Reason::RequestsFull { ird: peer.requester.depths().0 }.into())
         } else {
@@ -61,12 +63,12 @@ impl Qp {
             peer.segment_arrived(engine, incoming, source, origin)
         };
         match arrived {
-            Ok(Taken::Yes) => {
-                peer.core.shared.segments_received.add(1);
-                self.fpdu_left(&OutgoingFpdu::Segment(segment), None);
+            Ok(SegmentFate::Consumed) => {
+                peer.fpdu_received(IncomingFpdu::Segment);
+                self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
             }
             // The message stays as it is, and nothing overtakes it.
-            Ok(Taken::NotYet) => {}
+            Ok(SegmentFate::LeftWithSender) => {}
             Err(ArrivalError::Sender(GatherFault::Unstaged)) => {
                 self.stage(engine);
                 return false;
@@ -79,9 +81,9 @@ impl Qp {
                 self.memory_failed(engine, fault);
             }
             Err(error) => {
-                peer.core.shared.segments_received.add(1);
+                peer.fpdu_received(IncomingFpdu::Segment);
                 // TCP would have taken the message before the peer's Terminate came back.
-                self.fpdu_left(&OutgoingFpdu::Segment(segment), None);
+                self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
                 self.retire(engine);
                 let read = incoming.read_request();
                 peer.segment_failed(engine, error, |fault| origin.terminate(fault, read));
@@ -96,37 +98,44 @@ impl Qp {
         if self.requester.message().is_some_and(Message::is_untagged)
             && let Some(segment) = self.requester.next_segment(SEGMENT, VERSION)
         {
-            self.fpdu_left(&OutgoingFpdu::Segment(segment), None);
+            self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
             self.retire(engine);
         }
     }
 
     /// Something that another QP did to this one: by the direct path, or because it needs room.
-    pub(in crate::engine) fn delivered(&mut self, engine: &mut EngineState, delivery: &Delivery) {
-        match delivery {
-            Delivery::Terminate(payload) => match Terminate::parse(payload) {
-                //= RDMAP-5.4-5
-                Ok(t) => self.terminate_received(engine, &t),
-                Err(_) => self.lost(engine, "a malformed Terminate"),
-            },
-            Delivery::SegmentTaken => self.segment_taken(engine),
+    pub(in crate::engine) fn handle_signal(
+        &mut self,
+        engine: &mut EngineState,
+        signal: &PeerSignal,
+    ) {
+        match signal {
+            PeerSignal::Terminate(payload) => {
+                self.fpdu_received(IncomingFpdu::Terminate);
+                match Terminate::parse(payload) {
+                    //= RDMAP-5.4-5
+                    Ok(t) => self.terminate_received(engine, &t),
+                    Err(_) => self.lost(engine, "a malformed Terminate"),
+                }
+            }
+            PeerSignal::SegmentTaken => self.segment_taken(engine),
             //= DDP-3-9
-            Delivery::Fin => self.fin_received(engine),
-            Delivery::Reset => self.lost(engine, "the peer reset the connection"),
-            Delivery::Lost(why) => self.lost(engine, why),
+            PeerSignal::Fin => self.fin_received(engine),
+            PeerSignal::Reset => self.lost(engine, "the peer reset the connection"),
+            PeerSignal::Lost(why) => self.lost(engine, why),
         }
     }
 }
 
 /// A segment of a message, as its receiver would find it after the stream's checks.
 #[inline]
-fn typed(message: &Message, segment: &Segment) -> Incoming {
+fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
     let Segment { header, len, last } = *segment;
     if let Some(request) = message.read_request() {
         let mut bytes = [0; UntaggedHeader::LEN];
         header.emit(&mut bytes);
         let segment_len = (bytes.len() + len as usize) as u16;
-        return Incoming::ReadRequest(ReadArrival {
+        return Incoming::ReadRequest(InboundRead {
             request: *request,
             header: bytes,
             segment_len,
@@ -134,15 +143,16 @@ fn typed(message: &Message, segment: &Segment) -> Incoming {
     }
     let from = message.sent;
     match message.head {
-        Head::Tagged { opcode: Opcode::Write, stag, to } => {
+        HeaderTemplate::Tagged { opcode: Opcode::Write, stag, to } => {
             let to = to.wrapping_add(u64::from(from));
             Incoming::Write { stag, to, last, stag_changed: false }
         }
-        Head::Tagged { stag, to, .. } => {
+        HeaderTemplate::Tagged { stag, to, .. } => {
             let to = to.wrapping_add(u64::from(from));
             Incoming::ReadResponse { stag, to, last }
         }
-        Head::Untagged { opcode, invalidate, .. } => {
+        HeaderTemplate::Untagged { opcode, invalidate, .. } => {
+            debug_assert_eq!(opcode.queue(), Opcode::Send.queue(), "{opcode} is no Send");
             let kind = SendKind::of(opcode, invalidate);
             Incoming::Send { kind, mo: from, last, total: Some(message.total) }
         }

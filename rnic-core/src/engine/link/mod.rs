@@ -1,9 +1,11 @@
 //! What a queue pair is connected by: TCP, or another queue pair of this engine.
 //!
-//! This is the one place that tells the two apart. [`tcp`] makes FPDUs of segments and back;
-//! [`direct`] hands the same segments over, typed, before MPA would frame them. Every outgoing FPDU
-//! passes [`Qp::fpdu_left`](super::qp::Qp::fpdu_left), every incoming segment
-//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived), on both.
+//! This is the one place that matches on which it is. [`tcp`] makes FPDUs of segments and back;
+//! [`direct`] hands the same segments over before MPA would frame them, in the form that the
+//! stream's checks would give them. On both, every outgoing FPDU passes
+//! [`Qp::fpdu_sent`](super::qp::Qp::fpdu_sent), every incoming one
+//! [`Qp::fpdu_received`](super::qp::Qp::fpdu_received), and every segment that passed the checks
+//! [`Qp::segment_arrived`](super::qp::Qp::segment_arrived).
 
 mod direct;
 pub(super) mod tcp;
@@ -14,7 +16,8 @@ use super::charge::Owner;
 use super::interface::Output;
 use super::qp_core::QpCore;
 use super::schedule::Key;
-use super::state::{Delivery, EngineState};
+use super::state::{EngineState, PeerSignal};
+use crate::stream::Fault;
 
 /// What a queue pair is connected by.
 pub(super) enum Link {
@@ -102,23 +105,54 @@ impl Link {
     /// would have been long before with TCP between them.
     pub(super) fn refuse_waiting(&self, engine: &mut EngineState) {
         if let Link::Direct(peer) = self {
-            engine.deliver(*peer, Delivery::SegmentTaken);
+            engine.signal(*peer, PeerSignal::SegmentTaken);
+        }
+    }
+
+    // --- What arrives ------------------------------------------------------------------------
+
+    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes
+    /// on.
+    #[inline]
+    pub(super) fn send_placed(
+        &mut self,
+        (mo, len, last): (u32, usize, bool),
+        total: Option<u32>,
+    ) -> Result<Option<u32>, Fault> {
+        match self {
+            Link::Tcp(tcp) => tcp.send_placed(mo, len, last),
+            // Each segment of a message is handed over in order.
+            Link::Direct(_) | Link::None => Ok(total.filter(|_| last)),
         }
     }
 
     // --- Ends --------------------------------------------------------------------------------
 
     /// Whether a Terminate can still be sent within the stream.
-    pub(super) fn can_tell(&self) -> bool {
-        self.tcp().is_some_and(TcpLink::can_tell)
+    pub(super) fn can_send_terminate(&self) -> bool {
+        self.tcp().is_some_and(TcpLink::can_send_terminate)
     }
 
     /// The peer is told by this Terminate that the stream ends: at once, or `within` the stream.
-    pub(super) fn terminate(&mut self, payload: Vec<u8>, within: bool, engine: &mut EngineState) {
+    /// Whether it is sent already; within the stream it has its turn to come.
+    pub(super) fn terminate(
+        &mut self,
+        payload: Vec<u8>,
+        within: bool,
+        engine: &mut EngineState,
+    ) -> bool {
         match self {
-            Link::Direct(peer) => engine.deliver(*peer, Delivery::Terminate(payload)),
-            Link::Tcp(tcp) if within => tcp.queue_terminate(payload),
-            Link::Tcp(_) | Link::None => {}
+            Link::Direct(peer) => {
+                engine.signal(*peer, PeerSignal::Terminate(payload));
+                true
+            }
+            Link::Tcp(tcp) => {
+                if within {
+                    tcp.queue_terminate(payload);
+                }
+                false
+            }
+            Link::None => false,
         }
     }
 
@@ -137,7 +171,7 @@ impl Link {
         match self {
             Link::None => Fin::NoLink,
             Link::Direct(peer) => {
-                engine.deliver(*peer, Delivery::Fin);
+                engine.signal(*peer, PeerSignal::Fin);
                 Fin::Sent
             }
             Link::Tcp(tcp) if tcp.has_unsent() => Fin::Later,
@@ -152,7 +186,7 @@ impl Link {
     /// Closes the connection; afterwards there is none.
     pub(super) fn close(&mut self, reset: bool, core: &QpCore, engine: &mut EngineState) {
         match std::mem::replace(self, Link::None) {
-            Link::Direct(peer) if reset => engine.deliver(peer, Delivery::Reset),
+            Link::Direct(peer) if reset => engine.signal(peer, PeerSignal::Reset),
             Link::Direct(_) | Link::None => {}
             Link::Tcp(mut tcp) => {
                 tcp.release(Owner { key: core.key, session: core.session }, engine);
@@ -171,7 +205,7 @@ impl Link {
         let reset = terminate.is_none();
         match (&*self, terminate) {
             (Link::Direct(peer), Some(payload)) => {
-                engine.deliver(*peer, Delivery::Terminate(payload));
+                engine.signal(*peer, PeerSignal::Terminate(payload));
             }
             (Link::Tcp(_), Some(bytes)) => {
                 engine.outputs.push_back(Output::FinalTerminate { qp: core.id, bytes });

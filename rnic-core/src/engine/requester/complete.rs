@@ -22,7 +22,7 @@ pub(in crate::engine) const FLUSH_BATCH: u32 = PUBLISH_BATCH as u32;
 impl Requester {
     /// Completes the oldest requests in flight that are done, given how many bytes the lower layer
     /// has accepted; of a stream that has ended some, the rest in its next turns.
-    pub(in crate::engine) fn retire(
+    pub(in crate::engine) fn complete_finished(
         &mut self,
         accepted: u64,
         core: &mut QpCore,
@@ -87,7 +87,7 @@ impl Requester {
         self.outbound.clear();
         self.inbound.clear();
         self.changing.clear();
-        self.drain = None;
+        self.left_to_send = None;
     }
 
     /// Flushes requests still in the send queue. A fresh look at the queue finds those that were

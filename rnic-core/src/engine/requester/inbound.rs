@@ -1,10 +1,10 @@
 //! Requests of the peer's that await a response of this side, at most IRD of them (RFC 5040 section
-//! 6.4; siw's IRQ).
+//! 6.1; siw's IRQ).
 
 use super::Requester;
-use super::message::{Head, Message, MessageSource};
+use super::message::{HeaderTemplate, Message, MessageSource};
 use crate::rdmap::Opcode;
-use crate::stream::ReadArrival;
+use crate::stream::InboundRead;
 
 impl Requester {
     /// Whether another request of the peer's may be taken on.
@@ -15,7 +15,7 @@ impl Requester {
     }
 
     /// Takes on a request, which is answered in its turn.
-    pub(in crate::engine) fn take_on(&mut self, read: ReadArrival) {
+    pub(in crate::engine) fn take_on(&mut self, read: InboundRead) {
         //= RDMAP-5.2.1-2
         self.inbound.push_back(read);
     }
@@ -30,14 +30,15 @@ impl Requester {
     }
 }
 
-fn response_to(read: ReadArrival) -> Message {
+fn response_to(read: InboundRead) -> Message {
     let r = read.request;
     //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-4.4-2, RDMAP-4.4-3, RDMAP-5.2.2-1
-    let head = Head::Tagged { opcode: Opcode::ReadResponse, stag: r.sink_stag, to: r.sink_to.0 };
+    let head =
+        HeaderTemplate::Tagged { opcode: Opcode::ReadResponse, stag: r.sink_stag, to: r.sink_to.0 };
     let source = match r.size {
         //= RDMAP-5.2.1-15
         0 => MessageSource::Empty,
-        _ => MessageSource::Region(read),
+        _ => MessageSource::ReadResponse(read),
     };
     //= RDMAP-3.2-7
     Message { head, source, total: r.size, sent: 0, seq: None }

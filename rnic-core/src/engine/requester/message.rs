@@ -14,7 +14,7 @@ use crate::engine::reason::Reason;
 use crate::rdmap::{Control, Opcode, ReadRequest};
 use crate::shm::Mapping;
 use crate::shm::queue::MAX_SGE;
-use crate::stream::ReadArrival;
+use crate::stream::InboundRead;
 use crate::types::{Access, Msn, Stag, TaggedOffset};
 
 /// Memory of one segment.
@@ -22,7 +22,7 @@ pub(in crate::engine) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;
 
 /// What kind of DDP message it is.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) enum Head {
+pub(in crate::engine) enum HeaderTemplate {
     /// To a tagged buffer, from this offset on.
     Tagged { opcode: Opcode, stag: Stag, to: u64 },
     /// To an untagged queue.
@@ -41,7 +41,7 @@ pub(in crate::engine) enum MessageSource {
     /// Inline data in the client's arena.
     Inline { at: usize },
     /// A region the peer named: the response to its read.
-    Region(ReadArrival),
+    ReadResponse(InboundRead),
     /// The message is a Read Request: its bytes are this header.
     ReadRequest(ReadRequest),
 }
@@ -49,11 +49,11 @@ pub(in crate::engine) enum MessageSource {
 /// A message being sent. It is made for every request, so it stays small.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct Message {
-    pub head: Head,
+    pub head: HeaderTemplate,
     pub source: MessageSource,
     pub total: u32,
     pub sent: u32,
-    /// Its request in the ledger; none for responses and what the stream sends of itself.
+    /// Its request in flight; none for responses and what the stream sends of itself.
     pub seq: Option<u64>,
 }
 
@@ -81,8 +81,8 @@ impl Message {
     /// Cuts the next segment, at most `mulpdu` bytes with its header, for DDP version `dv`.
     pub(in crate::engine) fn next_segment(&self, mulpdu: usize, dv: u8) -> Segment {
         let header_len = match self.head {
-            Head::Tagged { .. } => TaggedHeader::LEN,
-            Head::Untagged { .. } => UntaggedHeader::LEN,
+            HeaderTemplate::Tagged { .. } => TaggedHeader::LEN,
+            HeaderTemplate::Untagged { .. } => UntaggedHeader::LEN,
         };
         let rest = self.total - self.sent;
         // MULPDU is at least 128 (RFC 5044 section 3), so there is room for payload.
@@ -92,7 +92,7 @@ impl Message {
         let last = len == rest;
         let control = |opcode| Control { rv: dv, opcode }.byte();
         let header = match self.head {
-            Head::Tagged { opcode, stag, to } => Header::Tagged(TaggedHeader {
+            HeaderTemplate::Tagged { opcode, stag, to } => Header::Tagged(TaggedHeader {
                 last,
                 dv,
                 //= DDP-4.2-4
@@ -100,22 +100,24 @@ impl Message {
                 //= DDP-4.2-8
                 stag,
                 // The sink checks the range as a whole; a peer's sink offset may wrap here.
-                //= DDP-5.2-8
+                //= DDP-5.2-8, DDP-5.3-3
                 to: TaggedOffset(to.wrapping_add(u64::from(self.sent))),
             }),
-            Head::Untagged { opcode, invalidate, qn, msn } => Header::Untagged(UntaggedHeader {
-                last,
-                dv,
-                //= DDP-4.3-4
-                rsvd_ulp: control(opcode),
-                inv_stag: invalidate,
-                //= DDP-4.3-6
-                qn,
-                //= DDP-4.3-10
-                msn,
-                //= DDP-4.3-11, DDP-5.2-6
-                mo: self.sent,
-            }),
+            HeaderTemplate::Untagged { opcode, invalidate, qn, msn } => {
+                Header::Untagged(UntaggedHeader {
+                    last,
+                    dv,
+                    //= DDP-4.3-4
+                    rsvd_ulp: control(opcode),
+                    inv_stag: invalidate,
+                    //= DDP-4.3-6
+                    qn,
+                    //= DDP-4.3-10
+                    msn,
+                    //= DDP-4.3-11, DDP-5.2-6, DDP-5.3-3
+                    mo: self.sent,
+                })
+            }
         };
         Segment { header, len, last }
     }
@@ -140,7 +142,7 @@ impl Message {
             MessageSource::Inline { at } => {
                 out.push(Target::inline(who.session, arena, at + self.sent as usize, len as usize));
             }
-            MessageSource::Region(ReadArrival { request, .. }) => {
+            MessageSource::ReadResponse(InboundRead { request, .. }) => {
                 let to = request.src_to.0.wrapping_add(u64::from(self.sent));
                 let target = stags
                     .remote(who, request.src_stag, to, u64::from(len), Access::REMOTE_READ)
@@ -178,7 +180,7 @@ impl Message {
             MessageSource::Empty | MessageSource::Inline { .. } | MessageSource::ReadRequest(_) => {
                 (None, &[][..])
             }
-            MessageSource::Region(owed) => (Some(owed.request.src_stag), &[][..]),
+            MessageSource::ReadResponse(owed) => (Some(owed.request.src_stag), &[][..]),
             MessageSource::Element(sge) => (Some(Stag(sge.lkey)), &[][..]),
             MessageSource::Elements { .. } => (None, list),
         };
@@ -187,12 +189,12 @@ impl Message {
 
     /// Whether it answers a read of the peer's.
     pub(in crate::engine) fn is_response(&self) -> bool {
-        matches!(self.head, Head::Tagged { opcode, .. } if opcode.is_response())
+        matches!(self.head, HeaderTemplate::Tagged { opcode, .. } if opcode.is_response())
     }
 
     /// Whether it is untagged, and is finished before the stream ends.
     pub(in crate::engine) fn is_untagged(&self) -> bool {
-        matches!(self.head, Head::Untagged { .. })
+        matches!(self.head, HeaderTemplate::Untagged { .. })
     }
 
     /// The Read Request that it is, if it is one.

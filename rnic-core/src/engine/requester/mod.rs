@@ -31,7 +31,7 @@ use super::reason::Reason;
 use crate::device::cq::CqFault;
 use crate::device::{StagChange, StagTable};
 use crate::shm::queue::{QueueFault, SendConsumer, SendEntry, SgeList};
-use crate::stream::ReadArrival;
+use crate::stream::InboundRead;
 use crate::types::{CompletionStatus, Msn, TerminateCode};
 
 /// What a queue pair requests and answers.
@@ -51,7 +51,7 @@ pub(super) struct Requester {
     /// What a copier brings, or has brought, of the message in progress.
     staging: StagingBuffer,
     /// Requests of the peer's that are to be answered.
-    inbound: VecDeque<ReadArrival>,
+    inbound: VecDeque<InboundRead>,
     /// Requests that the peer is to answer, oldest first.
     outbound: VecDeque<OutboundRead>,
     /// Whether a response goes before the next request: they alternate.
@@ -59,7 +59,7 @@ pub(super) struct Requester {
     ird: u16,
     ord: u16,
     /// While disconnecting: requests still to be taken.
-    drain: Option<u32>,
+    left_to_send: Option<u32>,
     /// Requests that hold all later ones up until every worker has changed its STag table. The
     /// first has been asked for.
     changing: VecDeque<(u64, StagChange)>,
@@ -95,7 +95,7 @@ impl Requester {
             response_next: false,
             ird: 0,
             ord: 0,
-            drain: None,
+            left_to_send: None,
             changing: VecDeque::new(),
             send_msn: Msn::FIRST,
             read_msn: Msn::FIRST,
@@ -197,7 +197,7 @@ impl Requester {
     // Not a `Progress`: passed through memory, it would be written in parts and read back at once
     // in one piece, and that waits for all stores before it, those of the payload included.
     #[inline]
-    pub(super) fn segment_left(&mut self, core: &QpCore, len: u32, queued: Option<u64>) {
+    pub(super) fn segment_sent(&mut self, core: &QpCore, len: u32, queued: Option<u64>) {
         let Some(message) = &mut self.message else { return };
         if !message.advance(len, self.elements.as_slice()) {
             return;
@@ -240,14 +240,14 @@ impl Requester {
     // --- Disconnecting -----------------------------------------------------------------------
 
     /// What is in the queue now is still sent; what is posted later is flushed.
-    pub(super) fn begin_draining(&mut self) {
+    pub(super) fn begin_closing(&mut self) {
         //= DDP-6.2.1-3
-        self.drain = Some(self.sq.look().unwrap_or(0));
+        self.left_to_send = Some(self.sq.look().unwrap_or(0));
     }
 
     /// Whether nothing that was posted before the disconnect is left to be sent or answered.
     pub(super) fn is_drained(&self) -> bool {
-        self.drain == Some(0)
+        self.left_to_send == Some(0)
             && self.fenced.is_none()
             && self.message.is_none()
             && self.in_flight.is_empty()

@@ -1,5 +1,5 @@
 //! Requests of this side that await a response of the peer's, at most ORD of them (RFC 5040 section
-//! 6.4; siw's ORQ).
+//! 6.1; siw's ORQ).
 
 use super::in_flight::{OutboundRead, Progress};
 use super::{RequestError, Requester};

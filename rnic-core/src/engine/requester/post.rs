@@ -5,7 +5,7 @@
 //! the queue; nothing overtakes (RFC 5040 section 5.5).
 
 use super::in_flight::{OutboundRead, Progress, Request};
-use super::message::{Head, Message, MessageSource, element, total_length};
+use super::message::{HeaderTemplate, Message, MessageSource, element, total_length};
 use super::outbound::take;
 use super::staging::StagingBuffer;
 use super::{RequestError, Requester};
@@ -100,15 +100,15 @@ impl Requester {
         if let Some(fenced) = self.fenced.take() {
             return Ok(Some(fenced));
         }
-        if self.drain == Some(0) {
+        if self.left_to_send == Some(0) {
             return Ok(None);
         }
         let pending = self.sq.pending().map_err(RequestError::Queue)?;
-        let pending = self.drain.map_or(pending, |left| pending.min(left));
+        let pending = self.left_to_send.map_or(pending, |left| pending.min(left));
         if pending == 0 || !self.have_slot(pending, core, engine).map_err(RequestError::Cq)? {
             return Ok(None);
         }
-        if let Some(left) = &mut self.drain {
+        if let Some(left) = &mut self.left_to_send {
             *left -= 1;
         }
         //= DDP-5.3-2, RDMAP-5.1-6, RDMAP-5.2.1-7, RDMAP-5.3-9, RDMAP-5.5-13
@@ -201,7 +201,8 @@ impl Requester {
         engine: &mut EngineState,
     ) -> Result<Option<Message>, Reason> {
         let h = &entry.header;
-        let remote = |opcode| Head::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
+        let remote =
+            |opcode| HeaderTemplate::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
         match opcode {
             SendOpcode::Write => {
                 let (source, total) = self.payload(entry, core, engine)?;
@@ -220,7 +221,7 @@ impl Requester {
                 //= DDP-4.3-7
                 let msn = take(&mut self.send_msn);
                 //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.3-1
-                let head = Head::Untagged { opcode, invalidate, qn: qn::SEND, msn };
+                let head = HeaderTemplate::Untagged { opcode, invalidate, qn: qn::SEND, msn };
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
             SendOpcode::Read | SendOpcode::ReadInvalidate => {
@@ -296,7 +297,7 @@ impl Requester {
         //= DDP-4.3-7
         let msn = take(&mut self.read_msn);
         //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.2.1-1
-        let head = Head::Untagged {
+        let head = HeaderTemplate::Untagged {
             opcode: Opcode::ReadRequest,
             //= RDMAP-4.1-9
             invalidate: Stag(0),

@@ -7,7 +7,7 @@ use crate::device::copier::{Direction, Pieces};
 use crate::device::memory::{MemoryFault, Payload, Target};
 use crate::engine::incoming::{Enclosure, Incoming};
 use crate::engine::qp_core::QpCore;
-use crate::engine::state::{Delivery, EngineState};
+use crate::engine::state::{EngineState, PeerSignal};
 
 /// Whether a segment has been placed.
 pub(in crate::engine) enum Placed {
@@ -36,7 +36,7 @@ pub(in crate::engine) struct PendingPlacement {
     pub len: usize,
     pub enclosure: Enclosure,
     /// What the other end of a direct connection has done since.
-    pub deferred: Vec<Delivery>,
+    pub deferred: Vec<PeerSignal>,
 }
 
 impl PendingWrite {

@@ -52,7 +52,7 @@ pub(super) fn emit_notices(srq: &Srq, notices: Notices, outputs: &mut VecDeque<O
         context,
         qp: u.qp,
         taken: u.taken,
-        window: u.window,
+        of_last: u.of_last,
     });
     let session = srq.session();
     outputs.extend(limit.into_iter().chain(unfair).map(|event| Output::Event { session, event }));

@@ -11,7 +11,7 @@ use super::placement::{PendingWrite, Placed};
 use super::receives::{Receives, Receiving, emit_notices};
 use crate::abi::control::Event;
 use crate::device::memory::{Payload, Unreachable};
-use crate::device::srq::{TakeOutcome, Turn};
+use crate::device::srq::{TakeMode, TakeOutcome};
 use crate::device::stag::StagTable;
 use crate::engine::interface::Output;
 use crate::engine::phase::StreamPhase;
@@ -39,7 +39,7 @@ impl Responder {
         if self.receiving.is_some() {
             return Ok(true);
         }
-        let turn = if self.rnr_timeout.is_some() { Turn::InTurn } else { Turn::AtOnce };
+        let turn = if self.rnr_timeout.is_some() { TakeMode::InTurn } else { TakeMode::AtOnce };
         if self.take_next(turn, core, now, outputs)? {
             Ok(true)
         } else if self.rnr_timeout.is_some() {
@@ -52,7 +52,7 @@ impl Responder {
     /// Takes a receive, if there is one for this QP.
     pub(super) fn take_next(
         &mut self,
-        turn: Turn,
+        turn: TakeMode,
         core: &QpCore,
         now: Time,
         outputs: &mut VecDeque<Output>,

@@ -28,13 +28,13 @@ use super::Responder;
 use super::blocked::{BlockedOn, RxBlocked, WaitingSegment};
 use super::placement::PendingPlacement;
 use super::receives::{Receives, emit_notices};
-use crate::device::srq::{Turn, Waiter};
+use crate::device::srq::{TakeMode, Waiter};
 use crate::engine::deadlines::Due;
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::interface::Output;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
-use crate::engine::state::{Delivery, EngineState};
+use crate::engine::state::{EngineState, PeerSignal};
 use crate::shm::queue::ReceiveEntry;
 
 impl Responder {
@@ -74,7 +74,7 @@ impl Responder {
                 if !matches!(found, Ok(0)) {
                     rq.clear_waits(engine.worker);
                     found.map_err(PlacementError::Queue)?;
-                    return self.take_next(Turn::AtOnce, core, engine.now, &mut engine.outputs);
+                    return self.take_next(TakeMode::AtOnce, core, engine.now, &mut engine.outputs);
                 }
                 None
             }
@@ -133,7 +133,7 @@ impl Responder {
         awaits_response: bool,
     ) -> Option<Result<bool, PlacementError>> {
         let BlockedOn::Receive { place, .. } = &self.blocked.as_ref()?.on else { return None };
-        let turn = place.map_or(Turn::AtOnce, Turn::Waited);
+        let turn = place.map_or(TakeMode::AtOnce, TakeMode::Waited);
         let taken = self.take_next(turn, core, engine.now, &mut engine.outputs);
         if matches!(taken, Ok(false)) {
             self.warn_of_read(core, engine, awaits_response);
@@ -197,11 +197,11 @@ impl Responder {
 
     /// Something that the other end of a direct connection did: whether it has its place behind a
     /// segment that a copier is writing, and is kept there.
-    pub(in crate::engine) fn defer(&mut self, delivery: Delivery) -> Result<(), Delivery> {
-        let behind = matches!(delivery, Delivery::Terminate(_) | Delivery::Fin);
-        let Some(blocked) = self.blocked.as_mut().filter(|_| behind) else { return Err(delivery) };
-        let BlockedOn::Copy(pending) = &mut blocked.on else { return Err(delivery) };
-        pending.deferred.push(delivery);
+    pub(in crate::engine) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
+        let behind = matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Fin);
+        let Some(blocked) = self.blocked.as_mut().filter(|_| behind) else { return Err(signal) };
+        let BlockedOn::Copy(pending) = &mut blocked.on else { return Err(signal) };
+        pending.deferred.push(signal);
         Ok(())
     }
 

@@ -46,8 +46,8 @@ fn a_terminate_that_cannot_leave_ends_in_a_reset_after_the_deadline_in_force() {
     let to = w.any_mr(B, 10);
     w.push(A, &[Wr::write(1, &[from.all()], &to, 0)]);
     w.round();
-    let drain_deadline = Duration::from_secs(2);
-    let other = EngineOptions { drain_deadline, ..options(7) };
+    let terminate_deadline = Duration::from_secs(2);
+    let other = EngineOptions { terminate_deadline, ..options(7) };
     for engine in &mut w.engines {
         engine.set_options(other.clone());
     }

@@ -198,7 +198,7 @@ pub(super) fn event(event: &Event) -> String {
         Event::Unreachable { reason, .. } => format!("unreachable: {reason}"),
         Event::SrqLimit { .. } => "SRQ limit".to_owned(),
         Event::SrqError { .. } => "SRQ error".to_owned(),
-        Event::SrqUnfair { qp, taken, window, .. } => format!("QP {qp} took {taken}/{window}"),
+        Event::SrqUnfair { qp, taken, of_last, .. } => format!("QP {qp} took {taken}/{of_last}"),
         Event::LastWqeReached { qp, .. } => format!("last receive of QP {qp}"),
         other => format!("{other:?}"),
     }

@@ -47,7 +47,7 @@ impl CompletionConsumer {
         if self.is_empty() {
             return None;
         }
-        let words = self.queue.window.load_words::<COMPLETION_WORDS>(self.queue.slot(self.head));
+        let words = self.queue.view.load_words::<COMPLETION_WORDS>(self.queue.slot(self.head));
         self.head = self.head.wrapping_add(1);
         Some(Cqe::from_words(words))
     }
@@ -63,7 +63,7 @@ impl CompletionConsumer {
     pub fn is_empty(&self) -> bool {
         let last = self.queue.slot(self.head) + COMPLETION_LEN - 8;
         // Acquire: pairs with the release in `CompletionProducer`, so the other words are there.
-        let word = self.queue.window.u64(last).load(Ordering::Acquire);
+        let word = self.queue.view.u64(last).load(Ordering::Acquire);
         Cqe::sequence(word) != self.head.wrapping_add(1)
     }
 
@@ -72,7 +72,7 @@ impl CompletionConsumer {
     /// slot.
     ///
     /// Pairs with [`CompletionProducer::set_waits`](super::CompletionProducer::set_waits). Here:
-    /// store the consumer index, fence, load `engine_waits_for_space`. There: set it, fence, load
+    /// store the consumer index, fence, load `ENGINE_WAITS`. There: set it, fence, load
     /// the consumer index again. One fence is first: if ours, the engine finds the space; if
     /// theirs, we see who waits. With nothing read since the last call there is no new space to
     /// tell of.
@@ -84,9 +84,9 @@ impl CompletionConsumer {
         }
         self.released = self.head;
         // Release: our reads of the slots are done before the daemon may reuse them.
-        self.queue.window.u32(queue_header::CONSUMER).store(self.head, Ordering::Release);
+        self.queue.view.u32(queue_header::CONSUMER).store(self.head, Ordering::Release);
         fence(Ordering::SeqCst);
-        self.queue.window.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
+        self.queue.view.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
     }
 
     /// Asks for one event, for the next completion of any kind (`ARM_NEXT`) or for the next that is
@@ -98,7 +98,7 @@ impl CompletionConsumer {
     /// [`CompletionProducer::take_arm`](super::CompletionProducer::take_arm).
     #[inline]
     pub fn arm(&mut self, arm: u32) {
-        let word = self.queue.window.u32(queue_header::ARM);
+        let word = self.queue.view.u32(queue_header::ARM);
         if arm == ARM_NONE {
             word.store(ARM_NONE, Ordering::Relaxed);
         } else {
@@ -111,7 +111,7 @@ impl CompletionConsumer {
     /// precedes a sleep, as with [`arm`](Self::arm), whose fence argument covers it.
     #[inline]
     pub fn set_spinning(&mut self, spins: bool) {
-        let word = self.queue.window.u32(queue_header::CLIENT_SPINS);
+        let word = self.queue.view.u32(queue_header::CLIENT_SPINS);
         word.store(u32::from(spins), Ordering::Relaxed);
         if !spins {
             fence(Ordering::SeqCst);

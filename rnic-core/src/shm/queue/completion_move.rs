@@ -55,7 +55,7 @@ impl CompletionMove {
         let before = u64::from(self.copied) << 32;
         for slot in 0..self.to.shape.capacity {
             let last = self.to.slot(slot) + COMPLETION_LEN - 8;
-            self.to.window.u64(last).store(before, Ordering::Relaxed);
+            self.to.view.u64(last).store(before, Ordering::Relaxed);
         }
     }
 
@@ -63,8 +63,8 @@ impl CompletionMove {
     pub fn copy(&mut self) {
         while self.copied != self.published {
             let (from, to) = (self.from.slot(self.copied), self.to.slot(self.copied));
-            let words = self.from.window.load_words::<COMPLETION_WORDS>(from);
-            self.to.window.store_words(to, &words);
+            let words = self.from.view.load_words::<COMPLETION_WORDS>(from);
+            self.to.view.store_words(to, &words);
             self.copied = self.copied.wrapping_add(1);
         }
     }
@@ -113,12 +113,12 @@ impl CompletionProducer {
         moving.copy();
         let CompletionMove { from, to, .. } = moving;
         for word in [queue_header::ARM, queue_header::CLIENT_SPINS] {
-            let as_it_stands = from.window.u32(word).load(Ordering::Relaxed);
-            to.window.u32(word).store(as_it_stands, Ordering::Relaxed);
+            let as_it_stands = from.view.u32(word).load(Ordering::Relaxed);
+            to.view.u32(word).store(as_it_stands, Ordering::Relaxed);
         }
-        to.window.u64(queue_header::ENGINE_WAITS).store(waiting, Ordering::Relaxed);
-        to.window.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
-        to.window.u32(queue_header::CONSUMER).store(self.consumed, Ordering::Relaxed);
+        to.view.u64(queue_header::ENGINE_WAITS).store(waiting, Ordering::Relaxed);
+        to.view.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
+        to.view.u32(queue_header::CONSUMER).store(self.consumed, Ordering::Relaxed);
         self.queue = to;
         Ok(())
     }
@@ -163,7 +163,7 @@ mod tests {
     /// Both ends of a queue through which `index` completions have passed.
     fn ends(capacity: u32, index: u32) -> (CompletionProducer, CompletionConsumer, Arc<Mapping>) {
         let (queue, arena) = place(capacity);
-        queue.window.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
+        queue.view.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
         let producer = CompletionProducer::starting_at(queue.clone(), index);
         let moving = CompletionMove {
             from: queue.clone(),

@@ -71,7 +71,7 @@ impl CompletionProducer {
 
     /// Completions written and, as far as the client says, not yet read.
     pub fn unread(&self) -> u32 {
-        let consumed = self.queue.window.u32(queue_header::CONSUMER).load(Ordering::Relaxed);
+        let consumed = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Relaxed);
         let unread = self.published.wrapping_sub(consumed);
         // A nonsensical index is reported where it matters, by `reserve` and `publish`.
         unread.min(self.published.wrapping_sub(self.consumed))
@@ -95,7 +95,7 @@ impl CompletionProducer {
     #[must_use = "the client sleeps until its event is sent"]
     pub fn take_arm(&mut self, solicited_or_error: bool) -> bool {
         fence(Ordering::SeqCst);
-        let arm = self.queue.window.u32(queue_header::ARM);
+        let arm = self.queue.view.u32(queue_header::ARM);
         let fires = match arm.load(Ordering::Relaxed) {
             ARM_NONE => false,
             ARM_SOLICITED => solicited_or_error,
@@ -110,7 +110,7 @@ impl CompletionProducer {
     /// Whether the client says that it polls without sleeping.
     #[inline]
     pub fn client_spins(&self) -> bool {
-        self.queue.window.u32(queue_header::CLIENT_SPINS).load(Ordering::Relaxed) != 0
+        self.queue.view.u32(queue_header::CLIENT_SPINS).load(Ordering::Relaxed) != 0
     }
 
     /// Says that a QP of `worker` (below 64) waits for a slot. Try [`reserve`](Self::reserve) once
@@ -131,7 +131,7 @@ impl CompletionProducer {
     }
 
     fn waits(&self) -> &AtomicU64 {
-        self.queue.window.u64(queue_header::ENGINE_WAITS)
+        self.queue.view.u64(queue_header::ENGINE_WAITS)
     }
 
     /// Whether a slot is neither in use nor promised; looks at the client's index only if, by what
@@ -153,7 +153,7 @@ impl CompletionProducer {
     /// Loads the client's index, which must lie between what it was and what was published.
     pub(super) fn refresh(&mut self) -> Result<(), QueueFault> {
         // Acquire: the client is done reading the slots it gives back.
-        let found = self.queue.window.u32(queue_header::CONSUMER).load(Ordering::Acquire);
+        let found = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         if found.wrapping_sub(self.consumed) > self.published.wrapping_sub(self.consumed) {
             let (last, published) = (self.consumed, self.published);
             return Err(QueueFault::Consumer { found, last, published });
@@ -169,11 +169,11 @@ impl CompletionProducer {
         // The sequence of entry n is n + 1, that is, the count once it is published.
         let words = cqe.to_words(self.published);
         let [body @ .., last] = &words;
-        self.queue.window.store_words(slot, body);
+        self.queue.view.store_words(slot, body);
         // Release: pairs with the acquire in `CompletionConsumer::poll`.
         //= RDMAP-5.5-10
-        self.queue.window.u64(slot + body.len() * 8).store(*last, Ordering::Release);
-        self.queue.window.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
+        self.queue.view.u64(slot + body.len() * 8).store(*last, Ordering::Release);
+        self.queue.view.u32(queue_header::PRODUCER).store(self.published, Ordering::Relaxed);
     }
 }
 
@@ -209,10 +209,10 @@ mod tests {
         let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
         let queue = QueueMemory::format(arena.clone(), 0, QueueKind::Completion, shape, 0, 0)
             .expect("fits");
-        queue.window.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
+        queue.view.u32(queue_header::CONSUMER).store(index, Ordering::Relaxed);
         for slot in 0..capacity {
             let last = queue.slot(slot) + COMPLETION_LEN - 8;
-            queue.window.u64(last).store(u64::from(index) << 32, Ordering::Relaxed);
+            queue.view.u64(last).store(u64::from(index) << 32, Ordering::Relaxed);
         }
         let producer = CompletionProducer::starting_at(queue.clone(), index);
         (producer, CompletionConsumer::starting_at(queue, index), arena)

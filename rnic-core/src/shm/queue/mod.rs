@@ -26,7 +26,7 @@ pub use send::{SendConsumer, SendEntry, SendProducer};
 
 use super::Mapping;
 use super::sync::{Ordering, fence};
-use super::window::Window;
+use super::view::View;
 use crate::abi::ABI_VERSION;
 use crate::abi::queue::{
     CACHE_LINE, COMPLETION_LEN, QUEUE_HEADER_LEN, QUEUE_MAGIC, QueueKind, QueueShape,
@@ -41,7 +41,7 @@ pub const MAX_CAPACITY: u32 = 1 << 24;
 /// A queue's place in its arena, before it is known whose end this process holds.
 #[derive(Clone, Debug)]
 pub struct QueueMemory {
-    window: Window,
+    view: View,
     /// Of the window in its mapping.
     offset: usize,
     kind: QueueKind,
@@ -61,12 +61,10 @@ impl QueueMemory {
         doorbell: u32,
     ) -> Result<Self, QueueError> {
         let queue = Self::place(mapping, offset, kind, shape, doorbell)?;
-        queue.window.zero();
+        queue.view.zero();
         let owner = u64::from(owner) | u64::from(doorbell) << 32;
-        queue
-            .window
-            .store_words(queue_header::MAGIC, &[QUEUE_MAGIC, shape_word(kind, shape), owner]);
-        queue.window.u32(queue_header::WORKER).store(WORKER_NONE, Ordering::Release);
+        queue.view.store_words(queue_header::MAGIC, &[QUEUE_MAGIC, shape_word(kind, shape), owner]);
+        queue.view.u32(queue_header::WORKER).store(WORKER_NONE, Ordering::Release);
         Ok(queue)
     }
 
@@ -78,7 +76,7 @@ impl QueueMemory {
         shape: QueueShape,
     ) -> Result<Self, QueueError> {
         let mut queue = Self::place(mapping, offset, kind, shape, 0)?;
-        let [magic, found, owner] = queue.window.load_words(queue_header::MAGIC);
+        let [magic, found, owner] = queue.view.load_words(queue_header::MAGIC);
         if magic != QUEUE_MAGIC {
             return Err(QueueError::Magic);
         }
@@ -116,7 +114,7 @@ impl QueueMemory {
     /// publish entries, load the worker and, if there is none, fence and load again. If the client
     /// still finds none, its fence came first and the scan finds the entries; else it rings.
     pub fn set_worker(&self, worker: u32) {
-        self.window.u32(queue_header::WORKER).store(worker, Ordering::Release);
+        self.view.u32(queue_header::WORKER).store(worker, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
@@ -124,7 +122,7 @@ impl QueueMemory {
     /// is bound, when nobody needs to be told. See [`set_worker`](Self::set_worker).
     #[inline]
     pub fn worker(&self) -> Option<u32> {
-        let word = self.window.u32(queue_header::WORKER);
+        let word = self.view.u32(queue_header::WORKER);
         let mut worker = word.load(Ordering::Acquire);
         if worker == WORKER_NONE {
             fence(Ordering::SeqCst);
@@ -136,7 +134,7 @@ impl QueueMemory {
     /// Mapping of the arena in which the queue lies.
     #[inline]
     pub fn mapping(&self) -> &Arc<Mapping> {
-        self.window.mapping()
+        self.view.mapping()
     }
 
     fn place(
@@ -161,8 +159,8 @@ impl QueueMemory {
             return Err(QueueError::Misaligned);
         }
         // No overflow: at most 2^24 entries of at most 2^17 bytes.
-        let window = Window::new(mapping, offset, shape.bytes()).ok_or(QueueError::OutOfRange)?;
-        Ok(QueueMemory { window, offset, kind, shape, doorbell })
+        let view = View::new(mapping, offset, shape.bytes()).ok_or(QueueError::OutOfRange)?;
+        Ok(QueueMemory { view, offset, kind, shape, doorbell })
     }
 
     /// Offset in the window of the entry with this free-running index.

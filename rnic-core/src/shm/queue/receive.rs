@@ -41,7 +41,7 @@ impl ReceiveProducer {
             return Err(PushError::TooLong);
         }
         let slot = self.ring.slot().ok_or(PushError::Full)?;
-        let window = &self.ring.queue.window;
+        let window = &self.ring.queue.view;
         #[expect(clippy::cast_possible_truncation, reason = "at most MAX_SGE, as checked")]
         let header = ReceiveHeader { num_sge: sges.len() as u8, wr_id, spare_is_zero: true };
         window.store_words(slot, &header.to_words());
@@ -63,7 +63,7 @@ impl ReceiveProducer {
     /// is to be rung for this queue, because a message that they hold waits for a receive.
     ///
     /// Pairs with [`ReceiveConsumer::set_waits`]. Here: publish the entries, fence, load
-    /// `engine_waits_for_receive`. There: set it, fence, look at the ring again. One fence is
+    /// `ENGINE_WAITS`. There: set it, fence, look at the ring again. One fence is
     /// first: if ours, the engine finds the entries; if theirs, we see who waits. With a shared
     /// queue the argument holds for each worker on its own: each sets its bit by one atomic
     /// operation, and clears none but its own.
@@ -71,7 +71,7 @@ impl ReceiveProducer {
     #[must_use = "the workers in this set wait for their doorbell"]
     pub fn waits(&self) -> u64 {
         fence(Ordering::SeqCst);
-        self.ring.queue.window.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
+        self.ring.queue.view.u64(queue_header::ENGINE_WAITS).load(Ordering::Relaxed)
     }
 }
 
@@ -153,13 +153,13 @@ impl ReceiveConsumer {
     }
 
     fn waits(&self) -> &AtomicU64 {
-        self.ring.queue.window.u64(queue_header::ENGINE_WAITS)
+        self.ring.queue.view.u64(queue_header::ENGINE_WAITS)
     }
 
     #[inline]
     fn copy_out(&self, slot: usize, index: u32, to: &mut ReceiveEntry) -> Result<(), EntryError> {
         let queue = &self.ring.queue;
-        let words = queue.window.load_words::<RECEIVE_HEADER_WORDS>(slot);
+        let words = queue.view.load_words::<RECEIVE_HEADER_WORDS>(slot);
         let ReceiveHeader { num_sge, wr_id, spare_is_zero } = ReceiveHeader::from_words(words);
         let count = usize::from(num_sge);
         let room = queue.shape.stride as usize - RECEIVE_HEADER_LEN;
@@ -174,7 +174,7 @@ impl ReceiveConsumer {
         to.sges.clear();
         for n in 0..count {
             let at = slot + RECEIVE_HEADER_LEN + n * SGE_LEN;
-            to.sges.push(Sge::from_words(queue.window.load_words(at)));
+            to.sges.push(Sge::from_words(queue.view.load_words(at)));
         }
         Ok(())
     }

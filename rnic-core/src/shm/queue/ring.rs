@@ -33,7 +33,7 @@ impl ProducerRing {
     #[inline]
     pub(super) fn free(&mut self) -> u32 {
         // Acquire: the daemon is done reading the slots it gives back.
-        self.retired = self.queue.window.u32(queue_header::CONSUMER).load(Ordering::Acquire);
+        self.retired = self.queue.view.u32(queue_header::CONSUMER).load(Ordering::Acquire);
         self.room()
     }
 
@@ -58,7 +58,7 @@ impl ProducerRing {
         if self.published != self.tail {
             self.published = self.tail;
             // Release: pairs with the acquire in `ConsumerRing::refresh`.
-            self.queue.window.u32(queue_header::PRODUCER).store(self.tail, Ordering::Release);
+            self.queue.view.u32(queue_header::PRODUCER).store(self.tail, Ordering::Release);
         }
     }
 
@@ -106,7 +106,7 @@ impl ConsumerRing {
 
     /// The same for display: an index that makes no sense is reported where it matters.
     pub(super) fn posted(&self) -> u32 {
-        let found = self.queue.window.u32(queue_header::PRODUCER).load(Ordering::Relaxed);
+        let found = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Relaxed);
         let posted = found.wrapping_sub(self.head);
         let sensible = posted <= self.queue.shape.capacity - self.outstanding();
         if sensible { posted } else { self.seen.wrapping_sub(self.head) }
@@ -129,7 +129,7 @@ impl ConsumerRing {
         debug_assert!(count <= self.outstanding(), "only what was taken can be given back");
         self.retired = self.retired.wrapping_add(count.min(self.outstanding()));
         // Release: our reads of the slots are done before the client may reuse them.
-        self.queue.window.u32(queue_header::CONSUMER).store(self.retired, Ordering::Release);
+        self.queue.view.u32(queue_header::CONSUMER).store(self.retired, Ordering::Release);
     }
 
     /// Entries taken and not given back.
@@ -143,7 +143,7 @@ impl ConsumerRing {
     fn refresh(&mut self) -> Result<(), QueueFault> {
         let capacity = self.queue.shape.capacity;
         // Acquire: pairs with the release in `ProducerRing::publish`, so the entries are there.
-        let found = self.queue.window.u32(queue_header::PRODUCER).load(Ordering::Acquire);
+        let found = self.queue.view.u32(queue_header::PRODUCER).load(Ordering::Acquire);
         if found.wrapping_sub(self.head) > capacity - self.outstanding() {
             return Err(QueueFault::Producer { found, retired: self.retired, capacity });
         }
@@ -168,14 +168,14 @@ mod tests {
         let (arena, _fd) = Mapping::create_arena("test", shape.bytes()).expect("a little memory");
         let queue = QueueMemory::format(arena, 0, QueueKind::Receive, shape, 0, 0).expect("fits");
         for word in [queue_header::PRODUCER, queue_header::CONSUMER] {
-            queue.window.u32(word).store(index, Ordering::Relaxed);
+            queue.view.u32(word).store(index, Ordering::Relaxed);
         }
         let producer = ProducerRing::starting_at(queue.clone(), index);
         (producer, ConsumerRing::starting_at(queue, index))
     }
 
     fn producer_index(ring: &ConsumerRing) -> &AtomicU32 {
-        ring.queue.window.u32(queue_header::PRODUCER)
+        ring.queue.view.u32(queue_header::PRODUCER)
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_nonsensical_consumer_index_never_makes_room() {
         let (mut producer, consumer) = rings(4, 0);
-        let index = consumer.queue.window.u32(queue_header::CONSUMER);
+        let index = consumer.queue.view.u32(queue_header::CONSUMER);
         for nonsense in [1, 5, u32::MAX - 3, 1 << 31] {
             index.store(nonsense, Ordering::Relaxed);
             assert!(producer.free() <= 4);
@@ -266,7 +266,7 @@ mod tests {
                         let slot = producer.slot();
                         prop_assert_eq!(slot.is_some(), used < capacity);
                         if let Some(slot) = slot {
-                            producer.queue.window.store_words(slot, &[next, !next]);
+                            producer.queue.view.store_words(slot, &[next, !next]);
                             producer.advance();
                             written.push_back(next);
                             next += 1;
@@ -278,7 +278,7 @@ mod tests {
                     }
                     Op::Take => {
                         let got = consumer.take().expect("an honest client");
-                        let words = got.map(|(slot, _)| consumer.queue.window.load_words(slot));
+                        let words = got.map(|(slot, _)| consumer.queue.view.load_words(slot));
                         let expected = published.pop_front();
                         taken += u32::from(expected.is_some());
                         prop_assert_eq!(words, expected.map(|n| [n, !n]));

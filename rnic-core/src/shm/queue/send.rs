@@ -54,7 +54,7 @@ impl SendProducer {
         }
         let inline_len = u16::try_from(inline.len()).map_err(|_| PushError::TooLong)?;
         let slot = self.ring.slot().ok_or(PushError::Full)?;
-        let window = &self.ring.queue.window;
+        let window = &self.ring.queue.view;
         #[expect(clippy::cast_possible_truncation, reason = "at most MAX_SGE, as checked")]
         let header = SendHeader { num_sge: sges.len() as u8, inline_len, ..*header };
         window.store_words(slot, &header.to_words());
@@ -121,7 +121,7 @@ impl SendConsumer {
     pub fn take(&mut self, sges: &mut SgeList) -> Result<Option<SendEntry>, TakeError> {
         let Some((slot, index)) = self.ring.take()? else { return Ok(None) };
         let queue = &self.ring.queue;
-        let words = queue.window.load_words::<SEND_HEADER_WORDS>(slot);
+        let words = queue.view.load_words::<SEND_HEADER_WORDS>(slot);
         let header = SendHeader::from_words(words);
         if let Some(malformed) = malformed(&header, queue.shape.stride as usize) {
             let SendHeader { wr_id, opcode, .. } = header;
@@ -130,7 +130,7 @@ impl SendConsumer {
         let body = slot + SEND_HEADER_LEN;
         sges.clear();
         for n in 0..usize::from(header.num_sge) {
-            sges.push(Sge::from_words(queue.window.load_words(body + n * SGE_LEN)));
+            sges.push(Sge::from_words(queue.view.load_words(body + n * SGE_LEN)));
         }
         Ok(Some(SendEntry { header, inline_at: queue.offset + body, index }))
     }

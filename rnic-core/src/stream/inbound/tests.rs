@@ -296,7 +296,7 @@ fn read_request_in_parts_is_put_together_and_takes_one_slot() {
     let mut bytes = [0; 28];
     bytes.copy_from_slice(&whole);
     let request = ReadRequest::parse(&bytes);
-    let expected = ReadArrival { request, header, segment_len: 26 };
+    let expected = InboundRead { request, header, segment_len: 26 };
     assert_eq!(inbound.handle(&last, false), Ok(Arrival::ReadRequest(expected)));
     assert!(inbound.handle(&read(LAST, 2, 0, &whole), true).is_ok());
 }
@@ -336,7 +336,7 @@ fn read_request_errors_give_back_exactly_its_headers() {
         let mut expected = vec![0x01, code.code, 0xE0, 0x00, 0x00, 46];
         expected.extend_from_slice(&ulpdu);
         assert_eq!(terminate::build(Fault::read(code), &ulpdu, None), expected);
-        let ReadArrival { request, header, segment_len } = &arrival;
+        let InboundRead { request, header, segment_len } = &arrival;
         let later =
             terminate::build_from_bytes(Fault::read(code), *segment_len, header, Some(request));
         assert_eq!(later, expected);

@@ -63,7 +63,7 @@ fn a_responder_closes_at_once_on_what_is_no_request() {
         peer.write_all(&bytes).expect("write");
         // The peer says and closes nothing more, and no time passes.
         assert_eq!(closed(&mut peer, &mut b), b"", "{bytes:x?}");
-        assert_eq!(b.cm.half_open(), 0, "{bytes:x?}");
+        assert_eq!(b.cm.in_startup(), 0, "{bytes:x?}");
     }
     assert!(b.cm.poll_event().is_none());
     assert_eq!((b.row().pending, b.row().accepted), (0, 0));
@@ -92,7 +92,7 @@ fn an_initiator_closes_at_once_on_what_is_no_reply() {
         let reason = a.unreachable();
         assert!(reason.ends_with(": 2/0/04 (invalid start-up frame)"), "{reason} for {bytes:x?}");
         assert_eq!(closed(&mut peer, &mut a), b"", "{bytes:x?}");
-        assert_eq!((a.cm.half_open(), asked[17]), (0, 2));
+        assert_eq!((a.cm.in_startup(), asked[17]), (0, 2));
         // A wrong frame is no sign of a peer that knows revision 1 only.
         let again = listener.accept().map(drop).map_err(|e| e.kind());
         assert_eq!(again, Err(std::io::ErrorKind::WouldBlock));
@@ -137,19 +137,19 @@ fn bytes_that_drip_do_not_move_the_deadline() {
     let (tick, step) = (Duration::from_nanos(1), Duration::from_millis(200));
     let mut b = Node::new(options());
     let mut peer = raw(b.listen("127.0.0.1", 1));
-    b.until(|b| b.cm.half_open() == 1);
+    b.until(|b| b.cm.in_startup() == 1);
     let began = b.now;
     for byte in &frame(false, 0x40, 1, &[])[..14] {
         peer.write_all(&[*byte]).expect("write");
         b.pass(step);
         b.turn(Duration::from_millis(1));
-        assert_eq!(b.cm.half_open(), 1);
+        assert_eq!(b.cm.in_startup(), 1);
     }
     let left = options().request_deadline - b.now.since(began) - tick;
     b.pass(left);
-    assert_eq!(b.cm.half_open(), 1);
+    assert_eq!(b.cm.in_startup(), 1);
     b.pass(tick);
-    assert_eq!(b.cm.half_open(), 0);
+    assert_eq!(b.cm.in_startup(), 0);
     assert_eq!(closed(&mut peer, &mut b), b"");
 
     let mut a = Node::new(options());
@@ -161,7 +161,7 @@ fn bytes_that_drip_do_not_move_the_deadline() {
         peer.write_all(&[*byte]).expect("write");
         a.pass(step);
         a.turn(Duration::from_millis(1));
-        assert_eq!(a.cm.half_open(), 1);
+        assert_eq!(a.cm.in_startup(), 1);
     }
     a.pass(options().reply_deadline - 9 * step);
     assert!(a.unreachable().contains("deadline"));
@@ -268,7 +268,7 @@ fn an_initiator_asks_as_the_rfc_has_it_and_hears_the_answer() {
             }
             other => panic!("{what}: {other:?}"),
         }
-        assert_eq!(a.cm.half_open(), 0);
+        assert_eq!(a.cm.in_startup(), 0);
     }
 }
 
@@ -296,7 +296,7 @@ fn a_private_data_length_above_512_is_not_waited_for() {
     header.truncate(20);
     peer.write_all(&header).expect("write");
     assert_eq!(closed(&mut peer, &mut b), b"");
-    assert_eq!(b.cm.half_open(), 0);
+    assert_eq!(b.cm.in_startup(), 0);
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn what_is_no_request_is_closed_without_a_word() {
         assert_eq!(closed(&mut peer, &mut b), b"", "{bytes:x?}");
     }
     assert!(b.cm.poll_event().is_none());
-    assert_eq!((b.cm.half_open(), b.row().pending), (0, 0));
+    assert_eq!((b.cm.in_startup(), b.row().pending), (0, 0));
 }
 
 #[test]
@@ -325,9 +325,9 @@ fn revision_0_is_told_revision_1_and_closed_in_order() {
     peer.write_all(&frame(false, 0xC0, 0, &[])).expect("write");
     let reply = closed(&mut peer, &mut b);
     assert_eq!((reply.len(), &reply[..16], reply[17]), (20, &b"MPA ID Rep Frame"[..], 1));
-    assert_eq!(b.cm.half_open(), 1, "waits for the peer's FIN");
+    assert_eq!(b.cm.in_startup(), 1, "waits for the peer's FIN");
     drop(peer);
-    b.until(|b| b.cm.half_open() == 0);
+    b.until(|b| b.cm.in_startup() == 0);
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn a_peer_that_closes_without_a_word_is_tried_as_revision_1() {
     assert_eq!(active.negotiated.revision, 1);
     assert_eq!(active.negotiated.private_data, b"fine");
     assert_eq!(active.negotiated.leftover, b"first FPDU");
-    assert_eq!(a.cm.half_open(), 0);
+    assert_eq!(a.cm.in_startup(), 0);
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn a_peer_that_closes_on_revision_1_too_is_unreachable() {
     let reason = a.unreachable();
     assert!(reason.starts_with("TCP was accepted, and closed without an MPA reply"), "{reason}");
     assert!(reason.contains("; as MPA revision 1: "), "{reason}");
-    assert_eq!(a.cm.half_open(), 0);
+    assert_eq!(a.cm.in_startup(), 0);
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn a_reply_that_is_none_ends_the_attempt() {
         let mut peer = take(&listener, &mut a);
         peer.write_all(&bytes).expect("write");
         a.unreachable();
-        assert_eq!(a.cm.half_open(), 0);
+        assert_eq!(a.cm.in_startup(), 0);
     }
 }
 

@@ -80,8 +80,8 @@ impl Rig {
         }
     }
 
-    fn half_open(&self) -> usize {
-        self.node.cm.half_open()
+    fn in_startup(&self) -> usize {
+        self.node.cm.in_startup()
     }
 }
 
@@ -93,7 +93,7 @@ pub(super) fn request() -> Vec<u8> {
 fn an_accepted_connection_loses_no_byte_behind_the_reply() {
     let mut r = Rig::new();
     r.connect_over().expect("connect");
-    assert_eq!(r.half_open(), 1);
+    assert_eq!(r.in_startup(), 1);
     let asked = read(&mut r.peer, 28, &mut r.node);
     assert_eq!((&asked[..16], &asked[24..]), (&b"MPA ID Req Frame"[..], &b"over"[..]));
     r.peer
@@ -105,7 +105,7 @@ fn an_accepted_connection_loses_no_byte_behind_the_reply() {
     assert_eq!(connected.addresses.peer, r.peer.local_addr().expect("bound"));
     let mut bytes = [0; 10];
     (&connected.stream).read_exact(&mut bytes).expect("bytes that nobody took");
-    assert_eq!((&bytes, r.half_open()), (b"first FPDU", 0));
+    assert_eq!((&bytes, r.in_startup()), (b"first FPDU", 0));
 }
 
 //= MPA-7.1.2-3b
@@ -128,7 +128,7 @@ fn a_rejected_initiator_leaves_every_byte_behind_the_reply() {
     }
     let mut bytes = [0; 6];
     r.client.read_exact(&mut bytes).expect("bytes that nobody took");
-    assert_eq!((&bytes, r.half_open()), (b"behind", 0));
+    assert_eq!((&bytes, r.in_startup()), (b"behind", 0));
     r.goes_on_in_plain_tcp();
 }
 
@@ -140,7 +140,7 @@ fn a_peer_that_closes_is_not_tried_again_as_revision_1() {
     r.peer.shutdown(Shutdown::Write).expect("shutdown");
     assert!(r.node.unreachable().contains("without an MPA reply"));
     assert_eq!(closed(&mut r.peer, &mut r.node), b"");
-    assert_eq!(r.half_open(), 0);
+    assert_eq!(r.in_startup(), 0);
 }
 
 //= MPA-7.1-7
@@ -148,7 +148,7 @@ fn a_peer_that_closes_is_not_tried_again_as_revision_1() {
 fn a_request_is_served_and_what_follows_it_is_too_early() {
     let mut r = Rig::new();
     r.serve_over();
-    assert_eq!((r.half_open(), r.node.row().backlog), (1, 1));
+    assert_eq!((r.in_startup(), r.node.row().backlog), (1, 1));
     r.peer.write_all(&request()).expect("write");
     let asked = r.node.request();
     assert_eq!(asked.private_data, b"please");
@@ -156,7 +156,7 @@ fn a_request_is_served_and_what_follows_it_is_too_early() {
     let connected = r.node.connected();
     assert_eq!(connected.qp, PASSIVE);
     assert_eq!(&read(&mut r.peer, 27, &mut r.node)[20..], b"welcome");
-    assert_eq!((r.half_open(), r.node.row().accepted), (0, 1));
+    assert_eq!((r.in_startup(), r.node.row().accepted), (0, 1));
     let now = r.node.now;
     r.node.cm.close_listener(LISTENER, now).expect("close");
 
@@ -165,7 +165,7 @@ fn a_request_is_served_and_what_follows_it_is_too_early() {
     r.peer.write_all(&[request(), b"early".to_vec()].concat()).expect("write");
     assert!(r.no_request().contains("before it had the MPA reply"));
     closed(&mut r.peer, &mut r.node);
-    assert_eq!(r.half_open(), 0);
+    assert_eq!(r.in_startup(), 0);
 }
 
 //= MPA-7.1.2-2d
@@ -179,7 +179,7 @@ fn a_rejected_request_leaves_the_connection_to_the_client() {
     let reply = read(&mut r.peer, 22, &mut r.node);
     assert_eq!((reply[16] & 0x20, &reply[20..]), (0x20, &b"no"[..]));
     r.node.cm.close_listener(LISTENER, now).expect("close");
-    assert_eq!(r.half_open(), 0);
+    assert_eq!(r.in_startup(), 0);
     r.goes_on_in_plain_tcp();
 }
 
@@ -210,11 +210,11 @@ fn a_rejection_that_finds_no_room_is_sent_before_the_client_goes_on() {
     r.peer.write_all(&request()).expect("write");
     let (asked, now) = (r.node.request(), r.node.now);
     assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
-    assert_eq!(r.half_open(), 1);
+    assert_eq!(r.in_startup(), 1);
     read(&mut r.peer, sent, &mut r.node);
     assert!(matches!(r.node.event(), CmEvent::Returned { session: SESSION }));
     assert_eq!(read(&mut r.peer, 20, &mut r.node)[16] & 0x20, 0x20);
-    assert_eq!(r.half_open(), 0);
+    assert_eq!(r.in_startup(), 0);
     r.goes_on_in_plain_tcp();
 }
 
@@ -228,7 +228,7 @@ fn a_rejection_that_never_finds_room_ends_at_a_deadline() {
     assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
     r.node.pass(Duration::from_secs(10));
     assert!(matches!(r.node.event(), CmEvent::Returned { session: SESSION }));
-    assert_eq!((r.half_open(), r.node.cm.next_timeout()), (0, None));
+    assert_eq!((r.in_startup(), r.node.cm.next_timeout()), (0, None));
     // Without one who waits, or whose session has gone, nobody is told.
     let mut r = Rig::new();
     r.serve_over();
@@ -238,7 +238,7 @@ fn a_rejection_that_never_finds_room_ends_at_a_deadline() {
     assert_eq!(r.node.cm.reject(asked.id, b"", now), Ok(Rejection::Sending));
     r.node.cm.drop_session(SESSION, now);
     assert!(r.node.cm.poll_event().is_none());
-    assert_eq!((r.half_open(), r.node.cm.next_timeout()), (0, None));
+    assert_eq!((r.in_startup(), r.node.cm.next_timeout()), (0, None));
 }
 
 //= MPA-7.1.1-2
@@ -264,13 +264,13 @@ fn every_way_to_bring_no_request_is_told() {
     assert_eq!(read(&mut r.peer, 20, &mut r.node)[17], 1);
     // A newer connection, where there is room for one only.
     let mut r = Rig::new();
-    r.node = Node::new(CmOptions { half_open: 1, ..options() });
+    r.node = Node::new(CmOptions { startups: 1, ..options() });
     r.serve_over();
     let (id, any) = (ListenerId(11), "127.0.0.1:0".parse().expect("an address"));
     let address = r.node.cm.bind(SESSION, id, any).expect("bind");
     r.node.cm.listen(id, 1).expect("listen");
     let _newer = raw(address);
-    assert!(r.no_request().contains("limits.half_open"));
+    assert!(r.no_request().contains("limits.startups"));
     closed(&mut r.peer, &mut r.node);
 }
 
@@ -333,7 +333,7 @@ fn flags_that_the_client_sets_do_not_make_the_daemon_wait() {
     drop(client);
     let now = node.now;
     node.cm.drop_session(SESSION, now);
-    assert_eq!(node.cm.half_open(), 0);
+    assert_eq!(node.cm.in_startup(), 0);
     assert!(begun.elapsed() < Duration::from_secs(50));
     drop(peer);
 }

@@ -68,9 +68,9 @@ impl Manager {
         let limits = &self.config.limits.device;
         let mut rows = self.ledger.device_rows();
         rows.push(LimitRow {
-            key: self.capacity.half_open_key(limits.count(Kind::HalfOpen)),
+            key: self.capacity.startups_key(limits.count(Kind::Startups)),
             scope: "device".to_owned(),
-            limit: self.capacity.half_open.into(),
+            limit: self.capacity.startups.into(),
             used: self.cm.startups() as u64,
         });
         rows.push(LimitRow {
@@ -91,14 +91,14 @@ impl Manager {
             used: self.reaper.closing(rights.uid) as u64,
         };
         let quota = self.capacity.quota(rights);
-        let half_open = LimitRow {
-            key: quota.half_open_key,
+        let startups = LimitRow {
+            key: quota.startups_key,
             scope: user_scope(rights),
-            limit: quota.half_open.into(),
+            limit: quota.startups.into(),
             used: self.cm.startups_of(rights.uid) as u64,
         };
         let mut rows = self.ledger.user_rows(rights);
-        rows.extend([half_open, closing]);
+        rows.extend([startups, closing]);
         rows
     }
 }

@@ -84,7 +84,7 @@ impl Manager {
             windows: count(Kind::Windows),
             srqs: count(Kind::Srqs),
             listeners: count(Kind::Listeners),
-            half_open: everybody(self.cm.half_open()),
+            startups: everybody(self.cm.in_startup()),
             arena_bytes: counts.of(Kind::ArenaBytes),
             refusals,
             sessions_ended: own.map_or(self.records.misbehaved(), |_| 0),

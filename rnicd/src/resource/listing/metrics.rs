@@ -47,7 +47,7 @@ impl Manager {
             MetricKind::Gauge,
             "Connections before MPA has begun.",
         )
-        .sample(&[], self.cm.half_open() as u64);
+        .sample(&[], self.cm.in_startup() as u64);
         let ended = "Sessions ended for misbehaviour.";
         page.figure("sessions_ended_total", MetricKind::Counter, ended)
             .sample(&[], self.records.misbehaved());

@@ -23,7 +23,7 @@ fn said<T: std::fmt::Debug>(result: Result<T, Refusal>) -> String {
 
 const RULES: &str = "[limits.session]\nqps = 9\npds = 9\nmrs = 9\n\
     [[user]]\nwho = 1000\nsession = { qps = 1 }\ntrusted = true\n\
-    [[group]]\nwho = 50\nsession = { qps = 2, pds = 2 }\nuser = { sessions = 3, half_open = 4 }\n\
+    [[group]]\nwho = 50\nsession = { qps = 2, pds = 2 }\nuser = { sessions = 3, startups = 4 }\n\
     [[group]]\nwho = 60\nsession = { mrs = 3, diagnoses = 5 }\ntrusted = true\n\
     [[user]]\nwho = 65534\nsession = { qps = 7 }\ntrusted = true\n\
     [[group]]\nwho = 65534\nsession = { qps = 7 }\n";
@@ -45,7 +45,7 @@ fn the_users_rule_comes_first_then_the_first_group_then_the_defaults() {
     assert_eq!(rights.user_limit(Kind::Sessions), 3);
     assert_eq!(rights.user_key(Kind::Sessions), "group.50.user.sessions (user 1000)");
     assert_eq!(rights.user_key(Kind::Qps), "limits.user.qps (user 1000)");
-    assert_eq!(rights.user_count(Kind::HalfOpen), 4);
+    assert_eq!(rights.user_count(Kind::Startups), 4);
     assert_eq!(rights.session_count(Kind::Diagnoses), 256);
     let bob = policy.rights(&who(1001, &[60]));
     assert_eq!((bob.session_limit(Kind::Mrs), bob.session_limit(Kind::Diagnoses)), (3, 5));

@@ -313,8 +313,8 @@ impl Manager {
     ) -> Result<Reads, Refusal> {
         let limits = &self.config.limits;
         for (field, value, key, kind) in [
-            ("ird", &wanted.0, "limits.ird", Kind::IrdOfQp),
-            ("ord", &wanted.1, "limits.ord", Kind::OrdOfQp),
+            ("ird", &wanted.0, "limits.ird", Kind::Ird),
+            ("ord", &wanted.1, "limits.ord", Kind::Ord),
         ] {
             refuse::at_most(field, value.unwrap_or(0).into(), key, limits.device.of(kind))?;
         }

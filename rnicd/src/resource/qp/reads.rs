@@ -23,8 +23,8 @@ impl Reads {
         (most_ird, most_ord): (u16, u16),
     ) -> Result<Reads, Refusal> {
         //= RDMAP-8.1.2-7
-        let ird = charge(account, Kind::Ird, ird, most_ird)?;
-        let ord = charge(account, Kind::Ord, ord, most_ord)?;
+        let ird = charge(account, Kind::IrdTotal, ird, most_ird)?;
+        let ord = charge(account, Kind::OrdTotal, ord, most_ord)?;
         Ok(Reads { ird, ord })
     }
 

@@ -171,7 +171,7 @@ fn check_qp(limits: &Limits, r: &QpRequest) -> Result<(), Refusal> {
     for (field, depth) in [("sq_depth", r.sq_depth), ("rq_depth", r.rq_depth)].into_iter().take(own)
     {
         let most = limits.device.of(Kind::QueueDepth);
-        refuse::at_most(field, u64::from(depth), "limits.wr_depth", most)?;
+        refuse::at_most(field, u64::from(depth), "limits.queue_depth", most)?;
     }
     let sges = [("max_send_sge", r.max_send_sge), ("max_recv_sge", r.max_recv_sge)];
     for (field, sges) in sges.into_iter().take(own) {

@@ -58,7 +58,7 @@ impl Manager {
 
     pub(in crate::resource) fn destroy_cq(&mut self, id: SessionId, cq: CqId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let users = session.cq(cq)?.cq.users.load(Relaxed);
+        let users = session.cq(cq)?.cq.qps.load(Relaxed);
         if users > 0 {
             return Err(refuse::in_use("CQ", cq.0, format!("{users} QPs")));
         }

@@ -62,7 +62,7 @@ pub fn cq_row(cq: &Cq) -> CqRow {
         capacity: cq.capacity(),
         unread,
         reserved,
-        qps: cq.users.load(Relaxed),
+        qps: cq.qps.load(Relaxed),
         completions,
         overflowed: cq.is_dead(),
     }

@@ -86,7 +86,7 @@ impl Manager {
             }
             ResizeFault::Cq(fault) => fault,
         };
-        if let CqFault::Scribbled(fault) = fault
+        if let CqFault::BadIndex(fault) = fault
             && queue.kill()
         {
             if let Ok(session) = find(&mut self.sessions, id) {

@@ -28,7 +28,7 @@ impl Manager {
             return Err(refuse::invalid("depth", "an SRQ has at least one entry"));
         }
         let limits = &self.config.limits.device;
-        refuse::at_most("depth", depth.into(), "limits.wr_depth", limits.of(Kind::QueueDepth))?;
+        refuse::at_most("depth", depth.into(), "limits.queue_depth", limits.of(Kind::QueueDepth))?;
         refuse::at_most("max_sge", max_sge.into(), "limits.sge", limits.of(Kind::Sges))?;
         let shape = QueueShape::receive(depth, max_sge);
         check_limit(limit, shape.capacity)?;
@@ -69,7 +69,7 @@ impl Manager {
         if queue.kill() {
             let context = queue.context.load(Relaxed);
             session.tell(&Event::SrqError { srq, context });
-            if let SrqFault::Scribbled(fault) = fault {
+            if let SrqFault::BadIndex(fault) = fault {
                 self.outbox.end(id, format!("shared receive queue {srq}: {fault}"));
             }
             self.srq_failed(srq);
@@ -84,7 +84,7 @@ impl Manager {
 
     pub(in crate::resource) fn destroy_srq(&mut self, id: SessionId, srq: SrqId) -> Answer {
         let session = find(&mut self.sessions, id)?;
-        let users = session.srq(srq)?.srq.users.load(Relaxed);
+        let users = session.srq(srq)?.srq.qps.load(Relaxed);
         if users > 0 {
             return Err(refuse::in_use("SRQ", srq.0, format!("{users} QPs")));
         }
@@ -145,7 +145,7 @@ pub fn srq_row(object: &SrqObject) -> SrqRow {
         posted: usage.posted,
         taken: usage.taken,
         limit: usage.limit,
-        qps: srq.users.load(Relaxed),
+        qps: srq.qps.load(Relaxed),
         waiting: usage.waiting,
         unfair: usage.unfair,
     }

@@ -22,6 +22,7 @@ use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::mpa::{Deframer, Framer, MAX_FPDU, mulpdu};
 use crate::shm::io::Piece;
+use crate::stream::Fault;
 use crate::stream::inbound::Inbound;
 use crate::stream::startup::{Negotiated, Role, Rtr, RtrKinds};
 
@@ -136,8 +137,19 @@ impl TcpLink {
         std::mem::take(&mut self.blocked)
     }
 
+    /// See [`Inbound::sent_placed`].
+    #[inline]
+    pub(in crate::engine) fn send_placed(
+        &mut self,
+        mo: u32,
+        len: usize,
+        last: bool,
+    ) -> Result<Option<u32>, Fault> {
+        self.inbound.sent_placed(mo, len, last)
+    }
+
     /// Whether a Terminate can still be sent within the stream.
-    pub(in crate::engine) fn can_tell(&self) -> bool {
+    pub(in crate::engine) fn can_send_terminate(&self) -> bool {
         !self.fin_sent && self.broken.is_none()
     }
 

@@ -56,12 +56,12 @@ impl Partial {
     }
 
     /// Room for bytes up to a length of `needed`, as far as there is some.
-    pub(in crate::engine) fn window(&mut self, needed: usize) -> &mut [u8] {
+    pub(in crate::engine) fn spare(&mut self, needed: usize) -> &mut [u8] {
         let end = needed.clamp(self.len, self.buffer.len().max(self.len));
         &mut self.buffer[self.len..end]
     }
 
-    /// Notes bytes that were put into the window.
+    /// Notes bytes that were put into the spare room.
     pub(in crate::engine) fn grow(&mut self, n: usize, now: Time) {
         self.len += n;
         self.latest = now;
@@ -260,7 +260,7 @@ mod tests {
             assert_eq!((p.buffer.len(), charged), (room, (room, room)));
         }
         assert_eq!(p.bytes(), vec![7; 65_257]);
-        assert_eq!(p.window(MAX_FPDU).len(), 65_536 - 65_257);
+        assert_eq!(p.spare(MAX_FPDU).len(), 65_536 - 65_257);
         assert_eq!(b.append(&mut p, owner(1, MINE), &[7; 280], Time(0), &mut d), None);
         assert_eq!(b.charges.used(), MAX_FPDU.max(65_537));
         let (buffer, len) = b.take(&mut p, MINE);

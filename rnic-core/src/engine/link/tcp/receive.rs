@@ -14,7 +14,7 @@ use crate::engine::charge::Owner;
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::interface::Receive;
 use crate::engine::phase::{StreamEvent, StreamPhase};
-use crate::engine::qp::Qp;
+use crate::engine::qp::{IncomingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
@@ -59,7 +59,7 @@ impl Qp {
             _ => (narrow, slab_len),
         };
         let space = &mut slab[..slab_len];
-        let window = tcp.partial.window(needed);
+        let window = tcp.partial.spare(needed);
         let window_len = window.len();
         let result = if window_len == 0 {
             recv(&mut [IoSliceMut::new(space)])
@@ -205,7 +205,7 @@ impl Qp {
         if first {
             self.first_fpdu(engine);
         }
-        self.core.shared.segments_received.add(1);
+        self.fpdu_received(IncomingFpdu::Segment);
         self.ulpdu_arrived(engine, ulpdu, first);
     }
 
@@ -262,10 +262,10 @@ impl Qp {
             }
             Arrival::Send { kind, mo, payload, last, first_of_message, .. } => {
                 // The first FPDU may be no message but the peer's sign that it is ready.
-                let sign = tcp.await_rtr.take().is_some_and(|k| k.contains(RtrKinds::SEND));
+                let may_be_rtr = tcp.await_rtr.take().is_some_and(|k| k.contains(RtrKinds::SEND));
                 let plain = !kind.solicited && kind.invalidate.is_none();
                 let whole = first_of_message && last && mo == 0 && payload.is_empty();
-                if first && sign && plain && whole {
+                if first && may_be_rtr && plain && whole {
                     if let Err(fault) = tcp.inbound.sent_placed(0, 0, true) {
                         let build = |fault| origin.terminate(fault, None);
                         self.segment_failed(engine, fault, build);
@@ -301,20 +301,6 @@ impl Qp {
         if let Err(error) = arrived {
             let read = segment.read_request();
             self.segment_failed(engine, error, |fault| origin.terminate(fault, read));
-        }
-    }
-
-    /// Whether the message that a Send segment ends is whole, and how long it is; `None` if it goes
-    /// on.
-    pub(in crate::engine) fn send_placed(
-        &mut self,
-        (mo, len, last): (u32, usize, bool),
-        total: Option<u32>,
-    ) -> Result<Option<u32>, Fault> {
-        match self.link.tcp_mut() {
-            Some(tcp) => tcp.inbound.sent_placed(mo, len, last),
-            // The direct path hands over each segment of a message in order.
-            None => Ok(total.filter(|_| last)),
         }
     }
 

@@ -216,7 +216,7 @@ impl Qp {
                 // What was framed before, and what stands in the slab.
                 let end = tcp.framed + (used + n) as u64;
                 self.core.turn.charge((n as i64).max(FPDU_COST));
-                self.fpdu_left(&OutgoingFpdu::Segment(segment), Some(end));
+                self.fpdu_sent(&OutgoingFpdu::Segment(segment), Some(end));
                 Ok(n)
             }
             Err(FrameError::Gather(GatherFault::Unstaged)) => {
@@ -272,7 +272,7 @@ impl Qp {
             }
         };
         let n = tcp.frame(&header, payload, out);
-        self.fpdu_left(&OutgoingFpdu::Rtr, None);
+        self.fpdu_sent(&OutgoingFpdu::Rtr, None);
         n
     }
 
@@ -282,7 +282,7 @@ impl Qp {
         let header = tcp.untagged(Opcode::Terminate, Msn::FIRST);
         //= RDMAP-4.2-1
         let n = tcp.frame(&header, payload, out);
-        self.fpdu_left(&OutgoingFpdu::Terminate, None);
+        self.fpdu_sent(&OutgoingFpdu::Terminate, None);
         n
     }
 

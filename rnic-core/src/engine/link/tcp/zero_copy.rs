@@ -43,7 +43,7 @@ impl Fpdu {
 }
 
 /// What TCP took of one call.
-struct Taken {
+struct SegmentFate {
     /// Bytes of this call.
     bytes: usize,
     /// Each FPDU of which it took something, with its bytes.
@@ -99,7 +99,7 @@ impl Qp {
         for (segment, bytes) in taken.begun {
             end += bytes as u64;
             self.core.turn.charge(bytes as i64);
-            self.fpdu_left(&OutgoingFpdu::Segment(segment), Some(end));
+            self.fpdu_sent(&OutgoingFpdu::Segment(segment), Some(end));
         }
         match taken.gone {
             Some(fault) => Err(ZeroCopyError::Memory(fault)),
@@ -112,7 +112,7 @@ impl Qp {
         engine: &EngineState,
         framed: &[u8],
         send: impl FnOnce(&TxBatch<'_>) -> io::Result<usize>,
-    ) -> Result<Taken, ZeroCopyError> {
+    ) -> Result<SegmentFate, ZeroCopyError> {
         let mut targets = ArrayVec::<Target<'_>, MAX_PIECES>::new();
         let mut fpdus = ArrayVec::<Fpdu, MAX_FPDUS>::new();
         self.plan(engine, framed.len(), &mut fpdus, &mut targets).map_err(ZeroCopyError::Gather)?;
@@ -159,7 +159,7 @@ impl Qp {
             begun.push((fpdu.segment, fpdu.bytes()));
         }
         let rest = copy_out(&pieces, bytes, end);
-        Ok(Taken { bytes, begun, rest, short: bytes < total, gone: gone() })
+        Ok(SegmentFate { bytes, begun, rest, short: bytes < total, gone: gone() })
     }
 
     /// Cuts FPDUs off a copy of the message in progress.

@@ -571,7 +571,7 @@ pub(super) fn own_address_space() -> Arc<AddressSpace> {
 pub(super) fn options(worker: u32) -> EngineOptions {
     EngineOptions {
         worker,
-        drain_deadline: Duration::from_secs(5),
+        terminate_deadline: Duration::from_secs(5),
         close_deadline: Duration::from_secs(10),
         first_fpdu_deadline: Duration::from_secs(3),
         partial: Default::default(),

@@ -100,7 +100,7 @@ impl World {
         let (rq, rq_end) = match shape.srq {
             Some(srq) => {
                 let srq = &self.apps[app].srqs[srq].srq;
-                srq.users.fetch_add(1, Relaxed);
+                srq.qps.fetch_add(1, Relaxed);
                 (Receives::Shared(srq.clone()), None)
             }
             None => {

@@ -9,11 +9,11 @@ use super::Mapping;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 #[cfg(loom)]
-pub(super) use modelled::Window;
+pub(super) use modelled::View;
 #[cfg(not(loom))]
-pub(super) use real::Window;
+pub(super) use real::View;
 
-impl Window {
+impl View {
     /// Loads `N` words, each once.
     #[inline]
     pub(super) fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
@@ -44,7 +44,7 @@ mod real {
     use super::*;
 
     #[derive(Clone, Debug)]
-    pub(in super::super) struct Window {
+    pub(in super::super) struct View {
         base: *mut u8,
         len: usize,
         mapping: Arc<Mapping>,
@@ -52,11 +52,11 @@ mod real {
 
     // SAFETY: `base` points into `mapping`, which is Send and Sync and kept alive by the `Arc`; it
     // is used for atomic accesses only.
-    unsafe impl Send for Window {}
+    unsafe impl Send for View {}
     // SAFETY: as above.
-    unsafe impl Sync for Window {}
+    unsafe impl Sync for View {}
 
-    impl Window {
+    impl View {
         /// `len` bytes at `offset`, if they lie within the mapping and `offset` is a multiple of
         /// 8.
         pub(in super::super) fn new(
@@ -65,7 +65,7 @@ mod real {
             len: usize,
         ) -> Option<Self> {
             let base = mapping.range(offset, len)?;
-            offset.is_multiple_of(8).then_some(Window { base, len, mapping })
+            offset.is_multiple_of(8).then_some(View { base, len, mapping })
         }
 
         /// What the window looks at.
@@ -112,13 +112,13 @@ mod modelled {
     /// See the module. Clones share their words; a word is used as 32 or as 64 bits, never as both.
     /// Only the first words exist: models use small rings and low doorbell indices.
     #[derive(Clone, Debug)]
-    pub(in super::super) struct Window {
+    pub(in super::super) struct View {
         halves: Arc<[AtomicU32]>,
         words: Arc<[AtomicU64]>,
         mapping: Arc<Mapping>,
     }
 
-    impl Window {
+    impl View {
         pub(in super::super) fn new(
             mapping: Arc<Mapping>,
             offset: usize,
@@ -126,7 +126,7 @@ mod modelled {
         ) -> Option<Self> {
             mapping.range(offset, len)?;
             let count = 0..(len / 8).min(MODELLED_WORDS);
-            offset.is_multiple_of(8).then(|| Window {
+            offset.is_multiple_of(8).then(|| View {
                 halves: count.clone().map(|_| AtomicU32::new(0)).collect(),
                 words: count.map(|_| AtomicU64::new(0)).collect(),
                 mapping,
