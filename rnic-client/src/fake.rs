@@ -312,7 +312,7 @@ impl Device {
                 let shape = QueueShape::completion(*entries);
                 let (memory, queue) = self.place(QueueKind::Completion, shape, cq.0, &mut fd);
                 let fake = self.cqs.get_mut(cq).unwrap();
-                let mut moving = fake.producer.begin_copy(memory).unwrap();
+                let mut moving = fake.producer.begin_move(memory).unwrap();
                 moving.prepare();
                 moving.copy();
                 fake.producer.finish_move(moving, 0).unwrap();

@@ -24,12 +24,6 @@ pub mod abi;
 mod conformance;
 pub mod ddp;
 pub mod device;
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_sign_loss,
-    reason = "not looked through yet"
-)]
 pub mod engine;
 pub mod mpa;
 pub mod rdmap;

@@ -226,7 +226,7 @@ impl Cq {
             return Err(ResizeFault::Cq(CqFault::Dead));
         }
         debug_assert_eq!(place.doorbell(), self.doorbell);
-        let begun = self.inner.lock().producer.begin_copy(place);
+        let begun = self.inner.lock().producer.begin_move(place);
         let mut moving = begun?;
         moving.prepare();
         for _ in 0..LOOKS {

@@ -11,6 +11,7 @@ use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
 use super::schedule::Key;
 use crate::device::{StagChange, StagEntry, Window};
+use crate::engine::numbers::count;
 use crate::shm::doorbell::DoorbellScanner;
 use crate::stream::startup::{Negotiated, Role};
 use crate::types::{AddressPair, QpId, SessionId, Stag, Time, UserId};
@@ -176,7 +177,7 @@ impl Engine {
     fn insert(&mut self, config: QpConfig, link: Link) -> Key {
         let key = self.free.pop().unwrap_or_else(|| {
             self.qps.push(None);
-            (self.qps.len() - 1) as Key
+            count(self.qps.len() - 1)
         });
         let seat = self.state.doorbells.seat(config.session);
         let qp = Box::new(Qp::new(key, seat, config, link));

@@ -5,6 +5,7 @@ use crate::ddp;
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;
 use crate::device::stag::{InvalidateFault, LocalFault, Principal, RemoteFault, StagTable};
+use crate::engine::numbers::ulpdu_len;
 use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::types::{Access, Scope, Stag, TerminateCode};
 
@@ -320,7 +321,7 @@ pub(super) fn about(t: &Terminate<'_>, mut words: Explanation) -> Explanation {
         return words.about(src_stag, src_to.0, size.into());
     }
     let payload = |header: &ddp::Header| match (t.segment_len.unwrap_or(0), t.layout) {
-        (len, Layout::Rfc5040) => len.saturating_sub(header.len() as u16),
+        (len, Layout::Rfc5040) => len.saturating_sub(ulpdu_len(header.len())),
         // siw leaves the header out of the length.
         (len, Layout::Siw) => len,
     };

@@ -3,6 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::ddp::{Header, MAX_HEADER_LEN};
+use crate::engine::numbers::ulpdu_len;
 use crate::stream::inbound::{InboundRead, SendKind};
 use crate::stream::{Fault, terminate};
 use crate::types::Stag;
@@ -84,7 +85,7 @@ impl Origin<'_> {
             Origin::Wire(ulpdu) => Enclosure {
                 header: ulpdu.iter().copied().take(MAX_HEADER_LEN).collect(),
                 // An FPDU's length is a u16.
-                segment_len: ulpdu.len() as u16,
+                segment_len: ulpdu_len(ulpdu.len()),
             },
             Origin::Direct { header, len } => {
                 let mut bytes = [0; MAX_HEADER_LEN];

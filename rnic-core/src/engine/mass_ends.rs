@@ -8,6 +8,7 @@ use super::schedule::{END_COST, Key, STEP_COST, SessionSlot};
 use super::state::EngineState;
 use crate::device::cq::CqFault;
 use crate::device::srq::SrqFault;
+use crate::engine::numbers::cost;
 use crate::types::{SessionId, Time};
 
 /// Queue pairs that end in one step.
@@ -54,7 +55,7 @@ impl Engine {
                 Queue::SharedReceive(srq) => qp.responder.srq().is_some_and(|of| of.id() == srq),
             })
         });
-        self.state.schedule.charge(seat, LOOKS as i64 * STEP_COST);
+        self.state.schedule.charge(seat, cost(LOOKS) * STEP_COST);
         for key in found {
             let reason = match queue {
                 Queue::Completion(cq) => Reason::Cq(cq, CqFault::Dead),

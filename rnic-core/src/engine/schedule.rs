@@ -20,6 +20,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::engine::numbers::count;
 use crate::types::{Time, UserId};
 
 /// Bytes that a user, a session and a QP may move per turn: some tens of microseconds. Of 128, 256
@@ -348,7 +349,7 @@ fn place<T>(list: &mut Vec<T>, free: &mut Vec<u32>, what: T) -> u32 {
         }
         None => {
             list.push(what);
-            (list.len() - 1) as u32
+            count(list.len() - 1)
         }
     }
 }

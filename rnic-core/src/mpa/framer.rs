@@ -89,7 +89,7 @@ impl Framer {
     /// What stands before and behind a ULPDU that goes out from where it lies, without a copy:
     /// the length field, and the pad with the unused CRC field. `None` if CRCs or Markers are on.
     #[must_use]
-    pub fn bare(&self, ulpdu_len: u16) -> Option<([u8; LENGTH_LEN], &'static [u8])> {
+    pub fn length_and_trailer(&self, ulpdu_len: u16) -> Option<([u8; LENGTH_LEN], &'static [u8])> {
         if self.markers || self.crc {
             return None;
         }

@@ -197,13 +197,13 @@ fn without_markers_the_ulpdu_is_where_it_arrived() {
 fn bare_framing_gives_what_framing_writes() {
     let framer = Framer::new(false, false);
     for len in 0..=40 {
-        let (prefix, trailer) = framer.bare(len).expect("neither CRCs nor Markers");
+        let (prefix, trailer) = framer.length_and_trailer(len).expect("neither CRCs nor Markers");
         let ulpdu = pattern(usize::from(len));
         let whole = frame(&mut Framer::new(false, false), &ulpdu, &[]);
         assert_eq!([&prefix[..], &ulpdu, trailer].concat(), whole);
     }
-    assert_eq!(Framer::new(true, false).bare(4), None);
-    assert_eq!(Framer::new(false, true).bare(4), None);
+    assert_eq!(Framer::new(true, false).length_and_trailer(4), None);
+    assert_eq!(Framer::new(false, true).length_and_trailer(4), None);
 }
 
 #[test]

@@ -245,7 +245,7 @@ fn loom_receive_post_against_engine_waits_for_receive() {
             producer.waits()
         });
         consumer.set_waits(3);
-        let stalls = consumer.look().expect("an honest client") == 0;
+        let stalls = consumer.peek().expect("an honest client") == 0;
         let rings = client.join().expect("no panic");
         assert!(!stalls || rings == 1 << 3);
     });
@@ -275,7 +275,7 @@ fn loom_receive_post_against_two_workers_that_wait() {
         if waits[0] && waits[1] {
             assert_eq!(rung, 1 | 1 << 5);
             let mut consumer = consumer.lock().expect("no panic");
-            assert_eq!(consumer.look().expect("an honest client"), 1);
+            assert_eq!(consumer.peek().expect("an honest client"), 1);
         }
     });
 }
@@ -284,7 +284,7 @@ fn loom_receive_post_against_two_workers_that_wait() {
 fn worker_awaits(consumer: &loom::sync::Mutex<ReceiveConsumer>, worker: u32) -> bool {
     let mut consumer = consumer.lock().expect("no panic");
     consumer.set_waits(worker);
-    if consumer.look().expect("an honest client") == 0 {
+    if consumer.peek().expect("an honest client") == 0 {
         return true;
     }
     consumer.clear_waits(worker);

@@ -87,7 +87,7 @@ pub struct Manager {
     unmapping: HashMap<Receipt, SessionId>,
     outbox: Outbox,
     copiers: Copiers,
-    moving: Copying,
+    copying: Copying,
     records: Records,
     /// All workers have answered the last question.
     alive: bool,
@@ -154,7 +154,7 @@ impl Manager {
             unmapping: HashMap::new(),
             outbox: Outbox::default(),
             copiers,
-            moving: Copying::default(),
+            copying: Copying::default(),
             records: Records::new(diagnoses, most_notes),
             alive: false,
             said: RateLimitedLogs::new(10, Duration::from_secs(60)),

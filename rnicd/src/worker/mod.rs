@@ -67,9 +67,9 @@ pub struct Workers {
     /// Tickets of changes a QP waits for, with that QP and its worker.
     changes: HashMap<Ticket, (u32, QpId, Box<StagChange>)>,
     /// Tickets that all workers must carry out before what copiers are at is waited for.
-    moved: HashMap<Ticket, Arc<Copier>>,
+    awaiting_workers: HashMap<Ticket, Arc<Copier>>,
     /// Tickets that wait for copiers.
-    draining: Vec<(Ticket, Arc<Copier>, Mark)>,
+    awaiting_copiers: Vec<(Ticket, Arc<Copier>, Mark)>,
 }
 
 /// What a worker sends to the control thread.
@@ -78,7 +78,7 @@ enum Report {
     /// The engine of this worker has something known or done.
     Engine { worker: u32, notification: Notification },
     /// A copier that somebody waits for has answered.
-    CopyResult,
+    Copied,
     /// This worker holds nothing any more of the session whose end has this ticket.
     Gone { worker: usize, ticket: Ticket },
 }
@@ -117,8 +117,8 @@ impl Workers {
             notifications: VecDeque::new(),
             done: VecDeque::new(),
             changes: HashMap::new(),
-            moved: HashMap::new(),
-            draining: Vec::new(),
+            awaiting_workers: HashMap::new(),
+            awaiting_copiers: Vec::new(),
         })
     }
 
@@ -200,7 +200,7 @@ impl Workers {
     /// Has a ticket done only when also the jobs are over that this copier has when all workers
     /// have carried it out. To be asked before [`poll_done`](Self::poll_done) is.
     pub fn await_copies(&mut self, ticket: Ticket, copier: Option<Arc<Copier>>) {
-        self.moved.extend(copier.map(|copier| (ticket, copier)));
+        self.awaiting_workers.extend(copier.map(|copier| (ticket, copier)));
     }
 
     /// Makes a session's copier known: one channel per worker.
@@ -306,7 +306,7 @@ impl Workers {
             match report {
                 Report::Engine { worker, notification } => self.notified(worker, notification),
                 // What waits is looked at below.
-                Report::CopyResult => {}
+                Report::Copied => {}
                 Report::Gone { worker, ticket } => self.tickets.answered(ticket, worker),
             }
         }
@@ -314,19 +314,19 @@ impl Workers {
             let workers = &self.workers;
             let carried_out = |w: usize| workers[w].shared.carried_out.load(Ordering::Acquire);
             let Some(ticket) = self.tickets.poll(carried_out) else { break };
-            match self.moved.remove(&ticket) {
+            match self.awaiting_workers.remove(&ticket) {
                 // From now on no job can begin there: those that have are waited for.
                 Some(copier) => {
                     let mark = copier.mark();
-                    self.draining.push((ticket, copier, mark));
+                    self.awaiting_copiers.push((ticket, copier, mark));
                 }
                 None => self.finish(ticket),
             }
         }
         let passed: Vec<_> =
-            self.draining.extract_if(.., |(_, m, mark)| m.has_passed(mark)).collect();
+            self.awaiting_copiers.extract_if(.., |(_, m, mark)| m.has_passed(mark)).collect();
         for (ticket, copier, _) in passed {
-            if !self.draining.iter().any(|(_, other, _)| Arc::ptr_eq(other, &copier)) {
+            if !self.awaiting_copiers.iter().any(|(_, other, _)| Arc::ptr_eq(other, &copier)) {
                 copier.unwatch();
             }
             self.finish(ticket);

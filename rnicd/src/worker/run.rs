@@ -250,7 +250,7 @@ impl Worker {
                 Output::Close { qp, reset } => self.connections.close(qp, reset),
                 Output::Copy(job) => {
                     let answer = self.copiers.submit(&job);
-                    self.moved(answer, clock::now());
+                    self.copied(answer, clock::now());
                 }
                 Output::ReadAgain(qp) => {
                     if self.connections.read_again(qp) {
@@ -271,11 +271,11 @@ impl Worker {
     }
 
     /// Passes on what copiers have answered, and says so if somebody waits for it.
-    fn moved(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
-        for (copier, job, moved) in answers {
-            self.engine.handle_copied(&copier, job, moved, now);
+    fn copied(&mut self, answers: impl IntoIterator<Item = Answer>, now: Time) {
+        for (copier, job, result) in answers {
+            self.engine.handle_copied(&copier, job, result, now);
             if copier.is_watched() {
-                self.report(Report::CopyResult);
+                self.report(Report::Copied);
             }
         }
     }
@@ -350,7 +350,7 @@ impl Worker {
                 self.clients.detach(session);
                 self.connections.remove_session(session);
                 let left = self.copiers.remove(session);
-                self.moved(left, now);
+                self.copied(left, now);
                 self.carry_out();
                 if let Some(ticket) = self.detaching.remove(&session) {
                     self.report(Report::Gone { worker: self.number as usize, ticket });
@@ -506,7 +506,7 @@ impl Worker {
                 Some(Polled::Bell { session, .. }) => self.engine.handle_doorbell(*session, now),
                 Some(Polled::Copier { session, .. }) => {
                     let answers = self.copiers.ready(*session);
-                    self.moved(answers, now);
+                    self.copied(answers, now);
                     // It may say that there is something to be read.
                     self.carry_out();
                 }

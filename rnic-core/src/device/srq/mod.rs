@@ -197,7 +197,7 @@ impl Srq {
             // Those who wait were promised the oldest receives.
             TakeMode::InTurn if inner.waiters.is_empty() => true,
             TakeMode::InTurn => {
-                inner.consumer.look().map_err(SrqFault::BadIndex)? > inner.waiters.len()
+                inner.consumer.peek().map_err(SrqFault::BadIndex)? > inner.waiters.len()
             }
             TakeMode::Waited(place) => inner.waiters.answers(place),
         };
@@ -226,7 +226,7 @@ impl Srq {
         let before = inner.waiters.len();
         let place = inner.waiters.join(waiter);
         inner.consumer.set_waits(waiter.worker);
-        match inner.consumer.look() {
+        match inner.consumer.peek() {
             Ok(posted) if posted <= before => return Ok((Err(place), Notices::default())),
             looked => {
                 inner.leave(place);
@@ -247,7 +247,7 @@ impl Srq {
         if !inner.leave(place) {
             return 0;
         }
-        match inner.consumer.look() {
+        match inner.consumer.peek() {
             Ok(0) => 0,
             // A broken ring is met by whoever takes next.
             Ok(_) | Err(_) => inner.waiters.workers(),
@@ -260,7 +260,7 @@ impl Srq {
     pub fn ready(&self, worker: u32, ready: impl FnMut(u32)) -> i64 {
         let mut inner = self.inner.lock();
         // With a broken ring all of them are to find out.
-        let posted = inner.consumer.look().unwrap_or(u32::MAX);
+        let posted = inner.consumer.peek().unwrap_or(u32::MAX);
         inner.waiters.call(posted, worker, ready).into()
     }
 
@@ -273,7 +273,7 @@ impl Srq {
             return Err(SrqFault::Dead);
         }
         let mut inner = self.inner.lock();
-        let posted = inner.consumer.look().map_err(SrqFault::BadIndex)?;
+        let posted = inner.consumer.peek().map_err(SrqFault::BadIndex)?;
         let due = posted < limit;
         inner.limit = if due { 0 } else { limit };
         Ok(due)
@@ -310,7 +310,7 @@ impl Inner {
         // the limit may be due; a broken one is met by the next taking.
         let below = self.limit > 0
             && !self.consumer.pending().is_ok_and(|n| n >= self.limit)
-            && !self.consumer.look().is_ok_and(|n| n >= self.limit);
+            && !self.consumer.peek().is_ok_and(|n| n >= self.limit);
         if below {
             self.limit = 0;
         }

@@ -10,6 +10,7 @@
 use crate::ddp::{TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
 use crate::engine::incoming::{Incoming, Origin};
+use crate::engine::numbers::ulpdu_len;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
 use crate::engine::requester::message::{GatherFault, HeaderTemplate, Message, Segment};
@@ -53,7 +54,7 @@ impl Qp {
         let Some(message) = self.requester.message() else { return true };
         let Segment { header, len, .. } = segment;
         // A segment is shorter than 64 KiB.
-        let origin = Origin::Direct { header, len: (header.len() + len as usize) as u16 };
+        let origin = Origin::Direct { header, len: ulpdu_len(header.len() + len as usize) };
         let incoming = incoming_of(message, &segment);
         let arrived = if incoming.read_request().is_some() && !peer.requester.ird_available() {
             Err(Reason::RequestsFull { ird: peer.requester.depths().0 }.into())
@@ -134,7 +135,7 @@ fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
     if let Some(request) = message.read_request() {
         let mut bytes = [0; UntaggedHeader::LEN];
         header.emit(&mut bytes);
-        let segment_len = (bytes.len() + len as usize) as u16;
+        let segment_len = ulpdu_len(bytes.len() + len as usize);
         return Incoming::ReadRequest(InboundRead {
             request: *request,
             header: bytes,

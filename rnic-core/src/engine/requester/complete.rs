@@ -8,6 +8,7 @@ use super::in_flight::Request;
 use crate::abi::queue::{Cqe, SendOpcode};
 use crate::device::cq::CqFault;
 use crate::engine::life::LifeCycle;
+use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
@@ -17,7 +18,7 @@ use crate::types::{CompletionOpcode, CompletionStatus};
 /// Completions published under one lock and with one look at the arm.
 pub(in crate::engine) const PUBLISH_BATCH: usize = 32;
 /// Requests, and receives, that are flushed in one turn.
-pub(in crate::engine) const FLUSH_BATCH: u32 = PUBLISH_BATCH as u32;
+pub(in crate::engine) const FLUSH_BATCH: u32 = count(PUBLISH_BATCH);
 
 impl Requester {
     /// Completes the oldest requests in flight that are done, given how many bytes the lower layer
@@ -104,12 +105,12 @@ impl Requester {
             self.return_slots(core, engine);
             return Ok(());
         }
-        let posted = self.sq.look().unwrap_or(0);
+        let posted = self.sq.peek().unwrap_or(0);
         let most = posted.min(FLUSH_BATCH);
         let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
         let mut result = Ok(());
-        while (cqes.len() as u32) < most {
-            let slot = self.have_slot(most - cqes.len() as u32, core, engine);
+        while count(cqes.len()) < most {
+            let slot = self.have_slot(most - count(cqes.len()), core, engine);
             if !matches!(slot, Ok(true)) {
                 life.flush_later();
                 result = slot.map(|_| ());
@@ -129,7 +130,7 @@ impl Requester {
             cqes.push(cqe);
         }
         if !cqes.is_empty() {
-            let flushed = cqes.len() as u32;
+            let flushed = count(cqes.len());
             core.turn.charge(REQUEST_COST * i64::from(flushed));
             core.shared.sends_completed.add(flushed.into());
             core.shared.errors.add(flushed.into());

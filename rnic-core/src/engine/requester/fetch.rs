@@ -5,6 +5,7 @@ use super::message::Gather;
 use super::staging::{StageError, StagingBuffer};
 use crate::device::copier::{CopyResult, Direction, MAX_COPY, Pieces};
 use crate::device::memory::{MemoryFault, Unreachable};
+use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::shm::attached::CopyEnd;
@@ -20,7 +21,7 @@ impl Requester {
         if self.staging.job.is_some() {
             return Ok(());
         }
-        let (from, len) = (message.sent, (message.total - message.sent).min(MAX_COPY as u32));
+        let (from, len) = (message.sent, (message.total - message.sent).min(count(MAX_COPY)));
         let mut memory = Gather::new();
         self.gather_unstaged(len, core, &engine.stags, &mut memory).map_err(StageError::Gather)?;
         let (mut bytes, mut holes) = (vec![0; len as usize], Vec::new());
@@ -31,7 +32,7 @@ impl Requester {
             match target.copier() {
                 Some((copier, address)) => {
                     who = Some(copier.clone());
-                    pieces.push((address, target.len() as u32));
+                    pieces.push((address, count(target.len())));
                     holes.push((at, end));
                 }
                 None => target.read(0, &mut bytes[at..end]).map_err(StageError::Memory)?,

@@ -10,6 +10,7 @@ use crate::abi::queue::Sge;
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::Target;
 use crate::device::stag::{Principal, StagTable};
+use crate::engine::numbers::count;
 use crate::engine::reason::Reason;
 use crate::rdmap::{Control, Opcode, ReadRequest};
 use crate::shm::Mapping;
@@ -87,7 +88,7 @@ impl Message {
         let rest = self.total - self.sent;
         // MULPDU is at least 128 (RFC 5044 section 3), so there is room for payload.
         //= MPA-3-5, DDP-5.2-1, DDP-5.2-2
-        let len = rest.min((mulpdu - header_len) as u32);
+        let len = rest.min(count(mulpdu - header_len));
         //= DDP-4.1-3, DDP-4.1-4, DDP-4.1-5, DDP-4.1-6, DDP-5.2-9
         let last = len == rest;
         let control = |opcode| Control { rv: dv, opcode }.byte();

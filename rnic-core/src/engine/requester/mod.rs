@@ -30,6 +30,7 @@ use super::qp_core::QpCore;
 use super::reason::Reason;
 use crate::device::cq::CqFault;
 use crate::device::{StagChange, StagTable};
+use crate::engine::numbers::count;
 use crate::shm::queue::{QueueFault, SendConsumer, SendEntry, SgeList};
 use crate::stream::InboundRead;
 use crate::types::{CompletionStatus, Msn, TerminateCode};
@@ -242,7 +243,7 @@ impl Requester {
     /// What is in the queue now is still sent; what is posted later is flushed.
     pub(super) fn begin_closing(&mut self) {
         //= DDP-6.2.1-3
-        self.left_to_send = Some(self.sq.look().unwrap_or(0));
+        self.left_to_send = Some(self.sq.peek().unwrap_or(0));
     }
 
     /// Whether nothing that was posted before the disconnect is left to be sent or answered.
@@ -269,6 +270,6 @@ impl Requester {
 
     /// Slots of requests that will never complete.
     pub(super) fn held_slots(&self) -> u32 {
-        self.slots + self.in_flight.len() as u32
+        self.slots + count(self.in_flight.len())
     }
 }

@@ -5,6 +5,7 @@ use super::in_flight::{OutboundRead, Progress};
 use super::{RequestError, Requester};
 use crate::ddp;
 use crate::engine::life::LifeCycle;
+use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::state::EngineState;
@@ -108,7 +109,7 @@ impl Requester {
         match ddp::Header::parse(header) {
             Ok((ddp::Header::Untagged(h), _)) if h.qn == ddp::qn::READ_REQUEST => {
                 // The oldest Read outstanding; as many as there are have been numbered since.
-                let oldest = self.read_msn.0.wrapping_sub(self.outbound.len() as u32);
+                let oldest = self.read_msn.0.wrapping_sub(count(self.outbound.len()));
                 self.outbound.get(h.msn.0.wrapping_sub(oldest) as usize).copied()
             }
             _ => None,

@@ -14,6 +14,7 @@ use crate::ddp::{UntaggedHeader, qn};
 use crate::device::cq::CqFault;
 use crate::device::stag::LocalFault;
 use crate::engine::life::LifeCycle;
+use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::schedule::REQUEST_COST;
@@ -26,7 +27,7 @@ use crate::types::{Stag, TaggedOffset};
 /// Slots reserved at a time, to spare the CQ's lock.
 const RESERVE_BATCH: u32 = 32;
 /// Bytes of payload that fit the smallest segment.
-const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - UntaggedHeader::LEN as u32;
+const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - count(UntaggedHeader::LEN);
 
 impl Requester {
     /// Makes sure that a message is ready to be segmented; false if there is none to send now.
@@ -304,7 +305,7 @@ impl Requester {
             qn: qn::READ_REQUEST,
             msn,
         };
-        let total = READ_REQUEST_LEN as u32;
+        let total = count(READ_REQUEST_LEN);
         // The request in flight is done by the response, not by the bytes of the request.
         //= RDMAP-4.2-1
         let source = MessageSource::ReadRequest(wire);

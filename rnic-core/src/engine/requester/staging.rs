@@ -36,10 +36,10 @@ impl StagingBuffer {
         len: u32,
         memory: &mut Gather<'t>,
     ) -> Result<(), GatherFault> {
-        let Some(moved) = memory.iter().find(|target| target.copier().is_some()) else {
+        let Some(copied) = memory.iter().find(|target| target.copier().is_some()) else {
             return Ok(());
         };
-        let owner = moved.owner();
+        let owner = copied.owner();
         let at_hand = message.sent.checked_sub(self.from).and_then(|from| {
             let from = from as usize;
             self.bytes.get(from..from + len as usize).filter(|_| self.job.is_none())

@@ -8,6 +8,7 @@ use super::receives::Receives;
 use crate::abi::queue::Cqe;
 use crate::device::cq::CqFault;
 use crate::engine::life::LifeCycle;
+use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::requester::complete::{FLUSH_BATCH, PUBLISH_BATCH};
 use crate::engine::schedule::REQUEST_COST;
@@ -57,14 +58,14 @@ impl Responder {
         if core.recv_cq.is_dead() {
             return Ok(());
         }
-        let posted = self.receives.look_at_own().unwrap_or(0) + u32::from(self.receiving.is_some());
+        let posted = self.receives.peek_own().unwrap_or(0) + u32::from(self.receiving.is_some());
         let most = posted.min(FLUSH_BATCH);
         let mut cqes = ArrayVec::<Cqe, PUBLISH_BATCH>::new();
         let mut slots = 0;
         let mut result = Ok(());
-        while (cqes.len() as u32) < most {
+        while count(cqes.len()) < most {
             if slots == 0 {
-                let reserved = reserve(most - cqes.len() as u32, core, engine);
+                let reserved = reserve(most - count(cqes.len()), core, engine);
                 slots = reserved.unwrap_or(0);
                 if slots == 0 {
                     life.flush_later();
@@ -80,7 +81,7 @@ impl Responder {
         }
         engine.unreserve(&core.recv_cq, slots);
         if !cqes.is_empty() {
-            let flushed = cqes.len() as u32;
+            let flushed = count(cqes.len());
             core.turn.charge(REQUEST_COST * i64::from(flushed));
             core.shared.receives_completed.add(flushed.into());
             core.shared.errors.add(flushed.into());

@@ -6,6 +6,7 @@ use crate::device::Copier;
 use crate::device::copier::{Direction, Pieces};
 use crate::device::memory::{MemoryFault, Payload, Target};
 use crate::engine::incoming::{Enclosure, Incoming};
+use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::{EngineState, PeerSignal};
 
@@ -61,7 +62,7 @@ impl PendingWrite {
         writing.bytes.resize(at + len, 0);
         payload.read(from, &mut writing.bytes[at..])?;
         // As many as a list has elements, which are all of one session's one address space.
-        writing.pieces.push((address, len as u32));
+        writing.pieces.push((address, count(len)));
         Ok(writing)
     }
 

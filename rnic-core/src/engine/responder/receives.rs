@@ -20,9 +20,9 @@ pub enum Receives {
 
 impl Receives {
     /// Receives that would be flushed with the QP: those of a shared queue are not its own.
-    pub(super) fn look_at_own(&mut self) -> Result<u32, QueueFault> {
+    pub(super) fn peek_own(&mut self) -> Result<u32, QueueFault> {
         match self {
-            Receives::Own(rq) => rq.look(),
+            Receives::Own(rq) => rq.peek(),
             Receives::Shared(_) => Ok(0),
         }
     }

@@ -14,6 +14,7 @@ use crate::device::memory::{Payload, Unreachable};
 use crate::device::srq::{TakeMode, TakeOutcome};
 use crate::device::stag::StagTable;
 use crate::engine::interface::Output;
+use crate::engine::numbers::count;
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::{PlacementError, Reason};
@@ -125,7 +126,7 @@ impl Responder {
             // At most sge.length, hence a u32.
             let n = ((sge.length - skip) as usize).min(len - from);
             let addr = sge.addr.wrapping_add(u64::from(skip));
-            let (lkey, len) = (sge.lkey, n as u32);
+            let (lkey, len) = (sge.lkey, count(n));
             let target = stags.local(who, lkey, addr, len, true).map_err(|fault| {
                 let reason = Reason::LocalKey { fault, lkey, addr, len, write: true };
                 PlacementError::Receive(None, reason)

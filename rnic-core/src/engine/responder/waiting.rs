@@ -70,7 +70,7 @@ impl Responder {
         let place = match &mut self.receives {
             Receives::Own(rq) => {
                 rq.set_waits(engine.worker);
-                let found = rq.look();
+                let found = rq.peek();
                 if !matches!(found, Ok(0)) {
                     rq.clear_waits(engine.worker);
                     found.map_err(PlacementError::Queue)?;

@@ -83,7 +83,7 @@ impl CompletionProducer {
 
     /// Begins to move to `to`, which was just made. Nothing has changed until
     /// [`finish_move`](Self::finish_move); a move that is dropped never was.
-    pub fn begin_copy(&mut self, to: QueueMemory) -> Result<CompletionMove, MoveError> {
+    pub fn begin_move(&mut self, to: QueueMemory) -> Result<CompletionMove, MoveError> {
         debug_assert_eq!(to.kind, QueueKind::Completion);
         self.fits(to.shape.capacity)?;
         let (from, copied, published) = (self.queue.clone(), self.consumed, self.published);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn begin(producer: &mut CompletionProducer, capacity: u32) -> CompletionMove {
-        let moving = producer.begin_copy(place(capacity).0).expect("it fits");
+        let moving = producer.begin_move(place(capacity).0).expect("it fits");
         moving.prepare();
         moving
     }
@@ -246,7 +246,7 @@ mod tests {
         producer.publish(&cqe(0)).expect("room");
         let refused = Err(MoveError::TooSmall { unread: 1, reserved: 2 });
         assert_eq!(producer.fits(2), refused);
-        assert_eq!(producer.begin_copy(place(2).0).map(drop), refused);
+        assert_eq!(producer.begin_move(place(2).0).map(drop), refused);
         let moving = begin(&mut producer, 4);
         // More is promised before the move is over than the new place has.
         assert_eq!([producer.reserve(), producer.reserve()], [Ok(true); 2]);
@@ -299,7 +299,7 @@ mod tests {
         let mut moving = begin(&mut producer, 4);
         arena.store_u64(queue_header::CONSUMER, 2).expect("in range");
         assert_eq!(producer.fits(4), fault(2));
-        assert_eq!(producer.begin_copy(place(4).0).map(drop), fault(2));
+        assert_eq!(producer.begin_move(place(4).0).map(drop), fault(2));
         assert_eq!(producer.catch_up(&mut moving), fault(2));
         assert_eq!(producer.finish_move(moving, 0), fault(2));
     }
@@ -375,7 +375,7 @@ mod tests {
                         read = 0;
                     }
                     Op::Begin(log) if moving.is_none() => {
-                        let begun = producer.begin_copy(place(1 << log).0);
+                        let begun = producer.begin_move(place(1 << log).0);
                         prop_assert_eq!(begun.is_ok(), in_use <= 1 << log);
                         moving = begun.ok().map(|moving| (1 << log, moving));
                         if let Some((_, moving)) = &mut moving {
@@ -424,7 +424,7 @@ mod tests {
                 match (step, &mut moving) {
                     (0, moving) => {
                         let (queue, arena) = place(1 << (index % 5));
-                        *moving = producer.begin_copy(queue).ok().map(|m| (m, arena));
+                        *moving = producer.begin_move(queue).ok().map(|m| (m, arena));
                     }
                     (1, Some((moving, _))) => {
                         let _small_or_fault = producer.catch_up(moving);

@@ -126,8 +126,8 @@ impl ReceiveConsumer {
     }
 
     /// Requests published and not taken, by a fresh look at the client's index.
-    pub fn look(&mut self) -> Result<u32, QueueFault> {
-        self.ring.look()
+    pub fn peek(&mut self) -> Result<u32, QueueFault> {
+        self.ring.peek()
     }
 
     /// The same for display: nonsense is shown as the last that made sense.
@@ -136,7 +136,7 @@ impl ReceiveConsumer {
     }
 
     /// Says that a message held by `worker` (below 64) waits for a receive.
-    /// [`look`](Self::look) once more before waiting, and [`clear_waits`](Self::clear_waits) when
+    /// [`peek`](Self::peek) once more before waiting, and [`clear_waits`](Self::clear_waits) when
     /// no message of that worker waits any more.
     ///
     /// The fence argument stands at [`ReceiveProducer::waits`].
@@ -270,9 +270,9 @@ mod tests {
         producer.push(2, &[]).expect("room");
         producer.publish();
         assert_eq!(consumer.pending(), Ok(1), "there is still one that is known");
-        assert_eq!((consumer.posted(), consumer.look()), (2, Ok(2)));
+        assert_eq!((consumer.posted(), consumer.peek()), (2, Ok(2)));
         arena.store_u64(queue_header::PRODUCER, 77).expect("in range");
-        assert!(consumer.look().is_err());
+        assert!(consumer.peek().is_err());
         assert_eq!(consumer.posted(), 2, "shown as it was");
     }
 }

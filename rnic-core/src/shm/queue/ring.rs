@@ -99,7 +99,7 @@ impl ConsumerRing {
     }
 
     /// The same by a fresh look.
-    pub(super) fn look(&mut self) -> Result<u32, QueueFault> {
+    pub(super) fn peek(&mut self) -> Result<u32, QueueFault> {
         self.refresh()?;
         Ok(self.seen.wrapping_sub(self.head))
     }

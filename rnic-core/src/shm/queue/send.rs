@@ -110,8 +110,8 @@ impl SendConsumer {
     }
 
     /// The same by a fresh look: everything published up to now is counted.
-    pub fn look(&mut self) -> Result<u32, QueueFault> {
-        self.ring.look()
+    pub fn peek(&mut self) -> Result<u32, QueueFault> {
+        self.ring.peek()
     }
 
     /// Takes the next request; `None` if there is none. An [`EntryError`] counts as taken. Its

@@ -83,7 +83,7 @@ impl Manager {
         let added = self.copiers.add(id, pid, descriptor, self.capacity.workers);
         let (copier, channels) =
             added.map_err(|(error, d)| (refuse::system("cannot start a copier", &error), d))?;
-        self.moving.add(id, charge);
+        self.copying.add(id, charge);
         self.workers.add_copier(&copier.shared, channels);
         session.attached = Some(Attached { reach: Reach::Copier(copier), gone: false });
         Ok(Outcome::Later)
@@ -104,7 +104,7 @@ impl Manager {
                 if let Some(memory) = memory {
                     // A session that has ended left nobody to count it for but its user, who is
                     // known by his copier, which is counted until its end is reported as well.
-                    let user = self.moving.user(id).unwrap_or(u32::MAX);
+                    let user = self.copying.user(id).unwrap_or(u32::MAX);
                     drop(Passed::new(memory, user, &self.reaper));
                 }
                 let Ok(session) = find(&mut self.sessions, id) else { return };
@@ -117,7 +117,7 @@ impl Manager {
                 let refused = self.refused(id, asked, refusal, clock::now());
                 self.outbox.refuse(id, refused);
             }
-            CopierReport::Ended { session } => self.moving.remove(session),
+            CopierReport::Ended { session } => self.copying.remove(session),
         }
     }
 

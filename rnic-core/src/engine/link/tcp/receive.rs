@@ -13,6 +13,7 @@ use crate::engine::arrival::PayloadSource;
 use crate::engine::charge::Owner;
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::interface::Receive;
+use crate::engine::numbers::cost;
 use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{IncomingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
@@ -92,7 +93,7 @@ impl Qp {
         // After a Terminate of either side the rest is read and dropped.
         //= MPA-8-9, DDP-7.1-18
         if !phase.receives() {
-            self.core.turn.charge(n as i64);
+            self.core.turn.charge(cost(n));
             tcp.drop_partial(owner, engine);
             return Receive::Progress;
         }
@@ -195,7 +196,7 @@ impl Qp {
 
     /// Takes one whole FPDU, whose CRC is still to be checked.
     fn fpdu_arrived(&mut self, engine: &mut EngineState, fpdu: &mut [u8]) {
-        self.core.turn.charge((fpdu.len() as i64).max(FPDU_COST));
+        self.core.turn.charge(cost(fpdu.len()).max(FPDU_COST));
         let Some(tcp) = self.link.tcp_mut() else { return };
         let ulpdu = match tcp.deframer.take(fpdu) {
             Ok(ulpdu) => ulpdu,

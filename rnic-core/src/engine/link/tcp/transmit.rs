@@ -14,6 +14,7 @@ use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
 use crate::device::memory::{MemoryFault, Target};
 use crate::engine::charge::{ChargeNames, Owner};
 use crate::engine::interface::{Output, Transmit};
+use crate::engine::numbers::cost;
 use crate::engine::phase::{StreamEvent, StreamPhase};
 use crate::engine::qp::{OutgoingFpdu, Qp};
 use crate::engine::requester::message::{Gather, GatherFault};
@@ -215,7 +216,7 @@ impl Qp {
             Ok(n) => {
                 // What was framed before, and what stands in the slab.
                 let end = tcp.framed + (used + n) as u64;
-                self.core.turn.charge((n as i64).max(FPDU_COST));
+                self.core.turn.charge(cost(n).max(FPDU_COST));
                 self.fpdu_sent(&OutgoingFpdu::Segment(segment), Some(end));
                 Ok(n)
             }

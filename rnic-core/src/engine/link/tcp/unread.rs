@@ -27,7 +27,7 @@ impl Qp {
         match may_leave {
             // No more than this turn will do with large FPDUs.
             true => {
-                let left = self.core.turn.deficit.max(0) as usize;
+                let left = usize::try_from(self.core.turn.deficit).unwrap_or(0);
                 (left.clamp(WORTH_A_CALL, RX_SLAB), true)
             }
             false => (LITTLE, false),

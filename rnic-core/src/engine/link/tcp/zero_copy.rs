@@ -13,6 +13,7 @@ use arrayvec::ArrayVec;
 use super::TxBatch;
 use crate::ddp;
 use crate::device::memory::{MemoryFault, Target, Unreachable};
+use crate::engine::numbers::{cost, ulpdu_len};
 use crate::engine::phase::StreamPhase;
 use crate::engine::qp::{OutgoingFpdu, Qp};
 use crate::engine::requester::message::{Gather, GatherFault, MessageSource, Segment};
@@ -70,7 +71,7 @@ impl Qp {
         let (Some(tcp), Some(message)) = (self.link.tcp(), self.requester.message()) else {
             return false;
         };
-        tcp.framer.bare(0).is_some()
+        tcp.framer.length_and_trailer(0).is_some()
             && message.total - message.sent >= WORTH_IT
             && !self.core.turn.is_over()
             && (self.life.phase().sends() || self.life.phase() == StreamPhase::Terminating)
@@ -98,7 +99,7 @@ impl Qp {
         }
         for (segment, bytes) in taken.begun {
             end += bytes as u64;
-            self.core.turn.charge(bytes as i64);
+            self.core.turn.charge(cost(bytes));
             self.fpdu_sent(&OutgoingFpdu::Segment(segment), Some(end));
         }
         match taken.gone {
@@ -191,9 +192,10 @@ impl Qp {
             };
             let mut head = [0; LENGTH_LEN + ddp::MAX_HEADER_LEN];
             let header_len = segment.header.emit(&mut head[LENGTH_LEN..]);
-            let ulpdu_len = header_len + segment.len as usize;
-            // At most MULPDU, a u16.
-            let Some((length, trailer)) = tcp.framer.bare(ulpdu_len as u16) else { return Ok(()) };
+            let len = header_len + segment.len as usize;
+            let Some((length, trailer)) = tcp.framer.length_and_trailer(ulpdu_len(len)) else {
+                return Ok(());
+            };
             head[..LENGTH_LEN].copy_from_slice(&length);
             let fpdu = Fpdu {
                 head,
@@ -210,7 +212,7 @@ impl Qp {
             if done
                 || !room
                 || bytes >= BATCHES * tcp.batch
-                || bytes as i64 >= self.core.turn.deficit
+                || cost(bytes) >= self.core.turn.deficit
             {
                 return Ok(());
             }
