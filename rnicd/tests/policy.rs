@@ -228,7 +228,7 @@ fn is_over(mut stream: &TcpStream) -> bool {
 
 #[test]
 fn the_oldest_silent_connection_to_a_user_gives_way() {
-    let daemon = one_worker("[limits.user]\nhalf_open = 2\n");
+    let daemon = one_worker("[limits.user]\nstartups = 2\n");
     let (mut raw, address) = host(&daemon);
     let silent: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(address).unwrap()).collect();
     for stream in &silent[..3] {

@@ -496,8 +496,8 @@ fn silent_connections(all: usize) {
     // Fewer than there are, so that the oldest have to give way; descriptors may lower it further.
     let configured = all * 9 / 10;
     let daemon = daemon(&format!(
-        "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nhalf_open = {configured}\n\
-         [limits.user]\nhalf_open = {configured}\n"
+        "[mpa]\nstartup_deadline = \"3600s\"\n[limits]\nstartups = {configured}\n\
+         [limits.user]\nstartups = {configured}\n"
     ));
     let start = daemon.at_rest();
     let memory = anonymous(&daemon);

@@ -80,7 +80,7 @@ fn undecided_requests_of_one_user_leave_descriptors_to_others() {
 
 #[test]
 fn peers_far_away_get_in_beside_a_flood_of_silent_connections_to_another_user() {
-    let Some(daemon) = daemon("[limits]\nhalf_open = 64\n[limits.user]\nhalf_open = 64\n", 4096)
+    let Some(daemon) = daemon("[limits]\nstartups = 64\n[limits.user]\nstartups = 64\n", 4096)
     else {
         return;
     };

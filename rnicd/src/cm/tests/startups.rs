@@ -30,7 +30,7 @@ fn both(startups: usize, of_user: u32) -> (Node, SocketAddr, SocketAddr) {
 fn silent(node: &mut Node, to: SocketAddr, then: usize) -> TcpStream {
     let stream = raw(to);
     node.turn(Duration::ZERO);
-    node.until(|n| n.cm.startups() == then);
+    node.until(|n| n.cm.in_startup() == then);
     stream
 }
 
@@ -102,7 +102,7 @@ fn undecided_requests_count_and_give_way_to_other_users_and_say_so() {
     for (mut stream, _) in requests {
         assert_eq!(read(&mut stream, 20, &mut node)[16] & 0x20, 0x20);
     }
-    node.until(|n| n.cm.startups() == 0);
+    node.until(|n| n.cm.in_startup() == 0);
     assert_eq!((node.cm.startups(), node.cm.next_timeout()), (0, None));
 }
 
@@ -148,9 +148,9 @@ fn a_rejected_initiator_counts_until_its_peer_has_closed() {
         assert_eq!(node.cm.startups_of(MALLORY), (n + 1).min(2));
         peers.push(peer);
     }
-    assert_eq!(node.cm.startups(), 2);
+    assert_eq!(node.cm.in_startup(), 2);
     drop(peers);
-    node.until(|n| n.cm.startups() == 0);
+    node.until(|n| n.cm.in_startup() == 0);
     assert_eq!(node.cm.startups(), 0);
 }
 
@@ -197,7 +197,7 @@ fn guesses_at_a_users_stags_close_his_listeners_alone() {
     let mine = silent(&mut node, address, 1);
     assert!(!is_over(&mine));
     drop(mine);
-    node.until(|n| n.cm.startups() == 0);
+    node.until(|n| n.cm.in_startup() == 0);
     node.now = node.now.after(Duration::from_secs(60));
     silent(&mut node, hers, 1);
 }
@@ -228,7 +228,7 @@ fn closing_a_listener_does_not_look_at_what_came_to_others() {
         node.connect(QpId(1000 + n), crowded, &[]);
         while node.cm.poll_event().is_some() {}
     }
-    assert_eq!(node.cm.startups(), CROWD as usize);
+    assert_eq!(node.cm.in_startup(), CROWD as usize);
     let beside = (0..3).map(|_| close(&mut node)).min().expect("some");
     assert!(beside < alone * 5, "{beside:?} instead of {alone:?}");
 }
