@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::file_rules::OverrideTable;
 use super::*;
 
 fn refused(text: &str) -> String {
@@ -28,8 +29,11 @@ fn the_annotated_file_shows_every_key() {
         live.push('\n');
     }
     let mut file: File = toml::from_str(&live).unwrap_or_else(|e| panic!("{e}"));
-    // Rules set what they change; of these a few examples are enough.
+    // Rules set what they change; of limits a few examples are enough.
     assert!(!(file.user.is_empty() || file.group.is_empty() || file.pd.is_empty()));
+    let OverrideTable { who: _, trusted, sockets, host_loopback, session: _, user: _ } =
+        &file.user[0];
+    assert!([trusted, sockets, host_loopback].iter().all(|key| key.is_some()), "{:?}", file.user);
     assert!(!(file.listen.is_empty() || file.connect.is_empty()));
     (file.user, file.group) = (Vec::new(), Vec::new());
     for scope in Scope::ALL {
