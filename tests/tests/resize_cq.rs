@@ -163,7 +163,7 @@ fn every_completion_comes_once_while_queues_shrink_and_grow_under_traffic() {
             assert_eq!(cq.poll(&mut [Completion::default(); 4]).unwrap(), 0);
             let row = couples.row(cq);
             assert_eq!((row.capacity, row.completions), (cq.capacity(), total));
-            assert_eq!((row.unread, row.reserved, row.overflowed), (0, 0, false));
+            assert_eq!((row.unread, row.reserved, row.in_error), (0, 0, false));
         }
         drop((pairs, send_cq, recv_cq, couples));
         daemon.is_empty();

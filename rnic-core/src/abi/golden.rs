@@ -338,7 +338,7 @@ fn rows() {
         reserved: 4,
         qps: 5,
         completions: 6,
-        overflowed: true,
+        in_error: true,
     };
     let mr = MrRow {
         mr: MrId(1),

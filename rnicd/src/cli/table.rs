@@ -183,7 +183,7 @@ pub fn of_rows(rows: &Rows) -> Table {
                         r.reserved.to_string(),
                         r.qps.to_string(),
                         r.completions.to_string(),
-                        if r.overflowed { "dead" } else { "alive" }.to_owned(),
+                        if r.in_error { "dead" } else { "alive" }.to_owned(),
                     ]
                 })
                 .collect(),

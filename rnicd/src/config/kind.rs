@@ -2,7 +2,9 @@
 //!
 //! Reading the file, its ranges, `check-config`, warnings, rules, the worst case, what is counted
 //! and what `rnicctl limits` lists follow from the table, and tests hold `config/rnicd.toml` and
-//! the code to it. So who adds a limit adds a row here, and the line that charges or checks.
+//! the code to it. So who adds a limit adds a row here, and the line that charges or checks. What
+//! is counted is charged by a line that names the kind alone (`account.charge(Kind::Qps, 1)`);
+//! `resource/ledger.rs` (`Books::charge`) then asks the limits of session, user and device.
 
 use rnic_core::abi::queue::doorbell;
 use rnic_core::device::allocator;

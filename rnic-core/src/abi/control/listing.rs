@@ -177,8 +177,8 @@ pub struct CqRow {
     pub qps: u32,
     /// Entries written since it was made.
     pub completions: u64,
-    /// Whether it has overflowed.
-    pub overflowed: bool,
+    /// Whether it is in error: it has overflowed, or was scribbled over.
+    pub in_error: bool,
 }
 
 /// A memory region.

@@ -23,7 +23,7 @@ use crate::resource::{Manager, Pending, find, refuse};
 impl Manager {
     pub(in crate::resource) fn create_qp(&mut self, id: SessionId, request: &QpRequest) -> Answer {
         check_qp(&self.config.limits, request)?;
-        let hold = self.rnr_timeout_for(request.rnr_policy)?;
+        let rnr_timeout = self.rnr_timeout_for(request.rnr_policy)?;
         let session = find(&mut self.sessions, id)?;
         let pd = session.pd(request.pd)?.qps.add();
         let srq = match request.srq {
@@ -72,7 +72,7 @@ impl Manager {
             send_cq,
             recv_cq,
             signal_all: request.signal_all,
-            rnr_timeout: hold,
+            rnr_timeout,
             shared: shared.clone(),
         };
         let (sq_location, rq_location) = (sq.location(), rq.as_ref().map(QueuePlace::location));

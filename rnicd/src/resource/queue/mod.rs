@@ -64,6 +64,6 @@ pub fn cq_row(cq: &Cq) -> CqRow {
         reserved,
         qps: cq.qps.load(Relaxed),
         completions,
-        overflowed: cq.is_dead(),
+        in_error: cq.is_dead(),
     }
 }

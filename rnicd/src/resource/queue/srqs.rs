@@ -104,7 +104,7 @@ impl Manager {
         }
     }
 
-    /// How long a QP holds a message that finds no receive; `None` if it does not.
+    /// How long a message of a QP may wait for a receive; `None` if it may not.
     pub(in crate::resource) fn rnr_timeout_for(
         &self,
         rnr_policy: RnrPolicy,
