@@ -169,6 +169,7 @@ fn a_user_who_connects_too_often_is_told_so() {
     }
 }
 
+//= RDMAP-8.1.2-7
 #[test]
 fn reads_are_counted_over_all_connections_of_a_user() {
     let daemon = one_worker("[limits]\nird = 4\n[limits.user]\nird_total = 5\n");
