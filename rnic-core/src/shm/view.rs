@@ -68,7 +68,7 @@ mod real {
             offset.is_multiple_of(8).then_some(View { base, len, mapping })
         }
 
-        /// What the window looks at.
+        /// The mapping that it is a part of.
         #[inline]
         pub(in super::super) fn mapping(&self) -> &Arc<Mapping> {
             &self.mapping
@@ -78,7 +78,7 @@ mod real {
         #[inline]
         pub(in super::super) fn u32(&self, offset: usize) -> &AtomicU32 {
             assert!(offset.is_multiple_of(4) && self.len >= 4 && offset <= self.len - 4);
-            // SAFETY: within the window (asserted) and so within the mapping, which outlives the
+            // SAFETY: within the view (asserted) and so within the mapping, which outlives the
             // borrow of `self`; `base` is aligned to 8 (page + multiple of 8), `offset` to 4; any
             // value is valid; the only other accesses in this process are atomic or raw copies.
             unsafe { AtomicU32::from_ptr(self.base.add(offset).cast()) }

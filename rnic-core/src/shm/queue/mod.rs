@@ -42,7 +42,7 @@ pub const MAX_CAPACITY: u32 = 1 << 24;
 #[derive(Clone, Debug)]
 pub struct QueueMemory {
     view: View,
-    /// Of the window in its mapping.
+    /// Of the view in its mapping.
     offset: usize,
     kind: QueueKind,
     shape: QueueShape,
@@ -163,7 +163,7 @@ impl QueueMemory {
         Ok(QueueMemory { view, offset, kind, shape, doorbell })
     }
 
-    /// Offset in the window of the entry with this free-running index.
+    /// Offset in the view of the entry with this free-running index.
     #[inline]
     fn slot(&self, index: u32) -> usize {
         QUEUE_HEADER_LEN + (index & (self.shape.capacity - 1)) as usize * self.shape.stride as usize

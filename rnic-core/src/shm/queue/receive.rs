@@ -41,12 +41,12 @@ impl ReceiveProducer {
             return Err(PushError::TooLong);
         }
         let slot = self.ring.slot().ok_or(PushError::Full)?;
-        let window = &self.ring.queue.view;
+        let view = &self.ring.queue.view;
         #[expect(clippy::cast_possible_truncation, reason = "at most MAX_SGE, as checked")]
         let header = ReceiveHeader { num_sge: sges.len() as u8, wr_id, spare_is_zero: true };
-        window.store_words(slot, &header.to_words());
+        view.store_words(slot, &header.to_words());
         for (n, sge) in sges.iter().enumerate() {
-            window.store_words(slot + RECEIVE_HEADER_LEN + n * SGE_LEN, &sge.to_words());
+            view.store_words(slot + RECEIVE_HEADER_LEN + n * SGE_LEN, &sge.to_words());
         }
         self.ring.advance();
         Ok(())

@@ -54,18 +54,18 @@ impl SendProducer {
         }
         let inline_len = u16::try_from(inline.len()).map_err(|_| PushError::TooLong)?;
         let slot = self.ring.slot().ok_or(PushError::Full)?;
-        let window = &self.ring.queue.view;
+        let view = &self.ring.queue.view;
         #[expect(clippy::cast_possible_truncation, reason = "at most MAX_SGE, as checked")]
         let header = SendHeader { num_sge: sges.len() as u8, inline_len, ..*header };
-        window.store_words(slot, &header.to_words());
+        view.store_words(slot, &header.to_words());
         let body = slot + SEND_HEADER_LEN;
         for (n, sge) in sges.iter().enumerate() {
-            window.store_words(body + n * SGE_LEN, &sge.to_words());
+            view.store_words(body + n * SGE_LEN, &sge.to_words());
         }
         for (n, bytes) in inline.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
-            window.store_words(body + n * 8, &[u64::from_le_bytes(word)]);
+            view.store_words(body + n * 8, &[u64::from_le_bytes(word)]);
         }
         self.ring.advance();
         Ok(())
