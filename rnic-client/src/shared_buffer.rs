@@ -122,6 +122,16 @@ fn populated(size: usize) -> Result<(Arc<Mapping>, OwnedFd), Error> {
 
 /// Start and length of a range of `size` bytes, if it lies inside.
 pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u64), Error> {
+    let (start, end) = ends(range, size);
+    match end.checked_sub(start) {
+        Some(length) if end <= size => Ok((start, length)),
+        length => Err(Error::OutOfRange { offset: start, length: length.unwrap_or(0), size }),
+    }
+}
+
+/// Where a range of `size` bytes begins, and the first byte behind it, whether it lies inside or
+/// not.
+pub(crate) fn ends(range: impl RangeBounds<u64>, size: u64) -> (u64, u64) {
     let start = match range.start_bound() {
         Bound::Included(&n) => n,
         Bound::Excluded(&n) => n.saturating_add(1),
@@ -132,10 +142,7 @@ pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<(u64, u
         Bound::Excluded(&n) => n,
         Bound::Unbounded => size,
     };
-    match end.checked_sub(start) {
-        Some(length) if end <= size => Ok((start, length)),
-        length => Err(Error::OutOfRange { offset: start, length: length.unwrap_or(0), size }),
-    }
+    (start, end)
 }
 
 impl Drop for SharedBufferInner {

@@ -1,7 +1,7 @@
 //! Memory windows: a part of a region for a peer, given and taken away by send requests.
 
 use std::fmt;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -14,6 +14,7 @@ use crate::pd::PdInner;
 use crate::qp::Qp;
 use crate::request::SendRequest;
 use crate::session::unexpected;
+use crate::shared_buffer::ends;
 
 /// What a window is to be bound to (`struct ibv_mw_bind_info` of `ibv_bind_mw(3)`).
 #[derive(Clone, Copy, Debug)]
@@ -34,16 +35,7 @@ impl<'a> Bind<'a> {
     /// daemon checks the rest when it carries the request out: what may not be bound completes as
     /// `MwBind` and ends the connection.
     pub fn new(region: &'a Mr, range: impl RangeBounds<u64>, access: Access) -> Self {
-        let start = match range.start_bound() {
-            Bound::Included(&n) => n,
-            Bound::Excluded(&n) => n.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&n) => n.saturating_add(1),
-            Bound::Excluded(&n) => n,
-            Bound::Unbounded => region.len(),
-        };
+        let (start, end) = ends(range, region.len());
         Bind {
             region: Some(region),
             address: region.iova().wrapping_add(start),
