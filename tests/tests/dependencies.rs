@@ -104,16 +104,14 @@ fn every_dependency_has_a_licence_that_is_allowed() {
 }
 
 #[test]
-fn every_dependency_is_from_a_registry_that_is_allowed() {
-    let allowed = texts(&policy(), "sources", "allow-registry");
-    let is_allowed = |source: &str| {
-        source
-            .strip_prefix("registry+")
-            .is_some_and(|registry| allowed.iter().any(|a| a == registry))
-    };
-    let strangers: Vec<_> =
-        dependencies().into_iter().filter(|d| !is_allowed(&d.source)).map(|d| d.name).collect();
-    assert!(strangers.is_empty(), "{strangers:?}");
+fn every_dependency_is_from_one_and_the_same_registry() {
+    let policy = policy();
+    for key in ["unknown-registry", "unknown-git"] {
+        assert_eq!(policy["sources"][key].as_str(), Some("deny"), "{key}");
+    }
+    let sources: BTreeSet<String> = dependencies().into_iter().map(|d| d.source).collect();
+    assert_eq!(sources.len(), 1, "{sources:?}");
+    assert!(sources.iter().all(|source| source.starts_with("registry+")), "{sources:?}");
 }
 
 #[test]
