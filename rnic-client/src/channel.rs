@@ -76,6 +76,19 @@ impl CompletionChannel {
     }
 }
 
+impl CompletionChannel {
+    /// Bytes of a record, as they arrive on the descriptor.
+    pub const RECORD_LEN: usize = CHANNEL_RECORD_LEN;
+
+    /// The CQ that a record names: for programs that read the descriptor themselves, one record
+    /// with each `recv(2)`, because they are interrupted by signals or have threads cancelled
+    /// there. Either this or [`recv`](Self::recv) is to be used on a channel, since each takes the
+    /// records of all its CQs; the CQ may have been destroyed since.
+    pub fn parse_record(record: &[u8]) -> Option<CqId> {
+        ChannelRecord::from_bytes(record).map(|record| CqId(record.cq))
+    }
+}
+
 impl fmt::Debug for CompletionChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompletionChannel").field("id", &self.id()).finish_non_exhaustive()

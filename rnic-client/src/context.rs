@@ -17,9 +17,10 @@ use crate::control::dial;
 use crate::cq::{Cq, CqOptions};
 use crate::error::Error;
 use crate::inbox::deadline;
-use crate::listener::{ConnectionRequest, Listener};
+use crate::listener::{BindOptions, ConnectionRequest, Listener};
 use crate::paths;
 use crate::pd::Pd;
+use crate::program::ProgramBuffer;
 use crate::session::{Session, unexpected};
 use crate::shared_buffer::SharedBuffer;
 
@@ -118,6 +119,11 @@ impl Context {
         &self.session
     }
 
+    /// Whether the daemon is known to hold this session still: asks the kernel.
+    pub fn is_alive(&self) -> bool {
+        self.session.check_thoroughly().is_ok()
+    }
+
     /// The daemon's number for this session, as `rnicctl clients` shows it.
     pub fn session(&self) -> SessionId {
         self.session.id()
@@ -202,6 +208,16 @@ impl Context {
         SharedBuffer::create(&self.session, len)
     }
 
+    /// Shares a memfd that the program has made, sealable and with every page populated, `len`
+    /// bytes in whole pages; the daemon seals it. The program maps it where it likes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] names the limit, or what is wrong with the descriptor.
+    pub fn share_memfd(&self, memfd: BorrowedFd<'_>, len: u64) -> Result<ProgramBuffer, Error> {
+        ProgramBuffer::share(&self.session, memfd, len)
+    }
+
     /// Hands the daemon this process's own memory, so that regions can name any of it
     /// ([`Pd::reg_mr_attached`]); more than once is as good as once.
     ///
@@ -241,7 +257,12 @@ impl Context {
     /// Binds an address without listening (compare `rdma_bind_addr(3)`). Port 0 lets the kernel
     /// choose; [`Listener::local_addr`] tells.
     pub fn bind(&self, address: SocketAddr) -> Result<Listener, Error> {
-        Listener::bind(&self.session, address)
+        self.bind_with(address, BindOptions::default())
+    }
+
+    /// As [`bind`](Context::bind), with options.
+    pub fn bind_with(&self, address: SocketAddr, options: BindOptions) -> Result<Listener, Error> {
+        Listener::bind(&self.session, address, options)
     }
 
     /// Binds an address and listens on it (compare `rdma_listen(3)`). At most `backlog` connection
@@ -274,6 +295,12 @@ impl Context {
     /// once, in the order in which the daemon sent them.
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<Event>, Error> {
         self.session.await_event(deadline(timeout), |events| events.take_any())
+    }
+
+    /// Ends the stream of events of this session, for all: whoever waits for one finds
+    /// [`Error::DaemonGone`], once those that have arrived are taken.
+    pub fn end_events(&self) {
+        self.session.events.end();
     }
 
     /// Makes an [`Event::ConnectionRequest`] from [`Context::next_event`] into an object to accept

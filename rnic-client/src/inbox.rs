@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 
 use crate::error::Error;
 
@@ -127,6 +127,12 @@ impl<S> Inbox<S> {
             }
         }
         Ok(())
+    }
+
+    /// Ends it from this side: who sleeps on the socket finds it closed.
+    pub(crate) fn end(&self) {
+        // One that is not connected any more is at its end already.
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
     /// Looks at the sorted state.

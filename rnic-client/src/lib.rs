@@ -108,6 +108,7 @@ mod memory;
 mod mr;
 mod paths;
 mod pd;
+mod program;
 mod qp;
 mod receive;
 mod request;
@@ -132,10 +133,11 @@ pub use context::{Context, OpenOptions, Page};
 pub use cq::{Arm, Cq, CqOptions};
 pub use error::{Admission, Error, Fault, PostError};
 pub use lease::{Lease, LeasedRequest, LocalMr, NotPosted, Posted};
-pub use listener::{AcceptOptions, ConnectionRequest, Listener};
+pub use listener::{AcceptOptions, BindOptions, ConnectionRequest, Listener};
 pub use mr::{Mr, MrOptions, RemoteAddr, RemoteMr};
 pub use pd::Pd;
-pub use qp::{Qp, QpOptions};
+pub use program::{ProgramBuffer, ProgramMr};
+pub use qp::{Posting, Qp, QpOptions};
 pub use request::{RecvRequest, SendRequest};
 pub use shared_buffer::SharedBuffer;
 pub use srq::{Srq, SrqOptions};
@@ -147,7 +149,7 @@ pub use rnic_core::abi::control::{
     PdRow, QpCounters, QpRow, Refusal, Rows, SrqRow, StatusInfo, WindowRow,
 };
 pub use rnic_core::abi::queue::Sge;
-pub use rnic_core::shm::RawBytes;
+pub use rnic_core::shm::{ProgramRange, RawBytes};
 pub use rnic_core::types::{
     Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
     MwId, PdId, QpId, QpState, RequestId, RnrPolicy, Scope, SessionId, SharedBufferId, SrqId, Stag,

@@ -15,6 +15,14 @@ use crate::inbox::deadline;
 use crate::qp::Qp;
 use crate::session::{Session, unexpected};
 
+/// How an address is bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BindOptions {
+    /// Of the IPv6 wildcard `[::]`, to take IPv6 alone (`RDMA_OPTION_ID_AFONLY`), so that
+    /// `0.0.0.0` can be bound with the same port. Otherwise it takes IPv4 as well.
+    pub v6_only: bool,
+}
+
 /// A bound address, listening or not (`rdma_bind_addr(3)`, `rdma_listen(3)`).
 ///
 /// Dropping it closes it; requests that wait undecided are then rejected on the wire.
@@ -25,8 +33,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn bind(session: &Arc<Session>, address: SocketAddr) -> Result<Listener, Error> {
-        match session.request(RequestBody::Bind { address, context: 0 })? {
+    pub(crate) fn bind(
+        session: &Arc<Session>,
+        address: SocketAddr,
+        BindOptions { v6_only }: BindOptions,
+    ) -> Result<Listener, Error> {
+        match session.request(RequestBody::Bind { address, context: 0, v6_only })? {
             ReplyBody::Listener { listener: id, address } => {
                 session.events.with(|events| events.open(Subject::Listener(id)));
                 Ok(Listener { session: session.clone(), id, address })

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rnic_core::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBody};
 use rnic_core::abi::queue::QueueKind;
 use rnic_core::shm::lease::LoanNumber;
@@ -89,6 +90,8 @@ pub struct Qp {
     /// They outlive their QP.
     cqs: [Cq; 2],
     srq: Option<Srq>,
+    /// Whether it has been destroyed.
+    gone: AtomicBool,
 }
 
 struct SendSide {
@@ -141,6 +144,7 @@ impl Qp {
             memory: send,
             cqs,
             srq,
+            gone: AtomicBool::new(false),
         })
     }
 
@@ -174,21 +178,20 @@ impl Qp {
     /// the wrong one have been posted, [`PostError::posted`] says how many. The daemon checks
     /// everything again and the rest, and fails the request with a completion.
     pub fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
-        self.alive()?;
-        let mut sq = self.sq.lock();
-        let mut posted = 0;
-        let mut failure = None;
-        for request in requests {
-            let allowed = self.session().local_keys.check(request.wr_id(), request.elements());
-            if let Err(e) = allowed.and_then(|()| self.push_send(&mut sq, request)) {
-                failure = Some(e);
-                break;
-            }
-            posted += 1;
+        let mut posting = self.posting().map_err(|source| PostError { posted: 0, source })?;
+        let failure = requests.iter().find_map(|request| posting.push(request).err());
+        let posted = posting.pushed;
+        match failure.or(posting.finish().err()) {
+            None => Ok(()),
+            Some(source) => Err(PostError { posted, source }),
         }
-        sq.producer.publish();
-        drop(sq);
-        self.finish(posted, failure)
+    }
+
+    /// Begins a batch whose requests are made one after the other. Others who post wait until it
+    /// has been dropped.
+    pub fn posting(&self) -> Result<Posting<'_>, Error> {
+        self.session().check()?;
+        Ok(Posting { qp: self, sq: Some(self.sq.lock()), pushed: 0 })
     }
 
     /// Posts a send request that takes a lease along until its completion has been polled. It
@@ -211,7 +214,7 @@ impl Qp {
         sq.producer.publish();
         drop(sq);
         // A worker that does not exist is found out by whoever waits.
-        let _ = self.finish(1, None);
+        let _ = self.ring();
         Ok(posted)
     }
 
@@ -287,6 +290,23 @@ impl Qp {
         self.session().command(RequestBody::SetContext { object, context })
     }
 
+    /// Destroys it, as dropping it does, while others may still hold it (`ibv_destroy_qp(3)`): when
+    /// this returns, nothing that was posted completes any more, and every request about it is
+    /// refused. Whoever still posts to it posts to nobody.
+    pub fn destroy(&self) {
+        if self.gone.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // A session that has ended has destroyed it already.
+        let _ = self.session().command(RequestBody::DestroyQp { qp: self.id });
+        // What the daemon had to say of it was sent before that reply: read it while it still has
+        // a place to go, so that it cannot be taken for an event of a later QP of the same number.
+        let _ = self.session().events.drain();
+        self.session().events.with(|events| events.close(Subject::Qp(self.id)));
+        // The daemon writes no more completions of it.
+        self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
+    }
+
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.pd.session
     }
@@ -309,22 +329,71 @@ impl Qp {
             .map_err(|e| push_error(e, sq.depth, elements.len(), self.max_send_sge))
     }
 
+    /// Rings for what was posted, after its producer index has been published.
     #[inline]
-    fn alive(&self) -> Result<(), PostError> {
-        self.session().check().map_err(|source| PostError { posted: 0, source })
-    }
-
-    /// Rings for the whole batch, after its producer index has been published.
-    #[inline]
-    fn finish(&self, posted: usize, failure: Option<Error>) -> Result<(), PostError> {
-        let rung = match (posted > 0).then(|| self.memory.worker()).flatten() {
+    fn ring(&self) -> Result<(), Error> {
+        match self.memory.worker() {
             Some(worker) => self.session().ring(worker, self.memory.doorbell()),
             None => Ok(()),
-        };
-        match failure.or(rung.err()) {
-            None => Ok(()),
-            Some(source) => Err(PostError { posted, source }),
         }
+    }
+}
+
+/// A batch of send requests that is being posted: the daemon is shown them, and rung once, when it
+/// is finished or dropped.
+pub struct Posting<'a> {
+    qp: &'a Qp,
+    /// There until it has been finished.
+    sq: Option<MutexGuard<'a, SendSide>>,
+    pushed: usize,
+}
+
+impl Posting<'_> {
+    /// Adds a request.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Qp::post_send`]: the request has not been added, those before it have.
+    #[inline]
+    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
+        self.qp.session().local_keys.check(request.wr_id(), request.elements())?;
+        if let Some(sq) = &mut self.sq {
+            self.qp.push_send(sq, request)?;
+            self.pushed += 1;
+        }
+        Ok(())
+    }
+
+    /// Shows the daemon what was added.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Protocol`] if the QP is bound to a worker that does not exist.
+    #[inline]
+    pub fn finish(mut self) -> Result<(), Error> {
+        self.show()
+    }
+
+    #[inline]
+    fn show(&mut self) -> Result<(), Error> {
+        match self.sq.take() {
+            Some(mut sq) if self.pushed > 0 => sq.producer.publish(),
+            _ => return Ok(()),
+        }
+        self.qp.ring()
+    }
+}
+
+impl fmt::Debug for Posting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Posting").field("qp", &self.qp.id).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Posting<'_> {
+    fn drop(&mut self) {
+        // A worker that does not exist is found out by whoever waits.
+        let _ = self.show();
     }
 }
 
@@ -342,14 +411,7 @@ impl fmt::Debug for Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // A session that has ended has destroyed it already.
-        let _ = self.session().command(RequestBody::DestroyQp { qp: self.id });
-        // What the daemon had to say of it was sent before that reply: read it while it still has
-        // a place to go, so that it cannot be taken for an event of a later QP of the same number.
-        let _ = self.session().events.drain();
-        self.session().events.with(|events| events.close(Subject::Qp(self.id)));
-        // The daemon writes no more completions of it.
-        self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
+        self.destroy();
     }
 }
 

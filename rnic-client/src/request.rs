@@ -1,7 +1,7 @@
 //! Work requests.
 
 use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
-use rnic_core::types::Stag;
+use rnic_core::types::{Access, Stag};
 
 use crate::mr::RemoteAddr;
 use crate::window::Bind;
@@ -47,6 +47,13 @@ impl<'a> SendRequest<'a> {
         request
     }
 
+    /// Like [`send_inline`](Self::send_inline), and revokes the peer's region `invalidate`.
+    pub fn send_invalidate_inline(wr_id: u64, bytes: &'a [u8], invalidate: Stag) -> Self {
+        let mut request = Self::new(SendOpcode::SendInvalidate, wr_id, Data::Inline(bytes));
+        request.header.inv_rkey = invalidate.0;
+        request
+    }
+
     /// Writes the elements' bytes into the peer's memory (RDMA Write, RFC 5040 section 5.1).
     /// Completes when the bytes may be reused; that they have arrived is known only from a later
     /// message of the peer.
@@ -79,12 +86,26 @@ impl<'a> SendRequest<'a> {
     /// is placed through the one before. [`MemoryWindow`](crate::MemoryWindow) has this with the
     /// STags kept in order.
     pub fn bind(wr_id: u64, present: Stag, new: Stag, bind: &Bind<'_>) -> Self {
+        let (region, length) =
+            bind.region.map_or((Stag(0), 0), |region| (region.lkey(), bind.length));
+        Self::bind_range(wr_id, present, new, region, (bind.address, length), bind.access)
+    }
+
+    /// Like [`bind`](Self::bind), to `range` (first address, bytes) of the region whose STag is
+    /// `region`; to no bytes of no region (0), which unbinds it.
+    pub fn bind_range(
+        wr_id: u64,
+        present: Stag,
+        new: Stag,
+        region: Stag,
+        range: (u64, u64),
+        access: Access,
+    ) -> Self {
         let mut request = Self::new(SendOpcode::BindWindow, wr_id, Data::Elements(&[]));
         let header = &mut request.header;
         (header.rkey, header.inv_rkey) = (present.0, new.0);
-        // No bytes of no region: what unbinds it.
-        let (lkey, length) = bind.region.map_or((0, 0), |region| (region.lkey().0, bind.length));
-        let (address, access) = (bind.address, bind.access.bits());
+        let (address, length) = range;
+        let (lkey, access) = (region.0, access.bits());
         header.params = WindowParams { address, length, lkey, access }.to_params();
         request
     }

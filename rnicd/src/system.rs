@@ -15,14 +15,25 @@ pub fn refusal(what: &str, error: &io::Error) -> Refusal {
         Some(Errno::MFILE) => "RLIMIT_NOFILE of the daemon",
         Some(Errno::NFILE) => "fs.file-max",
         Some(Errno::NOMEM) => "memory or vm.max_map_count",
-        _ => return Refusal::System { what: what.to_owned(), error: error.to_string() },
+        _ => return system(what, error, error.to_string()),
     };
     if key.starts_with("RLIMIT_NOFILE")
         && let Some(limit) = getrlimit(Resource::Nofile).current
     {
         return Refusal::Limit { key: key.to_owned(), limit, used: limit, wanted: 1 };
     }
-    Refusal::System { what: what.to_owned(), error: format!("{key} is used up ({error})") }
+    system(what, error, format!("{key} is used up ({error})"))
+}
+
+fn system(what: &str, error: &io::Error, words: String) -> Refusal {
+    Refusal::System { what: what.to_owned(), error: words, errno: number(error) }
+}
+
+/// The system's number of an error; `EIO` for one that is not the system's.
+pub fn number(error: &io::Error) -> u16 {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO).raw_os_error();
+    // Below 4096, as the kernel has them.
+    u16::try_from(errno).unwrap_or(u16::MAX)
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ fn a_second_daemon_names_the_first_and_a_killed_one_is_replaced() {
     let socket = dir.path().join("s");
     let mut first = Daemon::start(&socket);
     let second = rnicd().arg("run").arg("--socket").arg(&socket).output().unwrap();
-    assert_eq!(second.status.code(), Some(1));
+    assert_eq!(second.status.code(), Some(75));
     let said = text(&second.stderr);
     assert!(said.contains(&format!("pid {}", first.0.id())), "{said}");
     assert!(rnicctl(&socket, &["status"]).status.success());

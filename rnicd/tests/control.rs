@@ -285,7 +285,8 @@ fn each_limit_is_refused_by_its_name() {
 
     let (listener, address) = raw.listener();
     raw.listener();
-    let bind = RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 };
+    let bind =
+        RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0, v6_only: false };
     key(raw.refused(bind), "limits.session.listeners = 2 reached");
     let listen = RequestBody::Listen { listener, backlog: 3 };
     key(raw.refused(listen), "backlog = 3 is above limits.backlog = 2");

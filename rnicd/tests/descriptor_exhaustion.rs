@@ -32,6 +32,7 @@ fn options() -> CmOptions {
         },
         max_ird: 16,
         max_ord: 16,
+        ports: Default::default(),
         tcp: Default::default(),
         direct: false,
         startups: 1000,
@@ -120,7 +121,7 @@ fn silent_connections_give_way_and_undecided_ones_are_kept() {
     let registry = poll.registry().try_clone().expect("epoll");
     let mut node = Node { poll, cm: ConnectionManager::new(registry, 0, options()), requests: 0 };
     let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-    let address = node.cm.bind(SessionId(1), LISTENER, any_port).expect("bind");
+    let address = node.cm.bind(SessionId(1), LISTENER, any_port.into()).expect("bind");
     node.cm.listen(LISTENER, 1000).expect("listen");
 
     // Silent ones: the oldest give way, the newest stay.

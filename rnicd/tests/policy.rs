@@ -45,7 +45,7 @@ fn exhaust(raw: &mut Raw, kind: &str) -> String {
             "cq_entries_total" => (new_cq(4), false),
             "arena_bytes" => (new_cq(4096), false),
             "qps" => (RequestBody::CreateQp(qp_request(pd, cq)), false),
-            _ => (RequestBody::Bind { address, context: 0 }, false),
+            _ => (RequestBody::Bind { address, context: 0, v6_only: false }, false),
         };
         use std::os::fd::AsFd;
         let descriptors = [memfd.as_fd()];
@@ -261,7 +261,7 @@ fn listening_and_connecting_need_a_rule_once_there_is_one() {
     let (mut raw, address) = host(&daemon);
     for other in ["127.0.0.1:80", "127.0.0.2:0", "0.0.0.0:0", "[::]:0"] {
         let address: SocketAddr = other.parse().unwrap();
-        let refusal = raw.refused(RequestBody::Bind { address, context: 0 });
+        let refusal = raw.refused(RequestBody::Bind { address, context: 0, v6_only: false });
         assert_eq!(refusal, format!("not allowed by listen: bind {other} as user {uid}"));
     }
     let (pd, cq) = (raw.pd(), raw.cq(1));
@@ -274,7 +274,7 @@ fn listening_and_connecting_need_a_rule_once_there_is_one() {
         one_worker(&format!("[[listen]]\nwho = {uid}\naddress = \"127.0.0.1\"\nports = 1\n"));
     let mut raw = Raw::open(&daemon.socket());
     let address = ([127, 0, 0, 1], 0).into();
-    let refusal = raw.refused(RequestBody::Bind { address, context: 0 });
+    let refusal = raw.refused(RequestBody::Bind { address, context: 0, v6_only: false });
     assert!(refusal.starts_with("not allowed by listen: bind 127.0.0.1:"), "{refusal}");
     assert_eq!(raw.status().listeners, 0);
 }
@@ -364,7 +364,7 @@ fn draining_refuses_what_is_new_and_lets_the_rest_go_on() {
         RequestBody::CreateChannel,
         RequestBody::CreateCq { entries: 1, channel: None, context: 0 },
         RequestBody::CreateQp(qp_request(pd, cq)),
-        RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 },
+        RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0, v6_only: false },
         connect(qp, address, None),
     ] {
         assert_eq!(raw.call(body.clone()), Err(Refusal::Draining), "{body:?}");
@@ -477,7 +477,8 @@ fn only_administrators_drain_and_disconnect() {
     // Whom the kernel cannot name is nobody's equal: no rule is his, not even that of everybody.
     let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap();
     let mut nobody = open_as(&socket, overflow.trim().parse().unwrap(), &[]);
-    let bind = RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 };
+    let bind =
+        RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0, v6_only: false };
     assert!(nobody.refused(bind.clone()).starts_with("not allowed by listen: bind 127.0.0.1:0"));
     assert!(alice.call(bind).is_ok());
 }

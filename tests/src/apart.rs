@@ -44,30 +44,63 @@ impl Side {
 /// The namespaces. They are gone, and the link with them, when this is dropped and what runs in
 /// them has ended.
 pub struct Apart {
+    users: Users,
     a: Process,
     b: Process,
 }
 
+/// Which users there are on the two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Users {
+    /// One, who is root there and here who started the test: in a user namespace.
+    One,
+    /// Those of this host, for which the test has to be root.
+    All,
+}
+
 impl Apart {
-    /// Makes both; or why that is impossible here.
+    /// Makes both; or why that is impossible here. There is one user on them, who is root there.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel, or the lack of a program, said.
     pub fn new() -> io::Result<Self> {
+        Apart::with(Users::One)
+    }
+
+    /// As [`Apart::new`], with all users of this host on them, which only root can do.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn with_all_users() -> io::Result<Self> {
+        Apart::with(Users::All)
+    }
+
+    fn with(users: Users) -> io::Result<Self> {
+        let unshare = || {
+            let mut command = Command::new("unshare");
+            if users == Users::One {
+                command.args(["--user", "--map-root-user"]);
+            }
+            command.arg("--net");
+            command
+        };
         // What makes namespaces may be forbidden, which is known only by trying.
-        let probe = Command::new("unshare")
-            .args(["--user", "--map-root-user", "--net", "ip", "link", "add", "x", "type", "veth"])
-            .output()?;
+        let probe = unshare().args(["ip", "link", "add", "x", "type", "veth"]).output()?;
         if !probe.status.success() {
             return Err(io::Error::other(String::from_utf8_lossy(&probe.stderr).into_owned()));
         }
         let stay = ["sh", "-c", "ip link set lo up && echo made && exec cat"];
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--net"]).args(stay);
+        let mut command = unshare();
+        command.args(stay);
         let mut a = Process::start(command);
         a.line_after("made");
-        let mut command = inside(&a);
+        let mut command = inside(&a, users);
         command.args(["unshare", "--net"]).args(stay);
         let mut b = Process::start(command);
         b.line_after("made");
-        let apart = Apart { a, b };
+        let apart = Apart { users, a, b };
         let peer = apart.b.id().to_string();
         // Numbers of interfaces that differ, so that nobody can mistake one for the other.
         let link = ["link", "add", "name", "va", "index", "7", "type", "veth"];
@@ -88,13 +121,18 @@ impl Apart {
 
     /// A daemon on one of the hosts.
     pub fn daemon(&self, side: Side, binaries: Binaries, config: &str) -> Daemon {
-        let wrapper = inside(self.of(side));
+        let wrapper = self.on(side);
         let words: Vec<_> = [wrapper.get_program()]
             .into_iter()
             .chain(wrapper.get_args())
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
         Daemon::start_limited(binaries, config, &format!("exec {} \"$0\" \"$@\"", words.join(" ")))
+    }
+
+    /// What runs the program that follows on one of the hosts.
+    pub fn on(&self, side: Side) -> Command {
+        inside(self.of(side), self.users)
     }
 
     /// The number of a host's end of the link.
@@ -121,16 +159,19 @@ impl Apart {
 
     /// Runs `ip` on a host; what it said.
     fn ip(&self, side: Side, args: &[&str]) -> String {
-        let output = inside(self.of(side)).arg("ip").args(args).output().expect("nsenter");
+        let output = self.on(side).arg("ip").args(args).output().expect("nsenter");
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 }
 
 /// What runs the program that follows where another process is.
-fn inside(process: &Process) -> Command {
+fn inside(process: &Process, users: Users) -> Command {
     let mut command = Command::new("nsenter");
     command.args(["--target", &process.id().to_string()]);
-    command.args(["--user", "--preserve-credentials", "--net"]);
+    if users == Users::One {
+        command.args(["--user", "--preserve-credentials"]);
+    }
+    command.arg("--net");
     command
 }

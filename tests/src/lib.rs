@@ -27,6 +27,7 @@ pub mod target;
 pub mod traffic;
 pub mod tshark;
 pub mod unit;
+pub mod verbs;
 pub mod wire;
 
 pub use client::{Client, End, READ_WRITE, join};

@@ -199,13 +199,21 @@ impl Process {
     }
 
     /// Kills it (`SIGKILL`) and waits for its end.
-    pub fn kill(mut self) {
-        let _ = self.child.kill();
-        let status = self.wait(DEADLINE);
-        assert!(status.signal().is_some() || status.code().is_some());
+    pub fn kill(self) {
+        self.killed();
     }
 
-    fn wait(&mut self, patience: Duration) -> ExitStatus {
+    /// Kills it (`SIGKILL`) and waits for its end; how it ended, which it may have done by itself
+    /// before, and everything it printed.
+    pub fn killed(mut self) -> (ExitStatus, Vec<String>) {
+        let _ = self.child.kill();
+        let (status, lines) = self.finish();
+        assert!(status.signal().is_some() || status.code().is_some());
+        (status, lines)
+    }
+
+    /// Waits for the end, at most so long, and says whether it has come.
+    pub fn ends_within(&mut self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         // A pidfd becomes readable when the process ends: no polling, no missed end.
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -216,9 +224,14 @@ impl Process {
                 tv_nsec: i64::from(left.subsec_nanos()),
             };
             let mut fds = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
-            if rustix::event::poll(&mut fds, Some(&timeout)) == Ok(0) {
-                self.fail("still running at the deadline");
-            }
+            return rustix::event::poll(&mut fds, Some(&timeout)) != Ok(0);
+        }
+        self.has_ended()
+    }
+
+    fn wait(&mut self, patience: Duration) -> ExitStatus {
+        if !self.ends_within(patience) {
+            self.fail("still running at the deadline");
         }
         match self.child.wait() {
             Ok(status) => status,

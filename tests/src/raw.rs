@@ -327,7 +327,7 @@ impl Raw {
     /// An address of the loopback interface, bound and not listened on.
     pub fn listener(&mut self) -> (ListenerId, std::net::SocketAddr) {
         let address = ([127, 0, 0, 1], 0).into();
-        match self.call(RequestBody::Bind { address, context: 0 }) {
+        match self.call(RequestBody::Bind { address, context: 0, v6_only: false }) {
             Ok(ReplyBody::Listener { listener, address }) => (listener, address),
             other => panic!("{other:?}"),
         }

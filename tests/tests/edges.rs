@@ -4,8 +4,9 @@
 use std::net::SocketAddr;
 
 use rnic_client::{
-    AcceptOptions, Access, Completion, CompletionStatus, ConnectOptions, DisconnectReason, Error,
-    Event, Listener, Qp, QpOptions, RecvRequest, RemoteAddr, SendRequest,
+    AcceptOptions, Access, BindOptions, Completion, CompletionStatus, ConnectOptions, Context,
+    DisconnectReason, Error, Event, ListKind, Listener, Qp, QpOptions, RecvRequest, RemoteAddr,
+    Rows, SendRequest,
 };
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine};
 
@@ -49,6 +50,116 @@ fn a_listener_on_any_address_is_found_under_each() {
         let to = SocketAddr::new([127, 0, 0, 3].into(), listener.local_addr().port());
         let e = a.qp().connect(to, &ConnectOptions::default()).unwrap_err();
         assert!(matches!(e, Error::Unreachable { .. }), "{path}: {e}");
+    }
+}
+
+/// Programs that choose (`RDMA_OPTION_ID_AFONLY`) have one listener for each family.
+#[test]
+fn wildcards_of_both_families_share_a_port_if_the_one_of_ipv6_keeps_to_it() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let only = |v6_only| BindOptions { v6_only };
+        // The port that the kernel chooses for IPv6 may be a connection's of IPv4 just then.
+        let (of_6, port) = (0..100)
+            .find_map(|_| {
+                let of_6 = b.context.bind_with("[::]:0".parse().unwrap(), only(true)).unwrap();
+                let port = of_6.local_addr().port();
+                std::net::TcpListener::bind(("0.0.0.0", port)).ok().map(|_| (of_6, port))
+            })
+            .expect("a port that is free for IPv4");
+        of_6.listen(4).unwrap();
+        let of_4 = SocketAddr::new([0, 0, 0, 0].into(), port);
+        let of_all = SocketAddr::new([0u16; 8].into(), port);
+        // Without a listener of IPv4, IPv4 is refused.
+        let to = |ip: &str| SocketAddr::new(ip.parse().unwrap(), port);
+        let e = a.qp().connect(to("127.0.0.1"), &ConnectOptions::default()).unwrap_err();
+        assert!(matches!(e, Error::Unreachable { .. }), "{path}: {e}");
+        let of_4 = b.context.bind_with(of_4, only(true)).unwrap();
+        of_4.listen(4).unwrap();
+        for (listener, asked) in [(&of_6, "::1"), (&of_4, "127.0.0.1")] {
+            let (qp, other) = (a.qp(), b.qp());
+            join(listener, to(asked), (&qp, &Default::default()), (&other, &Default::default()));
+        }
+        // One that takes both does not go with one of either.
+        for other in [of_6, of_4] {
+            assert!(b.context.bind(of_all).is_err(), "{path}");
+            drop(other);
+        }
+        let of_all = b.context.bind(of_all).unwrap();
+        of_all.listen(4).unwrap();
+        assert!(b.context.bind_with(to("0.0.0.0"), only(true)).is_err(), "{path}");
+        let (qp, other) = (a.qp(), b.qp());
+        join(&of_all, to("127.0.0.1"), (&qp, &Default::default()), (&other, &Default::default()));
+    }
+}
+
+/// Programs that listen on a port of TCP and on the RDMA port of the same number.
+#[test]
+fn an_rdma_port_may_be_another_one_of_tcp_and_keeps_its_name() {
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let rdma = held.local_addr().unwrap();
+    // Free just now, and of the kernel's choice: nobody else is given it soon.
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let map = format!("[ports]\nmap = {{ {} = {} }}\n", rdma.port(), tcp.port());
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &(engine(2, path) + &map));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let listener = b.context.listen(rdma, 4).unwrap();
+        assert_eq!(listener.local_addr(), rdma, "{path}");
+        let Rows::Listeners(rows) = b.context.list(ListKind::Listeners, 0).unwrap().rows else {
+            panic!("no listeners");
+        };
+        assert_eq!(rows[0].address, rdma, "{path}");
+        let taken = b.context.bind(rdma).unwrap_err().to_string();
+        assert!(taken.contains(&format!("a listener on {rdma}")), "{path}: {taken}");
+        let qp = a.qp();
+        qp.start_connect(rdma, &ConnectOptions::default()).unwrap();
+        let request = listener.accept_request(Some(DEADLINE)).unwrap();
+        assert_eq!(request.addresses().local, rdma, "{path}");
+        let other = b.qp();
+        let passive = request.accept(&other, &AcceptOptions::default()).unwrap();
+        let active = qp.wait_connected(Some(DEADLINE)).unwrap();
+        assert_eq!((active.addresses.peer, passive.addresses.local), (rdma, rdma), "{path}");
+        for (row, end) in [(qp.query().unwrap(), "peer"), (other.query().unwrap(), "local")] {
+            let addresses = row.addresses.unwrap();
+            let shown = if end == "peer" { addresses.peer } else { addresses.local };
+            assert_eq!(shown, rdma, "{path} {end}");
+        }
+        // On the wire it is the other one.
+        std::net::TcpStream::connect(tcp).unwrap();
+    }
+}
+
+/// Servers that make a listener for each connection, and restart.
+#[test]
+fn a_port_can_be_listened_on_again_beside_and_after_what_came_to_it() {
+    for path in PATHS {
+        let daemon = Daemon::start(binaries!(), &engine(2, path));
+        let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+        let first = b.listener();
+        let address = first.local_addr();
+        let (qp, other) = (a.qp(), b.qp());
+        join(&first, address, (&qp, &Default::default()), (&other, &Default::default()));
+        qp.wait_connected(Some(DEADLINE)).unwrap();
+        // What came to it stays when it goes.
+        drop(first);
+        let again = b.context.listen(address, 4).unwrap();
+        let (second, its_peer) = (a.qp(), b.qp());
+        join(&again, address, (&second, &Default::default()), (&its_peer, &Default::default()));
+        for (sender, receiver) in [(&qp, &other), (&second, &its_peer)] {
+            receiver.post_recv(&[RecvRequest::new(7, &[])]).unwrap();
+            sender.post_send(&[SendRequest::send_inline(1, &[]).signaled()]).unwrap();
+            let [sent, received] = [&a, &b].map(|client| client.completions(1)[0]);
+            assert!(sent.ok().is_ok() && received.ok().is_ok(), "{path}");
+        }
+        // The side of the listener closes first, so that the kernel remembers its port.
+        drop(again);
+        for (end, of) in [(&other, &qp), (&its_peer, &second)] {
+            end.disconnect().unwrap();
+            of.wait_disconnected(Some(DEADLINE)).unwrap();
+        }
+        drop(b.context.listen(address, 4).unwrap());
     }
 }
 
@@ -106,6 +217,17 @@ fn without_outbound_reads_a_read_fails_and_does_not_wait_for_ever() {
         assert_ne!(completion.status, CompletionStatus::Success, "{path}");
         assert_ne!(completion.status, CompletionStatus::WrFlush, "{path}");
     }
+}
+
+/// Programs that make every queue as long as the device lets them.
+#[test]
+fn a_session_may_have_several_queues_of_the_greatest_length() {
+    let daemon = Daemon::start(binaries!(), "");
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let most = context.device().unwrap().max_cq_entries;
+    assert!(most >= 262_144, "libfabric does without such a device");
+    let cqs: Vec<_> = (0..8).map(|_| context.create_cq(most, None).unwrap()).collect();
+    assert!(cqs.iter().all(|cq| cq.capacity() >= most));
 }
 
 #[test]

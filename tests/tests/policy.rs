@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use rnic_client::{
-    Access, CompletionStatus, Context, DisconnectReason, Error, Event, QpOptions, QpState,
-    RecvRequest, RemoteMr, SendRequest,
+    Access, CompletionStatus, Context, DeviceAttributes, DisconnectReason, Error, Event, QpOptions,
+    QpState, RecvRequest, RemoteMr, SendRequest,
 };
 use rnic_core::abi::control::RequestBody;
 use rnic_core::abi::queue::Sge;
@@ -260,6 +260,43 @@ fn the_level_of_the_log_changes_while_the_daemon_runs() {
     let at = |text: &str| lines.iter().position(|line| line.contains(text));
     let reloaded = at("reloaded: log.level: info -> debug").expect("it is told");
     assert!(at("session opened").is_some_and(|opened| opened > reloaded), "{lines:?}");
+}
+
+#[test]
+fn a_device_is_what_the_configuration_calls_it_until_the_next_start() {
+    let text = "[device]\nname = \"mlx\"\nvendor_id = 0x2c9\nvendor_part_id = 4119\nhw_ver = 3\n\
+                guid = \"02:00:5e:00:53:01:00:01\"\n[limits]\nqueue_depth = 512\nbacklog = 9\n";
+    let daemon = Daemon::start(binaries!(), text);
+    let context = Context::open_at(daemon.socket()).unwrap();
+    let device = context.device().unwrap();
+    let identity = |d: &DeviceAttributes| (d.vendor_id, d.vendor_part_id, d.hw_ver, d.guid);
+    let written = (0x2c9, 4119, 3, 0x0200_5e00_5301_0001);
+    assert_eq!((device.name.as_str(), identity(&device)), ("mlx", written));
+    assert_eq!((device.max_srq_wr, device.max_backlog), (512, 9));
+    reload(&daemon, "[device]\nname = \"other\"\nvendor_id = 1\n[limits]\nsge = 3\n");
+    let deadline = Instant::now() + DEADLINE;
+    while context.device().unwrap().max_sge != 3 {
+        assert!(Instant::now() < deadline, "the reload changes nothing");
+    }
+    assert_eq!(identity(&context.device().unwrap()), written);
+    drop(context);
+    let lines = daemon.stop().join("\n");
+    for key in ["device.name: mlx -> other", "device.vendor_id: 0x2c9 -> 0x1", "device.guid: "] {
+        let line = format!("not changed before the next start: {key}");
+        assert!(lines.contains(&line), "{line}\n{lines}");
+    }
+}
+
+#[test]
+fn a_device_that_nobody_described_is_unknown_and_the_same_each_time() {
+    let device = |daemon: &Daemon| Context::open_at(daemon.socket()).unwrap().device().unwrap();
+    let start = |config: &str| Daemon::start(binaries!(), config);
+    let (first, again, other) = (start(""), start(""), start("[device]\nname = \"rnicd1\"\n"));
+    let (first, again, other) = (device(&first), device(&again), device(&other));
+    assert_eq!((first.vendor_id, first.vendor_part_id, first.hw_ver), (0x02_524e, 0, 0));
+    assert_eq!(first.guid, again.guid);
+    assert_ne!(first.guid, other.guid);
+    assert!(first.guid >> 32 != 0 && first.guid << 32 != 0, "{:#x}", first.guid);
 }
 
 #[test]

@@ -62,7 +62,12 @@ fn each_of_several_threads_gets_its_own_outcome() {
             connect_asked(&r, qp.id());
         }
         // In another order than they were asked for.
-        r.daemon.event(&Event::Unreachable { qp: qps[3].id(), context: 0, reason: "R".into() });
+        r.daemon.event(&Event::Unreachable {
+            qp: qps[3].id(),
+            context: 0,
+            errno: 111,
+            reason: "R".into(),
+        });
         r.daemon.event(&asks(listener.id(), 77));
         r.daemon.event(&Event::Rejected { qp: qps[2].id(), context: 0, private_data: vec![9] });
         r.daemon.event(&ended(r.qp.id()));
@@ -209,7 +214,8 @@ fn tcp() -> (TcpStream, TcpStream) {
 fn a_socket_comes_back_if_the_daemon_did_not_take_it_or_the_peer_rejected() {
     let options = ConnectOptions::default();
     let rejected = |qp| Event::Rejected { qp, context: 0, private_data: vec![] };
-    let unreachable = |qp| Event::Unreachable { qp, context: 0, reason: "closed".into() };
+    let unreachable =
+        |qp| Event::Unreachable { qp, context: 0, errno: 104, reason: "closed".into() };
     let cases: [(&dyn Fn(QpId) -> Event, bool); 2] = [(&rejected, true), (&unreachable, false)];
     for (event, comes_back) in cases {
         let r = rig();

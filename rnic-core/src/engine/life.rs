@@ -17,6 +17,9 @@ use crate::abi::control::{Diagnosis, DiagnosisKind, DisconnectReason, Event};
 use crate::rdmap::{Layout, Terminate, codes};
 use crate::types::{AddressPair, CompletionStatus, TerminateCode, TerminateOrigin, Time};
 
+/// What the system calls a connection that the peer lets go of (`errno(3)`).
+const CONNECTION_RESET: u16 = 104;
+
 /// Where a queue pair's stream is, and how it came there.
 pub(super) struct LifeCycle {
     phase: StreamPhase,
@@ -173,7 +176,9 @@ impl LifeCycle {
                 DisconnectReason::Aborted => "ended by this side".to_owned(),
                 DisconnectReason::Orderly => "closed".to_owned(),
             };
-            engine.emit(core.session, Event::Unreachable { qp: core.id, context, reason });
+            let errno = CONNECTION_RESET;
+            let event = Event::Unreachable { qp: core.id, context, errno, reason };
+            engine.emit(core.session, event);
         }
         self.addresses = None;
     }

@@ -31,6 +31,7 @@ mod mapping;
 #[cfg(all(test, loom))]
 mod models;
 pub mod parker;
+mod program;
 pub mod queue;
 #[cfg(all(test, not(loom)))]
 mod stress;
@@ -42,6 +43,7 @@ pub use attached::AddressSpace;
 pub use bytes::RawBytes;
 pub use copy::CopyFault;
 pub use mapping::{AdoptError, Mapping, POPULATE_STEP};
+pub use program::ProgramRange;
 
 #[cfg(target_endian = "big")]
 compile_error!("the queues are little-endian words and are not byte-swapped");

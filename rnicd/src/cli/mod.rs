@@ -16,7 +16,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::config::{
-    ANNOTATED_DEFAULT, Config, ConfigError, Control, Loopback, Seccomp, Size, explain,
+    ANNOTATED_DEFAULT, Config, ConfigError, Control, InForce, Loopback, Seccomp, Size, Span,
+    explain,
 };
 use crate::control::{ControlSocket, Notifier, Server, SocketError, StartError, check_filters};
 use crate::copier::{self, Spawner};
@@ -40,8 +41,8 @@ struct Cli {
 enum Command {
     /// Run the daemon in the foreground until SIGTERM or SIGINT.
     ///
-    /// Exit codes: 0 stopped; 1 failed; 2 wrong usage; 78 the configuration is wrong, and starting
-    /// again is of no use before it is changed.
+    /// Exit codes: 0 stopped; 1 failed; 2 wrong usage; 75 another daemon has the socket; 78 the
+    /// configuration is wrong, and starting again is of no use before it is changed.
     Run(Run),
     /// Explain every effective value of a configuration and the memory it may cost.
     ///
@@ -119,6 +120,13 @@ struct Run {
     /// Control socket; overrides control.socket of the configuration.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Stop in order once there has been no client for this long ("60s", "5min").
+    #[arg(long, value_name = "DURATION", value_parser = Span::parse)]
+    exit_when_idle: Option<Span>,
+    /// For programs that start a daemon and go on: leave their session and terminal, and close
+    /// every descriptor but the standard ones.
+    #[arg(long)]
+    detached: bool,
 }
 
 #[derive(Debug, Args)]
@@ -223,7 +231,11 @@ pub(crate) fn complain(text: &str) {
 
 /// The exit code of other commands that failed.
 fn failed(error: &Failure) -> ExitCode {
-    if is_configuration(error) { ExitCode::from(EX_CONFIG) } else { ExitCode::FAILURE }
+    match error.downcast_ref::<SocketError>() {
+        Some(SocketError::Taken { .. }) => ExitCode::from(EX_TEMPFAIL),
+        _ if is_configuration(error) => ExitCode::from(EX_CONFIG),
+        _ => ExitCode::FAILURE,
+    }
 }
 
 /// Whether it failed for what the configuration says, so that it will fail again.
@@ -243,11 +255,16 @@ fn is_configuration(error: &Failure) -> bool {
 
 /// `EX_CONFIG` of `sysexits.h`, by which a service manager knows that it need not try again.
 const EX_CONFIG: u8 = 78;
+/// `EX_TEMPFAIL`: by which whoever starts daemons knows that somebody else was faster.
+const EX_TEMPFAIL: u8 = 75;
 
 /// What a user is told when a command fails.
 pub(crate) type Failure = Box<dyn std::error::Error>;
 
 fn run(args: &Run) -> Result<ExitCode, Failure> {
+    if args.detached {
+        privilege::detach();
+    }
     let config = Config::load_or_default(args.configured.config.as_deref())?;
     let mut log = start_log(&config);
     let signals = Signals::take(SignalSet::Daemon)?;
@@ -270,6 +287,9 @@ fn run(args: &Run) -> Result<ExitCode, Failure> {
     let mut server = Server::start(config, socket, Some(signals), notifier, Some(spawner))?;
     if let Some(file) = &args.configured.config {
         server.reload_from(file.clone(), log.level());
+    }
+    if let Some(Span(most)) = args.exit_when_idle {
+        server.exit_when_idle(most);
     }
     server.run()?;
     Ok(ExitCode::SUCCESS)
@@ -303,8 +323,9 @@ fn check_config(args: &Check) -> Result<ExitCode, Failure> {
     if args.quiet {
         return Ok(ExitCode::SUCCESS);
     }
-    let capacity = Capacity::of_this_process(&config);
-    print(&explain(&config, &capacity.in_force(), Policy::new(&config).unknown()))
+    let in_force = Capacity::of_this_process(&config).in_force();
+    let in_force = InForce { guid: Some(config.device.guid_here()), ..in_force };
+    print(&explain(&config, &in_force, Policy::new(&config).unknown()))
 }
 
 fn exec(args: &Exec) -> Result<ExitCode, Failure> {

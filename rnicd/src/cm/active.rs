@@ -10,6 +10,7 @@ use rnic_core::stream::startup::{EofVerdict, Initiator, InitiatorStep, Negotiate
 use rnic_core::types::{AddressPair, Time};
 
 use super::net::OutgoingBytes;
+use super::no_connection::NoConnection;
 use super::{CmEvent, CmOptions, ConnectParams, ConnectionManager, Slot, net, too_long, with_code};
 use crate::config::{Span, Tcp};
 use crate::socket::Socket;
@@ -47,9 +48,9 @@ enum Step {
     Rejected(Vec<u8>),
     /// Try again as revision 1, since the first attempt came to this.
     Retry(String),
-    Failed(String),
+    Failed(NoConnection),
     /// As `Failed`, but the peer is to be told so first.
-    Part(Vec<u8>, String),
+    Part(Vec<u8>, NoConnection),
 }
 
 impl Active {
@@ -80,8 +81,8 @@ impl Active {
     }
 
     /// What is missing, in words.
-    pub(super) fn awaited(&self, options: &CmOptions) -> String {
-        match self.phase {
+    pub(super) fn awaited(&self, options: &CmOptions) -> NoConnection {
+        NoConnection::timed_out(match self.phase {
             ActivePhase::AwaitTcp => format!(
                 "no TCP connection before the deadline (mpa.connect_deadline = {})",
                 Span(options.connect_deadline)
@@ -91,15 +92,15 @@ impl Active {
                  {}): does an iWARP device listen there?",
                 Span(options.reply_deadline)
             ),
-        }
+        })
     }
 
     /// Why both attempts failed, the first one first: that is what the peer made of what was meant.
-    fn with_first(&mut self, reason: String) -> String {
-        match self.first.take() {
-            Some(first) => format!("{first}; as MPA revision 1: {reason}"),
-            None => reason,
+    fn with_first(&mut self, mut why: NoConnection) -> NoConnection {
+        if let Some(first) = self.first.take() {
+            why.reason = format!("{first}; as MPA revision 1: {}", why.reason);
         }
+        why
     }
 
     fn drive(&mut self, scratch: &mut [u8]) -> Step {
@@ -108,7 +109,7 @@ impl Active {
             match net::connected(&self.stream) {
                 Ok(false) => return Step::Wait { entered_reply },
                 Ok(true) => {}
-                Err(e) => return Step::Failed(format!("connect: {e}")),
+                Err(e) => return Step::Failed(NoConnection::system("connect", &e)),
             }
             self.phase =
                 ActivePhase::AwaitReply(OutgoingBytes::new(self.initiator.request().to_vec()));
@@ -117,7 +118,7 @@ impl Active {
         if let ActivePhase::AwaitReply(request) = &mut self.phase
             && let Err(e) = request.send(&self.stream)
         {
-            return Step::Failed(format!("sending the MPA request: {e}"));
+            return Step::Failed(NoConnection::system("sending the MPA request", &e));
         }
         loop {
             // What follows a rejection belongs to whoever passed the socket (RFC 5044 section
@@ -137,7 +138,7 @@ impl Active {
                         return Step::Rejected(private_data);
                     }
                     Err(e) => {
-                        let why = with_code(&e, e.code());
+                        let why = NoConnection::protocol(with_code(&e, e.code()));
                         return match e.last_frame() {
                             [] => Step::Failed(why),
                             words => Step::Part(words.to_vec(), why),
@@ -169,9 +170,9 @@ impl Active {
     fn closed(&mut self, error: Option<io::Error>) -> Step {
         match (self.initiator.handle_eof(), error) {
             // There is no other connection to try it on.
-            (EofVerdict::RetryRevision1, _) if self.stream.is_passed() => {
-                Step::Failed("the peer closed the connection without an MPA reply".into())
-            }
+            (EofVerdict::RetryRevision1, _) if self.stream.is_passed() => Step::Failed(
+                NoConnection::reset("the peer closed the connection without an MPA reply"),
+            ),
             (EofVerdict::RetryRevision1, error) => {
                 let how = error.map(|e| format!(" ({e})")).unwrap_or_default();
                 Step::Retry(format!(
@@ -179,8 +180,12 @@ impl Active {
                      listen there?"
                 ))
             }
-            (EofVerdict::Fail(e), None) => Step::Failed(with_code(&e, e.code())),
-            (EofVerdict::Fail(_), Some(e)) => Step::Failed(format!("before the MPA reply: {e}")),
+            (EofVerdict::Fail(e), None) => {
+                Step::Failed(NoConnection::reset(with_code(&e, e.code())))
+            }
+            (EofVerdict::Fail(_), Some(e)) => {
+                Step::Failed(NoConnection::system("before the MPA reply", &e))
+            }
         }
     }
 }
@@ -195,8 +200,8 @@ impl ConnectionManager {
         let mut stream = match net::start_connect(params.local, params.peer, buffers) {
             Ok(Ok(stream)) => Socket::own(stream),
             Ok(Err(e)) => {
-                let reason = format!("connect: {e}");
-                self.events.push_back(CmEvent::Unreachable { qp, reason });
+                let why = NoConnection::system("connect", &e);
+                self.events.push_back(CmEvent::Unreachable { qp, why });
                 return Ok(());
             }
             Err(e) => return Err(system::refusal(&what(), &e)),
@@ -245,11 +250,11 @@ impl ConnectionManager {
             }
             Step::Retry(first) => self.retry(key, first, now),
             //= MPA-7.1.1-4, MPA-7.1.2-3a, MPA-7.1.2-5, MPA-8-7
-            Step::Failed(reason) => self.fail_active(key, reason),
-            Step::Part(words, reason) => {
+            Step::Failed(why) => self.fail_active(key, why),
+            Step::Part(words, why) => {
                 if let Some(Slot::Active(mut active)) = self.remove(key) {
-                    let (qp, reason) = (active.params.qp, active.with_first(reason));
-                    self.events.push_back(CmEvent::Unreachable { qp, reason });
+                    let (qp, why) = (active.params.qp, active.with_first(why));
+                    self.events.push_back(CmEvent::Unreachable { qp, why });
                     let whose = (active.params.session, active.params.peer.ip());
                     self.close_after(active.stream, words, whose, now);
                 }
@@ -257,10 +262,10 @@ impl ConnectionManager {
         }
     }
 
-    pub(super) fn fail_active(&mut self, key: usize, reason: String) {
+    pub(super) fn fail_active(&mut self, key: usize, why: NoConnection) {
         if let Some(Slot::Active(mut active)) = self.remove(key) {
-            let (qp, reason) = (active.params.qp, active.with_first(reason));
-            self.events.push_back(CmEvent::Unreachable { qp, reason });
+            let (qp, why) = (active.params.qp, active.with_first(why));
+            self.events.push_back(CmEvent::Unreachable { qp, why });
         }
     }
 
@@ -270,13 +275,16 @@ impl ConnectionManager {
         let local = match net::local_address(&stream) {
             Ok(local) => local,
             Err(e) => {
-                let reason = format!("after the MPA reply: {e}");
-                self.events.push_back(CmEvent::Unreachable { qp: params.qp, reason });
+                let why = NoConnection::system("after the MPA reply", &e);
+                self.events.push_back(CmEvent::Unreachable { qp: params.qp, why });
                 return;
             }
         };
         self.deregister(&stream);
-        let addresses = AddressPair { local, peer: net::canonical(params.peer) };
+        // A socket that the program passed is connected to where it says.
+        let peer = net::canonical(params.peer);
+        let peer = if stream.is_passed() { peer } else { self.options.ports.named(peer) };
+        let addresses = AddressPair { local, peer };
         self.events.push_back(CmEvent::ConnectedTcp {
             qp: params.qp,
             stream,
@@ -299,7 +307,7 @@ impl ConnectionManager {
             Ok(()) => {
                 self.set_deadline(key, Some(at));
             }
-            Err(e) => self.fail_active(key, format!("connect: {e}")),
+            Err(e) => self.fail_active(key, NoConnection::system("connect", &e)),
         }
     }
 }

@@ -14,6 +14,7 @@ use rnic_core::stream::startup::{
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::active::new_initiator;
+use super::no_connection::NoConnection;
 use super::passive::request_event;
 use super::{
     AcceptParams, CmEvent, ConnectParams, ConnectionManager, DirectEnd, Slot, answer_refused, net,
@@ -47,11 +48,7 @@ impl ConnectionManager {
                 .filter(|(_, l)| l.is_bound() && l.backlog > 0 && l.address.port() == peer.port())
         };
         let exact = listening().find(|(_, l)| same_host(l.address, peer));
-        let wildcard = || {
-            listening().find(|(_, l)| {
-                l.address.ip().is_unspecified() && (l.address.is_ipv6() || peer.is_ipv4())
-            })
-        };
+        let wildcard = || listening().find(|(_, l)| l.is_wildcard_for(peer));
         let Some((listener, _)) = exact.or_else(wildcard) else { return Ok(None) };
         let source = net::source_if_local(params.local, peer)
             .map_err(|e| system::refusal(&format!("connect {peer}"), &e))?;
@@ -74,11 +71,12 @@ impl ConnectionManager {
         let Ok(ResponderStep::Request(request)) = step else {
             // Only a machine in permissive RDMAC mode is this picky, about itself.
             let why = step.err().map_or("incomplete MPA request".into(), |e| e.to_string());
+            let why = NoConnection::protocol(why);
             self.unreachable(qp, why);
             return Ok(());
         };
-        let addresses =
-            AddressPair { local: net::canonical(source), peer: net::canonical(params.peer) };
+        let peer = self.options.ports.named(net::canonical(params.peer));
+        let addresses = AddressPair { local: net::canonical(source), peer };
         let key = self.insert(Slot::Direct(Box::new(Direct {
             session: params.session,
             qp,
@@ -127,7 +125,7 @@ impl ConnectionManager {
         }
         let (qp, addresses) = (direct.qp, direct.addresses);
         self.remove(key);
-        let reason = match answer {
+        let why = match answer {
             Ok(InitiatorStep::Accepted(of_active)) => {
                 let active = DirectEnd { qp, negotiated: of_active, addresses };
                 let passive = DirectEnd {
@@ -142,12 +140,12 @@ impl ConnectionManager {
                 return Ok(());
             }
             Ok(InitiatorStep::NeedMore | InitiatorStep::Rejected { .. }) => {
-                "the MPA reply was not understood".to_owned()
+                NoConnection::protocol("the MPA reply was not understood")
             }
-            Err(e) => e.to_string(),
+            Err(e) => NoConnection::protocol(e),
         };
-        self.unreachable(qp, reason.clone());
-        self.unreachable(params.qp, reason);
+        self.unreachable(qp, why.clone());
+        self.unreachable(params.qp, why);
         Ok(())
     }
 
@@ -180,9 +178,10 @@ impl ConnectionManager {
                 self.events.push_back(CmEvent::Rejected { qp, private_data });
             }
             Ok(InitiatorStep::NeedMore | InitiatorStep::Accepted(_)) => {
-                self.unreachable(qp, "the MPA reply was not understood".into());
+                let why = NoConnection::protocol("the MPA reply was not understood");
+                self.unreachable(qp, why);
             }
-            Err(e) => self.unreachable(qp, e.to_string()),
+            Err(e) => self.unreachable(qp, NoConnection::protocol(e)),
         }
         Ok(())
     }
@@ -190,12 +189,13 @@ impl ConnectionManager {
     pub(super) fn expire_direct(&mut self, key: usize) {
         if let Some(Slot::Direct(direct)) = self.remove(key) {
             self.withdraw(direct.listener, direct.request, "the deadline passed");
-            self.unreachable(direct.qp, "no answer to the request before the deadline".into());
+            let why = NoConnection::timed_out("no answer to the request before the deadline");
+            self.unreachable(direct.qp, why);
         }
     }
 
-    fn unreachable(&mut self, qp: QpId, reason: String) {
-        self.events.push_back(CmEvent::Unreachable { qp, reason });
+    fn unreachable(&mut self, qp: QpId, why: NoConnection) {
+        self.events.push_back(CmEvent::Unreachable { qp, why });
     }
 }
 

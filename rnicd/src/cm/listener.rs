@@ -21,6 +21,7 @@ use socket2::Socket;
 use super::passive::Passive;
 use super::startups::WaitsFor;
 use super::{ConnectionManager, Slot, net};
+use crate::config::PortMap;
 use crate::{socket, system};
 
 /// A bound address, or the one connection that `ServeOver` passed.
@@ -30,12 +31,35 @@ pub(super) struct Listener {
     /// Nothing if it serves one connection that a client passed.
     socket: Option<Socket>,
     pub(super) address: SocketAddr,
+    v6_only: bool,
     key: usize,
     /// Requests that may wait undecided; 0 while only bound.
     pub(super) backlog: u32,
     pub(super) pending: u32,
     pub(super) accepted: u64,
     pub(super) rejected: u64,
+}
+
+/// An address to be bound.
+#[derive(Clone, Copy, Debug)]
+pub struct BindTo {
+    /// The address; port 0 lets the kernel choose.
+    pub address: SocketAddr,
+    /// An IPv6 wildcard takes IPv4 as well unless this is set.
+    pub v6_only: bool,
+}
+
+impl BindTo {
+    /// Whether connections to any address come to it.
+    fn covers_all(self) -> bool {
+        self.address.is_ipv6() && self.address.ip().is_unspecified() && !self.v6_only
+    }
+}
+
+impl From<SocketAddr> for BindTo {
+    fn from(address: SocketAddr) -> Self {
+        BindTo { address, v6_only: false }
+    }
 }
 
 impl Listener {
@@ -45,6 +69,7 @@ impl Listener {
             session,
             socket: None,
             address,
+            v6_only: false,
             key,
             backlog: 1,
             pending: 0,
@@ -58,11 +83,23 @@ impl Listener {
         self.socket.is_some()
     }
 
-    pub(super) fn row(&self, listener: ListenerId) -> ListenerRow {
+    fn bound_to(&self) -> BindTo {
+        BindTo { address: self.address, v6_only: self.v6_only }
+    }
+
+    /// Whether it is a wildcard that takes connections to `peer`.
+    pub(super) fn is_wildcard_for(&self, peer: SocketAddr) -> bool {
+        let of_family = self.address.is_ipv4() == peer.is_ipv4();
+        self.address.ip().is_unspecified() && (of_family || self.bound_to().covers_all())
+    }
+
+    pub(super) fn row(&self, listener: ListenerId, ports: &PortMap) -> ListenerRow {
+        // That of a passed socket is as the program made it.
+        let address = if self.is_bound() { ports.named(self.address) } else { self.address };
         ListenerRow {
             listener,
             session: self.session,
-            address: self.address,
+            address,
             backlog: self.backlog,
             pending: self.pending,
             accepted: self.accepted,
@@ -82,21 +119,25 @@ impl ConnectionManager {
         &mut self,
         session: SessionId,
         id: ListenerId,
-        address: SocketAddr,
+        to: BindTo,
     ) -> Result<SocketAddr, Refusal> {
+        let BindTo { address: named, v6_only } = to;
+        let to = BindTo { address: self.options.ports.on_wire(named), ..to };
+        let address = to.address;
         // The kernel would allow it until one of the two listens.
         if address.port() != 0
             && let Some(other) =
-                self.listeners.values().find(|l| l.is_bound() && overlaps(l.address, address))
+                self.listeners.values().find(|l| l.is_bound() && overlaps(l.bound_to(), to))
         {
             return Err(Refusal::InUse {
                 kind: "address".into(),
-                handle: address.port().into(),
-                by: format!("a listener on {}", other.address),
+                handle: named.port().into(),
+                by: format!("a listener on {}", self.options.ports.named(other.address)),
             });
         }
+        // In the port of the wire: who holds it is no program of this daemon's.
         let what = || format!("bind {address}");
-        let socket = net::bound(address).map_err(|e| system::refusal(&what(), &e))?;
+        let socket = net::bound(to).map_err(|e| system::refusal(&what(), &e))?;
         self.options.buffers.bound(&socket).map_err(|e| system::refusal(&what(), &e))?;
         let bound = socket.local_addr().map_err(|e| system::refusal(&what(), &e))?;
         let bound = bound.as_socket().unwrap_or(address);
@@ -105,6 +146,7 @@ impl ConnectionManager {
             session,
             socket: Some(socket),
             address: bound,
+            v6_only,
             key,
             backlog: 0,
             pending: 0,
@@ -112,7 +154,7 @@ impl ConnectionManager {
             rejected: 0,
         };
         self.listeners.insert(id, listener);
-        Ok(bound)
+        Ok(self.options.ports.named(bound))
     }
 
     /// Listens on a bound address, or changes the backlog of one that listens.
@@ -220,7 +262,8 @@ impl ConnectionManager {
         {
             return stream.reset();
         }
-        let addresses = AddressPair { local: net::canonical(local), peer: net::canonical(peer) };
+        let local = self.options.ports.named(net::canonical(local));
+        let addresses = AddressPair { local, peer: net::canonical(peer) };
         // If it cannot be polled it is closed.
         let _ = self.begin(session, id, stream, addresses, now);
     }
@@ -364,17 +407,12 @@ fn open_spare() -> Option<File> {
 }
 
 /// Whether two addresses could not both listen.
-fn overlaps(a: SocketAddr, b: SocketAddr) -> bool {
-    let (a_ip, b_ip) = (a.ip(), b.ip());
+fn overlaps(a: BindTo, b: BindTo) -> bool {
+    let (a_ip, b_ip) = (a.address.ip(), b.address.ip());
     let either_any = a_ip.is_unspecified() || b_ip.is_unspecified();
-    // An IPv6 wildcard takes IPv4 as well.
-    a.port() == b.port()
-        && (a_ip == b_ip
-            || either_any && (a.is_ipv4() == b.is_ipv4() || covers_all(a) || covers_all(b)))
-}
-
-fn covers_all(a: SocketAddr) -> bool {
-    a.is_ipv6() && a.ip().is_unspecified()
+    let of_family = a_ip.is_ipv4() == b_ip.is_ipv4();
+    a.address.port() == b.address.port()
+        && (a_ip == b_ip || either_any && (of_family || a.covers_all() || b.covers_all()))
 }
 
 pub(super) fn no_listener(id: ListenerId) -> Refusal {

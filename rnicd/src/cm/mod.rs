@@ -15,6 +15,7 @@ mod deadlines;
 mod direct;
 mod listener;
 mod net;
+mod no_connection;
 mod passed;
 mod passive;
 mod quota;
@@ -37,8 +38,10 @@ use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Term
 use slab::Slab;
 
 use deadlines::Deadlines;
+pub use listener::BindTo;
 use listener::{Listener, Shedding};
 pub use net::SocketBuffers;
+pub use no_connection::NoConnection;
 pub use passed::examine;
 pub use quota::Quota;
 use quota::Quotas;
@@ -46,7 +49,7 @@ use slots::{Index, Slot, SlotEntry};
 use stag_guesses::StagGuessLimiter;
 use startups::Startups;
 
-use crate::config::Tcp;
+use crate::config::{PortMap, Tcp};
 use crate::socket::Socket;
 
 /// Numbers the connection manager works within.
@@ -60,6 +63,9 @@ pub struct CmOptions {
     pub max_ord: u16,
     /// How soon a peer that is gone is noticed, of connections that begin from now on.
     pub tcp: Tcp,
+    /// Ports of the addresses that programs name, and of those on the wire. What comes in and goes
+    /// out of here are the former.
+    pub ports: PortMap,
     /// Whether connects to this daemon's own listeners stay in memory.
     pub direct: bool,
     /// Connections in start-up that hold a descriptor and no QP, of all users. Who has most gives
@@ -192,8 +198,8 @@ pub enum CmEvent {
     Unreachable {
         /// The QP that connected or accepted.
         qp: QpId,
-        /// What failed, in words: TCP, MPA or a deadline.
-        reason: String,
+        /// What failed: TCP, MPA or a deadline.
+        why: NoConnection,
     },
 }
 
@@ -288,8 +294,9 @@ impl ConnectionManager {
     }
 
     /// Connects a QP. The outcome is an event, unless our own end already makes it impossible.
-    pub fn connect(&mut self, params: ConnectParams, now: Time) -> Result<(), Refusal> {
+    pub fn connect(&mut self, mut params: ConnectParams, now: Time) -> Result<(), Refusal> {
         self.check_idle(params.qp)?;
+        params.peer = self.options.ports.on_wire(params.peer);
         if self.options.direct
             && let Some((listener, source)) = self.direct_target(&params)?
         {
@@ -415,14 +422,14 @@ impl ConnectionManager {
 
     /// A listener as lists show it.
     pub fn listener(&self, id: ListenerId) -> Option<ListenerRow> {
-        self.listeners.get(&id).map(|l| l.row(id))
+        self.listeners.get(&id).map(|l| l.row(id, &self.options.ports))
     }
 
     fn expire(&mut self, key: usize) {
         match &self.slots[key].slot {
             Slot::Active(active) => {
-                let reason = active.awaited(&self.options);
-                self.fail_active(key, reason);
+                let why = active.awaited(&self.options);
+                self.fail_active(key, why);
             }
             Slot::Passive(_) => self.fail_passive(key, "the deadline passed"),
             Slot::Direct(_) => self.expire_direct(key),

@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 
+use super::BindTo;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
@@ -32,9 +33,14 @@ impl SocketBuffers {
     }
 }
 
-/// A TCP socket bound to `address`, not listening.
-pub(super) fn bound(address: SocketAddr) -> io::Result<Socket> {
+/// A TCP socket that is bound, not listening.
+pub(super) fn bound(to: BindTo) -> io::Result<Socket> {
+    let BindTo { address, v6_only } = to;
     let socket = tcp_socket(address)?;
+    if address.is_ipv6() {
+        // Whatever net.ipv6.bindv6only makes of those that say nothing.
+        socket.set_only_v6(v6_only)?;
+    }
     // A restarted server need not wait for its old connections; live listeners still exclude.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
@@ -183,7 +189,7 @@ pub(super) fn source_if_local(
     } else {
         source.set_port(0);
     }
-    let address = bound(source)?.local_addr()?.as_socket();
+    let address = bound(source.into())?.local_addr()?.as_socket();
     Ok(address)
 }
 

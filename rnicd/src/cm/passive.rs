@@ -11,6 +11,7 @@ use rnic_core::stream::startup::{
 use rnic_core::types::{AddressPair, ListenerId, QpId, RequestId, SessionId, Time};
 
 use super::net::OutgoingBytes;
+use super::no_connection::NoConnection;
 use super::startups::WaitsFor;
 use super::{
     AcceptParams, CmEvent, ConnectionManager, Rejection, Slot, answer_refused, net, with_code,
@@ -207,7 +208,8 @@ impl ConnectionManager {
             }
             PassivePhase::AwaitDecision(request) => self.withdraw(passive.listener, request, why),
             PassivePhase::Replying { qp, .. } => {
-                self.events.push_back(CmEvent::Unreachable { qp, reason: why.into() });
+                let why = NoConnection::reset(why);
+                self.events.push_back(CmEvent::Unreachable { qp, why });
             }
         }
         Some(passive.stream)

@@ -37,6 +37,7 @@ fn options() -> CmOptions {
         },
         max_ird: 32,
         max_ord: 32,
+        ports: Default::default(),
         tcp: Tcp::default(),
         direct: false,
         startups: 5000,
@@ -73,7 +74,7 @@ impl Node {
     /// Listens on a port of its own choice.
     fn listen(&mut self, ip: &str, backlog: u32) -> SocketAddr {
         let address = SocketAddr::new(ip.parse().expect("an address"), 0);
-        let bound = self.cm.bind(SESSION, LISTENER, address).expect("bind");
+        let bound = self.cm.bind(SESSION, LISTENER, address.into()).expect("bind");
         self.cm.listen(LISTENER, backlog).expect("listen");
         bound
     }
@@ -170,7 +171,7 @@ impl Node {
 
     fn unreachable(&mut self) -> String {
         match self.event() {
-            CmEvent::Unreachable { qp: ACTIVE, reason } => reason,
+            CmEvent::Unreachable { qp: ACTIVE, why } => why.reason,
             other => panic!("not unreachable but {other:?}"),
         }
     }
@@ -345,7 +346,8 @@ fn the_direct_path_is_taken_only_if_the_kernel_would_lead_here() {
 
     // An address that is bound and does not listen takes nobody.
     let mut b = Node::direct();
-    let bound = b.cm.bind(SESSION, LISTENER, SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
+    let bound =
+        b.cm.bind(SESSION, LISTENER, SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bind");
     b.connect(ACTIVE, bound, &[]);
     assert!(b.unreachable().contains("refused"));
 }
@@ -563,11 +565,11 @@ fn a_cancelled_attempt_says_nothing_more() {
 fn an_address_is_bound_once() {
     let mut b = Node::new(options());
     let address = b.listen("127.0.0.1", 1);
-    let again = b.cm.bind(SESSION, ListenerId(11), address);
+    let again = b.cm.bind(SESSION, ListenerId(11), address.into());
     assert!(matches!(again, Err(Refusal::InUse { .. })), "{again:?}");
     let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
-    assert!(b.cm.bind(SESSION, ListenerId(11), any).is_err());
-    let foreign = b.cm.bind(SESSION, ListenerId(11), SocketAddr::from(([192, 0, 2, 1], 0)));
+    assert!(b.cm.bind(SESSION, ListenerId(11), any.into()).is_err());
+    let foreign = b.cm.bind(SESSION, ListenerId(11), SocketAddr::from(([192, 0, 2, 1], 0)).into());
     assert!(matches!(foreign, Err(Refusal::System { .. })), "{foreign:?}");
     assert!(matches!(b.cm.listen(LISTENER, 0), Err(Refusal::Invalid { .. })));
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::checker::Checker;
 use super::error::ConfigError;
 use super::file;
+use super::guid::Guid;
 
 /// `[device]`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,11 +14,35 @@ pub struct Device {
     pub name: String,
     /// Addresses programs may bind; empty (the default) for any.
     pub addresses: Vec<IpAddr>,
+    /// Who is said to have made the device, an OUI; default 0x02524e, which is
+    /// nobody's.
+    pub vendor_id: u32,
+    /// Which device of its maker it is said to be; default 0.
+    pub vendor_part_id: u32,
+    /// Version of the hardware; default 0.
+    pub hw_ver: u32,
+    /// Its GUID, unless it follows from name and host.
+    pub guid: Option<Guid>,
+}
+
+impl Device {
+    /// The GUID of this device on this host, whose name it asks for. Threads that are confined
+    /// cannot.
+    pub fn guid_here(&self) -> Guid {
+        self.guid.unwrap_or_else(|| Guid::derived(&self.name, &host()))
+    }
 }
 
 impl Default for Device {
     fn default() -> Self {
-        Device { name: "rnicd0".to_owned(), addresses: Vec::new() }
+        Device {
+            name: "rnicd0".to_owned(),
+            addresses: Vec::new(),
+            vendor_id: OWN_VENDOR,
+            vendor_part_id: 0,
+            hw_ver: 0,
+            guid: None,
+        }
     }
 }
 
@@ -34,6 +59,28 @@ impl Checker<'_> {
             }
         })?;
         let addresses = s.addresses.map_or(default.addresses, toml::Spanned::into_inner);
-        Ok(Device { name, addresses })
+        Ok(Device {
+            name,
+            addresses,
+            vendor_id: self.number(s.vendor_id, default.vendor_id, 0..=MOST_VENDOR)?,
+            vendor_part_id: self.number(s.vendor_part_id, default.vendor_part_id, 0..=u32::MAX)?,
+            hw_ver: self.number(s.hw_ver, default.hw_ver, 0..=u32::MAX)?,
+            guid: self.optional(s.guid, |_| Ok(()))?,
+        })
     }
 }
+
+/// What tells this host from others: the number of its installation, which copies of one image may
+/// share, and its name, which containers have one each of.
+fn host() -> Vec<u8> {
+    let mut host = std::fs::read("/etc/machine-id").unwrap_or_default();
+    host.extend(rustix::system::uname().nodename().to_bytes());
+    host
+}
+
+/// An OUI has 24 bits.
+const MOST_VENDOR: u32 = (1 << 24) - 1;
+
+/// An OUI of nobody (locally administered): test suites want one that is not 0, and no program
+/// takes it for a device that it knows.
+const OWN_VENDOR: u32 = 0x02_524e;

@@ -42,13 +42,24 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
     };
-    let Config { device, control, engine, mpa, tcp, limits, metrics, log, .. } = config;
+    let Config { device, control, engine, mpa, tcp, ports, limits, metrics, log, .. } = config;
     row("device.name", device.name.clone(), "shown to programs");
     let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     row(
         "device.addresses",
         if addresses.is_empty() { "any".to_owned() } else { addresses.join(",") },
         "addresses that programs may bind",
+    );
+    row("device.vendor_id", format!("{:#x}", device.vendor_id), "who made it, as programs see it");
+    row("device.vendor_part_id", device.vendor_part_id.to_string(), "which device of its maker");
+    row("device.hw_ver", device.hw_ver.to_string(), "version of the hardware, likewise");
+    row(
+        "device.guid",
+        in_force.guid.map_or("(by name and host)".to_owned(), |guid| guid.to_string()),
+        match device.guid {
+            Some(_) => "tells devices apart",
+            None => "tells devices apart; follows from device.name and this host",
+        },
     );
     row(
         "control.socket",
@@ -179,6 +190,7 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         SpanOrOff(tcp.user_timeout).to_string(),
         "a connection ends if nothing is acknowledged, or taken by a closed window, for so long",
     );
+    row("ports.map", ports.to_string(), "RDMA ports that are other ports of TCP");
     for scope in Scope::ALL {
         for (kind, value) in limits.of(scope).each() {
             let (value, meaning) = match (scope, kind) {
@@ -252,7 +264,7 @@ mod tests {
     fn a_lowered_limit_says_why() {
         let config = Config::default();
         let reason = "RLIMIT_NOFILE = 1024 leaves 600 for connections".to_owned();
-        let in_force = InForce { workers: 1, qps: 600, startups: 120, reason };
+        let in_force = InForce { workers: 1, qps: 600, startups: 120, reason, guid: None };
         let text = explain(&config, &in_force, &[]);
         assert!(text.contains("lowered: RLIMIT_NOFILE = 1024"), "{text}");
     }

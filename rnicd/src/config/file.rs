@@ -1,6 +1,7 @@
 //! The file as it is written: every key optional, unknown keys refused, each value with the place
 //! where it stood so that a later range check can point at it.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -9,6 +10,7 @@ use serde::Deserialize;
 use super::field::Field;
 use super::file_limits::{self, LimitsSection};
 use super::file_rules::{ConnectTable, ListenTable, OverrideTable, PdTable};
+use super::guid::Guid;
 use super::subjects::Subjects;
 use super::units::{Span, SpanOrOff};
 
@@ -26,6 +28,8 @@ pub struct File {
     pub mpa: MpaSection,
     /// `[tcp]`
     pub tcp: TcpSection,
+    /// `[ports]`
+    pub ports: PortsSection,
     /// `[limits]`
     #[serde(deserialize_with = "file_limits::limits")]
     pub limits: LimitsSection,
@@ -53,6 +57,14 @@ pub struct DeviceSection {
     pub name: Field<String>,
     /// Addresses programs may bind.
     pub addresses: Field<Vec<IpAddr>>,
+    /// Who is said to have made the device.
+    pub vendor_id: Field<u32>,
+    /// Which device of its maker it is said to be.
+    pub vendor_part_id: Field<u32>,
+    /// Its version.
+    pub hw_ver: Field<u32>,
+    /// Its GUID.
+    pub guid: Field<Guid>,
 }
 
 /// `[control]`
@@ -222,6 +234,14 @@ pub struct TcpSection {
     pub keepalive_interval: Field<Span>,
     /// How long sent bytes may go without an acknowledgement.
     pub user_timeout: Field<SpanOrOff>,
+}
+
+/// `[ports]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PortsSection {
+    /// TCP ports by RDMA port.
+    pub map: Field<BTreeMap<String, u16>>,
 }
 
 /// `[log]`

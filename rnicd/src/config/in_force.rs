@@ -1,6 +1,7 @@
 //! What a machine leaves of a configuration.
 
 use super::Config;
+use super::guid::Guid;
 use super::kind::Kind;
 
 /// What this process makes of a configuration, on its machine.
@@ -14,6 +15,8 @@ pub struct InForce {
     pub startups: u32,
     /// What lowers the limits on them, in words.
     pub reason: String,
+    /// The device's GUID, if it is known: a thread that is confined cannot ask for the host's name.
+    pub guid: Option<Guid>,
 }
 
 impl InForce {
@@ -25,6 +28,7 @@ impl InForce {
             qps: device.count(Kind::Qps),
             startups: device.count(Kind::Startups),
             reason: String::new(),
+            guid: config.device.guid,
         }
     }
 }

@@ -420,7 +420,7 @@ kinds! {
     EntriesOfCq = Row {
         key: "cq_entries",
         what: "entries, 64 bytes each, of one CQ",
-        defaults: &[(Scope::Device, 65_536)],
+        defaults: &[(Scope::Device, 1 << 18)],
         range: (1, 1 << 20),
         charged_in: "resource/queue/cqs.rs",
         ..ROW

@@ -18,6 +18,7 @@ mod field;
 mod file;
 mod file_limits;
 mod file_rules;
+mod guid;
 mod in_force;
 mod kind;
 mod limits;
@@ -26,6 +27,7 @@ mod metrics;
 mod mpa;
 mod named_pds;
 mod overrides;
+mod ports;
 mod rule_text;
 mod subjects;
 mod tcp;
@@ -48,6 +50,7 @@ pub use error::ConfigError;
 pub use explain::explain;
 use file::File;
 pub use file::{Loopback, Mulpdu, Seccomp};
+pub use guid::Guid;
 pub use in_force::InForce;
 pub use kind::{Kind, Scope};
 pub use limits::{Limits, UNLIMITED, Values};
@@ -56,6 +59,7 @@ pub use metrics::Metrics;
 pub use mpa::Mpa;
 pub use named_pds::NamedPd;
 pub use overrides::Override;
+pub use ports::PortMap;
 pub use subjects::{Id, Subjects};
 pub use tcp::Tcp;
 pub use units::{Size, Span, SpanOrOff};
@@ -77,6 +81,8 @@ pub struct Config {
     pub mpa: Mpa,
     /// How soon a peer that is gone is noticed.
     pub tcp: Tcp,
+    /// `[ports]`: RDMA ports that are other ports of TCP.
+    pub ports: PortMap,
     /// `[limits]` and its subsections.
     pub limits: Limits,
     /// `[[user]]`: other limits and trust for some users.
@@ -127,6 +133,7 @@ impl Config {
             engine: check.engine(parsed.engine)?,
             mpa: check.mpa(parsed.mpa)?,
             tcp: check.tcp(parsed.tcp)?,
+            ports: check.ports(parsed.ports)?,
             limits: check.limits(&parsed.limits)?,
             users: check.overrides(parsed.user)?,
             groups: check.overrides(parsed.group)?,

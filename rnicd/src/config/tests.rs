@@ -78,6 +78,11 @@ fn values_out_of_range_are_named_with_the_range() {
     assert_eq!(e, "test.toml:2:12: mpa.revision = 0: must be from 1 to 2");
     let e = refused("[engine]\nworkers = 65\n");
     assert!(e.starts_with("test.toml:2:11: engine.workers = 65: must be \"auto\""), "{e}");
+    let e = refused("[device]\nvendor_id = 0x1000000\n");
+    assert!(e.ends_with("device.vendor_id = 0x1000000: must be from 0 to 16777215"), "{e}");
+    let e = refused("[device]\nguid = \"02:00:5e:00:00:00:00:00\"\n");
+    assert!(e.starts_with("test.toml:2:8: device.guid = \"02:"), "{e}");
+    assert!(e.ends_with("has a half that is zero"), "{e}");
     let e = refused("[limits]\nqps = -1\n");
     assert!(e.starts_with("test.toml:2:7: limits.qps = -1: "), "{e}");
     let e = refused("[engine]\nyield_for = \"2s\"\n");

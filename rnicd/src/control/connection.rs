@@ -350,6 +350,7 @@ fn encode(reply: Reply) -> Vec<u8> {
         let refusal = Refusal::System {
             what: "cannot answer".to_owned(),
             error: "the reply does not fit a message".to_owned(),
+            errno: crate::system::number(&rustix::io::Errno::MSGSIZE.into()),
         };
         postcard::to_stdvec(&Reply { id, result: Err(refusal), diagnosis_id: 0 })
             .unwrap_or_default()

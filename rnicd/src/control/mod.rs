@@ -9,6 +9,7 @@
 mod budget;
 mod connection;
 mod greetings;
+mod idle;
 mod notify;
 mod reload;
 mod server;

@@ -1,6 +1,7 @@
 //! The control loop.
 
 mod accept;
+mod leave;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -20,6 +21,7 @@ use slab::Slab;
 use super::budget::Budgets;
 use super::connection::{Connection, End, Incoming, Stage};
 use super::greetings::Greetings;
+use super::idle::Idle;
 use super::notify::Notifier;
 use super::reload::{ConfigSource, reload};
 use super::socket::{ControlSocket, SocketError};
@@ -92,6 +94,8 @@ pub struct Server {
     /// Where the configuration is read again, if anywhere.
     source: Option<ConfigSource>,
     stopping: Option<Time>,
+    /// Nothing if it waits for clients for ever.
+    idle: Option<Idle>,
     metrics: Metrics,
 }
 
@@ -193,6 +197,7 @@ impl Server {
             buffer: Box::new([0; MAX_MESSAGE]),
             source: None,
             stopping: None,
+            idle: None,
             metrics,
         })
     }
@@ -200,6 +205,11 @@ impl Server {
     /// Has it read this file again when SIGHUP comes.
     pub fn reload_from(&mut self, file: PathBuf, level: Option<Level>) {
         self.source = Some(ConfigSource { file, level });
+    }
+
+    /// Has it stop in order once it has been without a client for so long.
+    pub fn exit_when_idle(&mut self, most: Duration) {
+        self.idle = Some(Idle::new(most));
     }
 
     /// Something to stop it with.
@@ -226,6 +236,7 @@ impl Server {
         }
         self.notifier.ready(SERVING);
         let mut events = mio::Events::with_capacity(256);
+        self.handle_idleness(clock::now());
         while !self.has_stopped() {
             let patience = self.patience();
             match self.poll.poll(&mut events, patience) {
@@ -248,6 +259,7 @@ impl Server {
                 self.notifier.alive(now);
             }
             self.serve(now);
+            self.handle_idleness(now);
         }
         tracing::info!(hostile = self.hostile, "stopped");
         self.manager.stop();
@@ -274,6 +286,7 @@ impl Server {
             .chain(self.accept_again)
             .chain(self.again_at)
             .chain(self.stopping)
+            .chain(self.idle.as_ref().and_then(Idle::deadline))
             .chain(metrics)
             .chain(self.ready.next_wake())
             .chain(watchdog);

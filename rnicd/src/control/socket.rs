@@ -17,7 +17,7 @@ use rustix::fs::{
     Access, AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, accessat, chownat, fchmod,
     fchown, flock, fstat,
 };
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Gid, Uid};
 
 use crate::config::Control;
@@ -186,6 +186,16 @@ impl ControlSocket {
     /// Path at which clients connect.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Has the kernel refuse who connects from now on; who has connected can still be accepted. A
+    /// socket that a service manager passed stays open: whoever connects to it starts the next
+    /// daemon.
+    pub fn close_to_newcomers(&self) {
+        if self.lock.is_some() {
+            // A socket that listens can be shut down, whatever it is told.
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
+        }
     }
 
     /// The next client, if one waits.

@@ -51,6 +51,18 @@ pub fn pass_on_no_descriptors() {
     unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_CLOEXEC) };
 }
 
+/// Leaves the session of whoever started this process, and with it his terminal, and closes every
+/// descriptor it was started with but the standard ones. To be called before anything else opens
+/// one.
+pub fn detach() {
+    // Only the leader of a process group cannot: that is in no session that would end it.
+    let _ = rustix::process::setsid();
+    let (first, last) = (3 as libc::c_uint, libc::c_uint::MAX);
+    // SAFETY: closes descriptors that nothing of this process has taken over: it has opened none
+    // yet, and knows none of those that it was started with. Touches no memory.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+}
+
 /// The user the daemon runs as.
 pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()

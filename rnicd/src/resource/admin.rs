@@ -5,6 +5,7 @@ use rnic_core::types::*;
 
 use super::qp::{QpPhase, wrong_state};
 use super::{Answer, Manager, Outcome, find, refuse};
+use crate::cm::NoConnection;
 
 impl Manager {
     /// Refuses everything new from now on, or takes it again. What exists goes on.
@@ -29,7 +30,7 @@ impl Manager {
             QpPhase::Bound(worker) => self.workers.admin_disconnect(worker, qp),
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
-                self.unreachable(qp, "ended by an administrator".to_owned());
+                self.unreachable(qp, NoConnection::reset("ended by an administrator"));
             }
             QpPhase::Idle(_) | QpPhase::Leaving => {
                 return Err(wrong_state(qp, object.phase.name(), "connecting or connected"));

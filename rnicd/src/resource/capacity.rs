@@ -64,7 +64,7 @@ impl Capacity {
     /// What `check-config` says of it.
     pub fn in_force(&self) -> InForce {
         let Capacity { workers, qps, startups, .. } = *self;
-        InForce { workers, qps, startups, reason: self.reason() }
+        InForce { workers, qps, startups, reason: self.reason(), guid: None }
     }
 
     /// Where the descriptors come from, in words.

@@ -6,7 +6,7 @@ use rnic_core::abi::control::{ObjectRef, ReplyBody, RequestBody};
 use rnic_core::engine::Notification;
 use rnic_core::types::*;
 
-use crate::cm::{AcceptParams, ConnectParams};
+use crate::cm::{AcceptParams, BindTo, ConnectParams};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome, Refused};
 use crate::resource::memory::MrRequest;
@@ -67,7 +67,9 @@ impl Manager {
             R::QpToError { qp } => self.qp_to_error(id, qp),
             R::DestroyQp { qp } => self.destroy_qp(id, qp),
             R::QueryQp { qp } => self.query_qp(id, qp),
-            R::Bind { address, context } => self.bind(id, address, context, now),
+            R::Bind { address, context, v6_only } => {
+                self.bind(id, BindTo { address, v6_only }, context, now)
+            }
             R::Listen { listener, backlog } => self.listen(id, listener, backlog),
             R::CloseListener { listener } => self.close_listener(id, listener, now),
             R::Accept { request, qp, ird, ord, private_data } => {

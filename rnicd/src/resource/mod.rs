@@ -38,7 +38,7 @@ use rnic_core::device::StagAllocator;
 use rnic_core::types::*;
 
 use crate::cm::ConnectionManager;
-use crate::config::Config;
+use crate::config::{Config, Guid};
 use crate::copier::Copiers;
 use crate::log::RateLimitedLogs;
 use crate::privilege::Network;
@@ -73,6 +73,8 @@ pub struct Manager {
     /// Where the daemon makes its sockets; clients of other namespaces are foreign.
     network: Option<Network>,
     generation: u64,
+    /// The device's, which does not change with the host's name.
+    guid: Guid,
     started: Instant,
     ledger: Ledger,
     handles: AllHandles,
@@ -144,6 +146,7 @@ impl Manager {
             draining: false,
             network: Network::own().ok(),
             generation: random.generation,
+            guid: config.device.guid_here(),
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
             handles: AllHandles::default(),

@@ -28,6 +28,7 @@ pub fn cm(config: &Config, capacity: &Capacity) -> CmOptions {
         max_ird: ird,
         max_ord: ord,
         tcp: config.tcp,
+        ports: config.ports.clone(),
         direct: config.engine.loopback == Loopback::Direct,
         startups: capacity.startups as usize,
         startups_key: capacity.startups_key(limits.count(Kind::Startups)),

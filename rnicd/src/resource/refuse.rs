@@ -18,8 +18,10 @@ pub fn in_use(kind: &str, handle: u32, by: impl Into<String>) -> Refusal {
     Refusal::InUse { kind: kind.to_owned(), handle, by: by.into() }
 }
 
+/// Something of the machine is used up, memory as a rule.
 pub fn system(what: &str, error: &dyn std::fmt::Display) -> Refusal {
-    Refusal::System { what: what.to_owned(), error: error.to_string() }
+    let errno = crate::system::number(&rustix::io::Errno::NOMEM.into());
+    Refusal::System { what: what.to_owned(), error: error.to_string(), errno }
 }
 
 /// The descriptor of a request did not arrive: a client that sends none has been ended before, so

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{Manager, Policy, options};
-use crate::config::{Change, Config, Engine, Kind, changes};
+use crate::config::{Change, Config, Device, Engine, Kind, changes};
 
 /// What a reload came to.
 #[derive(Debug)]
@@ -48,7 +48,10 @@ impl Manager {
 
 /// `wanted`, except for what only a start can change.
 fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
-    wanted.device.name.clone_from(&running.device.name);
+    // Programs that have asked what the device is are not told again.
+    wanted.device = Device { addresses: wanted.device.addresses, ..running.device.clone() };
+    // Listeners are called by the ports that were asked for.
+    wanted.ports.clone_from(&running.ports);
     wanted.control.socket.clone_from(&running.control.socket);
     wanted.control.mode = running.control.mode;
     wanted.control.group.clone_from(&running.control.group);

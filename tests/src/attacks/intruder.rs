@@ -159,7 +159,7 @@ impl Intruder {
     /// If that is refused.
     pub fn listen(&mut self, backlog: u32) -> Result<(ListenerId, SocketAddr), Failure> {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        match self.call(RequestBody::Bind { address, context: 0 })? {
+        match self.call(RequestBody::Bind { address, context: 0, v6_only: false })? {
             ReplyBody::Listener { listener, address } => {
                 self.call(RequestBody::Listen { listener, backlog })?;
                 Ok((listener, address))

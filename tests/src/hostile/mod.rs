@@ -199,7 +199,7 @@ impl Session {
     /// Connects QP 0 to QP 1 by a listener of its own, and QP 2 to the victim.
     fn connect_some(&mut self, victim: Option<SocketAddr>) -> Option<()> {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let bind = RequestBody::Bind { address, context: 1 };
+        let bind = RequestBody::Bind { address, context: 1, v6_only: false };
         let Ok(ReplyBody::Listener { listener, address }) = self.raw.try_call(bind, &[])? else {
             return Some(());
         };

@@ -126,7 +126,8 @@ fn rdmap_8_1_2_2_ddp_8_3_2_2_every_scarce_resource_is_granted_by_the_manager() {
     let cq_request = |_| RequestBody::CreateCq { entries: 16, channel: None, context: 0 };
     limited(&cq_request, 2, "cqs");
     limited(&|_| RequestBody::CreateQp(qp_request(pd, cq)), 2, "qps");
-    let any_port = |_| RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0 };
+    let any_port =
+        |_| RequestBody::Bind { address: ([127, 0, 0, 1], 0).into(), context: 0, v6_only: false };
     limited(&any_port, 2, "listeners");
     for (length, key) in [(8192, "shared_bytes"), (4096, ""), (4096, "shared_buffers")] {
         let memory = memfd(length);

@@ -74,6 +74,9 @@ pub enum Event {
         qp: QpId,
         /// The QP's context.
         context: u64,
+        /// The system's number for it (`errno(3)`): `ECONNREFUSED` where nobody listens,
+        /// `ETIMEDOUT` where nobody answers, `EPROTO` where the peer does not speak MPA.
+        errno: u16,
         /// Why there is no connection, as a sentence for people.
         reason: String,
     },

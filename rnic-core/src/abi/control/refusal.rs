@@ -88,6 +88,8 @@ pub enum Refusal {
         what: String,
         /// The system's error in words.
         error: String,
+        /// Its number (`errno(3)`).
+        errno: u16,
     },
     /// The message did not decode, or lacked or had a descriptor it should not; the session ends.
     #[error("malformed request: {why}")]

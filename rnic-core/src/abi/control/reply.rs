@@ -167,4 +167,17 @@ pub struct DeviceAttributes {
     pub max_srqs: u32,
     /// Whether this session may attach its own address space.
     pub attached_memory: bool,
+    /// Who made the device, as the configuration has it; 0 for nobody in particular.
+    pub vendor_id: u32,
+    /// Which device of its maker it is; 0 for none in particular.
+    pub vendor_part_id: u32,
+    /// Version of the hardware, as the configuration has it.
+    pub hw_ver: u32,
+    /// Tells devices apart: an EUI-64, its first byte the most significant one. Neither half is
+    /// zero.
+    pub guid: u64,
+    /// Most receives of a shared receive queue.
+    pub max_srq_wr: u32,
+    /// Most undecided connection requests of a listener.
+    pub max_backlog: u32,
 }

@@ -108,6 +108,8 @@ pub enum RequestBody {
         address: SocketAddr,
         /// The application's context, returned in events.
         context: u64,
+        /// Of an IPv6 wildcard, not to take IPv4 as well; without a meaning for others.
+        v6_only: bool,
     },
     /// Listens on a bound address. Answer: `Done`.
     Listen {

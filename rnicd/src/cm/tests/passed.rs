@@ -266,8 +266,8 @@ fn every_way_to_bring_no_request_is_told() {
     let mut r = Rig::new();
     r.node = Node::new(CmOptions { startups: 1, ..options() });
     r.serve_over();
-    let (id, any) = (ListenerId(11), "127.0.0.1:0".parse().expect("an address"));
-    let address = r.node.cm.bind(SESSION, id, any).expect("bind");
+    let (id, any) = (ListenerId(11), SocketAddr::from(([127, 0, 0, 1], 0)));
+    let address = r.node.cm.bind(SESSION, id, any.into()).expect("bind");
     r.node.cm.listen(id, 1).expect("listen");
     let _newer = raw(address);
     assert!(r.no_request().contains("limits.startups"));

@@ -21,7 +21,7 @@ fn both(startups: usize, of_user: u32) -> (Node, SocketAddr, SocketAddr) {
     node.cm.set_quota(HERS, quota(MALLORY, of_user));
     let address = node.listen("127.0.0.1", 64);
     let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
-    let hers = node.cm.bind(HERS, HER_LISTENER, any_port).expect("bind");
+    let hers = node.cm.bind(HERS, HER_LISTENER, any_port.into()).expect("bind");
     node.cm.listen(HER_LISTENER, 64).expect("listen");
     (node, address, hers)
 }
@@ -215,9 +215,9 @@ fn closing_a_listener_does_not_look_at_what_came_to_others() {
         for n in 0..ROUNDS {
             let (id, now) = (ListenerId(100 + n), node.now);
             let session = SessionId(100 + n);
-            node.cm.bind(session, id, any_port).expect("bind");
+            node.cm.bind(session, id, any_port.into()).expect("bind");
             node.cm.close_listener(id, now).expect("close");
-            node.cm.bind(session, id, any_port).expect("bind");
+            node.cm.bind(session, id, any_port.into()).expect("bind");
             node.cm.drop_session(session, now);
             assert!(node.cm.listener(id).is_none());
         }

@@ -93,6 +93,78 @@ fn whoever_says_no_hello_is_hung_up_on_within_seconds_and_nobody_else_is() {
 }
 
 #[test]
+fn a_daemon_without_clients_ends_when_its_time_is_over_and_not_before() {
+    let mut rig = Rig::new("");
+    rig.server.exit_when_idle(Duration::from_secs(60));
+    let start = clock::now();
+    let at = |seconds| start.after(Duration::from_secs(seconds));
+    rig.server.handle_idleness(start);
+    let patience = rig.server.patience();
+    assert!(patience.is_some_and(|most| most <= Duration::from_secs(61)), "{patience:?}");
+    // A client begins it anew, from its end on.
+    let client = rig.session_of(7);
+    rig.server.handle_idleness(at(59));
+    rig.server.handle_idleness(at(600));
+    assert!(
+        rig.server.idle.as_ref().is_some_and(|idle| idle.deadline().is_none())
+            && rig.server.socket.is_some()
+    );
+    drop(client);
+    let keys: Vec<usize> = rig.server.connections.iter().map(|(key, _)| key).collect();
+    keys.into_iter().for_each(|key| rig.server.end(key, End::Closed, at(600)));
+    while rig.server.manager.sessions() > 0 {
+        rig.server.manager.settle();
+    }
+    rig.server.handle_idleness(at(601));
+    rig.server.handle_idleness(at(660));
+    assert!(rig.server.socket.is_some());
+    rig.server.handle_idleness(at(661));
+    assert!(rig.server.stopping.is_some() && rig.server.socket.is_none());
+    assert_eq!(std::fs::read_dir(rig.folder.path()).map(Iterator::count).ok(), Some(0));
+    rig.stop();
+}
+
+/// As many as are taken in at a time, and some more.
+#[test]
+fn who_has_connected_when_the_daemon_decides_to_end_is_served() {
+    let mut rig = Rig::new("");
+    rig.server.exit_when_idle(Duration::ZERO);
+    let clients: Vec<OwnedFd> = (0..20).map(|_| rig.client()).collect();
+    let now = clock::now();
+    rig.server.handle_idleness(now);
+    // Nobody else can connect, and their place is still this daemon's.
+    let path = rig.folder.path().join("s");
+    let refused = std::os::unix::net::UnixStream::connect(&path).map_err(|e| e.kind());
+    assert!(refused.is_err_and(|kind| kind != std::io::ErrorKind::NotFound));
+    let late = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let address = SocketAddrUnix::new(&path).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(connect(&late, &address), Err(rustix::io::Errno::CONNREFUSED));
+    while rig.server.socket.is_some() {
+        rig.server.handle_timeouts(clock::now());
+        rig.server.handle_idleness(clock::now());
+    }
+    assert!(!path.exists() && rig.server.stopping.is_none());
+    for client in &clients {
+        assert!(send(client, &hello().to_bytes(), SendFlags::empty()).is_ok());
+    }
+    while rig.server.manager.sessions() < clients.len() {
+        rig.server.serve(clock::now());
+    }
+    rig.server.handle_idleness(clock::now());
+    assert!(rig.server.stopping.is_none(), "they are served as long as they like");
+    drop(clients);
+    let keys: Vec<usize> = rig.server.connections.iter().map(|(key, _)| key).collect();
+    keys.into_iter().for_each(|key| rig.server.end(key, End::Closed, clock::now()));
+    while rig.server.manager.sessions() > 0 {
+        rig.server.manager.settle();
+    }
+    rig.server.handle_idleness(clock::now());
+    assert!(rig.server.stopping.is_some(), "and then it ends at once");
+    rig.stop();
+}
+
+#[test]
 fn clients_wait_for_the_turns_of_their_users() {
     let mut rig = Rig::new("");
     let clients = [1, 1, 2, 1].map(|uid| rig.client_of(uid));

@@ -6,6 +6,7 @@ use rnic_core::abi::control::{Refusal, ReplyBody};
 use rnic_core::types::*;
 
 use super::Listener;
+use crate::cm::BindTo;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
 use crate::resource::{Manager, find, refuse};
@@ -14,17 +15,18 @@ impl Manager {
     pub(in crate::resource) fn bind(
         &mut self,
         id: SessionId,
-        address: SocketAddr,
+        to: BindTo,
         context: u64,
         now: Time,
     ) -> Answer {
+        let address = to.address;
         self.may_serve(id, address)?;
         let session = find(&mut self.sessions, id)?;
         self.policy.may_reach(&session.client.identity, "bind", address)?;
         let charge = session.account.charge(Kind::Listeners, 1)?;
         let handle = self.handles.listeners.allocate(id);
         let listener = ListenerId(handle.number());
-        let address = self.cm.bind(id, listener, address)?;
+        let address = self.cm.bind(id, listener, to)?;
         // The kernel may have chosen a port that no rule allows; nobody listens on it yet.
         if let Err(refusal) = self.policy.may_listen(&session.client.identity, address) {
             self.cm.close_listener(listener, now)?;

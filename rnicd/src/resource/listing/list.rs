@@ -16,7 +16,7 @@ use crate::resource::{Manager, find};
 
 impl Manager {
     pub(in crate::resource) fn device(&mut self, id: SessionId) -> Answer {
-        let limits = &self.config.limits;
+        let (device, limits) = (&self.config.device, &self.config.limits);
         let session = find(&mut self.sessions, id)?;
         let attached_memory = session.client.is_trusted() || limits.device.of(Kind::Copiers) > 0;
         let (max_ird, max_ord) = limits.reads_of_qp();
@@ -26,7 +26,7 @@ impl Manager {
         let most = |kind| ledger.most(rights, kind);
         let count = |kind| u32::try_from(most(kind)).unwrap_or(u32::MAX);
         Outcome::now(ReplyBody::Device(DeviceAttributes {
-            name: self.config.device.name.clone(),
+            name: device.name.clone(),
             version: VERSION.to_owned(),
             max_qps: count(Kind::Qps),
             max_wr_depth: limits.device.count(Kind::QueueDepth),
@@ -44,6 +44,12 @@ impl Manager {
             max_windows: count(Kind::Windows),
             max_srqs: count(Kind::Srqs),
             attached_memory,
+            vendor_id: device.vendor_id,
+            vendor_part_id: device.vendor_part_id,
+            hw_ver: device.hw_ver,
+            guid: self.guid.number(),
+            max_srq_wr: limits.device.count(Kind::QueueDepth),
+            max_backlog: limits.device.count(Kind::Backlog),
         }))
     }
 

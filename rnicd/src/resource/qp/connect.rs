@@ -9,7 +9,7 @@ use rnic_core::types::*;
 
 use super::reads::Reads;
 use super::{ConnectOver, Connection, Qp, QpPhase, wrong_state};
-use crate::cm::{self, AcceptParams, CmEvent, ConnectParams, DirectEnd, Rejection};
+use crate::cm::{self, AcceptParams, CmEvent, ConnectParams, DirectEnd, NoConnection, Rejection};
 use crate::reaper::Passed;
 use crate::resource::answer::{Answer, Outcome};
 use crate::resource::ledger::Kind;
@@ -108,7 +108,7 @@ impl Manager {
             QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, abort),
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
-                self.unreachable(qp, "given up by this side".to_owned());
+                self.unreachable(qp, NoConnection::reset("given up by this side"));
             }
             QpPhase::Idle(_) | QpPhase::Leaving => {
                 let state = object.phase.name();
@@ -180,7 +180,7 @@ impl Manager {
                 self.connect_failed(session, qp, &reason);
                 self.tell(session, &Event::Rejected { qp, context, private_data });
             }
-            CmEvent::Unreachable { qp, reason } => self.unreachable(qp, reason),
+            CmEvent::Unreachable { qp, why } => self.unreachable(qp, why),
         }
     }
 
@@ -198,7 +198,7 @@ impl Manager {
                         false => QpPhase::Accepting(config),
                     };
                 }
-                return self.unreachable(qp, "the peer's queue pair is gone".to_owned());
+                return self.unreachable(qp, NoConnection::reset("the peer's queue pair is gone"));
             }
             (None, None) => return,
         };
@@ -212,7 +212,8 @@ impl Manager {
     }
 
     /// No connection came about: a QP that connected is Idle again, one that accepted is dead.
-    pub(in crate::resource) fn unreachable(&mut self, qp: QpId, reason: String) {
+    pub(in crate::resource) fn unreachable(&mut self, qp: QpId, why: NoConnection) {
+        let NoConnection { errno, reason } = why;
         let Some((session, object)) = self.qp_of(qp) else { return };
         let context = object.shared.context.load(Relaxed);
         if !matches!(object.phase, QpPhase::Accepting(_) | QpPhase::Connecting(_)) {
@@ -233,7 +234,7 @@ impl Manager {
                 }
             }
         }
-        self.tell(session, &Event::Unreachable { qp, context, reason });
+        self.tell(session, &Event::Unreachable { qp, context, errno, reason });
     }
 
     /// Notes that a worker owns a QP from now on.

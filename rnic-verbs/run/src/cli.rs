@@ -1,0 +1,276 @@
+//! The command line.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Parser;
+
+use crate::check;
+use crate::daemon::{self, DaemonError, Probe, SOCKET_VARIABLE, Started, Starting};
+use crate::libraries::{self, LibrariesError, PATH_VARIABLE};
+use crate::shell::quoted;
+
+/// Run a program of the C verbs API (libibverbs, librdmacm) on an RNIC of rnicd.
+///
+/// The program is run as it is, in the place of this one, with rnicd's libibverbs.so.1 and
+/// librdmacm.so.1 in front of LD_LIBRARY_PATH. If no daemon serves this user (RNIC_SOCKET, else
+/// $XDG_RUNTIME_DIR/rnicd.sock, the user's own folder in the temp dir, /run/rnicd/rnicd.sock), one
+/// is started with the built-in configuration; it ends when nobody has used it for a while.
+///
+/// Exit codes: the program's; 127 it was not found; 126 it cannot be run; 125 something else
+/// failed. --check: 0 the program can work, 1 it cannot. 2 wrong usage.
+#[derive(Debug, Parser)]
+#[command(name = "rnic-run", version, override_usage = USAGE, after_help = EXAMPLES)]
+struct Cli {
+    /// Folder with libibverbs.so.1 and librdmacm.so.1 [default: RNIC_VERBS_DIR, else `verbs` beside
+    /// this program, `../lib/rnicd` from there, /usr/lib/rnicd].
+    #[arg(long, value_name = "FOLDER")]
+    lib_dir: Option<PathBuf>,
+    /// The daemon to start if there is none [default: rnicd beside this program, else in PATH].
+    #[arg(long, value_name = "RNICD")]
+    daemon: Option<PathBuf>,
+    /// How long a daemon that is started stays without programs that use it ("60s", "5min").
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    idle: String,
+    /// Start no daemon: fail if there is none.
+    #[arg(long)]
+    no_start: bool,
+    /// Print what to set in a shell, for `eval "$(rnic-run --print-env)"`, and run nothing.
+    #[arg(long, conflicts_with_all = ["check", "program"])]
+    print_env: bool,
+    /// Say whether everything is there, and whether PROGRAM can work; start and run nothing.
+    #[arg(long)]
+    check: bool,
+    /// What starts a daemon and ends when it serves.
+    #[arg(long, hide = true, conflicts_with_all = ["check", "program", "print_env"])]
+    start_daemon: bool,
+    /// The program and its arguments.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM",
+        required_unless_present_any = ["print_env", "check", "start_daemon"]
+    )]
+    program: Vec<OsString>,
+}
+
+const USAGE: &str = "rnic-run [OPTIONS] PROGRAM [ARGS]...
+       rnic-run [OPTIONS] --check [PROGRAM]
+       rnic-run [OPTIONS] --print-env";
+
+const EXAMPLES: &str = "\
+Examples:
+  rnic-run rping -s -a 127.0.0.1
+  rnic-run ib_write_bw -R 192.0.2.7
+  rnic-run --check ib_write_bw
+  eval \"$(rnic-run --print-env)\"";
+
+/// Why the program was not run.
+#[derive(Debug, thiserror::Error)]
+enum RunError {
+    #[error(transparent)]
+    Libraries(#[from] LibrariesError),
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// The helper has said why.
+    #[error("no daemon was started")]
+    NotStarted,
+    #[error("{what}: {error}")]
+    System { what: &'static str, error: io::Error },
+    #[error("{}: not found{}", program.display(), nowhere(is_path))]
+    NotFound { program: PathBuf, is_path: bool },
+    #[error("{}: its interpreter is missing: {error}", program.display())]
+    NoInterpreter { program: PathBuf, error: io::Error },
+    #[error("{}: cannot be run: {error}", program.display())]
+    NotRun { program: PathBuf, error: io::Error },
+}
+
+impl RunError {
+    /// As `env` and `timeout` have them.
+    fn exit_code(&self) -> u8 {
+        match self {
+            RunError::NotFound { .. } | RunError::NoInterpreter { .. } => 127,
+            RunError::NotRun { .. } => 126,
+            _ => FAILED,
+        }
+    }
+}
+
+/// Does what this process's arguments say.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match &cli {
+        Cli { start_daemon: true, .. } => start(&cli),
+        Cli { check: true, .. } => return examine(&cli),
+        Cli { print_env: true, .. } => print_env(&cli),
+        _ => run(&cli).map(|never| match never {}),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if !matches!(error, RunError::NotStarted) {
+                say(&error.to_string());
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Becomes the program.
+fn run(cli: &Cli) -> Result<std::convert::Infallible, RunError> {
+    let folder = libraries::folder(cli.lib_dir.as_deref())?;
+    // What cannot be run needs no daemon.
+    let Some((program, arguments)) = cli.program.split_first() else {
+        return Err(RunError::NotFound { program: PathBuf::new(), is_path: false });
+    };
+    let found = check::find(program).ok_or_else(|| {
+        let is_path = program.as_encoded_bytes().contains(&b'/');
+        RunError::NotFound { program: program.into(), is_path }
+    })?;
+    ensure_daemon(cli)?;
+    let path = libraries::path_with(&folder, std::env::var_os(PATH_VARIABLE).as_deref());
+    let mut command = Command::new(program);
+    let error = command.args(arguments).env(PATH_VARIABLE, path).exec();
+    let program = PathBuf::from(program);
+    Err(match error.kind() {
+        io::ErrorKind::NotFound if found.exists() => RunError::NoInterpreter { program, error },
+        io::ErrorKind::NotFound => RunError::NotFound { program, is_path: true },
+        _ => RunError::NotRun { program, error },
+    })
+}
+
+/// Prints the environment in which programs find libraries and daemon.
+fn print_env(cli: &Cli) -> Result<(), RunError> {
+    let folder = libraries::folder(cli.lib_dir.as_deref())?;
+    ensure_daemon(cli)?;
+    let path = libraries::path_with(&folder, std::env::var_os(PATH_VARIABLE).as_deref());
+    let socket = std::env::var_os(SOCKET_VARIABLE).filter(|value| !value.is_empty());
+    let mut out = io::stdout().lock();
+    let mut export = |name: &str, value: &OsStr| {
+        let line = [OsStr::new("export "), OsStr::new(name), OsStr::new("="), &quoted(value)];
+        let line: OsString = line.into_iter().collect();
+        out.write_all(line.as_encoded_bytes()).and_then(|()| out.write_all(b";\n"))
+    };
+    let printed = export(PATH_VARIABLE, &path).and_then(|()| match &socket {
+        Some(socket) => export(SOCKET_VARIABLE, socket),
+        None => Ok(()),
+    });
+    printed.map_err(|error| RunError::System { what: "cannot write to standard output", error })
+}
+
+/// Says what would become of the program.
+fn examine(cli: &Cli) -> ExitCode {
+    let report = check::examine(&check::Question {
+        folder: libraries::folder(cli.lib_dir.as_deref()),
+        daemon: daemon::program(cli.daemon.as_deref()),
+        may_start: !cli.no_start,
+        program: cli.program.first().map(OsString::as_os_str),
+    });
+    // Whoever has read enough knows the rest by the exit code.
+    let _ = write!(io::stdout(), "{report}");
+    if report.can_work() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Sees that a daemon serves this user.
+fn ensure_daemon(cli: &Cli) -> Result<(), RunError> {
+    match daemon::probe() {
+        Probe::Serves { .. } => return Ok(()),
+        Probe::Refuses(why) => return Err(DaemonError::Refuses(why).into()),
+        Probe::Absent(why) | Probe::Ending(why) if cli.no_start => {
+            return Err(DaemonError::Absent(why).into());
+        }
+        Probe::Absent(_) | Probe::Ending(_) => {}
+    }
+    // In a process of its own, whose child the daemon is: that of the program it must not be.
+    let mut helper = Command::new("/proc/self/exe");
+    helper.arg("--start-daemon").arg("--idle").arg(&cli.idle);
+    if let Some(program) = &cli.daemon {
+        helper.arg("--daemon").arg(absolute(program)?);
+    }
+    helper.stdin(Stdio::null()).stdout(Stdio::null());
+    let status = helper.status();
+    let status = status.map_err(|error| RunError::System { what: "cannot start myself", error })?;
+    if status.success() { Ok(()) } else { Err(RunError::NotStarted) }
+}
+
+/// The helper: starts a daemon and ends when it serves.
+fn start(cli: &Cli) -> Result<(), RunError> {
+    let started = daemon::start(&Starting { program: cli.daemon.as_deref(), idle: &cli.idle })?;
+    if let Some(Started { pid, log }) = started {
+        let (idle, log) = (&cli.idle, log.display());
+        say(&format!(
+            "started a daemon (pid {pid}), which ends {idle} after its last client; log: {log}"
+        ));
+    }
+    Ok(())
+}
+
+/// A program that is named as a path, for a process that starts in another folder.
+fn absolute(program: &Path) -> Result<PathBuf, RunError> {
+    std::path::absolute(program)
+        .map_err(|error| RunError::System { what: "cannot find out the current folder", error })
+}
+
+/// What is to be said of a program that was not named as a path.
+fn nowhere(is_path: &bool) -> &'static str {
+    if *is_path { "" } else { ", neither here nor in PATH" }
+}
+
+/// Says something on standard error, if that takes it.
+fn say(what: &str) {
+    let _ = writeln!(io::stderr(), "rnic-run: {what}");
+}
+
+/// A time as `rnicd` reads it, and long enough for a program to begin.
+fn duration(text: &str) -> Result<String, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let is_long = |number: u64| match unit {
+        "ms" => number >= 1000,
+        _ => number > 0,
+    };
+    match number.parse::<u64>() {
+        Ok(number) if ["ms", "s", "min", "h"].contains(&unit) && is_long(number) => Ok(text.into()),
+        Ok(0..) if ["ms", "s", "min", "h"].contains(&unit) => Err("must be at least 1s".into()),
+        _ => Err("times are written like \"60s\" (ms, s, min, h)".into()),
+    }
+}
+
+/// Exit code of a failure of this program.
+const FAILED: u8 = 125;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_program_is_its_own() {
+        let parsed = |line: &str| Cli::try_parse_from(line.split(' '));
+        let cli = parsed("rnic-run --no-start rping -s --help --idle 5").expect("a program");
+        assert!(cli.no_start && cli.program == ["rping", "-s", "--help", "--idle", "5"]);
+        for wrong in ["rnic-run", "rnic-run --print-env x", "rnic-run --print-env --check"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+        assert!(parsed("rnic-run --check").is_ok_and(|cli| cli.program.is_empty()));
+    }
+
+    #[test]
+    fn times_are_those_of_the_daemon_and_not_too_short() {
+        for good in ["60s", "1000ms", "5min", "1h"] {
+            assert_eq!(duration(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "60", "s", "0s", "999ms", "-1s", "1day", "1 s", "99999999999999999999s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

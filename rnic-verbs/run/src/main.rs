@@ -1,0 +1,5 @@
+//! `rnic-run`.
+
+fn main() -> std::process::ExitCode {
+    rnic_run::main()
+}

@@ -1,0 +1,89 @@
+//! Asynchronous events (`ibv_get_async_event(3)`), and what has been handed out and not been
+//! acknowledged.
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::c;
+use crate::event_queue::EventQueue;
+use crate::object::Foreign;
+
+/// The asynchronous events of one context.
+pub(crate) type AsyncEvents = EventQueue<AsyncEvent>;
+
+/// One of them.
+pub(crate) struct AsyncEvent {
+    /// The CQ, QP or SRQ that it is about; null if it is about the device.
+    pub(crate) element: Foreign<libc::c_void>,
+    pub(crate) kind: c::ibv_event_type,
+}
+
+impl AsyncEvent {
+    pub(crate) fn of<T>(element: Foreign<T>, kind: c::ibv_event_type) -> Self {
+        AsyncEvent { element: Foreign(element.0.cast()), kind }
+    }
+
+    pub(crate) fn of_device(kind: c::ibv_event_type) -> Self {
+        AsyncEvent { element: Foreign::NULL, kind }
+    }
+}
+
+/// Events of one object that the program has and has not acknowledged: whoever destroys the object
+/// waits for them, because the program may still look at it.
+#[derive(Default)]
+pub(crate) struct Unacknowledged {
+    /// Handed out less acknowledged. Programs may acknowledge more than they got.
+    count: Mutex<i64>,
+    changed: Condvar,
+}
+
+impl Unacknowledged {
+    /// One was handed out.
+    pub(crate) fn handed_out(&self) {
+        *self.count.lock() += 1;
+    }
+
+    /// So many were acknowledged.
+    pub(crate) fn acknowledge(&self, events: u32) {
+        *self.count.lock() -= i64::from(events);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all have been acknowledged.
+    pub(crate) fn wait(&self) {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.changed.wait(&mut count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_acknowledgements_than_events_hold_nobody_up() {
+        let unacknowledged = Unacknowledged::default();
+        unacknowledged.handed_out();
+        unacknowledged.acknowledge(3);
+        unacknowledged.wait();
+    }
+
+    #[test]
+    fn destroying_waits_for_what_was_handed_out() {
+        let unacknowledged = Unacknowledged::default();
+        unacknowledged.handed_out();
+        unacknowledged.handed_out();
+        let acknowledged = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 1..=2 {
+                    acknowledged.store(n, std::sync::atomic::Ordering::SeqCst);
+                    unacknowledged.acknowledge(1);
+                }
+            });
+            unacknowledged.wait();
+            assert_eq!(acknowledged.load(std::sync::atomic::Ordering::SeqCst), 2);
+        });
+    }
+}

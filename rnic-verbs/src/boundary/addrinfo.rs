@@ -1,0 +1,116 @@
+//! Translating names.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::net::SocketAddr;
+use std::ptr::null_mut;
+
+use libc::sockaddr;
+
+use crate::c::*;
+use crate::cm::{Hints, look_up};
+use crate::errno::minus_one;
+use crate::object::zeroed;
+
+use super::addresses;
+
+/// An address list of one, with room for the addresses.
+#[repr(C)]
+struct Answer {
+    head: rdma_addrinfo,
+    source: rdma_sockaddr,
+    destination: rdma_sockaddr,
+}
+
+/// rdma_getaddrinfo(3).
+pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    to: *mut *mut rdma_addrinfo,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let (Ok(node), Ok(service)) = (text(node), text(service)) else { return libc::EAI_NONAME };
+        let hints = hints.as_ref();
+        if node.is_none() && service.is_none() && hints.is_none() {
+            return minus_one(Err(crate::errno::Errno::INVALID));
+        }
+        match look_up(node, service, &known(hints)) {
+            Ok(found) => {
+                to.write(answer(found.source, found.destination, hints));
+                0
+            }
+            Err(error) => error,
+        }
+    }
+}
+
+/// A string of C's; none if there is none.
+unsafe fn text<'a>(from: *const c_char) -> Result<Option<&'a str>, std::str::Utf8Error> {
+    if from.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as the module says.
+    unsafe { CStr::from_ptr(from) }.to_str().map(Some)
+}
+
+unsafe fn known(hints: Option<&rdma_addrinfo>) -> Hints {
+    let Some(hints) = hints else { return Hints::default() };
+    let address = |at: *mut sockaddr, length| match length {
+        0 => None,
+        // SAFETY: as the module says: a length says that there is an address.
+        _ => unsafe { addresses::read(at) },
+    };
+    Hints {
+        passive: hints.ai_flags & RAI_PASSIVE != 0,
+        numeric: hints.ai_flags & RAI_NUMERICHOST != 0,
+        family: if hints.ai_flags & RAI_FAMILY != 0 { hints.ai_family } else { 0 },
+        source: address(hints.ai_src_addr, hints.ai_src_len),
+        destination: address(hints.ai_dst_addr, hints.ai_dst_len),
+    }
+}
+
+fn answer(
+    source: Option<SocketAddr>,
+    destination: Option<SocketAddr>,
+    hints: Option<&rdma_addrinfo>,
+) -> *mut rdma_addrinfo {
+    // SAFETY: zeros are an address of no family.
+    let none = || unsafe { std::mem::zeroed::<rdma_sockaddr>() };
+    let mut answer = Box::new(Answer {
+        head: zeroed(),
+        source: source.map_or_else(none, addresses::in_c),
+        destination: destination.map_or_else(none, addresses::in_c),
+    });
+    let of_v4 = destination.or(source).is_some_and(|address| address.is_ipv4());
+    answer.head.ai_family = if of_v4 { libc::AF_INET } else { libc::AF_INET6 };
+    let asked = |of: fn(&rdma_addrinfo) -> c_int| hints.map(of).filter(|&n| n != 0);
+    answer.head.ai_flags = hints.map_or(0, |hints| hints.ai_flags);
+    let kind = IBV_QPT_RC.cast_signed();
+    answer.head.ai_qp_type = asked(|hints| hints.ai_qp_type).unwrap_or(kind);
+    let space = RDMA_PS_TCP.cast_signed();
+    answer.head.ai_port_space = asked(|hints| hints.ai_port_space).unwrap_or(space);
+    let answer = Box::into_raw(answer);
+    // SAFETY: it has just been made, and is nobody else's.
+    unsafe {
+        let head = &raw mut (*answer).head;
+        if let Some(source) = source {
+            (*head).ai_src_len = addresses::length(source);
+            (*head).ai_src_addr = (&raw mut (*answer).source).cast();
+        }
+        if let Some(destination) = destination {
+            (*head).ai_dst_len = addresses::length(destination);
+            (*head).ai_dst_addr = (&raw mut (*answer).destination).cast();
+        }
+        (*head).ai_next = null_mut();
+        head
+    }
+}
+
+/// rdma_freeaddrinfo(3).
+pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
+    if !list.is_null() {
+        // SAFETY: as the module says: it came from `rdma_getaddrinfo`, which makes one.
+        drop(unsafe { Box::from_raw(list.cast::<Answer>()) });
+    }
+}

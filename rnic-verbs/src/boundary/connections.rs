@@ -1,0 +1,491 @@
+//! Binding, resolving, listening, connecting, and queue pairs of ids.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use libc::sockaddr;
+
+use crate::c::*;
+use crate::cm::ConnectWanted;
+use crate::errno::{Errno, minus_one};
+use crate::object::zeroed;
+
+use super::events::{self, complete};
+use super::id::{context_of, default_pd, show_addresses, shown};
+use super::{addresses, cq, qp, srq};
+
+/// rdma_bind_addr(3).
+pub(crate) unsafe extern "C" fn rdma_bind_addr(
+    id: *mut rdma_cm_id,
+    address: *mut sockaddr,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { bind(id, address) })
+}
+
+pub(super) unsafe fn bind(id: *mut rdma_cm_id, address: *const sockaddr) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = shown(id)?;
+        found.id.bind(addresses::read(address).ok_or(Errno(libc::EAFNOSUPPORT))?)?;
+        show_addresses(id, &found.id)
+    }
+}
+
+/// rdma_resolve_addr(3). The answer is there at once, so no time can pass.
+pub(crate) unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    source: *mut sockaddr,
+    peer: *mut sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { resolve_address(id, source, peer).and_then(|()| complete(id)) })
+}
+
+pub(super) unsafe fn resolve_address(
+    id: *mut rdma_cm_id,
+    source: *const sockaddr,
+    peer: *const sockaddr,
+) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = shown(id)?;
+        let peer = addresses::read(peer).ok_or(Errno(libc::EAFNOSUPPORT))?;
+        found.id.resolve_address(addresses::read(source), peer)?;
+        show_addresses(id, &found.id)
+    }
+}
+
+/// rdma_resolve_route(3).
+pub(crate) unsafe extern "C" fn rdma_resolve_route(
+    id: *mut rdma_cm_id,
+    _timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { shown(id).and_then(|s| s.id.resolve_route()).and_then(|()| complete(id)) })
+}
+
+/// rdma_listen(3).
+pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let listens = shown(id).and_then(|found| {
+            found.id.listen(backlog)?;
+            show_addresses(id, &found.id)
+        });
+        minus_one(listens)
+    }
+}
+
+/// rdma_connect(3).
+pub(crate) unsafe extern "C" fn rdma_connect(
+    id: *mut rdma_cm_id,
+    parameters: *mut rdma_conn_param,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let begun = shown(id).and_then(|s| s.id.connect(&wanted(parameters)));
+        minus_one(begun.and_then(|()| complete(id)))
+    }
+}
+
+/// rdma_accept(3).
+pub(crate) unsafe extern "C" fn rdma_accept(
+    id: *mut rdma_cm_id,
+    parameters: *mut rdma_conn_param,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let begun = shown(id).and_then(|s| s.id.accept(&wanted(parameters)));
+        minus_one(begun.and_then(|()| complete(id)))
+    }
+}
+
+/// What a program wants of a connection; without parameters, as much as possible.
+unsafe fn wanted(parameters: *const rdma_conn_param) -> ConnectWanted {
+    // SAFETY: as the module says.
+    let Some(parameters) = (unsafe { parameters.as_ref() }) else {
+        return ConnectWanted::default();
+    };
+    let reads = |n: u8| (n != RDMA_MAX_RESP_RES).then_some(u16::from(n));
+    // SAFETY: as the module says.
+    let private_data = unsafe { data(parameters.private_data, parameters.private_data_len) };
+    ConnectWanted {
+        private_data: private_data.to_vec(),
+        inbound: reads(parameters.responder_resources),
+        outbound: reads(parameters.initiator_depth),
+        qp: Some(rnic_client::QpId(parameters.qp_num)),
+    }
+}
+
+unsafe fn data<'a>(from: *const c_void, length: u8) -> &'a [u8] {
+    if from.is_null() || length == 0 {
+        return &[];
+    }
+    // SAFETY: as the module says.
+    unsafe { std::slice::from_raw_parts(from.cast(), length.into()) }
+}
+
+/// rdma_reject(3).
+pub(crate) unsafe extern "C" fn rdma_reject(
+    id: *mut rdma_cm_id,
+    private_data: *const c_void,
+    length: u8,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe { minus_one(shown(id).and_then(|s| s.id.reject(data(private_data, length)))) }
+}
+
+/// rdma_disconnect(3).
+pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let done = shown(id).and_then(|s| s.id.disconnect());
+        minus_one(done.and_then(|()| complete(id)))
+    }
+}
+
+/// rdma_establish(3).
+pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { shown(id) }.and_then(|s| s.id.establish()))
+}
+
+/// rdma_notify(3): there is nothing that a program could see before we do.
+pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: ibv_event_type) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { shown(id) }.map(|_| ()))
+}
+
+/// rdma_init_qp_attr(3): the connection does what the attributes would say.
+pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
+    id: *mut rdma_cm_id,
+    attributes: *mut ibv_qp_attr,
+    mask: *mut c_int,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let (Ok(_), Some(says)) = (shown(id), attributes.as_mut()) else {
+            return minus_one(Err(Errno::INVALID));
+        };
+        let state = says.qp_state;
+        *says = zeroed();
+        says.qp_state = state;
+        says.port_num = crate::context::PORT;
+        says.qp_access_flags =
+            IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        *mask = match state {
+            IBV_QPS_INIT => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT,
+            IBV_QPS_RTR | IBV_QPS_RTS => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
+            _ => return minus_one(Err(Errno::INVALID)),
+        };
+    }
+    0
+}
+
+/// rdma_set_option(3).
+pub(crate) unsafe extern "C" fn rdma_set_option(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: as the module says.
+    let done = unsafe {
+        shown(id).and_then(|found| match (level, name, length) {
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, 4) => {
+                found.id.set_family_only(*value.cast::<c_int>() != 0);
+                Ok(())
+            }
+            // Listeners of the daemon never exclude connections that are left of earlier ones. How
+            // TCP marks its packets and waits for acknowledgements is the administrator's to say.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4)
+            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT, 1) => Ok(()),
+            (RDMA_OPTION_ID, ..) => Err(Errno::INVALID),
+            _ => Err(Errno(libc::ENOSYS)),
+        })
+    };
+    minus_one(done)
+}
+
+/// rdma_create_qp(3).
+pub(crate) unsafe extern "C" fn rdma_create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { create_qp(id, pd, wanted) })
+}
+
+pub(super) unsafe fn create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let w = wanted.as_mut().ok_or(Errno::INVALID)?;
+        let pd = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq)?;
+        w.qp_type = (*id).qp_type;
+        let made = qp::create(pd, wanted).inspect_err(|_| destroy_cqs(id))?;
+        has_qp(id, pd, made)
+    }
+}
+
+/// rdma_create_qp_ex(3).
+pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
+    id: *mut rdma_cm_id,
+    wanted: *mut ibv_qp_init_attr_ex,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { create_qp_ex(id, wanted) })
+}
+
+unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let w = wanted.as_mut().ok_or(Errno::INVALID)?;
+        let named = if w.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
+        let pd = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq)?;
+        (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_QP_INIT_ATTR_PD);
+        w.qp_type = (*id).qp_type;
+        let made = qp::create_ex(wanted).inspect_err(|_| destroy_cqs(id))?;
+        has_qp(id, pd, made)
+    }
+}
+
+/// Makes what is missing for a queue pair of an id, and shows it in the id: a domain, completion
+/// queues with channels of their own.
+unsafe fn prepare(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    (send_cq, recv_cq): (&mut *mut ibv_cq, &mut *mut ibv_cq),
+    cap: &ibv_qp_cap,
+    srq: &mut *mut ibv_srq,
+) -> Result<*mut ibv_pd, Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = shown(id)?;
+        if !(*id).qp.is_null() {
+            return Err(Errno::INVALID);
+        }
+        let pd = match (pd.is_null(), (*id).pd.is_null()) {
+            (false, _) => pd,
+            (true, false) => (*id).pd,
+            (true, true) => default_pd(found.id.device())?,
+        };
+        let context = context_of(found.id.device())?;
+        if !(*pd).context.eq(&context) && (*(*pd).context).device != (*context).device {
+            return Err(Errno::INVALID);
+        }
+        if send_cq.is_null() {
+            let made = make_cq(context, cap.max_send_wr, id)?;
+            ((*id).send_cq_channel, (*id).send_cq) = made;
+            *send_cq = made.1;
+        }
+        if recv_cq.is_null() {
+            let made = make_cq(context, cap.max_recv_wr, id).inspect_err(|_| destroy_cqs(id))?;
+            ((*id).recv_cq_channel, (*id).recv_cq) = made;
+            *recv_cq = made.1;
+        }
+        if srq.is_null() {
+            *srq = (*id).srq;
+        }
+        Ok(pd)
+    }
+}
+
+unsafe fn make_cq(
+    context: *mut ibv_context,
+    entries: u32,
+    id: *mut rdma_cm_id,
+) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let channel = cq::make_channel(context)?;
+        match cq::make_cq(context, entries.max(1), id.cast(), channel, 0) {
+            Ok(made) => Ok((channel, made.cast())),
+            Err(errno) => {
+                cq::ibv_destroy_comp_channel(channel);
+                Err(errno)
+            }
+        }
+    }
+}
+
+/// Destroys the completion queues that were made for an id.
+unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
+    // SAFETY: as the module says.
+    unsafe {
+        for (channel, made) in [
+            (&mut (*id).send_cq_channel, &mut (*id).send_cq),
+            (&mut (*id).recv_cq_channel, &mut (*id).recv_cq),
+        ] {
+            let made = std::mem::replace(made, null_mut());
+            if !made.is_null() {
+                cq::ibv_destroy_cq(made);
+            }
+            let channel = std::mem::replace(channel, null_mut());
+            if !channel.is_null() {
+                cq::ibv_destroy_comp_channel(channel);
+            }
+        }
+    }
+}
+
+unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        (*id).pd = pd;
+        (*id).qp = made;
+        let body = qp::qp(made).ok_or(Errno::INVALID)?;
+        shown(id)?.id.has_qp(body);
+    }
+    Ok(())
+}
+
+/// rdma_destroy_qp(3).
+pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    // SAFETY: as the module says.
+    unsafe {
+        let Ok(found) = shown(id) else { return };
+        let made = std::mem::replace(&mut (*id).qp, null_mut());
+        if !made.is_null() {
+            qp::ibv_destroy_qp(made);
+            found.id.loses_qp();
+        }
+        destroy_cqs(id);
+    }
+}
+
+/// rdma_create_srq(3).
+pub(crate) unsafe extern "C" fn rdma_create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_srq_init_attr,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let made = pd_of(id, pd).and_then(|pd| srq::make(pd, wanted).map(|made| (pd, made)));
+        minus_one(made.map(|made| ((*id).pd, (*id).srq) = made))
+    }
+}
+
+/// rdma_create_srq_ex(3).
+pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
+    id: *mut rdma_cm_id,
+    wanted: *mut ibv_srq_init_attr_ex,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let Some(w) = wanted.as_mut() else { return minus_one(Err(Errno::INVALID)) };
+        let named = if w.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
+        let made = pd_of(id, named).and_then(|pd| {
+            (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_SRQ_INIT_ATTR_PD);
+            srq::make_ex(wanted).map(|made| (pd, made))
+        });
+        minus_one(made.map(|made| ((*id).pd, (*id).srq) = made))
+    }
+}
+
+/// The domain that is named, or the id's, or the device's.
+unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = shown(id)?;
+        match (named.is_null(), (*id).pd.is_null()) {
+            (false, _) => Ok(named),
+            (true, false) => Ok((*id).pd),
+            (true, true) => default_pd(found.id.device()),
+        }
+    }
+}
+
+/// rdma_destroy_srq(3).
+pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    // SAFETY: as the module says.
+    unsafe {
+        let made = std::mem::replace(&mut (*id).srq, null_mut());
+        if !made.is_null() {
+            srq::ibv_destroy_srq(made);
+        }
+    }
+}
+
+/// rdma_get_src_port(3): in network byte order.
+pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: as the module says.
+    unsafe { port(&(*id).route.addr.src) }
+}
+
+/// rdma_get_dst_port(3): in network byte order.
+pub(crate) unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: as the module says.
+    unsafe { port(&(*id).route.addr.dst) }
+}
+
+unsafe fn port(of: &rdma_sockaddr) -> u16 {
+    // SAFETY: as the module says.
+    unsafe { addresses::read(&of.addr) }.map_or(0, |address| address.port().to_be())
+}
+
+/// rdma_get_devices(3).
+pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let found = crate::device::Device::open().and_then(|device| context_of(&device));
+    let list = found.map(|context| {
+        if !count.is_null() {
+            // SAFETY: as the module says.
+            unsafe { *count = 1 };
+        }
+        Box::into_raw(Box::new([context, null_mut()])).cast()
+    });
+    crate::errno::pointer(list)
+}
+
+/// rdma_free_devices(3).
+pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    if !list.is_null() {
+        // SAFETY: as the module says: it came from `rdma_get_devices`.
+        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
+    }
+}
+
+/// rdma_get_request(3).
+pub(crate) unsafe extern "C-unwind" fn rdma_get_request(
+    listener: *mut rdma_cm_id,
+    to: *mut *mut rdma_cm_id,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { get_request(listener).map(|id| to.write(id)) })
+}
+
+unsafe fn get_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = shown(listener)?;
+        if !found.is_synchronous() {
+            return Err(Errno::INVALID);
+        }
+        events::acknowledge_own(listener);
+        let event = events::fetch((*listener).channel)?;
+        if (*event).status != 0 || (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
+            let status = (*event).status;
+            events::rdma_ack_cm_event(event);
+            return Err(if status == 0 { Errno::INVALID } else { Errno(status.abs()) });
+        }
+        let id = (*event).id;
+        let endpoint = found.endpoint.lock().as_ref().map(|e| (e.pd, e.wanted));
+        if let Some((pd, mut wanted)) = endpoint
+            && let Err(errno) = create_qp(id, pd.0, &mut wanted)
+        {
+            events::rdma_ack_cm_event(event);
+            super::id::rdma_destroy_id(id);
+            return Err(errno);
+        }
+        (*id).event = event;
+        Ok(id)
+    }
+}

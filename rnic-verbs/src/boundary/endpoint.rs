@@ -1,0 +1,96 @@
+//! Endpoints: an id with all that it takes (`rdma_create_ep(3)`).
+
+use std::ffi::c_int;
+
+use crate::c::*;
+use crate::errno::{Errno, minus_one};
+use crate::object::Foreign;
+
+use super::connections::{self, bind, create_qp, resolve_address};
+use super::events::complete;
+use super::id::{self, Endpoint, shown};
+
+/// rdma_create_ep(3).
+pub(crate) unsafe extern "C" fn rdma_create_ep(
+    to: *mut *mut rdma_cm_id,
+    found: *mut rdma_addrinfo,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { create(found, pd, wanted).map(|id| to.write(id)) })
+}
+
+unsafe fn create(
+    found: *mut rdma_addrinfo,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> Result<*mut rdma_cm_id, Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = found.as_ref().ok_or(Errno::INVALID)?;
+        let space = found.ai_port_space.cast_unsigned();
+        let id = id::create(std::ptr::null_mut(), std::ptr::null_mut(), space)?;
+        let filled = match found.ai_flags & RAI_PASSIVE {
+            0 => connect_to(id, found, pd, wanted),
+            _ => listen_on(id, found, pd, wanted),
+        };
+        if let Err(errno) = filled {
+            id::rdma_destroy_id(id);
+            return Err(errno);
+        }
+        Ok(id)
+    }
+}
+
+unsafe fn listen_on(
+    id: *mut rdma_cm_id,
+    found: &rdma_addrinfo,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        bind(id, found.ai_src_addr)?;
+        (*id).pd = pd;
+        let endpoint = wanted.as_ref().map(|w| Endpoint { pd: Foreign(pd), wanted: *w });
+        *shown(id)?.endpoint.lock() = endpoint;
+    }
+    Ok(())
+}
+
+unsafe fn connect_to(
+    id: *mut rdma_cm_id,
+    found: &rdma_addrinfo,
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        resolve_address(id, found.ai_src_addr, found.ai_dst_addr)?;
+        complete(id)?;
+        if found.ai_flags & RAI_NOROUTE == 0 || !wanted.is_null() {
+            shown(id)?.id.resolve_route()?;
+            complete(id)?;
+        }
+        if !wanted.is_null() {
+            (*wanted).qp_type = IBV_QPT_RC;
+            create_qp(id, pd, wanted)?;
+        }
+    }
+    Ok(())
+}
+
+/// rdma_destroy_ep(3).
+pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+    // SAFETY: as the module says.
+    unsafe {
+        if !(*id).qp.is_null() {
+            connections::rdma_destroy_qp(id);
+        }
+        if !(*id).srq.is_null() {
+            connections::rdma_destroy_srq(id);
+        }
+        id::rdma_destroy_id(id);
+    }
+}

@@ -1,0 +1,228 @@
+//! Event channels and ids.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::c::*;
+use crate::cm::{EventChannel, IdBody};
+use crate::context::PORT;
+use crate::device::Device;
+use crate::errno::{Errno, minus_one, pointer};
+use crate::object::{Body, Foreign, body, publish, withdraw, zeroed};
+
+use super::{addresses, context, events, memory};
+
+/// What stands behind an id of C.
+pub(super) struct IdShown {
+    pub(super) id: Arc<IdBody>,
+    /// The channel of a synchronous id, which was made for it; null otherwise.
+    own_channel: Mutex<Foreign<rdma_event_channel>>,
+    /// How queue pairs are to be made for peers that connect (`rdma_create_ep(3)`).
+    pub(super) endpoint: Mutex<Option<Endpoint>>,
+}
+
+/// A domain and what queue pairs in it are to be.
+pub(super) struct Endpoint {
+    pub(super) pd: Foreign<ibv_pd>,
+    pub(super) wanted: ibv_qp_init_attr,
+}
+
+// SAFETY: the pointers in it are the program's, kept for it and followed at the boundary alone.
+unsafe impl Send for Endpoint {}
+
+impl Body for IdShown {
+    type Head = rdma_cm_id;
+}
+
+/// What stands behind an id.
+pub(super) unsafe fn shown<'a>(id: *mut rdma_cm_id) -> Result<&'a IdShown, Errno> {
+    // SAFETY: as the module says.
+    unsafe { body::<IdShown>(id) }.ok_or(Errno::INVALID)
+}
+
+impl IdShown {
+    /// Whether its calls wait for what comes of them.
+    pub(super) fn is_synchronous(&self) -> bool {
+        !self.own_channel.lock().is_null()
+    }
+}
+
+/// The context that ids bring along, one for the device. It and the device stay until the process
+/// ends: programs keep what they made with it.
+pub(super) fn context_of(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
+    let mut kept = device.cm_context.lock();
+    if kept.is_null() {
+        *kept = Foreign(context::open(device)?);
+    }
+    Ok(kept.0)
+}
+
+/// The domain of queue pairs for which a program names none; it stays as well.
+pub(super) fn default_pd(device: &Arc<Device>) -> Result<*mut ibv_pd, Errno> {
+    let context = context_of(device)?;
+    let mut kept = device.cm_pd.lock();
+    if kept.is_null() {
+        // SAFETY: the context has just been found.
+        *kept = Foreign(unsafe { memory::allocate_pd(context)? });
+    }
+    Ok(kept.0)
+}
+
+/// Makes an event channel.
+fn make_channel(device: Arc<Device>) -> Result<*mut rdma_event_channel, Errno> {
+    let channel = EventChannel::create(device)?;
+    let head = rdma_event_channel { fd: channel.fd() };
+    Ok(publish(head, channel).as_ptr())
+}
+
+/// The channel behind a pointer of C's.
+pub(super) unsafe fn channel<'a>(
+    channel: *mut rdma_event_channel,
+) -> Result<&'a Arc<EventChannel>, Errno> {
+    // SAFETY: as the module says.
+    unsafe { body::<Arc<EventChannel>>(channel) }.ok_or(Errno::INVALID)
+}
+
+/// rdma_create_event_channel(3).
+pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(Device::open().map_err(|_| Errno::NO_DEVICE).and_then(make_channel))
+}
+
+/// rdma_destroy_event_channel(3).
+pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    if !channel.is_null() {
+        // SAFETY: as the module says.
+        drop(unsafe { withdraw::<Arc<EventChannel>>(channel) });
+    }
+}
+
+/// A channel for an id: the one that is named, or one of its own.
+unsafe fn channel_for(
+    device: &Arc<Device>,
+    named: *mut rdma_event_channel,
+) -> Result<(*mut rdma_event_channel, Foreign<rdma_event_channel>), Errno> {
+    match named.is_null() {
+        false => Ok((named, Foreign::NULL)),
+        true => {
+            let own = make_channel(device.clone())?;
+            Ok((own, Foreign(own)))
+        }
+    }
+}
+
+/// Makes an id on a channel, or a synchronous one if that is null; `body` makes what stands behind
+/// it.
+pub(super) unsafe fn make(
+    device: &Arc<Device>,
+    named: *mut rdma_event_channel,
+    program: *mut c_void,
+    port_space: rdma_port_space,
+    body: impl FnOnce(Arc<EventChannel>) -> Arc<IdBody>,
+) -> Result<*mut rdma_cm_id, Errno> {
+    // SAFETY: as the module says.
+    let (at, own) = unsafe { channel_for(device, named)? };
+    // SAFETY: it is the program's, or has just been made.
+    let id = body(unsafe { channel(at)? }.clone());
+    let mut head: rdma_cm_id = zeroed();
+    (head.channel, head.context, head.ps) = (at, program, port_space);
+    head.qp_type = IBV_QPT_RC;
+    let shown =
+        IdShown { id: id.clone(), own_channel: Mutex::new(own), endpoint: Mutex::default() };
+    let head = publish(head, shown).as_ptr();
+    id.published(Foreign(head));
+    Ok(head)
+}
+
+/// Shows a program the addresses of its id as far as they are known, and the device once its own
+/// address is one.
+pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<(), Errno> {
+    let (source, peer) = id.addresses();
+    // SAFETY: as the module says.
+    unsafe {
+        if let Some(source) = source {
+            (*to).route.addr.src = addresses::in_c(source);
+            if !source.ip().is_unspecified() {
+                (*to).verbs = context_of(id.device())?;
+                (*to).port_num = PORT;
+            }
+        }
+        if let Some(peer) = peer {
+            (*to).route.addr.dst = addresses::in_c(peer);
+        }
+    }
+    Ok(())
+}
+
+/// rdma_create_id(3).
+pub(crate) unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    to: *mut *mut rdma_cm_id,
+    program: *mut c_void,
+    port_space: rdma_port_space,
+) -> c_int {
+    // SAFETY: as the module says.
+    let made = unsafe { create(channel, program, port_space) };
+    // SAFETY: as the module says.
+    minus_one(made.map(|id| unsafe { to.write(id) }))
+}
+
+/// As [`rdma_create_id`].
+pub(super) unsafe fn create(
+    channel: *mut rdma_event_channel,
+    program: *mut c_void,
+    port_space: rdma_port_space,
+) -> Result<*mut rdma_cm_id, Errno> {
+    if port_space != RDMA_PS_TCP {
+        return Err(Errno(libc::EPROTONOSUPPORT));
+    }
+    let device = Device::open().map_err(|_| Errno::NO_DEVICE)?;
+    let of_device = device.clone();
+    let body = |channel| IdBody::create(of_device, channel);
+    // SAFETY: as the module says.
+    unsafe { make(&device, channel, program, port_space, body) }
+}
+
+/// rdma_destroy_id(3).
+pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = match shown(id) {
+            Ok(found) => found,
+            Err(errno) => return minus_one(Err(errno)),
+        };
+        events::acknowledge_own(id);
+        found.id.destroy();
+        let shown = withdraw::<IdShown>(id);
+        rdma_destroy_event_channel(shown.own_channel.into_inner().0);
+    }
+    0
+}
+
+/// rdma_migrate_id(3).
+pub(crate) unsafe extern "C" fn rdma_migrate_id(
+    id: *mut rdma_cm_id,
+    to: *mut rdma_event_channel,
+) -> c_int {
+    // SAFETY: as the module says.
+    minus_one(unsafe { migrate(id, to) })
+}
+
+/// As [`rdma_migrate_id`].
+pub(super) unsafe fn migrate(
+    id: *mut rdma_cm_id,
+    to: *mut rdma_event_channel,
+) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let found = shown(id)?;
+        let (at, own) = channel_for(found.id.device(), to)?;
+        events::acknowledge_own(id);
+        found.id.migrate(channel(at)?);
+        (*id).channel = at;
+        let before = std::mem::replace(&mut *found.own_channel.lock(), own);
+        rdma_destroy_event_channel(before.0);
+    }
+    Ok(())
+}

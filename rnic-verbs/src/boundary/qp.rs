@@ -1,0 +1,248 @@
+//! Queue pairs.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use crate::c::*;
+use crate::errno::{Errno, pointer, status};
+use crate::object::{Foreign, body, publish, withdraw, zeroed};
+use crate::pd::PdBody;
+use crate::qp::{QpBody, QpWanted};
+use crate::srq::SrqBody;
+
+use super::cq::cq;
+use super::qp_ex;
+use super::work::{Chain, nth_receive, nth_send};
+
+/// What a queue pair is to be, in either form that C has for it.
+pub(super) struct Attributes {
+    pub(super) program: *mut c_void,
+    pub(super) pd: *mut ibv_pd,
+    pub(super) send_cq: *mut ibv_cq,
+    pub(super) recv_cq: *mut ibv_cq,
+    pub(super) srq: *mut ibv_srq,
+    pub(super) cap: ibv_qp_cap,
+    pub(super) kind: ibv_qp_type,
+    pub(super) signal_all: bool,
+}
+
+/// Makes a queue pair; returns what it can hold as well.
+pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_cap), Errno> {
+    if wanted.kind != IBV_QPT_RC {
+        return Err(Errno::UNSUPPORTED);
+    }
+    // SAFETY: as the module says.
+    let (pd, send_cq, recv_cq, srq) = unsafe {
+        let srq = body::<Arc<SrqBody>>(wanted.srq);
+        (body::<Arc<PdBody>>(wanted.pd), cq(wanted.send_cq), cq(wanted.recv_cq), srq)
+    };
+    let (Some(pd), Some(send_cq), Some(recv_cq)) = (pd, send_cq, recv_cq) else {
+        return Err(Errno::INVALID);
+    };
+    let parts = QpWanted {
+        send_cq: send_cq.clone(),
+        recv_cq: recv_cq.clone(),
+        srq: srq.cloned(),
+        cap: wanted.cap,
+        signal_all: wanted.signal_all,
+    };
+    let qp = QpBody::create(pd, parts)?;
+    let mut head: ibv_qp_ex = zeroed();
+    let base = &mut head.qp_base;
+    // SAFETY: as the module says.
+    base.context = unsafe { (*wanted.pd).context };
+    (base.qp_context, base.pd, base.srq) = (wanted.program, wanted.pd, wanted.srq);
+    (base.send_cq, base.recv_cq) = (wanted.send_cq, wanted.recv_cq);
+    (base.handle, base.qp_num) = (qp.id().0, qp.id().0);
+    (base.state, base.qp_type) = (IBV_QPS_INIT, wanted.kind);
+    base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    base.cond = libc::PTHREAD_COND_INITIALIZER;
+    qp_ex::operations(&mut head);
+    let at: *mut ibv_qp = publish(head, qp.clone()).as_ptr().cast();
+    qp.published(Foreign(at));
+    Ok((at, qp.granted()))
+}
+
+/// The queue pair behind a pointer of C's.
+pub(super) unsafe fn qp<'a>(qp: *mut ibv_qp) -> Option<&'a Arc<QpBody>> {
+    // SAFETY: as the module says; every queue pair is the head of an extended one.
+    unsafe { body::<Arc<QpBody>>(qp.cast()) }
+}
+
+/// ibv_create_qp(3).
+pub(crate) unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: as the module says.
+    pointer(unsafe { create(pd, wanted) })
+}
+
+/// As [`ibv_create_qp`], and writes back what was granted.
+pub(super) unsafe fn create(
+    pd: *mut ibv_pd,
+    wanted: *mut ibv_qp_init_attr,
+) -> Result<*mut ibv_qp, Errno> {
+    // SAFETY: as the module says.
+    unsafe {
+        let wanted = wanted.as_mut().ok_or(Errno::INVALID)?;
+        let (made, granted) = make(&Attributes {
+            program: wanted.qp_context,
+            pd,
+            send_cq: wanted.send_cq,
+            recv_cq: wanted.recv_cq,
+            srq: wanted.srq,
+            cap: wanted.cap,
+            kind: wanted.qp_type,
+            signal_all: wanted.sq_sig_all != 0,
+        })?;
+        wanted.cap = granted;
+        Ok(made)
+    }
+}
+
+/// ibv_create_qp_ex(3).
+pub(super) unsafe extern "C" fn create_qp_ex(
+    _of: *mut ibv_context,
+    wanted: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: as the module says.
+    pointer(unsafe { create_ex(wanted) })
+}
+
+/// As [`create_qp_ex`].
+pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
+    const SERVED: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    // SAFETY: as the module says.
+    unsafe {
+        let wanted = wanted.as_mut().ok_or(Errno::INVALID)?;
+        if wanted.comp_mask & !SERVED != 0 {
+            return Err(Errno::UNSUPPORTED);
+        }
+        if wanted.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+            return Err(Errno::INVALID);
+        }
+        if wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0
+            && wanted.send_ops_flags & !qp_ex::SERVED != 0
+        {
+            return Err(Errno::UNSUPPORTED);
+        }
+        let (made, granted) = make(&Attributes {
+            program: wanted.qp_context,
+            pd: wanted.pd,
+            send_cq: wanted.send_cq,
+            recv_cq: wanted.recv_cq,
+            srq: wanted.srq,
+            cap: wanted.cap,
+            kind: wanted.qp_type,
+            signal_all: wanted.sq_sig_all != 0,
+        })?;
+        wanted.cap = granted;
+        Ok(made)
+    }
+}
+
+/// ibv_destroy_qp(3).
+pub(crate) unsafe extern "C" fn ibv_destroy_qp(of: *mut ibv_qp) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let Some(found) = qp(of) else { return status(Err(Errno::INVALID)) };
+        found.destroy();
+        drop(withdraw::<Arc<QpBody>>(of.cast()));
+    }
+    0
+}
+
+/// ibv_modify_qp(3).
+pub(crate) unsafe extern "C" fn ibv_modify_qp(
+    of: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let (Some(found), Some(attributes)) = (qp(of), attributes.as_ref()) else {
+            return status(Err(Errno::INVALID));
+        };
+        status(found.modify(attributes, mask).map(|state| (*of).state = state))
+    }
+}
+
+/// ibv_query_qp(3).
+pub(crate) unsafe extern "C" fn ibv_query_qp(
+    of: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let Some(found) = qp(of) else { return status(Err(Errno::INVALID)) };
+        let queried = found.query();
+        let Ok(says) = queried else { return status(queried.map(drop)) };
+        (*of).state = says.qp_state;
+        if !init.is_null() {
+            init.write(ibv_qp_init_attr {
+                qp_context: (*of).qp_context,
+                send_cq: (*of).send_cq,
+                recv_cq: (*of).recv_cq,
+                srq: (*of).srq,
+                cap: found.granted(),
+                qp_type: (*of).qp_type,
+                sq_sig_all: found.signals_all().into(),
+            });
+        }
+        if !attributes.is_null() {
+            attributes.write(says);
+        }
+    }
+    0
+}
+
+/// ibv_query_qp_data_in_order(3): the bytes of a message may be placed in any order but for the
+/// last few.
+pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
+    _of: *mut ibv_qp,
+    _opcode: ibv_wr_opcode,
+    _flags: u32,
+) -> c_int {
+    0
+}
+
+/// ibv_post_send(3).
+pub(super) unsafe extern "C" fn post_send(
+    of: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let (posted, result) = match qp(of) {
+            Some(qp) => qp.post_send(Chain::<ibv_send_wr>::new(wr)),
+            None => (0, Err(Errno::INVALID)),
+        };
+        if result.is_err() && !bad.is_null() {
+            *bad = nth_send(wr, posted);
+        }
+        status(result)
+    }
+}
+
+/// ibv_post_recv(3).
+pub(super) unsafe extern "C" fn post_recv(
+    of: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let (posted, result) = match qp(of) {
+            Some(qp) => qp.post_receive(Chain::<ibv_recv_wr>::new(wr)),
+            None => (0, Err(Errno::INVALID)),
+        };
+        if result.is_err() && !bad.is_null() {
+            *bad = nth_receive(wr, posted);
+        }
+        status(result)
+    }
+}

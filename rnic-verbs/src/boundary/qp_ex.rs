@@ -1,0 +1,189 @@
+//! The newer way to post (`ibv_wr_start(3)`): requests are built call by call and posted together.
+
+use std::ffi::{c_int, c_void};
+
+use rnic_client::Sge;
+
+use crate::c::*;
+use crate::errno::{Errno, status};
+use crate::work::{Elements, SendKind, SendWork};
+
+use super::qp::qp;
+use super::work::{Chain, bind_work};
+
+/// What can be posted like this.
+pub(super) const SERVED: u64 = IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
+    | IBV_QP_EX_WITH_SEND_WITH_INV;
+
+/// Puts the operations into a queue pair that is being made.
+pub(super) fn operations(head: &mut ibv_qp_ex) {
+    head.wr_bind_mw = Some(wr_bind_mw);
+    head.wr_local_inv = Some(wr_local_inv);
+    head.wr_rdma_read = Some(wr_rdma_read);
+    head.wr_rdma_write = Some(wr_rdma_write);
+    head.wr_send = Some(wr_send);
+    head.wr_send_inv = Some(wr_send_inv);
+    head.wr_set_inline_data = Some(wr_set_inline_data);
+    head.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    head.wr_set_sge = Some(wr_set_sge);
+    head.wr_set_sge_list = Some(wr_set_sge_list);
+    head.wr_start = Some(wr_start);
+    head.wr_complete = Some(wr_complete);
+    head.wr_abort = Some(wr_abort);
+}
+
+/// ibv_qp_to_qp_ex(3).
+pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(of: *mut ibv_qp) -> *mut ibv_qp_ex {
+    of.cast()
+}
+
+/// Begins a request, which takes its number and flags from the structure.
+unsafe fn begin(of: *mut ibv_qp_ex, kind: SendKind) {
+    // SAFETY: as the module says.
+    unsafe {
+        if let Some(qp) = qp(of.cast()) {
+            let (wr_id, flags) = ((*of).wr_id, (*of).wr_flags);
+            qp.started.lock().push(SendWork {
+                wr_id,
+                kind,
+                flags,
+                elements: Elements::default(),
+                copied: None,
+            });
+        }
+    }
+}
+
+/// Gives the last request its data.
+unsafe fn set(of: *mut ibv_qp_ex, data: impl FnOnce(&mut SendWork) -> Result<(), Errno>) {
+    // SAFETY: as the module says.
+    if let Some(qp) = unsafe { qp(of.cast()) }
+        && let Some(work) = qp.started.lock().last_mut()
+        && data(work).is_err()
+    {
+        // Told by `ibv_wr_complete`.
+        work.kind = SendKind::Unsupported;
+    }
+}
+
+unsafe extern "C" fn wr_send(of: *mut ibv_qp_ex) {
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::Send) };
+}
+
+unsafe extern "C" fn wr_send_inv(of: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::SendInvalidate { rkey }) };
+}
+
+unsafe extern "C" fn wr_rdma_write(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::Write { remote, rkey }) };
+}
+
+unsafe extern "C" fn wr_rdma_read(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::Read { remote, rkey }) };
+}
+
+unsafe extern "C" fn wr_local_inv(of: *mut ibv_qp_ex, rkey: u32) {
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::LocalInvalidate { rkey }) };
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    of: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: as the module says.
+    unsafe {
+        let kind = info.as_ref().ok_or(Errno::INVALID).and_then(|info| bind_work(mw, rkey, info));
+        begin(of, kind.unwrap_or(SendKind::Unsupported));
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(of: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: as the module says.
+    unsafe { set(of, |work| work.elements.push(Sge { addr, length, lkey })) };
+}
+
+unsafe extern "C" fn wr_set_sge_list(of: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: as the module says: there are so many.
+    unsafe {
+        set(of, |work| {
+            let count = i32::try_from(count).map_err(|_| Errno::INVALID)?;
+            work.elements = Elements::copied(list, count)?;
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data(of: *mut ibv_qp_ex, from: *mut c_void, length: usize) {
+    // SAFETY: as the module says: the program may reuse the data at once, so it is copied now.
+    unsafe { set(of, |work| work.set_inline(&[(from.cast_const(), length)])) };
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(
+    of: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    // SAFETY: as the module says: there are so many.
+    unsafe {
+        let list = if count == 0 { &[] } else { std::slice::from_raw_parts(list, count) };
+        let pieces: Vec<_> = list.iter().map(|b| (b.addr.cast_const(), b.length)).collect();
+        set(of, |work| work.set_inline(&pieces));
+    }
+}
+
+unsafe extern "C" fn wr_start(of: *mut ibv_qp_ex) {
+    // SAFETY: as the module says.
+    if let Some(qp) = unsafe { qp(of.cast()) } {
+        qp.started.lock().clear();
+    }
+}
+
+/// Posts them all, or none.
+unsafe extern "C" fn wr_complete(of: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: as the module says.
+    let found = unsafe { qp(of.cast()) };
+    status(found.ok_or(Errno::INVALID).and_then(|qp| qp.post_started()))
+}
+
+unsafe extern "C" fn wr_abort(of: *mut ibv_qp_ex) {
+    // SAFETY: as the module says.
+    unsafe { wr_start(of) };
+}
+
+/// ibv_bind_mw(3), of windows of type 1: the library chooses the next key.
+pub(super) unsafe extern "C" fn bind_mw(
+    of: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: as the module says.
+    unsafe {
+        let (Some(_), Some(bind), false) = (qp(of), bind.as_ref(), mw.is_null()) else {
+            return status(Err(Errno::INVALID));
+        };
+        if (*mw).type_ != IBV_MW_TYPE_1 {
+            return status(Err(Errno::INVALID));
+        }
+        let present = (*mw).rkey;
+        let new = present & !0xff | present.wrapping_add(1) & 0xff;
+        let mut wr: ibv_send_wr = std::mem::zeroed();
+        (wr.wr_id, wr.send_flags, wr.opcode) = (bind.wr_id, bind.send_flags, IBV_WR_BIND_MW);
+        wr.bind_mw = ibv_send_wr_bind_mw { mw, rkey: new, bind_info: bind.bind_info };
+        let (_, result) = qp(of).ok_or(Errno::INVALID).map_or_else(
+            |e| (0, Err(e)),
+            |qp| qp.post_send(Chain::<ibv_send_wr>::new(&raw mut wr)),
+        );
+        status(result.map(|()| (*mw).rkey = new))
+    }
+}

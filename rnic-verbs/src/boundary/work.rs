@@ -1,0 +1,126 @@
+//! Chains of work requests, one at a time.
+
+use std::marker::PhantomData;
+
+use crate::c::*;
+use crate::errno::Errno;
+use crate::mw::MwBody;
+use crate::object::body;
+use crate::work::{BindWork, Elements, ReceiveWork, SendKind, SendWork};
+
+/// The requests of a chain, copied out as they are asked for.
+pub(super) struct Chain<W> {
+    next: *mut W,
+    work: PhantomData<W>,
+}
+
+impl<W> Chain<W> {
+    /// A chain that begins with this request.
+    ///
+    /// # Safety
+    ///
+    /// As the module says, for every request of the chain, until it has been walked.
+    pub(super) unsafe fn new(first: *mut W) -> Self {
+        Chain { next: first, work: PhantomData }
+    }
+}
+
+impl Iterator for Chain<ibv_send_wr> {
+    type Item = Result<SendWork, Errno>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: `new` was promised that requests can be read, and null ends them.
+        let wr = unsafe { self.next.as_ref() }?;
+        self.next = wr.next;
+        // SAFETY: as above, for what the request points to.
+        Some(unsafe { send_work(wr) })
+    }
+}
+
+impl Iterator for Chain<ibv_recv_wr> {
+    type Item = Result<ReceiveWork, Errno>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: as above.
+        let wr = unsafe { self.next.as_ref() }?;
+        self.next = wr.next;
+        // SAFETY: as above.
+        let elements = unsafe { Elements::copied(wr.sg_list, wr.num_sge) };
+        Some(elements.map(|elements| ReceiveWork { wr_id: wr.wr_id, elements }))
+    }
+}
+
+/// The request of a chain that was not posted, after `posted` that were.
+pub(super) unsafe fn nth_send(mut wr: *mut ibv_send_wr, posted: usize) -> *mut ibv_send_wr {
+    for _ in 0..posted {
+        // SAFETY: as the module says; so many requests of the chain have been walked.
+        wr = unsafe { (*wr).next };
+    }
+    wr
+}
+
+/// As [`nth_send`], of receives.
+pub(super) unsafe fn nth_receive(mut wr: *mut ibv_recv_wr, posted: usize) -> *mut ibv_recv_wr {
+    for _ in 0..posted {
+        // SAFETY: as above.
+        wr = unsafe { (*wr).next };
+    }
+    wr
+}
+
+unsafe fn send_work(wr: &ibv_send_wr) -> Result<SendWork, Errno> {
+    // SAFETY: as the module says; which member of the union holds is said by the opcode.
+    let (kind, elements) = unsafe {
+        let remote = || (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+        let kind = match wr.opcode {
+            IBV_WR_SEND => SendKind::Send,
+            IBV_WR_SEND_WITH_INV => SendKind::SendInvalidate { rkey: wr.imm_data },
+            IBV_WR_RDMA_WRITE => {
+                let (remote, rkey) = remote();
+                SendKind::Write { remote, rkey }
+            }
+            IBV_WR_RDMA_READ => {
+                let (remote, rkey) = remote();
+                SendKind::Read { remote, rkey }
+            }
+            IBV_WR_LOCAL_INV => SendKind::LocalInvalidate { rkey: wr.imm_data },
+            IBV_WR_BIND_MW => {
+                let bind = wr.bind_mw;
+                bind_work(bind.mw, bind.rkey, &bind.bind_info)?
+            }
+            _ => SendKind::Unsupported,
+        };
+        let elements = match wr.opcode {
+            IBV_WR_LOCAL_INV | IBV_WR_BIND_MW => Elements::default(),
+            _ => Elements::copied(wr.sg_list, wr.num_sge)?,
+        };
+        (kind, elements)
+    };
+    Ok(SendWork { wr_id: wr.wr_id, kind, flags: wr.send_flags, elements, copied: None })
+}
+
+/// A bind of a window under a new key.
+///
+/// # Safety
+///
+/// As the module says.
+pub(super) unsafe fn bind_work(
+    mw: *mut ibv_mw,
+    new: u32,
+    info: &ibv_mw_bind_info,
+) -> Result<SendKind, Errno> {
+    // SAFETY: as the module says.
+    let (mw, lkey) = unsafe {
+        let mw = body::<MwBody>(mw).ok_or(Errno::INVALID)?;
+        (mw, info.mr.as_ref().map(|mr| mr.lkey))
+    };
+    let present = mw.take_key(new);
+    Ok(SendKind::BindWindow(BindWork {
+        present,
+        new,
+        lkey: lkey.unwrap_or(0),
+        address: info.addr,
+        length: if lkey.is_some() { info.length } else { 0 },
+        access: info.mw_access_flags,
+    }))
+}

@@ -1,0 +1,25 @@
+//! `<infiniband/verbs.h>`, by the object that a type belongs to.
+
+mod address;
+mod constants;
+mod context;
+mod cq;
+mod device;
+mod memory;
+mod qp;
+mod srq;
+mod wr;
+
+pub use address::*;
+pub use constants::*;
+pub use context::*;
+pub use cq::*;
+pub use device::*;
+pub use memory::*;
+pub use qp::*;
+pub use srq::*;
+pub use wr::*;
+
+/// An operation that no RNIC of ours has. The slot keeps its place in the table and stays `None`,
+/// which the inline functions of the headers answer with `EOPNOTSUPP`.
+pub type Unserved = Option<unsafe extern "C" fn()>;

@@ -1,0 +1,70 @@
+//! Completion channels (`ibv_create_comp_channel(3)`).
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use rnic_client::CompletionChannel;
+
+use crate::c;
+use crate::context::ContextBody;
+use crate::cq::CqBody;
+use crate::device::Device;
+use crate::errno::Errno;
+use crate::object::Body;
+use crate::system;
+
+/// A completion channel. Its descriptor is the one that the daemon writes to.
+pub(crate) struct ChannelBody {
+    device: Arc<Device>,
+    channel: CompletionChannel,
+    /// CQs on it.
+    cqs: AtomicI32,
+}
+
+impl Body for Arc<ChannelBody> {
+    type Head = c::ibv_comp_channel;
+}
+
+impl ChannelBody {
+    pub(crate) fn create(context: &ContextBody) -> Result<Arc<ChannelBody>, Errno> {
+        let device = context.device();
+        let channel = device.context.create_completion_channel()?;
+        // Programs expect to sleep in `ibv_get_cq_event` until they change that themselves.
+        rustix::io::ioctl_fionbio(&channel, false)?;
+        Ok(Arc::new(ChannelBody { device: device.clone(), channel, cqs: AtomicI32::new(0) }))
+    }
+
+    pub(crate) fn client(&self) -> &CompletionChannel {
+        &self.channel
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.channel.as_raw_fd()
+    }
+
+    /// So many CQs more are on it.
+    pub(crate) fn count(&self, more: i32) {
+        self.cqs.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// Whether no CQ is on it, so that it may be destroyed.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.cqs.load(Ordering::Relaxed) == 0
+    }
+
+    /// The next CQ that has an event (`ibv_get_cq_event(3)`), in the descriptor's own mode.
+    pub(crate) fn next(&self) -> Result<Arc<CqBody>, Errno> {
+        loop {
+            let mut record = [0; CompletionChannel::RECORD_LEN];
+            let n = system::receive_packet(self.fd(), &mut record)?;
+            // Nothing is what a socket says whose other end is gone.
+            let cq = CompletionChannel::parse_record(&record[..n]).ok_or(Errno(libc::EIO))?;
+            // One that has been destroyed meanwhile concerns nobody.
+            if let Some(cq) = self.device.cq(cq) {
+                cq.completion_events.handed_out();
+                return Ok(cq);
+            }
+        }
+    }
+}

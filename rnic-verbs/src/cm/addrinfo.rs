@@ -1,0 +1,85 @@
+//! Translating names (`rdma_getaddrinfo(3)`).
+
+use std::net::SocketAddr;
+
+use dns_lookup::{AddrInfoHints, getaddrinfo};
+
+/// What a program knows already (`struct rdma_addrinfo`).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Hints {
+    /// For listening.
+    pub(crate) passive: bool,
+    /// The node is an address and no name.
+    pub(crate) numeric: bool,
+    /// `AF_INET` or `AF_INET6`; 0 for any.
+    pub(crate) family: i32,
+    pub(crate) source: Option<SocketAddr>,
+    pub(crate) destination: Option<SocketAddr>,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) source: Option<SocketAddr>,
+    pub(crate) destination: Option<SocketAddr>,
+}
+
+/// Looks a node and a service up; either may be missing, and both, if the hints have addresses.
+///
+/// # Errors
+///
+/// Those of `getaddrinfo(3)`, `EAI_...`.
+pub(crate) fn look_up(
+    node: Option<&str>,
+    service: Option<&str>,
+    hints: &Hints,
+) -> Result<Found, i32> {
+    let mut found = Found { source: hints.source, destination: hints.destination };
+    if node.is_some() || service.is_some() {
+        let mut flags = 0;
+        if hints.passive {
+            flags |= libc::AI_PASSIVE;
+        }
+        if hints.numeric {
+            flags |= libc::AI_NUMERICHOST;
+        }
+        let asked = AddrInfoHints {
+            socktype: libc::SOCK_STREAM,
+            protocol: 0,
+            address: hints.family,
+            flags,
+        };
+        let addresses = getaddrinfo(node, service, Some(asked)).map_err(|e| e.error_num())?;
+        let first = addresses.flatten().next().ok_or(libc::EAI_NONAME)?.sockaddr;
+        match hints.passive {
+            true => found.source = Some(first),
+            false => found.destination = Some(first),
+        }
+    }
+    match (found.source, found.destination) {
+        (None, None) => Err(libc::EAI_NONAME),
+        _ => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_the_peer_unless_the_program_listens() {
+        let hints = Hints { numeric: true, ..Hints::default() };
+        let here: SocketAddr = "127.0.0.1:7471".parse().expect("an address");
+        let active = look_up(Some("127.0.0.1"), Some("7471"), &hints);
+        assert_eq!(active, Ok(Found { source: None, destination: Some(here) }));
+        let passive = Hints { passive: true, ..hints };
+        let found = look_up(Some("127.0.0.1"), Some("7471"), &passive);
+        assert_eq!(found, Ok(Found { source: Some(here), destination: None }));
+        let found = look_up(None, Some("7471"), &Hints { family: libc::AF_INET, ..passive });
+        assert_eq!(found.map(|f| f.source), Ok(Some(([0; 4], 7471).into())));
+        let known = Hints { destination: Some(here), ..hints };
+        assert_eq!(look_up(None, None, &known).map(|f| f.destination), Ok(Some(here)));
+        assert_eq!(look_up(None, None, &hints), Err(libc::EAI_NONAME));
+        assert_eq!(look_up(Some("no number"), None, &hints), Err(libc::EAI_NONAME));
+    }
+}

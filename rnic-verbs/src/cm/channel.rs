@@ -1,0 +1,54 @@
+//! Event channels (`rdma_create_event_channel(3)`).
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use super::{Arrived, IdBody};
+use crate::c;
+use crate::device::Device;
+use crate::errno::Errno;
+use crate::event_queue::EventQueue;
+use crate::object::Body;
+
+/// An event channel.
+pub(crate) struct EventChannel {
+    /// It lives as long as there is a channel.
+    _device: Arc<Device>,
+    queue: EventQueue<Arrived>,
+}
+
+impl Body for Arc<EventChannel> {
+    type Head = c::rdma_event_channel;
+}
+
+impl EventChannel {
+    pub(crate) fn create(device: Arc<Device>) -> Result<Arc<EventChannel>, Errno> {
+        Ok(Arc::new(EventChannel { _device: device, queue: EventQueue::new()? }))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.queue.fd()
+    }
+
+    pub(super) fn push(&self, arrived: Arrived) {
+        self.queue.push(arrived);
+    }
+
+    /// The next event, in the descriptor's own mode.
+    pub(crate) fn next(&self) -> Result<Arrived, Errno> {
+        let arrived = self.queue.next()?;
+        arrived.id.unacknowledged.handed_out();
+        Ok(arrived)
+    }
+
+    /// Takes back what has not been fetched of an id.
+    pub(super) fn take_back(&self, id: &IdBody) -> Vec<Arrived> {
+        self.queue.take_back(|arrived| std::ptr::eq(&*arrived.id, id))
+    }
+
+    /// Takes back a connection request that has not been fetched.
+    pub(super) fn take_back_request(&self, request: rnic_client::RequestId) {
+        let asks = |a: &Arrived| a.request.as_ref().is_some_and(|r| r.id() == request);
+        drop(self.queue.take_back(asks));
+    }
+}

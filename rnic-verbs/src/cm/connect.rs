@@ -1,0 +1,113 @@
+//! Connecting (`rdma_connect(3)`) and disconnecting.
+
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+use rnic_client::{ConnectOptions, QpId};
+
+use super::id::State;
+use super::retry::Attempt;
+use super::{IdBody, Phase};
+use crate::errno::Errno;
+use crate::qp::QpBody;
+
+/// What a program wants of a connection (`struct rdma_conn_param`).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ConnectWanted {
+    pub(crate) private_data: Vec<u8>,
+    /// Reads that the peer may have outstanding; `None` for as many as possible.
+    pub(crate) inbound: Option<u16>,
+    /// Reads that this end may have outstanding; `None` for as many as possible.
+    pub(crate) outbound: Option<u16>,
+    /// The program's own queue pair, if the id has none.
+    pub(crate) qp: Option<QpId>,
+}
+
+impl IdBody {
+    /// Asks the peer for a connection (`rdma_connect(3)`).
+    pub(crate) fn connect(self: &Arc<Self>, wanted: &ConnectWanted) -> Result<(), Errno> {
+        {
+            let mut state = self.state.lock();
+            state.expect(&[Phase::RouteResolved])?;
+            let qp = self.qp_to_connect(&state, wanted)?;
+            // A port that was bound for it is free for its connection.
+            drop(state.listener.take());
+            (state.qp, state.phase) = (Some(qp.id()), Phase::Connecting);
+            state.attempt = Some(Attempt::new(wanted));
+            self.device.ids.connects(qp.id(), self);
+        }
+        self.start(wanted).inspect_err(|_| {
+            let mut state = self.state.lock();
+            state.phase = Phase::RouteResolved;
+            if let Some(qp) = state.qp.take() {
+                self.device.ids.forget_qp(qp);
+            }
+        })
+    }
+
+    /// Asks once more, nobody having listened.
+    pub(super) fn connect_again(self: &Arc<Self>) {
+        let wanted = {
+            let state = self.state.lock();
+            let attempt = state.attempt.as_ref().filter(|_| state.phase == Phase::Connecting);
+            attempt.map(|attempt| attempt.wanted.clone())
+        };
+        if let Some(wanted) = wanted
+            && let Err(errno) = self.start(&wanted)
+        {
+            self.unreachable(errno.0, "it could not be tried again");
+        }
+    }
+
+    /// Without the lock: what comes of it may be told before this returns.
+    fn start(&self, wanted: &ConnectWanted) -> Result<(), Errno> {
+        let (qp, peer, local) = {
+            let state = self.state.lock();
+            (state.qp, state.peer, state.source.filter(|_| state.source_chosen))
+        };
+        let qp = qp.and_then(|qp| self.device.qp(qp)).ok_or(Errno::INVALID)?;
+        let options = ConnectOptions {
+            private_data: wanted.private_data.clone(),
+            ird: wanted.inbound,
+            ord: wanted.outbound,
+            local,
+            timeout: None,
+        };
+        Ok(qp.client().start_connect(peer.ok_or(Errno::INVALID)?, &options)?)
+    }
+
+    /// The program has moved its own queue pair on (`rdma_establish(3)`).
+    pub(crate) fn establish(&self) -> Result<(), Errno> {
+        self.state.lock().expect(&[Phase::Connected])
+    }
+
+    /// Ends the connection in order (`rdma_disconnect(3)`): what was posted is sent.
+    pub(crate) fn disconnect(&self) -> Result<(), Errno> {
+        let qp = {
+            let state: MutexGuard<'_, State> = self.state.lock();
+            match state.phase {
+                Phase::Connected => state.qp,
+                Phase::Ended => return Ok(()),
+                _ => return Err(Errno::INVALID),
+            }
+        };
+        match qp.and_then(|qp| self.device.qp(qp)) {
+            // Refused if it has ended meanwhile, which is told by its event.
+            Some(qp) => match qp.client().disconnect() {
+                Ok(()) | Err(rnic_client::Error::Refused { .. }) => Ok(()),
+                Err(error) => Err(error.into()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// The queue pair that `rdma_create_qp(3)` made, or the one that the program names.
+    pub(super) fn qp_to_connect(
+        &self,
+        state: &State,
+        wanted: &ConnectWanted,
+    ) -> Result<Arc<QpBody>, Errno> {
+        let qp = state.own_qp.or(wanted.qp).ok_or(Errno::INVALID)?;
+        self.device.qp(qp).ok_or(Errno::INVALID)
+    }
+}

@@ -1,0 +1,349 @@
+//! Ids (`rdma_create_id(3)`) and what becomes of them.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use rnic_client::{AddressPair, ConnectionRequest, Listener, QpId, RequestId};
+
+use super::retry::Attempt;
+use super::{Arrived, EventChannel, Parameters};
+use crate::async_events::Unacknowledged;
+use crate::c;
+use crate::device::Device;
+use crate::errno::Errno;
+use crate::log;
+use crate::object::Foreign;
+use crate::qp::QpBody;
+
+/// An id: one end of a connection to be, or a listener.
+pub(crate) struct IdBody {
+    pub(super) device: Arc<Device>,
+    head: OnceLock<Foreign<c::rdma_cm_id>>,
+    channel: Mutex<Arc<EventChannel>>,
+    /// Events that the program has fetched and not acknowledged.
+    pub(crate) unacknowledged: Unacknowledged,
+    pub(super) state: Mutex<State>,
+}
+
+/// How far an id has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Made.
+    Idle,
+    /// Has an address.
+    Bound,
+    /// Knows its own address and the peer's.
+    AddressResolved,
+    /// May connect.
+    RouteResolved,
+    /// Takes connection requests.
+    Listening,
+    /// Was made by a connection request that is not decided yet.
+    Asked,
+    /// Has asked, or accepted, and waits for the peer.
+    Connecting,
+    /// Has a connection.
+    Connected,
+    /// Had one, or did not get one.
+    Ended,
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    /// Its own address, once it is known.
+    pub(super) source: Option<SocketAddr>,
+    /// Whether the program chose that.
+    pub(super) source_chosen: bool,
+    pub(super) peer: Option<SocketAddr>,
+    /// The daemon's bound address.
+    pub(super) listener: Option<Listener>,
+    pub(super) request: Option<ConnectionRequest>,
+    /// Whether a connection request made it.
+    pub(super) passive: bool,
+    /// The queue pair that `rdma_create_qp(3)` made for it.
+    pub(super) own_qp: Option<QpId>,
+    /// The queue pair of its connection.
+    pub(super) qp: Option<QpId>,
+    /// What it asks its peer for, while it connects.
+    pub(super) attempt: Option<Attempt>,
+    /// Only its own address family, on a wildcard address.
+    pub(super) family_only: bool,
+}
+
+impl IdBody {
+    /// A new id whose events come on this channel.
+    pub(crate) fn create(device: Arc<Device>, channel: Arc<EventChannel>) -> Arc<IdBody> {
+        Self::with_request(device, channel, None)
+    }
+
+    /// The id of a peer that asks to connect.
+    pub(crate) fn with_request(
+        device: Arc<Device>,
+        channel: Arc<EventChannel>,
+        request: Option<ConnectionRequest>,
+    ) -> Arc<IdBody> {
+        let addresses = request.as_ref().map(ConnectionRequest::addresses);
+        let state = State {
+            phase: if request.is_some() { Phase::Asked } else { Phase::Idle },
+            source: addresses.map(|a| a.local),
+            source_chosen: false,
+            peer: addresses.map(|a| a.peer),
+            listener: None,
+            passive: request.is_some(),
+            request,
+            own_qp: None,
+            qp: None,
+            attempt: None,
+            family_only: false,
+        };
+        Arc::new(IdBody {
+            device,
+            head: OnceLock::new(),
+            channel: Mutex::new(channel),
+            unacknowledged: Unacknowledged::default(),
+            state: Mutex::new(state),
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn published(&self, head: Foreign<c::rdma_cm_id>) {
+        let _ = self.head.set(head);
+    }
+
+    /// What the program knows it by.
+    pub(crate) fn head(&self) -> Foreign<c::rdma_cm_id> {
+        self.head.get().copied().unwrap_or(Foreign::NULL)
+    }
+
+    pub(crate) fn channel(&self) -> Arc<EventChannel> {
+        self.channel.lock().clone()
+    }
+
+    /// Its own address and the peer's, as far as they are known.
+    pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        let state = self.state.lock();
+        (state.source, state.peer)
+    }
+
+    /// How far it has come.
+    pub(crate) fn phase(&self) -> Phase {
+        self.state.lock().phase
+    }
+
+    /// Says that `rdma_create_qp(3)` made this queue pair for it.
+    pub(crate) fn has_qp(&self, qp: &QpBody) {
+        self.state.lock().own_qp = Some(qp.id());
+    }
+
+    /// Has a wildcard address stand for its own family only (`RDMA_OPTION_ID_AFONLY`).
+    pub(crate) fn set_family_only(&self, on: bool) {
+        self.state.lock().family_only = on;
+    }
+
+    /// The queue pair that was made for it is about to be destroyed.
+    pub(crate) fn loses_qp(&self) {
+        self.state.lock().own_qp = None;
+    }
+
+    /// The queue pair of its connection is gone: the daemon will say nothing of it any more.
+    pub(super) fn loses_connection(self: &Arc<Self>) {
+        let was = {
+            let mut state = self.state.lock();
+            state.qp = None;
+            std::mem::replace(&mut state.phase, Phase::Ended)
+        };
+        if was == Phase::Connected {
+            self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0);
+        }
+    }
+
+    /// Moves it to another channel, with the events that have not been fetched
+    /// (`rdma_migrate_id(3)`). Waits until those that have been are acknowledged.
+    pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<EventChannel>) {
+        let from = {
+            // Held until the old channel is empty of it, so that events stay in order.
+            let mut channel = self.channel.lock();
+            let from = std::mem::replace(&mut *channel, to.clone());
+            from.take_back(self).into_iter().for_each(|arrived| to.push(arrived));
+            from
+        };
+        drop(from);
+        self.unacknowledged.wait();
+    }
+
+    /// Ends it (`rdma_destroy_id(3)`): its connection, its listener, its events.
+    pub(crate) fn destroy(self: &Arc<Self>) {
+        let (listener, request, qp) = {
+            let mut state = self.state.lock();
+            let connected = matches!(state.phase, Phase::Connecting | Phase::Connected);
+            state.phase = Phase::Ended;
+            let qp = state.qp.take();
+            if let Some(qp) = qp {
+                self.device.ids.forget_qp(qp);
+            }
+            (state.listener.take(), state.request.take(), qp.filter(|_| connected))
+        };
+        if let Some(listener) = &listener {
+            self.device.ids.forget_listener(listener.id());
+        }
+        // Undecided, it is rejected on the wire.
+        drop((listener, request));
+        if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
+            // It may have ended meanwhile.
+            let _ = qp.client().abort();
+        }
+        let channel = self.channel();
+        drop(channel.take_back(self));
+        self.unacknowledged.wait();
+    }
+
+    /// Queues an event.
+    pub(crate) fn push(self: &Arc<Self>, kind: c::rdma_cm_event_type, status: i32) {
+        self.push_arrived(Arrived::new(self, kind, status));
+    }
+
+    fn push_arrived(&self, arrived: Arrived) {
+        self.channel.lock().push(arrived);
+    }
+
+    // --- What the daemon says --------------------------------------------------------------
+
+    /// A peer asks to connect.
+    pub(super) fn asked(self: &Arc<Self>, request: ConnectionRequest) {
+        let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+        arrived.addresses = Some(request.addresses());
+        arrived.connection = Some(Parameters {
+            private_data: request.private_data().to_vec(),
+            // What the peer wants of us is what it may have outstanding, and the other way round.
+            inbound: request.peer_ord().unwrap_or(0),
+            outbound: request.peer_ird().unwrap_or(0),
+            qp: None,
+        });
+        arrived.request = Some(request);
+        self.push_arrived(arrived);
+    }
+
+    /// A peer has given up before the program decided. Whoever has the id learns it by accepting.
+    pub(super) fn withdrawn(&self, request: RequestId) {
+        self.channel().take_back_request(request);
+    }
+
+    /// The connection stands.
+    pub(super) fn established(self: &Arc<Self>, addresses: AddressPair, connection: Parameters) {
+        let (kind, own) = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Connecting {
+                return;
+            }
+            state.phase = Phase::Connected;
+            (state.source, state.peer) = (Some(addresses.local), Some(addresses.peer));
+            // A program that wires its queue pair itself has to move it on first.
+            let kind = match (state.own_qp, state.passive) {
+                (None, false) => c::RDMA_CM_EVENT_CONNECT_RESPONSE,
+                _ => c::RDMA_CM_EVENT_ESTABLISHED,
+            };
+            (kind, state.own_qp.is_some())
+        };
+        // A queue pair of the program's own is the program's to move.
+        if own && let Some(qp) = connection.qp.and_then(|qp| self.device.qp(qp)) {
+            qp.states.lock().connected();
+        }
+        let mut arrived = Arrived::new(self, kind, 0);
+        arrived.addresses = Some(addresses);
+        arrived.connection = Some(connection);
+        self.push_arrived(arrived);
+    }
+
+    /// The peer's program has said no.
+    pub(super) fn rejected(self: &Arc<Self>, qp: QpId, private_data: Vec<u8>) {
+        if !self.attempt_ended() {
+            return;
+        }
+        let mut arrived = Arrived::new(self, c::RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED);
+        arrived.connection =
+            Some(Parameters { private_data, qp: Some(qp), ..Parameters::default() });
+        self.push_arrived(arrived);
+    }
+
+    /// No connection came about.
+    pub(super) fn unreachable(self: &Arc<Self>, errno: i32, reason: &str) {
+        log::debug(|| format!("no connection: {reason}"));
+        let passive = {
+            let state = self.state.lock();
+            if errno == libc::ECONNREFUSED
+                && state.phase == Phase::Connecting
+                && state.attempt.as_ref().is_some_and(Attempt::may_go_on)
+            {
+                return self.device.ids.retries.add(self);
+            }
+            state.passive
+        };
+        if !self.attempt_ended() {
+            return;
+        }
+        let kind = match errno {
+            _ if passive => c::RDMA_CM_EVENT_CONNECT_ERROR,
+            libc::ECONNREFUSED | libc::ECONNRESET => c::RDMA_CM_EVENT_REJECTED,
+            libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH => {
+                c::RDMA_CM_EVENT_UNREACHABLE
+            }
+            _ => c::RDMA_CM_EVENT_CONNECT_ERROR,
+        };
+        self.push(kind, -errno);
+    }
+
+    /// The peer has finished sending: so do we, and the connection ends in order.
+    pub(super) fn peer_closed(&self) {
+        let qp = self.state.lock().qp;
+        if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
+            // Refused if it has ended meanwhile.
+            let _ = qp.client().disconnect();
+        }
+    }
+
+    /// The connection has ended.
+    pub(super) fn disconnected(self: &Arc<Self>, reason: &str) {
+        log::debug(|| format!("disconnected: {reason}"));
+        let (was, qp) = {
+            let mut state = self.state.lock();
+            (std::mem::replace(&mut state.phase, Phase::Ended), state.qp)
+        };
+        if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
+            qp.states.lock().disconnected();
+        }
+        match was {
+            Phase::Connected => self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0),
+            Phase::Connecting => self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::ECONNRESET),
+            _ => {}
+        }
+    }
+
+    /// The queue pair has died.
+    pub(super) fn fatal(self: &Arc<Self>, reason: &str) {
+        log::debug(|| format!("the queue pair died: {reason}"));
+        if self.state.lock().phase == Phase::Connecting && self.attempt_ended() {
+            self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::EIO);
+        }
+    }
+
+    /// Ends an attempt to connect; false if there is none.
+    fn attempt_ended(&self) -> bool {
+        let mut state = self.state.lock();
+        let connecting = state.phase == Phase::Connecting;
+        if connecting {
+            state.phase = Phase::Ended;
+        }
+        connecting
+    }
+}
+
+impl State {
+    /// Demands a phase.
+    pub(super) fn expect(&self, phases: &[Phase]) -> Result<(), Errno> {
+        if phases.contains(&self.phase) { Ok(()) } else { Err(Errno::INVALID) }
+    }
+}

@@ -1,0 +1,133 @@
+//! Connection management (`rdma_cm(7)`): ids, their event channels, and what the daemon's events
+//! mean to them.
+//!
+//! An id is an [`IdBody`]. What happens to it is queued on its [`EventChannel`] and takes effect on
+//! the structure of C when the program fetches the event: the thread that brings events never
+//! touches what the program reads.
+
+mod addrinfo;
+mod arrived;
+mod channel;
+mod connect;
+mod id;
+mod listen;
+mod resolve;
+mod retry;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rnic_client::{Event, ListenerId, QpId};
+
+use crate::c;
+use crate::device::Device;
+
+pub(crate) use addrinfo::{Hints, look_up};
+pub(crate) use arrived::{Arrived, Parameters};
+pub(crate) use channel::EventChannel;
+pub(crate) use connect::ConnectWanted;
+pub(crate) use id::{IdBody, Phase};
+pub(crate) use retry::Retries;
+
+/// Ids by what the daemon's events name.
+#[derive(Default)]
+pub(crate) struct Ids {
+    by_qp: Mutex<HashMap<QpId, Arc<IdBody>>>,
+    by_listener: Mutex<HashMap<ListenerId, Arc<IdBody>>>,
+    pub(crate) retries: Retries,
+}
+
+impl Ids {
+    /// Events of this queue pair are for this id from now on.
+    fn connects(&self, qp: QpId, id: &Arc<IdBody>) {
+        self.by_qp.lock().insert(qp, id.clone());
+    }
+
+    /// Events of this queue pair are nobody's.
+    fn forget_qp(&self, qp: QpId) {
+        self.by_qp.lock().remove(&qp);
+    }
+
+    /// A queue pair is being destroyed, and with it its connection.
+    pub(crate) fn qp_destroyed(&self, qp: QpId) {
+        let id = self.by_qp.lock().remove(&qp);
+        if let Some(id) = id {
+            id.loses_connection();
+        }
+    }
+
+    fn listens(&self, listener: ListenerId, id: &Arc<IdBody>) {
+        self.by_listener.lock().insert(listener, id.clone());
+    }
+
+    fn forget_listener(&self, listener: ListenerId) {
+        self.by_listener.lock().remove(&listener);
+    }
+
+    fn of_qp(&self, qp: QpId) -> Option<Arc<IdBody>> {
+        self.by_qp.lock().get(&qp).cloned()
+    }
+
+    fn of_listener(&self, listener: ListenerId) -> Option<Arc<IdBody>> {
+        self.by_listener.lock().get(&listener).cloned()
+    }
+}
+
+/// Tells an id what has happened to its listener or its queue pair.
+pub(crate) fn deliver(device: &Device, event: Event) {
+    match event {
+        Event::ConnectionRequest { listener, .. } => {
+            let Some(id) = device.ids.of_listener(listener) else { return };
+            if let Ok(request) = device.context.connection_request(event) {
+                id.asked(request);
+            }
+        }
+        Event::RequestWithdrawn { listener, request, .. } => {
+            if let Some(id) = device.ids.of_listener(listener) {
+                id.withdrawn(request);
+            }
+        }
+        Event::Established { qp, addresses, ird, ord, private_data, .. } => {
+            if let Some(id) = device.ids.of_qp(qp) {
+                let qp = Some(qp);
+                let connection = Parameters { private_data, inbound: ird, outbound: ord, qp };
+                id.established(addresses, connection);
+            }
+        }
+        Event::Rejected { qp, private_data, .. } => {
+            if let Some(id) = device.ids.of_qp(qp) {
+                id.rejected(qp, private_data);
+            }
+        }
+        Event::Unreachable { qp, errno, reason, .. } => {
+            if let Some(id) = device.ids.of_qp(qp) {
+                id.unreachable(i32::from(errno), &reason);
+            }
+        }
+        Event::PeerClosed { qp, .. } => {
+            if let Some(id) = device.ids.of_qp(qp) {
+                id.peer_closed();
+            }
+        }
+        Event::Disconnected { qp, reason, .. } => {
+            if let Some(id) = device.ids.of_qp(qp) {
+                id.disconnected(&reason.to_string());
+            }
+        }
+        Event::QpFatal { qp, reason, .. } => {
+            if let Some(id) = device.ids.of_qp(qp) {
+                id.fatal(&reason);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The daemon is gone: no connection is left.
+pub(crate) fn lost(device: &Device) {
+    let connected: Vec<_> = device.ids.by_qp.lock().values().cloned().collect();
+    connected.iter().for_each(|id| id.disconnected("the daemon is gone"));
+    let listening: Vec<_> = device.ids.by_listener.lock().values().cloned().collect();
+    listening.iter().for_each(|id| id.push(c::RDMA_CM_EVENT_DEVICE_REMOVAL, 0));
+}

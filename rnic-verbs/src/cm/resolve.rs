@@ -1,0 +1,70 @@
+//! Finding out one's own address and the peer's (`rdma_bind_addr(3)`, `rdma_resolve_addr(3)`).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rnic_client::BindOptions;
+
+use super::{IdBody, Phase};
+use crate::c;
+use crate::errno::Errno;
+use crate::net;
+
+impl IdBody {
+    /// Binds it to an address (`rdma_bind_addr(3)`); port 0 chooses one.
+    pub(crate) fn bind(&self, address: SocketAddr) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        state.expect(&[Phase::Idle])?;
+        let options = BindOptions { v6_only: state.family_only };
+        let listener = self.device.context.bind_with(address, options)?;
+        state.source = Some(listener.local_addr());
+        state.source_chosen = true;
+        state.listener = Some(listener);
+        state.phase = Phase::Bound;
+        Ok(())
+    }
+
+    /// Finds the way to a peer (`rdma_resolve_addr(3)`). The kernel's routes are asked, so the
+    /// answer is there at once.
+    pub(crate) fn resolve_address(
+        self: &Arc<Self>,
+        source: Option<SocketAddr>,
+        peer: SocketAddr,
+    ) -> Result<(), Errno> {
+        if let Some(source) = source.filter(|source| source.port() != 0)
+            && self.phase() == Phase::Idle
+        {
+            self.bind(source)?;
+        }
+        {
+            let mut state = self.state.lock();
+            state.expect(&[Phase::Idle, Phase::Bound])?;
+            let from = state.source.or(source);
+            let chosen = from.is_some_and(|from| !from.ip().is_unspecified());
+            let from = match from {
+                Some(from) if from.is_ipv4() == peer.is_ipv4() => from,
+                Some(_) => return Err(Errno::INVALID),
+                None if peer.is_ipv4() => SocketAddr::from(([0; 4], 0)),
+                None => SocketAddr::from(([0u16; 8], 0)),
+            };
+            let mut found = net::source_towards(from, peer)?;
+            found.set_port(state.source.map_or(0, |source| source.port()));
+            (state.source, state.peer) = (Some(found), Some(peer));
+            state.source_chosen = chosen;
+            state.phase = Phase::AddressResolved;
+        }
+        self.push(c::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        Ok(())
+    }
+
+    /// Finds the route (`rdma_resolve_route(3)`), which over TCP is the kernel's business.
+    pub(crate) fn resolve_route(self: &Arc<Self>) -> Result<(), Errno> {
+        {
+            let mut state = self.state.lock();
+            state.expect(&[Phase::AddressResolved])?;
+            state.phase = Phase::RouteResolved;
+        }
+        self.push(c::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,137 @@
+//! Open devices (`ibv_open_device(3)`), and what they say about themselves.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use crate::async_events::AsyncEvents;
+use crate::c;
+use crate::cq::VECTORS;
+use crate::device::{Device, copy_name};
+use crate::errno::Errno;
+use crate::event_queue::EventQueue;
+use crate::net;
+use crate::object::zeroed;
+
+/// A context. All contexts of a process are of one session.
+pub(crate) struct ContextBody {
+    device: Arc<Device>,
+    async_events: Arc<AsyncEvents>,
+}
+
+/// Port of the device: it has one.
+pub(crate) const PORT: u8 = 1;
+
+impl ContextBody {
+    pub(crate) fn open(device: Arc<Device>) -> Result<ContextBody, Errno> {
+        let async_events = Arc::new(EventQueue::new()?);
+        Ok(ContextBody { device, async_events })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn async_events(&self) -> &Arc<AsyncEvents> {
+        &self.async_events
+    }
+
+    pub(crate) fn async_fd(&self) -> RawFd {
+        self.async_events.fd()
+    }
+
+    /// Identity and limits (`ibv_query_device(3)`).
+    pub(crate) fn attributes(&self) -> c::ibv_device_attr {
+        let has = &self.device.attributes;
+        let mut says: c::ibv_device_attr = zeroed();
+        copy_name(&mut says.fw_ver, &has.version);
+        says.node_guid = self.device.guid();
+        says.sys_image_guid = self.device.guid();
+        says.max_mr_size = u64::MAX;
+        // Any size from a page up.
+        says.page_size_cap = !(rustix::param::page_size() as u64 - 1);
+        says.vendor_id = has.vendor_id;
+        says.vendor_part_id = has.vendor_part_id;
+        says.hw_ver = has.hw_ver;
+        says.max_qp = int(has.max_qps);
+        says.max_qp_wr = int(has.max_wr_depth);
+        says.device_cap_flags = c::IBV_DEVICE_CURR_QP_STATE_MOD
+            | c::IBV_DEVICE_MEM_WINDOW
+            | c::IBV_DEVICE_MEM_WINDOW_TYPE_2B
+            | c::IBV_DEVICE_MEM_MGT_EXTENSIONS;
+        says.max_sge = i32::from(has.max_sge);
+        // RFC 5040 section 5.2: one sink for each Read.
+        says.max_sge_rd = 1;
+        says.max_cq = int(has.max_cqs);
+        says.max_cqe = int(has.max_cq_entries);
+        says.max_mr = int(has.max_mrs);
+        says.max_pd = int(has.max_pds);
+        says.max_qp_rd_atom = i32::from(has.max_ird);
+        says.max_res_rd_atom = i32::from(has.max_ird).saturating_mul(int(has.max_qps));
+        says.max_qp_init_rd_atom = i32::from(has.max_ord);
+        says.atomic_cap = c::IBV_ATOMIC_NONE;
+        says.max_mw = int(has.max_windows);
+        says.max_srq = int(has.max_srqs);
+        says.max_srq_wr = int(has.max_wr_depth);
+        says.max_srq_sge = i32::from(has.max_sge);
+        says.max_pkeys = 1;
+        says.phys_port_cnt = PORT;
+        says
+    }
+
+    /// As [`attributes`](Self::attributes), with what came later (`ibv_query_device_ex(3)`).
+    pub(crate) fn attributes_ex(&self) -> c::ibv_device_attr_ex {
+        let mut says: c::ibv_device_attr_ex = zeroed();
+        says.orig_attr = self.attributes();
+        // Completions say when they were written, in nanoseconds.
+        says.device_cap_flags_ex = u64::from(says.orig_attr.device_cap_flags);
+        says.phys_port_cnt_ex = u32::from(PORT);
+        says
+    }
+
+    /// The port (`ibv_query_port(3)`).
+    pub(crate) fn port(&self, port: u8) -> Result<c::ibv_port_attr, Errno> {
+        if port != PORT {
+            return Err(Errno::INVALID);
+        }
+        let mtu = net::verbs_mtu();
+        let mut says: c::ibv_port_attr = zeroed();
+        says.state = c::IBV_PORT_ACTIVE;
+        says.max_mtu = c::IBV_MTU_4096;
+        says.active_mtu = mtu;
+        says.gid_tbl_len = 1;
+        says.max_msg_sz = 1 << 30;
+        says.pkey_tbl_len = 1;
+        says.max_vl_num = 1;
+        // 4x of 25 Gb/s: what a program makes of it is a number on a screen.
+        says.active_width = 2;
+        says.active_speed = 32;
+        says.phys_state = 5;
+        says.link_layer = c::IBV_LINK_LAYER_ETHERNET;
+        Ok(says)
+    }
+
+    /// A GID of the table (`ibv_query_gid(3)`).
+    pub(crate) fn gid(&self, port: u8, index: u32) -> Result<c::ibv_gid, Errno> {
+        match (port, index) {
+            (PORT, 0) => Ok(self.device.gid()),
+            _ => Err(Errno::INVALID),
+        }
+    }
+
+    /// A partition key of the table, in network byte order (`ibv_query_pkey(3)`).
+    pub(crate) fn pkey(&self, port: u8, index: i32) -> Result<u16, Errno> {
+        match (port, index) {
+            (PORT, 0) => Ok(u16::MAX),
+            _ => Err(Errno::INVALID),
+        }
+    }
+
+    pub(crate) fn vectors(&self) -> i32 {
+        int(VECTORS)
+    }
+}
+
+/// A limit as C has it: a number that does not fit is as good as none.
+fn int(n: u32) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}

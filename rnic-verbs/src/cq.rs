@@ -1,0 +1,256 @@
+//! Completion queues, and completions in the words of C.
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::lock_api::RawMutex as _;
+use parking_lot::{Mutex, RawMutex};
+use rnic_client::{Arm, Completion, CompletionOpcode, CompletionStatus, Cq, CqOptions, QpId};
+
+use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
+use crate::c;
+use crate::channel::ChannelBody;
+use crate::context::ContextBody;
+use crate::device::Device;
+use crate::errno::Errno;
+use crate::log;
+use crate::object::{Body, Foreign};
+use crate::qp::QpBody;
+
+/// A completion queue.
+pub(crate) struct CqBody {
+    device: Arc<Device>,
+    cq: Cq,
+    /// What the program knows it by.
+    head: OnceLock<Foreign<c::ibv_cq>>,
+    channel: Option<Arc<ChannelBody>>,
+    context_events: Arc<AsyncEvents>,
+    /// Of the channel.
+    pub(crate) completion_events: Unacknowledged,
+    pub(crate) async_events: Unacknowledged,
+    poll: Mutex<PollState>,
+    /// Held from `ibv_start_poll(3)` to `ibv_end_poll(3)`, during which completions are one
+    /// thread's.
+    looking: RawMutex,
+    /// The completion that is being looked at.
+    looked_at: Mutex<c::ibv_wc>,
+}
+
+struct PollState {
+    /// Completions on their way to the program.
+    batch: [Completion; BATCH],
+    /// The QP of the last completion: the next one is its as a rule.
+    last: Option<Arc<QpBody>>,
+}
+
+/// Completions that are taken from the queue at once.
+const BATCH: usize = 16;
+
+/// Entries of the smallest queue. Programs ask for one and have a send and a receive outstanding.
+const FEWEST_ENTRIES: u32 = 16;
+
+impl Body for Arc<CqBody> {
+    type Head = c::ibv_cq_ex;
+}
+
+impl CqBody {
+    /// Makes a queue (`ibv_create_cq(3)`).
+    pub(crate) fn create(
+        context: &ContextBody,
+        entries: u32,
+        channel: Option<&Arc<ChannelBody>>,
+        vector: u32,
+    ) -> Result<Arc<CqBody>, Errno> {
+        let device = context.device();
+        if entries == 0 || entries > device.attributes.max_cq_entries || vector >= VECTORS {
+            return Err(Errno::INVALID);
+        }
+        let options = CqOptions {
+            entries: entries.max(FEWEST_ENTRIES),
+            channel: channel.map(|channel| channel.client()),
+            context: 0,
+        };
+        let cq = device.context.create_cq_with(&options)?;
+        let body = Arc::new(CqBody {
+            device: device.clone(),
+            cq,
+            head: OnceLock::new(),
+            channel: channel.cloned(),
+            context_events: context.async_events().clone(),
+            completion_events: Unacknowledged::default(),
+            async_events: Unacknowledged::default(),
+            looking: RawMutex::INIT,
+            looked_at: Mutex::default(),
+            poll: Mutex::new(PollState { batch: [Completion::default(); BATCH], last: None }),
+        });
+        device.cqs.write().insert(body.cq.id(), body.clone());
+        if let Some(channel) = channel {
+            channel.count(1);
+        }
+        Ok(body)
+    }
+
+    /// Says where the program finds it.
+    pub(crate) fn published(&self, head: Foreign<c::ibv_cq>) {
+        let _ = self.head.set(head);
+    }
+
+    /// What the program knows it by.
+    pub(crate) fn head(&self) -> Foreign<c::ibv_cq> {
+        self.head.get().copied().unwrap_or(Foreign::NULL)
+    }
+
+    pub(crate) fn client(&self) -> &Cq {
+        &self.cq
+    }
+
+    pub(crate) fn context_events(&self) -> &Arc<AsyncEvents> {
+        &self.context_events
+    }
+
+    /// Its number, and how many entries it has.
+    pub(crate) fn size(&self) -> (u32, i32) {
+        (self.cq.id().0, i32::try_from(self.cq.capacity()).unwrap_or(i32::MAX))
+    }
+
+    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`).
+    pub(crate) fn poll(&self, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
+        let mut poll = self.poll.lock();
+        let mut n = 0;
+        while n < out.len() {
+            let most = BATCH.min(out.len() - n);
+            let PollState { batch, last } = &mut *poll;
+            let taken = self.cq.poll(&mut batch[..most])?;
+            for completion in &batch[..taken] {
+                // The completions of a QP that has been destroyed are gone with it.
+                if let Some(qp) = self.qp(last, completion.qp) {
+                    out[n] = in_c(completion, qp);
+                    n += 1;
+                }
+            }
+            if taken < most {
+                break;
+            }
+        }
+        Ok(n)
+    }
+
+    /// Keeps other threads from looking at completions (`ibv_start_poll(3)`).
+    pub(crate) fn begin_looking(&self) {
+        self.looking.lock();
+    }
+
+    /// The next completion, which is looked at from now on.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is none.
+    pub(crate) fn look_at_next(&self) -> Result<c::ibv_wc, Errno> {
+        let mut next = [c::ibv_wc::default()];
+        match self.poll(&mut next)? {
+            0 => Err(Errno(libc::ENOENT)),
+            _ => {
+                *self.looked_at.lock() = next[0];
+                Ok(next[0])
+            }
+        }
+    }
+
+    /// The completion that is being looked at.
+    pub(crate) fn looked_at(&self) -> c::ibv_wc {
+        *self.looked_at.lock()
+    }
+
+    /// Lets other threads look (`ibv_end_poll(3)`).
+    pub(crate) fn end_looking(&self) {
+        if self.looking.is_locked() {
+            // SAFETY: it is locked, and by this thread, unless the program ends what it has not
+            // begun: then two threads look at once, at completions of their own.
+            unsafe { self.looking.unlock() };
+        }
+    }
+
+    /// Asks for an event (`ibv_req_notify_cq(3)`).
+    pub(crate) fn arm(&self, solicited_only: bool) -> Result<(), Errno> {
+        Ok(self.cq.arm(if solicited_only { Arm::Solicited } else { Arm::Next })?)
+    }
+
+    /// Changes its size (`ibv_resize_cq(3)`).
+    pub(crate) fn resize(&self, entries: u32) -> Result<i32, Errno> {
+        if entries == 0 || entries > self.device.attributes.max_cq_entries {
+            return Err(Errno::INVALID);
+        }
+        self.cq.resize(entries.max(FEWEST_ENTRIES))?;
+        Ok(self.size().1)
+    }
+
+    /// Queues an asynchronous event about it.
+    pub(crate) fn tell(&self, kind: c::ibv_event_type) {
+        self.context_events.push(AsyncEvent::of(self.head(), kind));
+    }
+
+    /// Forgets a QP that is being destroyed.
+    pub(crate) fn forget(&self, qp: &QpBody) {
+        let mut poll = self.poll.lock();
+        if poll.last.as_ref().is_some_and(|last| last.id() == qp.id()) {
+            poll.last = None;
+        }
+    }
+
+    /// Ends it (`ibv_destroy_cq(3)`), if no QP uses it.
+    pub(crate) fn destroy(&self) -> Result<(), Errno> {
+        let uses = |qp: &Arc<QpBody>| qp.uses_cq(self.cq.id());
+        if self.device.qps.read().values().any(uses) {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.device.cqs.write().remove(&self.cq.id());
+        let head = self.head();
+        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+        self.completion_events.wait();
+        self.async_events.wait();
+        if let Some(channel) = &self.channel {
+            channel.count(-1);
+        }
+        Ok(())
+    }
+
+    fn qp<'a>(&self, last: &'a mut Option<Arc<QpBody>>, id: QpId) -> Option<&'a QpBody> {
+        if last.as_ref().is_none_or(|qp| qp.id() != id) {
+            *last = self.device.qp(id);
+        }
+        last.as_deref()
+    }
+}
+
+/// Interrupt vectors of the device.
+pub(crate) const VECTORS: u32 = 1;
+
+/// A completion as C has it; `qp` gives it the number that the program chose.
+fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
+    let wr_id = match completion.opcode {
+        CompletionOpcode::Receive => qp.receive_done(completion),
+        _ => qp.send_done(completion),
+    };
+    let mut wc = c::ibv_wc {
+        wr_id,
+        status: u32::from(completion.status as u8),
+        opcode: u32::from(completion.opcode as u8),
+        byte_len: completion.byte_len,
+        qp_num: qp.id().0,
+        ..c::ibv_wc::default()
+    };
+    if let Some(stag) = completion.invalidated {
+        wc.imm_data = stag.0;
+        wc.wc_flags |= c::IBV_WC_WITH_INV;
+    }
+    if completion.status != CompletionStatus::Success {
+        // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.
+        wc.vendor_err = completion.diagnosis_id as u32;
+        if completion.status != CompletionStatus::WrFlush {
+            log::debug(|| match completion.ok() {
+                Ok(_) => String::new(),
+                Err(error) => error.to_string(),
+            });
+        }
+    }
+    wc
+}

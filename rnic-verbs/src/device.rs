@@ -1,0 +1,170 @@
+//! The device of this process: one session with the daemon, and everything that it has been told
+//! to make.
+//!
+//! It lives as long as anything of it does: a device list, a context, an event channel, an id. A
+//! child made by `fork` starts without one, and leaves its parent's alone.
+
+use std::collections::HashMap;
+use std::ffi::c_char;
+use std::net::IpAddr;
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock};
+use rnic_client::{Context, CqId, DeviceAttributes, QpId, SrqId};
+
+use crate::c;
+use crate::cm;
+use crate::cq::CqBody;
+use crate::errno::Errno;
+use crate::memory::adopt::Ranges;
+use crate::memory::regions::Regions;
+use crate::object::{Foreign, zeroed};
+use crate::qp::QpBody;
+use crate::srq::SrqBody;
+
+/// A session, and what was made with it.
+pub(crate) struct Device {
+    /// Process that opened it.
+    owner: u32,
+    pub(crate) context: Context,
+    pub(crate) attributes: DeviceAttributes,
+    /// What C sees of it, in a block that other providers' libraries may look behind.
+    head: Box<DeviceBlock>,
+    pub(crate) cqs: RwLock<HashMap<CqId, Arc<CqBody>>>,
+    pub(crate) qps: RwLock<HashMap<QpId, Arc<QpBody>>>,
+    pub(crate) srqs: RwLock<HashMap<SrqId, Arc<SrqBody>>>,
+    pub(crate) ids: cm::Ids,
+    pub(crate) adopted: Ranges,
+    pub(crate) regions: Regions,
+    /// What ids bring along for programs that bring nothing; null until one is asked for.
+    pub(crate) cm_context: Mutex<Foreign<c::ibv_context>>,
+    pub(crate) cm_pd: Mutex<Foreign<c::ibv_pd>>,
+}
+
+/// Providers of real devices recognise their own by a pointer behind the structure, 664 bytes from
+/// its start, which they read of any device: it must be there and be none of theirs.
+#[repr(C)]
+struct DeviceBlock {
+    device: c::ibv_device,
+    behind: [u64; 16],
+}
+
+// SAFETY: the block holds numbers, characters and null pointers, and nobody writes it after it has
+// been made.
+unsafe impl Send for DeviceBlock {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceBlock {}
+
+static CURRENT: Mutex<Option<(u32, Weak<Device>)>> = Mutex::new(None);
+
+impl Device {
+    /// The device of this process, opened if need be.
+    pub(crate) fn open() -> Result<Arc<Device>, Errno> {
+        let owner = std::process::id();
+        let mut current = CURRENT.lock();
+        if let Some((of, device)) = &*current
+            && *of == owner
+            && let Some(device) = device.upgrade()
+            && device.is_usable()
+        {
+            return Ok(device);
+        }
+        let context = Context::open()?;
+        let attributes = context.device()?;
+        let head = Box::new(DeviceBlock { device: head(&attributes.name), behind: [0; 16] });
+        let device = Arc::new(Device {
+            owner,
+            context,
+            attributes,
+            head,
+            cqs: RwLock::default(),
+            qps: RwLock::default(),
+            srqs: RwLock::default(),
+            ids: cm::Ids::default(),
+            adopted: Ranges::default(),
+            regions: Regions::default(),
+            cm_context: Mutex::new(Foreign::NULL),
+            cm_pd: Mutex::new(Foreign::NULL),
+        });
+        *current = Some((owner, Arc::downgrade(&device)));
+        drop(current);
+        crate::events::listen(&device)?;
+        Ok(device)
+    }
+
+    /// The device of which C has this head, if it is the present one.
+    pub(crate) fn with_head(head: *const c::ibv_device) -> Option<Arc<Device>> {
+        let device = CURRENT.lock().as_ref().and_then(|(_, device)| device.upgrade())?;
+        std::ptr::eq(device.head().0, head).then_some(device)
+    }
+
+    /// Whether this is the process that opened it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    /// Whether the daemon is there still.
+    fn is_usable(&self) -> bool {
+        self.is_ours() && self.context.is_alive()
+    }
+
+    /// What C sees of it.
+    pub(crate) fn head(&self) -> Foreign<c::ibv_device> {
+        Foreign(std::ptr::from_ref(&self.head.device).cast_mut())
+    }
+
+    /// Its 64-bit identifier, in network byte order.
+    pub(crate) fn guid(&self) -> u64 {
+        self.attributes.guid.to_be()
+    }
+
+    /// The one GID that it has: an address of this host, mapped as RFC 4291 section 2.5.5.2 has it.
+    pub(crate) fn gid(&self) -> c::ibv_gid {
+        let address = match crate::net::own_address() {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        c::ibv_gid { raw: address.octets() }
+    }
+
+    pub(crate) fn cq(&self, id: CqId) -> Option<Arc<CqBody>> {
+        self.cqs.read().get(&id).cloned()
+    }
+
+    pub(crate) fn qp(&self, id: QpId) -> Option<Arc<QpBody>> {
+        self.qps.read().get(&id).cloned()
+    }
+
+    pub(crate) fn srq(&self, id: SrqId) -> Option<Arc<SrqBody>> {
+        self.srqs.read().get(&id).cloned()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // The thread that reads events has the session open until then.
+        if self.is_ours() {
+            self.context.end_events();
+        }
+    }
+}
+
+fn head(name: &str) -> c::ibv_device {
+    let mut device: c::ibv_device = zeroed();
+    device.node_type = c::IBV_NODE_RNIC;
+    device.transport_type = c::IBV_TRANSPORT_IWARP;
+    copy_name(&mut device.name, name);
+    // As `uverbs` devices of the kernel are called.
+    copy_name(&mut device.dev_name, "uverbs0");
+    copy_name(&mut device.dev_path, "/sys/class/infiniband_verbs/uverbs0");
+    copy_name(&mut device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+    device
+}
+
+/// Copies a name into a field of C, cut off so that a zero byte ends it.
+pub(crate) fn copy_name(field: &mut [c_char], name: &str) {
+    let bytes = name.bytes().take(field.len().saturating_sub(1));
+    for (to, from) in field.iter_mut().zip(bytes) {
+        *to = from as c_char;
+    }
+}

@@ -1,0 +1,46 @@
+//! Memory windows (`ibv_alloc_mw(3)`).
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rnic_client::{MemoryWindow, WindowKind};
+
+use crate::c;
+use crate::errno::Errno;
+use crate::object::Body;
+use crate::pd::{PdBody, PdUser};
+
+/// A memory window. Which STag it has is written in the program's structure.
+pub(crate) struct MwBody {
+    window: MemoryWindow,
+    /// The remote key of the last bind that was posted.
+    key: Mutex<u32>,
+    _pd: PdUser,
+}
+
+impl Body for MwBody {
+    type Head = c::ibv_mw;
+}
+
+impl MwBody {
+    pub(crate) fn allocate(pd: &Arc<PdBody>, kind: c::ibv_mw_type) -> Result<MwBody, Errno> {
+        let kind = match kind {
+            c::IBV_MW_TYPE_1 => WindowKind::Type1,
+            c::IBV_MW_TYPE_2 => WindowKind::Type2,
+            _ => return Err(Errno::INVALID),
+        };
+        let window = pd.client().alloc_window(kind)?;
+        let key = Mutex::new(window.rkey().0);
+        Ok(MwBody { window, key, _pd: pd.user() })
+    }
+
+    /// Its handle, and its first remote key.
+    pub(crate) fn numbers(&self) -> (u32, u32) {
+        (self.window.id().0, *self.key.lock())
+    }
+
+    /// It is being bound under a new key: returns the one that it has until then.
+    pub(crate) fn take_key(&self, new: u32) -> u32 {
+        std::mem::replace(&mut *self.key.lock(), new)
+    }
+}

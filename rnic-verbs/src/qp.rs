@@ -1,0 +1,450 @@
+//! Queue pairs: making them, posting to them, and giving completions their numbers back.
+//!
+//! The daemon gets numbers of our own for requests, one after the other, because any number is the
+//! program's to use and what belongs to a request has to be found again. A slot is free again when
+//! the completion of its request, or of a later one, has been polled, as verbs have it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use arrayvec::ArrayVec;
+use parking_lot::Mutex;
+use rnic_client::{
+    Completion, CqId, PdId, Posting, Qp, QpId, QpOptions, QpState, RecvRequest, RemoteAddr,
+    RnrPolicy, SendRequest, Sge, Stag,
+};
+
+use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
+use crate::c;
+use crate::cq::CqBody;
+use crate::device::Device;
+use crate::errno::Errno;
+use crate::object::{Body, Foreign, zeroed};
+use crate::pd::{PdBody, PdUser};
+use crate::srq::SrqBody;
+use crate::states::{Consequence, States};
+use crate::work::{MAX_INLINE, ReceiveWork, SendKind, SendWork};
+
+/// A queue pair.
+pub(crate) struct QpBody {
+    device: Arc<Device>,
+    qp: Qp,
+    head: OnceLock<Foreign<c::ibv_qp>>,
+    domain: PdId,
+    /// Its place in its domain, until it is destroyed.
+    pd: Mutex<Option<PdUser>>,
+    send_cq: Arc<CqBody>,
+    recv_cq: Arc<CqBody>,
+    srq: Option<Arc<SrqBody>>,
+    granted: c::ibv_qp_cap,
+    signal_all: bool,
+    context_events: Arc<AsyncEvents>,
+    pub(crate) async_events: Unacknowledged,
+    sends: Mutex<Numbers>,
+    receives: Mutex<Numbers>,
+    /// Requests of the new API that have not been posted yet (`ibv_wr_start(3)`).
+    pub(crate) started: Mutex<Vec<SendWork>>,
+    pub(crate) states: Mutex<States>,
+}
+
+impl Body for Arc<QpBody> {
+    type Head = c::ibv_qp_ex;
+}
+
+/// What a program wants of a queue pair.
+pub(crate) struct QpWanted {
+    pub(crate) send_cq: Arc<CqBody>,
+    pub(crate) recv_cq: Arc<CqBody>,
+    pub(crate) srq: Option<Arc<SrqBody>>,
+    pub(crate) cap: c::ibv_qp_cap,
+    pub(crate) signal_all: bool,
+}
+
+/// Bytes that a request can always carry along: small messages are copied when they are posted.
+const INLINE_AT_LEAST: u32 = 256;
+
+impl QpBody {
+    /// Makes a queue pair (`ibv_create_qp(3)`).
+    pub(crate) fn create(pd: &Arc<PdBody>, wanted: QpWanted) -> Result<Arc<QpBody>, Errno> {
+        let device = pd.device();
+        let (most, cap) = (&device.attributes, &wanted.cap);
+        let depth = |asked: u32| (asked <= most.max_wr_depth).then(|| asked.max(1));
+        let elements = |asked: u32| match u8::try_from(asked.max(1)) {
+            Ok(n) if n <= most.max_sge => Some(n),
+            _ => None,
+        };
+        let inline = cap.max_inline_data.max(INLINE_AT_LEAST.min(most.max_inline.into()));
+        let inline = u16::try_from(inline).ok().filter(|&n| n <= most.max_inline);
+        let all = (
+            depth(cap.max_send_wr),
+            depth(cap.max_recv_wr),
+            elements(cap.max_send_sge),
+            elements(cap.max_recv_sge),
+            inline,
+        );
+        let (
+            Some(sq_depth),
+            Some(rq_depth),
+            Some(max_send_sge),
+            Some(max_recv_sge),
+            Some(max_inline),
+        ) = all
+        else {
+            return Err(Errno::INVALID);
+        };
+        let options = QpOptions {
+            srq: wanted.srq.as_deref().map(SrqBody::client),
+            recv_cq: wanted.recv_cq.client(),
+            sq_depth,
+            rq_depth,
+            max_send_sge,
+            max_recv_sge,
+            max_inline,
+            signal_all: wanted.signal_all,
+            // Programs that count on RNR retries of other transports get the like.
+            rnr_policy: RnrPolicy::Wait { timeout_ms: 0 },
+            ..QpOptions::new(wanted.send_cq.client())
+        };
+        let qp = pd.client().create_qp(&options)?;
+        let shared = wanted.srq.is_some();
+        let granted = c::ibv_qp_cap {
+            max_send_wr: sq_depth.next_power_of_two(),
+            max_recv_wr: if shared { 0 } else { rq_depth.next_power_of_two() },
+            max_send_sge: max_send_sge.into(),
+            max_recv_sge: if shared { 0 } else { max_recv_sge.into() },
+            max_inline_data: max_inline.into(),
+        };
+        let context_events = wanted.send_cq.context_events().clone();
+        let body = Arc::new(QpBody {
+            device: device.clone(),
+            qp,
+            head: OnceLock::new(),
+            domain: pd.client().id(),
+            pd: Mutex::new(Some(pd.user())),
+            send_cq: wanted.send_cq,
+            recv_cq: wanted.recv_cq,
+            srq: wanted.srq,
+            granted,
+            signal_all: wanted.signal_all,
+            context_events,
+            async_events: Unacknowledged::default(),
+            sends: Mutex::new(Numbers::new(granted.max_send_wr)),
+            receives: Mutex::new(Numbers::new(granted.max_recv_wr)),
+            started: Mutex::default(),
+            states: Mutex::default(),
+        });
+        device.qps.write().insert(body.id(), body.clone());
+        Ok(body)
+    }
+
+    /// Its number, in the daemon and for the program.
+    pub(crate) fn id(&self) -> QpId {
+        self.qp.id()
+    }
+
+    pub(crate) fn client(&self) -> &Qp {
+        &self.qp
+    }
+
+    /// What it can hold: at least what was asked for.
+    pub(crate) fn granted(&self) -> c::ibv_qp_cap {
+        self.granted
+    }
+
+    pub(crate) fn signals_all(&self) -> bool {
+        self.signal_all
+    }
+
+    pub(crate) fn published(&self, head: Foreign<c::ibv_qp>) {
+        let _ = self.head.set(head);
+    }
+
+    /// What the program knows it by.
+    pub(crate) fn head(&self) -> Foreign<c::ibv_qp> {
+        self.head.get().copied().unwrap_or(Foreign::NULL)
+    }
+
+    pub(crate) fn uses_cq(&self, cq: CqId) -> bool {
+        [&self.send_cq, &self.recv_cq].iter().any(|used| used.client().id() == cq)
+    }
+
+    pub(crate) fn uses_srq(&self, srq: &SrqBody) -> bool {
+        self.srq.as_ref().is_some_and(|used| used.id() == srq.id())
+    }
+
+    /// Queues an asynchronous event about it.
+    pub(crate) fn tell(&self, kind: c::ibv_event_type) {
+        self.context_events.push(AsyncEvent::of(self.head(), kind));
+    }
+
+    /// Posts requests, as many as can be (`ibv_post_send(3)`). Returns how many were, with the
+    /// error of the one that was not.
+    pub(crate) fn post_send<'w>(
+        &self,
+        work: impl Iterator<Item = Result<SendWork, Errno>> + 'w,
+    ) -> (usize, Result<(), Errno>) {
+        let mut numbers = self.sends.lock();
+        let mut posting = match self.qp.posting() {
+            Ok(posting) => posting,
+            Err(error) => return (0, Err(error.into())),
+        };
+        let mut posted = 0;
+        for request in work {
+            let done = request.and_then(|work| self.post_one(&mut posting, &mut numbers, &work));
+            if let Err(errno) = done {
+                // Those before it go out all the same.
+                let _ = posting.finish();
+                return (posted, Err(errno));
+            }
+            posted += 1;
+        }
+        (posted, posting.finish().map_err(Errno::from))
+    }
+
+    fn post_one(
+        &self,
+        posting: &mut Posting<'_>,
+        numbers: &mut Numbers,
+        work: &SendWork,
+    ) -> Result<(), Errno> {
+        let number = numbers.next()?;
+        let gathered = match work.flags & c::IBV_SEND_INLINE {
+            0 => self.small_message(work),
+            _ => Some(work.elements.gather(|element| Some(element.addr)).ok_or(Errno::INVALID)?),
+        };
+        let copied = work.copied.as_deref().or(gathered.as_deref());
+        let (inline, bytes) = (copied.is_some(), copied.unwrap_or_default());
+        let elements = work.elements.list();
+        let mut request = match work.kind {
+            SendKind::Send if inline => SendRequest::send_inline(number, bytes),
+            SendKind::Send => SendRequest::send(number, elements),
+            SendKind::SendInvalidate { rkey } if inline => {
+                SendRequest::send_invalidate_inline(number, bytes, Stag(rkey))
+            }
+            SendKind::SendInvalidate { rkey } => {
+                SendRequest::send_invalidate(number, elements, Stag(rkey))
+            }
+            SendKind::Write { remote, rkey } => {
+                let to = RemoteAddr { addr: remote, rkey: Stag(rkey) };
+                match inline {
+                    true => SendRequest::write_inline(number, bytes, to),
+                    false => SendRequest::write(number, elements, to),
+                }
+            }
+            SendKind::Read { remote, rkey } => {
+                let from = RemoteAddr { addr: remote, rkey: Stag(rkey) };
+                SendRequest::read(number, read_sink(elements, inline)?, from)
+            }
+            SendKind::LocalInvalidate { rkey } => SendRequest::local_invalidate(number, Stag(rkey)),
+            SendKind::BindWindow(bind) => SendRequest::bind_range(
+                number,
+                Stag(bind.present),
+                Stag(bind.new),
+                Stag(bind.lkey),
+                (bind.address, bind.length),
+                rnic_client::Access::from_bits_truncate(bind.access),
+            ),
+            SendKind::Unsupported => return Err(Errno::UNSUPPORTED),
+        };
+        if work.flags & c::IBV_SEND_SIGNALED != 0 {
+            request = request.signaled();
+        }
+        if work.flags & c::IBV_SEND_SOLICITED != 0 {
+            request = request.solicited();
+        }
+        if work.flags & c::IBV_SEND_FENCE != 0 {
+            request = request.fence();
+        }
+        posting.push(&request)?;
+        numbers.push(work.wr_id);
+        Ok(())
+    }
+
+    /// Posts what was built since `ibv_wr_start(3)`, all of it or none.
+    pub(crate) fn post_started(&self) -> Result<(), Errno> {
+        let started = std::mem::take(&mut *self.started.lock());
+        if started.iter().any(|work| matches!(work.kind, SendKind::Unsupported)) {
+            return Err(Errno::INVALID);
+        }
+        if self.sends.lock().room() < started.len() {
+            return Err(Errno::NO_MEMORY);
+        }
+        self.post_send(started.into_iter().map(Ok)).1
+    }
+
+    /// Takes what a program says of its state (`ibv_modify_qp(3)`); returns the state it has then.
+    pub(crate) fn modify(&self, attributes: &c::ibv_qp_attr, mask: i32) -> Result<u32, Errno> {
+        let consequence = self.states.lock().modify(attributes, mask)?;
+        if consequence == Consequence::ToError {
+            self.qp.to_error()?;
+        }
+        Ok(self.states.lock().state)
+    }
+
+    /// Its state and what it can hold (`ibv_query_qp(3)`).
+    pub(crate) fn query(&self) -> Result<c::ibv_qp_attr, Errno> {
+        let row = self.qp.query()?;
+        let states = *self.states.lock();
+        let mut says: c::ibv_qp_attr = zeroed();
+        says.qp_state = match row.state {
+            // What the program has said is all there is to know.
+            QpState::Idle => states.state,
+            QpState::Rts => c::IBV_QPS_RTS,
+            QpState::Closing => c::IBV_QPS_SQD,
+            QpState::Terminate | QpState::Error => c::IBV_QPS_ERR,
+        };
+        says.cur_qp_state = says.qp_state;
+        says.qp_access_flags = states.access;
+        says.min_rnr_timer = states.min_rnr_timer;
+        says.cap = self.granted;
+        says.path_mtu = crate::net::verbs_mtu();
+        says.port_num = crate::context::PORT;
+        let granted = |granted: u16, said: u8| match granted {
+            0 => said,
+            granted => u8::try_from(granted).unwrap_or(u8::MAX),
+        };
+        says.max_dest_rd_atomic = granted(row.ird, states.inbound_reads);
+        says.max_rd_atomic = granted(row.ord, states.outbound_reads);
+        Ok(says)
+    }
+
+    /// The bytes of a message that fits into its request and lies where the daemon would need a
+    /// system call to fetch it.
+    fn small_message(&self, work: &SendWork) -> Option<ArrayVec<u8, MAX_INLINE>> {
+        let carries = matches!(
+            work.kind,
+            SendKind::Send | SendKind::SendInvalidate { .. } | SendKind::Write { .. }
+        );
+        let bytes = work.elements.bytes();
+        if !carries || bytes == 0 || bytes > u64::from(self.granted.max_inline_data) {
+            return None;
+        }
+        let regions = &self.device.regions;
+        work.elements.gather(|element| regions.locate(self.domain, element))
+    }
+
+    /// Posts receives, as many as can be (`ibv_post_recv(3)`).
+    pub(crate) fn post_receive(
+        &self,
+        work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
+    ) -> (usize, Result<(), Errno>) {
+        let mut numbers = self.receives.lock();
+        let mut posted = 0;
+        for request in work {
+            let done = request.and_then(|work| {
+                let request = RecvRequest::new(numbers.next()?, work.elements.list());
+                self.qp.post_recv(&[request]).map_err(|error| Errno::from(error.source))?;
+                numbers.push(work.wr_id);
+                Ok(())
+            });
+            if done.is_err() {
+                return (posted, done);
+            }
+            posted += 1;
+        }
+        (posted, Ok(()))
+    }
+
+    /// The program's number of a send request that has completed, and with it all before it.
+    pub(crate) fn send_done(&self, completion: &Completion) -> u64 {
+        self.sends.lock().done(completion.wr_id)
+    }
+
+    /// The program's number of a receive that has completed.
+    pub(crate) fn receive_done(&self, completion: &Completion) -> u64 {
+        match (&self.srq, completion.srq) {
+            (Some(srq), Some(_)) => srq.receive_done(completion),
+            _ => self.receives.lock().done(completion.wr_id),
+        }
+    }
+
+    /// Takes it from the device: nothing of it completes any more, and it ends when the last who
+    /// looks at it is done.
+    pub(crate) fn destroy(&self) {
+        self.device.qps.write().remove(&self.id());
+        self.device.ids.qp_destroyed(self.id());
+        self.send_cq.forget(self);
+        self.recv_cq.forget(self);
+        let head = self.head();
+        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+        // Others may look at it for a moment longer.
+        self.qp.destroy();
+        *self.pd.lock() = None;
+        self.async_events.wait();
+    }
+}
+
+/// The one element that a Read is placed in; of no bytes if there is none.
+fn read_sink(elements: &[Sge], inline: bool) -> Result<Sge, Errno> {
+    match (elements, inline) {
+        (_, true) => Err(Errno::INVALID),
+        ([], _) => Ok(Sge { addr: 0, length: 0, lkey: 0 }),
+        ([one], _) => Ok(*one),
+        _ => Err(Errno::INVALID),
+    }
+}
+
+/// Numbers of requests that are outstanding, in order, each with the program's own.
+#[derive(Debug)]
+struct Numbers {
+    wr_ids: VecDeque<u64>,
+    /// Number of the first of them.
+    first: u64,
+    /// Most that may be outstanding.
+    most: usize,
+}
+
+impl Numbers {
+    fn new(most: u32) -> Self {
+        // Filled as requests are posted: programs make deep queues and use little of them.
+        Numbers { wr_ids: VecDeque::new(), first: 0, most: most as usize }
+    }
+
+    /// The number of the next request, if there is room for one.
+    fn next(&self) -> Result<u64, Errno> {
+        match self.wr_ids.len() < self.most {
+            true => Ok(self.first + self.wr_ids.len() as u64),
+            false => Err(Errno::NO_MEMORY),
+        }
+    }
+
+    /// Requests that may still be posted.
+    fn room(&self) -> usize {
+        self.most - self.wr_ids.len()
+    }
+
+    /// The next request was posted.
+    fn push(&mut self, wr_id: u64) {
+        self.wr_ids.push_back(wr_id);
+    }
+
+    /// The request of this number is done, and all before it. Returns the program's number of it.
+    fn done(&mut self, number: u64) -> u64 {
+        let mut wr_id = 0;
+        while self.first <= number
+            && let Some(next) = self.wr_ids.pop_front()
+        {
+            wr_id = next;
+            self.first += 1;
+        }
+        wr_id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_frees_the_slots_of_unsignaled_requests_before_it() {
+        let mut numbers = Numbers::new(3);
+        for wr_id in [70, 71, 72] {
+            numbers.next().expect("room");
+            numbers.push(wr_id);
+        }
+        assert_eq!(numbers.next(), Err(Errno::NO_MEMORY));
+        assert_eq!(numbers.done(1), 71);
+        assert_eq!(numbers.next(), Ok(3));
+        assert_eq!(numbers.done(2), 72);
+    }
+}

@@ -1,0 +1,150 @@
+//! Shared receive queues (`ibv_create_srq(3)`).
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use rnic_client::{Completion, RecvRequest, Srq, SrqId, SrqOptions};
+use slab::Slab;
+
+use crate::async_events::{AsyncEvent, AsyncEvents, Unacknowledged};
+use crate::c;
+use crate::context::ContextBody;
+use crate::device::Device;
+use crate::errno::Errno;
+use crate::object::{Body, Foreign};
+use crate::pd::{PdBody, PdUser};
+use crate::qp::QpBody;
+use crate::work::ReceiveWork;
+
+/// A shared receive queue.
+pub(crate) struct SrqBody {
+    device: Arc<Device>,
+    srq: Srq,
+    head: OnceLock<Foreign<c::ibv_srq>>,
+    _pd: PdUser,
+    max_sge: u8,
+    context_events: Arc<AsyncEvents>,
+    pub(crate) async_events: Unacknowledged,
+    /// The program's numbers of receives that are outstanding. They complete in any order.
+    wr_ids: Mutex<Slab<u64>>,
+}
+
+impl Body for Arc<SrqBody> {
+    type Head = c::ibv_srq;
+}
+
+impl SrqBody {
+    pub(crate) fn create(
+        pd: &Arc<PdBody>,
+        context: &ContextBody,
+        asked: &c::ibv_srq_attr,
+    ) -> Result<Arc<SrqBody>, Errno> {
+        let device = pd.device();
+        let most = &device.attributes;
+        let max_sge = u8::try_from(asked.max_sge.max(1)).ok().filter(|&n| n <= most.max_sge);
+        let (Some(max_sge), true) = (max_sge, (1..=most.max_wr_depth).contains(&asked.max_wr))
+        else {
+            return Err(Errno::INVALID);
+        };
+        let options = SrqOptions { depth: asked.max_wr, max_sge, ..SrqOptions::default() };
+        let srq = pd.client().create_srq(&options)?;
+        let body = Arc::new(SrqBody {
+            device: device.clone(),
+            srq,
+            head: OnceLock::new(),
+            _pd: pd.user(),
+            max_sge,
+            context_events: context.async_events().clone(),
+            async_events: Unacknowledged::default(),
+            wr_ids: Mutex::default(),
+        });
+        device.srqs.write().insert(body.id(), body.clone());
+        Ok(body)
+    }
+
+    pub(crate) fn id(&self) -> SrqId {
+        self.srq.id()
+    }
+
+    pub(crate) fn client(&self) -> &Srq {
+        &self.srq
+    }
+
+    pub(crate) fn published(&self, head: Foreign<c::ibv_srq>) {
+        let _ = self.head.set(head);
+    }
+
+    /// What the program knows it by.
+    pub(crate) fn head(&self) -> Foreign<c::ibv_srq> {
+        self.head.get().copied().unwrap_or(Foreign::NULL)
+    }
+
+    /// Queues an asynchronous event about it.
+    pub(crate) fn tell(&self, kind: c::ibv_event_type) {
+        self.context_events.push(AsyncEvent::of(self.head(), kind));
+    }
+
+    /// What it can hold, and the limit that is armed (`ibv_query_srq(3)`).
+    pub(crate) fn attributes(&self) -> Result<c::ibv_srq_attr, Errno> {
+        let row = self.srq.query()?;
+        Ok(self.says(row.limit))
+    }
+
+    /// What it can hold.
+    pub(crate) fn says(&self, limit: u32) -> c::ibv_srq_attr {
+        c::ibv_srq_attr {
+            max_wr: self.srq.capacity(),
+            max_sge: self.max_sge.into(),
+            srq_limit: limit,
+        }
+    }
+
+    /// Arms its limit (`ibv_modify_srq(3)`); its size stays.
+    pub(crate) fn arm_limit(&self, limit: u32) -> Result<(), Errno> {
+        if limit > self.srq.capacity() {
+            return Err(Errno::INVALID);
+        }
+        Ok(self.srq.arm_limit(limit)?)
+    }
+
+    /// Posts receives, as many as can be (`ibv_post_srq_recv(3)`).
+    pub(crate) fn post_receive(
+        &self,
+        work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
+    ) -> (usize, Result<(), Errno>) {
+        let mut wr_ids = self.wr_ids.lock();
+        let mut posted = 0;
+        for request in work {
+            let done = request.and_then(|work| {
+                let slot = wr_ids.vacant_entry();
+                let request = RecvRequest::new(slot.key() as u64, work.elements.list());
+                self.srq.post_recv(&[request]).map_err(|error| Errno::from(error.source))?;
+                slot.insert(work.wr_id);
+                Ok(())
+            });
+            if done.is_err() {
+                return (posted, done);
+            }
+            posted += 1;
+        }
+        (posted, Ok(()))
+    }
+
+    /// The program's number of a receive that has completed.
+    pub(crate) fn receive_done(&self, completion: &Completion) -> u64 {
+        self.wr_ids.lock().try_remove(completion.wr_id as usize).unwrap_or(0)
+    }
+
+    /// Takes it from the device (`ibv_destroy_srq(3)`), if no QP uses it.
+    pub(crate) fn destroy(&self) -> Result<(), Errno> {
+        let uses = |qp: &Arc<QpBody>| qp.uses_srq(self);
+        if self.device.qps.read().values().any(uses) {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.device.srqs.write().remove(&self.id());
+        let head = self.head();
+        drop(self.context_events.take_back(|e| e.element.0 == head.0.cast()));
+        self.async_events.wait();
+        Ok(())
+    }
+}

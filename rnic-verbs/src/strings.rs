@@ -1,0 +1,112 @@
+//! What numbers of the API are called, for programs that print them.
+
+use std::ffi::CStr;
+
+use libc::{c_char, c_uint};
+
+use crate::c::{IBV_NODE_CA, IBV_NODE_RNIC, ibv_node_type};
+
+const WC_STATUS: [&CStr; 24] = [
+    c"success",
+    c"local length error",
+    c"local QP operation error",
+    c"local EE context operation error",
+    c"local protection error",
+    c"work request flushed",
+    c"memory window bind error",
+    c"bad response error",
+    c"local access error",
+    c"remote invalid request error",
+    c"remote access error",
+    c"remote operation error",
+    c"transport retries exceeded",
+    c"receiver-not-ready retries exceeded",
+    c"local RDD violation error",
+    c"remote invalid RD request",
+    c"remote aborted error",
+    c"invalid EE context number",
+    c"invalid EE context state",
+    c"fatal error",
+    c"response timeout",
+    c"general error",
+    c"tag matching error",
+    c"tag matching rendezvous incomplete",
+];
+
+const PORT_STATES: [&CStr; 6] =
+    [c"no change", c"down", c"init", c"armed", c"active", c"active defer"];
+
+const EVENTS: [&CStr; 20] = [
+    c"CQ error",
+    c"QP fatal error",
+    c"QP request error",
+    c"QP access error",
+    c"communication established",
+    c"SQ drained",
+    c"path migrated",
+    c"path migration error",
+    c"device fatal error",
+    c"port active",
+    c"port error",
+    c"LID change",
+    c"P_Key change",
+    c"SM change",
+    c"SRQ error",
+    c"SRQ limit reached",
+    c"last WQE reached",
+    c"client reregister",
+    c"GID change",
+    c"WQ fatal error",
+];
+
+const CM_EVENTS: [&CStr; 16] = [
+    c"RDMA_CM_EVENT_ADDR_RESOLVED",
+    c"RDMA_CM_EVENT_ADDR_ERROR",
+    c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+    c"RDMA_CM_EVENT_ROUTE_ERROR",
+    c"RDMA_CM_EVENT_CONNECT_REQUEST",
+    c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+    c"RDMA_CM_EVENT_CONNECT_ERROR",
+    c"RDMA_CM_EVENT_UNREACHABLE",
+    c"RDMA_CM_EVENT_REJECTED",
+    c"RDMA_CM_EVENT_ESTABLISHED",
+    c"RDMA_CM_EVENT_DISCONNECTED",
+    c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+    c"RDMA_CM_EVENT_MULTICAST_JOIN",
+    c"RDMA_CM_EVENT_MULTICAST_ERROR",
+    c"RDMA_CM_EVENT_ADDR_CHANGE",
+    c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+];
+
+/// ibv_wc_status_str(3).
+pub(crate) extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_char {
+    named(&WC_STATUS, status)
+}
+
+/// ibv_port_state_str(3).
+pub(crate) extern "C" fn ibv_port_state_str(state: c_uint) -> *const c_char {
+    named(&PORT_STATES, state)
+}
+
+/// ibv_event_type_str(3).
+pub(crate) extern "C" fn ibv_event_type_str(event: c_uint) -> *const c_char {
+    named(&EVENTS, event)
+}
+
+/// ibv_node_type_str(3).
+pub(crate) extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
+    match node_type {
+        IBV_NODE_CA => c"InfiniBand channel adapter".as_ptr(),
+        IBV_NODE_RNIC => c"iWARP NIC".as_ptr(),
+        _ => c"unknown".as_ptr(),
+    }
+}
+
+/// rdma_event_str(3).
+pub(crate) extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
+    named(&CM_EVENTS, event)
+}
+
+fn named(names: &[&'static CStr], number: c_uint) -> *const c_char {
+    names.get(number as usize).copied().unwrap_or(c"unknown").as_ptr()
+}

@@ -1,0 +1,67 @@
+//! What is asked of the C library and not of the kernel directly: calls in which threads of a
+//! program can be cancelled, and `errno`.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// Takes one from an eventfd, sleeping as its own mode says.
+pub(crate) fn read_count(fd: RawFd) -> io::Result<()> {
+    let mut count = [0u8; 8];
+    // SAFETY: the buffer is valid for as many bytes. A thread that is cancelled here leaves
+    // nothing behind: there is no lock and nothing to be dropped.
+    let n = unsafe { libc::read(fd, count.as_mut_ptr().cast(), count.len()) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Takes one packet from a socket, sleeping as its own mode says; cut off at the end of `packet`.
+pub(crate) fn receive_packet(fd: RawFd, packet: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: as above.
+    let n = unsafe { libc::recv(fd, packet.as_mut_ptr().cast(), packet.len(), 0) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sets `errno` of this thread.
+pub(crate) fn set_errno(errno: i32) {
+    // SAFETY: the C library's own place for this thread.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Runs something with all signals blocked in this thread: a thread that it starts has them blocked
+/// for good, so that signals reach the program's own threads only.
+pub(crate) fn without_signals<T>(run: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets are this function's own; blocking and unblocking signals of this thread
+    // touches no memory else.
+    let before = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
+    };
+    let result = run();
+    // SAFETY: as above; the set is the one that was in force.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    result
+}
+
+/// The thread that this library has started, or 0.
+static OWN_THREAD: AtomicI32 = AtomicI32::new(0);
+
+/// Says that this thread is the library's own: it touches no memory of the program's.
+pub(crate) fn is_own_thread() {
+    OWN_THREAD.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);
+}
+
+/// Whether this is the only thread of the program: then there is nobody who could run beside it, or
+/// make one who does.
+pub(crate) fn is_only_thread() -> bool {
+    let known =
+        [rustix::thread::gettid().as_raw_nonzero().get(), OWN_THREAD.load(Ordering::Acquire)];
+    let Ok(mut tasks) = std::fs::read_dir("/proc/self/task") else { return false };
+    tasks.all(|task| {
+        let name = task.map(|task| task.file_name());
+        let tid = name.ok().and_then(|name| name.to_str().and_then(|n| n.parse().ok()));
+        tid.is_some_and(|tid: i32| known.contains(&tid))
+    })
+}

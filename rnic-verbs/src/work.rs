@@ -1,0 +1,162 @@
+//! Work requests as the program posted them, copied out of its structures.
+
+use arrayvec::ArrayVec;
+use rnic_client::Sge;
+
+use crate::c;
+use crate::errno::Errno;
+
+/// Most elements of a request.
+pub(crate) const MAX_SGE: usize = 16;
+/// Most bytes that are copied into a request.
+pub(crate) const MAX_INLINE: usize = 1024;
+
+/// Memory of the program that a request names, element by element.
+///
+/// Whoever made it promised that the program lets the elements that are its own be read, or
+/// written, until the request completes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Elements(ArrayVec<Sge, MAX_SGE>);
+
+impl Elements {
+    /// Copies the elements of a request.
+    ///
+    /// # Safety
+    ///
+    /// `list` points to `count` elements. Those that turn out to be readable (or writable) by this
+    /// program stay so until the request has completed, as `ibv_post_send(3)` demands.
+    pub(crate) unsafe fn copied(list: *const c::ibv_sge, count: i32) -> Result<Self, Errno> {
+        let count = usize::try_from(count).map_err(|_| Errno::INVALID)?;
+        if count > MAX_SGE {
+            return Err(Errno::INVALID);
+        }
+        let mut elements = ArrayVec::new();
+        for n in 0..count {
+            // SAFETY: the caller says that there are so many.
+            let c::ibv_sge { addr, length, lkey } = unsafe { *list.add(n) };
+            elements.push(Sge { addr, length, lkey });
+        }
+        Ok(Elements(elements))
+    }
+
+    /// One element of no region, which is to be copied when it is posted.
+    ///
+    /// # Safety
+    ///
+    /// As of [`copied`](Self::copied).
+    pub(crate) unsafe fn push(&mut self, element: Sge) -> Result<(), Errno> {
+        self.0.try_push(element).map_err(|_| Errno::INVALID)
+    }
+
+    pub(crate) fn list(&self) -> &[Sge] {
+        &self.0
+    }
+
+    /// Bytes of all elements.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.iter().map(|element| u64::from(element.length)).sum()
+    }
+
+    /// Copies the elements' bytes from where `locate` says that they lie; `None` if one lies
+    /// nowhere, or if there are too many bytes.
+    pub(crate) fn gather(
+        &self,
+        locate: impl Fn(&Sge) -> Option<u64>,
+    ) -> Option<ArrayVec<u8, MAX_INLINE>> {
+        let mut bytes = ArrayVec::new();
+        for element in self.0.iter().filter(|element| element.length > 0) {
+            let (address, length) = (locate(element)?, element.length as usize);
+            if length > bytes.remaining_capacity() {
+                return None;
+            }
+            // SAFETY: whoever made the elements said that they can be read until the request has
+            // completed, and it has not been posted yet; `locate` names an element of no region as
+            // it is, others in their region. Nobody writes them meanwhile, or the program has the
+            // race that it asks for.
+            let from = unsafe { std::slice::from_raw_parts(address as *const u8, length) };
+            bytes.try_extend_from_slice(from).ok()?;
+        }
+        Some(bytes)
+    }
+}
+
+/// A request for a send queue.
+#[derive(Clone, Debug)]
+pub(crate) struct SendWork {
+    pub(crate) wr_id: u64,
+    pub(crate) kind: SendKind,
+    /// `IBV_SEND_...`.
+    pub(crate) flags: u32,
+    pub(crate) elements: Elements,
+    /// Bytes that were copied already, in place of elements.
+    pub(crate) copied: Option<Vec<u8>>,
+}
+
+impl SendWork {
+    /// Copies data that the program may change from now on.
+    ///
+    /// # Safety
+    ///
+    /// Each piece can be read, as many bytes as it says.
+    pub(crate) unsafe fn set_inline(
+        &mut self,
+        pieces: &[(*const libc::c_void, usize)],
+    ) -> Result<(), Errno> {
+        let mut bytes = Vec::new();
+        for &(from, length) in pieces {
+            if length > MAX_INLINE - bytes.len() {
+                return Err(Errno::INVALID);
+            }
+            if length > 0 {
+                // SAFETY: the caller says so.
+                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from.cast(), length) });
+            }
+        }
+        self.copied = Some(bytes);
+        Ok(())
+    }
+}
+
+/// What is to be done, with the parameters of each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SendKind {
+    Send,
+    SendInvalidate {
+        rkey: u32,
+    },
+    Write {
+        remote: u64,
+        rkey: u32,
+    },
+    Read {
+        remote: u64,
+        rkey: u32,
+    },
+    LocalInvalidate {
+        rkey: u32,
+    },
+    BindWindow(BindWork),
+    /// Nothing that this device does.
+    Unsupported,
+}
+
+/// Parameters of a bind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BindWork {
+    /// STag that the window has.
+    pub(crate) present: u32,
+    /// STag that it is to have.
+    pub(crate) new: u32,
+    /// The region; 0 with no bytes unbinds.
+    pub(crate) lkey: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) access: u32,
+}
+
+/// A request for a receive queue.
+#[derive(Clone, Debug)]
+pub(crate) struct ReceiveWork {
+    pub(crate) wr_id: u64,
+    pub(crate) elements: Elements,
+}

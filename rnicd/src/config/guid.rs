@@ -1,0 +1,112 @@
+//! The number by which programs tell devices apart: an EUI-64.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer};
+
+/// A GUID, its first byte as written the most significant one. Neither of its halves is zero:
+/// programs take a port address that ends in zeros for one that is not set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guid(u64);
+
+impl Guid {
+    /// Reads sixteen hexadecimal digits, with or without colons between bytes.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let digits = match text.len() {
+            23 if text.bytes().skip(2).step_by(3).all(|c| c == b':') => text.replace(':', ""),
+            _ => text.to_owned(),
+        };
+        let plain = digits.len() == 16 && digits.bytes().all(|c| c.is_ascii_hexdigit());
+        let number = u64::from_str_radix(&digits, 16).ok().filter(|_| plain).ok_or_else(|| {
+            format!("{text:?} is not eight bytes in hexadecimal, like \"02:00:5e:00:53:01:00:01\"")
+        })?;
+        match (number >> 32, number & LOW_HALF) {
+            (0, _) | (_, 0) => Err(format!("{text:?} has a half that is zero")),
+            _ => Ok(Guid(number)),
+        }
+    }
+
+    /// The same one each time for a device of this name on this host, and most likely another one
+    /// for any other.
+    pub fn derived(name: &str, host: &[u8]) -> Self {
+        let parts = [name.as_bytes(), &[0], host];
+        let hash = parts
+            .into_iter()
+            .flatten()
+            .fold(FNV_OFFSET, |hash: u64, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
+        // FNV leaves names that differ in their last byte with numbers that begin alike.
+        let hash = (hash ^ hash >> 32).wrapping_mul(SPREAD);
+        let hash = hash ^ hash >> 29;
+        // A number of nobody's range that names one device: locally administered, not a group.
+        Guid((hash | LOCAL) & !GROUP | u64::from(hash & LOW_HALF == 0))
+    }
+
+    /// As a number, of which the most significant byte is written first.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0.to_be_bytes().map(|byte| format!("{byte:02x}"));
+        f.write_str(&bytes.join(":"))
+    }
+}
+
+impl<'de> Deserialize<'de> for Guid {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        Guid::parse(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+const LOW_HALF: u64 = u32::MAX as u64;
+/// Bit of the first byte for numbers that nobody assigned.
+const LOCAL: u64 = 0x02 << 56;
+/// Bit of the first byte for numbers of groups.
+const GROUP: u64 = 0x01 << 56;
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+/// An odd number without a pattern.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_with_or_without_colons() {
+        let guid = Guid::parse("02:00:5e:00:53:01:00:01").unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(guid.number(), 0x0200_5e00_5301_0001);
+        assert_eq!(guid.to_string(), "02:00:5e:00:53:01:00:01");
+        assert_eq!(Guid::parse("02005E0053010001"), Ok(guid));
+        for bad in [
+            "",
+            "02:00:5e:00:53:01:00",
+            "02:00:5e:00:53:01:00:0g",
+            "02-00-5e-00-53-01-00-01",
+            "+2005e0053010001",
+            "02005e00530100010",
+            "0000000053010001",
+            "02005e0000000000",
+        ] {
+            assert!(Guid::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn derived_ones_stay_the_same_and_differ_by_name_and_host() {
+        // Programs may remember it: another number is another device to them.
+        let guid = Guid::derived("rnicd0", b"host");
+        assert_eq!(guid.to_string(), "72:85:6c:6a:e2:f6:0f:d8");
+        let of_names = (0..1000).map(|n| Guid::derived(&format!("rnicd{n}"), b"host"));
+        let of_hosts = (0..1000).map(|n| Guid::derived("rnicd0", format!("host{n}").as_bytes()));
+        let numbers: Vec<u64> = of_names.chain(of_hosts).map(Guid::number).collect();
+        let low: std::collections::BTreeSet<u64> = numbers.iter().map(|n| n & LOW_HALF).collect();
+        assert!(low.len() == 2000 && !low.contains(&0));
+        assert!(numbers.iter().all(|n| n & LOCAL != 0 && n & GROUP == 0));
+        // What goes before the host cannot be mistaken for a part of it.
+        assert_ne!(Guid::derived("a", b"b"), Guid::derived("ab", b""));
+    }
+}

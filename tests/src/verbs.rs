@@ -1,0 +1,41 @@
+//! libibverbs.so.1 and librdmacm.so.1, for programs that are linked to them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// The directory with both libraries under their SONAMEs: the LD_LIBRARY_PATH of a program that
+/// shall run over `rnicd`.
+///
+/// Cargo builds no `cdylib` for the tests of a workspace, so they are built here, once per test
+/// executable, in the profile of the tests. That takes a moment if they are up to date.
+///
+/// # Panics
+///
+/// If they cannot be built.
+pub fn directory() -> &'static Path {
+    static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(build);
+    &DIRECTORY
+}
+
+fn build() -> PathBuf {
+    // The test is TARGET/PROFILE/deps/NAME.
+    let test = std::env::current_exe().expect("a test knows where it is");
+    let profile = test.ancestors().nth(2).expect("cargo put it there");
+    let target = profile.parent().expect("as above");
+    let name = match profile.file_name().and_then(|name| name.to_str()) {
+        Some("debug") => "dev",
+        Some(other) => other,
+        None => panic!("{} is not where cargo puts tests", test.display()),
+    };
+    let built = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "-p", "rnic-verbs", "-p", "rnic-verbs-rdmacm"])
+        .args(["--profile", name, "--target-dir"])
+        .arg(target)
+        .output()
+        .expect("cargo started this test");
+    let errors = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "the libraries cannot be built: {}\n{errors}", built.status);
+    profile.join("verbs")
+}

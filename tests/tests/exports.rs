@@ -1,0 +1,87 @@
+//! The dynamic linker takes our libraries for libibverbs.so.1 and librdmacm.so.1. Programs are
+//! linked to resolve every symbol at start, so one missing name is enough to keep them from
+//! running. Binutils read the libraries: they are there with the linker.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rnic_tests::verbs;
+
+const LIBIBVERBS: &str = include_str!("../../rnic-verbs/golden/libibverbs.txt");
+const LIBRDMACM: &str = include_str!("../../rnic-verbs/golden/librdmacm.txt");
+
+fn library(soname: &str) -> PathBuf {
+    verbs::directory().join(soname)
+}
+
+#[test]
+fn both_have_the_names_that_programs_were_linked_with_and_no_others() {
+    for (soname, golden) in [("libibverbs.so.1", LIBIBVERBS), ("librdmacm.so.1", LIBRDMACM)] {
+        let exported = exported(&library(soname));
+        let golden: Vec<&str> = golden.lines().collect();
+        let missing: Vec<_> =
+            golden.iter().filter(|name| !exported.iter().any(|other| other == *name)).collect();
+        let more: Vec<_> =
+            exported.iter().filter(|name| !golden.contains(&name.as_str())).collect();
+        assert!(missing.is_empty(), "{soname} has not: {missing:?}");
+        assert!(more.is_empty(), "{soname} has, but its list has not: {more:?}");
+    }
+}
+
+/// A second of our libraries would bring a second state, and a library of the system's might not
+/// be there.
+#[test]
+fn they_need_the_c_library_and_each_other() {
+    let c = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
+    let of_c = |needed: &String| c.contains(&&**needed) || needed.starts_with("ld-linux");
+    let needed = |soname: &str| {
+        let mut needed = dynamic(&library(soname), "NEEDED");
+        needed.retain(|needed| !of_c(needed));
+        needed
+    };
+    assert_eq!(needed("libibverbs.so.1"), [""; 0]);
+    assert_eq!(needed("librdmacm.so.1"), ["libibverbs.so.1"]);
+    for soname in ["libibverbs.so.1", "librdmacm.so.1"] {
+        assert_eq!(dynamic(&library(soname), "SONAME"), [soname]);
+    }
+}
+
+/// Every jump from one library to the other has its target, and arguments arrive through it.
+#[test]
+fn a_program_that_resolves_all_symbols_at_start_starts() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (source, program) = (scratch.path().join("program.c"), scratch.path().join("program"));
+    let text = r#"
+        #include <stdio.h>
+        const char *rdma_event_str(int event);
+        const char *ibv_port_state_str(int state);
+        int main(void) { printf("%s %s", rdma_event_str(9), ibv_port_state_str(4)); }
+    "#;
+    std::fs::write(&source, text).unwrap();
+    let libraries = [library("librdmacm.so.1"), library("libibverbs.so.1")];
+    output(Command::new("cc").arg(&source).args(libraries).arg("-o").arg(&program));
+    let mut program = Command::new(program);
+    program.env("LD_BIND_NOW", "1").env("LD_LIBRARY_PATH", verbs::directory());
+    assert_eq!(output(&mut program), "RDMA_CM_EVENT_ESTABLISHED active");
+}
+
+/// The symbols of a library that others can use, with their versions.
+fn exported(library: &Path) -> Vec<String> {
+    let listing = output(Command::new("nm").args(["-D", "--defined-only"]).arg(library));
+    listing.lines().filter_map(|line| line.split_whitespace().nth(2)).map(str::to_owned).collect()
+}
+
+/// The names that the dynamic section has under a tag.
+fn dynamic(library: &Path, tag: &str) -> Vec<String> {
+    let section = output(Command::new("readelf").args(["-d", "-W"]).arg(library));
+    let tag = format!("({tag})");
+    let name = |line: &str| Some(line.split_once('[')?.1.split_once(']')?.0.to_owned());
+    section.lines().filter(|line| line.contains(&tag)).filter_map(name).collect()
+}
+
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{errors}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}

@@ -1,0 +1,183 @@
+// Registers memory of its own and does with it what programs do: forks, starts others, has threads,
+// gives it back. Each part is named on the command line, and says "done" if all was as it should be.
+
+#include <pthread.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct ibv_device;
+struct ibv_context;
+struct ibv_pd;
+struct ibv_mr;
+struct ibv_device **ibv_get_device_list(int *count);
+struct ibv_context *ibv_open_device(struct ibv_device *device);
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access);
+int ibv_dereg_mr(struct ibv_mr *mr);
+
+extern char **environ;
+
+enum { LENGTH = 1 << 20, RIGHTS = 1 | 2 | 4 };
+
+static void check(int holds, const char *what)
+{
+    if (!holds) {
+        printf("not so: %s\n", what);
+        exit(1);
+    }
+}
+
+static struct ibv_pd *domain(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    check(list && list[0], "there is a device");
+    struct ibv_context *context = ibv_open_device(list[0]);
+    check(context != NULL, "it opens");
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    check(pd != NULL, "it has a domain");
+    return pd;
+}
+
+// Whether a page lies in the library's file.
+static int shared(void *page)
+{
+    char line[512];
+    int found = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    check(maps != NULL, "maps can be read");
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long start, end;
+        if (sscanf(line, "%lx-%lx", &start, &end) == 2 && (uintptr_t)page >= start &&
+            (uintptr_t)page < end)
+            found = strstr(line, "rnic-adopted") && strstr(line, " rw-s ");
+    }
+    fclose(maps);
+    return found;
+}
+
+static int all(const unsigned char *bytes, unsigned char value)
+{
+    for (size_t n = 0; n < LENGTH; n++)
+        if (bytes[n] != value)
+            return 0;
+    return 1;
+}
+
+static unsigned char *memory(void)
+{
+    unsigned char *bytes = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                                -1, 0);
+    check(bytes != MAP_FAILED, "there is memory");
+    memset(bytes, 7, LENGTH);
+    return bytes;
+}
+
+static void ended_well(pid_t child)
+{
+    int status;
+    check(child > 0 && waitpid(child, &status, 0) == child, "the child ends");
+    check(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ends well");
+}
+
+static void *idle(void *until)
+{
+    pthread_mutex_lock(until);
+    pthread_mutex_unlock(until);
+    return NULL;
+}
+
+int main(int count, char **words)
+{
+    check(count == 2, "one part is named");
+    const char *part = words[1];
+    struct ibv_pd *pd = domain();
+    unsigned char *bytes = memory();
+
+    if (!strcmp(part, "threads")) {
+        pthread_mutex_t until = PTHREAD_MUTEX_INITIALIZER;
+        pthread_t thread;
+        pthread_mutex_lock(&until);
+        check(!pthread_create(&thread, NULL, idle, &until), "a thread starts");
+        struct ibv_mr *mr = ibv_reg_mr(pd, bytes, LENGTH, RIGHTS);
+        check(mr != NULL, "memory is registered beside a thread");
+        check(!shared(bytes), "it stays private");
+        check(!ibv_dereg_mr(mr), "it is taken back");
+        pthread_mutex_unlock(&until);
+        pthread_join(thread, NULL);
+        puts("done");
+        return 0;
+    }
+
+    struct ibv_mr *mr = ibv_reg_mr(pd, bytes, LENGTH, RIGHTS);
+    check(mr != NULL, "memory is registered");
+    check(shared(bytes), "it is shared");
+    check(all(bytes, 7), "it holds what it held");
+
+    if (!strcmp(part, "back")) {
+        struct ibv_mr *part_of_it = ibv_reg_mr(pd, bytes + 4096, 2 * 65536, RIGHTS);
+        check(part_of_it != NULL, "a part of it is registered as well");
+        memset(bytes, 8, LENGTH);
+        check(!ibv_dereg_mr(mr), "the first is taken back");
+        check(shared(bytes), "it is shared for the second");
+        check(!ibv_dereg_mr(part_of_it), "the second is taken back");
+        check(!shared(bytes), "it is private again");
+        check(all(bytes, 8), "it holds what was written");
+        // What an allocator counts on.
+        check(!madvise(bytes, LENGTH, MADV_DONTNEED), "it can be given up");
+        check(all(bytes, 0), "it is zero then");
+        unsigned char *untouched = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        check(untouched != MAP_FAILED, "there is more memory");
+        mr = ibv_reg_mr(pd, untouched, LENGTH, RIGHTS);
+        check(mr != NULL && !shared(untouched), "untouched memory is registered as it lies");
+        check(!ibv_dereg_mr(mr), "and taken back");
+    } else if (!strcmp(part, "unmapped")) {
+        check(!munmap(bytes, LENGTH), "it can be unmapped");
+        unsigned char *other = mmap(bytes, LENGTH, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        check(other == bytes, "something else can take its place");
+        memset(other, 9, LENGTH);
+        check(!ibv_dereg_mr(mr), "the region is taken back");
+        check(all(other, 9), "what took its place is left alone");
+    } else if (!strcmp(part, "fork")) {
+        pid_t child = fork();
+        if (child == 0) {
+            check(all(bytes, 7), "the child sees what was there");
+            check(!shared(bytes), "the child has it for itself");
+            memset(bytes, 9, LENGTH);
+            struct ibv_mr *own = ibv_reg_mr(domain(), memory(), LENGTH, RIGHTS);
+            check(own != NULL, "the child has a device of its own");
+            // It may try to take its parent's back, as destructors do; what comes of it is
+            // nothing.
+            ibv_dereg_mr(mr);
+            _exit(0);
+        }
+        ended_well(child);
+        check(all(bytes, 7), "the parent has not what the child wrote");
+        check(shared(bytes), "the parent's is shared still");
+        check(!ibv_dereg_mr(mr), "it is taken back");
+        check(all(bytes, 7), "it holds what it held after that");
+    } else if (!strcmp(part, "start")) {
+        pid_t child = vfork();
+        if (child == 0) {
+            execl("/bin/true", "true", NULL);
+            _exit(127);
+        }
+        ended_well(child);
+        char *arguments[] = {"true", NULL};
+        check(!posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ), "it starts");
+        ended_well(child);
+        check(shared(bytes) && all(bytes, 7), "nothing has changed for it");
+        check(!ibv_dereg_mr(mr), "it is taken back");
+    } else {
+        check(0, "the part is known");
+    }
+    puts("done");
+    return 0;
+}

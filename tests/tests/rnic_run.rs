@@ -1,0 +1,432 @@
+//! `rnic-run` as a shell sees it: which libraries a program gets, which daemon, and what it says of
+//! programs that cannot work. The libraries are small ones of this test.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use rnic_client::{Context, Error};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, copy_program, omit};
+use rustix::process::{Pid, Signal, geteuid, getsid, kill_process};
+use tempfile::TempDir;
+
+/// A folder with `rnic-run`, `rnicd` and libraries, as they are installed, and a place for a
+/// socket.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = TempDir::with_prefix("rnic-run-").unwrap();
+        let place = Place { folder };
+        for name in ["bin", "bin/verbs", "run", "programs"] {
+            std::fs::create_dir(place.at(name)).unwrap();
+        }
+        copy_program(env!("CARGO_BIN_EXE_rnic-run-under-test"), &place.at("bin/rnic-run"));
+        std::os::unix::fs::symlink(binaries!().rnicd, place.at("bin/rnicd")).unwrap();
+        let verbs = "int ibv_old(void) { return 1; } int ibv_new(void) { return 7; }";
+        let versions = "IBVERBS_1.0 { global: ibv_old; local: *; };\n\
+                        IBVERBS_1.1 { global: ibv_new; } IBVERBS_1.0;";
+        place.library("bin/verbs/libibverbs.so.1", verbs, versions);
+        let cm = "RDMACM_1.0 { global: rdma_do; local: *; };";
+        place.library("bin/verbs/librdmacm.so.1", "int rdma_do(void) { return 0; }", cm);
+        place
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs the C compiler on `text`.
+    fn compile(&self, text: &str, to: &str, options: &[&OsStr]) -> PathBuf {
+        let (source, to) = (self.at("source.c"), self.at(to));
+        std::fs::write(&source, text).unwrap();
+        let mut compiler = Command::new("cc");
+        compiler.args(["-w", "-o"]).arg(&to).arg(&source).args(options);
+        let output = compiler.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        to
+    }
+
+    fn library(&self, to: &str, text: &str, versions: &str) {
+        let map = self.at("versions.map");
+        std::fs::write(&map, versions).unwrap();
+        let script = format!("-Wl,--version-script={}", map.display());
+        let soname = format!("-Wl,-soname,{}", to.rsplit('/').next().unwrap());
+        let options = ["-shared", "-fPIC", &script, &soname].map(OsStr::new);
+        self.compile(text, to, &options);
+    }
+
+    /// A program that is linked against both libraries and ends with what they say.
+    fn program(&self, name: &str, options: &[&str]) -> PathBuf {
+        let text = "int main(void) { return ibv_new() + rdma_do(); }";
+        let verbs = self.at("bin/verbs/libibverbs.so.1").into_os_string();
+        let cm = self.at("bin/verbs/librdmacm.so.1").into_os_string();
+        let options = options.iter().map(OsStr::new);
+        let all: Vec<&OsStr> = [&*verbs, &*cm].into_iter().chain(options).collect();
+        self.compile(text, &format!("programs/{name}"), &all)
+    }
+
+    /// `rnic-run` with this socket alone, and daemons that do not stay for long.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.at("bin/rnic-run"));
+        command.args(arguments).env("RNIC_SOCKET", self.socket());
+        for variable in ["RUST_LOG", "RNIC_VERBS_DIR", "LD_LIBRARY_PATH", "XDG_RUNTIME_DIR"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.at("run/rnicd.sock")
+    }
+
+    /// Waits until no daemon is left; what it leaves behind is its log.
+    fn is_left(&self) {
+        let deadline = Instant::now() + DEADLINE;
+        let left = || {
+            let entries = std::fs::read_dir(self.at("run")).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name());
+            names.filter(|name| name != "rnicd.log").count()
+        };
+        let log = || std::fs::read_to_string(self.at("run/rnicd.log")).unwrap();
+        while left() != 0 || !log().lines().last().is_some_and(|line| line.contains("stopped")) {
+            assert!(Instant::now() < deadline, "a daemon stays: {}", log());
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout)
+}
+
+/// The process of the daemon that was started, if the text says so.
+fn started(text: &str) -> Option<i32> {
+    let (_, rest) = text.split_once("started a daemon (pid ")?;
+    rest.split(')').next()?.parse().ok()
+}
+
+#[test]
+fn a_program_runs_with_our_libraries_and_a_daemon_that_ends_after_it() {
+    let place = Place::new();
+    let program = place.program("seven", &[]);
+    let first = place.run(&["--idle", "1s", program.to_str().unwrap()]);
+    assert_eq!(first.status.code(), Some(7), "{}", said(&first));
+    let text = said(&first);
+    let log = place.at("run/rnicd.log");
+    assert!(started(&text).is_some() && text.contains(&*log.to_string_lossy()), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    place.is_left();
+    // A daemon that is there is used, and nothing is said.
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = place.command(&[program.to_str().unwrap()]);
+    let second = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
+    assert_eq!((second.status.code(), &*said(&second)), (Some(7), ""));
+}
+
+#[test]
+fn the_program_takes_the_place_of_rnic_run_and_has_no_children() {
+    let place = Place::new();
+    let script = "read children < /proc/$$/task/$$/children; echo \"$$ <$children> $1 $2\"; \
+                  kill -TERM $$";
+    let mut command = place.command(&["--idle", "1s", "sh", "-c", script, "sh", "--idle", "a b"]);
+    command.env("LD_LIBRARY_PATH", "/elsewhere");
+    let process = Process::start(command);
+    let pid = process.id();
+    let (status, lines) = process.finish();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15), "{lines:?}");
+    assert!(lines.contains(&format!("{pid} <> --idle a b")), "{lines:?}");
+    place.is_left();
+}
+
+#[test]
+fn the_daemon_keeps_nothing_of_whoever_started_it() {
+    let place = Place::new();
+    let script = "exec 9>&1 8</dev/zero; exec \"$0\" --idle 10min true";
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg(place.at("bin/rnic-run"));
+    command.env("RNIC_SOCKET", place.socket()).env_remove("LD_LIBRARY_PATH");
+    command.env("RNIC_VERBS_DIR", place.at("bin/verbs")).env_remove("RUST_LOG");
+    // Ends when nobody has the output open any more.
+    let text = Process::start(command).succeed().join("\n");
+    let pid = started(&text).unwrap_or_else(|| panic!("{text}"));
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let fds: Vec<(String, PathBuf)> = fds
+        .filter_map(|entry| {
+            let entry = entry.ok()?;
+            let name = entry.file_name().into_string().ok()?;
+            Some((name, std::fs::read_link(entry.path()).ok()?))
+        })
+        .collect();
+    let log = place.at("run/rnicd.log");
+    for (fd, target) in [("0", "/dev/null"), ("1", "/dev/null"), ("2", log.to_str().unwrap())] {
+        let found = fds.iter().find(|(name, _)| name == fd).map(|(_, target)| target.as_path());
+        assert_eq!(found, Some(Path::new(target)), "{fds:?}");
+    }
+    assert!(!fds.iter().any(|(_, target)| target.ends_with("zero")), "{fds:?}");
+    let process = Pid::from_raw(pid).unwrap();
+    assert_ne!(getsid(Some(process)), getsid(None));
+    assert_eq!(std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap(), Path::new("/"));
+    assert_eq!(std::fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
+    kill_process(process, Signal::TERM).unwrap();
+    place.is_left();
+}
+
+#[test]
+fn of_many_at_once_one_starts_a_daemon_and_all_have_it() {
+    let place = Place::new();
+    let arguments = ["--idle", "2s", "sh", "-c", "test -S \"$RNIC_SOCKET\""];
+    let all: Vec<Process> = (0..4).map(|_| Process::start(place.command(&arguments))).collect();
+    let text = all.into_iter().flat_map(Process::succeed).collect::<Vec<_>>().join("\n");
+    assert_eq!(text.matches("started a daemon").count(), 1, "{text}");
+    let pid = Context::open_at(place.socket()).unwrap().status().unwrap().pid;
+    assert_eq!(started(&text), i32::try_from(pid).ok(), "{text}");
+    place.is_left();
+}
+
+/// Programs that come and go at the very moment at which the daemon wants to end: each is served,
+/// or finds no daemon.
+#[test]
+fn nobody_is_lost_when_the_daemon_ends() {
+    let place = Place::new();
+    for _ in 0..10 {
+        let mut command = Command::new(binaries!().rnicd);
+        command.args(["run", "--exit-when-idle", "1ms", "--socket"]).arg(place.socket());
+        let mut daemon = Process::start(command);
+        while !daemon.has_ended() {
+            match Context::open_at(place.socket()) {
+                Ok(context) => drop(context.status().expect("it serves who was let in")),
+                Err(Error::NoDaemon { tried }) => {
+                    let (_, why) = &tried[0];
+                    let kinds =
+                        [std::io::ErrorKind::NotFound, std::io::ErrorKind::ConnectionRefused];
+                    assert!(kinds.contains(&why.kind()), "{why}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        daemon.succeed();
+        assert_eq!(std::fs::read_dir(place.at("run")).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn without_a_daemon_and_without_leave_to_start_one_it_says_so() {
+    let place = Place::new();
+    let output = place.run(&["--no-start", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    let text = said(&output);
+    for word in ["rnic-run: no RNIC daemon", "rnicd.sock", "--no-start", "rnicd run"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    assert_eq!(std::fs::read_dir(place.at("run")).unwrap().count(), 0);
+    // One that refuses is no reason to start another.
+    let daemon = Daemon::start(binaries!(), "[limits]\nsessions = 1\n");
+    let _only = Context::open_at(daemon.socket()).unwrap();
+    let mut command = place.command(&["true"]);
+    let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(125), "{text}");
+    assert!(
+        text.contains("refused this session: its limit on sessions (limits.sessions)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn failures_have_the_exit_codes_of_env_and_say_what_to_do() {
+    let place = Place::new();
+    let (plain, script) = (place.at("programs/plain"), place.at("programs/script"));
+    std::fs::write(&plain, "nothing").unwrap();
+    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let daemon = Daemon::start(binaries!(), "");
+    for (arguments, code, word) in [
+        (&["no-such-program"][..], 127, "no-such-program: not found, neither here nor in PATH"),
+        (&["/no/such/program"], 127, "/no/such/program: not found"),
+        (&[plain.to_str().unwrap()], 126, "cannot be run"),
+        (&[script.to_str().unwrap()], 127, "its interpreter is missing"),
+        (&["--lib-dir", "/usr", "true"], 125, "/usr has no libibverbs.so.1; name the folder"),
+        (&["--idle", "5", "true"], 2, "times are written like"),
+        (&["sh", "-c", "exit 99"], 99, ""),
+        (&[], 2, "<PROGRAM>"),
+    ] {
+        let output = place.command(arguments).env("RNIC_SOCKET", daemon.socket()).output().unwrap();
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(word), "{arguments:?}: {text}");
+    }
+    std::fs::remove_file(place.at("bin/verbs/librdmacm.so.1")).unwrap();
+    std::fs::remove_file(place.at("bin/rnicd")).unwrap();
+    let nowhere = said(&place.run(&["true"]));
+    assert!(nowhere.contains("RNIC_VERBS_DIR") && nowhere.contains("bin/verbs"), "{nowhere}");
+}
+
+#[test]
+fn a_daemon_that_cannot_start_is_named_with_what_it_said() {
+    let place = Place::new();
+    let broken = place.at("broken");
+    std::fs::write(&broken, "#!/bin/sh\necho nothing works today >&2\nexit 3\n").unwrap();
+    std::fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = place.run(&["--daemon", broken.to_str().unwrap(), "true"]);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(125), "{text}");
+    assert!(text.contains("(exit status: 3) before it served: nothing works today"), "{text}");
+    std::fs::remove_file(place.at("bin/rnicd")).unwrap();
+    let mut command = place.command(&["true"]);
+    command.env("PATH", place.at("programs"));
+    let text = said(&command.arg("x").output().unwrap());
+    assert!(text.contains("true: not found"), "{text}");
+    place.compile("int main(void) { return 0; }", "programs/true", &[]);
+    let mut command = place.command(&["true"]);
+    let output = command.env("PATH", place.at("programs")).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(said(&output).contains("there is no rnicd to start"), "{}", said(&output));
+}
+
+#[test]
+fn the_environment_is_printed_for_any_shell() {
+    let place = Place::new();
+    let odd = place.at("it's $HOME  here");
+    std::fs::rename(place.at("bin/verbs"), &odd).unwrap();
+    let folder = odd.to_str().unwrap();
+    let script = "eval \"$(\"$0\" --idle 1s --lib-dir \"$1\" --print-env)\" || exit 1\n\
+                  printf '%s\\n' \"$LD_LIBRARY_PATH\" \"$RNIC_SOCKET\"";
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg(place.at("bin/rnic-run")).arg(folder);
+    command.env("RNIC_SOCKET", place.socket()).env("LD_LIBRARY_PATH", "/a b:/c");
+    let output = command.env_remove("RUST_LOG").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let expected = format!("{folder}:/a b:/c\n{}\n", place.socket().display());
+    assert_eq!(text, expected, "{}", said(&output));
+    place.is_left();
+    let output = place.run(&["--lib-dir", folder, "--no-start", "--print-env"]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0));
+}
+
+/// What `--check` says of a program.
+fn check(place: &Place, program: &Path) -> (bool, String) {
+    let output = place.run(&["--check", program.to_str().unwrap()]);
+    let text = said(&output);
+    let problems = text.contains("PROBLEM");
+    assert_eq!(output.status.code(), Some(i32::from(problems)), "{text}");
+    (!problems, text)
+}
+
+#[test]
+fn programs_that_can_work_are_said_to() {
+    let place = Place::new();
+    let program = place.program("seven", &[]);
+    let (works, text) = check(&place, &program);
+    assert!(works, "{text}");
+    for fact in ["ok       libraries", "will be started", "2 that it needs of our libraries"] {
+        assert!(text.contains(fact), "{fact}: {text}");
+    }
+    assert!(!place.socket().exists(), "nothing was started");
+    // Through a library of its own, and as a script.
+    let script = place.at("programs/script");
+    std::fs::write(&script, format!("#!/usr/bin/env {}\n", program.display())).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (works, text) = check(&place, &script);
+    assert!(works && text.contains("is a script of") && text.contains("2 that it"), "{text}");
+    let daemon = Daemon::start(binaries!(), "");
+    let mut command = place.command(&["--check", "sh"]);
+    let output = command.env("RNIC_SOCKET", daemon.socket()).output().unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("one serves this user (pid ") && text.contains("dlopen"), "{text}");
+    let output = place.run(&["--check", "--no-start"]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+}
+
+#[test]
+fn programs_that_cannot_work_are_said_why() {
+    let place = Place::new();
+    let says = |program: &Path, word: &str| {
+        let (works, text) = check(&place, program);
+        assert!(!works && text.contains(word), "{word}: {text}");
+    };
+    let alone = "void _start(void) { for (;;); }";
+    let alone_options = ["-static", "-nostdlib"].map(OsStr::new);
+    says(&place.compile(alone, "programs/static", &alone_options), "linked statically");
+    let musl = ["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"];
+    says(&place.program("musl", &musl), "libraries are for glibc");
+    let nobody = ["-Wl,--dynamic-linker=/lib/ld-none.so.1"];
+    says(&place.program("nobody", &nobody), "/lib/ld-none.so.1, which is not there");
+    // Another machine: the number in the header.
+    let foreign = place.program("foreign", &[]);
+    let mut bytes = std::fs::read(&foreign).unwrap();
+    bytes[18] ^= 0x55;
+    std::fs::write(&foreign, bytes).unwrap();
+    says(&foreign, "another kind of machine");
+    // Other libraries that the loader would take first.
+    std::fs::create_dir(place.at("others")).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        std::fs::copy(place.at("bin/verbs").join(name), place.at("others").join(name)).unwrap();
+    }
+    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", place.at("others").display());
+    says(&place.program("rpath", &[&rpath]), "which the loader searches before LD_LIBRARY_PATH");
+    let runpath = format!("-Wl,--enable-new-dtags,-rpath,{}", place.at("others").display());
+    assert!(check(&place, &place.program("runpath", &[&runpath])).0);
+    // A library that is gone, and a symbol that ours lack.
+    let program = place.program("wants", &[]);
+    let older = "IBVERBS_1.0 { global: ibv_old; local: *; };";
+    place.library("bin/verbs/libibverbs.so.1", "int ibv_old(void) { return 1; }", older);
+    says(&program, "do not have: ibv_new@IBVERBS_1.1; it will not start");
+    std::fs::write(place.at("bin/verbs/libibverbs.so.1"), "").unwrap();
+    says(&program, "libibverbs.so.1 is no ELF file");
+    says(Path::new("no-such-program"), "not found, neither here nor in PATH");
+    std::fs::write(place.at("programs/script"), "#!/no/such/interpreter\n").unwrap();
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.at("programs/script"), open).unwrap();
+    says(&place.at("programs/script"), "/no/such/interpreter, which is not there");
+    says(&place.at("source.c"), "no file that this user may run");
+}
+
+#[test]
+fn a_program_that_gets_rights_at_its_start_is_named() {
+    if !geteuid().is_root() {
+        return omit("only root can give programs away");
+    }
+    let place = Place::new();
+    for (name, mode) in [("setuid", 0o4755), ("setgid", 0o2755)] {
+        let program = place.program(name, &[]);
+        std::os::unix::fs::chown(&program, Some(65_534), Some(65_534)).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+        let (works, text) = check(&place, &program);
+        let word = format!("is {name}, and the loader ignores LD_LIBRARY_PATH");
+        assert!(!works && text.contains(&word), "{text}");
+        // It does: the program does not find what it is linked against.
+        let output = place.run(&["--idle", "1s", program.to_str().unwrap()]);
+        assert_ne!(output.status.code(), Some(7), "{}", said(&output));
+    }
+    place.is_left();
+}
+
+/// Longer than any of the daemons of these tests is without clients.
+#[test]
+fn a_daemon_stays_while_it_is_used() {
+    let place = Place::new();
+    let mut command = Command::new(binaries!().rnicd);
+    command.args(["run", "--exit-when-idle", "200ms", "--socket"]).arg(place.socket());
+    let mut daemon = Process::start(command);
+    daemon.line_after("listening");
+    let context = Context::open_at(place.socket()).unwrap();
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(800) {
+        context.status().expect("it serves");
+        std::thread::yield_now();
+    }
+    drop(context);
+    let lines = daemon.succeed().join("\n");
+    assert!(lines.contains("no client for 200ms: ending") && lines.contains("stopped"), "{lines}");
+    assert!(since.elapsed() >= Duration::from_secs(1));
+}

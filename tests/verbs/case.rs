@@ -1,0 +1,325 @@
+//! What is run: a program, how its two ends are called, and what each must say.
+
+/// A program in one way of calling it.
+pub struct Case {
+    /// What the client, or the only process, is called with.
+    pub client: &'static str,
+    /// What the server is called with; none if there is only one process.
+    pub server: Option<Server>,
+    /// What must be among the client's lines.
+    pub client_says: &'static [&'static str],
+    /// Payload bytes that the daemons must have placed for it, at least.
+    pub bytes: u64,
+    /// Where it does not pass, and why.
+    pub fails: &'static [(Setting, &'static str)],
+}
+
+/// The server of a case.
+///
+/// In commands, `{port}` is a port of the case's own and `{ip}` the server's address. A line with
+/// the words of what must be said, one space between any two, is what it takes; `^` stands for the
+/// start of the line.
+pub struct Server {
+    /// What it is called with.
+    pub command: &'static str,
+    /// What must be among its lines.
+    pub says: &'static [&'static str],
+    /// By what it is known to be ready.
+    pub ready: Ready,
+    /// How it comes to an end.
+    pub end: End,
+}
+
+/// By what a server is known to be ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// Its daemon lists a listener at the port.
+    Listener,
+    /// It listens at the TCP port itself, to agree on everything else there.
+    Tcp,
+}
+
+/// How a server comes to an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By itself, with success, when the client is done.
+    Itself,
+    /// Never: it is killed when the client is done.
+    Killed,
+}
+
+/// Where both ends run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// One daemon, whose QPs are connected directly; one user.
+    Direct,
+    /// Two hosts, each with a daemon: TCP.
+    Tcp,
+    /// One daemon, two users: attached memory is reached by copiers.
+    Users,
+}
+
+impl Setting {
+    /// All of them.
+    pub const ALL: [Setting; 3] = [Setting::Direct, Setting::Tcp, Setting::Users];
+}
+
+/// Cases of one package, which share daemons.
+pub struct Group {
+    /// A program of the package, without which nothing is tested.
+    pub program: &'static str,
+    /// The Debian package.
+    pub package: &'static str,
+    /// Further configuration of the daemons.
+    pub config: &'static str,
+    /// In this order.
+    pub cases: &'static [Case],
+}
+
+impl Case {
+    /// A client of a server that ends by itself.
+    const fn pair(client: &'static str, server: &'static str) -> Self {
+        let server =
+            Server { command: server, says: &[], ready: Ready::Listener, end: End::Itself };
+        Case { client, server: Some(server), client_says: &[], bytes: 1, fails: &[] }
+    }
+
+    /// One process.
+    const fn alone(client: &'static str) -> Self {
+        Case { client, server: None, client_says: &[], bytes: 0, fails: &[] }
+    }
+
+    const fn client_says(mut self, says: &'static [&'static str]) -> Self {
+        self.client_says = says;
+        self
+    }
+
+    const fn server_says(mut self, says: &'static [&'static str]) -> Self {
+        if let Some(server) = &mut self.server {
+            server.says = says;
+        }
+        self
+    }
+
+    /// What both say.
+    const fn both_say(self, says: &'static [&'static str]) -> Self {
+        self.client_says(says).server_says(says)
+    }
+
+    const fn bytes(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
+    const fn killed(mut self) -> Self {
+        if let Some(server) = &mut self.server {
+            server.end = End::Killed;
+        }
+        self
+    }
+
+    /// Its server agrees with the client over TCP.
+    const fn over_tcp(mut self) -> Self {
+        if let Some(server) = &mut self.server {
+            server.ready = Ready::Tcp;
+        }
+        self
+    }
+
+    const fn fails(mut self, fails: &'static [(Setting, &'static str)]) -> Self {
+        self.fails = fails;
+        self
+    }
+}
+
+/// Everything that is run.
+pub const GROUPS: &[&Group] = &[&DEVICES, &RDMACM, &PERFTEST, &NEW_POST, &QPERF, &FABRIC];
+
+/// Programs that look at devices.
+pub const DEVICES: Group = Group {
+    program: "ibv_devinfo",
+    package: "ibverbs-utils",
+    config: "",
+    cases: &[
+        Case::alone("ibv_devices").client_says(&["^rnicd0 "]),
+        Case::alone("ibv_devinfo -v").client_says(&[
+            "^hca_id: rnicd0",
+            "^transport: iWARP (1)",
+            "^state: PORT_ACTIVE (4)",
+        ]),
+    ],
+};
+
+/// The utilities of librdmacm.
+pub const RDMACM: Group = Group {
+    program: "rping",
+    package: "rdmacm-utils",
+    config: "",
+    cases: &[
+        Case::pair(
+            "rping -c -a {ip} -p {port} -C 10 -v -V",
+            "rping -s -a {ip} -p {port} -C 10 -v -V",
+        )
+        .client_says(&["^ping data: rdma-ping-9: JKLMNOP"])
+        .server_says(&["^server ping data: rdma-ping-9: JKLMNOP"])
+        .bytes(2 * 10 * 64),
+        Case::pair(
+            "rping -c -a {ip} -p {port} -C 10 -v -V -S 4000",
+            "rping -s -P -a {ip} -p {port} -v -S 4000",
+        )
+        .client_says(&["^ping data: rdma-ping-9: JKLMNOP"])
+        .server_says(&["^server ping data: rdma-ping-9: JKLMNOP"])
+        .bytes(2 * 10 * 4000)
+        .killed(),
+        Case::pair(
+            "rping -c -q -a {ip} -p {port} -C 10 -v -V",
+            "rping -s -q -a {ip} -p {port} -C 10 -v -V",
+        )
+        .client_says(&["^ping data: rdma-ping-9: JKLMNOP"])
+        .server_says(&["^server ping data: rdma-ping-9: JKLMNOP"])
+        .bytes(2 * 10 * 64),
+        Case::pair(
+            "ucmatose -s {ip} -p {port} -c 4 -C 20",
+            "ucmatose -b {ip} -p {port} -c 4 -C 20",
+        )
+        .both_say(&["^data transfers complete", "^test complete", "^return status 0"])
+        .bytes(2 * 4 * 20 * 100),
+        Case::pair("cmtime -s {ip} -p {port} -c 10", "cmtime -b {ip} -p {port} -c 10")
+            .client_says(&["^connect :", "^disconnect :", "^destroy :"])
+            .bytes(0)
+            .killed(),
+        Case::pair("rdma_client -s {ip} -p {port}", "rdma_server -s {ip} -p {port}")
+            .client_says(&["^rdma_client: end 0"])
+            .server_says(&["^rdma_server: end 0"])
+            .bytes(2 * 16),
+        Case::pair("rdma_xclient -s {ip} -p {port} -c r", "rdma_xserver -p {port} -c r")
+            .client_says(&["^rdma_xclient: end 0"])
+            .server_says(&["^rdma_xserver: end 0"])
+            .bytes(16),
+    ],
+};
+
+/// A benchmark of perftest: the same words at both ends, and a result row of both or the client.
+macro_rules! perftest {
+    ($words:literal) => {
+        Case::pair(
+            concat!("ib_", $words, " -R -F -p {port} {ip}"),
+            concat!("ib_", $words, " -R -F -p {port}"),
+        )
+    };
+}
+
+/// Benchmarks of every operation.
+pub const PERFTEST: Group = Group {
+    program: "ib_write_bw",
+    package: "perftest",
+    config: "",
+    cases: &[
+        perftest!("send_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        perftest!("write_lat -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        perftest!("read_lat -n 100").client_says(&["^2 100 "]).bytes(100 * 2),
+        perftest!("send_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        perftest!("write_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        perftest!("read_bw -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        perftest!("send_bw -a -n 50")
+            .client_says(&["^2 50 ", "^8388608 50 "])
+            .bytes(50 * (8 << 20)),
+        perftest!("write_bw -a -n 50")
+            .client_says(&["^2 50 ", "^8388608 50 "])
+            .bytes(50 * (8 << 20)),
+        perftest!("read_bw -a -n 50")
+            .client_says(&["^2 50 ", "^8388608 50 "])
+            .bytes(50 * (8 << 20)),
+        perftest!("send_lat -a -n 50")
+            .client_says(&["^2 50 ", "^8388608 50 "])
+            .bytes(100 * (8 << 20)),
+        perftest!("send_lat -e -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        perftest!("read_bw -e -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+        perftest!("write_bw -q 4 -n 100").both_say(&["^65536 400 "]).bytes(400 << 16),
+        perftest!("send_bw -b -n 100").both_say(&["^65536 100 "]).bytes(200 << 16),
+        perftest!("write_bw -b -n 100").both_say(&["^65536 100 "]).bytes(200 << 16),
+        perftest!("write_lat -I 64 -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
+        perftest!("send_bw -l 8 -n 96").both_say(&["^65536 96 "]).bytes(96 << 16),
+        perftest!("send_bw --use-srq -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
+    ],
+};
+
+/// The same programs on a device by whose numbers they choose `ibv_wr_start` and its like.
+pub const NEW_POST: Group = Group {
+    program: "ib_write_bw",
+    package: "perftest",
+    config: "[device]\nvendor_id = 0x02c9\nvendor_part_id = 4119\n",
+    cases: &[
+        perftest!("send_lat -n 90").client_says(&["ibv_wr* API : ON", "^2 90 "]).bytes(2 * 90 * 2),
+        perftest!("send_bw -n 90").both_say(&["ibv_wr* API : ON", "^65536 90 "]).bytes(90 << 16),
+        perftest!("write_lat -n 90").client_says(&["ibv_wr* API : ON", "^2 90 "]).bytes(2 * 90 * 2),
+        perftest!("write_bw -n 90").both_say(&["ibv_wr* API : ON", "^65536 90 "]).bytes(90 << 16),
+        perftest!("read_bw -n 90").both_say(&["ibv_wr* API : ON", "^65536 90 "]).bytes(90 << 16),
+    ],
+};
+
+/// A test of qperf, told to end its server too.
+macro_rules! qperf {
+    ($test:literal, $says:literal) => {
+        Case::pair(concat!("qperf -lp {port} {ip} -t 1 -cm1 ", $test, " quit"), "qperf -lp {port}")
+            .over_tcp()
+            .client_says(&[concat!("^", $test, ":"), $says])
+            .bytes(1000)
+    };
+}
+
+/// What no case of these passes.
+const IMMEDIATE: [(Setting, &str); 3] = [
+    (Setting::Direct, WITHOUT_IMMEDIATE),
+    (Setting::Tcp, WITHOUT_IMMEDIATE),
+    (Setting::Users, WITHOUT_IMMEDIATE),
+];
+
+const WITHOUT_IMMEDIATE: &str = "it posts Writes with immediate data, which RFC 5040 does not have";
+
+/// qperf connected by the connection manager.
+pub const QPERF: Group = Group {
+    program: "qperf",
+    package: "qperf",
+    config: "",
+    cases: &[
+        qperf!("rc_bw", "^bw = "),
+        qperf!("rc_bi_bw", "^bw = "),
+        qperf!("rc_lat", "^latency = "),
+        qperf!("rc_rdma_read_bw", "^bw = "),
+        qperf!("rc_rdma_read_lat", "^latency = "),
+        qperf!("rc_rdma_write_lat", "^latency = ").fails(&IMMEDIATE),
+    ],
+};
+
+/// fi_pingpong with this provider and this kind of endpoint.
+macro_rules! fabric {
+    ($provider:literal, $kind:literal) => {
+        Case::pair(
+            concat!("fi_pingpong -p ", $provider, " -e ", $kind, " -c -P {port} {ip}"),
+            concat!("fi_pingpong -p ", $provider, " -e ", $kind, " -c -B {port}"),
+        )
+        .over_tcp()
+        .both_say(&["^64 10 =10 ", "^4k 10 =10 ", "^1m 10 =10 "])
+        .bytes(2 * 10 << 20)
+        .fails(&[(
+            Setting::Tcp,
+            "without a default route the host's own address is taken for 127.0.0.1",
+        )])
+    };
+}
+
+/// libfabric over verbs.
+pub const FABRIC: Group = Group {
+    program: "fi_pingpong",
+    package: "libfabric-bin",
+    config: "",
+    cases: &[fabric!("verbs", "msg"), fabric!("verbs;ofi_rxm", "rdm")],
+};
+
+/// Traffic that goes on until it is killed, and the bytes after which it is.
+pub const ENDLESS: &[Case] = &[
+    perftest!("write_bw -D 30").bytes(10 << 20),
+    perftest!("send_bw -D 30").bytes(10 << 20),
+    perftest!("read_bw -D 30").bytes(10 << 20),
+];

@@ -1,0 +1,83 @@
+//! Programs that others have written for RDMA cards, as Debian builds them, over our
+//! libibverbs.so.1 and librdmacm.so.1.
+//!
+//! An exit code of 0 proves little: a program may have fallen back to something else, or have done
+//! nothing. Each must say by itself what it did, the daemons must have placed its bytes, and have
+//! nothing left of it afterwards.
+
+mod case;
+mod page;
+mod stage;
+
+use std::sync::{Mutex, PoisonError};
+
+use case::{Group, Setting};
+use stage::Stage;
+
+/// Held while a case runs.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs the cases of a group one after the other, and tells of all that do not end as they should.
+fn all(setting: Setting, group: &Group) {
+    let Some(mut stage) = Stage::new(setting, group) else { return };
+    let mut wrong = Vec::new();
+    for case in group.cases {
+        // Most of them spin, at both ends: with another pair beside it a message takes as long as
+        // the kernel leaves the processor to a spinning one.
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = stage.run(case);
+        drop(alone);
+        let known = case.fails.iter().any(|(there, _)| *there == setting);
+        match (result, known) {
+            (Ok(()), false) | (Err(_), true) => {}
+            (Ok(()), true) => wrong.push(format!("== {}: passes by now", case.client)),
+            (Err(why), false) => wrong.push(format!("== {}\n{why}", case.client)),
+        }
+    }
+    assert!(wrong.is_empty(), "{setting:?}\n{}", wrong.join("\n").replace("\\n", "\n"));
+}
+
+/// A test of each setting.
+macro_rules! settings {
+    ($($name:ident: $group:ident,)*) => {
+        $(mod $name {
+            use super::*;
+
+            #[test]
+            fn between_processes_of_one_daemon() {
+                all(Setting::Direct, &case::$group);
+            }
+
+            #[test]
+            fn between_hosts() {
+                all(Setting::Tcp, &case::$group);
+            }
+
+            #[test]
+            fn between_users() {
+                all(Setting::Users, &case::$group);
+            }
+        })*
+    };
+}
+
+settings! {
+    devices: DEVICES,
+    rdmacm: RDMACM,
+    perftest: PERFTEST,
+    perftest_with_the_new_post_calls: NEW_POST,
+    qperf: QPERF,
+    fabric: FABRIC,
+}
+
+#[test]
+fn killed_in_the_middle_of_traffic_nothing_is_left() {
+    for setting in Setting::ALL {
+        let Some(mut stage) = Stage::new(setting, &case::PERFTEST) else { continue };
+        for case in case::ENDLESS {
+            for first in [0, 1] {
+                stage.kills(case, first);
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! docs/programs.md: what was run, and what came of it. The tests hold every word of its tables.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::case::{Case, End, GROUPS, Group, Setting};
+
+const INTRODUCTION: &str = "\
+# Programs of others
+
+Programs that were written for RDMA cards run on rnicd unchanged, over its libibverbs.so.1 and
+librdmacm.so.1. These are run by the tests (`cargo test -p rnic-tests --test verbs`), as Debian 12
+builds them:
+
+* *one daemon*: both ends are clients of one daemon and of one user, their QPs connected directly;
+* *two hosts*: each end in a network namespace of its own, with a daemon of its own: TCP;
+* *two users*: as one daemon, with each end another user, whose memory copiers reach.
+
+A program passes if it ends with success, both ends say themselves what they did (the result row
+with the iterations asked for, the data of the ping), the daemons' metrics have gone up by the
+bytes asked for, at both ends, and no daemon has anything left of it. What is said to fail here must
+fail, or the test does. `{port}` is a port of its own, `{ip}` the server's address.
+
+`ib_send_bw -e` is not run: on an iWARP device its sender sleeps until a completion comes also when
+it lacks a credit of the receiver. If it has seen all its completions by then, none comes, though
+the credit lies in its memory meanwhile. It hangs like this in one run of six over TCP, in most
+without `-Q 1`.
+
+This page is the table of the tests, which says so when it differs; `RNIC_WRITE_DOCS=1` writes it.
+";
+
+#[test]
+fn the_page_is_what_is_tested() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/programs.md");
+    let page = page();
+    if std::env::var_os("RNIC_WRITE_DOCS").is_some() {
+        std::fs::write(&file, &page).expect("our own sources");
+    }
+    let there = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(there == page, "docs/programs.md is stale: run this with RNIC_WRITE_DOCS=1");
+}
+
+fn page() -> String {
+    let mut text = INTRODUCTION.to_owned();
+    for group in GROUPS {
+        section(&mut text, group).expect("a string takes everything");
+    }
+    text
+}
+
+fn section(text: &mut String, group: &Group) -> std::fmt::Result {
+    write!(text, "\n## {}", group.package)?;
+    match group.config.lines().collect::<Vec<_>>()[..] {
+        [] => writeln!(text, "\n")?,
+        [table, ref keys @ ..] => {
+            writeln!(text, ", with `{}` in `{table}`\n", keys.join("` and `"))?;
+        }
+    }
+    writeln!(text, "| server | client | one daemon | two hosts | two users |")?;
+    writeln!(text, "| --- | --- | --- | --- | --- |")?;
+    for case in group.cases {
+        let server = match &case.server {
+            None => String::new(),
+            Some(server) if server.end == End::Killed => format!("`{}`, killed", server.command),
+            Some(server) => format!("`{}`", server.command),
+        };
+        let [direct, tcp, users] = Setting::ALL.map(|setting| outcome(case, setting));
+        writeln!(text, "| {server} | `{}` | {direct} | {tcp} | {users} |", case.client)?;
+    }
+    Ok(())
+}
+
+fn outcome(case: &Case, setting: Setting) -> String {
+    let fails = case.fails.iter().find(|(there, _)| *there == setting);
+    fails.map_or_else(|| "pass".to_owned(), |(_, why)| format!("fails: {why}"))
+}

@@ -1,0 +1,354 @@
+//! Daemons for programs of others, in network namespaces of their own; and a case run on them.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rnic_client::{Context, ListKind, QpRow, Rows};
+use rnic_tests::apart::{Apart, Side};
+use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, on_path, verbs};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::case::{Case, End, Group, Ready, Server, Setting};
+
+/// Users of the two ends, where they differ: of nobody else.
+const UIDS: [u32; 2] = [65_531, 65_532];
+
+/// The two ends of a case, which are also the places of what belongs to them.
+const SERVER: usize = 0;
+const CLIENT: usize = 1;
+
+/// Where cases run.
+pub struct Stage {
+    setting: Setting,
+    /// The server's and the client's, or that of both.
+    daemons: Vec<Daemon>,
+    /// Figures of the daemons.
+    figures: TempDir,
+    /// Both libraries.
+    libraries: PathBuf,
+    /// The next case's, in namespaces where nobody else has any.
+    port: u16,
+    /// Ends after the daemons on it.
+    apart: Apart,
+}
+
+impl Stage {
+    /// A stage for these cases, unless the machine does not let a test have it.
+    pub fn new(setting: Setting, group: &Group) -> Option<Self> {
+        if !in_path(group.program) {
+            omit(&format!("no {} here: Debian package {}", group.program, group.package));
+            return None;
+        }
+        if setting == Setting::Users && !rustix::process::getuid().is_root() {
+            omit(&format!("not root: {} of several users is not tested", group.package));
+            return None;
+        }
+        let apart = match setting {
+            Setting::Direct | Setting::Tcp => Apart::new(),
+            Setting::Users => Apart::with_all_users(),
+        };
+        let apart = match apart {
+            Ok(apart) => apart,
+            Err(e) => {
+                omit(&format!("no network namespaces here: {e}"));
+                return None;
+            }
+        };
+        let figures = tempfile::tempdir().expect("a temporary directory");
+        let sides: &[Side] = match setting {
+            Setting::Direct | Setting::Users => &[Side::A],
+            Setting::Tcp => &[Side::A, Side::B],
+        };
+        let start = |(n, side): (usize, &Side)| {
+            let file = figures.path().join(n.to_string());
+            let config = format!(
+                "{}[control]\nmode = \"0666\"\n[metrics]\nfile = {file:?}\ninterval = \"24h\"\n{}",
+                on_path("direct"),
+                group.config
+            );
+            apart.daemon(*side, binaries!(), &config)
+        };
+        let daemons: Vec<Daemon> = sides.iter().enumerate().map(start).collect();
+        let libraries = match setting {
+            Setting::Direct | Setting::Tcp => verbs::directory().to_owned(),
+            Setting::Users => open_to_all(&daemons[0]),
+        };
+        Some(Stage { setting, daemons, figures, libraries, port: 7000, apart })
+    }
+
+    /// Runs a case; or what was wrong with it. Afterwards nothing of it is left.
+    pub fn run(&mut self, case: &Case) -> Result<(), String> {
+        self.port += 10;
+        let before = self.read_figures();
+        let patience = match case.fails.iter().any(|(setting, _)| *setting == self.setting) {
+            false => Duration::from_secs(20),
+            true => Duration::from_secs(5),
+        };
+        let ended = match &case.server {
+            None => self.client_of(case).and_then(|client| ends(client, patience)),
+            Some(server) => self.pair(case, server, patience),
+        };
+        self.is_empty();
+        let after = self.read_figures();
+        ended?;
+        self.went_over(case, &before, &after)
+    }
+
+    /// Waits until the daemons have nothing left of any session.
+    pub fn is_empty(&self) {
+        self.daemons.iter().for_each(|daemon| drop(daemon.is_empty()));
+    }
+
+    /// Kills both ends while bytes are under way, the first one first.
+    pub fn kills(&mut self, case: &Case, first: usize) {
+        self.port += 10;
+        let server = case.server.as_ref().expect("two ends");
+        let mut ends = [Some(self.server_of(server)), None];
+        self.is_ready(server.ready, ends[SERVER].as_mut().expect("just started")).expect("ready");
+        ends[CLIENT] = Some(self.command(CLIENT, case.client));
+        let context = Context::open_at(self.daemon(CLIENT).socket()).expect("the daemon answers");
+        let moved = |row: &QpRow| row.counters.bytes_sent + row.counters.bytes_received;
+        let most = || match context.list(ListKind::Qps, 0).expect("the daemon answers").rows {
+            Rows::Qps(rows) => rows.iter().map(moved).max().unwrap_or(0),
+            other => panic!("{other:?}"),
+        };
+        let deadline = Instant::now() + DEADLINE;
+        while most() < case.bytes {
+            assert!(Instant::now() < deadline, "nothing is under way");
+            std::thread::yield_now();
+        }
+        drop(context);
+        for n in [first, 1 - first] {
+            ends[n].take().expect("not yet").kill();
+        }
+        self.is_empty();
+    }
+
+    fn pair(&self, case: &Case, server: &Server, patience: Duration) -> Result<(), String> {
+        let mut process = self.server_of(server);
+        let ended = self.is_ready(server.ready, &mut process).and_then(|()| {
+            let client = self.command(CLIENT, case.client);
+            let client = ended(client, patience)?;
+            says(&client, case.client_says)
+        });
+        let by_itself = match server.end {
+            End::Itself => process.ends_within(patience),
+            End::Killed => true,
+        };
+        let (status, lines) = process.killed();
+        let server_ended = match (server.end, by_itself) {
+            (End::Itself, false) => Err(format!("does not end\n{}", lines.join("\n"))),
+            (End::Itself, true) => success((status, lines)),
+            (End::Killed, _) => Ok(lines),
+        };
+        let server_ended = server_ended.and_then(|lines| says(&lines, server.says));
+        match (ended, server_ended) {
+            (Ok(()), Ok(())) => Ok(()),
+            (client, server) => Err(format!("client: {client:#?}\nserver: {server:#?}")),
+        }
+    }
+
+    /// Whether the bytes of a case are those that the daemons have placed in the meantime.
+    fn went_over(&self, case: &Case, before: &[Figures], after: &[Figures]) -> Result<(), String> {
+        let rose = |name: &str| -> Vec<u64> {
+            let of = |(before, after): (&Figures, &Figures)| after.of(name) - before.of(name);
+            before.iter().zip(after).map(of).collect()
+        };
+        let placed: u64 = rose("rnicd_placed_bytes_total").iter().sum();
+        if placed < case.bytes {
+            return Err(format!("{placed} bytes placed instead of {}", case.bytes));
+        }
+        let moved: Vec<u64> = match self.setting {
+            Setting::Direct => return Ok(()),
+            Setting::Tcp => rose("rnicd_sent_bytes_total")
+                .iter()
+                .zip(rose("rnicd_placed_bytes_total"))
+                .map(|(sent, placed)| sent + placed)
+                .collect(),
+            Setting::Users => UIDS
+                .iter()
+                .map(|uid| {
+                    let of =
+                        |what| rose(&format!("rnicd_user_{what}_bytes_total{{uid=\"{uid}\"}}"));
+                    of("sent")[0] + of("placed")[0]
+                })
+                .collect(),
+        };
+        match case.bytes > 0 && moved.contains(&0) {
+            true => Err(format!("bytes of only one end are counted: {moved:?}")),
+            false => Ok(()),
+        }
+    }
+
+    /// What the daemons have counted. Nobody may have a session.
+    fn read_figures(&self) -> Vec<Figures> {
+        let read = |(n, daemon): (usize, &Daemon)| {
+            let file = self.figures.path().join(n.to_string());
+            let deadline = Instant::now() + DEADLINE;
+            // That of the start, or the last one.
+            while std::fs::remove_file(&file).is_err() {
+                assert!(Instant::now() < deadline, "no {}", file.display());
+                std::thread::yield_now();
+            }
+            // Its configuration read again, a daemon writes its figures.
+            daemon.signal(Signal::HUP);
+            loop {
+                if let Ok(text) = std::fs::read_to_string(&file) {
+                    // The next one removes it.
+                    return Figures::parse(&text);
+                }
+                assert!(Instant::now() < deadline, "no {}", file.display());
+                std::thread::yield_now();
+            }
+        };
+        self.daemons.iter().enumerate().map(read).collect()
+    }
+
+    fn daemon(&self, end: usize) -> &Daemon {
+        &self.daemons[end % self.daemons.len()]
+    }
+
+    fn side(&self, end: usize) -> Side {
+        match (self.setting, end) {
+            (Setting::Tcp, CLIENT) => Side::B,
+            _ => Side::A,
+        }
+    }
+
+    fn server_of(&self, server: &Server) -> Process {
+        self.command(SERVER, server.command)
+    }
+
+    fn client_of(&self, case: &Case) -> Result<(Process, &'static [&'static str]), String> {
+        Ok((self.command(CLIENT, case.client), case.client_says))
+    }
+
+    /// Starts one of the ends.
+    fn command(&self, end: usize, words: &str) -> Process {
+        let mut command = self.apart.on(self.side(end));
+        if self.setting == Setting::Users {
+            let uid = UIDS[end];
+            command.args(["setpriv", &format!("--reuid={uid}"), &format!("--regid={uid}")]);
+            command.arg("--clear-groups");
+        }
+        let (ip, port) = (self.side(SERVER).ip(), self.port.to_string());
+        let fill = |word: &str| word.replace("{ip}", ip).replace("{port}", &port);
+        command.args(words.split_whitespace().map(fill));
+        command.env("LD_LIBRARY_PATH", &self.libraries);
+        command.env("RNIC_SOCKET", self.daemon(end).socket());
+        // Why something was refused, should it be.
+        command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
+        Process::start(command)
+    }
+
+    /// Waits until a server is ready for its client.
+    fn is_ready(&self, ready: Ready, server: &mut Process) -> Result<(), String> {
+        let context = Context::open_at(self.daemon(SERVER).socket()).expect("the daemon answers");
+        let pid = server.id();
+        let is_ready = || match ready {
+            Ready::Listener => {
+                match context.list(ListKind::Listeners, 0).expect("the daemon answers").rows {
+                    Rows::Listeners(rows) => {
+                        rows.iter().any(|r| r.address.port() == self.port && r.backlog > 0)
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            Ready::Tcp => ["tcp", "tcp6"].iter().any(|name| self.listens(name, pid)),
+        };
+        let deadline = Instant::now() + DEADLINE;
+        while !is_ready() {
+            if Instant::now() > deadline {
+                return Err("the server does not listen".to_owned());
+            }
+            if server.has_ended() {
+                return Err("the server has ended before it listens".to_owned());
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Whether there is a TCP socket that listens at the port where this process is.
+    fn listens(&self, table: &str, pid: u32) -> bool {
+        let table = std::fs::read_to_string(format!("/proc/{pid}/net/{table}"));
+        let port = format!(":{:04X}", self.port);
+        table.unwrap_or_default().lines().any(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            // Number, local address, peer's, state: 0A is LISTEN.
+            fields.len() > 3 && fields[1].ends_with(&port) && fields[3] == "0A"
+        })
+    }
+}
+
+/// What a daemon has counted since its start, by name and labels.
+struct Figures(HashMap<String, u64>);
+
+impl Figures {
+    fn parse(page: &str) -> Self {
+        let figure = |line: &str| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        Figures(page.lines().filter(|line| !line.starts_with('#')).filter_map(figure).collect())
+    }
+
+    /// Nothing is counted of users who have not been there.
+    fn of(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// Whether there is such a program.
+pub fn in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+/// The libraries where everybody can load them: in a daemon's directory.
+fn open_to_all(daemon: &Daemon) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(daemon.dir(), open).expect("a directory of our own");
+    let directory = daemon.dir().join("verbs");
+    let mut copy = Command::new("cp");
+    copy.args(["--recursive", "--dereference"]).arg(verbs::directory()).arg(&directory);
+    Process::start(copy).succeed();
+    directory
+}
+
+fn ends(
+    (client, wanted): (Process, &'static [&'static str]),
+    patience: Duration,
+) -> Result<(), String> {
+    says(&ended(client, patience)?, wanted)
+}
+
+/// Waits for the end of a process that is to end with success; what it printed.
+fn ended(mut process: Process, patience: Duration) -> Result<Vec<String>, String> {
+    match process.ends_within(patience) {
+        true => success(process.finish()),
+        false => Err(format!("does not end\n{}", process.killed().1.join("\n"))),
+    }
+}
+
+fn success((status, lines): (ExitStatus, Vec<String>)) -> Result<Vec<String>, String> {
+    match status.success() {
+        true => Ok(lines),
+        false => Err(format!("{status}\n{}", lines.join("\n"))),
+    }
+}
+
+/// Whether all that is wanted is among the lines.
+fn says(lines: &[String], wanted: &[&str]) -> Result<(), String> {
+    let plain = |line: &String| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let plain: Vec<String> = lines.iter().map(|line| format!("^{} ", plain(line))).collect();
+    let missing = wanted.iter().find(|text| !plain.iter().any(|line| line.contains(**text)));
+    match missing {
+        Some(text) => Err(format!("does not say {text:?}\n{}", lines.join("\n"))),
+        None => Ok(()),
+    }
+}
