@@ -212,6 +212,7 @@ def run_all(options, chosen):
 def main():
     parser = argparse.ArgumentParser(prog="run", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print the table and end")
+    parser.add_argument("--quick", action="store_true", help="only those of the short run")
     parser.add_argument("--vm", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -220,7 +221,9 @@ def main():
     options = parser.parse_args()
     patterns = options.patterns or ["*"]
     chosen = [
-        case for case in cases.CASES if any(fnmatch.fnmatch(case.name, one) for one in patterns)
+        case
+        for case in (cases.quick() if options.quick else cases.CASES)
+        if any(fnmatch.fnmatch(case.name, one) for one in patterns)
     ]
     if not chosen:
         parser.error("no case has such a name; --list shows them")
