@@ -64,9 +64,10 @@ DESTROYED = ("host", "0/0/00")
 
 def perftest(name, program, size, server, client, **more):
     """A program of perftest, 100 messages. The server prints figures of what it has posted or
-    received, if anything."""
+    received, if anything. What they are does not matter: in an emulated machine that is short of
+    time, perftest finds no frequency for its clock, and has `inf` for all of them."""
     both = f"{program} -R -F -n 100 -s {size} -p {{port}}"
-    figures = rf"^ *{size} +100 +[0-9.]+ "
+    figures = rf"^ *{size} +100 +([0-9.]+|inf) "
     posts = program.startswith("ib_send") or program == "ib_write_lat"
     return Case(
         name=name.format(f"{program}-{size}"),

@@ -32,6 +32,7 @@ class Seen:
         self.fpdus = {"host": Counter(), "guest": Counter()}
         self.crcs = {"host": Counter(), "guest": Counter()}  # "good", "zero" or "bad"
         self.terminates = []  # (side, "layer/type/code")
+        self.refused = 0  # connections at whose port nobody listened
         self.unread = []  # the sides of streams of which a part could not be read
 
     def __str__(self):
@@ -43,6 +44,8 @@ class Seen:
             said = ", ".join(f"{count} {name}" for name, count in sorted(self.crcs[side].items()))
             lines.append(f"{side}: CRCs of the first: {said or 'none'}")
         lines += [f"{side}: Terminate {what}" for side, what in self.terminates]
+        if self.refused:
+            lines.append(f"{self.refused} connections were refused")
         lines += [f"{side}: a stream with parts that could not be read" for side in self.unread]
         return "\n".join(lines) + "\n"
 
@@ -50,12 +53,12 @@ class Seen:
 def read(path):
     """Reads a capture."""
     seen = Seen()
-    for (source, _, _, _), stream in streams(path).items():
+    for (source, _, _, _), stream in streams(path, seen).items():
         mpa(seen, "guest" if source == guest.ADDRESS else "host", stream)
     return seen
 
 
-def streams(path):
+def streams(path, seen):
     """The bytes that went each way of each connection, in the order of first appearance."""
     segments = {}
     with open(path, "rb") as file:
@@ -73,6 +76,8 @@ def streams(path):
         key = (address(ip[12:16]), source, address(ip[16:20]), to)
         if tcp[13] & 2:  # SYN: a new connection, of the same ports perhaps
             segments[key] = [sequence + 1, {}]
+        elif tcp[13] & 4 and key not in segments:  # RST where a SYN was to come
+            seen.refused += 1
         elif key in segments and (payload := tcp[(tcp[12] >> 4) * 4 :]):
             first, pieces = segments[key]
             offset = (sequence - first) % 2**32
