@@ -262,8 +262,8 @@ impl Qp {
         }
     }
 
-    /// The QP is destroyed: its peer is told by a Terminate where the stream allows it, else by a
-    /// reset.
+    /// The QP is destroyed: its peer is told by a Terminate where the stream allows it, by the FIN
+    /// that was said already, else by a reset.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.unblock(engine);
         // Not inside a message, and only where something may be sent.
@@ -275,7 +275,8 @@ impl Qp {
             self.life.record_destruction(&self.core, engine);
             self.fpdu_sent(&OutgoingFpdu::Terminate, None);
         }
-        self.link.destroy(terminate, &self.core, engine);
+        let said_all = self.life.phase().has_said_all();
+        self.link.destroy(terminate, said_all, &self.core, engine);
         engine.stags.unbind_all_of(self.core.id);
         self.life.set_deadline(&self.core, engine, None);
         engine.doorbells.unroute(&self.core, engine.worker);

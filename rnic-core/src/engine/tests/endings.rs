@@ -567,6 +567,34 @@ fn destroy_completes_nothing_and_frees_its_slots() {
     }
 }
 
+/// A program that disconnects in order, or whose stream has ended by a Terminate, and that goes at
+/// once: what it has said is still on its way.
+//= RDMAP-6.2.1-4
+#[test]
+fn destroy_takes_nothing_back_that_was_sent() {
+    for terminated in [false, true] {
+        let mut w = World::connected(Wiring::tcp());
+        let b = w.any_mr(B, 10);
+        w.recv(A, 1, &[]);
+        w.recv(B, 1, &[]);
+        w.links[0].pipes[0].latency = 1_000_000;
+        w.push(A, &[Wr::send(2, &[])]);
+        while w.round() {}
+        if terminated {
+            w.push(B, &[Wr::send(2, &[b.all()])]);
+        } else {
+            let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
+            w.engines[engine].disconnect(id, false, now);
+        }
+        while w.round() {}
+        w.destroy(A);
+        assert!(w.completions(B).contains(&"1 Receive".to_owned()));
+        let ends = if terminated { "terminated by peer 1/2/05" } else { "peer closed" };
+        let events = w.events(B);
+        assert!(events.len() == 1 && events[0].starts_with(ends), "{events:?}");
+    }
+}
+
 #[test]
 fn detaching_a_session_takes_everything_of_it() {
     for wiring in Wiring::all() {
