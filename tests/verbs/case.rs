@@ -133,7 +133,7 @@ impl Case {
 }
 
 /// Everything that is run.
-pub const GROUPS: &[&Group] = &[&DEVICES, &RDMACM, &PERFTEST, &NEW_POST, &QPERF, &FABRIC];
+pub const GROUPS: &[&Group] = &[&DEVICES, &RDMACM, &PERFTEST, &NEW_POST, &FIO, &QPERF, &FABRIC];
 
 /// Programs that look at devices.
 pub const DEVICES: Group = Group {
@@ -256,6 +256,32 @@ pub const NEW_POST: Group = Group {
         perftest!("write_bw -n 90").both_say(&["ibv_wr* API : ON", "^65536 90 "]).bytes(90 << 16),
         perftest!("read_bw -n 90").both_say(&["ibv_wr* API : ON", "^65536 90 "]).bytes(90 << 16),
     ],
+};
+
+/// A job of fio: a client that moves 16 MiB in this way, and the server it names.
+macro_rules! fio {
+    ($verb:literal) => {
+        Case::pair(
+            concat!(
+                "fio --name=client --ioengine=rdma --hostname={ip} --port={port} --verb=",
+                $verb,
+                " --rw=write --bs=64k --size=16m --iodepth=8"
+            ),
+            "fio --name=server --ioengine=rdma --port={port} --rw=read --bs=64k --size=16m \
+             --iodepth=8",
+        )
+        .client_says(&["err= 0", "io=16.0MiB (16.8MB)"])
+        .server_says(&["err= 0"])
+        .bytes(16 << 20)
+    };
+}
+
+/// fio, which forks its jobs.
+pub const FIO: Group = Group {
+    program: "fio",
+    package: "fio",
+    config: "",
+    cases: &[fio!("write"), fio!("read"), fio!("send")],
 };
 
 /// A test of qperf, told to end its server too.

@@ -66,6 +66,7 @@ settings! {
     rdmacm: RDMACM,
     perftest: PERFTEST,
     perftest_with_the_new_post_calls: NEW_POST,
+    fio: FIO,
     qperf: QPERF,
     fabric: FABRIC,
 }

@@ -199,10 +199,10 @@ impl Link {
     pub(super) fn destroy(
         &mut self,
         terminate: Option<Vec<u8>>,
+        reset: bool,
         core: &QpCore,
         engine: &mut EngineState,
     ) {
-        let reset = terminate.is_none();
         match (&*self, terminate) {
             (Link::Direct(peer), Some(payload)) => {
                 engine.signal(*peer, PeerSignal::Terminate(payload));

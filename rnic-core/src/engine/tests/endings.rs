@@ -567,6 +567,24 @@ fn destroy_completes_nothing_and_frees_its_slots() {
     }
 }
 
+// A program that has seen its last completion may disconnect and destroy the QP at once.
+#[test]
+fn what_has_completed_still_arrives_when_a_disconnected_qp_is_destroyed() {
+    let (mut w, mut raw) = World::raw();
+    let from = w.any_mr(A, 100);
+    w.post(A, &[Wr::write(1, &[from.all()], &from, 0), Wr::send(2, &[from.all()])]);
+    assert_eq!(w.completions(A), ["1 RdmaWrite", "2 Send"]);
+    w.disconnect(A);
+    w.destroy(A);
+    let segments = raw.segments(&mut w);
+    assert_eq!(
+        segments.iter().map(Segment::opcode).collect::<Vec<_>>(),
+        [Opcode::Write, Opcode::Send]
+    );
+    assert_eq!(segments[1].payload, from.bytes());
+    assert!(raw.fin && !raw.reset && raw.is_closed(&w));
+}
+
 #[test]
 fn detaching_a_session_takes_everything_of_it() {
     for wiring in Wiring::all() {
