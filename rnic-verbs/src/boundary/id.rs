@@ -135,15 +135,17 @@ pub(super) unsafe fn make(
     Ok(head)
 }
 
-/// Shows a program the addresses of its id as far as they are known, and the device once its own
-/// address is one.
+/// Shows a program the addresses of its id as far as they are known, and the device once they are
+/// of one. Bound to a loopback address an id is of no device yet, as with the kernel: libfabric
+/// listens at the device's address then.
 pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<(), Errno> {
     let (source, peer) = id.addresses();
     // SAFETY: as the module says.
     unsafe {
         if let Some(source) = source {
             (*to).route.addr.src = addresses::in_c(source);
-            if !source.ip().is_unspecified() {
+            let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
+            if peer.is_some() || !of_none {
                 (*to).verbs = context_of(id.device())?;
                 (*to).port_num = PORT;
             }
