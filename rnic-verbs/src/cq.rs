@@ -125,10 +125,28 @@ impl CqBody {
     /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`).
     pub(crate) fn poll(&self, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
         let mut poll = self.poll.lock();
+        let n = self.take(&mut poll, out)?;
+        if n > 0 {
+            poll.in_vain = 0;
+            return Ok(n);
+        }
+        poll.in_vain += 1;
+        if poll.in_vain < PATIENCE {
+            return Ok(0);
+        }
+        poll.in_vain = 0;
+        drop(poll);
+        std::thread::yield_now();
+        // Much may have happened meanwhile, the end of a connection too: whoever hears of that
+        // next expects to have seen what came before it.
+        self.take(&mut self.poll.lock(), out)
+    }
+
+    fn take(&self, poll: &mut PollState, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
         let mut n = 0;
         while n < out.len() {
             let most = BATCH.min(out.len() - n);
-            let PollState { batch, last, .. } = &mut *poll;
+            let PollState { batch, last, .. } = poll;
             let taken = self.cq.poll(&mut batch[..most])?;
             for completion in &batch[..taken] {
                 // The completions of a QP that has been destroyed are gone with it.
@@ -140,12 +158,6 @@ impl CqBody {
             if taken < most {
                 break;
             }
-        }
-        poll.in_vain = if n > 0 { 0 } else { poll.in_vain + 1 };
-        if poll.in_vain == PATIENCE {
-            poll.in_vain = 0;
-            drop(poll);
-            std::thread::yield_now();
         }
         Ok(n)
     }

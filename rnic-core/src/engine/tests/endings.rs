@@ -585,6 +585,21 @@ fn what_has_completed_still_arrives_when_a_disconnected_qp_is_destroyed() {
     assert!(raw.fin && !raw.reset && raw.is_closed(&w));
 }
 
+// A program that does not wait for its last inline request relies on an adapter that is quick.
+#[test]
+fn what_was_posted_before_a_qp_is_destroyed_goes_out_first() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        w.recv(B, 1, &[to.all()]);
+        w.push(A, &[Wr::send(2, &[from.all()]).unsignaled()]);
+        w.destroy(A);
+        assert_eq!(w.completions(B), ["1 Receive 100"], "{wiring:?}");
+        assert_eq!(to.bytes(), from.bytes());
+        assert_eq!(w.events(B), ["terminated by peer 0/0/00"], "{wiring:?}");
+    }
+}
+
 #[test]
 fn detaching_a_session_takes_everything_of_it() {
     for wiring in Wiring::all() {
