@@ -2,8 +2,12 @@
 
 use crate::errno::Errno;
 
-/// Whether this process may write every page of a range. The daemon's way to the memory does not
-/// ask, so this is asked when the range is registered.
+/// Whether this process may read every page of a range.
+pub(crate) fn is_readable(address: u64, length: u64) -> Result<bool, Errno> {
+    covered_by(address, length, |mapping| mapping.readable)
+}
+
+/// Whether this process may write every page of a range.
 pub(crate) fn is_writable(address: u64, length: u64) -> Result<bool, Errno> {
     covered_by(address, length, |mapping| mapping.writable)
 }
@@ -175,6 +179,7 @@ mod tests {
         let here = vec![0u8; 100_000];
         assert_eq!(is_writable(here.as_ptr() as u64, 100_000), Ok(true));
         let code = is_writable as *const () as u64;
-        assert_eq!(is_writable(code, 1), Ok(false));
+        assert_eq!((is_writable(code, 1), is_readable(code, 1)), (Ok(false), Ok(true)));
+        assert_eq!(is_readable(0, 1), Ok(false));
     }
 }
