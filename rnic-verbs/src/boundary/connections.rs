@@ -6,11 +6,11 @@ use std::ptr::null_mut;
 use libc::sockaddr;
 
 use crate::c::*;
-use crate::cm::ConnectWanted;
+use crate::cm::{ConnectWanted, Phase};
 use crate::errno::{Errno, minus_one};
 use crate::object::zeroed;
 
-use super::events::{self, complete};
+use super::events::{self, completed};
 use super::id::{context_of, default_pd, show_addresses, shown};
 use super::{addresses, cq, qp, srq};
 
@@ -40,7 +40,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: as the module says.
-    minus_one(unsafe { resolve_address(id, source, peer).and_then(|()| complete(id)) })
+    minus_one(unsafe { resolve_address(id, source, peer) })
 }
 
 pub(super) unsafe fn resolve_address(
@@ -50,10 +50,8 @@ pub(super) unsafe fn resolve_address(
 ) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let found = shown(id)?;
         let peer = addresses::read(peer).ok_or(Errno(libc::EAFNOSUPPORT))?;
-        found.id.resolve_address(addresses::read(source), peer)?;
-        show_addresses(id, &found.id)
+        completed(id, |of| of.resolve_address(addresses::read(source), peer))
     }
 }
 
@@ -63,7 +61,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(
     _timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: as the module says.
-    minus_one(unsafe { shown(id).and_then(|s| s.id.resolve_route()).and_then(|()| complete(id)) })
+    minus_one(unsafe { completed(id, |of| of.resolve_route()) })
 }
 
 /// rdma_listen(3).
@@ -84,10 +82,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     parameters: *mut rdma_conn_param,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe {
-        let begun = shown(id).and_then(|s| s.id.connect(&wanted(parameters)));
-        minus_one(begun.and_then(|()| complete(id)))
-    }
+    unsafe { minus_one(completed(id, |of| of.connect(&wanted(parameters)))) }
 }
 
 /// rdma_accept(3).
@@ -96,10 +91,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
     parameters: *mut rdma_conn_param,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe {
-        let begun = shown(id).and_then(|s| s.id.accept(&wanted(parameters)));
-        minus_one(begun.and_then(|()| complete(id)))
-    }
+    unsafe { minus_one(completed(id, |of| of.accept(&wanted(parameters)))) }
 }
 
 /// What a program wants of a connection; without parameters, as much as possible.
@@ -137,12 +129,14 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     unsafe { minus_one(shown(id).and_then(|s| s.id.reject(data(private_data, length)))) }
 }
 
-/// rdma_disconnect(3).
+/// rdma_disconnect(3). Of a connection that has ended before, and told so, nothing more comes.
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let done = shown(id).and_then(|s| s.id.disconnect());
-        minus_one(done.and_then(|()| complete(id)))
+        match shown(id) {
+            Ok(found) if found.id.phase() == Phase::Ended && !found.id.has_events() => 0,
+            _ => minus_one(completed(id, |of| of.disconnect())),
+        }
     }
 }
 
@@ -228,10 +222,17 @@ pub(super) unsafe fn create_qp(
     // SAFETY: as the module says.
     unsafe {
         let w = wanted.as_mut().ok_or(Errno::INVALID)?;
-        let pd = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq)?;
+        let asked = (w.send_cq, w.recv_cq, w.srq);
+        let made = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
         w.qp_type = (*id).qp_type;
-        let made = qp::create(pd, wanted).inspect_err(|_| destroy_cqs(id))?;
-        has_qp(id, pd, made)
+        let made = made.and_then(|pd| {
+            let made = qp::create(pd, wanted).inspect_err(|_| destroy_cqs(id))?;
+            has_qp(id, pd, made)
+        });
+        made.inspect_err(|_| {
+            // The program may try for less with it, and what was made is gone.
+            ((*wanted).send_cq, (*wanted).recv_cq, (*wanted).srq) = asked;
+        })
     }
 }
 
@@ -249,11 +250,17 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
     unsafe {
         let w = wanted.as_mut().ok_or(Errno::INVALID)?;
         let named = if w.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
-        let pd = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq)?;
-        (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_QP_INIT_ATTR_PD);
+        let asked = (w.send_cq, w.recv_cq, w.srq);
+        let made = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
         w.qp_type = (*id).qp_type;
-        let made = qp::create_ex(wanted).inspect_err(|_| destroy_cqs(id))?;
-        has_qp(id, pd, made)
+        let made = made.and_then(|pd| {
+            ((*wanted).pd, (*wanted).comp_mask) = (pd, (*wanted).comp_mask | IBV_QP_INIT_ATTR_PD);
+            let made = qp::create_ex(wanted).inspect_err(|_| destroy_cqs(id))?;
+            has_qp(id, pd, made)
+        });
+        made.inspect_err(|_| {
+            ((*wanted).send_cq, (*wanted).recv_cq, (*wanted).srq) = asked;
+        })
     }
 }
 
@@ -435,13 +442,11 @@ unsafe fn port(of: &rdma_sockaddr) -> u16 {
 /// rdma_get_devices(3).
 pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
     let found = crate::device::Device::open().and_then(|device| context_of(&device));
-    let list = found.map(|context| {
-        if !count.is_null() {
-            // SAFETY: as the module says.
-            unsafe { *count = 1 };
-        }
-        Box::into_raw(Box::new([context, null_mut()])).cast()
-    });
+    if !count.is_null() {
+        // SAFETY: as the module says.
+        unsafe { *count = found.is_ok().into() };
+    }
+    let list = found.map(|context| Box::into_raw(Box::new([context, null_mut()])).cast());
     crate::errno::pointer(list)
 }
 

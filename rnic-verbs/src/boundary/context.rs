@@ -73,15 +73,16 @@ pub(super) fn open(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
 
 /// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let Ok(device) = Device::open() else {
+    let found = Device::open();
+    if !count.is_null() {
+        // SAFETY: as the module says.
+        unsafe { *count = found.is_ok().into() };
+    }
+    let Ok(device) = found else {
         // What a machine without a device says; programs ask that have other ways.
         system::set_errno(libc::ENOSYS);
         return null_mut();
     };
-    if !count.is_null() {
-        // SAFETY: as the module says.
-        unsafe { *count = 1 };
-    }
     let devices = [device.head().0, null_mut()];
     Box::into_raw(Box::new(List { devices, device })).cast()
 }

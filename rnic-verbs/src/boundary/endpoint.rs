@@ -7,7 +7,7 @@ use crate::errno::{Errno, minus_one};
 use crate::object::Foreign;
 
 use super::connections::{self, bind, create_qp, resolve_address};
-use super::events::complete;
+use super::events::completed;
 use super::id::{self, Endpoint, shown};
 
 /// rdma_create_ep(3).
@@ -68,10 +68,8 @@ unsafe fn connect_to(
     // SAFETY: as the module says.
     unsafe {
         resolve_address(id, found.ai_src_addr, found.ai_dst_addr)?;
-        complete(id)?;
         if found.ai_flags & RAI_NOROUTE == 0 || !wanted.is_null() {
-            shown(id)?.id.resolve_route()?;
-            complete(id)?;
+            completed(id, |of| of.resolve_route())?;
         }
         if !wanted.is_null() {
             (*wanted).qp_type = IBV_QPT_RC;

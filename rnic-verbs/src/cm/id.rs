@@ -20,7 +20,8 @@ use crate::qp::QpBody;
 pub(crate) struct IdBody {
     pub(super) device: Arc<Device>,
     head: OnceLock<Foreign<c::rdma_cm_id>>,
-    channel: Mutex<Arc<EventChannel>>,
+    /// Where its events go; nowhere once it is destroyed.
+    channel: Mutex<Option<Arc<EventChannel>>>,
     /// Events that the program has fetched and not acknowledged.
     pub(crate) unacknowledged: Unacknowledged,
     pub(super) state: Mutex<State>,
@@ -100,7 +101,7 @@ impl IdBody {
         Arc::new(IdBody {
             device,
             head: OnceLock::new(),
-            channel: Mutex::new(channel),
+            channel: Mutex::new(Some(channel)),
             unacknowledged: Unacknowledged::default(),
             state: Mutex::new(state),
         })
@@ -117,10 +118,6 @@ impl IdBody {
     /// What the program knows it by.
     pub(crate) fn head(&self) -> Foreign<c::rdma_cm_id> {
         self.head.get().copied().unwrap_or(Foreign::NULL)
-    }
-
-    pub(crate) fn channel(&self) -> Arc<EventChannel> {
-        self.channel.lock().clone()
     }
 
     /// Its own address and the peer's, as far as they are known.
@@ -156,9 +153,7 @@ impl IdBody {
             state.qp = None;
             std::mem::replace(&mut state.phase, Phase::Ended)
         };
-        if was == Phase::Connected {
-            self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0);
-        }
+        self.ended(was);
     }
 
     /// Moves it to another channel, with the events that have not been fetched
@@ -167,8 +162,9 @@ impl IdBody {
         let from = {
             // Held until the old channel is empty of it, so that events stay in order.
             let mut channel = self.channel.lock();
-            let from = std::mem::replace(&mut *channel, to.clone());
-            from.take_back(self).into_iter().for_each(|arrived| to.push(arrived));
+            let from = channel.replace(to.clone());
+            let waiting = from.as_ref().map(|from| from.take_back(self));
+            waiting.into_iter().flatten().for_each(|arrived| to.push(arrived));
             from
         };
         drop(from);
@@ -196,9 +192,15 @@ impl IdBody {
             // It may have ended meanwhile.
             let _ = qp.client().abort();
         }
-        let channel = self.channel();
-        drop(channel.take_back(self));
+        // What is about to arrive is nobody's from here on.
+        let channel = self.channel.lock().take();
+        drop(channel.map(|channel| channel.take_back(self)));
         self.unacknowledged.wait();
+    }
+
+    /// Whether the program has not fetched all of its events.
+    pub(crate) fn has_events(&self) -> bool {
+        self.channel.lock().as_ref().is_some_and(|channel| channel.has(self))
     }
 
     /// Queues an event.
@@ -207,7 +209,9 @@ impl IdBody {
     }
 
     fn push_arrived(&self, arrived: Arrived) {
-        self.channel.lock().push(arrived);
+        if let Some(channel) = &*self.channel.lock() {
+            channel.push(arrived);
+        }
     }
 
     // --- What the daemon says --------------------------------------------------------------
@@ -229,7 +233,9 @@ impl IdBody {
 
     /// A peer has given up before the program decided. Whoever has the id learns it by accepting.
     pub(super) fn withdrawn(&self, request: RequestId) {
-        self.channel().take_back_request(request);
+        if let Some(channel) = &*self.channel.lock() {
+            channel.take_back_request(request);
+        }
     }
 
     /// The connection stands.
@@ -315,6 +321,11 @@ impl IdBody {
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
             qp.states.lock().disconnected();
         }
+        self.ended(was);
+    }
+
+    /// Tells of the end of a connection, or of an attempt.
+    fn ended(self: &Arc<Self>, was: Phase) {
         match was {
             Phase::Connected => self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0),
             Phase::Connecting => self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::ECONNRESET),
