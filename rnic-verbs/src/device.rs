@@ -37,7 +37,7 @@ pub(crate) struct Device {
     pub(crate) srqs: RwLock<HashMap<SrqId, Arc<SrqBody>>>,
     pub(crate) ids: cm::Ids,
     pub(crate) adopted: Ranges,
-    pub(crate) regions: Regions,
+    pub(crate) regions: Arc<Regions>,
     /// What ids bring along for programs that bring nothing; null until one is asked for.
     pub(crate) cm_context: Mutex<Foreign<c::ibv_context>>,
     pub(crate) cm_pd: Mutex<Foreign<c::ibv_pd>>,
@@ -85,7 +85,7 @@ impl Device {
             srqs: RwLock::default(),
             ids: cm::Ids::default(),
             adopted: Ranges::default(),
-            regions: Regions::default(),
+            regions: Arc::default(),
             cm_context: Mutex::new(Foreign::NULL),
             cm_pd: Mutex::new(Foreign::NULL),
         });

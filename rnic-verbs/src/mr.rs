@@ -111,7 +111,7 @@ impl Registered {
         let options = MrOptions { access, iova, scope: Scope::Pd };
         let device = pd.device();
         let (address, length) = (wanted.range.address(), wanted.range.len());
-        let adopted = device.adopted.of(&device.context, address, length);
+        let adopted = device.adopted.of(&device.context, &device.regions, address, length);
         let mr = match &adopted {
             Some(adopted) => {
                 let (buffer, offset) = adopted.place(address);

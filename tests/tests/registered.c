@@ -154,6 +154,33 @@ int main(int count, char **words)
         puts("done");
         return 0;
     }
+    if (!strcmp(part, "reached")) {
+        // Peers write through the first, at any time.
+        unsigned char *untouched = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        check(untouched != MAP_FAILED, "there is more memory");
+        struct ibv_mr *first = ibv_reg_mr(pd, untouched, LENGTH, RIGHTS);
+        memset(untouched, 7, LENGTH);
+        struct ibv_mr *second = ibv_reg_mr(pd, untouched, LENGTH, RIGHTS);
+        check(first && second && !shared(untouched), "what is registered stays where it is");
+        check(!ibv_dereg_mr(first) && !ibv_dereg_mr(second), "both are taken back");
+        first = ibv_reg_mr(pd, untouched + 65536, LENGTH / 2, RIGHTS);
+        check(first && shared(untouched + 65536), "a part is shared");
+        second = ibv_reg_mr(pd, untouched, LENGTH, RIGHTS);
+        check(second != NULL, "all of it is registered");
+        check(!ibv_dereg_mr(first), "the part is taken back");
+        check(!shared(untouched + 65536) && all(untouched, 7), "it holds what it held");
+        pid_t child = fork();
+        if (child == 0) {
+            memset(untouched, 9, LENGTH);
+            _exit(0);
+        }
+        ended_well(child);
+        check(all(untouched, 7), "the parent has not what the child wrote");
+        check(!ibv_dereg_mr(second), "the rest is taken back");
+        puts("done");
+        return 0;
+    }
     if (!strcmp(part, "threads")) {
         pthread_mutex_t until = PTHREAD_MUTEX_INITIALIZER;
         pthread_t thread;

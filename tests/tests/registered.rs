@@ -68,6 +68,11 @@ fn a_stack_in_use_stays_where_it_is() {
 }
 
 #[test]
+fn what_another_region_reaches_stays_where_it_is() {
+    run("reached");
+}
+
+#[test]
 fn a_forked_child_has_what_the_program_put_in_its_place() {
     run("replaced");
 }

@@ -11,7 +11,8 @@
 //! What this library writes counts as well. Its own thread and the allocator write where they have
 //! objects, and a block of the heap has them for neighbours: it is adopted only if it has all of
 //! its pages to itself. Between copy and move this thread allocates nothing, and it must not run on
-//! a stack that lies in the range.
+//! a stack that lies in the range. And the daemon writes, where it is told to: a range that another
+//! region reaches into is left as it is.
 //!
 //! After `fork` the child must not write into its parent's registered memory, as it does not with
 //! private pages. A handler in the child maps the same pages privately; what the parent writes to a
@@ -27,6 +28,7 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 use super::maps::{self, Mapping};
+use super::regions::Regions;
 use crate::errno::Errno;
 use crate::{log, system};
 
@@ -40,6 +42,8 @@ pub(crate) struct Adopted {
     /// What the kernel calls the memfd, by which its pages are told from others.
     inode: u64,
     buffer: ProgramBuffer,
+    /// Others may come to reach into it.
+    regions: Arc<Regions>,
 }
 
 /// Regions smaller than this are reached by system calls, which cost less than a mapping does.
@@ -71,7 +75,13 @@ pub(crate) struct Ranges {
 impl Ranges {
     /// The adopted range that a region lies in, adopting it if that is worth it and safe; `None`
     /// if the region is to be reached where it lies.
-    pub(crate) fn of(&self, context: &Context, address: u64, length: u64) -> Option<Arc<Adopted>> {
+    pub(crate) fn of(
+        &self,
+        context: &Context,
+        regions: &Arc<Regions>,
+        address: u64,
+        length: u64,
+    ) -> Option<Arc<Adopted>> {
         let (address, length) = (usize::try_from(address).ok()?, usize::try_from(length).ok()?);
         let page = rustix::param::page_size();
         let start = address - address % page;
@@ -87,11 +97,15 @@ impl Ranges {
                 return None;
             }
         }
-        if end - start < SMALLEST || !is_wanted() || !system::is_only_thread() {
+        if end - start < SMALLEST
+            || !is_wanted()
+            || regions.reach_into(start as u64, end as u64)
+            || !system::is_only_thread()
+        {
             return None;
         }
         let whole_pages = (address, address + length) == (start, end);
-        let adopt = || Adopted::adopt(context, start, end - start, whole_pages);
+        let adopt = || Adopted::adopt(context, regions, (start, end - start), whole_pages);
         match system::without_signals(adopt) {
             Ok(adopted) => {
                 let adopted = Arc::new(adopted?);
@@ -121,8 +135,8 @@ impl Adopted {
     /// Pages of the heap have to be the program's as a whole.
     fn adopt(
         context: &Context,
-        start: usize,
-        len: usize,
+        regions: &Arc<Regions>,
+        (start, len): (usize, usize),
         whole_pages: bool,
     ) -> Result<Option<Adopted>, Errno> {
         let fits = |m: Mapping| m.is_private_memory() && (whole_pages || !m.heap);
@@ -173,7 +187,7 @@ impl Adopted {
         }
         drop(forked);
         keep_from_growing(start, len);
-        Ok(Some(Adopted { start, len, memfd, inode, buffer }))
+        Ok(Some(Adopted { start, len, memfd, inode, buffer, regions: regions.clone() }))
     }
 
     /// Whether the program has it mapped still, and nothing else in its place.
@@ -183,7 +197,7 @@ impl Adopted {
     }
 
     /// Gives the program private pages again, where it has not mapped something else. Nobody else
-    /// runs.
+    /// runs, and no other region reaches into them.
     fn give_back(&self) -> Result<(), Errno> {
         for piece in self.pieces()? {
             let (start, len) = piece.range();
@@ -209,7 +223,7 @@ impl Adopted {
 }
 
 impl Adopted {
-    /// Gives the program pages of its own beside other threads: a private view of the file, which
+    /// Gives the program pages of its own beside others who write: a private view of the file, which
     /// has what they have written and takes what they write next. The file stays until the program
     /// unmaps it, and `MADV_DONTNEED` gives its contents instead of zeros.
     fn give_view(&self) -> Result<(), Errno> {
@@ -238,7 +252,9 @@ impl Drop for Adopted {
                 // The child of a fork, which has private pages already.
                 return;
             }
-            let given = match system::is_only_thread() {
+            let (start, end) = (self.start as u64, (self.start + self.len) as u64);
+            let alone = system::is_only_thread() && !self.regions.reach_into(start, end);
+            let given = match alone {
                 true => self.give_back().or_else(|_| self.give_view()),
                 false => self.give_view(),
             };
