@@ -38,6 +38,8 @@ struct ibv_device **ibv_get_device_list(int *count);
 struct ibv_context *ibv_open_device(struct ibv_device *device);
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access);
+int ibv_dereg_mr(struct ibv_mr *mr);
+int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *program, void *channel,
                              int vector);
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event);
@@ -169,6 +171,35 @@ static void lost(void)
     check(!rdma_destroy_id(id), "it goes");
 }
 
+static void *work(void *made)
+{
+    check(!pthread_cancel(pthread_self()), "it is cancelled from here on");
+    struct ibv_pd *pd = ibv_alloc_pd(context());
+    static char bytes[100];
+    check(pd != NULL, "there is a domain");
+    struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof bytes, REMOTE_READ);
+    check(mr && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd), "memory is registered and taken back");
+    struct rdma_cm_id *id = new_id();
+    struct ibv_qp_init_attr wanted = small();
+    check(!rdma_create_qp(id, NULL, &wanted), "it has a queue pair");
+    rdma_destroy_qp(id);
+    check(!rdma_destroy_id(id), "it goes");
+    *(int *)made = 1;
+    pthread_testcancel();
+    return made;
+}
+
+// A thread is cancelled while it makes and destroys things.
+static void cancelled(void)
+{
+    int made = 0;
+    void *result;
+    pthread_t thread;
+    check(!pthread_create(&thread, NULL, work, &made), "a thread starts");
+    check(!pthread_join(thread, &result), "it ends");
+    check(result == PTHREAD_CANCELED && made, "it ends where the program says");
+}
+
 // A refusal leaves what the program handed in as it was, so that it may try for less.
 static void refused(void)
 {
@@ -201,7 +232,7 @@ int main(int count, char **words)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"twice", twice}, {"lost", lost}, {"died", died}, {"refused", refused},
+    } parts[] = {{"twice", twice}, {"lost", lost}, {"cancelled", cancelled}, {"died", died}, {"refused", refused},
                  {"unreadable", unreadable}};
     check(count == 2, "one part is named");
     for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {

@@ -47,6 +47,11 @@ fn a_queue_pair_that_goes_ends_the_attempt_to_connect() {
 }
 
 #[test]
+fn a_cancelled_thread_ends_behind_the_call_that_it_is_in() {
+    run("cancelled");
+}
+
+#[test]
 fn a_refused_queue_pair_leaves_what_was_asked_for() {
     run("refused");
 }

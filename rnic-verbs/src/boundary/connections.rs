@@ -9,6 +9,7 @@ use crate::c::*;
 use crate::cm::{ConnectWanted, Phase};
 use crate::errno::{Errno, minus_one};
 use crate::object::zeroed;
+use crate::system;
 
 use super::events::{self, completed};
 use super::id::{context_of, default_pd, show_addresses, shown};
@@ -19,6 +20,7 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
     id: *mut rdma_cm_id,
     address: *mut sockaddr,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { bind(id, address) })
 }
@@ -210,6 +212,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { create_qp(id, pd, wanted) })
 }
@@ -241,6 +244,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { create_qp_ex(id, wanted) })
 }
@@ -356,6 +360,7 @@ unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Res
 
 /// rdma_destroy_qp(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let Ok(found) = shown(id) else { return };
@@ -374,6 +379,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     wanted: *mut ibv_srq_init_attr,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let made = pd_of(id, pd).and_then(|pd| srq::make(pd, wanted).map(|made| (pd, made)));
@@ -386,6 +392,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     id: *mut rdma_cm_id,
     wanted: *mut ibv_srq_init_attr_ex,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let Some(w) = wanted.as_mut() else { return minus_one(Err(Errno::INVALID)) };
@@ -413,6 +420,7 @@ unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, 
 
 /// rdma_destroy_srq(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let made = std::mem::replace(&mut (*id).srq, null_mut());
@@ -441,6 +449,7 @@ unsafe fn port(of: &rdma_sockaddr) -> u16 {
 
 /// rdma_get_devices(3).
 pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let _whole = system::uncancelled();
     let found = crate::device::Device::open().and_then(|device| context_of(&device));
     if !count.is_null() {
         // SAFETY: as the module says.
@@ -476,6 +485,7 @@ unsafe fn get_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errn
         }
         events::acknowledge_own(listener);
         let event = events::fetch((*listener).channel)?;
+        let _whole = system::uncancelled();
         if (*event).status != 0 || (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
             let status = (*event).status;
             events::rdma_ack_cm_event(event);

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use crate::c::*;
 use crate::errno::{Errno, minus_one};
 use crate::object::Foreign;
+use crate::system;
 
 use super::connections::{self, bind, create_qp, resolve_address};
 use super::events::completed;
@@ -17,6 +18,8 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> c_int {
+    // What it waits for is there at once.
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { create(found, pd, wanted).map(|id| to.write(id)) })
 }
@@ -81,6 +84,7 @@ unsafe fn connect_to(
 
 /// rdma_destroy_ep(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         if !(*id).qp.is_null() {

@@ -11,6 +11,7 @@ use crate::context::PORT;
 use crate::device::Device;
 use crate::errno::{Errno, minus_one, pointer};
 use crate::object::{Body, Foreign, body, publish, withdraw, zeroed};
+use crate::system;
 
 use super::{addresses, context, events, memory};
 
@@ -87,11 +88,13 @@ pub(super) unsafe fn channel<'a>(
 
 /// rdma_create_event_channel(3).
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    let _whole = system::uncancelled();
     pointer(Device::open().map_err(|_| Errno::NO_DEVICE).and_then(make_channel))
 }
 
 /// rdma_destroy_event_channel(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    let _whole = system::uncancelled();
     if !channel.is_null() {
         // SAFETY: as the module says.
         drop(unsafe { withdraw::<Arc<EventChannel>>(channel) });
@@ -164,6 +167,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     let made = unsafe { create(channel, program, port_space) };
     // SAFETY: as the module says.
@@ -188,6 +192,7 @@ pub(super) unsafe fn create(
 
 /// rdma_destroy_id(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let found = match shown(id) {
@@ -207,6 +212,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     id: *mut rdma_cm_id,
     to: *mut rdma_event_channel,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { migrate(id, to) })
 }

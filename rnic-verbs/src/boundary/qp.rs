@@ -9,6 +9,7 @@ use crate::object::{Foreign, body, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::qp::{QpBody, QpWanted};
 use crate::srq::SrqBody;
+use crate::system;
 
 use super::cq::cq;
 use super::qp_ex;
@@ -74,6 +75,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { create(pd, wanted) })
 }
@@ -106,6 +108,7 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     _of: *mut ibv_context,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { create_ex(wanted) })
 }
@@ -144,6 +147,7 @@ pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut 
 
 /// ibv_destroy_qp(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(of: *mut ibv_qp) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let Some(found) = qp(of) else { return status(Err(Errno::INVALID)) };
