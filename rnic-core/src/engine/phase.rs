@@ -149,6 +149,11 @@ impl StreamPhase {
         matches!(self, StreamPhase::Open | StreamPhase::HalfClosed | StreamPhase::Closing)
     }
 
+    /// Whether TCP has everything that this side says, its FIN included.
+    pub(super) fn has_said_all(self) -> bool {
+        matches!(self, StreamPhase::FinSent | StreamPhase::Draining)
+    }
+
     /// Whether arriving segments are carried out.
     pub(super) fn receives(self) -> bool {
         //= DDP-3-8a, RDMAP-7-3

@@ -262,9 +262,8 @@ impl Qp {
         }
     }
 
-    /// The QP is destroyed: its peer is told by a Terminate where the stream allows it, else by a
-    /// reset. Behind a FIN over TCP there is nothing to tell: what TCP has taken is still delivered,
-    /// because the requests it belongs to have completed (RFC 5040 section 6.2).
+    /// The QP is destroyed: its peer is told by a Terminate where the stream allows it, by the FIN
+    /// that was said already, else by a reset.
     pub(super) fn destroy(&mut self, engine: &mut EngineState) {
         self.unblock(engine);
         // Not inside a message, and only where something may be sent.
@@ -276,9 +275,8 @@ impl Qp {
             self.life.record_destruction(&self.core, engine);
             self.fpdu_sent(&OutgoingFpdu::Terminate, None);
         }
-        let fin_sent = self.life.phase() == StreamPhase::FinSent && self.link.tcp().is_some();
-        let reset = terminate.is_none() && !fin_sent;
-        self.link.destroy(terminate, reset, &self.core, engine);
+        let said_all = self.life.phase().has_said_all();
+        self.link.destroy(terminate, said_all, &self.core, engine);
         engine.stags.unbind_all_of(self.core.id);
         self.life.set_deadline(&self.core, engine, None);
         engine.doorbells.unroute(&self.core, engine.worker);

@@ -27,7 +27,8 @@ class Case:
     crc: bool = None  # whether CRCs are in force: if either side wants them
     revision: int = 2  # of MPA, in all start-up frames
     fpdus: tuple = ()  # (side, name): such FPDUs must have been seen
-    terminate: tuple = None  # (side, "layer/type/code"): must have been seen, none if None
+    terminate: tuple = None  # (side, "layer/type/code"): must have been seen
+    tolerated: tuple = ()  # Terminates that may have been seen; no others
     seconds: int = 60
 
     def needs_host_run(self):
@@ -36,6 +37,8 @@ class Case:
             for side, command in (self.server, self.client)
         )
 
+
+OTHER = {"host": "guest", "guest": "host"}
 
 # siw as it is, and what cases change.
 SIW = {"mpa_crc_required": "N", "mpa_crc_strict": "N", "peer_to_peer": "N", "mpa_version": "2"}
@@ -54,11 +57,17 @@ def rping(name, size, server, client, **more):
     )
 
 
+# What rnicd says when a connected queue pair is destroyed, as perftest does in the end with that of
+# its control connection. siw says nothing.
+DESTROYED = ("host", "0/0/00")
+
+
 def perftest(name, program, size, server, client, **more):
     """A program of perftest, 100 messages. The server prints figures of what it has posted or
-    received, if anything."""
+    received, if anything. What they are does not matter: in an emulated machine that is short of
+    time, perftest finds no frequency for its clock, and has `inf` for all of them."""
     both = f"{program} -R -F -n 100 -s {size} -p {{port}}"
-    figures = rf"^ *{size} +100 +[0-9.]+ "
+    figures = rf"^ *{size} +100 +([0-9.]+|inf) "
     posts = program.startswith("ib_send") or program == "ib_write_lat"
     return Case(
         name=name.format(f"{program}-{size}"),
@@ -66,6 +75,7 @@ def perftest(name, program, size, server, client, **more):
         client=(client, f"{both} {{to}}"),
         server_says=figures if posts else "",
         client_says=figures,
+        tolerated=(DESTROYED,),
         **more,
     )
 
@@ -83,8 +93,16 @@ def both_ways():
             "ib_read_bw",
             "ib_read_lat",
         ):
+            more = {}
+            if program == "ib_write_lat" and client == "guest":
+                # Its server writes first, and its client waits for that. A responder may do so in
+                # the peer-to-peer model only (RFC 5044 section 7.1.2), which siw does not ask for
+                # unless told to.
+                more["siw"] = {"peer_to_peer": "Y"}
             for size in (64, 65536):
-                yield perftest(f"{{}}-from-{client}", program, size, server, client, crc=True)
+                yield perftest(
+                    f"{{}}-from-{client}", program, size, server, client, crc=True, **more
+                )
 
 
 # The ways in which two sides can come to terms: name, who may be the client, and the rest of a
@@ -92,6 +110,9 @@ def both_ways():
 TERMS = [
     ("no-crc", ("host", "guest"), {"config": "[mpa]\ncrc = false\n", "crc": False}),
     ("siw-wants-crc", ("guest",), {"siw": {"mpa_crc_required": "Y"}, "crc": True}),
+    ("only-siw-wants-crc", ("guest",), {
+        "config": "[mpa]\ncrc = false\n", "siw": {"mpa_crc_required": "Y"}, "crc": True,
+    }),
     # A siw that wants CRCs says so in its Request, but not in its Reply.
     ("siw-does-not-say-crc", ("host",), {
         "config": "[mpa]\ncrc = false\n", "siw": {"mpa_crc_required": "Y"}, "crc": False,
@@ -100,8 +121,6 @@ TERMS = [
     ("no-peer-to-peer", ("host",), {"config": "[mpa]\npeer_to_peer = false\n", "crc": True}),
     ("siw-starts-with-revision-1", ("guest",), {"siw": {"mpa_version": "1"}, "crc": True, "revision": 1}),
 ]  # fmt: skip
-
-OTHER = {"host": "guest", "guest": "host"}
 
 
 def start_ups():
@@ -122,15 +141,20 @@ def start_ups():
 
 
 def terminates():
-    """A Send that is longer than the receive it meets. RFC 5041 has 1/2/05 for it, siw 1/2/02."""
+    """A Send that is longer than the receive it meets. RFC 5041 has 1/2/05 for it, siw 1/2/02. The
+    Sends are so long that not all of them can be under way when the Terminate comes: without any
+    left that fails, perftest's client would wait for good."""
     for client, server, code in (("host", "guest", "1/2/02"), ("guest", "host", "1/2/05")):
         yield Case(
             name=f"send-too-long-from-{client}",
             server=(server, "ib_send_bw -R -F -n 100 -s 64 -p {port}"),
-            client=(client, "ib_send_bw -R -F -n 100 -s 4096 -p {port} {to}"),
-            server_ends="anyhow",
-            client_ends="anyhow",
+            client=(client, "ib_send_bw -R -F -n 100 -s 1048576 -p {port} {to}"),
+            client_complains="Completion with error at client",
+            server_ends="badly",
+            client_ends="badly",
+            crc=True,
             terminate=(server, code),
+            tolerated=(DESTROYED,),
             seconds=30,
         )
 
@@ -194,6 +218,31 @@ INSIDE = [
 ]
 CASES = [*INSIDE, *BETWEEN]
 
+# The short run: data of every kind and a Terminate each way, CRCs on and off, every kind of terms.
+QUICK = [
+    "self-rping-100-from-guest",
+    "native-default-rejected-from-guest",
+    "native-default-read-refused-from-host",
+    "rping-65535-from-{}",
+    "ib_send_bw-65536-from-{}",
+    "ib_write_lat-64-from-{}",
+    "ib_read_bw-65536-from-{}",
+    "no-crc-rping-from-{}",
+    "no-crc-ib_write_bw-65536-from-{}",
+    "only-siw-wants-crc-rping-from-guest",
+    "no-peer-to-peer-rping-from-host",
+    "siw-starts-with-revision-1-rping-from-guest",
+    "host-starts-with-revision-1-ib_send_bw-4096-from-host",
+    "send-too-long-from-{}",
+]
+
+
+def quick():
+    """The cases of the short run."""
+    named = {case.name: case for case in CASES}
+    names = dict.fromkeys(name.format(side) for name in QUICK for side in ("host", "guest"))
+    return [named[name] for name in names]
+
 
 def faults(case, server, client, seen):
     """What is not as it must be, in words. `seen` is what went over the wire, None if it was not
@@ -222,12 +271,18 @@ def faults(case, server, client, seen):
     crc = any("C" in flags for _, _, flags, _ in seen.startups)
     if case.crc is not None and crc != case.crc:
         yield f"CRCs are {'on' if crc else 'off'}"
+    for side, crcs in seen.crcs.items():
+        # Without CRCs both leave their fields zero.
+        if wrong := crcs.total() - crcs["good" if crc else "zero"]:
+            yield f"{wrong} FPDUs of {side} with a CRC that is not {'good' if crc else 'zero'}"
     for side, name in case.fpdus:
         if not seen.fpdus[side][name]:
             yield f"no {name} from {side}"
-    if case.terminate is None and seen.terminates:
-        yield f"Terminate {seen.terminates[0][1]} from {seen.terminates[0][0]}"
     if case.terminate is not None and case.terminate not in seen.terminates:
         yield f"no Terminate {case.terminate[1]} from {case.terminate[0]}"
-    if seen.unread:
-        yield f"{seen.unread} streams are not FPDUs throughout"
+    for side, code in set(seen.terminates) - {case.terminate, *case.tolerated}:
+        yield f"Terminate {code} from {side}"
+    for side in seen.unread:
+        # Whoever is told by a Terminate may have been in the middle of an FPDU.
+        if case.terminate is None or side != OTHER[case.terminate[0]]:
+            yield f"a stream of {side} is not FPDUs throughout"

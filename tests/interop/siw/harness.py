@@ -106,7 +106,12 @@ class Harness:
             self.boot()
         broken = None
         try:
-            faults = self.run_booted(case)
+            # perftest listens anew for its second connection, a little late at times. QEMU has
+            # accepted that by then, so nobody here can know it for a refusal.
+            for _ in range(3):
+                faults, refused = self.run_booted(case)
+                if not faults or not refused:
+                    break
         except GuestError as error:
             faults, broken = [str(error)], "see its console.log"
         if trouble := self.guest.trouble() or broken:
@@ -121,8 +126,9 @@ class Harness:
         return self.guest.start(f"exec {command}", case.seconds + 30)
 
     def run_booted(self, case):
+        """What is not as it must be, and whether the guest refused a connection."""
         log = self.log / case.name
-        log.mkdir()
+        log.mkdir(exist_ok=True)
         self.guest.set_parameters(cases.SIW | case.siw)
         began = os.path.getsize(self.guest.capture)
         server, client = self.pair(case, log)
@@ -134,7 +140,7 @@ class Harness:
             (log / f"{side}.err").write_text(
                 f"{ended.err}\n[{where}: {command}: exit code {ended.code}]\n"
             )
-        return list(cases.faults(case, server, client, seen))
+        return list(cases.faults(case, server, client, seen)), seen and seen.refused
 
     def pair(self, case, log):
         """Lets server and client run; what came of both. One that was stopped has no code."""
@@ -212,6 +218,7 @@ def run_all(options, chosen):
 def main():
     parser = argparse.ArgumentParser(prog="run", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print the table and end")
+    parser.add_argument("--quick", action="store_true", help="only those of the short run")
     parser.add_argument("--vm", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -220,7 +227,9 @@ def main():
     options = parser.parse_args()
     patterns = options.patterns or ["*"]
     chosen = [
-        case for case in cases.CASES if any(fnmatch.fnmatch(case.name, one) for one in patterns)
+        case
+        for case in (cases.quick() if options.quick else cases.CASES)
+        if any(fnmatch.fnmatch(case.name, one) for one in patterns)
     ]
     if not chosen:
         parser.error("no case has such a name; --list shows them")

@@ -1,4 +1,4 @@
-"""What went over the wire in a capture: start-up frames, messages, Terminates.
+"""What went over the wire in a capture: start-up frames, messages, CRCs, Terminates.
 
 Knows as much of MPA, DDP and RDMAP as it takes to count; Markers it does not know. `host` is what
 came from this machine, `guest` what came from siw.
@@ -21,6 +21,7 @@ OPCODES = [
 ]
 FLAGS = {0x80: "M", 0x40: "C", 0x20: "R", 0x10: "S"}  # of start-up frames
 HEADER = 24  # of a classic pcap file
+CHECKED = 64 * 1024  # bytes of each direction of a connection whose CRCs are computed
 
 
 class Seen:
@@ -29,8 +30,10 @@ class Seen:
     def __init__(self):
         self.startups = []  # (side, "Request" or "Reply", letters of the flags, revision)
         self.fpdus = {"host": Counter(), "guest": Counter()}
+        self.crcs = {"host": Counter(), "guest": Counter()}  # "good", "zero" or "bad"
         self.terminates = []  # (side, "layer/type/code")
-        self.unread = 0  # streams of which a part could not be read
+        self.refused = 0  # connections at whose port nobody listened
+        self.unread = []  # the sides of streams of which a part could not be read
 
     def __str__(self):
         lines = [f"{side}: {frame}, revision {revision}, flags {flags or 'none'}"
@@ -38,21 +41,24 @@ class Seen:
         for side, counts in self.fpdus.items():
             said = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
             lines.append(f"{side}: FPDUs: {said or 'none'}")
+            said = ", ".join(f"{count} {name}" for name, count in sorted(self.crcs[side].items()))
+            lines.append(f"{side}: CRCs of the first: {said or 'none'}")
         lines += [f"{side}: Terminate {what}" for side, what in self.terminates]
-        if self.unread:
-            lines.append(f"{self.unread} streams with parts that could not be read")
+        if self.refused:
+            lines.append(f"{self.refused} connections were refused")
+        lines += [f"{side}: a stream with parts that could not be read" for side in self.unread]
         return "\n".join(lines) + "\n"
 
 
 def read(path):
     """Reads a capture."""
     seen = Seen()
-    for (source, _, _, _), stream in streams(path).items():
+    for (source, _, _, _), stream in streams(path, seen).items():
         mpa(seen, "guest" if source == guest.ADDRESS else "host", stream)
     return seen
 
 
-def streams(path):
+def streams(path, seen):
     """The bytes that went each way of each connection, in the order of first appearance."""
     segments = {}
     with open(path, "rb") as file:
@@ -70,6 +76,8 @@ def streams(path):
         key = (address(ip[12:16]), source, address(ip[16:20]), to)
         if tcp[13] & 2:  # SYN: a new connection, of the same ports perhaps
             segments[key] = [sequence + 1, {}]
+        elif tcp[13] & 4 and key not in segments:  # RST where a SYN was to come
+            seen.refused += 1
         elif key in segments and (payload := tcp[(tcp[12] >> 4) * 4 :]):
             first, pieces = segments[key]
             offset = (sequence - first) % 2**32
@@ -96,20 +104,43 @@ def mpa(seen, side, stream):
     """Takes the start-up frame and the FPDUs of one direction."""
     frames = {b"MPA ID Req Frame": "Request", b"MPA ID Rep Frame": "Reply"}
     if stream[:16] not in frames:
-        seen.unread += bool(stream)
+        if stream:
+            seen.unread.append(side)
         return
     flags, revision, private = struct.unpack_from(">BBH", stream, 16)
     letters = "".join(letter for bit, letter in FLAGS.items() if flags & bit)
     seen.startups.append((side, frames[stream[:16]], letters, revision))
-    at = 20 + private
+    at = began = 20 + private
     while at + 2 <= len(stream):
         (length,) = struct.unpack_from(">H", stream, at)
         end = at + (2 + length + 3) // 4 * 4 + 4
         if length < 14 or end > len(stream):
             break
         ulpdu(seen, side, stream[at + 2 : at + 2 + length])
+        if end - began <= CHECKED:
+            seen.crcs[side][crc(stream[at : end - 4], stream[end - 4 : end])] += 1
         at = end
-    seen.unread += at != len(stream)
+    if at != len(stream):
+        seen.unread.append(side)
+
+
+def crc(covered, field):
+    """Whether the CRC of an FPDU is that of its bytes (RFC 5044 section 4.4)."""
+    value = 0xFFFFFFFF
+    for byte in covered:
+        value = CRC32C[(value ^ byte) & 0xFF] ^ value >> 8
+    if field == struct.pack("<I", value ^ 0xFFFFFFFF):
+        return "good"
+    return "bad" if any(field) else "zero"
+
+
+def crc32c_of(byte):
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+CRC32C = [crc32c_of(byte) for byte in range(256)]
 
 
 def ulpdu(seen, side, data):

@@ -174,7 +174,7 @@ impl Responder {
             //= DDP-4.1-10
             version: if rdmac { 0 } else { 1 },
             //= MPA-4.4-5, MPA-4.4-9, MPA-4.4-10, MPA-7.1.1-8
-            crc: self.options.crc || asked.crc,
+            crc: self.crc(asked),
             //= MPA-7.1.1-5, MPA-7.1.1-6, MPA-C.3-1
             tx_markers: asked.markers,
             //= MPA-C.2.3-1
@@ -196,7 +196,7 @@ impl Responder {
         let reply = Repr {
             markers: n.rx_markers,
             //= MPA-C.1-2, MPA-C.2.4-1
-            crc: self.options.crc || rdmac,
+            crc: n.crc,
             //= MPA-7.1.1-11
             reject: false,
             revision: asked.revision,
@@ -218,7 +218,7 @@ impl Responder {
         let rdmac = asked.revision == 0;
         let reply = Repr {
             markers: self.options.markers || rdmac,
-            crc: self.options.crc || rdmac,
+            crc: self.crc(asked),
             //= MPA-7.1.1-11
             reject: true,
             revision: asked.revision,
@@ -233,6 +233,12 @@ impl Responder {
         .to_vec(FrameKind::Reply);
         self.state = State::Done;
         Ok(reply)
+    }
+
+    /// Whether CRCs are in force: either end's wish suffices. The Reply says so as well, though C
+    /// in the Request would do, because Initiators may go by the Reply alone.
+    fn crc(&self, asked: &RequestTerms) -> bool {
+        self.options.crc || asked.crc
     }
 
     #[cfg(test)]

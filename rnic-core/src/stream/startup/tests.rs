@@ -280,6 +280,25 @@ fn crc_is_on_unless_both_ends_want_it_off() {
     }
 }
 
+/// An Initiator may take the Reply's word for what is in force, as siw does: it refuses a Reply
+/// without C if it needs CRCs, and goes without them otherwise.
+//= MPA-7.1.1-8
+#[test]
+fn a_reply_says_crc_if_either_end_wants_it() {
+    for (ours, request, accepts, rejects) in [
+        (false, "00010000", "00010000", "20010000"),
+        (false, "40010000", "40010000", "60010000"),
+        (true, "00010000", "40010000", "60010000"),
+        (true, "40010000", "40010000", "60010000"),
+    ] {
+        let options = Options { crc: ours, ..OPTIONS };
+        let request = frame(REQUEST, request);
+        assert_eq!(accept(&options, &request).0, frame(REPLY, accepts), "{options:?}");
+        let (mut responder, _) = responder_with(&options, &request);
+        assert_eq!(responder.reject(&[]), Ok(frame(REPLY, rejects)), "{options:?}");
+    }
+}
+
 //= MPA-7.1.1-5
 //= MPA-7.1.1-6
 #[test]
