@@ -223,9 +223,9 @@ impl Adopted {
 }
 
 impl Adopted {
-    /// Gives the program pages of its own beside others who write: a private view of the file, which
-    /// has what they have written and takes what they write next. The file stays until the program
-    /// unmaps it, and `MADV_DONTNEED` gives its contents instead of zeros.
+    /// Gives the program pages of its own beside others who write: a private view of the file,
+    /// which has what they have written and takes what they write next. The file stays until the
+    /// program unmaps it, and `MADV_DONTNEED` gives its contents instead of zeros.
     fn give_view(&self) -> Result<(), Errno> {
         for piece in self.pieces()? {
             piece.make_private(self.memfd.as_raw_fd())?;
