@@ -230,9 +230,9 @@ pub const PERFTEST: Group = Group {
         perftest!("read_bw -a -n 50")
             .client_says(&["^2 50 ", "^8388608 50 "])
             .bytes(50 * (8 << 20)),
-        perftest!("send_lat -a -n 50")
-            .client_says(&["^2 50 ", "^8388608 50 "])
-            .bytes(100 * (8 << 20)),
+        perftest!("send_lat -a -n 10")
+            .client_says(&["^2 10 ", "^8388608 10 "])
+            .bytes(20 * (8 << 20)),
         perftest!("send_lat -e -n 100").client_says(&["^2 100 "]).bytes(2 * 100 * 2),
         perftest!("read_bw -e -n 100").both_say(&["^65536 100 "]).bytes(100 << 16),
         perftest!("write_bw -q 4 -n 100").both_say(&["^65536 400 "]).bytes(400 << 16),
