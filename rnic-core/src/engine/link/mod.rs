@@ -195,8 +195,8 @@ impl Link {
         }
     }
 
-    /// Closes the connection of a QP that is destroyed: with this Terminate, in order if TCP has all
-    /// up to our FIN, or with a reset, which would take back what is still on its way.
+    /// Closes the connection of a QP that is destroyed: with this Terminate, in order if TCP has
+    /// all up to our FIN, or with a reset, which would take back what is still on its way.
     pub(super) fn destroy(
         &mut self,
         terminate: Option<Vec<u8>>,
