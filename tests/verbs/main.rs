@@ -6,6 +6,7 @@
 //! nothing left of it afterwards.
 
 mod case;
+mod figures;
 mod page;
 mod stage;
 
