@@ -195,10 +195,16 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 found.id.set_family_only(*value.cast::<c_int>() != 0);
                 Ok(())
             }
-            // Listeners of the daemon never exclude connections that are left of earlier ones. How
-            // TCP marks its packets and waits for acknowledgements is the administrator's to say.
+            // How TCP waits for acknowledgements is the administrator's to say. A program sees what
+            // it said.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
+                found.id.set_ack_timeout(*value.cast::<u8>());
+                Ok(())
+            }
+            // So is how it marks its packets; listeners of the daemon never exclude connections that
+            // are left of earlier ones.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4)
-            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT, 1) => Ok(()),
+            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
             (RDMA_OPTION_ID, ..) => Err(Errno::INVALID),
             _ => Err(Errno(libc::ENOSYS)),
         })
@@ -352,6 +358,8 @@ unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Res
     unsafe {
         (*id).pd = pd;
         (*id).qp = made;
+        // As after the first step of those who make theirs without an id.
+        (*made).state = IBV_QPS_INIT;
         let body = qp::qp(made).ok_or(Errno::INVALID)?;
         shown(id)?.id.has_qp(body);
     }
