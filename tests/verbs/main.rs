@@ -7,6 +7,7 @@
 
 mod case;
 mod figures;
+mod own_qp;
 mod page;
 mod stage;
 

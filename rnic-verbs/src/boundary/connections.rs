@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use libc::sockaddr;
 
 use crate::c::*;
-use crate::cm::{ConnectWanted, Phase};
+use crate::cm::{ConnectWanted, IdBody, Phase};
 use crate::errno::{Errno, minus_one};
 use crate::object::zeroed;
 use crate::system;
@@ -84,7 +84,12 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     parameters: *mut rdma_conn_param,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe { minus_one(completed(id, |of| of.connect(&wanted(parameters)))) }
+    unsafe {
+        minus_one(completed(id, |of| {
+            has_what_it_shows(id, of);
+            of.connect(&wanted(parameters))
+        }))
+    }
 }
 
 /// rdma_accept(3).
@@ -93,7 +98,20 @@ pub(crate) unsafe extern "C" fn rdma_accept(
     parameters: *mut rdma_conn_param,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe { minus_one(completed(id, |of| of.accept(&wanted(parameters)))) }
+    unsafe {
+        minus_one(completed(id, |of| {
+            has_what_it_shows(id, of);
+            of.accept(&wanted(parameters))
+        }))
+    }
+}
+
+/// The queue pair that an id shows is its own, whoever put it there.
+unsafe fn has_what_it_shows(id: *mut rdma_cm_id, of: &IdBody) {
+    // SAFETY: as the module says.
+    if let Some(shown) = unsafe { qp::qp((*id).qp) } {
+        of.has_qp(shown);
+    }
 }
 
 /// What a program wants of a connection; without parameters, as much as possible.

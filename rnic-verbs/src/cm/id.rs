@@ -134,7 +134,7 @@ impl IdBody {
         self.state.lock().phase
     }
 
-    /// Says that `rdma_create_qp(3)` made this queue pair for it.
+    /// Says that this queue pair is its own: mostly `rdma_create_qp(3)` made it.
     pub(crate) fn has_qp(&self, qp: &QpBody) {
         let timeout = {
             let mut state = self.state.lock();
