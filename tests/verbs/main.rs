@@ -6,6 +6,8 @@
 //! nothing left of it afterwards.
 
 mod case;
+mod figures;
+mod own_qp;
 mod page;
 mod stage;
 

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use libc::sockaddr;
 
 use crate::c::*;
-use crate::cm::{ConnectWanted, Phase};
+use crate::cm::{ConnectWanted, IdBody, Phase};
 use crate::errno::{Errno, minus_one};
 use crate::object::zeroed;
 use crate::system;
@@ -84,7 +84,12 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     parameters: *mut rdma_conn_param,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe { minus_one(completed(id, |of| of.connect(&wanted(parameters)))) }
+    unsafe {
+        minus_one(completed(id, |of| {
+            has_what_it_shows(id, of);
+            of.connect(&wanted(parameters))
+        }))
+    }
 }
 
 /// rdma_accept(3).
@@ -93,7 +98,20 @@ pub(crate) unsafe extern "C" fn rdma_accept(
     parameters: *mut rdma_conn_param,
 ) -> c_int {
     // SAFETY: as the module says.
-    unsafe { minus_one(completed(id, |of| of.accept(&wanted(parameters)))) }
+    unsafe {
+        minus_one(completed(id, |of| {
+            has_what_it_shows(id, of);
+            of.accept(&wanted(parameters))
+        }))
+    }
+}
+
+/// The queue pair that an id shows is its own, whoever put it there.
+unsafe fn has_what_it_shows(id: *mut rdma_cm_id, of: &IdBody) {
+    // SAFETY: as the module says.
+    if let Some(shown) = unsafe { qp::qp((*id).qp) } {
+        of.has_qp(shown);
+    }
 }
 
 /// What a program wants of a connection; without parameters, as much as possible.
@@ -195,10 +213,16 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 found.id.set_family_only(*value.cast::<c_int>() != 0);
                 Ok(())
             }
-            // Listeners of the daemon never exclude connections that are left of earlier ones. How
-            // TCP marks its packets and waits for acknowledgements is the administrator's to say.
+            // How TCP waits for acknowledgements is the administrator's to say. A program sees what
+            // it said.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
+                found.id.set_ack_timeout(*value.cast::<u8>());
+                Ok(())
+            }
+            // So is how it marks its packets; listeners of the daemon never exclude connections that
+            // are left of earlier ones.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4)
-            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT, 1) => Ok(()),
+            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
             (RDMA_OPTION_ID, ..) => Err(Errno::INVALID),
             _ => Err(Errno(libc::ENOSYS)),
         })
@@ -352,6 +376,8 @@ unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Res
     unsafe {
         (*id).pd = pd;
         (*id).qp = made;
+        // As after the first step of those who make theirs without an id.
+        (*made).state = IBV_QPS_INIT;
         let body = qp::qp(made).ok_or(Errno::INVALID)?;
         shown(id)?.id.has_qp(body);
     }

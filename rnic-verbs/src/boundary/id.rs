@@ -150,6 +150,10 @@ pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<
             let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
             if peer.is_some() || !of_none {
                 (*to).verbs = context_of(id.device())?;
+                // For queue pairs that a program makes without the id.
+                if (*to).pd.is_null() {
+                    (*to).pd = default_pd(id.device())?;
+                }
                 (*to).port_num = PORT;
             }
         }

@@ -70,6 +70,8 @@ pub(super) struct State {
     pub(super) attempt: Option<Attempt>,
     /// Only its own address family, on a wildcard address.
     pub(super) family_only: bool,
+    /// What `ibv_query_qp(3)` says of the queue pair that is made for it.
+    ack_timeout: Option<u8>,
 }
 
 impl IdBody {
@@ -97,6 +99,7 @@ impl IdBody {
             qp: None,
             attempt: None,
             family_only: false,
+            ack_timeout: None,
         };
         Arc::new(IdBody {
             device,
@@ -131,9 +134,29 @@ impl IdBody {
         self.state.lock().phase
     }
 
-    /// Says that `rdma_create_qp(3)` made this queue pair for it.
+    /// Says that this queue pair is its own: mostly `rdma_create_qp(3)` made it.
     pub(crate) fn has_qp(&self, qp: &QpBody) {
-        self.state.lock().own_qp = Some(qp.id());
+        let timeout = {
+            let mut state = self.state.lock();
+            state.own_qp = Some(qp.id());
+            state.ack_timeout
+        };
+        if let Some(timeout) = timeout {
+            qp.states.lock().timeout = timeout;
+        }
+    }
+
+    /// Remembers how long its queue pair should wait for acknowledgements
+    /// (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    pub(crate) fn set_ack_timeout(&self, timeout: u8) {
+        let own_qp = {
+            let mut state = self.state.lock();
+            state.ack_timeout = Some(timeout);
+            state.own_qp
+        };
+        if let Some(qp) = own_qp.and_then(|qp| self.device.qp(qp)) {
+            qp.states.lock().timeout = timeout;
+        }
     }
 
     /// Has a wildcard address stand for its own family only (`RDMA_OPTION_ID_AFONLY`).
