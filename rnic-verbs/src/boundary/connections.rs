@@ -219,8 +219,8 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 found.id.set_ack_timeout(*value.cast::<u8>());
                 Ok(())
             }
-            // So is how it marks its packets; listeners of the daemon never exclude connections that
-            // are left of earlier ones.
+            // So is how it marks its packets; listeners of the daemon never exclude connections
+            // that are left of earlier ones.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4)
             | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
             (RDMA_OPTION_ID, ..) => Err(Errno::INVALID),
