@@ -9,6 +9,7 @@ mod case;
 mod figures;
 mod own_qp;
 mod page;
+mod pyverbs;
 mod stage;
 
 use std::sync::{Mutex, PoisonError};

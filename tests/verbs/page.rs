@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::case::{Case, End, GROUPS, Group, Setting};
+use crate::pyverbs;
 
 const INTRODUCTION: &str = "\
 # Programs of others
@@ -45,6 +46,7 @@ fn page() -> String {
     for group in GROUPS {
         section(&mut text, group).expect("a string takes everything");
     }
+    of_rdma_core(&mut text).expect("as above");
     text
 }
 
@@ -73,4 +75,39 @@ fn section(text: &mut String, group: &Group) -> std::fmt::Result {
 fn outcome(case: &Case, setting: Setting) -> String {
     let fails = case.fails.iter().find(|(there, _)| *there == setting);
     fails.map_or_else(|| "pass".to_owned(), |(_, why)| format!("fails: {why}"))
+}
+
+const OF_RDMA_CORE: &str = "\
+The tests of rdma-core, which are written in Python. One process after the other runs those of a
+class on one daemon, whose QPs are connected directly, and again with the `loopback` of `[engine]`
+being `tcp`: what comes of them is the same but for one. Those of `test_rdmacm` fork both ends and
+have one address for them, so there is no going to two hosts. A test passes if it says `ok` itself;
+one that is skipped does not. The address of the device is told to them: they would look for it in
+`/sys`.
+";
+
+fn of_rdma_core(text: &mut String) -> std::fmt::Result {
+    let names = |names: &[&str]| format!("`{}`", names.join("`, `"));
+    write!(text, "\n## {}\n\n{OF_RDMA_CORE}\n", pyverbs::PACKAGE)?;
+    writeln!(text, "| class | tests | |\n| --- | --- | --- |")?;
+    for class in pyverbs::CLASSES {
+        if !class.passes.is_empty() {
+            writeln!(text, "| `{}` | {} | pass |", class.name, names(class.passes))?;
+        }
+        for fails in class.fails {
+            let (tests, outcome) = (names(fails.tests), fails.outcome.word());
+            writeln!(text, "| `{}` | {tests} | fails ({outcome}): {} |", class.name, fails.why)?;
+        }
+    }
+    let (class, tests, why) = pyverbs::DIRECT_ONLY;
+    let over_tcp = "fails over TCP (not run)";
+    writeln!(text, "| `{class}` | {} | {over_tcp}: {why} |", names(tests))?;
+    for (names_of, why) in pyverbs::NOT_RUN {
+        writeln!(
+            text,
+            "| {} | what is not named above | fails (not run): {why} |",
+            names(names_of)
+        )?;
+    }
+    Ok(())
 }
