@@ -47,7 +47,7 @@ fn page() -> String {
         section(&mut text, group).expect("a string takes everything");
     }
     of_rdma_core(&mut text).expect("as above");
-    text
+    text + OF_CRATES
 }
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
@@ -111,3 +111,22 @@ fn of_rdma_core(text: &mut String) -> std::fmt::Result {
     }
     Ok(())
 }
+
+/// What `tests/verbs/crates` has shown: building them takes minutes.
+const OF_CRATES: &str = "
+## crates.io
+
+`tests/verbs/crates` fetches and builds these, and runs them on one daemon, by either path. It takes
+some minutes, Debian's cmake, libclang-dev, libibverbs-dev and librdmacm-dev, and is no part of the
+tests: what it found is written here by hand.
+
+| crate | what | |
+| --- | --- | --- |
+| sideway 0.4.3 | `ibv_devinfo` | pass |
+| sideway 0.4.3 | `cmtime -c 10`, with and without `-q` (a queue pair of its own) | pass |
+| sideway 0.4.3 | `show_gids` | fails: it wants the network interface of each GID, and those of iWARP have none |
+| sideway 0.4.3 | `rc_pingpong`, `rc_pingpong_split` | fails (not run): they connect queue pairs by number and GID |
+| async-rdma 0.5.0 | `devices` | pass |
+| async-rdma 0.5.0 | `cm_server` and `cm_client` | fails: it asks for the second GID of the port, and iWARP has one; with `.set_gid_index(0)` in the client, pass |
+| async-rdma 0.5.0 | all others | fails (not run): they connect queue pairs by number and GID |
+";
