@@ -165,7 +165,8 @@ impl Cq {
     /// Takes up to `completions.len()` completions, oldest first, and returns how many
     /// (`ibv_poll_cq(3)`). Costs no system call as a rule: a worker that sleeps for want of room is
     /// woken, and every 65,536th empty poll in a row asks whether the daemon is still there, so
-    /// that a program that only polls learns of its end.
+    /// that a program that only polls learns of its end. Once it is known, every empty poll says
+    /// so.
     ///
     /// # Errors
     ///
@@ -175,6 +176,7 @@ impl Cq {
         let mut state = self.inner.state.lock();
         let n = state.take(completions)?;
         if n == 0 {
+            self.inner.session.check()?;
             state.empty_polls += 1;
             if state.empty_polls == EMPTY_POLLS_PER_CHECK {
                 state.empty_polls = 0;

@@ -60,9 +60,13 @@ impl ChannelBody {
             let n = system::receive_packet(self.fd(), &mut record)?;
             // Nothing is what a socket says whose other end is gone.
             let cq = CompletionChannel::parse_record(&record[..n]).ok_or(Errno(libc::EIO))?;
-            // One that has been destroyed meanwhile concerns nobody.
-            if let Some(cq) = self.device.cq(cq) {
+            // One that has been destroyed meanwhile concerns nobody; one that is about to be waits
+            // for what is counted.
+            let counted = |cq: &Arc<CqBody>| {
                 cq.completion_events.handed_out();
+                cq.clone()
+            };
+            if let Some(cq) = self.device.with_cq(cq, counted) {
                 return Ok(cq);
             }
         }

@@ -24,6 +24,7 @@ pub(crate) const PORT: u8 = 1;
 impl ContextBody {
     pub(crate) fn open(device: Arc<Device>) -> Result<ContextBody, Errno> {
         let async_events = Arc::new(EventQueue::new()?);
+        device.opened(&async_events);
         Ok(ContextBody { device, async_events })
     }
 

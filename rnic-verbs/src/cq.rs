@@ -40,7 +40,13 @@ struct PollState {
     batch: [Completion; BATCH],
     /// The QP of the last completion: the next one is its as a rule.
     last: Option<Arc<QpBody>>,
+    /// How often in a row nothing was there.
+    in_vain: u32,
 }
+
+/// After so many looks in vain others may have the processor: the daemon and the peer, who make
+/// the completion that is waited for, may have none of their own.
+const PATIENCE: u32 = 64;
 
 /// Completions that are taken from the queue at once.
 const BATCH: usize = 16;
@@ -80,7 +86,11 @@ impl CqBody {
             async_events: Unacknowledged::default(),
             looking: RawMutex::INIT,
             looked_at: Mutex::default(),
-            poll: Mutex::new(PollState { batch: [Completion::default(); BATCH], last: None }),
+            poll: Mutex::new(PollState {
+                batch: [Completion::default(); BATCH],
+                last: None,
+                in_vain: 0,
+            }),
         });
         device.cqs.write().insert(body.cq.id(), body.clone());
         if let Some(channel) = channel {
@@ -115,10 +125,28 @@ impl CqBody {
     /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`).
     pub(crate) fn poll(&self, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
         let mut poll = self.poll.lock();
+        let n = self.take(&mut poll, out)?;
+        if n > 0 {
+            poll.in_vain = 0;
+            return Ok(n);
+        }
+        poll.in_vain += 1;
+        if poll.in_vain < PATIENCE {
+            return Ok(0);
+        }
+        poll.in_vain = 0;
+        drop(poll);
+        std::thread::yield_now();
+        // Much may have happened meanwhile, the end of a connection too: whoever hears of that
+        // next expects to have seen what came before it.
+        self.take(&mut self.poll.lock(), out)
+    }
+
+    fn take(&self, poll: &mut PollState, out: &mut [c::ibv_wc]) -> Result<usize, Errno> {
         let mut n = 0;
         while n < out.len() {
             let most = BATCH.min(out.len() - n);
-            let PollState { batch, last } = &mut *poll;
+            let PollState { batch, last, .. } = poll;
             let taken = self.cq.poll(&mut batch[..most])?;
             for completion in &batch[..taken] {
                 // The completions of a QP that has been destroyed are gone with it.

@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, RwLock};
 use rnic_client::{Context, CqId, DeviceAttributes, QpId, SrqId};
 
+use crate::async_events::{AsyncEvent, AsyncEvents};
 use crate::c;
 use crate::cm;
 use crate::cq::CqBody;
@@ -30,12 +31,13 @@ pub(crate) struct Device {
     pub(crate) attributes: DeviceAttributes,
     /// What C sees of it, in a block that other providers' libraries may look behind.
     head: Box<DeviceBlock>,
+    contexts: Mutex<Vec<Weak<AsyncEvents>>>,
     pub(crate) cqs: RwLock<HashMap<CqId, Arc<CqBody>>>,
     pub(crate) qps: RwLock<HashMap<QpId, Arc<QpBody>>>,
     pub(crate) srqs: RwLock<HashMap<SrqId, Arc<SrqBody>>>,
     pub(crate) ids: cm::Ids,
     pub(crate) adopted: Ranges,
-    pub(crate) regions: Regions,
+    pub(crate) regions: Arc<Regions>,
     /// What ids bring along for programs that bring nothing; null until one is asked for.
     pub(crate) cm_context: Mutex<Foreign<c::ibv_context>>,
     pub(crate) cm_pd: Mutex<Foreign<c::ibv_pd>>,
@@ -77,12 +79,13 @@ impl Device {
             context,
             attributes,
             head,
+            contexts: Mutex::default(),
             cqs: RwLock::default(),
             qps: RwLock::default(),
             srqs: RwLock::default(),
             ids: cm::Ids::default(),
             adopted: Ranges::default(),
-            regions: Regions::default(),
+            regions: Arc::default(),
             cm_context: Mutex::new(Foreign::NULL),
             cm_pd: Mutex::new(Foreign::NULL),
         });
@@ -104,7 +107,7 @@ impl Device {
     }
 
     /// Whether the daemon is there still.
-    fn is_usable(&self) -> bool {
+    pub(crate) fn is_usable(&self) -> bool {
         self.is_ours() && self.context.is_alive()
     }
 
@@ -127,16 +130,41 @@ impl Device {
         c::ibv_gid { raw: address.octets() }
     }
 
-    pub(crate) fn cq(&self, id: CqId) -> Option<Arc<CqBody>> {
-        self.cqs.read().get(&id).cloned()
+    /// Does something about a CQ before it can be taken from the device.
+    pub(crate) fn with_cq<T>(&self, id: CqId, does: impl FnOnce(&Arc<CqBody>) -> T) -> Option<T> {
+        self.cqs.read().get(&id).map(does)
     }
 
     pub(crate) fn qp(&self, id: QpId) -> Option<Arc<QpBody>> {
         self.qps.read().get(&id).cloned()
     }
 
-    pub(crate) fn srq(&self, id: SrqId) -> Option<Arc<SrqBody>> {
-        self.srqs.read().get(&id).cloned()
+    /// As [`with_cq`](Self::with_cq), of a QP.
+    pub(crate) fn with_qp<T>(&self, id: QpId, does: impl FnOnce(&Arc<QpBody>) -> T) -> Option<T> {
+        self.qps.read().get(&id).map(does)
+    }
+
+    /// As [`with_cq`](Self::with_cq), of an SRQ.
+    pub(crate) fn with_srq<T>(
+        &self,
+        id: SrqId,
+        does: impl FnOnce(&Arc<SrqBody>) -> T,
+    ) -> Option<T> {
+        self.srqs.read().get(&id).map(does)
+    }
+
+    /// One more context has been opened, with these events.
+    pub(crate) fn opened(&self, events: &Arc<AsyncEvents>) {
+        let mut contexts = self.contexts.lock();
+        contexts.retain(|context| context.strong_count() > 0);
+        contexts.push(Arc::downgrade(events));
+    }
+
+    /// Tells all contexts that the device is of no more use.
+    pub(crate) fn has_died(&self) {
+        for events in self.contexts.lock().iter().filter_map(Weak::upgrade) {
+            events.push(AsyncEvent::of_device(c::IBV_EVENT_DEVICE_FATAL));
+        }
     }
 }
 

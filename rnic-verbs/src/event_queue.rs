@@ -39,19 +39,27 @@ impl<T> EventQueue<T> {
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// The next event, in the descriptor's own mode.
+    /// The next event, in the descriptor's own mode. It passes by `count` before anybody can look
+    /// whether it is to be taken back, and so whether it has been counted.
     ///
     /// # Errors
     ///
     /// Those of `read(2)`, `EAGAIN` and `EINTR` among them.
-    pub(crate) fn next(&self) -> io::Result<T> {
+    pub(crate) fn next(&self, count: impl Fn(&T)) -> io::Result<T> {
         loop {
             system::read_count(self.fd())?;
-            if let Some(event) = self.waiting.lock().pop_front() {
+            let mut waiting = self.waiting.lock();
+            if let Some(event) = waiting.pop_front() {
+                count(&event);
                 return Ok(event);
             }
             // It was taken back after it had been counted.
         }
+    }
+
+    /// Whether an event waits for which `which` holds.
+    pub(crate) fn has(&self, which: impl FnMut(&T) -> bool) -> bool {
+        self.waiting.lock().iter().any(which)
     }
 
     /// Takes back the events for which `which` holds.
@@ -88,9 +96,9 @@ mod tests {
         assert!(!readable(&queue));
         queue.push(1);
         queue.push(2);
-        assert_eq!(queue.next().expect("an event"), 1);
+        assert_eq!(queue.next(|_| ()).expect("an event"), 1);
         assert!(readable(&queue));
-        assert_eq!(queue.next().expect("an event"), 2);
+        assert_eq!(queue.next(|_| ()).expect("an event"), 2);
         assert!(!readable(&queue));
     }
 
@@ -99,16 +107,37 @@ mod tests {
         let queue = EventQueue::new().expect("an eventfd");
         (0..4).for_each(|n| queue.push(n));
         assert_eq!(queue.take_back(|n| n % 2 == 0), [0, 2]);
-        assert_eq!(queue.next().expect("an event"), 1);
-        assert_eq!(queue.next().expect("an event"), 3);
+        assert_eq!(queue.next(|_| ()).expect("an event"), 1);
+        assert_eq!(queue.next(|_| ()).expect("an event"), 3);
         assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn an_event_is_counted_before_others_find_it_gone() {
+        let queue = EventQueue::new().expect("an eventfd");
+        queue.push(1);
+        let counted = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let event = queue.next(|_| {
+                let (told, seen) = std::sync::mpsc::channel();
+                let (queue, counted) = (&queue, &counted);
+                scope.spawn(move || {
+                    told.send(()).expect("somebody waits");
+                    assert!(queue.take_back(|_| true).is_empty());
+                    assert!(counted.load(std::sync::atomic::Ordering::SeqCst));
+                });
+                seen.recv().expect("it has begun");
+                counted.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            assert_eq!(event.expect("an event"), 1);
+        });
     }
 
     #[test]
     fn a_program_that_made_it_nonblocking_is_told_so() {
         let queue = EventQueue::<u32>::new().expect("an eventfd");
         rustix::io::ioctl_fionbio(&queue.fd, true).expect("a descriptor");
-        let error = queue.next().expect_err("there is none");
+        let error = queue.next(|_| ()).expect_err("there is none");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }

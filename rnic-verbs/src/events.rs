@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 
 use rnic_client::{Context, Event};
 
-use crate::async_events::AsyncEvent;
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::{c, cm, log, system};
@@ -49,30 +48,20 @@ fn run(context: &Context, device: &Weak<Device>) {
 fn deliver(device: &Arc<Device>, event: Event) {
     match event {
         Event::CqError { cq, .. } => {
-            if let Some(cq) = device.cq(cq) {
-                cq.tell(c::IBV_EVENT_CQ_ERR);
-            }
+            device.with_cq(cq, |cq| cq.tell(c::IBV_EVENT_CQ_ERR));
         }
         Event::SrqLimit { srq, .. } => {
-            if let Some(srq) = device.srq(srq) {
-                srq.tell(c::IBV_EVENT_SRQ_LIMIT_REACHED);
-            }
+            device.with_srq(srq, |srq| srq.tell(c::IBV_EVENT_SRQ_LIMIT_REACHED));
         }
         Event::SrqError { srq, .. } => {
-            if let Some(srq) = device.srq(srq) {
-                srq.tell(c::IBV_EVENT_SRQ_ERR);
-            }
+            device.with_srq(srq, |srq| srq.tell(c::IBV_EVENT_SRQ_ERR));
         }
         Event::LastWqeReached { qp, .. } => {
-            if let Some(qp) = device.qp(qp) {
-                qp.tell(c::IBV_EVENT_QP_LAST_WQE_REACHED);
-            }
+            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_LAST_WQE_REACHED));
         }
         Event::QpFatal { qp, ref reason, .. } => {
             log::debug(|| format!("QP {qp}: {reason}"));
-            if let Some(qp) = device.qp(qp) {
-                qp.tell(c::IBV_EVENT_QP_FATAL);
-            }
+            device.with_qp(qp, |qp| qp.tell(c::IBV_EVENT_QP_FATAL));
             cm::deliver(device, event);
         }
         Event::SrqUnfair { .. } => {}
@@ -84,8 +73,8 @@ fn deliver(device: &Arc<Device>, event: Event) {
 
 /// The daemon is gone: every connection has ended, and the device is of no more use.
 fn lost(device: &Arc<Device>) {
-    for cq in device.cqs.read().values() {
-        cq.context_events().push(AsyncEvent::of_device(c::IBV_EVENT_DEVICE_FATAL));
-    }
+    // Asking makes it known to those who poll.
+    let _ = device.is_usable();
+    device.has_died();
     cm::lost(device);
 }

@@ -96,9 +96,12 @@ impl Registered {
         {
             return Err(Errno::INVALID);
         }
-        if access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
-            && !maps::is_writable(wanted.range.address(), wanted.range.len())?
-        {
+        // The daemon's way to the memory asks for neither.
+        let may = match access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE) {
+            true => maps::is_writable,
+            false => maps::is_readable,
+        };
+        if !may(wanted.range.address(), wanted.range.len())? {
             return Err(Errno(libc::EFAULT));
         }
         let iova = match access.contains(Access::ZERO_BASED) {
@@ -108,7 +111,7 @@ impl Registered {
         let options = MrOptions { access, iova, scope: Scope::Pd };
         let device = pd.device();
         let (address, length) = (wanted.range.address(), wanted.range.len());
-        let adopted = device.adopted.of(&device.context, address, length);
+        let adopted = device.adopted.of(&device.context, &device.regions, address, length);
         let mr = match &adopted {
             Some(adopted) => {
                 let (buffer, offset) = adopted.place(address);

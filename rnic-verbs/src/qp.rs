@@ -296,6 +296,7 @@ impl QpBody {
         says.cur_qp_state = says.qp_state;
         says.qp_access_flags = states.access;
         says.min_rnr_timer = states.min_rnr_timer;
+        says.timeout = states.timeout;
         says.cap = self.granted;
         says.path_mtu = crate::net::verbs_mtu();
         says.port_num = crate::context::PORT;

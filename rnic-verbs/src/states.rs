@@ -14,6 +14,8 @@ pub(crate) struct States {
     pub(crate) state: u32,
     pub(crate) access: u32,
     pub(crate) min_rnr_timer: u8,
+    /// What other transports wait for an acknowledgement; TCP has its own.
+    pub(crate) timeout: u8,
     pub(crate) inbound_reads: u8,
     pub(crate) outbound_reads: u8,
 }
@@ -25,6 +27,7 @@ impl Default for States {
             state: c::IBV_QPS_INIT,
             access: 0,
             min_rnr_timer: 0,
+            timeout: 0,
             inbound_reads: 0,
             outbound_reads: 0,
         }
@@ -60,6 +63,9 @@ impl States {
         }
         if mask & c::IBV_QP_MIN_RNR_TIMER != 0 {
             self.min_rnr_timer = attributes.min_rnr_timer;
+        }
+        if mask & c::IBV_QP_TIMEOUT != 0 {
+            self.timeout = attributes.timeout;
         }
         if mask & c::IBV_QP_MAX_DEST_RD_ATOMIC != 0 {
             self.inbound_reads = attributes.max_dest_rd_atomic;

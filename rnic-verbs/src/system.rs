@@ -5,6 +5,36 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 
+unsafe extern "C" {
+    // pthread_setcancelstate(3), which the crate of the C library leaves out.
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const CANCEL_DISABLE: libc::c_int = 1;
+
+/// Keeps this thread from being cancelled as long as it lives.
+pub(crate) struct Uncancelled {
+    before: libc::c_int,
+}
+
+/// To be held by calls that may open, read or close a file by way of the C library, which is where
+/// threads are cancelled (pthreads(7)): this library is not made to be left half-way, and a thread
+/// that tries ends the program. It is cancelled in the next such place of the program's own.
+pub(crate) fn uncancelled() -> Uncancelled {
+    let mut before = 0;
+    // SAFETY: it changes a state of this thread, and writes the old one to our number.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut before) };
+    Uncancelled { before }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above; the state is one that this thread had.
+        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
+}
+
 /// Takes one from an eventfd, sleeping as its own mode says.
 pub(crate) fn read_count(fd: RawFd) -> io::Result<()> {
     let mut count = [0u8; 8];

@@ -1,6 +1,7 @@
 // Registers memory of its own and does with it what programs do: forks, starts others, has threads,
 // gives it back. Each part is named on the command line, and says "done" if all was as it should be.
 
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <spawn.h>
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 struct ibv_device;
@@ -92,6 +94,41 @@ static void *idle(void *until)
     return NULL;
 }
 
+// A block of the heap is registered between others, which the allocator and libraries use.
+static void heap_holds(struct ibv_pd *pd, size_t length)
+{
+    enum { BLOCKS = 64 };
+    unsigned char *block = malloc(length), *others[BLOCKS];
+    check(block != NULL, "there is a block");
+    memset(block, 1, length);
+    struct ibv_mr *mr = ibv_reg_mr(pd, block, length, RIGHTS);
+    check(mr != NULL, "a block of the heap is registered");
+    for (size_t n = 0; n < BLOCKS; n++) {
+        others[n] = malloc(24 + n * 40);
+        check(others[n] != NULL, "there are others");
+        memset(others[n], 2, 24 + n * 40);
+    }
+    check(!ibv_dereg_mr(mr), "it is taken back");
+    free(block);
+    for (size_t n = 0; n < BLOCKS; n++) {
+        check(others[n][0] == 2 && others[n][23 + n * 40] == 2, "others hold what they held");
+        free(others[n]);
+    }
+}
+
+// The stack of a coroutine, in memory that it registers itself.
+static ucontext_t on_stack, off_stack;
+static struct ibv_pd *domain_of_stack;
+static unsigned char *stack;
+
+static void register_own_stack(void)
+{
+    struct ibv_mr *mr = ibv_reg_mr(domain_of_stack, stack, LENGTH, RIGHTS);
+    check(mr != NULL, "a stack is registered by who runs on it");
+    check(!shared(stack), "it stays private");
+    check(!ibv_dereg_mr(mr), "it is taken back");
+}
+
 int main(int count, char **words)
 {
     check(count == 2, "one part is named");
@@ -99,6 +136,51 @@ int main(int count, char **words)
     struct ibv_pd *pd = domain();
     unsigned char *bytes = memory();
 
+    if (!strcmp(part, "heap")) {
+        for (size_t n = 0; n < 50; n++)
+            heap_holds(pd, 70000 + n * 16);
+        puts("done");
+        return 0;
+    }
+    if (!strcmp(part, "stack")) {
+        check(!getcontext(&on_stack), "there is a context");
+        on_stack.uc_stack.ss_sp = bytes;
+        on_stack.uc_stack.ss_size = LENGTH;
+        on_stack.uc_link = &off_stack;
+        makecontext(&on_stack, (void (*)(void))register_own_stack, 0);
+        domain_of_stack = pd;
+        stack = bytes;
+        check(!swapcontext(&off_stack, &on_stack), "it runs");
+        puts("done");
+        return 0;
+    }
+    if (!strcmp(part, "reached")) {
+        // Peers write through the first, at any time.
+        unsigned char *untouched = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        check(untouched != MAP_FAILED, "there is more memory");
+        struct ibv_mr *first = ibv_reg_mr(pd, untouched, LENGTH, RIGHTS);
+        memset(untouched, 7, LENGTH);
+        struct ibv_mr *second = ibv_reg_mr(pd, untouched, LENGTH, RIGHTS);
+        check(first && second && !shared(untouched), "what is registered stays where it is");
+        check(!ibv_dereg_mr(first) && !ibv_dereg_mr(second), "both are taken back");
+        first = ibv_reg_mr(pd, untouched + 65536, LENGTH / 2, RIGHTS);
+        check(first && shared(untouched + 65536), "a part is shared");
+        second = ibv_reg_mr(pd, untouched, LENGTH, RIGHTS);
+        check(second != NULL, "all of it is registered");
+        check(!ibv_dereg_mr(first), "the part is taken back");
+        check(!shared(untouched + 65536) && all(untouched, 7), "it holds what it held");
+        pid_t child = fork();
+        if (child == 0) {
+            memset(untouched, 9, LENGTH);
+            _exit(0);
+        }
+        ended_well(child);
+        check(all(untouched, 7), "the parent has not what the child wrote");
+        check(!ibv_dereg_mr(second), "the rest is taken back");
+        puts("done");
+        return 0;
+    }
     if (!strcmp(part, "threads")) {
         pthread_mutex_t until = PTHREAD_MUTEX_INITIALIZER;
         pthread_t thread;
@@ -163,6 +245,50 @@ int main(int count, char **words)
         check(shared(bytes), "the parent's is shared still");
         check(!ibv_dereg_mr(mr), "it is taken back");
         check(all(bytes, 7), "it holds what it held after that");
+    } else if (!strcmp(part, "replaced")) {
+        // Half of it is given up and something else comes there, the other half moves.
+        unsigned char *kept = bytes + LENGTH / 2, *room = memory();
+        check(mremap(kept, LENGTH / 2, LENGTH / 2, MREMAP_MAYMOVE | MREMAP_FIXED, room) == room,
+              "half of it moves");
+        check(mmap(bytes, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+                   -1, 0) == bytes, "something else takes its place");
+        memset(bytes, 5, LENGTH);
+        pid_t child = fork();
+        if (child == 0) {
+            check(all(bytes, 5), "the child has what is there now");
+            check(all(room, 7), "the child has what moved");
+            memset(room, 9, LENGTH);
+            _exit(0);
+        }
+        ended_well(child);
+        check(all(room, 7), "the parent has not what the child wrote");
+        check(!ibv_dereg_mr(mr), "it is taken back");
+    } else if (!strcmp(part, "beside")) {
+        size_t length = 4 * LENGTH;
+        unsigned char *block = malloc(length);
+        check(block != NULL, "there is a block");
+        memset(block, 7, length);
+        struct ibv_mr *of_block = ibv_reg_mr(pd, block, length, RIGHTS);
+        check(of_block != NULL && shared(block), "it is registered");
+        pthread_mutex_t until = PTHREAD_MUTEX_INITIALIZER;
+        pthread_t thread;
+        pthread_mutex_lock(&until);
+        check(!pthread_create(&thread, NULL, idle, &until), "a thread starts");
+        check(!ibv_dereg_mr(mr) && !ibv_dereg_mr(of_block), "both are taken back beside it");
+        check(all(bytes, 7) && all(block, 7), "they hold what they held");
+        pid_t child = fork();
+        if (child == 0) {
+            memset(bytes, 9, LENGTH);
+            _exit(0);
+        }
+        ended_well(child);
+        check(all(bytes, 7), "the parent has not what the child wrote");
+        block = realloc(block, 2 * length);
+        check(block != NULL && all(block, 7), "a block can grow");
+        memset(block, 8, 2 * length);
+        free(block);
+        pthread_mutex_unlock(&until);
+        pthread_join(thread, NULL);
     } else if (!strcmp(part, "start")) {
         pid_t child = vfork();
         if (child == 0) {

@@ -58,6 +58,31 @@ fn a_forked_child_has_memory_and_a_device_of_its_own() {
 }
 
 #[test]
+fn blocks_of_the_heap_leave_their_neighbours_alone() {
+    run("heap");
+}
+
+#[test]
+fn a_stack_in_use_stays_where_it_is() {
+    run("stack");
+}
+
+#[test]
+fn what_another_region_reaches_stays_where_it_is() {
+    run("reached");
+}
+
+#[test]
+fn a_forked_child_has_what_the_program_put_in_its_place() {
+    run("replaced");
+}
+
+#[test]
+fn it_is_private_again_beside_other_threads() {
+    run("beside");
+}
+
+#[test]
 fn starting_other_programs_changes_nothing() {
     run("start");
 }

@@ -6,7 +6,10 @@
 //! nothing left of it afterwards.
 
 mod case;
+mod figures;
+mod own_qp;
 mod page;
+mod pyverbs;
 mod stage;
 
 use std::sync::{Mutex, PoisonError};
@@ -66,6 +69,7 @@ settings! {
     rdmacm: RDMACM,
     perftest: PERFTEST,
     perftest_with_the_new_post_calls: NEW_POST,
+    fio: FIO,
     qperf: QPERF,
     fabric: FABRIC,
 }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::case::{Case, End, GROUPS, Group, Setting};
+use crate::pyverbs;
 
 const INTRODUCTION: &str = "\
 # Programs of others
@@ -45,7 +46,8 @@ fn page() -> String {
     for group in GROUPS {
         section(&mut text, group).expect("a string takes everything");
     }
-    text
+    of_rdma_core(&mut text).expect("as above");
+    text + OF_CRATES
 }
 
 fn section(text: &mut String, group: &Group) -> std::fmt::Result {
@@ -74,3 +76,57 @@ fn outcome(case: &Case, setting: Setting) -> String {
     let fails = case.fails.iter().find(|(there, _)| *there == setting);
     fails.map_or_else(|| "pass".to_owned(), |(_, why)| format!("fails: {why}"))
 }
+
+const OF_RDMA_CORE: &str = "\
+The tests of rdma-core, which are written in Python. One process after the other runs those of a
+class on one daemon, whose QPs are connected directly, and again with the `loopback` of `[engine]`
+being `tcp`: what comes of them is the same but for one. Those of `test_rdmacm` fork both ends and
+have one address for them, so there is no going to two hosts. A test passes if it says `ok` itself;
+one that is skipped does not. The address of the device is told to them: they would look for it in
+`/sys`.
+";
+
+fn of_rdma_core(text: &mut String) -> std::fmt::Result {
+    let names = |names: &[&str]| format!("`{}`", names.join("`, `"));
+    write!(text, "\n## {}\n\n{OF_RDMA_CORE}\n", pyverbs::PACKAGE)?;
+    writeln!(text, "| class | tests | |\n| --- | --- | --- |")?;
+    for class in pyverbs::CLASSES {
+        if !class.passes.is_empty() {
+            writeln!(text, "| `{}` | {} | pass |", class.name, names(class.passes))?;
+        }
+        for fails in class.fails {
+            let (tests, outcome) = (names(fails.tests), fails.outcome.word());
+            writeln!(text, "| `{}` | {tests} | fails ({outcome}): {} |", class.name, fails.why)?;
+        }
+    }
+    let (class, tests, why) = pyverbs::DIRECT_ONLY;
+    let over_tcp = "fails over TCP (not run)";
+    writeln!(text, "| `{class}` | {} | {over_tcp}: {why} |", names(tests))?;
+    for (names_of, why) in pyverbs::NOT_RUN {
+        writeln!(
+            text,
+            "| {} | what is not named above | fails (not run): {why} |",
+            names(names_of)
+        )?;
+    }
+    Ok(())
+}
+
+/// What `tests/verbs/crates` has shown: building them takes minutes.
+const OF_CRATES: &str = "
+## crates.io
+
+`tests/verbs/crates` fetches and builds these, and runs them on one daemon, by either path. It takes
+some minutes, Debian's cmake, libclang-dev, libibverbs-dev and librdmacm-dev, and is no part of the
+tests: what it found is written here by hand.
+
+| crate | what | |
+| --- | --- | --- |
+| sideway 0.4.3 | `ibv_devinfo` | pass |
+| sideway 0.4.3 | `cmtime -c 10`, with and without `-q` (a queue pair of its own) | pass |
+| sideway 0.4.3 | `show_gids` | fails: it wants the network interface of each GID, and those of iWARP have none |
+| sideway 0.4.3 | `rc_pingpong`, `rc_pingpong_split` | fails (not run): they connect queue pairs by number and GID |
+| async-rdma 0.5.0 | `devices` | pass |
+| async-rdma 0.5.0 | `cm_server` and `cm_client` | fails: it asks for the second GID of the port, and iWARP has one; with `.set_gid_index(0)` in the client, pass |
+| async-rdma 0.5.0 | all others | fails (not run): they connect queue pairs by number and GID |
+";

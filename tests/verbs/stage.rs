@@ -1,6 +1,5 @@
 //! Daemons for programs of others, in network namespaces of their own; and a case run on them.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -8,10 +7,10 @@ use std::time::{Duration, Instant};
 use rnic_client::{Context, ListKind, QpRow, Rows};
 use rnic_tests::apart::{Apart, Side};
 use rnic_tests::{DEADLINE, Daemon, Process, binaries, omit, on_path, verbs};
-use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::case::{Case, End, Group, Ready, Server, Setting};
+use crate::figures::Figures;
 
 /// Users of the two ends, where they differ: of nobody else.
 const UIDS: [u32; 2] = [65_531, 65_532];
@@ -84,7 +83,8 @@ impl Stage {
         self.port += 10;
         let before = self.read_figures();
         let patience = match case.fails.iter().any(|(setting, _)| *setting == self.setting) {
-            false => Duration::from_secs(20),
+            // Two programs that spin, beside whatever else the machine does.
+            false => Duration::from_secs(60),
             true => Duration::from_secs(5),
         };
         let ended = match &case.server {
@@ -186,23 +186,7 @@ impl Stage {
     /// What the daemons have counted. Nobody may have a session.
     fn read_figures(&self) -> Vec<Figures> {
         let read = |(n, daemon): (usize, &Daemon)| {
-            let file = self.figures.path().join(n.to_string());
-            let deadline = Instant::now() + DEADLINE;
-            // That of the start, or the last one.
-            while std::fs::remove_file(&file).is_err() {
-                assert!(Instant::now() < deadline, "no {}", file.display());
-                std::thread::yield_now();
-            }
-            // Its configuration read again, a daemon writes its figures.
-            daemon.signal(Signal::HUP);
-            loop {
-                if let Ok(text) = std::fs::read_to_string(&file) {
-                    // The next one removes it.
-                    return Figures::parse(&text);
-                }
-                assert!(Instant::now() < deadline, "no {}", file.display());
-                std::thread::yield_now();
-            }
+            Figures::read(daemon, &self.figures.path().join(n.to_string()))
         };
         self.daemons.iter().enumerate().map(read).collect()
     }
@@ -281,24 +265,6 @@ impl Stage {
             // Number, local address, peer's, state: 0A is LISTEN.
             fields.len() > 3 && fields[1].ends_with(&port) && fields[3] == "0A"
         })
-    }
-}
-
-/// What a daemon has counted since its start, by name and labels.
-struct Figures(HashMap<String, u64>);
-
-impl Figures {
-    fn parse(page: &str) -> Self {
-        let figure = |line: &str| {
-            let (name, value) = line.rsplit_once(' ')?;
-            Some((name.to_owned(), value.parse().ok()?))
-        };
-        Figures(page.lines().filter(|line| !line.starts_with('#')).filter_map(figure).collect())
-    }
-
-    /// Nothing is counted of users who have not been there.
-    fn of(&self, name: &str) -> u64 {
-        self.0.get(name).copied().unwrap_or(0)
     }
 }
 

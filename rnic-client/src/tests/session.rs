@@ -95,6 +95,8 @@ fn a_daemon_that_dies_in_the_middle_of_a_request_is_gone_for_everything() {
     assert!(matches!(r.context.status(), Err(Error::DaemonGone)));
     let error = r.qp.post_send(&[SendRequest::send_inline(1, b"x")]).unwrap_err();
     assert!(matches!(error, PostError { posted: 0, source: Error::DaemonGone }));
+    let polled = r.cq.poll(&mut [Completion::default()]);
+    assert!(matches!(polled, Err(Error::DaemonGone)));
     assert!(matches!(r.context.next_event(None), Err(Error::DaemonGone)));
 }
 

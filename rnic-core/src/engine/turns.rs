@@ -6,7 +6,7 @@ use super::link::LinkTurn;
 use super::qp::Qp;
 use super::schedule::{Key, PASS_COST, QUANTUM, TURN_COST};
 use super::state::EngineState;
-use crate::types::Time;
+use crate::types::{QpId, Time};
 
 impl Engine {
     /// Begins a round: looks at the doorbells of sessions that rang lately. Whether any did.
@@ -95,6 +95,27 @@ impl Engine {
     /// How many users have a session.
     pub fn users(&self) -> usize {
         self.state.schedule.users()
+    }
+
+    /// The turn of a QP that is about to be destroyed: what was posted before goes out as far as it
+    /// can at once, as an adapter would have sent it by now. Its user pays for the turn as for any
+    /// other, and has none if he has yet to repay earlier ones.
+    pub fn take_last_turn(&mut self, id: QpId, now: Time) -> Option<Work> {
+        self.state.now = now;
+        let key = *self.by_id.get(&id)?;
+        let mut qp = self.qps[key as usize].take()?;
+        let turn = &mut qp.core.turn;
+        turn.deficit = (turn.deficit + QUANTUM).min(self.state.schedule.quantum());
+        let work = match turn.is_over() {
+            true => None,
+            false => {
+                turn.wanted = true;
+                self.take_turn(&mut qp)
+            }
+        };
+        self.qps[key as usize] = Some(qp);
+        self.deliver_pending();
+        work
     }
 
     /// The turn of a QP that has just left the schedule.

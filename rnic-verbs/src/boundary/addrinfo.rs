@@ -10,6 +10,7 @@ use crate::c::*;
 use crate::cm::{Hints, look_up};
 use crate::errno::minus_one;
 use crate::object::zeroed;
+use crate::system;
 
 use super::addresses;
 
@@ -28,6 +29,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     to: *mut *mut rdma_addrinfo,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let (Ok(node), Ok(service)) = (text(node), text(service)) else { return libc::EAI_NONAME };

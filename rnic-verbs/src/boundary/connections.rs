@@ -6,11 +6,12 @@ use std::ptr::null_mut;
 use libc::sockaddr;
 
 use crate::c::*;
-use crate::cm::ConnectWanted;
+use crate::cm::{ConnectWanted, IdBody, Phase};
 use crate::errno::{Errno, minus_one};
 use crate::object::zeroed;
+use crate::system;
 
-use super::events::{self, complete};
+use super::events::{self, completed};
 use super::id::{context_of, default_pd, show_addresses, shown};
 use super::{addresses, cq, qp, srq};
 
@@ -19,6 +20,7 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
     id: *mut rdma_cm_id,
     address: *mut sockaddr,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { bind(id, address) })
 }
@@ -40,7 +42,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: as the module says.
-    minus_one(unsafe { resolve_address(id, source, peer).and_then(|()| complete(id)) })
+    minus_one(unsafe { resolve_address(id, source, peer) })
 }
 
 pub(super) unsafe fn resolve_address(
@@ -50,10 +52,8 @@ pub(super) unsafe fn resolve_address(
 ) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let found = shown(id)?;
         let peer = addresses::read(peer).ok_or(Errno(libc::EAFNOSUPPORT))?;
-        found.id.resolve_address(addresses::read(source), peer)?;
-        show_addresses(id, &found.id)
+        completed(id, |of| of.resolve_address(addresses::read(source), peer))
     }
 }
 
@@ -63,7 +63,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(
     _timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: as the module says.
-    minus_one(unsafe { shown(id).and_then(|s| s.id.resolve_route()).and_then(|()| complete(id)) })
+    minus_one(unsafe { completed(id, |of| of.resolve_route()) })
 }
 
 /// rdma_listen(3).
@@ -85,8 +85,10 @@ pub(crate) unsafe extern "C" fn rdma_connect(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let begun = shown(id).and_then(|s| s.id.connect(&wanted(parameters)));
-        minus_one(begun.and_then(|()| complete(id)))
+        minus_one(completed(id, |of| {
+            has_what_it_shows(id, of);
+            of.connect(&wanted(parameters))
+        }))
     }
 }
 
@@ -97,8 +99,18 @@ pub(crate) unsafe extern "C" fn rdma_accept(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let begun = shown(id).and_then(|s| s.id.accept(&wanted(parameters)));
-        minus_one(begun.and_then(|()| complete(id)))
+        minus_one(completed(id, |of| {
+            has_what_it_shows(id, of);
+            of.accept(&wanted(parameters))
+        }))
+    }
+}
+
+/// The queue pair that an id shows is its own, whoever put it there.
+unsafe fn has_what_it_shows(id: *mut rdma_cm_id, of: &IdBody) {
+    // SAFETY: as the module says.
+    if let Some(shown) = unsafe { qp::qp((*id).qp) } {
+        of.has_qp(shown);
     }
 }
 
@@ -137,12 +149,14 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     unsafe { minus_one(shown(id).and_then(|s| s.id.reject(data(private_data, length)))) }
 }
 
-/// rdma_disconnect(3).
+/// rdma_disconnect(3). Of a connection that has ended before, and told so, nothing more comes.
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as the module says.
     unsafe {
-        let done = shown(id).and_then(|s| s.id.disconnect());
-        minus_one(done.and_then(|()| complete(id)))
+        match shown(id) {
+            Ok(found) if found.id.phase() == Phase::Ended && !found.id.has_events() => 0,
+            _ => minus_one(completed(id, |of| of.disconnect())),
+        }
     }
 }
 
@@ -199,10 +213,16 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 found.id.set_family_only(*value.cast::<c_int>() != 0);
                 Ok(())
             }
-            // Listeners of the daemon never exclude connections that are left of earlier ones. How
-            // TCP marks its packets and waits for acknowledgements is the administrator's to say.
+            // How TCP waits for acknowledgements is the administrator's to say. A program sees what
+            // it said.
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, 1) => {
+                found.id.set_ack_timeout(*value.cast::<u8>());
+                Ok(())
+            }
+            // So is how it marks its packets; listeners of the daemon never exclude connections
+            // that are left of earlier ones.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4)
-            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS | RDMA_OPTION_ID_ACK_TIMEOUT, 1) => Ok(()),
+            | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
             (RDMA_OPTION_ID, ..) => Err(Errno::INVALID),
             _ => Err(Errno(libc::ENOSYS)),
         })
@@ -216,6 +236,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { create_qp(id, pd, wanted) })
 }
@@ -228,10 +249,17 @@ pub(super) unsafe fn create_qp(
     // SAFETY: as the module says.
     unsafe {
         let w = wanted.as_mut().ok_or(Errno::INVALID)?;
-        let pd = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq)?;
+        let asked = (w.send_cq, w.recv_cq, w.srq);
+        let made = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
         w.qp_type = (*id).qp_type;
-        let made = qp::create(pd, wanted).inspect_err(|_| destroy_cqs(id))?;
-        has_qp(id, pd, made)
+        let made = made.and_then(|pd| {
+            let made = qp::create(pd, wanted).inspect_err(|_| destroy_cqs(id))?;
+            has_qp(id, pd, made)
+        });
+        made.inspect_err(|_| {
+            // The program may try for less with it, and what was made is gone.
+            ((*wanted).send_cq, (*wanted).recv_cq, (*wanted).srq) = asked;
+        })
     }
 }
 
@@ -240,6 +268,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { create_qp_ex(id, wanted) })
 }
@@ -249,11 +278,17 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
     unsafe {
         let w = wanted.as_mut().ok_or(Errno::INVALID)?;
         let named = if w.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
-        let pd = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq)?;
-        (w.pd, w.comp_mask) = (pd, w.comp_mask | IBV_QP_INIT_ATTR_PD);
+        let asked = (w.send_cq, w.recv_cq, w.srq);
+        let made = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
         w.qp_type = (*id).qp_type;
-        let made = qp::create_ex(wanted).inspect_err(|_| destroy_cqs(id))?;
-        has_qp(id, pd, made)
+        let made = made.and_then(|pd| {
+            ((*wanted).pd, (*wanted).comp_mask) = (pd, (*wanted).comp_mask | IBV_QP_INIT_ATTR_PD);
+            let made = qp::create_ex(wanted).inspect_err(|_| destroy_cqs(id))?;
+            has_qp(id, pd, made)
+        });
+        made.inspect_err(|_| {
+            ((*wanted).send_cq, (*wanted).recv_cq, (*wanted).srq) = asked;
+        })
     }
 }
 
@@ -341,6 +376,8 @@ unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Res
     unsafe {
         (*id).pd = pd;
         (*id).qp = made;
+        // As after the first step of those who make theirs without an id.
+        (*made).state = IBV_QPS_INIT;
         let body = qp::qp(made).ok_or(Errno::INVALID)?;
         shown(id)?.id.has_qp(body);
     }
@@ -349,6 +386,7 @@ unsafe fn has_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, made: *mut ibv_qp) -> Res
 
 /// rdma_destroy_qp(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let Ok(found) = shown(id) else { return };
@@ -367,6 +405,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     wanted: *mut ibv_srq_init_attr,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let made = pd_of(id, pd).and_then(|pd| srq::make(pd, wanted).map(|made| (pd, made)));
@@ -379,6 +418,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     id: *mut rdma_cm_id,
     wanted: *mut ibv_srq_init_attr_ex,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let Some(w) = wanted.as_mut() else { return minus_one(Err(Errno::INVALID)) };
@@ -406,6 +446,7 @@ unsafe fn pd_of(id: *mut rdma_cm_id, named: *mut ibv_pd) -> Result<*mut ibv_pd, 
 
 /// rdma_destroy_srq(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let made = std::mem::replace(&mut (*id).srq, null_mut());
@@ -434,14 +475,13 @@ unsafe fn port(of: &rdma_sockaddr) -> u16 {
 
 /// rdma_get_devices(3).
 pub(crate) unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let _whole = system::uncancelled();
     let found = crate::device::Device::open().and_then(|device| context_of(&device));
-    let list = found.map(|context| {
-        if !count.is_null() {
-            // SAFETY: as the module says.
-            unsafe { *count = 1 };
-        }
-        Box::into_raw(Box::new([context, null_mut()])).cast()
-    });
+    if !count.is_null() {
+        // SAFETY: as the module says.
+        unsafe { *count = found.is_ok().into() };
+    }
+    let list = found.map(|context| Box::into_raw(Box::new([context, null_mut()])).cast());
     crate::errno::pointer(list)
 }
 
@@ -471,6 +511,7 @@ unsafe fn get_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, Errn
         }
         events::acknowledge_own(listener);
         let event = events::fetch((*listener).channel)?;
+        let _whole = system::uncancelled();
         if (*event).status != 0 || (*event).event != RDMA_CM_EVENT_CONNECT_REQUEST {
             let status = (*event).status;
             events::rdma_ack_cm_event(event);

@@ -73,21 +73,24 @@ pub(super) fn open(device: &Arc<Device>) -> Result<*mut ibv_context, Errno> {
 
 /// ibv_get_device_list(3).
 pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let Ok(device) = Device::open() else {
+    let _whole = system::uncancelled();
+    let found = Device::open();
+    if !count.is_null() {
+        // SAFETY: as the module says.
+        unsafe { *count = found.is_ok().into() };
+    }
+    let Ok(device) = found else {
         // What a machine without a device says; programs ask that have other ways.
         system::set_errno(libc::ENOSYS);
         return null_mut();
     };
-    if !count.is_null() {
-        // SAFETY: as the module says.
-        unsafe { *count = 1 };
-    }
     let devices = [device.head().0, null_mut()];
     Box::into_raw(Box::new(List { devices, device })).cast()
 }
 
 /// ibv_free_device_list(3).
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    let _whole = system::uncancelled();
     if !list.is_null() {
         // SAFETY: as the module says: it came from `ibv_get_device_list`.
         drop(unsafe { Box::from_raw(list.cast::<List>()) });
@@ -110,12 +113,14 @@ pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> 
 
 /// ibv_open_device(3).
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let _whole = system::uncancelled();
     let found = Device::with_head(device).ok_or(Errno::NO_DEVICE);
     pointer(found.and_then(|device| open(&device)))
 }
 
 /// ibv_close_device(3).
 pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    let _whole = system::uncancelled();
     if context.is_null() {
         return status(Err(Errno::INVALID));
     }

@@ -8,6 +8,7 @@ use crate::channel::ChannelBody;
 use crate::cq::CqBody;
 use crate::errno::{Errno, minus_one, pointer, status};
 use crate::object::{Foreign, body, publish, withdraw, zeroed};
+use crate::system;
 
 use super::context::context;
 use super::cq_ex;
@@ -54,12 +55,14 @@ pub(super) unsafe fn cq<'a>(cq: *mut ibv_cq) -> Option<&'a Arc<CqBody>> {
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
     of: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { make_channel(of) })
 }
 
 /// ibv_destroy_comp_channel(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         match body::<Arc<ChannelBody>>(channel) {
@@ -81,6 +84,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
+    let _whole = system::uncancelled();
     let (entries, vector) = (u32::try_from(entries).ok(), u32::try_from(vector).ok());
     let made = entries.zip(vector).ok_or(Errno::INVALID).and_then(|(entries, vector)| {
         // SAFETY: as the module says.
@@ -91,6 +95,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 
 /// ibv_resize_cq(3).
 pub(crate) unsafe extern "C" fn ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let found = cq(of).zip(u32::try_from(entries).ok()).ok_or(Errno::INVALID);
@@ -101,6 +106,7 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(of: *mut ibv_cq, entries: c_int) -
 
 /// ibv_destroy_cq(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(of: *mut ibv_cq) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         match cq(of).ok_or(Errno::INVALID).and_then(|cq| cq.destroy()) {

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 use crate::c::*;
 use crate::cq::CqBody;
 use crate::errno::{Errno, pointer, status};
+use crate::system;
 
 use super::cq::{cq, make_cq};
 
@@ -39,6 +40,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     of: *mut ibv_context,
     wanted: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     let made = unsafe {
         match wanted.as_ref() {

@@ -5,9 +5,10 @@ use std::ffi::c_int;
 use crate::c::*;
 use crate::errno::{Errno, minus_one};
 use crate::object::Foreign;
+use crate::system;
 
 use super::connections::{self, bind, create_qp, resolve_address};
-use super::events::complete;
+use super::events::completed;
 use super::id::{self, Endpoint, shown};
 
 /// rdma_create_ep(3).
@@ -17,6 +18,8 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> c_int {
+    // What it waits for is there at once.
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { create(found, pd, wanted).map(|id| to.write(id)) })
 }
@@ -68,10 +71,8 @@ unsafe fn connect_to(
     // SAFETY: as the module says.
     unsafe {
         resolve_address(id, found.ai_src_addr, found.ai_dst_addr)?;
-        complete(id)?;
         if found.ai_flags & RAI_NOROUTE == 0 || !wanted.is_null() {
-            shown(id)?.id.resolve_route()?;
-            complete(id)?;
+            completed(id, |of| of.resolve_route())?;
         }
         if !wanted.is_null() {
             (*wanted).qp_type = IBV_QPT_RC;
@@ -83,6 +84,7 @@ unsafe fn connect_to(
 
 /// rdma_destroy_ep(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         if !(*id).qp.is_null() {

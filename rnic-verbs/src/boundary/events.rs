@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use crate::async_events::AsyncEvent;
 use crate::c::*;
 use crate::cm::{Arrived, IdBody};
 use crate::cq::CqBody;
@@ -108,14 +109,26 @@ pub(super) unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
     }
 }
 
-/// Waits for what comes of a call, if the id is synchronous; the event stands in it until the next
-/// one.
-pub(super) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
+/// Begins something, and if the id is synchronous waits for what comes of it; the event stands in
+/// the id until the next one. An id that is not synchronous is not looked at once it has begun:
+/// whoever fetches the event may destroy it.
+pub(super) unsafe fn completed(
+    id: *mut rdma_cm_id,
+    begin: impl FnOnce(&Arc<IdBody>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
-        if !shown(id)?.is_synchronous() {
-            return Ok(());
-        }
+        let found = shown(id)?;
+        let (of, waits) = (found.id.clone(), found.is_synchronous());
+        begin(&of)?;
+        if waits { complete(id) } else { Ok(()) }
+    }
+}
+
+/// Waits for the next event of a synchronous id.
+unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    // SAFETY: as the module says.
+    unsafe {
         acknowledge_own(id);
         (*id).event = fetch((*id).channel)?;
         match (*(*id).event).status {
@@ -132,8 +145,13 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
 ) -> c_int {
     // SAFETY: as the module says.
     unsafe {
+        let counted = |event: &AsyncEvent| {
+            if let Some(count) = unacknowledged_of(event.kind) {
+                count(event.element.0, 1);
+            }
+        };
         let next = match context(of) {
-            Some(context) => context.async_events().next().map_err(Errno::from),
+            Some(context) => context.async_events().next(counted).map_err(Errno::from),
             None => Err(Errno::INVALID),
         };
         minus_one(next.map(|event| {
@@ -143,9 +161,6 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
             match unacknowledged_of(event.kind) {
                 Some(_) => head.element.cq = element.cast(),
                 None => head.element.port_num = i32::from(crate::context::PORT),
-            }
-            if let Some(count) = unacknowledged_of(event.kind) {
-                count(element.cast(), 1);
             }
             to.write(head);
         }))

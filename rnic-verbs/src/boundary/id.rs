@@ -11,6 +11,7 @@ use crate::context::PORT;
 use crate::device::Device;
 use crate::errno::{Errno, minus_one, pointer};
 use crate::object::{Body, Foreign, body, publish, withdraw, zeroed};
+use crate::system;
 
 use super::{addresses, context, events, memory};
 
@@ -87,11 +88,13 @@ pub(super) unsafe fn channel<'a>(
 
 /// rdma_create_event_channel(3).
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    let _whole = system::uncancelled();
     pointer(Device::open().map_err(|_| Errno::NO_DEVICE).and_then(make_channel))
 }
 
 /// rdma_destroy_event_channel(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    let _whole = system::uncancelled();
     if !channel.is_null() {
         // SAFETY: as the module says.
         drop(unsafe { withdraw::<Arc<EventChannel>>(channel) });
@@ -135,16 +138,22 @@ pub(super) unsafe fn make(
     Ok(head)
 }
 
-/// Shows a program the addresses of its id as far as they are known, and the device once its own
-/// address is one.
+/// Shows a program the addresses of its id as far as they are known, and the device once they are
+/// of one. Bound to a loopback address an id is of no device yet, as with the kernel: libfabric
+/// listens at the device's address then.
 pub(super) unsafe fn show_addresses(to: *mut rdma_cm_id, id: &IdBody) -> Result<(), Errno> {
     let (source, peer) = id.addresses();
     // SAFETY: as the module says.
     unsafe {
         if let Some(source) = source {
             (*to).route.addr.src = addresses::in_c(source);
-            if !source.ip().is_unspecified() {
+            let of_none = source.ip().is_unspecified() || source.ip().is_loopback();
+            if peer.is_some() || !of_none {
                 (*to).verbs = context_of(id.device())?;
+                // For queue pairs that a program makes without the id.
+                if (*to).pd.is_null() {
+                    (*to).pd = default_pd(id.device())?;
+                }
                 (*to).port_num = PORT;
             }
         }
@@ -162,6 +171,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     let made = unsafe { create(channel, program, port_space) };
     // SAFETY: as the module says.
@@ -186,6 +196,7 @@ pub(super) unsafe fn create(
 
 /// rdma_destroy_id(3).
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let found = match shown(id) {
@@ -205,6 +216,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     id: *mut rdma_cm_id,
     to: *mut rdma_event_channel,
 ) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     minus_one(unsafe { migrate(id, to) })
 }

@@ -12,6 +12,7 @@ use crate::mr::{MrBody, MrWanted};
 use crate::mw::MwBody;
 use crate::object::{body, publish, withdraw, zeroed};
 use crate::pd::PdBody;
+use crate::system;
 
 use super::context::context;
 
@@ -27,12 +28,14 @@ pub(super) unsafe fn allocate_pd(of: *mut ibv_context) -> Result<*mut ibv_pd, Er
 
 /// ibv_alloc_pd(3).
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_pd {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { allocate_pd(of) })
 }
 
 /// ibv_dealloc_pd(3).
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         match body::<Arc<PdBody>>(pd) {
@@ -84,6 +87,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { register(pd, address, length, None, access.cast_unsigned()) })
 }
@@ -96,6 +100,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { register(pd, address, length, Some(iova), access.cast_unsigned()) })
 }
@@ -108,6 +113,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { register(pd, address, length, Some(iova), access) })
 }
@@ -121,6 +127,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
+    let _whole = system::uncancelled();
     let flags = flags.cast_unsigned();
     // SAFETY: as the module says.
     unsafe {
@@ -159,6 +166,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
 
 /// ibv_dereg_mr(3).
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let Some(found) = body::<MrBody>(mr) else { return status(Err(Errno::INVALID)) };
@@ -185,6 +193,7 @@ pub(super) unsafe extern "C" fn advise_mr(
 
 /// ibv_alloc_mw(3).
 pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     let allocated = unsafe { body::<Arc<PdBody>>(pd) }
         .ok_or(Errno::INVALID)
@@ -204,6 +213,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
 
 /// ibv_dealloc_mw(3).
 pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let _whole = system::uncancelled();
     if mw.is_null() {
         return status(Err(Errno::INVALID));
     }

@@ -9,6 +9,7 @@ use crate::object::{Foreign, body, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::qp::{QpBody, QpWanted};
 use crate::srq::SrqBody;
+use crate::system;
 
 use super::cq::cq;
 use super::qp_ex;
@@ -54,7 +55,8 @@ pub(super) unsafe fn make(wanted: &Attributes) -> Result<(*mut ibv_qp, ibv_qp_ca
     (base.qp_context, base.pd, base.srq) = (wanted.program, wanted.pd, wanted.srq);
     (base.send_cq, base.recv_cq) = (wanted.send_cq, wanted.recv_cq);
     (base.handle, base.qp_num) = (qp.id().0, qp.id().0);
-    (base.state, base.qp_type) = (IBV_QPS_INIT, wanted.kind);
+    // What it has just been made with: where an RNIC begins, it says when it is asked.
+    (base.state, base.qp_type) = (IBV_QPS_RESET, wanted.kind);
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     qp_ex::operations(&mut head);
@@ -74,6 +76,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     wanted: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { create(pd, wanted) })
 }
@@ -106,13 +109,15 @@ pub(super) unsafe extern "C" fn create_qp_ex(
     _of: *mut ibv_context,
     wanted: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { create_ex(wanted) })
 }
 
 /// As [`create_qp_ex`].
 pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
-    const SERVED: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const SERVED: u32 =
+        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     // SAFETY: as the module says.
     unsafe {
         let wanted = wanted.as_mut().ok_or(Errno::INVALID)?;
@@ -121,6 +126,10 @@ pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut 
         }
         if wanted.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
             return Err(Errno::INVALID);
+        }
+        // There are flags for what other kinds of queue pairs can do; none is ours.
+        if wanted.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && wanted.create_flags != 0 {
+            return Err(Errno::UNSUPPORTED);
         }
         if wanted.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0
             && wanted.send_ops_flags & !qp_ex::SERVED != 0
@@ -144,6 +153,7 @@ pub(super) unsafe fn create_ex(wanted: *mut ibv_qp_init_attr_ex) -> Result<*mut 
 
 /// ibv_destroy_qp(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(of: *mut ibv_qp) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let Some(found) = qp(of) else { return status(Err(Errno::INVALID)) };

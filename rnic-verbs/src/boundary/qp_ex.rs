@@ -11,9 +11,13 @@ use crate::work::{Elements, SendKind, SendWork};
 use super::qp::qp;
 use super::work::{Chain, bind_work};
 
-/// What can be posted like this.
+/// What a program may say that it is going to post like this. Some name everything that all cards
+/// have had, and use what they need: immediate data is refused when it is posted, as by
+/// `ibv_post_send(3)`, which nobody has to warn.
 pub(super) const SERVED: u64 = IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM
     | IBV_QP_EX_WITH_RDMA_READ
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_BIND_MW
@@ -25,7 +29,9 @@ pub(super) fn operations(head: &mut ibv_qp_ex) {
     head.wr_local_inv = Some(wr_local_inv);
     head.wr_rdma_read = Some(wr_rdma_read);
     head.wr_rdma_write = Some(wr_rdma_write);
+    head.wr_rdma_write_imm = Some(wr_rdma_write_imm);
     head.wr_send = Some(wr_send);
+    head.wr_send_imm = Some(wr_send_imm);
     head.wr_send_inv = Some(wr_send_inv);
     head.wr_set_inline_data = Some(wr_set_inline_data);
     head.wr_set_inline_data_list = Some(wr_set_inline_data_list);
@@ -83,6 +89,16 @@ unsafe extern "C" fn wr_send_inv(of: *mut ibv_qp_ex, rkey: u32) {
 unsafe extern "C" fn wr_rdma_write(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {
     // SAFETY: as the module says.
     unsafe { begin(of, SendKind::Write { remote, rkey }) };
+}
+
+unsafe extern "C" fn wr_send_imm(of: *mut ibv_qp_ex, _data: u32) {
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::Unsupported) };
+}
+
+unsafe extern "C" fn wr_rdma_write_imm(of: *mut ibv_qp_ex, _rkey: u32, _remote: u64, _data: u32) {
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::Unsupported) };
 }
 
 unsafe extern "C" fn wr_rdma_read(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {

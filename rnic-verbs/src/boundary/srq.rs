@@ -8,6 +8,7 @@ use crate::errno::{Errno, pointer, status};
 use crate::object::{Foreign, body, publish, withdraw, zeroed};
 use crate::pd::PdBody;
 use crate::srq::SrqBody;
+use crate::system;
 
 use super::context::context;
 use super::work::{Chain, nth_receive};
@@ -40,6 +41,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     wanted: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { make(pd, wanted) })
 }
@@ -49,6 +51,7 @@ pub(super) unsafe extern "C" fn create_srq_ex(
     _of: *mut ibv_context,
     wanted: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     pointer(unsafe { make_ex(wanted) })
 }
@@ -103,6 +106,7 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(
 
 /// ibv_destroy_srq(3).
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(of: *mut ibv_srq) -> c_int {
+    let _whole = system::uncancelled();
     // SAFETY: as the module says.
     unsafe {
         let found = body::<Arc<SrqBody>>(of).ok_or(Errno::INVALID);

@@ -36,9 +36,12 @@ impl EventChannel {
 
     /// The next event, in the descriptor's own mode.
     pub(crate) fn next(&self) -> Result<Arrived, Errno> {
-        let arrived = self.queue.next()?;
-        arrived.id.unacknowledged.handed_out();
-        Ok(arrived)
+        Ok(self.queue.next(|arrived| arrived.id.unacknowledged.handed_out())?)
+    }
+
+    /// Whether something of an id has not been fetched.
+    pub(super) fn has(&self, id: &IdBody) -> bool {
+        self.queue.has(|arrived| std::ptr::eq(&*arrived.id, id))
     }
 
     /// Takes back what has not been fetched of an id.

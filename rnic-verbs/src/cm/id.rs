@@ -20,7 +20,8 @@ use crate::qp::QpBody;
 pub(crate) struct IdBody {
     pub(super) device: Arc<Device>,
     head: OnceLock<Foreign<c::rdma_cm_id>>,
-    channel: Mutex<Arc<EventChannel>>,
+    /// Where its events go; nowhere once it is destroyed.
+    channel: Mutex<Option<Arc<EventChannel>>>,
     /// Events that the program has fetched and not acknowledged.
     pub(crate) unacknowledged: Unacknowledged,
     pub(super) state: Mutex<State>,
@@ -69,6 +70,8 @@ pub(super) struct State {
     pub(super) attempt: Option<Attempt>,
     /// Only its own address family, on a wildcard address.
     pub(super) family_only: bool,
+    /// What `ibv_query_qp(3)` says of the queue pair that is made for it.
+    ack_timeout: Option<u8>,
 }
 
 impl IdBody {
@@ -96,11 +99,12 @@ impl IdBody {
             qp: None,
             attempt: None,
             family_only: false,
+            ack_timeout: None,
         };
         Arc::new(IdBody {
             device,
             head: OnceLock::new(),
-            channel: Mutex::new(channel),
+            channel: Mutex::new(Some(channel)),
             unacknowledged: Unacknowledged::default(),
             state: Mutex::new(state),
         })
@@ -119,10 +123,6 @@ impl IdBody {
         self.head.get().copied().unwrap_or(Foreign::NULL)
     }
 
-    pub(crate) fn channel(&self) -> Arc<EventChannel> {
-        self.channel.lock().clone()
-    }
-
     /// Its own address and the peer's, as far as they are known.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let state = self.state.lock();
@@ -134,9 +134,29 @@ impl IdBody {
         self.state.lock().phase
     }
 
-    /// Says that `rdma_create_qp(3)` made this queue pair for it.
+    /// Says that this queue pair is its own: mostly `rdma_create_qp(3)` made it.
     pub(crate) fn has_qp(&self, qp: &QpBody) {
-        self.state.lock().own_qp = Some(qp.id());
+        let timeout = {
+            let mut state = self.state.lock();
+            state.own_qp = Some(qp.id());
+            state.ack_timeout
+        };
+        if let Some(timeout) = timeout {
+            qp.states.lock().timeout = timeout;
+        }
+    }
+
+    /// Remembers how long its queue pair should wait for acknowledgements
+    /// (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    pub(crate) fn set_ack_timeout(&self, timeout: u8) {
+        let own_qp = {
+            let mut state = self.state.lock();
+            state.ack_timeout = Some(timeout);
+            state.own_qp
+        };
+        if let Some(qp) = own_qp.and_then(|qp| self.device.qp(qp)) {
+            qp.states.lock().timeout = timeout;
+        }
     }
 
     /// Has a wildcard address stand for its own family only (`RDMA_OPTION_ID_AFONLY`).
@@ -156,9 +176,7 @@ impl IdBody {
             state.qp = None;
             std::mem::replace(&mut state.phase, Phase::Ended)
         };
-        if was == Phase::Connected {
-            self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0);
-        }
+        self.ended(was);
     }
 
     /// Moves it to another channel, with the events that have not been fetched
@@ -167,8 +185,9 @@ impl IdBody {
         let from = {
             // Held until the old channel is empty of it, so that events stay in order.
             let mut channel = self.channel.lock();
-            let from = std::mem::replace(&mut *channel, to.clone());
-            from.take_back(self).into_iter().for_each(|arrived| to.push(arrived));
+            let from = channel.replace(to.clone());
+            let waiting = from.as_ref().map(|from| from.take_back(self));
+            waiting.into_iter().flatten().for_each(|arrived| to.push(arrived));
             from
         };
         drop(from);
@@ -196,9 +215,15 @@ impl IdBody {
             // It may have ended meanwhile.
             let _ = qp.client().abort();
         }
-        let channel = self.channel();
-        drop(channel.take_back(self));
+        // What is about to arrive is nobody's from here on.
+        let channel = self.channel.lock().take();
+        drop(channel.map(|channel| channel.take_back(self)));
         self.unacknowledged.wait();
+    }
+
+    /// Whether the program has not fetched all of its events.
+    pub(crate) fn has_events(&self) -> bool {
+        self.channel.lock().as_ref().is_some_and(|channel| channel.has(self))
     }
 
     /// Queues an event.
@@ -207,7 +232,9 @@ impl IdBody {
     }
 
     fn push_arrived(&self, arrived: Arrived) {
-        self.channel.lock().push(arrived);
+        if let Some(channel) = &*self.channel.lock() {
+            channel.push(arrived);
+        }
     }
 
     // --- What the daemon says --------------------------------------------------------------
@@ -229,7 +256,9 @@ impl IdBody {
 
     /// A peer has given up before the program decided. Whoever has the id learns it by accepting.
     pub(super) fn withdrawn(&self, request: RequestId) {
-        self.channel().take_back_request(request);
+        if let Some(channel) = &*self.channel.lock() {
+            channel.take_back_request(request);
+        }
     }
 
     /// The connection stands.
@@ -315,6 +344,11 @@ impl IdBody {
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
             qp.states.lock().disconnected();
         }
+        self.ended(was);
+    }
+
+    /// Tells of the end of a connection, or of an attempt.
+    fn ended(self: &Arc<Self>, was: Phase) {
         match was {
             Phase::Connected => self.push(c::RDMA_CM_EVENT_DISCONNECTED, 0),
             Phase::Connecting => self.push(c::RDMA_CM_EVENT_CONNECT_ERROR, -libc::ECONNRESET),

@@ -6,9 +6,13 @@
 //! nothing has changed. When the last region of the range is taken back, the pages become private
 //! again: an allocator counts on `MADV_DONTNEED` giving it zeros, which shared pages do not.
 //!
-//! A thread that writes between the copy and the move would lose what it wrote. So this is done
-//! only where there is no other thread, with all signals blocked: nobody else can run meanwhile,
-//! and nobody can be made.
+//! What is written between the copy and the move is lost. So this is done only where there is no
+//! other thread, with all signals blocked: nobody else can run meanwhile, and nobody can be made.
+//! What this library writes counts as well. Its own thread and the allocator write where they have
+//! objects, and a block of the heap has them for neighbours: it is adopted only if it has all of
+//! its pages to itself. Between copy and move this thread allocates nothing, and it must not run on
+//! a stack that lies in the range. And the daemon writes, where it is told to: a range that another
+//! region reaches into is left as it is.
 //!
 //! After `fork` the child must not write into its parent's registered memory, as it does not with
 //! private pages. A handler in the child maps the same pages privately; what the parent writes to a
@@ -24,6 +28,7 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 use super::maps::{self, Mapping};
+use super::regions::Regions;
 use crate::errno::Errno;
 use crate::{log, system};
 
@@ -37,20 +42,28 @@ pub(crate) struct Adopted {
     /// What the kernel calls the memfd, by which its pages are told from others.
     inode: u64,
     buffer: ProgramBuffer,
+    /// Others may come to reach into it.
+    regions: Arc<Regions>,
 }
 
 /// Regions smaller than this are reached by system calls, which cost less than a mapping does.
 const SMALLEST: usize = 64 << 10;
 
-/// Ranges that are adopted, for the child of a fork.
-static FORKED: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+/// What is adopted, for forks.
+static FORKED: Mutex<Forked> = Mutex::new(Forked { files: Vec::new(), pieces: Vec::new() });
 
-/// A range, as the handler of a fork needs it.
+struct Forked {
+    files: Vec<File>,
+    /// Where they are mapped as a fork begins: the child has no safe way to find out.
+    pieces: Vec<(RawFd, Mapping)>,
+}
+
+/// The file of a range.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    start: usize,
-    len: usize,
+struct File {
     memfd: RawFd,
+    /// As it was mapped first. The program may have moved it, or parts of it, since.
+    mapping: Mapping,
 }
 
 /// The adopted ranges of a device.
@@ -62,7 +75,13 @@ pub(crate) struct Ranges {
 impl Ranges {
     /// The adopted range that a region lies in, adopting it if that is worth it and safe; `None`
     /// if the region is to be reached where it lies.
-    pub(crate) fn of(&self, context: &Context, address: u64, length: u64) -> Option<Arc<Adopted>> {
+    pub(crate) fn of(
+        &self,
+        context: &Context,
+        regions: &Arc<Regions>,
+        address: u64,
+        length: u64,
+    ) -> Option<Arc<Adopted>> {
         let (address, length) = (usize::try_from(address).ok()?, usize::try_from(length).ok()?);
         let page = rustix::param::page_size();
         let start = address - address % page;
@@ -78,10 +97,16 @@ impl Ranges {
                 return None;
             }
         }
-        if end - start < SMALLEST || !is_wanted() || !system::is_only_thread() {
+        if end - start < SMALLEST
+            || !is_wanted()
+            || regions.reach_into(start as u64, end as u64)
+            || !system::is_only_thread()
+        {
             return None;
         }
-        match system::without_signals(|| Adopted::adopt(context, start, end - start)) {
+        let whole_pages = (address, address + length) == (start, end);
+        let adopt = || Adopted::adopt(context, regions, (start, end - start), whole_pages);
+        match system::without_signals(adopt) {
             Ok(adopted) => {
                 let adopted = Arc::new(adopted?);
                 ranges.push(Arc::downgrade(&adopted));
@@ -107,8 +132,19 @@ impl Adopted {
     }
 
     /// Shares pages with the daemon, if they are private, anonymous and there. Nobody else runs.
-    fn adopt(context: &Context, start: usize, len: usize) -> Result<Option<Adopted>, Errno> {
-        if !maps::covered_by(start as u64, len as u64, Mapping::is_private_memory)? {
+    /// Pages of the heap have to be the program's as a whole.
+    fn adopt(
+        context: &Context,
+        regions: &Arc<Regions>,
+        (start, len): (usize, usize),
+        whole_pages: bool,
+    ) -> Result<Option<Adopted>, Errno> {
+        let fits = |m: Mapping| m.is_private_memory() && (whole_pages || !m.heap);
+        let here = 0u8;
+        let stack = std::ptr::from_ref(&here) as usize;
+        if (start..start + len).contains(&stack)
+            || !maps::covered_by(start as u64, len as u64, fits)?
+        {
             return Ok(None);
         }
         if !is_mostly_resident(start, len) {
@@ -123,9 +159,6 @@ impl Adopted {
         let shared = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: the kernel chooses a free range.
         let copy = unsafe { rustix::mm::mmap(null_mut(), len, rights, shared, &memfd, 0) }?;
-        // SAFETY: the pages are mapped and readable, as the maps have just said, and nobody writes
-        // them meanwhile; the copy is ours.
-        unsafe { std::ptr::copy_nonoverlapping(start as *const u8, copy.cast::<u8>(), len) };
         let buffer = match context.share_memfd(memfd.as_fd(), len as u64) {
             Ok(buffer) => buffer,
             Err(error) => {
@@ -136,31 +169,38 @@ impl Adopted {
         };
         follow_forks();
         let mut forked = FORKED.lock();
-        let to = start as *mut _;
-        let fixed = MremapFlags::MAYMOVE;
-        // SAFETY: the range is replaced by memory of the same contents and rights, in one step.
-        if let Err(error) = unsafe { rustix::mm::mremap_fixed(copy, len, len, fixed, to) } {
+        let mapping = Mapping::of_file(start as u64, len as u64, inode);
+        forked.files.push(File { memfd: memfd.as_raw_fd(), mapping });
+        // SAFETY: the pages are mapped and readable, as the maps have just said, and nobody writes
+        // them from here to the move: neither another thread, nor this one, which allocates nothing
+        // and has its stack elsewhere. The copy is ours. The range is replaced by memory of the
+        // same contents and rights, in one step.
+        let moved = unsafe {
+            std::ptr::copy_nonoverlapping(start as *const u8, copy.cast::<u8>(), len);
+            rustix::mm::mremap_fixed(copy, len, len, MremapFlags::MAYMOVE, start as *mut _)
+        };
+        if let Err(error) = moved {
+            forked.files.pop();
             // SAFETY: it was mapped above.
             let _ = unsafe { rustix::mm::munmap(copy, len) };
             return Err(error.into());
         }
-        forked.push(Entry { start, len, memfd: memfd.as_raw_fd() });
         drop(forked);
-        Ok(Some(Adopted { start, len, memfd, inode, buffer }))
+        keep_from_growing(start, len);
+        Ok(Some(Adopted { start, len, memfd, inode, buffer, regions: regions.clone() }))
     }
 
     /// Whether the program has it mapped still, and nothing else in its place.
     fn is_in_place(&self) -> bool {
-        let ours = |mapping: Mapping| mapping.inode == self.inode;
+        let ours = |mapping: Mapping| mapping.is_shared(self.inode);
         maps::covered_by(self.start as u64, self.len as u64, ours).unwrap_or(false)
     }
 
     /// Gives the program private pages again, where it has not mapped something else. Nobody else
-    /// runs.
+    /// runs, and no other region reaches into them.
     fn give_back(&self) -> Result<(), Errno> {
-        let ours = |mapping: &Mapping| mapping.inode == self.inode;
-        for piece in maps::within(self.start as u64, self.len as u64)?.into_iter().filter(ours) {
-            let (start, len) = (piece.start as usize, (piece.end - piece.start) as usize);
+        for piece in self.pieces()? {
+            let (start, len) = piece.range();
             let rights = ProtFlags::READ | ProtFlags::WRITE;
             let private = MapFlags::PRIVATE;
             // SAFETY: the kernel chooses a free range.
@@ -182,21 +222,78 @@ impl Adopted {
     }
 }
 
+impl Adopted {
+    /// Gives the program pages of its own beside others who write: a private view of the file,
+    /// which has what they have written and takes what they write next. The file stays until the
+    /// program unmaps it, and `MADV_DONTNEED` gives its contents instead of zeros.
+    fn give_view(&self) -> Result<(), Errno> {
+        for piece in self.pieces()? {
+            piece.make_private(self.memfd.as_raw_fd())?;
+            let (start, len) = piece.range();
+            keep_from_growing(start, len);
+        }
+        Ok(())
+    }
+
+    /// Where the program has it mapped still, in its place.
+    fn pieces(&self) -> Result<impl Iterator<Item = Mapping>, Errno> {
+        let inode = self.inode;
+        let within = maps::within(self.start as u64, self.len as u64)?;
+        Ok(within.into_iter().filter(move |mapping| mapping.is_shared(inode)))
+    }
+}
+
 impl Drop for Adopted {
     fn drop(&mut self) {
-        let entry = Entry { start: self.start, len: self.len, memfd: self.memfd.as_raw_fd() };
-        let mut forked = FORKED.lock();
-        if !forked.contains(&entry) {
-            // The child of a fork, which has private pages already.
-            return;
-        }
-        // With other threads there is no safe moment: the pages stay shared, with a file that
-        // nobody else has open any more.
-        if system::is_only_thread() {
-            let _ = system::without_signals(|| self.give_back());
-        }
-        forked.retain(|other| *other != entry);
+        system::without_signals(|| {
+            let ours = |file: &File| file.mapping.is_shared(self.inode);
+            let mut forked = FORKED.lock();
+            if !forked.files.iter().any(ours) {
+                // The child of a fork, which has private pages already.
+                return;
+            }
+            let (start, end) = (self.start as u64, (self.start + self.len) as u64);
+            let alone = system::is_only_thread() && !self.regions.reach_into(start, end);
+            let given = match alone {
+                true => self.give_back().or_else(|_| self.give_view()),
+                false => self.give_view(),
+            };
+            if let Err(errno) = given {
+                log::debug(|| format!("{} bytes stay shared with children: {errno:?}", self.len));
+            }
+            forked.files.retain(|file| !ours(file));
+        });
     }
+}
+
+impl Mapping {
+    /// First address and length.
+    fn range(&self) -> (usize, usize) {
+        (self.start as usize, (self.end - self.start) as usize)
+    }
+
+    /// Maps the same part of its file privately in its place. Only a system call, for the child of
+    /// a fork.
+    fn make_private(&self, file: RawFd) -> Result<(), Errno> {
+        let (start, len) = self.range();
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+        let rights = if self.readable { libc::PROT_READ } else { 0 }
+            | if self.writable { libc::PROT_WRITE } else { 0 };
+        let offset = self.offset.cast_signed();
+        // SAFETY: this is mapped here from this file, as the maps have said, and stays so with the
+        // same contents and rights. The kernel lets no thread look in between.
+        let at = unsafe { libc::mmap(start as *mut _, len, rights, flags, file, offset) };
+        if at == libc::MAP_FAILED { Err(std::io::Error::last_os_error().into()) } else { Ok(()) }
+    }
+}
+
+/// Has `mremap(2)` refuse to make a range longer, as it does with what is not one mapping: behind
+/// the end of the file there is no memory. An allocator copies then.
+fn keep_from_growing(start: usize, len: usize) {
+    let page = rustix::param::page_size();
+    // SAFETY: it is mapped and has at least one page; advice changes no contents. This one is about
+    // reading files ahead, and differs from that of the pages before, if there are any.
+    unsafe { libc::madvise((start + len - page) as *mut _, page, libc::MADV_RANDOM) };
 }
 
 /// Whether most of a range has memory.
@@ -206,6 +303,15 @@ fn is_mostly_resident(start: usize, len: usize) -> bool {
     // SAFETY: the vector has room for one byte for each page.
     let answer = unsafe { libc::mincore(start as *mut _, len, resident.as_mut_ptr()) };
     answer == 0 && resident.iter().filter(|&&page| page & 1 == 1).count() * 2 >= pages
+}
+
+impl Forked {
+    fn pieces_among(&self, maps: Vec<Mapping>) -> Vec<(RawFd, Mapping)> {
+        let of = |mapping: &Mapping| {
+            self.files.iter().find(|file| mapping.is_shared(file.mapping.inode))
+        };
+        maps.into_iter().filter_map(|mapping| Some((of(&mapping)?.memfd, mapping))).collect()
+    }
 }
 
 /// Has children of this process get private pages, from now on.
@@ -219,7 +325,15 @@ fn follow_forks() {
 }
 
 unsafe extern "C" fn before_fork() {
-    std::mem::forget(FORKED.lock());
+    let mut forked = FORKED.lock();
+    if !forked.files.is_empty() {
+        forked.pieces = match maps::all() {
+            Ok(maps) => forked.pieces_among(maps),
+            // Better what was there than nothing: a child must not share.
+            Err(_) => forked.files.iter().map(|file| (file.memfd, file.mapping)).collect(),
+        };
+    }
+    std::mem::forget(forked);
 }
 
 unsafe extern "C" fn in_parent() {
@@ -231,14 +345,13 @@ unsafe extern "C" fn in_parent() {
 unsafe extern "C" fn in_child() {
     // SAFETY: `before_fork` has locked it in this thread, so nobody else has it.
     unsafe {
-        for entry in &*FORKED.data_ptr() {
-            let rights = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
-            // The range is the adopted one, mapped from this file until now, and stays readable
-            // with the same contents.
-            libc::mmap(entry.start as *mut _, entry.len, rights, flags, entry.memfd, 0);
+        let forked = &mut *FORKED.data_ptr();
+        for (memfd, mapping) in &forked.pieces {
+            // There is nobody to tell.
+            let _ = mapping.make_private(*memfd);
         }
-        (*FORKED.data_ptr()).clear();
+        forked.files.clear();
+        forked.pieces.clear();
         FORKED.force_unlock();
     }
 }

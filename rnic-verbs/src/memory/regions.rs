@@ -36,6 +36,12 @@ impl Regions {
         self.by_key.write().remove(&key);
     }
 
+    /// Whether the daemon may write somewhere in a range by way of one of them.
+    pub(crate) fn reach_into(&self, start: u64, end: u64) -> bool {
+        let reaches = |r: &Region| r.address < end && start < r.address.saturating_add(r.length);
+        self.by_key.read().values().any(reaches)
+    }
+
     /// Where an element lies, if it names a region of this domain and lies in it.
     pub(crate) fn locate(&self, pd: PdId, element: &Sge) -> Option<u64> {
         let region = *self.by_key.read().get(&element.lkey)?;
@@ -65,6 +71,14 @@ mod tests {
             (4, at(0x100, 1, 9)),
         ] {
             assert_eq!(regions.locate(PdId(pd), &element), None, "{element:?} in {pd}");
+        }
+        for (start, end, reached) in [
+            (0x6000, 0x7001, true),
+            (0x700f, 0x8000, true),
+            (0x6000, 0x7000, false),
+            (0x7010, 0x8000, false),
+        ] {
+            assert_eq!(regions.reach_into(start, end), reached, "{start:#x} to {end:#x}");
         }
         regions.remove(9);
         assert_eq!(regions.locate(PdId(3), &at(0x100, 1, 9)), None);

@@ -414,7 +414,12 @@ impl Worker {
             Command::ToError(qp) => self.engine.to_error(qp, now),
             Command::AdminDisconnect(qp) => self.engine.admin_disconnect(qp, now),
             Command::SetOptions(options) => self.engine.set_options(options),
-            Command::Destroy(qp) => self.engine.destroy(qp, now),
+            Command::Destroy(qp) => {
+                if let Some(Work::Transmit(qp)) = self.engine.take_last_turn(qp, now) {
+                    self.transmit(qp, now);
+                }
+                self.engine.destroy(qp, now);
+            }
             Command::Answer => {}
             Command::Stop => self.stopping = true,
         }

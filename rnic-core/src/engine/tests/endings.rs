@@ -567,6 +567,21 @@ fn destroy_completes_nothing_and_frees_its_slots() {
     }
 }
 
+// A program that does not wait for its last inline request relies on an adapter that is quick.
+#[test]
+fn what_was_posted_before_a_qp_is_destroyed_goes_out_first() {
+    for wiring in Wiring::all() {
+        let mut w = World::connected(wiring);
+        let (from, to) = (w.any_mr(A, 100), w.any_mr(B, 100));
+        w.recv(B, 1, &[to.all()]);
+        w.push(A, &[Wr::send(2, &[from.all()]).unsignaled()]);
+        w.destroy(A);
+        assert_eq!(w.completions(B), ["1 Receive 100"], "{wiring:?}");
+        assert_eq!(to.bytes(), from.bytes());
+        assert_eq!(w.events(B), ["terminated by peer 0/0/00"], "{wiring:?}");
+    }
+}
+
 /// A program that disconnects in order, or whose stream has ended by a Terminate, and that goes at
 /// once: what it has said is still on its way.
 //= RDMAP-6.2.1-4

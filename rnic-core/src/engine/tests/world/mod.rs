@@ -442,6 +442,9 @@ impl World {
 
     pub fn destroy(&mut self, qp: usize) {
         let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        if let Some(Work::Transmit(id)) = self.engines[engine].take_last_turn(id, self.now) {
+            self.transmit(engine, id);
+        }
         self.engines[engine].destroy(id, self.now);
         self.settle();
     }

@@ -1,0 +1,246 @@
+// Calls libibverbs and librdmacm as programs do that are not at their best: twice, too late, when
+// the daemon has died. Each part is named on the command line, and says "done" if all was as it
+// should be.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+struct ibv_device;
+struct ibv_context;
+struct ibv_pd;
+struct ibv_mr;
+struct ibv_cq;
+struct ibv_async_event {
+    void *element;
+    int event_type;
+};
+struct ibv_qp_cap {
+    uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data;
+};
+struct ibv_qp_init_attr {
+    void *qp_context;
+    struct ibv_cq *send_cq, *recv_cq;
+    void *srq;
+    struct ibv_qp_cap cap;
+    int qp_type, sq_sig_all;
+};
+struct rdma_cm_id;
+struct ibv_device **ibv_get_device_list(int *count);
+struct ibv_context *ibv_open_device(struct ibv_device *device);
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access);
+int ibv_dereg_mr(struct ibv_mr *mr);
+int ibv_dealloc_pd(struct ibv_pd *pd);
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *program, void *channel,
+                             int vector);
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event);
+int rdma_create_id(void *channel, struct rdma_cm_id **id, void *context, int port_space);
+int rdma_destroy_id(struct rdma_cm_id *id);
+int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *address);
+int rdma_listen(struct rdma_cm_id *id, int backlog);
+uint16_t rdma_get_src_port(struct rdma_cm_id *id);
+int rdma_resolve_addr(struct rdma_cm_id *id, struct sockaddr *source, struct sockaddr *peer,
+                      int timeout);
+int rdma_resolve_route(struct rdma_cm_id *id, int timeout);
+int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *wanted);
+void rdma_destroy_qp(struct rdma_cm_id *id);
+int rdma_connect(struct rdma_cm_id *id, void *parameters);
+int rdma_get_request(struct rdma_cm_id *listener, struct rdma_cm_id **id);
+int rdma_accept(struct rdma_cm_id *id, void *parameters);
+int rdma_disconnect(struct rdma_cm_id *id);
+
+enum { PORT_SPACE_TCP = 0x106, DEVICE_FATAL = 8, REMOTE_READ = 4 };
+
+static void check(int holds, const char *what)
+{
+    if (!holds) {
+        printf("not so: %s (%s)\n", what, strerror(errno));
+        exit(1);
+    }
+}
+
+static struct ibv_context *context(void)
+{
+    int count = -1;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    check(list && list[0] && count == 1, "there is a device");
+    struct ibv_context *context = ibv_open_device(list[0]);
+    check(context != NULL, "it opens");
+    return context;
+}
+
+static struct rdma_cm_id *new_id(void)
+{
+    struct rdma_cm_id *id;
+    check(!rdma_create_id(NULL, &id, NULL, PORT_SPACE_TCP), "there is an id");
+    return id;
+}
+
+static struct ibv_qp_init_attr small(void)
+{
+    struct ibv_qp_init_attr wanted = {.cap = {2, 2, 1, 1, 0}};
+    return wanted;
+}
+
+static struct rdma_cm_id *listener, *server;
+
+static void *serve(void *nothing)
+{
+    struct ibv_qp_init_attr wanted = small();
+    check(!rdma_get_request(listener, &server), "somebody asks");
+    check(!rdma_create_qp(server, NULL, &wanted), "it has a queue pair");
+    check(!rdma_accept(server, NULL), "it is accepted");
+    return nothing;
+}
+
+// Ends a connection that both ends have ended.
+static void twice(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    listener = new_id();
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address), "it binds");
+    check(!rdma_listen(listener, 1), "it listens");
+    address.sin_port = rdma_get_src_port(listener);
+    pthread_t thread;
+    check(!pthread_create(&thread, NULL, serve, NULL), "a thread starts");
+    struct rdma_cm_id *client = new_id();
+    check(!rdma_resolve_addr(client, NULL, (struct sockaddr *)&address, 1000), "it finds it");
+    check(!rdma_resolve_route(client, 1000), "it finds the way");
+    struct ibv_qp_init_attr wanted = small();
+    check(!rdma_create_qp(client, NULL, &wanted), "it has a queue pair");
+    check(!rdma_connect(client, NULL), "it connects");
+    pthread_join(thread, NULL);
+    check(!rdma_disconnect(client), "one end ends it");
+    check(!rdma_disconnect(server), "the other end learns of it");
+    check(!rdma_disconnect(client) && !rdma_disconnect(server), "it has ended");
+    rdma_destroy_qp(client);
+    rdma_destroy_qp(server);
+    check(!rdma_disconnect(client), "it has ended still");
+    check(!rdma_destroy_id(client) && !rdma_destroy_id(server), "it goes");
+    check(!rdma_destroy_id(listener), "nobody listens");
+}
+
+// Every context is told of the daemon's end, and told once.
+static void died(void)
+{
+    struct ibv_context *busy = context(), *idle = context();
+    check(ibv_create_cq(busy, 1, NULL, NULL, 0) && ibv_create_cq(busy, 1, NULL, NULL, 0),
+          "it has completion queues");
+    puts("ready");
+    fflush(stdout);
+    struct ibv_async_event event;
+    check(!ibv_get_async_event(idle, &event) && event.event_type == DEVICE_FATAL, "one is told");
+    check(!ibv_get_async_event(busy, &event) && event.event_type == DEVICE_FATAL, "so is another");
+    // The descriptor of events stands behind the device, operations and the one of commands.
+    int fd = *(int *)((char *)busy + 268);
+    check(!fcntl(fd, F_SETFL, O_NONBLOCK), "it can be made to wait for nothing");
+    check(ibv_get_async_event(busy, &event) == -1 && errno == EAGAIN, "it is told once");
+}
+
+static void *lose(void *id)
+{
+    rdma_destroy_qp(id);
+    return NULL;
+}
+
+// The queue pair goes while a thread waits for its connection.
+static void lost(void)
+{
+    // Nobody listens, and there is some patience with that.
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(1)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    struct rdma_cm_id *id = new_id();
+    check(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 1000), "it finds it");
+    check(!rdma_resolve_route(id, 1000), "it finds the way");
+    struct ibv_qp_init_attr wanted = small();
+    check(!rdma_create_qp(id, NULL, &wanted), "it has a queue pair");
+    pthread_t thread;
+    check(!pthread_create(&thread, NULL, lose, id), "a thread starts");
+    check(rdma_connect(id, NULL) == -1, "there is no connection");
+    pthread_join(thread, NULL);
+    check(!rdma_destroy_id(id), "it goes");
+}
+
+static void *work(void *made)
+{
+    check(!pthread_cancel(pthread_self()), "it is cancelled from here on");
+    struct ibv_pd *pd = ibv_alloc_pd(context());
+    static char bytes[100];
+    check(pd != NULL, "there is a domain");
+    struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof bytes, REMOTE_READ);
+    check(mr && !ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd), "memory is registered and taken back");
+    struct rdma_cm_id *id = new_id();
+    struct ibv_qp_init_attr wanted = small();
+    check(!rdma_create_qp(id, NULL, &wanted), "it has a queue pair");
+    rdma_destroy_qp(id);
+    check(!rdma_destroy_id(id), "it goes");
+    *(int *)made = 1;
+    pthread_testcancel();
+    return made;
+}
+
+// A thread is cancelled while it makes and destroys things.
+static void cancelled(void)
+{
+    int made = 0;
+    void *result;
+    pthread_t thread;
+    check(!pthread_create(&thread, NULL, work, &made), "a thread starts");
+    check(!pthread_join(thread, &result), "it ends");
+    check(result == PTHREAD_CANCELED && made, "it ends where the program says");
+}
+
+// A refusal leaves what the program handed in as it was, so that it may try for less.
+static void refused(void)
+{
+    struct rdma_cm_id *id = new_id();
+    struct ibv_qp_init_attr wanted = small();
+    wanted.cap.max_inline_data = 1 << 20;
+    check(rdma_create_qp(id, NULL, &wanted) == -1, "that is too much");
+    check(!wanted.send_cq && !wanted.recv_cq, "no queue is named that is gone");
+    wanted.cap.max_inline_data = 16;
+    check(!rdma_create_qp(id, NULL, &wanted), "that is not");
+    rdma_destroy_qp(id);
+    check(!rdma_destroy_id(id), "it goes");
+}
+
+// What is not there, or may not be read, cannot be registered to be read.
+static void unreadable(void)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(context());
+    check(pd != NULL, "there is a domain");
+    char *hidden = mmap(NULL, 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    check(hidden != MAP_FAILED, "there is memory");
+    check(!ibv_reg_mr(pd, hidden, 8192, REMOTE_READ) && errno == EFAULT, "it may not be read");
+    check(!munmap(hidden, 8192), "it can go");
+    check(!ibv_reg_mr(pd, hidden, 8192, 0) && errno == EFAULT, "it is not there");
+    check(ibv_reg_mr(pd, (void *)"constant", 8, REMOTE_READ) != NULL, "constants may be read");
+}
+
+int main(int count, char **words)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } parts[] = {{"twice", twice}, {"lost", lost}, {"cancelled", cancelled}, {"died", died}, {"refused", refused},
+                 {"unreadable", unreadable}};
+    check(count == 2, "one part is named");
+    for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {
+        if (!strcmp(parts[n].name, words[1])) {
+            parts[n].run();
+            puts("done");
+            return 0;
+        }
+    }
+    check(0, "the part is known");
+}

@@ -1,0 +1,63 @@
+"""Asks for extended queue pairs as programs do; says "done" if each was as it should be."""
+
+import errno
+
+import pyverbs.enums as e
+from pyverbs.cq import CQ
+from pyverbs.device import Context
+from pyverbs.pd import PD
+from pyverbs.pyverbs_error import PyverbsRDMAError
+from pyverbs.qp import QPCap, QPEx, QPInitAttrEx
+
+context = Context(name="rnicd0")
+pd = PD(context)
+cq = CQ(context, 16, None, None, 0)
+
+
+def make(more, **wanted):
+    """A queue pair of which these attributes are said as well."""
+    wanted = QPInitAttrEx(
+        qp_type=e.IBV_QPT_RC,
+        scq=cq,
+        rcq=cq,
+        cap=QPCap(),
+        pd=pd,
+        comp_mask=e.IBV_QP_INIT_ATTR_PD | more,
+        **wanted,
+    )
+    return QPEx(context, wanted)
+
+
+def refused(call, number):
+    try:
+        call()
+    except PyverbsRDMAError as error:
+        assert error.error_code == number, error
+    else:
+        raise AssertionError("it is not refused")
+
+
+# No flags are none that could be refused.
+make(e.IBV_QP_INIT_ATTR_CREATE_FLAGS, create_flags=0).close()
+flag = e.IBV_QP_CREATE_SCATTER_FCS
+refused(lambda: make(e.IBV_QP_INIT_ATTR_CREATE_FLAGS, create_flags=flag), errno.EOPNOTSUPP)
+
+# Immediate data may be announced, and is refused when it is posted.
+operations = (
+    e.IBV_QP_EX_WITH_SEND
+    | e.IBV_QP_EX_WITH_SEND_WITH_IMM
+    | e.IBV_QP_EX_WITH_RDMA_WRITE
+    | e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | e.IBV_QP_EX_WITH_RDMA_READ
+)
+qp = make(e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, send_ops_flags=operations)
+for immediate in [lambda: qp.wr_send_imm(7), lambda: qp.wr_rdma_write_imm(1, 0, 7)]:
+    qp.wr_start()
+    immediate()
+    refused(qp.wr_complete, errno.EINVAL)
+qp.close()
+
+# Of what no queue pair here has ever done, nothing is granted.
+atomics = e.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+refused(lambda: make(e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, send_ops_flags=atomics), errno.EOPNOTSUPP)
+print("done")

@@ -1,0 +1,27 @@
+//! Programs that make their queue pairs without the ids that they connect them by.
+
+use std::path::Path;
+use std::process::Command;
+
+use rnic_tests::{Daemon, Process, binaries, verbs};
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/own_qp.c");
+
+#[test]
+fn a_queue_pair_that_a_program_writes_into_an_id_is_the_one_to_connect() {
+    let daemon = Daemon::start(binaries!(), "");
+    let scratch = tempfile::tempdir().expect("a temporary directory");
+    let program = scratch.path().join("own_qp");
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Werror", "-o"]).args([&program, Path::new(SOURCE)]);
+    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
+        cc.arg(verbs::directory().join(library));
+    }
+    Process::start(cc).succeed();
+    let mut command = Command::new("timeout");
+    command.arg("60").arg(&program);
+    command.env("LD_LIBRARY_PATH", verbs::directory()).env("RNIC_SOCKET", daemon.socket());
+    let said = Process::start(command).succeed();
+    assert_eq!(said, ["done"]);
+    daemon.is_empty();
+}

@@ -1,0 +1,436 @@
+//! The tests of rdma-core, which are written in Python over libibverbs and librdmacm (pyverbs).
+//!
+//! Python's unittest succeeds when everything was skipped. Each test must itself have said that it
+//! is ok.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use rnic_tests::apart::{Apart, Side};
+use rnic_tests::{Daemon, Process, binaries, omit, on_path, verbs};
+use tempfile::TempDir;
+
+use crate::ALONE;
+use crate::figures::Figures;
+
+/// The Debian package.
+pub const PACKAGE: &str = "python3-pyverbs";
+
+/// The Python that Debian's packages are for, which need not be the first one in the path.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Where the tests are, in one package or the other.
+const TESTS: [&str; 2] = ["/usr/share/doc/rdma-core/tests", "/usr/share/doc/python3-pyverbs/tests"];
+
+/// What says what came of each test.
+const RUNNER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/run_pyverbs.py");
+
+/// A program of our own.
+const EXTENDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/extended.py");
+
+/// How long the tests of a class may take together.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Tests of one class, which run one after the other in a process.
+pub struct Class {
+    /// Module and class.
+    pub name: &'static str,
+    /// What is ok.
+    pub passes: &'static [&'static str],
+    /// What is not, by the reason.
+    pub fails: &'static [Fails],
+    /// Payload bytes that the daemon must have placed for them, at least.
+    pub bytes: u64,
+}
+
+/// Tests that do not pass.
+pub struct Fails {
+    /// Their names.
+    pub tests: &'static [&'static str],
+    /// How the tests themselves see it.
+    pub outcome: Outcome,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// What a test has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It passed.
+    Ok,
+    /// It found that the device cannot do it.
+    Skipped,
+    /// It expected something else.
+    Failed,
+}
+
+impl Outcome {
+    /// The word for it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Skipped => "skipped",
+            Outcome::Failed => "failed",
+        }
+    }
+}
+
+const fn skipped(tests: &'static [&'static str], why: &'static str) -> Fails {
+    Fails { tests, outcome: Outcome::Skipped, why }
+}
+
+const NO_DEVICE_MEMORY: &str = "the device has no memory of its own";
+const NO_MULTICAST: &str = "iWARP has no multicast";
+const RC_ONLY: &str = "iWARP has reliable connected queue pairs only";
+
+/// What is run.
+pub const CLASSES: &[Class] = &[
+    Class {
+        name: "test_device.DeviceTest",
+        passes: &[
+            "test_dev_list",
+            "test_open_dev",
+            "test_query_device",
+            "test_query_pkey",
+            "test_query_gid",
+            "test_query_gid_table",
+            "test_query_gid_table_bad_flow",
+            "test_query_gid_ex",
+            "test_query_device_ex",
+            "test_phys_port_cnt_ex",
+            "test_query_port",
+            "test_query_port_bad_flow",
+        ],
+        fails: &[skipped(
+            &["test_query_gid_ex_bad_flow"],
+            "it asks for an empty entry of the GID table, which has one entry",
+        )],
+        bytes: 0,
+    },
+    Class {
+        name: "test_device.DMTest",
+        passes: &[],
+        fails: &[skipped(
+            &[
+                "test_create_dm",
+                "test_destroy_dm",
+                "test_create_dm_bad_flow",
+                "test_destroy_dm_bad_flow",
+                "test_dm_write",
+                "test_dm_write_bad_flow",
+                "test_dm_read",
+                "test_multi_process_alloc_dm",
+            ],
+            NO_DEVICE_MEMORY,
+        )],
+        bytes: 0,
+    },
+    Class {
+        name: "test_device.SharedDMTest",
+        passes: &[],
+        fails: &[skipped(&["test_import_dm"], NO_DEVICE_MEMORY)],
+        bytes: 0,
+    },
+    Class {
+        name: "test_pd.PDTest",
+        passes: &[
+            "test_alloc_pd",
+            "test_dealloc_pd",
+            "test_multiple_pd_creation",
+            "test_destroy_pd_twice",
+        ],
+        fails: &[],
+        bytes: 0,
+    },
+    Class { name: "test_mr.MRTest", passes: &["test_reg_mr_bad_flags"], fails: &[], bytes: 0 },
+    Class { name: "test_mr.MWTest", passes: &["test_reg_mw_wrong_type"], fails: &[], bytes: 0 },
+    Class {
+        name: "test_mr.DeviceMemoryAPITest",
+        passes: &[],
+        fails: &[skipped(
+            &["test_create_dm_mr", "test_dm_bad_access", "test_dm_bad_registration"],
+            NO_DEVICE_MEMORY,
+        )],
+        bytes: 0,
+    },
+    Class {
+        name: "test_cq.CQAPITest",
+        passes: &["test_create_cq", "test_create_cq_with_comp_channel", "test_create_cq_bad_flow"],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_cqex.CQEXAPITest",
+        passes: &["test_create_cq_ex", "test_create_cq_ex_bad_flow"],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_qp.QPTest",
+        passes: &[
+            "test_create_rc_qp_no_attr",
+            "test_create_rc_qp_with_attr",
+            "test_create_rc_qp_ex_no_attr",
+            "test_create_rc_qp_ex_with_attr",
+            "test_query_rc_qp",
+        ],
+        fails: &[skipped(
+            &[
+                "test_create_uc_qp_no_attr",
+                "test_create_uc_qp_with_attr",
+                "test_create_uc_qp_ex_no_attr",
+                "test_create_uc_qp_ex_with_attr",
+                "test_create_ud_qp_no_attr",
+                "test_create_ud_qp_with_attr",
+                "test_create_ud_qp_ex_no_attr",
+                "test_create_ud_qp_ex_with_attr",
+                "test_create_raw_qp_no_attr",
+                "test_create_raw_qp_with_attr",
+                "test_create_raw_qp_ex_no_attr",
+                "test_create_raw_qp_ex_with_attr",
+                "test_create_raw_qp_ex_with_illegal_caps_max_send_wr",
+                "test_create_raw_qp_ex_with_illegal_caps_max_send_sge",
+                "test_create_raw_qp_ex_with_illegal_caps_max_recv_sge",
+                "test_create_raw_qp_ex_with_illegal_caps_max_recv_wr",
+                "test_query_uc_qp",
+                "test_query_ud_qp",
+                "test_query_raw_qp",
+                "test_query_data_in_order",
+                "test_modify_ud_qp",
+            ],
+            RC_ONLY,
+        )],
+        bytes: 0,
+    },
+    Class {
+        name: "test_fork.ForkAPITest",
+        passes: &["test_is_fork_initialized"],
+        fails: &[],
+        bytes: 0,
+    },
+    Class {
+        name: "test_rdmacm.CMTestCase",
+        passes: &[
+            "test_rdmacm_sync_traffic",
+            "test_rdmacm_async_traffic",
+            "test_rdmacm_async_reject_traffic",
+            "test_rdmacm_async_traffic_external_qp",
+            "test_rdmacm_async_read",
+            "test_rdmacm_async_write",
+        ],
+        fails: &[
+            skipped(
+                &[
+                    "test_rdmacm_async_multicast_traffic",
+                    "test_rdmacm_async_ex_multicast_traffic",
+                    "test_rdmacm_async_ex_leave_multicast_traffic",
+                ],
+                NO_MULTICAST,
+            ),
+            Fails {
+                tests: &["test_rdmacm_async_udp_traffic"],
+                outcome: Outcome::Failed,
+                why: RC_ONLY,
+            },
+        ],
+        // Three times ten messages either way, and ten Reads, of 1 KiB; Writes by one path.
+        bytes: 3 * 2 * 10 * 1024 + 10 * 1024,
+    },
+];
+
+/// What is run by the direct path only, and why.
+pub const DIRECT_ONLY: (&str, &[&str], &str) = (
+    "test_rdmacm.CMTestCase",
+    &["test_rdmacm_async_write"],
+    "it looks for the bytes of Writes at the peer once they have completed here, which with iWARP \
+     does not mean that they are there (RFC 5040, section 5.5): over TCP they may be under way",
+);
+
+/// What is not run, by module or class, and why. Where a class is named above as well, it is the
+/// rest of it.
+pub const NOT_RUN: &[(&[&str], &str)] = &[
+    (
+        &[
+            "test_mr.MRTest",
+            "test_mr.MWTest",
+            "test_cqex.CqExTestCase",
+            "test_cq_events",
+            "test_atomic",
+            "test_parent_domain",
+            "test_qpex",
+            "test_relaxed_ordering",
+            "test_shared_pd",
+        ],
+        "they connect queue pairs by number and GID, without rdma_cm, which this release refuses",
+    ),
+    (
+        &["test_addr", "test_cq.CQTest", "test_flow", "test_rss_traffic"],
+        "address handles, datagrams and raw packets: iWARP has reliable connected queue pairs only",
+    ),
+    (&["test_odp", "test_tag_matching", "test_mr.DeviceMemoryTest"], "the device has none of it"),
+    (
+        &["test_cuda_dmabuf", "test_mr.DmaBufMRTest", "test_mr.DmaBufTestCase"],
+        "memory of a graphics card, without which they are skipped",
+    ),
+    (&["test_efa*", "test_mlx5*"], "what only these devices have"),
+];
+
+#[test]
+fn between_processes_of_one_daemon() {
+    runs("direct");
+}
+
+#[test]
+fn between_processes_of_one_daemon_over_tcp() {
+    runs("tcp");
+}
+
+/// What rdma-core's own tests leave to chance, or do not ask for.
+#[test]
+fn extended_queue_pairs_are_asked_for_more_than_they_do() {
+    let Some(tests) = tests() else { return };
+    let apart = match Apart::new() {
+        Ok(apart) => apart,
+        Err(e) => return omit(&format!("no network namespaces here: {e}")),
+    };
+    let stage = Stage::new("direct", tests, apart);
+    let said = stage.ends(stage.python(EXTENDED));
+    assert!(said.iter().any(|line| line == "done"), "{}", said.join("\n"));
+}
+
+/// A test of rdma-core that nobody here knows would not be missed.
+#[test]
+fn every_module_is_accounted_for() {
+    let Some(tests) = tests() else { return };
+    let accounted = |module: &str| {
+        let run = CLASSES.iter().map(|class| class.name);
+        let not_run = NOT_RUN.iter().flat_map(|(names, _)| names.iter().copied());
+        run.chain(not_run).any(|name| match name.strip_suffix('*') {
+            Some(start) => module.starts_with(start),
+            None => name.split('.').next() == Some(module),
+        })
+    };
+    for file in std::fs::read_dir(tests.path()).expect("just made") {
+        let file = file.expect("just made").file_name().into_string().expect("plain names");
+        let module = file.trim_end_matches(".py");
+        assert!(!module.starts_with("test_") || accounted(module), "{module}");
+    }
+}
+
+fn runs(path: &'static str) {
+    let Some(tests) = tests() else { return };
+    let apart = match Apart::new() {
+        Ok(apart) => apart,
+        Err(e) => return omit(&format!("no network namespaces here: {e}")),
+    };
+    let stage = Stage::new(path, tests, apart);
+    let wrong: Vec<String> = CLASSES.iter().filter_map(|class| stage.run(class).err()).collect();
+    assert!(wrong.is_empty(), "{path}\n{}", wrong.join("\n"));
+}
+
+/// The tests, unpacked, if they are here.
+fn tests() -> Option<TempDir> {
+    let pyverbs = Command::new(PYTHON).args(["-c", "import pyverbs.device"]).output();
+    if !pyverbs.is_ok_and(|output| output.status.success()) {
+        omit(&format!("no pyverbs here: Debian package {PACKAGE}"));
+        return None;
+    }
+    let Some(packed) = TESTS.iter().find(|dir| Path::new(dir).join("run_tests.py").is_file())
+    else {
+        omit(&format!("no {} here: Debian package {PACKAGE}, with documentation", TESTS[0]));
+        return None;
+    };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let unpack = "cp --recursive \"$1\"/. \"$2\" && gunzip --recursive \"$2\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", unpack, "unpack", packed]).arg(dir.path());
+    Process::start(command).succeed();
+    Some(dir)
+}
+
+/// Where classes run.
+struct Stage {
+    path: &'static str,
+    daemon: Daemon,
+    tests: TempDir,
+    /// The daemon's.
+    figures: PathBuf,
+    /// Ends after the daemon on it.
+    apart: Apart,
+}
+
+impl Stage {
+    fn new(path: &'static str, tests: TempDir, apart: Apart) -> Self {
+        let figures = tests.path().join("figures");
+        let metrics = format!("[metrics]\nfile = {figures:?}\ninterval = \"24h\"\n");
+        let daemon = apart.daemon(Side::A, binaries!(), &format!("{}{metrics}", on_path(path)));
+        Stage { path, daemon, tests, figures, apart }
+    }
+
+    /// Runs the tests of a class, or tells what was wrong.
+    fn run(&self, class: &Class) -> Result<(), String> {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let placed = || {
+            let figures = Figures::read(&self.daemon, &self.figures);
+            figures.of("rnicd_placed_bytes_total")
+        };
+        let before = placed();
+        let mut command = self.python(RUNNER);
+        command.arg(self.tests.path()).arg(Side::A.ip());
+        command.args(class.tests(self.path).map(|(test, _)| full(class, test)));
+        let said = self.ends(command);
+        let placed = placed() - before;
+        let mut wrong = Vec::new();
+        for (test, wanted) in class.tests(self.path) {
+            let line = format!("= {} {} ", wanted.word(), full(class, test));
+            if !said.iter().any(|said| said.starts_with(&line)) {
+                wrong.push(format!("not {}: {test}", wanted.word()));
+            }
+        }
+        if placed < class.bytes {
+            wrong.push(format!("{placed} bytes placed instead of {}", class.bytes));
+        }
+        match wrong.is_empty() {
+            true => Ok(()),
+            false => Err(format!("== {}: {wrong:#?}\n{}", class.name, said.join("\n"))),
+        }
+    }
+
+    /// A program of Python's, over our libraries.
+    fn python(&self, program: &str) -> Command {
+        let mut command = self.apart.on(Side::A);
+        // Ends its children with it.
+        command.args(["timeout", "--kill-after=5", &PATIENCE.as_secs().to_string()]);
+        command.args([PYTHON, program]);
+        command.env("LD_LIBRARY_PATH", verbs::directory());
+        command.env("RNIC_SOCKET", self.daemon.socket()).env("RNIC_LOG", "debug");
+        command
+    }
+
+    /// What a program has said; afterwards nothing of it is left.
+    fn ends(&self, command: Command) -> Vec<String> {
+        let mut process = Process::start(command);
+        process.ends_within(PATIENCE + Duration::from_secs(10));
+        let (_, said) = process.killed();
+        self.daemon.is_empty();
+        said
+    }
+}
+
+impl Class {
+    /// Its tests that are run by this path, and what comes of each.
+    fn tests(&self, path: &str) -> impl Iterator<Item = (&'static str, Outcome)> {
+        let everything = path == "direct" || self.name != DIRECT_ONLY.0;
+        let passes = self.passes.iter().map(|&test| (test, Outcome::Ok));
+        let fails = self.fails.iter();
+        let fails = fails.flat_map(|fails| fails.tests.iter().map(|&test| (test, fails.outcome)));
+        passes.chain(fails).filter(move |(test, _)| everything || !DIRECT_ONLY.1.contains(test))
+    }
+}
+
+/// A test as unittest knows it.
+fn full(class: &Class, test: &str) -> String {
+    format!("tests.{}.{test}", class.name)
+}
