@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rnic_core::abi::control::{DisconnectReason, Event, MAX_PRIVATE_DATA, RequestBody};
+use rnic_core::abi::control::{
+    DisconnectMode, DisconnectReason, Event, MAX_PRIVATE_DATA, RequestBody,
+};
 use rnic_core::types::AddressPair;
 
 use crate::error::Error;
@@ -104,12 +106,24 @@ impl Qp {
     /// (`rdma_disconnect(3)`). Returns at once; [`Qp::wait_disconnected`] waits for the end, which
     /// comes when the peer has disconnected as well.
     pub fn disconnect(&self) -> Result<(), Error> {
-        self.session().command(RequestBody::Disconnect { qp: self.id, abort: false })
+        self.ask_to_disconnect(DisconnectMode::Orderly)
+    }
+
+    /// Ends the connection in order if what has been posted can be sent within this time (whole
+    /// milliseconds), and with a reset otherwise. The peer need not have disconnected by then; what
+    /// it sends later is lost.
+    pub fn disconnect_within(&self, time: Duration) -> Result<(), Error> {
+        let ms = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        self.ask_to_disconnect(DisconnectMode::OrderlyWithin { ms })
     }
 
     /// Ends the connection at once with a reset; what has been posted is flushed.
     pub fn abort(&self) -> Result<(), Error> {
-        self.session().command(RequestBody::Disconnect { qp: self.id, abort: true })
+        self.ask_to_disconnect(DisconnectMode::Abort)
+    }
+
+    fn ask_to_disconnect(&self, mode: DisconnectMode) -> Result<(), Error> {
+        self.session().command(RequestBody::Disconnect { qp: self.id, mode })
     }
 
     /// Waits until the connection has ended, whoever ended it, and says how. Everything posted has

@@ -34,6 +34,7 @@ impl Subject {
             | Event::Unreachable { qp, .. }
             | Event::Disconnected { qp, .. }
             | Event::PeerClosed { qp, .. }
+            | Event::PeerClosing { qp, .. }
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
             Event::LastWqeReached { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
@@ -62,7 +63,7 @@ pub(crate) fn ends_connection(event: &Event) -> bool {
 
 /// What concerns the end of a connection: that, and the peer's half of it.
 pub(crate) fn concerns_end(event: &Event) -> bool {
-    matches!(event, Event::PeerClosed { .. }) || ends_connection(event)
+    matches!(event, Event::PeerClosed { .. } | Event::PeerClosing { .. }) || ends_connection(event)
 }
 
 /// A peer asks to connect.

@@ -25,6 +25,11 @@ use crate::srq::SrqBody;
 use crate::states::{Consequence, States};
 use crate::work::{MAX_INLINE, ReceiveWork, SendKind, SendWork};
 
+/// What becomes of messages that find no receive: they wait, because programs count on the RNR
+/// retries of other transports. Not for long: a program that has all it wants posts no receive any
+/// more, and learns only behind them that its peer has disconnected (qperf is patient for 5 s).
+const RNR_POLICY: RnrPolicy = RnrPolicy::Wait { timeout_ms: 3000 };
+
 /// A queue pair.
 pub(crate) struct QpBody {
     device: Arc<Device>,
@@ -101,8 +106,7 @@ impl QpBody {
             max_recv_sge,
             max_inline,
             signal_all: wanted.signal_all,
-            // Programs that count on RNR retries of other transports get the like.
-            rnr_policy: RnrPolicy::Wait { timeout_ms: 0 },
+            rnr_policy: RNR_POLICY,
             ..QpOptions::new(wanted.send_cq.client())
         };
         let qp = pd.client().create_qp(&options)?;

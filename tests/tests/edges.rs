@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use rnic_client::{
     AcceptOptions, Access, BindOptions, Completion, CompletionStatus, ConnectOptions, Context,
     DisconnectReason, Error, Event, ListKind, Listener, Qp, QpOptions, RecvRequest, RemoteAddr,
-    Rows, SendRequest,
+    RnrPolicy, Rows, SendRequest,
 };
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, engine};
 
@@ -129,6 +129,31 @@ fn an_rdma_port_may_be_another_one_of_tcp_and_keeps_its_name() {
         // On the wire it is the other one.
         std::net::TcpStream::connect(tcp).unwrap();
     }
+}
+
+/// A program that lacks receives learns that its peer will send no more, and still gets what it
+/// sent.
+#[test]
+fn a_peer_that_has_disconnected_behind_messages_without_a_receive_is_told_of() {
+    let daemon = Daemon::start(binaries!(), &engine(2, "tcp"));
+    let (a, b) = (Client::new(&daemon), Client::new(&daemon));
+    let patient = RnrPolicy::Wait { timeout_ms: 30_000 };
+    let (qp, other) = (a.qp(), b.pd.create_qp(&QpOptions { rnr_policy: patient, ..b.options() }));
+    let other = other.unwrap();
+    let listener = b.listener();
+    let none = Default::default();
+    join(&listener, listener.local_addr(), (&qp, &none), (&other, &Default::default()));
+    qp.wait_connected(Some(DEADLINE)).unwrap();
+    let requests = [1, 2].map(|id| SendRequest::send_inline(id, b"").signaled());
+    qp.post_send(&requests).unwrap();
+    a.successes(2);
+    qp.disconnect_within(DEADLINE).unwrap();
+    b.event(|event| matches!(event, Event::PeerClosing { qp, .. } if *qp == other.id()));
+    for id in [3, 4] {
+        other.post_recv(&[RecvRequest::new(id, &[])]).unwrap();
+    }
+    assert_eq!(b.successes(2).iter().map(|c| c.wr_id).collect::<Vec<_>>(), [3, 4]);
+    assert_eq!(other.wait_disconnected(Some(DEADLINE)).unwrap(), DisconnectReason::Orderly);
 }
 
 /// Servers that make a listener for each connection, and restart.

@@ -80,6 +80,7 @@ fn killed_in_the_middle_of_traffic_nothing_is_left() {
         let Some(mut stage) = Stage::new(setting, &case::PERFTEST) else { continue };
         for case in case::ENDLESS {
             for first in [0, 1] {
+                let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
                 stage.kills(case, first);
             }
         }

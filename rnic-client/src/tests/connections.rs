@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use rnic_core::abi::control::{Event, RequestBody};
+use rnic_core::abi::control::{DisconnectMode, Event, RequestBody};
 
 use super::{PATIENCE, Rig, rig};
 use crate::fake::Answer;
@@ -200,7 +200,9 @@ fn an_attempt_that_takes_too_long_is_aborted() {
         ConnectOptions { timeout: Some(Duration::from_millis(20)), ..ConnectOptions::default() };
     let error = r.qp.connect(peer(), &options).unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }));
-    r.daemon.await_request(|b| matches!(b, RequestBody::Disconnect { abort: true, .. }));
+    r.daemon.await_request(|b| {
+        matches!(b, RequestBody::Disconnect { mode: DisconnectMode::Abort, .. })
+    });
 }
 
 /// A TCP connection of the program, and its peer's end.
@@ -263,7 +265,9 @@ fn waiting_for_the_end_answers_a_peer_that_has_finished() {
     r.daemon.event(&Event::PeerClosed { qp: r.qp.id(), context: 0 });
     thread::scope(|scope| {
         let ending = scope.spawn(|| r.qp.wait_disconnected(Some(PATIENCE)));
-        r.daemon.await_request(|b| matches!(b, RequestBody::Disconnect { abort: false, .. }));
+        r.daemon.await_request(|b| {
+            matches!(b, RequestBody::Disconnect { mode: DisconnectMode::Orderly, .. })
+        });
         r.daemon.event(&ended(r.qp.id()));
         assert_eq!(ending.join().unwrap().unwrap(), DisconnectReason::Orderly);
     });
@@ -303,6 +307,7 @@ fn contexts_and_teardown_are_asked_of_the_daemon() {
     let listener = r.context.bind(([127, 0, 0, 1], 0).into()).unwrap();
     listener.set_context(7).unwrap();
     r.qp.disconnect().unwrap();
+    r.qp.disconnect_within(Duration::from_secs(2)).unwrap();
     r.qp.abort().unwrap();
     r.qp.to_error().unwrap();
     let device = r.daemon.device();
@@ -311,11 +316,12 @@ fn contexts_and_teardown_are_asked_of_the_daemon() {
         _ => None,
     });
     assert_eq!(contexts.collect::<Vec<_>>(), [5, 6, 7]);
-    let aborts = device.requests.iter().filter_map(|b| match b {
-        RequestBody::Disconnect { abort, .. } => Some(*abort),
+    let modes = device.requests.iter().filter_map(|b| match b {
+        RequestBody::Disconnect { mode, .. } => Some(*mode),
         _ => None,
     });
-    assert_eq!(aborts.collect::<Vec<_>>(), [false, true]);
+    use DisconnectMode::{Abort, Orderly, OrderlyWithin};
+    assert_eq!(modes.collect::<Vec<_>>(), [Orderly, OrderlyWithin { ms: 2000 }, Abort]);
     assert!(matches!(device.requests.last(), Some(RequestBody::QpToError { .. })));
     drop(device);
 }

@@ -160,7 +160,7 @@ fn requests() {
                 }),
                 "ac0214ac0200c0000207af3a010120010db8000000000000000000000001b7250700010801ff",
             ),
-            (request(RequestBody::Disconnect { qp, abort: true }), "ac0215ac0201"),
+            (request(RequestBody::Disconnect { qp, mode: DisconnectMode::Abort }), "ac0215ac0202"),
             (
                 request(RequestBody::SetContext { object: ObjectRef::Cq(CqId(3)), context: 5 }),
                 "ac0216010305",
@@ -544,6 +544,7 @@ fn events() {
             ),
             (Event::LastWqeReached { qp, context }, "0d0680808080808080808001"),
             (Event::Detached { reason: "exec".into() }, "0e0465786563"),
+            (Event::PeerClosing { qp, context }, "0f0680808080808080808001"),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -10,6 +10,7 @@ use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
 use super::schedule::Key;
+use crate::abi::control::DisconnectMode;
 use crate::device::{StagChange, StagEntry, Window};
 use crate::engine::numbers::count;
 use crate::shm::doorbell::DoorbellScanner;
@@ -136,14 +137,14 @@ impl Engine {
     }
 
     /// Ends a connection, in order or at once.
-    pub fn disconnect(&mut self, qp: QpId, abort: bool, now: Time) {
+    pub fn disconnect(&mut self, qp: QpId, mode: DisconnectMode, now: Time) {
         self.state.now = now;
-        self.with(qp, |qp, engine| qp.disconnect(engine, abort));
+        self.with(qp, |qp, engine| qp.disconnect(engine, mode));
     }
 
     /// Moves a QP to Error: its connection is aborted, everything posted is flushed.
     pub fn to_error(&mut self, qp: QpId, now: Time) {
-        self.disconnect(qp, true, now);
+        self.disconnect(qp, DisconnectMode::Abort, now);
     }
 
     /// Ends a QP's connection for reasons of its administrator: with a Terminate where the stream

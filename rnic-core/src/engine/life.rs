@@ -30,6 +30,10 @@ pub(super) struct LifeCycle {
     revision: u8,
     /// The peer's FIN has been seen.
     peer_fin: bool,
+    /// The application was told that the peer's FIN is behind messages that wait for receives.
+    told_of_closing: bool,
+    /// Whoever disconnected has set a limit, past which the peer's FIN is not waited for.
+    leaves: bool,
     /// The application was told that the connection stands, and must be told how it ends.
     announced: bool,
     /// Reason for the end, once known: the first one counts.
@@ -51,6 +55,8 @@ impl LifeCycle {
             addresses: None,
             revision: 0,
             peer_fin: false,
+            told_of_closing: false,
+            leaves: false,
             announced: false,
             end: None,
             diagnosis: 0,
@@ -64,6 +70,16 @@ impl LifeCycle {
     /// A connection has been through start-up.
     pub(super) fn connected(&mut self, addresses: AddressPair, revision: u8) {
         (self.addresses, self.revision) = (Some(addresses), revision);
+    }
+
+    /// Past the deadline of its disconnect the peer's FIN is not waited for.
+    pub(super) fn leave_at_deadline(&mut self) {
+        self.leaves = true;
+    }
+
+    /// Whether the peer's FIN is not waited for past the deadline.
+    pub(super) fn leaves_at_deadline(&self) -> bool {
+        self.leaves
     }
 
     pub(super) fn phase(&self) -> StreamPhase {
@@ -105,6 +121,11 @@ impl LifeCycle {
     /// Notes the peer's FIN; whether it is the first.
     pub(super) fn see_peer_fin(&mut self) -> bool {
         !std::mem::replace(&mut self.peer_fin, true)
+    }
+
+    /// Notes that the peer's FIN is behind messages that wait; whether for the first time.
+    pub(super) fn see_peer_closing(&mut self) -> bool {
+        !std::mem::replace(&mut self.told_of_closing, true)
     }
 
     pub(super) fn peer_fin(&self) -> bool {

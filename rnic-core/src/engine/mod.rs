@@ -138,6 +138,13 @@ impl Engine {
         self.with(qp, |qp, engine| qp.lost(engine, &in_words("receiving", error)));
     }
 
+    /// The peer's FIN is in the socket of a QP that [is blocked](Receive::Blocked), behind bytes that
+    /// have not been read.
+    pub fn handle_peer_closing(&mut self, qp: QpId, now: Time) {
+        self.state.now = now;
+        self.with(qp, |qp, engine| qp.peer_closing(engine));
+    }
+
     /// A copier has answered a copy of this engine, or is gone. Copies of one copier are answered
     /// in the order in which they came.
     pub fn handle_copied(&mut self, copier: &Copier, job: u64, result: CopyResult, now: Time) {

@@ -6,6 +6,7 @@
 //! [`phase`](super::phase).
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use super::interface::Notification;
 use super::link::Fin;
@@ -15,7 +16,7 @@ use super::reason::Reason;
 use super::requester::message::Message;
 use super::schedule::END_COST;
 use super::state::EngineState;
-use crate::abi::control::{DisconnectReason, Event};
+use crate::abi::control::{DisconnectMode, DisconnectReason, Event};
 use crate::rdmap::{Terminate, codes};
 use crate::stream::{Fault, terminate};
 use crate::types::{CompletionStatus, TerminateCode, TerminateOrigin};
@@ -125,7 +126,7 @@ impl Qp {
     pub(super) fn admin_disconnect(&mut self, engine: &mut EngineState) {
         // Behind our FIN nothing can be sent, so no Terminate either.
         match self.life.phase() {
-            StreamPhase::FinSent => self.disconnect(engine, true),
+            StreamPhase::FinSent => self.disconnect(engine, DisconnectMode::Abort),
             _ => {
                 let code = codes::RDMA_LOCAL_CATASTROPHIC;
                 self.terminate(engine, code, None, Reason::AdminDisconnect);
@@ -134,12 +135,18 @@ impl Qp {
     }
 
     /// The application ends the connection, in order or at once.
-    pub(super) fn disconnect(&mut self, engine: &mut EngineState, abort: bool) {
+    pub(super) fn disconnect(&mut self, engine: &mut EngineState, mode: DisconnectMode) {
+        let abort = mode == DisconnectMode::Abort;
         let event = if abort { StreamEvent::Abort } else { StreamEvent::Disconnect };
         let Some(next) = self.life.after(event) else { return };
         if !abort {
             // What is in the queue now is sent; what is posted later is flushed.
             self.requester.begin_closing();
+        }
+        let mut within = engine.options.close_deadline;
+        if let DisconnectMode::OrderlyWithin { ms } = mode {
+            within = within.min(Duration::from_millis(ms.into()));
+            self.life.leave_at_deadline();
         }
         if next == StreamPhase::Ended {
             self.life.ends_by(DisconnectReason::Aborted);
@@ -147,8 +154,7 @@ impl Qp {
             return;
         }
         self.enter(next);
-        let deadline = engine.now.after(engine.options.close_deadline);
-        self.life.set_deadline(&self.core, engine, Some(deadline));
+        self.life.set_deadline(&self.core, engine, Some(engine.now.after(within)));
         engine.wake(&mut self.core);
     }
 
@@ -212,6 +218,14 @@ impl Qp {
         }
     }
 
+    /// The peer's FIN has come, behind messages for which the application has posted no receive.
+    pub(super) fn peer_closing(&mut self, engine: &mut EngineState) {
+        if self.responder.awaits_receive() && self.life.see_peer_closing() {
+            let context = self.core.shared.context.load(Relaxed);
+            engine.emit(self.core.session, Event::PeerClosing { qp: self.core.id, context });
+        }
+    }
+
     /// The connection is gone: RST, timeout, or a peer that closed inside a message.
     pub(super) fn lost(&mut self, engine: &mut EngineState, why: &str) {
         if self.life.after(StreamEvent::Lost).is_some() {
@@ -236,6 +250,11 @@ impl Qp {
         match phase {
             StreamPhase::AwaitFirstFpdu => {
                 self.lost(engine, "the peer sent no FPDU before the deadline");
+            }
+            StreamPhase::FinSent if self.life.leaves_at_deadline() => {
+                self.life.ends_by(DisconnectReason::Orderly);
+                // A reset would take back what the peer has not yet read of ours.
+                self.finish(engine, self.responder.is_blocked());
             }
             StreamPhase::Closing | StreamPhase::FinSent => {
                 self.lost(engine, "the peer did not close before the deadline");

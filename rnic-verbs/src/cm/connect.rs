@@ -7,7 +7,7 @@ use rnic_client::{ConnectOptions, QpId};
 
 use super::id::State;
 use super::retry::Attempt;
-use super::{IdBody, Phase};
+use super::{IdBody, LAST_SENDS, Phase};
 use crate::errno::Errno;
 use crate::qp::QpBody;
 
@@ -81,7 +81,7 @@ impl IdBody {
         self.state.lock().expect(&[Phase::Connected])
     }
 
-    /// Ends the connection in order (`rdma_disconnect(3)`): what was posted is sent.
+    /// Ends the connection (`rdma_disconnect(3)`): what was posted is sent if it soon can be.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         let qp = {
             let state: MutexGuard<'_, State> = self.state.lock();
@@ -93,7 +93,7 @@ impl IdBody {
         };
         match qp.and_then(|qp| self.device.qp(qp)) {
             // Refused if it has ended meanwhile, which is told by its event.
-            Some(qp) => match qp.client().disconnect() {
+            Some(qp) => match qp.client().disconnect_within(LAST_SENDS) {
                 Ok(()) | Err(rnic_client::Error::Refused { .. }) => Ok(()),
                 Err(error) => Err(error.into()),
             },

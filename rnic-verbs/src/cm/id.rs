@@ -325,12 +325,13 @@ impl IdBody {
         self.push(kind, -errno);
     }
 
-    /// The peer has finished sending: so do we, and the connection ends in order.
+    /// The peer has finished sending: so do we, and the connection ends. Programs that have posted
+    /// no receive for its last messages will seldom do so later.
     pub(super) fn peer_closed(&self) {
         let qp = self.state.lock().qp;
         if let Some(qp) = qp.and_then(|qp| self.device.qp(qp)) {
             // Refused if it has ended meanwhile.
-            let _ = qp.client().disconnect();
+            let _ = qp.client().disconnect_within(super::LAST_SENDS);
         }
     }
 

@@ -16,6 +16,7 @@ mod retry;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rnic_client::{Event, ListenerId, QpId};
@@ -29,6 +30,12 @@ pub(crate) use channel::EventChannel;
 pub(crate) use connect::ConnectWanted;
 pub(crate) use id::{IdBody, Phase};
 pub(crate) use retry::Retries;
+
+/// How long a connection that ends may take to send what was posted. RNICs flush it at once, so
+/// programs wait for what matters to them before they disconnect; but some end in the order of their
+/// messages, and peers may be slow to take them. Programs that wait for the end are seldom patient
+/// for longer than some seconds.
+const LAST_SENDS: Duration = Duration::from_millis(500);
 
 /// Ids by what the daemon's events name.
 #[derive(Default)]
@@ -105,7 +112,7 @@ pub(crate) fn deliver(device: &Device, event: Event) {
                 id.unreachable(i32::from(errno), &reason);
             }
         }
-        Event::PeerClosed { qp, .. } => {
+        Event::PeerClosed { qp, .. } | Event::PeerClosing { qp, .. } => {
             if let Some(id) = device.ids.of_qp(qp) {
                 id.peer_closed();
             }

@@ -81,7 +81,7 @@ impl Manager {
                 let params = ConnectParams { session, qp, peer, local, ird, ord, private_data };
                 self.connect(id, params, now)
             }
-            R::Disconnect { qp, abort } => self.disconnect(id, qp, abort),
+            R::Disconnect { qp, mode } => self.disconnect(id, qp, mode),
             R::SetContext { object, context } => self.set_context(id, object, context),
             R::Status => self.status(id),
             R::List { what, from } => self.list(id, what, from),

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rnic_core::abi::control::DisconnectMode;
 use rnic_core::device::{Copier, Cq, Srq, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, QpConfig};
 use rnic_core::shm::doorbell::DoorbellScanner;
@@ -72,7 +73,7 @@ pub(super) enum Command {
     AttachInError(Box<QpConfig>),
     Disconnect {
         qp: QpId,
-        abort: bool,
+        mode: DisconnectMode,
     },
     ToError(QpId),
     /// Ends the connection as destruction would, but keeps the QP.

@@ -11,6 +11,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use rnic_core::engine::Engine;
 use rnic_core::types::{QpId, SessionId, Time};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SendFlags;
 use slab::Slab;
 use socket2::SockRef;
@@ -74,12 +75,19 @@ pub(super) struct Connection {
 
 impl Connection {
     /// The engine does not read it for now. Bytes and a FIN wait in it, in their order; an error is
-    /// passed on past them. Whether there was one.
+    /// passed on past them, and that there is a FIN. Whether there was an error.
     pub(super) fn pause(&mut self, engine: &mut Engine, now: Time) -> bool {
         self.paused = true;
+        // What was seen before this is not announced again.
+        let mut ready = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if !rustix::event::poll(&mut ready, Some(&at_once)).is_ok_and(|n| n > 0) {
+            return false;
+        }
         let error = SockRef::from(&self.stream).take_error().ok().flatten();
-        if let Some(error) = &error {
-            engine.handle_socket_error(self.qp, error, now);
+        match &error {
+            Some(error) => engine.handle_socket_error(self.qp, error, now),
+            None => engine.handle_peer_closing(self.qp, now),
         }
         error.is_some()
     }

@@ -26,6 +26,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mio::Waker;
+use rnic_core::abi::control::DisconnectMode;
 use rnic_core::device::copier::Mark;
 use rnic_core::device::{Copier, Cq, DiagnosisLog, StagChange, StagEntry, Window};
 use rnic_core::engine::{EngineOptions, Notification, QpConfig};
@@ -240,8 +241,8 @@ impl Workers {
     }
 
     /// Ends a QP's connection.
-    pub fn disconnect(&mut self, worker: u32, qp: QpId, abort: bool) {
-        self.one(worker, None, Command::Disconnect { qp, abort });
+    pub fn disconnect(&mut self, worker: u32, qp: QpId, mode: DisconnectMode) {
+        self.one(worker, None, Command::Disconnect { qp, mode });
     }
 
     /// Ends a QP's connection with a Terminate where the stream allows one; the QP stays in Error.

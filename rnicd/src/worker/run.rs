@@ -214,7 +214,6 @@ impl Worker {
                 true
             }
             Receive::WouldBlock => false,
-            // A reset that was seen before this is not announced again.
             Receive::Blocked => connection.pause(&mut self.engine, now),
             Receive::Closed => {
                 connection.ended = true;
@@ -410,7 +409,7 @@ impl Worker {
                 self.engine.attach_direct(parts(active), parts(passive), now);
             }
             Command::AttachInError(config) => self.engine.attach_in_error(config, now),
-            Command::Disconnect { qp, abort } => self.engine.disconnect(qp, abort, now),
+            Command::Disconnect { qp, mode } => self.engine.disconnect(qp, mode, now),
             Command::ToError(qp) => self.engine.to_error(qp, now),
             Command::AdminDisconnect(qp) => self.engine.admin_disconnect(qp, now),
             Command::SetOptions(options) => self.engine.set_options(options),
@@ -499,7 +498,7 @@ impl Worker {
                     if event.is_writable() && std::mem::take(&mut connection.blocked) {
                         self.engine.handle_writable(connection.qp);
                     }
-                    if event.is_error() && connection.paused {
+                    if (event.is_error() || event.is_read_closed()) && connection.paused {
                         connection.pause(&mut self.engine, now);
                     }
                     if (event.is_readable() || event.is_read_closed() || event.is_error())

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token};
-use rnic_core::abi::control::{DisconnectReason, Event, MAX_MESSAGE};
+use rnic_core::abi::control::{DisconnectMode, DisconnectReason, Event, MAX_MESSAGE};
 use rnic_core::abi::queue::{
     ARM_NEXT, CHANNEL_RECORD_LEN, ChannelRecord, Cqe, PAGE, QueueKind, QueueShape, SendFlags,
     SendHeader, SendOpcode, Sge, doorbell_offset,
@@ -494,9 +494,9 @@ fn disconnecting_is_orderly_on_both_sides() {
     connect_tcp(&mut rig, a_config, b_config);
     expect_established(&one, a.id);
     expect_established(&two, b.id);
-    rig.workers.disconnect(0, a.id, false);
+    rig.workers.disconnect(0, a.id, DisconnectMode::Orderly);
     assert!(matches!(two.event(), Event::PeerClosed { qp, .. } if qp == b.id));
-    rig.workers.disconnect(1, b.id, false);
+    rig.workers.disconnect(1, b.id, DisconnectMode::Orderly);
     for client in [&one, &two] {
         match client.event() {
             Event::Disconnected { reason, .. } => assert_eq!(reason, DisconnectReason::Orderly),

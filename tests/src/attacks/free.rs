@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use rnic_core::abi::control::{Event, ReplyBody, RequestBody};
+use rnic_core::abi::control::{DisconnectMode, Event, ReplyBody, RequestBody};
 use rnic_core::abi::queue::{ARM_NONE, SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
 use rnic_core::types::{Access, Stag, WindowKind};
 
@@ -98,6 +98,6 @@ fn coupled(socket: &Path) -> Result<(Intruder, End, Completions), Failure> {
     let (end, other) = (intruder.qp(completions.cq, DEPTH)?, intruder.qp(completions.cq, 1)?);
     let (_, address) = intruder.listen(1)?;
     intruder.couple(address, &end, &other)?;
-    intruder.call(RequestBody::Disconnect { qp: other.qp, abort: false })?;
+    intruder.call(RequestBody::Disconnect { qp: other.qp, mode: DisconnectMode::Orderly })?;
     Ok((intruder, end, completions))
 }

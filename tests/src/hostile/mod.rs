@@ -515,7 +515,11 @@ impl Session {
         let body = match rng.below(17) {
             0 => RequestBody::DestroyQp { qp },
             1 => RequestBody::QpToError { qp },
-            2 => RequestBody::Disconnect { qp, abort: rng.below(2) == 0 },
+            2 => {
+                let within = DisconnectMode::OrderlyWithin { ms: rng.below(1000) as u32 };
+                let modes = [DisconnectMode::Orderly, within, DisconnectMode::Abort];
+                RequestBody::Disconnect { qp, mode: modes[rng.below(3) as usize] }
+            }
             3 => RequestBody::QueryQp { qp },
             4 => RequestBody::DestroyCq { cq: CqId(any(rng)) },
             5 => RequestBody::DeregMr { mr: MrId(any(rng)) },

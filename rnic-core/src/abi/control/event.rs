@@ -162,6 +162,15 @@ pub enum Event {
         /// Why the address space is gone, as a sentence for people.
         reason: String,
     },
+    /// The peer has finished sending, but messages that wait for receives are in front of its FIN
+    /// ([`RnrPolicy::Wait`](crate::types::RnrPolicy)); once per connection, and only over TCP.
+    /// `PeerClosed` follows once all of them have been received.
+    PeerClosing {
+        /// The QP that lacks receives.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
 }
 
 /// How a connection ended.

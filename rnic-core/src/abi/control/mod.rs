@@ -22,7 +22,9 @@ pub use listing::{
 };
 pub use refusal::Refusal;
 pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};
-pub use request::{ListKind, MrSource, ObjectRef, QpRequest, Request, RequestBody, SrqRequest};
+pub use request::{
+    DisconnectMode, ListKind, MrSource, ObjectRef, QpRequest, Request, RequestBody, SrqRequest,
+};
 
 /// Largest control or event message, in bytes.
 pub const MAX_MESSAGE: usize = 8192;

@@ -161,12 +161,12 @@ pub enum RequestBody {
         /// revision 1.
         private_data: Vec<u8>,
     },
-    /// Ends a QP's connection: in order, or at once with a reset. Answer: `Done`, then events.
+    /// Ends a QP's connection. Answer: `Done`, then events.
     Disconnect {
         /// The QP whose connection is to end.
         qp: QpId,
-        /// Reset instead of finishing what was posted.
-        abort: bool,
+        /// How much of what is under way is finished first.
+        mode: DisconnectMode,
     },
     /// Changes the context that events of an object carry. Answer: `Done`.
     SetContext {
@@ -375,6 +375,21 @@ pub struct QpRequest {
     pub rnr_policy: RnrPolicy,
     /// The application's context, returned in events.
     pub context: u64,
+}
+
+/// How a program ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DisconnectMode {
+    /// What was posted is sent first, then FINs are exchanged.
+    Orderly,
+    /// Likewise, but within this time: then the peer's FIN is not waited for any longer, and a reset
+    /// ends what cannot be sent.
+    OrderlyWithin {
+        /// The time, in milliseconds.
+        ms: u32,
+    },
+    /// A reset at once.
+    Abort,
 }
 
 /// Parameters of a shared receive queue.

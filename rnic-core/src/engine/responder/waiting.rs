@@ -48,6 +48,11 @@ impl Responder {
         self.blocked.is_some()
     }
 
+    /// Whether it is a receive that is awaited.
+    pub(in crate::engine) fn awaits_receive(&self) -> bool {
+        self.blocked.as_ref().is_some_and(|b| matches!(b.on, BlockedOn::Receive { .. }))
+    }
+
     /// There is no receive for this segment, whose payload is the last `payload` bytes of `origin`:
     /// takes one that has been posted by now (true), or waits until one is. `awaits_response` says
     /// that the owner has a Read outstanding, which is behind it.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::raw::{Raw, Segment, ulpdu};
 use super::requests::Wr;
 use super::world::{A, B, QpShape, Wiring, World};
-use crate::abi::control::Event;
+use crate::abi::control::{DisconnectMode, Event};
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::stream::startup::{Options, RtrKinds};
@@ -269,8 +269,8 @@ fn both_disconnect_at_once() {
         w.push(B, &[Wr::send(2, &[])]);
         let (ea, eb) = (w.qps[A].engine, w.qps[B].engine);
         let (ida, idb, now) = (w.qps[A].id, w.qps[B].id, w.now);
-        w.engines[ea].disconnect(ida, false, now);
-        w.engines[eb].disconnect(idb, false, now);
+        w.engines[ea].disconnect(ida, DisconnectMode::Orderly, now);
+        w.engines[eb].disconnect(idb, DisconnectMode::Orderly, now);
         w.settle();
         assert_eq!(w.events(A), ["disconnected"], "{wiring:?}");
         assert_eq!(w.events(B), ["disconnected"]);
@@ -279,6 +279,47 @@ fn both_disconnect_at_once() {
         assert!(log.contains(&"2 Send".to_owned()));
         assert_eq!(w.completions(B).len(), 2);
     }
+}
+
+/// A program that sets a limit leaves: what was sent by then is the peer's, whenever it looks.
+#[test]
+fn with_a_limit_a_disconnect_does_not_wait_for_the_peer() {
+    let limit = Duration::from_millis(500);
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.recv(B, 7, &[]);
+        w.post(A, &[Wr::send(1, &[])]);
+        w.disconnect_within(A, limit);
+        w.advance(limit - Duration::from_millis(1));
+        assert_eq!(w.events(A), [""; 0]);
+        w.advance(Duration::from_millis(1));
+        assert_eq!((w.events(A), w.state(A)), (vec!["disconnected".into()], QpState::Error));
+        assert_eq!(
+            (w.completions(A), w.completions(B)),
+            (vec!["1 Send".into()], vec!["7 Receive".into()])
+        );
+        assert_eq!((w.events(B), w.state(B)), (vec!["peer closed".into()], QpState::Closing));
+        // It is too late for the peer's own, which it learns when it sends.
+        w.post(B, &[Wr::send(8, &[]), Wr::send(9, &[])]);
+        w.disconnect(B);
+        w.advance(Duration::from_secs(11));
+        assert_eq!((w.events(B).len(), w.state(B)), (1, QpState::Error), "{wiring:?}");
+    }
+}
+
+/// ... and what could not be sent by then is not sent any more.
+#[test]
+fn with_a_limit_a_disconnect_flushes_what_cannot_be_sent() {
+    let limit = Duration::from_millis(500);
+    let mut w = World::connected(Wiring::tcp());
+    w.links[0].pipes[0].window = 0;
+    w.post(A, &[Wr::send(1, &[])]);
+    w.disconnect_within(A, limit);
+    w.advance(limit - Duration::from_millis(1));
+    assert_eq!([w.state(A), w.state(B)], [QpState::Closing, QpState::Rts]);
+    w.advance(Duration::from_millis(1));
+    assert_eq!([w.state(A), w.state(B)], [QpState::Error, QpState::Error]);
+    assert!(w.events(A)[0].starts_with("lost: "));
 }
 
 #[test]
@@ -599,7 +640,7 @@ fn destroy_takes_nothing_back_that_was_sent() {
             w.push(B, &[Wr::send(2, &[b.all()])]);
         } else {
             let (engine, id, now) = (w.qps[A].engine, w.qps[A].id, w.now);
-            w.engines[engine].disconnect(id, false, now);
+            w.engines[engine].disconnect(id, DisconnectMode::Orderly, now);
         }
         while w.round() {}
         w.destroy(A);

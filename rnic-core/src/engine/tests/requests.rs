@@ -193,6 +193,7 @@ pub(super) fn event(event: &Event) -> String {
             }
         },
         Event::PeerClosed { .. } => "peer closed".to_owned(),
+        Event::PeerClosing { .. } => "peer closing".to_owned(),
         Event::CqError { .. } => "CQ error".to_owned(),
         Event::QpFatal { reason, .. } => format!("fatal: {reason}"),
         Event::Unreachable { reason, .. } => format!("unreachable: {reason}"),

@@ -180,6 +180,11 @@ fn a_fin_waits_behind_the_message() {
     w.post(A, &[Wr::send(1, &[])]);
     w.disconnect(A);
     assert_eq!(w.events(B), [""; 0]);
+    // Its owner is told once, and may leave it at that.
+    for told in [&["peer closing"][..], &[]] {
+        w.peer_closing(B);
+        assert_eq!(w.events(B), told);
+    }
     w.recv(B, 10, &[]);
     w.recv(B, 11, &[]);
     w.settle();
@@ -207,6 +212,22 @@ fn a_disconnect_of_this_side_leaves_time_for_a_receive() {
         w.post(A, &[Wr::send(1, &[])]);
         w.disconnect(B);
         w.advance(DEADLINE);
+        assert_eq!([w.state(A), w.state(B)], [QpState::Error, QpState::Error], "{wiring:?}");
+    }
+}
+
+/// Both programs are done, and post no receives any more.
+#[test]
+fn with_a_limit_a_disconnect_does_not_wait_for_receives() {
+    let limit = Duration::from_millis(500);
+    for wiring in Wiring::both() {
+        let mut w = pair(wiring);
+        w.post(A, &[Wr::send(1, &[])]);
+        w.post(B, &[Wr::send(2, &[])]);
+        w.disconnect_within(B, limit);
+        w.advance(limit - Duration::from_millis(1));
+        assert_eq!([w.state(A), w.state(B)], [QpState::Rts, QpState::Closing], "{wiring:?}");
+        w.advance(Duration::from_millis(1));
         assert_eq!([w.state(A), w.state(B)], [QpState::Error, QpState::Error], "{wiring:?}");
     }
 }

@@ -3,6 +3,7 @@
 use super::partial::{crowd, dead};
 use super::requests::Wr;
 use super::world::{A, options};
+use crate::abi::control::DisconnectMode;
 use crate::engine::{ChargeLimits, EngineOptions};
 use crate::types::QpState;
 
@@ -49,7 +50,7 @@ fn what_was_kept_is_given_back_however_a_stream_ends() {
     assert!(w.engines[0].state.unsent.used() >= 4 * LEN);
     let (ids, now): (Vec<_>, _) = (w.qps.iter().map(|qp| qp.id).collect(), w.now);
     w.engines[0].destroy(ids[0], now);
-    w.engines[0].disconnect(ids[1], true, now);
+    w.engines[0].disconnect(ids[1], DisconnectMode::Abort, now);
     // A Terminate of the peer's, of which nothing is said in return.
     let terminate = raws[2].untagged(crate::rdmap::Opcode::Terminate, 2, 1, 0, true);
     raws[2].segment(&mut w, terminate, &[0x11, 0x02, 0, 0]);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use rnic_core::abi::control::{Event, Refusal, ReplyBody};
+use rnic_core::abi::control::{DisconnectMode, Event, Refusal, ReplyBody};
 use rnic_core::engine::QpConfig;
 use rnic_core::stream::startup::Negotiated;
 use rnic_core::types::*;
@@ -101,11 +101,11 @@ impl Manager {
         &mut self,
         id: SessionId,
         qp: QpId,
-        abort: bool,
+        mode: DisconnectMode,
     ) -> Answer {
         let object = find(&mut self.sessions, id)?.qp(qp)?;
         match object.phase {
-            QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, abort),
+            QpPhase::Bound(worker) => self.workers.disconnect(worker, qp, mode),
             QpPhase::Connecting(_) | QpPhase::Accepting(_) => {
                 self.cm.cancel(qp);
                 self.unreachable(qp, NoConnection::reset("given up by this side"));

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::link::{End, Link};
 use super::raw::Raw;
 use super::requests::{Mr, Wr, completion, event};
-use crate::abi::control::{Diagnosis, Event};
+use crate::abi::control::{Diagnosis, DisconnectMode, Event};
 use crate::abi::queue::{Cqe, PAGE, QueueKind, QueueShape, Sge};
 use crate::device::copier::{Copier, CopyJob, Direction};
 use crate::device::diagnoses::Whose;
@@ -424,13 +424,27 @@ impl World {
 
     pub fn disconnect(&mut self, qp: usize) {
         let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
-        self.engines[engine].disconnect(id, false, self.now);
+        self.engines[engine].disconnect(id, DisconnectMode::Orderly, self.now);
+        self.settle();
+    }
+
+    /// The kernel says that the peer's FIN has come.
+    pub fn peer_closing(&mut self, qp: usize) {
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].handle_peer_closing(id, self.now);
+        self.settle();
+    }
+
+    pub fn disconnect_within(&mut self, qp: usize, time: Duration) {
+        let mode = DisconnectMode::OrderlyWithin { ms: time.as_millis() as u32 };
+        let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
+        self.engines[engine].disconnect(id, mode, self.now);
         self.settle();
     }
 
     pub fn abort(&mut self, qp: usize) {
         let (engine, id) = (self.qps[qp].engine, self.qps[qp].id);
-        self.engines[engine].disconnect(id, true, self.now);
+        self.engines[engine].disconnect(id, DisconnectMode::Abort, self.now);
         self.settle();
     }
 
