@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
+use rnic_core::abi::control::DisconnectMode;
 use rnic_core::abi::queue::Sge;
 use rnic_core::ddp::{Header, TaggedHeader, UntaggedHeader};
 use rnic_core::mpa::Framer;
@@ -65,13 +66,18 @@ fuzz_target!(|data: &[u8]| {
                 }
                 w.settle();
             }
-            _ => match input.u8() % 5 {
+            _ => match input.u8() % 7 {
                 0 => w.engine.revoke_stag(Stag(stag(0).0 + u32::from(input.u8()) % 3)),
-                1 => w.engine.disconnect(qp, false, w.now),
+                1 => w.engine.disconnect(qp, DisconnectMode::Orderly, w.now),
                 2 => {
                     w.engine.receive(qp, w.now, |_| Ok(0));
                 }
                 3 => w.transmit(qp, usize::from(input.u8())),
+                4 => {
+                    let mode = DisconnectMode::OrderlyWithin { ms: input.u8().into() };
+                    w.engine.disconnect(qp, mode, w.now);
+                }
+                5 => w.engine.handle_peer_closing(qp, w.now),
                 _ => w.engine.handle_writable(qp),
             },
         }
@@ -79,7 +85,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(unread + reserved <= 16);
     }
     // Whatever happened, it ends, within the deadlines.
-    w.engine.disconnect(qp, false, w.now);
+    w.engine.disconnect(qp, DisconnectMode::Orderly, w.now);
     for _ in 0..4 {
         while w.clients[0].cq.poll().is_some() {}
         if w.clients[0].cq.release() != 0 {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge, WindowParams};
-use rnic_core::device::{Cq, Memory, StagKind, QpShared, Srq, StagEntry, Window};
+use rnic_core::device::{Cq, Memory, QpShared, Srq, StagEntry, StagKind, Window};
 use rnic_core::engine::{
     Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives, Work,
 };

@@ -223,7 +223,7 @@ fn handles_of_others_are_no_such_object() {
         },
         RequestBody::Reject { request: RequestId(1), private_data: private_data.clone() },
         RequestBody::Connect { qp, peer, local: None, ird, ord, private_data },
-        RequestBody::Disconnect { qp, abort: true },
+        RequestBody::Disconnect { qp, mode: DisconnectMode::Abort },
         RequestBody::SetContext { object: ObjectRef::Qp(qp), context: 1 },
         RequestBody::SetContext { object: ObjectRef::Cq(cq), context: 1 },
         RequestBody::SetContext { object: ObjectRef::Listener(listener), context: 1 },

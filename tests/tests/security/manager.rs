@@ -7,7 +7,9 @@ use rnic_client::{
     Access, Completion, CompletionStatus, Event, QpOptions, RecvRequest, Scope, SendRequest,
     SrqOptions,
 };
-use rnic_core::abi::control::{MrSource, ObjectRef, Refusal, ReplyBody, RequestBody};
+use rnic_core::abi::control::{
+    DisconnectMode, MrSource, ObjectRef, Refusal, ReplyBody, RequestBody,
+};
 use rnic_core::types::{ListenerId, PdId, SharedBufferId};
 use rnic_tests::raw::{Raw, memfd, qp_request};
 use rnic_tests::{DEADLINE, Daemon, PATHS, READ_WRITE, binaries, engine};
@@ -56,7 +58,7 @@ fn rdmap_8_1_2_0_rdmap_8_1_2_1_ddp_8_3_6_ddp_8_3_2_0_ddp_8_3_2_1_only_the_manage
         RequestBody::QueryQp { qp },
         RequestBody::Listen { listener: ListenerId(1), backlog: 1 },
         RequestBody::CloseListener { listener: ListenerId(1) },
-        RequestBody::Disconnect { qp, abort: true },
+        RequestBody::Disconnect { qp, mode: DisconnectMode::Abort },
         RequestBody::SetContext { object: ObjectRef::Qp(qp), context: 1 },
         RequestBody::SetContext { object: ObjectRef::Cq(pair.holder.cq.id()), context: 1 },
         RequestBody::Connect {
