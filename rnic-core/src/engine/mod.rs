@@ -138,8 +138,8 @@ impl Engine {
         self.with(qp, |qp, engine| qp.lost(engine, &in_words("receiving", error)));
     }
 
-    /// The peer's FIN is in the socket of a QP that [is blocked](Receive::Blocked), behind bytes that
-    /// have not been read.
+    /// The peer's FIN is in the socket of a QP that [is blocked](Receive::Blocked), behind bytes
+    /// that have not been read.
     pub fn handle_peer_closing(&mut self, qp: QpId, now: Time) {
         self.state.now = now;
         self.with(qp, |qp, engine| qp.peer_closing(engine));

@@ -32,9 +32,9 @@ pub(crate) use id::{IdBody, Phase};
 pub(crate) use retry::Retries;
 
 /// How long a connection that ends may take to send what was posted. RNICs flush it at once, so
-/// programs wait for what matters to them before they disconnect; but some end in the order of their
-/// messages, and peers may be slow to take them. Programs that wait for the end are seldom patient
-/// for longer than some seconds.
+/// programs wait for what matters to them before they disconnect; but some count on the order of
+/// their messages, and peers may be slow to take them. Programs that wait for the end are seldom
+/// patient for longer than some seconds.
 const LAST_SENDS: Duration = Duration::from_millis(500);
 
 /// Ids by what the daemon's events name.

@@ -382,8 +382,8 @@ pub struct QpRequest {
 pub enum DisconnectMode {
     /// What was posted is sent first, then FINs are exchanged.
     Orderly,
-    /// Likewise, but within this time: then the peer's FIN is not waited for any longer, and a reset
-    /// ends what cannot be sent.
+    /// Likewise, but within this time: then the peer's FIN is not waited for any longer, and a
+    /// reset ends what cannot be sent.
     OrderlyWithin {
         /// The time, in milliseconds.
         ms: u32,
