@@ -203,9 +203,11 @@ impl Process {
         self.killed();
     }
 
-    /// Kills it (`SIGKILL`) and waits for its end; how it ended, which it may have done by itself
-    /// before, and everything it printed.
+    /// Kills it (`SIGKILL`), with its process group if it has one of its own, and waits for its end;
+    /// how it ended, which it may have done by itself before, and everything it printed.
     pub fn killed(mut self) -> (ExitStatus, Vec<String>) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
         let _ = self.child.kill();
         let (status, lines) = self.finish();
         assert!(status.signal().is_some() || status.code().is_some());

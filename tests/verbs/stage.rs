@@ -1,5 +1,6 @@
 //! Daemons for programs of others, in network namespaces of their own; and a case run on them.
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -78,11 +79,13 @@ impl Stage {
         Some(Stage { setting, daemons, figures, libraries, port: 7000, apart })
     }
 
-    /// Runs a case; or what was wrong with it. Afterwards nothing of it is left.
+    /// Runs a case; or what was wrong with it. Afterwards nothing of it is left, unless it failed
+    /// though it should not.
     pub fn run(&mut self, case: &Case) -> Result<(), String> {
         self.port += 10;
         let before = self.read_figures();
-        let patience = match case.fails.iter().any(|(setting, _)| *setting == self.setting) {
+        let fails = case.fails.iter().any(|(setting, _)| *setting == self.setting);
+        let patience = match fails {
             // Two programs that spin, beside whatever else the machine does.
             false => Duration::from_secs(60),
             true => Duration::from_secs(5),
@@ -91,6 +94,9 @@ impl Stage {
             None => self.client_of(case).and_then(|client| ends(client, patience)),
             Some(server) => self.pair(case, server, patience),
         };
+        if ended.is_err() && !fails {
+            return ended;
+        }
         self.is_empty();
         let after = self.read_figures();
         ended?;
@@ -225,6 +231,8 @@ impl Stage {
         command.env("RNIC_SOCKET", self.daemon(end).socket());
         // Why something was refused, should it be.
         command.env("RNIC_LOG", "debug").env("RUST_BACKTRACE", "1").current_dir("/");
+        // Some fork: killed, they are to leave nobody behind.
+        command.process_group(0);
         Process::start(command)
     }
 

@@ -102,10 +102,10 @@ impl Qp {
     /// Something that the other end of a direct connection did: whether it has its place behind a
     /// segment that a copier is writing, and is kept there.
     pub(super) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
-        let terminates = matches!(signal, PeerSignal::Terminate(_));
+        let ends = matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Reset);
         self.responder.defer(signal)?;
-        if terminates {
-            // Who terminates is gone, and its key may soon be another QP's.
+        if ends {
+            // Who ends the stream is gone, and its key may soon be another QP's.
             self.link = Link::None;
         }
         Ok(())

@@ -203,7 +203,8 @@ impl Responder {
     /// Something that the other end of a direct connection did: whether it has its place behind a
     /// segment that a copier is writing, and is kept there.
     pub(in crate::engine) fn defer(&mut self, signal: PeerSignal) -> Result<(), PeerSignal> {
-        let behind = matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Fin);
+        let behind =
+            matches!(signal, PeerSignal::Terminate(_) | PeerSignal::Fin | PeerSignal::Reset);
         let Some(blocked) = self.blocked.as_mut().filter(|_| behind) else { return Err(signal) };
         let BlockedOn::Copy(pending) = &mut blocked.on else { return Err(signal) };
         pending.deferred.push(signal);

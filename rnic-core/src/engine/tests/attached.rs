@@ -304,6 +304,28 @@ fn nothing_overtakes_what_a_copier_writes() {
     }
 }
 
+/// Nor does the end of the peer's QP, if it has said before that it will send no more.
+#[test]
+fn what_a_copier_writes_is_received_though_the_sender_is_gone() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.kind = MemoryKind::ThroughCopier;
+        let into = w.any_mr(B, 100);
+        w.answer_copies = false;
+        w.recv(B, 7, &[into.all()]);
+        w.recv(B, 8, &[into.all()]);
+        w.post(A, &[Wr::send(1, &[]).inline(b"the last one")]);
+        assert_eq!((w.completions(A), w.completions(B)), (vec!["1 Send".into()], vec![]));
+        w.disconnect(A);
+        w.destroy(A);
+        w.answer_copies = true;
+        w.settle();
+        let received = ["7 Receive 12", "8 Receive WrFlush"];
+        assert_eq!(w.completions(B), received, "{wiring:?}");
+        assert_eq!(into.bytes()[..12], *b"the last one");
+    }
+}
+
 #[test]
 fn a_job_that_is_not_answered_in_time_ends_its_session_and_the_stream() {
     for wiring in Wiring::both() {
