@@ -212,6 +212,9 @@ impl QpBody {
         work: &SendWork,
     ) -> Result<(), Errno> {
         let number = numbers.next()?;
+        if work.elements.list().len() > self.granted.max_send_sge as usize {
+            return Err(Errno::INVALID);
+        }
         let gathered = match work.flags & c::IBV_SEND_INLINE {
             0 => self.small_message(work),
             _ => Some(work.elements.gather(|element| Some(element.addr)).ok_or(Errno::INVALID)?),
@@ -248,7 +251,7 @@ impl QpBody {
                 (bind.address, bind.length),
                 rnic_client::Access::from_bits_truncate(bind.access),
             ),
-            SendKind::Unsupported => return Err(Errno::UNSUPPORTED),
+            SendKind::Unsupported => return Err(Errno::INVALID),
         };
         if work.flags & c::IBV_SEND_SIGNALED != 0 {
             request = request.signaled();
@@ -333,6 +336,9 @@ impl QpBody {
         &self,
         work: impl Iterator<Item = Result<ReceiveWork, Errno>>,
     ) -> (usize, Result<(), Errno>) {
+        if self.srq.is_some() {
+            return (0, Err(Errno::INVALID));
+        }
         let mut numbers = self.receives.lock();
         let mut posted = 0;
         for request in work {

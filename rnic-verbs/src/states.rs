@@ -51,7 +51,11 @@ impl States {
         mask: i32,
     ) -> Result<Consequence, Errno> {
         let mut consequence = Consequence::Noted;
-        if mask & c::IBV_QP_CUR_STATE != 0 && attributes.cur_qp_state != self.state {
+        let other_state = attributes.cur_qp_state != self.state;
+        let other_port = attributes.port_num != crate::context::PORT;
+        if mask & c::IBV_QP_CUR_STATE != 0 && other_state
+            || mask & c::IBV_QP_PORT != 0 && other_port
+        {
             return Err(Errno::INVALID);
         }
         if mask & c::IBV_QP_STATE != 0 {

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
+use crate::omit;
+
 /// The directory with both libraries under their SONAMEs: the LD_LIBRARY_PATH of a program that
 /// shall run over `rnicd`.
 ///
@@ -16,6 +18,29 @@ use std::sync::LazyLock;
 pub fn directory() -> &'static Path {
     static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(build);
     &DIRECTORY
+}
+
+/// Builds a C program from a file of the tests, with the headers of rdma-core and our libraries, in
+/// this folder; says so and returns nothing where there are no headers.
+///
+/// # Panics
+///
+/// If it cannot be built.
+pub fn program(source: &str, folder: &Path) -> Option<PathBuf> {
+    if !Path::new("/usr/include/rdma/rdma_verbs.h").exists() {
+        omit(&format!("no headers for {source} here: Debian package librdmacm-dev"));
+        return None;
+    }
+    let program = folder.join("program");
+    let built = Command::new("cc")
+        .args(["-Wall", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source))
+        .args(["libibverbs.so.1", "librdmacm.so.1"].map(|name| directory().join(name)))
+        .status()
+        .expect("a C compiler");
+    assert!(built.success(), "{source} cannot be built");
+    Some(program)
 }
 
 fn build() -> PathBuf {

@@ -87,7 +87,7 @@ static struct rdma_cm_id *new_id(void)
 
 static struct ibv_qp_init_attr small(void)
 {
-    struct ibv_qp_init_attr wanted = {.cap = {2, 2, 1, 1, 0}};
+    struct ibv_qp_init_attr wanted = {.cap = {2, 2, 1, 1, 0}, .qp_type = 2};
     return wanted;
 }
 

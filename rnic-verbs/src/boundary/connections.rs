@@ -29,7 +29,7 @@ pub(super) unsafe fn bind(id: *mut rdma_cm_id, address: *const sockaddr) -> Resu
     // SAFETY: as the module says.
     unsafe {
         let found = shown(id)?;
-        found.id.bind(addresses::read(address).ok_or(Errno(libc::EAFNOSUPPORT))?)?;
+        found.id.bind(addresses::read(address).ok_or(Errno::INVALID)?)?;
         show_addresses(id, &found.id)
     }
 }
@@ -52,7 +52,7 @@ pub(super) unsafe fn resolve_address(
 ) -> Result<(), Errno> {
     // SAFETY: as the module says.
     unsafe {
-        let peer = addresses::read(peer).ok_or(Errno(libc::EAFNOSUPPORT))?;
+        let peer = addresses::read(peer).ok_or(Errno::INVALID)?;
         completed(id, |of| of.resolve_address(addresses::read(source), peer))
     }
 }
@@ -223,7 +223,14 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
             // that are left of earlier ones.
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, 4)
             | (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, 1) => Ok(()),
-            (RDMA_OPTION_ID, ..) => Err(Errno::INVALID),
+            (
+                RDMA_OPTION_ID,
+                RDMA_OPTION_ID_AFONLY
+                | RDMA_OPTION_ID_ACK_TIMEOUT
+                | RDMA_OPTION_ID_REUSEADDR
+                | RDMA_OPTION_ID_TOS,
+                _,
+            ) => Err(Errno::INVALID),
             _ => Err(Errno(libc::ENOSYS)),
         })
     };
@@ -251,7 +258,6 @@ pub(super) unsafe fn create_qp(
         let w = wanted.as_mut().ok_or(Errno::INVALID)?;
         let asked = (w.send_cq, w.recv_cq, w.srq);
         let made = prepare(id, pd, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
-        w.qp_type = (*id).qp_type;
         let made = made.and_then(|pd| {
             let made = qp::create(pd, wanted).inspect_err(|_| destroy_cqs(id))?;
             has_qp(id, pd, made)
@@ -280,7 +286,6 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, wanted: *mut ibv_qp_init_attr_ex) ->
         let named = if w.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { w.pd } else { null_mut() };
         let asked = (w.send_cq, w.recv_cq, w.srq);
         let made = prepare(id, named, (&mut w.send_cq, &mut w.recv_cq), &w.cap, &mut w.srq);
-        w.qp_type = (*id).qp_type;
         let made = made.and_then(|pd| {
             ((*wanted).pd, (*wanted).comp_mask) = (pd, (*wanted).comp_mask | IBV_QP_INIT_ATTR_PD);
             let made = qp::create_ex(wanted).inspect_err(|_| destroy_cqs(id))?;

@@ -184,8 +184,11 @@ pub(super) unsafe fn create(
     program: *mut c_void,
     port_space: rdma_port_space,
 ) -> Result<*mut rdma_cm_id, Errno> {
-    if port_space != RDMA_PS_TCP {
-        return Err(Errno(libc::EPROTONOSUPPORT));
+    match port_space {
+        RDMA_PS_TCP => {}
+        // Datagrams, and addresses of InfiniBand.
+        RDMA_PS_UDP | RDMA_PS_IPOIB | RDMA_PS_IB => return Err(Errno(libc::EPROTONOSUPPORT)),
+        _ => return Err(Errno::INVALID),
     }
     let device = Device::open().map_err(|_| Errno::NO_DEVICE)?;
     let of_device = device.clone();

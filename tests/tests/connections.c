@@ -1,0 +1,523 @@
+// Makes and ends connections of librdmacm in every order, both ends in one process, with channels
+// of events. Each part is named on the command line, and says "done" if all was as it should be.
+// Built with the headers of rdma-core, whose inline functions it calls.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <rdma/rdma_verbs.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define check(holds)                                                                                \
+    do {                                                                                            \
+        if (!(holds)) {                                                                             \
+            printf("line %d, not so: %s (%s)\n", __LINE__, #holds, strerror(errno));                \
+            exit(1);                                                                                \
+        }                                                                                           \
+    } while (0)
+
+enum { RECEIVES = 2 };
+
+struct end {
+    struct rdma_event_channel *channel;
+    struct rdma_cm_id *id;
+    char memory[64];
+    struct ibv_mr *mr;
+};
+
+static struct end active, passive;
+static struct rdma_cm_id *listener;
+
+// The next event, which must be this one.
+static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+{
+    struct rdma_cm_event *event;
+    check(!rdma_get_cm_event(channel, &event));
+    if (event->event != kind) {
+        printf("%s (%d) instead of %s\n", rdma_event_str(event->event), event->status,
+               rdma_event_str(kind));
+        exit(1);
+    }
+    return event;
+}
+
+static int status_of(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+{
+    struct rdma_cm_event *event = next(channel, kind);
+    int status = event->status;
+    check(!rdma_ack_cm_event(event));
+    return status;
+}
+
+static void expect(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+{
+    check(status_of(channel, kind) == 0);
+}
+
+// Nothing has happened.
+static void silent(struct rdma_event_channel *channel)
+{
+    struct pollfd fd = {.fd = channel->fd, .events = POLLIN};
+    check(poll(&fd, 1, 0) == 0);
+    int flags = fcntl(channel->fd, F_GETFL);
+    struct rdma_cm_event *event;
+    check(!fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK));
+    check(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
+    check(!fcntl(channel->fd, F_SETFL, flags));
+}
+
+static struct sockaddr_in loopback(uint16_t port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = port};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return address;
+}
+
+static struct rdma_event_channel *channel(void)
+{
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    check(channel != NULL);
+    return channel;
+}
+
+static struct rdma_cm_id *new_id(struct rdma_event_channel *channel)
+{
+    struct rdma_cm_id *id;
+    check(!rdma_create_id(channel, &id, channel, RDMA_PS_TCP));
+    check(id->context == channel && id->channel == channel && id->ps == RDMA_PS_TCP);
+    return id;
+}
+
+static struct rdma_cm_id *listening(struct rdma_event_channel *channel)
+{
+    struct rdma_cm_id *id = new_id(channel);
+    struct sockaddr_in address = loopback(0);
+    check(!rdma_bind_addr(id, (struct sockaddr *)&address));
+    check(!rdma_listen(id, 4));
+    check(rdma_get_src_port(id) != 0);
+    return id;
+}
+
+// A queue pair with receives.
+static void furnish(struct end *end)
+{
+    struct ibv_qp_init_attr wanted = {.cap = {4, 4, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+    check(!rdma_create_qp(end->id, NULL, &wanted));
+    end->mr = rdma_reg_msgs(end->id, end->memory, sizeof end->memory);
+    check(end->mr != NULL);
+    for (int n = 0; n < RECEIVES; n++)
+        check(!rdma_post_recv(end->id, end, end->memory, sizeof end->memory, end->mr));
+}
+
+// The id knows the way to a port, and has a queue pair.
+static void resolved(struct end *end, uint16_t port)
+{
+    struct sockaddr_in address = loopback(port);
+    check(!rdma_resolve_addr(end->id, NULL, (struct sockaddr *)&address, 1000));
+    expect(end->channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    check(!rdma_resolve_route(end->id, 1000));
+    expect(end->channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    furnish(end);
+}
+
+// Asks to connect; the passive end has an id for the request, and a queue pair.
+static void ask(void)
+{
+    passive.channel = channel();
+    listener = listening(passive.channel);
+    active.channel = channel();
+    active.id = new_id(active.channel);
+    resolved(&active, rdma_get_src_port(listener));
+    struct rdma_conn_param parameters = {.private_data = "please", .private_data_len = 7};
+    parameters.initiator_depth = parameters.responder_resources = 1;
+    check(!rdma_connect(active.id, &parameters));
+    struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    check(event->listen_id == listener && event->id != listener && event->id->channel);
+    const struct rdma_conn_param *asked = &event->param.conn;
+    check(asked->private_data_len >= 7 && !memcmp(asked->private_data, "please", 7));
+    passive.id = event->id;
+    furnish(&passive);
+    // Until the event is acknowledged.
+    check(!memcmp(asked->private_data, "please", 7));
+    check(!rdma_ack_cm_event(event));
+}
+
+static void connected(void)
+{
+    ask();
+    struct rdma_conn_param parameters = {.private_data = "welcome", .private_data_len = 8};
+    parameters.initiator_depth = parameters.responder_resources = 1;
+    check(!rdma_accept(passive.id, &parameters));
+    struct rdma_cm_event *event = next(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+    const struct rdma_conn_param *answer = &event->param.conn;
+    check(event->id == active.id && answer->private_data_len >= 8);
+    check(!memcmp(answer->private_data, "welcome", 8));
+    check(!rdma_ack_cm_event(event));
+    expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
+    check(rdma_get_src_port(active.id) == rdma_get_dst_port(passive.id));
+}
+
+static enum ibv_qp_state state(struct end *end)
+{
+    struct ibv_qp_attr attributes;
+    struct ibv_qp_init_attr made;
+    check(!ibv_query_qp(end->id->qp, &attributes, IBV_QP_STATE, &made));
+    return attributes.qp_state;
+}
+
+// Its connection has ended: it is told so, once; receives come back; sends fail.
+static void ended(struct end *end)
+{
+    expect(end->channel, RDMA_CM_EVENT_DISCONNECTED);
+    silent(end->channel);
+    check(state(end) == IBV_QPS_ERR);
+    struct ibv_wc wc;
+    for (int n = 0; n < RECEIVES; n++) {
+        check(rdma_get_recv_comp(end->id, &wc) == 1);
+        check(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == (uintptr_t)end);
+    }
+    check(!rdma_post_send(end->id, NULL, end->memory, 1, end->mr, IBV_SEND_SIGNALED));
+    check(rdma_get_send_comp(end->id, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR);
+}
+
+static void dissolve(struct end *end)
+{
+    check(!rdma_dereg_mr(end->mr));
+    rdma_destroy_qp(end->id);
+    check(!end->id->qp);
+    check(!rdma_destroy_id(end->id));
+}
+
+static void all_gone(void)
+{
+    check(!rdma_destroy_id(listener));
+    rdma_destroy_event_channel(active.channel);
+    rdma_destroy_event_channel(passive.channel);
+}
+
+// One end ends it, then the other; or both before either has been told.
+static void one_by_one(struct end *first, struct end *second)
+{
+    connected();
+    check(!rdma_disconnect(first->id));
+    ended(second);
+    check(!rdma_disconnect(second->id));
+    ended(first);
+    dissolve(first);
+    dissolve(second);
+    all_gone();
+}
+
+static void active_first(void)
+{
+    one_by_one(&active, &passive);
+}
+
+static void passive_first(void)
+{
+    one_by_one(&passive, &active);
+}
+
+static void at_once(void)
+{
+    connected();
+    check(!rdma_disconnect(active.id) && !rdma_disconnect(passive.id));
+    ended(&active);
+    ended(&passive);
+    check(!rdma_disconnect(active.id) && !rdma_disconnect(passive.id));
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+}
+
+// What was sent before it comes before the end.
+static void behind_sends(void)
+{
+    connected();
+    strcpy(active.memory, "the last word");
+    check(!rdma_post_send(active.id, NULL, active.memory, 14, active.mr, 0));
+    check(!rdma_disconnect(active.id));
+    struct ibv_wc wc;
+    check(rdma_get_recv_comp(passive.id, &wc) == 1);
+    check(wc.status == IBV_WC_SUCCESS && wc.byte_len == 14 && wc.opcode == IBV_WC_RECV);
+    check(!strcmp(passive.memory, "the last word"));
+    expect(passive.channel, RDMA_CM_EVENT_DISCONNECTED);
+    expect(active.channel, RDMA_CM_EVENT_DISCONNECTED);
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+}
+
+// An end that goes without a word.
+static void without_a_word(void)
+{
+    connected();
+    dissolve(&active);
+    ended(&passive);
+    dissolve(&passive);
+    all_gone();
+}
+
+// A queue pair that goes before its id.
+static void queue_pair_first(void)
+{
+    connected();
+    check(!rdma_dereg_mr(active.mr));
+    rdma_destroy_qp(active.id);
+    ended(&passive);
+    check(!rdma_disconnect(active.id));
+    check(!rdma_destroy_id(active.id));
+    dissolve(&passive);
+    all_gone();
+}
+
+static void errored(void)
+{
+    connected();
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
+    check(!ibv_modify_qp(active.id->qp, &attributes, IBV_QP_STATE));
+    ended(&passive);
+    ended(&active);
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+}
+
+// The passive end is a child, which is killed.
+static void killed(void)
+{
+    int pipes[2];
+    uint16_t port;
+    check(!pipe(pipes));
+    pid_t child = fork();
+    check(child >= 0);
+    if (child == 0) {
+        passive.channel = channel();
+        listener = listening(passive.channel);
+        port = rdma_get_src_port(listener);
+        check(write(pipes[1], &port, sizeof port) == sizeof port);
+        struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+        passive.id = event->id;
+        furnish(&passive);
+        check(!rdma_accept(passive.id, NULL));
+        pause();
+        _exit(1);
+    }
+    check(read(pipes[0], &port, sizeof port) == sizeof port);
+    active.channel = channel();
+    active.id = new_id(active.channel);
+    resolved(&active, port);
+    check(!rdma_connect(active.id, NULL));
+    expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+    check(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+    ended(&active);
+    dissolve(&active);
+    rdma_destroy_event_channel(active.channel);
+}
+
+static void rejected(void)
+{
+    ask();
+    check(!rdma_reject(passive.id, "not today", 10));
+    struct rdma_cm_event *event = next(active.channel, RDMA_CM_EVENT_REJECTED);
+    const struct rdma_conn_param *answer = &event->param.conn;
+    check(event->status == -ECONNREFUSED && event->id == active.id);
+    check(answer->private_data_len >= 10 && !memcmp(answer->private_data, "not today", 10));
+    check(!rdma_ack_cm_event(event));
+    check(state(&active) == IBV_QPS_ERR || state(&active) == IBV_QPS_INIT);
+    dissolve(&active);
+    dissolve(&passive);
+    all_gone();
+}
+
+// A request that nobody decides goes with its id.
+static void undecided(void)
+{
+    ask();
+    dissolve(&passive);
+    check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    dissolve(&active);
+    all_gone();
+}
+
+static void nobody_listens(void)
+{
+    // Somebody has the port all the same, so that it is nobody else's.
+    passive.channel = channel();
+    listener = new_id(passive.channel);
+    struct sockaddr_in address = loopback(0);
+    check(!rdma_bind_addr(listener, (struct sockaddr *)&address));
+    active.channel = channel();
+    active.id = new_id(active.channel);
+    resolved(&active, rdma_get_src_port(listener));
+    check(!rdma_connect(active.id, NULL));
+    check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+    dissolve(&active);
+    all_gone();
+}
+
+// A peer that speaks no MPA: it takes the connection of TCP and says nothing.
+static void nobody_answers(void)
+{
+    int tcp = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = loopback(0);
+    socklen_t length = sizeof address;
+    check(!bind(tcp, (struct sockaddr *)&address, length) && !listen(tcp, 4));
+    check(!getsockname(tcp, (struct sockaddr *)&address, &length));
+    active.channel = channel();
+    active.id = new_id(active.channel);
+    resolved(&active, address.sin_port);
+    check(!rdma_connect(active.id, NULL));
+    check(status_of(active.channel, RDMA_CM_EVENT_UNREACHABLE) == -ETIMEDOUT);
+    dissolve(&active);
+}
+
+// Events go where the id goes, those that wait as well.
+static void migrated(void)
+{
+    passive.channel = channel();
+    listener = listening(passive.channel);
+    struct rdma_event_channel *first = channel();
+    active.channel = channel();
+    active.id = new_id(first);
+    struct sockaddr_in address = loopback(rdma_get_src_port(listener));
+    check(!rdma_resolve_addr(active.id, NULL, (struct sockaddr *)&address, 1000));
+    struct pollfd fd = {.fd = first->fd, .events = POLLIN};
+    check(poll(&fd, 1, -1) == 1);
+    check(!rdma_migrate_id(active.id, active.channel) && active.id->channel == active.channel);
+    silent(first);
+    expect(active.channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    check(!rdma_resolve_route(active.id, 1000));
+    expect(active.channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    furnish(&active);
+    check(!rdma_connect(active.id, NULL));
+    // The server gives each of its connections a channel.
+    struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    passive.id = event->id;
+    check(!rdma_ack_cm_event(event));
+    struct rdma_event_channel *of_listener = passive.channel;
+    passive.channel = channel();
+    check(!rdma_migrate_id(passive.id, passive.channel));
+    furnish(&passive);
+    check(!rdma_accept(passive.id, NULL));
+    expect(passive.channel, RDMA_CM_EVENT_ESTABLISHED);
+    expect(active.channel, RDMA_CM_EVENT_ESTABLISHED);
+    silent(of_listener);
+    rdma_destroy_event_channel(first);
+    // Without a channel its calls wait for their events themselves.
+    check(!rdma_migrate_id(active.id, NULL) && !rdma_disconnect(active.id));
+    check(active.id->event && active.id->event->event == RDMA_CM_EVENT_DISCONNECTED);
+    expect(passive.channel, RDMA_CM_EVENT_DISCONNECTED);
+    dissolve(&active);
+    dissolve(&passive);
+    check(!rdma_destroy_id(listener));
+    rdma_destroy_event_channel(of_listener);
+}
+
+// Several listeners on one channel, and both families on one port.
+static void many_listeners(void)
+{
+    passive.channel = channel();
+    struct rdma_cm_id *listeners[3];
+    for (int n = 0; n < 3; n++)
+        listeners[n] = listening(passive.channel);
+    active.channel = channel();
+    for (int n = 2; n >= 0; n--) {
+        listener = listeners[n];
+        active.id = new_id(active.channel);
+        resolved(&active, rdma_get_src_port(listener));
+        check(!rdma_connect(active.id, NULL));
+        struct rdma_cm_event *event = next(passive.channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+        check(event->listen_id == listener);
+        struct rdma_cm_id *asked = event->id;
+        check(!rdma_ack_cm_event(event) && !rdma_reject(asked, NULL, 0));
+        check(status_of(active.channel, RDMA_CM_EVENT_REJECTED) == -ECONNREFUSED);
+        check(!rdma_destroy_id(asked));
+        dissolve(&active);
+    }
+    int yes = 1;
+    struct sockaddr_in6 any = {.sin6_family = AF_INET6};
+    struct sockaddr_in of_4 = {.sin_family = AF_INET};
+    struct rdma_cm_id *v6 = new_id(passive.channel), *v4 = new_id(passive.channel);
+    for (int option = RDMA_OPTION_ID_REUSEADDR; option <= RDMA_OPTION_ID_AFONLY; option++) {
+        check(!rdma_set_option(v6, RDMA_OPTION_ID, option, &yes, sizeof yes));
+        check(!rdma_set_option(v4, RDMA_OPTION_ID, option, &yes, sizeof yes));
+    }
+    check(!rdma_bind_addr(v6, (struct sockaddr *)&any) && !rdma_listen(v6, 1));
+    of_4.sin_port = rdma_get_src_port(v6);
+    check(!rdma_bind_addr(v4, (struct sockaddr *)&of_4) && !rdma_listen(v4, 1));
+    check(!rdma_destroy_id(v6) && !rdma_destroy_id(v4));
+    for (int n = 0; n < 3; n++)
+        check(!rdma_destroy_id(listeners[n]));
+}
+
+static void *destroy(void *id)
+{
+    check(!rdma_destroy_id(id));
+    return NULL;
+}
+
+// An id stays until the program has acknowledged its events.
+static void unacknowledged(void)
+{
+    passive.channel = channel();
+    listener = listening(passive.channel);
+    active.channel = channel();
+    active.id = new_id(active.channel);
+    struct sockaddr_in address = loopback(rdma_get_src_port(listener));
+    check(!rdma_resolve_addr(active.id, NULL, (struct sockaddr *)&address, 1000));
+    struct rdma_cm_event *event = next(active.channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    pthread_t thread;
+    check(!pthread_create(&thread, NULL, destroy, active.id));
+    struct timespec soon;
+    check(!clock_gettime(CLOCK_REALTIME, &soon));
+    soon.tv_nsec += 50 * 1000 * 1000;
+    soon.tv_sec += soon.tv_nsec / 1000000000;
+    soon.tv_nsec %= 1000000000;
+    check(pthread_timedjoin_np(thread, NULL, &soon) == ETIMEDOUT);
+    check(event->id == active.id && !rdma_ack_cm_event(event));
+    check(!pthread_join(thread, NULL));
+    all_gone();
+}
+
+int main(int count, char **words)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } parts[] = {
+        {"active first", active_first},
+        {"passive first", passive_first},
+        {"at once", at_once},
+        {"behind sends", behind_sends},
+        {"without a word", without_a_word},
+        {"queue pair first", queue_pair_first},
+        {"errored", errored},
+        {"killed", killed},
+        {"rejected", rejected},
+        {"undecided", undecided},
+        {"nobody listens", nobody_listens},
+        {"nobody answers", nobody_answers},
+        {"migrated", migrated},
+        {"many listeners", many_listeners},
+        {"unacknowledged", unacknowledged},
+    };
+    check(count == 2);
+    for (size_t n = 0; n < sizeof parts / sizeof *parts; n++) {
+        if (!strcmp(parts[n].name, words[1])) {
+            parts[n].run();
+            puts("done");
+            return 0;
+        }
+    }
+    check(!"a part that there is");
+}

@@ -1,0 +1,49 @@
+//! Connections of librdmacm, made and ended in every order, over both paths: the events at both
+//! ends, what they bring, and what becomes of queue pairs and receives.
+
+use std::process::Command;
+
+use rnic_tests::{Daemon, PATHS, Process, binaries, engine, verbs};
+
+/// Runs a part of the program over each path.
+fn run(part: &str) {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(program) = verbs::program("tests/connections.c", scratch.path()) else { return };
+    for path in PATHS {
+        // A peer that does not answer is not waited for for long.
+        let config = engine(1, path) + "[mpa]\nreply_deadline = \"1s\"\n";
+        let daemon = Daemon::start(binaries!(), &config);
+        let mut command = Command::new(&program);
+        command.arg(part).env("LD_LIBRARY_PATH", verbs::directory());
+        command.env("RNIC_SOCKET", daemon.socket()).env_remove("RNIC_LOG");
+        assert_eq!(Process::start(command).succeed(), ["done"], "{path}");
+        daemon.is_empty();
+    }
+}
+
+macro_rules! parts {
+    ($($name:ident: $part:literal,)*) => {
+        $(#[test]
+        fn $name() {
+            run($part);
+        })*
+    };
+}
+
+parts! {
+    the_active_end_disconnects_first: "active first",
+    the_passive_end_disconnects_first: "passive first",
+    both_ends_disconnect_at_once: "at once",
+    what_was_sent_comes_before_the_end: "behind sends",
+    an_end_that_goes_without_a_word_is_noticed: "without a word",
+    a_queue_pair_may_go_before_its_id: "queue pair first",
+    a_queue_pair_moved_to_error_ends_its_connection: "errored",
+    a_killed_peer_is_noticed: "killed",
+    a_rejection_brings_its_private_data: "rejected",
+    a_request_goes_with_its_id: "undecided",
+    a_port_without_a_listener_rejects: "nobody listens",
+    a_peer_that_does_not_answer_is_unreachable: "nobody answers",
+    events_follow_an_id_to_its_channel: "migrated",
+    listeners_share_channels_and_families_ports: "many listeners",
+    an_id_stays_until_its_events_are_acknowledged: "unacknowledged",
+}

@@ -1,0 +1,296 @@
+// Calls libibverbs and librdmacm with what they must refuse, and looks at how they say so. Says
+// "done" if each call said what programs expect. Built with the headers of rdma-core, whose inline
+// functions it calls.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <rdma/rdma_verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/un.h>
+
+static int wrong;
+
+static void differs(int line, const char *call, int wanted, int found)
+{
+    printf("line %d: %s is %s instead of %s\n", line, call, strerrorname_np(found),
+           strerrorname_np(wanted));
+    wrong++;
+}
+
+// A call that returns the number of its error.
+#define RETURNS(number, call)                                                                       \
+    do {                                                                                            \
+        int said = (call);                                                                          \
+        if (said != (number))                                                                       \
+            differs(__LINE__, #call, number, said);                                                 \
+    } while (0)
+
+// A call that returns -1, or a pointer that returns NULL, with the number in errno.
+#define SETS(number, failed, call)                                                                  \
+    do {                                                                                            \
+        errno = 0;                                                                                  \
+        int has_failed = (call) == (failed);                                                        \
+        if (!has_failed || errno != (number))                                                       \
+            differs(__LINE__, #call, number, has_failed ? errno : 0);                               \
+    } while (0)
+
+#define MINUS(number, call) SETS(number, -1, call)
+#define NONE(number, call) SETS(number, NULL, call)
+#define FINE(call) RETURNS(0, call)
+
+enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE };
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq;
+static struct ibv_mr *mr;
+static char memory[PAGE];
+
+static struct ibv_qp_init_attr small(void)
+{
+    struct ibv_qp_init_attr wanted = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
+    wanted.cap = (struct ibv_qp_cap){2, 2, 1, 1, 16};
+    return wanted;
+}
+
+static struct ibv_qp *queue_pair(void)
+{
+    struct ibv_qp_init_attr wanted = small();
+    struct ibv_qp *qp = ibv_create_qp(pd, &wanted);
+    if (!qp) {
+        perror("ibv_create_qp");
+        exit(1);
+    }
+    return qp;
+}
+
+static void completion_queues(void)
+{
+    struct ibv_device_attr device;
+    FINE(ibv_query_device(context, &device));
+    NONE(EINVAL, ibv_create_cq(context, 0, NULL, NULL, 0));
+    NONE(EINVAL, ibv_create_cq(context, -1, NULL, NULL, 0));
+    NONE(EINVAL, ibv_create_cq(context, device.max_cqe + 1, NULL, NULL, 0));
+    NONE(EINVAL, ibv_create_cq(context, 1, NULL, NULL, context->num_comp_vectors));
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    struct ibv_cq *of_channel = ibv_create_cq(context, 1, NULL, channel, 0), *found;
+    void *program;
+    FINE(of_channel == NULL);
+    RETURNS(EBUSY, ibv_destroy_comp_channel(channel));
+    FINE(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
+    MINUS(EAGAIN, ibv_get_cq_event(channel, &found, &program));
+    FINE(ibv_destroy_cq(of_channel));
+    FINE(ibv_destroy_comp_channel(channel));
+    RETURNS(EINVAL, ibv_resize_cq(cq, 0));
+    RETURNS(EINVAL, ibv_resize_cq(cq, device.max_cqe + 1));
+    struct ibv_qp *qp = queue_pair();
+    RETURNS(EBUSY, ibv_destroy_cq(cq));
+    FINE(ibv_destroy_qp(qp));
+    struct ibv_async_event event;
+    FINE(fcntl(context->async_fd, F_SETFL, O_NONBLOCK));
+    MINUS(EAGAIN, ibv_get_async_event(context, &event));
+}
+
+static void regions(void)
+{
+    char *page = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    NONE(EFAULT, ibv_reg_mr(pd, page, PAGE, LOCAL));
+    struct ibv_mr *read_only = ibv_reg_mr(pd, page, PAGE, IBV_ACCESS_REMOTE_READ);
+    FINE(read_only == NULL);
+    FINE(ibv_dereg_mr(read_only));
+    munmap(page, PAGE);
+    NONE(EFAULT, ibv_reg_mr(pd, page, PAGE, 0));
+    NONE(EINVAL, ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE));
+    NONE(EINVAL, ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_REMOTE_ATOMIC));
+    NONE(EINVAL, ibv_reg_mr(pd, memory + 1, SIZE_MAX, LOCAL));
+    NONE(EINVAL, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
+    RETURNS(EBUSY, ibv_dealloc_pd(pd));
+    struct ibv_mr *windowed = ibv_reg_mr(pd, memory, PAGE, LOCAL | IBV_ACCESS_MW_BIND);
+    struct ibv_mw *window = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+    FINE(windowed == NULL || window == NULL);
+    struct ibv_qp *qp = queue_pair();
+    struct ibv_mw_bind bind = {.bind_info = {mr, (uintptr_t)memory, 1, IBV_ACCESS_REMOTE_READ}};
+    // A window of type 2 is bound by a request.
+    RETURNS(EINVAL, ibv_bind_mw(qp, window, &bind));
+    FINE(ibv_destroy_qp(qp));
+    FINE(ibv_dealloc_mw(window));
+    FINE(ibv_dereg_mr(windowed));
+}
+
+static void queue_pairs(void)
+{
+    struct ibv_device_attr device;
+    FINE(ibv_query_device(context, &device));
+    struct ibv_qp_init_attr wanted = small();
+    wanted.cap.max_send_wr = device.max_qp_wr + 1;
+    NONE(EINVAL, ibv_create_qp(pd, &wanted));
+    wanted = small();
+    wanted.cap.max_recv_sge = device.max_sge + 1;
+    NONE(EINVAL, ibv_create_qp(pd, &wanted));
+    wanted = small();
+    wanted.cap.max_inline_data = 1 << 30;
+    NONE(EINVAL, ibv_create_qp(pd, &wanted));
+    wanted = small();
+    wanted.send_cq = NULL;
+    NONE(EINVAL, ibv_create_qp(pd, &wanted));
+    wanted = small();
+    wanted.qp_type = IBV_QPT_UD;
+    NONE(EOPNOTSUPP, ibv_create_qp(pd, &wanted));
+
+    struct ibv_qp *qp = queue_pair();
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTS};
+    RETURNS(EINVAL, ibv_modify_qp(qp, &attributes, IBV_QP_STATE));
+    attributes.qp_state = 99;
+    RETURNS(EINVAL, ibv_modify_qp(qp, &attributes, IBV_QP_STATE));
+    attributes.qp_state = IBV_QPS_INIT;
+    attributes.port_num = 2;
+    RETURNS(EINVAL, ibv_modify_qp(qp, &attributes, IBV_QP_STATE | IBV_QP_PORT));
+
+    struct ibv_qp_init_attr made;
+    FINE(ibv_query_qp(qp, &attributes, IBV_QP_CAP, &made));
+    struct ibv_sge sge[64] = {{(uintptr_t)memory, 1, mr->lkey}};
+    struct ibv_recv_wr receive = {.sg_list = sge, .num_sge = made.cap.max_recv_sge + 1};
+    struct ibv_recv_wr *bad_receive = NULL;
+    RETURNS(EINVAL, ibv_post_recv(qp, &receive, &bad_receive));
+    FINE(bad_receive != &receive);
+    receive.num_sge = 1;
+    struct ibv_recv_wr chain[3] = {receive, receive, receive};
+    chain[0].next = &chain[1];
+    chain[1].next = &chain[2];
+    RETURNS(ENOMEM, ibv_post_recv(qp, chain, &bad_receive));
+    FINE(bad_receive != &chain[2]);
+
+    struct ibv_send_wr send = {.sg_list = sge, .opcode = IBV_WR_SEND}, *bad = NULL;
+    send.num_sge = made.cap.max_send_sge + 1;
+    RETURNS(EINVAL, ibv_post_send(qp, &send, &bad));
+    FINE(bad != &send);
+    send.num_sge = 1;
+    sge[0].length = made.cap.max_inline_data + 1;
+    send.send_flags = IBV_SEND_INLINE;
+    RETURNS(EINVAL, ibv_post_send(qp, &send, &bad));
+    sge[0].length = 1;
+    send.send_flags = 0;
+    send.opcode = 77;
+    RETURNS(EINVAL, ibv_post_send(qp, &send, &bad));
+    send.opcode = IBV_WR_SEND;
+    struct ibv_send_wr sends[3] = {send, send, send};
+    sends[0].next = &sends[1];
+    sends[1].next = &sends[2];
+    sends[1].opcode = IBV_WR_TSO;
+    RETURNS(EINVAL, ibv_post_send(qp, sends, &bad));
+    FINE(bad != &sends[1]);
+    attributes.qp_state = IBV_QPS_ERR;
+    FINE(ibv_modify_qp(qp, &attributes, IBV_QP_STATE));
+    FINE(ibv_destroy_qp(qp));
+
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = device.max_srq_wr + 1, .max_sge = 1}};
+    NONE(EINVAL, ibv_create_srq(pd, &shared));
+    shared.attr.max_wr = 2;
+    struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+    FINE(srq == NULL);
+    wanted = small();
+    wanted.srq = srq;
+    qp = ibv_create_qp(pd, &wanted);
+    FINE(qp == NULL);
+    RETURNS(EBUSY, ibv_destroy_srq(srq));
+    RETURNS(EINVAL, ibv_post_recv(qp, &receive, &bad_receive));
+    RETURNS(ENOMEM, ibv_post_srq_recv(srq, chain, &bad_receive));
+    FINE(bad_receive != &chain[2]);
+    struct ibv_srq_attr limit = {.srq_limit = 3};
+    RETURNS(EINVAL, ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT));
+    FINE(ibv_destroy_qp(qp));
+    FINE(ibv_destroy_srq(srq));
+}
+
+static void ports(void)
+{
+    struct ibv_port_attr port;
+    union ibv_gid gid;
+    uint16_t key;
+    RETURNS(EINVAL, ibv_query_port(context, 2, &port));
+    FINE(ibv_query_port(context, 1, &port));
+    MINUS(EINVAL, ibv_query_gid(context, 2, 0, &gid));
+    MINUS(EINVAL, ibv_query_gid(context, 1, port.gid_tbl_len, &gid));
+    MINUS(EINVAL, ibv_query_pkey(context, 1, port.pkey_tbl_len, &key));
+    struct ibv_ah_attr address = {.port_num = 1};
+    NONE(EOPNOTSUPP, ibv_create_ah(pd, &address));
+}
+
+static void ids(void)
+{
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    struct rdma_cm_id *id, *other;
+    struct rdma_cm_event *event;
+    FINE(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
+    MINUS(EAGAIN, rdma_get_cm_event(channel, &event));
+    MINUS(EINVAL, rdma_create_id(channel, &id, NULL, 0x999));
+    MINUS(EPROTONOSUPPORT, rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
+    FINE(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+    FINE(rdma_create_id(channel, &other, NULL, RDMA_PS_TCP));
+
+    struct rdma_conn_param parameters = {0};
+    MINUS(EINVAL, rdma_connect(id, &parameters));
+    MINUS(EINVAL, rdma_accept(id, &parameters));
+    MINUS(EINVAL, rdma_reject(id, NULL, 0));
+    MINUS(EINVAL, rdma_disconnect(id));
+    MINUS(EINVAL, rdma_resolve_route(id, 1000));
+    MINUS(EINVAL, rdma_get_request(id, &other));
+    struct sockaddr_un local = {.sun_family = AF_UNIX};
+    MINUS(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&local));
+    MINUS(EINVAL, rdma_resolve_addr(id, NULL, (struct sockaddr *)&local, 1000));
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    // Of TEST-NET-1: nobody's.
+    inet_pton(AF_INET, "192.0.2.1", &address.sin_addr);
+    MINUS(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&address));
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    FINE(rdma_bind_addr(id, (struct sockaddr *)&address));
+    MINUS(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&address));
+    FINE(rdma_listen(id, 1));
+    address.sin_port = rdma_get_src_port(id);
+    MINUS(EADDRINUSE, rdma_bind_addr(other, (struct sockaddr *)&address));
+    MINUS(EINVAL, rdma_connect(id, &parameters));
+    int value = 1;
+    MINUS(ENOSYS, rdma_set_option(id, 77, 0, &value, sizeof value));
+    MINUS(ENOSYS, rdma_set_option(id, RDMA_OPTION_ID, 77, &value, sizeof value));
+    MINUS(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value, 77));
+    struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP}, *found;
+    FINE(rdma_getaddrinfo("127.0.0.1", "7", &hints, &found));
+    rdma_freeaddrinfo(found);
+    struct ibv_qp_init_attr wanted = small();
+    MINUS(EINVAL, rdma_create_qp(other, pd, NULL));
+    wanted.qp_type = IBV_QPT_UD;
+    MINUS(EOPNOTSUPP, rdma_create_qp(other, pd, &wanted));
+    FINE(rdma_destroy_id(id));
+    FINE(rdma_destroy_id(other));
+    rdma_destroy_event_channel(channel);
+}
+
+int main(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    context = list ? ibv_open_device(list[0]) : NULL;
+    pd = context ? ibv_alloc_pd(context) : NULL;
+    cq = pd ? ibv_create_cq(context, 4, NULL, NULL, 0) : NULL;
+    mr = cq ? ibv_reg_mr(pd, memory, PAGE, LOCAL) : NULL;
+    if (!mr) {
+        perror("a device and what it takes");
+        return 1;
+    }
+    completion_queues();
+    regions();
+    queue_pairs();
+    ports();
+    ids();
+    FINE(ibv_dereg_mr(mr));
+    FINE(ibv_destroy_cq(cq));
+    FINE(ibv_dealloc_pd(pd));
+    FINE(ibv_close_device(context));
+    if (!wrong)
+        puts("done");
+    return wrong != 0;
+}
