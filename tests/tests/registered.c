@@ -3,6 +3,7 @@
 
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <spawn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -116,6 +117,63 @@ static void heap_holds(struct ibv_pd *pd, size_t length)
     }
 }
 
+// Threads that store without pause, each into its own word of every page.
+enum { STORERS = 2, PARTS = 32, PAGES = PARTS * LENGTH / 4096 };
+static _Atomic int storing = 1, rounds, lost;
+struct storer {
+    pthread_t thread;
+    unsigned char *bytes;
+    uint64_t stored[PAGES];
+};
+
+static void *store(void *of)
+{
+    struct storer *storer = of;
+    while (storing) {
+        for (size_t page = 0; page < PAGES; page++) {
+            volatile uint64_t *word = (uint64_t *)(storer->bytes + page * 4096);
+            if (*word != storer->stored[page]) {
+                lost = 1;
+                return "a store is lost";
+            }
+            *word = ++storer->stored[page];
+        }
+        rounds++;
+    }
+    return NULL;
+}
+
+static void beside_stores(struct ibv_pd *pd)
+{
+    static struct storer storers[STORERS];
+    unsigned char *bytes = mmap(NULL, PARTS * LENGTH, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    check(bytes != MAP_FAILED, "there is memory");
+    memset(bytes, 0, PARTS * LENGTH);
+    for (size_t n = 0; n < STORERS; n++) {
+        storers[n].bytes = bytes + n * sizeof(uint64_t);
+        check(!pthread_create(&storers[n].thread, NULL, store, &storers[n]), "a thread starts");
+    }
+    for (size_t n = 0; n < PARTS; n++) {
+        // Every page is stored to before, in between and afterwards.
+        for (int before = rounds; !lost && rounds < before + STORERS;)
+            sched_yield();
+        struct ibv_mr *mr = ibv_reg_mr(pd, bytes + n * LENGTH, LENGTH, RIGHTS);
+        check(mr != NULL && shared(bytes + n * LENGTH), "memory is shared beside threads");
+        for (int before = rounds; !lost && rounds < before + STORERS;)
+            sched_yield();
+        check(!ibv_dereg_mr(mr) && !shared(bytes + n * LENGTH), "it is taken back");
+    }
+    for (int before = rounds; !lost && rounds < before + STORERS;)
+        sched_yield();
+    storing = 0;
+    for (size_t n = 0; n < STORERS; n++) {
+        void *wrong;
+        check(!pthread_join(storers[n].thread, &wrong), "it ends");
+        check(!wrong, wrong ? wrong : "no store is lost");
+    }
+}
+
 // The stack of a coroutine, in memory that it registers itself.
 static ucontext_t on_stack, off_stack;
 static struct ibv_pd *domain_of_stack;
@@ -178,6 +236,11 @@ int main(int count, char **words)
         ended_well(child);
         check(all(untouched, 7), "the parent has not what the child wrote");
         check(!ibv_dereg_mr(second), "the rest is taken back");
+        puts("done");
+        return 0;
+    }
+    if (!strcmp(part, "stored")) {
+        beside_stores(pd);
         puts("done");
         return 0;
     }

@@ -10,6 +10,11 @@ const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/registered.c");
 
 /// Runs a part of the program, with a daemon of its own.
 fn run(part: &str) {
+    run_with(part, &[]);
+}
+
+/// The same with more in its environment.
+fn run_with(part: &str, variables: &[(&str, &str)]) {
     let daemon = Daemon::start(binaries!(), "");
     let scratch = tempfile::tempdir().unwrap();
     let program = scratch.path().join("registered");
@@ -28,6 +33,7 @@ fn run(part: &str) {
         .env("LD_LIBRARY_PATH", libraries)
         .env("RNIC_SOCKET", daemon.socket())
         .env("RNIC_LOG", "debug")
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stdout);
@@ -50,6 +56,11 @@ fn what_took_its_place_is_left_alone() {
 #[test]
 fn it_stays_private_beside_other_threads() {
     run("threads");
+}
+
+#[test]
+fn it_is_shared_beside_threads_that_store_if_that_is_asked_for() {
+    run_with("stored", &[("RNIC_ADOPT", "always")]);
 }
 
 #[test]

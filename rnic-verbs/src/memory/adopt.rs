@@ -7,7 +7,8 @@
 //! again: an allocator counts on `MADV_DONTNEED` giving it zeros, which shared pages do not.
 //!
 //! What is written between the copy and the move is lost. So this is done only where there is no
-//! other thread, with all signals blocked: nobody else can run meanwhile, and nobody can be made.
+//! other thread, with all signals blocked: nobody else can run meanwhile, and nobody can be made;
+//! or, if the environment asks for it, with the pages [withheld](super::withhold) from the others.
 //! What this library writes counts as well. Its own thread and the allocator write where they have
 //! objects, and a block of the heap has them for neighbours: it is adopted only if it has all of
 //! its pages to itself. Between copy and move this thread allocates nothing, and it must not run on
@@ -19,6 +20,7 @@
 //! page later, the child may see as long as it has not written to that page itself.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::raw::c_void;
 use std::ptr::null_mut;
 use std::sync::{Arc, Weak};
 
@@ -29,6 +31,7 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 use super::maps::{self, Mapping};
 use super::regions::Regions;
+use super::withhold::Withheld;
 use crate::errno::Errno;
 use crate::{log, system};
 
@@ -97,15 +100,17 @@ impl Ranges {
                 return None;
             }
         }
-        if end - start < SMALLEST
-            || !is_wanted()
-            || regions.reach_into(start as u64, end as u64)
-            || !system::is_only_thread()
-        {
+        if end - start < SMALLEST || regions.reach_into(start as u64, end as u64) {
             return None;
         }
+        let company = match Wanted::by_environment() {
+            Wanted::Never => return None,
+            Wanted::Alone | Wanted::Always if system::is_only_thread() => Company::Nobody,
+            Wanted::Alone => return None,
+            Wanted::Always => Company::Threads,
+        };
         let whole_pages = (address, address + length) == (start, end);
-        let adopt = || Adopted::adopt(context, regions, (start, end - start), whole_pages);
+        let adopt = || Adopted::adopt(context, regions, (start, end - start), whole_pages, company);
         match system::without_signals(adopt) {
             Ok(adopted) => {
                 let adopted = Arc::new(adopted?);
@@ -120,9 +125,59 @@ impl Ranges {
     }
 }
 
-/// Whether the environment lets pages be adopted (`RNIC_ADOPT`).
-fn is_wanted() -> bool {
-    std::env::var_os("RNIC_ADOPT").is_none_or(|wanted| wanted != "never")
+/// When pages may be adopted.
+enum Wanted {
+    Never,
+    /// In a program that has no other thread.
+    Alone,
+    Always,
+}
+
+impl Wanted {
+    /// What the environment says (`RNIC_ADOPT`).
+    fn by_environment() -> Wanted {
+        match std::env::var_os("RNIC_ADOPT") {
+            Some(wanted) if wanted == "never" => Wanted::Never,
+            Some(wanted) if wanted == "always" => Wanted::Always,
+            _ => Wanted::Alone,
+        }
+    }
+}
+
+/// Who may run while pages are adopted.
+#[derive(Clone, Copy)]
+enum Company {
+    Nobody,
+    Threads,
+}
+
+impl Company {
+    /// Copies pages and moves the copy into their place.
+    ///
+    /// # Safety
+    ///
+    /// The range is whole pages of private memory that may be read and written. This thread touches
+    /// nothing in it meanwhile, nor do others unless they are this company. `copy` is the caller's,
+    /// shared memory of the same length.
+    unsafe fn replace(self, start: usize, len: usize, copy: *mut c_void) -> Result<(), Errno> {
+        // SAFETY: nobody writes the pages between the copy and the move: there is nobody, or they
+        // are where nobody looks. Their place gets the same contents and rights, in one step.
+        unsafe {
+            match self {
+                Company::Nobody => {
+                    std::ptr::copy_nonoverlapping(start as *const u8, copy.cast::<u8>(), len);
+                    let to = start as *mut _;
+                    rustix::mm::mremap_fixed(copy, len, len, MremapFlags::MAYMOVE, to)?;
+                }
+                Company::Threads => {
+                    let withheld = Withheld::take(start, len)?;
+                    std::ptr::copy_nonoverlapping(withheld.pages(), copy.cast::<u8>(), len);
+                    withheld.replace(copy)?;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Adopted {
@@ -131,13 +186,14 @@ impl Adopted {
         (&self.buffer, address - self.start as u64)
     }
 
-    /// Shares pages with the daemon, if they are private, anonymous and there. Nobody else runs.
-    /// Pages of the heap have to be the program's as a whole.
+    /// Shares pages with the daemon, if they are private, anonymous and there. Pages of the heap
+    /// have to be the program's as a whole.
     fn adopt(
         context: &Context,
         regions: &Arc<Regions>,
         (start, len): (usize, usize),
         whole_pages: bool,
+        company: Company,
     ) -> Result<Option<Adopted>, Errno> {
         let fits = |m: Mapping| m.is_private_memory() && (whole_pages || !m.heap);
         let here = 0u8;
@@ -171,19 +227,14 @@ impl Adopted {
         let mut forked = FORKED.lock();
         let mapping = Mapping::of_file(start as u64, len as u64, inode);
         forked.files.push(File { memfd: memfd.as_raw_fd(), mapping });
-        // SAFETY: the pages are mapped and readable, as the maps have just said, and nobody writes
-        // them from here to the move: neither another thread, nor this one, which allocates nothing
-        // and has its stack elsewhere. The copy is ours. The range is replaced by memory of the
-        // same contents and rights, in one step.
-        let moved = unsafe {
-            std::ptr::copy_nonoverlapping(start as *const u8, copy.cast::<u8>(), len);
-            rustix::mm::mremap_fixed(copy, len, len, MremapFlags::MAYMOVE, start as *mut _)
-        };
+        // SAFETY: the pages are mapped and readable, as the maps have just said. This thread writes
+        // nothing there from here to the move: it allocates nothing and has its stack elsewhere.
+        let moved = unsafe { company.replace(start, len, copy) };
         if let Err(error) = moved {
             forked.files.pop();
             // SAFETY: it was mapped above.
             let _ = unsafe { rustix::mm::munmap(copy, len) };
-            return Err(error.into());
+            return Err(error);
         }
         drop(forked);
         keep_from_growing(start, len);

@@ -3,3 +3,4 @@
 pub(crate) mod adopt;
 pub(crate) mod maps;
 pub(crate) mod regions;
+mod withhold;
