@@ -203,8 +203,8 @@ impl Process {
         self.killed();
     }
 
-    /// Kills it (`SIGKILL`), with its process group if it has one of its own, and waits for its end;
-    /// how it ended, which it may have done by itself before, and everything it printed.
+    /// Kills it (`SIGKILL`), with its process group if it has one of its own, and waits for its
+    /// end; how it ended, which it may have done by itself before, and everything it printed.
     pub fn killed(mut self) -> (ExitStatus, Vec<String>) {
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
