@@ -56,7 +56,11 @@ unsafe fn listen_on(
     unsafe {
         bind(id, found.ai_src_addr)?;
         (*id).pd = pd;
-        let endpoint = wanted.as_ref().map(|w| Endpoint { pd: Foreign(pd), wanted: *w });
+        let endpoint = wanted.as_mut().map(|w| {
+            // The one that there is, whatever the program has said.
+            w.qp_type = IBV_QPT_RC;
+            Endpoint { pd: Foreign(pd), wanted: *w }
+        });
         *shown(id)?.endpoint.lock() = endpoint;
     }
     Ok(())
@@ -75,6 +79,7 @@ unsafe fn connect_to(
             completed(id, |of| of.resolve_route())?;
         }
         if !wanted.is_null() {
+            // As above.
             (*wanted).qp_type = IBV_QPT_RC;
             create_qp(id, pd, wanted)?;
         }
