@@ -246,8 +246,13 @@ fn a_host_that_connects_too_often_is_reset() {
     let daemon = one_worker("[limits.peer]\nconnections_per_second = 1\n");
     let (mut raw, address) = host(&daemon);
     // A machine that needs seconds for this grants a few more.
-    let streams: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
-    assert!(is_over(&streams[19]) || is_over(&streams[18]));
+    // Whoever is turned away may be so before `connect` returns.
+    let streams: Vec<_> = (0..20).map(|_| TcpStream::connect(address)).collect();
+    let is_reset = |stream: &std::io::Result<TcpStream>| match stream {
+        Ok(stream) => is_over(stream),
+        Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+    };
+    assert!(is_reset(&streams[19]) || is_reset(&streams[18]));
     assert!(raw.status().startups < 20);
 }
 

@@ -67,9 +67,22 @@ pub enum Ending {
     Silence(Vec<u8>),
 }
 
+/// Connects where the daemon may turn connections away: `None` if it has done so before `connect`
+/// returned, which is seldom and says no more than a reset afterwards does.
+pub fn knock(address: SocketAddr) -> Option<TcpStream> {
+    match TcpStream::connect(address) {
+        Ok(stream) => Some(with_deadlines(stream)),
+        Err(e) if e.kind() == ErrorKind::ConnectionReset => None,
+        Err(e) => panic!("nobody listens on {address}: {e}"),
+    }
+}
+
 /// Connects; everything after it has a deadline.
 pub fn dial(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).expect("a daemon that listens");
+    with_deadlines(TcpStream::connect(address).expect("a daemon that listens"))
+}
+
+fn with_deadlines(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
     stream.set_write_timeout(Some(DEADLINE)).expect("a deadline");
     stream.set_nodelay(true).expect("a TCP socket");
