@@ -20,12 +20,14 @@ pub mod qn {
     /// Sends of every kind.
     //= RDMAP-5.3-8
     pub const SEND: u32 = 0;
-    /// Read Requests.
+    /// Read Requests and Atomic Requests.
     //= RDMAP-5.2.1-6
     pub const READ_REQUEST: u32 = 1;
     /// The Terminate.
     //= RDMAP-5.4-2
     pub const TERMINATE: u32 = 2;
+    /// Atomic Responses (RFC 7306 section 5.2.2).
+    pub const ATOMIC_RESPONSE: u32 = 3;
 }
 
 const TAGGED: u8 = 0x80;

@@ -4,16 +4,24 @@
 //! [`crate::stream::inbound`], what a request may touch by the device. Opcodes and error codes
 //! that nobody has assigned yet stay representable, so that they can be reported.
 
+mod atomic;
 mod read_request;
 mod terminate;
 
 use std::fmt;
 
+pub use atomic::{
+    ATOMIC_LEN, ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicOperation, AtomicRequest,
+    AtomicResponse, UnknownOperation,
+};
 pub use read_request::{READ_REQUEST_LEN, ReadRequest};
 pub use terminate::{Layout, Terminate, TerminateTooShort};
 
 use crate::ddp::qn;
 pub use crate::types::codes;
+
+/// Bytes of Immediate Data (RFC 7306 section 6).
+pub const IMMEDIATE_LEN: usize = 8;
 
 /// Message types (section 4.1; RFC 7306 section 5 for 8 to B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,13 +42,13 @@ pub enum Opcode {
     SendSolicitedInvalidate,
     /// Terminate, untagged, on queue 2.
     Terminate,
-    /// Immediate Data (RFC 7306), not served yet.
+    /// Immediate Data (RFC 7306), untagged, on queue 0.
     Immediate,
-    /// Immediate Data with Solicited Event (RFC 7306), not served yet.
+    /// Immediate Data with Solicited Event (RFC 7306).
     ImmediateSolicited,
-    /// Atomic Request (RFC 7306), not served yet.
+    /// Atomic Request (RFC 7306), untagged, on queue 1.
     AtomicRequest,
-    /// Atomic Response (RFC 7306), not served yet.
+    /// Atomic Response (RFC 7306), untagged, on queue 3.
     AtomicResponse,
     /// Anything else in four bits.
     Unknown(u8),
@@ -99,7 +107,7 @@ impl Opcode {
     }
 
     /// The untagged queue on which it comes (RFC 5040 section 4.1, figure 4); none for those that
-    /// are tagged or not served.
+    /// are tagged or unknown.
     #[inline]
     #[must_use]
     pub fn queue(self) -> Option<u32> {
@@ -107,16 +115,13 @@ impl Opcode {
             Opcode::Send
             | Opcode::SendInvalidate
             | Opcode::SendSolicited
-            | Opcode::SendSolicitedInvalidate => Some(qn::SEND),
-            Opcode::ReadRequest => Some(qn::READ_REQUEST),
-            Opcode::Terminate => Some(qn::TERMINATE),
-            Opcode::Write
-            | Opcode::ReadResponse
+            | Opcode::SendSolicitedInvalidate
             | Opcode::Immediate
-            | Opcode::ImmediateSolicited
-            | Opcode::AtomicRequest
-            | Opcode::AtomicResponse
-            | Opcode::Unknown(_) => None,
+            | Opcode::ImmediateSolicited => Some(qn::SEND),
+            Opcode::ReadRequest | Opcode::AtomicRequest => Some(qn::READ_REQUEST),
+            Opcode::Terminate => Some(qn::TERMINATE),
+            Opcode::AtomicResponse => Some(qn::ATOMIC_RESPONSE),
+            Opcode::Write | Opcode::ReadResponse | Opcode::Unknown(_) => None,
         }
     }
 
@@ -124,7 +129,10 @@ impl Opcode {
     #[inline]
     #[must_use]
     pub fn solicits(self) -> bool {
-        matches!(self, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate)
+        matches!(
+            self,
+            Opcode::SendSolicited | Opcode::SendSolicitedInvalidate | Opcode::ImmediateSolicited
+        )
     }
 
     /// Whether it invalidates an STag of the receiver's.
@@ -138,7 +146,14 @@ impl Opcode {
     #[inline]
     #[must_use]
     pub fn is_response(self) -> bool {
-        matches!(self, Opcode::ReadResponse)
+        matches!(self, Opcode::ReadResponse | Opcode::AtomicResponse)
+    }
+
+    /// Whether it is Immediate Data.
+    #[inline]
+    #[must_use]
+    pub fn is_immediate(self) -> bool {
+        matches!(self, Opcode::Immediate | Opcode::ImmediateSolicited)
     }
 
     /// The Send that does this much.
@@ -223,19 +238,22 @@ mod tests {
     }
 
     #[test]
-    fn every_opcode_is_tagged_or_has_a_queue_if_it_is_served() {
+    fn every_opcode_is_tagged_or_has_a_queue_if_it_is_known() {
         for bits in 0..16 {
             let opcode = Opcode::from_bits(bits);
             let expected = match bits {
                 0 | 2 => (true, None),
                 1 => (false, Some(1)),
-                3..=6 => (false, Some(0)),
+                3..=6 | 8 | 9 => (false, Some(0)),
                 7 => (false, Some(2)),
+                10 => (false, Some(1)),
+                11 => (false, Some(3)),
                 _ => (false, None),
             };
             assert_eq!((opcode.is_tagged(), opcode.queue()), expected, "{opcode}");
             let facts = (opcode.solicits(), opcode.invalidates(), opcode.is_response());
-            let expected = (bits == 5 || bits == 6, bits == 4 || bits == 6, bits == 2);
+            let solicits = matches!(bits, 5 | 6 | 9);
+            let expected = (solicits, bits == 4 || bits == 6, bits == 2 || bits == 11);
             assert_eq!(facts, expected, "{opcode}");
         }
     }

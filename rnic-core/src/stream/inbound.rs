@@ -7,7 +7,10 @@
 
 use super::Fault;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
-use crate::rdmap::{Control, Opcode, READ_REQUEST_LEN, ReadRequest, Terminate, codes};
+use crate::rdmap::{
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, Control, IMMEDIATE_LEN,
+    Opcode, READ_REQUEST_LEN, ReadRequest, Terminate, UnknownOperation, codes,
+};
 use crate::types::{Msn, Stag, TaggedOffset};
 
 /// What a Send does besides delivering its payload.
@@ -17,6 +20,8 @@ pub struct SendKind {
     pub solicited: bool,
     /// It asks for this STag to be invalidated before it is delivered.
     pub invalidate: Option<Stag>,
+    /// It is Immediate Data: this, and no payload (RFC 7306 section 6).
+    pub immediate: Option<[u8; IMMEDIATE_LEN]>,
 }
 
 impl SendKind {
@@ -24,7 +29,11 @@ impl SendKind {
     #[inline]
     #[must_use]
     pub fn of(opcode: Opcode, stag: Stag) -> Self {
-        SendKind { solicited: opcode.solicits(), invalidate: opcode.invalidates().then_some(stag) }
+        SendKind {
+            solicited: opcode.solicits(),
+            invalidate: opcode.invalidates().then_some(stag),
+            immediate: None,
+        }
     }
 }
 
@@ -33,6 +42,17 @@ impl SendKind {
 pub struct InboundRead {
     /// What is asked for.
     pub request: ReadRequest,
+    /// DDP header of its (last) segment as received.
+    pub header: [u8; UntaggedHeader::LEN],
+    /// Length of that segment.
+    pub segment_len: u16,
+}
+
+/// A complete Atomic Request, with what a Terminate about it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboundAtomic {
+    /// What is asked for.
+    pub request: AtomicRequest,
     /// DDP header of its (last) segment as received.
     pub header: [u8; UntaggedHeader::LEN],
     /// Length of that segment.
@@ -85,8 +105,12 @@ pub enum Arrival<'p> {
     },
     /// A complete Read Request.
     ReadRequest(InboundRead),
-    /// Part of a Read Request that a peer cut up; the rest is to come.
-    ReadRequestPart,
+    /// A complete Atomic Request.
+    AtomicRequest(InboundAtomic),
+    /// A complete Atomic Response. Whether a request awaits it is the engine's to know.
+    AtomicResponse(AtomicResponse),
+    /// Part of a request, or of an Atomic Response, that a peer cut up; the rest is to come.
+    Part,
     /// The peer ends the stream.
     Terminate(Terminate<'p>),
     /// The peer ends the stream with a message that is not understood. Like any Terminate it is
@@ -151,8 +175,12 @@ pub struct Inbound {
     version: u8,
     tagged: Option<TaggedMessage>,
     sends: Queue,
-    reads: Queue,
-    read_header: [u8; READ_REQUEST_LEN],
+    requests: Queue,
+    /// The request in progress, as much of it as has come.
+    request: [u8; ATOMIC_REQUEST_LEN],
+    atomic_responses: Queue,
+    /// The Atomic Response in progress.
+    atomic_response: [u8; ATOMIC_RESPONSE_LEN],
 }
 
 impl Inbound {
@@ -164,19 +192,23 @@ impl Inbound {
             version,
             tagged: None,
             sends: Queue::NEW,
-            reads: Queue::NEW,
-            read_header: [0; READ_REQUEST_LEN],
+            requests: Queue::NEW,
+            request: [0; ATOMIC_REQUEST_LEN],
+            atomic_responses: Queue::NEW,
+            atomic_response: [0; ATOMIC_RESPONSE_LEN],
         }
     }
 
-    /// Lets the next Send and the next Read Request have this number, as after so many.
+    /// Lets the next message of each queue have this number, as after so many.
     #[cfg(test)]
     pub(crate) fn number_from(&mut self, msn: Msn) {
-        (self.sends.msn, self.reads.msn) = (msn, msn);
+        for queue in [&mut self.sends, &mut self.requests, &mut self.atomic_responses] {
+            queue.msn = msn;
+        }
     }
 
-    /// Validates one ULPDU. `ird_free` says that a slot for another inbound Read is free; it is
-    /// looked at only when a Read Request begins.
+    /// Validates one ULPDU. `ird_free` says that a slot for another inbound request is free; it is
+    /// looked at only when one begins.
     #[inline]
     //= RDMAP-7.2-1, RDMAP-7.2-6
     pub fn handle<'p>(&mut self, ulpdu: &'p [u8], ird_free: bool) -> Result<Arrival<'p>, Fault> {
@@ -234,7 +266,7 @@ impl Inbound {
             return Err(Fault::segment(codes::UNTAGGED_VERSION));
         }
         //= DDP-7.1-1
-        if header.qn > qn::TERMINATE {
+        if header.qn > qn::ATOMIC_RESPONSE {
             return Err(Fault::segment(codes::UNTAGGED_QN));
         }
         //= DDP-4.3-3, DDP-5.4-5, RDMAP-3.1-7
@@ -245,7 +277,8 @@ impl Inbound {
         }
         match header.qn {
             qn::SEND => self.send(header, opcode, payload),
-            qn::READ_REQUEST => self.read_request(header, payload, ulpdu, ird_free),
+            qn::READ_REQUEST => self.request(header, opcode, payload, ulpdu, ird_free),
+            qn::ATOMIC_RESPONSE => self.atomic_response(header, payload),
             _ => Ok(terminate(header, payload)),
         }
     }
@@ -278,7 +311,13 @@ impl Inbound {
         }
         let UntaggedHeader { msn, mo, last, inv_stag, .. } = header;
         //= RDMAP-4.1-10
-        let kind = SendKind::of(opcode, inv_stag);
+        let mut kind = SendKind::of(opcode, inv_stag);
+        if opcode.is_immediate() {
+            // The RFC has no code for another length.
+            let data = payload.try_into().ok().filter(|_| mo == 0 && last);
+            kind.immediate = Some(data.ok_or(Fault::segment(codes::OPERATION_UNSPECIFIED))?);
+            return Ok(Arrival::Send { kind, msn, mo, payload: &[], last, first_of_message });
+        }
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })
     }
 
@@ -307,43 +346,90 @@ impl Inbound {
         }
     }
 
-    fn read_request<'p>(
+    fn request<'p>(
         &mut self,
         header: UntaggedHeader,
+        opcode: Opcode,
         payload: &'p [u8],
         ulpdu: &'p [u8],
         ird_free: bool,
     ) -> Result<Arrival<'p>, Fault> {
-        let reads = &mut self.reads;
+        let begins = self.requests.opcode.is_none();
+        if *self.requests.opcode.get_or_insert(opcode) != opcode {
+            return Err(Fault::segment(codes::OPERATION_OPCODE));
+        }
+        let queue = &mut self.requests;
         //= DDP-7.1-9, DDP-5.3-7
-        if header.msn != reads.msn {
+        if header.msn != queue.msn {
             return Err(Fault::segment(codes::UNTAGGED_MSN));
         }
-        let begins = reads.opcode.replace(Opcode::ReadRequest).is_none();
         //= DDP-7.1-2, RDMAP-6.1-7
         if begins && !ird_free {
             return Err(Fault::segment(codes::UNTAGGED_NO_BUFFER));
         }
-        send_fits(header.mo, payload.len(), READ_REQUEST_LEN as u64)?;
-        // `send_fits` bounds both sums by the length of the header.
-        let from = header.mo as usize;
-        self.read_header[from..from + payload.len()].copy_from_slice(payload);
-        reads.place(header.mo, payload.len());
-        if !header.last {
-            return Ok(Arrival::ReadRequestPart);
+        let len = match opcode {
+            Opcode::AtomicRequest => ATOMIC_REQUEST_LEN,
+            _ => READ_REQUEST_LEN,
+        };
+        if !collect(queue, &header, payload, &mut self.request[..len])? {
+            return Ok(Arrival::Part);
         }
-        let whole = READ_REQUEST_LEN as u64;
-        if from as u64 + payload.len() as u64 != whole || reads.received != whole {
-            return Err(Fault::segment(codes::OPERATION_UNSPECIFIED));
-        }
-        reads.finish();
         let mut bytes = [0; UntaggedHeader::LEN];
         bytes.copy_from_slice(&ulpdu[..UntaggedHeader::LEN]);
-        #[expect(clippy::cast_possible_truncation, reason = "at most 46: it fitted the header")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most 70: it fitted the header")]
         let segment_len = (UntaggedHeader::LEN + payload.len()) as u16;
-        let request = ReadRequest::parse(&self.read_header);
+        if let Opcode::AtomicRequest = opcode {
+            let request = AtomicRequest::parse(&self.request)
+                .map_err(|UnknownOperation(_)| Fault::segment(codes::OPERATION_UNSPECIFIED))?;
+            return Ok(Arrival::AtomicRequest(InboundAtomic {
+                request,
+                header: bytes,
+                segment_len,
+            }));
+        }
+        let mut read = [0; READ_REQUEST_LEN];
+        read.copy_from_slice(&self.request[..READ_REQUEST_LEN]);
+        let request = ReadRequest::parse(&read);
         Ok(Arrival::ReadRequest(InboundRead { request, header: bytes, segment_len }))
     }
+
+    fn atomic_response<'p>(
+        &mut self,
+        header: UntaggedHeader,
+        payload: &'p [u8],
+    ) -> Result<Arrival<'p>, Fault> {
+        let queue = &mut self.atomic_responses;
+        if header.msn != queue.msn {
+            return Err(Fault::segment(codes::UNTAGGED_MSN));
+        }
+        if !collect(queue, &header, payload, &mut self.atomic_response)? {
+            return Ok(Arrival::Part);
+        }
+        Ok(Arrival::AtomicResponse(AtomicResponse::parse(&self.atomic_response)))
+    }
+}
+
+/// Copies a segment of a message of a fixed length to its place in `whole`; whether all of it has
+/// come.
+fn collect(
+    queue: &mut Queue,
+    header: &UntaggedHeader,
+    payload: &[u8],
+    whole: &mut [u8],
+) -> Result<bool, Fault> {
+    send_fits(header.mo, payload.len(), whole.len() as u64)?;
+    // `send_fits` bounds both sums by the length of the whole.
+    let from = header.mo as usize;
+    whole[from..from + payload.len()].copy_from_slice(payload);
+    queue.place(header.mo, payload.len());
+    if !header.last {
+        return Ok(false);
+    }
+    if from + payload.len() != whole.len() || queue.received != whole.len() as u64 {
+        return Err(Fault::segment(codes::OPERATION_UNSPECIFIED));
+    }
+    queue.finish();
+    Ok(true)
 }
 
 /// Checks that a segment of an untagged message lies inside the buffer of `buffer_len` bytes that

@@ -1,0 +1,280 @@
+//! The Atomic Request and Response headers (RFC 7306 section 5.2), and what the operations do.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::types::{Stag, TaggedOffset};
+
+/// Bytes of the Atomic Request header.
+pub const ATOMIC_REQUEST_LEN: usize = 52;
+/// Bytes of the Atomic Response header: those of the figure; the text of section 4 says 32.
+pub const ATOMIC_RESPONSE_LEN: usize = 12;
+/// Bytes that an operation reads and writes, at a multiple of as many.
+pub const ATOMIC_LEN: u32 = 8;
+
+mod field {
+    use super::Range;
+
+    pub(super) const OPERATION: Range<usize> = 0..4;
+    pub(super) const ID: Range<usize> = 4..8;
+    pub(super) const STAG: Range<usize> = 8..12;
+    pub(super) const TO: Range<usize> = 12..20;
+    pub(super) const DATA: Range<usize> = 20..28;
+    pub(super) const MASK: Range<usize> = 28..36;
+    pub(super) const COMPARE: Range<usize> = 36..44;
+    pub(super) const COMPARE_MASK: Range<usize> = 44..52;
+    pub(super) const ORIGINAL: Range<usize> = 4..12;
+}
+
+/// What an atomic operation does to 64 bits. Numbers are in the order of the host that has the
+/// memory; on the wire they are big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOperation {
+    /// Adds.
+    FetchAdd {
+        /// What is added, in each field.
+        add: u64,
+        /// The top bit of each field that is added to by itself; its carry is lost. 0 for one field
+        /// of 64 bits.
+        boundaries: u64,
+    },
+    /// Swaps bits if others are as expected.
+    CompareSwap {
+        /// The bits to be there afterwards.
+        swap: u64,
+        /// Which bits are swapped.
+        swap_mask: u64,
+        /// The bits that are expected.
+        compare: u64,
+        /// Which bits are compared.
+        compare_mask: u64,
+    },
+}
+
+impl AtomicOperation {
+    /// What is there afterwards, of what was there before.
+    #[must_use]
+    pub fn applied_to(self, old: u64) -> u64 {
+        match self {
+            AtomicOperation::FetchAdd { add, boundaries } => {
+                // Without their top bits no field carries into the next one.
+                let below = (old & !boundaries).wrapping_add(add & !boundaries);
+                below ^ ((old ^ add) & boundaries)
+            }
+            AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask } => {
+                match (compare ^ old) & compare_mask {
+                    0 => (old & !swap_mask) | (swap & swap_mask),
+                    _ => old,
+                }
+            }
+        }
+    }
+}
+
+/// An operation that RFC 7306 does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("atomic operation {0}")]
+pub struct UnknownOperation(pub u8);
+
+/// What an atomic operation asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicRequest {
+    /// What is done.
+    pub operation: AtomicOperation,
+    /// The requester's own number, which the response has as well.
+    pub id: u32,
+    /// Buffer that it is done to.
+    pub stag: Stag,
+    /// Where in it.
+    pub to: TaggedOffset,
+}
+
+impl AtomicRequest {
+    const FETCH_ADD: u8 = 0;
+    const COMPARE_SWAP: u8 = 2;
+
+    /// Reads the header; its 28 reserved bits are not looked at.
+    pub fn parse(bytes: &[u8; ATOMIC_REQUEST_LEN]) -> Result<AtomicRequest, UnknownOperation> {
+        let [data, mask] = [field::DATA, field::MASK].map(|range| u64_at(bytes, range));
+        let operation = match bytes[field::OPERATION.end - 1] & 0x0F {
+            Self::FETCH_ADD => AtomicOperation::FetchAdd { add: data, boundaries: mask },
+            Self::COMPARE_SWAP => AtomicOperation::CompareSwap {
+                swap: data,
+                swap_mask: mask,
+                compare: u64_at(bytes, field::COMPARE),
+                compare_mask: u64_at(bytes, field::COMPARE_MASK),
+            },
+            other => return Err(UnknownOperation(other)),
+        };
+        let (id, stag) = (u32_at(bytes, field::ID), Stag(u32_at(bytes, field::STAG)));
+        Ok(AtomicRequest { operation, id, stag, to: TaggedOffset(u64_at(bytes, field::TO)) })
+    }
+
+    /// The header's bytes, reserved bits 0. A FetchAdd compares nothing: data 0 under a mask of
+    /// ones.
+    #[must_use]
+    pub fn emit(&self) -> [u8; ATOMIC_REQUEST_LEN] {
+        let (number, data, mask, compare, compare_mask) = match self.operation {
+            AtomicOperation::FetchAdd { add, boundaries } => {
+                (Self::FETCH_ADD, add, boundaries, 0, u64::MAX)
+            }
+            AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask } => {
+                (Self::COMPARE_SWAP, swap, swap_mask, compare, compare_mask)
+            }
+        };
+        let mut out = [0; ATOMIC_REQUEST_LEN];
+        out[field::OPERATION.end - 1] = number;
+        out[field::ID].copy_from_slice(&self.id.to_be_bytes());
+        out[field::STAG].copy_from_slice(&self.stag.0.to_be_bytes());
+        out[field::TO].copy_from_slice(&self.to.0.to_be_bytes());
+        out[field::DATA].copy_from_slice(&data.to_be_bytes());
+        out[field::MASK].copy_from_slice(&mask.to_be_bytes());
+        out[field::COMPARE].copy_from_slice(&compare.to_be_bytes());
+        out[field::COMPARE_MASK].copy_from_slice(&compare_mask.to_be_bytes());
+        out
+    }
+}
+
+impl fmt::Display for AtomicRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.operation {
+            AtomicOperation::FetchAdd { .. } => "fetch and add",
+            AtomicOperation::CompareSwap { .. } => "compare and swap",
+        };
+        write!(f, "{what} at {}+{:#x}", self.stag, self.to.0)
+    }
+}
+
+/// The answer to an [`AtomicRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicResponse {
+    /// The number of the request.
+    pub id: u32,
+    /// What was there before.
+    pub original: u64,
+}
+
+impl AtomicResponse {
+    /// Reads the header. Every value means something.
+    #[must_use]
+    pub fn parse(bytes: &[u8; ATOMIC_RESPONSE_LEN]) -> AtomicResponse {
+        AtomicResponse { id: u32_at(bytes, 0..4), original: u64_at(bytes, field::ORIGINAL) }
+    }
+
+    /// The header's bytes.
+    #[must_use]
+    pub fn emit(self) -> [u8; ATOMIC_RESPONSE_LEN] {
+        let mut out = [0; ATOMIC_RESPONSE_LEN];
+        out[..4].copy_from_slice(&self.id.to_be_bytes());
+        out[field::ORIGINAL].copy_from_slice(&self.original.to_be_bytes());
+        out
+    }
+}
+
+fn u32_at(bytes: &[u8], range: Range<usize>) -> u32 {
+    let o = &bytes[range];
+    u32::from_be_bytes([o[0], o[1], o[2], o[3]])
+}
+
+fn u64_at(bytes: &[u8], range: Range<usize>) -> u64 {
+    let o = &bytes[range];
+    u64::from_be_bytes([o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ADD: AtomicRequest = AtomicRequest {
+        operation: AtomicOperation::FetchAdd { add: 0x0102_0304_0506_0708, boundaries: 0 },
+        id: 0xA1A2_A3A4,
+        stag: Stag(0xB1B2_B3B4),
+        to: TaggedOffset(0xC1C2_C3C4_C5C6_C7C8),
+    };
+
+    #[test]
+    fn literal_requests() {
+        let mut bytes = vec![0, 0, 0, 0, 0xA1, 0xA2, 0xA3, 0xA4, 0xB1, 0xB2, 0xB3, 0xB4];
+        bytes.extend([0xC1, 0xC2, 0xC3, 0xC4, 0xC5, 0xC6, 0xC7, 0xC8]);
+        bytes.extend([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([0; 8].into_iter().chain([0xFF; 8]));
+        assert_eq!(ADD.emit()[..], bytes);
+        let operation = AtomicOperation::CompareSwap {
+            swap: 0x0102_0304_0506_0708,
+            swap_mask: 0xFF,
+            compare: 0x11,
+            compare_mask: 0xF0F0,
+        };
+        let swap = AtomicRequest { operation, ..ADD };
+        bytes[3] = 2;
+        bytes[28..52].fill(0);
+        (bytes[35], bytes[43], bytes[50], bytes[51]) = (0xFF, 0x11, 0xF0, 0xF0);
+        assert_eq!(swap.emit()[..], bytes);
+        for request in [ADD, swap] {
+            assert_eq!(AtomicRequest::parse(&request.emit()), Ok(request));
+        }
+        assert_eq!(ADD.to_string(), "fetch and add at 0xb1b2b3b4+0xc1c2c3c4c5c6c7c8");
+    }
+
+    #[test]
+    fn other_operations_are_refused_by_number_and_reserved_bits_ignored() {
+        for number in 0..16 {
+            let mut bytes = ADD.emit();
+            bytes[..4].copy_from_slice(&[0xFF, 0xFF, 0xFF, 0xF0 | number]);
+            match AtomicRequest::parse(&bytes) {
+                Ok(request) => assert!(number == 0 || number == 2, "{request}"),
+                Err(error) => assert_eq!(error, UnknownOperation(number)),
+            }
+        }
+    }
+
+    #[test]
+    fn literal_response() {
+        let response = AtomicResponse { id: 0x0102_0304, original: 0x1112_1314_1516_1718 };
+        let bytes = [1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18];
+        assert_eq!(response.emit(), bytes);
+        assert_eq!(AtomicResponse::parse(&bytes), response);
+    }
+
+    /// Field by field, as section 5.2.1 describes it.
+    fn added(old: u64, add: u64, boundaries: u64) -> u64 {
+        let (mut sum, mut carry) = (0, 0);
+        for bit in 0..64 {
+            let total = (old >> bit & 1) + (add >> bit & 1) + carry;
+            sum |= (total & 1) << bit;
+            carry = if boundaries >> bit & 1 == 1 { 0 } else { total >> 1 };
+        }
+        sum
+    }
+
+    proptest! {
+        #[test]
+        fn fields_are_added_to_by_themselves(old: u64, add: u64, boundaries: u64) {
+            for boundaries in [boundaries, 0, u64::MAX, 1 << 63, 0x8000_8000_8000_8000] {
+                let operation = AtomicOperation::FetchAdd { add, boundaries };
+                prop_assert_eq!(operation.applied_to(old), added(old, add, boundaries));
+            }
+            let plain = AtomicOperation::FetchAdd { add, boundaries: 0 };
+            prop_assert_eq!(plain.applied_to(old), old.wrapping_add(add));
+        }
+
+        #[test]
+        fn only_bits_of_the_mask_are_swapped_and_only_if_those_compared_are_equal(
+            old: u64, swap: u64, swap_mask: u64, compare: u64, compare_mask: u64,
+        ) {
+            for compare in [compare, old, old ^ !compare_mask, old ^ compare_mask] {
+                let operation =
+                    AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
+                let new = operation.applied_to(old);
+                let equal = compare & compare_mask == old & compare_mask;
+                let mixed = (0..64).fold(0, |new, bit| {
+                    let from = if swap_mask >> bit & 1 == 1 { swap } else { old };
+                    new | (from & 1 << bit)
+                });
+                prop_assert_eq!(new, if equal { mixed } else { old });
+            }
+        }
+    }
+}
