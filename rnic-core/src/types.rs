@@ -4,6 +4,7 @@
 //! the RFCs where the wire does. Nothing here does anything; everybody calls it.
 
 pub mod address;
+mod atomic;
 pub mod codes;
 mod numbered;
 
@@ -13,6 +14,7 @@ use std::net::SocketAddr;
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
+pub use self::atomic::{ATOMIC_LEN, AtomicOperation};
 pub use self::codes::TerminateCode;
 pub(crate) use self::numbered::numbered;
 
@@ -133,7 +135,7 @@ bitflags! {
         const REMOTE_WRITE = 2;
         /// The peer may RDMA Read.
         const REMOTE_READ = 4;
-        /// The peer may use atomics (refused until they are built).
+        /// The peer may use atomic operations.
         const REMOTE_ATOMIC = 8;
         /// Memory windows may be bound to it.
         const MW_BIND = 16;
@@ -266,6 +268,10 @@ numbered! {
         RdmaWrite = 1,
         /// An RDMA Read that this side requested, with or without invalidation of the sink STag.
         RdmaRead = 2,
+        /// An atomic compare and swap that this side requested.
+        CompareSwap = 3,
+        /// An atomic fetch and add that this side requested.
+        FetchAdd = 4,
         /// A bind of a memory window (`IBV_WR_BIND_MW`).
         BindMw = 5,
         /// The invalidation of a local STag (`IBV_WR_LOCAL_INV`).
@@ -282,6 +288,8 @@ impl fmt::Display for CompletionOpcode {
             Send => "Send",
             RdmaWrite => "RDMA Write",
             RdmaRead => "RDMA Read",
+            CompareSwap => "compare and swap",
+            FetchAdd => "fetch and add",
             BindMw => "bind of a window",
             LocalInvalidate => "local invalidate",
             Receive => "receive",

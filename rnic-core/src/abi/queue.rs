@@ -5,7 +5,7 @@
 //! make the numbers wrong but never make a Rust value invalid. Entries are copied out, decoded,
 //! and only the copy is used. Spare bits must be zero and are refused by name.
 
-use crate::types::{CompletionOpcode, CompletionStatus, numbered};
+use crate::types::{AtomicOperation, CompletionOpcode, CompletionStatus, numbered};
 
 /// Bytes of a queue header: five cache lines, one writer each.
 pub const QUEUE_HEADER_LEN: usize = 320;
@@ -194,10 +194,20 @@ numbered! {
     pub enum SendOpcode: u8, from_u8 {
         /// RDMA Write: `IBV_WR_RDMA_WRITE`.
         Write = 0,
+        /// RDMA Write, then Immediate Data: `IBV_WR_RDMA_WRITE_WITH_IMM`. The first
+        /// parameter is its 8 bytes as a big-endian number, of which verbs use the first four.
+        WriteImmediate = 1,
         /// Send, untagged: `IBV_WR_SEND`.
         Send = 2,
         /// RDMA Read into the local elements: `IBV_WR_RDMA_READ`.
         Read = 4,
+        /// Atomic CmpSwap: `IBV_WR_ATOMIC_CMP_AND_SWP`. Parameters: compare, swap, and the mask of
+        /// either, which verbs have all ones. The one element has 8 bytes and receives what was
+        /// there before.
+        CompareSwap = 5,
+        /// Atomic FetchAdd: `IBV_WR_ATOMIC_FETCH_AND_ADD`. Parameters: add, and the boundaries of
+        /// fields, which verbs have 0. The element as for `CompareSwap`.
+        FetchAdd = 6,
         /// Invalidate a local STag.
         LocalInvalidate = 7,
         /// Bind a memory window; see [`WindowParams`].
@@ -212,16 +222,65 @@ numbered! {
 impl SendOpcode {
     /// Whether it waits for a response of the peer's, and counts to ORD.
     pub fn awaits_response(self) -> bool {
-        matches!(self, SendOpcode::Read | SendOpcode::ReadInvalidate)
+        match self {
+            SendOpcode::Read
+            | SendOpcode::ReadInvalidate
+            | SendOpcode::CompareSwap
+            | SendOpcode::FetchAdd => true,
+            SendOpcode::Write
+            | SendOpcode::WriteImmediate
+            | SendOpcode::Send
+            | SendOpcode::SendInvalidate
+            | SendOpcode::LocalInvalidate
+            | SendOpcode::BindWindow => false,
+        }
+    }
+
+    /// How many words of [`SendHeader::params`] it has, from the first on; the others are zero.
+    pub fn parameters(self) -> usize {
+        match self {
+            SendOpcode::WriteImmediate => 1,
+            SendOpcode::FetchAdd => 2,
+            SendOpcode::BindWindow => 3,
+            SendOpcode::CompareSwap => 4,
+            _ => 0,
+        }
+    }
+
+    /// The atomic operation that it is under these parameters, if it is one.
+    pub fn operation(self, params: [u64; 4]) -> Option<AtomicOperation> {
+        match (self, params) {
+            (SendOpcode::FetchAdd, [add, boundaries, ..]) => {
+                Some(AtomicOperation::FetchAdd { add, boundaries })
+            }
+            (SendOpcode::CompareSwap, [compare, swap, compare_mask, swap_mask]) => {
+                Some(AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask })
+            }
+            _ => None,
+        }
+    }
+
+    /// The opcode and the parameters of an atomic operation.
+    pub fn of_operation(operation: AtomicOperation) -> (SendOpcode, [u64; 4]) {
+        match operation {
+            AtomicOperation::FetchAdd { add, boundaries } => {
+                (SendOpcode::FetchAdd, [add, boundaries, 0, 0])
+            }
+            AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask } => {
+                (SendOpcode::CompareSwap, [compare, swap, compare_mask, swap_mask])
+            }
+        }
     }
 
     /// What its completion is called.
     pub fn completion(self) -> CompletionOpcode {
         match self {
-            SendOpcode::Write => CompletionOpcode::RdmaWrite,
+            SendOpcode::Write | SendOpcode::WriteImmediate => CompletionOpcode::RdmaWrite,
             SendOpcode::Send | SendOpcode::SendInvalidate => CompletionOpcode::Send,
             SendOpcode::Read | SendOpcode::ReadInvalidate => CompletionOpcode::RdmaRead,
             SendOpcode::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+            SendOpcode::CompareSwap => CompletionOpcode::CompareSwap,
+            SendOpcode::FetchAdd => CompletionOpcode::FetchAdd,
             SendOpcode::BindWindow => CompletionOpcode::BindMw,
         }
     }
@@ -243,7 +302,7 @@ bitflags::bitflags! {
 }
 
 /// Header of a send queue entry, decoded. Bytes in order: opcode 1, num_sge 1, flags 2,
-/// inline_len 2, spare 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4, params 3 x 8, spare 8.
+/// inline_len 2, spare 2, wr_id 8, remote_addr 8, rkey 4, inv_rkey 4, params 4 x 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 //= RDMAP-3.2-2, RDMAP-3.2-5
 pub struct SendHeader {
@@ -257,17 +316,16 @@ pub struct SendHeader {
     pub inline_len: u16,
     /// The application's name for the request.
     pub wr_id: u64,
-    /// Remote tagged offset of Write and Read.
+    /// Remote tagged offset of Write, Read and atomics.
     //= DDP-5.2-7
     pub remote_addr: u64,
-    /// Remote STag of Write and Read; a window's present STag.
+    /// Remote STag of Write, Read and atomics; a window's present STag.
     //= DDP-5.2-7, RDMAP-5.1-8, RDMAP-5.2.1-9
     pub rkey: u32,
     /// STag to invalidate; the STag that a window is to have.
     pub inv_rkey: u32,
-    /// Immediate data, atomic operands or window parameters ([`WindowParams`]), by opcode; zero
-    /// where unused.
-    pub params: [u64; 3],
+    /// Immediate Data, operands of atomics or [`WindowParams`], by opcode; zero where unused.
+    pub params: [u64; 4],
     /// Whether every spare bit was zero.
     pub spare_is_zero: bool,
 }
@@ -286,7 +344,7 @@ impl SendHeader {
             self.params[0],
             self.params[1],
             self.params[2],
-            0,
+            self.params[3],
         ]
     }
 
@@ -302,8 +360,8 @@ impl SendHeader {
             remote_addr: w[2],
             rkey: w[3] as u32,
             inv_rkey: (w[3] >> 32) as u32,
-            params: [w[4], w[5], w[6]],
-            spare_is_zero: w[0] >> 48 == 0 && w[7] == 0,
+            params: [w[4], w[5], w[6], w[7]],
+            spare_is_zero: w[0] >> 48 == 0,
         }
     }
 }
@@ -329,13 +387,13 @@ pub struct WindowParams {
 
 impl WindowParams {
     /// The parameters as they stand in [`SendHeader::params`].
-    pub fn to_params(self) -> [u64; 3] {
-        [self.address, self.length, u64::from(self.lkey) | u64::from(self.access) << 32]
+    pub fn to_params(self) -> [u64; 4] {
+        [self.address, self.length, u64::from(self.lkey) | u64::from(self.access) << 32, 0]
     }
 
     /// Reads the parameters from [`SendHeader::params`]. Any words decode.
     #[expect(clippy::cast_possible_truncation, reason = "each field is the low bits")]
-    pub fn from_params([address, length, key]: [u64; 3]) -> Self {
+    pub fn from_params([address, length, key, _]: [u64; 4]) -> Self {
         WindowParams { address, length, lkey: key as u32, access: (key >> 32) as u32 }
     }
 }
@@ -402,7 +460,8 @@ bitflags::bitflags! {
 pub struct Cqe {
     /// The application's name for the request.
     pub wr_id: u64,
-    /// Bytes received or read; 0 otherwise.
+    /// Bytes received or read, 8 of an atomic operation; with Immediate Data, those of the RDMA Write
+    /// before it; 0 otherwise.
     pub byte_len: u32,
     /// QP the request was posted to.
     pub qp: u32,
@@ -414,7 +473,7 @@ pub struct Cqe {
     pub flags: u16,
     /// Terminate code of the failure: layer << 16 | etype << 8 | code; 0 if there is none.
     pub detail: u32,
-    /// Immediate data or the invalidated STag, as the flags say.
+    /// Immediate Data, its 8 bytes as a big-endian number, or the invalidated STag, as the flags say.
     pub imm_or_inv: u64,
     /// Sending QP where that is known; 0 over iWARP.
     pub src_qp: u32,
@@ -551,7 +610,7 @@ mod tests {
             remote_addr: 9,
             rkey: 0xAABB_CCDD,
             inv_rkey: 0x0102_0304,
-            params: [1, 2, 3],
+            params: [1, 2, 3, 4],
             spare_is_zero: true,
         };
         let bytes: Vec<u8> = h.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -559,10 +618,30 @@ mod tests {
         assert_eq!(bytes[8..16], 0x1122_3344_5566_7788u64.to_le_bytes());
         assert_eq!(bytes[24..28], 0xAABB_CCDDu32.to_le_bytes());
         assert_eq!(bytes[28..32], 0x0102_0304u32.to_le_bytes());
+        assert_eq!(bytes[32..], [1u64, 2, 3, 4].map(u64::to_le_bytes).concat());
         assert_eq!(SendHeader::from_words(h.to_words()), h);
         let mut spare = h.to_words();
-        spare[7] = 1;
+        spare[0] |= 1 << 48;
         assert!(!SendHeader::from_words(spare).spare_is_zero);
+    }
+
+    #[test]
+    fn operations_have_their_opcodes_and_parameters() {
+        for (operation, opcode, params) in [
+            (AtomicOperation::FetchAdd { add: 1, boundaries: 2 }, 6, [1, 2, 0, 0]),
+            (
+                AtomicOperation::CompareSwap { swap: 3, swap_mask: 4, compare: 5, compare_mask: 6 },
+                5,
+                [5, 3, 6, 4],
+            ),
+        ] {
+            let expected = (SendOpcode::from_u8(opcode).expect("it is one"), params);
+            assert_eq!(SendOpcode::of_operation(operation), expected);
+            assert_eq!(expected.0.operation(params), Some(operation));
+            let used = params.iter().rposition(|p| *p != 0).map_or(0, |at| at + 1);
+            assert_eq!(expected.0.parameters(), used);
+        }
+        assert_eq!(SendOpcode::Read.operation([0; 4]), None);
     }
 
     #[test]
@@ -573,7 +652,7 @@ mod tests {
             lkey: 0xAABB_CCDD,
             access: 6,
         };
-        assert_eq!(p.to_params(), [0x1122_3344_5566_7788, 9, 0x0000_0006_AABB_CCDD]);
+        assert_eq!(p.to_params(), [0x1122_3344_5566_7788, 9, 0x0000_0006_AABB_CCDD, 0]);
         assert_eq!(WindowParams::from_params(p.to_params()), p);
     }
 

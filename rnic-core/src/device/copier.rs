@@ -13,7 +13,7 @@ use arrayvec::ArrayVec;
 
 use super::fault::Unreachable;
 use crate::shm::queue::MAX_SGE;
-use crate::types::SessionId;
+use crate::types::{AtomicOperation, SessionId};
 
 /// Bytes of one job at most.
 pub const MAX_COPY: usize = 64 * 1024;
@@ -129,9 +129,13 @@ pub enum Direction {
         /// The last bytes become visible last.
         tail_last: bool,
     },
+    /// A change of the word that is the only piece: the answer brings what was there before, in the
+    /// order of the host.
+    Update(AtomicOperation),
 }
 
-/// What came of a job: the bytes of [`Direction::Out`], none of [`Direction::In`].
+/// What came of a job: the bytes of [`Direction::Out`] and [`Direction::Update`], none of
+/// [`Direction::In`].
 pub type CopyResult = Result<Vec<u8>, Unreachable>;
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::copier::Copier;
 pub use super::fault::{MemoryFault, Unreachable};
 use crate::shm::Mapping;
 use crate::shm::attached::{AddressSpace, AttachedFault, CopyEnd};
-use crate::types::SessionId;
+use crate::types::{ATOMIC_LEN, AtomicOperation, SessionId};
 
 /// Where the bytes of a region are. Clones name the same bytes.
 #[derive(Clone, Debug)]
@@ -228,6 +228,37 @@ impl<'t> Target<'t> {
             (Location::ThroughCopier { .. }, _) => Err(self.source_fault(Unreachable::Unmapped)),
             (_, Location::ThroughCopier { .. } | Location::Private(_)) => {
                 Err(to.sink_fault(Unreachable::Unmapped))
+            }
+        }
+    }
+
+    /// Whether it begins where a word may.
+    pub fn is_aligned(&self) -> bool {
+        let start = match self.place {
+            // Mappings begin with a page.
+            Location::Shared { offset, .. } => offset as u64,
+            Location::Attached { address, .. } | Location::ThroughCopier { address, .. } => address,
+            Location::Private(_) => 0,
+        };
+        start.is_multiple_of(u64::from(ATOMIC_LEN))
+    }
+
+    /// Carries out an atomic operation on the word that it is; what was there before. In shared
+    /// memory the processor does it in one piece, also for the client; in attached memory only for
+    /// others who do it by way of the same session.
+    pub(crate) fn update(&self, operation: AtomicOperation) -> Result<u64, MemoryFault> {
+        debug_assert!(self.len == ATOMIC_LEN as usize && self.is_aligned());
+        let change = |old| operation.applied_to(old);
+        match self.place {
+            Location::Shared { mapping, offset } => {
+                mapping.update_u64(offset, change).map_err(|e| self.sink_fault(e))
+            }
+            Location::Attached { space, address } => {
+                space.update_u64(address, change).map_err(|e| self.sink_fault(e))
+            }
+            // What a copier is to do goes to it as a job.
+            Location::ThroughCopier { .. } | Location::Private(_) => {
+                Err(self.sink_fault(Unreachable::Unmapped))
             }
         }
     }

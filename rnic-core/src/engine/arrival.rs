@@ -9,6 +9,8 @@ use super::qp::Qp;
 use super::qp_core::QpCore;
 use super::reason::{PlacementError, Reason};
 use super::requester::Requester;
+use super::requester::in_flight::OutboundRequest;
+use super::requester::inbound::InboundRequest;
 use super::requester::message::{Gather, GatherFault};
 use super::responder::placement::{Placed, place};
 use super::state::EngineState;
@@ -21,8 +23,8 @@ use crate::device::stag::StagTable;
 use crate::rdmap::codes;
 use crate::shm::attached::CopyEnd;
 use crate::stream::inbound::SendKind;
-use crate::stream::{Fault, InboundRead};
-use crate::types::{Access, CompletionStatus, Stag};
+use crate::stream::{Fault, InboundAtomic, InboundRead};
+use crate::types::{ATOMIC_LEN, Access, CompletionStatus, Stag};
 
 /// Where the payload of an arriving segment is.
 #[derive(Clone, Copy)]
@@ -75,9 +77,16 @@ impl Qp {
         origin: Origin<'_>,
     ) -> Result<SegmentFate, ArrivalError> {
         // A request of the peer's: checked now, answered in its turn.
-        if let Incoming::ReadRequest(read) = segment {
+        let request = match segment {
             //= RDMAP-5.2.1-3
-            self.read_requested(engine, read)?;
+            Incoming::ReadRequest(read) => Some(self.read_requested(engine, read)?),
+            Incoming::AtomicRequest(atomic) => Some(self.atomic_requested(engine, atomic)?),
+            _ => None,
+        };
+        if let Some(request) = request {
+            //= RDMAP-5.2.1-4
+            self.requester.take_on(request);
+            engine.wake(&mut self.core);
             return Ok(SegmentFate::Consumed);
         }
         let is_send = matches!(segment, Incoming::Send { .. });
@@ -87,9 +96,15 @@ impl Qp {
 
         // Its payload. A segment that cannot be gathered never reaches the peer.
         let mut memory = Gather::new();
-        let payload = match source {
-            PayloadSource::Bytes(bytes) => Payload::Bytes(bytes),
-            PayloadSource::Sender { requester, core, len } => {
+        let original;
+        let payload = match (segment, source) {
+            (Incoming::AtomicResponse(response), _) => {
+                // On the wire it was big-endian, in memory it is a number.
+                original = response.original.to_ne_bytes();
+                Payload::Bytes(&original)
+            }
+            (_, PayloadSource::Bytes(bytes)) => Payload::Bytes(bytes),
+            (_, PayloadSource::Sender { requester, core, len }) => {
                 let gathered = requester.gather(len, core, &engine.stags, &mut memory);
                 gathered.map_err(ArrivalError::Sender)?;
                 Payload::Gather(&memory)
@@ -127,7 +142,8 @@ impl Qp {
             Incoming::Send { mo, .. } => {
                 self.responder.place_send(&self.core, stags, mo, payload)?
             }
-            Incoming::ReadRequest(_) => Placed::Done,
+            Incoming::AtomicResponse(_) => self.place_original(stags, &payload)?,
+            Incoming::ReadRequest(_) | Incoming::AtomicRequest(_) => Placed::Done,
         };
         drop(memory);
 
@@ -166,10 +182,10 @@ impl Qp {
 
     /// A complete Read Request (RFC 5040 section 5.2, RFC 5042 section 6.5.4).
     fn read_requested(
-        &mut self,
-        engine: &mut EngineState,
+        &self,
+        engine: &EngineState,
         read: InboundRead,
-    ) -> Result<(), Reason> {
+    ) -> Result<InboundRequest, Reason> {
         let request = &read.request;
         //= RDMAP-5.2.1-13, RDMAP-5.2.1-14
         if request.size > 0 {
@@ -180,10 +196,26 @@ impl Qp {
                 .remote(self.core.principal(), stag, to, len, Access::REMOTE_READ)
                 .map_err(|fault| Reason::Read { fault, stag, to, len })?;
         }
-        //= RDMAP-5.2.1-4
-        self.requester.take_on(read);
-        engine.wake(&mut self.core);
-        Ok(())
+        Ok(InboundRequest::Read(read))
+    }
+
+    /// A complete Atomic Request (RFC 7306 section 5.2.1).
+    fn atomic_requested(
+        &self,
+        engine: &EngineState,
+        atomic: InboundAtomic,
+    ) -> Result<InboundRequest, Reason> {
+        let (stag, to) = (atomic.request.stag, atomic.request.to.0);
+        let (len, right) = (u64::from(ATOMIC_LEN), Access::REMOTE_ATOMIC);
+        let target = engine
+            .stags
+            .remote(self.core.principal(), stag, to, len, right)
+            .map_err(|fault| Reason::Atomic { fault, stag, to })?;
+        // Where a region's offsets are aligned its addresses need not be.
+        if !to.is_multiple_of(len) || !target.is_aligned() {
+            return Err(Reason::Misaligned { stag, to });
+        }
+        Ok(InboundRequest::Atomic(atomic))
     }
 
     // --- Placing -----------------------------------------------------------------------------
@@ -223,8 +255,8 @@ impl Qp {
         payload: Payload<'_>,
         last: bool,
     ) -> Result<Placed, PlacementError> {
-        let Some(read) = self.requester.oldest_read() else {
-            return Err(Reason::NoRead.into());
+        let Some(read) = self.requester.awaited(false) else {
+            return Err(Reason::NoRequest { atomic: false }.into());
         };
         let len = payload.len();
         //= DDP-5.2-10, DDP-5.2-11
@@ -251,6 +283,27 @@ impl Qp {
         Err(reason.into())
     }
 
+    /// Places what an Atomic Response brings in the buffer of the oldest request.
+    fn place_original(
+        &mut self,
+        stags: &StagTable,
+        original: &Payload<'_>,
+    ) -> Result<Placed, PlacementError> {
+        let Some(&request) = self.requester.awaited(true) else {
+            return Err(Reason::NoRequest { atomic: true }.into());
+        };
+        let OutboundRequest { sink: stag, to, size, .. } = request;
+        let Ok(sink) = stags.local(self.core.principal(), stag.0, to, size, true) else {
+            let reason = Reason::SinkGone { stag, to, size };
+            self.requester.refuse_response(reason);
+            return Err(reason.into());
+        };
+        place(original, sink, true).map_err(|fault| {
+            self.requester.response_unplaced();
+            PlacementError::Memory(fault)
+        })
+    }
+
     /// What it means that a segment's bytes could not be written.
     pub(super) fn unplaced(&mut self, segment: &Incoming, fault: MemoryFault) -> PlacementError {
         match (segment, fault.cause, fault.end) {
@@ -259,7 +312,9 @@ impl Qp {
                 Unreachable::Unmapped | Unreachable::Detached,
                 CopyEnd::Sink,
             ) => return PlacementError::Receive(Some(fault), Reason::Memory(fault)),
-            (Incoming::ReadResponse { .. }, _, CopyEnd::Sink) => self.requester.response_unplaced(),
+            (Incoming::ReadResponse { .. } | Incoming::AtomicResponse(_), _, CopyEnd::Sink) => {
+                self.requester.response_unplaced()
+            }
             _ => {}
         }
         PlacementError::Memory(fault)
@@ -278,12 +333,20 @@ impl Qp {
         self.core.shared.bytes_received.add(len as u64);
         match segment {
             //= RDMAP-3.2-6, RDMAP-5.1-2
-            Incoming::Write { .. } | Incoming::ReadRequest(_) => Ok(()),
+            Incoming::Write { last, .. } => {
+                self.responder.write_placed(len, last);
+                Ok(())
+            }
+            Incoming::ReadRequest(_) | Incoming::AtomicRequest(_) => Ok(()),
+            Incoming::AtomicResponse(_) => {
+                self.finish_request(engine);
+                Ok(())
+            }
             Incoming::ReadResponse { last, .. } => {
                 self.requester.response_placed(len, last)?;
                 //= RDMAP-5.5-11, RDMAP-5.5-19
                 if last {
-                    self.finish_read(engine);
+                    self.finish_request(engine);
                 }
                 Ok(())
             }
@@ -297,9 +360,9 @@ impl Qp {
         }
     }
 
-    /// The last segment of a Read Response has been placed: the Read is done.
-    fn finish_read(&mut self, engine: &mut EngineState) {
-        if let Err(error) = self.requester.finish_read(&mut self.core, engine) {
+    /// The last segment of a response has been placed: its request is done.
+    fn finish_request(&mut self, engine: &mut EngineState) {
+        if let Err(error) = self.requester.finish_request(&mut self.core, engine) {
             self.request_error(engine, error);
         }
         self.retire(engine);
@@ -339,6 +402,11 @@ impl Qp {
         }
         let mut cqe = self.responder.cqe(&self.core, wr_id, status);
         cqe.byte_len = total;
+        if let Some(data) = kind.immediate {
+            flags |= CompletionFlags::WITH_IMM;
+            cqe.imm_or_inv = data;
+            cqe.byte_len = self.responder.take_written();
+        }
         cqe.flags = flags.bits();
         cqe.diagnosis_id = why;
         if flags.contains(CompletionFlags::WITH_INV) {

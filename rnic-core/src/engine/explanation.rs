@@ -7,7 +7,7 @@ use crate::device::srq::SrqFault;
 use crate::device::stag::{InvalidateFault, LocalFault, Principal, RemoteFault, StagTable};
 use crate::engine::numbers::ulpdu_len;
 use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
-use crate::types::{Access, Scope, Stag, TerminateCode};
+use crate::types::{ATOMIC_LEN, Access, Scope, Stag, TerminateCode};
 
 /// What an operator is told of a failure.
 pub(super) struct Explanation {
@@ -61,9 +61,17 @@ impl Reason {
                 "RFC 5040 section 4.4: a Read Request names one sink buffer",
                 format!("an RDMA Read takes one element and no inline data, {elements} were given"),
             ),
+            Reason::AtomicSink { elements, bytes } => Explanation::new(
+                "RFC 7306 section 5: an atomic operation answers with eight bytes",
+                format!(
+                    "an atomic operation takes one element of 8 bytes and no inline data, \
+                     {elements} of {bytes} bytes in sum were given"
+                ),
+            ),
             Reason::NoOrd => Explanation::new(
-                "local contract: an RDMA Read needs an ORD of at least 1",
-                "an RDMA Read was posted, but this connection was agreed with an ORD of 0",
+                "local contract: RDMA Reads and atomic operations need an ORD of at least 1",
+                "an RDMA Read or atomic operation was posted, but this connection was agreed with \
+                 an ORD of 0",
             ),
             Reason::MessageLength => Explanation::new(
                 "RFC 5041 section 5.2: a message is shorter than 2^32 bytes",
@@ -83,8 +91,8 @@ impl Reason {
                 Explanation { stag: Some(stag), ..Explanation::new(rule, text) }
             }
             Reason::PeerFinished => Explanation::new(
-                "RFC 5040 section 6.2: no Read Response follows the peer's end of stream",
-                "an RDMA Read cannot be answered: the peer has finished sending (FIN)",
+                "RFC 5040 section 6.2: no response follows the peer's end of stream",
+                "the request cannot be answered: the peer has finished sending (FIN)",
             ),
             Reason::Write { fault, stag, to, len } => {
                 let what = format!("an RDMA Write of {len} bytes at {to:#x}");
@@ -104,13 +112,22 @@ impl Reason {
                 let what = format!("an RDMA Read of {len} bytes at {to:#x}");
                 wire(remote_key(who, stags, fault, stag, (to, len), &what)).about(stag, to, len)
             }
+            Reason::Atomic { fault, stag, to } => {
+                let (len, what) = (ATOMIC_LEN.into(), format!("an atomic operation at {to:#x}"));
+                wire(remote_key(who, stags, fault, stag, (to, len), &what)).about(stag, to, len)
+            }
+            Reason::Misaligned { stag, to } => wire(format!(
+                "an atomic operation at {to:#x} of STag {stag}, which is not aligned to 8 bytes \
+                 (RFC 7306 section 5)"
+            ))
+            .about(stag, to, ATOMIC_LEN.into()),
             Reason::Revoked { stag, to, len } => wire(format!(
                 "STag {stag} was deregistered or invalidated while an RDMA Read of it was being \
                  answered; {len} bytes from {to:#x} on were still to be sent"
             ))
             .about(stag, to, len),
             Reason::RequestsFull { ird } => wire(format!(
-                "the peer has more RDMA Reads outstanding than the IRD of {ird} that was agreed"
+                "the peer has more requests outstanding than the IRD of {ird} that was agreed"
             )),
             Reason::Invalidate { fault, stag } => {
                 let why = match (fault, stags.get(stag)) {
@@ -136,7 +153,10 @@ impl Reason {
                 );
                 Explanation { length: Some(end), ..wire(text) }
             }
-            Reason::NoRead => wire("a Read Response arrived and no read was outstanding".into()),
+            Reason::NoRequest { atomic } => {
+                let which = if atomic { "an Atomic" } else { "a Read" };
+                wire(format!("{which} Response arrived and answers nothing that was outstanding"))
+            }
             Reason::OtherSink { found, sink } => {
                 let text = format!(
                     "a Read Response names STag {found}, the read's own buffer is STag {sink}"
@@ -154,7 +174,7 @@ impl Reason {
                 Explanation { length: Some(received), ..wire(text) }
             }
             Reason::SinkGone { stag, to, size } => wire(format!(
-                "STag {stag}, the buffer of a read, was deregistered or invalidated before the \
+                "STag {stag}, the buffer of a request, was deregistered or invalidated before the \
                  response came"
             ))
             .about(stag, to, size.into()),
@@ -304,6 +324,7 @@ fn grants(access: Access) -> String {
         (Access::LOCAL_WRITE, "local-write"),
         (Access::REMOTE_WRITE, "remote-write"),
         (Access::REMOTE_READ, "remote-read"),
+        (Access::REMOTE_ATOMIC, "remote-atomic"),
     ];
     let held: Vec<&str> =
         names.iter().filter(|(right, _)| access.contains(*right)).map(|(_, name)| *name).collect();

@@ -4,7 +4,8 @@ use arrayvec::ArrayVec;
 
 use crate::ddp::{Header, MAX_HEADER_LEN};
 use crate::engine::numbers::ulpdu_len;
-use crate::stream::inbound::{InboundRead, SendKind};
+use crate::rdmap::AtomicResponse;
+use crate::stream::inbound::{InboundAtomic, InboundRead, SendKind};
 use crate::stream::{Fault, terminate};
 use crate::types::Stag;
 
@@ -39,9 +40,18 @@ pub(super) enum Incoming {
     },
     /// A complete Read Request.
     ReadRequest(InboundRead),
+    /// A complete Atomic Request.
+    AtomicRequest(InboundAtomic),
+    /// A complete Atomic Response.
+    AtomicResponse(AtomicResponse),
 }
 
 impl Incoming {
+    /// Whether it is to be answered, and takes a slot within IRD.
+    pub(super) fn awaits_response(&self) -> bool {
+        matches!(self, Incoming::ReadRequest(_) | Incoming::AtomicRequest(_))
+    }
+
     /// The Read Request that it is, if it is one.
     pub(super) fn read_request(&self) -> Option<&InboundRead> {
         match self {

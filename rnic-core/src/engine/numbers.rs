@@ -9,6 +9,13 @@ pub(super) const fn count(len: usize) -> u32 {
     len as u32
 }
 
+/// The low bits of a number that is only to tell some apart.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the rest is not wanted")]
+pub(super) const fn low_half(number: u64) -> u32 {
+    number as u32
+}
+
 /// Length of a ULPDU or a part of one, which MPA carries in 16 bits.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a ULPDU is shorter than 64 KiB")]

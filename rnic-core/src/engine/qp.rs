@@ -15,6 +15,7 @@ use super::link::Link;
 use super::phase::StreamPhase;
 use super::qp_core::{QpCore, SchedulingState};
 use super::reason::{Reason, revoked};
+use super::requester::inbound::AtomicError;
 use super::requester::message::{GatherFault, Message, MessageSource, Segment};
 use super::requester::{RequestError, Requester};
 use super::responder::Responder;
@@ -22,10 +23,11 @@ use super::responder::receives::Receives;
 use super::schedule::{Key, SessionSlot};
 use super::state::EngineState;
 use crate::device::memory::{MemoryFault, Unreachable};
+use crate::device::stag::RemoteFault;
 use crate::device::{Cq, QpShared};
 use crate::rdmap::codes;
 use crate::shm::queue::{QueueFault, SendConsumer};
-use crate::stream::terminate;
+use crate::stream::{InboundAtomic, terminate};
 use crate::types::{PdId, QpId, SessionId};
 
 /// A queue pair as the resource manager made it, before a worker owns it.
@@ -141,7 +143,7 @@ impl Qp {
             OutgoingFpdu::Segment(segment) => {
                 let counters = &self.core.shared;
                 counters.segments_sent.add(1);
-                if self.requester.message().is_some_and(|m| m.read_request().is_none()) {
+                if self.requester.message().is_some_and(|m| m.header().is_none()) {
                     counters.bytes_sent.add(u64::from(segment.len));
                 }
                 self.requester.segment_sent(&self.core, segment.len, queued);
@@ -209,6 +211,35 @@ impl Qp {
         }
     }
 
+    /// An atomic operation of the peer's that was to be carried out cannot be.
+    fn atomic_failed(
+        &mut self,
+        engine: &mut EngineState,
+        atomic: &InboundAtomic,
+        error: AtomicError,
+    ) {
+        let (stag, to) = (atomic.request.stag, atomic.request.to.0);
+        let reason = match error {
+            AtomicError::Revoked(fault) => Reason::Atomic { fault, stag, to },
+            AtomicError::Memory(fault) => {
+                engine.memory_unreachable(fault);
+                match fault.cause {
+                    Unreachable::Truncated => {
+                        return self.fail_locally(engine, Reason::Memory(fault));
+                    }
+                    Unreachable::Unmapped => Reason::Memory(fault),
+                    // Its regions are as good as revoked.
+                    Unreachable::Detached => {
+                        Reason::Atomic { fault: RemoteFault::InvalidStag, stag, to }
+                    }
+                }
+            }
+        };
+        let fault = reason.fault();
+        let payload = terminate::build_from_bytes(fault, atomic.segment_len, &atomic.header, None);
+        self.terminate(engine, fault.code, Some(payload), reason);
+    }
+
     // --- What fails on this side -------------------------------------------------------------
 
     /// The next request did not become a message.
@@ -220,6 +251,7 @@ impl Qp {
                 let cq = self.core.send_cq.clone();
                 self.cq_failed(engine, &cq, fault);
             }
+            RequestError::Atomic(atomic, error) => self.atomic_failed(engine, &atomic, error),
         }
     }
 

@@ -27,7 +27,9 @@ pub(super) enum Reason {
     SpareFlags(u32),
     /// A read has more than one element, or inline data.
     ReadSink { elements: usize },
-    /// A read on a QP that may have none outstanding.
+    /// An atomic operation has not one element of eight bytes.
+    AtomicSink { elements: usize, bytes: u64 },
+    /// A read, or an atomic operation, on a QP that may have none outstanding.
     NoOrd,
     /// The elements are longer in sum than any message.
     MessageLength,
@@ -39,7 +41,7 @@ pub(super) enum Reason {
     BindElements,
     /// A window was not bound.
     Bind { fault: BindFault, window: Stag, address: u64, length: u64 },
-    /// A read that cannot be answered any more, because the peer has sent its FIN.
+    /// A read, or an atomic operation, that cannot be answered any more, because the peer has sent its FIN.
     PeerFinished,
 
     // The peer asked for what it may not have.
@@ -49,9 +51,14 @@ pub(super) enum Reason {
     StagChanged { stag: Stag, to: u64, len: u64 },
     /// An RDMA Read Request for `len` bytes from `to` on, which may not be read.
     Read { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
+    /// An atomic operation on a word that may not be changed.
+    Atomic { fault: RemoteFault, stag: Stag, to: u64 },
+    /// An atomic operation on something that is no word: its offset, or its address, is no multiple
+    /// of eight.
+    Misaligned { stag: Stag, to: u64 },
     /// The region of a read was revoked while it was being answered.
     Revoked { stag: Stag, to: u64, len: u64 },
-    /// More reads at once than were agreed.
+    /// More reads and atomic operations at once than were agreed.
     RequestsFull { ird: u16 },
     /// A Send with Invalidate.
     Invalidate { fault: InvalidateFault, stag: Stag },
@@ -61,15 +68,15 @@ pub(super) enum Reason {
     MalformedReceive,
     /// A Send that does not fit the receive.
     TooLong { mo: u32, len: usize, capacity: u64 },
-    /// A Read Response that answers no read.
-    NoRead,
+    /// A Read Response, or else an Atomic Response, that answers nothing.
+    NoRequest { atomic: bool },
     /// A Read Response to another buffer than the read's.
     OtherSink { found: Stag, sink: Stag },
     /// A Read Response outside of the read's buffer.
     OutsideSink { stag: Stag, to: u64, len: u64, size: u32 },
     /// A Read Response of another length than was asked for.
     ResponseLength { received: u64, size: u32 },
-    /// The buffer of a read is not to be had any more.
+    /// The buffer of a read, or of an atomic operation, is not to be had any more.
     SinkGone { stag: Stag, to: u64, size: u32 },
     /// A segment that is wrong in itself, as its code says.
     Segment,
@@ -93,7 +100,9 @@ impl Reason {
     /// The outcome of a request or receive that this befell.
     pub(super) fn status(self) -> CompletionStatus {
         match self {
-            Reason::MessageLength | Reason::TooLong { .. } => CompletionStatus::LocalLength,
+            Reason::MessageLength | Reason::TooLong { .. } | Reason::AtomicSink { .. } => {
+                CompletionStatus::LocalLength
+            }
             Reason::LocalKey { .. } | Reason::NotOwned { .. } => CompletionStatus::LocalProtection,
             Reason::Memory(_) => CompletionStatus::LocalProtection,
             Reason::Bind { .. } => CompletionStatus::MwBind,
@@ -115,6 +124,8 @@ impl Reason {
                 Fault::segment(codes::TAGGED_INVALID_STAG)
             }
             Reason::Read { fault, .. } => Fault::read(read_code(fault)),
+            Reason::Atomic { fault, .. } => Fault::segment(read_code(fault)),
+            Reason::Misaligned { .. } => Fault::segment(codes::OPERATION_CATASTROPHIC_STREAM),
             Reason::Revoked { .. } => Fault::read(codes::PROTECTION_INVALID_STAG),
             Reason::NoReceive { .. } | Reason::RequestsFull { .. } => {
                 Fault::segment(codes::UNTAGGED_NO_BUFFER)
@@ -125,7 +136,7 @@ impl Reason {
                 InvalidateFault::NotAssociated => codes::PROTECTION_INVALIDATE,
                 InvalidateFault::Shared => codes::OPERATION_INVALIDATE,
             }),
-            Reason::NoRead => Fault::segment(codes::OPERATION_OPCODE),
+            Reason::NoRequest { .. } => Fault::segment(codes::OPERATION_OPCODE),
             Reason::OutsideSink { .. } | Reason::ResponseLength { .. } => {
                 Fault::segment(codes::TAGGED_BOUNDS)
             }
@@ -153,6 +164,7 @@ impl Reason {
             Reason::Write { .. }
             | Reason::StagChanged { .. }
             | Reason::Read { .. }
+            | Reason::Atomic { .. }
             | Reason::Invalidate { .. }
             | Reason::OtherSink { .. }
             | Reason::OutsideSink { .. } => true,
@@ -209,7 +221,8 @@ fn write_code(fault: RemoteFault) -> TerminateCode {
     }
 }
 
-/// RDMAP's words for a Read that may not be answered (RFC 5040 section 7.2).
+/// RDMAP's words for a Read that may not be answered (RFC 5040 section 7.2), and for an atomic
+/// operation (RFC 7306 has none of its own).
 fn read_code(fault: RemoteFault) -> TerminateCode {
     match fault {
         RemoteFault::InvalidStag => codes::PROTECTION_INVALID_STAG,

@@ -66,6 +66,11 @@ impl Qp {
                 self.memory_failed(engine, fault);
             }
             engine.wake(&mut self.core);
+        } else if self.requester.is_executing(job) {
+            if let Err(error) = self.requester.executed(result) {
+                self.request_error(engine, error);
+            }
+            engine.wake(&mut self.core);
         } else if self.responder.is_placing(job) {
             self.placed_by_copier(engine, result);
         }

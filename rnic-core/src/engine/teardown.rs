@@ -99,8 +99,8 @@ impl Qp {
         let headers = t.to_vec().split_off(4);
         //= RDMAP-3.2-4, RDMAP-5.4-6
         self.life.ends_by(DisconnectReason::Terminate { origin, code: t.code, headers });
-        // If it blames a Read of ours, that request carries the blame; the rest is flushed.
-        let blamed = self.requester.blamed_read(t).and_then(|read| read.seq);
+        // If it blames a Read or an atomic operation of ours, that request carries the blame; the rest is flushed.
+        let blamed = self.requester.blamed(t).and_then(|request| request.seq);
         let request = blamed.and_then(|seq| self.requester.wr_id(seq));
         self.life.record_peer_terminate(&self.core, engine, t, request);
         if let Some(seq) = blamed {
@@ -195,7 +195,7 @@ impl Qp {
                 self.lost(engine, "the peer closed before its first FPDU");
             }
             StreamPhase::Open | StreamPhase::Closing => {
-                self.requester.fail_reads(&self.core, &self.life, engine);
+                self.requester.fail_awaiting(&self.core, &self.life, engine);
                 self.retire(engine);
                 self.flush_receives(engine);
                 if let Some(next) = next.filter(|_| self.life.phase() == phase) {

@@ -11,8 +11,7 @@ mod terminate;
 use std::fmt;
 
 pub use atomic::{
-    ATOMIC_LEN, ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicOperation, AtomicRequest,
-    AtomicResponse, UnknownOperation,
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, UnknownOperation,
 };
 pub use read_request::{READ_REQUEST_LEN, ReadRequest};
 pub use terminate::{Layout, Terminate, TerminateTooShort};
@@ -154,6 +153,13 @@ impl Opcode {
     #[must_use]
     pub fn is_immediate(self) -> bool {
         matches!(self, Opcode::Immediate | Opcode::ImmediateSolicited)
+    }
+
+    /// Whether RFC 7306 has added it.
+    #[inline]
+    #[must_use]
+    pub fn is_extension(self) -> bool {
+        self.is_immediate() || matches!(self, Opcode::AtomicRequest | Opcode::AtomicResponse)
     }
 
     /// The Send that does this much.

@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -34,6 +35,8 @@ pub struct AddressSpace {
     file: OwnedFd,
     /// A copy has found it gone; it does not come back.
     gone: AtomicBool,
+    /// Held while a word is changed.
+    changing: Mutex<()>,
 }
 
 /// Why a copy did not come about. What was written before it stays written.
@@ -80,7 +83,11 @@ impl AddressSpace {
     /// be called for clients only whose copies may be waited for as well.
     pub fn adopt(file: OwnedFd, pid: i32) -> Result<Arc<Self>, (AttachError, OwnedFd)> {
         match examine(&file, pid) {
-            Ok(()) => Ok(Arc::new(AddressSpace { file, gone: AtomicBool::new(false) })),
+            Ok(()) => Ok(Arc::new(AddressSpace {
+                file,
+                gone: AtomicBool::new(false),
+                changing: Mutex::new(()),
+            })),
             Err(error) => Err((error, file)),
         }
     }
@@ -102,6 +109,25 @@ impl AddressSpace {
     pub fn write(&self, address: u64, src: &[u8], tail_last: bool) -> Result<(), AttachedFault> {
         // SAFETY: the bytes are borrowed for the call.
         unsafe { self.write_raw(address, src.as_ptr(), src.len(), tail_last) }
+    }
+
+    /// Changes a word; what was there before. Nobody else's change by this function comes in between,
+    /// but the owner's own may.
+    pub fn update_u64(
+        &self,
+        address: u64,
+        change: impl Fn(u64) -> u64,
+    ) -> Result<u64, AttachedFault> {
+        // Whoever waits here waits for pages of the same owner.
+        let _changing = self.changing.lock();
+        let mut word = [0; 8];
+        self.read(address, &mut word)?;
+        let old = u64::from_ne_bytes(word);
+        let new = change(old);
+        if new != old {
+            self.write(address, &new.to_ne_bytes(), false)?;
+        }
+        Ok(old)
     }
 
     /// Copies out of it into shared memory, in one pass. `tail_last` as in

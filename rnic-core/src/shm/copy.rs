@@ -107,6 +107,15 @@ impl Mapping {
         self.sound()
     }
 
+    /// Changes an aligned word, whoever else does at the same time; what was there before.
+    pub fn update_u64(&self, offset: usize, change: impl Fn(u64) -> u64) -> Result<u64, CopyFault> {
+        let word = self.word(offset)?;
+        let changed =
+            word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(change(old)));
+        let (Ok(old) | Err(old)) = changed;
+        self.sound().map(|()| old)
+    }
+
     /// Replaces an aligned word if it is `current`; the word that was found, either way.
     #[inline]
     pub fn compare_exchange_u64(

@@ -8,20 +8,20 @@
 use super::Fault;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
 use crate::rdmap::{
-    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, Control, IMMEDIATE_LEN,
-    Opcode, READ_REQUEST_LEN, ReadRequest, Terminate, UnknownOperation, codes,
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, Control, Opcode,
+    READ_REQUEST_LEN, ReadRequest, Terminate, UnknownOperation, codes,
 };
 use crate::types::{Msn, Stag, TaggedOffset};
 
 /// What a Send does besides delivering its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendKind {
     /// It asks for the receiver's solicited event.
     pub solicited: bool,
     /// It asks for this STag to be invalidated before it is delivered.
     pub invalidate: Option<Stag>,
-    /// It is Immediate Data: this, and no payload (RFC 7306 section 6).
-    pub immediate: Option<[u8; IMMEDIATE_LEN]>,
+    /// It is Immediate Data: this, as a big-endian number, and no payload (RFC 7306 section 6).
+    pub immediate: Option<u64>,
 }
 
 impl SendKind {
@@ -265,14 +265,16 @@ impl Inbound {
         if header.dv != self.version {
             return Err(Fault::segment(codes::UNTAGGED_VERSION));
         }
+        // RDMAC's version has no extensions.
+        let queues = if self.version == 0 { qn::TERMINATE } else { qn::ATOMIC_RESPONSE };
         //= DDP-7.1-1
-        if header.qn > qn::ATOMIC_RESPONSE {
+        if header.qn > queues {
             return Err(Fault::segment(codes::UNTAGGED_QN));
         }
         //= DDP-4.3-3, DDP-5.4-5, RDMAP-3.1-7
         let opcode = self.opcode(header.rsvd_ulp)?;
         //= RDMAP-4.2-2, RDMAP-7.2-2
-        if opcode.queue() != Some(header.qn) {
+        if opcode.queue() != Some(header.qn) || (opcode.is_extension() && self.version == 0) {
             return Err(Fault::segment(codes::OPERATION_OPCODE));
         }
         match header.qn {
@@ -315,7 +317,8 @@ impl Inbound {
         if opcode.is_immediate() {
             // The RFC has no code for another length.
             let data = payload.try_into().ok().filter(|_| mo == 0 && last);
-            kind.immediate = Some(data.ok_or(Fault::segment(codes::OPERATION_UNSPECIFIED))?);
+            let data = data.ok_or(Fault::segment(codes::OPERATION_UNSPECIFIED))?;
+            kind.immediate = Some(u64::from_be_bytes(data));
             return Ok(Arrival::Send { kind, msn, mo, payload: &[], last, first_of_message });
         }
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })

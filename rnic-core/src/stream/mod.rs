@@ -12,7 +12,7 @@ pub mod terminate;
 #[cfg(test)]
 mod vectors;
 
-pub use inbound::{Arrival, Inbound, InboundRead, SendKind};
+pub use inbound::{Arrival, Inbound, InboundAtomic, InboundRead, SendKind};
 pub use startup::{Negotiated, Role, Rtr};
 
 use std::fmt;

@@ -91,7 +91,7 @@ fn is_send(
     bytes: &[u8],
 ) -> impl FnOnce(Result<Arrival<'_>, Fault>) {
     move |arrival| {
-        let kind = SendKind { solicited: false, invalidate };
+        let kind = SendKind { invalidate, ..SendKind::default() };
         let (msn, payload) = (Msn(msn), bytes);
         let first_of_message = true;
         let expected = Arrival::Send { kind, msn, mo: 0, payload, last: true, first_of_message };

@@ -12,7 +12,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 
 use super::channel;
-use super::wire::{self, Job, MAX_PACKET};
+use super::wire::{self, Job, MAX_PACKET, Task};
 use crate::config::Seccomp;
 use crate::privilege::{ThreadKind, confine, spawn_confined};
 
@@ -89,13 +89,16 @@ fn carry_out(space: &AddressSpace, job: &Job<'_>, answer: &mut Vec<u8>) {
     let mut at = 0;
     for (address, len) in &job.pieces {
         let len = *len as usize;
-        let copied = match job.write {
-            Some((bytes, tail_last)) => space.write(*address, &bytes[at..at + len], tail_last),
-            None => {
+        let copied = match job.task {
+            Task::Write(bytes, tail_last) => space.write(*address, &bytes[at..at + len], tail_last),
+            Task::Read => {
                 let from = answer.len();
                 answer.resize(from + len, 0);
                 space.read(*address, &mut answer[from..])
             }
+            Task::Update(operation) => space
+                .update_u64(*address, |old| operation.applied_to(old))
+                .map(|old| answer.extend_from_slice(&old.to_ne_bytes())),
         };
         if let Err(fault) = copied {
             return wire::emit_answer(job.id, Err(Unreachable::from(fault)), answer);
@@ -109,6 +112,7 @@ mod tests {
     use std::fs::File;
 
     use rnic_core::device::copier::Pieces;
+    use rnic_core::types::AtomicOperation;
 
     use super::*;
 
@@ -122,8 +126,12 @@ mod tests {
 
     /// What is said of a job with these pieces.
     fn outcome(pieces: &[(u64, u32)], write: Option<&[u8]>) -> Result<Vec<u8>, Unreachable> {
+        carried_out(pieces, write.map_or(Task::Read, |bytes| Task::Write(bytes, true)))
+    }
+
+    fn carried_out(pieces: &[(u64, u32)], task: Task<'_>) -> Result<Vec<u8>, Unreachable> {
         let pieces: Pieces = pieces.iter().copied().collect();
-        let job = Job { id: 5, pieces, write: write.map(|bytes| (bytes, true)) };
+        let job = Job { id: 5, pieces, task };
         let mut answer = Vec::new();
         carry_out(&own(), &job, &mut answer);
         let (id, moved) = wire::parse_answer(&answer).unwrap_or_else(|| panic!("{answer:?}"));
@@ -142,6 +150,16 @@ mod tests {
         assert_eq!(outcome(&[(at(6), 2), (at(0), 3)], Some(b"ghabc")), Ok(Vec::new()));
         let written = outcome(&[(at(0), 8)], None);
         assert_eq!(written, Ok(b"abc\0\0\0gh".to_vec()));
+    }
+
+    #[test]
+    fn a_word_is_changed_and_what_it_was_is_answered() {
+        let mut word = 40u64;
+        let pieces = [((&raw mut word).expose_provenance() as u64, 8)];
+        let add = Task::Update(AtomicOperation::FetchAdd { add: 2, boundaries: 0 });
+        assert_eq!(carried_out(&pieces, add), Ok(40u64.to_ne_bytes().to_vec()));
+        assert_eq!(outcome(&pieces, None), Ok(42u64.to_ne_bytes().to_vec()));
+        assert_eq!(carried_out(&[(8, 8)], add), Err(Unreachable::Unmapped));
     }
 
     #[test]

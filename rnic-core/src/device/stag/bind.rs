@@ -71,7 +71,8 @@ impl StagTable {
         if !WINDOW_RIGHTS.contains(access) {
             return Err(BindFault::Rights);
         }
-        if access.contains(Access::REMOTE_WRITE) && !region.access.contains(Access::LOCAL_WRITE) {
+        let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if writes && !region.access.contains(Access::LOCAL_WRITE) {
             return Err(BindFault::NoLocalWrite);
         }
         if r.length == 0 {
@@ -96,5 +97,7 @@ impl StagTable {
 }
 
 /// Rights a window may have.
-pub(super) const WINDOW_RIGHTS: Access =
-    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::ZERO_BASED);
+pub(super) const WINDOW_RIGHTS: Access = Access::REMOTE_READ
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::ZERO_BASED);

@@ -7,18 +7,21 @@
 //! wrong. What can, IRD, is asked here. All that needs memory or buffers, completions, errors and
 //! Terminates are the same code; what is missing is MPA, TCP and two copies.
 
-use crate::ddp::{TaggedHeader, UntaggedHeader};
+use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
 use crate::engine::incoming::{Incoming, Origin};
 use crate::engine::numbers::ulpdu_len;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
-use crate::engine::requester::message::{GatherFault, HeaderTemplate, Message, Segment};
+use crate::engine::requester::message::{
+    GatherFault, HeaderMessage, HeaderTemplate, Message, Segment,
+};
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::{EngineState, PeerSignal};
 use crate::rdmap::{Opcode, Terminate};
 use crate::shm::attached::CopyEnd;
-use crate::stream::inbound::{InboundRead, SendKind};
+use crate::stream::inbound::{InboundAtomic, InboundRead, SendKind};
+use crate::types::Stag;
 
 impl Qp {
     /// Carries out what `self` has to send to `peer`, until the turn or the work ends.
@@ -56,7 +59,7 @@ impl Qp {
         // A segment is shorter than 64 KiB.
         let origin = Origin::Direct { header, len: ulpdu_len(header.len() + len as usize) };
         let incoming = incoming_of(message, &segment);
-        let arrived = if incoming.read_request().is_some() && !peer.requester.ird_available() {
+        let arrived = if incoming.awaits_response() && !peer.requester.ird_available() {
             Err(Reason::RequestsFull { ird: peer.requester.depths().0 }.into())
         } else {
             let source =
@@ -83,8 +86,12 @@ impl Qp {
             }
             Err(error) => {
                 peer.fpdu_received(IncomingFpdu::Segment);
-                // TCP would have taken the message before the peer's Terminate came back.
+                // TCP would have taken the message before the peer's Terminate came back, and the
+                // Immediate Data behind it.
                 self.fpdu_sent(&OutgoingFpdu::Segment(segment), None);
+                if segment.last {
+                    self.segment_taken(engine);
+                }
                 self.retire(engine);
                 let read = incoming.read_request();
                 peer.segment_failed(engine, error, |fault| origin.terminate(fault, read));
@@ -132,15 +139,8 @@ impl Qp {
 #[inline]
 fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
     let Segment { header, len, last } = *segment;
-    if let Some(request) = message.read_request() {
-        let mut bytes = [0; UntaggedHeader::LEN];
-        header.emit(&mut bytes);
-        let segment_len = ulpdu_len(bytes.len() + len as usize);
-        return Incoming::ReadRequest(InboundRead {
-            request: *request,
-            header: bytes,
-            segment_len,
-        });
+    if let Some(whole) = message.header() {
+        return header_message_of(whole, message.head, &header, len);
     }
     let from = message.sent;
     match message.head {
@@ -156,6 +156,33 @@ fn incoming_of(message: &Message, segment: &Segment) -> Incoming {
             debug_assert_eq!(opcode.queue(), Opcode::Send.queue(), "{opcode} is no Send");
             let kind = SendKind::of(opcode, invalidate);
             Incoming::Send { kind, mo: from, last, total: Some(message.total) }
+        }
+    }
+}
+
+/// A message that is a header and nothing else. It fits a segment.
+fn header_message_of(
+    message: &HeaderMessage,
+    head: HeaderTemplate,
+    header: &Header,
+    len: u32,
+) -> Incoming {
+    let mut bytes = [0; UntaggedHeader::LEN];
+    header.emit(&mut bytes);
+    let segment_len = ulpdu_len(bytes.len() + len as usize);
+    match *message {
+        HeaderMessage::ReadRequest(request) => {
+            Incoming::ReadRequest(InboundRead { request, header: bytes, segment_len })
+        }
+        HeaderMessage::AtomicRequest(request) => {
+            Incoming::AtomicRequest(InboundAtomic { request, header: bytes, segment_len })
+        }
+        HeaderMessage::AtomicResponse(response) => Incoming::AtomicResponse(response),
+        HeaderMessage::Immediate(data) => {
+            let (HeaderTemplate::Tagged { opcode, .. } | HeaderTemplate::Untagged { opcode, .. }) =
+                head;
+            let kind = SendKind { immediate: Some(data), ..SendKind::of(opcode, Stag(0)) };
+            Incoming::Send { kind, mo: 0, last: true, total: Some(0) }
         }
     }
 }

@@ -87,6 +87,7 @@ impl Requester {
         self.in_flight.flush(accepted);
         self.outbound.clear();
         self.inbound.clear();
+        self.executing = None;
         self.changing.clear();
         self.left_to_send = None;
     }

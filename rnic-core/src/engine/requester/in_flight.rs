@@ -50,17 +50,27 @@ impl Request {
     }
 }
 
-/// A Read that the peer has not answered.
+/// A Read or an atomic operation that the peer has not answered.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct OutboundRead {
+pub(in crate::engine) struct OutboundRequest {
     /// Its request; none for a Read that was only the first FPDU of a peer-to-peer stream.
     pub seq: Option<u64>,
     pub sink: Stag,
     pub to: u64,
     pub size: u32,
     pub received: u64,
-    /// Invalidate the sink when it is done.
-    pub invalidate: bool,
+    pub kind: ResponseKind,
+}
+
+/// What answers a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum ResponseKind {
+    /// A Read Response.
+    Read,
+    /// A Read Response, with which the sink is invalidated.
+    ReadInvalidate,
+    /// An Atomic Response.
+    Atomic,
 }
 
 /// Requests under way. Sequence numbers count a QP's requests from 0 and never wrap in practice.

@@ -1,32 +1,156 @@
 //! Requests of the peer's that await a response of this side, at most IRD of them (RFC 5040 section
-//! 6.1; siw's IRQ).
+//! 6.1, RFC 7306 section 5.1; siw's IRQ).
+//!
+//! An atomic operation is carried out when its turn to be answered comes, behind the Reads before
+//! it.
 
-use super::Requester;
-use super::message::{HeaderTemplate, Message, MessageSource};
-use crate::rdmap::Opcode;
-use crate::stream::InboundRead;
+use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource};
+use super::outbound::take;
+use super::{RequestError, Requester};
+use crate::ddp::qn;
+use crate::device::copier::{CopyResult, Direction};
+use crate::device::memory::{MemoryFault, Unreachable};
+use crate::device::stag::RemoteFault;
+use crate::engine::numbers::count;
+use crate::engine::qp_core::QpCore;
+use crate::engine::state::EngineState;
+use crate::rdmap::{ATOMIC_RESPONSE_LEN, AtomicResponse, Opcode};
+use crate::shm::attached::CopyEnd;
+use crate::stream::{InboundAtomic, InboundRead};
+use crate::types::{ATOMIC_LEN, Access, SessionId, Stag};
+
+/// A request of the peer's.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) enum InboundRequest {
+    Read(InboundRead),
+    Atomic(InboundAtomic),
+}
+
+/// An atomic operation that a copier carries out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Executing {
+    /// Number of the copy.
+    job: u64,
+    /// Whose memory it is done to.
+    owner: SessionId,
+    atomic: InboundAtomic,
+    /// What was there before, when it is done.
+    original: Option<u64>,
+}
+
+/// Why an atomic operation was not carried out.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) enum AtomicError {
+    /// Its region is not what it was when it arrived.
+    Revoked(RemoteFault),
+    /// Its memory could not be reached.
+    Memory(MemoryFault),
+}
 
 impl Requester {
     /// Whether another request of the peer's may be taken on.
     pub(in crate::engine) fn ird_available(&self) -> bool {
         let answering = self.message.as_ref().is_some_and(Message::is_response);
+        let executing = self.executing.is_some();
         //= RDMAP-5.2.2-2
-        self.inbound.len() + usize::from(answering) < usize::from(self.ird)
+        self.inbound.len() + usize::from(answering) + usize::from(executing) < usize::from(self.ird)
     }
 
     /// Takes on a request, which is answered in its turn.
-    pub(in crate::engine) fn take_on(&mut self, read: InboundRead) {
+    pub(in crate::engine) fn take_on(&mut self, request: InboundRequest) {
         //= RDMAP-5.2.1-2
-        self.inbound.push_back(read);
+        self.inbound.push_back(request);
     }
 
-    /// Begins the response to the oldest request; false if there is none.
-    pub(super) fn begin_response(&mut self) -> bool {
+    /// Begins the response to the oldest request; false if there is none to begin now.
+    pub(super) fn begin_response(
+        &mut self,
+        core: &QpCore,
+        engine: &mut EngineState,
+    ) -> Result<bool, RequestError> {
+        if let Some(Executing { atomic, original, .. }) = self.executing {
+            let Some(original) = original else { return Ok(false) };
+            self.executing = None;
+            self.answer(&atomic, original);
+            return Ok(true);
+        }
         //= RDMAP-5.2.1-8, RDMAP-5.2.2-6, RDMAP-5.5-20
-        let Some(read) = self.inbound.pop_front() else { return false };
-        //= RDMAP-5.2-1, RDMAP-5.2.1-11
-        self.message = Some(response_to(read));
-        true
+        match self.inbound.pop_front() {
+            None => Ok(false),
+            Some(InboundRequest::Read(read)) => {
+                //= RDMAP-5.2-1, RDMAP-5.2.1-11
+                self.message = Some(response_to(read));
+                Ok(true)
+            }
+            Some(InboundRequest::Atomic(atomic)) => self
+                .carry_out(&atomic, core, engine)
+                .map_err(|error| RequestError::Atomic(atomic, error)),
+        }
+    }
+
+    /// Carries out an atomic operation and begins its response; false if a copier has to.
+    fn carry_out(
+        &mut self,
+        atomic: &InboundAtomic,
+        core: &QpCore,
+        engine: &mut EngineState,
+    ) -> Result<bool, AtomicError> {
+        let (stag, to) = (atomic.request.stag, atomic.request.to.0);
+        let (len, right) = (ATOMIC_LEN.into(), Access::REMOTE_ATOMIC);
+        let target = engine
+            .stags
+            .remote(core.principal(), stag, to, len, right)
+            .map_err(AtomicError::Revoked)?;
+        let operation = atomic.request.operation;
+        let Some((copier, address)) = target.copier() else {
+            let original = target.update(operation).map_err(AtomicError::Memory)?;
+            self.answer(atomic, original);
+            return Ok(true);
+        };
+        let (copier, pieces) = (copier.clone(), [(address, ATOMIC_LEN)].into_iter().collect());
+        let job = engine.begin_copy(core.id, &copier, pieces, Direction::Update(operation));
+        let (owner, atomic) = (copier.session(), *atomic);
+        self.executing = Some(Executing { job, owner, atomic, original: None });
+        Ok(false)
+    }
+
+    /// Begins the response to an atomic operation that has been carried out.
+    fn answer(&mut self, atomic: &InboundAtomic, original: u64) {
+        let response = AtomicResponse { id: atomic.request.id, original };
+        let head = HeaderTemplate::Untagged {
+            opcode: Opcode::AtomicResponse,
+            invalidate: Stag(0),
+            qn: qn::ATOMIC_RESPONSE,
+            msn: take(&mut self.response_msn),
+        };
+        let source = MessageSource::Header(HeaderMessage::AtomicResponse(response));
+        let total = count(ATOMIC_RESPONSE_LEN);
+        self.message = Some(Message { head, source, total, sent: 0, seq: None });
+    }
+
+    /// Whether this copy is an atomic operation of the peer's.
+    pub(in crate::engine) fn is_executing(&self, job: u64) -> bool {
+        self.executing.is_some_and(|executing| executing.job == job)
+    }
+
+    /// The copier has answered.
+    pub(in crate::engine) fn executed(&mut self, result: CopyResult) -> Result<(), RequestError> {
+        let Some(executing) = &mut self.executing else { return Ok(()) };
+        let word = result.and_then(|bytes| {
+            bytes[..].try_into().map(u64::from_ne_bytes).map_err(|_| Unreachable::Unmapped)
+        });
+        match word {
+            Ok(original) => {
+                executing.original = Some(original);
+                Ok(())
+            }
+            Err(cause) => {
+                let Executing { owner, atomic, .. } = *executing;
+                self.executing = None;
+                let fault = MemoryFault { owner, cause, end: CopyEnd::Sink };
+                Err(RequestError::Atomic(atomic, AtomicError::Memory(fault)))
+            }
+        }
     }
 }
 

@@ -12,7 +12,9 @@ use crate::device::memory::Target;
 use crate::device::stag::{Principal, StagTable};
 use crate::engine::numbers::count;
 use crate::engine::reason::Reason;
-use crate::rdmap::{Control, Opcode, ReadRequest};
+use crate::rdmap::{
+    ATOMIC_REQUEST_LEN, AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest,
+};
 use crate::shm::Mapping;
 use crate::shm::queue::MAX_SGE;
 use crate::stream::InboundRead;
@@ -43,8 +45,30 @@ pub(in crate::engine) enum MessageSource {
     Inline { at: usize },
     /// A region the peer named: the response to its read.
     ReadResponse(InboundRead),
-    /// The message is a Read Request: its bytes are this header.
+    /// Nowhere either: the message is this header and nothing else.
+    Header(HeaderMessage),
+}
+
+/// A message whose bytes are a header of RDMAP.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine) enum HeaderMessage {
     ReadRequest(ReadRequest),
+    AtomicRequest(AtomicRequest),
+    AtomicResponse(AtomicResponse),
+    /// Immediate Data, as a big-endian number.
+    Immediate(u64),
+}
+
+impl HeaderMessage {
+    /// Its bytes.
+    pub(in crate::engine) fn emit(&self) -> ArrayVec<u8, ATOMIC_REQUEST_LEN> {
+        match self {
+            HeaderMessage::ReadRequest(request) => request.emit().into_iter().collect(),
+            HeaderMessage::AtomicRequest(request) => request.emit().into(),
+            HeaderMessage::AtomicResponse(response) => response.emit().into_iter().collect(),
+            HeaderMessage::Immediate(data) => data.to_be_bytes().into_iter().collect(),
+        }
+    }
 }
 
 /// A message being sent. It is made for every request, so it stays small.
@@ -124,8 +148,8 @@ impl Message {
     }
 
     /// Resolves the next `len` bytes of the payload. `arena` holds inline data, `list` the elements
-    /// of [`MessageSource::Elements`]. A [`MessageSource::ReadRequest`] has no memory: its bytes
-    /// stand in the message.
+    /// of [`MessageSource::Elements`]. A [`MessageSource::Header`] has no memory: its bytes stand in
+    /// the message.
     pub(in crate::engine) fn gather<'t>(
         &self,
         len: u32,
@@ -139,7 +163,7 @@ impl Message {
             return Ok(());
         }
         match &self.source {
-            MessageSource::Empty | MessageSource::ReadRequest(_) => {}
+            MessageSource::Empty | MessageSource::Header(_) => {}
             MessageSource::Inline { at } => {
                 out.push(Target::inline(who.session, arena, at + self.sent as usize, len as usize));
             }
@@ -178,7 +202,7 @@ impl Message {
     /// STags of the memory its payload comes from. `list` as in [`Message::gather`].
     pub(in crate::engine) fn stags<'l>(&self, list: &'l [Sge]) -> impl Iterator<Item = Stag> + 'l {
         let (one, list) = match &self.source {
-            MessageSource::Empty | MessageSource::Inline { .. } | MessageSource::ReadRequest(_) => {
+            MessageSource::Empty | MessageSource::Inline { .. } | MessageSource::Header(_) => {
                 (None, &[][..])
             }
             MessageSource::ReadResponse(owed) => (Some(owed.request.src_stag), &[][..]),
@@ -188,9 +212,11 @@ impl Message {
         one.into_iter().chain(list.iter().map(|sge| Stag(sge.lkey)))
     }
 
-    /// Whether it answers a read of the peer's.
+    /// Whether it answers a request of the peer's.
     pub(in crate::engine) fn is_response(&self) -> bool {
-        matches!(self.head, HeaderTemplate::Tagged { opcode, .. } if opcode.is_response())
+        let (HeaderTemplate::Tagged { opcode, .. } | HeaderTemplate::Untagged { opcode, .. }) =
+            self.head;
+        opcode.is_response()
     }
 
     /// Whether it is untagged, and is finished before the stream ends.
@@ -198,10 +224,10 @@ impl Message {
         matches!(self.head, HeaderTemplate::Untagged { .. })
     }
 
-    /// The Read Request that it is, if it is one.
-    pub(in crate::engine) fn read_request(&self) -> Option<&ReadRequest> {
+    /// The header that it is, if it is nothing else.
+    pub(in crate::engine) fn header(&self) -> Option<&HeaderMessage> {
         match &self.source {
-            MessageSource::ReadRequest(request) => Some(request),
+            MessageSource::Header(header) => Some(header),
             _ => None,
         }
     }

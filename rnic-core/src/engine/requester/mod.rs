@@ -4,8 +4,8 @@
 //! A request goes from the queue ([`post`]) to a message ([`message`]) that the link sends segment
 //! by segment. It stays [in flight](in_flight) until the bytes are accepted, the response has come
 //! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes
-//! in posting order ([`complete`]). The peer's Read Requests wait here as well ([`inbound`]),
-//! because their responses take turns with the requests of this side. What only a copier reaches is
+//! in posting order ([`complete`]). The peer's Read and Atomic Requests wait here as well
+//! ([`inbound`]), because their responses take turns with the requests of this side. What only a copier reaches is
 //! brought here first ([`fetch`], [`staging`]).
 //!
 //! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
@@ -13,7 +13,7 @@
 pub(super) mod complete;
 mod fetch;
 pub(super) mod in_flight;
-mod inbound;
+pub(super) mod inbound;
 pub(super) mod message;
 mod outbound;
 mod post;
@@ -22,18 +22,24 @@ pub(super) mod staging;
 
 use std::collections::VecDeque;
 
-use in_flight::{InFlight, OutboundRead, Progress};
-use message::{Gather, GatherFault, Message, Segment};
+use in_flight::{InFlight, OutboundRequest, Progress};
+use inbound::{AtomicError, Executing, InboundRequest};
+use message::{
+    Gather, GatherFault, HeaderMessage, HeaderTemplate, Message, MessageSource, Segment,
+};
+use outbound::take;
 use staging::StagingBuffer;
 
 use super::qp_core::QpCore;
 use super::reason::Reason;
+use crate::ddp::qn;
 use crate::device::cq::CqFault;
 use crate::device::{StagChange, StagTable};
 use crate::engine::numbers::count;
+use crate::rdmap::{IMMEDIATE_LEN, Opcode};
 use crate::shm::queue::{QueueFault, SendConsumer, SendEntry, SgeList};
-use crate::stream::InboundRead;
-use crate::types::{CompletionStatus, Msn, TerminateCode};
+use crate::stream::InboundAtomic;
+use crate::types::{CompletionStatus, Msn, Stag, TerminateCode};
 
 /// What a queue pair requests and answers.
 pub(super) struct Requester {
@@ -46,15 +52,19 @@ pub(super) struct Requester {
     /// CQ slots reserved and not yet held by a request in flight.
     slots: u32,
     message: Option<Message>,
+    /// Immediate Data that follows the message in progress.
+    immediate: Option<Immediate>,
     /// Elements of the request taken last: of the one that is fenced, or of the message if it has
     /// several.
     elements: SgeList,
     /// What a copier brings, or has brought, of the message in progress.
     staging: StagingBuffer,
     /// Requests of the peer's that are to be answered.
-    inbound: VecDeque<InboundRead>,
+    inbound: VecDeque<InboundRequest>,
+    /// The one before them, which a copier carries out.
+    executing: Option<Executing>,
     /// Requests that the peer is to answer, oldest first.
-    outbound: VecDeque<OutboundRead>,
+    outbound: VecDeque<OutboundRequest>,
     /// Whether a response goes before the next request: they alternate.
     response_next: bool,
     ird: u16,
@@ -64,9 +74,19 @@ pub(super) struct Requester {
     /// Requests that hold all later ones up until every worker has changed its STag table. The
     /// first has been asked for.
     changing: VecDeque<(u64, StagChange)>,
-    /// Number of the next Send, and of the next Read Request, on their untagged queues.
+    /// Number of the next Send, of the next Read or Atomic Request, and of the next Atomic Response,
+    /// on their untagged queues.
     send_msn: Msn,
-    read_msn: Msn,
+    request_msn: Msn,
+    response_msn: Msn,
+}
+
+/// Immediate Data behind an RDMA Write of the same request.
+#[derive(Clone, Copy)]
+struct Immediate {
+    seq: u64,
+    data: u64,
+    solicited: bool,
 }
 
 /// Why the next request did not become a message.
@@ -78,6 +98,8 @@ pub(super) enum RequestError {
     Queue(QueueFault),
     /// The completion queue is dead.
     Cq(CqFault),
+    /// It is the peer's, and cannot be answered.
+    Atomic(InboundAtomic, AtomicError),
 }
 
 impl Requester {
@@ -89,9 +111,11 @@ impl Requester {
             in_flight: InFlight::default(),
             slots: 0,
             message: None,
+            immediate: None,
             elements: SgeList::new(),
             staging: StagingBuffer::default(),
             inbound: VecDeque::new(),
+            executing: None,
             outbound: VecDeque::new(),
             response_next: false,
             ird: 0,
@@ -99,7 +123,8 @@ impl Requester {
             left_to_send: None,
             changing: VecDeque::new(),
             send_msn: Msn::FIRST,
-            read_msn: Msn::FIRST,
+            request_msn: Msn::FIRST,
+            response_msn: Msn::FIRST,
         }
     }
 
@@ -127,11 +152,12 @@ impl Requester {
 
     /// Drops the message in progress: the stream ends.
     pub(super) fn drop_message(&mut self) {
-        self.message = None;
+        self.take_message();
     }
 
-    /// Takes the message in progress, which cannot be sent.
+    /// Takes the message in progress, which cannot be sent; nor is what was to follow it.
     pub(super) fn take_message(&mut self) -> Option<Message> {
+        self.immediate = None;
         self.message.take()
     }
 
@@ -206,6 +232,10 @@ impl Requester {
         if message.is_response() {
             core.shared.reads_answered.add(1);
         }
+        if let Some(immediate) = self.immediate.take() {
+            self.message = Some(self.immediate_message(immediate));
+            return;
+        }
         if let Some(request) = message.seq.and_then(|seq| self.in_flight.get_mut(seq))
             && request.progress == Progress::Sending
         {
@@ -215,6 +245,16 @@ impl Requester {
             };
         }
         self.message = None;
+    }
+
+    /// The second message of a request that is done with it.
+    fn immediate_message(&mut self, immediate: Immediate) -> Message {
+        let Immediate { seq, data, solicited } = immediate;
+        let opcode = if solicited { Opcode::ImmediateSolicited } else { Opcode::Immediate };
+        let msn = take(&mut self.send_msn);
+        let head = HeaderTemplate::Untagged { opcode, invalidate: Stag(0), qn: qn::SEND, msn };
+        let source = MessageSource::Header(HeaderMessage::Immediate(data));
+        Message { head, source, total: count(IMMEDIATE_LEN), sent: 0, seq: Some(seq) }
     }
 
     // --- Requests that fail ------------------------------------------------------------------
@@ -230,7 +270,7 @@ impl Requester {
             request.progress = Progress::Done(status);
             request.diagnosis = diagnosis;
         }
-        self.message = None;
+        self.drop_message();
     }
 
     /// Ends a request in error because of the peer; what is done already stays as it is.
@@ -254,12 +294,13 @@ impl Requester {
             && self.in_flight.is_empty()
             && self.outbound.is_empty()
             && self.inbound.is_empty()
+            && self.executing.is_none()
     }
 
-    /// Lets the next Send and the next Read Request have these numbers, as after so many.
+    /// Lets the next Send and the next request have these numbers, as after so many.
     #[cfg(test)]
-    pub(super) fn number_from(&mut self, send: Msn, read: Msn) {
-        (self.send_msn, self.read_msn) = (send, read);
+    pub(super) fn number_from(&mut self, send: Msn, request: Msn) {
+        (self.send_msn, self.request_msn) = (send, request);
     }
 
     /// Lets the oldest Read have so many bytes already.

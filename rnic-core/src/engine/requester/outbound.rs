@@ -1,7 +1,7 @@
 //! Requests of this side that await a response of the peer's, at most ORD of them (RFC 5040 section
 //! 6.1; siw's ORQ).
 
-use super::in_flight::{OutboundRead, Progress};
+use super::in_flight::{OutboundRequest, Progress, ResponseKind};
 use super::{RequestError, Requester};
 use crate::ddp;
 use crate::engine::life::LifeCycle;
@@ -13,14 +13,14 @@ use crate::rdmap::{Layout, ReadRequest, Terminate, codes};
 use crate::types::{CompletionStatus, Msn, Stag};
 
 impl Requester {
-    /// The Read whose response is next.
-    pub(in crate::engine) fn oldest_read(&self) -> Option<&OutboundRead> {
-        self.outbound.front()
+    /// The request whose response is next, if it is one of `atomic` operations, or a Read.
+    pub(in crate::engine) fn awaited(&self, atomic: bool) -> Option<&OutboundRequest> {
+        self.outbound.front().filter(|request| (request.kind == ResponseKind::Atomic) == atomic)
     }
 
     /// Whether the application awaits a response.
     pub(in crate::engine) fn awaits_response(&self) -> bool {
-        self.outbound.iter().any(|read| read.seq.is_some())
+        self.outbound.iter().any(|request| request.seq.is_some())
     }
 
     /// Numbers the Send that is only the first FPDU of a peer-to-peer stream.
@@ -31,15 +31,15 @@ impl Requester {
     /// Numbers the Read that is only the first FPDU of a peer-to-peer stream, and awaits its
     /// response.
     pub(in crate::engine) fn number_rtr_read(&mut self) -> Msn {
-        self.outbound.push_back(OutboundRead {
+        self.outbound.push_back(OutboundRequest {
             seq: None,
             sink: Stag(0),
             to: 0,
             size: 0,
             received: 0,
-            invalidate: false,
+            kind: ResponseKind::Read,
         });
-        take(&mut self.read_msn)
+        take(&mut self.request_msn)
     }
 
     /// A segment of a Read Response has been placed. The reason, if the response is at its end and
@@ -61,75 +61,78 @@ impl Requester {
         Ok(())
     }
 
-    /// The Read whose response is next fails by what that response is.
+    /// The request whose response is next fails by what that response is.
     pub(in crate::engine) fn refuse_response(&mut self, reason: Reason) {
-        if let Some(seq) = self.outbound.front().and_then(|read| read.seq) {
+        if let Some(seq) = self.outbound.front().and_then(|request| request.seq) {
             self.blame(seq, reason.status(), reason.fault().code);
         }
     }
 
-    /// The bytes of a Read Response could not be written: its Read fails.
+    /// The bytes of a response could not be written: its request fails.
     pub(in crate::engine) fn response_unplaced(&mut self) {
-        if let Some(seq) = self.outbound.front().and_then(|read| read.seq) {
+        if let Some(seq) = self.outbound.front().and_then(|request| request.seq) {
             self.blame(seq, CompletionStatus::LocalAccess, codes::DDP_LOCAL_CATASTROPHIC);
         }
     }
 
-    /// The last segment of a Read Response has been placed: the Read is done.
-    pub(in crate::engine) fn finish_read(
+    /// The last segment of a response has been placed: its request is done.
+    pub(in crate::engine) fn finish_request(
         &mut self,
         core: &mut QpCore,
         engine: &mut EngineState,
     ) -> Result<(), RequestError> {
-        let Some(read) = self.outbound.pop_front() else { return Ok(()) };
-        let Some(seq) = read.seq else { return Ok(()) };
+        let Some(answered) = self.outbound.pop_front() else { return Ok(()) };
+        let Some(seq) = answered.seq else { return Ok(()) };
         if let Some(request) = self.in_flight.get_mut(seq) {
-            request.byte_len = read.size;
+            request.byte_len = answered.size;
             //= RDMAP-5.2.2-3, RDMAP-5.5-20b
             request.progress = Progress::Done(CompletionStatus::Success);
         }
-        if read.invalidate {
-            self.invalidate_locally(read.sink, seq, core, engine)
+        if answered.kind == ResponseKind::ReadInvalidate {
+            self.invalidate_locally(answered.sink, seq, core, engine)
                 .map_err(|reason| RequestError::Failed { seq, reason })?;
         }
         Ok(())
     }
 
-    /// The Read that a Terminate is about: it says by its headers which of several.
-    pub(in crate::engine) fn blamed_read(&self, t: &Terminate<'_>) -> Option<OutboundRead> {
-        let request = ReadRequest::parse(t.read_request?);
-        if t.layout == Layout::Siw {
+    /// The request that a Terminate is about: it says by its headers which of several. Of an Atomic
+    /// Request it has the DDP header only (RFC 7306 section 8).
+    pub(in crate::engine) fn blamed(&self, t: &Terminate<'_>) -> Option<OutboundRequest> {
+        let read = t.read_request.map(ReadRequest::parse);
+        if let (Some(read), Layout::Siw) = (read, t.layout) {
             // siw returns the request as it was but has written its size over the MSN. Where it
             // ends does not depend on how much of it was answered.
-            let asked = (request.sink_stag, request.sink_to.0.wrapping_add(request.size.into()));
-            let of = |r: &&OutboundRead| (r.sink, r.to.wrapping_add(r.size.into())) == asked;
+            let asked = (read.sink_stag, read.sink_to.0.wrapping_add(read.size.into()));
+            let of = |r: &&OutboundRequest| (r.sink, r.to.wrapping_add(r.size.into())) == asked;
             return self.outbound.iter().find(of).copied();
         }
-        let Some(header) = t.ddp_header else { return self.outbound.front().copied() };
+        let Some(header) = t.ddp_header else {
+            return self.outbound.front().filter(|_| read.is_some()).copied();
+        };
         match ddp::Header::parse(header) {
             Ok((ddp::Header::Untagged(h), _)) if h.qn == ddp::qn::READ_REQUEST => {
-                // The oldest Read outstanding; as many as there are have been numbered since.
-                let oldest = self.read_msn.0.wrapping_sub(count(self.outbound.len()));
+                // The oldest request outstanding; as many as there are have been numbered since.
+                let oldest = self.request_msn.0.wrapping_sub(count(self.outbound.len()));
                 self.outbound.get(h.msn.0.wrapping_sub(oldest) as usize).copied()
             }
             _ => None,
         }
     }
 
-    /// No response can come any more: the Reads fail, later requests go on.
-    pub(in crate::engine) fn fail_reads(
+    /// No response can come any more: what awaits one fails, later requests go on.
+    pub(in crate::engine) fn fail_awaiting(
         &mut self,
         core: &QpCore,
         life: &LifeCycle,
         engine: &EngineState,
     ) {
-        for seq in std::mem::take(&mut self.outbound).into_iter().filter_map(|read| read.seq) {
-            self.read_unanswered(seq, core, life, engine);
+        for seq in std::mem::take(&mut self.outbound).into_iter().filter_map(|r| r.seq) {
+            self.request_unanswered(seq, core, life, engine);
         }
     }
 
-    /// A Read fails because the peer has finished sending; the stream goes on without it.
-    pub(super) fn read_unanswered(
+    /// A request fails because the peer has finished sending; the stream goes on without it.
+    pub(super) fn request_unanswered(
         &mut self,
         seq: u64,
         core: &QpCore,

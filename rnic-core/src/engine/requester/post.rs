@@ -4,25 +4,27 @@
 //! and refused by status, which ends the QP as verbs demand. Fence, ORD and changes of STags hold
 //! the queue; nothing overtakes (RFC 5040 section 5.5).
 
-use super::in_flight::{OutboundRead, Progress, Request};
-use super::message::{HeaderTemplate, Message, MessageSource, element, total_length};
+use super::in_flight::{OutboundRequest, Progress, Request, ResponseKind};
+use super::message::{
+    HeaderMessage, HeaderTemplate, Message, MessageSource, element, total_length,
+};
 use super::outbound::take;
 use super::staging::StagingBuffer;
-use super::{RequestError, Requester};
-use crate::abi::queue::{SendFlags, SendOpcode};
+use super::{Immediate, RequestError, Requester};
+use crate::abi::queue::{SendFlags, SendOpcode, Sge};
 use crate::ddp::{UntaggedHeader, qn};
 use crate::device::cq::CqFault;
 use crate::device::stag::LocalFault;
 use crate::engine::life::LifeCycle;
-use crate::engine::numbers::count;
+use crate::engine::numbers::{count, low_half};
 use crate::engine::qp_core::QpCore;
 use crate::engine::reason::Reason;
 use crate::engine::schedule::REQUEST_COST;
 use crate::engine::state::EngineState;
 use crate::mpa::MIN_MULPDU;
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::rdmap::{ATOMIC_REQUEST_LEN, AtomicRequest, Opcode, READ_REQUEST_LEN, ReadRequest};
 use crate::shm::queue::{SendEntry, TakeError};
-use crate::types::{Stag, TaggedOffset};
+use crate::types::{ATOMIC_LEN, AtomicOperation, Stag, TaggedOffset};
 
 /// Slots reserved at a time, to spare the CQ's lock.
 const RESERVE_BATCH: u32 = 32;
@@ -32,8 +34,7 @@ const SURELY_ONE_SEGMENT: u32 = MIN_MULPDU as u32 - count(UntaggedHeader::LEN);
 impl Requester {
     /// Makes sure that a message is ready to be segmented; false if there is none to send now.
     ///
-    /// Read Responses alternate with requests, by message: neither keeps the other waiting for
-    /// long.
+    /// Responses alternate with requests, by message: neither keeps the other waiting for long.
     pub(in crate::engine) fn next_message(
         &mut self,
         core: &mut QpCore,
@@ -49,7 +50,7 @@ impl Requester {
             let response = self.response_next;
             self.response_next = !response;
             let found = match response {
-                true => self.begin_response(),
+                true => self.begin_response(core, engine)?,
                 false => self.next_request(core, life, engine)?,
             };
             if found {
@@ -73,7 +74,8 @@ impl Requester {
             let awaits =
                 SendOpcode::from_u8(entry.header.opcode).is_some_and(SendOpcode::awaits_response);
             let fenced = flags.contains(SendFlags::FENCE) && !self.outbound.is_empty();
-            // A QP with an ORD of 0 fails its Reads (in `begin`) instead of waiting for ever.
+            // A QP with an ORD of 0 fails its Reads and atomics (in `begin`) instead of waiting for
+            // ever.
             //= RDMAP-6.1-6
             let full = self.ord > 0 && self.outbound.len() >= usize::from(self.ord);
             if fenced || (awaits && full) {
@@ -177,13 +179,11 @@ impl Requester {
         let kind = opcode.unwrap_or(SendOpcode::Send);
         self.slots -= 1;
         let seq = self.in_flight.push(Request::new(h.wr_id, kind, signaled));
-        let has_parameters = kind == SendOpcode::BindWindow;
-        let plain = SendFlags::from_bits(h.flags).is_some();
+        let spare = &h.params[kind.parameters()..];
+        let plain = SendFlags::from_bits(h.flags).is_some() && spare.iter().all(|word| *word == 0);
         let message = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
-            Some(_) if !plain || !(has_parameters || h.params == [0; 3]) => {
-                Err(Reason::SpareFlags(h.flags.into()))
-            }
+            Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
             Some(opcode) => self.message_for(opcode, entry, seq, core, life, engine),
         };
         //= RDMAP-3.1-3
@@ -205,10 +205,14 @@ impl Requester {
         let remote =
             |opcode| HeaderTemplate::Tagged { opcode, stag: Stag(h.rkey), to: h.remote_addr };
         match opcode {
-            SendOpcode::Write => {
+            SendOpcode::Write | SendOpcode::WriteImmediate => {
                 let (source, total) = self.payload(entry, core, engine)?;
                 //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.1-1
                 let head = remote(Opcode::Write);
+                if opcode == SendOpcode::WriteImmediate {
+                    let solicited = h.flags & SendFlags::SOLICITED.bits() != 0;
+                    self.immediate = Some(Immediate { seq, data: h.params[0], solicited });
+                }
                 Ok(Some(Message { head, source, total, sent: 0, seq: Some(seq) }))
             }
             SendOpcode::Send | SendOpcode::SendInvalidate => {
@@ -228,6 +232,10 @@ impl Requester {
             SendOpcode::Read | SendOpcode::ReadInvalidate => {
                 let invalidate = opcode == SendOpcode::ReadInvalidate;
                 self.read_message(invalidate, entry, seq, core, life, engine)
+            }
+            SendOpcode::FetchAdd | SendOpcode::CompareSwap => {
+                let operation = opcode.operation(h.params).ok_or(Reason::Opcode(h.opcode))?;
+                self.atomic_message(operation, entry, seq, core, life, engine)
             }
             SendOpcode::LocalInvalidate => {
                 self.invalidate_locally(Stag(h.inv_rkey), seq, core, engine)?;
@@ -255,60 +263,105 @@ impl Requester {
         if sges.len() > 1 || h.inline_len != 0 {
             return Err(Reason::ReadSink { elements: sges.len() });
         }
-        if self.ord == 0 {
-            return Err(Reason::NoOrd);
-        }
         let sink = sges.first().copied().unwrap_or_default();
         if invalidate && engine.stags.is_window(Stag(sink.lkey)) {
             let (fault, stag) = (LocalFault::InvalidKey, Stag(sink.lkey));
             return Err(Reason::NotOwned { fault, stag });
         }
-        if sink.length > 0 {
-            let (lkey, addr, len) = (sink.lkey, sink.addr, sink.length);
-            engine
-                .stags
-                .local(core.principal(), lkey, addr, len, true)
-                .map_err(|fault| Reason::LocalKey { fault, lkey, addr, len, write: true })?;
-        }
-        if life.peer_fin() {
-            // No response can come any more; the stream goes on without it.
-            self.read_unanswered(seq, core, life, engine);
-            return Ok(None);
-        }
-        let read = OutboundRead {
-            seq: Some(seq),
-            sink: Stag(sink.lkey),
-            to: sink.addr,
-            size: sink.length,
-            received: 0,
-            invalidate,
-        };
+        let kind = if invalidate { ResponseKind::ReadInvalidate } else { ResponseKind::Read };
         let wire = ReadRequest {
-            sink_stag: read.sink,
-            sink_to: TaggedOffset(read.to),
-            size: read.size,
+            sink_stag: Stag(sink.lkey),
+            sink_to: TaggedOffset(sink.addr),
+            size: sink.length,
             src_stag: Stag(h.rkey),
             src_to: TaggedOffset(h.remote_addr),
         };
-        self.outbound.push_back(read);
+        //= RDMAP-4.2-1
+        let wire = HeaderMessage::ReadRequest(wire);
+        self.request_message((Opcode::ReadRequest, wire), (kind, sink), seq, core, life, engine)
+    }
+
+    /// An Atomic Request (RFC 7306 section 5). The sink is one element of eight bytes; where the
+    /// word is, the peer checks.
+    fn atomic_message(
+        &mut self,
+        operation: AtomicOperation,
+        entry: &SendEntry,
+        seq: u64,
+        core: &QpCore,
+        life: &LifeCycle,
+        engine: &EngineState,
+    ) -> Result<Option<Message>, Reason> {
+        let h = &entry.header;
+        let sges = self.elements.as_slice();
+        let &[sink @ Sge { length: ATOMIC_LEN, .. }] = sges else {
+            let bytes = sges.iter().map(|sge| u64::from(sge.length)).sum();
+            return Err(Reason::AtomicSink { elements: sges.len(), bytes });
+        };
+        let wire = HeaderMessage::AtomicRequest(AtomicRequest {
+            operation,
+            // Nobody looks at it but who reads a trace.
+            id: low_half(seq),
+            stag: Stag(h.rkey),
+            to: TaggedOffset(h.remote_addr),
+        });
+        let awaited = (ResponseKind::Atomic, sink);
+        self.request_message((Opcode::AtomicRequest, wire), awaited, seq, core, life, engine)
+    }
+
+    /// A request that the peer is to answer, into this sink.
+    fn request_message(
+        &mut self,
+        (opcode, wire): (Opcode, HeaderMessage),
+        (kind, sink): (ResponseKind, Sge),
+        seq: u64,
+        core: &QpCore,
+        life: &LifeCycle,
+        engine: &EngineState,
+    ) -> Result<Option<Message>, Reason> {
+        if self.ord == 0 {
+            return Err(Reason::NoOrd);
+        }
+        let (lkey, to, size) = (sink.lkey, sink.addr, sink.length);
+        if size > 0 {
+            engine.stags.local(core.principal(), lkey, to, size, true).map_err(|fault| {
+                Reason::LocalKey { fault, lkey, addr: to, len: size, write: true }
+            })?;
+        }
+        if life.peer_fin() {
+            // No response can come any more; the stream goes on without it.
+            self.request_unanswered(seq, core, life, engine);
+            return Ok(None);
+        }
+        let sink = Stag(lkey);
+        self.outbound.push_back(OutboundRequest {
+            seq: Some(seq),
+            sink,
+            to,
+            size,
+            received: 0,
+            kind,
+        });
         if let Some(request) = self.in_flight.get_mut(seq) {
             //= RDMAP-5.5-19
             request.progress = Progress::Waiting;
         }
         //= DDP-4.3-7
-        let msn = take(&mut self.read_msn);
+        let msn = take(&mut self.request_msn);
         //= RDMAP-4.1-3, RDMAP-4.1-5, RDMAP-5.2.1-1
         let head = HeaderTemplate::Untagged {
-            opcode: Opcode::ReadRequest,
+            opcode,
             //= RDMAP-4.1-9
             invalidate: Stag(0),
             qn: qn::READ_REQUEST,
             msn,
         };
-        let total = count(READ_REQUEST_LEN);
+        let total = count(match opcode {
+            Opcode::AtomicRequest => ATOMIC_REQUEST_LEN,
+            _ => READ_REQUEST_LEN,
+        });
         // The request in flight is done by the response, not by the bytes of the request.
-        //= RDMAP-4.2-1
-        let source = MessageSource::ReadRequest(wire);
+        let source = MessageSource::Header(wire);
         //= RDMAP-5.2-1
         Ok(Some(Message { head, source, total, sent: 0, seq: None }))
     }

@@ -26,6 +26,10 @@ pub(super) struct Responder {
     /// How long a message that finds no receive waits for one; `None` if it ends the stream at
     /// once.
     rnr_timeout: Option<Duration>,
+    /// Bytes of the RDMA Write placed last, or of the part of it that has come.
+    written: u64,
+    /// That Write goes on.
+    writing: bool,
     /// The incoming direction stands still.
     blocked: Option<Box<RxBlocked>>,
     /// A copier has written for it: from then on little is received at a time.
@@ -42,6 +46,8 @@ impl Responder {
             receives,
             receiving: None,
             rnr_timeout,
+            written: 0,
+            writing: false,
             blocked: None,
             has_copied: false,
             warned_of_read: false,
@@ -59,6 +65,20 @@ impl Responder {
     /// The shared receive queue it takes its receives from, if it does.
     pub(super) fn srq(&self) -> Option<&Srq> {
         self.receives.shared().map(|srq| &**srq)
+    }
+
+    /// A segment of an RDMA Write has been placed.
+    #[inline]
+    pub(super) fn write_placed(&mut self, len: usize, last: bool) {
+        let before = if self.writing { self.written } else { 0 };
+        self.written = before.saturating_add(len as u64);
+        self.writing = !last;
+    }
+
+    /// The length of the RDMA Write that Immediate Data is about: the one before it, if no other
+    /// Immediate Data were.
+    pub(super) fn take_written(&mut self) -> u32 {
+        u32::try_from(std::mem::take(&mut self.written)).unwrap_or(u32::MAX)
     }
 
     /// Ends the use of the receive that a message is being placed into: its name.

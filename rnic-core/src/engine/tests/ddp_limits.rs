@@ -1,7 +1,7 @@
 //! The tables `queue` and `limit` of `tests/conformance/requirements.toml`, as far as they are
 //! about DDP, carried out. A row that nothing here knows fails.
 
-use super::raw::Raw;
+use super::raw::{Raw, add_of};
 use super::requests::Wr;
 use super::world::{A, World};
 use crate::conformance::table;
@@ -14,6 +14,7 @@ fn message(w: &mut World, raw: &mut Raw, queue: u32, msn: u32) {
     let (opcode, payload) = match queue {
         1 => (Opcode::ReadRequest, ReadRequest::parse(&[0; 28]).emit().to_vec()),
         2 => (Opcode::Terminate, vec![0x20, 0x02, 0, 0]),
+        3 => (Opcode::AtomicResponse, vec![0; 12]),
         _ => (Opcode::Send, vec![]),
     };
     raw.segment(w, raw.untagged(opcode, queue, msn, 0, true), &payload);
@@ -26,7 +27,11 @@ fn first_sent(queue: u32) -> u32 {
     match queue {
         0 => w.post(A, &[Wr::send(1, &[])]),
         1 => w.post(A, &[Wr::read(1, any.all(), &any, 0)]),
-        _ => raw.send(&mut w, 1, b"without a receive"),
+        2 => raw.send(&mut w, 1, b"without a receive"),
+        _ => {
+            let word = w.any_mr(A, 8);
+            raw.atomic(&mut w, 1, &add_of(&word, 0));
+        }
     }
     let sent = raw.segments(&mut w);
     let Header::Untagged(header) = sent[0].header else { panic!("{sent:?}") };
@@ -43,17 +48,20 @@ fn each_queue_of_the_table_counts_from_its_first_number() {
     let rows = table("queue");
     for row in &rows {
         let (queue, first) = (row.number("value") as u32, row.number("first_msn") as u32);
-        if row.number("rfc") == 7306 {
-            // Atomics are not served: there is no such queue.
-            let (mut w, mut raw) = World::raw();
-            message(&mut w, &mut raw, queue, first);
-            assert_eq!(raw.expect_terminate(&mut w).0, "1/2/01");
-            continue;
-        }
         assert_eq!(first_sent(queue), first);
-        for wrong in [first.wrapping_sub(1), first + 1, first + 2, 1 << 31, u32::MAX] {
+        // A receive, and an operation that awaits its response.
+        let ready = || {
             let (mut w, mut raw) = World::raw();
+            let word = w.any_mr(A, 8);
             w.recv(A, 7, &[]);
+            if queue == 3 {
+                w.post(A, &[Wr::fetch_add(8, 1, word.all(), &word, 0)]);
+                assert_eq!(raw.segments(&mut w).len(), 1);
+            }
+            (w, raw)
+        };
+        for wrong in [first.wrapping_sub(1), first + 1, first + 2, 1 << 31, u32::MAX] {
+            let (mut w, mut raw) = ready();
             message(&mut w, &mut raw, queue, wrong);
             if queue == 2 {
                 // A Terminate is never answered by one.
@@ -63,14 +71,14 @@ fn each_queue_of_the_table_counts_from_its_first_number() {
             }
             assert_eq!(raw.expect_terminate(&mut w).0, "1/2/03", "message {wrong} on {queue}");
         }
-        let (mut w, mut raw) = World::raw();
-        w.recv(A, 7, &[]);
+        let (mut w, mut raw) = ready();
         message(&mut w, &mut raw, queue, first);
         let expected = if queue == 2 { QpState::Terminate } else { QpState::Rts };
         assert_eq!(w.state(A), expected, "message {first} on {queue}");
         match queue {
             0 => assert_eq!(w.completions(A), ["7 Receive"]),
             1 => assert_eq!(raw.segments(&mut w)[0].opcode(), Opcode::ReadResponse),
+            3 => assert_eq!(w.completions(A), ["8 FetchAdd 8"]),
             _ => {
                 raw.finish(&mut w);
                 assert_eq!(w.events(A), ["terminated by peer 2/0/02"]);

@@ -63,8 +63,9 @@ impl Bench {
                 self.w.recv(me, id, &[sge]);
                 return None;
             }
-            Op::Write { from, to, len, inline } => {
+            Op::Write { from, to, len, inline, immediate } => {
                 let wr = Wr::write(id, &[sge(from, *len)], &theirs[to.region], to.at as u64);
+                let wr = immediate.iter().fold(wr, |wr, data| wr.immediate(*data));
                 if *inline { wr.inline(&model.bytes(me, *from, *len)) } else { wr }
             }
             Op::Send { from, len, inline, solicited, invalidate } => {
@@ -83,6 +84,9 @@ impl Bench {
                 } else {
                     Wr::read(id, sink, &theirs[from.region], at)
                 }
+            }
+            Op::Atomic { operation, sink, to } => {
+                Wr::atomic(id, *operation, sge(sink, 8), &theirs[to.region], to.at as u64)
             }
             Op::LocalInvalidate { region } => Wr::local_invalidate(id, mine[*region].stag),
             Op::Bind { .. } => return None,
@@ -141,7 +145,15 @@ fn run(
             continue;
         }
         if let Some(wr) = bench.request(*me, id, op, &model) {
+            // TCP takes both messages of one request, or its first may be refused before.
+            let whole = cuts.is_some() && matches!(op, Op::Write { immediate: Some(_), .. });
+            let cut =
+                |w: &mut World, takes| std::mem::replace(&mut w.links[0].pipes[*me].takes, takes);
+            let takes = whole.then(|| cut(&mut bench.w, Cuts::None));
             bench.w.post(*me, &[wr]);
+            if let Some(takes) = takes {
+                cut(&mut bench.w, takes);
+            }
         }
         let before = model.ended;
         model.apply(*me, id, op);

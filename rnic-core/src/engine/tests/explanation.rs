@@ -297,7 +297,12 @@ fn what_a_scripted_peer_gets_wrong() {
         (crc, "2/0/02", "RFC 5044 section 8, 2/0/02: CRC mismatch", "wrong in itself"),
         (short, "0/2/ff", "RFC 5040 section 7.2, 0/2/ff", "wrong in itself"),
         (opcode, "0/2/06", "RFC 5040 section 7.2, 0/2/06", "offset 0 of message 1 on queue 0"),
-        (unasked, "0/2/06", "RFC 5040 section 7.2, 0/2/06", "no read was outstanding"),
+        (
+            unasked,
+            "0/2/06",
+            "RFC 5040 section 7.2, 0/2/06",
+            "a Read Response arrived and answers nothing",
+        ),
         (msn, "1/2/03", "RFC 5041 section 7.1, 1/2/03", "of message 9 on queue 0"),
     ] {
         let (mut w, mut raw) = World::raw();
@@ -373,7 +378,7 @@ fn a_read_revoked_at_its_source_and_at_its_sink() {
     raw.response(&mut w, sink.stag, sink.iova + 10, &[1; 10], true);
     assert_eq!(w.completions(A), ["1 RdmaRead LocalAccess 1/1/00"]);
     let why = w.diagnosis(A);
-    assert!(why.text.contains("the buffer of a read, was deregistered"), "{why:?}");
+    assert!(why.text.contains("the buffer of a request, was deregistered"), "{why:?}");
     assert_eq!(about(&why), (Some(sink.stag), Some(sink.iova + 10), Some(10)));
 }
 

@@ -9,6 +9,7 @@
 
 mod administration;
 mod agreed;
+mod atomics;
 mod attached;
 mod captures;
 mod ddp_limits;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use crate::types::Access;
+use crate::types::{Access, AtomicOperation};
 
 /// Regions of each end, by number: everything allowed, remotely readable, one QP's, no remote
 /// right, revoked from the start.
@@ -19,13 +19,16 @@ pub(super) const WINDOW: usize = REGIONS;
 
 pub(super) fn rights(region: usize) -> Access {
     match region {
-        0 => Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::MW_BIND,
-        WINDOW => Access::REMOTE_WRITE | Access::REMOTE_READ,
+        0 => Access::LOCAL_WRITE | WINDOW_RIGHTS | Access::MW_BIND,
+        WINDOW => WINDOW_RIGHTS,
         1 => Access::REMOTE_READ,
         3 => Access::LOCAL_WRITE,
-        _ => Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+        _ => Access::LOCAL_WRITE | WINDOW_RIGHTS,
     }
 }
+
+const WINDOW_RIGHTS: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 /// A range of a region, perhaps not inside of it.
 #[derive(Clone, Copy, Debug)]
@@ -44,9 +47,10 @@ impl Place {
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Receive { at: usize, len: usize },
-    Write { from: Place, to: Place, len: usize, inline: bool },
+    Write { from: Place, to: Place, len: usize, inline: bool, immediate: Option<u64> },
     Send { from: Place, len: usize, inline: bool, solicited: bool, invalidate: Option<usize> },
     Read { sink: Place, from: Place, len: usize, invalidate: bool },
+    Atomic { operation: AtomicOperation, sink: Place, to: Place },
     LocalInvalidate { region: usize },
     Bind { at: usize, len: usize },
 }
@@ -60,8 +64,15 @@ pub(super) fn any_op() -> impl Strategy<Value = (usize, Op)> {
     let len = prop_oneof![1 => Just(0usize), 8 => 1usize..60, 1 => 60usize..100];
     let op = prop_oneof![
         6 => (0usize..100, 0usize..100).prop_map(|(at, len)| Op::Receive { at, len }),
-        4 => (place.clone(), place.clone(), len.clone(), any::<bool>())
-            .prop_map(|(from, to, len, inline)| Op::Write { from, to, len, inline }),
+        4 => (place.clone(), place.clone(), len.clone(), any::<bool>(),
+              prop_oneof![3 => Just(None), 1 => any::<u64>().prop_map(Some)])
+            .prop_map(|(from, to, len, inline, immediate)| {
+                Op::Write { from, to, len, inline, immediate }
+            }),
+        4 => (operation(), place.clone(), place.clone(), prop_oneof![6 => Just(!7), 1 => Just(!0)])
+            .prop_map(|(operation, sink, to, aligned)| {
+                Op::Atomic { operation, sink, to: Place { at: to.at & aligned, ..to } }
+            }),
         4 => (place.clone(), len.clone(), any::<bool>(), any::<bool>(),
               prop_oneof![8 => Just(None), 1 => region.clone().prop_map(Some)])
             .prop_map(|(from, len, inline, solicited, invalidate)| {
@@ -76,15 +87,33 @@ pub(super) fn any_op() -> impl Strategy<Value = (usize, Op)> {
     (0usize..2, op)
 }
 
+/// Operations on words; some compare with what is likely to be there.
+fn operation() -> impl Strategy<Value = AtomicOperation> {
+    let mask = || prop_oneof![3 => Just(u64::MAX), 1 => any::<u64>(), 1 => Just(0)];
+    prop_oneof![
+        (any::<u64>(), prop_oneof![2 => Just(0), 1 => any::<u64>()])
+            .prop_map(|(add, boundaries)| AtomicOperation::FetchAdd { add, boundaries }),
+        (any::<u64>(), mask(), prop_oneof![Just(0), any::<u64>()], mask()).prop_map(
+            |(swap, swap_mask, compare, compare_mask)| {
+                AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask }
+            }
+        ),
+    ]
+}
+
 /// Ops whose outcome does not depend on what else is under way: sources are regions nobody writes
 /// to, and nothing fails.
 pub(super) fn safe_op() -> impl Strategy<Value = (usize, Op)> {
     let source = (0usize..100).prop_map(|at| Place { region: 1, at });
     let len = prop_oneof![1 => Just(0usize), 8 => 1usize..100];
     let op = prop_oneof![
-        3 => (source.clone(), 0usize..100, len.clone(), any::<bool>()).prop_map(
+        3 => (source.clone(), 0usize..90, len.clone(), any::<bool>()).prop_map(
             |(from, at, len, inline)| Op::Write {
-                from, to: Place { region: OWN, at }, len, inline: inline && len <= 60 }),
+                from, to: Place { region: OWN, at }, len, inline: inline && len <= 60,
+                immediate: None }),
+        // Behind what Writes reach.
+        2 => (operation(), 0usize..100).prop_map(|(operation, at)| Op::Atomic {
+                operation, sink: Place { region: 3, at }, to: Place { region: OWN, at: 192 } }),
         3 => (source.clone(), len.clone(), any::<bool>(), any::<bool>()).prop_map(
             |(from, len, inline, solicited)| Op::Send {
                 from, len, inline: inline && len <= 60, solicited, invalidate: None }),
@@ -132,6 +161,8 @@ impl Model {
             Op::Write { .. } => "RdmaWrite",
             Op::Send { .. } => "Send",
             Op::Read { .. } => "RdmaRead",
+            Op::Atomic { operation: AtomicOperation::FetchAdd { .. }, .. } => "FetchAdd",
+            Op::Atomic { operation: AtomicOperation::CompareSwap { .. }, .. } => "CompareSwap",
             Op::LocalInvalidate { .. } => "LocalInvalidate",
             Op::Bind { .. } => "BindMw",
         };
@@ -145,12 +176,15 @@ impl Model {
         }
         match op {
             Op::Receive { .. } => {}
-            Op::Write { from, to, len, .. } => {
+            Op::Write { from, to, len, immediate, .. } => {
                 self.completions[me].push(format!("{id} RdmaWrite"));
                 match self.remote(peer, *to, *len, Access::REMOTE_WRITE) {
                     Ok(()) => {
                         let bytes = self.bytes(me, *from, *len);
                         self.put(peer, *to, &bytes);
+                        if let Some(data) = immediate {
+                            self.deliver_immediate(peer, *data, *len);
+                        }
                     }
                     Err(Refused::Bounds) => self.end(peer, "1/1/01"),
                     Err(Refused::Gone | Refused::Right) => self.end(peer, "1/1/00"),
@@ -184,6 +218,25 @@ impl Model {
                 };
                 self.completions[me].push(format!("{id} RdmaRead RemoteAccess {code}"));
                 self.end(peer, code);
+            }
+            Op::Atomic { operation, sink, to } => {
+                let at = self.resolve(peer, *to).at;
+                let failed = match self.remote(peer, *to, 8, Access::REMOTE_ATOMIC) {
+                    Ok(()) if at.is_multiple_of(8) => {
+                        let old = self.bytes(peer, *to, 8);
+                        self.put(me, *sink, &old);
+                        let old = old.try_into().map_or(0, u64::from_ne_bytes);
+                        self.put(peer, *to, &operation.applied_to(old).to_ne_bytes());
+                        self.completions[me].push(format!("{id} {name} 8"));
+                        return;
+                    }
+                    Ok(()) => "RemoteOperation 0/2/07",
+                    Err(Refused::Gone) => "RemoteAccess 0/1/00",
+                    Err(Refused::Right) => "RemoteAccess 0/1/02",
+                    Err(Refused::Bounds) => "RemoteAccess 0/1/01",
+                };
+                self.completions[me].push(format!("{id} {name} {failed}"));
+                self.end(peer, failed.split_once(' ').map_or(failed, |(_, code)| code));
             }
             Op::LocalInvalidate { region } => {
                 self.disable(me, *region);
@@ -233,6 +286,15 @@ impl Model {
         }
     }
 
+    /// Immediate Data behind a Write of so many bytes.
+    fn deliver_immediate(&mut self, to: usize, data: u64, len: usize) {
+        let Some((id, ..)) = self.receives[to].pop_front() else {
+            return self.end(to, "1/2/02");
+        };
+        let len = spaced(len);
+        self.completions[to].push(format!("{id} Receive{len} immediate {data:#x}"));
+    }
+
     fn is_enabled(&self, end: usize, region: usize) -> bool {
         match region {
             WINDOW => self.windows[end].is_some(),
@@ -276,6 +338,9 @@ impl Model {
             }
             Op::Read { sink, len, .. } => {
                 *len == 0 || inside(sink, *len) && rights(sink.region).contains(Access::LOCAL_WRITE)
+            }
+            Op::Atomic { sink, .. } => {
+                inside(sink, 8) && rights(sink.region).contains(Access::LOCAL_WRITE)
             }
             Op::LocalInvalidate { region } => self.may_invalidate(me, *region),
             // A bind that fails has a status of its own.

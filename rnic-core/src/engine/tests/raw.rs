@@ -5,9 +5,9 @@ use super::requests::Mr;
 use super::world::World;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
 use crate::mpa::{Deframer, Framer};
-use crate::rdmap::{Control, Opcode, ReadRequest, Terminate};
+use crate::rdmap::{AtomicRequest, Control, Opcode, ReadRequest, Terminate};
 use crate::stream::Negotiated;
-use crate::types::{Msn, Stag, TaggedOffset};
+use crate::types::{AtomicOperation, Msn, Stag, TaggedOffset};
 
 /// The other end of link `link`.
 pub(super) struct Raw {
@@ -105,6 +105,11 @@ impl Raw {
 
     pub fn read(&mut self, w: &mut World, msn: u32, request: &ReadRequest) {
         let header = self.untagged(Opcode::ReadRequest, qn::READ_REQUEST, msn, 0, true);
+        self.segment(w, header, &request.emit());
+    }
+
+    pub fn atomic(&mut self, w: &mut World, msn: u32, request: &AtomicRequest) {
+        let header = self.untagged(Opcode::AtomicRequest, qn::READ_REQUEST, msn, 0, true);
         self.segment(w, header, &request.emit());
     }
 
@@ -208,6 +213,16 @@ pub(super) fn ulpdu(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut bytes = [0; ddp::MAX_HEADER_LEN];
     let len = header.emit(&mut bytes);
     [&bytes[..len], payload].concat()
+}
+
+/// A request to add 1 to the word at `at` of a region.
+pub(super) fn add_of(to: &Mr, at: u64) -> AtomicRequest {
+    AtomicRequest {
+        operation: AtomicOperation::FetchAdd { add: 1, boundaries: 0 },
+        id: 0xA1A2_A3A4,
+        stag: to.stag,
+        to: TaggedOffset(to.iova.wrapping_add(at)),
+    }
 }
 
 /// A request to read `size` bytes at `at` of a region, to a sink that no region has.

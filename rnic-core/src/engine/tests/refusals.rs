@@ -451,22 +451,6 @@ fn markers_are_checked_behind_the_crc() {
 }
 
 #[test]
-fn atomics_and_immediates_are_not_served() {
-    for (opcode, queue, code) in [
-        (Opcode::Immediate, 0, "0/2/06"),
-        (Opcode::ImmediateSolicited, 0, "0/2/06"),
-        (Opcode::AtomicRequest, 1, "0/2/06"),
-        // The queue comes first, and there is no such one yet.
-        (Opcode::AtomicResponse, 3, "1/2/01"),
-    ] {
-        let (mut w, mut raw) = World::raw();
-        w.recv(A, 1, &[]);
-        raw.segment(&mut w, raw.untagged(opcode, queue, 1, 0, true), &[0; 52]);
-        assert_eq!(raw.expect_terminate(&mut w).0, code, "{opcode}");
-    }
-}
-
-#[test]
 fn read_requests_in_parts() {
     let (mut w, mut raw) = World::raw();
     let from = w.mr(A, 100, Access::REMOTE_READ);

@@ -9,7 +9,9 @@ use crate::abi::queue::{
 };
 use crate::device::window::{BindRequest, WindowCount};
 use crate::shm::Mapping;
-use crate::types::{CompletionOpcode, CompletionStatus, Stag, TerminateCode, TerminateOrigin};
+use crate::types::{
+    AtomicOperation, CompletionOpcode, CompletionStatus, Stag, TerminateCode, TerminateOrigin,
+};
 
 /// A memory region of a test.
 #[derive(Clone)]
@@ -81,7 +83,7 @@ impl Wr {
                 remote_addr: 0,
                 rkey: 0,
                 inv_rkey: 0,
-                params: [0; 3],
+                params: [0; 4],
                 spare_is_zero: true,
             },
             sges: sges.to_vec(),
@@ -113,6 +115,29 @@ impl Wr {
         wr
     }
 
+    pub fn atomic(wr_id: u64, operation: AtomicOperation, sink: Sge, to: &Mr, at: u64) -> Self {
+        let (opcode, params) = SendOpcode::of_operation(operation);
+        let mut wr = Wr::new(opcode, wr_id, &[sink]);
+        wr.header.params = params;
+        wr.remote(to.stag, to.iova.wrapping_add(at))
+    }
+
+    pub fn fetch_add(wr_id: u64, add: u64, sink: Sge, to: &Mr, at: u64) -> Self {
+        Wr::atomic(wr_id, AtomicOperation::FetchAdd { add, boundaries: 0 }, sink, to, at)
+    }
+
+    pub fn compare_swap(
+        wr_id: u64,
+        (compare, swap): (u64, u64),
+        sink: Sge,
+        to: &Mr,
+        at: u64,
+    ) -> Self {
+        let (swap_mask, compare_mask) = (u64::MAX, u64::MAX);
+        let operation = AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
+        Wr::atomic(wr_id, operation, sink, to, at)
+    }
+
     pub fn local_invalidate(wr_id: u64, stag: Stag) -> Self {
         let mut wr = Wr::new(SendOpcode::LocalInvalidate, wr_id, &[]);
         wr.header.inv_rkey = stag.0;
@@ -126,6 +151,13 @@ impl Wr {
         let BindRequest { address, length, lkey, access, .. } = *request;
         wr.header.params = WindowParams { address, length, lkey, access }.to_params();
         wr
+    }
+
+    /// With Immediate Data behind it, which a Write may have.
+    pub fn immediate(mut self, data: u64) -> Self {
+        self.header.opcode = SendOpcode::WriteImmediate as u8;
+        self.header.params[0] = data;
+        self
     }
 
     pub fn remote(mut self, stag: Stag, to: u64) -> Self {
@@ -172,6 +204,9 @@ pub(super) fn completion(cqe: &Cqe) -> String {
     }
     if flags.contains(CompletionFlags::WITH_INV) {
         s += &format!(" invalidated {:#x}", cqe.imm_or_inv);
+    }
+    if flags.contains(CompletionFlags::WITH_IMM) {
+        s += &format!(" immediate {:#x}", cqe.imm_or_inv);
     }
     if cqe.detail != 0 {
         let d = cqe.detail;

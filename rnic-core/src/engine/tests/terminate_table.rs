@@ -4,14 +4,14 @@
 
 use std::collections::BTreeSet;
 
-use super::raw::{Raw, ulpdu};
-use super::requests::Mr;
+use super::raw::{Raw, add_of, ulpdu};
+use super::requests::{Mr, Wr};
 use super::world::{A, Wiring, World};
 use crate::abi::queue::Sge;
 use crate::conformance::table;
 use crate::ddp::Header;
 use crate::mpa::tests::hex;
-use crate::rdmap::{Opcode, ReadRequest};
+use crate::rdmap::{AtomicRequest, Opcode, ReadRequest};
 use crate::shm::Mapping;
 use crate::stream::startup::Options;
 use crate::types::{Access, QpState, Scope, Stag, TaggedOffset};
@@ -43,6 +43,31 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         read(w, raw, |w, r| r.src_stag = siblings(w).stag)
     }),
     ((0, 1, 4), "a Read that wraps", |w, raw| read(w, raw, |_, r| r.src_to.0 = u64::MAX - 99)),
+    ((0, 1, 0), "an atomic operation on an unknown STag", |w, raw| {
+        atomic(w, raw, |_, r| r.stag.0 ^= 0xFF00)
+    }),
+    ((0, 1, 0), "an atomic operation on a revoked STag", |w, raw| {
+        atomic(w, raw, |w, r| w.revoke(A, r.stag))
+    }),
+    ((0, 1, 1), "an atomic operation below", |w, raw| atomic(w, raw, |_, r| r.to.0 -= 8)),
+    ((0, 1, 1), "an atomic operation across the end", |w, raw| {
+        atomic(w, raw, |w, r| r.stag = w.mr_at(A, 7, Access::all(), Scope::Pd, r.to.0).stag)
+    }),
+    ((0, 1, 2), "an atomic operation on what may be read and written only", |w, raw| {
+        atomic(w, raw, |w, r| {
+            let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
+            r.stag = w.mr(A, 8, Access::LOCAL_WRITE | remote).stag
+        })
+    }),
+    ((0, 1, 3), "an atomic operation in another domain", |w, raw| {
+        atomic(w, raw, |w, r| r.stag = strangers(w).stag)
+    }),
+    ((0, 1, 3), "an atomic operation at another stream's", |w, raw| {
+        atomic(w, raw, |w, r| r.stag = siblings(w).stag)
+    }),
+    ((0, 1, 4), "an atomic operation that wraps", |w, raw| {
+        atomic(w, raw, |_, r| r.to.0 = u64::MAX - 7)
+    }),
     ((0, 1, 9), "an invalidation of nothing", |w, raw| invalidate(w, raw, Stag(0x1234_5678))),
     ((0, 1, 9), "an invalidation of another stream's", |w, raw| {
         let stag = siblings(w).stag;
@@ -72,6 +97,19 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.tagged(Opcode::ReadResponse, Stag(1), 0, true);
         segment(w, raw, header, b"x")
     }),
+    ((0, 2, 6), "an Atomic Response to nothing", |w, raw| {
+        let header = raw.untagged(Opcode::AtomicResponse, 3, 1, 0, true);
+        segment(w, raw, header, &[0; 12])
+    }),
+    ((0, 2, 6), "an opcode that changes inside of a request", |w, raw| {
+        raw.segment(w, raw.untagged(Opcode::ReadRequest, 1, 1, 0, false), &[0; 4]);
+        let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 4, true);
+        segment(w, raw, header, &[0; 48])
+    }),
+    ((0, 2, 7), "an atomic operation at an odd offset", |w, raw| {
+        atomic(w, raw, |_, r| r.to.0 += 1)
+    }),
+    ((0, 2, 7), "an atomic operation at half a word", |w, raw| atomic(w, raw, |_, r| r.to.0 += 4)),
     ((0, 2, 6), "an opcode that changes inside of a message", |w, raw| {
         let to = buffer(w, 8);
         w.recv(A, 1, &[to.all()]);
@@ -86,6 +124,36 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
     ((0, 2, 255), "a Read Request that is too short", |w, raw| {
         let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
         segment(w, raw, header, &[0; 27])
+    }),
+    ((0, 2, 255), "an atomic operation that there is not", |w, raw| {
+        let word = buffer(w, 8);
+        let mut request = add_of(&word, 0).emit();
+        request[3] = 1;
+        let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 0, true);
+        segment(w, raw, header, &request)
+    }),
+    ((0, 2, 255), "an Atomic Request that is too short", |w, raw| {
+        let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 0, true);
+        segment(w, raw, header, &[0; 51])
+    }),
+    ((0, 2, 255), "an Atomic Response that is too short", |w, raw| {
+        let header = raw.untagged(Opcode::AtomicResponse, 3, 1, 0, true);
+        segment(w, raw, header, &[0; 11])
+    }),
+    ((0, 2, 255), "Immediate Data of seven bytes", |w, raw| {
+        w.recv(A, 1, &[]);
+        let header = raw.untagged(Opcode::Immediate, 0, 1, 0, true);
+        segment(w, raw, header, &[0; 7])
+    }),
+    ((0, 2, 255), "Immediate Data of nine bytes", |w, raw| {
+        w.recv(A, 1, &[]);
+        let header = raw.untagged(Opcode::ImmediateSolicited, 0, 1, 0, true);
+        segment(w, raw, header, &[0; 9])
+    }),
+    ((0, 2, 255), "Immediate Data in parts", |w, raw| {
+        w.recv(A, 1, &[]);
+        let header = raw.untagged(Opcode::Immediate, 0, 1, 0, false);
+        segment(w, raw, header, &[0; 8])
     }),
     ((1, 0, 0), "a Write into memory that its owner took away", |w, raw| {
         crate::shm::fault::install().unwrap();
@@ -114,8 +182,38 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         altered(w, raw, header, |o| o[0] ^= 0x02)
     }),
     ((1, 2, 1), "a queue nobody knows", |w, raw| {
-        let header = raw.untagged(Opcode::Send, 3, 1, 0, true);
+        let header = raw.untagged(Opcode::Send, 4, 1, 0, true);
         segment(w, raw, header, b"x")
+    }),
+    ((1, 2, 2), "Immediate Data without a receive", |w, raw| {
+        let header = raw.untagged(Opcode::Immediate, 0, 1, 0, true);
+        segment(w, raw, header, &[0; 8])
+    }),
+    ((1, 2, 2), "an atomic operation beyond IRD", |w, raw| {
+        let word = buffer(w, 8);
+        let from = w.mr(A, 8, Access::REMOTE_READ);
+        let request = ReadRequest { size: 8, ..whole(&from) };
+        w.links[0].pipes[0].window = 0;
+        raw.atomic(w, 1, &add_of(&word, 0));
+        (2..=5).for_each(|msn| raw.read(w, msn, &request));
+        assert_eq!(w.state(A), QpState::Rts);
+        let header = raw.untagged(Opcode::AtomicRequest, 1, 6, 0, true);
+        let bytes = segment(w, raw, header, &add_of(&word, 0).emit());
+        assert_eq!(w.state(A), QpState::Terminate);
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        bytes
+    }),
+    ((1, 2, 3), "an Atomic Response that was left out", |w, raw| {
+        let word = buffer(w, 8);
+        w.post(A, &[Wr::fetch_add(1, 1, word.all(), &word, 0)]);
+        raw.segments(w);
+        let header = raw.untagged(Opcode::AtomicResponse, 3, 2, 0, true);
+        segment(w, raw, header, &[0; 12])
+    }),
+    ((1, 2, 5), "an Atomic Request that is too long", |w, raw| {
+        let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 0, true);
+        segment(w, raw, header, &[0; 53])
     }),
     ((1, 2, 2), "a Send without a receive", |w, raw| {
         let header = raw.untagged(Opcode::Send, 0, 1, 0, true);
@@ -190,10 +288,6 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
 /// Codes that no peer can make this side send, and why.
 const NEVER: &[(Code, &str)] = &[
     ((0, 1, 255), "every protection error has a code of its own"),
-    (
-        (0, 2, 7),
-        "for the stream alone a local failure is 0/0/00; atomics, which have it, are refused",
-    ),
     ((0, 2, 8), "a daemon that fails as a whole says nothing more; no peer makes it"),
     ((1, 3, 0), "reserved for the LLP: TCP has no error of its own to put there"),
     ((2, 0, 4), "a wrong start-up frame closes the connection; there is no stream for a Terminate"),
@@ -252,6 +346,9 @@ fn comes_back((layer, etype, code): Code, flags: &str, cause: &str, act: Stimulu
     let (mut w, mut raw) = World::against_raw(true, options, options);
     w.events(A);
     let failing = act(&mut w, &mut raw);
+    // RFC 7306 section 8: of an Atomic Request no header of RDMAP goes back.
+    let atomic = failing.first().is_some_and(|o| o & 0x80 == 0) && failing[1] & 0xF == 10;
+    let flags = if atomic { "MD" } else { flags };
     let has = |flag| if flags.contains(flag) { 0xFF } else { 0 };
     let bits = 0x80 & has('M') | 0x40 & has('D') | 0x20 & has('R');
     let mut expected = vec![layer << 4 | etype, code, bits, 0];
@@ -341,6 +438,17 @@ fn read(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut ReadRequest)) 
     change(w, &mut request);
     let header = raw.untagged(Opcode::ReadRequest, 1, 1, 0, true);
     segment(w, raw, header, &request.emit())
+}
+
+/// An operation on a word that would be right but for a change. Nothing may be changed.
+fn atomic(w: &mut World, raw: &mut Raw, change: fn(&mut World, &mut AtomicRequest)) -> Vec<u8> {
+    let word = w.mr(A, 16, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
+    let mut request = add_of(&word, 0);
+    change(w, &mut request);
+    let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 0, true);
+    let bytes = segment(w, raw, header, &request.emit());
+    assert_eq!(word.bytes(), [0; 16]);
+    bytes
 }
 
 /// A Write of eight bytes that would be right but for a change of its STag and offset. Nothing may

@@ -199,7 +199,7 @@ fn a_window_gives_no_more_than_its_region() {
             address: u64::MAX,
             ..to(window, region, 0..2, REMOTE)
         });
-        for access in [Access::LOCAL_WRITE, Access::REMOTE_ATOMIC, Access::MW_BIND] {
+        for access in [Access::LOCAL_WRITE, Access::MW_BIND] {
             refused(kind, "rights", with(0..10, REMOTE | access));
         }
         refused(kind, "unknown rights", with(0..10, Access::from_bits_retain(1 << 20)));
@@ -210,6 +210,10 @@ fn a_window_gives_no_more_than_its_region() {
         refused(kind, "no LOCAL_WRITE", |w, window, _| {
             let region = w.mr(A, 100, Access::MW_BIND);
             to(window, &region, 0..10, REMOTE)
+        });
+        refused(kind, "no LOCAL_WRITE for atomics", |w, window, _| {
+            let region = w.mr(A, 100, Access::MW_BIND);
+            to(window, &region, 0..10, Access::REMOTE_ATOMIC)
         });
     }
 }

@@ -237,12 +237,18 @@ fn every_opcode_with_every_buffer_model_and_queue() {
         let expected = (!matches!(op, 0 | 2)).then_some(codes::OPERATION_OPCODE);
         assert_eq!(code, expected, "tagged {op}");
 
-        for queue in [0, 1, 2, 3, u32::MAX] {
-            let code = code_of(&untagged(LAST, byte, queue, 1, 0, &[0; 28]));
-            let legal = matches!((queue, op), (0, 3..=6) | (1, 1) | (2, 7));
+        for queue in [0, 1, 2, 3, 4, u32::MAX] {
+            let len = match op {
+                8 | 9 => 8,
+                10 => 52,
+                11 => 12,
+                _ => 28,
+            };
+            let code = code_of(&untagged(LAST, byte, queue, 1, 0, &vec![0; len]));
+            let legal = matches!((queue, op), (0, 3..=6 | 8 | 9) | (1, 1 | 10) | (2, 7) | (3, 11));
             let expected = match queue {
                 _ if legal => None,
-                0..=2 => Some(codes::OPERATION_OPCODE),
+                0..=3 => Some(codes::OPERATION_OPCODE),
                 _ => Some(codes::UNTAGGED_QN),
             };
             assert_eq!(code, expected, "untagged {op} queue {queue}");
@@ -287,9 +293,9 @@ fn read_request_in_parts_is_put_together_and_takes_one_slot() {
     let whole: Vec<u8> = (0..28).collect();
     let mut inbound = Inbound::new(1);
     let part = read(MORE, 1, 12, &whole[12..20]);
-    assert_eq!(inbound.handle(&part, true), Ok(Arrival::ReadRequestPart));
+    assert_eq!(inbound.handle(&part, true), Ok(Arrival::Part));
     let part = read(MORE, 1, 0, &whole[..12]);
-    assert_eq!(inbound.handle(&part, false), Ok(Arrival::ReadRequestPart));
+    assert_eq!(inbound.handle(&part, false), Ok(Arrival::Part));
     let last = read(LAST, 1, 20, &whole[20..]);
     let mut header = [0; 18];
     header.copy_from_slice(&last[..18]);

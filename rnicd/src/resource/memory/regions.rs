@@ -95,12 +95,13 @@ fn check(session: &mut Session, r: &MrRequest) -> Result<(), Refusal> {
     if !Access::all().contains(r.access) {
         return Err(refuse::invalid("access", format!("{:#x} has unknown bits", r.access.bits())));
     }
-    if r.access.contains(Access::REMOTE_ATOMIC) {
-        return Err(refuse::unsupported("atomic access"));
-    }
     //= DDP-8.3-4
-    if r.access.contains(Access::REMOTE_WRITE) && !r.access.contains(Access::LOCAL_WRITE) {
-        return Err(refuse::invalid("access", "REMOTE_WRITE needs LOCAL_WRITE"));
+    for (right, name) in
+        [(Access::REMOTE_WRITE, "REMOTE_WRITE"), (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC")]
+    {
+        if r.access.contains(right) && !r.access.contains(Access::LOCAL_WRITE) {
+            return Err(refuse::invalid("access", format!("{name} needs LOCAL_WRITE")));
+        }
     }
     if r.access.contains(Access::ZERO_BASED) && r.iova != 0 {
         return Err(refuse::invalid("iova", "must be 0 in a zero-based region"));

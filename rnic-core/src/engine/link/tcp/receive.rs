@@ -21,7 +21,7 @@ use crate::engine::schedule::{CALL_COST, FPDU_COST};
 use crate::engine::state::EngineState;
 use crate::mpa::{MAX_FPDU, MpaFault};
 use crate::rdmap::codes;
-use crate::stream::inbound::Arrival;
+use crate::stream::inbound::{Arrival, SendKind};
 use crate::stream::startup::RtrKinds;
 use crate::stream::{Fault, terminate};
 
@@ -245,7 +245,7 @@ impl Qp {
             Ok(arrival) => arrival,
             Err(fault) => {
                 let error = match fault.code {
-                    // Of all that `inbound` looks at, only a Read Request can lack room.
+                    // Of all that `inbound` looks at, only requests can lack room.
                     codes::UNTAGGED_NO_BUFFER => {
                         Reason::RequestsFull { ird: self.requester.depths().0 }.into()
                     }
@@ -264,7 +264,7 @@ impl Qp {
             Arrival::Send { kind, mo, payload, last, first_of_message, .. } => {
                 // The first FPDU may be no message but the peer's sign that it is ready.
                 let may_be_rtr = tcp.await_rtr.take().is_some_and(|k| k.contains(RtrKinds::SEND));
-                let plain = !kind.solicited && kind.invalidate.is_none();
+                let plain = kind == SendKind::default();
                 let whole = first_of_message && last && mo == 0 && payload.is_empty();
                 if first && may_be_rtr && plain && whole {
                     if let Err(fault) = tcp.inbound.sent_placed(0, 0, true) {
@@ -276,8 +276,10 @@ impl Qp {
                 (Incoming::Send { kind, mo, last, total: None }, payload)
             }
             Arrival::ReadRequest(read) => (Incoming::ReadRequest(read), &[][..]),
+            Arrival::AtomicRequest(atomic) => (Incoming::AtomicRequest(atomic), &[][..]),
+            Arrival::AtomicResponse(response) => (Incoming::AtomicResponse(response), &[][..]),
             //= RDMAP-5.5-12, RDMAP-5.5-17
-            Arrival::ReadRequestPart => return,
+            Arrival::Part => return,
             //= RDMAP-5.4-5
             Arrival::Terminate(t) => return self.terminate_received(engine, &t),
             Arrival::MalformedTerminate(why) => {

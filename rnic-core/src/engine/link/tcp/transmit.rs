@@ -193,10 +193,9 @@ impl Qp {
         let Some(segment) = self.requester.next_segment(tcp.mulpdu, tcp.dv) else {
             return Err(NoFpdu);
         };
-        let framed = match self.requester.message().and_then(|m| Some((m.read_request()?, m.sent)))
-        {
-            Some((request, from)) => {
-                let bytes = request.emit();
+        let framed = match self.requester.message().and_then(|m| Some((m.header()?, m.sent))) {
+            Some((whole, from)) => {
+                let bytes = whole.emit();
                 let from = from as usize;
                 Ok(tcp.frame(&segment.header, &bytes[from..from + segment.len as usize], out))
             }

@@ -75,10 +75,7 @@ impl Qp {
             && message.total - message.sent >= WORTH_IT
             && !self.core.turn.is_over()
             && (self.life.phase().sends() || self.life.phase() == StreamPhase::Terminating)
-            && !matches!(
-                message.source,
-                MessageSource::Inline { .. } | MessageSource::ReadRequest(_)
-            )
+            && !matches!(message.source, MessageSource::Inline { .. } | MessageSource::Header(_))
             && self.requester.is_in_shared_memory(&engine.stags)
     }
 

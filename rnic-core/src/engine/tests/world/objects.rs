@@ -151,7 +151,22 @@ impl World {
 
     /// A region that anybody may do anything with.
     pub fn any_mr(&mut self, qp: usize, len: usize) -> Mr {
-        self.mr(qp, len, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        self.mr(qp, len, Access::LOCAL_WRITE | remote)
+    }
+
+    /// A region over a part of a mapping, which anybody may do anything with.
+    pub fn install_at(
+        &mut self,
+        qp: usize,
+        mapping: &Arc<Mapping>,
+        offset: usize,
+        len: usize,
+        iova: u64,
+    ) -> Stag {
+        let memory = Memory::Shared { mapping: mapping.clone(), offset };
+        let access = Access::all() - Access::ZERO_BASED;
+        self.install(qp, memory, len, access, Scope::Pd, iova).0
     }
 
     pub fn own_mr(&mut self, qp: usize, len: usize, access: Access) -> Mr {
@@ -217,6 +232,10 @@ impl World {
                     Ok::<_, crate::shm::attached::AttachedFault>(())
                 };
                 read().map(|()| bytes)
+            }
+            Direction::Update(operation) => {
+                let old = space.update_u64(job.pieces[0].0, |old| operation.applied_to(old));
+                old.map(|old| old.to_ne_bytes().to_vec())
             }
             Direction::In { bytes, tail_last } => {
                 let mut write = || {

@@ -1,0 +1,531 @@
+//! Atomic operations and Immediate Data (RFC 7306) between two ends, and against a scripted peer.
+
+use super::raw::{add_of, read_of};
+use super::requests::{Mr, Wr, pattern};
+use super::world::{A, B, MemoryKind, Wiring, World};
+use crate::abi::queue::{SendFlags, SendOpcode};
+use crate::ddp::Header;
+use crate::rdmap::{AtomicRequest, AtomicResponse, Opcode};
+use crate::types::{Access, AtomicOperation, QpState, Scope, Stag, TaggedOffset};
+
+/// All kinds of memory that a word may be in.
+const KINDS: [MemoryKind; 3] =
+    [MemoryKind::Shared, MemoryKind::Attached, MemoryKind::ThroughCopier];
+
+/// Words of a region.
+fn words(mr: &Mr) -> Vec<u64> {
+    mr.bytes().as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+}
+
+fn set_words(mr: &Mr, words: &[u64]) {
+    mr.set(&words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>());
+}
+
+/// A pair whose memory is of this kind at A, and of that one at B.
+fn pair(wiring: Wiring, a: MemoryKind, b: MemoryKind) -> (World, Mr, Mr) {
+    let mut w = World::connected(wiring);
+    w.kind = a;
+    let sinks = w.any_mr(A, 64);
+    w.kind = b;
+    let to = w.any_mr(B, 64);
+    (w, sinks, to)
+}
+
+fn sink(mr: &Mr, n: usize) -> crate::abi::queue::Sge {
+    mr.sge(8 * n..8 * n + 8)
+}
+
+#[test]
+fn words_are_changed_and_what_they_were_is_brought() {
+    for (wiring, a, b) in Wiring::all()
+        .into_iter()
+        .flat_map(|w| KINDS.into_iter().flat_map(move |a| KINDS.map(|b| (w, a, b))))
+    {
+        let (mut w, sinks, to) = pair(wiring, a, b);
+        set_words(&to, &[40, u64::MAX, 7, 7]);
+        w.post(
+            A,
+            &[
+                Wr::fetch_add(1, 2, sink(&sinks, 0), &to, 0),
+                Wr::fetch_add(2, 2, sink(&sinks, 1), &to, 8),
+                Wr::compare_swap(3, (7, 0x1122_3344_5566_7788), sink(&sinks, 2), &to, 16),
+                Wr::compare_swap(4, (8, 9), sink(&sinks, 3), &to, 24),
+                Wr::fetch_add(5, 0, sink(&sinks, 4), &to, 16),
+            ],
+        );
+        let done = ["1 FetchAdd 8", "2 FetchAdd 8", "3 CompareSwap 8", "4 CompareSwap 8"];
+        assert_eq!(w.completions(A), [&done[..], &["5 FetchAdd 8"]].concat(), "{wiring:?}");
+        assert_eq!(words(&to)[..4], [42, 1, 0x1122_3344_5566_7788, 7], "{wiring:?} {a:?} {b:?}");
+        assert_eq!(words(&sinks)[..5], [40, u64::MAX, 7, 7, 0x1122_3344_5566_7788]);
+        assert_eq!(w.completions(B), [""; 0]);
+        assert_eq!([w.events(A), w.events(B)].concat(), [""; 0]);
+    }
+}
+
+#[test]
+fn masks_choose_bits_and_fields() {
+    for wiring in Wiring::both() {
+        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::Shared);
+        set_words(&to, &[0xFFFF_FFFF_0000_00FF, 0xAAAA_BBBB_CCCC_DDDD]);
+        let add = AtomicOperation::FetchAdd { add: 0x0000_0001_0000_0001, boundaries: 1 << 31 };
+        let swap = AtomicOperation::CompareSwap {
+            swap: 0x1111_2222_3333_4444,
+            swap_mask: 0xFFFF,
+            compare: 0xAAAA_0000_0000_0000,
+            compare_mask: 0xFFFF << 48,
+        };
+        w.post(
+            A,
+            &[
+                Wr::atomic(1, add, sink(&sinks, 0), &to, 0),
+                Wr::atomic(2, swap, sink(&sinks, 1), &to, 8),
+            ],
+        );
+        assert_eq!(w.completions(A), ["1 FetchAdd 8", "2 CompareSwap 8"]);
+        assert_eq!(words(&to)[..2], [0x0000_0000_0000_0100, 0xAAAA_BBBB_CCCC_4444], "{wiring:?}");
+    }
+}
+
+#[test]
+fn reads_and_atomic_operations_are_answered_in_the_order_of_their_requests() {
+    for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
+        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
+        let read = |id, n| Wr::read(id, sink(&sinks, n), &to, 0);
+        let add = |id, n| Wr::fetch_add(id, 1, sink(&sinks, n), &to, 0);
+        w.post(A, &[read(1, 0), add(2, 1), read(3, 2), add(4, 3), add(5, 4), read(6, 5)]);
+        assert_eq!(
+            w.completions(A),
+            [
+                "1 RdmaRead 8",
+                "2 FetchAdd 8",
+                "3 RdmaRead 8",
+                "4 FetchAdd 8",
+                "5 FetchAdd 8",
+                "6 RdmaRead 8"
+            ],
+        );
+        // What a Read saw lies between the operations before and behind it.
+        assert_eq!(words(&sinks)[..6], [0, 0, 1, 1, 2, 3], "{wiring:?} {kind:?}");
+    }
+}
+
+#[test]
+fn what_came_before_an_operation_is_there_when_it_is_answered() {
+    for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
+        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
+        w.recv(B, 7, &[to.sge(8..16)]);
+        w.post(
+            A,
+            &[
+                Wr::write(1, &[], &to, 0).inline(&5u64.to_ne_bytes()),
+                Wr::fetch_add(2, 1, sink(&sinks, 0), &to, 0),
+                Wr::send(3, &[]).inline(&6u64.to_ne_bytes()),
+                Wr::fetch_add(4, 1, sink(&sinks, 1), &to, 8),
+            ],
+        );
+        assert_eq!(w.completions(A).len(), 4);
+        assert_eq!(w.completions(B), ["7 Receive 8"]);
+        assert_eq!(words(&sinks)[..2], [5, 6], "{wiring:?} {kind:?}");
+        assert_eq!(words(&to)[..2], [6, 7]);
+    }
+}
+
+#[test]
+fn a_fence_waits_for_operations_and_ord_counts_them() {
+    for wiring in Wiring::both() {
+        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::ThroughCopier);
+        let local = w.any_mr(A, 8);
+        // Without the fence the Write would overtake the copier.
+        let fenced = Wr::write(2, &[], &to, 0).inline(&100u64.to_ne_bytes()).with(SendFlags::FENCE);
+        w.post(A, &[Wr::fetch_add(1, 1, local.all(), &to, 0), fenced]);
+        assert_eq!(w.completions(A), ["1 FetchAdd 8", "2 RdmaWrite"]);
+        assert_eq!(words(&to)[0], 100, "{wiring:?}");
+        // More than fit ORD take turns.
+        let many: Vec<_> =
+            (0..20).map(|n| Wr::fetch_add(n, 1, sink(&sinks, n as usize % 8), &to, 8)).collect();
+        w.post(A, &many);
+        assert_eq!(w.completions(A).len(), 20);
+        assert_eq!(words(&to)[1], 20);
+    }
+}
+
+#[test]
+fn two_directions_on_one_word() {
+    for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
+        let mut w = World::connected(wiring);
+        let [sinks_a, sinks_b] = [A, B].map(|end| w.any_mr(end, 64));
+        w.kind = kind;
+        let [at_a, at_b] = [A, B].map(|end| w.any_mr(end, 8));
+        let batch = |sinks: &Mr, to: &Mr| -> Vec<Wr> {
+            (0..16).map(|n| Wr::fetch_add(n, 1, sink(sinks, n as usize % 8), to, 0)).collect()
+        };
+        w.push(A, &batch(&sinks_a, &at_b));
+        w.push(B, &batch(&sinks_b, &at_a));
+        w.settle();
+        for (end, sinks) in [(A, &sinks_a), (B, &sinks_b)] {
+            assert_eq!(w.completions(end).len(), 16, "{wiring:?} {kind:?}");
+            assert_eq!(words(sinks), [8, 9, 10, 11, 12, 13, 14, 15]);
+        }
+        assert_eq!((words(&at_a), words(&at_b)), (vec![16], vec![16]));
+    }
+}
+
+#[test]
+fn what_an_operation_may_not_be_is_told_at_the_requester() {
+    for wiring in Wiring::both() {
+        let refused = |wr: &dyn Fn(&mut World, &Mr, &Mr) -> Wr| {
+            let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::Shared);
+            let wr = wr(&mut w, &sinks, &to);
+            w.post(A, &[wr, Wr::send(2, &[])]);
+            assert_eq!(words(&to)[0], 0);
+            assert_eq!(w.state(A), QpState::Error);
+            let mut completions = w.completions(A);
+            completions.truncate(1);
+            (completions.remove(0), w.diagnosis(A).text)
+        };
+        let (done, text) = refused(&|_, s, t| Wr::fetch_add(1, 1, s.sge(0..7), t, 0));
+        assert_eq!(done, "1 FetchAdd LocalLength", "{text}");
+        assert!(text.contains("takes one element of 8 bytes"), "{text}");
+        let (done, _) = refused(&|_, s, t| {
+            let mut wr = Wr::fetch_add(1, 1, s.sge(0..4), t, 0);
+            wr.sges.push(s.sge(4..8));
+            wr
+        });
+        assert_eq!(done, "1 FetchAdd LocalLength");
+        let (done, _) = refused(&|_, _, t| Wr::fetch_add(1, 1, sink(t, 0), t, 0));
+        assert_eq!(done, "1 FetchAdd LocalProtection", "a sink of another session");
+        let (done, _) = refused(&|_, s, t| {
+            let mut wr = Wr::fetch_add(1, 1, sink(s, 0), t, 0);
+            wr.header.params[2] = 1;
+            wr
+        });
+        assert_eq!(done, "1 FetchAdd LocalQpOperation", "a parameter too many");
+        // And what the peer finds.
+        let (done, _) = refused(&|_, s, t| Wr::compare_swap(1, (0, 1), sink(s, 0), t, 4));
+        assert_eq!(done, "1 CompareSwap RemoteOperation 0/2/07");
+        let (done, _) = refused(&|_, s, t| Wr::fetch_add(1, 1, sink(s, 0), t, 64));
+        assert_eq!(done, "1 FetchAdd RemoteAccess 0/1/01");
+        let (done, _) = refused(&|w, s, _| {
+            let read_only = w.mr(B, 8, Access::REMOTE_READ | Access::LOCAL_WRITE);
+            Wr::fetch_add(1, 1, sink(s, 0), &read_only, 0)
+        });
+        assert_eq!(done, "1 FetchAdd RemoteAccess 0/1/02");
+        // Its offsets are aligned, its addresses are not.
+        let (done, _) = refused(&|w, s, _| {
+            w.kind = MemoryKind::Shared;
+            let page = w.any_mr(B, 64);
+            let odd = w.install_at(B, &page.mapping, 4, 32, 0x5000);
+            Wr::fetch_add(1, 1, sink(s, 0), &Mr { stag: odd, iova: 0x5000, ..page }, 0)
+        });
+        assert_eq!(done, "1 FetchAdd RemoteOperation 0/2/07");
+    }
+}
+
+#[test]
+fn of_several_operations_the_one_that_failed_is_blamed() {
+    for wiring in Wiring::both() {
+        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, MemoryKind::ThroughCopier);
+        let gone = Mr { stag: Stag(to.stag.0 ^ 0xFF00), ..to.clone() };
+        w.post(
+            A,
+            &[
+                Wr::read(1, sink(&sinks, 0), &to, 0),
+                Wr::fetch_add(2, 1, sink(&sinks, 1), &to, 0),
+                Wr::fetch_add(3, 1, sink(&sinks, 2), &gone, 0),
+                Wr::fetch_add(4, 1, sink(&sinks, 3), &to, 0),
+            ],
+        );
+        let found = w.completions(A);
+        assert_eq!(found[2..], ["3 FetchAdd RemoteAccess 0/1/00", "4 FetchAdd WrFlush"]);
+    }
+}
+
+#[test]
+fn a_region_that_goes_before_its_operation_has_its_turn() {
+    for kind in KINDS {
+        let (mut w, mut raw) = World::raw();
+        w.kind = kind;
+        let word = w.any_mr(A, 8);
+        let from = w.mr(A, 100, Access::REMOTE_READ);
+        w.links[0].pipes[0].window = 0;
+        raw.read(&mut w, 1, &read_of(&from, 0, 100));
+        raw.atomic(&mut w, 2, &add_of(&word, 0));
+        w.revoke(A, word.stag);
+        w.links[0].pipes[0].window = 1 << 20;
+        w.settle();
+        let said = raw.segments(&mut w);
+        assert_eq!(said[0].opcode(), Opcode::ReadResponse);
+        assert_eq!(said[1].opcode(), Opcode::Terminate, "{kind:?}");
+        // Code, M and D, the length of the segment, its header.
+        assert_eq!(said[1].payload[..6], [0x01, 0x00, 0xC0, 0, 0, 70]);
+        assert_eq!(said[1].payload.len(), 6 + 18);
+        assert_eq!(word.bytes(), [0; 8]);
+    }
+}
+
+#[test]
+fn a_disconnect_waits_for_operations_on_both_sides() {
+    for (wiring, kind) in Wiring::both().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
+        let (mut w, sinks, to) = pair(wiring, MemoryKind::Shared, kind);
+        w.push(A, &[Wr::fetch_add(1, 1, sink(&sinks, 0), &to, 0)]);
+        w.disconnect(A);
+        assert_eq!(w.completions(A), ["1 FetchAdd 8"], "{wiring:?} {kind:?}");
+        assert_eq!(words(&to)[0], 1);
+        // The peer has finished: nothing is answered any more.
+        let mut w = World::connected(wiring);
+        let (near, there) = (w.any_mr(A, 8), w.any_mr(B, 8));
+        w.disconnect(B);
+        w.post(A, &[Wr::fetch_add(3, 1, near.all(), &there, 0)]);
+        assert_eq!(w.completions(A), ["3 FetchAdd RemoteAborted 2/0/01"]);
+        assert_eq!(there.bytes(), [0; 8]);
+    }
+}
+
+#[test]
+fn windows_open_words_if_they_are_bound_so() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let near = w.any_mr(A, 8);
+        let all = Access::LOCAL_WRITE | Access::MW_BIND;
+        let region = w.mr(B, 16, all);
+        let window = w.window(B, crate::types::WindowKind::Type2);
+        let (stag, _) = window.view();
+        let new = Stag(stag.0 & !0xFF | stag.0.wrapping_add(1) & 0xFF);
+        let bind = crate::device::window::BindRequest {
+            window: stag,
+            new,
+            address: region.iova + 8,
+            length: 8,
+            lkey: region.stag.0,
+            access: Access::REMOTE_ATOMIC.bits(),
+        };
+        w.post(B, &[Wr::bind(1, &bind)]);
+        assert_eq!(w.completions(B), ["1 BindMw"]);
+        let to = Mr { stag: new, ..region.clone() };
+        w.post(A, &[Wr::fetch_add(2, 3, near.all(), &to, 8)]);
+        assert_eq!(w.completions(A), ["2 FetchAdd 8"]);
+        assert_eq!(words(&region), [0, 3]);
+        w.post(A, &[Wr::write(3, &[], &to, 8).inline(b"x")]);
+        assert_eq!(words(&region), [0, 3]);
+        assert_eq!(w.state(A), QpState::Error, "{wiring:?}");
+    }
+}
+
+#[test]
+fn a_scripted_peer_sees_the_headers_of_the_rfc() {
+    let (mut w, mut raw) = World::raw();
+    let (near, there) = (w.any_mr(A, 16), Stag(0xB1B2_B3B4));
+    let to = Mr { stag: there, iova: 0x1000, ..near.clone() };
+    w.post(
+        A,
+        &[
+            Wr::fetch_add(1, 0x0102_0304_0506_0708, near.sge(0..8), &to, 8),
+            Wr::compare_swap(2, (3, 4), near.sge(8..16), &to, 16),
+        ],
+    );
+    let said = raw.segments(&mut w);
+    assert_eq!(said.len(), 2);
+    for (n, (segment, operation)) in (0u32..).zip(said.iter().zip([
+        AtomicOperation::FetchAdd { add: 0x0102_0304_0506_0708, boundaries: 0 },
+        AtomicOperation::CompareSwap {
+            swap: 4,
+            swap_mask: u64::MAX,
+            compare: 3,
+            compare_mask: u64::MAX,
+        },
+    ])) {
+        assert_eq!(segment.header, raw.untagged(Opcode::AtomicRequest, 1, n + 1, 0, true));
+        let to = TaggedOffset(0x1008 + 8 * u64::from(n));
+        let expected = AtomicRequest { operation, id: n, stag: there, to };
+        assert_eq!(segment.payload, expected.emit());
+    }
+    // The identifier is the peer's to reflect, and nothing here depends on it.
+    for (msn, original) in [(1, 0x1112_1314_1516_1718), (2, 3)] {
+        let header = raw.untagged(Opcode::AtomicResponse, 3, msn, 0, true);
+        raw.segment(&mut w, header, &AtomicResponse { id: 99, original }.emit());
+    }
+    assert_eq!(w.completions(A), ["1 FetchAdd 8", "2 CompareSwap 8"]);
+    assert_eq!(words(&near), [0x1112_1314_1516_1718, 3]);
+}
+
+#[test]
+fn responses_of_the_wrong_kind_answer_nothing() {
+    // A Read Response while an atomic operation is the oldest, and the other way round.
+    let (mut w, mut raw) = World::raw();
+    let word = w.any_mr(A, 8);
+    w.post(A, &[Wr::fetch_add(1, 1, word.all(), &word, 0), Wr::read(2, word.all(), &word, 0)]);
+    raw.segments(&mut w);
+    raw.response(&mut w, word.stag, word.iova, &[1; 8], true);
+    assert_eq!(raw.expect_terminate(&mut w).0, "0/2/06");
+    assert_eq!(word.bytes(), [0; 8]);
+
+    let (mut w, mut raw) = World::raw();
+    let word = w.any_mr(A, 8);
+    w.post(A, &[Wr::read(1, word.all(), &word, 0), Wr::fetch_add(2, 1, word.all(), &word, 0)]);
+    raw.segments(&mut w);
+    let header = raw.untagged(Opcode::AtomicResponse, 3, 1, 0, true);
+    raw.segment(&mut w, header, &[1; 12]);
+    assert_eq!(raw.expect_terminate(&mut w).0, "0/2/06");
+    assert_eq!(word.bytes(), [0; 8]);
+}
+
+#[test]
+fn a_response_finds_its_sink_gone() {
+    let (mut w, mut raw) = World::raw();
+    let word = w.any_mr(A, 8);
+    w.post(A, &[Wr::fetch_add(1, 1, word.all(), &word, 0)]);
+    raw.segments(&mut w);
+    w.revoke(A, word.stag);
+    let header = raw.untagged(Opcode::AtomicResponse, 3, 1, 0, true);
+    raw.segment(&mut w, header, &[1; 12]);
+    assert_eq!(raw.expect_terminate(&mut w).0, "1/1/00");
+    assert_eq!(w.completions(A), ["1 FetchAdd LocalAccess 1/1/00"]);
+    assert_eq!(word.bytes(), [0; 8]);
+}
+
+#[test]
+fn a_peer_without_atomics_refuses_the_operation_by_name() {
+    // siw: unexpected opcode, with the header of DDP.
+    let (mut w, mut raw) = World::raw();
+    let word = w.any_mr(A, 8);
+    w.post(A, &[Wr::fetch_add(1, 0, word.all(), &word, 0)]);
+    let said = raw.ulpdus(&mut w);
+    let mut terminate = vec![0x02, 0x06, 0xC0, 0, 0, 70];
+    terminate.extend(&said[0][..18]);
+    raw.terminate(&mut w, &terminate);
+    assert_eq!(w.completions(A), ["1 FetchAdd RemoteOperation 0/2/06"]);
+}
+
+#[test]
+fn operations_come_in_parts_and_copies_of_them_count() {
+    let (mut w, mut raw) = World::raw();
+    let word = w.any_mr(A, 8);
+    let request = add_of(&word, 0).emit();
+    let header = |mo, last| raw.untagged(Opcode::AtomicRequest, 1, 1, mo, last);
+    let parts = [header(0, false), header(20, false), header(51, true)];
+    for (part, range) in parts.into_iter().zip([0..20, 20..51, 51..52]) {
+        assert_eq!(word.bytes(), [0; 8]);
+        raw.segment(&mut w, part, &request[range]);
+    }
+    let said = raw.segments(&mut w);
+    assert_eq!(said[0].payload, AtomicResponse { id: 0xA1A2_A3A4, original: 0 }.emit());
+    assert_eq!(words(&word), [1]);
+}
+
+#[test]
+fn a_word_that_its_owner_took_away_is_no_word() {
+    crate::shm::fault::install().unwrap();
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let near = w.any_mr(A, 8);
+        let (mapping, fd) = crate::shm::Mapping::create_shared_buffer(8192).unwrap();
+        let word = w.mr_over(B, mapping, 8192, Access::all(), Scope::Pd, 0x10_0000);
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        w.post(A, &[Wr::fetch_add(1, 1, near.all(), &word, 0)]);
+        assert_eq!(w.completions(A), ["1 FetchAdd WrFlush"], "{wiring:?}");
+        assert!(w.diagnosis(B).text.contains("could not be reached"));
+        assert_eq!(near.bytes(), [0; 8]);
+    }
+}
+
+// --- Immediate Data ------------------------------------------------------------------------------
+
+#[test]
+fn immediate_data_follow_their_write_and_say_how_long_it_was() {
+    for (wiring, kind) in Wiring::all().into_iter().flat_map(|w| KINDS.map(|kind| (w, kind))) {
+        let mut w = World::connected(wiring);
+        let from = w.any_mr(A, 100_000);
+        w.kind = kind;
+        let to = w.any_mr(B, 100_000);
+        let bytes = from.pattern(1);
+        for id in 0..4 {
+            w.recv(B, id, &[]);
+        }
+        w.post(
+            A,
+            &[
+                Wr::write(1, &[from.all()], &to, 0).immediate(0x0102_0304_0506_0708),
+                Wr::write(2, &[], &to, 5).immediate(u64::MAX).with(SendFlags::SOLICITED),
+                Wr::write(3, &[], &to, 0).inline(b"abc"),
+                Wr::write(4, &[], &to, 3).inline(b"de").immediate(9).unsignaled(),
+                Wr::send(5, &[]),
+            ],
+        );
+        let sent = ["1 RdmaWrite", "2 RdmaWrite", "3 RdmaWrite", "5 Send"];
+        assert_eq!(w.completions(A), sent, "{wiring:?} {kind:?}");
+        assert_eq!(
+            w.completions(B),
+            [
+                "0 Receive 100000 immediate 0x102030405060708",
+                "1 Receive solicited immediate 0xffffffffffffffff",
+                "2 Receive 2 immediate 0x9",
+                "3 Receive",
+            ],
+            "{wiring:?} {kind:?}"
+        );
+        assert_eq!(to.bytes(), [b"abcde", &bytes[5..]].concat());
+    }
+}
+
+#[test]
+fn immediate_data_wait_for_a_receive_as_sends_do() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let to = w.any_mr(B, 8);
+        w.post(A, &[Wr::write(1, &[], &to, 0).inline(b"landed").immediate(1)]);
+        // The Write is no message of the receiver's application; what is behind it is.
+        assert_eq!(&to.bytes()[..6], b"landed", "{wiring:?}");
+        assert_eq!(w.completions(A), ["1 RdmaWrite"]);
+        assert_eq!(w.events(B).last().unwrap().split(' ').nth(1), Some("1/2/02"));
+    }
+}
+
+#[test]
+fn immediate_data_go_with_the_write_that_failed() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        let to = w.any_mr(B, 8);
+        let gone = Mr { stag: Stag(to.stag.0 ^ 0xFF00), ..to.clone() };
+        w.recv(B, 7, &[]);
+        let local = w.any_mr(B, 8);
+        w.post(A, &[Wr::write(1, &[local.all()], &gone, 0).immediate(1), Wr::send(2, &[])]);
+        assert_eq!(w.completions(A)[0], "1 RdmaWrite LocalProtection", "{wiring:?}");
+        assert_eq!(w.completions(B), ["7 Receive WrFlush"]);
+
+        let mut w = World::connected(wiring);
+        w.recv(B, 7, &[]);
+        w.post(A, &[Wr::write(1, &[], &gone, 0).inline(&pattern(8, 1)).immediate(1)]);
+        assert_eq!(w.completions(A), ["1 RdmaWrite"], "{wiring:?}");
+        assert_eq!(w.completions(B), ["7 Receive WrFlush"]);
+        assert_eq!(w.state(A), QpState::Error);
+    }
+}
+
+#[test]
+fn immediate_data_of_a_peer_bring_all_eight_bytes() {
+    let (mut w, mut raw) = World::raw();
+    w.recv(A, 1, &[]);
+    w.recv(A, 2, &[]);
+    let to = w.any_mr(A, 8);
+    raw.write(&mut w, to.stag, to.iova, b"hello");
+    raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 0, true), b"8 octets");
+    let header = raw.untagged(Opcode::ImmediateSolicited, 0, 2, 0, true);
+    raw.segment(&mut w, header, &[0, 0, 0, 1, 0, 0, 0, 0]);
+    let octets = u64::from_be_bytes(*b"8 octets");
+    assert_eq!(
+        w.completions(A),
+        [
+            format!("1 Receive 5 immediate {octets:#x}"),
+            "2 Receive solicited immediate 0x100000000".to_owned()
+        ],
+    );
+    // And this side says the same.
+    w.post(A, &[Wr::write(3, &[], &to, 0).immediate(octets)]);
+    let said = raw.segments(&mut w);
+    let Header::Tagged(write) = said[0].header else { panic!("{said:?}") };
+    assert_eq!((said[0].opcode(), write.last, said.len()), (Opcode::Write, true, 2));
+    assert_eq!(said[1].header, raw.untagged(Opcode::Immediate, 0, 1, 0, true));
+    assert_eq!(said[1].payload, b"8 octets");
+    let kind = SendOpcode::from_u8(SendOpcode::WriteImmediate as u8);
+    assert_eq!(kind.map(SendOpcode::parameters), Some(1));
+}
