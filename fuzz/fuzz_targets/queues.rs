@@ -69,7 +69,7 @@ fuzz_target!(|data: &[u8]| {
         remote_addr: IOVA,
         rkey: stag(1).0,
         inv_rkey: 0,
-        params: [0; 3],
+        params: [0; 4],
         spare_is_zero: true,
     };
     w.clients[0].sq.push(&header, &[], b"honestly").expect("room");

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use rnic_core::abi::queue::{PAGE, QueueKind, QueueShape, SendHeader, Sge, WindowParams};
+use rnic_core::abi::queue::{
+    PAGE, QueueKind, QueueShape, SendHeader, SendOpcode, Sge, WindowParams,
+};
 use rnic_core::device::{Cq, Memory, QpShared, Srq, StagEntry, StagKind, Window};
 use rnic_core::engine::{
     Engine, EngineOptions, MulpduPolicy, Notification, Output, QpConfig, Receives, Work,
@@ -263,7 +265,7 @@ impl Client {
         };
         let shared_cq = Arc::new(Cq::new(CqId(200 + n), session, 0, cq));
         for (k, scope, access) in [
-            (0, Scope::Pd, Access::all() - Access::REMOTE_ATOMIC - Access::ZERO_BASED),
+            (0, Scope::Pd, Access::all() - Access::ZERO_BASED),
             (1, Scope::Qp(qp), Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ),
             (2, Scope::Pd, Access::LOCAL_WRITE),
         ] {
@@ -317,7 +319,7 @@ impl Client {
 
     /// A request as an input has it, with names that mostly exist.
     pub fn post(&mut self, input: &mut Input<'_>, peer: u32, own: u32) {
-        let opcodes = [0, 2, 4, 7, 8, 9, 32, input.u8()];
+        let opcodes = [0, 1, 2, 4, 5, 6, 7, 8, 9, 32, input.u8()];
         let opcode = opcodes[usize::from(input.u8()) % opcodes.len()];
         // A region's key, or a window's: of type 1, of type 2.
         let name = input.u8();
@@ -333,12 +335,17 @@ impl Client {
             rkey: stag(if binds { own } else { peer }).0 + key,
             inv_rkey: (stag(if opcode == 9 { peer } else { own }).0 + key) ^ u32::from(binds),
             params: match binds {
-                false => [0; 3],
+                false => {
+                    let parameters = SendOpcode::from_u8(opcode).map_or(0, SendOpcode::parameters);
+                    let mut params = [0; 4];
+                    params[..parameters].fill_with(|| input.u8().into());
+                    params
+                }
                 true => WindowParams {
                     address: IOVA + u64::from(input.u16()) % (REGION as u64),
                     length: u64::from(input.u8()),
                     lkey: stag(own).0 + u32::from(input.u8()) % 3,
-                    access: u32::from(input.u8()) & 0x26,
+                    access: u32::from(input.u8()) & 0x2E,
                 }
                 .to_params(),
             },
@@ -347,7 +354,11 @@ impl Client {
         let sges: Vec<Sge> = (0..input.u8() % 3)
             .map(|_| Sge {
                 addr: IOVA + u64::from(input.u16()) % (REGION as u64),
-                length: u32::from(input.u16()) % 3000,
+                // Atomic operations answer with eight bytes.
+                length: match opcode {
+                    5 | 6 if input.u8() % 8 != 0 => 8,
+                    _ => u32::from(input.u16()) % 3000,
+                },
                 lkey: stag(own).0 + u32::from(input.u8()) % 3,
             })
             .collect();

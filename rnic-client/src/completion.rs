@@ -17,13 +17,16 @@ pub struct Completion {
     pub opcode: CompletionOpcode,
     /// QP it was posted to.
     pub qp: QpId,
-    /// Bytes received or read; 0 for other requests.
+    /// Bytes received or read, 8 of an atomic operation; with Immediate Data, those of the RDMA
+    /// Write before them; 0 for other requests.
     pub byte_len: u32,
     /// The peer asked for a solicited event with this message (RFC 5040 section 5.3).
     pub solicited: bool,
     /// The STag that the peer's message invalidated: a region of ours that is no longer accessible
     /// (RFC 5040 section 5.3).
     pub invalidated: Option<Stag>,
+    /// Immediate Data, which the receive was taken for (RFC 7306 section 6).
+    pub immediate: Option<[u8; 8]>,
     /// The Terminate that failed the request, sent or received (RFC 5040 section 4.8).
     pub detail: Option<TerminateCode>,
     /// The shared receive queue that a receive was taken from.
@@ -65,6 +68,9 @@ impl Completion {
             invalidated: flags
                 .contains(CompletionFlags::WITH_INV)
                 .then_some(Stag(e.imm_or_inv as u32)),
+            immediate: flags
+                .contains(CompletionFlags::WITH_IMM)
+                .then(|| e.imm_or_inv.to_be_bytes()),
             detail: (e.detail != 0).then_some(TerminateCode {
                 layer: (e.detail >> 16) as u8,
                 etype: (e.detail >> 8) as u8,
@@ -87,6 +93,7 @@ impl Default for Completion {
             byte_len: 0,
             solicited: false,
             invalidated: None,
+            immediate: None,
             detail: None,
             srq: None,
             diagnosis_id: 0,
@@ -110,6 +117,16 @@ mod tests {
         assert_eq!(c.srq, Some(SrqId(6)));
         assert_eq!(c.invalidated, Some(Stag(0xABCD_EF01)));
         assert_eq!(c.ok().unwrap(), c);
+    }
+
+    #[test]
+    fn immediate_data_come_as_they_were_on_the_wire() {
+        let mut e = Cqe::new(5, 77, CompletionOpcode::Receive, CompletionStatus::Success);
+        e.imm_or_inv = 0x0102_0304_0506_0708;
+        assert_eq!(Completion::from_entry(&e).unwrap().immediate, None);
+        e.flags = CompletionFlags::WITH_IMM.bits();
+        let c = Completion::from_entry(&e).unwrap();
+        assert_eq!((c.immediate, c.invalidated), (Some([1, 2, 3, 4, 5, 6, 7, 8]), None));
     }
 
     #[test]

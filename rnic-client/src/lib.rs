@@ -151,7 +151,7 @@ pub use rnic_core::abi::control::{
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::shm::{ProgramRange, RawBytes};
 pub use rnic_core::types::{
-    Access, AddressPair, ChannelId, CompletionOpcode, CompletionStatus, CqId, ListenerId, MrId,
-    MwId, PdId, QpId, QpState, RequestId, RnrPolicy, Scope, SessionId, SharedBufferId, SrqId, Stag,
-    TerminateCode, TerminateOrigin, WindowKind,
+    Access, AddressPair, AtomicOperation, ChannelId, CompletionOpcode, CompletionStatus, CqId,
+    ListenerId, MrId, MwId, PdId, QpId, QpState, RequestId, RnrPolicy, Scope, SessionId,
+    SharedBufferId, SrqId, Stag, TerminateCode, TerminateOrigin, WindowKind,
 };

@@ -1,7 +1,7 @@
 //! Work requests.
 
 use rnic_core::abi::queue::{SendFlags, SendHeader, SendOpcode, Sge, WindowParams};
-use rnic_core::types::{Access, Stag};
+use rnic_core::types::{Access, AtomicOperation, Stag};
 
 use crate::mr::RemoteAddr;
 use crate::window::Bind;
@@ -66,6 +66,57 @@ impl<'a> SendRequest<'a> {
         Self::new(SendOpcode::Write, wr_id, Data::Inline(bytes)).remote(to)
     }
 
+    /// Like [`write`](Self::write), with Immediate Data behind it (RFC 7306 section 6): they take
+    /// the peer's next receive, whose completion has them, and how many bytes were written. A peer
+    /// that has no Immediate Data ends the connection.
+    pub fn write_with_imm(
+        wr_id: u64,
+        elements: &'a [Sge],
+        to: RemoteAddr,
+        immediate: [u8; 8],
+    ) -> Self {
+        Self::write(wr_id, elements, to).immediate(immediate)
+    }
+
+    /// Like [`write_inline`](Self::write_inline), with Immediate Data behind it.
+    pub fn write_inline_with_imm(
+        wr_id: u64,
+        bytes: &'a [u8],
+        to: RemoteAddr,
+        immediate: [u8; 8],
+    ) -> Self {
+        Self::write_inline(wr_id, bytes, to).immediate(immediate)
+    }
+
+    /// Adds to a word of the peer's memory, and brings what was there before (Atomic FetchAdd,
+    /// RFC 7306 section 5). Words have 8 bytes, in the order of the host that has them, and begin at
+    /// multiples of 8; the peer's region needs `REMOTE_ATOMIC`. `into` has 8 bytes, too, and its
+    /// region needs local write access. A peer that has no atomic operations ends the connection:
+    /// adding 0 is a way to ask.
+    ///
+    /// In shared buffers operations are atomic whoever does them, the peer's program included; in
+    /// its other memory they are among those of all connections of its session.
+    pub fn fetch_add(wr_id: u64, into: Sge, at: RemoteAddr, add: u64) -> Self {
+        Self::atomic(wr_id, into, at, AtomicOperation::FetchAdd { add, boundaries: 0 })
+    }
+
+    /// Replaces a word of the peer's memory by `swap` if it is `compare`, and brings what was there
+    /// before (Atomic CmpSwap, RFC 7306 section 5). As [`fetch_add`](Self::fetch_add) otherwise.
+    pub fn compare_swap(wr_id: u64, into: Sge, at: RemoteAddr, compare: u64, swap: u64) -> Self {
+        let (compare_mask, swap_mask) = (u64::MAX, u64::MAX);
+        let operation = AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask };
+        Self::atomic(wr_id, into, at, operation)
+    }
+
+    /// An atomic operation of any kind, also on parts of a word. As
+    /// [`fetch_add`](Self::fetch_add) otherwise.
+    pub fn atomic(wr_id: u64, into: Sge, at: RemoteAddr, operation: AtomicOperation) -> Self {
+        let (opcode, params) = SendOpcode::of_operation(operation);
+        let mut request = Self::new(opcode, wr_id, Data::Element(into)).remote(at);
+        request.header.params = params;
+        request
+    }
+
     /// Reads from the peer's memory into one element, which iWARP allows no more of (RDMA Read,
     /// RFC 5040 section 5.2). The element's region needs local write access.
     pub fn read(wr_id: u64, into: Sge, from: RemoteAddr) -> Self {
@@ -125,13 +176,14 @@ impl<'a> SendRequest<'a> {
         self.flag(SendFlags::SIGNALED)
     }
 
-    /// Asks for the peer's solicited event; has a meaning for Sends only (RFC 5040 section 5.3).
+    /// Asks for the peer's solicited event; has a meaning for what takes a receive (RFC 5040
+    /// section 5.3).
     #[must_use]
     pub fn solicited(self) -> Self {
         self.flag(SendFlags::SOLICITED)
     }
 
-    /// Starts only when all earlier reads of this QP are done.
+    /// Starts only when all earlier reads and atomic operations of this QP are done.
     #[must_use]
     pub fn fence(self) -> Self {
         self.flag(SendFlags::FENCE)
@@ -166,7 +218,7 @@ impl<'a> SendRequest<'a> {
             remote_addr: 0,
             rkey: 0,
             inv_rkey: 0,
-            params: [0; 3],
+            params: [0; 4],
             spare_is_zero: true,
         };
         SendRequest { header, data }
@@ -175,6 +227,12 @@ impl<'a> SendRequest<'a> {
     fn remote(mut self, at: RemoteAddr) -> Self {
         self.header.remote_addr = at.addr;
         self.header.rkey = at.rkey.0;
+        self
+    }
+
+    fn immediate(mut self, data: [u8; 8]) -> Self {
+        self.header.opcode = SendOpcode::WriteImmediate as u8;
+        self.header.params[0] = u64::from_be_bytes(data);
         self
     }
 

@@ -69,7 +69,8 @@ impl ContextBody {
         says.max_qp_rd_atom = i32::from(has.max_ird);
         says.max_res_rd_atom = i32::from(has.max_ird).saturating_mul(int(has.max_qps));
         says.max_qp_init_rd_atom = i32::from(has.max_ord);
-        says.atomic_cap = c::IBV_ATOMIC_NONE;
+        // In memory that is not shared the program's own instructions may come in between.
+        says.atomic_cap = c::IBV_ATOMIC_HCA;
         says.max_mw = int(has.max_windows);
         says.max_srq = int(has.max_srqs);
         says.max_srq_wr = int(has.max_wr_depth);

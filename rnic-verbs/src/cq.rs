@@ -270,6 +270,12 @@ fn in_c(completion: &Completion, qp: &QpBody) -> c::ibv_wc {
         wc.imm_data = stag.0;
         wc.wc_flags |= c::IBV_WC_WITH_INV;
     }
+    if let Some([a, b, c, d, ..]) = completion.immediate {
+        // In network byte order, as it came.
+        wc.imm_data = u32::from_ne_bytes([a, b, c, d]);
+        wc.wc_flags |= c::IBV_WC_WITH_IMM;
+        wc.opcode = c::IBV_WC_RECV_RDMA_WITH_IMM;
+    }
     if completion.status != CompletionStatus::Success {
         // The number for `rnicctl why`; they count from 1 for as long as the daemon lives.
         wc.vendor_err = completion.diagnosis_id as u32;

@@ -97,7 +97,6 @@ fn of_refusal(refusal: &Refusal) -> i32 {
         Refusal::InUse { .. } => libc::EBUSY,
         Refusal::WrongState { .. } => libc::EINVAL,
         Refusal::NotAllowed { .. } => libc::EACCES,
-        Refusal::Unsupported { .. } => libc::EOPNOTSUPP,
         Refusal::System { errno, .. } => i32::from(*errno),
         Refusal::Malformed { .. } => libc::EPROTO,
         Refusal::Draining => libc::EAGAIN,

@@ -45,13 +45,13 @@ pub(crate) struct MrWanted {
 const RIGHTS: u32 = c::IBV_ACCESS_LOCAL_WRITE
     | c::IBV_ACCESS_REMOTE_WRITE
     | c::IBV_ACCESS_REMOTE_READ
+    | c::IBV_ACCESS_REMOTE_ATOMIC
     | c::IBV_ACCESS_MW_BIND
     | c::IBV_ACCESS_ZERO_BASED;
 
-/// What may be asked for and makes no difference: libfabric wants atomics of every region and uses
-/// none; pages are whatever they are; the upper ten are hints by definition.
-const HINTS: u32 =
-    c::IBV_ACCESS_REMOTE_ATOMIC | c::IBV_ACCESS_HUGETLB | c::IBV_ACCESS_OPTIONAL_RANGE;
+/// What may be asked for and makes no difference: pages are whatever they are; the upper ten are
+/// hints by definition.
+const HINTS: u32 = c::IBV_ACCESS_HUGETLB | c::IBV_ACCESS_OPTIONAL_RANGE;
 
 impl MrBody {
     /// Registers a range.
@@ -91,11 +91,6 @@ impl Registered {
             return Err(Errno::INVALID);
         }
         let access = Access::from_bits_truncate(wanted.access & RIGHTS);
-        // `ibv_reg_mr(3)`, of a right that is not passed on as well.
-        if wanted.access & c::IBV_ACCESS_REMOTE_ATOMIC != 0 && !access.contains(Access::LOCAL_WRITE)
-        {
-            return Err(Errno::INVALID);
-        }
         // The daemon's way to the memory asks for neither.
         let may = match access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE) {
             true => maps::is_writable,

@@ -231,12 +231,20 @@ impl QpBody {
             SendKind::SendInvalidate { rkey } => {
                 SendRequest::send_invalidate(number, elements, Stag(rkey))
             }
-            SendKind::Write { remote, rkey } => {
+            SendKind::Write { remote, rkey, immediate } => {
                 let to = RemoteAddr { addr: remote, rkey: Stag(rkey) };
-                match inline {
-                    true => SendRequest::write_inline(number, bytes, to),
-                    false => SendRequest::write(number, elements, to),
+                match (immediate.map(on_the_wire), inline) {
+                    (None, true) => SendRequest::write_inline(number, bytes, to),
+                    (None, false) => SendRequest::write(number, elements, to),
+                    (Some(data), true) => {
+                        SendRequest::write_inline_with_imm(number, bytes, to, data)
+                    }
+                    (Some(data), false) => SendRequest::write_with_imm(number, elements, to, data),
                 }
+            }
+            SendKind::Atomic { remote, rkey, operation } => {
+                let at = RemoteAddr { addr: remote, rkey: Stag(rkey) };
+                SendRequest::atomic(number, read_sink(elements, inline)?, at, operation)
             }
             SendKind::Read { remote, rkey } => {
                 let from = RemoteAddr { addr: remote, rkey: Stag(rkey) };
@@ -383,6 +391,12 @@ impl QpBody {
         *self.pd.lock() = None;
         self.async_events.wait();
     }
+}
+
+/// Immediate data as RFC 7306 has them: theirs are the first four of eight bytes.
+fn on_the_wire(immediate: u32) -> [u8; 8] {
+    let [a, b, c, d] = immediate.to_ne_bytes();
+    [a, b, c, d, 0, 0, 0, 0]
 }
 
 /// The one element that a Read is placed in; of no bytes if there is none.

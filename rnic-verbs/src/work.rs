@@ -1,7 +1,7 @@
 //! Work requests as the program posted them, copied out of its structures.
 
 use arrayvec::ArrayVec;
-use rnic_client::Sge;
+use rnic_client::{AtomicOperation, Sge};
 
 use crate::c;
 use crate::errno::Errno;
@@ -127,6 +127,13 @@ pub(crate) enum SendKind {
     Write {
         remote: u64,
         rkey: u32,
+        /// In network byte order.
+        immediate: Option<u32>,
+    },
+    Atomic {
+        remote: u64,
+        rkey: u32,
+        operation: AtomicOperation,
     },
     Read {
         remote: u64,

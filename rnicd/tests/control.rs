@@ -502,7 +502,7 @@ fn regions_that_make_no_sense_are_refused_by_field() {
         (reg(0, 2, u64::MAX - 1, all, Scope::Pd), "iova: "),
         (reg(0, 1, 0, Access::from_bits_retain(1 << 20), Scope::Pd), "access: "),
         (reg(0, 1, 0, Access::REMOTE_WRITE, Scope::Pd), "access: "),
-        (reg(0, 1, 0, Access::REMOTE_ATOMIC, Scope::Pd), "atomic access is not supported"),
+        (reg(0, 1, 0, Access::REMOTE_ATOMIC, Scope::Pd), "access: REMOTE_ATOMIC needs LOCAL_WRITE"),
         (reg(0, 1, 8, Access::ZERO_BASED, Scope::Pd), "iova: "),
         (reg(0, 1, 0, all, Scope::Qp(qp)), "scope: "),
         (reg(0, 1, 0, all, Scope::Qp(QpId(4711))), "no QP 4711"),

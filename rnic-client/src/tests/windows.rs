@@ -63,7 +63,7 @@ fn binds_arrive_as_they_were_meant() {
     }
     one.unbind(&r.qp, 6).unwrap();
     let header = posted(&r);
-    assert_eq!((header.rkey & 0xFF, header.inv_rkey & 0xFF, header.params), (0, 1, [0; 3]));
+    assert_eq!((header.rkey & 0xFF, header.inv_rkey & 0xFF, header.params), (0, 1, [0; 4]));
     assert_eq!((one.rkey(), one.remote()), (Stag(first.0 & !0xFF | 1), None));
 
     let remote = two.bind_with_key(&r.qp, 7, &bind, 0x33).unwrap();

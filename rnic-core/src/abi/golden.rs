@@ -463,19 +463,18 @@ fn refusals() {
                 Refusal::NotAllowed { rule: "device.addresses".into(), what: "bind".into() },
                 "06106465766963652e6164647265737365730462696e64",
             ),
-            (Refusal::Unsupported { what: "srq".into() }, "0703737271"),
             (
                 Refusal::System { what: "bind".into(), error: "in use".into(), errno: 98 },
-                "080462696e6406696e2075736562",
+                "070462696e6406696e2075736562",
             ),
-            (Refusal::Malformed { why: "short".into() }, "090573686f7274"),
-            (Refusal::Draining, "0a"),
+            (Refusal::Malformed { why: "short".into() }, "080573686f7274"),
+            (Refusal::Draining, "09"),
         ],
     );
-    let refused: Result<ReplyBody, Refusal> = Err(Refusal::Unsupported { what: "srq".into() });
+    let refused: Result<ReplyBody, Refusal> = Err(Refusal::Malformed { why: "srq".into() });
     let encoded =
         postcard::to_stdvec(&Reply { id: 2, result: refused, diagnosis_id: 300 }).unwrap();
-    assert_eq!(encoded, [2, 1, 7, 3, b's', b'r', b'q', 0xAC, 2]);
+    assert_eq!(encoded, [2, 1, 8, 3, b's', b'r', b'q', 0xAC, 2]);
 }
 
 #[test]

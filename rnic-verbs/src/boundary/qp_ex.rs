@@ -9,22 +9,26 @@ use crate::errno::{Errno, status};
 use crate::work::{Elements, SendKind, SendWork};
 
 use super::qp::qp;
-use super::work::{Chain, bind_work};
+use super::work::{Chain, bind_work, compare_swap, fetch_add};
 
 /// What a program may say that it is going to post like this. Some name everything that all cards
-/// have had, and use what they need: immediate data is refused when it is posted, as by
+/// have had, and use what they need: a Send with immediate data is refused when it is posted, as by
 /// `ibv_post_send(3)`, which nobody has to warn.
 pub(super) const SERVED: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_SEND_WITH_IMM
     | IBV_QP_EX_WITH_RDMA_READ
+    | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+    | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | IBV_QP_EX_WITH_LOCAL_INV
     | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 /// Puts the operations into a queue pair that is being made.
 pub(super) fn operations(head: &mut ibv_qp_ex) {
+    head.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    head.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
     head.wr_bind_mw = Some(wr_bind_mw);
     head.wr_local_inv = Some(wr_local_inv);
     head.wr_rdma_read = Some(wr_rdma_read);
@@ -88,7 +92,7 @@ unsafe extern "C" fn wr_send_inv(of: *mut ibv_qp_ex, rkey: u32) {
 
 unsafe extern "C" fn wr_rdma_write(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {
     // SAFETY: as the module says.
-    unsafe { begin(of, SendKind::Write { remote, rkey }) };
+    unsafe { begin(of, SendKind::Write { remote, rkey, immediate: None }) };
 }
 
 unsafe extern "C" fn wr_send_imm(of: *mut ibv_qp_ex, _data: u32) {
@@ -96,9 +100,27 @@ unsafe extern "C" fn wr_send_imm(of: *mut ibv_qp_ex, _data: u32) {
     unsafe { begin(of, SendKind::Unsupported) };
 }
 
-unsafe extern "C" fn wr_rdma_write_imm(of: *mut ibv_qp_ex, _rkey: u32, _remote: u64, _data: u32) {
+unsafe extern "C" fn wr_rdma_write_imm(of: *mut ibv_qp_ex, rkey: u32, remote: u64, data: u32) {
     // SAFETY: as the module says.
-    unsafe { begin(of, SendKind::Unsupported) };
+    unsafe { begin(of, SendKind::Write { remote, rkey, immediate: Some(data) }) };
+}
+
+unsafe extern "C" fn wr_atomic_fetch_add(of: *mut ibv_qp_ex, rkey: u32, remote: u64, add: u64) {
+    let operation = fetch_add(add);
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::Atomic { remote, rkey, operation }) };
+}
+
+unsafe extern "C" fn wr_atomic_cmp_swp(
+    of: *mut ibv_qp_ex,
+    rkey: u32,
+    remote: u64,
+    compare: u64,
+    swap: u64,
+) {
+    let operation = compare_swap(compare, swap);
+    // SAFETY: as the module says.
+    unsafe { begin(of, SendKind::Atomic { remote, rkey, operation }) };
 }
 
 unsafe extern "C" fn wr_rdma_read(of: *mut ibv_qp_ex, rkey: u32, remote: u64) {

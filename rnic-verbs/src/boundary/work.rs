@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use rnic_client::AtomicOperation;
+
 use crate::c::*;
 use crate::errno::Errno;
 use crate::mw::MwBody;
@@ -75,9 +77,18 @@ unsafe fn send_work(wr: &ibv_send_wr) -> Result<SendWork, Errno> {
         let kind = match wr.opcode {
             IBV_WR_SEND => SendKind::Send,
             IBV_WR_SEND_WITH_INV => SendKind::SendInvalidate { rkey: wr.imm_data },
-            IBV_WR_RDMA_WRITE => {
+            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM => {
                 let (remote, rkey) = remote();
-                SendKind::Write { remote, rkey }
+                let has_data = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+                SendKind::Write { remote, rkey, immediate: has_data.then_some(wr.imm_data) }
+            }
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                let atomic = wr.wr.atomic;
+                let operation = match wr.opcode {
+                    IBV_WR_ATOMIC_FETCH_AND_ADD => fetch_add(atomic.compare_add),
+                    _ => compare_swap(atomic.compare_add, atomic.swap),
+                };
+                SendKind::Atomic { remote: atomic.remote_addr, rkey: atomic.rkey, operation }
             }
             IBV_WR_RDMA_READ => {
                 let (remote, rkey) = remote();
@@ -97,6 +108,17 @@ unsafe fn send_work(wr: &ibv_send_wr) -> Result<SendWork, Errno> {
         (kind, elements)
     };
     Ok(SendWork { wr_id: wr.wr_id, kind, flags: wr.send_flags, elements, copied: None })
+}
+
+/// What a 64-bit fetch and add of verbs does.
+pub(super) fn fetch_add(add: u64) -> AtomicOperation {
+    AtomicOperation::FetchAdd { add, boundaries: 0 }
+}
+
+/// What a 64-bit compare and swap of verbs does.
+pub(super) fn compare_swap(compare: u64, swap: u64) -> AtomicOperation {
+    let (compare_mask, swap_mask) = (u64::MAX, u64::MAX);
+    AtomicOperation::CompareSwap { swap, swap_mask, compare, compare_mask }
 }
 
 /// A bind of a window under a new key.

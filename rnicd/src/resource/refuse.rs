@@ -10,10 +10,6 @@ pub fn invalid(field: &str, why: impl Into<String>) -> Refusal {
     Refusal::Invalid { field: field.to_owned(), why: why.into() }
 }
 
-pub fn unsupported(what: &str) -> Refusal {
-    Refusal::Unsupported { what: what.to_owned() }
-}
-
 pub fn in_use(kind: &str, handle: u32, by: impl Into<String>) -> Refusal {
     Refusal::InUse { kind: kind.to_owned(), handle, by: by.into() }
 }

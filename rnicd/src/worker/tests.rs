@@ -279,7 +279,7 @@ fn header(opcode: SendOpcode, wr_id: u64) -> SendHeader {
         remote_addr: 0,
         rkey: 0,
         inv_rkey: 0,
-        params: [0; 3],
+        params: [0; 4],
         spare_is_zero: true,
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn send(opcode: SendOpcode, flags: SendFlags, wr_id: u32) -> SendHead
         remote_addr: 0,
         rkey: 0,
         inv_rkey: 0,
-        params: [0; 3],
+        params: [0; 4],
         spare_is_zero: true,
     }
 }

@@ -182,7 +182,10 @@ impl Session {
             source: MrSource::Shared { buffer: self.buffer, offset },
             length: BUFFER as u64 - offset,
             iova: 0x1000,
-            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            access: Access::LOCAL_WRITE
+                | Access::REMOTE_WRITE
+                | Access::REMOTE_READ
+                | Access::REMOTE_ATOMIC,
             scope,
         };
         if let Ok(ReplyBody::Mr { mr, stag }) = self.raw.try_call(body, &[])? {
@@ -326,9 +329,12 @@ impl Session {
                 SendOpcode::SendInvalidate,
                 SendOpcode::ReadInvalidate,
                 SendOpcode::BindWindow,
+                SendOpcode::WriteImmediate,
+                SendOpcode::FetchAdd,
+                SendOpcode::CompareSwap,
             ];
             let window = self.objects.window(rng).filter(|_| rng.below(2) == 0);
-            let binding = [0x1000 + rng.below(4096), rng.below(8192), 0];
+            let binding = [0x1000 + rng.below(4096), rng.below(8192), 0, 0];
             let header = SendHeader {
                 opcode: match rng.below(16) {
                     0 => rng.word() as u8,
@@ -346,8 +352,14 @@ impl Session {
                     None => stag(rng),
                 },
                 params: match window {
-                    Some(_) => [binding[0], binding[1], u64::from(stag(rng)) | rng.below(64) << 32],
-                    None => [0; 3],
+                    Some(_) => {
+                        [binding[0], binding[1], u64::from(stag(rng)) | rng.below(64) << 32, 0]
+                    }
+                    // As many as some operation has.
+                    None => {
+                        let given = rng.below(5) as usize;
+                        std::array::from_fn(|n| if n < given { rng.word() } else { 0 })
+                    }
                 },
                 spare_is_zero: true,
             };

@@ -154,7 +154,7 @@ pub struct QpCounters {
     pub segments_sent: u64,
     /// DDP segments received, whatever became of them.
     pub segments_received: u64,
-    /// RDMA Reads of the peer whose response was sent in full.
+    /// RDMA Reads and atomic operations of the peer whose response was sent in full.
     pub reads_answered: u64,
     /// Requests that completed with an error, flushes included.
     pub errors: u64,

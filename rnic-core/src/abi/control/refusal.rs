@@ -75,12 +75,6 @@ pub enum Refusal {
         /// The request, in words, with its address, domain or socket.
         what: String,
     },
-    /// This daemon does not do that.
-    #[error("{what} is not supported by this daemon")]
-    Unsupported {
-        /// What was asked for.
-        what: String,
-    },
     /// The operating system refused.
     #[error("{what}: {error}")]
     System {

@@ -63,7 +63,7 @@ pub const METRICS: [(&str, &str); 11] = [
     ("placed_bytes_total", "Payload bytes placed."),
     ("sent_segments_total", "DDP segments sent."),
     ("received_segments_total", "DDP segments received."),
-    ("reads_answered_total", "RDMA Reads answered."),
+    ("reads_answered_total", "RDMA Reads and atomic operations answered."),
     ("terminates_sent_total", "Connections ended by a Terminate of this side."),
     ("terminates_received_total", "Connections ended by a Terminate of the peer."),
     ("refusals_total", "Requests refused."),

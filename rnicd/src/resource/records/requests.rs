@@ -224,7 +224,6 @@ fn rule_of(refusal: &Refusal) -> String {
         Refusal::NoSuchObject { .. } => "handles name objects of one's own session".to_owned(),
         Refusal::InUse { .. } => "objects are kept as long as others use them".to_owned(),
         Refusal::WrongState { kind, needs, .. } => format!("state of the {kind}: {needs}"),
-        Refusal::Unsupported { .. } => "abilities of this daemon".to_owned(),
         Refusal::System { what, .. } => format!("operating system: {what}"),
         Refusal::Malformed { .. } => "layout of control messages".to_owned(),
         Refusal::Draining => "rnicctl drain".to_owned(),
