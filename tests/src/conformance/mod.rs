@@ -1,4 +1,4 @@
-//! Which code does what RFC 5044, RFC 5041 and RFC 5040 require, and which test shows it.
+//! Which code does what RFC 5044, RFC 5041, RFC 5040 and RFC 7306 require, and which test shows it.
 //!
 //! The requirements are data (`tests/conformance/requirements.toml`). Each is either cited by
 //! tests, with a line `//= ID` above the test, or excepted with a reason (`exceptions.toml`). Each
@@ -42,7 +42,8 @@ const PROMISES: &str = "promises";
 const TESTS: &str = "tests";
 
 /// The RFCs, from the lowest layer up.
-const LAYERS: [(u16, &str); 3] = [(5044, "MPA"), (5041, "DDP"), (5040, "RDMAP")];
+const LAYERS: [(u16, &str); 4] =
+    [(5044, "MPA"), (5041, "DDP"), (5040, "RDMAP"), (7306, "RDMAP extensions")];
 
 /// Everything that is known of the requirements.
 #[derive(Debug)]

@@ -7,10 +7,11 @@ use super::{Kind, LAYERS, Level, Record, Requirement};
 const HEAD: &str = "\
 # Conformance
 
-Each requirement of RFC 5044 (MPA), RFC 5041 (DDP) and RFC 5040 (RDMAP), in our own words, is either
-cited by tests that would fail if it were broken, or excepted with a reason. Each MUST and MUST NOT
-that is tested is also cited by the production code that does it, or holds by construction, with a
-reason. A citation is a line `//= ID` above the test or the code.
+Each requirement of RFC 5044 (MPA), RFC 5041 (DDP), RFC 5040 (RDMAP) and RFC 7306 (its extensions:
+atomic operations and Immediate Data), in our own words, is either cited by tests that would fail if
+it were broken, or excepted with a reason. Each MUST and MUST NOT that is tested is also cited by
+the production code that does it, or holds by construction, with a reason. A citation is a line
+`//= ID` above the test or the code.
 
     cargo run -p rnic-tests --bin conformance
 

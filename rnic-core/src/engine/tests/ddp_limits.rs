@@ -6,8 +6,11 @@ use super::requests::Wr;
 use super::world::{A, World};
 use crate::conformance::table;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader};
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest, Terminate};
-use crate::types::{QpState, Stag, TaggedOffset};
+use crate::rdmap::{
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, IMMEDIATE_LEN, Opcode, READ_REQUEST_LEN, ReadRequest,
+    Terminate,
+};
+use crate::types::{ATOMIC_LEN, QpState, Stag, TaggedOffset};
 
 /// Sends a message of so little that it is whole on this queue, under this number.
 fn message(w: &mut World, raw: &mut Raw, queue: u32, msn: u32) {
@@ -128,6 +131,10 @@ fn each_limit_of_the_table_is_the_one_that_is_kept() {
             "DDP tagged header" => shortest_ulpdu(0xC1, 0x40),
             "DDP untagged header" => shortest_ulpdu(0x41, 0x43),
             "RDMA Read Request header" => READ_REQUEST_LEN as u32,
+            "Atomic Request header" => ATOMIC_REQUEST_LEN as u32,
+            "Atomic Response header" => ATOMIC_RESPONSE_LEN as u32,
+            "atomic target, length and alignment" => ATOMIC_LEN,
+            "Immediate Data" => IMMEDIATE_LEN as u32,
             "Terminate header, maximum" => longest_terminate(),
             _ => match ELSEWHERE.iter().find(|(elsewhere, _)| *elsewhere == name) {
                 Some((_, where_else)) => {

@@ -108,7 +108,9 @@ impl Kind {
 /// Every cell that is not "not applicable" is shown, and no scenario stands for nothing.
 #[test]
 fn every_pair_of_operations_is_ordered_as_the_table_says_and_no_further() {
-    let rows = table("ordering_pair");
+    // Those of RFC 5040.
+    let mut rows = table("ordering_pair");
+    rows.retain(|row| row.number("rfc") == 5040);
     let mut used = vec![false; SCENARIOS.len()];
     let mut pairs = Vec::new();
     for row in &rows {
