@@ -236,6 +236,11 @@ impl SendOpcode {
         }
     }
 
+    /// Whether RFC 7306 has added it.
+    pub fn is_extension(self) -> bool {
+        matches!(self, SendOpcode::WriteImmediate | SendOpcode::CompareSwap | SendOpcode::FetchAdd)
+    }
+
     /// How many words of [`SendHeader::params`] it has, from the first on; the others are zero.
     pub fn parameters(self) -> usize {
         match self {

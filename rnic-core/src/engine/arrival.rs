@@ -211,8 +211,8 @@ impl Qp {
             .stags
             .remote(self.core.principal(), stag, to, len, right)
             .map_err(|fault| Reason::Atomic { fault, stag, to })?;
-        // Where a region's offsets are aligned its addresses need not be.
-        if !to.is_multiple_of(len) || !target.is_aligned() {
+        // It is the address that has to be aligned; offsets count from wherever the region says.
+        if !target.is_aligned() {
             return Err(Reason::Misaligned { stag, to });
         }
         Ok(InboundRequest::Atomic(atomic))
@@ -349,6 +349,10 @@ impl Qp {
                     self.finish_request(engine);
                 }
                 Ok(())
+            }
+            // Not placed anywhere, and whole.
+            Incoming::Send { kind: kind @ SendKind { immediate: Some(_), .. }, .. } => {
+                self.deliver_send(engine, kind, 0)
             }
             Incoming::Send { kind, mo, last, total } => {
                 match self.link.send_placed((mo, len, last), total)? {

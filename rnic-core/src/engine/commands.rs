@@ -69,10 +69,11 @@ impl Engine {
         let id = config.qp;
         let link = Box::new(TcpLink::new(&negotiated));
         self.insert(*config, Link::Tcp(link));
-        let Negotiated { role, revision, ird, ord, private_data, leftover, .. } = negotiated;
+        let Negotiated { role, revision, version, ird, ord, private_data, leftover, .. } =
+            negotiated;
         self.with(id, |qp, engine| {
             qp.life.connected(addresses, revision);
-            qp.requester.connected(ird, ord);
+            qp.requester.connected(ird, ord, version);
             match role {
                 Role::Initiator { .. } => {
                     qp.enter(StreamPhase::Open);
@@ -111,7 +112,7 @@ impl Engine {
             self.with(id, |qp, engine| {
                 qp.link = Link::Direct(peer);
                 qp.life.connected(addresses, negotiated.revision);
-                qp.requester.connected(negotiated.ird, negotiated.ord);
+                qp.requester.connected(negotiated.ird, negotiated.ord, negotiated.version);
                 qp.enter(StreamPhase::Open);
                 let private_data = match negotiated.role {
                     Role::Initiator { .. } => negotiated.private_data,

@@ -68,6 +68,11 @@ impl Reason {
                      {elements} of {bytes} bytes in sum were given"
                 ),
             ),
+            Reason::NoExtensions => Explanation::new(
+                "RFC 7306 section 4.1: extensions are of RDMAP version 1",
+                "the peer speaks RDMAC's version of RDMAP, which has neither atomic operations nor \
+                 Immediate Data",
+            ),
             Reason::NoOrd => Explanation::new(
                 "local contract: RDMA Reads and atomic operations need an ORD of at least 1",
                 "an RDMA Read or atomic operation was posted, but this connection was agreed with \
@@ -117,7 +122,7 @@ impl Reason {
                 wire(remote_key(who, stags, fault, stag, (to, len), &what)).about(stag, to, len)
             }
             Reason::Misaligned { stag, to } => wire(format!(
-                "an atomic operation at {to:#x} of STag {stag}, which is not aligned to 8 bytes \
+                "an atomic operation at {to:#x} of STag {stag}, whose address is no multiple of 8 \
                  (RFC 7306 section 5)"
             ))
             .about(stag, to, ATOMIC_LEN.into()),

@@ -29,6 +29,8 @@ pub(super) enum Reason {
     ReadSink { elements: usize },
     /// An atomic operation has not one element of eight bytes.
     AtomicSink { elements: usize, bytes: u64 },
+    /// An atomic operation, or Immediate Data, to a peer of RDMAC's version.
+    NoExtensions,
     /// A read, or an atomic operation, on a QP that may have none outstanding.
     NoOrd,
     /// The elements are longer in sum than any message.
@@ -53,8 +55,7 @@ pub(super) enum Reason {
     Read { fault: RemoteFault, stag: Stag, to: u64, len: u64 },
     /// An atomic operation on a word that may not be changed.
     Atomic { fault: RemoteFault, stag: Stag, to: u64 },
-    /// An atomic operation on something that is no word: its offset, or its address, is no multiple
-    /// of eight.
+    /// An atomic operation on something that is no word: its address is no multiple of eight.
     Misaligned { stag: Stag, to: u64 },
     /// The region of a read was revoked while it was being answered.
     Revoked { stag: Stag, to: u64, len: u64 },

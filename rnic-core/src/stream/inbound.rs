@@ -8,8 +8,8 @@
 use super::Fault;
 use crate::ddp::{self, Header, TaggedHeader, UntaggedHeader, qn};
 use crate::rdmap::{
-    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, Control, Opcode,
-    READ_REQUEST_LEN, ReadRequest, Terminate, UnknownOperation, codes,
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, Control, IMMEDIATE_LEN,
+    Opcode, READ_REQUEST_LEN, ReadRequest, Terminate, UnknownOperation, codes,
 };
 use crate::types::{Msn, Stag, TaggedOffset};
 
@@ -88,7 +88,7 @@ pub enum Arrival<'p> {
         last: bool,
     },
     /// A Send of any kind. Check the buffer with [`send_fits`], place, then tell
-    /// [`Inbound::sent_placed`].
+    /// [`Inbound::sent_placed`]; or Immediate Data, which are whole and placed already.
     Send {
         /// What else it does.
         kind: SendKind,
@@ -109,7 +109,8 @@ pub enum Arrival<'p> {
     AtomicRequest(InboundAtomic),
     /// A complete Atomic Response. Whether a request awaits it is the engine's to know.
     AtomicResponse(AtomicResponse),
-    /// Part of a request, or of an Atomic Response, that a peer cut up; the rest is to come.
+    /// Part of a request, of an Atomic Response or of Immediate Data that a peer cut up; the rest is
+    /// to come.
     Part,
     /// The peer ends the stream.
     Terminate(Terminate<'p>),
@@ -175,6 +176,8 @@ pub struct Inbound {
     version: u8,
     tagged: Option<TaggedMessage>,
     sends: Queue,
+    /// The Immediate Data in progress, as much of them as has come.
+    immediate: [u8; IMMEDIATE_LEN],
     requests: Queue,
     /// The request in progress, as much of it as has come.
     request: [u8; ATOMIC_REQUEST_LEN],
@@ -192,6 +195,7 @@ impl Inbound {
             version,
             tagged: None,
             sends: Queue::NEW,
+            immediate: [0; IMMEDIATE_LEN],
             requests: Queue::NEW,
             request: [0; ATOMIC_REQUEST_LEN],
             atomic_responses: Queue::NEW,
@@ -315,10 +319,12 @@ impl Inbound {
         //= RDMAP-4.1-10
         let mut kind = SendKind::of(opcode, inv_stag);
         if opcode.is_immediate() {
-            // The RFC has no code for another length.
-            let data = payload.try_into().ok().filter(|_| mo == 0 && last);
-            let data = data.ok_or(Fault::segment(codes::OPERATION_UNSPECIFIED))?;
-            kind.immediate = Some(u64::from_be_bytes(data));
+            // The RFC has no code for fewer bytes.
+            if !collect(&mut self.sends, &header, payload, &mut self.immediate)? {
+                return Ok(Arrival::Part);
+            }
+            kind.immediate = Some(u64::from_be_bytes(self.immediate));
+            let (mo, first_of_message) = (0, true);
             return Ok(Arrival::Send { kind, msn, mo, payload: &[], last, first_of_message });
         }
         Ok(Arrival::Send { kind, msn, mo, payload, last, first_of_message })

@@ -22,6 +22,7 @@ use rnic_core::types::{
 };
 
 use super::*;
+use crate::copier::wire;
 
 mod crowded;
 
@@ -618,8 +619,8 @@ fn a_revocation_waits_for_the_copier() {
         let mut packet = [0; 100];
         let ours = &ours[last as usize];
         let (len, _) = rustix::net::recv(ours, &mut packet, RecvFlags::empty()).expect("a job");
-        let job = crate::copier::wire::parse_job(&packet[..len]).expect("a job");
-        assert_eq!((&job.pieces[..], job.write), (&[(4106, 6)][..], None));
+        let job = wire::parse_job(&packet[..len]).expect("a job");
+        assert_eq!((&job.pieces[..], job.task), (&[(4106, 6)][..], wire::Task::Read));
 
         let ticket = rig.workers.revoke_stag(stag);
         rig.workers.await_copies(ticket, Some(copier.clone()));

@@ -69,6 +69,8 @@ pub(super) struct Requester {
     response_next: bool,
     ird: u16,
     ord: u16,
+    /// The peer may be sent what RFC 7306 has added.
+    extensions: bool,
     /// While disconnecting: requests still to be taken.
     left_to_send: Option<u32>,
     /// Requests that hold all later ones up until every worker has changed its STag table. The
@@ -120,6 +122,7 @@ impl Requester {
             response_next: false,
             ird: 0,
             ord: 0,
+            extensions: false,
             left_to_send: None,
             changing: VecDeque::new(),
             send_msn: Msn::FIRST,
@@ -129,9 +132,10 @@ impl Requester {
     }
 
     /// Takes over what start-up agreed on: how many requests of the peer's, and of this side's, may
-    /// await a response.
-    pub(super) fn connected(&mut self, ird: u16, ord: u16) {
+    /// await a response, and the version of RDMAP.
+    pub(super) fn connected(&mut self, ird: u16, ord: u16, version: u8) {
         (self.ird, self.ord) = (ird, ord);
+        self.extensions = version > 0;
     }
 
     /// The IRD and ORD in force, in this order; 0 before the QP is connected.

@@ -184,6 +184,7 @@ impl Requester {
         let message = match opcode {
             None => Err(Reason::Opcode(h.opcode)),
             Some(_) if !plain => Err(Reason::SpareFlags(h.flags.into())),
+            Some(opcode) if opcode.is_extension() && !self.extensions => Err(Reason::NoExtensions),
             Some(opcode) => self.message_for(opcode, entry, seq, core, life, engine),
         };
         //= RDMAP-3.1-3

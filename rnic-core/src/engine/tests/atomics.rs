@@ -210,7 +210,7 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
             Wr::fetch_add(1, 1, sink(s, 0), &read_only, 0)
         });
         assert_eq!(done, "1 FetchAdd RemoteAccess 0/1/02");
-        // Its offsets are aligned, its addresses are not.
+        // Its offsets are aligned, its addresses are not; and the other way round.
         let (done, _) = refused(&|w, s, _| {
             w.kind = MemoryKind::Shared;
             let page = w.any_mr(B, 64);
@@ -218,6 +218,13 @@ fn what_an_operation_may_not_be_is_told_at_the_requester() {
             Wr::fetch_add(1, 1, sink(s, 0), &Mr { stag: odd, iova: 0x5000, ..page }, 0)
         });
         assert_eq!(done, "1 FetchAdd RemoteOperation 0/2/07");
+        let mut w = World::connected(wiring);
+        let (near, page) = (w.any_mr(A, 8), w.any_mr(B, 64));
+        let odd = w.install_at(B, &page.mapping, 8, 32, 0x5003);
+        let to = Mr { stag: odd, iova: 0x5003, ..page.clone() };
+        w.post(A, &[Wr::fetch_add(1, 1, near.all(), &to, 0)]);
+        assert_eq!(w.completions(A), ["1 FetchAdd 8"]);
+        assert_eq!(words(&page)[..2], [0, 1]);
     }
 }
 
@@ -413,6 +420,24 @@ fn operations_come_in_parts_and_copies_of_them_count() {
 }
 
 #[test]
+fn a_peer_of_the_older_version_is_asked_for_nothing_new() {
+    let make: [fn(&Mr) -> Wr; 3] = [
+        |mr| Wr::fetch_add(1, 1, mr.sge(0..8), mr, 0),
+        |mr| Wr::compare_swap(1, (0, 1), mr.sge(0..8), mr, 0),
+        |mr| Wr::write(1, &[], mr, 0).immediate(1),
+    ];
+    for make in make {
+        let (mut w, mut raw) = World::raw_of_version(0);
+        let mr = w.any_mr(A, 8);
+        w.post(A, &[make(&mr)]);
+        let done = w.completions(A);
+        assert!(done[0].ends_with("LocalQpOperation"), "{done:?}");
+        assert_eq!(raw.expect_terminate(&mut w).0, "0/0/00");
+        assert!(w.diagnosis(A).text.contains("speaks RDMAC's version"));
+    }
+}
+
+#[test]
 fn a_word_that_its_owner_took_away_is_no_word() {
     crate::shm::fault::install().unwrap();
     for wiring in Wiring::both() {
@@ -499,6 +524,19 @@ fn immediate_data_go_with_the_write_that_failed() {
         assert_eq!(w.completions(B), ["7 Receive WrFlush"]);
         assert_eq!(w.state(A), QpState::Error);
     }
+}
+
+#[test]
+fn immediate_data_come_in_parts() {
+    let (mut w, mut raw) = World::raw();
+    w.recv(A, 1, &[]);
+    w.recv(A, 2, &[]);
+    raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 0, false), &[1, 2, 3]);
+    assert_eq!(w.completions(A), [""; 0]);
+    raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 3, true), &[4, 5, 6, 7, 8]);
+    assert_eq!(w.completions(A), ["1 Receive immediate 0x102030405060708"]);
+    raw.send(&mut w, 2, b"");
+    assert_eq!(w.completions(A), ["2 Receive"]);
 }
 
 #[test]

@@ -32,8 +32,8 @@ impl Bench {
         let own = w.own_mr(A, 4, Access::REMOTE_WRITE);
         w.recv(A, 7, &[inbox.all()]);
         let word = w.any_mr(A, 8);
-        let awaited = match awaited {
-            Opcode::AtomicResponse => Wr::fetch_add(8, 1, word.all(), &word, 0),
+        let awaited = match (awaited, version) {
+            (Opcode::AtomicResponse, 1) => Wr::fetch_add(8, 1, word.all(), &word, 0),
             _ => Wr::read(8, sink.all(), &region, 0),
         };
         w.post(A, &[awaited]);

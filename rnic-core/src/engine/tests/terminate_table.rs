@@ -145,15 +145,11 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         let header = raw.untagged(Opcode::Immediate, 0, 1, 0, true);
         segment(w, raw, header, &[0; 7])
     }),
-    ((0, 2, 255), "Immediate Data of nine bytes", |w, raw| {
+    ((0, 2, 255), "Immediate Data of which a part is missing", |w, raw| {
         w.recv(A, 1, &[]);
-        let header = raw.untagged(Opcode::ImmediateSolicited, 0, 1, 0, true);
-        segment(w, raw, header, &[0; 9])
-    }),
-    ((0, 2, 255), "Immediate Data in parts", |w, raw| {
-        w.recv(A, 1, &[]);
-        let header = raw.untagged(Opcode::Immediate, 0, 1, 0, false);
-        segment(w, raw, header, &[0; 8])
+        raw.segment(w, raw.untagged(Opcode::Immediate, 0, 1, 0, false), &[0; 3]);
+        let header = raw.untagged(Opcode::Immediate, 0, 1, 4, true);
+        segment(w, raw, header, &[0; 4])
     }),
     ((1, 0, 0), "a Write into memory that its owner took away", |w, raw| {
         crate::shm::fault::install().unwrap();
@@ -210,6 +206,11 @@ const STIMULI: &[(Code, &str, Stimulus)] = &[
         raw.segments(w);
         let header = raw.untagged(Opcode::AtomicResponse, 3, 2, 0, true);
         segment(w, raw, header, &[0; 12])
+    }),
+    ((1, 2, 5), "Immediate Data of nine bytes", |w, raw| {
+        w.recv(A, 1, &[]);
+        let header = raw.untagged(Opcode::ImmediateSolicited, 0, 1, 0, true);
+        segment(w, raw, header, &[0; 9])
     }),
     ((1, 2, 5), "an Atomic Request that is too long", |w, raw| {
         let header = raw.untagged(Opcode::AtomicRequest, 1, 1, 0, true);
