@@ -143,9 +143,8 @@ impl Qp {
             OutgoingFpdu::Segment(segment) => {
                 let counters = &self.core.shared;
                 counters.segments_sent.add(1);
-                if self.requester.message().is_some_and(|m| m.header().is_none()) {
-                    counters.bytes_sent.add(u64::from(segment.len));
-                }
+                let data = self.requester.message().map_or(0, |m| m.data_in(segment));
+                counters.bytes_sent.add(u64::from(data));
                 self.requester.segment_sent(&self.core, segment.len, queued);
             }
             // These are the stream's own, and counted nowhere.

@@ -18,7 +18,7 @@ use crate::rdmap::{
 use crate::shm::Mapping;
 use crate::shm::queue::MAX_SGE;
 use crate::stream::InboundRead;
-use crate::types::{Access, Msn, Stag, TaggedOffset};
+use crate::types::{ATOMIC_LEN, Access, Msn, Stag, TaggedOffset};
 
 /// Memory of one segment.
 pub(in crate::engine) type Gather<'t> = ArrayVec<Target<'t>, MAX_SGE>;
@@ -222,6 +222,15 @@ impl Message {
     /// Whether it is untagged, and is finished before the stream ends.
     pub(in crate::engine) fn is_untagged(&self) -> bool {
         matches!(self.head, HeaderTemplate::Untagged { .. })
+    }
+
+    /// Bytes of a segment of it that the receiver places, or the requester of an atomic operation.
+    pub(in crate::engine) fn data_in(&self, segment: &Segment) -> u32 {
+        match self.header() {
+            None => segment.len,
+            Some(HeaderMessage::AtomicResponse(_)) => ATOMIC_LEN,
+            Some(_) => 0,
+        }
     }
 
     /// The header that it is, if it is nothing else.
