@@ -248,7 +248,7 @@ impl Mr {
     }
 
     /// Adds to the word at `offset` in one step and returns what it was. Atomic among the threads
-    /// of this process, not against RDMA Writes (`IBV_ATOMIC_NONE`).
+    /// of this process and against atomic operations of peers, not against RDMA Writes.
     pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, Error> {
         let at = self.word_at(offset)?;
         self.registration.mapping.fetch_add_u64(at, add).map_err(|e| self.fault(e, offset, 8))

@@ -55,6 +55,8 @@ struct Sighting {
     len: u32,
     solicited: bool,
     invalidated: Stag,
+    /// Immediate Data, as a big-endian number; 0 if there were none.
+    immediate: u64,
     message: u64,
     region: u64,
 }
@@ -67,6 +69,7 @@ impl Sighting {
         b[8..12].copy_from_slice(&self.invalidated.0.to_le_bytes());
         b[16..24].copy_from_slice(&self.message.to_le_bytes());
         b[24..32].copy_from_slice(&self.region.to_le_bytes());
+        b[32..40].copy_from_slice(&self.immediate.to_le_bytes());
         b
     }
 
@@ -79,6 +82,7 @@ impl Sighting {
             invalidated: Stag(u32_at(8)),
             message: u64_at(16),
             region: u64_at(24),
+            immediate: u64_at(32),
         }
     }
 }
@@ -134,7 +138,7 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
     })?;
     let buffer = context.create_shared_buffer(u64::from(REGION) * 2 + 8192)?;
     let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let region = pd.reg_mr(&buffer, ..u64::from(REGION), all)?;
+    let region = pd.reg_mr(&buffer, ..u64::from(REGION), all | Access::REMOTE_ATOMIC)?;
     let inbox_at = u64::from(REGION);
     let inbox = pd.reg_mr(&buffer, inbox_at..inbox_at * 2, Access::LOCAL_WRITE)?;
     let reports = pd.reg_mr(&buffer, inbox_at * 2..inbox_at * 2 + 4096, Access::LOCAL_WRITE)?;
@@ -182,7 +186,9 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
                 continue;
             }
             let at = c.wr_id * u64::from(small);
-            let message = &mut scratch[..c.byte_len as usize];
+            // With Immediate Data the length is that of the Write, and nothing was received.
+            let received = if c.immediate.is_some() { 0 } else { c.byte_len };
+            let message = &mut scratch[..received as usize];
             inbox.read_at(at, message)?;
             let message = digest(message);
             region.read_at(0, &mut scratch)?;
@@ -190,6 +196,7 @@ fn host_one(context: &Context, listener: &Listener, timeout: Duration) -> Result
                 len: c.byte_len,
                 solicited: c.solicited,
                 invalidated: c.invalidated.unwrap_or(Stag(0)),
+                immediate: c.immediate.map_or(0, u64::from_be_bytes),
                 message,
                 region: digest(&scratch),
             };
@@ -219,6 +226,8 @@ pub fn visit(
     guest.sends()?;
     guest.writes()?;
     guest.reads()?;
+    guest.immediate_data()?;
+    guest.atomics()?;
     guest.invalidates()?;
     guest.batches()?;
     guest.leave()?;
@@ -411,6 +420,59 @@ impl Guest {
         self.expected[4096..8192].copy_from_slice(&after);
         self.region_is_as_expected()?;
         self.done("the read saw the old bytes, the region has the new ones".to_owned());
+        Ok(())
+    }
+
+    fn immediate_data(&mut self) -> Result<(), TourError> {
+        self.begin("RDMA Write with Immediate Data");
+        let data = pattern(10, 4096);
+        self.expected[..4096].copy_from_slice(&data);
+        self.write_local(0, &data)?;
+        let sges = [self.memory.sge(0, 4096)];
+        let immediate = *b"immediat";
+        let request = SendRequest::write_with_imm(self.id(), &sges, self.host.at(0), immediate);
+        self.post(&[request.signaled().solicited()])?;
+        self.completed(1)?;
+        let s = self.sighting()?;
+        let same = s.immediate == u64::from_be_bytes(immediate);
+        self.check(same && s.len == 4096 && s.solicited, &s)?;
+        self.check(s.region == digest(&self.expected), &"the data came after their notice")?;
+        self.done("4 KiB, and 8 bytes that a receive of the host's was completed by".to_owned());
+        Ok(())
+    }
+
+    fn atomics(&mut self) -> Result<(), TourError> {
+        self.begin("Atomic FetchAdd");
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+        let old = word(&self.expected[8192..8200]);
+        let sinks: Vec<Sge> = (0..8).map(|n| self.memory.sge(8 * n, 8)).collect();
+        let at = self.host.at(8192);
+        let adds: Vec<_> =
+            sinks.iter().map(|sink| SendRequest::fetch_add(self.id(), *sink, at, 3)).collect();
+        self.post(&adds.iter().map(|add| add.signaled()).collect::<Vec<_>>())?;
+        self.completed(8)?;
+        let mut found = [0; 64];
+        self.read_local(0, &mut found)?;
+        let seen: Vec<u64> = found.chunks(8).map(word).collect();
+        let expected: Vec<u64> = (0..8).map(|n| old.wrapping_add(3 * n)).collect();
+        self.check(seen == expected, &seen)?;
+        let now = old.wrapping_add(24);
+        self.expected[8192..8200].copy_from_slice(&now.to_ne_bytes());
+        self.region_is_as_expected()?;
+        self.done("8 times 3 added, each saw what the one before left".to_owned());
+
+        self.begin("Atomic CmpSwap");
+        let swap = |id, sink, compare, new| {
+            SendRequest::compare_swap(id, sink, at, compare, new).signaled()
+        };
+        self.post(&[swap(self.id(), sinks[0], now, 1), swap(self.id(), sinks[1], now, 2)])?;
+        self.completed(2)?;
+        self.read_local(0, &mut found)?;
+        let seen = [word(&found[..8]), word(&found[8..16])];
+        self.check(seen == [now, 1], &seen)?;
+        self.expected[8192..8200].copy_from_slice(&1u64.to_ne_bytes());
+        self.region_is_as_expected()?;
+        self.done("the first of two swapped, the second found another word".to_owned());
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use rnic_tests::{Daemon, binaries};
 
 /// Operations a tour consists of, connect and disconnect included.
-const STEPS: usize = 18;
+const STEPS: usize = 21;
 
 fn tour(host: &Daemon, guest: &Daemon) {
     let mut hosting = host.actor(&["host", "1"]);

@@ -63,6 +63,7 @@ fn judge(wire: &Wire, manner: Manner, posted: &Posted, port: u16, found: &Dissec
         // Wireshark takes type 1 of every layer for that of a tagged segment, so that it sees 14
         // bytes of the 18 of the DDP header. That nothing is missing, the length has shown.
         Manner::BadRead => assert_eq!((said, enclosed), (vec![0, 1, 0, 1, 1, 1], vec![2, 14, 28])),
+        Manner::BadAtomic => assert_eq!((said, enclosed), (vec![0, 1, 0, 1, 1, 0], vec![2, 14])),
     }
 }
 
@@ -143,7 +144,9 @@ fn terminates_and_rejections_are_what_wireshark_takes_them_for() {
         return;
     }
     let dir = TempDir::with_prefix("rnic-test-").unwrap();
-    for manner in [Manner::BadWrite, Manner::BadRead, Manner::BadSend, Manner::Rejected] {
+    for manner in
+        [Manner::BadWrite, Manner::BadRead, Manner::BadAtomic, Manner::BadSend, Manner::Rejected]
+    {
         for wire in wires().iter().filter(|wire| only_marked(wire).is_none()) {
             relayed(dir.path(), wire, manner);
         }

@@ -18,6 +18,9 @@ const SEND_INVALIDATE: u8 = 4;
 const SEND_SOLICITED: u8 = 5;
 const SEND_SOLICITED_INVALIDATE: u8 = 6;
 pub const TERMINATE: u8 = 7;
+// Wireshark 4.0 does not know those between, which are Immediate Data.
+const ATOMIC_REQUEST: u8 = 10;
+const ATOMIC_RESPONSE: u8 = 11;
 
 /// Bytes of the large messages: three FPDUs at least.
 const LARGE: u32 = 150_000;
@@ -134,7 +137,7 @@ impl Talker {
         let client = Client::new(daemon);
         let options = QpOptions { signal_all: true, ..client.options() };
         let qp = client.pd.create_qp(&options).unwrap();
-        let mr = client.region(LEN, READ_WRITE);
+        let mr = client.region(LEN, READ_WRITE | Access::REMOTE_ATOMIC);
         // Where Sends go: the upper half, which nothing else uses.
         for n in 0..16 {
             let len = if n < 15 { 4096 } else { LARGE };
@@ -191,6 +194,18 @@ impl Talker {
                 .unwrap();
             self.completes(2);
         }
+        let (sink, word) = (mine.sge(0, 8), theirs.at(4096));
+        let atomics = [
+            SendRequest::fetch_add(4, sink, word, 5),
+            SendRequest::compare_swap(5, sink, word, 0, u64::MAX),
+            SendRequest::compare_swap(6, sink, word, 1, 2),
+        ];
+        for _ in &atomics {
+            posted.add(up, ATOMIC_REQUEST, 52);
+            posted.add(!up, ATOMIC_RESPONSE, 12);
+        }
+        self.qp.post_send(&atomics).unwrap();
+        self.completes(3);
         let sink = self.revocable();
         posted.add(up, READ_REQUEST, 28);
         posted.add(!up, READ_RESPONSE, 64);
@@ -215,6 +230,8 @@ pub enum Manner {
     /// The initiator writes to, or reads from, what is not there.
     BadWrite,
     BadRead,
+    /// It changes a word that is not there.
+    BadAtomic,
     /// It sends more than fits.
     BadSend,
     Rejected,
@@ -268,6 +285,11 @@ pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> Sock
             posted.add(true, READ_REQUEST, 28);
             a.qp.post_send(&[SendRequest::read(1, a.mr.sge(0, 5), nowhere.at(0))]).unwrap();
         }
+        Manner::BadAtomic => {
+            posted.add(true, ATOMIC_REQUEST, 52);
+            let (sink, at) = (a.mr.sge(0, 8), nowhere.at(0));
+            a.qp.post_send(&[SendRequest::fetch_add(1, sink, at, 1)]).unwrap();
+        }
         Manner::BadSend => {
             posted.add(true, SEND, 4097);
             a.qp.post_send(&[SendRequest::send(1, &[a.mr.sge(0, 4097)])]).unwrap();
@@ -277,7 +299,7 @@ pub fn converse(wire: &Wire, manner: Manner, via: impl FnOnce(&Listener) -> Sock
     if manner != Manner::Orderly {
         let encloses = match manner {
             Manner::BadRead => 2 + 18 + 28,
-            Manner::BadSend => 2 + 18,
+            Manner::BadSend | Manner::BadAtomic => 2 + 18,
             _ => 2 + 14,
         };
         posted.add(false, TERMINATE, 4 + encloses);
