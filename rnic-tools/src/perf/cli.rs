@@ -56,8 +56,8 @@ enum What {
     },
     /// Latency of a ping-pong, against a blocking raw TCP ping-pong.
     Lat {
-        /// What carries the ball. The peer of a Write looks at its memory; a Read is measured from
-        /// post to completion.
+        /// What carries the ball. The peer of a Write looks at its memory; a Read or a FetchAdd is
+        /// measured from post to completion.
         #[arg(long, value_delimiter = ',', default_value = "send")]
         op: Vec<Op>,
         /// Bytes per message.
@@ -358,15 +358,20 @@ mod tests {
 
     #[test]
     fn several_operations_are_measured_one_after_the_other() {
-        let ops: Vec<_> =
-            run("bw --op send,write,read").unwrap().specs.iter().map(|s| s.op).collect();
-        assert_eq!(ops, [Op::Send, Op::Write, Op::Read]);
+        let ops: Vec<_> = run("rate --op send,write,read,fetch-add")
+            .unwrap()
+            .specs
+            .iter()
+            .map(|s| s.op)
+            .collect();
+        assert_eq!(ops, [Op::Send, Op::Write, Op::Read, Op::FetchAdd]);
     }
 
     #[test]
     fn nonsense_is_refused_by_name() {
         for (line, said) in [
             ("bw --size 0", "--size"),
+            ("bw --op fetch-add", "--size 8"),
             ("bw --size 9x", "unit"),
             ("bw --depth 4 --batch 8", "--batch"),
             ("lat --op write --event", "--event"),

@@ -67,8 +67,12 @@ impl End {
             Ok(pd.reg_mr(&buffer, .., access)?)
         };
         let both = spec.flow == Flow::PingPong;
-        let sends = (role == Role::Driver) != (spec.op == Op::Read);
-        let source = memory(both || sends, Access::REMOTE_READ)?;
+        let sends = (role == Role::Driver) != spec.op.is_answered();
+        let lent = match spec.op {
+            Op::FetchAdd => Access::LOCAL_WRITE | Access::REMOTE_ATOMIC,
+            _ => Access::REMOTE_READ,
+        };
+        let source = memory(both || sends, lent)?;
         let sink = memory(both || !sends, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let notes = memory(false, Access::LOCAL_WRITE)?;
         let entries = u32::try_from(spec.cq_entries()).unwrap_or(u32::MAX);
@@ -102,7 +106,7 @@ impl End {
         Ok(end)
     }
 
-    /// What the other end may read.
+    /// What the other end may read, or change.
     pub fn source(&self) -> RemoteMr {
         self.source.remote()
     }
@@ -143,7 +147,9 @@ impl End {
         let start = Instant::now();
         match (self.spec.flow, self.spec.op) {
             (Flow::Stream, _) => return self.stream(remote, count),
-            (Flow::PingPong, Op::Read) => self.read_balls(remote, count, times)?,
+            (Flow::PingPong, Op::Read | Op::FetchAdd) => {
+                self.answered_balls(remote, count, times)?
+            }
             (Flow::PingPong, Op::Send) => self.serve_balls(count, times)?,
             (Flow::PingPong, Op::Write) => self.write_balls(remote, count, times)?,
         }
@@ -153,7 +159,7 @@ impl End {
     /// The peer's part.
     pub fn follow(&mut self, remote: &RemoteMemory, count: u64) -> Result<(), PerfError> {
         match (self.spec.flow, self.spec.op) {
-            (_, Op::Read) => Ok(()),
+            (_, Op::Read | Op::FetchAdd) => Ok(()),
             (Flow::Stream, Op::Send) => self.take_sends(count),
             (Flow::Stream, Op::Write) => self.acknowledge_end(),
             (Flow::PingPong, Op::Send) => self.return_balls(count),
@@ -166,7 +172,7 @@ impl End {
     /// Posts `count` messages, rounded up to whole batches, as room comes.
     fn stream(&mut self, remote: &RemoteMemory, count: u64) -> Result<Duration, PerfError> {
         let Spec { op, size, slots, batch, depth, .. } = self.spec;
-        let local = if op == Op::Read { &self.sink } else { &self.source };
+        let local = if op.is_answered() { &self.sink } else { &self.source };
         let place = |slot| local.sge(u64::from(slot) * u64::from(size), size);
         let places: Vec<Sge> = (0..slots).map(place).collect();
         let inline = vec![0x5A; if self.spec.inline() { size as usize } else { 0 }];
@@ -206,7 +212,7 @@ impl End {
                 }
             }
             Op::Write => self.end_stream()?,
-            Op::Read => {}
+            Op::Read | Op::FetchAdd => {}
         }
         Ok(start.elapsed())
     }
@@ -325,7 +331,7 @@ impl End {
         Ok(self.active_qp(0).post_send(&[request])?)
     }
 
-    fn read_balls(
+    fn answered_balls(
         &mut self,
         remote: &RemoteMemory,
         count: u64,
@@ -334,8 +340,12 @@ impl End {
         let place = self.sink.sge(0, self.spec.size);
         let from = readable(remote)?.at(0);
         let mut then = Instant::now();
+        let request = match self.spec.op {
+            Op::FetchAdd => SendRequest::fetch_add(0, place, from, 1),
+            _ => SendRequest::read(0, place, from),
+        };
         for _ in 0..count {
-            self.active_qp(0).post_send(&[SendRequest::read(0, place, from).signaled()])?;
+            self.active_qp(0).post_send(&[request.signaled()])?;
             self.completions.next()?;
             let now = Instant::now();
             times.record(now - then);
@@ -431,6 +441,7 @@ fn make_batches<'a>(
             }
             Op::Write => SendRequest::write(n, place, far(slot, remote.sink)),
             Op::Read => SendRequest::read(n, place[0], far(slot, readable(remote)?)),
+            Op::FetchAdd => SendRequest::fetch_add(n, place[0], far(slot, readable(remote)?), 1),
         };
         Ok(if signaled { request.signaled() } else { request })
     };

@@ -33,7 +33,9 @@ impl RawEnd {
         let start = Instant::now();
         match (self.spec.flow, self.spec.op) {
             (Flow::PingPong, _) => self.serve_balls(count, times),
-            (Flow::Stream, Op::Read) => self.mark().and_then(|()| self.read_messages(count)),
+            (Flow::Stream, op) if op.is_answered() => {
+                self.mark().and_then(|()| self.read_messages(count))
+            }
             (Flow::Stream, _) => self.write_messages(count).and_then(|()| self.await_mark()),
         }
         .map_err(PerfError::io("raw TCP"))?;
@@ -44,7 +46,9 @@ impl RawEnd {
     pub fn follow(&mut self, count: u64) -> Result<(), PerfError> {
         match (self.spec.flow, self.spec.op) {
             (Flow::PingPong, _) => self.return_balls(count),
-            (Flow::Stream, Op::Read) => self.await_mark().and_then(|()| self.write_messages(count)),
+            (Flow::Stream, op) if op.is_answered() => {
+                self.await_mark().and_then(|()| self.write_messages(count))
+            }
             (Flow::Stream, _) => self.read_messages(count).and_then(|()| self.mark()),
         }
         .map_err(PerfError::io("raw TCP"))
@@ -172,7 +176,7 @@ mod tests {
 
     #[test]
     fn streams_end_for_both_whatever_their_direction_and_size() {
-        for op in [Op::Write, Op::Read] {
+        for op in [Op::Write, Op::Read, Op::FetchAdd] {
             for size in [1, 8, 70_000] {
                 let spec = Spec::new(op, Flow::Stream, size).stream(4, 2, 4 * u64::from(size));
                 assert_eq!(play(&spec, 33).percentiles().count, 0);

@@ -346,9 +346,9 @@ fn figure(kind: Measure, spec: &Spec, measured: &Measured) -> Figure {
     figure
 }
 
-/// A ball goes there and back; a Read is done when it is back.
+/// A ball goes there and back; what is answered is done when it is back.
 fn one_way(spec: &Spec) -> f64 {
-    if spec.op == Op::Read { 1.0 } else { 0.5 }
+    if spec.op.is_answered() { 1.0 } else { 0.5 }
 }
 
 fn scaled(series: &Series, by: f64) -> Series {
@@ -374,7 +374,7 @@ fn subject(kind: Measure, spec: &Spec) -> String {
         Wait::Adaptive => "",
     };
     match kind {
-        Measure::Lat if spec.op == Op::Read => format!("{message}, there and back{waits}"),
+        Measure::Lat if spec.op.is_answered() => format!("{message}, there and back{waits}"),
         Measure::Lat => format!("{message}, half round trip{waits}"),
         Measure::Rate | Measure::Cost => format!("{message} in batches of {}", spec.batch),
         Measure::Bw | Measure::Daemon => message,

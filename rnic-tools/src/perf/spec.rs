@@ -17,6 +17,16 @@ pub enum Op {
     Write,
     /// RDMA Read from the peer's memory.
     Read,
+    /// Atomic FetchAdd on words of the peer's memory.
+    #[value(name = "fetch-add")]
+    FetchAdd,
+}
+
+impl Op {
+    /// Whether the peer's RNIC answers, and its program has nothing to do.
+    pub fn is_answered(self) -> bool {
+        matches!(self, Op::Read | Op::FetchAdd)
+    }
 }
 
 impl fmt::Display for Op {
@@ -25,6 +35,7 @@ impl fmt::Display for Op {
             Op::Send => "Send",
             Op::Write => "RDMA Write",
             Op::Read => "RDMA Read",
+            Op::FetchAdd => "Atomic FetchAdd",
         })
     }
 }
@@ -35,7 +46,7 @@ impl fmt::Display for Op {
 pub enum Flow {
     /// As many as may be outstanding, one way.
     Stream,
-    /// One at a time, there and back; a Read alone is there and back.
+    /// One at a time, there and back; a Read or an atomic operation alone is there and back.
     PingPong,
 }
 
@@ -107,7 +118,7 @@ impl Spec {
 
     /// Whether small messages travel in the request itself.
     pub fn inline(&self) -> bool {
-        self.op != Op::Read && self.size <= INLINE
+        !self.op.is_answered() && self.size <= INLINE
     }
 
     /// Entries of a send queue: a driver of depth 1 still sends notes.
@@ -128,6 +139,9 @@ impl Spec {
         let refuse = |why: String| Err(PerfError::Arguments(why));
         if self.size == 0 || self.size > MAX_SIZE {
             return refuse(format!("--size must be from 1 to {}", bytes(MAX_SIZE.into())));
+        }
+        if self.op == Op::FetchAdd && self.size != 8 {
+            return refuse("--op fetch-add is of words: it needs --size 8".into());
         }
         if self.working_set() > MAX_WORKING_SET {
             return refuse(format!("--working-set must be up to {}", bytes(MAX_WORKING_SET)));
