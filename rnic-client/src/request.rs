@@ -88,8 +88,8 @@ impl<'a> SendRequest<'a> {
         Self::write_inline(wr_id, bytes, to).immediate(immediate)
     }
 
-    /// Adds to a word of the peer's memory, and brings what was there before (Atomic FetchAdd,
-    /// RFC 7306 section 5). Words have 8 bytes, in the order of the host that has them, and begin at
+    /// Adds to a word of the peer's memory, and brings what was there before (Atomic FetchAdd, RFC
+    /// 7306 section 5). Words have 8 bytes, in the order of the host that has them, and begin at
     /// multiples of 8; the peer's region needs `REMOTE_ATOMIC`. `into` has 8 bytes, too, and its
     /// region needs local write access. A peer that has no atomic operations ends the connection:
     /// adding 0 is a way to ask.

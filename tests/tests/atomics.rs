@@ -41,7 +41,7 @@ fn count(client: &Client, qp: &Qp, words: RemoteMr, batches: usize, seed: u64) -
                 let choice = next(&mut state);
                 let word = (choice >> 32) as usize % WORDS;
                 // Most guesses are wrong, and have to change nothing.
-                (word, (choice % 4 == 0).then_some(last[word]))
+                (word, choice.is_multiple_of(4).then_some(last[word]))
             })
             .collect();
         let requests: Vec<SendRequest<'_>> = (0..BATCH)

@@ -465,8 +465,8 @@ bitflags::bitflags! {
 pub struct Cqe {
     /// The application's name for the request.
     pub wr_id: u64,
-    /// Bytes received or read, 8 of an atomic operation; with Immediate Data, those of the RDMA Write
-    /// before it; 0 otherwise.
+    /// Bytes received or read, 8 of an atomic operation; with Immediate Data, those of the RDMA
+    /// Write before it; 0 otherwise.
     pub byte_len: u32,
     /// QP the request was posted to.
     pub qp: u32,
@@ -478,7 +478,8 @@ pub struct Cqe {
     pub flags: u16,
     /// Terminate code of the failure: layer << 16 | etype << 8 | code; 0 if there is none.
     pub detail: u32,
-    /// Immediate Data, its 8 bytes as a big-endian number, or the invalidated STag, as the flags say.
+    /// Immediate Data, its 8 bytes as a big-endian number, or the invalidated STag, as the flags
+    /// say.
     pub imm_or_inv: u64,
     /// Sending QP where that is known; 0 over iWARP.
     pub src_qp: u32,

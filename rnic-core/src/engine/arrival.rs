@@ -10,7 +10,7 @@ use super::qp_core::QpCore;
 use super::reason::{PlacementError, Reason};
 use super::requester::Requester;
 use super::requester::in_flight::OutboundRequest;
-use super::requester::inbound::InboundRequest;
+use super::requester::inbound_request::InboundRequest;
 use super::requester::message::{Gather, GatherFault};
 use super::responder::placement::{Placed, place};
 use super::state::EngineState;

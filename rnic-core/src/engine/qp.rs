@@ -15,7 +15,7 @@ use super::link::Link;
 use super::phase::StreamPhase;
 use super::qp_core::{QpCore, SchedulingState};
 use super::reason::{Reason, revoked};
-use super::requester::inbound::AtomicError;
+use super::requester::inbound_request::AtomicError;
 use super::requester::message::{GatherFault, Message, MessageSource, Segment};
 use super::requester::{RequestError, Requester};
 use super::responder::Responder;

@@ -43,7 +43,8 @@ pub(super) enum Reason {
     BindElements,
     /// A window was not bound.
     Bind { fault: BindFault, window: Stag, address: u64, length: u64 },
-    /// A read, or an atomic operation, that cannot be answered any more, because the peer has sent its FIN.
+    /// A read, or an atomic operation, that cannot be answered any more, because the peer has sent
+    /// its FIN.
     PeerFinished,
 
     // The peer asked for what it may not have.

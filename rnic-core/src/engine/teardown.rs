@@ -99,7 +99,8 @@ impl Qp {
         let headers = t.to_vec().split_off(4);
         //= RDMAP-3.2-4, RDMAP-5.4-6
         self.life.ends_by(DisconnectReason::Terminate { origin, code: t.code, headers });
-        // If it blames a Read or an atomic operation of ours, that request carries the blame; the rest is flushed.
+        // If it blames a Read or an atomic operation of ours, that request carries the blame; the
+        // rest is flushed.
         let blamed = self.requester.blamed(t).and_then(|request| request.seq);
         let request = blamed.and_then(|seq| self.requester.wr_id(seq));
         self.life.record_peer_terminate(&self.core, engine, t, request);

@@ -111,8 +111,8 @@ impl AddressSpace {
         unsafe { self.write_raw(address, src.as_ptr(), src.len(), tail_last) }
     }
 
-    /// Changes a word; what was there before. Nobody else's change by this function comes in between,
-    /// but the owner's own may.
+    /// Changes a word; what was there before. Nobody else's change by this function comes in
+    /// between, but the owner's own may.
     pub fn update_u64(
         &self,
         address: u64,

@@ -109,8 +109,8 @@ pub enum Arrival<'p> {
     AtomicRequest(InboundAtomic),
     /// A complete Atomic Response. Whether a request awaits it is the engine's to know.
     AtomicResponse(AtomicResponse),
-    /// Part of a request, of an Atomic Response or of Immediate Data that a peer cut up; the rest is
-    /// to come.
+    /// Part of a request, of an Atomic Response or of Immediate Data that a peer cut up; the rest
+    /// is to come.
     Part,
     /// The peer ends the stream.
     Terminate(Terminate<'p>),

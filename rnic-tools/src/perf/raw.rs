@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::error::PerfError;
-use super::spec::{Flow, Op, Spec};
+use super::spec::{Flow, Spec};
 use super::stats::Times;
 
 /// One end of a raw TCP connection. Blocking, without delay (`TCP_NODELAY`).
@@ -155,6 +155,7 @@ const READ_AT_ONCE: usize = 64 << 10;
 mod tests {
     use std::net::TcpListener;
 
+    use super::super::spec::Op;
     use super::*;
 
     /// Both ends play `count` messages; the driver's times.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::bench::{Measured, Subject};
 use super::machine::Machine;
-use super::spec::{Op, Spec, Wait};
+use super::spec::{Spec, Wait};
 use super::stats::{Percentiles, Series};
 use super::table::{Table, bytes, digits};
 
@@ -400,6 +400,7 @@ fn manner(kind: Measure, spec: &Spec) -> String {
 mod tests {
     use std::time::Duration;
 
+    use super::super::spec::Op;
     use super::*;
     use crate::perf::spec::Flow;
     use crate::perf::stats::Times;

@@ -3,8 +3,8 @@
 //! A job is its number (8 bytes, little-endian as all numbers), the direction (1: 0 out, 1 in, 2 in
 //! with the last bytes last, 3 a change of a word), the number of pieces (1), per piece its address
 //! (8) and length (4), then the bytes to be written, or of a change its opcode (1) and parameters
-//! (4 x 8), as a send queue has them. An answer is the number (8), the outcome (1: 0 done, 1 gone, 2 not
-//! mapped), then the bytes that were read.
+//! (4 x 8), as a send queue has them. An answer is the number (8), the outcome (1: 0 done, 1 gone,
+//! 2 not mapped), then the bytes that were read.
 
 use rnic_core::abi::queue::SendOpcode;
 use rnic_core::device::copier::{CopyJob, CopyResult, Direction, MAX_COPY, Pieces};

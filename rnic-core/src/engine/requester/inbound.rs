@@ -4,48 +4,19 @@
 //! An atomic operation is carried out when its turn to be answered comes, behind the Reads before
 //! it.
 
-use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource};
-use super::outbound::take;
+use super::inbound_request::{AtomicError, Executing, InboundRequest};
+use super::message::{HeaderMessage, HeaderTemplate, Message, MessageSource, take};
 use super::{RequestError, Requester};
 use crate::ddp::qn;
 use crate::device::copier::{CopyResult, Direction};
 use crate::device::memory::{MemoryFault, Unreachable};
-use crate::device::stag::RemoteFault;
 use crate::engine::numbers::count;
 use crate::engine::qp_core::QpCore;
 use crate::engine::state::EngineState;
 use crate::rdmap::{ATOMIC_RESPONSE_LEN, AtomicResponse, Opcode};
 use crate::shm::attached::CopyEnd;
 use crate::stream::{InboundAtomic, InboundRead};
-use crate::types::{ATOMIC_LEN, Access, SessionId, Stag};
-
-/// A request of the peer's.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) enum InboundRequest {
-    Read(InboundRead),
-    Atomic(InboundAtomic),
-}
-
-/// An atomic operation that a copier carries out.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Executing {
-    /// Number of the copy.
-    job: u64,
-    /// Whose memory it is done to.
-    owner: SessionId,
-    atomic: InboundAtomic,
-    /// What was there before, when it is done.
-    original: Option<u64>,
-}
-
-/// Why an atomic operation was not carried out.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::engine) enum AtomicError {
-    /// Its region is not what it was when it arrived.
-    Revoked(RemoteFault),
-    /// Its memory could not be reached.
-    Memory(MemoryFault),
-}
+use crate::types::{ATOMIC_LEN, Access, Stag};
 
 impl Requester {
     /// Whether another request of the peer's may be taken on.

@@ -148,8 +148,8 @@ impl Message {
     }
 
     /// Resolves the next `len` bytes of the payload. `arena` holds inline data, `list` the elements
-    /// of [`MessageSource::Elements`]. A [`MessageSource::Header`] has no memory: its bytes stand in
-    /// the message.
+    /// of [`MessageSource::Elements`]. A [`MessageSource::Header`] has no memory: its bytes stand
+    /// in the message.
     pub(in crate::engine) fn gather<'t>(
         &self,
         len: u32,
@@ -280,6 +280,14 @@ pub(in crate::engine) fn element(
 pub(in crate::engine) fn total_length(list: &[Sge]) -> Option<u32> {
     //= DDP-5.2-3
     u32::try_from(list.iter().map(|s| u64::from(s.length)).sum::<u64>()).ok()
+}
+
+/// The next number of a queue.
+pub(in crate::engine) fn take(msn: &mut Msn) -> Msn {
+    let this = *msn;
+    //= DDP-4.3-7
+    *msn = this.next();
+    this
 }
 
 const _: () = assert!(size_of::<Message>() <= 128);

@@ -5,15 +5,16 @@
 //! by segment. It stays [in flight](in_flight) until the bytes are accepted, the response has come
 //! ([`outbound`]) or every worker has changed its STag table ([`stag_changes`]); then it completes
 //! in posting order ([`complete`]). The peer's Read and Atomic Requests wait here as well
-//! ([`inbound`]), because their responses take turns with the requests of this side. What only a copier reaches is
-//! brought here first ([`fetch`], [`staging`]).
+//! ([`inbound`]), because their responses take turns with the requests of this side. What only a
+//! copier reaches is brought here first ([`fetch`], [`staging`]).
 //!
 //! This part knows no link and ends no stream: what goes wrong is returned as a [`RequestError`].
 
 pub(super) mod complete;
 mod fetch;
 pub(super) mod in_flight;
-pub(super) mod inbound;
+mod inbound;
+pub(super) mod inbound_request;
 pub(super) mod message;
 mod outbound;
 mod post;
@@ -23,11 +24,10 @@ pub(super) mod staging;
 use std::collections::VecDeque;
 
 use in_flight::{InFlight, OutboundRequest, Progress};
-use inbound::{AtomicError, Executing, InboundRequest};
+use inbound_request::{AtomicError, Executing, InboundRequest};
 use message::{
-    Gather, GatherFault, HeaderMessage, HeaderTemplate, Message, MessageSource, Segment,
+    Gather, GatherFault, HeaderMessage, HeaderTemplate, Message, MessageSource, Segment, take,
 };
-use outbound::take;
 use staging::StagingBuffer;
 
 use super::qp_core::QpCore;
@@ -76,8 +76,8 @@ pub(super) struct Requester {
     /// Requests that hold all later ones up until every worker has changed its STag table. The
     /// first has been asked for.
     changing: VecDeque<(u64, StagChange)>,
-    /// Number of the next Send, of the next Read or Atomic Request, and of the next Atomic Response,
-    /// on their untagged queues.
+    /// Number of the next Send, of the next Read or Atomic Request, and of the next Atomic
+    /// Response, on their untagged queues.
     send_msn: Msn,
     request_msn: Msn,
     response_msn: Msn,

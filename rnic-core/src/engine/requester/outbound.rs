@@ -2,6 +2,7 @@
 //! 6.1; siw's ORQ).
 
 use super::in_flight::{OutboundRequest, Progress, ResponseKind};
+use super::message::take;
 use super::{RequestError, Requester};
 use crate::ddp;
 use crate::engine::life::LifeCycle;
@@ -147,12 +148,4 @@ impl Requester {
             request.diagnosis = diagnosis;
         }
     }
-}
-
-/// The next number of a queue.
-pub(super) fn take(msn: &mut Msn) -> Msn {
-    let this = *msn;
-    //= DDP-4.3-7
-    *msn = this.next();
-    this
 }

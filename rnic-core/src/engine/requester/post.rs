@@ -6,9 +6,8 @@
 
 use super::in_flight::{OutboundRequest, Progress, Request, ResponseKind};
 use super::message::{
-    HeaderMessage, HeaderTemplate, Message, MessageSource, element, total_length,
+    HeaderMessage, HeaderTemplate, Message, MessageSource, element, take, total_length,
 };
-use super::outbound::take;
 use super::staging::StagingBuffer;
 use super::{Immediate, RequestError, Requester};
 use crate::abi::queue::{SendFlags, SendOpcode, Sge};

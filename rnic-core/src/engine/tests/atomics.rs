@@ -546,24 +546,24 @@ fn immediate_data_of_a_peer_bring_all_eight_bytes() {
     w.recv(A, 2, &[]);
     let to = w.any_mr(A, 8);
     raw.write(&mut w, to.stag, to.iova, b"hello");
-    raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 0, true), b"8 octets");
+    raw.segment(&mut w, raw.untagged(Opcode::Immediate, 0, 1, 0, true), b"immediat");
     let header = raw.untagged(Opcode::ImmediateSolicited, 0, 2, 0, true);
     raw.segment(&mut w, header, &[0, 0, 0, 1, 0, 0, 0, 0]);
-    let octets = u64::from_be_bytes(*b"8 octets");
+    let data = u64::from_be_bytes(*b"immediat");
     assert_eq!(
         w.completions(A),
         [
-            format!("1 Receive 5 immediate {octets:#x}"),
+            format!("1 Receive 5 immediate {data:#x}"),
             "2 Receive solicited immediate 0x100000000".to_owned()
         ],
     );
     // And this side says the same.
-    w.post(A, &[Wr::write(3, &[], &to, 0).immediate(octets)]);
+    w.post(A, &[Wr::write(3, &[], &to, 0).immediate(data)]);
     let said = raw.segments(&mut w);
     let Header::Tagged(write) = said[0].header else { panic!("{said:?}") };
     assert_eq!((said[0].opcode(), write.last, said.len()), (Opcode::Write, true, 2));
     assert_eq!(said[1].header, raw.untagged(Opcode::Immediate, 0, 1, 0, true));
-    assert_eq!(said[1].payload, b"8 octets");
+    assert_eq!(said[1].payload, b"immediat");
     let kind = SendOpcode::from_u8(SendOpcode::WriteImmediate as u8);
     assert_eq!(kind.map(SendOpcode::parameters), Some(1));
 }

@@ -57,7 +57,7 @@ impl Bench {
             }
             Opcode::AtomicRequest => add_of(&self.word, 0).emit().to_vec(),
             Opcode::AtomicResponse => AtomicResponse { id: 0, original: 5 }.emit().to_vec(),
-            Opcode::Immediate | Opcode::ImmediateSolicited => b"8 octets".to_vec(),
+            Opcode::Immediate | Opcode::ImmediateSolicited => b"immediat".to_vec(),
             Opcode::Terminate => vec![0x20, 0x02, 0, 0],
             _ => b"oct!".to_vec(),
         };
@@ -90,9 +90,9 @@ impl Bench {
         let expected = match opcode {
             Opcode::Write | Opcode::ReadRequest | Opcode::AtomicRequest => vec![],
             Opcode::AtomicResponse => vec!["8 FetchAdd 8".to_owned()],
-            Opcode::Immediate => vec![format!("7 Receive immediate {OCTETS:#x}")],
+            Opcode::Immediate => vec![format!("7 Receive immediate {IMMEDIATE:#x}")],
             Opcode::ImmediateSolicited => {
-                vec![format!("7 Receive solicited immediate {OCTETS:#x}")]
+                vec![format!("7 Receive solicited immediate {IMMEDIATE:#x}")]
             }
             Opcode::ReadResponse => vec!["8 RdmaRead 4".to_owned()],
             Opcode::Send => receive(""),
@@ -178,7 +178,7 @@ fn known_to(version: u8, name: &str) -> Vec<Row> {
 }
 
 /// What Immediate Data are here.
-const OCTETS: u64 = u64::from_be_bytes(*b"8 octets");
+const IMMEDIATE: u64 = u64::from_be_bytes(*b"immediat");
 
 //= RDMAP-3.1-2
 //= RDMAP-4.1-6
