@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
 use super::interface::EngineOptions;
-use super::link::Link;
 use super::link::tcp::TcpLink;
+use super::link::{Link, Peer};
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
 use super::schedule::Key;
@@ -104,9 +104,9 @@ impl Engine {
             let key = self.insert(*config, Link::None);
             ends.push((key, negotiated, addresses));
         }
-        let keys = [ends[0].0, ends[1].0];
+        let [a, b] = [0, 1].map(|n| Peer { key: ends[n].0, id: ids[n] });
         for ((_, negotiated, addresses), (peer, id)) in
-            ends.into_iter().zip([(keys[1], ids[0]), (keys[0], ids[1])])
+            ends.into_iter().zip([(b, ids[0]), (a, ids[1])])
         {
             self.with(id, |qp, engine| {
                 qp.link = Link::Direct(peer);

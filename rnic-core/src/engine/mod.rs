@@ -57,6 +57,7 @@ use crate::device::{Copier, Cq, Srq};
 use crate::types::{QpId, SessionId, Time};
 use charge::Charges;
 use deadlines::Due;
+use link::Peer;
 use link::tcp::TX_SLAB;
 use link::tcp::failure::in_words;
 use link::tcp::slabs::RX_SLAB;
@@ -304,16 +305,22 @@ impl Engine {
     fn deliver_pending(&mut self) {
         let Engine { qps, state, .. } = self;
         loop {
-            if let Some((key, signal)) = state.signals.pop_front() {
-                if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut)
+            if let Some((to, signal)) = state.signals.pop_front() {
+                if let Some(qp) = find(qps, to)
                     && let Err(signal) = qp.defer(signal)
                 {
                     let before = qp.core.turn.deficit;
                     qp.handle_signal(state, &signal);
                     state.settle(&mut qp.core, before);
                 }
-            } else if let Some(key) = state.awakened.pop() {
+            } else if let Some((key, why)) = state.crowded_out.pop() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
+                    let before = qp.core.turn.deficit;
+                    qp.lost(state, &why);
+                    state.settle(&mut qp.core, before);
+                }
+            } else if let Some(peer) = state.awakened.pop() {
+                if let Some(qp) = find(qps, peer) {
                     state.wake(&mut qp.core);
                 }
             } else {
@@ -321,6 +328,12 @@ impl Engine {
             }
         }
     }
+}
+
+/// The QP that is meant, if it is there still.
+fn find(qps: &mut [Option<Box<Qp>>], peer: Peer) -> Option<&mut Qp> {
+    let qp = qps.get_mut(peer.key as usize)?.as_deref_mut()?;
+    (qp.core.id == peer.id).then_some(qp)
 }
 
 #[cfg(test)]
