@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Engine;
 use super::interface::EngineOptions;
+use super::link::Link;
 use super::link::tcp::TcpLink;
-use super::link::{Link, Peer};
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
 use super::schedule::Key;
+use super::state::Peer;
 use crate::abi::control::DisconnectMode;
 use crate::device::{StagChange, StagEntry, Window};
 use crate::engine::numbers::count;

@@ -57,14 +57,13 @@ use crate::device::{Copier, Cq, Srq};
 use crate::types::{QpId, SessionId, Time};
 use charge::Charges;
 use deadlines::Due;
-use link::Peer;
 use link::tcp::TX_SLAB;
 use link::tcp::failure::in_words;
 use link::tcp::slabs::RX_SLAB;
 use link::tcp::transmit::UNSENT;
 use qp::Qp;
 use schedule::Key;
-use state::EngineState;
+use state::{EngineState, Peer};
 
 /// The engine of one worker.
 ///

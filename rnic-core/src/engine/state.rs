@@ -12,7 +12,6 @@ use super::deadlines::Deadlines;
 use super::doorbells::Doorbells;
 use super::dying::{DyingQueue, EndingSession};
 use super::interface::{EngineOptions, Notification, Output};
-use super::link::Peer;
 use super::link::tcp::partial::PartialBuffers;
 use super::link::tcp::slabs::Slabs;
 use super::qp_core::QpCore;
@@ -54,6 +53,14 @@ pub(super) struct EngineState {
     /// What may still be done in this round.
     pub round: i64,
     pub turns: u64,
+}
+
+/// The other end of a direct connection. Its key may be another QP's one day; the number says whose
+/// it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub key: Key,
+    pub id: QpId,
 }
 
 /// What the other end of a direct connection does besides moving data.

@@ -2,10 +2,10 @@
 
 use super::Engine;
 use super::interface::Work;
-use super::link::{LinkTurn, Peer};
+use super::link::LinkTurn;
 use super::qp::Qp;
 use super::schedule::{PASS_COST, QUANTUM, TURN_COST};
-use super::state::EngineState;
+use super::state::{EngineState, Peer};
 use crate::types::{QpId, Time};
 
 impl Engine {

@@ -15,10 +15,8 @@ use tcp::TcpLink;
 use super::charge::Owner;
 use super::interface::Output;
 use super::qp_core::QpCore;
-use super::schedule::Key;
-use super::state::{EngineState, PeerSignal};
+use super::state::{EngineState, Peer, PeerSignal};
 use crate::stream::Fault;
-use crate::types::QpId;
 
 /// What a queue pair is connected by.
 pub(super) enum Link {
@@ -28,14 +26,6 @@ pub(super) enum Link {
     Direct(Peer),
     /// It was another QP, which has left in order: nothing can be sent or told any more.
     Left,
-}
-
-/// The other end of a direct connection. Its key may be another QP's one day; the number says whose
-/// it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Peer {
-    pub key: Key,
-    pub id: QpId,
 }
 
 /// What a link wants in its QP's turn.

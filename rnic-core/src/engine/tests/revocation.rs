@@ -4,7 +4,7 @@ use super::raw::ulpdu;
 use super::requests::Wr;
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::ddp::Header;
-use crate::engine::link::Peer;
+use crate::engine::state::Peer;
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, QpState, Stag, TaggedOffset};
 
