@@ -70,8 +70,8 @@ pub(super) enum PeerSignal {
     SegmentTaken,
     Fin,
     Reset,
-    /// It has closed in order, whether its FIN has been looked at or not; its key may soon be another
-    /// QP's.
+    /// It has closed in order, whether its FIN has been looked at or not; its key may soon be
+    /// another QP's.
     Left,
 }
 

@@ -186,9 +186,9 @@ impl Adopted {
         (&self.buffer, address - self.start as u64)
     }
 
-    /// Shares pages with the daemon, if they are private, anonymous and there. Where others may have
-    /// something on them, beside threads everywhere, they have to be the program's as a whole: a
-    /// lock that a thread waits for in the kernel is not to be withheld.
+    /// Shares pages with the daemon, if they are private, anonymous and there. Where others may
+    /// have something on them, beside threads everywhere, they have to be the program's as a whole:
+    /// a lock that a thread waits for in the kernel is not to be withheld.
     fn adopt(
         context: &Context,
         regions: &Arc<Regions>,
