@@ -174,6 +174,20 @@ static void beside_stores(struct ibv_pd *pd)
     }
 }
 
+// A block of a thread's own arena, with another object's bytes in front of it and behind it.
+static void *registers_its_block(void *of)
+{
+    enum { BLOCK = 100 * 1024 };
+    unsigned char *block = malloc(BLOCK);
+    check(block != NULL && (uintptr_t)block % 4096 != 0, "there is a block");
+    memset(block, 1, BLOCK);
+    struct ibv_mr *mr = ibv_reg_mr(of, block, BLOCK, RIGHTS);
+    check(mr != NULL && !shared(block) && !shared(block + BLOCK), "it stays where it lies");
+    check(!ibv_dereg_mr(mr), "it is taken back");
+    free(block);
+    return NULL;
+}
+
 // The stack of a coroutine, in memory that it registers itself.
 static ucontext_t on_stack, off_stack;
 static struct ibv_pd *domain_of_stack;
@@ -241,6 +255,13 @@ int main(int count, char **words)
     }
     if (!strcmp(part, "stored")) {
         beside_stores(pd);
+        puts("done");
+        return 0;
+    }
+    if (!strcmp(part, "arena")) {
+        pthread_t thread;
+        check(!pthread_create(&thread, NULL, registers_its_block, pd), "a thread starts");
+        check(!pthread_join(thread, NULL), "it ends");
         puts("done");
         return 0;
     }

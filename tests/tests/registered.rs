@@ -64,6 +64,11 @@ fn it_is_shared_beside_threads_that_store_if_that_is_asked_for() {
 }
 
 #[test]
+fn pages_that_others_have_a_part_of_are_not_taken_from_threads() {
+    run_with("arena", &[("RNIC_ADOPT", "always")]);
+}
+
+#[test]
 fn a_forked_child_has_memory_and_a_device_of_its_own() {
     run("fork");
 }

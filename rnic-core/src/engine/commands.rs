@@ -10,6 +10,7 @@ use super::link::tcp::TcpLink;
 use super::phase::StreamPhase;
 use super::qp::{Qp, QpConfig};
 use super::schedule::Key;
+use super::state::Peer;
 use crate::abi::control::DisconnectMode;
 use crate::device::{StagChange, StagEntry, Window};
 use crate::engine::numbers::count;
@@ -105,9 +106,9 @@ impl Engine {
             let key = self.insert(*config, Link::None);
             ends.push((key, negotiated, addresses));
         }
-        let keys = [ends[0].0, ends[1].0];
+        let [a, b] = [0, 1].map(|n| Peer { key: ends[n].0, id: ids[n] });
         for ((_, negotiated, addresses), (peer, id)) in
-            ends.into_iter().zip([(keys[1], ids[0]), (keys[0], ids[1])])
+            ends.into_iter().zip([(b, ids[0]), (a, ids[1])])
         {
             self.with(id, |qp, engine| {
                 qp.link = Link::Direct(peer);

@@ -113,6 +113,11 @@ impl LifeCycle {
         }
     }
 
+    /// When the phase will have lasted as long as it may.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.deadline
+    }
+
     /// The deadline was taken out of the set, because it has passed.
     pub(super) fn deadline_passed(&mut self) {
         self.deadline = None;

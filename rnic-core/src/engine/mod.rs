@@ -63,7 +63,7 @@ use link::tcp::slabs::RX_SLAB;
 use link::tcp::transmit::UNSENT;
 use qp::Qp;
 use schedule::Key;
-use state::EngineState;
+use state::{EngineState, Peer};
 
 /// The engine of one worker.
 ///
@@ -304,16 +304,22 @@ impl Engine {
     fn deliver_pending(&mut self) {
         let Engine { qps, state, .. } = self;
         loop {
-            if let Some((key, signal)) = state.signals.pop_front() {
-                if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut)
+            if let Some((to, signal)) = state.signals.pop_front() {
+                if let Some(qp) = find(qps, to)
                     && let Err(signal) = qp.defer(signal)
                 {
                     let before = qp.core.turn.deficit;
                     qp.handle_signal(state, &signal);
                     state.settle(&mut qp.core, before);
                 }
-            } else if let Some(key) = state.awakened.pop() {
+            } else if let Some((key, why)) = state.crowded_out.pop() {
                 if let Some(qp) = qps.get_mut(key as usize).and_then(Option::as_mut) {
+                    let before = qp.core.turn.deficit;
+                    qp.lost(state, &why);
+                    state.settle(&mut qp.core, before);
+                }
+            } else if let Some(peer) = state.awakened.pop() {
+                if let Some(qp) = find(qps, peer) {
                     state.wake(&mut qp.core);
                 }
             } else {
@@ -321,6 +327,12 @@ impl Engine {
             }
         }
     }
+}
+
+/// The QP that is meant, if it is there still.
+fn find(qps: &mut [Option<Box<Qp>>], peer: Peer) -> Option<&mut Qp> {
+    let qp = qps.get_mut(peer.key as usize)?.as_deref_mut()?;
+    (qp.core.id == peer.id).then_some(qp)
 }
 
 #[cfg(test)]

@@ -38,10 +38,12 @@ pub(super) struct EngineState {
     /// Bytes that TCP has not taken.
     pub unsent: Charges,
     pub outputs: VecDeque<Output>,
-    pub signals: VecDeque<(Key, PeerSignal)>,
+    pub signals: VecDeque<(Peer, PeerSignal)>,
     /// QPs that waited for a CQ slot, a receive or the other end of a direct connection, and may
     /// try again.
-    pub awakened: Vec<Key>,
+    pub awakened: Vec<Peer>,
+    /// QPs that have to give way to others, and for what reason.
+    pub crowded_out: Vec<(Key, String)>,
     /// Queues that died, with QPs of this engine still to be ended.
     pub dying: VecDeque<DyingQueue>,
     /// Sessions that were closed, with QPs still to be ended.
@@ -53,16 +55,24 @@ pub(super) struct EngineState {
     pub turns: u64,
 }
 
-/// What one QP does to another besides moving data.
+/// The other end of a direct connection. Its key may be another QP's one day; the number says whose
+/// it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub key: Key,
+    pub id: QpId,
+}
+
+/// What the other end of a direct connection does besides moving data.
 pub(super) enum PeerSignal {
-    /// By the direct path.
     Terminate(Vec<u8>),
     /// The segment at hand has been taken, and refused: a Terminate follows.
     SegmentTaken,
     Fin,
     Reset,
-    /// It has to give way to others, for this reason.
-    Lost(String),
+    /// It has closed in order, whether its FIN has been looked at or not; its key may soon be
+    /// another QP's.
+    Left,
 }
 
 impl EngineState {
@@ -83,6 +93,7 @@ impl EngineState {
             outputs: VecDeque::new(),
             signals: VecDeque::new(),
             awakened: Vec::new(),
+            crowded_out: Vec::new(),
             dying: VecDeque::new(),
             ending: VecDeque::new(),
             changes: ChangeRequests::default(),
@@ -120,14 +131,14 @@ impl EngineState {
     // --- What concerns others ----------------------------------------------------------------
 
     /// Has something done to another QP of this engine, after whatever goes on.
-    pub(super) fn signal(&mut self, to: Key, signal: PeerSignal) {
+    pub(super) fn signal(&mut self, to: Peer, signal: PeerSignal) {
         self.signals.push_back((to, signal));
     }
 
     /// Ends the stream that gives way to others, after whatever goes on.
     pub(super) fn end_for_room(&mut self, excess: Option<Excess>) {
         if let Some(Excess { victim, why }) = excess {
-            self.signal(victim, PeerSignal::Lost(why));
+            self.crowded_out.push((victim, why));
         }
     }
 

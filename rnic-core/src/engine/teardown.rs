@@ -139,7 +139,9 @@ impl Qp {
     pub(super) fn disconnect(&mut self, engine: &mut EngineState, mode: DisconnectMode) {
         let abort = mode == DisconnectMode::Abort;
         let event = if abort { StreamEvent::Abort } else { StreamEvent::Disconnect };
-        let Some(next) = self.life.after(event) else { return };
+        let Some(next) = self.life.after(event) else {
+            return self.shorten_disconnect(engine, mode);
+        };
         if !abort {
             // What is in the queue now is sent; what is posted later is flushed.
             self.requester.begin_closing();
@@ -157,6 +159,18 @@ impl Qp {
         self.enter(next);
         self.life.set_deadline(&self.core, engine, Some(engine.now.after(within)));
         engine.wake(&mut self.core);
+    }
+
+    /// A disconnect that is under way gets a limit.
+    fn shorten_disconnect(&mut self, engine: &mut EngineState, mode: DisconnectMode) {
+        let DisconnectMode::OrderlyWithin { ms } = mode else { return };
+        if !matches!(self.life.phase(), StreamPhase::Closing | StreamPhase::FinSent) {
+            return;
+        }
+        let limit = engine.now.after(Duration::from_millis(ms.into()));
+        let deadline = self.life.deadline().map_or(limit, |deadline| deadline.min(limit));
+        self.life.leave_at_deadline();
+        self.life.set_deadline(&self.core, engine, Some(deadline));
     }
 
     /// While disconnecting: sends the FIN once everything is done and sent. Called after each turn.

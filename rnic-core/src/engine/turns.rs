@@ -4,8 +4,8 @@ use super::Engine;
 use super::interface::Work;
 use super::link::LinkTurn;
 use super::qp::Qp;
-use super::schedule::{Key, PASS_COST, QUANTUM, TURN_COST};
-use super::state::EngineState;
+use super::schedule::{PASS_COST, QUANTUM, TURN_COST};
+use super::state::{EngineState, Peer};
 use crate::types::{QpId, Time};
 
 impl Engine {
@@ -137,6 +137,7 @@ impl Engine {
                 LinkTurn::Idle => {}
                 LinkTurn::Transmit => work = Some(Work::Transmit(qp.core.id)),
                 LinkTurn::HandOver(peer) => self.hand_over(qp, peer),
+                LinkTurn::FindNobody => qp.find_nobody(&mut self.state),
             }
         }
         let turn = &mut qp.core.turn;
@@ -155,14 +156,13 @@ impl Engine {
     }
 
     /// One turn of a direct connection.
-    pub(super) fn hand_over(&mut self, qp: &mut Box<Qp>, to: Key) {
-        let Some(mut peer) = self.qps.get_mut(to as usize).and_then(Option::take) else {
-            return;
-        };
+    pub(super) fn hand_over(&mut self, qp: &mut Box<Qp>, to: Peer) {
+        let Some(place) = self.qps.get_mut(to.key as usize) else { return };
+        let Some(mut peer) = place.take_if(|peer| peer.core.id == to.id) else { return };
         qp.run_direct(&mut peer, &mut self.state);
         if qp.core.turn.is_over() {
             self.state.wake(&mut qp.core);
         }
-        self.qps[to as usize] = Some(peer);
+        self.qps[to.key as usize] = Some(peer);
     }
 }

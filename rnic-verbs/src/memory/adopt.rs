@@ -186,8 +186,9 @@ impl Adopted {
         (&self.buffer, address - self.start as u64)
     }
 
-    /// Shares pages with the daemon, if they are private, anonymous and there. Pages of the heap
-    /// have to be the program's as a whole.
+    /// Shares pages with the daemon, if they are private, anonymous and there. Where others may
+    /// have something on them, beside threads everywhere, they have to be the program's as a whole:
+    /// a lock that a thread waits for in the kernel is not to be withheld.
     fn adopt(
         context: &Context,
         regions: &Arc<Regions>,
@@ -195,12 +196,14 @@ impl Adopted {
         whole_pages: bool,
         company: Company,
     ) -> Result<Option<Adopted>, Errno> {
-        let fits = |m: Mapping| m.is_private_memory() && (whole_pages || !m.heap);
-        let here = 0u8;
-        let stack = std::ptr::from_ref(&here) as usize;
-        if (start..start + len).contains(&stack)
-            || !maps::covered_by(start as u64, len as u64, fits)?
-        {
+        let fits = |m: Mapping| {
+            let alone = match company {
+                Company::Nobody => !m.heap,
+                Company::Threads => m.range() == (start, len),
+            };
+            m.is_private_memory() && (whole_pages || alone) && !m.has_this_stack()
+        };
+        if !maps::covered_by(start as u64, len as u64, fits)? {
             return Ok(None);
         }
         if !is_mostly_resident(start, len) {
@@ -251,6 +254,10 @@ impl Adopted {
     /// runs, and no other region reaches into them.
     fn give_back(&self) -> Result<(), Errno> {
         for piece in self.pieces()? {
+            if piece.has_this_stack() {
+                // Of a coroutine: what is copied would not be what is returned to.
+                return Err(Errno::INVALID);
+            }
             let (start, len) = piece.range();
             let rights = ProtFlags::READ | ProtFlags::WRITE;
             let private = MapFlags::PRIVATE;
@@ -321,6 +328,13 @@ impl Mapping {
     /// First address and length.
     fn range(&self) -> (usize, usize) {
         (self.start as usize, (self.end - self.start) as usize)
+    }
+
+    /// Whether the caller runs on it, or on a part of what was mapped with it.
+    fn has_this_stack(&self) -> bool {
+        let here = 0u8;
+        let stack = std::ptr::from_ref(&here) as u64;
+        (self.start..self.end).contains(&stack)
     }
 
     /// Maps the same part of its file privately in its place. Only a system call, for the child of

@@ -10,6 +10,7 @@
 use crate::ddp::{Header, TaggedHeader, UntaggedHeader};
 use crate::engine::arrival::{ArrivalError, PayloadSource, SegmentFate};
 use crate::engine::incoming::{Incoming, Origin};
+use crate::engine::link::Link;
 use crate::engine::numbers::ulpdu_len;
 use crate::engine::qp::{IncomingFpdu, OutgoingFpdu, Qp};
 use crate::engine::reason::{PlacementError, Reason};
@@ -111,7 +112,17 @@ impl Qp {
         }
     }
 
-    /// Something that another QP did to this one: by the direct path, or because it needs room.
+    /// The other end has left in order. Whoever has something to send to it all the same is told as
+    /// by a reset, which over TCP comes back.
+    pub(in crate::engine) fn find_nobody(&mut self, engine: &mut EngineState) {
+        if self.life.phase().sends() && self.next_message(engine) {
+            return self.lost(engine, "the peer has closed the connection");
+        }
+        self.requester.return_slots(&self.core, engine);
+        self.finish_if_drained(engine);
+    }
+
+    /// Something that the other end did.
     pub(in crate::engine) fn handle_signal(
         &mut self,
         engine: &mut EngineState,
@@ -129,8 +140,13 @@ impl Qp {
             PeerSignal::SegmentTaken => self.segment_taken(engine),
             //= DDP-3-9
             PeerSignal::Fin => self.fin_received(engine),
+            PeerSignal::Left => {
+                if let Link::Direct(_) = self.link {
+                    self.link = Link::Left;
+                    engine.wake(&mut self.core);
+                }
+            }
             PeerSignal::Reset => self.lost(engine, "the peer reset the connection"),
-            PeerSignal::Lost(why) => self.lost(engine, why),
         }
     }
 }

@@ -15,8 +15,7 @@ use tcp::TcpLink;
 use super::charge::Owner;
 use super::interface::Output;
 use super::qp_core::QpCore;
-use super::schedule::Key;
-use super::state::{EngineState, PeerSignal};
+use super::state::{EngineState, Peer, PeerSignal};
 use crate::stream::Fault;
 
 /// What a queue pair is connected by.
@@ -24,7 +23,9 @@ pub(super) enum Link {
     None,
     Tcp(Box<TcpLink>),
     /// Another QP of this engine.
-    Direct(Key),
+    Direct(Peer),
+    /// It was another QP, which has left in order: nothing can be sent or told any more.
+    Left,
 }
 
 /// What a link wants in its QP's turn.
@@ -34,7 +35,9 @@ pub(super) enum LinkTurn {
     /// A call to its socket.
     Transmit,
     /// Segments handed to this QP.
-    HandOver(Key),
+    HandOver(Peer),
+    /// To find that there is nobody to hand anything to.
+    FindNobody,
 }
 
 /// What came of finishing the outgoing direction.
@@ -54,7 +57,7 @@ impl Link {
     pub(super) fn tcp(&self) -> Option<&TcpLink> {
         match self {
             Link::Tcp(tcp) => Some(tcp),
-            Link::None | Link::Direct(_) => None,
+            Link::None | Link::Direct(_) | Link::Left => None,
         }
     }
 
@@ -63,7 +66,7 @@ impl Link {
     pub(super) fn tcp_mut(&mut self) -> Option<&mut TcpLink> {
         match self {
             Link::Tcp(tcp) => Some(tcp),
-            Link::None | Link::Direct(_) => None,
+            Link::None | Link::Direct(_) | Link::Left => None,
         }
     }
 
@@ -80,6 +83,7 @@ impl Link {
             Link::Tcp(tcp) if tcp.awaits_socket() => LinkTurn::Idle,
             Link::Tcp(_) => LinkTurn::Transmit,
             Link::Direct(peer) => LinkTurn::HandOver(*peer),
+            Link::Left => LinkTurn::FindNobody,
         }
     }
 
@@ -97,7 +101,7 @@ impl Link {
         match self {
             Link::Tcp(_) => engine.outputs.push_back(Output::ReadAgain(core.id)),
             Link::Direct(peer) => engine.awakened.push(*peer),
-            Link::None => {}
+            Link::None | Link::Left => {}
         }
     }
 
@@ -122,7 +126,7 @@ impl Link {
         match self {
             Link::Tcp(tcp) => tcp.send_placed(mo, len, last),
             // Each segment of a message is handed over in order.
-            Link::Direct(_) | Link::None => Ok(total.filter(|_| last)),
+            Link::Direct(_) | Link::None | Link::Left => Ok(total.filter(|_| last)),
         }
     }
 
@@ -152,7 +156,7 @@ impl Link {
                 }
                 false
             }
-            Link::None => false,
+            Link::None | Link::Left => false,
         }
     }
 
@@ -174,6 +178,8 @@ impl Link {
                 engine.signal(*peer, PeerSignal::Fin);
                 Fin::Sent
             }
+            // Nobody hears it, as over TCP.
+            Link::Left => Fin::Sent,
             Link::Tcp(tcp) if tcp.has_unsent() => Fin::Later,
             Link::Tcp(tcp) => {
                 tcp.finish();
@@ -183,11 +189,13 @@ impl Link {
         }
     }
 
-    /// Closes the connection; afterwards there is none.
+    /// Closes the connection; afterwards there is none. The other end of a direct one is told in
+    /// every case, or it would go on with whoever has this QP's key next.
     pub(super) fn close(&mut self, reset: bool, core: &QpCore, engine: &mut EngineState) {
         match std::mem::replace(self, Link::None) {
             Link::Direct(peer) if reset => engine.signal(peer, PeerSignal::Reset),
-            Link::Direct(_) | Link::None => {}
+            Link::Direct(peer) => engine.signal(peer, PeerSignal::Left),
+            Link::None | Link::Left => {}
             Link::Tcp(mut tcp) => {
                 tcp.release(Owner { key: core.key, session: core.session }, engine);
                 engine.outputs.push_back(Output::Close { qp: core.id, reset });
@@ -214,7 +222,7 @@ impl Link {
             (Link::Tcp(_), Some(bytes)) => {
                 engine.outputs.push_back(Output::FinalTerminate { qp: core.id, bytes });
             }
-            (Link::None, _) | (_, None) => {}
+            (Link::None | Link::Left, _) | (_, None) => {}
         }
         self.close(reset, core, engine);
     }
@@ -223,7 +231,7 @@ impl Link {
     /// header: an FPDU, or that header for the direct path. None where nothing may be sent.
     pub(super) fn final_terminate(&mut self, payload: Vec<u8>) -> Option<Vec<u8>> {
         match self {
-            Link::None => None,
+            Link::None | Link::Left => None,
             Link::Direct(_) => Some(payload),
             Link::Tcp(tcp) => tcp.final_terminate(&payload),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::raw::{Raw, Segment, ulpdu};
 use super::requests::Wr;
-use super::world::{A, B, QpShape, Wiring, World};
+use super::world::{A, B, MemoryKind, QpShape, Wiring, World};
 use crate::abi::control::{DisconnectMode, Event};
 use crate::ddp::{Header, qn};
 use crate::rdmap::{Opcode, ReadRequest};
@@ -304,6 +304,114 @@ fn with_a_limit_a_disconnect_does_not_wait_for_the_peer() {
         w.disconnect(B);
         w.advance(Duration::from_secs(11));
         assert_eq!((w.events(B).len(), w.state(B)), (1, QpState::Error), "{wiring:?}");
+    }
+}
+
+/// Two programs of others, directly connected: they get the places of QPs that are gone.
+fn strangers(w: &mut World) -> (usize, usize) {
+    let [c, d] = [0, 1].map(|_| {
+        let app = w.app(0);
+        let cq = w.cq(app, 64);
+        w.qp(app, cq, cq, QpShape::default())
+    });
+    w.connect(c, d, Wiring::direct());
+    w.settle();
+    assert_eq!((w.events(c).len(), w.events(d).len()), (1, 1));
+    (c, d)
+}
+
+/// Whoever leaves and is gone has nobody else in his place, whatever the peer does then.
+#[test]
+fn the_peer_of_who_has_left_reaches_nobody_else() {
+    type Deed = fn(&mut World);
+    let deeds: [(&str, Deed); 5] = [
+        ("sends", |w| w.post(B, &[Wr::send(8, &[]), Wr::send(9, &[])])),
+        ("aborts", |w| w.abort(B)),
+        ("disconnects", |w| w.disconnect(B)),
+        ("is destroyed", |w| w.destroy(B)),
+        ("sends and disconnects", |w| {
+            w.post(B, &[Wr::send(8, &[])]);
+            w.disconnect(B);
+        }),
+    ];
+    for (what, deed) in deeds {
+        let mut w = World::connected(Wiring::direct());
+        w.disconnect_within(A, Duration::from_millis(1));
+        w.advance(Duration::from_millis(1));
+        assert_eq!(w.state(A), QpState::Error);
+        w.destroy(A);
+        let (c, d) = strangers(&mut w);
+        w.recv(c, 77, &[]);
+        deed(&mut w);
+        w.advance(Duration::from_secs(11));
+        assert_eq!(
+            (w.completions(c), w.events(c), w.events(d)),
+            (vec![], vec![], vec![]),
+            "{what}"
+        );
+        assert_eq!((w.state(c), w.state(d)), (QpState::Rts, QpState::Rts), "{what}");
+        if what != "is destroyed" {
+            assert_eq!(w.state(B), QpState::Error, "{what}");
+        }
+        // And these two have each other.
+        w.post(d, &[Wr::send(1, &[])]);
+        assert_eq!(w.completions(c), ["77 Receive"], "{what}");
+    }
+}
+
+/// A FIN that waits behind a copy is that of a peer which may be gone before it is looked at.
+#[test]
+fn the_peer_of_who_left_behind_a_copy_reaches_nobody_else() {
+    for answered in [false, true] {
+        let mut w = World::connected(Wiring::direct());
+        w.kind = MemoryKind::ThroughCopier;
+        let into = w.any_mr(B, 100);
+        w.kind = MemoryKind::Shared;
+        w.answer_copies = false;
+        w.recv(B, 7, &[into.all()]);
+        w.post(A, &[Wr::send(1, &[]).inline(b"the last one")]);
+        w.disconnect(A);
+        w.disconnect(B);
+        assert_eq!((w.events(A), w.state(A)), (vec!["disconnected".into()], QpState::Error));
+        w.destroy(A);
+        let (c, d) = strangers(&mut w);
+        if answered {
+            w.answer_copies = true;
+            w.settle();
+            assert_eq!(w.completions(B), ["7 Receive 12"]);
+            assert_eq!(w.events(B), ["disconnected"]);
+        }
+        w.destroy(B);
+        assert_eq!((w.events(c), w.events(d)), (vec![], vec![]));
+        assert_eq!((w.state(c), w.state(d)), (QpState::Rts, QpState::Rts));
+    }
+}
+
+/// What is sent to who has left does not wait for ever.
+#[test]
+fn a_send_to_who_has_left_fails() {
+    let mut w = World::connected(Wiring::direct());
+    w.disconnect_within(A, Duration::from_millis(1));
+    w.advance(Duration::from_millis(1));
+    assert_eq!((w.events(B), w.state(B)), (vec!["peer closed".into()], QpState::Closing));
+    w.post(B, &[Wr::send(8, &[]), Wr::send(9, &[])]);
+    assert_eq!(w.completions(B), ["8 Send WrFlush", "9 Send WrFlush"]);
+    assert!(w.events(B)[0].starts_with("lost: the peer has closed"));
+    assert_eq!(w.state(B), QpState::Error);
+}
+
+/// A disconnect without a limit gets one from a later call.
+#[test]
+fn a_disconnect_under_way_is_given_a_limit() {
+    for wiring in Wiring::both() {
+        let mut w = World::connected(wiring);
+        w.disconnect(A);
+        w.advance(Duration::from_secs(1));
+        w.disconnect_within(A, Duration::from_millis(500));
+        w.advance(Duration::from_millis(499));
+        assert_eq!(w.state(A), QpState::Closing, "{wiring:?}");
+        w.advance(Duration::from_millis(1));
+        assert_eq!((w.events(A), w.state(A)), (vec!["disconnected".into()], QpState::Error));
     }
 }
 

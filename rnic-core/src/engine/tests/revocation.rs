@@ -4,6 +4,7 @@ use super::raw::ulpdu;
 use super::requests::Wr;
 use super::world::{A, B, QpShape, Wiring, World};
 use crate::ddp::Header;
+use crate::engine::state::Peer;
 use crate::rdmap::{Opcode, ReadRequest};
 use crate::types::{Access, QpState, Stag, TaggedOffset};
 
@@ -79,7 +80,8 @@ fn a_sink_revoked_while_its_read_is_out() {
             let mut a = w.engines[0].qps[key as usize].take().unwrap();
             a.core.turn.scheduled = false;
             a.core.turn.deficit = 1;
-            let peer = w.engines[0].by_id[&w.qps[B].id];
+            let id = w.qps[B].id;
+            let peer = Peer { key: w.engines[0].by_id[&id], id };
             w.engines[0].hand_over(&mut a, peer);
             w.engines[0].qps[key as usize] = Some(a);
         } else {
