@@ -21,6 +21,9 @@ static MEASURING: Mutex<()> = Mutex::new(());
 /// Round trips of one measurement.
 const ROUNDS: usize = 1000;
 
+/// Workers of every daemon here.
+const WORKERS: usize = 2;
+
 /// Pairs of measurements from which a verdict is tried; an odd number.
 const PAIRS: usize = 7;
 
@@ -51,16 +54,13 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
     pinger.median(ROUNDS);
     let mut hoarder = hoarder(daemon, what);
     let refusal = hoarder.line_after("refused: ");
-    // What it takes of the CPUs itself is not what the daemon lets it take.
-    let cpus = cpu::allowed();
-    cpu::confine_threads(hoarder.id(), "", *cpus.last().expect("a CPU to run on"));
     for name in named {
         assert!(refusal.contains(name), "{what}: {refusal:?} does not name {name}");
     }
     // A share is a user's: within one, who always asks may slow others down.
     let same_user = !rustix::process::getuid().is_root();
     if !same_user {
-        let ratio = slowed_down(&pinger, &hoarder, what);
+        let ratio = slowed_down(daemon, &pinger, &hoarder, what);
         eprintln!("{what}: {refusal}; round trips take {ratio:.2} times as long");
     }
 
@@ -86,7 +86,22 @@ fn exhausted(daemon: &Daemon, what: &str, named: &[&str]) {
 /// How many times as long round trips take beside a hoarder: the median of measurements that take
 /// turns with some in which it is stopped, so that a moment in which the machine does something
 /// else decides nothing. Where that is not below 2, more are taken.
-fn slowed_down(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
+///
+/// The hoarder has one CPU, the round trips and the workers another: which CPU wakes whom decides
+/// about a round trip more than anything that the daemon does, and what the hoarder takes of a CPU
+/// itself is not what the daemon lets it take.
+fn slowed_down(daemon: &Daemon, pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
+    let cpus = cpu::allowed();
+    let (&ours, &theirs) = (cpus.first().expect("a CPU"), cpus.last().expect("a CPU"));
+    cpu::confine(&[ours]);
+    assert_eq!(cpu::confine_threads(daemon.pid(), "rnicd-worker", ours), WORKERS);
+    cpu::confine_threads(hoarder.id(), "", theirs);
+    let ratio = round_trips_beside(pinger, hoarder, what);
+    cpu::confine(&cpus);
+    ratio
+}
+
+fn round_trips_beside(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
     let mut ratios = Vec::new();
     loop {
         hoarder.signal(Signal::STOP);
@@ -107,7 +122,7 @@ fn slowed_down(pinger: &Pinger, hoarder: &Process, what: &str) -> f64 {
 }
 
 fn config(limits: &str) -> String {
-    format!("[control]\nmode = \"0666\"\n[engine]\nworkers = 2\n{limits}")
+    format!("[control]\nmode = \"0666\"\n[engine]\nworkers = {WORKERS}\n{limits}")
 }
 
 fn daemon(limits: &str) -> Daemon {

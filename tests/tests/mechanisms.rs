@@ -9,6 +9,7 @@ use rnic_client::{
     Access, Arm, Completion, CompletionChannel, CompletionStatus, Context, Cq, Mr, Qp, QpOptions,
     RecvRequest, SendRequest,
 };
+use rnic_tests::attacks::cpu;
 use rnic_tests::pinger::Pinger;
 use rnic_tests::traffic::Rng;
 use rnic_tests::{Client, DEADLINE, Daemon, PATHS, binaries, copy_program, engine, join};
@@ -304,16 +305,24 @@ fn a_removed_shared_buffer_is_unmapped_when_the_answer_comes() {
 }
 
 /// Regions are revoked while somebody writes into them, again and again, beside a pair that has
-/// nothing to do with them.
+/// nothing to do with them. They have one CPU, the pair and the workers another: which CPU wakes
+/// whom decides about a round trip more than any revocation.
 #[test]
 fn revocations_do_not_slow_others_down() {
     let daemon = daemon(3, "direct");
+    let cpus = cpu::allowed();
+    let (&ours, &theirs) = (cpus.first().unwrap(), cpus.last().unwrap());
+    assert_eq!(cpu::confine_threads(daemon.pid(), "rnicd-worker", ours), 3);
     let pinger = Pinger::new(&daemon);
     let sides = [Client::new(&daemon), Client::new(&daemon)];
     let revoker = Revoker::default();
     std::thread::scope(|scope| {
-        scope.spawn(|| revoker.revoke(sides));
+        scope.spawn(|| {
+            cpu::confine(&[theirs]);
+            revoker.revoke(sides);
+        });
         let _stopped = Stopped(&revoker);
+        cpu::confine(&[ours]);
         let mut ratios: Vec<f64> = (0..long(9, 199))
             .map(|_| {
                 revoker.pauses(true);

@@ -12,9 +12,9 @@ pub fn allowed() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// Confines the calling thread, and those it starts from now on, to one CPU.
-pub fn confine(cpu: usize) {
-    sched_setaffinity(None, &only(cpu)).expect("a CPU that is allowed");
+/// Confines the calling thread, and those it starts from now on, to these CPUs.
+pub fn confine(cpus: &[usize]) {
+    sched_setaffinity(None, &only(cpus)).expect("CPUs that are allowed");
 }
 
 /// Confines the threads of a process whose names begin so to one CPU; how many there are.
@@ -31,7 +31,7 @@ pub fn confine_threads(process: u32, name: &str, cpu: usize) -> usize {
         if !comm.starts_with(name) {
             continue;
         }
-        match sched_setaffinity(thread, &only(cpu)) {
+        match sched_setaffinity(thread, &only(&[cpu])) {
             Ok(()) => confined += 1,
             // It has ended since.
             Err(Errno::SRCH) => {}
@@ -64,8 +64,8 @@ pub fn processes() -> u64 {
 /// Clock ticks of a second, as the kernel shows them to everybody.
 pub const TICKS: f64 = 100.0;
 
-fn only(cpu: usize) -> CpuSet {
+fn only(cpus: &[usize]) -> CpuSet {
     let mut set = CpuSet::new();
-    set.set(cpu);
+    cpus.iter().for_each(|cpu| set.set(*cpu));
     set
 }

@@ -228,7 +228,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             Err(hostile::exec_in_a_session(&socket, seed, &mut Command::new("true")).into())
         }
         Part::Overload { attack, cpu } => {
-            attacks::confine(cpu);
+            attacks::confine(&[cpu]);
             std::thread::spawn(|| {
                 wait_for_release();
                 std::process::exit(0);
@@ -236,7 +236,7 @@ fn play(part: Part) -> Result<(), traffic::Failure> {
             match attacks::play(attack, &socket()?)? {}
         }
         Part::Bystand { cpu } => {
-            attacks::confine(cpu);
+            attacks::confine(&[cpu]);
             attacks::bystander::serve(&socket()?, std::io::stdin().lines())
         }
         Part::Exhaust { what } => {
