@@ -33,7 +33,7 @@ use crate::shared_buffer::SharedBuffer;
 /// [`Error::AfterFork`], and the queues do not exist in the child's memory at all.
 #[derive(Clone)]
 pub struct Context {
-    session: Arc<Session>,
+    pub(crate) session: Arc<Session>,
 }
 
 /// How to open a device.

@@ -36,7 +36,9 @@ impl Subject {
             | Event::PeerClosed { qp, .. }
             | Event::PeerClosing { qp, .. }
             | Event::QpFatal { qp, .. } => Subject::Qp(qp),
-            Event::LastWqeReached { qp, .. } => Subject::Qp(qp),
+            Event::LastWqeReached { qp, .. }
+            | Event::CommunicationEstablished { qp, .. }
+            | Event::SendQueueDrained { qp, .. } => Subject::Qp(qp),
             Event::CqError { cq, .. } => Subject::Cq(cq),
             Event::SrqLimit { srq, .. }
             | Event::SrqError { srq, .. }

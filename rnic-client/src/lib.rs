@@ -118,6 +118,7 @@ mod srq;
 #[cfg(feature = "tokio")]
 mod tasks;
 mod window;
+mod wired;
 
 #[cfg(test)]
 mod fake;
@@ -145,13 +146,14 @@ pub use window::{Bind, MemoryWindow};
 
 pub use rnic_core::abi::control::{
     ClientRow, CqRow, DeviceAttributes, Diagnosis, DiagnosisKind, DisconnectReason, Event,
-    EventRecord, Features, LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow, PAGE_ROWS,
-    PdRow, QpCounters, QpRow, Refusal, Rows, SrqRow, StatusInfo, WindowRow,
+    EventRecord, Features, GidRow, LimitRow, ListKind, ListenerRow, MAX_PRIVATE_DATA, MrRow,
+    PAGE_ROWS, PdRow, QpCounters, QpRow, Refusal, Rows, Sending, SrqRow, StatusInfo, WindowRow,
+    Wiring,
 };
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::shm::{ProgramRange, RawBytes};
 pub use rnic_core::types::{
     Access, AddressPair, AtomicOperation, ChannelId, CompletionOpcode, CompletionStatus, CqId,
-    ListenerId, MrId, MwId, PdId, QpId, QpState, RequestId, RnrPolicy, Scope, SessionId,
+    Gid, ListenerId, MrId, MwId, PdId, QpId, QpState, QpType, RequestId, RnrPolicy, Scope, SessionId,
     SharedBufferId, SrqId, Stag, TerminateCode, TerminateOrigin, WindowKind,
 };

@@ -9,7 +9,7 @@ use rnic_core::abi::control::{ObjectRef, QpRequest, QpRow, ReplyBody, RequestBod
 use rnic_core::abi::queue::QueueKind;
 use rnic_core::shm::lease::LoanNumber;
 use rnic_core::shm::queue::{PushError, QueueMemory, SendProducer};
-use rnic_core::types::{QpId, RnrPolicy};
+use rnic_core::types::{QpId, QpType, RnrPolicy};
 
 use crate::cq::Cq;
 use crate::error::{Error, PostError};
@@ -50,6 +50,9 @@ pub struct QpOptions<'a> {
     pub rnr_policy: RnrPolicy,
     /// Returned in the QP's events; default 0.
     pub context: u64,
+    /// How it comes by its peer; by default it connects or accepts. One that is wired by hand holds
+    /// what finds no receive, whatever `rnr_policy` says: its peer decides for how long.
+    pub kind: QpType,
 }
 
 impl<'a> QpOptions<'a> {
@@ -67,6 +70,7 @@ impl<'a> QpOptions<'a> {
             signal_all: false,
             rnr_policy: RnrPolicy::Terminate,
             context: 0,
+            kind: QpType::Connected,
         }
     }
 }
@@ -123,6 +127,7 @@ impl Qp {
             signal_all: options.signal_all,
             rnr_policy: options.rnr_policy,
             context: options.context,
+            kind: options.kind,
         }))?;
         let ReplyBody::Qp { qp: id, sq, rq, .. } = reply else { return Err(unexpected(&reply)) };
         let send = session.queue(sq, QueueKind::Send)?;
@@ -305,6 +310,27 @@ impl Qp {
         self.session().events.with(|events| events.close(Subject::Qp(self.id)));
         // The daemon writes no more completions of it.
         self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
+    }
+
+    /// Empties both queues while `daemon` has the daemon do the same: nobody posts meanwhile.
+    pub(crate) fn begin_anew(
+        &self,
+        daemon: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut sq = self.sq.lock();
+        let renew = || {
+            daemon()?;
+            sq.producer = SendProducer::new(self.memory.clone());
+            Ok(())
+        };
+        match &self.rq {
+            Some(rq) => rq.begin_anew(renew)?,
+            None => renew()?,
+        }
+        drop(sq);
+        // What was lent to its requests comes back.
+        self.cqs.iter().for_each(|cq| cq.inner.orphan(self.id));
+        Ok(())
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {

@@ -15,7 +15,7 @@ pub(crate) struct ReceiveQueue {
     depth: u32,
     /// Most elements of a receive.
     max_sge: usize,
-    doorbell: u32,
+    memory: QueueMemory,
 }
 
 impl ReceiveQueue {
@@ -24,13 +24,24 @@ impl ReceiveQueue {
         ReceiveQueue {
             depth: memory.shape().capacity,
             max_sge: max_sge.into(),
-            doorbell: memory.doorbell(),
-            producer: Mutex::new(ReceiveProducer::new(memory)),
+            producer: Mutex::new(ReceiveProducer::new(memory.clone())),
+            memory,
         }
     }
 
     pub(crate) fn depth(&self) -> u32 {
         self.depth
+    }
+
+    /// Empties the queue when the daemon has done so, by `daemon`: nobody posts meanwhile.
+    pub(crate) fn begin_anew(
+        &self,
+        daemon: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut producer = self.producer.lock();
+        daemon()?;
+        *producer = ReceiveProducer::new(self.memory.clone());
+        Ok(())
     }
 
     /// Posts receives in order, as many as can be.
@@ -87,7 +98,7 @@ impl ReceiveQueue {
         drop(producer);
         (0..u64::BITS)
             .filter(|worker| waiting >> worker & 1 == 1)
-            .try_for_each(|worker| session.ring(worker, self.doorbell))
+            .try_for_each(|worker| session.ring(worker, self.memory.doorbell()))
     }
 
     #[inline]

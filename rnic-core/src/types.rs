@@ -6,6 +6,7 @@
 pub mod address;
 mod atomic;
 pub mod codes;
+mod gid;
 mod numbered;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::atomic::{ATOMIC_LEN, AtomicOperation};
 pub use self::codes::TerminateCode;
+pub use self::gid::Gid;
 pub(crate) use self::numbered::numbered;
 
 /// Defines `u32` identifiers that must not be mistaken for one another.
@@ -165,6 +167,18 @@ pub enum WindowKind {
     Type2,
 }
 
+/// How a queue pair comes by its peer, and what its completions say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum QpType {
+    /// By connecting or accepting. A request is done when the lower layer has taken it, as RFC 5040
+    /// section 5.5 has it.
+    #[default]
+    Connected,
+    /// Wired by hand: the program says which GID and number its peer has (`IBV_QPT_RC` of a RoCE
+    /// adapter). A request is done when the peer has acknowledged it.
+    Wired,
+}
+
 /// What becomes of a Send that finds no receive posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RnrPolicy {
@@ -191,6 +205,10 @@ numbered! {
         Terminate = 3,
         /// Dead; everything posted is flushed.
         Error = 4,
+        /// Wired by hand and ready to receive; what is posted to send waits.
+        Rtr = 5,
+        /// Wired by hand, and begins no request that is posted to send.
+        Sqd = 6,
     }
 }
 

@@ -123,8 +123,9 @@ fn requests() {
                     signal_all: true,
                     rnr_policy: RnrPolicy::Wait { timeout_ms: 5 },
                     context: 17,
+                    kind: QpType::Wired,
                 })),
-                "ac020b070302008001400403c80101010511",
+                "ac020b070302008001400403c8010101051101",
             ),
             (request(RequestBody::QpToError { qp }), "ac020cac02"),
             (request(RequestBody::DestroyQp { qp }), "ac020dac02"),
@@ -202,6 +203,24 @@ fn requests() {
             (request(RequestBody::ReserveSharedBuffer { length: 1 << 20 }), "ac0225808040"),
             (request(RequestBody::FillSharedBuffer { buffer: SharedBufferId(5) }), "ac022605"),
             (request(RequestBody::ResizeCq { cq: CqId(3), entries: 1000 }), "ac022703e807"),
+            (
+                request(RequestBody::ModifyQp {
+                    qp,
+                    change: QpChange::ReadyToReceive(Wiring {
+                        local: Gid([1; 16]),
+                        remote: Gid([2; 16]),
+                        remote_qp: QpId(3),
+                        rq_psn: 300,
+                        path_mtu: 1024,
+                        min_rnr_timer: 12,
+                        ird: 4,
+                        rights: Access::REMOTE_READ,
+                    }),
+                }),
+                "ac0228ac020001010101010101010101010101010101020202020202020202020202020202\
+                 0203ac0280080c0404",
+            ),
+            (request(RequestBody::QueryGids), "ac0229"),
         ],
     );
 }
@@ -261,9 +280,12 @@ fn replies() {
                     guid: 0x0200_5e00_5301_0001,
                     max_srq_wr: 16,
                     max_backlog: 17,
+                    wired_name: "rxe0".into(),
+                    wired_vendor_id: 0x15b3,
+                    wired_part_id: 18,
                 })),
                 "01000106726e6963643005302e312e300102030405060708090a0b010c0d01\
-                 a5280e0f8180849885c0978002101100",
+                 a5280e0f8180849885c097800210110472786530b32b1200",
             ),
             (reply(ReplyBody::Pd { pd: PdId(1) }), "0100020100"),
             (reply(ReplyBody::SharedBuffer { buffer: SharedBufferId(2) }), "0100030200"),
@@ -319,6 +341,15 @@ fn replies() {
                 "01000d020180201080010000",
             ),
             (reply(ReplyBody::SrqInfo(srq_row())), "01000e010203800405060708090a00"),
+            (
+                reply(ReplyBody::Gids(vec![GidRow {
+                    gid: Gid([1; 16]),
+                    interface: "lo".into(),
+                    interface_index: 1,
+                    mtu: 300,
+                }])),
+                "01000f0101010101010101010101010101010101026c6f01ac0200",
+            ),
         ],
     );
 }
@@ -544,6 +575,8 @@ fn events() {
             (Event::LastWqeReached { qp, context }, "0d0680808080808080808001"),
             (Event::Detached { reason: "exec".into() }, "0e0465786563"),
             (Event::PeerClosing { qp, context }, "0f0680808080808080808001"),
+            (Event::CommunicationEstablished { qp, context }, "100680808080808080808001"),
+            (Event::SendQueueDrained { qp, context }, "110680808080808080808001"),
         ],
     );
     let code = TerminateCode { layer: 0, etype: 1, code: 2 };

@@ -50,14 +50,7 @@ impl Checker<'_> {
     /// Checks `[device]` and fills in what the file does not say.
     pub(super) fn device(&self, s: file::DeviceSection) -> Result<Device, ConfigError> {
         let default = Device::default();
-        let name = self.checked(s.name, default.name, |name| {
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            if (1..=64).contains(&name.len()) && name.chars().all(plain) {
-                Ok(())
-            } else {
-                Err("must be 1 to 64 letters, digits, '-', '_' or '.'".to_owned())
-            }
-        })?;
+        let name = self.checked(s.name, default.name, |name| plain_name(name))?;
         let addresses = s.addresses.map_or(default.addresses, toml::Spanned::into_inner);
         Ok(Device {
             name,
@@ -70,6 +63,16 @@ impl Checker<'_> {
     }
 }
 
+/// Whether programs can take this for the name of a device.
+pub(super) fn plain_name(name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if (1..=64).contains(&name.len()) && name.chars().all(plain) {
+        Ok(())
+    } else {
+        Err("must be 1 to 64 letters, digits, '-', '_' or '.'".to_owned())
+    }
+}
+
 /// What tells this host from others: the number of its installation, which copies of one image may
 /// share, and its name, which containers have one each of.
 fn host() -> Vec<u8> {
@@ -79,7 +82,7 @@ fn host() -> Vec<u8> {
 }
 
 /// An OUI has 24 bits.
-const MOST_VENDOR: u32 = (1 << 24) - 1;
+pub(super) const MOST_VENDOR: u32 = (1 << 24) - 1;
 
 /// An OUI of nobody (locally administered): test suites want one that is not 0, and no program
 /// takes it for a device that it knows.

@@ -42,7 +42,7 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
     };
-    let Config { device, control, engine, mpa, tcp, ports, limits, metrics, log, .. } = config;
+    let Config { device, wired, control, engine, mpa, tcp, ports, limits, metrics, log, .. } = config;
     row("device.name", device.name.clone(), "shown to programs");
     let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     row(
@@ -59,6 +59,18 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
         match device.guid {
             Some(_) => "tells devices apart",
             None => "tells devices apart; follows from device.name and this host",
+        },
+    );
+    row("wired.name", wired.name.clone(), "name of the device whose queue pairs are wired by hand");
+    row("wired.vendor_id", format!("{:#x}", wired.vendor_id), "who made it, as programs see it");
+    row("wired.vendor_part_id", wired.vendor_part_id.to_string(), "which device of its maker");
+    row("wired.port", wired.port.to_string(), "TCP port at which daemons find each other");
+    row(
+        "wired.compare",
+        wired.compare.to_string(),
+        match wired.compare {
+            true => "both ends must name the same PSNs and path MTU",
+            false => "PSNs and path MTUs that ends name may differ",
         },
     );
     row(

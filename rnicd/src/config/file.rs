@@ -20,6 +20,8 @@ use super::units::{Span, SpanOrOff};
 pub struct File {
     /// `[device]`
     pub device: DeviceSection,
+    /// `[wired]`
+    pub wired: WiredSection,
     /// `[control]`
     pub control: ControlSection,
     /// `[engine]`
@@ -65,6 +67,22 @@ pub struct DeviceSection {
     pub hw_ver: Field<u32>,
     /// Its GUID.
     pub guid: Field<Guid>,
+}
+
+/// `[wired]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WiredSection {
+    /// Name shown to programs.
+    pub name: Field<String>,
+    /// Who is said to have made the device.
+    pub vendor_id: Field<u32>,
+    /// Which device of its maker it is said to be.
+    pub vendor_part_id: Field<u32>,
+    /// Where daemons find each other.
+    pub port: Field<u16>,
+    /// Whether PSNs and path MTUs are compared.
+    pub compare: Field<bool>,
 }
 
 /// `[control]`

@@ -35,6 +35,7 @@ mod tcp;
 mod tests;
 mod units;
 mod warnings;
+mod wired;
 mod worst_case;
 
 use std::path::Path;
@@ -64,6 +65,7 @@ pub use subjects::{Id, Subjects};
 pub use tcp::Tcp;
 pub use units::{Size, Span, SpanOrOff};
 pub use warnings::warnings;
+pub use wired::Wired;
 
 /// `config/rnicd.toml`: every key, its default and what it costs.
 pub const ANNOTATED_DEFAULT: &str = include_str!("../../../config/rnicd.toml");
@@ -73,6 +75,8 @@ pub const ANNOTATED_DEFAULT: &str = include_str!("../../../config/rnicd.toml");
 pub struct Config {
     /// Identity of the device.
     pub device: Device,
+    /// `[wired]`: the device whose queue pairs are wired by hand.
+    pub wired: Wired,
     /// `[control]`: the control socket and who may use it.
     pub control: Control,
     /// `[engine]`: worker threads, the loopback path and deadlines.
@@ -129,6 +133,7 @@ impl Config {
         let check = Checker { file, text };
         Ok(Config {
             device: check.device(parsed.device)?,
+            wired: check.wired(parsed.wired)?,
             control: check.control(parsed.control)?,
             engine: check.engine(parsed.engine)?,
             mpa: check.mpa(parsed.mpa)?,

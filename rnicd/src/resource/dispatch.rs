@@ -108,6 +108,8 @@ impl Manager {
                 None => Err(refuse::lost_descriptor()),
             },
             R::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries),
+            R::ModifyQp { qp, change } => self.modify_qp(id, qp, &change, now),
+            R::QueryGids => self.query_gids(),
         }
     }
 

@@ -13,6 +13,7 @@ mod answer;
 mod capacity;
 mod dispatch;
 mod domain;
+mod gids;
 mod ledger;
 mod listener;
 mod listing;
@@ -33,7 +34,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rnic_core::abi::control::Refusal;
+use rnic_core::abi::control::{GidRow, Refusal};
 use rnic_core::device::StagAllocator;
 use rnic_core::types::*;
 
@@ -75,6 +76,8 @@ pub struct Manager {
     generation: u64,
     /// The device's, which does not change with the host's name.
     guid: Guid,
+    /// Addresses as verbs name them, as they were when the daemon started.
+    gids: Vec<GidRow>,
     started: Instant,
     ledger: Ledger,
     handles: AllHandles,
@@ -147,6 +150,7 @@ impl Manager {
             network: Network::own().ok(),
             generation: random.generation,
             guid: config.device.guid_here(),
+            gids: gids::table(&config),
             started: Instant::now(),
             ledger: Ledger::new(&config.limits, &capacity),
             handles: AllHandles::default(),

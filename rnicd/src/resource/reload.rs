@@ -49,6 +49,7 @@ impl Manager {
 /// `wanted`, except for what only a start can change.
 fn with_what_stays(mut wanted: Config, running: &Config) -> Config {
     // Programs that have asked what the device is are not told again.
+    wanted.wired = running.wired.clone();
     wanted.device = Device { addresses: wanted.device.addresses, ..running.device.clone() };
     // Listeners are called by the ports that were asked for.
     wanted.ports.clone_from(&running.ports);

@@ -171,6 +171,20 @@ pub enum Event {
         /// The QP's context.
         context: u64,
     },
+    /// The first message has come to a QP in Rtr (`IBV_EVENT_COMM_EST`).
+    CommunicationEstablished {
+        /// The QP, wired by hand.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
+    /// What a QP in Sqd had begun is done (`IBV_EVENT_SQ_DRAINED`).
+    SendQueueDrained {
+        /// The QP, wired by hand.
+        qp: QpId,
+        /// The QP's context.
+        context: u64,
+    },
 }
 
 /// How a connection ended.

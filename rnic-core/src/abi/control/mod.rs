@@ -13,6 +13,7 @@ mod listing;
 mod refusal;
 mod reply;
 mod request;
+mod wired;
 
 pub use event::{DisconnectReason, Event};
 pub use hello::{Features, HELLO_LEN, HELLO_MAGIC, Hello, HelloReply, HelloStatus};
@@ -25,6 +26,7 @@ pub use reply::{DeviceAttributes, NewArena, QueueLocation, Reply, ReplyBody};
 pub use request::{
     DisconnectMode, ListKind, MrSource, ObjectRef, QpRequest, Request, RequestBody, SrqRequest,
 };
+pub use wired::{GidRow, QpChange, Sending, Wiring};
 
 /// Largest control or event message, in bytes.
 pub const MAX_MESSAGE: usize = 8192;

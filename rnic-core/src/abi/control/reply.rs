@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::listing::{QpRow, Rows, SrqRow, StatusInfo};
 use super::refusal::Refusal;
+use super::wired::GidRow;
 use crate::abi::queue::QueueShape;
 use crate::types::*;
 
@@ -128,6 +129,8 @@ pub enum ReplyBody {
     },
     /// State and counters of a shared receive queue.
     SrqInfo(SrqRow),
+    /// The table of GIDs, by index.
+    Gids(Vec<GidRow>),
 }
 
 /// What the device is and allows this session.
@@ -180,4 +183,10 @@ pub struct DeviceAttributes {
     pub max_srq_wr: u32,
     /// Most undecided connection requests of a listener.
     pub max_backlog: u32,
+    /// Name of the device whose queue pairs are wired by hand.
+    pub wired_name: String,
+    /// Who is said to have made that device.
+    pub wired_vendor_id: u32,
+    /// Which device of its maker it is said to be.
+    pub wired_part_id: u32,
 }

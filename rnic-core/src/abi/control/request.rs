@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::wired::QpChange;
 use crate::types::*;
 
 /// One request. Ids are the client's; the reply repeats them.
@@ -282,6 +283,15 @@ pub enum RequestBody {
         /// two.
         entries: u32,
     },
+    /// Moves a QP that is wired by hand. Answer: `Done`.
+    ModifyQp {
+        /// The QP, of this session.
+        qp: QpId,
+        /// Where to, with what it has to know there.
+        change: QpChange,
+    },
+    /// The table of GIDs. Answer: `Gids`.
+    QueryGids,
 }
 
 impl RequestBody {
@@ -329,6 +339,8 @@ impl RequestBody {
             R::ReserveSharedBuffer { .. } => "ReserveSharedBuffer",
             R::FillSharedBuffer { .. } => "FillSharedBuffer",
             R::ResizeCq { .. } => "ResizeCq",
+            R::ModifyQp { .. } => "ModifyQp",
+            R::QueryGids => "QueryGids",
         }
     }
 
@@ -339,6 +351,7 @@ impl RequestBody {
         matches!(
             self,
             R::QueryDevice
+                | R::QueryGids
                 | R::Status
                 | R::List { .. }
                 | R::Diagnosis { .. }
@@ -375,6 +388,8 @@ pub struct QpRequest {
     pub rnr_policy: RnrPolicy,
     /// The application's context, returned in events.
     pub context: u64,
+    /// How it comes by its peer. Of a QP that is wired by hand `rnr_policy` is of no account.
+    pub kind: QpType,
 }
 
 /// How a program ends a connection.

@@ -50,6 +50,9 @@ impl Manager {
             guid: self.guid.number(),
             max_srq_wr: limits.device.count(Kind::QueueDepth),
             max_backlog: limits.device.count(Kind::Backlog),
+            wired_name: self.config.wired.name.clone(),
+            wired_vendor_id: self.config.wired.vendor_id,
+            wired_part_id: self.config.wired.vendor_part_id,
         }))
     }
 

@@ -3,6 +3,7 @@
 mod connect;
 mod reads;
 mod requests;
+mod wired;
 
 use std::sync::Arc;
 

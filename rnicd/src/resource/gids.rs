@@ -1,0 +1,61 @@
+//! The table of GIDs: one for every address of this host that programs may use.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use rnic_core::abi::control::{GidRow, ReplyBody};
+use rnic_core::types::Gid;
+
+use super::Manager;
+use super::answer::{Answer, Outcome};
+use crate::config::Config;
+
+impl Manager {
+    pub(super) fn query_gids(&self) -> Answer {
+        Outcome::now(ReplyBody::Gids(self.gids.clone()))
+    }
+}
+
+/// The table as the interfaces are now, or as the configuration has it. Addresses that others reach
+/// come first, IPv4 before IPv6; those of the loopback are last. Threads that are confined cannot
+/// ask for it.
+pub fn table(config: &Config) -> Vec<GidRow> {
+    let mut rows = BTreeMap::new();
+    for found in if_addrs::get_if_addrs().unwrap_or_default() {
+        let address = found.ip();
+        if !is_served(config, address) {
+            continue;
+        }
+        let row = GidRow {
+            gid: Gid::from(address),
+            interface_index: found.index.unwrap_or(0),
+            mtu: mtu(&found.name),
+            interface: found.name,
+        };
+        let rank = (address.is_loopback(), address.is_ipv6(), row.interface_index);
+        rows.insert((rank, row.gid), row);
+    }
+    rows.into_values().take(MOST).collect()
+}
+
+/// Whether an address can be a port's. Link-local ones name no host without an interface.
+fn is_served(config: &Config, address: IpAddr) -> bool {
+    let named = &config.device.addresses;
+    let link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    !link_local && (named.is_empty() || named.contains(&address))
+}
+
+/// Bytes of a packet on an interface.
+fn mtu(interface: &str) -> u32 {
+    let said = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"));
+    said.ok().and_then(|mtu| mtu.trim().parse().ok()).unwrap_or(UNKNOWN_MTU)
+}
+
+/// Entries of the table, which has to fit a message.
+const MOST: usize = 64;
+
+/// That of Ethernet.
+const UNKNOWN_MTU: u32 = 1500;
