@@ -153,7 +153,7 @@ pub use rnic_core::abi::control::{
 pub use rnic_core::abi::queue::Sge;
 pub use rnic_core::shm::{ProgramRange, RawBytes};
 pub use rnic_core::types::{
-    Access, AddressPair, AtomicOperation, ChannelId, CompletionOpcode, CompletionStatus, CqId,
-    Gid, ListenerId, MrId, MwId, PdId, QpId, QpState, QpType, RequestId, RnrPolicy, Scope, SessionId,
+    Access, AddressPair, AtomicOperation, ChannelId, CompletionOpcode, CompletionStatus, CqId, Gid,
+    ListenerId, MrId, MwId, PdId, QpId, QpState, QpType, RequestId, RnrPolicy, Scope, SessionId,
     SharedBufferId, SrqId, Stag, TerminateCode, TerminateOrigin, WindowKind,
 };

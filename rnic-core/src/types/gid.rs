@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 /// A GID as RoCE v2 has it: an IPv6 address, or an IPv4 address mapped to one (RFC 4291 section
 /// 2.5.5.2), its first byte the most significant one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Gid(pub [u8; 16]);
 

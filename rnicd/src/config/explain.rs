@@ -42,7 +42,8 @@ pub(super) fn values(config: &Config, in_force: &InForce) -> Vec<(String, String
     let mut row = |key: &str, value: String, meaning: &str| {
         rows.push((key.to_owned(), value, meaning.to_owned()));
     };
-    let Config { device, wired, control, engine, mpa, tcp, ports, limits, metrics, log, .. } = config;
+    let Config { device, wired, control, engine, mpa, tcp, ports, limits, metrics, log, .. } =
+        config;
     row("device.name", device.name.clone(), "shown to programs");
     let addresses: Vec<String> = device.addresses.iter().map(ToString::to_string).collect();
     row(

@@ -82,6 +82,7 @@ fn makes_something(body: &RequestBody) -> bool {
         | R::ConnectOver { .. }
         | R::ServeOver { .. } => true,
         R::QueryDevice
+        | R::QueryGids
         | R::ClosePd { .. }
         | R::RemoveSharedBuffer { .. }
         | R::DeregMr { .. }
@@ -106,6 +107,7 @@ fn makes_something(body: &RequestBody) -> bool {
         // What was reserved before.
         | R::FillSharedBuffer { .. }
         // What exists goes on, as it needs to.
-        | R::ResizeCq { .. } => false,
+        | R::ResizeCq { .. }
+        | R::ModifyQp { .. } => false,
     }
 }
